@@ -1,0 +1,116 @@
+// Backend: the contract every backend fills in. One const table per architecture, no inheritance.
+//
+// pack -> plan -> run. pack may allocate and fail; plan is pure; run only computes (or enqueues): it never allocates,
+// waits, reads files or takes locks, and what could fail has failed before.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/batch.h"
+#include "core/buffer.h"
+#include "core/config.h"
+#include "core/executor.h"
+#include "core/nvfp4_view.h"
+#include "core/plan.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+struct Backend;
+struct HostSteps;
+
+// The local index that names the shared expert (MoeOptions::shared_intermediate_size > 0).
+inline constexpr int64_t kSharedExpert = -1;
+
+// Tensor scales of one expert; they enter the fp32 accumulators as alphas and are never folded into block scales.
+struct TensorScales {
+  float gate = 1.0f;
+  float up = 1.0f;
+  float down = 1.0f;
+  bool operator==(const TensorScales&) const = default;
+};
+
+// A layer's local experts in one backend's layout. Complete once every expert is packed; moe/ guarantees that.
+struct PackedWeights {
+  MoeConfig config;
+  ExpertRange range;
+  LayerScales scales;
+  std::vector<TensorScales> tensor_scales;  // (range.count), and one more at the end for the shared expert
+  Buffer bytes;                             // Backend::packed_bytes long, in the backend's layout
+
+  const TensorScales& tensor_scales_of(int64_t local_expert) const {
+    return tensor_scales[static_cast<size_t>(local_expert == kSharedExpert ? range.count : local_expert)];
+  }
+  TensorScales& tensor_scales_of(int64_t local_expert) {
+    return tensor_scales[static_cast<size_t>(local_expert == kSharedExpert ? range.count : local_expert)];
+  }
+};
+
+// Writable checkpoint-layout arrays of one matrix, contiguous: what unpack fills.
+struct Nvfp4Buffers {
+  std::vector<uint8_t> codes;         // (rows, cols/2)
+  std::vector<uint8_t> block_scales;  // (rows, cols/16)
+};
+struct ExpertBuffers {
+  Nvfp4Buffers gate, up, down;
+};
+
+struct RunContext {
+  Executor* executor = nullptr;  // host backends; never null there
+  void* stream = nullptr;        // device backends
+};
+
+// A dense NVFP4 linear y = x W^T (F18): W (rows, cols) = (out_features, in_features).
+struct LinearWeights {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  float tensor_scale = 1.0f;
+  ActivationFormat activation_format = ActivationFormat::kNvfp4;
+  ActivationScale activation_scale = ActivationScale::kDynamicToken;
+  float input_scale = 0.0f;  // static: a power of two; compat: the checkpoint's number; else unused
+  Buffer bytes;              // Backend::linear_bytes long
+};
+struct LinearBatch {
+  int64_t tokens = 0;
+  const void* x = nullptr;  // (tokens, cols)
+  DType x_dtype = DType::kBf16;
+  void* out = nullptr;  // (tokens, rows)
+  DType out_dtype = DType::kBf16;
+};
+
+struct Backend {
+  const char* name;
+  int priority;  // the highest that supports a layer is chosen; ties do not occur
+
+  // Ok, or kUnsupported with the reason in words a user can act on.
+  Status (*supports)(const MoeConfig& config, const DeviceFacts& device);
+
+  size_t (*packed_bytes)(const MoeConfig& config, const ExpertRange& range);
+  Result<Buffer> (*allocate)(size_t size_bytes);
+  // Writes one expert's codes and block scales into weights.bytes and its tensor scales into weights.tensor_scales.
+  Status (*pack_expert)(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
+  // The source back, bit for bit.
+  Status (*unpack_expert)(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
+
+  Result<Plan> (*plan)(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
+                       const Limits& limits, const DeviceFacts& device);
+  // Preconditions (checked by moe/, not here): batch.tokens <= limits, pointers and dtypes valid.
+  Status (*run)(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+                const RunContext& context);
+
+  size_t (*linear_bytes)(int64_t rows, int64_t cols);
+  Status (*linear_pack)(LinearWeights& weights, const Nvfp4View& source);
+  size_t (*linear_workspace_bytes)(const LinearWeights& weights, int64_t max_tokens);
+  Status (*linear_run)(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
+                       const RunContext& context);
+
+  const HostSteps* steps;  // host backends: the same layer, one step at a time; null for devices
+};
+
+// The backends of this build, defined by their own folders and listed once in moe/registry.cpp.
+extern const Backend kReferenceBackend;
+extern const Backend kCpuBackend;
+
+}  // namespace nvfp4_moe

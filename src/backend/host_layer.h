@@ -1,0 +1,76 @@
+// The arrays that travel between the steps of a layer in host memory, and the steps that read and write them.
+//
+// reference and cpu share this walk, so that a step of one can be fed with the other's inputs and compared.
+// T tokens, k = top_k, R = T k rows at most, H hidden, I intermediate, E local experts. "Part" is the routed experts or
+// the shared expert; the shared part has one expert, T rows (row = token) and its own intermediate size.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+
+namespace nvfp4_moe {
+
+// Activations of one GEMM, one line per token (gemm1) or per row (gemm2). Lines that hold NaN or Inf are flagged.
+struct HostActivations {
+  uint8_t* codes = nullptr;         // (lines, K/2)           nvfp4
+  uint8_t* block_scales = nullptr;  // (lines, K/16) linear   nvfp4
+  float* line_scale = nullptr;      // (lines) tensor scale   nvfp4
+  uint16_t* bf16 = nullptr;         // (lines, K)             bf16 format, and always for the intermediate
+  uint8_t* nonfinite = nullptr;     // (lines) 1 where the line's output must be NaN
+};
+
+struct HostPart {
+  int64_t experts = 0;               // E, or 1 for the shared part
+  int64_t intermediate_size = 0;     // I
+  int64_t* row_offsets = nullptr;    // (experts + 1) first row of each expert
+  int32_t* choice_of_row = nullptr;  // (R) token * top_k + k of each row; the shared part: null, row = token
+  HostActivations intermediate;      // (R, I)
+  void* rows_out = nullptr;          // (R, H) bf16 or fp32 by config row_format
+};
+
+struct HostBuffers {
+  RunStatus* status = nullptr;
+  int32_t* row_of_choice = nullptr;  // (T k) row of each choice, -1 where it takes none
+  HostActivations hidden;            // (T, H)
+  HostPart routed;
+  HostPart shared;  // experts = 0 where the layer has no shared expert
+};
+
+// The one walk: the layout of a host layer's workspace. Backends may append spans of their own after it.
+WorkspaceLayout host_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
+                            size_t guard_bytes = 0);
+HostBuffers host_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace);
+
+struct HostCall {
+  const PackedWeights& weights;
+  const Batch& batch;
+  const HostBuffers& buffers;
+  Executor& executor;
+  std::byte* scratch = nullptr;  // the backend's own spans, if it has any
+};
+
+// token of a row, for either part.
+inline int64_t token_of_row(const HostPart& part, int64_t row, int64_t top_k) {
+  return part.choice_of_row == nullptr ? row : part.choice_of_row[row] / top_k;
+}
+
+// The layer, one function a step, in the order they run.
+struct HostSteps {
+  void (*route)(const HostCall&);                          // ids -> row_of_choice, choice_of_row, row_offsets
+  void (*quantize)(const HostCall&);                       // hidden -> buffers.hidden
+  void (*gemm1_swiglu)(const HostCall&, const HostPart&);  // hidden, gate, up -> part.intermediate.bf16
+  void (*requantize)(const HostCall&, const HostPart&);    // part.intermediate.bf16 -> codes, scales (nvfp4), flags
+  void (*gemm2)(const HostCall&, const HostPart&);         // part.intermediate, down -> part.rows_out
+  void (*combine)(const HostCall&);                        // rows_out, weights -> out
+};
+
+// The tensor scale of every line under `static`, `fixed` and `compat`, decided once from config and checkpoint;
+// kInvalidArgument where the config asks for one and nothing provides it (spec 3.4).
+struct ActivationScales {
+  float hidden = 0.0f;        // 0 under dynamic_token
+  float intermediate = 0.0f;  // 0 under dynamic_token
+};
+Result<ActivationScales> resolve_activation_scales(const MoeConfig& config, const LayerScales& scales);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,46 @@
+// The judges: how a result is compared with what it should be. Used by the tests and by `verify`.
+//
+// Several metrics are read together; NaN where a number was expected, or a number where NaN was, is always a failure.
+// The bounds and their derivations are here and in docs/numerics.md, and nowhere else.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/config.h"
+
+namespace nvfp4_moe {
+
+struct Comparison {
+  int64_t tokens = 0;
+  int64_t channels = 0;
+  double cosine = 1;          // over the whole batch
+  double relative_l2 = 0;     // ||actual - expected|| / ||expected||, over the whole batch
+  double worst_token_l2 = 0;  // a token's error over its own norm, or a tenth of the mean norm if that is larger
+  int64_t worst_token = -1;
+  double max_abs = 0;  // the largest absolute error, and where it is
+  int64_t max_token = -1;
+  int64_t max_channel = -1;
+  double max_expected = 0;
+  double max_actual = 0;
+  int64_t nonfinite_mismatches = 0;  // elements that are finite on one side only
+  int64_t nonfinite_token = -1;      // the first of them
+  int64_t nonfinite_channel = -1;
+};
+// (tokens, channels) row-major. Elements that are non-finite on both sides agree and enter no metric.
+Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels);
+
+// Limits of a whole layer against the reference, by config (docs/numerics.md derives them).
+struct LayerLimits {
+  double cosine = 0;
+  double relative_l2 = 0;
+  double worst_token_l2 = 0;
+};
+LayerLimits layer_limits(const MoeConfig& config);
+// Empty where the comparison holds; else which limit broke, by how much, and at which coordinates.
+std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);
+
+// Spec 3.11: the bound of one GEMM output element. sum_abs = alpha * sum |p|.
+double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
+
+}  // namespace nvfp4_moe

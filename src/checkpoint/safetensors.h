@@ -1,0 +1,109 @@
+// safetensors files: a strict reader over a memory map, and a streaming writer.
+//
+// Format: 8-byte little-endian header length N, N bytes of JSON, then the data. The reader refuses, with one line that
+// says what and where: N over 100 MiB or past the file's end, bad UTF-8, duplicate keys, deep nesting, unknown dtypes,
+// negative or overflowing shapes, shape x dtype != bytes, overlaps, holes, data that does not end with the file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape;  // F4 counts elements
+  uint64_t begin = 0;          // bytes from the start of the data section
+  uint64_t end = 0;
+  uint64_t size_bytes() const { return end - begin; }
+};
+std::string shape_string(std::span<const int64_t> shape);  // "(1536, 448)"
+std::string describe(const TensorInfo& info);              // "(1536, 448) F8_E4M3"
+
+struct SafetensorsHeader {
+  std::vector<TensorInfo> tensors;  // by begin
+  std::map<std::string, std::string> metadata;
+  uint64_t data_offset = 0;  // of the data section in the file
+};
+// `head` holds at least the first 8 bytes of the file and the header. Errors are kBadInput. The fuzz target.
+Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> head, uint64_t file_size_bytes);
+
+class SafetensorsFile {
+ public:
+  static Result<SafetensorsFile> open(const std::string& path);
+  const std::string& path() const { return path_; }
+  const SafetensorsHeader& header() const { return header_; }
+  const TensorInfo* find(std::string_view name) const;
+  // Borrowed until the file is destroyed. Reading faults pages in; nothing is read before.
+  const std::byte* data(const TensorInfo& info) const;
+  // Tells the system that [data, data + size) will not be needed again, so that its pages leave this process.
+  void release(const std::byte* data, size_t size_bytes) const;
+  uint64_t size_bytes() const { return size_bytes_; }
+  // Bytes of the mapping that are resident in this process now (mincore over whole pages is about the page cache,
+  // so this reads /proc/self/smaps-style Rss of the mapping).
+  uint64_t resident_bytes() const;
+
+  SafetensorsFile(SafetensorsFile&&) noexcept;
+  SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
+  ~SafetensorsFile();
+
+ private:
+  SafetensorsFile() = default;
+  std::string path_;
+  SafetensorsHeader header_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  std::byte* map_ = nullptr;
+  uint64_t size_bytes_ = 0;
+};
+
+// Writes one file: all infos first (begin/end are assigned here, in the given order), then the data in that order,
+// in as many pieces as the caller likes. The file appears under its name only when finish() succeeds.
+class SafetensorsWriter {
+ public:
+  static Result<SafetensorsWriter> create(const std::string& path, std::vector<TensorInfo> tensors,
+                                          const std::map<std::string, std::string>& metadata);
+  Status write(std::span<const std::byte> bytes);  // the next bytes of the data section
+  Status finish();                                 // checks that all bytes came, syncs, renames into place
+  SafetensorsWriter(SafetensorsWriter&&) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
+  ~SafetensorsWriter();  // an unfinished file is removed
+
+ private:
+  SafetensorsWriter();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// A checkpoint directory (model.safetensors.index.json with its shards, or every *.safetensors in it), or one file.
+class TensorIndex {
+ public:
+  struct Ref {
+    const SafetensorsFile* file = nullptr;
+    const TensorInfo* info = nullptr;
+    const std::byte* data() const { return file->data(*info); }
+  };
+  static Result<TensorIndex> open(const std::string& path);
+  // nullptr info where there is no such tensor.
+  Ref find(std::string_view name) const;
+  const std::map<std::string, Ref, std::less<>>& tensors() const { return tensors_; }
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
+  const std::string& directory() const { return directory_; }
+  uint64_t size_bytes() const;
+
+ private:
+  std::string directory_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, Ref, std::less<>> tensors_;
+};
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,36 @@
+// Batch: one call's borrowed inputs and output.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace nvfp4_moe {
+
+struct Batch {
+  int64_t tokens = 0;
+  const void* hidden = nullptr;  // (tokens, hidden_size) row-major
+  DType hidden_dtype = DType::kBf16;
+  const void* topk_ids = nullptr;         // (tokens, top_k) global expert ids; -1 = no expert
+  DType ids_dtype = DType::kI32;          // kI32 or kI64
+  const float* topk_weights = nullptr;    // (tokens, top_k)
+  const float* shared_weights = nullptr;  // (tokens), factor of the shared expert's row; null = 1
+  void* out = nullptr;                    // (tokens, hidden_size) row-major
+  DType out_dtype = DType::kBf16;
+};
+
+// What a run noticed, written to the workspace by the run and readable after it (F39, F41). Cleared by the
+// first step of each run.
+struct RunStatus {
+  uint64_t bad_expert_ids = 0;    // ids that are neither -1 nor in [0, num_experts); skipped
+  uint64_t nonfinite_tokens = 0;  // tokens whose hidden holds NaN or Inf; their output rows are NaN
+  uint64_t nonfinite_rows = 0;    // rows whose intermediate is not finite
+  uint64_t hidden_blocks = 0;     // blocks quantized, and of them: saturated at 448, rounded to scale 0
+  uint64_t hidden_saturated = 0;
+  uint64_t hidden_zeroed = 0;
+  uint64_t intermediate_blocks = 0;
+  uint64_t intermediate_saturated = 0;
+  uint64_t intermediate_zeroed = 0;
+};
+
+}  // namespace nvfp4_moe

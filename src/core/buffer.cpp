@@ -1,0 +1,17 @@
+#include "core/buffer.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+
+namespace nvfp4_moe {
+
+Result<Buffer> allocate_pages(size_t size_bytes) {
+  if (size_bytes == 0) return Buffer();
+  void* data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED)
+    return Status(Code::kOutOfMemory, "memory: expected " + std::to_string(size_bytes) + " bytes, got none");
+  return Buffer(static_cast<std::byte*>(data), size_bytes, [](std::byte* p, size_t n) { munmap(p, n); });
+}
+
+}  // namespace nvfp4_moe

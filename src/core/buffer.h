@@ -1,0 +1,43 @@
+// Buffer: owned bytes with a deleter, so that packed weights may live in anonymous memory, a mapped file or a device.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(std::byte* data, size_t size_bytes, std::function<void(std::byte*, size_t)> release)
+      : data_(data), size_bytes_(size_bytes), release_(std::move(release)) {}
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Buffer() {
+    if (data_ != nullptr && release_) release_(data_, size_bytes_);
+  }
+
+  std::byte* data() const { return data_; }
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  void swap(Buffer& other) {
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    std::swap(release_, other.release_);
+  }
+  std::byte* data_ = nullptr;
+  size_t size_bytes_ = 0;
+  std::function<void(std::byte*, size_t)> release_;
+};
+
+// Anonymous zero-filled pages (mmap): touched only where written, returned to the system on release.
+Result<Buffer> allocate_pages(size_t size_bytes);
+
+}  // namespace nvfp4_moe

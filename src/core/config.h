@@ -1,0 +1,69 @@
+// MoeConfig: the sizes of a layer and every named choice of the numeric contract (docs/numerics.md).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+enum class Activation : uint8_t {
+  kSwiglu,         // silu(g) * u
+  kSwigluClamped,  // silu(min(g, L)) * clamp(u, -L, L)                            DeepSeek-V4
+  kSwigluStep,     // min(silu(g), L) * clamp(u, -L, L)                            Step-3.5
+  kSwigluOai,      // g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss without biases
+};
+enum class ActivationFormat : uint8_t { kNvfp4, kBf16 };                    // W4A4, W4A16
+enum class ActivationScale : uint8_t { kDynamicToken, kStatic, kCompat };   // of hidden
+enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kCompat };  // of SwiGLU's output
+enum class RouterWeight : uint8_t { kAfterDown, kBeforeDown };
+enum class RowFormat : uint8_t { kBf16, kFp32 };  // gemm2's rows before combine
+
+const char* to_string(Activation);
+const char* to_string(ActivationFormat);
+const char* to_string(ActivationScale);
+const char* to_string(IntermediateScale);
+const char* to_string(RouterWeight);
+const char* to_string(RowFormat);
+// parse<E>("name"): the value, or an invalid_argument that lists the legal names.
+template <class Enum>
+Result<Enum> parse(std::string_view name);
+
+struct MoeOptions {
+  int64_t num_experts = 0;  // global
+  int64_t top_k = 0;
+  int64_t hidden_size = 0;        // multiple of 16
+  int64_t intermediate_size = 0;  // multiple of 16; this rank's slice under tensor parallel
+  Activation activation = Activation::kSwiglu;
+  std::optional<float> swiglu_limit;  // L; required by the three clamped activations, refused by swiglu
+  float swiglu_alpha = 1.702f;        // a of swiglu_oai
+  ActivationFormat activation_format = ActivationFormat::kNvfp4;
+  ActivationScale activation_scale = ActivationScale::kDynamicToken;
+  IntermediateScale intermediate_scale = IntermediateScale::kDynamicToken;
+  std::optional<float> intermediate_fixed;  // the power of two of intermediate_scale = fixed, where the caller knows it
+  float max_router_weight = 1.0f;           // for the bound of `fixed` under before_down
+  float static_headroom = 1.0f;             // power of two, multiplies the static scale
+  RouterWeight router_weight = RouterWeight::kAfterDown;
+  RowFormat row_format = RowFormat::kBf16;
+  bool batch_invariant = false;
+  int64_t shared_intermediate_size = 0;  // 0: no shared expert (F44)
+  bool operator==(const MoeOptions&) const = default;
+};
+
+// A validated MoeOptions. There is no invalid MoeConfig.
+class MoeConfig {
+ public:
+  static Result<MoeConfig> make(const MoeOptions& options);
+  const MoeOptions* operator->() const { return &options_; }
+  const MoeOptions& options() const { return options_; }
+  bool operator==(const MoeConfig&) const = default;
+
+ private:
+  explicit MoeConfig(const MoeOptions& options) : options_(options) {}
+  MoeOptions options_;
+};
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,28 @@
+// NVFP4 back to wider types, and NVFP4 to FP8, for layers that another kernel runs.
+//
+// value = e2m1(code) * e4m3(block_scale) * tensor_scale, computed exactly in double and rounded once to the output.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/nvfp4_view.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+// out: (rows, cols) row-major, BF16, F16 or F32.
+Status dequantize(const Nvfp4View& view, DType out_dtype, void* out);
+
+struct Fp8Scaling {
+  int64_t block_rows = 0;  // 0 x 0: one scale for the whole tensor; 128 x 128: DeepSeek's block scaling
+  int64_t block_cols = 0;
+};
+// Number of float scales convert_to_fp8 writes: ceil(rows/block_rows) * ceil(cols/block_cols), or 1.
+int64_t fp8_scale_count(const Nvfp4View& view, const Fp8Scaling& scaling);
+
+// out: (rows, cols) E4M3 bytes; scales: fp8_scale_count floats, row-major over blocks, to be multiplied:
+// value ~= e4m3(out) * scale, scale = fl32(amax/448) (1 for a block of zeros), one rounding from the exact quotient.
+Status convert_to_fp8(const Nvfp4View& view, const Fp8Scaling& scaling, uint8_t* out, float* scales);
+
+}  // namespace nvfp4_moe

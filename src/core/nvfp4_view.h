@@ -1,0 +1,64 @@
+// Borrowed views of checkpoint-layout weights: one matrix, one expert; and the range of experts that is local.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace nvfp4_moe {
+
+// One NVFP4 matrix W of shape (rows, cols), K = cols: w = e2m1(code) * e4m3(block_scale) * tensor_scale.
+// Rows may lie further apart than their length (a slice of columns of a larger tensor).
+struct Nvfp4View {
+  const uint8_t* codes = nullptr;         // (rows, cols/2), low nibble = even k; row r at codes + r * codes_stride
+  const uint8_t* block_scales = nullptr;  // (rows, cols/16), E4M3 with sign 0; row r at + r * scales_stride
+  float tensor_scale = 1.0f;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t codes_stride = 0;   // bytes
+  int64_t scales_stride = 0;  // bytes
+
+  static Nvfp4View contiguous(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale, int64_t rows,
+                              int64_t cols) {
+    return {codes, block_scales, tensor_scale, rows, cols, cols / 2, cols / 16};
+  }
+  const uint8_t* row_codes(int64_t r) const { return codes + r * codes_stride; }
+  const uint8_t* row_scales(int64_t r) const { return block_scales + r * scales_stride; }
+};
+
+// What a checkpoint gives and a packer takes for one expert.
+struct ExpertSource {
+  Nvfp4View gate;  // (intermediate, hidden)
+  Nvfp4View up;    // (intermediate, hidden)
+  Nvfp4View down;  // (hidden, intermediate)
+};
+
+// Which global experts this rank holds. The only place where global ids become local ones.
+struct ExpertRange {
+  int64_t first = 0;
+  int64_t count = 0;
+
+  // Local index of a global id, or nullopt where another rank holds it.
+  std::optional<int64_t> local(int64_t global) const {
+    if (global < first || global >= first + count) return std::nullopt;
+    return global - first;
+  }
+  int64_t global(int64_t local_expert) const { return first + local_expert; }
+  bool operator==(const ExpertRange&) const = default;
+};
+
+// A rank's slice [first, first + count) of the intermediate dimension (tensor parallel): rows of gate and up,
+// columns of down. Multiples of 16. count 0 means the whole dimension.
+struct IntermediateSlice {
+  int64_t first = 0;
+  int64_t count = 0;
+  bool operator==(const IntermediateSlice&) const = default;
+};
+
+// The activation scales a checkpoint carries for one layer: each the maximum over ALL experts of the layer, also
+// those another rank holds. nullopt where no expert has a usable one.
+struct LayerScales {
+  std::optional<float> hidden;        // max of gate and up input_scale
+  std::optional<float> intermediate;  // max of down input_scale
+};
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,59 @@
+// The quantizers of the numeric contract: float rows in, NVFP4 codes and block scales out.
+//
+// x is (rows, cols) row-major float, cols a multiple of 16. codes is (rows, cols/2), block_scales (rows, cols/16).
+// A block whose scale rounds to 0 has all codes 0, whatever its values.
+// Each function counts what it had to saturate; counters are added to, never reset.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+struct QuantizeCounts {
+  uint64_t blocks = 0;
+  uint64_t saturated_scales = 0;  // blocks whose exact scale lies above 448
+  uint64_t zero_scales = 0;       // blocks that are not all zero but whose scale rounds to 0
+  uint64_t saturated_codes = 0;   // elements whose quotient lies above 6
+  uint64_t nonfinite_rows = 0;    // rows that hold NaN or Inf
+
+  QuantizeCounts& operator+=(const QuantizeCounts& other);
+};
+
+enum class ScaleSearch : uint8_t {
+  kMax,  // block scale = RNE(amax / (6 s))
+  kMse,  // the E4M3 neighbours of amax/6 and of amax/4 (over s) compete by squared error; ties go to the max choice
+};
+
+// s = fl32(amax / 2688) computed in double; 1 where that is 0.
+float tensor_scale_from_amax(double amax);
+
+// Weights: block scale = RNE(amax / (6 s)), code = RNE(x / (scale s)), both in double and rounded once.
+// s is any positive float. sum_sq_error / sum_sq (each may be null) receive additions for an SQNR.
+Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, float tensor_scale, ScaleSearch search,
+                        uint8_t* codes, uint8_t* block_scales, QuantizeCounts& counts, double* sum_sq = nullptr,
+                        double* sum_sq_error = nullptr);
+
+// Exact mode, one row: s = 2^k. byte = e4m3(A 2^-k c), c = fl32(1/6) = 0x3E2AAAAB; code = e2m1(fl32(x 2^-k / v)).
+// Source: numerics.md section 5. Returns false, with all codes and scales 0, where the row holds NaN or Inf.
+bool quantize_row_exact(std::span<const float> x, float power_of_two_scale, uint8_t* codes, uint8_t* block_scales,
+                        QuantizeCounts& counts);
+
+// The row's own scale: the smallest power of two >= amax/2688, 1 for a row of zeros, never below 2^-126.
+float dynamic_token_scale(float amax);
+// max |x|; NaN if any element is NaN, Inf if any is Inf (and none NaN).
+float row_amax(std::span<const float> x);
+
+// vLLM's operation order (csrc nvfp4_utils.cuh) with rcp modelled as the correctly rounded reciprocal:
+// G = 1/input_scale; byte = e4m3(G * (A * rcp(6))); code = e2m1(x * rcp(v * rcp(G))), 0 where v is 0.
+// Returns false, with all codes and scales 0, where the row holds NaN or Inf.
+bool quantize_row_compat(std::span<const float> x, float input_scale, uint8_t* codes, uint8_t* block_scales,
+                         QuantizeCounts& counts);
+
+// The smallest power of two >= x, for finite x > 0, clamped to [2^-126, 2^127].
+float round_up_to_power_of_two(float x);
+bool is_power_of_two(float x);  // positive, finite, normal
+
+}  // namespace nvfp4_moe

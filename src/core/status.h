@@ -1,0 +1,91 @@
+// Status and Result<T>: how every fallible function of the library answers.
+//
+// A Status is a code plus one line that names the thing, what was expected and what came, for example
+// "layer 12 expert 7 up_proj.weight_scale: expected (1536, 448) F8_E4M3, got (1536, 224)".
+// Nothing in the library prints, aborts or throws across include/.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace nvfp4_moe {
+
+enum class Code : int {
+  kOk = 0,
+  kCheckFailed = 1,      // a comparison ran and did not hold
+  kInvalidArgument = 2,  // the caller's option, shape, dtype or pointer is wrong
+  kUnsupported = 3,      // legal, but not here: no backend takes it
+  kBadInput = 4,         // a file's content is wrong
+  kIo = 5,               // the operating system refused a file operation
+  kOutOfMemory = 6,
+  kBusy = 7,  // the object is in use elsewhere
+  kInternal = 8,
+};
+
+const char* to_string(Code code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == Code::kOk; }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+  // The same failure with `where` put in front: "where: message".
+  Status in(const std::string& where) const { return ok() ? *this : Status(code_, where + ": " + message_); }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+inline Status invalid_argument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+inline Status unsupported(std::string message) { return {Code::kUnsupported, std::move(message)}; }
+inline Status bad_input(std::string message) { return {Code::kBadInput, std::move(message)}; }
+inline Status io_error(std::string message) { return {Code::kIo, std::move(message)}; }
+inline Status check_failed(std::string message) { return {Code::kCheckFailed, std::move(message)}; }
+
+// A value or the Status that says why there is none.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit by design
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit by design
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+  T& value() & { return *value_; }
+  const T& value() const& { return *value_; }
+  T&& value() && { return std::move(*value_); }
+  T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
+  T& operator*() & { return *value_; }
+  const T& operator*() const& { return *value_; }
+  T&& operator*() && { return std::move(*value_); }
+
+ private:
+  std::optional<T> value_;
+  Status status_;
+};
+
+// NVFP4_MOE_TRY(status_expression): returns it from the enclosing function unless it is ok.
+#define NVFP4_MOE_TRY(...)                                                                   \
+  do {                                                                                       \
+    if (::nvfp4_moe::Status try_status = (__VA_ARGS__); !try_status.ok()) return try_status; \
+  } while (false)
+
+#define NVFP4_MOE_CONCAT_(a, b) a##b
+#define NVFP4_MOE_CONCAT(a, b) NVFP4_MOE_CONCAT_(a, b)
+
+// NVFP4_MOE_ASSIGN(auto x, result_expression): declares x from the value, or returns the status.
+#define NVFP4_MOE_ASSIGN(declaration, ...) \
+  NVFP4_MOE_ASSIGN_(NVFP4_MOE_CONCAT(assign_result_, __LINE__), declaration, __VA_ARGS__)
+#define NVFP4_MOE_ASSIGN_(result, declaration, ...) \
+  auto result = (__VA_ARGS__);                      \
+  if (!result.ok()) return result.status();         \
+  declaration = std::move(*result)
+
+}  // namespace nvfp4_moe

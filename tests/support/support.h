@@ -1,0 +1,45 @@
+// What every test room shares: a temporary directory and matchers for Status and Result.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "core/status.h"
+
+namespace nvfp4_moe::test {
+
+// A fresh directory, removed with everything in it at the end of the scope.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline const Status& status_of(const Status& status) { return status; }
+template <class T>
+const Status& status_of(const Result<T>& result) {
+  return result.status();
+}
+
+}  // namespace nvfp4_moe::test
+
+#define EXPECT_OK(...)                                                                            \
+  do {                                                                                            \
+    const auto& expect_ok_value = (__VA_ARGS__);                                                  \
+    EXPECT_TRUE(expect_ok_value.ok()) << ::nvfp4_moe::test::status_of(expect_ok_value).message(); \
+  } while (false)
+#define ASSERT_OK(...)                                                                            \
+  do {                                                                                            \
+    const auto& assert_ok_value = (__VA_ARGS__);                                                  \
+    ASSERT_TRUE(assert_ok_value.ok()) << ::nvfp4_moe::test::status_of(assert_ok_value).message(); \
+  } while (false)

@@ -41,6 +41,8 @@ struct HostBuffers {
 WorkspaceLayout host_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
                             size_t guard_bytes = 0);
 HostBuffers host_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace);
+// kInvalidArgument where host_layout would overflow, or rows would not fit into int32; plan calls it first.
+Status check_host_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
 struct HostCall {
   const PackedWeights& weights;

@@ -18,25 +18,29 @@ struct Comparison {
   double relative_l2 = 0;     // ||actual - expected|| / ||expected||, over the whole batch
   double worst_token_l2 = 0;  // a token's error over its own norm, or a tenth of the mean norm if that is larger
   int64_t worst_token = -1;
-  double max_abs = 0;  // the largest absolute error, and where it is
+  double worst_element = 0;  // an element's error over its token's rms (or a tenth of the mean rms if that is larger)
+  double max_abs = 0;        // the largest absolute error, and where it is
   int64_t max_token = -1;
   int64_t max_channel = -1;
   double max_expected = 0;
   double max_actual = 0;
-  int64_t nonfinite_mismatches = 0;  // elements that are finite on one side only
+  int64_t nonfinite_mismatches = 0;  // finite on one side only, or NaN against Inf, or Inf against -Inf
   int64_t nonfinite_token = -1;      // the first of them
   int64_t nonfinite_channel = -1;
 };
-// (tokens, channels) row-major. Elements that are non-finite on both sides agree and enter no metric.
+// (tokens, channels) row-major. Elements that are NaN, or the same infinity, on both sides enter no metric. A token
+// that is expected to be all zero and is not has an infinite relative error.
 Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels);
 
-// Limits of a whole layer against the reference, by config (docs/numerics.md derives them).
+// Limits of a whole layer against the reference, by config (docs/numerics.md derives them). More tokens give a
+// tighter limit of the batch, and a slightly wider one of its worst token.
 struct LayerLimits {
   double cosine = 0;
   double relative_l2 = 0;
   double worst_token_l2 = 0;
+  double worst_element = 0;
 };
-LayerLimits layer_limits(const MoeConfig& config);
+LayerLimits layer_limits(const MoeConfig& config, int64_t tokens = 1);
 // Empty where the comparison holds; else which limit broke, by how much, and at which coordinates.
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);
 

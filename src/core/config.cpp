@@ -1,0 +1,168 @@
+// Names of the configuration's choices, and the checks behind MoeConfig::make.
+#include "core/config.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "core/quantize.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// A dot product of this many products of two E2M1 x E4M3 values, in units of 2^-20, still fits an int64:
+// 144 (512 * 448)^2 < 2^43.
+constexpr int64_t kMaxDimension = int64_t{1} << 20;
+// Expert ids and counts stay small integers everywhere; published models have at most 512 experts.
+constexpr int64_t kMaxExperts = 65536;
+
+template <class Enum>
+struct Names;
+template <>
+struct Names<Activation> {
+  static constexpr const char* kWhat = "activation";
+  static constexpr std::array kAll = {"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"};
+};
+template <>
+struct Names<ActivationFormat> {
+  static constexpr const char* kWhat = "activation_format";
+  static constexpr std::array kAll = {"nvfp4", "bf16"};
+};
+template <>
+struct Names<ActivationScale> {
+  static constexpr const char* kWhat = "activation_scale";
+  static constexpr std::array kAll = {"dynamic_token", "static", "compat"};
+};
+template <>
+struct Names<IntermediateScale> {
+  static constexpr const char* kWhat = "intermediate_scale";
+  static constexpr std::array kAll = {"dynamic_token", "fixed", "compat"};
+};
+template <>
+struct Names<RouterWeight> {
+  static constexpr const char* kWhat = "router_weight";
+  static constexpr std::array kAll = {"after_down", "before_down"};
+};
+template <>
+struct Names<RowFormat> {
+  static constexpr const char* kWhat = "row_format";
+  static constexpr std::array kAll = {"bf16", "fp32"};
+};
+
+template <class Enum>
+bool is_named(Enum value) {
+  return static_cast<size_t>(value) < Names<Enum>::kAll.size();
+}
+
+template <class Enum>
+const char* name_of(Enum value) {
+  return is_named(value) ? Names<Enum>::kAll[static_cast<size_t>(value)] : "?";
+}
+
+template <class Enum>
+std::string legal_names() {
+  std::string names;
+  for (const char* name : Names<Enum>::kAll) names += (names.empty() ? "" : ", ") + std::string(name);
+  return names;
+}
+
+// An enum that came through the C ABI may hold any integer.
+template <class Enum>
+Status check_named(Enum value) {
+  if (is_named(value)) return {};
+  return invalid_argument(std::string(Names<Enum>::kWhat) + ": expected one of " + legal_names<Enum>() + ", got " +
+                          std::to_string(static_cast<int>(value)));
+}
+
+std::string text(float value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.9g", static_cast<double>(value));
+  return buffer;
+}
+
+Status check_range(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return {};
+  return invalid_argument(std::string(name) + ": expected " + std::to_string(low) + ".." + std::to_string(high) +
+                          ", got " + std::to_string(value));
+}
+
+Status check_dimension(const char* name, int64_t value) {
+  if (value > 0 && value <= kMaxDimension && value % 16 == 0) return {};
+  return invalid_argument(std::string(name) + ": expected a positive multiple of 16 up to " +
+                          std::to_string(kMaxDimension) + ", got " + std::to_string(value));
+}
+
+Status check_positive(const char* name, float value) {
+  if (std::isfinite(value) && value > 0) return {};
+  return invalid_argument(std::string(name) + ": expected finite and > 0, got " + text(value));
+}
+
+Status check_power_of_two(const char* name, float value) {
+  if (is_power_of_two(value)) return {};
+  return invalid_argument(std::string(name) + ": expected a power of two in [2^-126, 2^127], got " + text(value));
+}
+
+Status check_limit(const MoeOptions& o) {
+  if (o.activation == Activation::kSwiglu) {
+    if (!o.swiglu_limit.has_value()) return {};
+    return invalid_argument("swiglu_limit: expected none with activation swiglu, got " + text(*o.swiglu_limit));
+  }
+  if (!o.swiglu_limit.has_value())
+    return invalid_argument(std::string("swiglu_limit: expected a limit with activation ") + to_string(o.activation) +
+                            ", got none");
+  return check_positive("swiglu_limit", *o.swiglu_limit);
+}
+
+Status check_fixed(const MoeOptions& o) {
+  if (!o.intermediate_fixed.has_value()) return {};
+  if (o.intermediate_scale != IntermediateScale::kFixed)
+    return invalid_argument(std::string("intermediate_fixed: expected none with intermediate_scale ") +
+                            to_string(o.intermediate_scale) + ", got " + text(*o.intermediate_fixed));
+  return check_power_of_two("intermediate_fixed", *o.intermediate_fixed);
+}
+
+}  // namespace
+
+const char* to_string(Activation value) { return name_of(value); }
+const char* to_string(ActivationFormat value) { return name_of(value); }
+const char* to_string(ActivationScale value) { return name_of(value); }
+const char* to_string(IntermediateScale value) { return name_of(value); }
+const char* to_string(RouterWeight value) { return name_of(value); }
+const char* to_string(RowFormat value) { return name_of(value); }
+
+template <class Enum>
+Result<Enum> parse(std::string_view name) {
+  for (size_t i = 0; i < Names<Enum>::kAll.size(); ++i)
+    if (name == Names<Enum>::kAll[i]) return static_cast<Enum>(i);
+  return invalid_argument(std::string(Names<Enum>::kWhat) + ": expected one of " + legal_names<Enum>() + ", got \"" +
+                          std::string(name) + "\"");
+}
+template Result<Activation> parse<Activation>(std::string_view);
+template Result<ActivationFormat> parse<ActivationFormat>(std::string_view);
+template Result<ActivationScale> parse<ActivationScale>(std::string_view);
+template Result<IntermediateScale> parse<IntermediateScale>(std::string_view);
+template Result<RouterWeight> parse<RouterWeight>(std::string_view);
+template Result<RowFormat> parse<RowFormat>(std::string_view);
+
+Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
+  NVFP4_MOE_TRY(check_range("num_experts", o.num_experts, 1, kMaxExperts));
+  NVFP4_MOE_TRY(check_range("top_k", o.top_k, 1, o.num_experts));
+  NVFP4_MOE_TRY(check_dimension("hidden_size", o.hidden_size));
+  NVFP4_MOE_TRY(check_dimension("intermediate_size", o.intermediate_size));
+  if (o.shared_intermediate_size != 0)
+    NVFP4_MOE_TRY(check_dimension("shared_intermediate_size", o.shared_intermediate_size));
+  NVFP4_MOE_TRY(check_named(o.activation));
+  NVFP4_MOE_TRY(check_named(o.activation_format));
+  NVFP4_MOE_TRY(check_named(o.activation_scale));
+  NVFP4_MOE_TRY(check_named(o.intermediate_scale));
+  NVFP4_MOE_TRY(check_named(o.router_weight));
+  NVFP4_MOE_TRY(check_named(o.row_format));
+  NVFP4_MOE_TRY(check_limit(o));
+  NVFP4_MOE_TRY(check_positive("swiglu_alpha", o.swiglu_alpha));
+  NVFP4_MOE_TRY(check_fixed(o));
+  NVFP4_MOE_TRY(check_positive("max_router_weight", o.max_router_weight));
+  NVFP4_MOE_TRY(check_power_of_two("static_headroom", o.static_headroom));
+  return MoeConfig(o);
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,159 @@
+// The thread pool behind Executor.
+//
+// A call publishes its job under the mutex and raises seq_; workers that see it (spinning briefly, then sleeping on the
+// condition) join by counting themselves in, take ranges from one atomic counter, and count themselves out. The caller
+// takes ranges too, then closes the job and waits only for workers that joined: one that slept through costs nothing.
+// Which thread computes which range is left open, since no result may depend on it.
+#include "core/executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+namespace nvfp4_moe {
+namespace {
+
+// True while this thread runs a body: a nested call then runs inline, since the pool is busy with the outer one.
+thread_local bool inside_body = false;
+
+// Spins before sleeping: some tens of microseconds, about the gap between two steps of a layer.
+constexpr int kSpins = 2000;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void run_inline(int64_t count, int64_t grain, const Executor::Body& body) {
+  for (int64_t begin = 0; begin < count; begin += grain) body(begin, std::min(count, begin + grain));
+}
+
+int available_cores() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+class SerialExecutor final : public Executor {
+ public:
+  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+    run_inline(count, std::max<int64_t>(grain, 1), body);
+  }
+  int threads() const override { return 1; }
+};
+
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(int threads) {
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {  // the system gives no more threads: the pool is as large as it got
+    }
+  }
+
+  ~ThreadPool() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+      seq_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  int threads() const override { return static_cast<int>(workers_.size()) + 1; }
+
+  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+    if (count <= 0) return;
+    grain = std::max<int64_t>(grain, 1);
+    if (inside_body || workers_.empty() || count <= grain) return run_inline(count, grain, body);
+    const std::lock_guard calls(call_mutex_);
+    Job job{count, grain, &body};
+    {
+      const std::lock_guard lock(mutex_);
+      job_ = &job;
+      seq_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    take_ranges(job);
+    std::unique_lock lock(mutex_);
+    job_ = nullptr;
+    if (joined_.load(std::memory_order_acquire) != 0) {
+      lock.unlock();
+      for (int i = 0; i < kSpins && joined_.load(std::memory_order_acquire) != 0; ++i) relax();
+      lock.lock();
+      done_.wait(lock, [this] { return joined_.load(std::memory_order_acquire) == 0; });
+    }
+  }
+
+ private:
+  struct Job {
+    int64_t count;
+    int64_t grain;
+    const Body* body;
+    std::atomic<int64_t> next{0};
+  };
+
+  static void take_ranges(Job& job) {
+    inside_body = true;
+    while (true) {
+      const int64_t begin = job.next.fetch_add(job.grain, std::memory_order_relaxed);
+      if (begin >= job.count) break;
+      (*job.body)(begin, std::min(job.count, begin + job.grain));
+    }
+    inside_body = false;
+  }
+
+  void work() {
+    uint64_t seen = 0;
+    while (true) {
+      for (int i = 0; i < kSpins && seq_.load(std::memory_order_acquire) == seen; ++i) relax();
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return seq_.load(std::memory_order_relaxed) != seen; });
+      seen = seq_.load(std::memory_order_relaxed);
+      if (stop_) return;
+      if (job_ == nullptr) continue;  // closed before this thread woke
+      Job& job = *job_;
+      joined_.fetch_add(1, std::memory_order_relaxed);
+      lock.unlock();
+      take_ranges(job);
+      lock.lock();
+      if (joined_.fetch_sub(1, std::memory_order_release) == 1) done_.notify_one();
+    }
+  }
+
+  std::mutex call_mutex_;  // one parallel_for at a time
+  std::mutex mutex_;       // guards job_, stop_ and the changes of seq_ and joined_
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  Job* job_ = nullptr;
+  bool stop_ = false;
+  std::atomic<uint64_t> seq_{0};
+  std::atomic<int> joined_{0};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_thread_pool(int threads) {
+  return std::make_unique<ThreadPool>(threads <= 0 ? available_cores() : threads);
+}
+
+Executor& serial_executor() {
+  static SerialExecutor executor;
+  return executor;
+}
+
+}  // namespace nvfp4_moe

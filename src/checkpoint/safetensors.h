@@ -22,8 +22,8 @@ namespace nvfp4_moe {
 struct TensorInfo {
   std::string name;
   DType dtype = DType::kU8;
-  std::vector<int64_t> shape;  // F4 counts elements
-  uint64_t begin = 0;          // bytes from the start of the data section
+  std::vector<int64_t> shape = {};  // F4 counts elements
+  uint64_t begin = 0;               // bytes from the start of the data section
   uint64_t end = 0;
   uint64_t size_bytes() const { return end - begin; }
 };
@@ -44,13 +44,16 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const SafetensorsHeader& header() const { return header_; }
   const TensorInfo* find(std::string_view name) const;
-  // Borrowed until the file is destroyed. Reading faults pages in; nothing is read before.
+  // Borrowed until the file is destroyed. Reading faults pages in; nothing is read before. Any alignment: the format
+  // asks for none, so wider elements are read with memcpy.
   const std::byte* data(const TensorInfo& info) const;
-  // Tells the system that [data, data + size) will not be needed again, so that its pages leave this process.
+  // Tells the system that [data, data + size) will not be needed again, so that its pages leave this process. Pages
+  // at the edges go too: the mapping is read-only, so a neighbour that is still read only faults its page in again.
   void release(const std::byte* data, size_t size_bytes) const;
   uint64_t size_bytes() const { return size_bytes_; }
-  // Bytes of the mapping that are resident in this process now (mincore over whole pages is about the page cache,
-  // so this reads /proc/self/smaps-style Rss of the mapping).
+  // Bytes of the mapping that are resident in this process now: its Rss in /proc/self/smaps (mincore tells about the
+  // page cache that all processes share). The kernel maps up to 16 pages around a fault, so this may count a little
+  // more than what was read. For tests and reports: reading smaps takes the longer the more the process has mapped.
   uint64_t resident_bytes() const;
 
   SafetensorsFile(SafetensorsFile&&) noexcept;
@@ -93,7 +96,7 @@ class TensorIndex {
     const std::byte* data() const { return file->data(*info); }
   };
   static Result<TensorIndex> open(const std::string& path);
-  // nullptr info where there is no such tensor.
+  // nullptr info where there is no such tensor. Refs stay valid when the index is moved.
   Ref find(std::string_view name) const;
   const std::map<std::string, Ref, std::less<>>& tensors() const { return tensors_; }
   const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }

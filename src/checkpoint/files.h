@@ -1,0 +1,30 @@
+// Small file helpers of the checkpoint room: whole text files, and text that is safe to print.
+//
+// Names come from files that nobody vouches for, so every message passes them through printable(): one line, no
+// control characters, no invalid UTF-8, bounded length.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+// `text` with control characters (C0, DEL, C1, line and paragraph separators, direction overrides), backslashes and
+// bytes that are not UTF-8 written as \xNN; longer than max_bytes: cut, with "..." behind.
+std::string printable(std::string_view text, size_t max_bytes = 200);
+
+// Position of the first byte that is not part of well-formed UTF-8 (overlong forms, surrogates and values past
+// U+10FFFF are not), or npos.
+size_t find_invalid_utf8(std::string_view text);
+
+// A regular file's whole content. kIo where the system refuses, kBadInput where it is not a regular file or is larger
+// than max_bytes.
+Result<std::string> read_text_file(const std::string& path, size_t max_bytes = size_t{100} << 20);
+
+// "PATH: WHAT: reason of errno".
+Status errno_status(const std::string& path, std::string_view what, int error_number);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,39 @@
+// JSON of files that nobody vouches for, into nlohmann::json.
+//
+// Beyond the grammar (which already refuses invalid UTF-8, lone surrogates, NaN and trailing text) this refuses
+// duplicate keys, NUL bytes (nlohmann takes one for the end of input), deep nesting and more values than a limit.
+// Messages are one line and start with the byte position: "byte 17: duplicate key 'x'".
+// Private to src/checkpoint: nlohmann's types do not leave this folder.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+struct JsonLimits {
+  size_t max_bytes = size_t{100} << 20;
+  int max_depth = 32;                     // containers open at once
+  size_t max_members = size_t{1} << 20;   // of one object
+  size_t max_elements = size_t{1} << 20;  // of one array
+  size_t max_values = size_t{1} << 23;    // in all; bounds memory, since `{},` is 3 bytes of text and some 80 of tree
+};
+
+// Errors are kBadInput.
+Result<nlohmann::json> parse_json_strict(std::string_view text, const JsonLimits& limits = {});
+// The same for a file; the message starts with the path. kIo where it cannot be read.
+Result<nlohmann::json> read_json_file(const std::string& path, const JsonLimits& limits = {});
+
+// The value of an integer literal that fits, else nullopt: 2.0, 1e3, true and "2" are not integers.
+std::optional<int64_t> exact_int64(const nlohmann::json& value);
+
+// For messages: a scalar as it stands (strings quoted and printable), "an object of 3", "an array of 2".
+std::string describe_json(const nlohmann::json& value);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Checks who includes whom (the layering of docs/dataflow.md). Prints every violation; exit status 1 if there is one."""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CONTRACT = ["backend/backend.h", "backend/host_layer.h"]
+# room -> what its files may include, as path prefixes under src/ (or include/)
+ALLOWED = {
+    "src/core/": ["core/"],
+    "src/checkpoint/": ["core/", "checkpoint/"],
+    "src/backend/reference/": ["core/", *CONTRACT, "backend/reference/"],
+    "src/backend/cpu/": ["core/", *CONTRACT, "backend/cpu/"],
+    "src/backend/": ["core/", *CONTRACT],
+    "src/check/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/"],
+    "src/moe/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/", "nvfp4_moe/"],
+    "include/": ["nvfp4_moe/"],
+    "cli/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/", "cli/", "nvfp4_moe/"],
+    "python/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/", "nvfp4_moe/"],
+}
+# The reference judges core's codec, so it must not use it.
+FORBIDDEN = {"src/backend/reference/": ["core/float_formats.h", "core/quantize.h", "core/dequantize.h"]}
+# Outside headers that stop at a border.
+OUTSIDE = {"src/core/": r"(nlohmann|fmt|CLI|cuda)", "include/": r"(nlohmann|fmt|CLI|cuda|torch)", "src/": r"(torch|CLI)"}
+INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')
+
+
+def room_of(path):
+    return max((room for room in ALLOWED if path.startswith(room)), key=len, default=None)
+
+
+def violations(file, path, room):
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        quoted, name = match.group(1) == '"', match.group(2)
+        beside = (file.parent / name).exists()
+        if quoted and not beside and not any(name.startswith(prefix) for prefix in ALLOWED[room]):
+            yield f"{path}:{number}: {room} may not include {name}"
+        for prefix, names in FORBIDDEN.items():
+            if path.startswith(prefix) and name in names:
+                yield f"{path}:{number}: {prefix} keeps tables of its own, not {name}"
+        for prefix, pattern in OUTSIDE.items():
+            if path.startswith(prefix) and not quoted and re.match(pattern, name):
+                yield f"{path}:{number}: {prefix} may not include <{name}>"
+
+
+def main():
+    bad = []
+    for top in ("src", "include", "cli", "python"):
+        for file in sorted((ROOT / top).rglob("*")):
+            path = file.relative_to(ROOT).as_posix()
+            if file.suffix in (".h", ".hpp", ".cpp", ".cu", ".cuh") and room_of(path):
+                bad += violations(file, path, room_of(path))
+    print("\n".join(bad), end="\n" if bad else "")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Adds up JUnit files of ctest and pytest: names what was skipped or failed, and ends with one countable line.
+
+    test_summary.py [--record OUT.json] FILE.xml...
+
+Exit status 1 if a test failed or none ran. --record keeps the counts (for the long tier, which CI does not run).
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+
+def skip_reason(case, element):
+    """Why a test was skipped: ctest keeps GoogleTest's words only in the test's output."""
+    message = (element.get("message") or "") if element is not None else ""
+    if not message.startswith("SKIP_"):
+        return message
+    told = [line.strip() for line in (case.findtext("system-out") or "").splitlines()]
+    told = [line for line in told if line and not line.startswith(("[", "Note", "Running")) and "Skipped" != line]
+    return told[-1] if told else ""
+
+
+def read(path):
+    """(name, state, reason, seconds) of every test in a JUnit file; state is passed, failed or skipped."""
+    for case in ET.parse(path).getroot().iter("testcase"):
+        room, name = case.get("classname"), case.get("name")
+        name = name if room in (None, name) else f"{room}.{name}"
+        seconds = float(case.get("time") or 0)
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
+            yield name, "failed", "", seconds
+        elif skipped is not None or case.get("status") in ("notrun", "disabled"):
+            yield name, "skipped", skip_reason(case, skipped), seconds
+        else:
+            yield name, "passed", "", seconds
+
+
+def record(path, tests, count):
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    said = {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit.stdout.strip(),
+        "host": platform.machine(),
+        "seconds": round(sum(test[3] for test in tests)),
+        **count,
+        "skipped_names": [test[0] for test in tests if test[1] == "skipped"],
+    }
+    with open(path, "w") as out:
+        json.dump(said, out, indent=1)
+        out.write("\n")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--record")
+    parser.add_argument("files", nargs="+")
+    args = parser.parse_args()
+    tests = [test for path in args.files for test in read(path)]
+    count = {state: sum(test[1] == state for test in tests) for state in ("passed", "failed", "skipped")}
+    for name, state, reason, _ in tests:
+        if state != "passed":
+            print(f"{state}: {name}" + (f" ({reason})" if reason else ""))
+    if args.record:
+        record(args.record, tests, count)
+    print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
+    return 1 if count["failed"] or not count["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

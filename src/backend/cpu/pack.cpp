@@ -1,0 +1,60 @@
+#include "backend/cpu/pack.h"
+
+#include "backend/cpu/panel.h"
+#include "backend/cpu/steps.h"
+
+namespace nvfp4_moe::cpu {
+namespace {
+
+ExpertPanels panels_of_expert(const MoeConfig& config, int64_t local_expert) {
+  return local_expert == kSharedExpert ? shared_panels(config) : routed_panels(config);
+}
+
+uint8_t* bytes_of_expert(const PackedWeights& weights, int64_t local_expert) {
+  const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
+  return reinterpret_cast<uint8_t*>(weights.bytes.data()) + index * routed_panels(weights.config).bytes();
+}
+
+}  // namespace
+
+size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
+  const int64_t shared = config->shared_intermediate_size > 0 ? shared_panels(config).bytes() : 0;
+  return static_cast<size_t>(range.count * routed_panels(config).bytes() + shared);
+}
+
+Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
+  const ExpertPanels panels = panels_of_expert(weights.config, local_expert);
+  uint8_t* bytes = bytes_of_expert(weights, local_expert);
+  for (int64_t p = 0; p < panels_of(panels.intermediate); ++p) {
+    pack_panel(source.gate, p, bytes + panels.gate(p));
+    pack_panel(source.up, p, bytes + panels.up(p));
+  }
+  for (int64_t p = 0; p < panels_of(panels.hidden); ++p) pack_panel(source.down, p, bytes + panels.down(p));
+  weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  return {};
+}
+
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
+  const ExpertPanels panels = panels_of_expert(weights.config, local_expert);
+  const uint8_t* bytes = bytes_of_expert(weights, local_expert);
+  const auto unpack = [&](Nvfp4Buffers& matrix, int64_t rows, int64_t cols, auto offset) {
+    matrix.codes.resize(static_cast<size_t>(rows * cols / 2));
+    matrix.block_scales.resize(static_cast<size_t>(rows * cols / 16));
+    for (int64_t p = 0; p < panels_of(rows); ++p)
+      unpack_panel(bytes + offset(p), p, rows, cols, matrix.codes.data(), matrix.block_scales.data());
+  };
+  unpack(out.gate, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.gate(p); });
+  unpack(out.up, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.up(p); });
+  unpack(out.down, panels.hidden, panels.intermediate, [&](int64_t p) { return panels.down(p); });
+  return {};
+}
+
+const uint8_t* expert_bytes(const PackedWeights& weights, const HostPart& part, int64_t expert) {
+  return bytes_of_expert(weights, part.choice_of_row == nullptr ? kSharedExpert : expert);
+}
+
+const TensorScales& expert_scales(const PackedWeights& weights, const HostPart& part, int64_t expert) {
+  return weights.tensor_scales_of(part.choice_of_row == nullptr ? kSharedExpert : expert);
+}
+
+}  // namespace nvfp4_moe::cpu

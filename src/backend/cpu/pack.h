@@ -1,0 +1,13 @@
+// Packing and unpacking of one expert, and where it lies in PackedWeights::bytes: experts in order, the shared one
+// last.
+#pragma once
+
+#include "backend/backend.h"
+
+namespace nvfp4_moe::cpu {
+
+size_t packed_bytes(const MoeConfig& config, const ExpertRange& range);
+Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
+
+}  // namespace nvfp4_moe::cpu

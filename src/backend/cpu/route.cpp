@@ -1,0 +1,53 @@
+// Stable counting sort of the choices by local expert: the only step that sees expert ids.
+#include <algorithm>
+
+#include "backend/cpu/steps.h"
+
+namespace nvfp4_moe::cpu {
+namespace {
+
+int64_t id_at(const Batch& batch, int64_t choice) {
+  return batch.ids_dtype == DType::kI64 ? static_cast<const int64_t*>(batch.topk_ids)[choice]
+                                        : static_cast<const int32_t*>(batch.topk_ids)[choice];
+}
+
+}  // namespace
+
+void route(const HostCall& call) {
+  const MoeConfig& config = call.weights.config;
+  const ExpertRange& range = call.weights.range;
+  const HostBuffers& buffers = call.buffers;
+  const int64_t choices = call.batch.tokens * config->top_k;
+  *buffers.status = RunStatus{};
+
+  int64_t* offsets = buffers.routed.row_offsets;
+  std::fill(offsets, offsets + range.count + 1, 0);
+  for (int64_t choice = 0; choice < choices; ++choice) {
+    const int64_t id = id_at(call.batch, choice);
+    const auto local = range.local(id);
+    if (local)
+      ++offsets[*local + 1];
+    else if (id != -1 && (id < 0 || id >= config->num_experts))
+      ++buffers.status->bad_expert_ids;
+  }
+  for (int64_t e = 0; e < range.count; ++e) offsets[e + 1] += offsets[e];
+
+  // offsets[e] serves as expert e's next free row, then all are shifted back by one expert.
+  for (int64_t choice = 0; choice < choices; ++choice) {
+    const auto local = range.local(id_at(call.batch, choice));
+    buffers.row_of_choice[choice] = -1;
+    if (!local) continue;
+    const int64_t row = offsets[*local]++;
+    buffers.row_of_choice[choice] = static_cast<int32_t>(row);
+    buffers.routed.choice_of_row[row] = static_cast<int32_t>(choice);
+  }
+  for (int64_t e = range.count; e > 0; --e) offsets[e] = offsets[e - 1];
+  offsets[0] = 0;
+
+  if (buffers.shared.experts > 0) {
+    buffers.shared.row_offsets[0] = 0;
+    buffers.shared.row_offsets[1] = call.batch.tokens;
+  }
+}
+
+}  // namespace nvfp4_moe::cpu

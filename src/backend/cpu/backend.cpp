@@ -17,6 +17,7 @@ Status supports(const MoeConfig&, const DeviceFacts& device) {
 
 Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
                   const DeviceFacts&) {
+  NVFP4_MOE_TRY(check_host_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   const std::string gemm = std::string("portable_16x16_") + to_string(config->activation_format);
   Plan plan{.backend = "cpu", .limits = limits, .steps = {}, .workspace = host_layout(config, range, limits)};

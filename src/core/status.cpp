@@ -13,6 +13,7 @@ const char* to_string(Code code) {
     case Code::kOutOfMemory: return "out of memory";
     case Code::kBusy: return "busy";
     case Code::kInternal: return "internal error";
+    case Code::kCancelled: return "cancelled";
   }
   return "unknown";
 }

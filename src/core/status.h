@@ -21,6 +21,7 @@ enum class Code : int {
   kOutOfMemory = 6,
   kBusy = 7,  // the object is in use elsewhere
   kInternal = 8,
+  kCancelled = 9,  // a progress callback asked to stop
 };
 
 const char* to_string(Code code);

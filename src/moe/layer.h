@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "checkpoint/checkpoint.h"
 #include "core/progress.h"
+#include "moe/env.h"
 
 namespace nvfp4_moe {
 
@@ -21,13 +22,14 @@ struct LayerSource {
   std::function<Result<LoadedExpert>()> shared_expert;  // may be empty
   std::function<void(int64_t global_expert)> release;   // may be empty
   LayerScales scales;
+  std::string name;  // "layer 12", put before "expert 7" in messages and progress; may be empty
 };
 
 struct LayerOptions {
-  std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND overrides "auto"
+  std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used where this is "auto"
   ExpertRange range;             // count 0: all experts
   Limits limits;
-  Executor* executor = nullptr;  // null: the layer owns a pool with one thread per core
+  Executor* executor = nullptr;  // null: the layer owns a pool (NVFP4_MOE_THREADS, else one thread per core)
   size_t guard_bytes = 0;        // tests: bytes between workspace spans
 };
 
@@ -40,18 +42,26 @@ struct Choice {
 // Pure: which backend takes this config on this device, and why the others do not.
 std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced = "auto");
 
+struct LayerDebug;
+
 class MoeLayer {
  public:
-  // Packs streaming: peak memory = packed + one expert. progress may be empty.
+  // Packs streaming: peak memory = packed + one expert. progress may be empty; cancelling gives kCancelled.
   static Result<std::unique_ptr<MoeLayer>> open(const MoeConfig& config, const LayerSource& source,
                                                 const LayerOptions& options, const ProgressFn& progress = {});
+  // The same on this very backend: neither options.backend nor the registry is asked.
+  static Result<std::unique_ptr<MoeLayer>> open_on(const Backend& backend, const MoeConfig& config,
+                                                   const LayerSource& source, const LayerOptions& options,
+                                                   const ProgressFn& progress = {});
+  ~MoeLayer();
 
   const Backend& backend() const { return *backend_; }
   const MoeConfig& config() const { return weights_->config; }
   const PackedWeights& weights() const { return *weights_; }
   const Plan& plan() const { return plan_; }
+  Executor& executor() const { return *executor_; }
   size_t workspace_bytes() const { return plan_.workspace.total_bytes(); }
-  std::string describe_json() const;  // backend, kernel per step, scale policy
+  std::string describe_json() const;  // backend, kernel per step, scale policy, sizes, notes
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at
   // once, each with a workspace of its own.
@@ -59,23 +69,44 @@ class MoeLayer {
   // What the last run in this workspace noticed.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes) const;
 
-  // Replaces one expert's weights in place (F43): no allocation; kBusy while a run is in flight.
+  // Replaces one expert's weights in place (F43): no allocation; kBusy while a run is in flight. The source is checked
+  // before anything is written. local_expert may be kSharedExpert.
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
+  // kBusy while weights are being replaced.
   Status unpack_expert(int64_t local_expert, ExpertBuffers& out) const;
 
  private:
   MoeLayer() = default;
   friend class PackedCache;
+  // Everything but the experts: plan made, memory of the packed weights not there yet.
+  static Result<std::unique_ptr<MoeLayer>> prepare(const Backend& backend, const MoeConfig& config,
+                                                   const LayerScales& scales, const LayerOptions& options,
+                                                   const Env& env);
+  Status pack(const LayerSource& source, const ProgressFn& progress);
+  // The reference beside it and the dump directory, where the environment asks for them. Needs the experts.
+  Status attach_debug(const Env& env, const LayerOptions& options);
+  Status check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes) const;
+  Status check_local_expert(int64_t local_expert) const;
+
   const Backend* backend_ = nullptr;
   std::unique_ptr<PackedWeights> weights_;
   Plan plan_;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
-  mutable std::atomic<int64_t> runs_in_flight_{0};  // -1 while weights are being replaced
+  std::unique_ptr<LayerDebug> debug_;      // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set
+  mutable std::atomic<int64_t> uses_{0};  // runs and unpacks in flight; -1 while weights are being replaced
 };
 
-// A LayerSource over a checkpoint's layer. The checkpoint must outlive the source.
+// The packed experts of an open layer, unpacked one at a time. The layer must outlive the source.
+LayerSource unpacked_source(const MoeLayer& layer);
+// A LayerSource over a checkpoint's layer, or over a slice of its intermediate dimension (the shared expert is cut in
+// the same proportion). The checkpoint must outlive the source.
 Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice = {});
 DeviceFacts host_facts();
+
+// kInvalidArgument or kBadInput, naming the projection, unless the source has the config's shapes, lies in memory, and
+// holds only legal scales: block scales with sign 0 and not NaN, tensor scales finite and not negative.
+Status check_expert_source(const ExpertSource& source, int64_t hidden_size, int64_t intermediate_size);
+Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols);
 
 }  // namespace nvfp4_moe

@@ -1,7 +1,8 @@
-// The list of this build's backends, highest priority first. Written once, here and in registry.cpp.
+// The list of this build's backends, highest priority first. Written once, in registry.cpp.
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "backend/backend.h"
@@ -10,5 +11,10 @@ namespace nvfp4_moe {
 
 std::span<const Backend* const> backends();
 const Backend* find_backend(std::string_view name);  // null where there is none
+std::string backend_names();                         // "auto, cpu, reference", for messages
+
+// The backend for a layer: `forced` by name, or by priority where it is "auto". A forced one that declines the layer is
+// kUnsupported with its reason: there is no falling back.
+Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced);
 
 }  // namespace nvfp4_moe

@@ -1,0 +1,131 @@
+#include "moe/config_json.h"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+namespace nvfp4_moe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// One walk over the fields serves both ways, so that none can be written and not read.
+template <class Options, class Visitor>
+Status visit(Options& options, Visitor&& field) {
+  NVFP4_MOE_TRY(field("num_experts", options.num_experts));
+  NVFP4_MOE_TRY(field("top_k", options.top_k));
+  NVFP4_MOE_TRY(field("hidden_size", options.hidden_size));
+  NVFP4_MOE_TRY(field("intermediate_size", options.intermediate_size));
+  NVFP4_MOE_TRY(field("activation", options.activation));
+  NVFP4_MOE_TRY(field("swiglu_limit", options.swiglu_limit));
+  NVFP4_MOE_TRY(field("swiglu_alpha", options.swiglu_alpha));
+  NVFP4_MOE_TRY(field("activation_format", options.activation_format));
+  NVFP4_MOE_TRY(field("activation_scale", options.activation_scale));
+  NVFP4_MOE_TRY(field("intermediate_scale", options.intermediate_scale));
+  NVFP4_MOE_TRY(field("intermediate_fixed", options.intermediate_fixed));
+  NVFP4_MOE_TRY(field("max_router_weight", options.max_router_weight));
+  NVFP4_MOE_TRY(field("static_headroom", options.static_headroom));
+  NVFP4_MOE_TRY(field("router_weight", options.router_weight));
+  NVFP4_MOE_TRY(field("row_format", options.row_format));
+  NVFP4_MOE_TRY(field("batch_invariant", options.batch_invariant));
+  return field("shared_intermediate_size", options.shared_intermediate_size);
+}
+
+struct Writer {
+  Json json;
+  Status operator()(const char* name, int64_t value) { return set(name, value); }
+  Status operator()(const char* name, bool value) { return set(name, value); }
+  Status operator()(const char* name, float value) { return set(name, static_cast<double>(value)); }
+  Status operator()(const char* name, const std::optional<float>& value) {
+    return value ? (*this)(name, *value) : set(name, nullptr);
+  }
+  template <class Enum>
+    requires std::is_enum_v<Enum>
+  Status operator()(const char* name, Enum value) {
+    return set(name, to_string(value));
+  }
+  Status set(const char* name, Json value) {
+    json[name] = std::move(value);
+    return {};
+  }
+};
+
+struct Reader {
+  const Json& json;
+  size_t read = 0;
+
+  Result<const Json*> get(const char* name) {
+    const auto found = json.find(name);
+    if (found == json.end()) return bad_input(std::string("config ") + name + ": expected a value, got none");
+    ++read;
+    return &*found;
+  }
+  static Status wrong(const char* name, const char* expected, const Json& actual) {
+    return bad_input(std::string("config ") + name + ": expected " + expected + ", got " +
+                     actual.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 80));
+  }
+  Status operator()(const char* name, int64_t& value) {
+    NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
+    if (!json_value->is_number_integer() ||
+        (json_value->is_number_unsigned() &&
+         json_value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())))
+      return wrong(name, "an integer", *json_value);
+    value = json_value->get<int64_t>();
+    return {};
+  }
+  Status operator()(const char* name, bool& value) {
+    NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
+    if (!json_value->is_boolean()) return wrong(name, "true or false", *json_value);
+    value = json_value->get<bool>();
+    return {};
+  }
+  Status operator()(const char* name, float& value) {
+    NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
+    if (!json_value->is_number()) return wrong(name, "a number", *json_value);
+    const double wide = json_value->get<double>();
+    if (!std::isfinite(wide) || std::abs(wide) > std::numeric_limits<float>::max())
+      return wrong(name, "a finite number", *json_value);
+    value = static_cast<float>(wide);
+    return {};
+  }
+  Status operator()(const char* name, std::optional<float>& value) {
+    NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
+    value.reset();
+    if (json_value->is_null()) return {};
+    --read;  // counted again below
+    return (*this)(name, value.emplace());
+  }
+  template <class Enum>
+    requires std::is_enum_v<Enum>
+  Status operator()(const char* name, Enum& value) {
+    NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
+    if (!json_value->is_string()) return wrong(name, "a name", *json_value);
+    const auto parsed = parse<Enum>(json_value->get_ref<const std::string&>());
+    if (!parsed.ok()) return bad_input(std::string("config ") + name + ": " + parsed.status().message());
+    value = *parsed;
+    return {};
+  }
+};
+
+}  // namespace
+
+std::string to_json(const MoeOptions& options) {
+  Writer writer;
+  const Status ok = visit(options, writer);
+  (void)ok;  // writing cannot fail
+  return writer.json.dump();
+}
+
+Result<MoeOptions> moe_options_from_json(std::string_view text) {
+  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object()) return bad_input("config: expected a JSON object, got something else");
+  MoeOptions options;
+  Reader reader{json};
+  NVFP4_MOE_TRY(visit(options, reader));
+  if (reader.read != json.size())
+    return bad_input("config: expected " + std::to_string(reader.read) + " fields, got " +
+                     std::to_string(json.size()));
+  return options;
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,80 @@
+#include "moe/env.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+
+namespace nvfp4_moe {
+namespace {
+
+std::string_view variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view() : std::string_view(value);
+}
+
+Status bad_variable(const char* name, const char* expected, std::string_view actual) {
+  return invalid_argument(std::string("environment ") + name + ": expected " + expected + ", got \"" +
+                          std::string(actual) + "\"");
+}
+
+struct LogState {
+  std::mutex mutex;
+  LogFn callback = nullptr;
+  void* user = nullptr;
+  LogLevel level = LogLevel::kInfo;
+};
+LogState& log_state() {
+  static LogState state;
+  return state;
+}
+
+}  // namespace
+
+Result<Env> read_env() {
+  Env env;
+  env.backend = variable("NVFP4_MOE_BACKEND");
+  env.dump_directory = variable("NVFP4_MOE_DUMP");
+
+  if (const auto threads = variable("NVFP4_MOE_THREADS"); !threads.empty()) {
+    const auto [end, error] = std::from_chars(threads.data(), threads.data() + threads.size(), env.threads);
+    if (error != std::errc() || end != threads.data() + threads.size() || env.threads < 1 || env.threads > 4096)
+      return bad_variable("NVFP4_MOE_THREADS", "a number from 1 to 4096", threads);
+  }
+  if (const auto check = variable("NVFP4_MOE_CHECK"); !check.empty()) {
+    if (check != "0" && check != "1") return bad_variable("NVFP4_MOE_CHECK", "0 or 1", check);
+    env.check = check == "1";
+  }
+  if (const auto level = variable("NVFP4_MOE_LOG"); !level.empty()) {
+    constexpr std::string_view kNames[] = {"off", "error", "warning", "info", "debug"};
+    int found = -1;
+    for (int i = 0; i < 5; ++i) {
+      if (level == kNames[i]) found = i;
+    }
+    if (found < 0) return bad_variable("NVFP4_MOE_LOG", "off, error, warning, info or debug", level);
+    env.log_level = static_cast<LogLevel>(found);
+  }
+  return env;
+}
+
+void set_log_callback(LogFn callback, void* user) {
+  LogState& state = log_state();
+  const std::lock_guard lock(state.mutex);
+  state.callback = callback;
+  state.user = user;
+}
+
+void set_log_level(LogLevel level) {
+  LogState& state = log_state();
+  const std::lock_guard lock(state.mutex);
+  state.level = level;
+}
+
+void log_line(LogLevel level, const std::string& text) {
+  LogState& state = log_state();
+  const std::lock_guard lock(state.mutex);
+  if (state.callback == nullptr || static_cast<int>(level) > static_cast<int>(state.level)) return;
+  state.callback(static_cast<int>(level), text.c_str(), state.user);
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,312 @@
+// open -> pack -> plan -> run. What can fail fails in open or in the checks before run; run itself only computes.
+#include "moe/layer.h"
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "backend/host_layer.h"
+#include "moe/layer_debug.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// Every byte count of a layer stays below this, so that no backend's size arithmetic can overflow.
+constexpr unsigned __int128 kMaxBytes = static_cast<unsigned __int128>(1) << 60;
+
+Status check_sizes(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {
+  if (range.first < 0 || range.count < 1 || range.count > config->num_experts ||
+      range.first > config->num_experts - range.count)
+    return invalid_argument("expert range: expected a part of [0, " + std::to_string(config->num_experts) +
+                            "), got first " + std::to_string(range.first) + " count " + std::to_string(range.count));
+  if (limits.max_tokens < 1 || limits.max_tokens > std::numeric_limits<int32_t>::max() / config->top_k)
+    return invalid_argument("max_tokens: expected 1 to " +
+                            std::to_string(std::numeric_limits<int32_t>::max() / config->top_k) + " (top_k " +
+                            std::to_string(config->top_k) + "), got " + std::to_string(limits.max_tokens));
+  using Wide = unsigned __int128;
+  const Wide hidden = static_cast<Wide>(config->hidden_size);
+  const Wide intermediate =
+      static_cast<Wide>(std::max(config->intermediate_size, config->shared_intermediate_size));
+  constexpr Wide kMaxSide = static_cast<Wide>(1) << 40;  // keeps the products below inside 128 bits
+  if (hidden > kMaxSide || intermediate > kMaxSide ||
+      (static_cast<Wide>(range.count) + 1) * 4 * hidden * intermediate > kMaxBytes ||
+      static_cast<Wide>(limits.max_tokens) * (config->top_k + 1) * 8 * (hidden + intermediate) > kMaxBytes)
+    return invalid_argument("sizes: expected a layer below 2^60 bytes, got " + std::to_string(range.count) +
+                            " experts of " + std::to_string(config->intermediate_size) + " x " +
+                            std::to_string(config->hidden_size) + ", " + std::to_string(limits.max_tokens) +
+                            " tokens");
+  return {};
+}
+
+std::string place(const LayerSource& source, int64_t local_expert, const ExpertRange& range) {
+  std::string text = source.name.empty() ? "" : source.name + " ";
+  return text + (local_expert == kSharedExpert ? "shared expert"
+                                               : "expert " + std::to_string(range.global(local_expert)));
+}
+
+int64_t matrix_bytes(const Nvfp4View& view) { return view.rows * (view.cols / 2 + view.cols / 16); }
+
+// The layout again with bytes between its spans; indices and names stay.
+WorkspaceLayout with_guards(const WorkspaceLayout& layout, size_t guard_bytes) {
+  WorkspaceLayout guarded(guard_bytes);
+  for (const auto& span : layout.spans()) guarded.add(span.name, span.size_bytes);
+  return guarded;
+}
+
+// One use of the weights, counted for as long as it lives; false while they are being replaced. Atomics only: a run
+// takes no lock.
+class Use {
+ public:
+  explicit Use(std::atomic<int64_t>& uses) : uses_(uses) {
+    int64_t count = uses.load(std::memory_order_relaxed);
+    while (count >= 0 && !counted_)
+      counted_ = uses.compare_exchange_weak(count, count + 1, std::memory_order_acquire, std::memory_order_relaxed);
+  }
+  ~Use() {
+    if (counted_) uses_.fetch_sub(1, std::memory_order_release);
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  explicit operator bool() const { return counted_; }
+
+ private:
+  std::atomic<int64_t>& uses_;
+  bool counted_ = false;
+};
+
+}  // namespace
+
+Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols) {
+  const auto where = [name](const char* what) { return std::string(name) + what + ": expected "; };
+  if (view.rows != rows || view.cols != cols)
+    return invalid_argument(where("") + "(" + std::to_string(rows) + ", " + std::to_string(cols) + "), got (" +
+                            std::to_string(view.rows) + ", " + std::to_string(view.cols) + ")");
+  if (view.codes == nullptr) return invalid_argument(where(" codes") + "a pointer, got null");
+  if (view.block_scales == nullptr) return invalid_argument(where(" block scales") + "a pointer, got null");
+  if (view.codes_stride < cols / 2)
+    return invalid_argument(where(" codes stride") + "at least " + std::to_string(cols / 2) + " bytes, got " +
+                            std::to_string(view.codes_stride));
+  if (view.scales_stride < cols / 16)
+    return invalid_argument(where(" block scales stride") + "at least " + std::to_string(cols / 16) + " bytes, got " +
+                            std::to_string(view.scales_stride));
+  if (!std::isfinite(view.tensor_scale) || view.tensor_scale < 0)
+    return bad_input(where(" tensor scale") + "a finite number >= 0, got " + std::to_string(view.tensor_scale));
+  for (int64_t row = 0; row < rows; ++row) {
+    const uint8_t* scales = view.row_scales(row);
+    uint8_t largest = 0;
+    for (int64_t block = 0; block < cols / 16; ++block) largest = std::max(largest, scales[block]);
+    if (largest < 0x7F) continue;  // all positive and none NaN
+    for (int64_t block = 0; block < cols / 16; ++block) {
+      if (scales[block] < 0x7F) continue;
+      return bad_input(where(" block scale") + "E4M3 with sign 0 and not NaN, got byte " +
+                       std::to_string(scales[block]) + " at row " + std::to_string(row) + " block " +
+                       std::to_string(block));
+    }
+  }
+  return {};
+}
+
+Status check_expert_source(const ExpertSource& source, int64_t hidden_size, int64_t intermediate_size) {
+  NVFP4_MOE_TRY(check_matrix("gate", source.gate, intermediate_size, hidden_size));
+  NVFP4_MOE_TRY(check_matrix("up", source.up, intermediate_size, hidden_size));
+  return check_matrix("down", source.down, hidden_size, intermediate_size);
+}
+
+MoeLayer::~MoeLayer() = default;
+
+Result<std::unique_ptr<MoeLayer>> MoeLayer::open(const MoeConfig& config, const LayerSource& source,
+                                                 const LayerOptions& options, const ProgressFn& progress) {
+  NVFP4_MOE_ASSIGN(const Env env, read_env());
+  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, host_facts(), forced));
+  return open_on(*backend, config, source, options, progress);
+}
+
+Result<std::unique_ptr<MoeLayer>> MoeLayer::open_on(const Backend& backend, const MoeConfig& config,
+                                                    const LayerSource& source, const LayerOptions& options,
+                                                    const ProgressFn& progress) {
+  NVFP4_MOE_ASSIGN(const Env env, read_env());
+  NVFP4_MOE_ASSIGN(auto layer, prepare(backend, config, source.scales, options, env));
+  NVFP4_MOE_TRY(layer->pack(source, progress));
+  NVFP4_MOE_TRY(layer->attach_debug(env, options));
+  return layer;
+}
+
+Result<std::unique_ptr<MoeLayer>> MoeLayer::prepare(const Backend& backend, const MoeConfig& config,
+                                                    const LayerScales& scales, const LayerOptions& options,
+                                                    const Env& env) {
+  set_log_level(env.log_level);
+  ExpertRange range = options.range;
+  if (range.count == 0 && range.first == 0) range.count = config->num_experts;
+  NVFP4_MOE_TRY(check_sizes(config, range, options.limits));
+  const DeviceFacts device = host_facts();
+  NVFP4_MOE_TRY(backend.supports(config, device).in(std::string("backend ") + backend.name));
+
+  std::unique_ptr<MoeLayer> layer(new MoeLayer);
+  layer->backend_ = &backend;
+  NVFP4_MOE_ASSIGN(layer->plan_, backend.plan(config, range, scales, options.limits, device));
+  if (options.guard_bytes > 0) layer->plan_.workspace = with_guards(layer->plan_.workspace, options.guard_bytes);
+  layer->executor_ = options.executor;
+  if (layer->executor_ == nullptr) {
+    layer->owned_executor_ = make_thread_pool(env.threads);
+    layer->executor_ = layer->owned_executor_.get();
+  }
+  const size_t scale_sets = static_cast<size_t>(range.count) + (config->shared_intermediate_size > 0 ? 1 : 0);
+  layer->weights_.reset(new PackedWeights{config, range, scales, std::vector<TensorScales>(scale_sets), Buffer()});
+  return layer;
+}
+
+Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  const MoeConfig& config = weights_->config;
+  const ExpertRange& range = weights_->range;
+  const bool shared = config->shared_intermediate_size > 0;
+  if (!source.expert) return invalid_argument("layer source: expected a function that gives experts, got none");
+  if (shared && !source.shared_expert)
+    return invalid_argument("layer source: expected a shared expert (shared_intermediate_size " +
+                            std::to_string(config->shared_intermediate_size) + "), got none");
+
+  NVFP4_MOE_ASSIGN(weights_->bytes, backend_->allocate(backend_->packed_bytes(config, range)));
+
+  Progress told;
+  told.what = "pack";
+  told.total = range.count + (shared ? 1 : 0);
+  const int64_t expert_values = 3 * config->hidden_size;
+  told.total_bytes = (range.count * expert_values * config->intermediate_size +
+                      expert_values * config->shared_intermediate_size) /
+                     16 * 9;
+  for (int64_t local = 0; local < told.total; ++local) {
+    const int64_t expert = local == range.count ? kSharedExpert : local;
+    const std::string item = place(source, expert, range);
+    {
+      NVFP4_MOE_ASSIGN(const LoadedExpert loaded,
+                       expert == kSharedExpert ? source.shared_expert() : source.expert(range.global(expert)));
+      const int64_t intermediate_size =
+          expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
+      NVFP4_MOE_TRY(check_expert_source(loaded.source, config->hidden_size, intermediate_size).in(item));
+      NVFP4_MOE_TRY(backend_->pack_expert(*weights_, expert, loaded.source).in(item));
+      told.done_bytes += matrix_bytes(loaded.source.gate) + matrix_bytes(loaded.source.up) +
+                         matrix_bytes(loaded.source.down);
+    }
+    if (source.release && expert != kSharedExpert) source.release(range.global(expert));
+    if (!progress) continue;
+    told.item = item;
+    told.done = local + 1;
+    told.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!progress(told)) return Status(Code::kCancelled, item + ": packing was cancelled by the progress callback");
+  }
+  return {};
+}
+
+Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
+  NVFP4_MOE_TRY(check_batch(batch, workspace, workspace_bytes));
+  NVFP4_MOE_ASSIGN(const Workspace spans, Workspace::make(workspace, workspace_bytes, plan_.workspace));
+  const Use use(uses_);
+  if (!use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
+  const RunContext context{executor_, stream};
+  return debug_ ? debug_->run(*this, batch, spans, context)
+                : backend_->run(*weights_, plan_, batch, spans, context);
+}
+
+Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes) const {
+  NVFP4_MOE_ASSIGN(const Workspace spans,
+                   Workspace::make(const_cast<void*>(workspace), workspace_bytes, plan_.workspace));
+  if (backend_->steps == nullptr)
+    return unsupported(std::string("status: backend ") + backend_->name + " keeps it in device memory");
+  return *host_buffers(weights_->config, weights_->range, spans).status;
+}
+
+Status MoeLayer::check_local_expert(int64_t local_expert) const {
+  if (local_expert == kSharedExpert) {
+    if (weights_->config->shared_intermediate_size > 0) return {};
+    return invalid_argument("local expert: this layer has no shared expert");
+  }
+  if (local_expert >= 0 && local_expert < weights_->range.count) return {};
+  return invalid_argument("local expert: expected 0 to " + std::to_string(weights_->range.count - 1) + ", got " +
+                          std::to_string(local_expert));
+}
+
+Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
+  NVFP4_MOE_TRY(check_local_expert(local_expert));
+  const MoeConfig& config = weights_->config;
+  NVFP4_MOE_TRY(check_expert_source(source, config->hidden_size,
+                                    local_expert == kSharedExpert ? config->shared_intermediate_size
+                                                                  : config->intermediate_size));
+  int64_t idle = 0;
+  if (!uses_.compare_exchange_strong(idle, -1, std::memory_order_acquire, std::memory_order_relaxed))
+    return Status(Code::kBusy, "replace: expected a layer at rest, got " +
+                                   (idle < 0 ? std::string("another replacement") : std::to_string(idle) + " calls") +
+                                   " in flight");
+  Status status = backend_->pack_expert(*weights_, local_expert, source);
+  if (status.ok() && debug_ && debug_->reference) status = debug_->reference->replace_expert(local_expert, source);
+  uses_.store(0, std::memory_order_release);
+  return status;
+}
+
+Status MoeLayer::unpack_expert(int64_t local_expert, ExpertBuffers& out) const {
+  NVFP4_MOE_TRY(check_local_expert(local_expert));
+  const Use use(uses_);
+  if (!use) return Status(Code::kBusy, "unpack: the layer's weights are being replaced");
+  return backend_->unpack_expert(*weights_, local_expert, out);
+}
+
+LayerSource unpacked_source(const MoeLayer& layer) {
+  const auto load = [&layer](int64_t local_expert, int64_t intermediate_size) -> Result<LoadedExpert> {
+    ExpertBuffers buffers;
+    NVFP4_MOE_TRY(layer.unpack_expert(local_expert, buffers));
+    const TensorScales& scales = layer.weights().tensor_scales_of(local_expert);
+    const int64_t hidden_size = layer.config()->hidden_size;
+    LoadedExpert loaded;
+    const auto keep = [&loaded](Nvfp4Buffers& from, float scale, int64_t rows, int64_t cols) {
+      loaded.storage.push_back(std::move(from.codes));
+      loaded.storage.push_back(std::move(from.block_scales));
+      const size_t last = loaded.storage.size() - 1;
+      return Nvfp4View::contiguous(loaded.storage[last - 1].data(), loaded.storage[last].data(), scale, rows, cols);
+    };
+    loaded.source.gate = keep(buffers.gate, scales.gate, intermediate_size, hidden_size);
+    loaded.source.up = keep(buffers.up, scales.up, intermediate_size, hidden_size);
+    loaded.source.down = keep(buffers.down, scales.down, hidden_size, intermediate_size);
+    return loaded;
+  };
+  LayerSource source;
+  source.scales = layer.weights().scales;
+  source.expert = [&layer, load](int64_t global_expert) -> Result<LoadedExpert> {
+    const auto local = layer.weights().range.local(global_expert);
+    if (!local) return invalid_argument("expert " + std::to_string(global_expert) + ": not in this layer's range");
+    return load(*local, layer.config()->intermediate_size);
+  };
+  if (layer.config()->shared_intermediate_size > 0)
+    source.shared_expert = [&layer, load] { return load(kSharedExpert, layer.config()->shared_intermediate_size); };
+  return source;
+}
+
+Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice) {
+  LayerSource source;
+  NVFP4_MOE_ASSIGN(source.scales, checkpoint.layer_scales(layer));
+  NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
+  // The shared expert is cut like the routed ones: the same share of its own intermediate size.
+  IntermediateSlice shared_slice;
+  if (slice.count > 0 && options.shared_intermediate_size > 0) {
+    const int64_t routed = options.intermediate_size;
+    const int64_t shared = options.shared_intermediate_size;
+    if (slice.first < 0 || slice.first > routed || slice.count > routed - slice.first)
+      return invalid_argument("intermediate slice: expected a part of [0, " + std::to_string(routed) +
+                              "), got first " + std::to_string(slice.first) + " count " +
+                              std::to_string(slice.count));
+    // Exact without overflow: both sizes come from tensors that exist.
+    if (slice.first * shared % (routed * 16) != 0 || slice.count * shared % (routed * 16) != 0)
+      return invalid_argument("intermediate slice: expected one that cuts the shared expert's " +
+                              std::to_string(shared) + " at multiples of 16, got first " +
+                              std::to_string(slice.first) + " count " + std::to_string(slice.count) + " of " +
+                              std::to_string(routed));
+    shared_slice = {slice.first * shared / routed, slice.count * shared / routed};
+  }
+  source.name = "layer " + std::to_string(layer);
+  source.expert = [&checkpoint, layer, slice](int64_t expert) { return checkpoint.expert(layer, expert, slice); };
+  source.shared_expert = [&checkpoint, layer, shared_slice] { return checkpoint.shared_expert(layer, shared_slice); };
+  source.release = [&checkpoint, layer](int64_t expert) { checkpoint.release(layer, expert); };
+  return source;
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,23 @@
+// What NVFP4_MOE_CHECK and NVFP4_MOE_DUMP attach to a layer: the same experts on the reference backend, and a directory
+// for repros. Here runs may allocate, lock and write files.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "moe/layer.h"
+
+namespace nvfp4_moe {
+
+struct LayerDebug {
+  std::string dump_directory;           // empty: no dumps
+  std::unique_ptr<MoeLayer> reference;  // null: no check
+
+  // Runs `layer` on the checked batch, with whatever was asked for before and after.
+  Status run(const MoeLayer& layer, const Batch& batch, const Workspace& workspace, const RunContext& context) const;
+};
+
+// values[i] of a (tokens, channels) array of an activation dtype, as floats.
+void to_floats(const void* values, DType dtype, int64_t count, float* out);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,59 @@
+// describe_json: what a layer really does, every named choice of the numeric contract included.
+#include <nlohmann/json.hpp>
+
+#include "backend/host_layer.h"
+#include "moe/config_json.h"
+#include "moe/layer.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// How one of the two quantizations gets its tensor scale: "dynamic_token", or the number that all lines share.
+nlohmann::ordered_json how(ActivationFormat format, float scale) {
+  if (format == ActivationFormat::kBf16) return nullptr;  // nothing is quantized
+  if (scale == 0.0f) return "dynamic_token";
+  return scale;
+}
+
+}  // namespace
+
+std::string MoeLayer::describe_json() const {
+  const MoeConfig& config = weights_->config;
+  nlohmann::ordered_json json;
+  json["backend"] = backend_->name;
+  nlohmann::ordered_json kernels = nlohmann::ordered_json::object();
+  for (const StepPlan& step : plan_.steps) kernels[step.step] = step.kernel;
+  json["kernels"] = kernels;
+  json["activation"] = to_string(config->activation);
+  json["swiglu_limit"] = config->swiglu_limit ? nlohmann::ordered_json(*config->swiglu_limit) : nullptr;
+  json["activation_format"] = to_string(config->activation_format);
+  const auto scales = resolve_activation_scales(config, weights_->scales);
+  json["activation_scale"] = {
+      {"hidden", how(config->activation_format, scales.ok() ? scales->hidden : 0.0f)},
+      {"intermediate", how(config->activation_format, scales.ok() ? scales->intermediate : 0.0f)}};
+  json["router_weight"] = to_string(config->router_weight);
+  json["row_format"] = to_string(config->row_format);
+  json["batch_invariant"] = config->batch_invariant;
+  json["num_experts"] = config->num_experts;
+  json["expert_range"] = {{"first", weights_->range.first}, {"count", weights_->range.count}};
+  json["top_k"] = config->top_k;
+  json["hidden_size"] = config->hidden_size;
+  json["intermediate_size"] = config->intermediate_size;
+  json["shared_intermediate_size"] = config->shared_intermediate_size;
+  json["max_tokens"] = plan_.limits.max_tokens;
+  json["packed_bytes"] = weights_->bytes.size_bytes();
+  json["workspace_bytes"] = workspace_bytes();
+
+  nlohmann::ordered_json notes = nlohmann::ordered_json::array();
+  if (config->activation_format == ActivationFormat::kBf16)
+    notes.push_back("hidden of F16 or F32 is rounded to bf16 once");
+  if (config->activation_scale == ActivationScale::kCompat || config->intermediate_scale == IntermediateScale::kCompat)
+    notes.push_back("compat: vLLM's operation order; activation scales are not powers of two");
+  if (config->activation_scale == ActivationScale::kStatic && config->static_headroom != 1.0f)
+    notes.push_back("static_headroom " + nlohmann::json(config->static_headroom).dump() + " is in the hidden scale");
+  if (debug_) notes.push_back("NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set: runs allocate and are slow");
+  json["notes"] = notes;
+  return json.dump();
+}
+
+}  // namespace nvfp4_moe

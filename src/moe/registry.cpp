@@ -1,0 +1,100 @@
+#include "moe/registry.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "moe/layer.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// Highest priority first. A new backend is one line here.
+constexpr const Backend* kBackends[] = {
+    &kReferenceBackend,
+};
+
+// "model name" of /proc/cpuinfo; aarch64 kernels do not tell one.
+std::string cpu_name() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (line.rfind("model name", 0) != 0) continue;
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "host";
+}
+
+}  // namespace
+
+std::span<const Backend* const> backends() { return kBackends; }
+
+const Backend* find_backend(std::string_view name) {
+  for (const Backend* backend : backends()) {
+    if (name == backend->name) return backend;
+  }
+  return nullptr;
+}
+
+std::string backend_names() {
+  std::string names = "auto";
+  for (const Backend* backend : backends()) names += std::string(", ") + backend->name;
+  return names;
+}
+
+std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
+  std::vector<Choice> choices;
+  bool found = false;
+  for (const Backend* backend : backends()) {
+    Choice choice{backend->name, false, ""};
+    const Status supports = backend->supports(config, device);
+    if (!supports.ok()) {
+      choice.reason = supports.message();
+    } else if (forced != "auto") {
+      choice.chosen = forced == backend->name;
+      choice.reason = choice.chosen ? "forced by name" : "supports this layer; " + forced + " is forced by name";
+    } else if (found) {
+      choice.reason = "supports this layer; lower priority";
+    } else {
+      choice.chosen = true;
+      choice.reason = "highest priority of those that support this layer";
+    }
+    found = found || choice.chosen;
+    choices.push_back(std::move(choice));
+  }
+  if (forced != "auto" && find_backend(forced) == nullptr)
+    choices.push_back({forced, false, "not in this build: expected one of " + backend_names()});
+  return choices;
+}
+
+Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
+  if (forced != "auto" && find_backend(forced) == nullptr)
+    return invalid_argument("backend: expected one of " + backend_names() + ", got \"" + forced + "\"");
+  std::string reasons;
+  for (const Choice& choice : explain(config, device, forced)) {
+    if (choice.chosen) return find_backend(choice.backend);
+    if (forced == "auto" || forced == choice.backend) {
+      if (!reasons.empty()) reasons += "; ";
+      reasons += choice.backend + ": " + choice.reason;
+    }
+  }
+  return unsupported("backend: none takes this layer: " + reasons);
+}
+
+DeviceFacts host_facts() {
+  DeviceFacts facts;
+  facts.kind = DeviceKind::kCpu;
+  facts.name = cpu_name();
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
+  facts.compute_units = std::max(1, known ? CPU_COUNT(&allowed) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  facts.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  return facts;
+}
+
+}  // namespace nvfp4_moe

@@ -40,10 +40,7 @@ struct Writer {
     return value ? (*this)(name, *value) : set(name, nullptr);
   }
   template <class Enum>
-    requires std::is_enum_v<Enum>
-  Status operator()(const char* name, Enum value) {
-    return set(name, to_string(value));
-  }
+  requires std::is_enum_v<Enum> Status operator()(const char* name, Enum value) { return set(name, to_string(value)); }
   Status set(const char* name, Json value) {
     json[name] = std::move(value);
     return {};
@@ -96,8 +93,7 @@ struct Reader {
     return (*this)(name, value.emplace());
   }
   template <class Enum>
-    requires std::is_enum_v<Enum>
-  Status operator()(const char* name, Enum& value) {
+  requires std::is_enum_v<Enum> Status operator()(const char* name, Enum& value) {
     NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
     if (!json_value->is_string()) return wrong(name, "a name", *json_value);
     const auto parsed = parse<Enum>(json_value->get_ref<const std::string&>());
@@ -123,8 +119,7 @@ Result<MoeOptions> moe_options_from_json(std::string_view text) {
   Reader reader{json};
   NVFP4_MOE_TRY(visit(options, reader));
   if (reader.read != json.size())
-    return bad_input("config: expected " + std::to_string(reader.read) + " fields, got " +
-                     std::to_string(json.size()));
+    return bad_input("config: expected " + std::to_string(reader.read) + " fields, got " + std::to_string(json.size()));
   return options;
 }
 

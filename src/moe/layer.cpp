@@ -12,8 +12,9 @@
 namespace nvfp4_moe {
 namespace {
 
-// Every byte count of a layer stays below this, so that no backend's size arithmetic can overflow.
-constexpr unsigned __int128 kMaxBytes = static_cast<unsigned __int128>(1) << 60;
+// Every byte count of a layer stays below this, so that no backend's size arithmetic can overflow. The estimate is in
+// double, which cannot overflow and is far finer than the margin.
+constexpr double kMaxBytes = static_cast<double>(int64_t{1} << 60);
 
 Status check_sizes(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {
   if (range.first < 0 || range.count < 1 || range.count > config->num_experts ||
@@ -24,25 +25,22 @@ Status check_sizes(const MoeConfig& config, const ExpertRange& range, const Limi
     return invalid_argument("max_tokens: expected 1 to " +
                             std::to_string(std::numeric_limits<int32_t>::max() / config->top_k) + " (top_k " +
                             std::to_string(config->top_k) + "), got " + std::to_string(limits.max_tokens));
-  using Wide = unsigned __int128;
-  const Wide hidden = static_cast<Wide>(config->hidden_size);
-  const Wide intermediate =
-      static_cast<Wide>(std::max(config->intermediate_size, config->shared_intermediate_size));
-  constexpr Wide kMaxSide = static_cast<Wide>(1) << 40;  // keeps the products below inside 128 bits
-  if (hidden > kMaxSide || intermediate > kMaxSide ||
-      (static_cast<Wide>(range.count) + 1) * 4 * hidden * intermediate > kMaxBytes ||
-      static_cast<Wide>(limits.max_tokens) * (config->top_k + 1) * 8 * (hidden + intermediate) > kMaxBytes)
+  const auto hidden = static_cast<double>(config->hidden_size);
+  const auto intermediate = static_cast<double>(std::max(config->intermediate_size, config->shared_intermediate_size));
+  const double packed_bytes = (static_cast<double>(range.count) + 1) * 4 * hidden * intermediate;
+  const double workspace_bytes =
+      static_cast<double>(limits.max_tokens) * (static_cast<double>(config->top_k) + 1) * 8 * (hidden + intermediate);
+  if (packed_bytes > kMaxBytes || workspace_bytes > kMaxBytes)
     return invalid_argument("sizes: expected a layer below 2^60 bytes, got " + std::to_string(range.count) +
                             " experts of " + std::to_string(config->intermediate_size) + " x " +
-                            std::to_string(config->hidden_size) + ", " + std::to_string(limits.max_tokens) +
-                            " tokens");
+                            std::to_string(config->hidden_size) + ", " + std::to_string(limits.max_tokens) + " tokens");
   return {};
 }
 
 std::string place(const LayerSource& source, int64_t local_expert, const ExpertRange& range) {
   std::string text = source.name.empty() ? "" : source.name + " ";
-  return text + (local_expert == kSharedExpert ? "shared expert"
-                                               : "expert " + std::to_string(range.global(local_expert)));
+  return text +
+         (local_expert == kSharedExpert ? "shared expert" : "expert " + std::to_string(range.global(local_expert)));
 }
 
 int64_t matrix_bytes(const Nvfp4View& view) { return view.rows * (view.cols / 2 + view.cols / 16); }
@@ -173,9 +171,9 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
   told.what = "pack";
   told.total = range.count + (shared ? 1 : 0);
   const int64_t expert_values = 3 * config->hidden_size;
-  told.total_bytes = (range.count * expert_values * config->intermediate_size +
-                      expert_values * config->shared_intermediate_size) /
-                     16 * 9;
+  told.total_bytes =
+      (range.count * expert_values * config->intermediate_size + expert_values * config->shared_intermediate_size) /
+      16 * 9;
   for (int64_t local = 0; local < told.total; ++local) {
     const int64_t expert = local == range.count ? kSharedExpert : local;
     const std::string item = place(source, expert, range);
@@ -186,8 +184,8 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
           expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
       NVFP4_MOE_TRY(check_expert_source(loaded.source, config->hidden_size, intermediate_size).in(item));
       NVFP4_MOE_TRY(backend_->pack_expert(*weights_, expert, loaded.source).in(item));
-      told.done_bytes += matrix_bytes(loaded.source.gate) + matrix_bytes(loaded.source.up) +
-                         matrix_bytes(loaded.source.down);
+      told.done_bytes +=
+          matrix_bytes(loaded.source.gate) + matrix_bytes(loaded.source.up) + matrix_bytes(loaded.source.down);
     }
     if (source.release && expert != kSharedExpert) source.release(range.global(expert));
     if (!progress) continue;
@@ -205,8 +203,7 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
   const Use use(uses_);
   if (!use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
   const RunContext context{executor_, stream};
-  return debug_ ? debug_->run(*this, batch, spans, context)
-                : backend_->run(*weights_, plan_, batch, spans, context);
+  return debug_ ? debug_->run(*this, batch, spans, context) : backend_->run(*weights_, plan_, batch, spans, context);
 }
 
 Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes) const {
@@ -230,9 +227,9 @@ Status MoeLayer::check_local_expert(int64_t local_expert) const {
 Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
   NVFP4_MOE_TRY(check_local_expert(local_expert));
   const MoeConfig& config = weights_->config;
-  NVFP4_MOE_TRY(check_expert_source(source, config->hidden_size,
-                                    local_expert == kSharedExpert ? config->shared_intermediate_size
-                                                                  : config->intermediate_size));
+  NVFP4_MOE_TRY(check_expert_source(
+      source, config->hidden_size,
+      local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size));
   int64_t idle = 0;
   if (!uses_.compare_exchange_strong(idle, -1, std::memory_order_acquire, std::memory_order_relaxed))
     return Status(Code::kBusy, "replace: expected a layer at rest, got " +
@@ -291,15 +288,13 @@ Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, co
     const int64_t routed = options.intermediate_size;
     const int64_t shared = options.shared_intermediate_size;
     if (slice.first < 0 || slice.first > routed || slice.count > routed - slice.first)
-      return invalid_argument("intermediate slice: expected a part of [0, " + std::to_string(routed) +
-                              "), got first " + std::to_string(slice.first) + " count " +
-                              std::to_string(slice.count));
+      return invalid_argument("intermediate slice: expected a part of [0, " + std::to_string(routed) + "), got first " +
+                              std::to_string(slice.first) + " count " + std::to_string(slice.count));
     // Exact without overflow: both sizes come from tensors that exist.
     if (slice.first * shared % (routed * 16) != 0 || slice.count * shared % (routed * 16) != 0)
       return invalid_argument("intermediate slice: expected one that cuts the shared expert's " +
-                              std::to_string(shared) + " at multiples of 16, got first " +
-                              std::to_string(slice.first) + " count " + std::to_string(slice.count) + " of " +
-                              std::to_string(routed));
+                              std::to_string(shared) + " at multiples of 16, got first " + std::to_string(slice.first) +
+                              " count " + std::to_string(slice.count) + " of " + std::to_string(routed));
     shared_slice = {slice.first * shared / routed, slice.count * shared / routed};
   }
   source.name = "layer " + std::to_string(layer);

@@ -93,7 +93,7 @@ class MoeLayer {
   Plan plan_;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
-  std::unique_ptr<LayerDebug> debug_;      // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set
+  std::unique_ptr<LayerDebug> debug_;     // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set
   mutable std::atomic<int64_t> uses_{0};  // runs and unpacks in flight; -1 while weights are being replaced
 };
 

@@ -50,7 +50,9 @@ void to_floats(const void* values, DType dtype, int64_t count, float* out) {
   const auto* narrow = static_cast<const uint16_t*>(values);
   const auto* wide = static_cast<const float*>(values);
   for (int64_t i = 0; i < count; ++i)
-    out[i] = dtype == DType::kF32 ? wide[i] : dtype == DType::kBf16 ? bf16_to_float(narrow[i]) : fp16_to_float(narrow[i]);
+    out[i] = dtype == DType::kF32    ? wide[i]
+             : dtype == DType::kBf16 ? bf16_to_float(narrow[i])
+                                     : fp16_to_float(narrow[i]);
 }
 
 Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, const Workspace& workspace,
@@ -62,8 +64,7 @@ Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, const Workspac
   }
   NVFP4_MOE_TRY(layer.backend().run(layer.weights(), layer.plan(), batch, workspace, context));
   if (!dump.empty()) NVFP4_MOE_TRY(write_repro(dump, layer, batch, /*with_output=*/true).in("NVFP4_MOE_DUMP"));
-  if (reference != nullptr && batch.tokens > 0)
-    NVFP4_MOE_TRY(check_against(*reference, batch, layer.backend().name));
+  if (reference != nullptr && batch.tokens > 0) NVFP4_MOE_TRY(check_against(*reference, batch, layer.backend().name));
   return {};
 }
 

@@ -67,8 +67,8 @@ Result<std::optional<float>> metadata_scale(const SafetensorsHeader& header, con
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !(value > 0 && value <= 3.4028234663852886e38))
-    return bad_input(std::string("metadata \"") + key + "\": expected a positive number, got \"" +
-                     text.substr(0, 40) + "\"");
+    return bad_input(std::string("metadata \"") + key + "\": expected a positive number, got \"" + text.substr(0, 40) +
+                     "\"");
   return std::optional<float>(static_cast<float>(value));
 }
 
@@ -144,7 +144,8 @@ Result<Repro> read_repro(const std::string& path) {
   const SafetensorsHeader& header = file.header();
   NVFP4_MOE_ASSIGN(const std::string format, metadata_text(header, "format"));
   if (format != kFormat)
-    return bad_input(std::string("metadata \"format\": expected ") + kFormat + ", got \"" + format.substr(0, 40) + "\"");
+    return bad_input(std::string("metadata \"format\": expected ") + kFormat + ", got \"" + format.substr(0, 40) +
+                     "\"");
   NVFP4_MOE_ASSIGN(const std::string version, metadata_text(header, "version"));
   if (version != kVersion)
     return bad_input(std::string("metadata \"version\": expected ") + kVersion + ", got \"" + version.substr(0, 40) +
@@ -241,8 +242,8 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
   for (const TensorScales& one : weights.tensor_scales) scales.insert(scales.end(), {one.gate, one.up, one.down});
   const int64_t hidden_size = options.hidden_size;
   std::vector<Piece> pieces;
-  pieces.push_back(piece("tensor_scales", DType::kF32, {static_cast<int64_t>(weights.tensor_scales.size()), 3},
-                         scales.data()));
+  pieces.push_back(
+      piece("tensor_scales", DType::kF32, {static_cast<int64_t>(weights.tensor_scales.size()), 3}, scales.data()));
   pieces.push_back(piece("hidden", batch.hidden_dtype, {batch.tokens, hidden_size}, batch.hidden));
   pieces.push_back(piece("topk_ids", batch.ids_dtype, {batch.tokens, options.top_k}, batch.topk_ids));
   pieces.push_back(piece("topk_weights", DType::kF32, {batch.tokens, options.top_k}, batch.topk_weights));

@@ -1,8 +1,8 @@
 // Repros: one layer call in one self-contained safetensors file, and running such a file again (F40).
 //
 // Metadata: "format" = "nvfp4_moe_repro", "version", "backend", "library_version", "config" (moe/config_json.h),
-// "range_first", "hidden_scale" and "intermediate_scale" (the checkpoint's activation scales, absent where it has none).
-// Tensors, E local experts, T tokens, k = top_k, H hidden, I intermediate:
+// "range_first", "hidden_scale" and "intermediate_scale" (the checkpoint's activation scales, absent where it has
+// none). Tensors, E local experts, T tokens, k = top_k, H hidden, I intermediate:
 //   expert.<local>.{gate,up,down}.codes         U8       (I, H/2) (I, H/2) (H, I/2)
 //   expert.<local>.{gate,up,down}.block_scales  F8_E4M3  (I, H/16) (I, H/16) (H, I/16)
 //   shared.* the same, with the shared expert's I; only where the layer has one
@@ -26,11 +26,11 @@ struct ReplayReport {
   std::string backend;           // the one that ran now
   std::string describe;          // MoeLayer::describe_json of it
   int64_t tokens = 0;
-  RunStatus status;                         // of the run now
-  std::optional<bool> same_bits;            // now == stored; absent where the file stores no output
-  std::optional<Comparison> with_output;    // stored output against the run now
-  Comparison with_reference;                // reference against the run now
-  std::string broken_output_limit;          // empty where the comparison holds
+  RunStatus status;                       // of the run now
+  std::optional<bool> same_bits;          // now == stored; absent where the file stores no output
+  std::optional<Comparison> with_output;  // stored output against the run now
+  Comparison with_reference;              // reference against the run now
+  std::string broken_output_limit;        // empty where the comparison holds
   std::string broken_reference_limit;
   bool passed() const { return broken_output_limit.empty() && broken_reference_limit.empty(); }
 };

@@ -179,13 +179,7 @@ Status SafetensorsWriter::finish() {
   if (std::rename(impl.partial.c_str(), impl.path.c_str()) != 0)
     return impl.failure = errno_status(impl.path, "cannot rename into place", errno);
   impl.renamed = true;
-  // The rename itself lasts only once the directory is on disk. Some file systems refuse to sync a directory.
-  const std::string directory = std::filesystem::path(impl.path).parent_path().string();
-  const int fd = ::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd >= 0) {
-    (void)::fsync(fd);
-    ::close(fd);
-  }
+  sync_directory(std::filesystem::path(impl.path).parent_path().string());  // the rename lasts only from here
   return {};
 }
 

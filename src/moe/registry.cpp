@@ -15,6 +15,7 @@ namespace {
 
 // Highest priority first. A new backend is one line here.
 constexpr const Backend* kBackends[] = {
+    &kCpuBackend,
     &kReferenceBackend,
 };
 

@@ -1,0 +1,418 @@
+/* nvfp4-moe: mixture-of-experts layers with NVFP4 weights. The C interface; C11 and C++.
+ *
+ * Rules that hold everywhere
+ * - Every fallible function returns an nvfp4_moe_code. NVFP4_MOE_OK is 0. After another code, nvfp4_moe_last_error() of
+ *   the same thread says what, where, expected and got. Nothing throws, prints, exits or aborts.
+ * - Every struct begins with `size_t struct_size`, which the caller sets to sizeof(the struct). Structs only grow at
+ *   their end: a shorter struct of an older header is accepted, and one of a newer header too as long as what this
+ *   library does not know of it is zero. All other fields may be zero: zero is the default.
+ * - Handles are opaque. An out handle is NULL after a failure. Closing NULL does nothing.
+ * - A char** receives a NUL-terminated UTF-8 text that the caller gives to nvfp4_moe_text_free.
+ * - Arrays are row-major and contiguous, in the caller's memory; the library keeps no pointer to them after the call.
+ * - codes: packed E2M1, two per byte, the even element along K in the low nibble. block_scales: E4M3 bytes with sign 0,
+ *   one per 16 elements along K. value = e2m1(code) * e4m3(block_scale) * tensor_scale.
+ * - Threads: "any thread" = may be called at any time, from any thread, also while others use the same handle.
+ *   "exclusive" = nobody else may use that handle during the call.
+ */
+#ifndef NVFP4_MOE_NVFP4_MOE_H_
+#define NVFP4_MOE_NVFP4_MOE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define NVFP4_MOE_API __attribute__((visibility("default")))
+#else
+#define NVFP4_MOE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NVFP4_MOE_ABI_VERSION 1
+
+/* ---- codes and constants. Struct fields hold them as int32_t. ---- */
+
+typedef int32_t nvfp4_moe_code;
+enum {
+  NVFP4_MOE_OK = 0,
+  NVFP4_MOE_CHECK_FAILED = 1,     /* a comparison ran and did not hold */
+  NVFP4_MOE_INVALID_ARGUMENT = 2, /* the caller's option, shape, dtype or pointer is wrong */
+  NVFP4_MOE_UNSUPPORTED = 3,      /* legal, but not here: no backend takes it */
+  NVFP4_MOE_BAD_INPUT = 4,        /* a file's or a weight array's content is wrong */
+  NVFP4_MOE_IO = 5,               /* the operating system refused a file operation */
+  NVFP4_MOE_OUT_OF_MEMORY = 6,
+  NVFP4_MOE_BUSY = 7, /* the object is in use elsewhere */
+  NVFP4_MOE_INTERNAL = 8,
+  NVFP4_MOE_CANCELLED = 9 /* a progress callback asked to stop */
+};
+
+typedef int32_t nvfp4_moe_dtype;
+enum {
+  NVFP4_MOE_DTYPE_DEFAULT = 0, /* said at each field */
+  NVFP4_MOE_BF16 = 1,
+  NVFP4_MOE_F16 = 2,
+  NVFP4_MOE_F32 = 3,
+  NVFP4_MOE_I32 = 4,
+  NVFP4_MOE_I64 = 5
+};
+
+enum { /* config.activation; g, u: gate and up, L: swiglu_limit, a: swiglu_alpha */
+  NVFP4_MOE_SWIGLU = 0,         /* silu(g) * u */
+  NVFP4_MOE_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L)                           DeepSeek-V4 */
+  NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
+  NVFP4_MOE_SWIGLU_OAI = 3      /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
+};
+enum { /* activation_format */
+  NVFP4_MOE_ACTIVATIONS_NVFP4 = 0, /* W4A4 */
+  NVFP4_MOE_ACTIVATIONS_BF16 = 1   /* W4A16 */
+};
+enum { /* activation_scale, of hidden */
+  NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
+  NVFP4_MOE_SCALE_STATIC = 1,        /* the input scale, rounded up to a power of two, times static_headroom */
+  NVFP4_MOE_SCALE_COMPAT = 2         /* the input scale as it is, in vLLM's operation order */
+};
+enum { /* intermediate_scale, of SwiGLU's output */
+  NVFP4_MOE_INTERMEDIATE_DYNAMIC_TOKEN = 0,
+  NVFP4_MOE_INTERMEDIATE_FIXED = 1,
+  NVFP4_MOE_INTERMEDIATE_COMPAT = 2
+};
+enum { NVFP4_MOE_WEIGHT_AFTER_DOWN = 0, NVFP4_MOE_WEIGHT_BEFORE_DOWN = 1 }; /* router_weight */
+enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_F32 = 1 };                   /* row_format */
+enum { NVFP4_MOE_SEARCH_MAX = 0, NVFP4_MOE_SEARCH_MSE = 1 };                /* scale search of nvfp4_moe_quantize */
+
+/* A local expert index that names the shared expert. */
+#define NVFP4_MOE_SHARED_EXPERT ((int64_t)-1)
+
+typedef struct nvfp4_moe_checkpoint nvfp4_moe_checkpoint;
+typedef struct nvfp4_moe_layer nvfp4_moe_layer;
+typedef struct nvfp4_moe_linear nvfp4_moe_linear;
+
+/* ---- library ---- */
+
+/* "0.1.0". Any thread. */
+NVFP4_MOE_API const char* nvfp4_moe_version(void);
+/* NVFP4_MOE_ABI_VERSION of the library that runs. Any thread. */
+NVFP4_MOE_API int32_t nvfp4_moe_abi_version(void);
+/* The calling thread's last failure, "" if none. Valid until the thread's next failing call. Any thread. */
+NVFP4_MOE_API const char* nvfp4_moe_last_error(void);
+/* "out of memory" for NVFP4_MOE_OUT_OF_MEMORY, and so on; "unknown" for other numbers. Any thread. */
+NVFP4_MOE_API const char* nvfp4_moe_code_name(nvfp4_moe_code code);
+/* Frees a text that a function of this header gave. NULL does nothing. Any thread. */
+NVFP4_MOE_API void nvfp4_moe_text_free(char* text);
+
+/* level: 1 error, 2 warning, 3 info, 4 debug. Calls do not overlap; the callback must not call the library. */
+typedef void (*nvfp4_moe_log_fn)(int level, const char* text, void* user);
+/* One callback for the process; NULL: off, as at the start. Any thread. */
+NVFP4_MOE_API void nvfp4_moe_set_log_callback(nvfp4_moe_log_fn callback, void* user);
+
+/* Told at least once per expert, from the thread that opens. Return 0 to cancel (NVFP4_MOE_CANCELLED). */
+typedef struct nvfp4_moe_progress {
+  size_t struct_size;
+  const char* what; /* "pack" */
+  const char* item; /* "layer 12 expert 7"; both texts are gone after the call */
+  int64_t done;     /* items */
+  int64_t total;
+  int64_t done_bytes;
+  int64_t total_bytes;
+  double elapsed_s;
+} nvfp4_moe_progress;
+typedef int32_t (*nvfp4_moe_progress_fn)(const nvfp4_moe_progress* progress, void* user);
+
+/* A host's threads, lent to the library: call body(context, begin, end) over disjoint ranges that cover [0, count),
+ * each at most `grain` long, from any threads, and return when all calls have returned. Called from every thread that
+ * runs a layer, at the same time if several do. */
+typedef void (*nvfp4_moe_parallel_body)(void* context, int64_t begin, int64_t end);
+typedef void (*nvfp4_moe_parallel_for)(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context,
+                                       void* user);
+
+/* ---- config ---- */
+
+typedef struct nvfp4_moe_config {
+  size_t struct_size;
+  int64_t num_experts; /* global */
+  int64_t top_k;
+  int64_t hidden_size;              /* multiple of 16 */
+  int64_t intermediate_size;        /* multiple of 16; this rank's slice under tensor parallel */
+  int64_t shared_intermediate_size; /* 0: no shared expert */
+  int32_t activation;
+  float swiglu_limit; /* L; 0: none (required by all activations but SWIGLU, refused by that) */
+  float swiglu_alpha; /* 0: 1.702 */
+  int32_t activation_format;
+  int32_t activation_scale;
+  int32_t intermediate_scale;
+  float intermediate_fixed; /* a power of two for INTERMEDIATE_FIXED; 0: from the limit or the input scale */
+  float max_router_weight;  /* bound of the router weights, used by FIXED under BEFORE_DOWN; 0: 1 */
+  float static_headroom;    /* a power of two; 0: 1 */
+  int32_t router_weight;
+  int32_t row_format;
+  int32_t batch_invariant; /* 0 or 1 */
+} nvfp4_moe_config;
+
+typedef struct nvfp4_moe_layer_options {
+  size_t struct_size;
+  const char* backend;  /* NULL or "auto": NVFP4_MOE_BACKEND, else by priority */
+  int64_t first_expert; /* the local experts; count 0 and first 0: all */
+  int64_t expert_count;
+  int64_t max_tokens;   /* at least 1 */
+  int64_t slice_first;  /* open_checkpoint: the part of the intermediate dimension to load; count 0: all */
+  int64_t slice_count;  /* multiples of 16 */
+  const char* cache_directory; /* open_checkpoint: where packed layers are kept and mapped from; NULL: no cache */
+  nvfp4_moe_parallel_for parallel_for; /* NULL: the layer has a pool of its own */
+  void* parallel_for_user;
+  nvfp4_moe_progress_fn progress; /* may be NULL */
+  void* progress_user;
+  int32_t threads;        /* of the own pool, or of parallel_for (a hint); 0: NVFP4_MOE_THREADS, else one per core */
+  int32_t cache_checksum; /* 1: the cache's key and content are checked over all bytes, not over headers and times */
+} nvfp4_moe_layer_options;
+
+/* Which backend would take this config, and why the others would not: JSON [{"backend", "chosen", "reason"}].
+ * backend: NULL or "auto", or a name to force. Needs no weights. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_explain(const nvfp4_moe_config* config, const char* backend, char** json);
+/* What such a layer would need, without weights: its plan as text, workspace bytes, bytes of packed weights (each may be
+ * NULL). hidden_scale and intermediate_scale: the checkpoint's input scales, 0: none. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
+                                            float hidden_scale, float intermediate_scale, char** text,
+                                            size_t* workspace_bytes, size_t* packed_bytes);
+
+/* ---- checkpoint ---- */
+
+/* path: a model directory, or one .safetensors file. Reads headers and config files only. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint);
+/* Exclusive. Layers opened from it stay usable. */
+NVFP4_MOE_API void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint);
+/* JSON object: architecture, family, format, producer, layers, config, files, size_bytes. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint, char** json);
+/* JSON array of {"severity", "id", "layer", "expert", "tensor", "expected", "actual", "count", "text"}. layer -1: what
+ * opening found; else that layer's experts are read and judged. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                                           char** json);
+/* The layer's config as the checkpoint has it. config->struct_size is set by the caller. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                                         nvfp4_moe_config* config);
+
+/* ---- layer: open, plan, run ---- */
+
+/* config NULL: as the checkpoint has it, with the slice's sizes. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                                             const nvfp4_moe_config* config,
+                                                             const nvfp4_moe_layer_options* options,
+                                                             nvfp4_moe_layer** out);
+
+/* One expert's arrays. H hidden_size, I its intermediate size. */
+typedef struct nvfp4_moe_expert {
+  size_t struct_size;
+  const uint8_t* gate_codes;        /* (I, H/2) */
+  const uint8_t* gate_block_scales; /* (I, H/16) */
+  const uint8_t* up_codes;          /* (I, H/2) */
+  const uint8_t* up_block_scales;   /* (I, H/16) */
+  const uint8_t* down_codes;        /* (H, I/2) */
+  const uint8_t* down_block_scales; /* (H, I/16) */
+  float gate_tensor_scale;
+  float up_tensor_scale;
+  float down_tensor_scale;
+  int32_t reserved; /* 0 */
+} nvfp4_moe_expert;
+
+/* A layer's E local experts, stacked. A stride is the distance in bytes between one expert's array and the next one's;
+ * 0: they follow each other. So gate and up may be halves of one (E, 2I, H/2) tensor. */
+typedef struct nvfp4_moe_layer_tensors {
+  size_t struct_size;
+  const uint8_t* gate_codes;        /* (E, I, H/2) */
+  const uint8_t* gate_block_scales; /* (E, I, H/16) */
+  const float* gate_tensor_scales;  /* (E) */
+  const uint8_t* up_codes;          /* (E, I, H/2) */
+  const uint8_t* up_block_scales;   /* (E, I, H/16) */
+  const float* up_tensor_scales;    /* (E) */
+  const uint8_t* down_codes;        /* (E, H, I/2) */
+  const uint8_t* down_block_scales; /* (E, H, I/16) */
+  const float* down_tensor_scales;  /* (E) */
+  int64_t gate_up_codes_stride;
+  int64_t gate_up_scales_stride;
+  int64_t down_codes_stride;
+  int64_t down_scales_stride;
+  const nvfp4_moe_expert* shared; /* NULL: none */
+  float hidden_scale;             /* input scales, each the maximum over ALL experts of the layer; 0: none */
+  float intermediate_scale;
+} nvfp4_moe_layer_tensors;
+/* Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config,
+                                                          const nvfp4_moe_layer_tensors* tensors,
+                                                          const nvfp4_moe_layer_options* options,
+                                                          nvfp4_moe_layer** out);
+/* Exclusive: no run may be in flight. */
+NVFP4_MOE_API void nvfp4_moe_layer_close(nvfp4_moe_layer* layer);
+
+/* JSON: backend, kernels, every numeric choice, sizes, notes. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** json);
+/* Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, size_t* bytes);
+
+/* T tokens, k = top_k, H hidden_size. out and the workspace overlap nothing else. */
+typedef struct nvfp4_moe_batch {
+  size_t struct_size;
+  int64_t tokens;              /* 0 to max_tokens */
+  const void* hidden;          /* (T, H) */
+  const void* topk_ids;        /* (T, k) global expert ids; -1 or another rank's: adds nothing */
+  const float* topk_weights;   /* (T, k) */
+  const float* shared_weights; /* (T) factors of the shared expert's rows; NULL: 1 */
+  void* out;                   /* (T, H) */
+  nvfp4_moe_dtype hidden_dtype; /* BF16 (default), F16 or F32 */
+  nvfp4_moe_dtype ids_dtype;    /* I32 (default) or I64 */
+  nvfp4_moe_dtype out_dtype;    /* BF16, F16 or F32; default: hidden's */
+  int32_t reserved;             /* 0 */
+} nvfp4_moe_batch;
+/* workspace: workspace_bytes at least nvfp4_moe_layer_workspace_bytes, 256-byte aligned, in the backend's memory; layers
+ * that run one after the other may share it. stream: a device backend's stream, NULL on the CPU. Allocates nothing, waits
+ * for nothing but its own work on the CPU. Any thread, each with a workspace of its own. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
+                                                 void* workspace, size_t workspace_bytes, void* stream);
+
+/* What the last run in a workspace noticed. struct_size is set by the caller. */
+typedef struct nvfp4_moe_run_status {
+  size_t struct_size;
+  uint64_t bad_expert_ids;   /* neither -1 nor an expert; skipped */
+  uint64_t nonfinite_tokens; /* their output rows are NaN, no other row changes */
+  uint64_t nonfinite_rows;   /* choices whose intermediate is not finite */
+  uint64_t hidden_blocks;    /* blocks quantized; of them: scale saturated at 448, scale rounded to 0 */
+  uint64_t hidden_saturated;
+  uint64_t hidden_zeroed;
+  uint64_t intermediate_blocks;
+  uint64_t intermediate_saturated;
+  uint64_t intermediate_zeroed;
+} nvfp4_moe_run_status;
+/* Any thread, after the run. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,
+                                                        size_t workspace_bytes, nvfp4_moe_run_status* status);
+
+/* Replaces one expert in place; the result is byte-identical to a fresh load. local_expert: 0 to expert_count - 1, or
+ * NVFP4_MOE_SHARED_EXPERT. Any thread; NVFP4_MOE_BUSY while a run or another replacement is in flight. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
+                                                            const nvfp4_moe_expert* expert);
+
+/* Where unpack writes; shapes as in nvfp4_moe_expert. A NULL array is left out; the scales are always written. */
+typedef struct nvfp4_moe_expert_out {
+  size_t struct_size;
+  uint8_t* gate_codes;
+  uint8_t* gate_block_scales;
+  uint8_t* up_codes;
+  uint8_t* up_block_scales;
+  uint8_t* down_codes;
+  uint8_t* down_block_scales;
+  float gate_tensor_scale;
+  float up_tensor_scale;
+  float down_tensor_scale;
+  int32_t reserved;
+} nvfp4_moe_expert_out;
+/* The expert as it was given, bit for bit. Any thread; NVFP4_MOE_BUSY while weights are being replaced. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64_t local_expert,
+                                                           nvfp4_moe_expert_out* expert);
+
+/* ---- repro: one call in one file ---- */
+
+/* Writes layer and batch (and the values in batch->out if with_output) to a .safetensors file. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
+                                                         int32_t with_output, const char* path);
+/* Runs such a file on a backend (NULL: auto) and compares with the stored output and with the reference. JSON report;
+ * NVFP4_MOE_CHECK_FAILED, with the report, where a limit is broken. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_replay(const char* path, const char* backend, char** json);
+
+/* ---- dense linear: y = x W^T, W (rows, cols) = (out_features, in_features) ---- */
+
+typedef struct nvfp4_moe_linear_options {
+  size_t struct_size;
+  int64_t rows;
+  int64_t cols;                /* multiple of 16 */
+  const uint8_t* codes;        /* (rows, cols/2) */
+  const uint8_t* block_scales; /* (rows, cols/16) */
+  float tensor_scale;
+  float input_scale;     /* the checkpoint's number, for STATIC and COMPAT */
+  float static_headroom; /* a power of two; 0: 1 */
+  int32_t activation_format;
+  int32_t activation_scale;
+  int32_t threads;
+  int64_t max_tokens; /* at least 1 */
+  const char* backend;
+  nvfp4_moe_parallel_for parallel_for;
+  void* parallel_for_user;
+} nvfp4_moe_linear_options;
+/* Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nvfp4_moe_linear** out);
+/* Exclusive. */
+NVFP4_MOE_API void nvfp4_moe_linear_close(nvfp4_moe_linear* linear);
+/* Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear, char** json);
+/* Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, size_t* bytes);
+typedef struct nvfp4_moe_linear_batch {
+  size_t struct_size;
+  int64_t tokens;
+  const void* x;             /* (T, cols) */
+  void* out;                 /* (T, rows) */
+  nvfp4_moe_dtype x_dtype;   /* BF16 (default), F16 or F32 */
+  nvfp4_moe_dtype out_dtype; /* default: x's */
+} nvfp4_moe_linear_batch;
+/* As nvfp4_moe_layer_run. Any thread, each with a workspace of its own. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_run(const nvfp4_moe_linear* linear, const nvfp4_moe_linear_batch* batch,
+                                                  void* workspace, size_t workspace_bytes, void* stream);
+
+/* ---- format: host arrays, all "any thread". x is (rows, cols) of BF16, F16 or F32, cols a multiple of 16; codes is
+ * (rows, cols/2), block_scales (rows, cols/16). ---- */
+
+/* Written, not added to. struct_size is set by the caller. May be NULL in every function below. */
+typedef struct nvfp4_moe_quantize_counts {
+  size_t struct_size;
+  uint64_t blocks;
+  uint64_t saturated_scales;
+  uint64_t zero_scales;
+  uint64_t saturated_codes;
+  uint64_t nonfinite_rows;
+} nvfp4_moe_quantize_counts;
+
+/* Weights. tensor_scale: in, a positive number to be used, or 0: amax/2688 of x; out, the one that was used. x must be
+ * finite. search: NVFP4_MOE_SEARCH_MAX or NVFP4_MOE_SEARCH_MSE. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                                int32_t search, float* tensor_scale, uint8_t* codes,
+                                                uint8_t* block_scales, nvfp4_moe_quantize_counts* counts);
+/* Activations, each row with the smallest power of two >= amax/2688 as its scale: row_scales (rows). A row with NaN or
+ * Inf gets zero codes, zero block scales and a NaN row scale. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
+                                                              int64_t cols, uint8_t* codes, uint8_t* block_scales,
+                                                              float* row_scales, nvfp4_moe_quantize_counts* counts);
+/* Activations with one given power of two. Rows with NaN or Inf get zero codes and scales, and are counted. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_given(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                                      float power_of_two, uint8_t* codes, uint8_t* block_scales,
+                                                      nvfp4_moe_quantize_counts* counts);
+/* Activations in vLLM's operation order with any positive input scale. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
+                                                       int64_t cols, float input_scale, uint8_t* codes,
+                                                       uint8_t* block_scales, nvfp4_moe_quantize_counts* counts);
+/* out: (rows, cols) of BF16, F16 or F32, exact and rounded once. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
+                                                  int64_t rows, int64_t cols, nvfp4_moe_dtype out_dtype, void* out);
+/* To FP8 E4M3 with one scale per tensor (block_rows = block_cols = 0) or per block, for example 128 x 128:
+ * value ~= e4m3(out) * scale. scales: nvfp4_moe_fp8_scale_count floats, row-major over blocks. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_convert_to_fp8(const uint8_t* codes, const uint8_t* block_scales,
+                                                      float tensor_scale, int64_t rows, int64_t cols,
+                                                      int64_t block_rows, int64_t block_cols, uint8_t* out,
+                                                      float* scales);
+/* -1 for sizes that make no sense. */
+NVFP4_MOE_API int64_t nvfp4_moe_fp8_scale_count(int64_t rows, int64_t cols, int64_t block_rows, int64_t block_cols);
+
+/* values: (count) one E2M1 code per byte, below 16, count even; packed: (count/2). */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_pack_codes(const uint8_t* values, int64_t count, uint8_t* packed);
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_unpack_codes(const uint8_t* packed, int64_t count, uint8_t* values);
+
+/* The 128x4 layout of block scales (docs/layouts.md): linear (rows, scale_cols), swizzled nvfp4_moe_swizzled_bytes. */
+NVFP4_MOE_API int64_t nvfp4_moe_swizzled_bytes(int64_t rows, int64_t scale_cols); /* -1 for senseless sizes */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows, int64_t scale_cols,
+                                                      uint8_t* swizzled);
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols,
+                                                        uint8_t* linear);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* NVFP4_MOE_NVFP4_MOE_H_ */

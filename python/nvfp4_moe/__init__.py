@@ -1,0 +1,171 @@
+"""NVFP4 for mixture-of-experts layers: the number format, its layouts and checkpoints.
+
+An NVFP4 tensor (..., K), K a multiple of 16, is three things:
+
+    codes         uint8 (..., K/2)    two E2M1 codes a byte, the even element along K in the low nibble
+    scales        uint8 (..., K/16)   one E4M3 byte per 16 elements along K, sign bit 0
+    tensor_scale  float               of the whole tensor (or float32 (...), one per row)
+
+    value = e2m1(code) * e4m3(scale) * tensor_scale
+
+Arrays come in through DLPack from any framework, in host memory. A torch tensor gives torch tensors back, everything
+else NumPy arrays. bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8,
+ml_dtypes or torch float8_e4m3fn. Non-contiguous arrays are copied.
+
+Errors: ValueError for an argument, a subclass of nvfp4_moe.Error (a RuntimeError) for everything else, each with one
+line that names the thing, what was expected and what came. Any function may be called from several threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _core
+from ._arrays import borrow as _borrow
+from ._arrays import lend as _lend
+from ._arrays import torch_of as _torch_of
+from ._core import (
+    BadInput,
+    Busy,
+    CheckFailed,
+    Error,
+    Internal,
+    IoError,
+    OutOfMemory,
+    Unsupported,
+    __version__,
+)
+
+__all__ = [
+    "BadInput",
+    "Busy",
+    "CheckFailed",
+    "Error",
+    "Internal",
+    "IoError",
+    "OutOfMemory",
+    "Unsupported",
+    "__version__",
+    "decode_e2m1",
+    "decode_e4m3",
+    "dequantize",
+    "encode_e2m1",
+    "encode_e4m3",
+    "expert_scale_row",
+    "pack",
+    "quantize",
+    "swizzle",
+    "swizzle_experts",
+    "to_fp8",
+    "unpack",
+    "unswizzle",
+]
+
+
+def quantize(
+    x: Any, *, mode: str = "weights", tensor_scale: float | None = None, scales: str = "max"
+) -> tuple[Any, Any, Any]:
+    """Quantizes x (..., K) of float32, float16 or bfloat16 along its last dimension.
+
+    mode "weights": scale = RNE(amax/(6 s)) and code = RNE(x/(scale s)) from exact quotients; s = tensor_scale, or
+      float32(amax/2688) of the whole array. scales="mse" lets the E4M3 neighbours of amax/6 and of amax/4 compete.
+    mode "dynamic_token": s per row, the smallest power of two >= amax/2688 (1 for a row of zeros).
+    mode "static": s = tensor_scale rounded up to a power of two.
+    mode "compat": s = tensor_scale as it is, in vLLM's operation order, for byte comparison.
+
+    Returns (codes uint8 (..., K/2), scales uint8 (..., K/16), tensor_scale): a float, or float32 (...) for
+    dynamic_token, NaN for a row that holds NaN or Inf. The other modes raise ValueError on such a row.
+    """
+    torch = _torch_of(x)
+    codes, block_scales, scale = _core.quantize(_borrow(x), mode, tensor_scale, scales)
+    return _lend(codes, torch), _lend(block_scales, torch), _lend(scale, torch)
+
+
+def dequantize(codes: Any, scales: Any, tensor_scale: Any, dtype: str = "float32") -> Any:
+    """(..., K) of dtype "float32", "bfloat16" or "float16": the exact product, rounded once.
+
+    tensor_scale: one number, or one per row (...); a row whose scale is NaN is NaN. A NumPy result of bfloat16 is
+    uint16, its bits. Raises ValueError on shapes that do not belong together.
+    """
+    torch = _torch_of(codes)
+    row_scales = np.asarray(_borrow(tensor_scale), dtype=np.float32)
+    if row_scales.size == 1:
+        row_scales = row_scales.reshape(())
+    out = _core.dequantize(_borrow(codes), _borrow(scales), row_scales, dtype)
+    return _lend(out, torch, bits_of=dtype)
+
+
+def pack(codes: Any) -> Any:
+    """uint8 (..., K) of codes 0..15 to uint8 (..., K/2), the even element in the low nibble. K even."""
+    return _lend(_core.pack(_borrow(codes)), _torch_of(codes))
+
+
+def unpack(bytes: Any) -> Any:
+    """uint8 (..., K/2) to uint8 (..., K) of codes 0..15: the inverse of pack."""
+    return _lend(_core.unpack(_borrow(bytes)), _torch_of(bytes))
+
+
+def encode_e2m1(x: Any) -> Any:
+    """Elementwise to E2M1 codes 0..15, uint8, x's shape: nearest even, saturating at 6; NaN gives 7 (+6).
+
+    float64 is rounded once, from the float64."""
+    return _lend(_core.encode_e2m1(_borrow(x)), _torch_of(x))
+
+
+def decode_e2m1(codes: Any) -> Any:
+    """Elementwise: float32 values of codes 0..15 (higher bits are ignored)."""
+    return _lend(_core.decode_e2m1(_borrow(codes)), _torch_of(codes))
+
+
+def encode_e4m3(x: Any) -> Any:
+    """Elementwise to E4M3 bytes, uint8, x's shape: nearest even, saturating at 448; NaN gives 0x7F.
+
+    float64 is rounded once, from the float64."""
+    return _lend(_core.encode_e4m3(_borrow(x)), _torch_of(x))
+
+
+def decode_e4m3(bytes: Any) -> Any:
+    """Elementwise: float32 values of all 256 bytes; 0x7F and 0xFF are NaN."""
+    return _lend(_core.decode_e4m3(_borrow(bytes)), _torch_of(bytes))
+
+
+def to_fp8(
+    codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] | None = None
+) -> tuple[Any, Any]:
+    """A matrix (rows, K) as FP8: (E4M3 bytes uint8 (rows, K), scales), value ~= e4m3(byte) * scale.
+
+    block=None: one float for the whole matrix. block=(128, 128): float32 (ceil(rows/128), ceil(K/128)).
+    """
+    torch = _torch_of(codes)
+    out, out_scales = _core.to_fp8(_borrow(codes), _borrow(scales), float(tensor_scale), block)
+    return _lend(out, torch), _lend(out_scales, torch)
+
+
+def swizzle(scales: Any) -> Any:
+    """uint8 (..., rows, K/16) to the 128x4 tile layout, uint8 (..., round_up(rows, 128) * round_up(K/16, 4)).
+
+    Padding bytes are zero. Leading dimensions (experts) stay: each matrix is laid out by itself.
+    """
+    return _lend(_core.swizzle(_borrow(scales)), _torch_of(scales))
+
+
+def unswizzle(swizzled: Any, rows: int, cols: int) -> Any:
+    """The inverse of swizzle: uint8 (..., bytes) to (..., rows, cols), cols = K/16."""
+    return _lend(_core.unswizzle(_borrow(swizzled), rows, cols), _torch_of(swizzled))
+
+
+def swizzle_experts(scales: Any, row_offsets: Any) -> Any:
+    """Scales (rows, K/16) of activations sorted by expert to 128x4 tiles with a base per expert, uint8 (bytes,).
+
+    row_offsets: (experts + 1) ascending, from 0 to rows. Expert e's tiles begin at row
+    expert_scale_row(row_offsets[e], e), a multiple of 128; the bytes hold any distribution of as many rows.
+    """
+    offsets = np.ascontiguousarray(_borrow(row_offsets), dtype=np.int64)
+    return _lend(_core.swizzle_experts(_borrow(scales), offsets), _torch_of(scales))
+
+
+def expert_scale_row(row_offset: int, expert: int) -> int:
+    """The padded row where the scale tiles of an expert begin whose first row is row_offset."""
+    return _core.expert_scale_row(row_offset, expert)

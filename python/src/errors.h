@@ -1,0 +1,40 @@
+// Failures of the library as Python exceptions that carry its text.
+//
+// kInvalidArgument becomes ValueError; every other code a class of its own under nvfp4_moe.Error (a RuntimeError).
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <exception>
+#include <string>
+
+#include "core/status.h"
+
+namespace nvfp4_moe::python {
+
+class Failure : public std::exception {
+ public:
+  explicit Failure(Status status) : status_(std::move(status)) {}
+  const char* what() const noexcept override { return status_.message().c_str(); }
+  Code code() const { return status_.code(); }
+
+ private:
+  Status status_;
+};
+
+[[noreturn]] inline void fail(std::string message) { throw Failure(invalid_argument(std::move(message))); }
+
+inline void check(const Status& status) {
+  if (!status.ok()) throw Failure(status);
+}
+template <class T>
+T take(Result<T> result) {
+  if (!result.ok()) throw Failure(result.status());
+  return std::move(*result);
+}
+
+void bind_errors(nanobind::module_& m);
+void bind_formats(nanobind::module_& m);
+void bind_layouts(nanobind::module_& m);
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,12 @@
+// nvfp4_moe._core: the compiled half of the Python package. Arguments come checked for framework by the package, and
+// are checked here for everything else; nothing is decided in Python.
+#include <nanobind/nanobind.h>
+
+#include "errors.h"
+
+NB_MODULE(_core, m) {
+  m.attr("__version__") = NVFP4_MOE_VERSION;
+  nvfp4_moe::python::bind_errors(m);
+  nvfp4_moe::python::bind_formats(m);
+  nvfp4_moe::python::bind_layouts(m);
+}

@@ -1,0 +1,38 @@
+"""Fixtures of the Python tests, and the table of counted differences under the run.
+
+The module comes from the build tree: PYTHONPATH=build/<preset>/python. An oracle that is not installed skips its file by
+name (pytest.importorskip).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))  # the tests run the scripts that make the committed vectors
+
+_counts: list[tuple[str, str, int, int]] = []
+
+
+@pytest.fixture
+def count(request):
+    """count(what, differing, of): puts a line into the table at the end of the run."""
+
+    def add(what: str, differing: int, of: int) -> None:
+        _counts.append((request.node.nodeid.removeprefix("tests/python/"), what, int(differing), int(of)))
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not _counts:
+        return
+    terminalreporter.section("counted differences from the oracles")
+    for test, what, differing, of in _counts:
+        if differing:
+            terminalreporter.write_line(f"{differing:8d} of {of:9d}  {what}  [{test}]")
+    none = sum(differing == 0 for _, _, differing, _ in _counts)
+    terminalreporter.write_line(f"{none} more comparisons without a difference")

@@ -1,0 +1,226 @@
+"""The module's own contract: shapes, frameworks, errors, and identities that need no oracle. NumPy only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+
+RNG = np.random.default_rng(1)
+X = RNG.standard_normal((6, 64)).astype(np.float32)
+
+
+def test_imports_without_torch_or_ml_dtypes():
+    code = "import sys, nvfp4_moe, numpy; nvfp4_moe.quantize(numpy.ones((2, 16), 'f4')); " \
+           "sys.exit(any(m in sys.modules for m in ('torch', 'ml_dtypes')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_pack_unpack_every_byte():
+    every = np.arange(256, dtype=np.uint8).reshape(4, 64)
+    codes = nv.unpack(every)
+    assert codes.shape == (4, 128) and codes.max() == 15
+    assert (codes[:, 0::2] == every & 15).all() and (codes[:, 1::2] == every >> 4).all()
+    assert (nv.pack(codes) == every).all()
+
+
+@pytest.mark.parametrize("shape", [(16,), (3, 32), (2, 3, 48), (0, 16)])
+def test_leading_dimensions(shape):
+    x = RNG.standard_normal(shape).astype(np.float32)
+    codes, scales, rows = nv.quantize(x, mode="dynamic_token")
+    assert codes.shape == (*shape[:-1], shape[-1] // 2) and scales.shape == (*shape[:-1], shape[-1] // 16)
+    assert np.shape(rows) == shape[:-1]
+    y = nv.dequantize(codes, scales, rows)
+    assert y.shape == shape and y.dtype == np.float32
+    flat = nv.quantize(x.reshape(-1, shape[-1]), mode="dynamic_token")
+    assert (flat[0].reshape(codes.shape) == codes).all()
+
+
+def test_requantizing_decoded_values_is_the_identity():
+    """A power-of-two scale: every decoded value is on the grid, and stays there."""
+    codes, scales, s = nv.quantize(X, mode="static", tensor_scale=2.0**-9)
+    again = nv.quantize(nv.dequantize(codes, scales, s), mode="static", tensor_scale=s)
+    assert (nv.dequantize(*again) == nv.dequantize(codes, scales, s)).all()
+
+
+def test_mse_is_never_worse():
+    error = {}
+    for search in ("max", "mse"):
+        y = nv.dequantize(*nv.quantize(X, scales=search))
+        error[search] = ((y.astype(np.float64) - X) ** 2).reshape(6, -1, 16).sum(-1)
+    assert (error["mse"] <= error["max"] * (1 + 1e-12)).all() and error["mse"].sum() < error["max"].sum()
+
+
+def test_static_rounds_its_scale_up_to_a_power_of_two():
+    assert nv.quantize(X, mode="static", tensor_scale=0.0011)[2] == 2.0**-9
+    assert nv.quantize(X, mode="static", tensor_scale=2.0**-9)[2] == 2.0**-9
+    assert nv.quantize(X, mode="compat", tensor_scale=0.0011)[2] == np.float32(0.0011)
+
+
+def test_dynamic_token_scale_is_the_smallest_power_of_two():
+    x = X.copy()
+    x[2] = 0
+    _, _, s = nv.quantize(x, mode="dynamic_token")
+    amax = np.abs(x.astype(np.float64)).max(1)
+    live = amax > 0
+    assert (s[live] * 2688.0 >= amax[live]).all() and (s[live] / 2 * 2688.0 < amax[live]).all()
+    assert (np.frexp(s)[0] == 0.5).all() and s[2] == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nonfinite_rows(bad):
+    x = X.copy()
+    x[3, 5] = bad
+    codes, scales, s = nv.quantize(x, mode="dynamic_token")
+    assert np.isnan(s[3]) and np.isfinite(np.delete(s, 3)).all() and (codes[3] == 0).all() and (scales[3] == 0).all()
+    for dtype in ("float32", "float16", "bfloat16"):
+        y = nv.dequantize(codes, scales, s, dtype)
+        is_nan = np.isnan(y) if dtype != "bfloat16" else (y & 0x7FFF) > 0x7F80
+        assert is_nan[3].all() and not np.delete(is_nan, 3, axis=0).any()
+    for mode, scale in (("weights", None), ("static", 1.0), ("compat", 1.0)):
+        with pytest.raises(ValueError, match="row 3 holds NaN or Inf"):
+            nv.quantize(x, mode=mode, tensor_scale=scale)
+
+
+def test_bf16_bits_and_float16():
+    bits = (X.view(np.uint32) >> 16).astype(np.uint16)
+    wide = (bits.astype(np.uint32) << 16).view(np.float32)
+    for a, b in ((bits, wide), (X.astype(np.float16), X.astype(np.float16).astype(np.float32))):
+        for left, right in zip(nv.quantize(a), nv.quantize(b), strict=True):
+            assert np.array_equal(left, right)
+
+
+def test_strided_and_read_only_arrays():
+    wide = RNG.standard_normal((6, 128)).astype(np.float32)
+    view = wide[:, ::2]
+    read_only = view.copy()
+    read_only.flags.writeable = False
+    for a in (view, read_only):
+        assert np.array_equal(nv.quantize(a)[0], nv.quantize(view.copy())[0])
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (128, 4), (129, 5), (300, 3), (33, 17), (0, 4)])
+def test_swizzle_is_the_closed_form(rows, cols):
+    linear = RNG.integers(1, 127, (rows, cols), dtype=np.uint8)
+    swizzled = nv.swizzle(linear)
+    expected = np.zeros(-(-rows // 128) * 128 * (-(-cols // 4) * 4), np.uint8)
+    for m in range(rows):
+        for k in range(cols):
+            tile = (m // 128) * -(-cols // 4) + k // 4
+            expected[tile * 512 + m % 32 * 16 + m // 32 % 4 * 4 + k % 4] = linear[m, k]
+    assert (swizzled == expected).all()
+    assert (nv.unswizzle(swizzled, rows, cols) == linear).all()
+
+
+def test_swizzle_experts_places_each_expert_at_its_base():
+    counts = [0, 5, 200, 1, 0, 128]
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    scales = RNG.integers(1, 127, (offsets[-1], 6), dtype=np.uint8)
+    out = nv.swizzle_experts(scales, offsets)
+    covered = 0
+    for e, n in enumerate(counts):
+        base = nv.expert_scale_row(int(offsets[e]), e)
+        tile = nv.swizzle(scales[offsets[e] : offsets[e + 1]])
+        assert base % 128 == 0 and (out[base * 8 : base * 8 + tile.size] == tile).all()
+        covered += n * 6
+    assert np.count_nonzero(out) == covered  # all scales are non-zero, all padding is zero
+
+
+def test_swizzle_of_stacked_experts():
+    scales = RNG.integers(0, 127, (3, 130, 5), dtype=np.uint8)
+    stacked = nv.swizzle(scales)
+    assert stacked.shape == (3, 256 * 8)
+    for e in range(3):
+        assert (stacked[e] == nv.swizzle(scales[e])).all()
+    assert (nv.unswizzle(stacked, 130, 5) == scales).all()
+
+
+@pytest.mark.parametrize("block", [None, (128, 128), (16, 48)])
+def test_to_fp8_is_one_rounding_from_the_exact_value(block):
+    x = RNG.standard_normal((144, 160)).astype(np.float32)
+    x[:, :128][:128] = 0  # a block of zeros for (128, 128)
+    codes, scales, s = nv.quantize(x)
+    out, fp8_scale = nv.to_fp8(codes, scales, s, block)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    exact = values[nv.unpack(codes)] * nv.decode_e4m3(scales).astype(np.float64).repeat(16, 1) * s
+    rows, cols = block or exact.shape
+    for i in range(0, exact.shape[0], rows):
+        for j in range(0, exact.shape[1], cols):
+            part = np.s_[i : i + rows, j : j + cols]
+            scale = np.float32(fp8_scale if block is None else fp8_scale[i // rows, j // cols])
+            amax = np.abs(exact[part]).max()
+            assert scale == (np.float32(amax / 448) if amax else np.float32(1))
+            assert (out[part] == nv.encode_e4m3(exact[part] / np.float64(scale))).all()
+
+
+def test_thresholds_in_double_are_one_rounding():
+    """A float64 next to a threshold must not be rounded through float32 first."""
+    low, thresholds = [0, 0.5, 1, 1.5, 2, 3, 4], [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+    for i, t in enumerate(thresholds):
+        below, above = nv.encode_e2m1(np.array([np.nextafter(t, 0), np.nextafter(t, 9)]))
+        assert (below, above) == (i, i + 1)
+        assert nv.decode_e2m1(np.array([below], np.uint8))[0] == low[i]
+    values = nv.decode_e4m3(np.arange(0x7F, dtype=np.uint8)).astype(np.float64)
+    middles = (values[1:] + values[:-1]) / 2
+    assert (nv.encode_e4m3(np.nextafter(middles, 0)) == np.arange(0x7E)).all()
+    assert (nv.encode_e4m3(np.nextafter(middles, 999)) == np.arange(1, 0x7F)).all()
+    assert (nv.encode_e4m3(middles) == np.arange(0x7E) + np.arange(0x7E) % 2).all()
+
+
+ERRORS = {
+    "x: expected a last dimension that is a positive multiple of 16": lambda: nv.quantize(X[:, :5]),
+    "x: expected float32, float16 or bfloat16": lambda: nv.quantize(X.astype(np.float64)),
+    "x: expected at least one dimension": lambda: nv.quantize(np.float32(1)),
+    "mode: expected weights, dynamic_token, static or compat, got foo": lambda: nv.quantize(X, mode="foo"),
+    "scales: expected max or mse": lambda: nv.quantize(X, scales="min"),
+    "tensor_scale: mode static needs one": lambda: nv.quantize(X, mode="static"),
+    "tensor_scale: expected a positive finite float32": lambda: nv.quantize(X, tensor_scale=-1.0),
+    "tensor_scale: expected a positive": lambda: nv.quantize(X, mode="compat", tensor_scale=1e-60),
+    r"scales: expected \(6, 4\) for codes \(6, 32\), got \(4, 6\)": lambda: nv.dequantize(
+        np.zeros((6, 32), np.uint8), np.zeros((4, 6), np.uint8), 1.0),
+    "tensor_scale: expected one number or": lambda: nv.dequantize(
+        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), np.ones(4)),
+    "dtype: expected float32, bfloat16 or float16": lambda: nv.dequantize(
+        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, "float64"),
+    "codes: expected bytes": lambda: nv.dequantize(X, np.zeros((6, 4), np.uint8), 1.0),
+    "codes: expected 0..15, element 3 is 16": lambda: nv.pack(np.array([[1, 2, 3, 16]], np.uint8)),
+    "swizzled: expected a last dimension of 512 bytes": lambda: nv.unswizzle(np.zeros(511, np.uint8), 5, 4),
+    "rows, cols: expected sizes": lambda: nv.unswizzle(np.zeros(512, np.uint8), -1, 4),
+    "rows, cols: expected sizes, got 1099511627776": lambda: nv.unswizzle(np.zeros(512, np.uint8), 1 << 40, 1 << 40),
+    "row_offsets: expected offsets from 0 to 6": lambda: nv.swizzle_experts(np.zeros((6, 4), np.uint8), [0, 7]),
+    "row_offsets: expected not to decrease": lambda: nv.swizzle_experts(np.zeros((6, 4), np.uint8), [0, 5, 4, 6]),
+    "block: expected None or two positive sizes": lambda: nv.to_fp8(
+        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, (0, 128)),
+}
+
+
+@pytest.mark.parametrize("message", ERRORS)
+def test_errors_name_the_argument(message):
+    with pytest.raises(ValueError, match=message):
+        ERRORS[message]()
+
+
+def test_error_classes():
+    assert issubclass(nv.Error, RuntimeError) and not issubclass(nv.Error, ValueError)
+    for cls, code in ((nv.CheckFailed, 1), (nv.Unsupported, 3), (nv.BadInput, 4), (nv.IoError, 5)):
+        assert issubclass(cls, nv.Error) and cls.code == code
+
+
+def test_torch_in_torch_out():
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(X).to(torch.bfloat16).requires_grad_()
+    codes, scales, s = nv.quantize(x)
+    assert codes.dtype == torch.uint8 and isinstance(s, float)
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert nv.dequantize(codes, scales, s, dtype).dtype == getattr(torch, dtype)
+    as_numpy = nv.quantize(x.detach().view(torch.uint16).numpy())
+    assert (codes.numpy() == as_numpy[0]).all() and s == as_numpy[2]
+    fp8 = scales.view(torch.float8_e4m3fn)
+    assert torch.equal(nv.dequantize(codes, fp8, torch.tensor(s)), nv.dequantize(codes, scales, s))
+    rows = nv.quantize(x, mode="dynamic_token")[2]
+    assert isinstance(rows, torch.Tensor) and rows.shape == (6,)
+    transposed = torch.from_numpy(X[:, :16].copy()).T.contiguous().T
+    assert torch.equal(nv.quantize(transposed)[0], nv.quantize(transposed.contiguous())[0])

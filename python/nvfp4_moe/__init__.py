@@ -29,6 +29,7 @@ from ._arrays import torch_of as _torch_of
 from ._core import (
     BadInput,
     Busy,
+    Cancelled,
     CheckFailed,
     Error,
     Internal,
@@ -41,6 +42,7 @@ from ._core import (
 __all__ = [
     "BadInput",
     "Busy",
+    "Cancelled",
     "CheckFailed",
     "Error",
     "Internal",

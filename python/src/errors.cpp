@@ -14,7 +14,7 @@ struct ErrorClass {
   const char* name;
   const char* doc;
 };
-constexpr std::array<ErrorClass, 7> kClasses = {{
+constexpr std::array<ErrorClass, 8> kClasses = {{
     {Code::kCheckFailed, "CheckFailed", "A comparison ran and did not hold."},
     {Code::kUnsupported, "Unsupported", "Legal, but nothing here takes it."},
     {Code::kBadInput, "BadInput", "A file's content is wrong."},
@@ -22,6 +22,7 @@ constexpr std::array<ErrorClass, 7> kClasses = {{
     {Code::kOutOfMemory, "OutOfMemory", "An allocation failed."},
     {Code::kBusy, "Busy", "The object is in use elsewhere."},
     {Code::kInternal, "Internal", "A fault of the library."},
+    {Code::kCancelled, "Cancelled", "A progress callback asked to stop."},
 }};
 
 // Indexed by Code. Owned references that live as long as the process, as the module does.

@@ -13,7 +13,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <memory>
 
 #include "core/float_formats.h"
 
@@ -121,16 +120,19 @@ class WeightQuantizer {
     return sum;
   }
 
-  // kMse: the best of the E4M3 values around amax/6 and amax/4, the max choice where none is strictly better.
+  // kMse: the best of the E4M3 values just below and above amax/6 and amax/4, or the max choice where none is strictly
+  // better than it. A quotient on the grid has one neighbour, itself; one above 448 has 448.
   uint8_t search_scale(const float* x, float amax) const {
     const uint8_t max_choice = scale(amax);
     uint8_t best = max_choice;
     double best_error = error_under(x, max_choice);
     for (const double quotient : {amax / six_s_, 1.5 * amax / six_s_}) {
-      const uint8_t nearest = e4m3_from_double(quotient);
-      const int other = e4m3_to_float(nearest) > quotient ? nearest - 1 : nearest + 1;
-      for (const int candidate : {int{nearest}, other}) {
-        if (candidate < 0 || candidate >= kScaleBytes || candidate == max_choice) continue;
+      const int nearest = e4m3_from_double(quotient);
+      const double value = e4m3_to_float(static_cast<uint8_t>(nearest));
+      const int low = value > quotient ? nearest - 1 : nearest;
+      const int high = value < quotient ? std::min(nearest + 1, kScaleBytes - 1) : nearest;
+      for (const int candidate : {low, high}) {
+        if (candidate == max_choice) continue;
         const double error = error_under(x, static_cast<uint8_t>(candidate));
         if (error < best_error) {
           best = static_cast<uint8_t>(candidate);
@@ -152,6 +154,12 @@ class WeightQuantizer {
   double six_s_;
   std::array<std::array<float, 8>, kScaleBytes> thresholds_{};  // by scale byte; row 0 unused
 };
+
+double squared_sum(const float* block) {
+  double sum = 0;
+  for (int i = 0; i < kBlockElems; ++i) sum += static_cast<double>(block[i]) * block[i];
+  return sum;
+}
 
 Status check_weights(std::span<const float> x, int64_t rows, int64_t cols, float tensor_scale) {
   if (rows < 0 || cols < 0 || cols % kBlockElems != 0)
@@ -213,8 +221,7 @@ Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, fl
       *block_scales++ = byte;
       pack_block(block_codes, codes);
       codes += kBlockElems / 2;
-      if (sum_sq != nullptr)
-        for (int i = 0; i < kBlockElems; ++i) *sum_sq += static_cast<double>(block[i]) * block[i];
+      if (sum_sq != nullptr) *sum_sq += squared_sum(block);
       if (sum_sq_error != nullptr) *sum_sq_error += quantizer.squared_error(block, byte, block_codes);
     }
   }

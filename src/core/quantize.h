@@ -31,7 +31,8 @@ enum class ScaleSearch : uint8_t {
 float tensor_scale_from_amax(double amax);
 
 // Weights: block scale = RNE(amax / (6 s)), code = RNE(x / (scale s)), both in double and rounded once.
-// s is any positive float. sum_sq_error / sum_sq (each may be null) receive additions for an SQNR.
+// s is any positive finite float. sum_sq_error / sum_sq (each may be null) receive additions for an SQNR.
+// A NaN or Inf is bad_input naming its row and column; rows before it are written then, rows from it on are not.
 Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, float tensor_scale, ScaleSearch search,
                         uint8_t* codes, uint8_t* block_scales, QuantizeCounts& counts, double* sum_sq = nullptr,
                         double* sum_sq_error = nullptr);
@@ -41,7 +42,8 @@ Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, fl
 bool quantize_row_exact(std::span<const float> x, float power_of_two_scale, uint8_t* codes, uint8_t* block_scales,
                         QuantizeCounts& counts);
 
-// The row's own scale: the smallest power of two >= amax/2688, 1 for a row of zeros, never below 2^-126.
+// The row's own scale: the smallest power of two >= amax/2688, 1 for a row of zeros, never below 2^-126. NaN for an
+// amax that is not finite, so that an alpha built from it marks the row.
 float dynamic_token_scale(float amax);
 // max |x|; NaN if any element is NaN, Inf if any is Inf (and none NaN).
 float row_amax(std::span<const float> x);

@@ -1,0 +1,118 @@
+// The thread pool: every index once, ranges no longer than the grain, nested and concurrent calls, reuse.
+#include "core/executor.h"
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+void expect_covers(Executor& executor, int64_t count, int64_t grain) {
+  std::vector<std::atomic<int>> hits(static_cast<size_t>(count));
+  std::atomic<int> bad_ranges{0};
+  executor.parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+    if (begin < 0 || end > count || begin >= end || end - begin > grain) {
+      ++bad_ranges;
+      return;
+    }
+    for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
+  });
+  EXPECT_EQ(bad_ranges, 0);
+  for (int64_t i = 0; i < count; ++i) ASSERT_EQ(hits[static_cast<size_t>(i)], 1) << i << " of " << count;
+}
+
+class ExecutorTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, testing::Values(1, 2, 7));
+
+TEST_P(ExecutorTest, CoversEveryIndexOnce) {
+  const auto pool = make_thread_pool(GetParam());
+  EXPECT_EQ(pool->threads(), GetParam());
+  for (const int64_t count : {0, 1, 2, 7, 64, 1000})
+    for (const int64_t grain : {1, 3, 64, 5000}) expect_covers(*pool, count, grain);
+}
+
+TEST_P(ExecutorTest, ManySmallCallsInARow) {
+  const auto pool = make_thread_pool(GetParam());
+  std::atomic<int64_t> sum{0};
+  for (int call = 0; call < 2000; ++call) pool->parallel_for(10, 1, [&](int64_t begin, int64_t) { sum += begin; });
+  EXPECT_EQ(sum, 2000 * 45);
+}
+
+TEST_P(ExecutorTest, WakesAfterSleep) {
+  const auto pool = make_thread_pool(GetParam());
+  for (int call = 0; call < 3; ++call) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // longer than the workers spin
+    expect_covers(*pool, 100, 1);
+  }
+}
+
+TEST_P(ExecutorTest, NestedCallRunsOnTheSameThread) {
+  const auto pool = make_thread_pool(GetParam());
+  std::atomic<int64_t> inner{0};
+  std::atomic<int> strayed{0};
+  pool->parallel_for(20, 1, [&](int64_t, int64_t) {
+    const auto self = std::this_thread::get_id();
+    pool->parallel_for(30, 4, [&](int64_t begin, int64_t end) {
+      inner += end - begin;
+      strayed += std::this_thread::get_id() != self;
+    });
+  });
+  EXPECT_EQ(inner, 600);
+  EXPECT_EQ(strayed, 0);
+  expect_covers(*pool, 100, 1);  // and the outer call left the pool usable
+}
+
+TEST_P(ExecutorTest, CallsFromSeveralThreadsAreSerialized) {
+  const auto pool = make_thread_pool(GetParam());
+  std::vector<std::thread> callers;
+  std::vector<int64_t> sums(4);
+  for (size_t c = 0; c < sums.size(); ++c)
+    callers.emplace_back([&, c] {
+      for (int call = 0; call < 100; ++call) {
+        std::atomic<int64_t> sum{0};
+        pool->parallel_for(50, 3, [&](int64_t begin, int64_t end) { sum += end - begin; });
+        sums[c] += sum;
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+  for (const int64_t sum : sums) EXPECT_EQ(sum, 5000);
+}
+
+TEST(Executor, UsesItsThreadsAndTheCaller) {
+  const auto pool = make_thread_pool(2);
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  std::atomic<int> arrived{0};
+  // Two ranges that wait for each other can only end if two threads run them, the caller being one.
+  pool->parallel_for(2, 1, [&](int64_t, int64_t) {
+    {
+      const std::lock_guard lock(mutex);
+      seen.insert(std::this_thread::get_id());
+    }
+    ++arrived;
+    while (arrived < 2) std::this_thread::yield();
+  });
+  EXPECT_EQ(seen.size(), 2u);
+  EXPECT_TRUE(seen.contains(std::this_thread::get_id()));
+}
+
+TEST(Executor, DefaultsToTheAvailableCores) {
+  EXPECT_GE(make_thread_pool()->threads(), 1);
+  EXPECT_EQ(make_thread_pool(0)->threads(), make_thread_pool(-3)->threads());
+}
+
+TEST(Executor, SerialRunsOnTheCallerInOrder) {
+  std::vector<int64_t> begins;
+  serial_executor().parallel_for(10, 4, [&](int64_t begin, int64_t) { begins.push_back(begin); });
+  EXPECT_EQ(begins, (std::vector<int64_t>{0, 4, 8}));
+  EXPECT_EQ(serial_executor().threads(), 1);
+  expect_covers(serial_executor(), 1000, 7);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

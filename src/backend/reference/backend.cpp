@@ -1,0 +1,57 @@
+// The reference backend: the definition of the layer on a host. Supports everything legal, chosen last.
+#include "backend/backend.h"
+
+#include "backend/host_layer.h"
+#include "backend/reference/steps.h"
+
+namespace nvfp4_moe {
+namespace reference {
+namespace {
+
+constexpr HostSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+
+Status supports(const MoeConfig&, const DeviceFacts& device) {
+  if (device.kind != DeviceKind::kCpu) return unsupported("reference: expected host memory, got a " + device.name);
+  return {};
+}
+
+Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
+                  const DeviceFacts&) {
+  NVFP4_MOE_TRY(check_host_limits(config, range, limits));
+  NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
+  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
+  const char* dots = nvfp4 ? "int64 exact, one rounding" : "double, one rounding";
+  Plan plan;
+  plan.backend = "reference";
+  plan.limits = limits;
+  plan.steps = {{"route", "stable count sort"},
+                {"quantize", nvfp4 ? "per line" : "round to bf16"},
+                {"gemm1_swiglu", dots},
+                {"requantize", nvfp4 ? "per line" : "none"},
+                {"gemm2", dots},
+                {"combine", "fp32 fma, increasing k"}};
+  plan.workspace = host_layout(config, range, limits);
+  return plan;
+}
+
+}  // namespace
+}  // namespace reference
+
+const Backend kReferenceBackend = {
+    .name = "reference",
+    .priority = 0,
+    .supports = reference::supports,
+    .packed_bytes = reference::packed_bytes,
+    .allocate = allocate_pages,
+    .pack_expert = reference::pack_expert,
+    .unpack_expert = reference::unpack_expert,
+    .plan = reference::plan,
+    .run = reference::run,
+    .linear_bytes = reference::linear_bytes,
+    .linear_pack = reference::linear_pack,
+    .linear_workspace_bytes = reference::linear_workspace_bytes,
+    .linear_run = reference::linear_run,
+    .steps = &reference::kSteps,
+};
+
+}  // namespace nvfp4_moe

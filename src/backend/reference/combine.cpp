@@ -1,0 +1,43 @@
+// combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
+//
+// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the choices that have a row; acc + row under
+// before_down, where gemm1 has applied the weight. Then the shared expert's row, then one rounding to out's type.
+// A token without any row gives zeros.
+#include <cmath>
+#include <functional>
+
+#include "backend/reference/formats.h"
+#include "backend/reference/steps.h"
+
+namespace nvfp4_moe::reference {
+
+void combine(const HostCall& call) {
+  const Batch& batch = call.batch;
+  const HostBuffers& buffers = call.buffers;
+  const MoeConfig& config = call.weights.config;
+  const int64_t hidden = config->hidden_size, top_k = config->top_k;
+  const bool weigh = config->router_weight == RouterWeight::kAfterDown;
+  const DType row_dtype = config->row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
+
+  auto element = [&](int64_t token, int64_t channel) {
+    float acc = 0;
+    for (int64_t k = 0; k < top_k; ++k) {
+      const int64_t choice = token * top_k + k, row = buffers.row_of_choice[choice];
+      if (row < 0) continue;
+      const auto value = static_cast<float>(load(buffers.routed.rows_out, row_dtype, row * hidden + channel));
+      acc = weigh ? std::fma(batch.topk_weights[choice], value, acc) : acc + value;
+    }
+    if (buffers.shared.experts > 0) {
+      const auto value = static_cast<float>(load(buffers.shared.rows_out, row_dtype, token * hidden + channel));
+      acc = batch.shared_weights != nullptr ? std::fma(batch.shared_weights[token], value, acc) : acc + value;
+    }
+    return acc;
+  };
+  auto body = [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token)
+      for (int64_t c = 0; c < hidden; ++c) store(batch.out, batch.out_dtype, token * hidden + c, element(token, c));
+  };
+  call.executor.parallel_for(batch.tokens, 4, std::ref(body));
+}
+
+}  // namespace nvfp4_moe::reference

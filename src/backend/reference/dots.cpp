@@ -1,0 +1,106 @@
+#include "backend/reference/dots.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/reference/formats.h"
+
+namespace nvfp4_moe::reference {
+namespace {
+
+constexpr int kBlock = 16;
+constexpr int kChunk = 256;  // K elements decoded at a time: 16 KiB of int16, so that weights and sums stay in L1
+constexpr int kBf16Chunk = 64;
+
+// GCC and clang lower these to what the target has; element-wise arithmetic is all that is used.
+using Int16Lanes = int16_t __attribute__((vector_size(kTileN * sizeof(int16_t)), may_alias));
+constexpr int kDoubleLanes = 8;
+using DoubleLanes = double __attribute__((vector_size(kDoubleLanes * sizeof(double)), may_alias));
+
+// Weight rows [n0, n0 + n_count), elements [k0, k0 + k_count), as twice their code's value.
+struct IntegerChunk {
+  Int16Lanes codes[kChunk];                             // (k, n)
+  alignas(64) int32_t scales[kChunk / kBlock][kTileN];  // (block, n) in units of 2^-9
+
+  void decode(const Nvfp4View& weight, int64_t n0, int n_count, int64_t k0, int k_count) {
+    auto* out = reinterpret_cast<int16_t*>(codes);
+    for (int n = 0; n < n_count; ++n) {
+      const uint8_t* bytes = weight.row_codes(n0 + n) + k0 / 2;
+      for (int i = 0; i < k_count / 2; ++i) {
+        out[(2 * i) * kTileN + n] = kE2m1Doubled[bytes[i] & 15];
+        out[(2 * i + 1) * kTileN + n] = kE2m1Doubled[bytes[i] >> 4];
+      }
+      const uint8_t* scale_bytes = weight.row_scales(n0 + n) + k0 / kBlock;
+      for (int b = 0; b < k_count / kBlock; ++b) scales[b][n] = kE4m3Times512[scale_bytes[b] & 127];
+    }
+  }
+};
+
+// The same as the value e2m1 * e4m3, which a double holds exactly.
+struct DoubleChunk {
+  alignas(64) double values[kBf16Chunk][kTileN];  // (k, n)
+
+  void decode(const Nvfp4View& weight, int64_t n0, int n_count, int64_t k0, int k_count) {
+    for (int n = 0; n < n_count; ++n) {
+      const uint8_t* bytes = weight.row_codes(n0 + n) + k0 / 2;
+      const uint8_t* scale_bytes = weight.row_scales(n0 + n) + k0 / kBlock;
+      for (int i = 0; i < k_count / 2; ++i) {
+        const double half_scale = kE4m3Times512[scale_bytes[i / (kBlock / 2)] & 127] * 0x1p-10;
+        values[2 * i][n] = kE2m1Doubled[bytes[i] & 15] * half_scale;
+        values[2 * i + 1][n] = kE2m1Doubled[bytes[i] >> 4] * half_scale;
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
+          Tile<int64_t>& tile) {
+  const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
+  std::memset(&tile, 0, sizeof(tile));
+  IntegerChunk chunk;
+  if (n_count < kTileN) std::memset(&chunk, 0, sizeof(chunk));  // the lanes beyond the last weight row
+  for (int64_t k0 = 0; k0 < weight.cols; k0 += kChunk) {
+    const int k_count = static_cast<int>(std::min<int64_t>(kChunk, weight.cols - k0));
+    chunk.decode(weight, n0, n_count, k0, k_count);
+    for (int m = 0; m < line_count; ++m) {
+      const uint8_t* bytes = activations.codes + (lines[m] * weight.cols + k0) / 2;
+      const uint8_t* scale_bytes = activations.block_scales + (lines[m] * weight.cols + k0) / kBlock;
+      for (int b = 0; b < k_count / kBlock; ++b) {
+        Int16Lanes block{};
+        for (int i = 0; i < kBlock / 2; ++i) {
+          const uint8_t byte = bytes[b * (kBlock / 2) + i];
+          block += chunk.codes[b * kBlock + 2 * i] * kE2m1Doubled[byte & 15];
+          block += chunk.codes[b * kBlock + 2 * i + 1] * kE2m1Doubled[byte >> 4];
+        }
+        const int64_t scale = kE4m3Times512[scale_bytes[b] & 127];
+        for (int n = 0; n < kTileN; ++n) tile.sum[m][n] += scale * (block[n] * chunk.scales[b][n]);
+      }
+    }
+  }
+}
+
+void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
+          Tile<double>& tile) {
+  const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
+  std::memset(&tile, 0, sizeof(tile));
+  DoubleChunk chunk;
+  if (n_count < kTileN) std::memset(&chunk, 0, sizeof(chunk));
+  for (int64_t k0 = 0; k0 < weight.cols; k0 += kBf16Chunk) {
+    const int k_count = static_cast<int>(std::min<int64_t>(kBf16Chunk, weight.cols - k0));
+    chunk.decode(weight, n0, n_count, k0, k_count);
+    for (int m = 0; m < line_count; ++m) {
+      const uint16_t* line = activations.bf16 + lines[m] * weight.cols + k0;
+      for (int n = 0; n < kTileN; n += kDoubleLanes) {
+        auto& sum = *reinterpret_cast<DoubleLanes*>(&tile.sum[m][n]);
+        DoubleLanes lanes = sum;
+        for (int k = 0; k < k_count; ++k)
+          lanes += *reinterpret_cast<const DoubleLanes*>(&chunk.values[k][n]) * double{bf16_value(line[k])};
+        sum = lanes;
+      }
+    }
+  }
+}
+
+}  // namespace nvfp4_moe::reference

@@ -1,0 +1,61 @@
+// One rounding of an exact GEMM accumulator.
+//
+// A W4A4 dot product is an integer in units of 2^-20: each 16-block gives sum (2w)(2a), at most 2304, times two scales
+// in units of 2^-9. 59.8 bits hold K = 131072. Times alpha, a float of 24 bits, it fits 128 bits: so the product is
+// exact and what follows is the only rounding.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "backend/reference/formats.h"
+
+namespace nvfp4_moe::reference {
+
+inline constexpr int kAccumulatorExponent = -20;
+
+__extension__ using Int128 = __int128;
+__extension__ using Uint128 = unsigned __int128;
+
+inline int bit_width(Uint128 value) {
+  const auto high = static_cast<uint64_t>(value >> 64);
+  return high != 0 ? 64 + static_cast<int>(std::bit_width(high))
+                   : static_cast<int>(std::bit_width(static_cast<uint64_t>(value)));
+}
+
+// value * 2^exponent to the nearest value of the format, ties to even; Inf beyond its range.
+inline double round_exact(Int128 value, int exponent, const FloatFormat& format) {
+  if (value == 0) return 0;
+  const double sign = value < 0 ? -1 : 1;
+  Uint128 magnitude = value < 0 ? -static_cast<Uint128>(value) : static_cast<Uint128>(value);
+  const int leading = bit_width(magnitude) - 1 + exponent;
+  const int quantum = std::max(leading, format.min_exponent) - (format.precision - 1);
+  const int drop = quantum - exponent;  // low bits that the format has no room for
+  if (drop > 127) return sign * 0.0;    // below half of the smallest subnormal
+  if (drop > 0) {
+    const Uint128 rest = magnitude & ((Uint128{1} << drop) - 1), half = Uint128{1} << (drop - 1);
+    magnitude >>= drop;
+    if (rest > half || (rest == half && (magnitude & 1) != 0)) ++magnitude;
+    exponent = quantum;
+  }
+  const double rounded = std::ldexp(static_cast<double>(magnitude), exponent);
+  return sign *
+         (rounded >= std::ldexp(1.0, format.max_exponent + 1) ? std::numeric_limits<double>::infinity() : rounded);
+}
+
+// accumulator * 2^-20 * alpha, rounded once.
+inline double scale_exact(int64_t accumulator, float alpha, const FloatFormat& format) {
+  if (!std::isfinite(alpha)) return static_cast<double>(accumulator) * alpha;
+  int exponent = 0;
+  const auto significand = static_cast<int64_t>(std::ldexp(std::frexp(alpha, &exponent), 24));  // 24 bits: exact
+  return round_exact(Int128{accumulator} * significand, kAccumulatorExponent + exponent - 24, format);
+}
+
+// The factor of an accumulator: computed in double, which holds the product of two floats exactly, and rounded once.
+inline float alpha_of(float line_scale, float tensor_scale) {
+  return static_cast<float>(double{line_scale} * double{tensor_scale});
+}
+
+}  // namespace nvfp4_moe::reference

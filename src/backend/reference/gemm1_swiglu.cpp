@@ -1,0 +1,87 @@
+// gemm1_swiglu: hidden, gate (I, H), up (I, H) -> part.intermediate.bf16 (R, I).
+//
+// g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each one rounding of the exact value (nvfp4), or of the double
+// sum times the tensor scale (bf16). The activation function, the router weight under before_down, and then the one
+// rounding to bf16, all in double. Rows of a token that holds NaN or Inf are NaN. Clamps keep NaN.
+#include <cmath>
+#include <functional>
+
+#include "backend/reference/dots.h"
+#include "backend/reference/exact.h"
+#include "backend/reference/steps.h"
+
+namespace nvfp4_moe::reference {
+namespace {
+
+double at_most(double x, double limit) { return x > limit ? limit : x; }  // NaN stays
+double within(double x, double limit) { return x > limit ? limit : x < -limit ? -limit : x; }
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+double silu(double x) { return x / (1 + std::exp(-x)); }
+
+double activate(const MoeConfig& config, double g, double u) {
+  const double limit = config->swiglu_limit.value_or(0);
+  switch (config->activation) {
+    case Activation::kSwiglu: return silu(g) * u;
+    case Activation::kSwigluClamped: return silu(at_most(g, limit)) * within(u, limit);
+    case Activation::kSwigluStep: return at_most(silu(g), limit) * within(u, limit);
+    case Activation::kSwigluOai: {
+      const double gate = at_most(g, limit);
+      return gate * sigmoid(double{config->swiglu_alpha} * gate) * (within(u, limit) + 1);
+    }
+  }
+  return std::nan("");
+}
+
+double finish(const HostActivations& hidden, int64_t token, int64_t dot, float tensor_scale) {
+  return scale_exact(dot, alpha_of(hidden.line_scale[token], tensor_scale), kFp32);
+}
+double finish(const HostActivations&, int64_t, double dot, float tensor_scale) {
+  return static_cast<float>(dot * tensor_scale);
+}
+
+// Outputs [n0, n0 + kTileN) of every row of one expert.
+template <class Accumulator>
+void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int64_t n0) {
+  const MoeConfig& config = call.weights.config;
+  const HostActivations& hidden = call.buffers.hidden;
+  const ExpertSource weights = expert_view(call, part, expert);
+  const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.choice_of_row != nullptr;
+  const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
+
+  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kTileM) {
+    const int count = static_cast<int>(std::min<int64_t>(kTileM, end - row0));
+    int64_t tokens[kTileM];
+    for (int m = 0; m < count; ++m) tokens[m] = token_of_row(part, row0 + m, config->top_k);
+    Tile<Accumulator> gate, up;
+    dots(hidden, tokens, count, weights.gate, n0, gate);
+    dots(hidden, tokens, count, weights.up, n0, up);
+    for (int m = 0; m < count; ++m) {
+      const double weight = weigh ? call.batch.topk_weights[part.choice_of_row[row0 + m]] : 1.0;
+      uint16_t* out = part.intermediate.bf16 + (row0 + m) * part.intermediate_size;
+      for (int64_t n = n0; n < n_end; ++n) {
+        const double g = finish(hidden, tokens[m], gate.sum[m][n - n0], weights.gate.tensor_scale);
+        const double u = finish(hidden, tokens[m], up.sum[m][n - n0], weights.up.tensor_scale);
+        const bool bad = hidden.nonfinite[tokens[m]] != 0;
+        out[n] = round_to_bf16(bad ? std::nan("") : activate(config, g, u) * weight);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void gemm1_swiglu(const HostCall& call, const HostPart& part) {
+  const int64_t tiles = (part.intermediate_size + kTileN - 1) / kTileN;
+  auto body = [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
+      if (call.weights.config->activation_format == ActivationFormat::kNvfp4)
+        expert_tile<int64_t>(call, part, expert, n0);
+      else
+        expert_tile<double>(call, part, expert, n0);
+    }
+  };
+  call.executor.parallel_for(part.experts * tiles, 1, std::ref(body));
+}
+
+}  // namespace nvfp4_moe::reference

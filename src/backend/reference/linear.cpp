@@ -1,0 +1,128 @@
+// A dense NVFP4 linear: x (T, cols), W (rows, cols) -> y (T, rows), y = x W^T.
+//
+// Packed: codes (rows, cols/2), then block scales (rows, cols/16). Activations are quantized as a layer's hidden is.
+// One rounding of the exact value to y's type; under bf16, of the double sum times the tensor scale. A token with NaN
+// or Inf gives NaN.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "backend/reference/dots.h"
+#include "backend/reference/exact.h"
+#include "backend/reference/quantize_line.h"
+#include "backend/reference/steps.h"
+
+namespace nvfp4_moe::reference {
+namespace {
+
+// (T) line scales, (T) flags, then either (T, cols) bf16 or (T, cols/2) codes and (T, cols/16) block scales.
+HostActivations activations_in(std::byte* workspace, const LinearWeights& weights, int64_t tokens) {
+  HostActivations lines;
+  std::byte* next = workspace;
+  auto take = [&](int64_t size_bytes) { return std::exchange(next, next + size_bytes); };
+  lines.line_scale = reinterpret_cast<float*>(take(tokens * int64_t{sizeof(float)}));
+  if (weights.activation_format == ActivationFormat::kBf16) {
+    lines.bf16 = reinterpret_cast<uint16_t*>(take(tokens * weights.cols * int64_t{sizeof(uint16_t)}));
+  } else {
+    lines.codes = reinterpret_cast<uint8_t*>(take(tokens * (weights.cols / 2)));
+    lines.block_scales = reinterpret_cast<uint8_t*>(take(tokens * (weights.cols / 16)));
+  }
+  lines.nonfinite = reinterpret_cast<uint8_t*>(take(tokens));
+  return lines;
+}
+
+Nvfp4View packed_view(const LinearWeights& weights) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(weights.bytes.data());
+  return Nvfp4View::contiguous(codes, codes + weights.rows * (weights.cols / 2), weights.tensor_scale, weights.rows,
+                               weights.cols);
+}
+
+double finish(const HostActivations& lines, int64_t token, int64_t dot, float tensor_scale, const FloatFormat& format) {
+  return scale_exact(dot, alpha_of(lines.line_scale[token], tensor_scale), format);
+}
+double finish(const HostActivations&, int64_t, double dot, float tensor_scale, const FloatFormat&) {
+  return dot * tensor_scale;
+}
+
+template <class Accumulator>
+void output_tile(const Nvfp4View& weight, const LinearBatch& batch, const HostActivations& lines, int64_t n0) {
+  const int64_t n_end = std::min<int64_t>(n0 + kTileN, weight.rows);
+  for (int64_t token0 = 0; token0 < batch.tokens; token0 += kTileM) {
+    const int count = static_cast<int>(std::min<int64_t>(kTileM, batch.tokens - token0));
+    int64_t tokens[kTileM];
+    for (int m = 0; m < count; ++m) tokens[m] = token0 + m;
+    Tile<Accumulator> tile;
+    dots(lines, tokens, count, weight, n0, tile);
+    for (int m = 0; m < count; ++m) {
+      for (int64_t n = n0; n < n_end; ++n) {
+        const double value = lines.nonfinite[tokens[m]] != 0 ? std::nan("")
+                                                             : finish(lines, tokens[m], tile.sum[m][n - n0],
+                                                                      weight.tensor_scale, format_of(batch.out_dtype));
+        store(batch.out, batch.out_dtype, tokens[m] * weight.rows + n, value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+size_t linear_bytes(int64_t rows, int64_t cols) {
+  // Half a byte and a sixteenth of one per element; rows * cols fits wherever the array itself does.
+  return static_cast<size_t>(rows) * static_cast<size_t>(cols / 2 + cols / 16);
+}
+
+Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
+  NVFP4_MOE_TRY(check_matrix(source, weights.rows, weights.cols, "weight"));
+  weights.tensor_scale = source.tensor_scale;
+  auto* codes = reinterpret_cast<uint8_t*>(weights.bytes.data());
+  uint8_t* block_scales = codes + weights.rows * (weights.cols / 2);
+  for (int64_t r = 0; r < weights.rows; ++r) {
+    std::memcpy(codes + r * (weights.cols / 2), source.row_codes(r), static_cast<size_t>(weights.cols / 2));
+    std::memcpy(block_scales + r * (weights.cols / 16), source.row_scales(r), static_cast<size_t>(weights.cols / 16));
+  }
+  return {};
+}
+
+size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
+  const size_t line = weights.activation_format == ActivationFormat::kBf16
+                          ? static_cast<size_t>(weights.cols) * sizeof(uint16_t)
+                          : static_cast<size_t>(weights.cols / 2 + weights.cols / 16);
+  return static_cast<size_t>(max_tokens) * (sizeof(float) + line + 1);
+}
+
+Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
+                  const RunContext& context) {
+  const bool nvfp4 = weights.activation_format == ActivationFormat::kNvfp4;
+  ScalePolicy policy;
+  if (weights.activation_scale == ActivationScale::kStatic) policy = {ScalePolicy::kPowerOfTwo, weights.input_scale};
+  if (weights.activation_scale == ActivationScale::kCompat) policy = {ScalePolicy::kCompat, weights.input_scale};
+  if (nvfp4 && policy.kind != ScalePolicy::kDynamicToken && !(policy.scale > 0 && std::isfinite(policy.scale)))
+    return invalid_argument("linear input_scale: expected a finite positive number, got " +
+                            std::to_string(policy.scale));
+  const HostActivations lines = activations_in(workspace, weights, batch.tokens);
+  auto quantize_lines = [&](int64_t begin, int64_t end) {
+    LineCounts counts;
+    for (int64_t t = begin; t < end; ++t) {
+      if (nvfp4)
+        quantize_line(batch.x, batch.x_dtype, t * weights.cols, weights.cols, policy, lines, t, counts);
+      else
+        round_line(batch.x, batch.x_dtype, t * weights.cols, weights.cols, lines, t);
+    }
+  };
+  context.executor->parallel_for(batch.tokens, 4, std::ref(quantize_lines));
+
+  const Nvfp4View weight = packed_view(weights);
+  auto multiply = [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      if (nvfp4)
+        output_tile<int64_t>(weight, batch, lines, tile * kTileN);
+      else
+        output_tile<double>(weight, batch, lines, tile * kTileN);
+    }
+  };
+  context.executor->parallel_for((weights.rows + kTileN - 1) / kTileN, 1, std::ref(multiply));
+  return {};
+}
+
+}  // namespace nvfp4_moe::reference

@@ -1,0 +1,89 @@
+// pack: the checkpoint's layout verbatim, row strides removed.
+//
+// Expert after expert, the shared expert last; within one: gate codes, gate scales, up codes, up scales, down codes,
+// down scales. gate and up (I, H), down (H, I), codes (rows, cols/2), block scales (rows, cols/16).
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "backend/reference/steps.h"
+
+namespace nvfp4_moe::reference {
+namespace {
+
+size_t matrix_bytes(int64_t rows, int64_t cols) { return linear_bytes(rows, cols); }
+
+int64_t intermediate_of(const MoeConfig& config, int64_t local_expert) {
+  return local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
+}
+
+std::byte* expert_base(const PackedWeights& weights, int64_t local_expert) {
+  const size_t one = 3 * matrix_bytes(weights.config->intermediate_size, weights.config->hidden_size);
+  const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
+  return weights.bytes.data() + static_cast<size_t>(index) * one;
+}
+
+void unpack_matrix(const Nvfp4View& view, Nvfp4Buffers& out) {
+  out.codes.assign(view.codes, view.codes + view.rows * (view.cols / 2));
+  out.block_scales.assign(view.block_scales, view.block_scales + view.rows * (view.cols / 16));
+}
+
+// Copies rows without their stride.
+void copy_matrix(const Nvfp4View& source, const Nvfp4View& packed) {
+  auto* codes = const_cast<uint8_t*>(packed.codes);  // packed points into our own writable bytes
+  auto* scales = const_cast<uint8_t*>(packed.block_scales);
+  for (int64_t r = 0; r < source.rows; ++r) {
+    std::memcpy(codes + r * packed.codes_stride, source.row_codes(r), static_cast<size_t>(packed.codes_stride));
+    std::memcpy(scales + r * packed.scales_stride, source.row_scales(r), static_cast<size_t>(packed.scales_stride));
+  }
+}
+
+}  // namespace
+
+size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
+  const size_t routed = 3 * matrix_bytes(config->intermediate_size, config->hidden_size);
+  const size_t shared = 3 * matrix_bytes(config->shared_intermediate_size, config->hidden_size);
+  size_t total = 0;  // a size that no memory holds makes the allocation fail, with its reason
+  if (__builtin_mul_overflow(routed, static_cast<size_t>(range.count), &total) ||
+      __builtin_add_overflow(total, shared, &total))
+    return std::numeric_limits<size_t>::max();
+  return total;
+}
+
+ExpertSource expert_view(const PackedWeights& weights, int64_t local_expert) {
+  const int64_t hidden = weights.config->hidden_size, intermediate = intermediate_of(weights.config, local_expert);
+  const TensorScales& scales = weights.tensor_scales_of(local_expert);
+  const auto* next = reinterpret_cast<const uint8_t*>(expert_base(weights, local_expert));
+  auto take = [&](int64_t rows, int64_t cols, float tensor_scale) {
+    const uint8_t* codes = next;
+    const uint8_t* block_scales = codes + rows * (cols / 2);
+    next = block_scales + rows * (cols / 16);
+    return Nvfp4View::contiguous(codes, block_scales, tensor_scale, rows, cols);
+  };
+  ExpertSource view;
+  view.gate = take(intermediate, hidden, scales.gate);
+  view.up = take(intermediate, hidden, scales.up);
+  view.down = take(hidden, intermediate, scales.down);
+  return view;
+}
+
+Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
+  NVFP4_MOE_TRY(check_expert_source(weights.config, weights.range, local_expert, source));
+  weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  const ExpertSource packed = expert_view(weights, local_expert);
+  copy_matrix(source.gate, packed.gate);
+  copy_matrix(source.up, packed.up);
+  copy_matrix(source.down, packed.down);
+  return {};
+}
+
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
+  NVFP4_MOE_TRY(check_local_expert(weights.config, weights.range, local_expert));
+  const ExpertSource view = expert_view(weights, local_expert);
+  unpack_matrix(view.gate, out.gate);
+  unpack_matrix(view.up, out.up);
+  unpack_matrix(view.down, out.down);
+  return {};
+}
+
+}  // namespace nvfp4_moe::reference

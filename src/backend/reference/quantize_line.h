@@ -1,0 +1,38 @@
+// One line of activations to NVFP4: what both quantizations of a layer, and the linear, do with each of their lines.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "backend/host_layer.h"
+#include "core/config.h"
+#include "core/dtype.h"
+
+namespace nvfp4_moe::reference {
+
+struct LineCounts {
+  uint64_t blocks = 0;
+  uint64_t saturated = 0;  // the scale lies above 448
+  uint64_t zeroed = 0;     // not all zero, but the scale rounds to 0
+};
+
+// The scale policy of a quantization: dynamic_token, a power of two for every line (static, fixed), or compat.
+struct ScalePolicy {
+  enum Kind { kDynamicToken, kPowerOfTwo, kCompat } kind = kDynamicToken;
+  float scale = 0;
+};
+
+// x: cols elements of dtype, beginning at element `first`. Writes line `line` of codes, block_scales, line_scale and
+// nonfinite. A line with NaN or Inf gets the flag, zero codes and scales, and a NaN line scale; it counts no blocks.
+void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
+                   const HostActivations& out, int64_t line, LineCounts& counts);
+
+// Rounds a line to bf16 and flags it where a rounded value is NaN or Inf.
+void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out, int64_t line);
+
+// Threads add their counts to the run's status; the sum does not depend on their order.
+inline void add_count(uint64_t& total, uint64_t count) {
+  if (count != 0) std::atomic_ref<uint64_t>(total).fetch_add(count, std::memory_order_relaxed);
+}
+
+}  // namespace nvfp4_moe::reference

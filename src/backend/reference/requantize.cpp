@@ -1,0 +1,54 @@
+// requantize: part.intermediate.bf16 (R, I) -> its codes, block scales and line scale (nvfp4), and flags.
+//
+// A row that holds NaN or Inf is counted. Under nvfp4 it is flagged, and gemm2 gives a row of NaN; under bf16 its flag
+// stays 0 and gemm2 multiplies its values as they are.
+#include <cmath>
+#include <functional>
+
+#include "backend/reference/formats.h"
+#include "backend/reference/quantize_line.h"
+#include "backend/reference/steps.h"
+
+namespace nvfp4_moe::reference {
+namespace {
+
+ScalePolicy intermediate_policy(const HostCall& call) {
+  const MoeConfig& config = call.weights.config;
+  if (config->intermediate_scale == IntermediateScale::kDynamicToken) return {};
+  const float scale = resolve_activation_scales(config, call.weights.scales)->intermediate;  // plan has seen it succeed
+  return {config->intermediate_scale == IntermediateScale::kCompat ? ScalePolicy::kCompat : ScalePolicy::kPowerOfTwo,
+          scale};
+}
+
+bool all_finite(const uint16_t* line, int64_t cols) {
+  for (int64_t i = 0; i < cols; ++i)
+    if (!std::isfinite(bf16_value(line[i]))) return false;
+  return true;
+}
+
+}  // namespace
+
+void requantize(const HostCall& call, const HostPart& part) {
+  const HostActivations& lines = part.intermediate;
+  const int64_t cols = part.intermediate_size;
+  const bool nvfp4 = call.weights.config->activation_format == ActivationFormat::kNvfp4;
+  const ScalePolicy policy = nvfp4 ? intermediate_policy(call) : ScalePolicy{};
+
+  auto body = [&](int64_t begin, int64_t end) {
+    LineCounts counts;
+    uint64_t nonfinite = 0;
+    for (int64_t row = begin; row < end; ++row) {
+      nonfinite += !all_finite(lines.bf16 + row * cols, cols);
+      lines.nonfinite[row] = 0;
+      if (nvfp4) quantize_line(lines.bf16, DType::kBf16, row * cols, cols, policy, lines, row, counts);
+    }
+    RunStatus& status = *call.buffers.status;
+    add_count(status.nonfinite_rows, nonfinite);
+    add_count(status.intermediate_blocks, counts.blocks);
+    add_count(status.intermediate_saturated, counts.saturated);
+    add_count(status.intermediate_zeroed, counts.zeroed);
+  };
+  call.executor.parallel_for(part.row_offsets[part.experts], 4, std::ref(body));
+}
+
+}  // namespace nvfp4_moe::reference

@@ -1,0 +1,55 @@
+// route: expert ids -> the rows of each local expert.
+//
+// topk_ids (T, k) -> row_of_choice (T k), choice_of_row (R), row_offsets (E + 1); clears the run's status. Rows of an
+// expert are in increasing token * k + k. An id of -1, or of an expert that another rank holds, takes no row; any other
+// id outside [0, num_experts) is counted and takes none either. The shared part's rows are the tokens.
+#include <algorithm>
+#include <optional>
+
+#include "backend/reference/steps.h"
+
+namespace nvfp4_moe::reference {
+
+void route(const HostCall& call) {
+  const Batch& batch = call.batch;
+  const HostBuffers& buffers = call.buffers;
+  const MoeConfig& config = call.weights.config;
+  const ExpertRange& range = call.weights.range;
+  const int64_t choices = batch.tokens * config->top_k;
+  int64_t* offsets = buffers.routed.row_offsets;
+
+  auto global_id = [&](int64_t choice) -> int64_t {
+    return batch.ids_dtype == DType::kI32 ? static_cast<const int32_t*>(batch.topk_ids)[choice]
+                                          : static_cast<const int64_t*>(batch.topk_ids)[choice];
+  };
+  auto local_expert = [&](int64_t choice) -> std::optional<int64_t> {
+    const int64_t id = global_id(choice);
+    if (id < 0 || id >= config->num_experts) return std::nullopt;
+    return range.local(id);
+  };
+
+  *buffers.status = RunStatus{};
+  std::fill_n(offsets, range.count + 1, int64_t{0});
+  for (int64_t choice = 0; choice < choices; ++choice) {
+    const int64_t id = global_id(choice);
+    if (id < -1 || id >= config->num_experts) ++buffers.status->bad_expert_ids;
+    if (const auto expert = local_expert(choice)) ++offsets[*expert + 1];
+  }
+  for (int64_t e = 0; e < range.count; ++e) offsets[e + 1] += offsets[e];
+
+  // offsets[e] walks over e's rows and ends where e + 1 begins: shifted by one, it is itself again.
+  for (int64_t choice = 0; choice < choices; ++choice) {
+    const auto expert = local_expert(choice);
+    buffers.row_of_choice[choice] = expert ? static_cast<int32_t>(offsets[*expert]++) : -1;
+    if (expert) buffers.routed.choice_of_row[buffers.row_of_choice[choice]] = static_cast<int32_t>(choice);
+  }
+  for (int64_t e = range.count; e > 0; --e) offsets[e] = offsets[e - 1];
+  offsets[0] = 0;
+
+  if (buffers.shared.experts > 0) {
+    buffers.shared.row_offsets[0] = 0;
+    buffers.shared.row_offsets[1] = batch.tokens;
+  }
+}
+
+}  // namespace nvfp4_moe::reference

@@ -1,0 +1,37 @@
+// The steps of the reference layer, in the order they run, one file each; and the view of packed weights they read.
+#pragma once
+
+#include "backend/host_layer.h"
+#include "core/nvfp4_view.h"
+
+namespace nvfp4_moe::reference {
+
+void route(const HostCall& call);
+void quantize(const HostCall& call);
+void gemm1_swiglu(const HostCall& call, const HostPart& part);
+void requantize(const HostCall& call, const HostPart& part);
+void gemm2(const HostCall& call, const HostPart& part);
+void combine(const HostCall& call);
+
+// run.cpp: all of them.
+Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+           const RunContext& context);
+
+// pack.cpp: the checkpoint's arrays, contiguous, expert after expert.
+size_t packed_bytes(const MoeConfig& config, const ExpertRange& range);
+Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
+ExpertSource expert_view(const PackedWeights& weights, int64_t local_expert);
+// The view of expert e of a part.
+inline ExpertSource expert_view(const HostCall& call, const HostPart& part, int64_t expert) {
+  return expert_view(call.weights, &part == &call.buffers.shared ? kSharedExpert : expert);
+}
+
+// linear.cpp
+size_t linear_bytes(int64_t rows, int64_t cols);
+Status linear_pack(LinearWeights& weights, const Nvfp4View& source);
+size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens);
+Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
+                  const RunContext& context);
+
+}  // namespace nvfp4_moe::reference

@@ -170,50 +170,6 @@ Status check_host_limits(const MoeConfig& config, const ExpertRange& range, cons
   return {};
 }
 
-Status check_local_expert(const MoeConfig& config, const ExpertRange& range, int64_t local_expert) {
-  if (local_expert == kSharedExpert && config->shared_intermediate_size > 0) return {};
-  if (local_expert >= 0 && local_expert < range.count) return {};
-  return invalid_argument("local expert: expected 0 to " + std::to_string(range.count - 1) +
-                          (config->shared_intermediate_size > 0 ? ", or -1 for the shared one" : "") + ", got " +
-                          std::to_string(local_expert));
-}
-
-Status check_matrix(const Nvfp4View& view, int64_t rows, int64_t cols, const char* name) {
-  auto shape = [](int64_t r, int64_t c) {
-    return std::string("(").append(std::to_string(r)).append(", ").append(std::to_string(c)).append(")");
-  };
-  if (view.rows != rows || view.cols != cols)
-    return invalid_argument(std::string(name) + ": expected " + shape(rows, cols) + ", got " +
-                            shape(view.rows, view.cols));
-  if (view.codes == nullptr || view.block_scales == nullptr)
-    return invalid_argument(std::string(name) + ": expected codes and block scales, got a null pointer");
-  if (view.codes_stride < cols / 2 || view.scales_stride < cols / kBlockElems)
-    return invalid_argument(std::string(name) + ": expected strides of at least " +
-                            shape(cols / 2, cols / kBlockElems) + " bytes, got " +
-                            shape(view.codes_stride, view.scales_stride));
-  if (!std::isfinite(view.tensor_scale))
-    return invalid_argument(std::string(name) + " tensor scale: expected a finite number, got " +
-                            std::to_string(view.tensor_scale));
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t b = 0; b < cols / kBlockElems; ++b)
-      if (!is_valid_block_scale(view.row_scales(r)[b]))
-        return invalid_argument(std::string(name) + " block scale " + shape(r, b) +
-                                ": expected a finite E4M3 byte with sign 0, got " +
-                                std::to_string(view.row_scales(r)[b]));
-  return {};
-}
-
-Status check_expert_source(const MoeConfig& config, const ExpertRange& range, int64_t local_expert,
-                           const ExpertSource& source) {
-  NVFP4_MOE_TRY(check_local_expert(config, range, local_expert));
-  const int64_t hidden = config->hidden_size;
-  const int64_t intermediate =
-      local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
-  NVFP4_MOE_TRY(check_matrix(source.gate, intermediate, hidden, "gate"));
-  NVFP4_MOE_TRY(check_matrix(source.up, intermediate, hidden, "up"));
-  return check_matrix(source.down, hidden, intermediate, "down");
-}
-
 Result<ActivationScales> resolve_activation_scales(const MoeConfig& config, const LayerScales& scales) {
   if (config->activation_format == ActivationFormat::kBf16) return ActivationScales{};
   NVFP4_MOE_ASSIGN(const float hidden, hidden_scale(config, scales));

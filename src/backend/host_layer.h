@@ -44,13 +44,6 @@ HostBuffers host_buffers(const MoeConfig& config, const ExpertRange& range, cons
 // kInvalidArgument where host_layout would overflow, or rows would not fit into int32; plan calls it first.
 Status check_host_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
-// What a packer refuses: an index that is not local, a matrix of another shape, a block scale that is NaN or negative,
-// a tensor scale that is not finite. Messages name projection, row and column, what was expected and what came.
-Status check_local_expert(const MoeConfig& config, const ExpertRange& range, int64_t local_expert);
-Status check_matrix(const Nvfp4View& view, int64_t rows, int64_t cols, const char* name);
-Status check_expert_source(const MoeConfig& config, const ExpertRange& range, int64_t local_expert,
-                           const ExpertSource& source);
-
 struct HostCall {
   const PackedWeights& weights;
   const Batch& batch;

@@ -98,9 +98,9 @@ void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, cons
 void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out, int64_t line) {
   bool finite = true;
   for (int64_t i = 0; i < cols; ++i) {
-    const uint16_t bits = round_to_bf16(load(x, dtype, first + i));
-    out.bf16[line * cols + i] = bits;
-    finite = finite && std::isfinite(bf16_value(bits));
+    const double value = load(x, dtype, first + i);
+    finite = finite && std::isfinite(value);
+    out.bf16[line * cols + i] = round_to_bf16(value);
   }
   out.nonfinite[line] = finite ? 0 : 1;
 }

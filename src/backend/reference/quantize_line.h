@@ -27,7 +27,7 @@ struct ScalePolicy {
 void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
                    const HostActivations& out, int64_t line, LineCounts& counts);
 
-// Rounds a line to bf16 and flags it where a rounded value is NaN or Inf.
+// Rounds a line to bf16 and flags it where it holds NaN or Inf.
 void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out, int64_t line);
 
 // Threads add their counts to the run's status; the sum does not depend on their order.

@@ -40,9 +40,7 @@ Row compat(const std::vector<float>& x, float scale) { return run(quantize_row_c
 
 float bf16(unsigned bits) { return std::bit_cast<float>(bits << 16); }
 
-uint8_t signed_code(size_t magnitude, float x) {
-  return static_cast<uint8_t>(magnitude | (std::signbit(x) ? 8u : 0u));
-}
+uint8_t signed_code(size_t magnitude, float x) { return static_cast<uint8_t>(magnitude | (std::signbit(x) ? 8u : 0u)); }
 
 // All finite non-negative bf16 as the only value of a block: its byte is the exact RNE of amax/(6 s), at every s.
 TEST(ExactMode, EveryBf16AmaxGivesTheExactlyRoundedScale) {
@@ -59,7 +57,9 @@ TEST(ExactMode, EveryBf16AmaxGivesTheExactlyRoundedScale) {
       ASSERT_EQ(row.counts.zero_scales, expected == 0 && bits != 0 ? 1u : 0u);
       informative += expected != 0 && expected != 126;
     }
-    if (k == 0) EXPECT_GT(informative, 2000);
+    if (k == 0) {
+      EXPECT_GT(informative, 2000);
+    }
   }
 }
 
@@ -204,7 +204,8 @@ TEST(ExactMode, ZerosAndDenormals) {
   EXPECT_EQ(denormal.codes[3], e2m1_grid().round_quotient(0x1p-3, e4m3_grid().magnitudes[byte]));
   // The largest floats and scales stay defined.
   const Row huge = exact(std::vector<float>(16, -std::numeric_limits<float>::max()), 0x1p127f);
-  EXPECT_EQ(huge.scales[0], e4m3_grid().round_quotient(static_cast<double>(std::numeric_limits<float>::max()), 6 * 0x1p127));
+  EXPECT_EQ(huge.scales[0],
+            e4m3_grid().round_quotient(static_cast<double>(std::numeric_limits<float>::max()), 6 * 0x1p127));
 }
 
 TEST(DynamicTokenScale, IsTheSmallestPowerOfTwoThatHolds) {
@@ -266,8 +267,12 @@ TEST(PowersOfTwo, RoundUpAndRecognise) {
     EXPECT_TRUE(is_power_of_two(p));
     EXPECT_FALSE(is_power_of_two(std::nextafter(p, 3.4e38f)));
     EXPECT_EQ(round_up_to_power_of_two(p), p);
-    if (k < 127) EXPECT_EQ(round_up_to_power_of_two(std::nextafter(p, 3.4e38f)), 2 * p);
-    if (k > -126) EXPECT_EQ(round_up_to_power_of_two(std::nextafter(p, 0.0f)), p);
+    if (k < 127) {
+      EXPECT_EQ(round_up_to_power_of_two(std::nextafter(p, 3.4e38f)), 2 * p);
+    }
+    if (k > -126) {
+      EXPECT_EQ(round_up_to_power_of_two(std::nextafter(p, 0.0f)), p);
+    }
   }
   EXPECT_EQ(round_up_to_power_of_two(1e-40f), 0x1p-126f);
   EXPECT_EQ(round_up_to_power_of_two(3e38f), 0x1p127f) << "clamped";
@@ -280,7 +285,7 @@ TEST(PowersOfTwo, RoundUpAndRecognise) {
 TEST(CompatMode, FollowsTheOrderOfOperations) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
-  std::lognormal_distribution<float> spread(-3, 3);
+  std::lognormal_distribution<float> spread(-3, 5);
   int zero_blocks = 0;
   int saturated = 0;
   for (int trial = 0; trial < 20000; ++trial) {

@@ -48,21 +48,23 @@ const char* to_string(SourceFormat);
 struct ModelInfo {
   std::string architecture;  // config.json architectures[0]
   std::string model_type;
-  std::string
-      family;  // "deepseek_v3", "deepseek_v4", "qwen3_moe", "glm", "kimi", "minimax", "mixtral", "llama4", "gpt_oss"
+  std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", "mixtral", "llama4", "motif"
   SourceFormat format = SourceFormat::kModelOpt;
   std::string quant_method;  // as the config has it
   std::string quant_algo;
   std::string producer;
   MoeOptions options;           // sizes, activation, limit, router_weight as the family defines them
   std::vector<int64_t> layers;  // the MoE layers that can be loaded, ascending
+  int64_t num_hidden_layers = 0;
   int64_t shared_experts = 0;
+  std::vector<Finding> findings;  // what the config alone says that a user should know
 };
 
 // An expert ready to be packed. Views point into mapped files or into `storage`.
 struct LoadedExpert {
   ExpertSource source;
   std::vector<std::vector<uint8_t>> storage;  // holds what had to be converted (stacked K-major, MXFP4, floats)
+  std::vector<Finding> findings;  // what loading put right: codes under a zero block scale, MXFP4 blocks rounded
 };
 
 struct LayerStatistics {

@@ -1,0 +1,64 @@
+// Names of expert tensors, per model family, as one table.
+//
+//   <prefix>layers.<L>.<block>.experts.<E>.<projection>.<part>      one tensor per expert
+//   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>   all experts stacked in one tensor
+//   <prefix>layers.<L>.<block>.<shared>.<projection>.<part>         the shared expert
+//
+// The family (from the config) says which blocks, shared names and stacked axis orders are its own; the names present
+// in the files say which of them, which prefix and which projection words a layer uses. <part> says the format:
+//
+//   format              codes           block scales   tensor scale         input scale
+//   ModelOpt            weight          weight_scale   weight_scale_2       input_scale
+//   compressed-tensors  weight_packed   weight_scale   weight_global_scale  input_global_scale
+//   MXFP4               weight | weight_packed         scale | weight_scale  -  -
+//   float               weight          -              -                    -
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace nvfp4_moe {
+
+enum class Projection : uint8_t { kGate, kUp, kDown, kGateUp };  // kGateUp: gate and up in one stacked tensor
+
+struct FamilyNames {
+  std::string_view family;
+  std::array<std::string_view, 3> blocks;  // module that holds the experts; empty = unused
+  std::string_view shared;                 // module of the shared expert beside `experts`; empty = none
+  bool stacked_k_first;                    // stacked tensors are (E, K, N): K is axis 1
+};
+// nullptr for a family this library does not know.
+const FamilyNames* family_names(std::string_view family);
+
+enum class TensorRole : uint8_t { kExpert, kStacked, kShared };
+
+// A tensor name taken apart. Views point into the name.
+struct MoeTensorName {
+  TensorRole role = TensorRole::kExpert;
+  std::string_view stem;  // "model.layers.3.mlp.experts" (with the shared module's name for kShared)
+  int64_t layer = 0;
+  int64_t expert = -1;  // kExpert only
+  Projection projection = Projection::kGate;
+  bool w_words = false;   // w1, w3, w2 rather than gate_proj, up_proj, down_proj
+  std::string_view part;  // "weight", "weight_scale", ...; for stacked: "weight" for the bare name, else what follows
+};
+// nullopt where the name is not one of the family's expert tensors.
+std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, std::string_view name);
+
+// "gate_proj", "w3", "gate_up_proj".
+std::string_view projection_word(Projection projection, bool w_words);
+// Full names from their parts; the inverse of parse_moe_tensor_name.
+std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, bool w_words,
+                               std::string_view part);
+std::string stacked_tensor_name(const std::string& stem, Projection projection, std::string_view part);
+std::string shared_tensor_name(const std::string& stem, Projection projection, bool w_words, std::string_view part);
+
+// Why a tensor that is not an expert's is not read: "router", "attention", "multi-token prediction", ...
+std::string_view ignored_reason(std::string_view name);
+// The name with every number replaced by '*', so that like tensors fold into one line.
+std::string name_pattern(std::string_view name);
+
+}  // namespace nvfp4_moe

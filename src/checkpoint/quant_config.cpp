@@ -1,0 +1,252 @@
+// See quant_config.h. Every algorithm that is refused is refused by its name, with what it would take to run it.
+#include "checkpoint/quant_config.h"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <vector>
+
+#include "checkpoint/files.h"
+#include "checkpoint/json_strict.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using nlohmann::json;
+
+const json* member(const json& object, const char* key) {
+  if (!object.is_object()) return nullptr;
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+// The string under `key`, "" where there is none.
+Result<std::string> text(const json& object, const char* key) {
+  const json* value = member(object, key);
+  if (value == nullptr) return std::string();
+  if (!value->is_string()) return bad_input(fmt::format("{}: expected a string, got {}", key, describe_json(*value)));
+  return value->get<std::string>();
+}
+
+struct Refused {
+  std::string_view algo;
+  std::string_view reason;
+};
+constexpr Refused kRefused[] = {
+    {"NVFP4_AWQ", "activations must be multiplied by pre_quant_scale first, which is not implemented"},
+    {"NVFP4_SVD", "the low-rank part (svdquant_lora_a, svdquant_lora_b) is not implemented"},
+    {"NVFP4_SVDQUANT", "the low-rank part (svdquant_lora_a, svdquant_lora_b) is not implemented"},
+    {"W4A8_NVFP4_FP8", "FP8 activations with NVFP4 weights are not implemented"},
+    {"W4A8_MXFP4_FP8", "FP8 activations with MXFP4 weights are not implemented"},
+    {"W4A8_AWQ", "INT4 weights are not NVFP4"},
+    {"W4A16_AWQ", "INT4 weights are not NVFP4"},
+    {"INT4_AWQ", "INT4 weights are not NVFP4"},
+    {"FP8", "FP8 experts are not NVFP4"},
+    {"FP8_PB_WO", "FP8 experts are not NVFP4"},
+    {"FP8_PB_REAL", "FP8 experts are not NVFP4"},
+    {"FP8_PER_CHANNEL_PER_TOKEN", "FP8 experts are not NVFP4"},
+    {"MXFP8", "FP8 experts are not NVFP4"},
+    {"INT8_SQ", "INT8 experts are not NVFP4"},
+};
+
+Status check_group_size(const json& object, int64_t expected, std::string_view where) {
+  const json* value = member(object, "group_size");
+  if (value == nullptr) return {};
+  const std::optional<int64_t> size = exact_int64(*value);
+  if (!size) return bad_input(fmt::format("{}group_size: expected an integer, got {}", where, describe_json(*value)));
+  if (*size != expected) {
+    return unsupported(fmt::format("{}group_size: expected {} for {}, got {}", where, expected,
+                                   expected == 16 ? "NVFP4" : "MXFP4", *size));
+  }
+  return {};
+}
+
+// Fills format and activation_format from the experts' algorithm.
+Status apply_algo(QuantDeclaration& out, SourceFormat nvfp4_format) {
+  if (out.algo == "NVFP4") {
+    out.format = nvfp4_format;
+  } else if (out.algo == "W4A16_NVFP4" || out.algo == "NVFP4A16") {
+    out.format = nvfp4_format;
+    out.activation_format = ActivationFormat::kBf16;
+  } else if (out.algo == "MXFP4" || out.algo == "W4A16_MXFP4") {
+    out.format = SourceFormat::kMxfp4;
+    if (out.algo == "W4A16_MXFP4") out.activation_format = ActivationFormat::kBf16;
+  } else {
+    for (const Refused& row : kRefused) {
+      if (row.algo == out.algo) return unsupported(fmt::format("quant_algo {}: {}", row.algo, row.reason));
+    }
+    return unsupported(fmt::format("quant_algo '{}' is not known; expected NVFP4, W4A16_NVFP4 or MXFP4",
+                                   printable(out.algo)));
+  }
+  out.declared = true;
+  return {};
+}
+
+bool names_routed_experts(std::string_view name) {
+  return name.find("experts") != std::string_view::npos && name.find("shared_expert") == std::string_view::npos &&
+         !name.starts_with("mtp.") && name.find(".mtp.") == std::string_view::npos;
+}
+
+// ModelOpt's MIXED_PRECISION: {"model.layers.3.mlp.experts.0.gate_proj": {"quant_algo": ..., "group_size": ...}, ...}
+Status apply_quantized_layers(const json& quantization, QuantDeclaration& out) {
+  const json* layers = member(quantization, "quantized_layers");
+  if (layers == nullptr) return bad_input("quantized_layers: missing, though quant_algo is MIXED_PRECISION");
+  if (!layers->is_object()) {
+    return bad_input(fmt::format("quantized_layers: expected an object, got {}", describe_json(*layers)));
+  }
+  std::string algo;
+  std::string first;
+  for (const auto& [name, entry] : layers->items()) {
+    if (!names_routed_experts(name)) continue;
+    NVFP4_MOE_ASSIGN(const std::string here, text(entry, "quant_algo"));
+    if (here.empty()) return bad_input(fmt::format("quantized_layers '{}' quant_algo: missing", printable(name)));
+    if (!algo.empty() && here != algo) {
+      return unsupported(fmt::format("quantized_layers: experts in two formats, {} for '{}' and {} for '{}'",
+                                     printable(algo), printable(first), printable(here), printable(name)));
+    }
+    if (algo.empty()) {
+      algo = here;
+      first = name;
+    }
+    if (here.find("NVFP4") != std::string::npos) {
+      NVFP4_MOE_TRY(check_group_size(entry, 16, fmt::format("quantized_layers '{}' ", printable(name))));
+    }
+  }
+  if (algo.empty()) return {};  // only other modules are quantized: the experts are floats
+  out.algo = algo;
+  return apply_algo(out, SourceFormat::kModelOpt);
+}
+
+Result<QuantDeclaration> parse_modelopt(const json& quantization, QuantDeclaration out) {
+  NVFP4_MOE_ASSIGN(const std::string moe_algo, text(quantization, "moe_quant_algo"));
+  NVFP4_MOE_ASSIGN(out.algo, text(quantization, "quant_algo"));
+  if (!moe_algo.empty()) out.algo = moe_algo;
+  if (out.algo.empty()) return bad_input("quant_algo: missing");
+  if (out.algo == "MIXED_PRECISION") {
+    out.algo.clear();
+    NVFP4_MOE_TRY(apply_quantized_layers(quantization, out));
+    return out;
+  }
+  NVFP4_MOE_TRY(apply_algo(out, SourceFormat::kModelOpt));
+  const int64_t group = out.format == SourceFormat::kMxfp4 ? 32 : 16;
+  NVFP4_MOE_TRY(check_group_size(quantization, group, ""));
+  if (const json* groups = member(quantization, "config_groups"); groups != nullptr && groups->is_object()) {
+    for (const auto& [name, entry] : groups->items()) {
+      const json* weights = member(entry, "weights");
+      if (weights == nullptr) continue;
+      NVFP4_MOE_TRY(check_group_size(*weights, group, fmt::format("config_groups {} weights ", printable(name))));
+    }
+  }
+  return out;
+}
+
+// One entry of compressed-tensors' config_groups as an algorithm's name, or "" where it has nothing to do with FP4.
+Result<std::string> group_algo(const json& group, const std::string& where, const std::string& default_format) {
+  const json* weights = member(group, "weights");
+  if (weights == nullptr) return std::string();
+  NVFP4_MOE_ASSIGN(std::string format, text(group, "format"));
+  if (format.empty()) format = default_format;
+  NVFP4_MOE_ASSIGN(const std::string type, text(*weights, "type"));
+  const json* bits_value = member(*weights, "num_bits");
+  const std::optional<int64_t> bits = bits_value == nullptr ? std::nullopt : exact_int64(*bits_value);
+  if (!bits) return bad_input(where + "weights num_bits: missing or not an integer");
+  if (*bits != 4 || type != "float") return std::string();
+  const bool mxfp4 = format == "mxfp4-pack-quantized";
+  if (!mxfp4 && format != "nvfp4-pack-quantized" && format != "mixed-precision" && !format.empty()) {
+    return unsupported(fmt::format("{}format '{}': expected nvfp4-pack-quantized", where, printable(format)));
+  }
+  NVFP4_MOE_TRY(check_group_size(*weights, mxfp4 ? 32 : 16, where + "weights "));
+  if (member(*weights, "group_size") == nullptr) return bad_input(where + "weights group_size: missing");
+  if (const json* symmetric = member(*weights, "symmetric"); symmetric != nullptr && *symmetric != json(true)) {
+    return unsupported(where + "weights symmetric: expected true (NVFP4 has no zero points)");
+  }
+  const json* input = member(group, "input_activations");
+  if (input == nullptr) return std::string(mxfp4 ? "W4A16_MXFP4" : "W4A16_NVFP4");
+  const json* input_bits_value = member(*input, "num_bits");
+  const std::optional<int64_t> input_bits = input_bits_value == nullptr ? std::nullopt : exact_int64(*input_bits_value);
+  if (!input_bits) return bad_input(where + "input_activations num_bits: missing or not an integer");
+  if (*input_bits != 4) return std::string(mxfp4 ? "W4A8_MXFP4_FP8" : "W4A8_NVFP4_FP8");
+  return std::string(mxfp4 ? "MXFP4" : "NVFP4");
+}
+
+Result<QuantDeclaration> parse_compressed_tensors(const json& quantization, QuantDeclaration out) {
+  NVFP4_MOE_ASSIGN(const std::string format, text(quantization, "format"));
+  if (const json* transforms = member(quantization, "transform_config");
+      transforms != nullptr && member(*transforms, "config_groups") != nullptr &&
+      !member(*transforms, "config_groups")->empty()) {
+    return unsupported("transform_config: activations must be rotated (Hadamard) first, which is not implemented");
+  }
+  const json* groups = member(quantization, "config_groups");
+  if (groups == nullptr || !groups->is_object() || groups->empty()) {
+    return bad_input("config_groups: expected an object with at least one group");
+  }
+  std::set<std::string> algos;
+  std::set<std::string> of_experts;
+  for (const auto& [name, group] : groups->items()) {
+    const std::string where = fmt::format("config_groups {} ", printable(name));
+    NVFP4_MOE_ASSIGN(const std::string algo, group_algo(group, where, format));
+    if (algo.empty()) continue;
+    algos.insert(algo);
+    if (const json* targets = member(group, "targets"); targets != nullptr && targets->is_array()) {
+      for (const json& target : *targets) {
+        if (target.is_string() && target.get_ref<const std::string&>().find("expert") != std::string::npos) {
+          of_experts.insert(algo);
+        }
+      }
+    }
+  }
+  if (of_experts.size() == 1) algos = of_experts;
+  if (algos.empty()) {
+    return unsupported(
+        fmt::format("compressed-tensors format '{}': no group has 4-bit float weights", printable(format)));
+  }
+  if (algos.size() > 1) return unsupported("config_groups: several 4-bit float schemes and no target names the experts");
+  out.algo = *algos.begin();
+  NVFP4_MOE_TRY(apply_algo(out, SourceFormat::kCompressedTensors));
+  return out;
+}
+
+Result<std::string> producer_of(const json& quantization) {
+  const json* producer = member(quantization, "producer");
+  if (producer == nullptr) return std::string();
+  if (producer->is_string()) return producer->get<std::string>();
+  NVFP4_MOE_ASSIGN(std::string name, text(*producer, "name"));
+  NVFP4_MOE_ASSIGN(const std::string version, text(*producer, "version"));
+  return version.empty() ? name : name + " " + version;
+}
+
+}  // namespace
+
+Result<QuantDeclaration> parse_quantization(const json& quantization, std::string_view family) {
+  if (!quantization.is_object()) {
+    return bad_input(fmt::format("expected an object, got {}", describe_json(quantization)));
+  }
+  QuantDeclaration out;
+  NVFP4_MOE_ASSIGN(out.method, text(quantization, "quant_method"));
+  NVFP4_MOE_ASSIGN(out.producer, producer_of(quantization));
+  if (out.method == "compressed-tensors" || out.method == "compressed_tensors") {
+    return parse_compressed_tensors(quantization, std::move(out));
+  }
+  if (out.method.empty() || out.method.starts_with("modelopt")) {
+    if (out.method.empty()) out.method = "modelopt";
+    return parse_modelopt(quantization, std::move(out));
+  }
+  if (out.method == "fp8") {
+    if (member(quantization, "moe_quant_algo") != nullptr) return parse_modelopt(quantization, std::move(out));
+    if (family == "deepseek_v4") {  // its FP8 is attention's; the routed experts beside it are MXFP4
+      out.algo = "MXFP4";
+      NVFP4_MOE_TRY(apply_algo(out, SourceFormat::kModelOpt));
+      return out;
+    }
+    return unsupported("quant_method fp8: FP8 experts are not NVFP4");
+  }
+  if (out.method == "mxfp4") {
+    out.algo = "MXFP4";
+    NVFP4_MOE_TRY(apply_algo(out, SourceFormat::kModelOpt));
+    return out;
+  }
+  return unsupported(fmt::format("quant_method '{}' is not known; expected modelopt, compressed-tensors, fp8 or mxfp4",
+                                 printable(out.method)));
+}
+
+}  // namespace nvfp4_moe

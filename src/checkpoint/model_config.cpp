@@ -179,16 +179,16 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
   const bool oai = row.activation == ActRule::kOai && (act == "swigluoai" || act == "swiglu_oai");
   if (act.empty() && row.activation == ActRule::kSilu) return missing("hidden_act", row.model_type);
   if (!act.empty() && !silu && !oai) {
-    return unsupported(fmt::format("config.json hidden_act: expected silu for {}, got '{}'", row.model_type,
-                                   printable(act)));
+    return unsupported(
+        fmt::format("config.json hidden_act: expected silu for {}, got '{}'", row.model_type, printable(act)));
   }
   switch (row.activation) {
     case ActRule::kSilu:
       options.activation = Activation::kSwiglu;
       for (const char* key : {"swiglu_limit", "swiglu_limits", "swiglu_alpha"}) {
         if (member(config, key) != nullptr) {
-          return unsupported(fmt::format("config.json {}: {} is known here with plain silu(g)*u only", key,
-                                         row.model_type));
+          return unsupported(
+              fmt::format("config.json {}: {} is known here with plain silu(g)*u only", key, row.model_type));
         }
       }
       return {};
@@ -216,8 +216,8 @@ Status layers_from_list(const json& list, const char* key, int64_t count, std::v
   for (int64_t layer = 0; layer < count; ++layer) {
     const std::optional<bool> moe = is_moe(list[static_cast<size_t>(layer)]);
     if (!moe) {
-      return bad_input(fmt::format("config.json {} entry {}: got {}", key, layer,
-                                   describe_json(list[static_cast<size_t>(layer)])));
+      return bad_input(
+          fmt::format("config.json {} entry {}: got {}", key, layer, describe_json(list[static_cast<size_t>(layer)])));
     }
     if (*moe) layers.push_back(layer);
   }
@@ -268,8 +268,7 @@ Status read_layers(const json& config, const ModelRow& row, int64_t count, std::
       return {};
     }
     case LayerRule::kSparseStep: {
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> step,
-                       optional_int(config, {"decoder_sparse_step"}, 1, kMaxLayers));
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> step, optional_int(config, {"decoder_sparse_step"}, 1, kMaxLayers));
       NVFP4_MOE_ASSIGN(const std::vector<bool> dense,
                        layer_set(member(config, "mlp_only_layers"), "mlp_only_layers", count));
       for (int64_t layer = 0; layer < count; ++layer) {
@@ -379,10 +378,11 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   const ModelRow* row = model_row(model_type);
   if (row == nullptr) row = model_row(outer_type);
   if (row == nullptr) {
-    return unsupported(fmt::format("config.json model_type '{}' is not known; known are deepseek_v3, deepseek_v4, "
-                                   "kimi_k2, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, glm4_moe, glm_moe_dsa, "
-                                   "glm5_next, minimax_m2, minimax_m3, mixtral, llama4",
-                                   printable(model_type)));
+    return unsupported(
+        fmt::format("config.json model_type '{}' is not known; known are deepseek_v3, deepseek_v4, "
+                    "kimi_k2, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, glm4_moe, glm_moe_dsa, "
+                    "glm5_next, minimax_m2, minimax_m3, mixtral, llama4",
+                    printable(model_type)));
   }
 
   ModelInfo out;
@@ -397,9 +397,8 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   NVFP4_MOE_ASSIGN(out.num_hidden_layers, required_int(config, {"num_hidden_layers"}, 1, kMaxLayers, model_type));
   NVFP4_MOE_ASSIGN(options.hidden_size, required_int(config, {"hidden_size"}, 1, kMaxSize, model_type));
   NVFP4_MOE_ASSIGN(options.intermediate_size, required_int(config, {row->intermediate}, 1, kMaxSize, model_type));
-  NVFP4_MOE_ASSIGN(
-      options.num_experts,
-      required_int(config, {"n_routed_experts", "num_experts", "num_local_experts"}, 1, kMaxExperts, model_type));
+  NVFP4_MOE_ASSIGN(options.num_experts, required_int(config, {"n_routed_experts", "num_experts", "num_local_experts"},
+                                                     1, kMaxExperts, model_type));
   NVFP4_MOE_ASSIGN(const std::optional<int64_t> top_k,
                    optional_int(config, {"num_experts_per_tok", "num_experts_per_token", "moe_topk"}, 1, kMaxExperts));
   if (top_k) {
@@ -424,12 +423,14 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   if (out.layers.empty()) return bad_input("config.json: no layer of the model is an MoE layer");
   if (out.family == "llama4") {
     if (options.top_k != 1) {
-      return unsupported("config.json num_experts_per_tok: llama4 multiplies hidden by the router weight before gemm1, "
-                         "which this library offers for one expert per token only");
+      return unsupported(
+          "config.json num_experts_per_tok: llama4 multiplies hidden by the router weight before gemm1, "
+          "which this library offers for one expert per token only");
     }
-    out.findings.push_back({Severity::kWarning, "router_weight_on_input", -1, -1, "config.json",
-                            "the router weight multiplied into hidden by the caller, and weights of 1 given to the layer",
-                            "llama4, whose experts see hidden times the router weight"});
+    out.findings.push_back(
+        {Severity::kWarning, "router_weight_on_input", -1, -1, "config.json",
+         "the router weight multiplied into hidden by the caller, and weights of 1 given to the layer",
+         "llama4, whose experts see hidden times the router weight"});
   }
 
   NVFP4_MOE_ASSIGN(const QuantDeclaration quantization, read_quantization(*root, config, hf_quant_json, out.family));

@@ -1,4 +1,5 @@
-// config.json and hf_quant_config.json as a ModelInfo: which family, which sizes, which format the experts claim to have.
+// config.json and hf_quant_config.json as a ModelInfo: which family, which sizes, which format the experts claim to
+// have.
 //
 // Pure functions of the two texts: no file is touched, which makes this a fuzz target. Nothing is guessed: a model type
 // that is not in the table is refused by name, a field that the family needs and the file lacks is an error with the

@@ -22,8 +22,8 @@ constexpr FamilyNames kFamilies[] = {
     {"motif", {"moe", "mlp"}, "shared_experts", false},
 };
 
-constexpr std::string_view kPrefixes[] = {"", "model.", "language_model.model.", "model.language_model.",
-                                          "language_model.", "model.language_model.model."};
+constexpr std::string_view kPrefixes[] = {
+    "", "model.", "language_model.model.", "model.language_model.", "language_model.", "model.language_model.model."};
 
 // Takes a decimal of at most 9 digits without leading zeros from the front.
 std::optional<int64_t> take_number(std::string_view& text) {
@@ -111,8 +111,8 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
   for (const std::string_view block : family.blocks) {
     std::string_view text = rest;
     if (block.empty() || !take(text, block) || !take(text, ".")) continue;
-    const bool shared = !family.shared.empty() && text.starts_with(family.shared) &&
-                        text.substr(family.shared.size()).starts_with(".");
+    const bool shared =
+        !family.shared.empty() && text.starts_with(family.shared) && text.substr(family.shared.size()).starts_with(".");
     if (shared) {
       text.remove_prefix(family.shared.size());
     } else if (!take(text, "experts")) {

@@ -75,8 +75,8 @@ Status apply_algo(QuantDeclaration& out, SourceFormat nvfp4_format) {
     for (const Refused& row : kRefused) {
       if (row.algo == out.algo) return unsupported(fmt::format("quant_algo {}: {}", row.algo, row.reason));
     }
-    return unsupported(fmt::format("quant_algo '{}' is not known; expected NVFP4, W4A16_NVFP4 or MXFP4",
-                                   printable(out.algo)));
+    return unsupported(
+        fmt::format("quant_algo '{}' is not known; expected NVFP4, W4A16_NVFP4 or MXFP4", printable(out.algo)));
   }
   out.declared = true;
   return {};
@@ -200,7 +200,8 @@ Result<QuantDeclaration> parse_compressed_tensors(const json& quantization, Quan
     return unsupported(
         fmt::format("compressed-tensors format '{}': no group has 4-bit float weights", printable(format)));
   }
-  if (algos.size() > 1) return unsupported("config_groups: several 4-bit float schemes and no target names the experts");
+  if (algos.size() > 1)
+    return unsupported("config_groups: several 4-bit float schemes and no target names the experts");
   out.algo = *algos.begin();
   NVFP4_MOE_TRY(apply_algo(out, SourceFormat::kCompressedTensors));
   return out;

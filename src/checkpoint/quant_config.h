@@ -5,10 +5,9 @@
 // layers and the output head may be quantized otherwise; only what concerns routed experts is looked at.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
 

@@ -1,0 +1,291 @@
+// Checkpoint: opening, one expert's views, the layer's activation scales, and giving pages back.
+#include "checkpoint/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/files.h"
+#include "checkpoint/float_source.h"
+#include "checkpoint/model_config.h"
+#include "checkpoint/mxfp4.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr size_t kMaxConfigBytes = size_t{64} << 20;
+
+struct Dims {
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+Dims dims_of(Projection projection, int64_t hidden, int64_t intermediate) {
+  if (projection == Projection::kDown) return {hidden, intermediate};
+  return {intermediate, hidden};
+}
+
+Status check_slice(const IntermediateSlice& slice, int64_t intermediate) {
+  if (slice.count == 0 && slice.first == 0) return {};
+  const bool aligned = slice.first % 16 == 0 && slice.count % 16 == 0;
+  if (!aligned || slice.first < 0 || slice.count <= 0 || slice.first > intermediate - slice.count) {
+    return invalid_argument(fmt::format("intermediate slice: expected multiples of 16 within {}, got first {} count {}",
+                                        intermediate, slice.first, slice.count));
+  }
+  return {};
+}
+
+// Codes of blocks whose scale is 0 become 0: such a block decodes to 0 already, and every backend may rely on it.
+void zero_codes_under_zero_scales(const uint8_t* scales, int64_t blocks, uint8_t* codes) {
+  for (int64_t b = 0; b < blocks; ++b) {
+    if (scales[b] == 0) std::memset(codes + b * 8, 0, 8);
+  }
+}
+
+std::vector<uint8_t>& new_storage(LoadedExpert& out, int64_t bytes) {
+  return out.storage.emplace_back(static_cast<size_t>(bytes));
+}
+
+// The matrix as a view: straight into the map where it lies as (rows, cols) with nothing to put right.
+Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& out, Nvfp4View& view) {
+  const int64_t rows = matrix.rows;
+  const int64_t cols = matrix.cols;
+  const bool nvfp4 = matrix.format == SourceFormat::kModelOpt || matrix.format == SourceFormat::kCompressedTensors;
+  if (nvfp4 && matrix.codes.col_stride == 1 && zero_blocks == 0) {
+    view = {matrix.codes.data,       matrix.scales.data,      matrix.tensor_scale, rows, cols,
+            matrix.codes.row_stride, matrix.scales.row_stride};
+    return {};
+  }
+  // Vectors move with LoadedExpert, their bytes stay where they are.
+  uint8_t* codes = new_storage(out, rows * cols / 2).data();
+  uint8_t* scales = new_storage(out, rows * cols / 16).data();
+  float tensor_scale = matrix.tensor_scale;
+  if (nvfp4) {
+    copy_matrix(matrix.codes, codes);
+    copy_matrix(matrix.scales, scales);
+    if (zero_blocks > 0) zero_codes_under_zero_scales(scales, rows * cols / 16, codes);
+  } else if (matrix.format == SourceFormat::kMxfp4) {
+    ByteMatrix from_codes = matrix.codes;
+    ByteMatrix from_scales = matrix.scales;
+    std::vector<uint8_t> straight_codes;
+    std::vector<uint8_t> straight_scales;
+    if (from_codes.col_stride != 1) {
+      straight_codes.resize(static_cast<size_t>(rows * from_codes.cols));
+      copy_matrix(matrix.codes, straight_codes.data());
+      from_codes = {straight_codes.data(), rows, from_codes.cols, from_codes.cols, 1};
+      straight_scales.resize(static_cast<size_t>(rows * from_scales.cols));
+      copy_matrix(matrix.scales, straight_scales.data());
+      from_scales = {straight_scales.data(), rows, from_scales.cols, from_scales.cols, 1};
+    }
+    Result<Mxfp4Cast> cast = cast_mxfp4(from_codes.data, from_codes.row_stride, from_scales.data,
+                                        from_scales.row_stride, matrix.phase, rows, cols, codes, scales);
+    if (!cast.ok()) return cast.status().in(matrix.scales_name);
+    tensor_scale = cast->tensor_scale;
+    if (cast->rounded_blocks > 0) {
+      out.findings.push_back({Severity::kWarning, "mxfp4_block_rounded", matrix.layer, matrix.expert,
+                              matrix.scales_name, "block scales within 2^17 of the largest",
+                              "blocks below that, whose codes were rounded once",
+                              static_cast<int64_t>(cast->rounded_blocks)});
+    }
+  } else {
+    QuantizeCounts counts;
+    const FloatMatrix floats{matrix.codes.data,       matrix.dtype,           rows, cols,
+                             matrix.codes.row_stride, matrix.codes.col_stride};
+    Result<float> scale = quantize_float_matrix(floats, codes, scales, counts);
+    if (!scale.ok()) return scale.status().in(matrix.codes_name);
+    tensor_scale = *scale;
+  }
+  view = Nvfp4View::contiguous(codes, scales, tensor_scale, rows, cols);
+  return {};
+}
+
+std::string place_of(int64_t layer, int64_t expert) {
+  return expert < 0 ? fmt::format("layer {} shared expert", layer) : fmt::format("layer {} expert {}", layer, expert);
+}
+
+}  // namespace
+
+// ---- opening
+
+Result<Checkpoint> Checkpoint::open(const std::string& path) {
+  NVFP4_MOE_ASSIGN(TensorIndex index, TensorIndex::open(path));
+  const std::filesystem::path directory = index.directory();
+  const std::string config_path = (directory / "config.json").string();
+  NVFP4_MOE_ASSIGN(const std::string config, read_text_file(config_path, kMaxConfigBytes));
+  std::string hf_quant;
+  const std::string hf_quant_path = (directory / "hf_quant_config.json").string();
+  std::error_code ignored;
+  if (std::filesystem::exists(hf_quant_path, ignored)) {
+    NVFP4_MOE_ASSIGN(hf_quant, read_text_file(hf_quant_path, kMaxConfigBytes));
+  }
+  Result<ModelInfo> model = parse_model_config(config, hf_quant);
+  if (!model.ok()) return model.status().in(printable(directory.string(), 4096));
+  auto impl = std::make_unique<Impl>();
+  impl->index = std::move(index);
+  impl->model = *std::move(model);
+  FindingList findings;
+  for (const Finding& finding : impl->model.findings) findings.add(finding);
+  NVFP4_MOE_ASSIGN(impl->layers, LayerIndex::build(impl->index, impl->model, findings));
+  impl->findings = findings.take();
+  impl->shared_intermediate = impl->model.options.shared_intermediate_size;
+  // What a layer can run is what is stored: a shared expert kept in FP8 is the caller's to add.
+  if (!impl->layers.find(impl->model.layers.front())->shared) impl->model.options.shared_intermediate_size = 0;
+  return Checkpoint(std::move(impl));
+}
+
+Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+const ModelInfo& Checkpoint::model() const { return impl_->model; }
+const TensorIndex& Checkpoint::index() const { return impl_->index; }
+const std::vector<Finding>& Checkpoint::findings() const { return impl_->findings; }
+
+// ---- places
+
+Result<const LayerEntry*> Checkpoint::Impl::layer_entry(int64_t layer) const {
+  const LayerEntry* entry = layers.find(layer);
+  if (entry == nullptr) {
+    return invalid_argument(fmt::format("layer {}: not an MoE layer of this checkpoint, which has {} from {} to {}",
+                                        layer, model.layers.size(), model.layers.front(), model.layers.back()));
+  }
+  return entry;
+}
+
+Result<const LayerEntry*> Checkpoint::Impl::expert_entry(int64_t layer, int64_t expert) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, layer_entry(layer));
+  if (expert < 0 || expert >= model.options.num_experts) {
+    return invalid_argument(
+        fmt::format("layer {} expert {}: expected 0 to {}", layer, expert, model.options.num_experts - 1));
+  }
+  return entry;
+}
+
+bool Checkpoint::Impl::resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
+                               MatrixSource& out, FindingList& found) const {
+  const int64_t intermediate = expert < 0 ? shared_intermediate : model.options.intermediate_size;
+  const Dims dims = dims_of(projection, model.options.hidden_size, intermediate);
+  return MatrixResolver(index, model.options.num_experts)
+      .resolve(names, layer, expert, projection, dims.rows, dims.cols, out, found);
+}
+
+std::string Checkpoint::tensor_name(int64_t layer, int64_t global_expert, const std::string& projection) const {
+  const LayerEntry* entry = impl_->layers.find(layer);
+  if (entry == nullptr) return fmt::format("layer {} expert {} {}", layer, global_expert, projection);
+  const Projection which = projection == "down" ? Projection::kDown
+                           : projection == "up" ? Projection::kUp
+                                                : Projection::kGate;
+  const ExpertNames& names = global_expert < 0 && entry->shared ? *entry->shared : entry->routed;
+  return names.name(global_expert, which, names.parts.codes);
+}
+
+Result<MoeOptions> Checkpoint::layer_options(int64_t layer) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
+  MoeOptions options = impl_->model.options;
+  options.shared_intermediate_size = entry->shared ? impl_->shared_intermediate : 0;
+  return options;
+}
+
+// ---- experts
+
+Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t layer, int64_t expert,
+                                            const IntermediateSlice& slice) const {
+  const int64_t intermediate = expert < 0 ? shared_intermediate : model.options.intermediate_size;
+  if (Status status = check_slice(slice, intermediate); !status.ok()) return status.in(place_of(layer, expert));
+  LoadedExpert out;
+  FindingList found;
+  const std::pair<Projection, Nvfp4View*> targets[] = {
+      {Projection::kGate, &out.source.gate}, {Projection::kUp, &out.source.up}, {Projection::kDown, &out.source.down}};
+  for (const auto& [projection, view] : targets) {
+    MatrixSource matrix;
+    if (!resolve(names, layer, expert, projection, matrix, found)) return found.first_error();
+    if (slice.count > 0) {
+      matrix = projection == Projection::kDown ? matrix.col_slice(slice.first, slice.count)
+                                               : matrix.row_slice(slice.first, slice.count);
+    }
+    ScaleScan scan;
+    int64_t zero_blocks = 0;
+    if (!check_scales(matrix, found, scan, zero_blocks)) return found.first_error();
+    if (Status status = to_view(matrix, zero_blocks, out, *view); !status.ok()) {
+      return status.in(place_of(layer, expert));
+    }
+  }
+  for (Finding& finding : found.take()) out.findings.push_back(std::move(finding));
+  return out;
+}
+
+Result<LoadedExpert> Checkpoint::expert(int64_t layer, int64_t global_expert, const IntermediateSlice& slice) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->expert_entry(layer, global_expert));
+  NVFP4_MOE_TRY(entry->refusal);
+  return impl_->load(entry->routed, layer, global_expert, slice);
+}
+
+Result<LoadedExpert> Checkpoint::shared_expert(int64_t layer, const IntermediateSlice& slice) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
+  if (!entry->shared) {
+    return unsupported(fmt::format("layer {} shared expert: none is stored as NVFP4, MXFP4 or floats", layer));
+  }
+  return impl_->load(*entry->shared, layer, -1, slice);
+}
+
+void Checkpoint::release(int64_t layer, int64_t global_expert) const {
+  const LayerEntry* entry = impl_->layers.find(layer);
+  if (entry == nullptr || global_expert >= impl_->model.options.num_experts) return;
+  const bool shared = global_expert < 0;
+  if (shared && !entry->shared) return;
+  FindingList unused;
+  for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+    MatrixSource matrix;
+    impl_->resolve(shared ? *entry->shared : entry->routed, layer, shared ? -1 : global_expert, projection, matrix,
+                   unused);
+    for (const MatrixSource::Span& span : matrix.spans) span.file->release(span.data, span.size_bytes);
+  }
+}
+
+// ---- activation scales
+
+Result<LayerScales> Checkpoint::layer_scales(int64_t layer, std::vector<Finding>* findings) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
+  LayerScales out;
+  FindingList found;
+  impl_->add_input_scales(*entry, layer, {0, impl_->model.options.num_experts}, found, &out);
+  if (findings != nullptr) {
+    for (Finding& finding : found.take()) findings->push_back(std::move(finding));
+  }
+  return out;
+}
+
+void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range,
+                                        FindingList& found, LayerScales* scales) const {
+  if (entry.routed.parts.input_scale.empty()) return;
+  const bool used = model.options.activation_format == ActivationFormat::kNvfp4;
+  const MatrixResolver resolver(index, model.options.num_experts);
+  for (int64_t e = range.first; e < range.first + range.count; ++e) {
+    for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+      const InputScale scale = resolver.input_scale(entry.routed, e, projection);
+      if (scales != nullptr && scale.usable) {
+        std::optional<float>& target = projection == Projection::kDown ? scales->intermediate : scales->hidden;
+        target = std::max(target.value_or(0.0f), scale.value);
+      }
+      if (!used || scale.finding[0] == '\0') continue;
+      const bool one = scale.usable;
+      found.add(
+          {one ? Severity::kNote : Severity::kWarning, scale.finding, layer, e, scale.name,
+           one ? "a calibrated scale" : "a finite normal number > 0 (the layer's largest is used instead)",
+           std::string_view(scale.finding) == "input_scale_missing" ? "no such scalar" : float_string(scale.stored)});
+    }
+  }
+  if (scales == nullptr || !used) return;
+  for (const bool down : {false, true}) {
+    if ((down ? scales->intermediate : scales->hidden).has_value()) continue;
+    found.add({Severity::kWarning, "input_scale_unusable", layer, -1,
+               entry.routed.name(0, down ? Projection::kDown : Projection::kGate, entry.routed.parts.input_scale),
+               "one usable input scale in the layer, for activation_scale static or compat", "none"});
+  }
+}
+
+}  // namespace nvfp4_moe

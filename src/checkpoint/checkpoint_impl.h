@@ -1,0 +1,30 @@
+// What a Checkpoint owns. Private to the room: checkpoint.cpp loads with it, validate.cpp looks at it.
+#pragma once
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/findings.h"
+#include "checkpoint/layer_index.h"
+#include "checkpoint/matrix_source.h"
+
+namespace nvfp4_moe {
+
+struct Checkpoint::Impl {
+  TensorIndex index;
+  ModelInfo model;
+  LayerIndex layers;
+  std::vector<Finding> findings;
+  int64_t shared_intermediate = 0;  // as the config has it, whether stored or not
+
+  Result<const LayerEntry*> layer_entry(int64_t layer) const;
+  Result<const LayerEntry*> expert_entry(int64_t layer, int64_t expert) const;
+  // expert -1: the shared expert.
+  bool resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, MatrixSource& out,
+               FindingList& found) const;
+  Result<LoadedExpert> load(const ExpertNames& names, int64_t layer, int64_t expert,
+                            const IntermediateSlice& slice) const;
+  // Findings of the experts' input scales in range, and their maximum where `scales` is given.
+  void add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range, FindingList& found,
+                        LayerScales* scales) const;
+};
+
+}  // namespace nvfp4_moe

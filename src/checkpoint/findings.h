@@ -1,0 +1,34 @@
+// Folding findings: one entry per (layer, id), which names the first place and counts the rest. Private to the room.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+
+namespace nvfp4_moe {
+
+class FindingList {
+ public:
+  // Adds, or raises the count of the first finding with the same layer and id (and severity).
+  void add(Finding finding);
+  void add_always(Finding finding) { findings_.push_back(std::move(finding)); }  // one that folds with nothing
+  bool has_error() const;
+  // The first error as a kBadInput "layer 12 expert 7 NAME: expected ..., got ...".
+  Status first_error() const;
+  std::vector<Finding> take() { return std::move(findings_); }
+  const std::vector<Finding>& all() const { return findings_; }
+
+ private:
+  std::vector<Finding> findings_;
+  std::map<std::pair<int64_t, std::string>, size_t> by_key_;
+};
+
+// "layer 12 expert 7 NAME: expected ..., got ..."; parts that are not set are left out.
+std::string describe_place(const Finding& finding);
+// "1.5e-05": a float with the digits that tell it apart.
+std::string float_string(float value);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,34 @@
+// BF16, FP16 or FP32 expert weights quantized to NVFP4 as they are loaded (the "quantize at load" of float
+// checkpoints).
+//
+// The tensor scale is fl32(amax / 2688) of the matrix given (gate and up each their own; a slice its own), block scales
+// and codes as quantize_weights defines them. Rows are widened to float a few at a time, so that memory beyond the
+// result stays small whatever the matrix.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/quantize.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+// Element (r, c) lies at data + r * row_stride + c * col_stride (bytes; any alignment). K runs along c.
+struct FloatMatrix {
+  const uint8_t* data = nullptr;
+  DType dtype = DType::kBf16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t row_stride = 0;
+  int64_t col_stride = 0;
+};
+
+// Rows [first, first + count) as floats, (count, cols) row-major.
+void widen_rows(const FloatMatrix& matrix, int64_t first, int64_t count, float* out);
+
+// out_codes (rows, cols/2), out_scales (rows, cols/16). kBadInput where an element is NaN or Inf.
+Result<float> quantize_float_matrix(const FloatMatrix& matrix, uint8_t* out_codes, uint8_t* out_scales,
+                                    QuantizeCounts& counts);
+
+}  // namespace nvfp4_moe

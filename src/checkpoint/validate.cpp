@@ -1,0 +1,145 @@
+// Validation and statistics: every block scale and scalar of a layer's experts looked at once. Codes are read only
+// where a block scale is 0.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/mxfp4.h"
+#include "core/quantize.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Projection::kDown};
+constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 where the block takes 6
+constexpr uint8_t kScale384 = 0x7C;  // and where it takes 4
+
+Result<ExpertRange> checked_range(const ExpertRange& range, int64_t experts) {
+  if (range.count == 0 && range.first == 0) return ExpertRange{0, experts};
+  if (range.first < 0 || range.count < 0 || range.first > experts - range.count) {
+    return invalid_argument(fmt::format("expert range: expected within {} experts, got first {} count {}", experts,
+                                        range.first, range.count));
+  }
+  return range;
+}
+
+// Marks that hold for a whole layer or not at all.
+struct LayerMarks {
+  bool powers_of_two = true;
+  bool four_over_six = true;
+  int64_t matrices = 0;
+
+  void add(const MatrixSource& matrix, const ScaleScan& scan) {
+    ++matrices;
+    const ByteMatrix scales = matrix.scales_as_stored();
+    powers_of_two = powers_of_two && is_power_of_two(matrix.tensor_scale) &&
+                    all_powers_of_two(scales.data, scales.rows, scales.cols, scales.row_stride);
+    four_over_six = four_over_six && (scan.max == kScale256 || scan.max == kScale384);
+  }
+};
+
+// How many 16-blocks casting this matrix would round; 0 at the price of a scan where the scales lie close together.
+uint64_t rounded_blocks(const MatrixSource& matrix, const ScaleScan& scan) {
+  if (scan.max - scan.min <= 17 || matrix.codes.col_stride != 1) return 0;
+  std::vector<uint8_t> codes(static_cast<size_t>(matrix.rows * matrix.cols / 2));
+  std::vector<uint8_t> scales(static_cast<size_t>(matrix.rows * matrix.cols / 16));
+  const Result<Mxfp4Cast> cast =
+      cast_mxfp4(matrix.codes.data, matrix.codes.row_stride, matrix.scales.data, matrix.scales.row_stride, matrix.phase,
+                 matrix.rows, matrix.cols, codes.data(), scales.data());
+  return cast.ok() ? cast->rounded_blocks : 0;
+}
+
+}  // namespace
+
+Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRange& range_in) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
+  NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(range_in, impl_->model.options.num_experts));
+  FindingList found;
+  for (const Finding& finding : impl_->findings) {
+    if (finding.layer == layer && finding.id != "missing_expert") found.add(finding);
+  }
+  const SourceFormat format = entry->routed.parts.format;
+  const bool nvfp4 = format == SourceFormat::kModelOpt || format == SourceFormat::kCompressedTensors;
+  LayerMarks marks;
+  for (int64_t e = range.first; e < range.first + range.count; ++e) {
+    MatrixSource matrices[3];
+    bool resolved = true;
+    for (int p = 0; p < 3; ++p) {
+      if (!impl_->resolve(entry->routed, layer, e, kProjections[p], matrices[p], found)) {
+        resolved = false;
+        continue;
+      }
+      ScaleScan scan;
+      int64_t zero_blocks = 0;
+      if (!check_scales(matrices[p], found, scan, zero_blocks)) continue;
+      if (nvfp4) marks.add(matrices[p], scan);
+      if (format != SourceFormat::kMxfp4) continue;
+      if (const uint64_t rounded = rounded_blocks(matrices[p], scan); rounded > 0) {
+        found.add({Severity::kWarning, "mxfp4_block_rounded", layer, e, matrices[p].scales_name,
+                   "block scales within 2^17 of the largest", "blocks below that, whose codes loading rounds once",
+                   static_cast<int64_t>(rounded)});
+      }
+    }
+    if (resolved && nvfp4 && matrices[0].tensor_scale != matrices[1].tensor_scale) {
+      found.add({Severity::kNote, "gate_up_scale_mismatch", layer, e, matrices[1].tensor_scale_name,
+                 fmt::format("gate's {} or another: legal, each keeps its own", float_string(matrices[0].tensor_scale)),
+                 float_string(matrices[1].tensor_scale)});
+    }
+  }
+  impl_->add_input_scales(*entry, layer, range, found, nullptr);
+  if (marks.matrices > 0 && marks.powers_of_two) {
+    found.add({Severity::kNote, "power_of_two_scales", layer, -1, entry->routed.stem, "",
+               "every scale is a power of two: a lossless cast from MXFP4"});
+  } else if (marks.matrices > 0 && marks.four_over_six) {
+    found.add({Severity::kNote, "four_over_six_scales", layer, -1, entry->routed.stem, "",
+               "block scales end at 256 or 384: quantized with the choice of 4 or 6 per block"});
+  }
+  return found.take();
+}
+
+Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange& range_in) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
+  NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(range_in, impl_->model.options.num_experts));
+  LayerStatistics out;
+  out.layer = layer;
+  ScaleScan all;
+  bool first = true;
+  const MatrixResolver resolver(impl_->index, impl_->model.options.num_experts);
+  for (int64_t e = range.first; e < range.first + range.count; ++e) {
+    float scales[3] = {};
+    for (int p = 0; p < 3; ++p) {
+      FindingList found;
+      MatrixSource matrix;
+      if (!impl_->resolve(entry->routed, layer, e, kProjections[p], matrix, found)) return found.first_error();
+      const bool floats = matrix.format == SourceFormat::kFloat;
+      const int64_t element = floats ? bits(matrix.dtype) / 8 : 1;
+      out.codes_bytes += static_cast<uint64_t>(matrix.codes.rows * matrix.codes.cols * element);
+      const InputScale input = resolver.input_scale(entry->routed, e, kProjections[p]);
+      if (input.usable) {
+        out.input_scale_min = std::min(out.input_scale_min.value_or(input.value), input.value);
+        out.input_scale_max = std::max(out.input_scale_max.value_or(input.value), input.value);
+      }
+      if (floats) continue;
+      out.scales_bytes += static_cast<uint64_t>(matrix.scales.rows * matrix.scales.cols);
+      const ByteMatrix stored = matrix.scales_as_stored();
+      scan_scales(stored.data, stored.rows, stored.cols, stored.row_stride, all);
+      if (matrix.format == SourceFormat::kMxfp4) continue;
+      scales[p] = matrix.tensor_scale;
+      out.tensor_scale_min = first ? scales[p] : std::min(out.tensor_scale_min, scales[p]);
+      out.tensor_scale_max = first ? scales[p] : std::max(out.tensor_scale_max, scales[p]);
+      first = false;
+    }
+    out.gate_up_mismatches += scales[0] != scales[1] ? 1 : 0;
+  }
+  if (all.count > 0) {
+    out.block_scale_min = all.min;
+    out.block_scale_max = all.max;
+    const bool e4m3 = entry->routed.parts.format != SourceFormat::kMxfp4;
+    if (e4m3) out.saturated_block_share = static_cast<double>(all.saturated) / static_cast<double>(all.count);
+  }
+  return out;
+}
+
+}  // namespace nvfp4_moe

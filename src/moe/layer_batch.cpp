@@ -2,21 +2,10 @@
 #include <cstdint>
 #include <string>
 
+#include "moe/batch_check.h"
 #include "moe/layer.h"
 
 namespace nvfp4_moe {
-namespace {
-
-// One array of a batch: (count) elements of dtype at data.
-struct Array {
-  const char* name;
-  const void* data;
-  DType dtype;
-  int64_t count;
-
-  uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
-  uintptr_t end() const { return begin() + static_cast<uintptr_t>(count) * static_cast<uintptr_t>(bits(dtype) / 8); }
-};
 
 Status check_array(const Array& array) {
   const uintptr_t alignment = static_cast<uintptr_t>(bits(array.dtype) / 8);
@@ -30,22 +19,27 @@ Status check_array(const Array& array) {
   return {};
 }
 
-bool overlap(const Array& a, const Array& b) { return a.begin() < b.end() && b.begin() < a.end(); }
+Status check_apart(const Array& written, const Array& other) {
+  if (written.begin() >= other.end() || other.begin() >= written.end()) return {};
+  return invalid_argument(std::string(written.name) + ": expected memory of its own, got memory that overlaps " +
+                          other.name);
+}
 
-Status check_dtype(const char* name, DType dtype) {
+Status check_activation_dtype(const char* name, DType dtype) {
   if (is_activation(dtype)) return {};
   return invalid_argument(std::string(name) + " dtype: expected BF16, F16 or F32, got " + to_string(dtype));
 }
 
-}  // namespace
+Status check_tokens(int64_t tokens, int64_t max_tokens) {
+  if (tokens >= 0 && tokens <= max_tokens) return {};
+  return invalid_argument("tokens: expected 0 to " + std::to_string(max_tokens) + ", got " + std::to_string(tokens));
+}
 
 Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes) const {
   const MoeConfig& config = weights_->config;
-  if (batch.tokens < 0 || batch.tokens > plan_.limits.max_tokens)
-    return invalid_argument("tokens: expected 0 to " + std::to_string(plan_.limits.max_tokens) + ", got " +
-                            std::to_string(batch.tokens));
-  NVFP4_MOE_TRY(check_dtype("hidden", batch.hidden_dtype));
-  NVFP4_MOE_TRY(check_dtype("out", batch.out_dtype));
+  NVFP4_MOE_TRY(check_tokens(batch.tokens, plan_.limits.max_tokens));
+  NVFP4_MOE_TRY(check_activation_dtype("hidden", batch.hidden_dtype));
+  NVFP4_MOE_TRY(check_activation_dtype("out", batch.out_dtype));
   if (batch.ids_dtype != DType::kI32 && batch.ids_dtype != DType::kI64)
     return invalid_argument(std::string("topk_ids dtype: expected I32 or I64, got ") + to_string(batch.ids_dtype));
   if (batch.shared_weights != nullptr && config->shared_intermediate_size == 0)
@@ -63,17 +57,13 @@ Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t w
       {"shared_weights", batch.shared_weights, DType::kF32, batch.tokens},
   };
   NVFP4_MOE_TRY(check_array(out));
+  NVFP4_MOE_TRY(check_apart(space, out));
   for (const Array& input : inputs) {
     if (&input == &inputs[3] && input.data == nullptr) continue;  // shared_weights may be left out
     NVFP4_MOE_TRY(check_array(input));
-    if (overlap(input, out))
-      return invalid_argument(std::string("out: expected memory of its own, got memory that overlaps ") + input.name);
-    if (overlap(input, space))
-      return invalid_argument(std::string("workspace: expected memory of its own, got memory that overlaps ") +
-                              input.name);
+    NVFP4_MOE_TRY(check_apart(out, input));
+    NVFP4_MOE_TRY(check_apart(space, input));
   }
-  if (overlap(out, space))
-    return invalid_argument("workspace: expected memory of its own, got memory that overlaps out");
   return {};
 }
 

@@ -1,0 +1,133 @@
+#include "moe/linear.h"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "core/quantize.h"
+#include "moe/batch_check.h"
+#include "moe/layer.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// The number that LinearWeights::input_scale holds: 0 where each token has a scale of its own.
+Result<float> resolve_input_scale(const LinearOptions& options) {
+  if (options.activation_format == ActivationFormat::kBf16 ||
+      options.activation_scale == ActivationScale::kDynamicToken)
+    return 0.0f;
+  if (!std::isnormal(options.input_scale) || options.input_scale <= 0)
+    return invalid_argument(std::string("input_scale: expected a positive normal number (activation_scale ") +
+                            to_string(options.activation_scale) + "), got " + std::to_string(options.input_scale));
+  if (options.activation_scale == ActivationScale::kCompat) return options.input_scale;
+  if (!is_power_of_two(options.static_headroom))
+    return invalid_argument("static_headroom: expected a power of two, got " + std::to_string(options.static_headroom));
+  const float scale = round_up_to_power_of_two(options.input_scale) * options.static_headroom;
+  if (!is_power_of_two(scale))
+    return invalid_argument("input_scale x static_headroom: expected a normal power of two, got " +
+                            std::to_string(scale));
+  return scale;
+}
+
+Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const LinearOptions& options,
+                           float input_scale) {
+  LinearWeights weights;
+  weights.rows = view.rows;
+  weights.cols = view.cols;
+  weights.tensor_scale = view.tensor_scale;
+  weights.activation_format = options.activation_format;
+  weights.activation_scale = options.activation_scale;
+  weights.input_scale = input_scale;
+  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols)));
+  NVFP4_MOE_TRY(backend.linear_pack(weights, view));
+  return weights;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view, const LinearOptions& options) {
+  NVFP4_MOE_ASSIGN(const Env env, read_env());
+  set_log_level(env.log_level);
+  constexpr int64_t kMaxSide = int64_t{1} << 28;  // keeps every size product of a backend below 2^60
+  if (view.rows < 1 || view.rows > kMaxSide || view.cols < 16 || view.cols > kMaxSide || view.cols % 16 != 0)
+    return invalid_argument(
+        "linear weight: expected (rows, cols) from (1, 16) to (2^28, 2^28), cols a multiple of 16, "
+        "got (" +
+        std::to_string(view.rows) + ", " + std::to_string(view.cols) + ")");
+  if (options.max_tokens < 1 || options.max_tokens > std::numeric_limits<int32_t>::max())
+    return invalid_argument("max_tokens: expected 1 to 2147483647, got " + std::to_string(options.max_tokens));
+  NVFP4_MOE_TRY(check_matrix("linear weight", view, view.rows, view.cols));
+  NVFP4_MOE_ASSIGN(const float input_scale, resolve_input_scale(options));
+
+  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  if (forced != "auto" && find_backend(forced) == nullptr)
+    return invalid_argument("backend: expected one of " + backend_names() + ", got \"" + forced + "\"");
+  std::unique_ptr<NvfpLinear> linear(new NvfpLinear);
+  std::string reasons;
+  for (const Backend* backend : backends()) {
+    if (forced != "auto" && forced != backend->name) continue;
+    auto weights = pack(*backend, view, options, input_scale);
+    if (weights.ok()) {
+      linear->backend_ = backend;
+      linear->weights_ = std::move(*weights);
+      break;
+    }
+    if (weights.status().code() != Code::kUnsupported) return weights.status();
+    reasons += std::string(reasons.empty() ? "" : "; ") + backend->name + ": " + weights.status().message();
+  }
+  if (linear->backend_ == nullptr) return unsupported("backend: none takes this linear: " + reasons);
+
+  linear->max_tokens_ = options.max_tokens;
+  linear->workspace_bytes_ = linear->backend_->linear_workspace_bytes(linear->weights_, options.max_tokens);
+  linear->executor_ = options.executor;
+  if (linear->executor_ == nullptr) {
+    linear->owned_executor_ = make_thread_pool(env.threads);
+    linear->executor_ = linear->owned_executor_.get();
+  }
+  return linear;
+}
+
+Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
+  NVFP4_MOE_TRY(check_tokens(batch.tokens, max_tokens_));
+  NVFP4_MOE_TRY(check_activation_dtype("x", batch.x_dtype));
+  NVFP4_MOE_TRY(check_activation_dtype("out", batch.out_dtype));
+  if (workspace_bytes < workspace_bytes_)
+    return invalid_argument("workspace: expected at least " + std::to_string(workspace_bytes_) + " bytes, got " +
+                            std::to_string(workspace_bytes));
+  if (workspace_bytes_ > 0 && (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
+    return invalid_argument(std::string("workspace: expected a 256-byte aligned pointer, got ") +
+                            (workspace == nullptr ? "null" : "another address"));
+  if (batch.tokens == 0) return {};
+  const Array x{"x", batch.x, batch.x_dtype, batch.tokens * weights_.cols};
+  const Array out{"out", batch.out, batch.out_dtype, batch.tokens * weights_.rows};
+  const Array space{"workspace", workspace, DType::kU8, static_cast<int64_t>(workspace_bytes)};
+  NVFP4_MOE_TRY(check_array(x));
+  NVFP4_MOE_TRY(check_array(out));
+  NVFP4_MOE_TRY(check_apart(out, x));
+  NVFP4_MOE_TRY(check_apart(space, x));
+  NVFP4_MOE_TRY(check_apart(space, out));
+  return backend_->linear_run(weights_, batch, static_cast<std::byte*>(workspace), RunContext{executor_, stream});
+}
+
+std::string NvfpLinear::describe_json() const {
+  nlohmann::ordered_json json;
+  json["backend"] = backend_->name;
+  json["rows"] = weights_.rows;
+  json["cols"] = weights_.cols;
+  json["tensor_scale"] = weights_.tensor_scale;
+  json["activation_format"] = to_string(weights_.activation_format);
+  if (weights_.activation_format == ActivationFormat::kBf16) {
+    json["activation_scale"] = nullptr;
+  } else if (weights_.input_scale == 0.0f) {
+    json["activation_scale"] = "dynamic_token";
+  } else {
+    json["activation_scale"] = weights_.input_scale;
+  }
+  json["max_tokens"] = max_tokens_;
+  json["packed_bytes"] = weights_.bytes.size_bytes();
+  json["workspace_bytes"] = workspace_bytes_;
+  return json.dump();
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,53 @@
+// NvfpLinear: a dense NVFP4 linear y = x W^T through a backend's own kernels (F18), for attention projections and the
+// like.
+//
+// W is (rows, cols) = (out_features, in_features), x (tokens, cols), y (tokens, rows). As a MoeLayer it is complete or
+// was never returned, and run neither allocates nor locks.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+#include "core/executor.h"
+#include "moe/env.h"
+
+namespace nvfp4_moe {
+
+struct LinearOptions {
+  std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used where this is "auto"
+  ActivationFormat activation_format = ActivationFormat::kNvfp4;
+  ActivationScale activation_scale = ActivationScale::kDynamicToken;
+  float input_scale = 0.0f;      // the checkpoint's number, for static and compat; else unused
+  float static_headroom = 1.0f;  // power of two, multiplies the static scale
+  int64_t max_tokens = 0;        // at least 1
+  Executor* executor = nullptr;  // null: the linear owns a pool (NVFP4_MOE_THREADS, else one thread per core)
+};
+
+class NvfpLinear {
+ public:
+  // Packs a copy of the weights; the view is not kept.
+  static Result<std::unique_ptr<NvfpLinear>> open(const Nvfp4View& weights, const LinearOptions& options);
+
+  const Backend& backend() const { return *backend_; }
+  const LinearWeights& weights() const { return weights_; }
+  int64_t max_tokens() const { return max_tokens_; }
+  size_t workspace_bytes() const { return workspace_bytes_; }
+  std::string describe_json() const;
+
+  // Checks the batch, then runs. Several threads may run one linear at once, each with a workspace of its own
+  // (256-byte aligned).
+  Status run(const LinearBatch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
+
+ private:
+  NvfpLinear() = default;
+  const Backend* backend_ = nullptr;
+  LinearWeights weights_;
+  int64_t max_tokens_ = 0;
+  size_t workspace_bytes_ = 0;
+  std::unique_ptr<Executor> owned_executor_;
+  Executor* executor_ = nullptr;
+};
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,52 @@
+// Packed layers kept on disk and mapped on the next start (F27): no packing, no second copy in memory.
+//
+// A file holds one layer's local experts as one backend packed them. Native byte order: a cache belongs to its host.
+//   [0, 4096)                 FileHeader, zero-padded
+//   [4096, + scales)          tensor scales, (experts, 3) float, zero-padded to a multiple of 4096
+//   [payload_offset, + size)  PackedWeights::bytes
+// The key is a 128-bit hash of everything the bytes depend on: per shard its path's last part, size, mtime and header
+// bytes (with `checksum`: all its bytes), library version, backend, layer, config, range, slice. A file with another
+// key, size, magic or header hash, or (with `checksum`) another payload hash, is not used: the layer is packed again
+// and the file replaced. It is written beside its name and renamed, so that no reader sees half of one.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "moe/layer.h"
+
+namespace nvfp4_moe {
+
+struct CacheOptions {
+  std::string directory;  // made if it is not there; empty: no cache
+  bool checksum = false;
+};
+
+struct CacheOutcome {
+  bool hit = false;
+  std::string path;    // of the cache file; empty without a cache
+  std::string reason;  // why a file that was there was not used, or could not be written; empty: nothing to say
+};
+
+class PackedCache {
+ public:
+  // MoeLayer::open on a checkpoint's layer by way of the cache. A cache that cannot be read or written is a reason in
+  // `outcome`, never a failure: the layer is then packed from the checkpoint.
+  static Result<std::unique_ptr<MoeLayer>> open(const Checkpoint& checkpoint, int64_t layer, const MoeConfig& config,
+                                                const IntermediateSlice& slice, const LayerOptions& options,
+                                                const CacheOptions& cache, const ProgressFn& progress,
+                                                CacheOutcome* outcome);
+};
+
+// What a user of a checkpoint wants: validate the layer's local experts (an error finding is kBadInput), take the
+// config from the checkpoint unless one is given, load through the cache or from the files. outcome may be null.
+Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkpoint, int64_t layer,
+                                                        const std::optional<MoeOptions>& config,
+                                                        const IntermediateSlice& slice, const LayerOptions& options,
+                                                        const CacheOptions& cache = {}, const ProgressFn& progress = {},
+                                                        CacheOutcome* outcome = nullptr);
+// The layer's sizes and choices, with a slice's sizes in place of the whole's.
+Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice);
+
+}  // namespace nvfp4_moe

@@ -58,25 +58,25 @@ enum {
   NVFP4_MOE_I64 = 5
 };
 
-enum { /* config.activation; g, u: gate and up, L: swiglu_limit, a: swiglu_alpha */
-  NVFP4_MOE_SWIGLU = 0,         /* silu(g) * u */
-  NVFP4_MOE_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L)                           DeepSeek-V4 */
-  NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
-  NVFP4_MOE_SWIGLU_OAI = 3      /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
+enum {                               /* config.activation; g, u: gate and up, L: swiglu_limit, a: swiglu_alpha */
+       NVFP4_MOE_SWIGLU = 0,         /* silu(g) * u */
+       NVFP4_MOE_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L)                           DeepSeek-V4 */
+       NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
+       NVFP4_MOE_SWIGLU_OAI = 3      /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
 };
-enum { /* activation_format */
-  NVFP4_MOE_ACTIVATIONS_NVFP4 = 0, /* W4A4 */
-  NVFP4_MOE_ACTIVATIONS_BF16 = 1   /* W4A16 */
+enum {                                  /* activation_format */
+       NVFP4_MOE_ACTIVATIONS_NVFP4 = 0, /* W4A4 */
+       NVFP4_MOE_ACTIVATIONS_BF16 = 1   /* W4A16 */
 };
-enum { /* activation_scale, of hidden */
-  NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
-  NVFP4_MOE_SCALE_STATIC = 1,        /* the input scale, rounded up to a power of two, times static_headroom */
-  NVFP4_MOE_SCALE_COMPAT = 2         /* the input scale as it is, in vLLM's operation order */
+enum {                                    /* activation_scale, of hidden */
+       NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
+       NVFP4_MOE_SCALE_STATIC = 1,        /* the input scale, rounded up to a power of two, times static_headroom */
+       NVFP4_MOE_SCALE_COMPAT = 2         /* the input scale as it is, in vLLM's operation order */
 };
 enum { /* intermediate_scale, of SwiGLU's output */
-  NVFP4_MOE_INTERMEDIATE_DYNAMIC_TOKEN = 0,
-  NVFP4_MOE_INTERMEDIATE_FIXED = 1,
-  NVFP4_MOE_INTERMEDIATE_COMPAT = 2
+       NVFP4_MOE_INTERMEDIATE_DYNAMIC_TOKEN = 0,
+       NVFP4_MOE_INTERMEDIATE_FIXED = 1,
+       NVFP4_MOE_INTERMEDIATE_COMPAT = 2
 };
 enum { NVFP4_MOE_WEIGHT_AFTER_DOWN = 0, NVFP4_MOE_WEIGHT_BEFORE_DOWN = 1 }; /* router_weight */
 enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_F32 = 1 };                   /* row_format */
@@ -155,9 +155,9 @@ typedef struct nvfp4_moe_layer_options {
   const char* backend;  /* NULL or "auto": NVFP4_MOE_BACKEND, else by priority */
   int64_t first_expert; /* the local experts; count 0 and first 0: all */
   int64_t expert_count;
-  int64_t max_tokens;   /* at least 1 */
-  int64_t slice_first;  /* open_checkpoint: the part of the intermediate dimension to load; count 0: all */
-  int64_t slice_count;  /* multiples of 16 */
+  int64_t max_tokens;          /* at least 1 */
+  int64_t slice_first;         /* open_checkpoint: the part of the intermediate dimension to load; count 0: all */
+  int64_t slice_count;         /* multiples of 16 */
   const char* cache_directory; /* open_checkpoint: where packed layers are kept and mapped from; NULL: no cache */
   nvfp4_moe_parallel_for parallel_for; /* NULL: the layer has a pool of its own */
   void* parallel_for_user;
@@ -170,8 +170,8 @@ typedef struct nvfp4_moe_layer_options {
 /* Which backend would take this config, and why the others would not: JSON [{"backend", "chosen", "reason"}].
  * backend: NULL or "auto", or a name to force. Needs no weights. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_explain(const nvfp4_moe_config* config, const char* backend, char** json);
-/* What such a layer would need, without weights: its plan as text, workspace bytes, bytes of packed weights (each may be
- * NULL). hidden_scale and intermediate_scale: the checkpoint's input scales, 0: none. Any thread. */
+/* What such a layer would need, without weights: its plan as text, workspace bytes, bytes of packed weights (each may
+ * be NULL). hidden_scale and intermediate_scale: the checkpoint's input scales, 0: none. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
                                             float hidden_scale, float intermediate_scale, char** text,
                                             size_t* workspace_bytes, size_t* packed_bytes);
@@ -252,20 +252,20 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_lay
 /* T tokens, k = top_k, H hidden_size. out and the workspace overlap nothing else. */
 typedef struct nvfp4_moe_batch {
   size_t struct_size;
-  int64_t tokens;              /* 0 to max_tokens */
-  const void* hidden;          /* (T, H) */
-  const void* topk_ids;        /* (T, k) global expert ids; -1 or another rank's: adds nothing */
-  const float* topk_weights;   /* (T, k) */
-  const float* shared_weights; /* (T) factors of the shared expert's rows; NULL: 1 */
-  void* out;                   /* (T, H) */
+  int64_t tokens;               /* 0 to max_tokens */
+  const void* hidden;           /* (T, H) */
+  const void* topk_ids;         /* (T, k) global expert ids; -1 or another rank's: adds nothing */
+  const float* topk_weights;    /* (T, k) */
+  const float* shared_weights;  /* (T) factors of the shared expert's rows; NULL: 1 */
+  void* out;                    /* (T, H) */
   nvfp4_moe_dtype hidden_dtype; /* BF16 (default), F16 or F32 */
   nvfp4_moe_dtype ids_dtype;    /* I32 (default) or I64 */
   nvfp4_moe_dtype out_dtype;    /* BF16, F16 or F32; default: hidden's */
   int32_t reserved;             /* 0 */
 } nvfp4_moe_batch;
-/* workspace: workspace_bytes at least nvfp4_moe_layer_workspace_bytes, 256-byte aligned, in the backend's memory; layers
- * that run one after the other may share it. stream: a device backend's stream, NULL on the CPU. Allocates nothing, waits
- * for nothing but its own work on the CPU. Any thread, each with a workspace of its own. */
+/* workspace: workspace_bytes at least nvfp4_moe_layer_workspace_bytes, 256-byte aligned, in the backend's memory;
+ * layers that run one after the other may share it. stream: a device backend's stream, NULL on the CPU. Allocates
+ * nothing, waits for nothing but its own work on the CPU. Any thread, each with a workspace of its own. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
                                                  void* workspace, size_t workspace_bytes, void* stream);
 
@@ -385,9 +385,9 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_given(const void* x, nvfp4_moe_d
                                                       float power_of_two, uint8_t* codes, uint8_t* block_scales,
                                                       nvfp4_moe_quantize_counts* counts);
 /* Activations in vLLM's operation order with any positive input scale. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
-                                                       int64_t cols, float input_scale, uint8_t* codes,
-                                                       uint8_t* block_scales, nvfp4_moe_quantize_counts* counts);
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                                       float input_scale, uint8_t* codes, uint8_t* block_scales,
+                                                       nvfp4_moe_quantize_counts* counts);
 /* out: (rows, cols) of BF16, F16 or F32, exact and rounded once. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
                                                   int64_t rows, int64_t cols, nvfp4_moe_dtype out_dtype, void* out);

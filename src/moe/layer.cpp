@@ -37,6 +37,14 @@ Status check_sizes(const MoeConfig& config, const ExpertRange& range, const Limi
   return {};
 }
 
+// The range that options ask for, with sizes that cannot overflow anywhere.
+Result<ExpertRange> checked_range(const MoeConfig& config, const LayerOptions& options) {
+  ExpertRange range = options.range;
+  if (range.count == 0 && range.first == 0) range.count = config->num_experts;
+  NVFP4_MOE_TRY(check_sizes(config, range, options.limits));
+  return range;
+}
+
 std::string place(const LayerSource& source, int64_t local_expert, const ExpertRange& range) {
   std::string text = source.name.empty() ? "" : source.name + " ";
   return text +
@@ -111,6 +119,16 @@ Status check_expert_source(const ExpertSource& source, int64_t hidden_size, int6
   return check_matrix("down", source.down, hidden_size, intermediate_size);
 }
 
+Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales, const LayerOptions& options) {
+  NVFP4_MOE_ASSIGN(const Env env, read_env());
+  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  const DeviceFacts device = host_facts();
+  NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
+  NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(config, options));
+  NVFP4_MOE_ASSIGN(Plan plan, backend->plan(config, range, scales, options.limits, device));
+  return LayerNeeds{std::move(plan), backend->packed_bytes(config, range)};
+}
+
 MoeLayer::~MoeLayer() = default;
 
 Result<std::unique_ptr<MoeLayer>> MoeLayer::open(const MoeConfig& config, const LayerSource& source,
@@ -135,9 +153,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::prepare(const Backend& backend, cons
                                                     const LayerScales& scales, const LayerOptions& options,
                                                     const Env& env) {
   set_log_level(env.log_level);
-  ExpertRange range = options.range;
-  if (range.count == 0 && range.first == 0) range.count = config->num_experts;
-  NVFP4_MOE_TRY(check_sizes(config, range, options.limits));
+  NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(config, options));
   const DeviceFacts device = host_facts();
   NVFP4_MOE_TRY(backend.supports(config, device).in(std::string("backend ") + backend.name));
 

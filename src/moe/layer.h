@@ -42,6 +42,13 @@ struct Choice {
 // Pure: which backend takes this config on this device, and why the others do not.
 std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced = "auto");
 
+// What a layer would need, without its weights. Pure but for the environment's backend.
+struct LayerNeeds {
+  Plan plan;
+  size_t packed_bytes = 0;
+};
+Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales, const LayerOptions& options);
+
 struct LayerDebug;
 
 class MoeLayer {
@@ -66,6 +73,9 @@ class MoeLayer {
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at
   // once, each with a workspace of its own.
   Status run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
+  // The checks of run, without reading an array. needs_out: whether batch.out is looked at.
+  Status check_batch(const Batch& batch, const void* workspace = nullptr, size_t workspace_bytes = 0,
+                     bool needs_out = true) const;
   // What the last run in this workspace noticed.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes) const;
 
@@ -85,7 +95,6 @@ class MoeLayer {
   Status pack(const LayerSource& source, const ProgressFn& progress);
   // The reference beside it and the dump directory, where the environment asks for them. Needs the experts.
   Status attach_debug(const Env& env, const LayerOptions& options);
-  Status check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes) const;
   Status check_local_expert(int64_t local_expert) const;
 
   const Backend* backend_ = nullptr;

@@ -35,7 +35,7 @@ Status check_tokens(int64_t tokens, int64_t max_tokens) {
   return invalid_argument("tokens: expected 0 to " + std::to_string(max_tokens) + ", got " + std::to_string(tokens));
 }
 
-Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes) const {
+Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes, bool needs_out) const {
   const MoeConfig& config = weights_->config;
   NVFP4_MOE_TRY(check_tokens(batch.tokens, plan_.limits.max_tokens));
   NVFP4_MOE_TRY(check_activation_dtype("hidden", batch.hidden_dtype));
@@ -48,7 +48,7 @@ Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t w
 
   const int64_t values = batch.tokens * config->hidden_size;
   const int64_t choices = batch.tokens * config->top_k;
-  const Array out{"out", batch.out, batch.out_dtype, values};
+  const Array out{"out", batch.out, batch.out_dtype, needs_out ? values : 0};
   const Array space{"workspace", workspace, DType::kU8, static_cast<int64_t>(workspace_bytes)};
   const Array inputs[] = {
       {"hidden", batch.hidden, batch.hidden_dtype, values},
@@ -56,7 +56,7 @@ Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t w
       {"topk_weights", batch.topk_weights, DType::kF32, choices},
       {"shared_weights", batch.shared_weights, DType::kF32, batch.tokens},
   };
-  NVFP4_MOE_TRY(check_array(out));
+  if (needs_out) NVFP4_MOE_TRY(check_array(out));
   NVFP4_MOE_TRY(check_apart(space, out));
   for (const Array& input : inputs) {
     if (&input == &inputs[3] && input.data == nullptr) continue;  // shared_weights may be left out

@@ -222,6 +222,19 @@ Status write_cache(const std::string& path, const Hash& key, const PackedWeights
   return status;
 }
 
+// Error findings stop a load; the first is told.
+Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRange& range) {
+  NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, checkpoint.validate(layer, range));
+  int64_t errors = 0;
+  const Finding* first = nullptr;
+  for (const Finding& finding : findings) {
+    if (finding.severity != Severity::kError) continue;
+    if (errors++ == 0) first = &finding;
+  }
+  if (errors == 0) return {};
+  return bad_input(to_string(*first) + (errors > 1 ? " (and " + std::to_string(errors - 1) + " more)" : ""));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint, int64_t layer_index,
@@ -259,7 +272,8 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
       told.reason = mapped.status().message();
     }
   }
-  if (!told.hit) {
+  if (!told.hit) {  // what a cache holds was judged before it was written
+    NVFP4_MOE_TRY(refuse_errors(checkpoint, layer_index, weights.range));
     NVFP4_MOE_TRY(layer->pack(source, progress));
     if (key) {
       const Status written = write_cache(told.path, *key, weights);
@@ -296,15 +310,6 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkp
       range.first > stored.num_experts - range.count)
     return invalid_argument("expert range: expected a part of [0, " + std::to_string(stored.num_experts) +
                             "), got first " + std::to_string(range.first) + " count " + std::to_string(range.count));
-  NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, checkpoint.validate(layer, range));
-  int64_t errors = 0;
-  const Finding* first = nullptr;
-  for (const Finding& finding : findings) {
-    if (finding.severity != Severity::kError) continue;
-    if (errors++ == 0) first = &finding;
-  }
-  if (errors > 0)
-    return bad_input(to_string(*first) + (errors > 1 ? " (and " + std::to_string(errors - 1) + " more)" : ""));
   return PackedCache::open(checkpoint, layer, config, slice, options, cache, progress, outcome);
 }
 

@@ -31,7 +31,8 @@ struct CacheOutcome {
 
 class PackedCache {
  public:
-  // MoeLayer::open on a checkpoint's layer by way of the cache. A cache that cannot be read or written is a reason in
+  // MoeLayer::open on a checkpoint's layer by way of the cache. What is packed is validated first: an error finding is
+  // kBadInput. A cache that cannot be read or written is a reason in
   // `outcome`, never a failure: the layer is then packed from the checkpoint.
   static Result<std::unique_ptr<MoeLayer>> open(const Checkpoint& checkpoint, int64_t layer, const MoeConfig& config,
                                                 const IntermediateSlice& slice, const LayerOptions& options,

@@ -1,0 +1,107 @@
+// The one case table: shapes x routings x data x named choices of the numeric contract, and the inputs of each case.
+//
+// Used by the step and layer tests, the benchmarks and the command line. Everything follows from a seed by integer
+// arithmetic and single IEEE operations: the same bytes on every machine and compiler.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "core/batch.h"
+#include "core/config.h"
+#include "core/nvfp4_view.h"
+
+namespace nvfp4_moe {
+
+enum class Routing : uint8_t {
+  kUniform,       // distinct experts, any of them
+  kZipf,          // expert e with weight 1 / (e + 1): low experts crowded
+  kOneExpert,     // the first choice is one and the same expert, the others are -1
+  kEmptyExperts,  // only every third expert is ever named
+  kAllNone,       // every id is -1
+  kPartlyNone,    // a quarter of the ids is -1; some tokens have no choice at all
+  kDuplicates,    // experts may repeat within a token, and some tokens name one expert top_k times
+  kBadIds,        // some ids lie outside [-1, num_experts), among them ones that narrowing to int32 would make valid
+};
+enum class DataKind : uint8_t {
+  kNormal,
+  kOutliers,    // one channel in 32 is 20 times larger
+  kTiny,        // 2^-20 times normal: block scales underflow where the line scale is given
+  kZeros,       // zero tokens, zero blocks and negative zeros among normal ones
+  kSaturating,  // 64 times normal: beyond what a static scale holds
+  kNan,         // NaN, Inf and -Inf in some tokens
+  kHuge,        // 2^70 times normal: the intermediate overflows; bf16 and fp32 hidden only
+};
+const char* to_string(Routing);
+const char* to_string(DataKind);
+
+struct Case {
+  std::string name;  // "w4a4/e8_k2_h64_i48/uniform_t17/normal"
+  MoeOptions options;
+  ExpertRange range;
+  int64_t tokens = 0;
+  Routing routing = Routing::kUniform;
+  DataKind data = DataKind::kNormal;
+  DType hidden_dtype = DType::kBf16;
+  DType out_dtype = DType::kBf16;
+  DType ids_dtype = DType::kI32;
+  bool shared_weights = false;  // give Batch::shared_weights
+  uint64_t seed = 1;
+};
+
+// Every named choice with several shapes, routings and data; every routing, data kind and tile-sized token count with
+// both activation formats. A few hundred small cases: hidden 64 to 256, intermediate 48 to 128.
+const std::vector<Case>& case_table();
+// The cases whose name contains `part`.
+std::vector<Case> cases_named(const std::string& part);
+
+// A case's inputs, owned. Global expert e's weights depend on the seed and e only, not on the range.
+struct CaseData {
+  Case spec;
+  MoeConfig config;
+  LayerScales scales;
+  std::vector<ExpertBuffers> experts;       // (range.count), and the shared expert's at the end if there is one
+  std::vector<TensorScales> tensor_scales;  // the same order; gate and up differ
+  std::vector<uint8_t> hidden;              // (tokens, hidden_size) of hidden_dtype
+  std::vector<uint8_t> topk_ids;            // (tokens, top_k) of ids_dtype
+  std::vector<float> topk_weights;          // (tokens, top_k)
+  std::vector<float> shared_weights;        // (tokens), or empty
+
+  ExpertSource expert(int64_t local_expert) const;  // kSharedExpert: the shared one
+  int64_t id(int64_t token, int64_t k) const;
+  void set_id(int64_t token, int64_t k, int64_t id);
+  Batch batch(void* out) const;  // out: (tokens, hidden_size) of out_dtype
+  size_t out_bytes() const;
+};
+// kInvalidArgument where the options are not legal.
+Result<CaseData> make_case(const Case& spec);
+
+// Deterministic numbers (splitmix64), no libm.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+  int64_t below(int64_t count) { return static_cast<int64_t>((next() >> 32) * static_cast<uint64_t>(count) >> 32); }
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
+  // Near-Gaussian, variance 1, within +-6: the sum of twelve uniforms, which has no rounding that could differ.
+  double normal() {
+    double sum = -6;
+    for (int i = 0; i < 6; ++i) {
+      const uint64_t bits = next();
+      sum += static_cast<double>(bits >> 32) * 0x1p-32 + static_cast<double>(bits & 0xFFFFFFFFu) * 0x1p-32;
+    }
+    return sum;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,57 @@
+// A case on a host backend: packed weights, plan and a poisoned workspace with guard bytes between its spans.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/host_layer.h"
+#include "check/cases.h"
+
+namespace nvfp4_moe::test {
+
+// Every backend of the build that runs on the host, the reference first.
+std::vector<const Backend*> host_backends();
+
+class HostRun {
+ public:
+  // max_tokens < 0: the case's own count. Fails the current test and is !ok() where pack or plan fail.
+  HostRun(const Backend& backend, const CaseData& data, int64_t max_tokens = -1);
+  bool ok() const { return ok_; }
+
+  const Backend& backend() const { return *backend_; }
+  PackedWeights& weights() { return weights_; }
+  const Plan& plan() const { return plan_; }
+  const HostBuffers& buffers() const { return buffers_; }
+
+  // Fills every byte of the workspace, guards included, with a pattern that is NaN in every float format.
+  void poison();
+  // Runs the layer; returns out's bytes, which are poisoned before. Executor: serial unless given.
+  std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr);
+  // The first byte outside all spans that is no longer the pattern: its offset, or -1.
+  int64_t broken_guard() const;
+
+  // A call for single steps, with out as its output.
+  HostCall call(const Batch& batch, Executor& executor) const;
+  // Copies the arrays of the host walk from another run of the same case.
+  void copy_arrays(const HostRun& from);
+
+ private:
+  const Backend* backend_;
+  bool ok_ = false;
+  PackedWeights weights_;
+  Plan plan_;
+  std::vector<std::byte> storage_;
+  std::byte* base_ = nullptr;
+  size_t host_spans_ = 0;  // the walk's; a backend's own come after
+  HostBuffers buffers_;
+};
+
+// (tokens, channels) of a dtype as floats.
+std::vector<float> to_floats(const std::vector<uint8_t>& bytes, DType dtype);
+// Bitwise equal, any NaN equal to any other; else the first difference in words.
+std::string difference(const std::vector<uint8_t>& expected, const std::vector<uint8_t>& actual, DType dtype,
+                       int64_t channels);
+
+}  // namespace nvfp4_moe::test

@@ -1,0 +1,294 @@
+#include "support/spec_oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+
+namespace nvfp4_moe::test {
+namespace {
+
+constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
+constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+
+// The value of an activation element by the IEEE formulas of its type.
+double element(const std::vector<uint8_t>& bytes, DType dtype, int64_t index) {
+  const bool wide = dtype == DType::kF32;
+  uint32_t bits = 0;
+  std::memcpy(&bits, bytes.data() + index * (wide ? 4 : 2), wide ? 4 : 2);
+  const int fraction_bits = wide ? 23 : dtype == DType::kBf16 ? 7 : 10;
+  const int exponent_bits = dtype == DType::kF16 ? 5 : 8;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = static_cast<int>(bits >> fraction_bits) & ((1 << exponent_bits) - 1);
+  const auto fraction = static_cast<double>(bits & ((1u << fraction_bits) - 1));
+  const double sign = (bits >> (fraction_bits + exponent_bits)) & 1 ? -1 : 1;
+  if (exponent == (1 << exponent_bits) - 1) return fraction != 0 ? std::nan("") : sign * HUGE_VAL;
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
+  return sign * std::ldexp(fraction + std::ldexp(1.0, fraction_bits), exponent - bias - fraction_bits);
+}
+
+// The index whose value times unit is nearest to magnitude, ties to the even index, by looking at all of them.
+int nearest(Real magnitude, Real unit, int count, Real (*value_of)(int)) {
+  int best = 0;
+  for (int i = 1; i < count; ++i) {
+    const Real distance = std::fabs(magnitude - unit * value_of(i)),
+               least = std::fabs(magnitude - unit * value_of(best));
+    if (distance < least || (distance == least && i % 2 == 0)) best = i;
+  }
+  return best;
+}
+
+struct Scales {  // as spec 3.4 words them
+  float hidden = 0, intermediate = 0;
+};
+
+// The smallest power of two >= x.
+float power_of_two_above(Real x) {
+  float power = 0x1p-126f;
+  while (power < x) power *= 2;
+  return power;
+}
+
+Scales given_scales(const CaseData& data) {
+  const MoeOptions& o = data.spec.options;
+  Scales scales;
+  if (o.activation_scale == ActivationScale::kStatic)
+    scales.hidden = power_of_two_above(*data.scales.hidden) * o.static_headroom;
+  if (o.activation_scale == ActivationScale::kCompat) scales.hidden = *data.scales.hidden;
+  if (o.intermediate_scale == IntermediateScale::kCompat) scales.intermediate = *data.scales.intermediate;
+  if (o.intermediate_scale == IntermediateScale::kFixed) {
+    if (o.intermediate_fixed) {
+      scales.intermediate = *o.intermediate_fixed;
+    } else if (o.swiglu_limit) {
+      const Real limit = *o.swiglu_limit;
+      Real bound = o.activation == Activation::kSwigluOai ? limit * (limit + 1) : limit * limit;
+      if (o.router_weight == RouterWeight::kBeforeDown) bound *= std::max(1.0f, o.max_router_weight);
+      scales.intermediate = power_of_two_above(bound / 2688);
+    } else {
+      scales.intermediate = 16 * power_of_two_above(*data.scales.intermediate);
+    }
+  }
+  return scales;
+}
+
+struct Matrix {
+  int64_t rows = 0, cols = 0;
+  std::vector<double> values;
+  float tensor_scale = 1;
+};
+Matrix decoded(const Nvfp4View& view) {
+  return {view.rows, view.cols, oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
+}
+
+// alpha * dot, alpha rounded to fp32 (nvfp4); under bf16 the line has no scale.
+Real product(const OracleLine& line, const Matrix& w, int64_t n, bool nvfp4) {
+  Real sum = 0;
+  for (int64_t k = 0; k < w.cols; ++k)
+    sum += static_cast<Real>(line.values[static_cast<size_t>(k)]) * w.values[static_cast<size_t>(n * w.cols + k)];
+  const auto alpha =
+      nvfp4 ? static_cast<float>(static_cast<Real>(line.scale) * static_cast<Real>(w.tensor_scale)) : w.tensor_scale;
+  return sum * alpha;
+}
+
+struct Expert {
+  Matrix gate, up, down;
+};
+
+// One row: what hidden line `x` becomes under one expert, in row_format; NaN throughout where it must be.
+std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert, const OracleLine& x,
+                             Real router_weight, RunStatus& status) {
+  const MoeOptions& o = data.spec.options;
+  const bool nvfp4 = o.activation_format == ActivationFormat::kNvfp4;
+  std::vector<double> h(static_cast<size_t>(expert.gate.rows));
+  bool finite = true;
+  for (int64_t i = 0; i < expert.gate.rows; ++i) {
+    const Real g = oracle_round(product(x, expert.gate, i, nvfp4), DType::kF32);
+    const Real u = oracle_round(product(x, expert.up, i, nvfp4), DType::kF32);
+    const Real value = x.nonfinite ? kNan : oracle_round(oracle_activation(o, g, u) * router_weight, DType::kBf16);
+    h[static_cast<size_t>(i)] = static_cast<double>(value);
+    finite = finite && std::isfinite(value);
+  }
+  status.nonfinite_rows += finite ? 0 : 1;
+  OracleLine line;
+  if (nvfp4) {
+    line = oracle_quantize(h, scales.intermediate, o.intermediate_scale == IntermediateScale::kCompat);
+    status.intermediate_blocks += line.blocks;
+    status.intermediate_saturated += line.saturated;
+    status.intermediate_zeroed += line.zeroed;
+  } else {
+    line.values = h;
+  }
+  std::vector<Real> row(static_cast<size_t>(o.hidden_size));
+  const DType dtype = o.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
+  for (int64_t c = 0; c < o.hidden_size; ++c)
+    row[static_cast<size_t>(c)] = line.nonfinite ? kNan : oracle_round(product(line, expert.down, c, nvfp4), dtype);
+  return row;
+}
+
+OracleLine hidden_line(const CaseData& data, const Scales& scales, int64_t token, RunStatus& status) {
+  const MoeOptions& o = data.spec.options;
+  std::vector<double> x(static_cast<size_t>(o.hidden_size));
+  bool finite = true;
+  for (int64_t c = 0; c < o.hidden_size; ++c) {
+    x[static_cast<size_t>(c)] = element(data.hidden, data.spec.hidden_dtype, token * o.hidden_size + c);
+    finite = finite && std::isfinite(x[static_cast<size_t>(c)]);
+  }
+  OracleLine line;
+  if (o.activation_format == ActivationFormat::kNvfp4) {
+    line = oracle_quantize(x, scales.hidden, o.activation_scale == ActivationScale::kCompat);
+  } else {
+    line.nonfinite = !finite;
+    for (double value : x) line.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
+  }
+  status.nonfinite_tokens += line.nonfinite ? 1 : 0;
+  status.hidden_blocks += line.blocks;
+  status.hidden_saturated += line.saturated;
+  status.hidden_zeroed += line.zeroed;
+  return line;
+}
+
+}  // namespace
+
+Real oracle_e2m1(int code) {
+  const int exponent = (code >> 1) & 3, mantissa = code & 1;
+  const Real magnitude =
+      exponent == 0 ? Real{0.5} * mantissa : std::ldexp(Real{1} + Real{0.5} * mantissa, exponent - 1);
+  return code & 8 ? -magnitude : magnitude;
+}
+
+Real oracle_e4m3(int byte) {
+  const int exponent = byte >> 3, mantissa = byte & 7;
+  return exponent == 0 ? std::ldexp(Real(mantissa), -9) : std::ldexp(Real(8 + mantissa), exponent - 10);
+}
+
+std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_scales, int64_t rows, int64_t cols) {
+  std::vector<double> values(static_cast<size_t>(rows * cols));
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const int byte = codes[i / 2];
+    values[static_cast<size_t>(i)] =
+        static_cast<double>(oracle_e2m1(i % 2 == 0 ? byte & 15 : byte >> 4) * oracle_e4m3(block_scales[i / 16]));
+  }
+  return values;
+}
+
+double oracle_half_ulp(double value, DType dtype) {
+  const int precision = dtype == DType::kF32 ? 24 : dtype == DType::kBf16 ? 8 : 11;
+  const int least = dtype == DType::kF16 ? -14 : -126;
+  const int exponent = value == 0 ? least : std::max(std::ilogb(value), least);
+  return std::ldexp(1.0, exponent - precision);
+}
+
+Real oracle_round(Real value, DType dtype) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  const Real ulp = 2 * oracle_half_ulp(static_cast<double>(value), dtype);
+  // The double above may lie one binade up from value; the finer grid decides then.
+  const Real steps = value / ulp, below = std::floor(steps), rest = steps - below;
+  const bool up = rest > Real{0.5} || (rest == Real{0.5} && std::fmod(below, Real{2}) != 0);
+  const Real rounded = (up ? below + 1 : below) * ulp;
+  const Real largest = dtype == DType::kF16 ? 65504 : std::ldexp(Real{1}, 128);
+  if (dtype == DType::kF16 ? std::fabs(rounded) > largest : std::fabs(rounded) >= largest)
+    return value < 0 ? -kInfinity : kInfinity;
+  return rounded == 0 && value < 0 ? -Real{0} : rounded;
+}
+
+Real oracle_activation(const MoeOptions& options, Real g, Real u) {
+  const Real limit = options.swiglu_limit.value_or(0);
+  auto silu = [](Real x) { return x / (1 + std::exp(-x)); };
+  auto minimum = [](Real x, Real most) { return x > most ? most : x; };
+  auto clamp = [&](Real x) { return x < -limit ? -limit : minimum(x, limit); };
+  switch (options.activation) {
+    case Activation::kSwiglu: return silu(g) * u;
+    case Activation::kSwigluClamped: return silu(minimum(g, limit)) * clamp(u);
+    case Activation::kSwigluStep: return minimum(silu(g), limit) * clamp(u);
+    case Activation::kSwigluOai: {
+      const Real gate = minimum(g, limit);
+      return gate / (1 + std::exp(-static_cast<Real>(options.swiglu_alpha) * gate)) * (clamp(u) + 1);
+    }
+  }
+  return kNan;
+}
+
+OracleLine oracle_quantize(const std::vector<double>& x, float given, bool compat) {
+  OracleLine line;
+  line.values.assign(x.size(), 0.0);
+  Real amax = 0;
+  for (double value : x) {
+    if (!std::isfinite(value)) line.nonfinite = true;
+    amax = std::max(amax, static_cast<Real>(std::fabs(value)));
+  }
+  if (line.nonfinite) return line;
+  line.scale = given != 0 ? given : amax == 0 ? 1.0f : power_of_two_above(amax / 2688);
+  const float encode = 1.0f / line.scale;
+  for (size_t b = 0; b < x.size(); b += 16) {
+    Real block_amax = 0;
+    for (size_t i = b; i < b + 16; ++i) block_amax = std::max(block_amax, static_cast<Real>(std::fabs(x[i])));
+    int byte = 0;
+    if (compat) {
+      const float scale = encode * (static_cast<float>(block_amax) * (1.0f / 6.0f));
+      byte = nearest(scale, 1, 127, oracle_e4m3);
+      line.saturated += scale > 448;
+    } else {
+      byte = nearest(block_amax, 6 * static_cast<Real>(line.scale), 127, oracle_e4m3);
+      line.saturated += block_amax > static_cast<Real>(2688) * line.scale;
+    }
+    const Real v = oracle_e4m3(byte);
+    line.blocks += 1;
+    line.zeroed += byte == 0 && block_amax > 0;
+    for (size_t i = b; byte != 0 && i < b + 16; ++i) {
+      int code = 0;
+      if (compat) {
+        const float quotient = static_cast<float>(x[i]) * (1.0f / (static_cast<float>(v) * (1.0f / encode)));
+        code = nearest(std::fabs(quotient), 1, 8, oracle_e2m1);
+      } else {
+        code = nearest(std::fabs(x[i]), v * static_cast<Real>(line.scale), 8, oracle_e2m1);
+      }
+      line.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * oracle_e2m1(code) * v);
+    }
+  }
+  return line;
+}
+
+OracleResult oracle_layer(const CaseData& data) {
+  const MoeOptions& o = data.spec.options;
+  const Scales scales = o.activation_format == ActivationFormat::kNvfp4 ? given_scales(data) : Scales{};
+  std::map<int64_t, Expert> experts;  // by local index, decoded where first needed
+  auto expert = [&](int64_t local) -> const Expert& {
+    auto [it, fresh] = experts.try_emplace(local);
+    const ExpertSource source = data.expert(local);
+    if (fresh) it->second = {decoded(source.gate), decoded(source.up), decoded(source.down)};
+    return it->second;
+  };
+  const bool before = o.router_weight == RouterWeight::kBeforeDown;
+  OracleResult result;
+  result.out.resize(static_cast<size_t>(data.spec.tokens * o.hidden_size));
+  for (int64_t t = 0; t < data.spec.tokens; ++t) {
+    OracleLine x;
+    bool quantized = false;
+    std::vector<float> acc(static_cast<size_t>(o.hidden_size), 0.0f);
+    auto add = [&](int64_t local, Real weight_before, const float* weight_after) {
+      if (!quantized) x = hidden_line(data, scales, t, result.status);
+      quantized = true;
+      const std::vector<Real> row = expert_row(data, scales, expert(local), x, weight_before, result.status);
+      for (size_t c = 0; c < acc.size(); ++c) {
+        const auto value = static_cast<float>(row[c]);
+        acc[c] = weight_after != nullptr ? std::fma(*weight_after, value, acc[c]) : acc[c] + value;
+      }
+    };
+    for (int64_t k = 0; k < o.top_k; ++k) {
+      const int64_t id = data.id(t, k);
+      if (id < -1 || id >= o.num_experts) result.status.bad_expert_ids += 1;
+      if (id < data.spec.range.first || id >= data.spec.range.first + data.spec.range.count) continue;
+      const float& weight = data.topk_weights[static_cast<size_t>(t * o.top_k + k)];
+      add(id - data.spec.range.first, before ? weight : 1.0f, before ? nullptr : &weight);
+    }
+    if (o.shared_intermediate_size > 0)
+      add(kSharedExpert, 1.0f, data.shared_weights.empty() ? nullptr : &data.shared_weights[static_cast<size_t>(t)]);
+    for (int64_t c = 0; c < o.hidden_size; ++c)
+      result.out[static_cast<size_t>(t * o.hidden_size + c)] =
+          static_cast<float>(oracle_round(acc[static_cast<size_t>(c)], data.spec.out_dtype));
+  }
+  return result;
+}
+
+}  // namespace nvfp4_moe::test

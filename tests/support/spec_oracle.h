@@ -1,0 +1,41 @@
+// The layer a second time, straight from the contract in plain long double loops over dequantized values: no line of
+// it is shared with a backend or with core, and nothing in it is fast. Wide enough for the small cases of the table.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "check/cases.h"
+
+namespace nvfp4_moe::test {
+
+struct OracleResult {
+  std::vector<float> out;  // (tokens, hidden_size), rounded to out's type
+  RunStatus status;
+};
+OracleResult oracle_layer(const CaseData& data);
+
+// Pieces that other tests use.
+using Real = long double;
+Real oracle_e2m1(int code);  // 0..15
+Real oracle_e4m3(int byte);  // 0..0x7E
+// (rows, cols) e2m1 * e4m3, without the tensor scale.
+std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_scales, int64_t rows, int64_t cols);
+// One rounding to a type: bf16, fp16 or fp32.
+Real oracle_round(Real value, DType dtype);
+// Half the distance between neighbours of the type at |value|.
+double oracle_half_ulp(double value, DType dtype);
+// The activation function of the config, without clamps or with them.
+Real oracle_activation(const MoeOptions& options, Real g, Real u);
+
+// One line of activations, quantized: values are the decoded ones without the line scale.
+struct OracleLine {
+  bool nonfinite = false;
+  float scale = 1;  // of the line
+  std::vector<double> values;
+  uint64_t blocks = 0, saturated = 0, zeroed = 0;
+};
+// given: 0 = dynamic_token, else the power of two, or the number of compat.
+OracleLine oracle_quantize(const std::vector<double>& x, float given, bool compat);
+
+}  // namespace nvfp4_moe::test

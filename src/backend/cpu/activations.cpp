@@ -40,7 +40,10 @@ LineCounts convert_line(const void* data, DType dtype, int64_t line, int64_t k, 
   activations.nonfinite[out_line] = counts.nonfinite ? 1 : 0;
 
   if (format == ActivationFormat::kBf16) {
-    if (activations.bf16 == data) return counts;  // the intermediate is bf16 already
+    if (activations.bf16 == data) {  // the intermediate is bf16 already, and gemm2 multiplies NaN and Inf as they are
+      activations.nonfinite[out_line] = 0;
+      return counts;
+    }
     for (int64_t begin = 0; begin < k; begin += kBlockElems) {
       load16(data, dtype, line * k + begin, values);
       for (int i = 0; i < kBlockElems; ++i) activations.bf16[out_line * k + begin + i] = bf16_from_float(values[i]);

@@ -1,0 +1,293 @@
+// Every host backend through every step, each step fed with the reference's inputs and compared with its outputs.
+//
+// route, quantize, requantize and combine: bit for bit (codes modulo -0). gemm1 and gemm2: the contract's bound of each
+// element around the exact value, which is computed here from dequantized values.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "backend/host_layer.h"
+#include "check/cases.h"
+#include "check/judge.h"
+#include "support/host_run.h"
+#include "support/spec_oracle.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr int64_t kSplits = 1;
+
+// Any +0 for -0: implementations differ in the sign of a code that is zero.
+uint8_t without_negative_zero(uint8_t byte) {
+  if ((byte & 0x0F) == 0x08) byte &= 0xF0;
+  if ((byte & 0xF0) == 0x80) byte &= 0x0F;
+  return byte;
+}
+
+// The two runs of one case: `reference` walks through the layer, `other` redoes each step on a copy of its arrays.
+class StepPair {
+ public:
+  StepPair(const Backend& backend, const CaseData& data)
+      : data_(data),
+        reference_(kReferenceBackend, data),
+        other_(backend, data),
+        reference_out_(data.out_bytes()),
+        other_out_(data.out_bytes()) {}
+
+  bool ok() const { return reference_.ok() && other_.ok(); }
+  const HostBuffers& expected() const { return reference_.buffers(); }
+  const HostBuffers& actual() const { return other_.buffers(); }
+  const MoeOptions& options() const { return data_.spec.options; }
+  bool nvfp4() const { return options().activation_format == ActivationFormat::kNvfp4; }
+
+  // Takes the step on both sides from the same arrays.
+  void step(const std::function<void(const HostSteps&, const HostCall&, const HostBuffers&)>& take) {
+    other_.copy_arrays(reference_);
+    const Batch batch = data_.batch(reference_out_.data()), other_batch = data_.batch(other_out_.data());
+    take(*reference_.backend().steps, reference_.call(batch, serial_executor()), reference_.buffers());
+    take(*other_.backend().steps, other_.call(other_batch, serial_executor()), other_.buffers());
+    EXPECT_EQ(other_.broken_guard(), -1);
+  }
+
+  void walk() {
+    step([](const HostSteps& s, const HostCall& call, const HostBuffers&) { s.route(call); });
+    compare_routing();
+    step([](const HostSteps& s, const HostCall& call, const HostBuffers&) { s.quantize(call); });
+    compare_hidden();
+    walk_part(expected().routed, &HostBuffers::routed);
+    if (expected().shared.experts > 0) walk_part(expected().shared, &HostBuffers::shared);
+    step([](const HostSteps& s, const HostCall& call, const HostBuffers&) { s.combine(call); });
+    EXPECT_EQ(test::difference(reference_out_, other_out_, data_.spec.out_dtype, options().hidden_size), "");
+    compare_status();
+  }
+
+ private:
+  void walk_part(const HostPart& part, HostPart HostBuffers::*which) {
+    step([&](const HostSteps& s, const HostCall& call, const HostBuffers& b) { s.gemm1_swiglu(call, b.*which); });
+    compare_gemm1(part, actual().*which);
+    step([&](const HostSteps& s, const HostCall& call, const HostBuffers& b) { s.requantize(call, b.*which); });
+    const int64_t rows = part.row_offsets[part.experts];
+    for (int64_t row = 0; row < rows; ++row)
+      compare_line(part.intermediate, (actual().*which).intermediate, row, part.intermediate_size, "row");
+    compare_status();
+    step([&](const HostSteps& s, const HostCall& call, const HostBuffers& b) { s.gemm2(call, b.*which); });
+    compare_gemm2(part, actual().*which);
+  }
+
+  void compare_routing() {
+    const int64_t choices = data_.spec.tokens * options().top_k;
+    for (int64_t i = 0; i < choices; ++i) ASSERT_EQ(expected().row_of_choice[i], actual().row_of_choice[i]) << i;
+    for (int64_t e = 0; e <= data_.spec.range.count; ++e)
+      ASSERT_EQ(expected().routed.row_offsets[e], actual().routed.row_offsets[e]) << "expert " << e;
+    for (int64_t row = 0; row < expected().routed.row_offsets[data_.spec.range.count]; ++row)
+      ASSERT_EQ(expected().routed.choice_of_row[row], actual().routed.choice_of_row[row]) << "row " << row;
+    for (int e = 0; e <= expected().shared.experts && expected().shared.experts > 0; ++e)
+      ASSERT_EQ(expected().shared.row_offsets[e], actual().shared.row_offsets[e]);
+    compare_status();
+  }
+
+  void compare_hidden() {
+    for (int64_t t = 0; t < data_.spec.tokens; ++t) {
+      bool has_row = expected().shared.experts > 0;
+      for (int64_t k = 0; k < options().top_k; ++k)
+        has_row = has_row || expected().row_of_choice[t * options().top_k + k] >= 0;
+      if (has_row) compare_line(expected().hidden, actual().hidden, t, options().hidden_size, "token");
+    }
+    compare_status();
+  }
+
+  void compare_line(const HostActivations& e, const HostActivations& a, int64_t line, int64_t k, const char* what) {
+    ASSERT_EQ(e.nonfinite[line], a.nonfinite[line]) << what << " " << line;
+    if (e.nonfinite[line] != 0) return;
+    if (!nvfp4()) {
+      for (int64_t i = 0; i < k; ++i)
+        ASSERT_EQ(e.bf16[line * k + i], a.bf16[line * k + i]) << what << " " << line << " element " << i;
+      return;
+    }
+    ASSERT_EQ(e.line_scale[line], a.line_scale[line]) << what << " " << line;
+    for (int64_t i = 0; i < k / 16; ++i)
+      ASSERT_EQ(e.block_scales[line * (k / 16) + i], a.block_scales[line * (k / 16) + i])
+          << what << " " << line << " block " << i;
+    for (int64_t i = 0; i < k / 2; ++i)
+      ASSERT_EQ(without_negative_zero(e.codes[line * (k / 2) + i]), without_negative_zero(a.codes[line * (k / 2) + i]))
+          << what << " " << line << " elements " << 2 * i << " and " << 2 * i + 1;
+  }
+
+  void compare_status() {
+    EXPECT_EQ(expected().status->bad_expert_ids, actual().status->bad_expert_ids);
+    EXPECT_EQ(expected().status->nonfinite_tokens, actual().status->nonfinite_tokens);
+    EXPECT_EQ(expected().status->nonfinite_rows, actual().status->nonfinite_rows);
+    EXPECT_EQ(expected().status->hidden_blocks, actual().status->hidden_blocks);
+    EXPECT_EQ(expected().status->hidden_saturated, actual().status->hidden_saturated);
+    EXPECT_EQ(expected().status->hidden_zeroed, actual().status->hidden_zeroed);
+    EXPECT_EQ(expected().status->intermediate_blocks, actual().status->intermediate_blocks);
+    EXPECT_EQ(expected().status->intermediate_saturated, actual().status->intermediate_saturated);
+    EXPECT_EQ(expected().status->intermediate_zeroed, actual().status->intermediate_zeroed);
+  }
+
+  // ---- the exact value of a GEMM element and its sum |p|
+
+  struct Exact {
+    double value = 0, sum_abs = 0;
+  };
+  struct Weight {
+    std::vector<double> values;  // (rows, cols)
+    float tensor_scale = 1;
+  };
+  static Weight decode(const Nvfp4View& view) {
+    return {test::oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
+  }
+  Exact exact(const std::vector<double>& line, const Weight& weight, int64_t n) const {
+    const size_t k = line.size();
+    Exact result;
+    for (size_t i = 0; i < k; ++i) {
+      const double p = line[i] * weight.values[static_cast<size_t>(n) * k + i];
+      result.value += p;
+      result.sum_abs += std::fabs(p);
+    }
+    result.value *= weight.tensor_scale;
+    result.sum_abs *= weight.tensor_scale;
+    return result;
+  }
+  // One line as numbers, with its own scale.
+  std::vector<double> line_values(const HostActivations& lines, int64_t line, int64_t k) const {
+    std::vector<double> values(static_cast<size_t>(k));
+    if (nvfp4()) {
+      values = test::oracle_decode(lines.codes + line * (k / 2), lines.block_scales + line * (k / 16), 1, k);
+      for (double& value : values) value *= lines.line_scale[line];
+    } else {
+      for (int64_t i = 0; i < k; ++i) values[static_cast<size_t>(i)] = bf16(lines.bf16[line * k + i]);
+    }
+    return values;
+  }
+  static double bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+  ExpertSource source(const HostPart& part, int64_t expert) const {
+    return data_.expert(part.choice_of_row == nullptr ? kSharedExpert : expert);
+  }
+
+  // actual lies within `error` of exact before it is rounded to dtype; both non-finite in the same way agree.
+  static void expect_near(double exact, double error, double actual, DType dtype, const std::string& where) {
+    if (std::isnan(exact)) {
+      EXPECT_TRUE(std::isnan(actual)) << where << ": expected NaN, got " << actual;
+      return;
+    }
+    const double bound = error + test::oracle_half_ulp(std::fabs(exact) + error, dtype);
+    const double largest = 0x1p128;
+    if (std::isinf(exact) || std::isinf(actual)) {  // an overflow on one side must be near on the other
+      const double magnitude = std::isinf(exact) ? std::fabs(actual) : std::fabs(exact);
+      EXPECT_TRUE(std::signbit(exact) == std::signbit(actual) && magnitude + bound >= largest * (1 - 0x1p-8))
+          << where << ": expected " << exact << ", got " << actual;
+      return;
+    }
+    EXPECT_LE(std::fabs(actual - exact), bound) << where << ": expected " << exact << ", got " << actual;
+  }
+
+  void compare_gemm1(const HostPart& expected_part, const HostPart& part) {
+    const int64_t k = options().hidden_size, n_count = part.intermediate_size;
+    for (int64_t e = 0; e < expected_part.experts; ++e) {
+      if (expected_part.row_offsets[e] == expected_part.row_offsets[e + 1]) continue;
+      const ExpertSource weights = source(part, e);
+      const Weight gate = decode(weights.gate), up = decode(weights.up);
+      for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1]; ++row) {
+        const int64_t token = token_of_row(expected_part, row, options().top_k);
+        const bool weigh = options().router_weight == RouterWeight::kBeforeDown && part.choice_of_row != nullptr;
+        const double router = weigh ? data_.topk_weights[static_cast<size_t>(expected_part.choice_of_row[row])] : 1.0;
+        const bool bad = expected().hidden.nonfinite[token] != 0;
+        const std::vector<double> line = bad ? std::vector<double>() : line_values(expected().hidden, token, k);
+        for (int64_t n = 0; n < n_count; ++n) {
+          const double actual = bf16(part.intermediate.bf16[row * n_count + n]);
+          const std::string where = "gemm1 row " + std::to_string(row) + " channel " + std::to_string(n);
+          if (bad) {
+            EXPECT_TRUE(std::isnan(actual)) << where;
+            continue;
+          }
+          check_swiglu(exact(line, gate, n), exact(line, up, n), k, router, actual, where);
+        }
+      }
+    }
+  }
+
+  // Spec 3.11: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp; f' of every variant lies within 1.1, clamps shorten.
+  void check_swiglu(const Exact& g, const Exact& u, int64_t k, double router, double actual, const std::string& where) {
+    const double dg = gemm_bound(k, kSplits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
+    const double du = gemm_bound(k, kSplits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
+    const auto h = static_cast<double>(test::oracle_activation(options(), g.value, u.value));
+    const double other = options().activation == Activation::kSwigluOai ? 1 : 0;
+    const double error = 1.1 * ((std::fabs(u.value) + other) * dg + std::fabs(g.value) * du + dg * du) +
+                         8 * test::oracle_half_ulp(h, DType::kF32);
+    expect_near(h * router, error * router, actual, DType::kBf16, where);
+  }
+
+  void compare_gemm2(const HostPart& expected_part, const HostPart& part) {
+    const int64_t k = part.intermediate_size, n_count = options().hidden_size;
+    const DType dtype = options().row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
+    for (int64_t e = 0; e < expected_part.experts; ++e) {
+      if (expected_part.row_offsets[e] == expected_part.row_offsets[e + 1]) continue;
+      const Weight down = decode(source(part, e).down);
+      for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1]; ++row) {
+        const bool bad = expected_part.intermediate.nonfinite[row] != 0;
+        const std::vector<double> line = bad ? std::vector<double>() : line_values(expected_part.intermediate, row, k);
+        for (int64_t n = 0; n < n_count; ++n) {
+          const int64_t i = row * n_count + n;
+          const double actual = dtype == DType::kBf16 ? bf16(static_cast<const uint16_t*>(part.rows_out)[i])
+                                                      : static_cast<const float*>(part.rows_out)[i];
+          const std::string where = "gemm2 row " + std::to_string(row) + " channel " + std::to_string(n);
+          const Exact value = bad ? Exact{std::nan(""), 0} : exact(line, down, n);
+          expect_near(value.value, gemm_bound(k, kSplits, value.sum_abs, 0), actual, dtype, where);
+        }
+      }
+    }
+  }
+
+  const CaseData& data_;
+  test::HostRun reference_, other_;
+  std::vector<uint8_t> reference_out_, other_out_;
+};
+
+class Steps : public ::testing::TestWithParam<const Backend*> {};
+
+TEST_P(Steps, EveryCaseEveryStep) {
+  for (const Case& spec : case_table()) {
+    SCOPED_TRACE(spec.name);
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    StepPair pair(*GetParam(), *data);
+    ASSERT_TRUE(pair.ok());
+    pair.walk();
+    if (::testing::Test::HasFailure()) return;  // one case's coordinates are enough
+  }
+}
+
+TEST_P(Steps, UnpackGivesTheSourceBack) {
+  for (const Case& spec : case_table()) {
+    if (spec.tokens > 12) continue;  // every shape is there with fewer
+    SCOPED_TRACE(spec.name);
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    test::HostRun run(*GetParam(), *data);
+    ASSERT_TRUE(run.ok());
+    for (int64_t e = spec.options.shared_intermediate_size > 0 ? kSharedExpert : 0; e < spec.range.count; ++e) {
+      ExpertBuffers out;
+      ASSERT_OK(GetParam()->unpack_expert(run.weights(), e, out));
+      const ExpertBuffers& in = data->experts[static_cast<size_t>(e == kSharedExpert ? spec.range.count : e)];
+      EXPECT_EQ(out.gate.codes, in.gate.codes);
+      EXPECT_EQ(out.gate.block_scales, in.gate.block_scales);
+      EXPECT_EQ(out.up.codes, in.up.codes);
+      EXPECT_EQ(out.up.block_scales, in.up.block_scales);
+      EXPECT_EQ(out.down.codes, in.down.codes);
+      EXPECT_EQ(out.down.block_scales, in.down.block_scales);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Steps, ::testing::ValuesIn(test::host_backends()),
+                         [](const auto& info) { return info.param->name; });
+
+}  // namespace
+}  // namespace nvfp4_moe

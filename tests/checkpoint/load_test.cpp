@@ -1,0 +1,333 @@
+// Every family in every format loads to exactly what was written: codes and block scales byte for byte, tensor scales,
+// sizes and choices; whole and in slices; shared experts; the real producers' own files.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "checkpoint/checkpoint.h"
+#include "core/quantize.h"
+#include "support/checkpoint_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::BuilderOptions;
+using test::BuiltMatrix;
+using test::CheckpointBuilder;
+using test::TempDir;
+
+std::vector<uint8_t> codes_of(const Nvfp4View& view) {
+  std::vector<uint8_t> out;
+  for (int64_t r = 0; r < view.rows; ++r) out.insert(out.end(), view.row_codes(r), view.row_codes(r) + view.cols / 2);
+  return out;
+}
+std::vector<uint8_t> scales_of(const Nvfp4View& view) {
+  std::vector<uint8_t> out;
+  for (int64_t r = 0; r < view.rows; ++r) {
+    out.insert(out.end(), view.row_scales(r), view.row_scales(r) + view.cols / 16);
+  }
+  return out;
+}
+
+// Rows [r0, r1) and columns [c0, c1) of a byte matrix with `width` bytes a row, `per` elements a byte.
+std::vector<uint8_t> cut(const std::vector<uint8_t>& in, int64_t width, int64_t r0, int64_t r1, int64_t c0,
+                         int64_t c1) {
+  std::vector<uint8_t> out;
+  for (int64_t r = r0; r < r1; ++r) out.insert(out.end(), in.begin() + r * width + c0, in.begin() + r * width + c1);
+  return out;
+}
+
+// Decoding by definition, with this file's own tables.
+double decode_code(int code) {
+  static const double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
+}
+double decode_e4m3(int byte) {
+  const int exponent = (byte >> 3) & 15;
+  const int mantissa = byte & 7;
+  return exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+}
+double decode(const Nvfp4View& view, int64_t r, int64_t c) {
+  const uint8_t byte = view.row_codes(r)[c / 2];
+  return decode_code(c % 2 == 0 ? byte & 15 : byte >> 4) * decode_e4m3(view.row_scales(r)[c / 16]) *
+         static_cast<double>(view.tensor_scale);
+}
+
+void expect_matrix(const Nvfp4View& view, const BuiltMatrix& built, SourceFormat format) {
+  ASSERT_EQ(view.rows, built.rows);
+  ASSERT_EQ(view.cols, built.cols);
+  switch (format) {
+    case SourceFormat::kModelOpt:
+    case SourceFormat::kModelOptStacked:
+      EXPECT_EQ(view.tensor_scale, built.tensor_scale);
+      EXPECT_EQ(codes_of(view), built.codes);
+      EXPECT_EQ(scales_of(view), built.scales);
+      break;
+    case SourceFormat::kCompressedTensors: {
+      const float stored = static_cast<float>(1.0 / static_cast<double>(built.tensor_scale));
+      EXPECT_EQ(view.tensor_scale, static_cast<float>(1.0 / static_cast<double>(stored)));
+      EXPECT_EQ(codes_of(view), built.codes);
+      EXPECT_EQ(scales_of(view), built.scales);
+      break;
+    }
+    case SourceFormat::kMxfp4:
+      EXPECT_EQ(codes_of(view), built.codes);
+      for (int64_t r = 0; r < view.rows; ++r) {
+        for (int64_t c = 0; c < view.cols; ++c) {
+          const uint8_t byte = built.codes[static_cast<size_t>(r * view.cols / 2 + c / 2)];
+          const int k = built.scales[static_cast<size_t>(r * view.cols / 32 + c / 32)] - 127;
+          ASSERT_EQ(decode(view, r, c), std::ldexp(decode_code(c % 2 == 0 ? byte & 15 : byte >> 4), k));
+        }
+      }
+      break;
+    case SourceFormat::kFloat: {
+      double amax = 0;
+      for (const float w : built.weights) amax = std::max(amax, std::abs(static_cast<double>(w)));
+      EXPECT_EQ(view.tensor_scale, static_cast<float>(amax / 2688));
+      // Nothing rounds by more than half the widest step of E2M1 (1, between 4 and 6) in units of its block's scale,
+      // which itself is rounded by at most 1/16; both together stay below amax of the block / 6 * 1.2.
+      for (int64_t r = 0; r < view.rows; ++r) {
+        for (int64_t b = 0; b < view.cols / 16; ++b) {
+          double block = 0;
+          for (int64_t i = 0; i < 16; ++i) {
+            block = std::max(block, std::abs(static_cast<double>(built.weights[r * view.cols + b * 16 + i])));
+          }
+          for (int64_t i = 0; i < 16; ++i) {
+            const double w = static_cast<double>(built.weights[r * view.cols + b * 16 + i]);
+            ASSERT_LE(std::abs(decode(view, r, b * 16 + i) - w), block / 6 * 1.2);
+          }
+        }
+      }
+      break;
+    }
+  }
+}
+
+struct Case {
+  const char* model_type;
+  SourceFormat format;
+  bool stacked_floats = false;
+  DType dtype = DType::kBf16;
+};
+
+class Load : public testing::TestWithParam<Case> {};
+
+TEST_P(Load, EveryExpertIsWhatWasWritten) {
+  const Case& param = GetParam();
+  BuilderOptions options;
+  options.model_type = param.model_type;
+  options.format = param.format;
+  options.stacked_floats = param.stacked_floats;
+  options.float_dtype = param.dtype;
+  options.num_experts = 4;
+  options.shards = 3;
+  CheckpointBuilder builder(options);
+  TempDir dir;
+  ASSERT_OK(builder.write(dir.path().string()));
+  Result<Checkpoint> opened = Checkpoint::open(dir.path().string());
+  ASSERT_OK(opened);
+  const Checkpoint& checkpoint = *opened;
+  EXPECT_EQ(checkpoint.model().format, param.format);
+  EXPECT_EQ(checkpoint.model().layers, builder.layers());
+  EXPECT_EQ(checkpoint.model().options.num_experts, 4);
+  EXPECT_EQ(checkpoint.model().options.hidden_size, 64);
+  EXPECT_EQ(checkpoint.model().options.intermediate_size, 32);
+  for (const Finding& finding : checkpoint.findings()) {
+    EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
+  }
+  for (const int64_t layer : builder.layers()) {
+    for (int64_t e = 0; e < 4; ++e) {
+      SCOPED_TRACE(testing::Message() << "layer " << layer << " expert " << e);
+      Result<LoadedExpert> loaded = checkpoint.expert(layer, e);
+      ASSERT_OK(loaded);
+      EXPECT_TRUE(loaded->findings.empty());
+      expect_matrix(loaded->source.gate, builder.matrix(layer, e, "gate"), param.format);
+      expect_matrix(loaded->source.up, builder.matrix(layer, e, "up"), param.format);
+      expect_matrix(loaded->source.down, builder.matrix(layer, e, "down"), param.format);
+      EXPECT_EQ(checkpoint.tensor_name(layer, e, "down"), builder.tensor_name(layer, e, "down", "codes"));
+      checkpoint.release(layer, e);
+    }
+    Result<std::vector<Finding>> findings = checkpoint.validate(layer, {0, 4});
+    ASSERT_OK(findings);
+    for (const Finding& finding : *findings) EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
+    if (builder.has_shared()) {
+      Result<LoadedExpert> shared = checkpoint.shared_expert(layer);
+      ASSERT_OK(shared);
+      const SourceFormat format = param.format == SourceFormat::kModelOptStacked ? SourceFormat::kFloat : param.format;
+      BuiltMatrix& built = builder.matrix(layer, -1, "down");
+      if (format == param.format) expect_matrix(shared->source.down, built, format);
+      EXPECT_EQ(checkpoint.layer_options(layer)->shared_intermediate_size, 32);
+    } else {
+      EXPECT_EQ(checkpoint.shared_expert(layer).status().code(), Code::kUnsupported);
+      EXPECT_EQ(checkpoint.layer_options(layer)->shared_intermediate_size, 0);
+    }
+  }
+}
+
+TEST_P(Load, SlicesAreTheSameBytes) {
+  const Case& param = GetParam();
+  BuilderOptions options;
+  options.model_type = param.model_type;
+  options.format = param.format;
+  options.stacked_floats = param.stacked_floats;
+  options.float_dtype = param.dtype;
+  options.num_experts = 2;
+  options.intermediate_size = 96;
+  CheckpointBuilder builder(options);
+  TempDir dir;
+  ASSERT_OK(builder.write(dir.path().string()));
+  Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
+  ASSERT_OK(checkpoint);
+  const int64_t layer = builder.layers().front();
+  for (const IntermediateSlice slice : {IntermediateSlice{0, 32}, {16, 48}, {80, 16}, {48, 48}}) {
+    SCOPED_TRACE(testing::Message() << slice.first << " + " << slice.count);
+    Result<LoadedExpert> part = checkpoint->expert(layer, 1, slice);
+    ASSERT_OK(part);
+    const int64_t first = slice.first;
+    const int64_t last = first + slice.count;
+    EXPECT_EQ(part->source.gate.rows, slice.count);
+    EXPECT_EQ(part->source.up.rows, slice.count);
+    EXPECT_EQ(part->source.down.cols, slice.count);
+    EXPECT_EQ(part->source.down.rows, 64);
+    const BuiltMatrix& up = builder.matrix(layer, 1, "up");
+    const BuiltMatrix& down = builder.matrix(layer, 1, "down");
+    if (param.format == SourceFormat::kFloat) continue;  // a slice's own amax: other codes, by design
+    EXPECT_EQ(codes_of(part->source.up), cut(up.codes, 32, first, last, 0, 32));
+    EXPECT_EQ(codes_of(part->source.down), cut(down.codes, 48, 0, 64, first / 2, last / 2));
+    if (param.format == SourceFormat::kMxfp4) {
+      for (int64_t r = 0; r < 64; ++r) {
+        for (int64_t c = 0; c < slice.count; ++c) {
+          const uint8_t byte = down.codes[static_cast<size_t>(r * 48 + (first + c) / 2)];
+          const int k = down.scales[static_cast<size_t>(r * 3 + (first + c) / 32)] - 127;
+          ASSERT_EQ(decode(part->source.down, r, c), std::ldexp(decode_code(c % 2 == 0 ? byte & 15 : byte >> 4), k));
+        }
+      }
+      continue;
+    }
+    EXPECT_EQ(scales_of(part->source.up), cut(up.scales, 4, first, last, 0, 4));
+    EXPECT_EQ(scales_of(part->source.down), cut(down.scales, 6, 0, 64, first / 16, last / 16));
+  }
+  for (const IntermediateSlice bad : {IntermediateSlice{8, 16}, {0, 24}, {-16, 16}, {96, 16}, {80, 32}}) {
+    EXPECT_EQ(checkpoint->expert(layer, 1, bad).status().code(), Code::kInvalidArgument) << bad.first;
+  }
+}
+
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  std::string name = std::string(info.param.model_type) + "_" + to_string(info.param.format);
+  if (info.param.format == SourceFormat::kFloat) name += std::string("_") + to_string(info.param.dtype);
+  if (info.param.stacked_floats) name += "_stacked";
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (const char* type : {"deepseek_v3", "deepseek_v4", "kimi_k2", "kimi_k25", "qwen2_moe", "qwen3_moe", "qwen3_next",
+                           "qwen3_5_moe", "glm4_moe", "glm5_next", "minimax_m2", "minimax_m3", "mixtral"}) {
+    out.push_back({type, SourceFormat::kModelOpt});
+    if (std::string(type) != "deepseek_v4") out.push_back({type, SourceFormat::kCompressedTensors});
+    out.push_back({type, SourceFormat::kMxfp4});
+    out.push_back({type, SourceFormat::kFloat});
+  }
+  out.push_back({"deepseek_v4", SourceFormat::kCompressedTensors});
+  out.push_back({"llama4", SourceFormat::kModelOptStacked});  // K is axis 1
+  out.push_back({"motif", SourceFormat::kModelOptStacked});
+  out.push_back({"qwen3_5_moe", SourceFormat::kModelOptStacked});
+  out.push_back({"llama4", SourceFormat::kFloat, true});
+  out.push_back({"qwen3_5_moe", SourceFormat::kFloat, true});
+  out.push_back({"qwen3_moe", SourceFormat::kFloat, true, DType::kF16});
+  out.push_back({"qwen3_moe", SourceFormat::kFloat, false, DType::kF16});
+  out.push_back({"qwen3_moe", SourceFormat::kFloat, false, DType::kF32});
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(All, Load, testing::ValuesIn(cases()), case_name);
+
+TEST(LoadFloat, CodesAreThoseOfTheQuantizer) {
+  for (const bool stacked : {false, true}) {
+    BuilderOptions options;
+    options.model_type = "qwen3_moe";
+    options.format = SourceFormat::kFloat;
+    options.stacked_floats = stacked;
+    CheckpointBuilder builder(options);
+    TempDir dir;
+    ASSERT_OK(builder.write(dir.path().string()));
+    Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
+    ASSERT_OK(checkpoint);
+    Result<LoadedExpert> loaded = checkpoint->expert(0, 3);
+    ASSERT_OK(loaded);
+    for (const auto& [name, view] : {std::pair<const char*, Nvfp4View*>{"gate", &loaded->source.gate},
+                                     {"up", &loaded->source.up},
+                                     {"down", &loaded->source.down}}) {
+      const BuiltMatrix& built = builder.matrix(0, 3, name);
+      EXPECT_EQ(codes_of(*view), built.codes) << name;  // each with its own amax, as the builder quantizes
+      EXPECT_EQ(scales_of(*view), built.scales) << name;
+      EXPECT_EQ(view->tensor_scale, built.tensor_scale) << name;
+    }
+    EXPECT_NE(loaded->source.gate.tensor_scale, loaded->source.up.tensor_scale);
+  }
+}
+
+TEST(LoadFloat, ANonFiniteWeightIsNamed) {
+  CheckpointBuilder builder({.model_type = "qwen3_moe", .format = SourceFormat::kFloat});
+  builder.matrix(0, 2, "up").weights[64 * 5 + 7] = std::numeric_limits<float>::infinity();
+  TempDir dir;
+  ASSERT_OK(builder.write(dir.path().string()));
+  Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
+  ASSERT_OK(checkpoint);
+  const Status status = checkpoint->expert(0, 2).status();
+  EXPECT_EQ(status.code(), Code::kBadInput);
+  EXPECT_EQ(status.message(),
+            "layer 0 expert 2: model.layers.0.mlp.experts.2.up_proj.weight: (5, 7): expected a finite weight, got inf");
+}
+
+TEST(LoadScalars, BothShapesOfAScalarAreRead) {
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {1}}) {
+    for (const SourceFormat format : {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors}) {
+      CheckpointBuilder builder({.model_type = "qwen3_moe", .format = format});
+      for (auto& [name, tensor] : builder.tensors()) {
+        if (tensor.dtype == DType::kF32) tensor.shape = shape;
+      }
+      TempDir dir;
+      ASSERT_OK(builder.write(dir.path().string()));
+      Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
+      ASSERT_OK(checkpoint);
+      ASSERT_OK(checkpoint->expert(1, 7));
+      EXPECT_TRUE(checkpoint->layer_scales(1)->hidden.has_value());
+    }
+  }
+}
+
+TEST(LoadViews, PerExpertTensorsAreNotCopied) {
+  CheckpointBuilder builder({.model_type = "deepseek_v4"});
+  TempDir dir;
+  ASSERT_OK(builder.write(dir.path().string()));
+  Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
+  ASSERT_OK(checkpoint);
+  EXPECT_TRUE(checkpoint->expert(0, 0)->storage.empty());
+  EXPECT_TRUE(checkpoint->expert(0, 0, {16, 16})->storage.empty());  // slices are strided views
+  EXPECT_EQ(checkpoint->expert(0, 8).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(checkpoint->expert(0, -1).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(checkpoint->expert(2, 0).status().code(), Code::kInvalidArgument);
+}
+
+TEST(LoadProducers, ModelOptsAndCompressedTensorsOwnFiles) {
+  for (const char* name : {"modelopt_qwen3_moe", "compressed_tensors_qwen3_moe"}) {
+    SCOPED_TRACE(name);
+    Result<Checkpoint> checkpoint = Checkpoint::open(std::string(NVFP4_MOE_SOURCE_DIR) + "/tests/vectors/" + name);
+    ASSERT_OK(checkpoint);
+    const ModelInfo& model = checkpoint->model();
+    EXPECT_EQ(model.family, "qwen");
+    for (const int64_t layer : model.layers) {
+      Result<std::vector<Finding>> findings = checkpoint->validate(layer, {0, model.options.num_experts});
+      ASSERT_OK(findings);
+      for (const Finding& finding : *findings) EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
+      for (int64_t e = 0; e < model.options.num_experts; ++e) EXPECT_OK(checkpoint->expert(layer, e));
+      EXPECT_OK(checkpoint->statistics(layer, {0, model.options.num_experts}));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

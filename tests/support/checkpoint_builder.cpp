@@ -1,0 +1,547 @@
+#include "support/checkpoint_builder.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <stdexcept>
+
+#include "checkpoint/safetensors.h"
+#include "core/float_formats.h"
+#include "core/quantize.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+using nlohmann::json;
+
+// Sum of four uniforms: near enough to normal, and the same on every platform.
+class Noise {
+ public:
+  explicit Noise(uint64_t seed) : engine_(seed) {}
+  float normal() {
+    double sum = 0;
+    for (int i = 0; i < 4; ++i) sum += static_cast<double>(engine_() >> 11) * 0x1p-53 - 0.5;
+    return static_cast<float>(sum * 1.7320508075688772);
+  }
+  uint64_t bits() { return engine_(); }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+template <class T>
+std::vector<uint8_t> bytes_of(const T& value) {
+  std::vector<uint8_t> out(sizeof(T));
+  std::memcpy(out.data(), &value, sizeof(T));
+  return out;
+}
+
+void append(std::vector<uint8_t>& to, const std::vector<uint8_t>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+std::vector<uint8_t> float_bytes(const std::vector<float>& values, DType dtype) {
+  std::vector<uint8_t> out;
+  for (const float value : values) {
+    if (dtype == DType::kF32) append(out, bytes_of(value));
+    if (dtype == DType::kBf16) append(out, bytes_of(bf16_from_float(value)));
+    if (dtype == DType::kF16) append(out, bytes_of(fp16_from_float(value)));
+  }
+  return out;
+}
+
+float rounded_to(float value, DType dtype) {
+  if (dtype == DType::kBf16) return bf16_to_float(bf16_from_float(value));
+  if (dtype == DType::kF16) return fp16_to_float(fp16_from_float(value));
+  return value;
+}
+
+// (rows, cols) elements of `size` bytes to (cols, rows).
+std::vector<uint8_t> transposed(const std::vector<uint8_t>& in, int64_t rows, int64_t cols, int64_t size) {
+  std::vector<uint8_t> out(in.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      std::memcpy(out.data() + (c * rows + r) * size, in.data() + (r * cols + c) * size, static_cast<size_t>(size));
+    }
+  }
+  return out;
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) { std::ofstream(path) << text; }
+
+}  // namespace
+
+struct CheckpointBuilder::Names {
+  const char* model_type;
+  const char* prefix;
+  const char* block;
+  bool w_words;
+  const char* shared;     // nullptr: no shared expert
+  bool k_first;           // of stacked tensors
+  const char* text_type;  // nullptr: flat config; else the language model's type inside text_config
+};
+
+const CheckpointBuilder::Names& CheckpointBuilder::names() const {
+  static const Names table[] = {
+      {"deepseek_v3", "model.", "mlp", false, "shared_experts", false, nullptr},
+      {"deepseek_v4", "", "ffn", true, "shared_experts", false, nullptr},
+      {"kimi_k2", "model.", "mlp", false, "shared_experts", false, nullptr},
+      {"kimi_k25", "language_model.model.", "mlp", false, "shared_experts", false, "deepseek_v3"},
+      {"qwen2_moe", "model.", "mlp", false, "shared_expert", false, nullptr},
+      {"qwen3_moe", "model.", "mlp", false, nullptr, false, nullptr},
+      {"qwen3_next", "model.", "mlp", false, "shared_expert", false, nullptr},
+      {"qwen3_5_moe", "model.language_model.", "mlp", false, "shared_expert", false, "qwen3_5_moe_text"},
+      {"glm4_moe", "model.", "mlp", false, "shared_experts", false, nullptr},
+      {"glm5_next", "model.language_model.", "mlp", false, "shared_experts", false, "glm5_next_text"},
+      {"minimax_m2", "model.", "block_sparse_moe", true, nullptr, false, nullptr},
+      {"minimax_m3", "language_model.model.", "block_sparse_moe", true, nullptr, false, "minimax_m3_vl_text"},
+      {"mixtral", "model.", "block_sparse_moe", true, nullptr, false, nullptr},
+      {"llama4", "language_model.model.", "feed_forward", false, "shared_expert", true, "llama4_text"},
+      {"motif", "model.", "moe", false, nullptr, false, nullptr},
+  };
+  for (const Names& row : table) {
+    if (options_.model_type == row.model_type) return row;
+  }
+  throw std::invalid_argument("no model type " + options_.model_type);
+}
+
+bool CheckpointBuilder::stacked() const {
+  return options_.format == SourceFormat::kModelOptStacked || options_.stacked_floats;
+}
+bool CheckpointBuilder::has_shared() const { return names().shared != nullptr; }
+
+CheckpointBuilder::CheckpointBuilder(const BuilderOptions& options) : options_(options) {
+  const std::string& type = options_.model_type;
+  const bool first_dense = type == "deepseek_v3" || type.starts_with("kimi") || type.starts_with("glm");
+  for (int64_t l = 0; l < options_.layers; ++l) layers_.push_back(l + (first_dense ? 1 : 0));
+  make_config();
+  generate();
+}
+
+void CheckpointBuilder::make_config() {
+  const Names& row = names();
+  const std::string& type = options_.model_type;
+  const int64_t all_layers = layers_.back() + 1;
+  json text = {{"hidden_size", options_.hidden_size},
+               {"num_hidden_layers", all_layers},
+               {"num_experts_per_tok", options_.top_k},
+               {"hidden_act", "silu"},
+               {"vocab_size", 128}};
+  const bool plain_size = type.starts_with("minimax") || type == "mixtral" || type == "llama4";
+  text[plain_size ? "intermediate_size" : "moe_intermediate_size"] = options_.intermediate_size;
+  if (!plain_size) text["intermediate_size"] = 4 * options_.intermediate_size;
+  const bool qwen = type.starts_with("qwen");
+  text[qwen ? "num_experts" : plain_size ? "num_local_experts" : "n_routed_experts"] = options_.num_experts;
+  if (layers_.front() == 1) text["first_k_dense_replace"] = 1;
+  if (type == "motif") text["first_k_dense_replace"] = 0;
+  if (qwen) {
+    text["decoder_sparse_step"] = 1;
+    text["mlp_only_layers"] = json::array();
+    if (row.shared != nullptr) text["shared_expert_intermediate_size"] = options_.intermediate_size;
+  } else if (!plain_size) {
+    text["n_shared_experts"] = row.shared != nullptr ? 1 : 0;
+  }
+  if (type == "llama4") text["interleave_moe_layer_step"] = 1;
+  if (type == "llama4") text["num_experts_per_tok"] = options_.top_k = 1;
+  if (type == "deepseek_v4" || type == "glm5_next") text["swiglu_limit"] = 10.0;
+  if (type == "deepseek_v4") text["routed_scaling_factor"] = 1.5;
+  if (type == "minimax_m3") text.update({{"swiglu_limit", 7.0}, {"swiglu_alpha", 1.702}});
+  if (row.text_type == nullptr) {
+    config_ = text;
+    config_["model_type"] = type;
+  } else {
+    text["model_type"] = row.text_type;
+    config_ = {{"model_type", type}, {"text_config", text}, {"vision_config", {{"hidden_size", 8}}}};
+  }
+  config_["architectures"] = {type + "_ForCausalLM"};
+  hf_quant_ = json();
+  const std::string algo = options_.weight_only ? "W4A16_NVFP4" : "NVFP4";
+  switch (options_.format) {
+    case SourceFormat::kModelOpt:
+    case SourceFormat::kModelOptStacked:
+      if (type == "deepseek_v4") {
+        json& quantization = config_["quantization_config"];
+        quantization = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}, {"moe_quant_algo", algo}};
+        quantization["quant_algo"] = "MIXED_PRECISION";
+        quantization["ignore"] = {"*.attn.*", "head", "mtp.*"};
+        break;
+      }
+      config_["quantization_config"] = {{"quant_method", "modelopt"},
+                                        {"quant_algo", algo},
+                                        {"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}}};
+      config_["quantization_config"]["config_groups"]["group_0"]["weights"] = {
+          {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+      if (options_.hf_quant_config) {
+        hf_quant_ = {{"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}},
+                     {"quantization", {{"quant_algo", algo}, {"kv_cache_quant_algo", nullptr}, {"group_size", 16}}}};
+        hf_quant_["quantization"]["exclude_modules"] = {"lm_head"};
+      }
+      break;
+    case SourceFormat::kCompressedTensors: {
+      json weights = {
+          {"num_bits", 4},     {"type", "float"},  {"strategy", "tensor_group"},          {"group_size", 16},
+          {"symmetric", true}, {"dynamic", false}, {"scale_dtype", "torch.float8_e4m3fn"}};
+      json input = nullptr;
+      if (!options_.weight_only) input = {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", "local"}};
+      json group = {{"weights", weights}, {"input_activations", input}};
+      group["targets"] = {"Linear"};
+      config_["quantization_config"] = {
+          {"quant_method", "compressed-tensors"}, {"format", "nvfp4-pack-quantized"}, {"ignore", {"lm_head"}}};
+      config_["quantization_config"]["config_groups"]["group_0"] = group;
+      break;
+    }
+    case SourceFormat::kMxfp4:
+      config_["quantization_config"] = {{"quant_method", type == "deepseek_v4" ? "fp8" : "mxfp4"}};
+      if (type == "deepseek_v4") config_["quantization_config"]["scale_fmt"] = "ue8m0";
+      break;
+    case SourceFormat::kFloat: break;
+  }
+}
+
+void CheckpointBuilder::generate() {
+  Noise noise(options_.seed);
+  const auto key = [](int64_t l, int64_t e, const std::string& p) {
+    return std::to_string(l) + "/" + std::to_string(e) + "/" + p;
+  };
+  for (const int64_t layer : layers_) {
+    for (int64_t e = has_shared() ? -1 : 0; e < options_.num_experts; ++e) {
+      const float input_scale = 0.01f * static_cast<float>(e + 2);
+      for (const char* projection : {"gate", "up", "down"}) {
+        BuiltMatrix& m = matrices_[key(layer, e, projection)];
+        const bool down = std::string(projection) == "down";
+        m.rows = down ? options_.hidden_size : options_.intermediate_size;
+        m.cols = down ? options_.intermediate_size : options_.hidden_size;
+        m.codes.resize(static_cast<size_t>(m.rows * m.cols / 2));
+        m.input_scale = down ? 2 * input_scale : input_scale;
+        if (options_.format == SourceFormat::kMxfp4) {
+          for (uint8_t& byte : m.codes) byte = static_cast<uint8_t>(noise.bits() >> 56);
+          m.scales.resize(static_cast<size_t>(m.rows * (m.cols / 32)));
+          for (uint8_t& byte : m.scales) byte = static_cast<uint8_t>(117 + noise.bits() % 6);
+          continue;
+        }
+        double amax = 0;
+        for (int64_t i = 0; i < m.rows * m.cols; ++i) {
+          const float w = rounded_to(0.05f * noise.normal() * (i % 97 == 0 ? 4.0f : 1.0f), options_.float_dtype);
+          m.weights.push_back(w);
+          amax = std::max(amax, std::abs(static_cast<double>(w)));
+        }
+        m.tensor_scale = tensor_scale_from_amax(amax);
+        m.scales.resize(static_cast<size_t>(m.rows * (m.cols / 16)));
+        QuantizeCounts counts;
+        const Status status = quantize_weights(m.weights, m.rows, m.cols, m.tensor_scale, ScaleSearch::kMax,
+                                               m.codes.data(), m.scales.data(), counts);
+        if (!status.ok()) throw std::runtime_error(status.message());
+      }
+      // Both producers give gate and up one scale; here the larger one, and up is quantized with it.
+      BuiltMatrix& gate = matrices_[key(layer, e, "gate")];
+      BuiltMatrix& up = matrices_[key(layer, e, "up")];
+      if (options_.format == SourceFormat::kFloat || options_.format == SourceFormat::kMxfp4) continue;
+      const float both = std::max(gate.tensor_scale, up.tensor_scale);
+      for (BuiltMatrix* m : {&gate, &up}) {
+        QuantizeCounts counts;
+        m->tensor_scale = both;
+        const Status status = quantize_weights(m->weights, m->rows, m->cols, both, ScaleSearch::kMax, m->codes.data(),
+                                               m->scales.data(), counts);
+        if (!status.ok()) throw std::runtime_error(status.message());
+      }
+    }
+    if (!stacked() || options_.format == SourceFormat::kFloat) continue;
+    // Stacked: one tensor scale per expert for gate and up together is kept; input scales are one per expert.
+    for (int64_t e = 0; e < options_.num_experts; ++e) {
+      matrix(layer, e, "up").input_scale = matrix(layer, e, "gate").input_scale;
+    }
+  }
+}
+
+BuiltMatrix& CheckpointBuilder::matrix(int64_t layer, int64_t expert, const std::string& projection) {
+  return matrices_.at(std::to_string(layer) + "/" + std::to_string(expert) + "/" + projection);
+}
+
+std::string CheckpointBuilder::tensor_name(int64_t layer, int64_t expert, const std::string& projection,
+                                           const std::string& part) const {
+  const Names& row = names();
+  std::string suffix;
+  switch (options_.format) {
+    case SourceFormat::kModelOpt:
+    case SourceFormat::kModelOptStacked:
+      suffix = part == "codes"          ? "weight"
+               : part == "scales"       ? "weight_scale"
+               : part == "tensor_scale" ? "weight_scale_2"
+                                        : "input_scale";
+      break;
+    case SourceFormat::kCompressedTensors:
+      suffix = part == "codes"          ? "weight_packed"
+               : part == "scales"       ? "weight_scale"
+               : part == "tensor_scale" ? "weight_global_scale"
+                                        : "input_global_scale";
+      break;
+    case SourceFormat::kMxfp4: suffix = part == "codes" ? "weight" : "scale"; break;
+    case SourceFormat::kFloat: suffix = "weight"; break;
+  }
+  const std::string block = std::string(row.prefix) + "layers." + std::to_string(layer) + "." + row.block + ".";
+  if (stacked() && expert >= 0) {
+    const std::string base = block + "experts." + (projection == "down" ? "down_proj" : "gate_up_proj");
+    return suffix == "weight" ? base : base + "_" + suffix;
+  }
+  const std::string module = expert < 0 ? std::string(row.shared) : "experts." + std::to_string(expert);
+  const bool w = row.w_words;
+  const char* word = projection == "gate" ? (w ? "w1" : "gate_proj")
+                     : projection == "up" ? (w ? "w3" : "up_proj")
+                                          : (w ? "w2" : "down_proj");
+  return block + module + "." + word + "." + suffix;
+}
+
+void CheckpointBuilder::render_matrix(int64_t layer, int64_t expert, const std::string& projection,
+                                      const BuiltMatrix& m) {
+  const auto put = [&](const std::string& part, RawTensor tensor) {
+    tensors_[tensor_name(layer, expert, projection, part)] = std::move(tensor);
+  };
+  if (options_.format == SourceFormat::kFloat) {
+    put("codes", {options_.float_dtype, {m.rows, m.cols}, float_bytes(m.weights, options_.float_dtype)});
+    return;
+  }
+  if (options_.format == SourceFormat::kMxfp4) {
+    put("codes", {DType::kI8, {m.rows, m.cols / 2}, m.codes});
+    put("scales", {DType::kF8E8M0, {m.rows, m.cols / 32}, m.scales});
+    return;
+  }
+  const bool inverse = options_.format == SourceFormat::kCompressedTensors;
+  const std::vector<int64_t> scalar = inverse ? std::vector<int64_t>{1} : std::vector<int64_t>{};
+  const auto stored = [&](float s) { return bytes_of(inverse ? static_cast<float>(1.0 / static_cast<double>(s)) : s); };
+  put("codes", {DType::kU8, {m.rows, m.cols / 2}, m.codes});
+  put("scales", {DType::kF8E4M3, {m.rows, m.cols / 16}, m.scales});
+  put("tensor_scale", {DType::kF32, scalar, stored(m.tensor_scale)});
+  if (!options_.weight_only) put("input_scale", {DType::kF32, scalar, stored(m.input_scale)});
+}
+
+void CheckpointBuilder::render_stacked(int64_t layer) {
+  const bool floats = options_.format == SourceFormat::kFloat;
+  const bool k_first = names().k_first;
+  for (const char* name : {"gate", "down"}) {
+    const std::string projection = name;
+    RawTensor codes, scales, tensor_scales, input_scales;
+    int64_t rows = 0;
+    int64_t cols = 0;
+    for (int64_t e = 0; e < options_.num_experts; ++e) {
+      BuiltMatrix both = matrix(layer, e, projection);
+      if (projection == "gate") {
+        const BuiltMatrix& up = matrix(layer, e, "up");
+        both.rows *= 2;
+        append(both.codes, up.codes);
+        append(both.scales, up.scales);
+        both.weights.insert(both.weights.end(), up.weights.begin(), up.weights.end());
+      }
+      rows = both.rows;
+      cols = both.cols;
+      const int64_t size = floats ? bits(options_.float_dtype) / 8 : 1;
+      const int64_t width = floats ? cols : cols / 2;
+      if (floats) both.codes = float_bytes(both.weights, options_.float_dtype);
+      append(codes.bytes, k_first ? transposed(both.codes, rows, width, size) : both.codes);
+      append(scales.bytes, k_first ? transposed(both.scales, rows, cols / 16, 1) : both.scales);
+      append(tensor_scales.bytes, bytes_of(both.tensor_scale));
+      append(input_scales.bytes, bytes_of(both.input_scale));
+    }
+    const auto shape = [&](int64_t k) {
+      return k_first ? std::vector<int64_t>{options_.num_experts, k, rows}
+                     : std::vector<int64_t>{options_.num_experts, rows, k};
+    };
+    codes.dtype = floats ? options_.float_dtype : DType::kU8;
+    codes.shape = shape(floats ? cols : cols / 2);
+    tensors_[tensor_name(layer, 0, projection, "codes")] = codes;
+    if (floats) continue;
+    scales.dtype = DType::kF8E4M3;
+    scales.shape = shape(cols / 16);
+    tensor_scales.dtype = input_scales.dtype = DType::kF32;
+    tensor_scales.shape = input_scales.shape = {options_.num_experts};
+    tensors_[tensor_name(layer, 0, projection, "scales")] = scales;
+    tensors_[tensor_name(layer, 0, projection, "tensor_scale")] = tensor_scales;
+    if (!options_.weight_only) tensors_[tensor_name(layer, 0, projection, "input_scale")] = input_scales;
+  }
+}
+
+void CheckpointBuilder::render() {
+  if (rendered_) return;
+  rendered_ = true;
+  const Names& row = names();
+  const RawTensor vector{DType::kBf16, {8}, std::vector<uint8_t>(16)};
+  for (const int64_t layer : layers_) {
+    if (has_shared()) {
+      for (const char* projection : {"gate", "up", "down"}) {
+        if (options_.format == SourceFormat::kModelOptStacked) {  // beside stacks, shared experts stay floats
+          const BuiltMatrix& m = matrix(layer, -1, projection);
+          tensors_[tensor_name(layer, -1, projection, "codes")] = {
+              DType::kBf16, {m.rows, m.cols}, float_bytes(m.weights, DType::kBf16)};
+        } else {
+          render_matrix(layer, -1, projection, matrix(layer, -1, projection));
+        }
+      }
+    }
+    if (stacked()) {
+      render_stacked(layer);
+    } else {
+      for (int64_t e = 0; e < options_.num_experts; ++e) {
+        for (const char* projection : {"gate", "up", "down"}) {
+          render_matrix(layer, e, projection, matrix(layer, e, projection));
+        }
+      }
+    }
+    const std::string stem = std::string(row.prefix) + "layers." + std::to_string(layer) + ".";
+    tensors_[stem + row.block + ".gate.weight"] = vector;
+    tensors_[stem + "self_attn.q_proj.weight"] = vector;
+    tensors_[stem + "input_layernorm.weight"] = vector;
+  }
+  tensors_[std::string(row.prefix) + "embed_tokens.weight"] = vector;
+  tensors_["mtp.0.ffn.experts.0.w1.weight"] = vector;
+}
+
+std::map<std::string, RawTensor>& CheckpointBuilder::tensors() {
+  render();
+  return tensors_;
+}
+
+const char* to_string(Plant fault) {
+  static const char* const names[] = {"flipped_code",          "scale_times_two",         "swapped_gate_up",
+                                      "transposed_scales",     "reciprocal_tensor_scale", "shifted_experts",
+                                      "missing_expert",        "missing_input_scale",     "zero_input_scale",
+                                      "denormal_input_scale",  "infinite_input_scale",    "nan_input_scale",
+                                      "negative_input_scale",  "one_input_scale",         "nan_block_scale",
+                                      "negative_block_scale",  "nan_tensor_scale",        "zero_tensor_scale",
+                                      "negative_tensor_scale", "gate_up_mismatch",        "wrong_shape",
+                                      "wrong_dtype",           "group_size_32",           "zero_scale_over_codes",
+                                      "all_zero_scales"};
+  return names[static_cast<int>(fault)];
+}
+
+void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
+  BuiltMatrix& gate = matrix(layer, expert, "gate");
+  BuiltMatrix& up = matrix(layer, expert, "up");
+  BuiltMatrix& down = matrix(layer, expert, "down");
+  // What is planted as a number is written as that number, whichever direction the format has.
+  const auto raw = [&](const std::string& projection, const std::string& part) -> RawTensor& {
+    return tensors().at(tensor_name(layer, expert, projection, part));
+  };
+  const auto set_scalar = [&](const std::string& projection, const std::string& part, float value) {
+    RawTensor& tensor = raw(projection, part);
+    const size_t at = tensor.bytes.size() > 4 ? static_cast<size_t>(expert) * 4 : 0;
+    std::memcpy(tensor.bytes.data() + at, &value, 4);
+  };
+  switch (fault) {
+    case Plant::kFlippedCode: gate.codes[5] ^= 0x02; break;
+    case Plant::kScaleTimesTwo: up.scales[3] = static_cast<uint8_t>(up.scales[3] + 8); break;
+    case Plant::kSwappedGateUp: std::swap(gate, up); break;
+    case Plant::kTransposedScales: {
+      down.scales = transposed(down.scales, down.rows, down.cols / 16, 1);
+      if (down.rows != down.cols / 16) raw("down", "scales").shape = {down.cols / 16, down.rows};
+      break;
+    }
+    case Plant::kReciprocalTensorScale: down.tensor_scale = 1.0f / down.tensor_scale; break;
+    case Plant::kShiftedExperts:
+    case Plant::kMissingExpert: {
+      std::map<std::string, RawTensor>& all = tensors();
+      for (int64_t e = options_.num_experts - 1; e >= 0; --e) {
+        if (fault == Plant::kMissingExpert && e != expert) continue;
+        for (const char* projection : {"gate", "up", "down"}) {
+          for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"}) {
+            auto node = all.extract(tensor_name(layer, e, projection, part));
+            if (node.empty() || fault == Plant::kMissingExpert) continue;
+            node.key() = tensor_name(layer, e + 1, projection, part);
+            all.insert(std::move(node));
+          }
+        }
+      }
+      break;
+    }
+    case Plant::kMissingInputScale: tensors().erase(tensor_name(layer, expert, "down", "input_scale")); break;
+    case Plant::kZeroInputScale: set_scalar("down", "input_scale", 0.0f); break;
+    case Plant::kDenormalInputScale: set_scalar("down", "input_scale", 1e-40f); break;
+    case Plant::kInfiniteInputScale: set_scalar("down", "input_scale", std::numeric_limits<float>::infinity()); break;
+    case Plant::kNanInputScale: set_scalar("down", "input_scale", std::numeric_limits<float>::quiet_NaN()); break;
+    case Plant::kNegativeInputScale: set_scalar("down", "input_scale", -0.5f); break;
+    case Plant::kOneInputScale: set_scalar("down", "input_scale", 1.0f); break;
+    case Plant::kNanBlockScale: up.scales[1] = 0x7F; break;
+    case Plant::kNegativeBlockScale: up.scales[1] |= 0x80; break;
+    case Plant::kNanTensorScale: set_scalar("gate", "tensor_scale", std::numeric_limits<float>::quiet_NaN()); break;
+    case Plant::kZeroTensorScale: set_scalar("gate", "tensor_scale", 0.0f); break;
+    case Plant::kNegativeTensorScale: set_scalar("gate", "tensor_scale", -1e-4f); break;
+    case Plant::kGateUpMismatch: up.tensor_scale *= 1.5f; break;
+    case Plant::kWrongShape: {
+      RawTensor& tensor = raw("up", "scales");
+      tensor.shape[0] -= 1;
+      tensor.bytes.resize(tensor.bytes.size() - static_cast<size_t>(tensor.shape[1]));
+      break;
+    }
+    case Plant::kWrongDtype: raw("up", "scales").dtype = DType::kU8; break;
+    case Plant::kGroupSize32: {
+      RawTensor& tensor = raw("up", "scales");
+      tensor.shape[1] /= 2;
+      tensor.bytes.resize(tensor.bytes.size() / 2);
+      break;
+    }
+    case Plant::kZeroScaleOverCodes: down.scales[2] = 0; break;
+    case Plant::kAllZeroScales: std::fill(down.scales.begin(), down.scales.end(), uint8_t{0}); break;
+  }
+  // Faults in the numbers show where the tensors are rendered already.
+  if (rendered_ && !stacked()) {
+    for (const char* projection : {"gate", "up", "down"}) {
+      const BuiltMatrix& m = matrix(layer, expert, projection);
+      const auto update = [&](const char* part, const std::vector<uint8_t>& bytes) {
+        const auto found = tensors_.find(tensor_name(layer, expert, projection, part));
+        if (found != tensors_.end() && found->second.bytes.size() == bytes.size()) found->second.bytes = bytes;
+      };
+      if (options_.format == SourceFormat::kFloat) continue;
+      update("codes", m.codes);
+      update("scales", m.scales);
+      if (fault == Plant::kReciprocalTensorScale || fault == Plant::kGateUpMismatch || fault == Plant::kSwappedGateUp) {
+        const bool inverse = options_.format == SourceFormat::kCompressedTensors;
+        set_scalar(projection, "tensor_scale",
+                   inverse ? static_cast<float>(1.0 / static_cast<double>(m.tensor_scale)) : m.tensor_scale);
+      }
+    }
+  }
+}
+
+Status CheckpointBuilder::write(const std::string& directory) {
+  render();
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) return io_error(directory + ": " + error.message());
+  write_text(std::filesystem::path(directory) / "config.json", config_.dump(1));
+  if (!hf_quant_.is_null()) write_text(std::filesystem::path(directory) / "hf_quant_config.json", hf_quant_.dump(1));
+  std::vector<std::vector<std::string>> shards(static_cast<size_t>(std::max(options_.shards, 1)));
+  size_t next = 0;
+  for (const auto& [name, tensor] : tensors_) shards[next++ * shards.size() / tensors_.size()].push_back(name);
+  json map = json::object();
+  for (size_t s = 0; s < shards.size(); ++s) {
+    char file[64];
+    std::snprintf(file, sizeof(file), "model-%05zu-of-%05zu.safetensors", s + 1, shards.size());
+    const std::string base = shards.size() == 1 ? "model.safetensors" : file;
+    std::vector<TensorInfo> infos;
+    for (const std::string& name : shards[s]) {
+      TensorInfo info;
+      info.name = name;
+      info.dtype = tensors_.at(name).dtype;
+      info.shape = tensors_.at(name).shape;
+      infos.push_back(info);
+      map[name] = base;
+    }
+    NVFP4_MOE_ASSIGN(SafetensorsWriter writer,
+                     SafetensorsWriter::create((std::filesystem::path(directory) / base).string(), infos, {}));
+    for (const std::string& name : shards[s]) {
+      const std::vector<uint8_t>& bytes = tensors_.at(name).bytes;
+      NVFP4_MOE_TRY(writer.write({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}));
+    }
+    NVFP4_MOE_TRY(writer.finish());
+  }
+  if (shards.size() > 1) {
+    write_text(std::filesystem::path(directory) / "model.safetensors.index.json",
+               json({{"metadata", json::object()}, {"weight_map", map}}).dump(1));
+  }
+  return {};
+}
+
+}  // namespace nvfp4_moe::test

@@ -1,0 +1,127 @@
+// Tiny checkpoints of every family and format, from seeded weights, with faults planted on request.
+//
+//   CheckpointBuilder builder({.model_type = "deepseek_v4", .format = SourceFormat::kModelOpt});
+//   builder.plant(Plant::kScaleTimesTwo, 0, 3);
+//   ASSERT_OK(builder.write(dir.path().string()));
+//
+// The builder has its own table of names and its own config writers: it shares none with src/checkpoint, so that a
+// wrong name there cannot hide here. Codes and scales come from core's quantizers.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+
+namespace nvfp4_moe::test {
+
+struct BuilderOptions {
+  // deepseek_v3, deepseek_v4, kimi_k2, kimi_k25, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, glm4_moe, glm5_next,
+  // minimax_m2, minimax_m3, mixtral, llama4, motif
+  std::string model_type = "deepseek_v4";
+  SourceFormat format = SourceFormat::kModelOpt;  // kModelOptStacked: stacked in the family's order
+  bool stacked_floats = false;                    // kFloat only: gate_up_proj and down_proj of all experts
+  bool weight_only = false;                       // W4A16_NVFP4 / NVFP4A16: no input scales
+  DType float_dtype = DType::kBf16;               // kFloat
+  int64_t layers = 2;
+  int64_t num_experts = 8;
+  int64_t top_k = 2;
+  int64_t hidden_size = 64;
+  int64_t intermediate_size = 32;
+  bool hf_quant_config = true;  // ModelOpt: write hf_quant_config.json beside quantization_config
+  int shards = 1;               // more than one: with model.safetensors.index.json
+  uint64_t seed = 1;
+};
+
+// One expert's projection as it is to be written.
+struct BuiltMatrix {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  std::vector<float> weights;   // (rows, cols) what was quantized
+  std::vector<uint8_t> codes;   // (rows, cols/2)
+  std::vector<uint8_t> scales;  // (rows, cols/16) E4M3, or (rows, cols/32) E8M0 for MXFP4
+  float tensor_scale = 0;       // amax/2688
+  float input_scale = 0;        // amax/2688
+};
+
+struct RawTensor {
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape;
+  std::vector<uint8_t> bytes;
+};
+
+// Faults of a checkpoint as a user meets them. `layer` and `expert` say where.
+enum class Plant {
+  kFlippedCode,            // one bit of one code of the gate projection
+  kScaleTimesTwo,          // one block scale of the up projection: one exponent step up
+  kSwappedGateUp,          // the two matrices exchanged
+  kTransposedScales,       // down's scales written as (cols/16, rows): same shape where square, else a shape error
+  kReciprocalTensorScale,  // down's tensor scale inverted
+  kShiftedExperts,         // the layer's experts are numbered from 1
+  kMissingExpert,
+  kMissingInputScale,
+  kZeroInputScale,
+  kDenormalInputScale,
+  kInfiniteInputScale,
+  kNanInputScale,
+  kNegativeInputScale,
+  kOneInputScale,  // uncalibrated
+  kNanBlockScale,
+  kNegativeBlockScale,
+  kNanTensorScale,
+  kZeroTensorScale,
+  kNegativeTensorScale,
+  kGateUpMismatch,      // up's tensor scale times 1.5 (legal)
+  kWrongShape,          // one row of scales less
+  kWrongDtype,          // scales as U8
+  kGroupSize32,         // one scale per 32 elements
+  kZeroScaleOverCodes,  // one block scale 0 over nonzero codes
+  kAllZeroScales,       // over nonzero codes
+};
+const char* to_string(Plant);
+
+class CheckpointBuilder {
+ public:
+  explicit CheckpointBuilder(const BuilderOptions& options);
+
+  const BuilderOptions& options() const { return options_; }
+  const std::vector<int64_t>& layers() const { return layers_; }  // numbers of the MoE layers
+  // projection: "gate", "up" or "down"; expert -1 is the shared expert. Edits show in what is written later.
+  BuiltMatrix& matrix(int64_t layer, int64_t expert, const std::string& projection);
+  bool has_shared() const;
+
+  void plant(Plant fault, int64_t layer, int64_t expert);
+
+  // For edits beneath the planted faults; render() fills them from the matrices once.
+  std::map<std::string, RawTensor>& tensors();
+  nlohmann::json& config() { return config_; }
+  nlohmann::json& hf_quant_config() { return hf_quant_; }
+  // The name of a tensor: part is "codes", "scales", "tensor_scale" or "input_scale".
+  std::string tensor_name(int64_t layer, int64_t expert, const std::string& projection, const std::string& part) const;
+
+  // Creates the directory if needed.
+  Status write(const std::string& directory);
+
+ private:
+  struct Names;
+  void generate();
+  void make_config();
+  void render();
+  void render_matrix(int64_t layer, int64_t expert, const std::string& projection, const BuiltMatrix& matrix);
+  void render_stacked(int64_t layer);
+  const Names& names() const;
+  bool stacked() const;
+
+  BuilderOptions options_;
+  std::vector<int64_t> layers_;
+  std::map<std::string, BuiltMatrix> matrices_;
+  std::map<std::string, RawTensor> tensors_;
+  bool rendered_ = false;
+  nlohmann::json config_;
+  nlohmann::json hf_quant_;
+};
+
+}  // namespace nvfp4_moe::test

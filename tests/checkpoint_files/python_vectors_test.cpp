@@ -1,0 +1,61 @@
+// The safetensors package's own file, read and written again; made by scripts/make_safetensors_vectors.py.
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "checkpoint/safetensors.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::TempDir;
+
+const std::string kVectors = NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/";
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream bytes;
+  bytes << file.rdbuf();
+  return bytes.str();
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte byte : bytes) {
+    text += "0123456789abcdef"[std::to_integer<int>(byte >> 4)];
+    text += "0123456789abcdef"[std::to_integer<int>(byte & std::byte{15})];
+  }
+  return text;
+}
+
+TEST(PythonSafetensors, IsReadAsThePackageMeantIt) {
+  const auto file = SafetensorsFile::open(kVectors + "python.safetensors");
+  ASSERT_OK(file);
+  const auto expected = nlohmann::json::parse(read_file(kVectors + "python.expected.json"));
+  EXPECT_EQ(nlohmann::json(file->header().metadata), expected["metadata"]);
+  ASSERT_EQ(file->header().tensors.size(), expected["tensors"].size());
+  for (const auto& tensor : expected["tensors"]) {
+    const TensorInfo* info = file->find(tensor["name"].get<std::string>());
+    ASSERT_NE(info, nullptr) << tensor["name"];
+    EXPECT_EQ(to_string(info->dtype), tensor["dtype"].get<std::string>());
+    EXPECT_EQ(info->shape, tensor["shape"].get<std::vector<int64_t>>()) << tensor["name"];
+    EXPECT_EQ(hex({file->data(*info), info->size_bytes()}), tensor["bytes"].get<std::string>()) << tensor["name"];
+  }
+}
+
+// The same tensors in the same order give the package's file byte for byte, so the package reads what is written here.
+TEST(PythonSafetensors, IsWrittenByteForByte) {
+  const auto file = SafetensorsFile::open(kVectors + "python.safetensors");
+  ASSERT_OK(file);
+  TempDir dir;
+  std::vector<TensorInfo> tensors = file->header().tensors;
+  auto writer = SafetensorsWriter::create(dir.file("copy.safetensors"), tensors, file->header().metadata);
+  ASSERT_OK(writer);
+  for (const TensorInfo& info : tensors) ASSERT_OK(writer->write({file->data(info), info.size_bytes()}));
+  ASSERT_OK(writer->finish());
+  EXPECT_EQ(read_file(dir.file("copy.safetensors")), read_file(kVectors + "python.safetensors"));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -34,7 +34,7 @@ PACKAGES = ("torch", "transformers", "nvidia-modelopt", "compressed-tensors", "s
 
 
 def versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {name: importlib.metadata.version(name).split("+")[0] for name in PACKAGES}
 
 
 @contextlib.contextmanager

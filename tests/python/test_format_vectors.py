@@ -43,7 +43,9 @@ def test_quantize(oracle):
 
 def test_decoded():
     parts = (TENSORS[f"modelopt.{part}"] for part in ("codes", "scales", "tensor_scale"))
-    assert (nv.dequantize(*parts).view(np.uint32) == TENSORS["modelopt.decoded"].view(np.uint32)).all()
+    decoded, expected = nv.dequantize(*parts), TENSORS["modelopt.decoded"]
+    differs = decoded.view(np.uint32) != expected.view(np.uint32)
+    assert (decoded[differs] == 0).all() and (expected[differs] == 0).all()  # ModelOpt decodes code 8 (-0) as +0
 
 
 @pytest.mark.parametrize("shape", ["1x1", "130x5", "33x8"])

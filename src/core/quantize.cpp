@@ -1,4 +1,4 @@
-// The quantizers of docs/numerics.md and docs/format.md.
+// The quantizers of docs/format.md.
 //
 // Activations (exact and compat mode) follow the contract's float operations one by one. Weights are defined in double;
 // two facts make that fast. (1) amax/(6s) and x/(vs) have quotients of a 24-bit by an at most 31-bit significand, which

@@ -38,7 +38,7 @@ Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, fl
                         double* sum_sq_error = nullptr);
 
 // Exact mode, one row: s = 2^k. byte = e4m3(A 2^-k c), c = fl32(1/6) = 0x3E2AAAAB; code = e2m1(fl32(x 2^-k / v)).
-// Source: numerics.md section 5. Returns false, with all codes and scales 0, where the row holds NaN or Inf.
+// Source: docs/format.md. Returns false, with all codes and scales 0, where the row holds NaN or Inf.
 bool quantize_row_exact(std::span<const float> x, float power_of_two_scale, uint8_t* codes, uint8_t* block_scales,
                         QuantizeCounts& counts);
 

@@ -12,7 +12,8 @@
 namespace nvfp4_moe {
 namespace {
 
-#if __has_include(<cuda_fp4.h>)
+#if NVFP4_MOE_HAS_CUDA_HEADERS
+
 unsigned cuda_e2m1(float x) { return __nv_cvt_float_to_fp4(x, __NV_E2M1, cudaRoundNearest); }
 unsigned cuda_e2m1(double x) { return __nv_cvt_double_to_fp4(x, __NV_E2M1, cudaRoundNearest); }
 unsigned cuda_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
@@ -33,9 +34,8 @@ void expect_same_double(double x) {
   ASSERT_EQ(bf16_from_double(x), __bfloat16_as_ushort(__double2bfloat16(x))) << x;
   ASSERT_EQ(fp16_from_double(x), __half_as_ushort(__double2half(x))) << x;
 }
-#endif
 
-NVFP4_MOE_CUDA_TEST(CudaCodec, DecodesEveryCode) {
+TEST(CudaCodec, DecodesEveryCode) {
   for (unsigned code = 0; code < 16; ++code) {
     const auto c = static_cast<__nv_fp4_storage_t>(code);
     const __half half(__nv_cvt_fp4_to_halfraw(c, __NV_E2M1));
@@ -63,14 +63,14 @@ NVFP4_MOE_CUDA_TEST(CudaCodec, DecodesEveryCode) {
   }
 }
 
-NVFP4_MOE_CUDA_TEST(CudaCodec, PacksInTheSameOrder) {
+TEST(CudaCodec, PacksInTheSameOrder) {
   for (const float even : {0.5f, -6.0f, 3.0f})
     for (const float odd : {1.0f, -0.0f, 4.0f})
       EXPECT_EQ(pack_codes(e2m1_from_float(even), e2m1_from_float(odd)),
                 __nv_cvt_float2_to_fp4x2(float2{even, odd}, __NV_E2M1, cudaRoundNearest));
 }
 
-NVFP4_MOE_CUDA_TEST(CudaCodec, EncodesAllBf16AndTheirNeighbours) {
+TEST(CudaCodec, EncodesAllBf16AndTheirNeighbours) {
   for (unsigned bits = 0; bits < 65536; ++bits) {
     const auto x = std::bit_cast<float>(bits << 16);
     for (const float value :
@@ -81,7 +81,7 @@ NVFP4_MOE_CUDA_TEST(CudaCodec, EncodesAllBf16AndTheirNeighbours) {
   }
 }
 
-NVFP4_MOE_CUDA_TEST(CudaCodec, EncodesEveryBoundaryAndItsNeighbours) {
+TEST(CudaCodec, EncodesEveryBoundaryAndItsNeighbours) {
   for (const test::Grid* grid : {&test::e2m1_grid(), &test::e4m3_grid(), &test::bf16_grid(), &test::fp16_grid()}) {
     for (size_t i = 0; i <= grid->max_index(); ++i) {
       const double mid = grid->midpoint(i);
@@ -96,7 +96,7 @@ NVFP4_MOE_CUDA_TEST(CudaCodec, EncodesEveryBoundaryAndItsNeighbours) {
   }
 }
 
-NVFP4_MOE_CUDA_TEST(CudaCodec, EncodesASampleOfAllPatterns) {
+TEST(CudaCodec, EncodesASampleOfAllPatterns) {
   uint32_t bits = 0;
   for (int n = 0; n < (1 << 20); ++n, bits += 0x9E3779B1u) expect_same_float(std::bit_cast<float>(bits));
   uint64_t pattern = 0;
@@ -106,6 +106,14 @@ NVFP4_MOE_CUDA_TEST(CudaCodec, EncodesASampleOfAllPatterns) {
     expect_same_double(std::bit_cast<double>((pattern & 0x83FFFFFFFFFFFFFFu) + (983ull << 52)));
   }
 }
+
+#else
+NVFP4_MOE_SKIP_CUDA_TEST(CudaCodec, DecodesEveryCode)
+NVFP4_MOE_SKIP_CUDA_TEST(CudaCodec, PacksInTheSameOrder)
+NVFP4_MOE_SKIP_CUDA_TEST(CudaCodec, EncodesAllBf16AndTheirNeighbours)
+NVFP4_MOE_SKIP_CUDA_TEST(CudaCodec, EncodesEveryBoundaryAndItsNeighbours)
+NVFP4_MOE_SKIP_CUDA_TEST(CudaCodec, EncodesASampleOfAllPatterns)
+#endif
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -149,6 +149,17 @@ TEST(ExactMode, FollowsItsFloatOperationsOnFp32) {
   }
 }
 
+// The example of docs/format.md.
+TEST(ExactMode, WorkedExample) {
+  const std::vector<float> x = {1.0f, -0.40625f, 0.15625f, 0, 3.0f, -2.0f, 0.8125f, 0.1015625f,
+                                0,    0,         0,        0, 0,    0,     0,       -0.0625f};
+  const float s = dynamic_token_scale(row_amax(x));
+  EXPECT_EQ(s, 0x1p-9f);
+  const Row row = exact(x, s);
+  EXPECT_EQ(row.scales, (std::vector<uint8_t>{0x78}));
+  EXPECT_EQ(row.codes, (std::vector<uint8_t>{4, 0xA, 1, 0, 7, 0xE, 3, 0, 0, 0, 0, 0, 0, 0, 0, 8}));
+}
+
 TEST(ExactMode, CountsWhatItSaturates) {
   std::vector<float> x(64, 0.0f);
   x[0] = 2688.0f;    // scale exactly 448: not saturated

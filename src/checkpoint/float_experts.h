@@ -1,0 +1,40 @@
+// The float matrices of an expert as they lie in a bf16/fp16/fp32 checkpoint, unquantized.
+//
+// Covers per-expert tensors (rows, cols) and stacked ones: gate_up [E, 2I, H] with gate first, [E, I, H] apart, down
+// [E, H, I], and the same with K on axis 1 (llama4: [E, H, 2I], [E, I, H]). Values are borrowed from the mapped file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+
+namespace nvfp4_moe {
+
+struct FloatWeights {
+  std::string tensor;  // its name in the files
+  const SafetensorsFile* file = nullptr;
+  const std::byte* data = nullptr;  // element (0, 0)
+  DType dtype = DType::kBf16;       // BF16, F16 or F32
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t row_stride = 0;  // elements
+  int64_t col_stride = 1;  // elements; not 1 where K is not the last axis
+  bool stacked = false;    // the tensor holds other experts too
+
+  uint64_t size_bytes() const;                   // of this matrix
+  void read_row(int64_t row, float* out) const;  // (cols)
+  void release() const;                          // gives its pages back; nothing where K is not the last axis
+};
+
+struct FloatExpert {
+  FloatWeights gate;  // (intermediate, hidden)
+  FloatWeights up;    // (intermediate, hidden)
+  FloatWeights down;  // (hidden, intermediate)
+};
+
+// kUnsupported where the checkpoint's format is not kFloat; kBadInput, naming the tensor, where one is missing or
+// misshapen.
+Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, int64_t expert);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,149 @@
+#include "checkpoint/synthesize.h"
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "checkpoint/checkpoint.h"
+#include "core/float_formats.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::TempDir;
+
+constexpr uint64_t kGoldenHash = 13186244624814334209ull;
+
+SynthesizeOptions tiny() {
+  SynthesizeOptions o;
+  o.layers = 2;
+  o.num_experts = 4;
+  o.top_k = 2;
+  o.hidden_size = 128;
+  o.intermediate_size = 64;
+  o.vocab_size = 32;
+  o.max_shard_bytes = 100 << 10;
+  return o;
+}
+
+uint64_t hash_of(const TensorIndex& index) {
+  uint64_t h = 0xCBF29CE484222325ull;
+  for (const auto& [name, ref] : index.tensors()) {
+    for (const char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001B3ull;
+    for (uint64_t i = 0; i < ref.info->size_bytes(); ++i)
+      h = (h ^ std::to_integer<uint64_t>(ref.data()[i])) * 0x100000001B3ull;
+  }
+  return h;
+}
+
+TEST(Synthesize, HasTheOfficialNamesShapesAndConfig) {
+  TempDir dir;
+  const auto made = synthesize_checkpoint(dir.file("m"), tiny());
+  ASSERT_OK(made);
+  EXPECT_GT(made->shards, 1);
+  EXPECT_EQ(made->expert_bytes, 2ull * 4 * 3 * 128 * 64 * 2);
+  const auto checkpoint = Checkpoint::open(dir.file("m"));
+  ASSERT_OK(checkpoint);
+  EXPECT_EQ(checkpoint->model().family, "deepseek_v4");
+  EXPECT_EQ(checkpoint->model().format, SourceFormat::kFloat);
+  EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0, 1}));
+  const auto options = checkpoint->layer_options(1);
+  ASSERT_OK(options);
+  EXPECT_EQ(options->num_experts, 4);
+  EXPECT_EQ(options->top_k, 2);
+  EXPECT_EQ(options->activation, Activation::kSwigluClamped);
+  EXPECT_EQ(options->swiglu_limit, 10.0f);
+  EXPECT_EQ(options->router_weight, RouterWeight::kBeforeDown);
+  for (const char* name : {"embed.weight", "head.weight", "norm.weight", "layers.0.ffn.gate.tid2eid",
+                           "layers.1.ffn.gate.bias", "layers.1.ffn.gate.weight", "layers.0.attn.wq_a.weight",
+                           "layers.1.ffn.shared_experts.w2.weight", "layers.1.ffn.experts.3.w3.weight"})
+    EXPECT_NE(checkpoint->index().find(name).info, nullptr) << name;
+  const TensorInfo& w2 = *checkpoint->index().find("layers.0.ffn.experts.0.w2.weight").info;
+  EXPECT_EQ(w2.shape, (std::vector<int64_t>{128, 64}));
+  EXPECT_EQ(w2.dtype, DType::kBf16);
+}
+
+// The bytes are part of the interface: recorded results name them by seed. A change here is a change of the data.
+TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
+  TempDir dir;
+  SynthesizeOptions o = tiny();
+  ASSERT_OK(synthesize_checkpoint(dir.file("a"), o));
+  const auto pool = make_thread_pool(3);
+  o.executor = pool.get();
+  o.max_shard_bytes = 1 << 20;
+  ASSERT_OK(synthesize_checkpoint(dir.file("b"), o));
+  o.seed = 2;
+  ASSERT_OK(synthesize_checkpoint(dir.file("c"), o));
+  const auto a = TensorIndex::open(dir.file("a")), b = TensorIndex::open(dir.file("b")),
+             c = TensorIndex::open(dir.file("c"));
+  ASSERT_OK(a);
+  ASSERT_OK(b);
+  ASSERT_OK(c);
+  EXPECT_EQ(hash_of(*a), hash_of(*b));
+  EXPECT_NE(hash_of(*a), hash_of(*c));
+  EXPECT_EQ(hash_of(*a), kGoldenHash);
+}
+
+TEST(Synthesize, WeightsHaveHeavyTailsAndUnevenRows) {
+  TempDir dir;
+  ASSERT_OK(synthesize_checkpoint(dir.file("m"), tiny()));
+  const auto index = TensorIndex::open(dir.file("m"));
+  ASSERT_OK(index);
+  const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
+  ASSERT_NE(ref.info, nullptr);
+  double sum2 = 0, sum4 = 0, least = 1e30, most = 0;
+  for (int r = 0; r < 64; ++r) {
+    double row2 = 0;
+    for (int c = 0; c < 128; ++c) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, ref.data() + (r * 128 + c) * 2, 2);
+      const double x = bf16_to_float(bits);
+      ASSERT_TRUE(std::isfinite(x));
+      row2 += x * x;
+      sum4 += x * x * x * x;
+    }
+    sum2 += row2;
+    least = std::min(least, row2);
+    most = std::max(most, row2);
+  }
+  const double n = 64 * 128;
+  EXPECT_GT(sum4 / n / (sum2 / n * sum2 / n), 5.0) << "kurtosis; a Gaussian has 3";
+  EXPECT_GT(most / least, 8.0);
+  EXPECT_GT(std::sqrt(sum2 / n), 0.3 / std::sqrt(128.0));
+  EXPECT_LT(std::sqrt(sum2 / n), 3.0 / std::sqrt(128.0));
+}
+
+TEST(Synthesize, RefusesBadOptionsAndUsedDirectories) {
+  TempDir dir;
+  const auto code = [&](auto change) {
+    SynthesizeOptions o = tiny();
+    change(o);
+    return synthesize_checkpoint(dir.file("x"), o).status().code();
+  };
+  EXPECT_EQ(code([](auto& o) { o.hidden_size = 100; }), Code::kInvalidArgument);
+  EXPECT_EQ(code([](auto& o) { o.layers = 0; }), Code::kInvalidArgument);
+  EXPECT_EQ(code([](auto& o) { o.top_k = 5; }), Code::kInvalidArgument);
+  EXPECT_EQ(code([](auto& o) { o.family = "gpt2"; }), Code::kInvalidArgument);
+  EXPECT_EQ(code([](auto& o) { o.dtype = DType::kI32; }), Code::kInvalidArgument);
+  EXPECT_EQ(code([](auto& o) { o.progress = [](const Progress&) { return false; }; }), Code::kCancelled);
+  EXPECT_EQ(code([](auto&) {}), Code::kOk);
+  EXPECT_EQ(code([](auto&) {}), Code::kInvalidArgument) << "the directory holds a checkpoint now";
+}
+
+TEST(Synthesize, QwenShapeLoadsToo) {
+  TempDir dir;
+  SynthesizeOptions o = tiny();
+  o.family = "qwen3_moe";
+  o.dtype = DType::kF16;
+  ASSERT_OK(synthesize_checkpoint(dir.file("m"), o));
+  const auto checkpoint = Checkpoint::open(dir.file("m"));
+  ASSERT_OK(checkpoint);
+  EXPECT_EQ(checkpoint->model().model_type, "qwen3_moe");
+  EXPECT_EQ(checkpoint->layer_options(0)->activation, Activation::kSwiglu);
+  EXPECT_OK(checkpoint->expert(1, 3));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

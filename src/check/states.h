@@ -16,6 +16,7 @@
 #include "core/batch.h"
 #include "core/config.h"
 #include "core/status.h"
+#include "moe/layer_debug.h"  // to_floats
 
 namespace nvfp4_moe {
 
@@ -41,8 +42,5 @@ LayerStates seeded_states(const MoeOptions& layer_options, int64_t layer, const 
 // kBadInput where the file or its shapes do not fit the layer; ids outside [-1, num_experts) are refused here.
 Result<LayerStates> load_states(const std::string& path, const MoeOptions& layer_options, int64_t layer,
                                 const StatesOptions& options);
-
-// (count) values of a tensor as float. dtype BF16, F16 or F32.
-void to_floats(const void* data, DType dtype, int64_t count, float* out);
 
 }  // namespace nvfp4_moe

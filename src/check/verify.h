@@ -108,6 +108,7 @@ struct OriginalCheck {
   uint64_t saturated = 0;  // |w| beyond the top code of its block, explained by the scale's rounding or by a search
   uint64_t clipped_blocks = 0;     // of them, blocks that only a search (mse, 4/6) explains
   uint64_t zeroed_blocks = 0;      // blocks that are not zero in the original but decode to zero
+  uint64_t near_ties = 0;          // within bf16 rounding of a tie (check/verify_original.h)
   uint64_t broken_half_steps = 0;  // weights outside their code's interval
   int64_t faulty_tensors = 0;
   std::vector<WeightFault> faults;  // the first of each faulty tensor, at most 8

@@ -1,0 +1,16 @@
+// Step b of verify: what a backend packed, unpacked again and compared with the file's own bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "check/verify.h"
+#include "checkpoint/checkpoint.h"
+#include "moe/layer.h"
+
+namespace nvfp4_moe {
+
+// Compares every local expert of `layer` (and its shared expert) with checkpoint's. Errors are those of reading or
+// unpacking; differences are faults of the result.
+Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,281 @@
+// The judges are judged: a plausible result passes, every planted fault turns red and is named by its coordinates.
+#include "check/judge.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "check/cases.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kTokens = 24;
+constexpr int64_t kChannels = 256;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+MoeConfig config_of(ActivationFormat format) {
+  MoeOptions options;
+  options.num_experts = 128;
+  options.top_k = 8;
+  options.hidden_size = 2048;
+  options.intermediate_size = 768;
+  options.activation_format = format;
+  return *MoeConfig::make(options);
+}
+
+// An output with the size of a layer's, and the same after errors of `relative` rms: what an honest kernel gives.
+struct Pair {
+  std::vector<float> expected, actual;
+  float& at(int64_t token, int64_t channel) { return actual[static_cast<size_t>(token * kChannels + channel)]; }
+  float& expected_at(int64_t token, int64_t channel) {
+    return expected[static_cast<size_t>(token * kChannels + channel)];
+  }
+};
+Pair honest(double relative) {
+  Random random(7);
+  Pair pair;
+  for (int64_t i = 0; i < kTokens * kChannels; ++i) {
+    const double token_gain = 0.5 + static_cast<double>(i / kChannels % 5);
+    const double value = token_gain * random.normal();
+    pair.expected.push_back(static_cast<float>(value));
+    pair.actual.push_back(static_cast<float>(value + relative * token_gain * random.normal()));
+  }
+  return pair;
+}
+
+std::string judge(const Pair& pair, ActivationFormat format) {
+  return broken_limit(compare(pair.expected.data(), pair.actual.data(), kTokens, kChannels),
+                      layer_limits(config_of(format), kTokens));
+}
+
+class Judge : public ::testing::TestWithParam<ActivationFormat> {
+ protected:
+  // A third of the batch limit: errors of this size are what the limit is for.
+  Pair honest_pair() { return honest(layer_limits(config_of(GetParam()), kTokens).relative_l2 / 3); }
+  std::string verdict(const Pair& pair) { return judge(pair, GetParam()); }
+  // The fault turns an honest pair red.
+  std::string planted(const std::function<void(Pair&)>& fault) {
+    Pair pair = honest_pair();
+    EXPECT_EQ(verdict(pair), "");
+    fault(pair);
+    return verdict(pair);
+  }
+};
+
+TEST_P(Judge, HonestErrorsPass) { EXPECT_EQ(verdict(honest_pair()), ""); }
+
+TEST_P(Judge, ErrorsOfTwiceTheLimitFail) {
+  EXPECT_THAT(verdict(honest(2 * layer_limits(config_of(GetParam()), kTokens).relative_l2)), HasSubstr("relative L2"));
+}
+
+TEST_P(Judge, FlippedSignOfEverything) {
+  EXPECT_NE(planted([](Pair& p) {
+              for (float& x : p.actual) x = -x;
+            }),
+            "");
+}
+
+TEST_P(Judge, FlippedSignOfOneToken) {
+  EXPECT_THAT(planted([](Pair& p) {
+                for (int64_t c = 0; c < kChannels; ++c) p.at(5, c) = -p.at(5, c);
+              }),
+              HasSubstr("token 5"));
+}
+
+TEST_P(Judge, FlippedSignOfOneElement) {
+  EXPECT_THAT(planted([](Pair& p) {
+                p.expected_at(11, 17) = 4.5f;
+                p.at(11, 17) = -4.5f;
+              }),
+              HasSubstr("token 11 channel 17: expected 4.5, got -4.5"));
+}
+
+TEST_P(Judge, ScaleOffByTwo) {
+  for (float factor : {2.0f, 0.5f})
+    EXPECT_NE(planted([&](Pair& p) {
+                for (float& x : p.actual) x *= factor;
+              }),
+              "");
+}
+
+TEST_P(Judge, OneTokenScaledByAFourth) {
+  EXPECT_THAT(planted([](Pair& p) {
+                for (int64_t c = 0; c < kChannels; ++c) p.at(3, c) *= 1.25f;
+              }),
+              HasSubstr("token 3"));
+}
+
+TEST_P(Judge, TransposedBlock) {
+  EXPECT_NE(planted([](Pair& p) {
+              for (int64_t i = 0; i < 16; ++i)
+                for (int64_t j = 0; j < i; ++j) std::swap(p.at(i, 32 + j), p.at(j, 32 + i));
+            }),
+            "");
+}
+
+TEST_P(Judge, OneBadRow) {
+  EXPECT_THAT(planted([](Pair& p) {
+                Random random(3);
+                for (int64_t c = 0; c < kChannels; ++c) p.at(20, c) = static_cast<float>(random.normal());
+              }),
+              HasSubstr("token 20"));
+}
+
+TEST_P(Judge, SmallTokenIsHeldToATenthOfTheMeanNorm) {
+  // A token of next to nothing beside loud ones: a small absolute error passes, a loud one does not.
+  const auto shrink = [](Pair& p) {
+    for (int64_t c = 0; c < kChannels; ++c) p.at(9, c) = p.expected_at(9, c) *= 1e-6f;
+  };
+  EXPECT_EQ(planted([&](Pair& p) {
+              shrink(p);
+              for (int64_t c = 0; c < kChannels; ++c) p.at(9, c) *= 3;
+            }),
+            "");
+  EXPECT_THAT(planted([&](Pair& p) {
+                shrink(p);
+                for (int64_t c = 0; c < kChannels; ++c) p.at(9, c) += c % 2 == 0 ? 0.5f : -0.5f;
+              }),
+              HasSubstr("token 9"));
+}
+
+TEST_P(Judge, ZeroTokenMustBeZero) {
+  const auto clear = [](Pair& p) {
+    for (int64_t c = 0; c < kChannels; ++c) p.at(2, c) = p.expected_at(2, c) = 0;
+  };
+  EXPECT_EQ(planted([](Pair&) {}), "");
+  EXPECT_THAT(planted([&](Pair& p) {
+                clear(p);
+                p.at(2, 40) = 1e-30f;
+              }),
+              HasSubstr("token 2"));
+}
+
+TEST_P(Judge, NanForANumber) {
+  EXPECT_THAT(planted([](Pair& p) { p.at(6, 7) = kNan; }), HasSubstr("token 6 channel 7"));
+  EXPECT_THAT(planted([](Pair& p) { p.at(6, 7) = kInf; }), HasSubstr("token 6 channel 7"));
+}
+
+TEST_P(Judge, ANumberForNan) {
+  EXPECT_THAT(planted([](Pair& p) { p.expected_at(6, 7) = kNan; }), HasSubstr("token 6 channel 7"));
+}
+
+TEST_P(Judge, NanForNanAgrees) {
+  EXPECT_EQ(planted([](Pair& p) {
+              for (int64_t c = 0; c < kChannels; ++c) p.at(6, c) = p.expected_at(6, c) = kNan;
+              p.at(7, 1) = p.expected_at(7, 1) = -kInf;
+            }),
+            "");
+}
+
+TEST_P(Judge, NanDoesNotAgreeWithInfNorInfWithItsNegative) {
+  EXPECT_NE(planted([](Pair& p) {
+              p.expected_at(6, 7) = kNan;
+              p.at(6, 7) = kInf;
+            }),
+            "");
+  EXPECT_NE(planted([](Pair& p) {
+              p.expected_at(6, 7) = kInf;
+              p.at(6, 7) = -kInf;
+            }),
+            "");
+}
+
+TEST_P(Judge, BothOperandsNegative) {
+  // The trap of a relative error that divides by a signed expectation: (actual - expected) / expected <= tolerance.
+  const auto negate = [](Pair& p) {
+    for (float& x : p.expected) x = -std::fabs(x) - 1;
+    p.actual = p.expected;
+  };
+  EXPECT_EQ(planted(negate), "");
+  EXPECT_THAT(planted([&](Pair& p) {
+                negate(p);
+                p.expected_at(4, 4) = -2;
+                p.at(4, 4) = -100;
+              }),
+              HasSubstr("token 4 channel 4: expected -2, got -100"));
+}
+
+TEST_P(Judge, EverythingMinusAHundredForMinusTwo) {
+  EXPECT_NE(planted([](Pair& p) {
+              for (float& x : p.expected) x = -2;
+              for (float& x : p.actual) x = -100;
+            }),
+            "");
+}
+
+TEST_P(Judge, SwappedTokens) {
+  EXPECT_NE(planted([](Pair& p) {
+              for (int64_t c = 0; c < kChannels; ++c) std::swap(p.at(0, c), p.at(5, c));
+            }),
+            "");
+}
+
+TEST_P(Judge, AllZeros) {
+  EXPECT_NE(planted([](Pair& p) {
+              for (float& x : p.actual) x = 0;
+            }),
+            "");
+  EXPECT_NE(planted([](Pair& p) {
+              for (float& x : p.expected) x = 0;
+            }),
+            "");
+}
+
+TEST_P(Judge, NothingToCompareHolds) {
+  EXPECT_EQ(broken_limit(compare(nullptr, nullptr, 0, kChannels), layer_limits(config_of(GetParam()), 0)), "");
+  const std::vector<float> zeros(16, 0.0f);
+  EXPECT_EQ(broken_limit(compare(zeros.data(), zeros.data(), 2, 8), layer_limits(config_of(GetParam()), 2)), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, Judge, ::testing::Values(ActivationFormat::kNvfp4, ActivationFormat::kBf16),
+                         [](const auto& info) { return std::string(to_string(info.param)); });
+
+TEST(LayerLimits, MoreTokensTightenTheBatchAndLoosenTheWorstToken) {
+  const MoeConfig config = config_of(ActivationFormat::kNvfp4);
+  const LayerLimits one = layer_limits(config, 1), many = layer_limits(config, 512);
+  EXPECT_LT(many.relative_l2, one.relative_l2);
+  EXPECT_GT(many.cosine, one.cosine);
+  EXPECT_GE(many.worst_token_l2, one.worst_token_l2);
+  EXPECT_GT(many.relative_l2, layer_limits(config_of(ActivationFormat::kBf16), 512).relative_l2);
+}
+
+TEST(LayerLimits, WeightOnlyLimitsAreBf16Roundings) {
+  const LayerLimits limits = layer_limits(config_of(ActivationFormat::kBf16), 64);
+  EXPECT_NEAR(limits.relative_l2, 4.08e-3, 1e-5);                     // sqrt(2/pi) 2^-7 / sqrt(7/3)
+  EXPECT_NEAR(limits.worst_token_l2, std::sqrt(3.0) * 0x1p-7, 1e-9);  // one ulp at each of three roundings
+  EXPECT_DOUBLE_EQ(limits.cosine, 1 - limits.relative_l2 * limits.relative_l2);
+}
+
+TEST(GemmBound, IsTheContractsFormula) {
+  EXPECT_DOUBLE_EQ(gemm_bound(4096, 1, 3.0, 0.25), 257 * 0x1p-22 * 3.0 + 0.25);
+  EXPECT_DOUBLE_EQ(gemm_bound(16, 4, 0.0, 0.5), 0.5);
+}
+
+TEST(Compare, TellsTheLargestErrorAndWhereItIs) {
+  const std::vector<float> expected = {1, 2, 3, 4, 5, 6};
+  std::vector<float> actual = expected;
+  actual[4] = 5.5f;
+  actual[1] = 1.75f;
+  const Comparison c = compare(expected.data(), actual.data(), 2, 3);
+  EXPECT_EQ(c.max_token, 1);
+  EXPECT_EQ(c.max_channel, 1);
+  EXPECT_DOUBLE_EQ(c.max_abs, 0.5);
+  EXPECT_DOUBLE_EQ(c.max_expected, 5);
+  EXPECT_DOUBLE_EQ(c.max_actual, 5.5);
+  EXPECT_NEAR(c.relative_l2, std::sqrt(0.25 + 0.0625) / std::sqrt(91.0), 1e-12);
+  EXPECT_EQ(c.worst_token, 0);  // 0.25 of sqrt(14) against 0.5 of sqrt(77)
+  EXPECT_NEAR(c.worst_token_l2, 0.25 / std::sqrt(14.0), 1e-12);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,0 +1,183 @@
+// The walk over a host workspace, and the activation scales that config and checkpoint decide.
+#include "backend/host_layer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using ::testing::HasSubstr;
+
+MoeOptions small() {
+  MoeOptions options;
+  options.num_experts = 8;
+  options.top_k = 2;
+  options.hidden_size = 64;
+  options.intermediate_size = 48;
+  return options;
+}
+
+ActivationScales resolved(const MoeOptions& options, const LayerScales& scales = {}) {
+  const auto config = MoeConfig::make(options);
+  EXPECT_OK(config);
+  const auto result = resolve_activation_scales(*config, scales);
+  EXPECT_OK(result);
+  return result.ok() ? *result : ActivationScales{-1, -1};
+}
+std::string declined(const MoeOptions& options, const LayerScales& scales = {}) {
+  const auto config = MoeConfig::make(options);
+  EXPECT_OK(config);
+  const auto result = resolve_activation_scales(*config, scales);
+  EXPECT_FALSE(result.ok());
+  EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
+  return result.status().message();
+}
+
+TEST(ActivationScalesOfALayer, DynamicNeedsNothing) {
+  const ActivationScales scales = resolved(small());
+  EXPECT_EQ(scales.hidden, 0);
+  EXPECT_EQ(scales.intermediate, 0);
+}
+
+TEST(ActivationScalesOfALayer, StaticIsRoundedUpToAPowerOfTwoTimesHeadroom) {
+  MoeOptions options = small();
+  options.activation_scale = ActivationScale::kStatic;
+  EXPECT_EQ(resolved(options, {0.0021f, {}}).hidden, 0x1p-8f);
+  EXPECT_EQ(resolved(options, {0x1p-9f, {}}).hidden, 0x1p-9f);
+  options.static_headroom = 16;
+  EXPECT_EQ(resolved(options, {0.0021f, {}}).hidden, 0x1p-4f);
+}
+
+TEST(ActivationScalesOfALayer, CompatIsTheNumberAsItIs) {
+  MoeOptions options = small();
+  options.activation_scale = ActivationScale::kCompat;
+  options.intermediate_scale = IntermediateScale::kCompat;
+  const ActivationScales scales = resolved(options, {0.0021f, 0.0123f});
+  EXPECT_EQ(scales.hidden, 0.0021f);
+  EXPECT_EQ(scales.intermediate, 0.0123f);
+}
+
+TEST(ActivationScalesOfALayer, FixedComesFromTheCallerFirst) {
+  MoeOptions options = small();
+  options.activation = Activation::kSwigluClamped;
+  options.swiglu_limit = 10;
+  options.intermediate_scale = IntermediateScale::kFixed;
+  options.intermediate_fixed = 0.25f;
+  EXPECT_EQ(resolved(options, {{}, 0.01f}).intermediate, 0.25f);
+}
+
+TEST(ActivationScalesOfALayer, FixedFromTheClampIsTheLeastThatCannotSaturate) {
+  MoeOptions options = small();
+  options.intermediate_scale = IntermediateScale::kFixed;
+  const auto with = [&](Activation activation, float limit) {
+    options.activation = activation;
+    options.swiglu_limit = limit;
+    return resolved(options, {{}, 0.01f}).intermediate;
+  };
+  EXPECT_EQ(with(Activation::kSwigluClamped, 10), 0x1p-4f);  // 100 / 2688 = 0.0372
+  EXPECT_EQ(with(Activation::kSwigluStep, 7), 0x1p-5f);      // 49 / 2688 = 0.0182
+  EXPECT_EQ(with(Activation::kSwigluOai, 7), 0x1p-5f);       // 56 / 2688 = 2^-5.58
+  EXPECT_EQ(with(Activation::kSwigluOai, 9), 0x1p-4f);       // 90 / 2688 = 0.0335
+  // Whatever L: L * L <= 2688 s, and not <= 2688 s/2.
+  for (float limit = 0.25f; limit < 4000; limit *= 1.37f) {
+    const double s = with(Activation::kSwigluClamped, limit), bound = double{limit} * limit;
+    EXPECT_LE(bound, 2688 * s) << limit;
+    EXPECT_GT(bound, 2688 * s / 2) << limit;
+  }
+  options.router_weight = RouterWeight::kBeforeDown;
+  options.max_router_weight = 2.5f;
+  EXPECT_EQ(with(Activation::kSwigluClamped, 10), 0x1p-3f);  // 250 / 2688 = 0.093
+  options.max_router_weight = 0.5f;                          // a weight below one may still be one in another token
+  EXPECT_EQ(with(Activation::kSwigluClamped, 10), 0x1p-4f);
+}
+
+TEST(ActivationScalesOfALayer, FixedFromTheCheckpointHasSixteenfoldRoom) {
+  MoeOptions options = small();
+  options.intermediate_scale = IntermediateScale::kFixed;
+  EXPECT_EQ(resolved(options, {{}, 0.0021f}).intermediate, 0x1p-4f);
+}
+
+TEST(ActivationScalesOfALayer, NothingToGoByIsDeclined) {
+  MoeOptions options = small();
+  options.activation_scale = ActivationScale::kStatic;
+  EXPECT_THAT(declined(options), HasSubstr("activation_scale static: expected a checkpoint with gate/up input_scale"));
+  EXPECT_THAT(declined(options, {0.0f, {}}), HasSubstr("finite positive"));
+  EXPECT_THAT(declined(options, {std::numeric_limits<float>::infinity(), {}}), HasSubstr("finite positive"));
+  options = small();
+  options.intermediate_scale = IntermediateScale::kFixed;
+  EXPECT_THAT(declined(options, {1.0f, {}}), HasSubstr("intermediate_scale fixed"));
+  options.intermediate_scale = IntermediateScale::kCompat;
+  EXPECT_THAT(declined(options, {1.0f, std::nanf("")}), HasSubstr("intermediate_scale compat"));
+}
+
+TEST(ActivationScalesOfALayer, WeightOnlyAsksForNone) {
+  MoeOptions options = small();
+  options.activation_format = ActivationFormat::kBf16;
+  options.activation_scale = ActivationScale::kStatic;
+  options.intermediate_scale = IntermediateScale::kFixed;
+  EXPECT_EQ(resolved(options).hidden, 0);
+}
+
+TEST(HostLayout, PlacesWhatItMeasures) {
+  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+    for (int64_t shared : {0, 32}) {
+      MoeOptions options = small();
+      options.activation_format = format;
+      options.shared_intermediate_size = shared;
+      const auto config = MoeConfig::make(options);
+      ASSERT_OK(config);
+      const ExpertRange range{2, 4};
+      const WorkspaceLayout layout = host_layout(*config, range, {10}, 64);
+      std::vector<std::byte> storage(layout.total_bytes() + 256);
+      std::byte* base = storage.data() + (256 - reinterpret_cast<uintptr_t>(storage.data()) % 256);
+      const auto workspace = Workspace::make(base, layout.total_bytes(), layout);
+      ASSERT_OK(workspace);
+      const HostBuffers buffers = host_buffers(*config, range, *workspace);
+      const auto at = [&](const char* name) -> const void* {
+        for (const auto& span : layout.spans())
+          if (span.name == name) return base + span.offset_bytes;
+        return nullptr;
+      };
+      const auto size = [&](const char* name) {
+        for (const auto& span : layout.spans())
+          if (span.name == name) return span.size_bytes;
+        return size_t{0};
+      };
+      EXPECT_EQ(buffers.status, at("status"));
+      EXPECT_EQ(layout.span(0).name, "status");
+      EXPECT_EQ(buffers.row_of_choice, at("row_of_choice"));
+      EXPECT_EQ(size("row_of_choice"), 10u * 2 * 4);
+      EXPECT_EQ(buffers.hidden.codes, at("hidden.codes"));
+      EXPECT_EQ(buffers.hidden.bf16, at("hidden.bf16"));
+      EXPECT_EQ(buffers.routed.intermediate.bf16, at("routed.bf16"));
+      EXPECT_EQ(size("routed.bf16"), 20u * 48 * 2);
+      EXPECT_EQ(buffers.routed.rows_out, at("routed.rows_out"));
+      EXPECT_EQ(size("routed.rows_out"), 20u * 64 * 2);
+      EXPECT_EQ(buffers.routed.row_offsets, at("routed.row_offsets"));
+      EXPECT_EQ(size("routed.row_offsets"), 5u * 8);
+      EXPECT_EQ(buffers.routed.choice_of_row, at("routed.choice_of_row"));
+      EXPECT_EQ(buffers.shared.experts, shared > 0 ? 1 : 0);
+      EXPECT_EQ(buffers.shared.choice_of_row, nullptr);
+      EXPECT_EQ(size("shared.bf16"), shared > 0 ? 10u * 32 * 2 : 0u);
+    }
+  }
+}
+
+TEST(HostLimits, RowsFitInt32) {
+  const auto config = MoeConfig::make(small());
+  ASSERT_OK(config);
+  EXPECT_OK(check_host_limits(*config, {0, 8}, {1 << 20}));
+  EXPECT_FALSE(check_host_limits(*config, {0, 8}, {-1}).ok());
+  EXPECT_FALSE(check_host_limits(*config, {0, 8}, {int64_t{1} << 31}).ok());
+  EXPECT_FALSE(check_host_limits(*config, {0, 8}, {std::numeric_limits<int64_t>::max()}).ok());
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,0 +1,303 @@
+// Properties that hold for every host backend, whatever its kernels: none of them knows what the numbers should be.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "backend/host_layer.h"
+#include "check/cases.h"
+#include "check/judge.h"
+#include "core/executor.h"
+#include "support/host_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::HostRun;
+
+// Row `from` of an array of rows becomes row `to` of another.
+void copy_row(const std::vector<uint8_t>& in, int64_t from, std::vector<uint8_t>& out, int64_t to, size_t row_bytes) {
+  std::memcpy(out.data() + static_cast<size_t>(to) * row_bytes, in.data() + static_cast<size_t>(from) * row_bytes,
+              row_bytes);
+}
+size_t row_bytes(const std::vector<uint8_t>& array, int64_t tokens) {
+  return tokens == 0 ? 0 : array.size() / static_cast<size_t>(tokens);
+}
+
+// The case with only the tokens of `order`, in that order.
+CaseData select_tokens(const CaseData& data, const std::vector<int64_t>& order) {
+  CaseData result = data;
+  const int64_t before = data.spec.tokens, top_k = data.spec.options.top_k;
+  result.spec.tokens = static_cast<int64_t>(order.size());
+  const size_t hidden = row_bytes(data.hidden, before), ids = row_bytes(data.topk_ids, before);
+  result.hidden.resize(hidden * order.size());
+  result.topk_ids.resize(ids * order.size());
+  result.topk_weights.resize(order.size() * static_cast<size_t>(top_k));
+  if (!data.shared_weights.empty()) result.shared_weights.resize(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    const auto to = static_cast<int64_t>(i);
+    copy_row(data.hidden, order[i], result.hidden, to, hidden);
+    copy_row(data.topk_ids, order[i], result.topk_ids, to, ids);
+    for (int64_t k = 0; k < top_k; ++k)
+      result.topk_weights[static_cast<size_t>(to * top_k + k)] =
+          data.topk_weights[static_cast<size_t>(order[i] * top_k + k)];
+    if (!data.shared_weights.empty()) result.shared_weights[i] = data.shared_weights[static_cast<size_t>(order[i])];
+  }
+  return result;
+}
+std::vector<uint8_t> select_rows(const std::vector<uint8_t>& out, int64_t tokens, const std::vector<int64_t>& order) {
+  const size_t width = row_bytes(out, tokens);
+  std::vector<uint8_t> result(order.size() * width);
+  for (size_t i = 0; i < order.size(); ++i) copy_row(out, order[i], result, static_cast<int64_t>(i), width);
+  return result;
+}
+
+std::vector<int64_t> range_of(int64_t first, int64_t count) {
+  std::vector<int64_t> order(static_cast<size_t>(count));
+  std::iota(order.begin(), order.end(), first);
+  return order;
+}
+std::vector<int64_t> shuffled(int64_t count, uint64_t seed) {
+  std::vector<int64_t> order = range_of(0, count);
+  Random random(seed);
+  for (int64_t i = count - 1; i > 0; --i)
+    std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(random.below(i + 1))]);
+  return order;
+}
+
+class Properties : public ::testing::TestWithParam<const Backend*> {
+ protected:
+  // A few cases of each choice; batch_invariant on, since most properties compare bits across batches.
+  void for_cases(const std::function<void(const CaseData&)>& body) {
+    int64_t used = 0;
+    for (Case spec : case_table()) {
+      if (spec.tokens < 9 || spec.tokens > 33 || ++used % 6 != 0) continue;
+      SCOPED_TRACE(spec.name);
+      spec.options.batch_invariant = true;
+      const auto data = make_case(spec);
+      ASSERT_OK(data);
+      body(*data);
+      if (HasFatalFailure() || HasNonfatalFailure()) return;
+    }
+    EXPECT_GT(used, 40);
+  }
+  std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr) {
+    HostRun host(*GetParam(), data);
+    EXPECT_TRUE(host.ok());
+    std::vector<uint8_t> out = host.run(data, executor);
+    EXPECT_EQ(host.broken_guard(), -1);
+    return out;
+  }
+  static std::string same(const CaseData& data, const std::vector<uint8_t>& expected,
+                          const std::vector<uint8_t>& actual) {
+    return test::difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
+  }
+};
+
+TEST_P(Properties, TokenPermutationPermutesTheOutput) {
+  for_cases([&](const CaseData& data) {
+    const std::vector<int64_t> order = shuffled(data.spec.tokens, 5);
+    EXPECT_EQ(same(data, select_rows(run(data), data.spec.tokens, order), run(select_tokens(data, order))), "");
+  });
+}
+
+TEST_P(Properties, SplitBatchIsTheWhole) {
+  for_cases([&](const CaseData& data) {
+    const int64_t half = data.spec.tokens / 3;
+    std::vector<uint8_t> parts = run(select_tokens(data, range_of(0, half)));
+    const std::vector<uint8_t> rest = run(select_tokens(data, range_of(half, data.spec.tokens - half)));
+    parts.insert(parts.end(), rest.begin(), rest.end());
+    EXPECT_EQ(same(data, run(data), parts), "");
+  });
+}
+
+TEST_P(Properties, ExpertRelabellingChangesNothing) {
+  for_cases([&](const CaseData& data) {
+    const int64_t experts = data.spec.options.num_experts;
+    if (data.spec.range.count != experts) return;
+    const std::vector<int64_t> label = shuffled(experts, 11);
+    CaseData relabelled = data;
+    for (int64_t e = 0; e < experts; ++e) {
+      const auto to = static_cast<size_t>(label[static_cast<size_t>(e)]), from = static_cast<size_t>(e);
+      relabelled.experts[to] = data.experts[from];
+      relabelled.tensor_scales[to] = data.tensor_scales[from];
+    }
+    for (int64_t t = 0; t < data.spec.tokens; ++t)
+      for (int64_t k = 0; k < data.spec.options.top_k; ++k)
+        if (const int64_t id = data.id(t, k); id >= 0 && id < experts)
+          relabelled.set_id(t, k, label[static_cast<size_t>(id)]);
+    EXPECT_EQ(same(data, run(data), run(relabelled)), "");
+  });
+}
+
+TEST_P(Properties, ChoiceOfWeightZeroIsNoChoice) {
+  for_cases([&](const CaseData& data) {
+    if (data.spec.data == DataKind::kNan || data.spec.data == DataKind::kHuge) return;  // 0 * NaN is NaN
+    CaseData zero = data, none = data;
+    for (int64_t t = 0; t < data.spec.tokens; t += 2) {
+      const int64_t k = t / 2 % data.spec.options.top_k;
+      zero.topk_weights[static_cast<size_t>(t * data.spec.options.top_k + k)] = 0;
+      none.set_id(t, k, -1);
+    }
+    EXPECT_EQ(same(data, run(none), run(zero)), "");
+  });
+}
+
+TEST_P(Properties, DownTensorScaleTimesAPowerOfTwoScalesTheOutput) {
+  for_cases([&](const CaseData& data) {
+    // fp16 and huge values leave the range of normal numbers, where no scaling is exact.
+    if (data.spec.out_dtype == DType::kF16 || data.spec.data == DataKind::kHuge) return;
+    CaseData scaled = data;
+    for (TensorScales& scales : scaled.tensor_scales) scales.down *= 8;
+    std::vector<float> expected = test::to_floats(run(data), data.spec.out_dtype);
+    for (float& value : expected) value *= 8;
+    const std::vector<float> actual = test::to_floats(run(scaled), data.spec.out_dtype);
+    for (size_t i = 0; i < expected.size(); ++i)
+      ASSERT_TRUE(expected[i] == actual[i] || (std::isnan(expected[i]) && std::isnan(actual[i]))) << i;
+  });
+}
+
+TEST_P(Properties, NanTokenSpoilsOnlyItsRow) {
+  for_cases([&](const CaseData& data) {
+    if (data.spec.data == DataKind::kNan || data.spec.data == DataKind::kHuge) return;
+    CaseData spoilt = data;
+    const int64_t hidden = data.spec.options.hidden_size;
+    const int64_t victim = data.spec.tokens / 2;
+    const size_t width = static_cast<size_t>(bits(data.spec.hidden_dtype)) / 8;
+    // All ones: NaN in each of the three formats.
+    std::memset(spoilt.hidden.data() + static_cast<size_t>(victim * hidden + hidden / 3) * width, 0xFF, width);
+    bool has_row = data.spec.options.shared_intermediate_size > 0;
+    for (int64_t k = 0; k < data.spec.options.top_k; ++k)
+      has_row = has_row || (data.id(victim, k) >= 0 && data.id(victim, k) < data.spec.options.num_experts &&
+                            data.spec.range.local(data.id(victim, k)).has_value());
+    const std::vector<uint8_t> clean = run(data);
+    HostRun host(*GetParam(), spoilt);
+    const std::vector<uint8_t> out = host.run(spoilt);
+    EXPECT_EQ(host.buffers().status->nonfinite_tokens, has_row ? 1u : 0u);
+    const std::vector<float> values = test::to_floats(out, data.spec.out_dtype);
+    for (int64_t c = 0; c < hidden; ++c) {
+      const float value = values[static_cast<size_t>(victim * hidden + c)];
+      ASSERT_TRUE(has_row ? std::isnan(value) : value == 0) << "channel " << c << ": " << value;
+    }
+    std::vector<int64_t> others = range_of(0, data.spec.tokens);
+    others.erase(others.begin() + victim);
+    EXPECT_EQ(same(data, select_rows(clean, data.spec.tokens, others), select_rows(out, data.spec.tokens, others)), "");
+  });
+}
+
+TEST_P(Properties, ThreadsDoNotShow) {
+  const auto two = make_thread_pool(2), seven = make_thread_pool(7);
+  for_cases([&](const CaseData& data) {
+    const std::vector<uint8_t> one = run(data);
+    EXPECT_EQ(same(data, one, run(data, two.get())), "");
+    EXPECT_EQ(same(data, one, run(data, seven.get())), "");
+  });
+}
+
+TEST_P(Properties, WorkspaceReplaysWithOtherContentsAndFewerTokens) {
+  for_cases([&](const CaseData& data) {
+    Case other_spec = data.spec;
+    other_spec.seed += 7;
+    const auto fresh = make_case(other_spec);
+    ASSERT_OK(fresh);
+    CaseData other = select_tokens(*fresh, range_of(1, data.spec.tokens - 3));
+    other.experts = data.experts;
+    other.tensor_scales = data.tensor_scales;
+
+    HostRun reused(*GetParam(), data, data.spec.tokens + 5);
+    reused.run(data);
+    const std::vector<uint8_t> second = reused.run(other);
+    EXPECT_EQ(same(other, run(other), second), "");
+    EXPECT_EQ(reused.broken_guard(), -1);
+    EXPECT_EQ(same(data, run(data), reused.run(data)), "");
+  });
+}
+
+TEST_P(Properties, FewerRealTokensThanCaptured) {
+  for_cases([&](const CaseData& data) {
+    const int64_t real = data.spec.tokens - 4;
+    CaseData padded = data;
+    for (int64_t t = real; t < data.spec.tokens; ++t)
+      for (int64_t k = 0; k < data.spec.options.top_k; ++k) padded.set_id(t, k, -1);
+    const std::vector<uint8_t> out = run(padded);
+    EXPECT_EQ(
+        same(data, run(select_tokens(data, range_of(0, real))), select_rows(out, data.spec.tokens, range_of(0, real))),
+        "");
+    if (data.spec.options.shared_intermediate_size > 0) return;
+    for (float value : test::to_floats(select_rows(out, data.spec.tokens, range_of(real, 4)), data.spec.out_dtype))
+      ASSERT_EQ(value, 0);
+  });
+}
+
+TEST_P(Properties, ZeroTokensAreANoOp) {
+  Case spec = cases_named("w4a4/").front();
+  spec.tokens = 0;
+  const auto data = make_case(spec);
+  ASSERT_OK(data);
+  HostRun host(*GetParam(), *data, 8);
+  EXPECT_TRUE(host.run(*data).empty());
+  EXPECT_EQ(host.broken_guard(), -1);
+  EXPECT_EQ(host.buffers().status->hidden_blocks, 0u);
+  EXPECT_EQ(host.buffers().routed.row_offsets[spec.range.count], 0);
+}
+
+// F36: ranks' outputs added in fp32 equal the whole within the roundings of one more fp32 sum.
+TEST_P(Properties, ExpertParallelSumsToTheWhole) {
+  for_cases([&](const CaseData& whole_case) {
+    Case spec = whole_case.spec;
+    if (spec.range.count != spec.options.num_experts || spec.options.shared_intermediate_size > 0) return;
+    if (spec.data == DataKind::kHuge) return;
+    spec.out_dtype = DType::kF32;
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    HostRun host(*GetParam(), *data);
+    const std::vector<float> whole = test::to_floats(host.run(*data), DType::kF32);
+    const int64_t hidden = spec.options.hidden_size, top_k = spec.options.top_k, ranks = 4;
+    std::vector<float> sum(whole.size(), 0.0f);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      Case part = spec;
+      part.range = {rank * spec.options.num_experts / ranks, spec.options.num_experts / ranks};
+      part.routing = Routing::kUniform;  // ids are copied below; one_expert would follow the range
+      auto local = make_case(part);
+      ASSERT_OK(local);
+      local->topk_ids = data->topk_ids;
+      const std::vector<float> out = test::to_floats(run(*local), DType::kF32);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += out[i];
+    }
+    const bool bf16_rows = spec.options.row_format == RowFormat::kBf16;
+    const bool weigh = spec.options.router_weight == RouterWeight::kAfterDown;
+    for (size_t i = 0; i < sum.size(); ++i) {
+      if (std::isnan(whole[i])) {
+        ASSERT_TRUE(std::isnan(sum[i])) << i;
+        continue;
+      }
+      double sum_abs = 0;
+      const auto token = static_cast<int64_t>(i) / hidden, channel = static_cast<int64_t>(i) % hidden;
+      for (int64_t k = 0; k < top_k; ++k) {
+        const int64_t row = host.buffers().row_of_choice[token * top_k + k];
+        if (row < 0) continue;
+        const int64_t at = row * hidden + channel;
+        const float value =
+            bf16_rows
+                ? std::bit_cast<float>(uint32_t{static_cast<const uint16_t*>(host.buffers().routed.rows_out)[at]} << 16)
+                : static_cast<const float*>(host.buffers().routed.rows_out)[at];
+        sum_abs += std::fabs(value * (weigh ? data->topk_weights[static_cast<size_t>(token * top_k + k)] : 1.0f));
+      }
+      // Each of the sums rounds at most top_k + ranks times, each time by 2^-24 of at most sum|p|.
+      ASSERT_LE(std::fabs(double{whole[i]} - sum[i]), static_cast<double>(2 * top_k + ranks) * 0x1p-24 * sum_abs) << i;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Properties, ::testing::ValuesIn(test::host_backends()),
+                         [](const auto& info) { return info.param->name; });
+
+}  // namespace
+}  // namespace nvfp4_moe

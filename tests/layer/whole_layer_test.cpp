@@ -1,0 +1,99 @@
+// Whole layers: every host backend against the reference within the derived limits, and wrong layers beyond them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "backend/host_layer.h"
+#include "check/cases.h"
+#include "check/judge.h"
+#include "support/host_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+std::vector<float> output(const Backend& backend, const CaseData& data) {
+  test::HostRun host(backend, data);
+  EXPECT_TRUE(host.ok());
+  return test::to_floats(host.run(data), data.spec.out_dtype);
+}
+
+std::string verdict(const CaseData& data, const std::vector<float>& expected, const std::vector<float>& actual) {
+  return broken_limit(compare(expected.data(), actual.data(), data.spec.tokens, data.spec.options.hidden_size),
+                      layer_limits(data.config, data.spec.tokens));
+}
+
+class WholeLayer : public ::testing::TestWithParam<const Backend*> {};
+
+TEST_P(WholeLayer, AgreesWithTheReference) {
+  for (const Case& spec : case_table()) {
+    SCOPED_TRACE(spec.name);
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    EXPECT_EQ(verdict(*data, output(kReferenceBackend, *data), output(*GetParam(), *data)), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::host_backends()),
+                         [](const auto& info) { return info.param->name; });
+
+// A layer that silently computes another named choice, or reads its weights wrongly, is out of limits.
+TEST(WrongLayer, IsOutOfLimits) {
+  const auto cases = {cases_named("w4a4_clamped/e16_k4_h256_i128/"), cases_named("w4a16_clamped/e16_k4_h256_i128/")};
+  const std::vector<std::pair<const char*, std::function<void(CaseData&)>>> faults = {
+      {"swapped gate and up",
+       [](CaseData& d) {
+         for (ExpertBuffers& e : d.experts) std::swap(e.gate, e.up);
+       }},
+      {"gate's tensor scale for up",
+       [](CaseData& d) {
+         for (TensorScales& s : d.tensor_scales) s.up = s.gate;
+       }},
+      {"reciprocal tensor scale", [](CaseData& d) { d.tensor_scales[1].down = 1 / d.tensor_scales[1].down; }},
+      {"nibbles swapped",
+       [](CaseData& d) {
+         for (ExpertBuffers& e : d.experts)
+           for (uint8_t& byte : e.down.codes) byte = static_cast<uint8_t>(byte << 4 | byte >> 4);
+       }},
+      {"block scales one along",
+       [](CaseData& d) {
+         for (ExpertBuffers& e : d.experts)
+           std::rotate(e.gate.block_scales.begin(), e.gate.block_scales.begin() + 1, e.gate.block_scales.end());
+       }},
+      {"experts off by one",
+       [](CaseData& d) { std::rotate(d.experts.begin(), d.experts.begin() + 1, d.experts.end()); }},
+      {"router weights of the next token",
+       [](CaseData& d) {
+         std::rotate(d.topk_weights.begin(), d.topk_weights.begin() + d.spec.options.top_k, d.topk_weights.end());
+       }},
+      {"no clamp", [](CaseData& d) { d.spec.options.swiglu_limit = 1e30f; }},
+      {"swiglu_oai", [](CaseData& d) { d.spec.options.activation = Activation::kSwigluOai; }},
+      {"the other activation format",
+       [](CaseData& d) {
+         auto& format = d.spec.options.activation_format;
+         format = format == ActivationFormat::kBf16 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
+       }},
+  };
+  for (const auto& list : cases) {
+    ASSERT_FALSE(list.empty());
+    Case spec = list.front();
+    spec.routing = Routing::kUniform;
+    spec.data = DataKind::kNormal;
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    const std::vector<float> expected = output(kReferenceBackend, *data);
+    for (const auto& [name, plant] : faults) {
+      SCOPED_TRACE(spec.name + ": " + name);
+      CaseData wrong = *data;
+      plant(wrong);
+      wrong.config = *MoeConfig::make(wrong.spec.options);
+      EXPECT_NE(verdict(*data, expected, output(kReferenceBackend, wrong)), "");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

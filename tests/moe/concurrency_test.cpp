@@ -1,0 +1,114 @@
+// Several streams on one layer, and weights replaced in place while others run.
+#include <thread>
+
+#include "moe/tiny.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+
+TEST(Concurrency, StreamsWithTheirOwnWorkspacesGiveTheSameBits) {
+  const TinyLayer tiny;
+  for (const Backend* backend : backends()) {
+    const auto pool = make_thread_pool(2);
+    LayerOptions options = tiny_layer_options();
+    options.executor = pool.get();
+    auto opened = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
+    ASSERT_OK(opened);
+    const MoeLayer& layer = **opened;
+    TinyBatch first(tiny.options, 9, 1), second(tiny.options, 16, 2);
+    const std::vector<float> expected[2] = {run_tiny(layer, first), run_tiny(layer, second)};
+
+    std::atomic<int> failures{0};
+    const auto stream = [&](uint32_t seed, int64_t tokens) {
+      TinyBatch batch(tiny.options, tokens, seed);
+      const Buffer workspace = workspace_of(layer);
+      for (int i = 0; i < 50; ++i) {
+        batch.out.assign(batch.out.size(), -1.0f);
+        const Status status = layer.run(batch.batch(), workspace.data(), workspace.size_bytes());
+        if (!status.ok() || !same_bits(batch.out, expected[seed - 1])) ++failures;
+      }
+    };
+    std::thread one(stream, 1, 9), two(stream, 2, 16);
+    one.join();
+    two.join();
+    EXPECT_EQ(failures.load(), 0) << backend->name;
+  }
+}
+
+// An executor that does something in the middle of a run.
+class Interrupting : public Executor {
+ public:
+  std::function<void()> in_the_middle;
+  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+    if (in_the_middle) std::exchange(in_the_middle, nullptr)();
+    serial_executor().parallel_for(count, grain, body);
+  }
+  int threads() const override { return 1; }
+};
+
+TEST(Replace, IsByteIdenticalToAFreshLoad) {
+  MoeOptions options = tiny_options();
+  options.shared_intermediate_size = 32;
+  const TinyLayer before(options, 7), after(options, 8);
+  for (const Backend* backend : backends()) {
+    auto changed = MoeLayer::open_on(*backend, before.config(), before.source(), tiny_layer_options());
+    auto fresh = MoeLayer::open_on(*backend, after.config(), after.source(), tiny_layer_options());
+    ASSERT_OK(changed);
+    ASSERT_OK(fresh);
+    const std::byte* place = (*changed)->weights().bytes.data();
+    for (int64_t e = 0; e < 4; ++e)
+      ASSERT_OK((*changed)->replace_expert(e, after.experts[static_cast<size_t>(e)].source()));
+    ASSERT_OK((*changed)->replace_expert(kSharedExpert, after.shared[0].source()));
+    const PackedWeights& a = (*changed)->weights();
+    const PackedWeights& b = (*fresh)->weights();
+    EXPECT_EQ(a.bytes.data(), place);
+    ASSERT_EQ(a.bytes.size_bytes(), b.bytes.size_bytes());
+    EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0) << backend->name;
+    EXPECT_EQ(a.tensor_scales, b.tensor_scales);
+    TinyBatch batch(options, 5);
+    const std::vector<float> out = run_tiny(**changed, batch);
+    EXPECT_TRUE(same_bits(out, run_tiny(**fresh, batch)));
+  }
+}
+
+TEST(Replace, IsRefusedWhileARunIsInFlight) {
+  const TinyLayer tiny;
+  Interrupting executor;
+  LayerOptions options = tiny_layer_options();
+  options.executor = &executor;
+  auto opened = MoeLayer::open(tiny.config(), tiny.source(), options);
+  ASSERT_OK(opened);
+  MoeLayer& layer = **opened;
+  TinyBatch batch(tiny.options, 4);
+  const std::vector<float> expected = run_tiny(layer, batch);
+  Status during, unpacked;
+  executor.in_the_middle = [&] {
+    during = layer.replace_expert(0, tiny.experts[1].source());
+    ExpertBuffers buffers;
+    unpacked = layer.unpack_expert(0, buffers);
+  };
+  EXPECT_TRUE(same_bits(run_tiny(layer, batch), expected));
+  EXPECT_EQ(during.code(), Code::kBusy);
+  EXPECT_OK(unpacked);
+  EXPECT_OK(layer.replace_expert(0, tiny.experts[1].source()));  // at rest again
+  EXPECT_FALSE(same_bits(run_tiny(layer, batch), expected));
+}
+
+TEST(Replace, ABadExpertChangesNothing) {
+  const TinyLayer tiny;
+  auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  TinyBatch batch(tiny.options, 4);
+  const std::vector<float> expected = run_tiny(**layer, batch);
+  Expert bad = tiny.experts[1];
+  bad.down.block_scales.back() = 0xFF;
+  EXPECT_EQ((*layer)->replace_expert(0, bad.source()).code(), Code::kBadInput);
+  EXPECT_EQ((*layer)->replace_expert(4, tiny.experts[1].source()).code(), Code::kInvalidArgument);
+  EXPECT_EQ((*layer)->replace_expert(kSharedExpert, tiny.experts[1].source()).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(same_bits(run_tiny(**layer, batch), expected));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,0 +1,373 @@
+// open: choosing, streaming, refusing, cancelling. run: what it computes, what it refuses.
+#include "moe/layer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "check/judge.h"
+#include "moe/tiny.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+using testing::HasSubstr;
+
+TEST(Layer, EveryBackendAgreesWithTheReference) {
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+    MoeOptions options = tiny_options();
+    options.activation_format = format;
+    const TinyLayer tiny(options);
+    TinyBatch batch(options, 11);
+    auto reference = MoeLayer::open_on(kReferenceBackend, tiny.config(), tiny.source(), tiny_layer_options());
+    ASSERT_OK(reference);
+    const std::vector<float> expected = run_tiny(**reference, batch);
+    for (const Backend* backend : backends()) {
+      LayerOptions layer_options = tiny_layer_options();
+      layer_options.backend = backend->name;
+      auto layer = MoeLayer::open(tiny.config(), tiny.source(), layer_options);
+      ASSERT_OK(layer);
+      EXPECT_STREQ((*layer)->backend().name, backend->name);
+      const std::vector<float> actual = run_tiny(**layer, batch);
+      const Comparison comparison = compare(expected.data(), actual.data(), batch.tokens, options.hidden_size);
+      EXPECT_EQ(broken_limit(comparison, layer_limits(tiny.config())), "") << backend->name;
+      EXPECT_GT(std::abs(expected[0]), 0.0f);
+    }
+  }
+}
+
+TEST(Layer, StreamsOneExpertAtATime) {
+  const TinyLayer tiny;
+  std::vector<std::string> events;
+  LayerSource source = tiny.source();
+  source.expert = [&](int64_t e) -> Result<LoadedExpert> {
+    events.push_back("load " + std::to_string(e));
+    LoadedExpert loaded;
+    loaded.source = tiny.experts[static_cast<size_t>(e)].source();
+    loaded.storage.emplace_back(16);
+    return loaded;
+  };
+  source.release = [&](int64_t e) { events.push_back("release " + std::to_string(e)); };
+  source.name = "layer 12";
+  LayerOptions options = tiny_layer_options();
+  options.range = {1, 2};
+  std::vector<std::string> items;
+  int64_t bytes = 0;
+  const auto progress = [&](const Progress& told) {
+    EXPECT_EQ(told.what, "pack");
+    EXPECT_EQ(told.total, 2);
+    EXPECT_LE(told.done_bytes, told.total_bytes);
+    EXPECT_GT(told.done_bytes, bytes);
+    bytes = told.done_bytes;
+    items.emplace_back(told.item);
+    if (told.done == told.total) {
+      EXPECT_EQ(told.done_bytes, told.total_bytes);
+    }
+    return true;
+  };
+  ASSERT_OK(MoeLayer::open(tiny.config(), source, options, progress));
+  EXPECT_THAT(events, testing::ElementsAre("load 1", "release 1", "load 2", "release 2"));
+  EXPECT_THAT(items, testing::ElementsAre("layer 12 expert 1", "layer 12 expert 2"));
+  EXPECT_EQ(bytes, 2 * 3 * 64 * 48 / 16 * 9);
+}
+
+TEST(Layer, ProgressCancels) {
+  const TinyLayer tiny;
+  int calls = 0;
+  const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options(),
+                                    [&](const Progress&) { return ++calls < 2; });
+  EXPECT_EQ(layer.status().code(), Code::kCancelled);
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(Layer, SourceFailuresPass) {
+  const TinyLayer tiny;
+  LayerSource source = tiny.source();
+  source.expert = [](int64_t) -> Result<LoadedExpert> { return io_error("disk: expected bytes, got none"); };
+  const auto layer = MoeLayer::open(tiny.config(), source, tiny_layer_options());
+  EXPECT_EQ(layer.status().code(), Code::kIo);
+}
+
+TEST(Layer, RefusesBadExperts) {
+  struct Case {
+    const char* text;
+    std::function<void(Expert&)> break_it;
+  };
+  const Case cases[] = {
+      {"expert 2: gate: expected (48, 64), got (47, 64)", [](Expert& e) { e.gate.rows = 47; }},
+      {"expert 2: up: expected (48, 64), got (48, 32)", [](Expert& e) { e.up.cols = 32; }},
+      {"expert 2: down: expected (64, 48), got (48, 64)", [](Expert& e) { std::swap(e.down.rows, e.down.cols); }},
+      {"expert 2: gate tensor scale: expected a finite number >= 0, got inf",
+       [](Expert& e) { e.gate.tensor_scale = std::numeric_limits<float>::infinity(); }},
+      {"expert 2: up tensor scale: expected a finite number >= 0, got -1", [](Expert& e) { e.up.tensor_scale = -1; }},
+      {"expert 2: down block scale: expected E4M3 with sign 0 and not NaN, got byte 127 at row 5 block 1",
+       [](Expert& e) { e.down.block_scales[5 * 3 + 1] = 0x7F; }},
+      {"expert 2: up block scale: expected E4M3 with sign 0 and not NaN, got byte 144 at row 47 block 3",
+       [](Expert& e) { e.up.block_scales.back() = 0x90; }},
+  };
+  for (const Case& c : cases) {
+    TinyLayer tiny;
+    c.break_it(tiny.experts[2]);
+    const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+    EXPECT_FALSE(layer.ok());
+    EXPECT_THAT(layer.status().message(), HasSubstr(c.text));
+  }
+  TinyLayer tiny;
+  LayerSource source = tiny.source();
+  source.expert = [&](int64_t e) -> Result<LoadedExpert> {
+    LoadedExpert loaded;
+    loaded.source = tiny.experts[static_cast<size_t>(e)].source();
+    loaded.source.up.codes = nullptr;
+    return loaded;
+  };
+  EXPECT_THAT(MoeLayer::open(tiny.config(), source, tiny_layer_options()).status().message(),
+              HasSubstr("expert 0: up codes: expected a pointer, got null"));
+}
+
+TEST(Layer, RefusesBadOptions) {
+  const TinyLayer tiny;
+  struct Case {
+    const char* text;
+    std::function<void(LayerOptions&)> break_it;
+  };
+  const Case cases[] = {
+      {"expert range: expected a part of [0, 4), got first 3 count 2", [](LayerOptions& o) { o.range = {3, 2}; }},
+      {"expert range", [](LayerOptions& o) { o.range = {-1, 2}; }},
+      {"expert range", [](LayerOptions& o) { o.range = {2, 0}; }},
+      {"expert range", [](LayerOptions& o) { o.range = {1, std::numeric_limits<int64_t>::max()}; }},
+      {"max_tokens: expected 1 to 1073741823 (top_k 2), got 0", [](LayerOptions& o) { o.limits.max_tokens = 0; }},
+      {"max_tokens", [](LayerOptions& o) { o.limits.max_tokens = int64_t{1} << 31; }},
+      {"backend: expected one of auto, ", [](LayerOptions& o) { o.backend = "fast"; }},
+  };
+  for (const Case& c : cases) {
+    LayerOptions options = tiny_layer_options();
+    c.break_it(options);
+    const auto layer = MoeLayer::open(tiny.config(), tiny.source(), options);
+    EXPECT_EQ(layer.status().code(), Code::kInvalidArgument) << c.text;
+    EXPECT_THAT(layer.status().message(), HasSubstr(c.text));
+    EXPECT_FALSE(plan_layer(tiny.config(), {}, options).ok()) << c.text;
+  }
+}
+
+TEST(Layer, RefusesSizesThatOverflow) {
+  MoeOptions options = tiny_options();
+  options.hidden_size = int64_t{1} << 40;
+  options.intermediate_size = int64_t{1} << 40;
+  const auto config = MoeConfig::make(options);
+  if (!config.ok()) return;  // refused one step earlier
+  EXPECT_EQ(plan_layer(*config, {}, tiny_layer_options()).status().code(), Code::kInvalidArgument);
+}
+
+TEST(Layer, RefusesBadBatches) {
+  MoeOptions options = tiny_options();
+  const TinyLayer tiny(options);
+  auto opened = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options(8));
+  ASSERT_OK(opened);
+  const MoeLayer& layer = **opened;
+  const Buffer workspace = workspace_of(layer);
+  TinyBatch good(options, 8);
+  static float factors[8];
+  struct Case {
+    const char* text;
+    std::function<void(Batch&)> break_it;
+  };
+  const Case cases[] = {
+      {"tokens: expected 0 to 8, got 9", [](Batch& b) { b.tokens = 9; }},
+      {"tokens: expected 0 to 8, got -1", [](Batch& b) { b.tokens = -1; }},
+      {"hidden dtype: expected BF16, F16 or F32, got I32", [](Batch& b) { b.hidden_dtype = DType::kI32; }},
+      {"out dtype: expected BF16, F16 or F32, got F64", [](Batch& b) { b.out_dtype = DType::kF64; }},
+      {"topk_ids dtype: expected I32 or I64, got U8", [](Batch& b) { b.ids_dtype = DType::kU8; }},
+      {"hidden: expected a pointer, got null", [](Batch& b) { b.hidden = nullptr; }},
+      {"topk_ids: expected a pointer, got null", [](Batch& b) { b.topk_ids = nullptr; }},
+      {"topk_weights: expected a pointer, got null", [](Batch& b) { b.topk_weights = nullptr; }},
+      {"out: expected a pointer, got null", [](Batch& b) { b.out = nullptr; }},
+      {"shared_weights: expected null", [](Batch& b) { b.shared_weights = factors; }},
+      {"hidden: expected an address that is a multiple of 2",
+       [](Batch& b) { b.hidden = static_cast<const char*>(b.hidden) + 1; }},
+      {"topk_weights: expected an address that is a multiple of 4",
+       [](Batch& b) { b.topk_weights = reinterpret_cast<const float*>(reinterpret_cast<const char*>(b.topk_weights) + 2); }},
+      {"out: expected memory of its own, got memory that overlaps hidden",
+       [](Batch& b) { b.out = const_cast<void*>(b.hidden), b.out_dtype = DType::kBf16; }},
+      {"workspace: expected memory of its own, got memory that overlaps out",
+       [&](Batch& b) { b.out = workspace.data(); }},
+      {"workspace: expected memory of its own, got memory that overlaps hidden",
+       [&](Batch& b) { b.hidden = workspace.data(); }},
+  };
+  for (const Case& c : cases) {
+    Batch batch = good.batch();
+    c.break_it(batch);
+    const Status status = layer.run(batch, workspace.data(), workspace.size_bytes());
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << c.text;
+    EXPECT_THAT(status.message(), HasSubstr(c.text));
+    for (const float value : good.out) ASSERT_EQ(value, -77.0f) << c.text;  // nothing written
+  }
+  EXPECT_EQ(layer.run(good.batch(), nullptr, workspace.size_bytes()).code(), Code::kInvalidArgument);
+  EXPECT_EQ(layer.run(good.batch(), workspace.data() + 16, workspace.size_bytes()).code(), Code::kInvalidArgument);
+  EXPECT_EQ(layer.run(good.batch(), workspace.data(), layer.workspace_bytes() - 1).code(), Code::kInvalidArgument);
+  EXPECT_OK(layer.run(good.batch(), workspace.data(), layer.workspace_bytes()));
+}
+
+TEST(Layer, ZeroTokensAreLegalAndWriteNothing) {
+  const TinyLayer tiny;
+  auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  const Buffer workspace = workspace_of(**layer);
+  EXPECT_OK((*layer)->run(Batch{}, workspace.data(), workspace.size_bytes()));
+  const auto status = (*layer)->status(workspace.data(), workspace.size_bytes());
+  ASSERT_OK(status);
+  EXPECT_EQ(status->hidden_blocks, 0u);
+}
+
+TEST(Layer, BadIdsAndNanAreToldAndSpoilNothingElse) {
+  const TinyLayer tiny;
+  auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  TinyBatch clean(tiny.options, 6);
+  const std::vector<float> expected = run_tiny(**layer, clean);
+  TinyBatch dirty(tiny.options, 6);
+  dirty.ids[2] = 4;                          // token 1
+  dirty.ids[3] = -2;                         // token 1
+  dirty.hidden[3 * 64 + 5] = 0x7FC0;         // token 3: NaN
+  const Buffer workspace = workspace_of(**layer);
+  ASSERT_OK((*layer)->run(dirty.batch(), workspace.data(), workspace.size_bytes()));
+  const auto status = (*layer)->status(workspace.data(), workspace.size_bytes());
+  ASSERT_OK(status);
+  EXPECT_EQ(status->bad_expert_ids, 2u);
+  EXPECT_EQ(status->nonfinite_tokens, 1u);
+  for (int64_t t = 0; t < 6; ++t)
+    for (size_t i = static_cast<size_t>(t) * 64; i < static_cast<size_t>(t + 1) * 64; ++i) {
+      if (t == 1) {
+        EXPECT_EQ(dirty.out[i], 0.0f);
+      } else if (t == 3) {
+        EXPECT_TRUE(std::isnan(dirty.out[i]));
+      } else {
+        EXPECT_EQ(dirty.out[i], expected[i]);
+      }
+    }
+}
+
+TEST(Layer, GuardBytesBetweenSpansStayUntouched) {
+  MoeOptions moe_options = tiny_options();
+  moe_options.shared_intermediate_size = 32;
+  const TinyLayer tiny(moe_options);
+  LayerOptions options = tiny_layer_options();
+  options.guard_bytes = 512;
+  auto layer = MoeLayer::open(tiny.config(), tiny.source(), options);
+  ASSERT_OK(layer);
+  const Buffer workspace = workspace_of(**layer);
+  std::memset(workspace.data(), 0xA5, workspace.size_bytes());
+  TinyBatch batch(tiny.options, 16);
+  ASSERT_OK((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()));
+  std::vector<bool> owned(workspace.size_bytes());
+  for (const auto& span : (*layer)->plan().workspace.spans())
+    for (size_t i = 0; i < span.size_bytes; ++i) owned[span.offset_bytes + i] = true;
+  size_t guards = 0;
+  for (size_t i = 0; i < owned.size(); ++i) {
+    if (owned[i]) continue;
+    ++guards;
+    ASSERT_EQ(static_cast<uint8_t>(workspace.data()[i]), 0xA5) << "byte " << i;
+  }
+  EXPECT_GE(guards, 512 * ((*layer)->plan().workspace.spans().size() - 1));
+}
+
+TEST(Layer, UnpackGivesTheSourceBack) {
+  MoeOptions options = tiny_options();
+  options.shared_intermediate_size = 32;
+  const TinyLayer tiny(options);
+  for (const Backend* backend : backends()) {
+    auto layer = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), tiny_layer_options());
+    ASSERT_OK(layer);
+    for (int64_t e = kSharedExpert; e < 4; ++e) {
+      ExpertBuffers buffers;
+      ASSERT_OK((*layer)->unpack_expert(e, buffers));
+      const Expert& expected = e == kSharedExpert ? tiny.shared[0] : tiny.experts[static_cast<size_t>(e)];
+      EXPECT_EQ(buffers.gate.codes, expected.gate.codes);
+      EXPECT_EQ(buffers.up.codes, expected.up.codes);
+      EXPECT_EQ(buffers.down.codes, expected.down.codes);
+      EXPECT_EQ(buffers.gate.block_scales, expected.gate.block_scales);
+      EXPECT_EQ(buffers.up.block_scales, expected.up.block_scales);
+      EXPECT_EQ(buffers.down.block_scales, expected.down.block_scales);
+      EXPECT_EQ((*layer)->weights().tensor_scales_of(e).up, expected.up.tensor_scale);
+    }
+    ExpertBuffers buffers;
+    EXPECT_EQ((*layer)->unpack_expert(4, buffers).code(), Code::kInvalidArgument);
+    EXPECT_EQ((*layer)->unpack_expert(-2, buffers).code(), Code::kInvalidArgument);
+  }
+}
+
+TEST(Layer, DescribesItsChoices) {
+  TinyLayer tiny;
+  tiny.options.activation_scale = ActivationScale::kStatic;
+  tiny.scales = {0.3f, 0.2f};
+  LayerOptions options = tiny_layer_options();
+  options.backend = "reference";
+  options.range = {1, 2};
+  auto layer = MoeLayer::open(tiny.config(), tiny.source(), options);
+  ASSERT_OK(layer);
+  const auto json = nlohmann::json::parse((*layer)->describe_json());
+  EXPECT_EQ(json["backend"], "reference");
+  EXPECT_EQ(json["activation_format"], "nvfp4");
+  EXPECT_EQ(json["activation_scale"]["hidden"], 0.5);
+  EXPECT_EQ(json["activation_scale"]["intermediate"], "dynamic_token");
+  EXPECT_EQ(json["expert_range"]["first"], 1);
+  EXPECT_EQ(json["workspace_bytes"], (*layer)->workspace_bytes());
+  for (const char* step : {"route", "quantize", "gemm1_swiglu", "requantize", "gemm2", "combine"})
+    EXPECT_TRUE(json["kernels"].contains(step)) << step;
+
+  tiny.options.activation_format = ActivationFormat::kBf16;
+  layer = MoeLayer::open(tiny.config(), tiny.source(), options);
+  ASSERT_OK(layer);
+  EXPECT_THAT((*layer)->describe_json(), HasSubstr("rounded to bf16 once"));
+  EXPECT_THAT((*layer)->describe_json(), HasSubstr(R"("hidden":null)"));
+}
+
+TEST(Layer, PlanNeedsNoWeightsAndTellsTheSame) {
+  const TinyLayer tiny;
+  const auto needs = plan_layer(tiny.config(), {}, tiny_layer_options());
+  auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(needs);
+  ASSERT_OK(layer);
+  EXPECT_EQ(needs->plan, (*layer)->plan());
+  EXPECT_EQ(needs->packed_bytes, (*layer)->weights().bytes.size_bytes());
+}
+
+TEST(Registry, PrioritiesDescendAndNamesAreUnique) {
+  for (size_t i = 1; i < backends().size(); ++i) {
+    EXPECT_GT(backends()[i - 1]->priority, backends()[i]->priority);
+    EXPECT_EQ(find_backend(backends()[i]->name), backends()[i]);
+  }
+  EXPECT_EQ(find_backend("none"), nullptr);
+}
+
+TEST(Registry, ExplainsEveryBackend) {
+  const MoeConfig config = TinyLayer().config();
+  const auto choices = explain(config, host_facts());
+  ASSERT_EQ(choices.size(), backends().size());
+  int chosen = 0;
+  for (const Choice& choice : choices) {
+    chosen += choice.chosen;
+    EXPECT_FALSE(choice.reason.empty());
+  }
+  EXPECT_EQ(chosen, 1);
+  for (const Choice& choice : explain(config, host_facts(), "reference"))
+    EXPECT_EQ(choice.chosen, choice.backend == "reference");
+  const auto unknown = explain(config, host_facts(), "fast");
+  EXPECT_EQ(unknown.back().backend, "fast");
+  for (const Choice& choice : unknown) EXPECT_FALSE(choice.chosen);
+
+  DeviceFacts gpu = host_facts();
+  gpu.kind = DeviceKind::kCuda;
+  for (const Choice& choice : explain(config, gpu)) EXPECT_FALSE(choice.chosen);  // no host backend takes a GPU
+  EXPECT_EQ(choose_backend(config, gpu, "auto").status().code(), Code::kUnsupported);
+  EXPECT_EQ(choose_backend(config, gpu, "reference").status().code(), Code::kUnsupported);
+}
+
+TEST(Registry, HostFacts) {
+  const DeviceFacts facts = host_facts();
+  EXPECT_EQ(facts.kind, DeviceKind::kCpu);
+  EXPECT_GE(facts.compute_units, 1);
+  EXPECT_GT(facts.memory_bytes, int64_t{1} << 20);
+  EXPECT_FALSE(facts.name.empty());
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,5 +1,6 @@
 // rows_out, router weights -> out: fp32 from 0 in increasing k, then the shared expert, then one rounding.
 #include <cmath>
+#include <functional>
 
 #include "backend/cpu/activations.h"
 #include "backend/cpu/steps.h"
@@ -12,7 +13,7 @@ void combine(const HostCall& call) {
   const int64_t hidden = options.hidden_size;
   const bool before_down = options.router_weight == RouterWeight::kBeforeDown;
   const HostPart& shared = call.buffers.shared;
-  call.executor.parallel_for(call.batch.tokens, 4, [&](int64_t begin, int64_t end) {
+  const auto body = [&](int64_t begin, int64_t end) {
     float acc[16], values[16];
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t h = 0; h < hidden; h += 16) {
@@ -33,7 +34,8 @@ void combine(const HostCall& call) {
         for (int i = 0; i < 16; ++i) store(call.batch.out, call.batch.out_dtype, token * hidden + h + i, acc[i]);
       }
     }
-  });
+  };
+  call.executor.parallel_for(call.batch.tokens, 4, std::ref(body));  // by reference: nothing is allocated
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -1,6 +1,7 @@
 #include "backend/cpu/linear.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "backend/cpu/activations.h"
 #include "backend/cpu/gemm.h"
@@ -10,22 +11,32 @@
 namespace nvfp4_moe::cpu {
 namespace {
 
-// The converted input: one walk that measures and places. T tokens, K = cols.
+// The converted input: one walk that measures and places, without a WorkspaceLayout, whose names would be allocated by
+// every run. T tokens, K = cols.
 struct LinearSpans {
-  WorkspaceLayout layout;
-  int nonfinite, codes = -1, block_scales = -1, line_scale = -1, bf16 = -1;
+  HostActivations input;
+  size_t total_bytes = 0;
 
-  LinearSpans(const LinearWeights& weights, int64_t tokens) {
-    const auto bytes = [](int64_t n) { return static_cast<size_t>(n); };
-    nonfinite = layout.add("nonfinite", bytes(tokens));  // (T)
+  LinearSpans(const LinearWeights& weights, int64_t tokens, std::byte* base) : base_(base) {
+    input.nonfinite = take<uint8_t>(tokens);  // (T)
     if (weights.activation_format == ActivationFormat::kNvfp4) {
-      codes = layout.add("codes", bytes(tokens * weights.cols / 2));                 // (T, K/2)
-      block_scales = layout.add("block_scales", bytes(tokens * weights.cols / 16));  // (T, K/16)
-      line_scale = layout.add("line_scale", bytes(tokens * 4));                      // (T)
+      input.codes = take<uint8_t>(tokens * weights.cols / 2);          // (T, K/2)
+      input.block_scales = take<uint8_t>(tokens * weights.cols / 16);  // (T, K/16)
+      input.line_scale = take<float>(tokens);                          // (T)
     } else {
-      bf16 = layout.add("bf16", bytes(tokens * weights.cols * 2));  // (T, K)
+      input.bf16 = take<uint16_t>(tokens * weights.cols);  // (T, K)
     }
   }
+
+ private:
+  template <class T>
+  T* take(int64_t count) {
+    T* span = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes);
+    constexpr size_t kAlign = WorkspaceLayout::kAlignment;
+    total_bytes += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    return span;
+  }
+  std::byte* base_;
 };
 
 }  // namespace
@@ -39,32 +50,23 @@ Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
 }
 
 size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
-  return LinearSpans(weights, max_tokens).layout.total_bytes();
+  return LinearSpans(weights, max_tokens, nullptr).total_bytes;
 }
 
 Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                   const RunContext& context) {
-  const LinearSpans spans(weights, batch.tokens);
-  NVFP4_MOE_ASSIGN(const Workspace view, Workspace::make(workspace, spans.layout.total_bytes(), spans.layout));
-  HostActivations input;
-  input.nonfinite = view.at<uint8_t>(spans.nonfinite);
-  if (weights.activation_format == ActivationFormat::kNvfp4) {
-    input.codes = view.at<uint8_t>(spans.codes);
-    input.block_scales = view.at<uint8_t>(spans.block_scales);
-    input.line_scale = view.at<float>(spans.line_scale);
-  } else {
-    input.bf16 = view.at<uint16_t>(spans.bf16);
-  }
+  const HostActivations input = LinearSpans(weights, batch.tokens, workspace).input;
 
   const bool compat = weights.activation_scale == ActivationScale::kCompat;
   const float scale = weights.activation_scale == ActivationScale::kDynamicToken ? 0.0f : weights.input_scale;
-  context.executor->parallel_for(batch.tokens, 8, [&](int64_t begin, int64_t end) {
+  const auto convert = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
       convert_line(batch.x, batch.x_dtype, t, weights.cols, weights.activation_format, scale, compat, input, t);
-  });
+  };
+  context.executor->parallel_for(batch.tokens, 8, std::ref(convert));  // by reference: nothing is allocated
 
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(weights.bytes.data());
-  context.executor->parallel_for(panels_of(weights.rows), 1, [&](int64_t begin, int64_t end) {
+  const auto multiply = [&](int64_t begin, int64_t end) {
     float out[kTileLines][kPanelRows];
     for (int64_t p = begin; p < end; ++p) {
       const int64_t channels = std::min(kPanelRows, weights.rows - p * kPanelRows);
@@ -78,7 +80,8 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
             store(batch.out, batch.out_dtype, (t + i) * weights.rows + p * kPanelRows + c, out[i][c]);
       }
     }
-  });
+  };
+  context.executor->parallel_for(panels_of(weights.rows), 1, std::ref(multiply));  // by reference: nothing is allocated
   return {};
 }
 

@@ -1,5 +1,6 @@
 // hidden -> the activations of gemm1, one line per token that has a row (every token where there is a shared expert).
 #include <atomic>
+#include <functional>
 
 #include "backend/cpu/activations.h"
 #include "backend/cpu/steps.h"
@@ -25,7 +26,7 @@ void quantize(const HostCall& call) {
   const MoeConfig& config = call.weights.config;
   const float scale = resolve_activation_scales(config, call.weights.scales)->hidden;
   RunStatus& status = *call.buffers.status;
-  call.executor.parallel_for(call.batch.tokens, 8, [&](int64_t begin, int64_t end) {
+  const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       if (!has_row(call, token)) continue;
       const LineCounts counts = convert_line(
@@ -36,7 +37,8 @@ void quantize(const HostCall& call) {
       add(status.hidden_zeroed, counts.zeroed);
       add(status.nonfinite_tokens, counts.nonfinite ? 1 : 0);
     }
-  });
+  };
+  call.executor.parallel_for(call.batch.tokens, 8, std::ref(body));  // by reference: nothing is allocated
 }
 
 void requantize(const HostCall& call, const HostPart& part) {
@@ -44,7 +46,7 @@ void requantize(const HostCall& call, const HostPart& part) {
   const float scale = resolve_activation_scales(config, call.weights.scales)->intermediate;
   const int64_t rows = part.row_offsets[part.experts];
   RunStatus& status = *call.buffers.status;
-  call.executor.parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
+  const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const LineCounts counts =
           convert_line(part.intermediate.bf16, DType::kBf16, row, part.intermediate_size, config->activation_format,
@@ -54,7 +56,8 @@ void requantize(const HostCall& call, const HostPart& part) {
       add(status.intermediate_zeroed, counts.zeroed);
       add(status.nonfinite_rows, counts.nonfinite ? 1 : 0);
     }
-  });
+  };
+  call.executor.parallel_for(rows, 8, std::ref(body));  // by reference: nothing is allocated
 }
 
 }  // namespace nvfp4_moe::cpu

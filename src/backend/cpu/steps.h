@@ -1,6 +1,8 @@
 // The steps of the layer (backend/host_layer.h tells what each reads and writes), each in a file of its own.
 #pragma once
 
+#include <functional>
+
 #include "backend/host_layer.h"
 
 namespace nvfp4_moe::cpu {
@@ -15,10 +17,11 @@ void combine(const HostCall& call);
 // Calls body(expert, panel) for every panel of every expert that has rows, in parallel.
 template <class Body>
 void for_each_panel(const HostCall& call, const HostPart& part, int64_t panels, const Body& body) {
-  call.executor.parallel_for(part.experts * panels, 1, [&](int64_t begin, int64_t end) {
+  const auto range = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       if (part.row_offsets[i / panels] < part.row_offsets[i / panels + 1]) body(i / panels, i % panels);
-  });
+  };
+  call.executor.parallel_for(part.experts * panels, 1, std::ref(range));  // by reference: nothing is allocated
 }
 
 // The packed bytes and tensor scales of a part's expert.

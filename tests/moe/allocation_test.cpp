@@ -96,6 +96,29 @@ TEST_F(Allocation, RunMakesNone) {
   }
 }
 
+TEST_F(Allocation, LinearRunMakesNone) {
+  std::mt19937 random(1);
+  const Matrix weight = Matrix::random(40, 96, 0.25f, random);
+  const std::vector<uint16_t> x(4 * 96, 0x3F80);
+  std::vector<uint16_t> out(4 * 40);
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+    for (const Backend* backend : backends()) {
+      LinearOptions options;
+      options.backend = backend->name;
+      options.activation_format = format;
+      options.max_tokens = 4;
+      options.executor = &serial_executor();
+      auto linear = NvfpLinear::open(weight.view(), options);
+      ASSERT_OK(linear);
+      const Buffer workspace = allocate_pages((*linear)->workspace_bytes()).value();
+      const LinearBatch batch{4, x.data(), DType::kBf16, out.data(), DType::kBf16};
+      const int64_t before = allocations.load();
+      EXPECT_TRUE((*linear)->run(batch, workspace.data(), workspace.size_bytes()).ok());
+      EXPECT_EQ(allocations.load() - before, 0) << backend->name << " " << to_string(format);
+    }
+  }
+}
+
 TEST_F(Allocation, ReplacingAnExpertMakesNone) {
   const TinyLayer tiny;
   for (const Backend* backend : backends()) {
@@ -167,8 +190,7 @@ TEST_F(Allocation, TheCInterfaceRunsWithoutAny) {
   options.max_tokens = 2;
   options.threads = 1;
   nvfp4_moe_layer* layer = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_OK)
-      << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_OK) << nvfp4_moe_last_error();
   size_t bytes = 0;
   ASSERT_EQ(nvfp4_moe_layer_workspace_bytes(layer, &bytes), NVFP4_MOE_OK);
   const Buffer workspace = allocate_pages(bytes).value();

@@ -73,8 +73,8 @@ TEST(Layer, StreamsOneExpertAtATime) {
 TEST(Layer, ProgressCancels) {
   const TinyLayer tiny;
   int calls = 0;
-  const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options(),
-                                    [&](const Progress&) { return ++calls < 2; });
+  const auto layer =
+      MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options(), [&](const Progress&) { return ++calls < 2; });
   EXPECT_EQ(layer.status().code(), Code::kCancelled);
   EXPECT_EQ(calls, 2);
 }
@@ -130,10 +130,22 @@ TEST(Layer, RefusesBadOptions) {
     std::function<void(LayerOptions&)> break_it;
   };
   const Case cases[] = {
-      {"expert range: expected a part of [0, 4), got first 3 count 2", [](LayerOptions& o) { o.range = {3, 2}; }},
-      {"expert range", [](LayerOptions& o) { o.range = {-1, 2}; }},
-      {"expert range", [](LayerOptions& o) { o.range = {2, 0}; }},
-      {"expert range", [](LayerOptions& o) { o.range = {1, std::numeric_limits<int64_t>::max()}; }},
+      {"expert range: expected a part of [0, 4), got first 3 count 2",
+       [](LayerOptions& o) {
+         o.range = {3, 2};
+       }},
+      {"expert range",
+       [](LayerOptions& o) {
+         o.range = {-1, 2};
+       }},
+      {"expert range",
+       [](LayerOptions& o) {
+         o.range = {2, 0};
+       }},
+      {"expert range",
+       [](LayerOptions& o) {
+         o.range = {1, std::numeric_limits<int64_t>::max()};
+       }},
       {"max_tokens: expected 1 to 1073741823 (top_k 2), got 0", [](LayerOptions& o) { o.limits.max_tokens = 0; }},
       {"max_tokens", [](LayerOptions& o) { o.limits.max_tokens = int64_t{1} << 31; }},
       {"backend: expected one of auto, ", [](LayerOptions& o) { o.backend = "fast"; }},
@@ -184,7 +196,9 @@ TEST(Layer, RefusesBadBatches) {
       {"hidden: expected an address that is a multiple of 2",
        [](Batch& b) { b.hidden = static_cast<const char*>(b.hidden) + 1; }},
       {"topk_weights: expected an address that is a multiple of 4",
-       [](Batch& b) { b.topk_weights = reinterpret_cast<const float*>(reinterpret_cast<const char*>(b.topk_weights) + 2); }},
+       [](Batch& b) {
+         b.topk_weights = reinterpret_cast<const float*>(reinterpret_cast<const char*>(b.topk_weights) + 2);
+       }},
       {"out: expected memory of its own, got memory that overlaps hidden",
        [](Batch& b) { b.out = const_cast<void*>(b.hidden), b.out_dtype = DType::kBf16; }},
       {"workspace: expected memory of its own, got memory that overlaps out",
@@ -224,9 +238,9 @@ TEST(Layer, BadIdsAndNanAreToldAndSpoilNothingElse) {
   TinyBatch clean(tiny.options, 6);
   const std::vector<float> expected = run_tiny(**layer, clean);
   TinyBatch dirty(tiny.options, 6);
-  dirty.ids[2] = 4;                          // token 1
-  dirty.ids[3] = -2;                         // token 1
-  dirty.hidden[3 * 64 + 5] = 0x7FC0;         // token 3: NaN
+  dirty.ids[2] = 4;                   // token 1
+  dirty.ids[3] = -2;                  // token 1
+  dirty.hidden[3 * 64 + 5] = 0x7FC0;  // token 3: NaN
   const Buffer workspace = workspace_of(**layer);
   ASSERT_OK((*layer)->run(dirty.batch(), workspace.data(), workspace.size_bytes()));
   const auto status = (*layer)->status(workspace.data(), workspace.size_bytes());

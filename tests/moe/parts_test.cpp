@@ -12,9 +12,9 @@ std::unique_ptr<MoeLayer> open(const TinyLayer& tiny, const Backend& backend, co
   return std::move(*layer);
 }
 
-// One rank per expert, so that each rank's fp32 output is the sum of that expert's terms. Adding n terms in another order,
-// each addition rounded (2^-24 of its result, and every partial sum lies below sum |term|), moves a sum by at most
-// 2 n 2^-24 sum |term|; fma spares a rounding of each product, another n 2^-24.
+// One rank per expert, so that each rank's fp32 output is the sum of that expert's terms. Adding n terms in another
+// order, each addition rounded (2^-24 of its result, and every partial sum lies below sum |term|), moves a sum by at
+// most 2 n 2^-24 sum |term|; fma spares a rounding of each product, another n 2^-24.
 TEST(ExpertRange, RanksAddUpToTheWhole) {
   MoeOptions options = tiny_options();
   options.top_k = 3;
@@ -108,9 +108,10 @@ TEST(SharedExpert, AloneWhereAllIdsAreMinusOne) {
 }
 
 // Two slices of the intermediate dimension under bf16 activations: every intermediate value is the same as in the whole
-// layer, so the parts differ from it by gemm2's split alone. row_format fp32 leaves roundings of 2^-24 of sum |p|, each of
-// the two sums and the reference's own; sum |p| is bounded by Cauchy-Schwarz per output channel, here measured coarsely by
-// the largest output of a layer with all-positive terms: 64 * 2^-24 of the largest |out| covers it many times over.
+// layer, so the parts differ from it by gemm2's split alone. row_format fp32 leaves roundings of 2^-24 of sum |p|, each
+// of the two sums and the reference's own; sum |p| is bounded by Cauchy-Schwarz per output channel, here measured
+// coarsely by the largest output of a layer with all-positive terms: 64 * 2^-24 of the largest |out| covers it many
+// times over.
 TEST(IntermediateSlice, SlicesAddUpToTheWhole) {
   MoeOptions options = tiny_options();
   options.intermediate_size = 64;

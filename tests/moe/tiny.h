@@ -25,9 +25,7 @@ struct Matrix {
     for (auto& byte : matrix.block_scales) byte = static_cast<uint8_t>(0x30 + random() % 0x18);  // 0.5 to 3.75
     return matrix;
   }
-  Nvfp4View view() const {
-    return Nvfp4View::contiguous(codes.data(), block_scales.data(), tensor_scale, rows, cols);
-  }
+  Nvfp4View view() const { return Nvfp4View::contiguous(codes.data(), block_scales.data(), tensor_scale, rows, cols); }
 };
 
 struct Expert {
@@ -70,11 +68,12 @@ struct TinyLayer {
       loaded.source = experts[static_cast<size_t>(e)].source();
       return loaded;
     };
-    if (!shared.empty()) source.shared_expert = [this]() -> Result<LoadedExpert> {
-      LoadedExpert loaded;
-      loaded.source = shared[0].source();
-      return loaded;
-    };
+    if (!shared.empty())
+      source.shared_expert = [this]() -> Result<LoadedExpert> {
+        LoadedExpert loaded;
+        loaded.source = shared[0].source();
+        return loaded;
+      };
     return source;
   }
 };

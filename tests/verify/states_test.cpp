@@ -1,0 +1,232 @@
+#include "check/states.h"
+
+#include <cmath>
+#include <set>
+
+#include "check/calibrate.h"
+#include "checkpoint/quantize_checkpoint.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/synthesize.h"
+#include "core/float_formats.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::TempDir;
+
+MoeOptions layer() {
+  MoeOptions o;
+  o.num_experts = 6;
+  o.top_k = 3;
+  o.hidden_size = 256;
+  o.intermediate_size = 64;
+  return o;
+}
+
+TEST(States, SeededOnesAreDeterministicWithOutliersAndDistinctIds) {
+  StatesOptions options;
+  options.tokens = 64;
+  const LayerStates a = seeded_states(layer(), 3, options), b = seeded_states(layer(), 3, options);
+  EXPECT_EQ(a.hidden, b.hidden);
+  EXPECT_EQ(a.topk_ids, b.topk_ids);
+  EXPECT_EQ(a.topk_weights, b.topk_weights);
+  EXPECT_NE(a.hidden, seeded_states(layer(), 4, options).hidden);
+  options.seed = 43;
+  EXPECT_NE(a.hidden, seeded_states(layer(), 3, options).hidden);
+  std::vector<float> x(64 * 256);
+  to_floats(a.hidden.data(), a.hidden_dtype, 64 * 256, x.data());
+  double sum2 = 0, most = 0;
+  for (const float v : x) {
+    ASSERT_TRUE(std::isfinite(v));
+    sum2 += double{v} * v;
+    most = std::max(most, std::fabs(double{v}));
+  }
+  EXPECT_GT(most / std::sqrt(sum2 / static_cast<double>(x.size())), 6.0);
+  for (size_t t = 0; t < 64; ++t) {
+    const std::set<int32_t> ids(a.topk_ids.begin() + static_cast<long>(3 * t),
+                                a.topk_ids.begin() + static_cast<long>(3 * t + 3));
+    EXPECT_EQ(ids.size(), 3u);
+    EXPECT_GE(*ids.begin(), 0);
+    EXPECT_LT(*ids.rbegin(), 6);
+    EXPECT_NEAR(a.topk_weights[3 * t] + a.topk_weights[3 * t + 1] + a.topk_weights[3 * t + 2], 1.0f, 1e-6f);
+  }
+  options.skipped_share = 0.5;
+  const LayerStates sparse = seeded_states(layer(), 3, options);
+  const auto skipped = std::count(sparse.topk_ids.begin(), sparse.topk_ids.end(), -1);
+  EXPECT_GT(skipped, 50);
+  EXPECT_LT(skipped, 142);
+}
+
+template <class T>
+void add(std::vector<TensorInfo>& infos, std::vector<std::vector<std::byte>>& data, const std::string& name,
+         DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
+  TensorInfo info;
+  info.name = name;
+  info.dtype = dtype;
+  info.shape = std::move(shape);
+  info.end = values.size() * sizeof(T);
+  infos.push_back(info);
+  const auto bytes = std::as_bytes(std::span(values));
+  data.emplace_back(bytes.begin(), bytes.end());
+}
+
+void write(const std::string& path, std::vector<TensorInfo> infos, const std::vector<std::vector<std::byte>>& data) {
+  auto writer = SafetensorsWriter::create(path, std::move(infos), {});
+  ASSERT_OK(writer);
+  for (const auto& d : data) ASSERT_OK(writer->write(d));
+  ASSERT_OK(writer->finish());
+}
+
+TEST(States, AreReadByLayerOrForAll) {
+  TempDir dir;
+  std::vector<TensorInfo> infos;
+  std::vector<std::vector<std::byte>> data;
+  std::vector<float> shared(4 * 256, 0.5f), own(2 * 256, -2.0f), weights(12, 0.25f);
+  add(infos, data, "hidden", DType::kF32, {4, 256}, shared);
+  add(infos, data, "layers.1.hidden", DType::kF32, {2, 256}, own);
+  add(infos, data, "topk_ids", DType::kI64, {4, 3}, std::vector<int64_t>{0, 1, 2, 3, 4, 5, -1, 0, 1, 2, 2, 2});
+  add(infos, data, "topk_weights", DType::kF32, {4, 3}, weights);
+  write(dir.file("s.safetensors"), infos, data);
+  StatesOptions options;
+  options.tokens = 3;
+  const auto zero = load_states(dir.file("s.safetensors"), layer(), 0, options);
+  ASSERT_OK(zero);
+  EXPECT_EQ(zero->tokens, 3);
+  EXPECT_EQ(zero->topk_ids, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, -1, 0, 1}));
+  EXPECT_EQ(zero->topk_weights, std::vector<float>(9, 0.25f));
+  options.tokens = 0;
+  const auto one = load_states(dir.file("s.safetensors"), layer(), 1, options);
+  ASSERT_OK(one);
+  EXPECT_EQ(one->tokens, 2);
+  EXPECT_EQ(one->topk_ids.size(), 6u) << "ids of the other prefix are not this layer's";
+  float first = 0;
+  to_floats(one->hidden.data(), one->hidden_dtype, 1, &first);
+  EXPECT_EQ(first, -2.0f);
+}
+
+TEST(States, WhatDoesNotFitIsRefusedByName) {
+  TempDir dir;
+  const auto message = [&](const std::string& name, DType dtype, std::vector<int64_t> shape, size_t bytes) {
+    std::vector<TensorInfo> infos;
+    std::vector<std::vector<std::byte>> data;
+    if (name != "hidden") add(infos, data, "hidden", DType::kF32, {4, 256}, std::vector<float>(1024));
+    add(infos, data, name, dtype, std::move(shape), std::vector<uint8_t>(bytes, 0x11));
+    write(dir.file("s.safetensors"), infos, data);
+    const Status status = load_states(dir.file("s.safetensors"), layer(), 0, {}).status();
+    EXPECT_EQ(status.code(), Code::kBadInput);
+    return status.message();
+  };
+  EXPECT_NE(message("hidden", DType::kF32, {4, 128}, 2048).find("expected (tokens, 256)"), std::string::npos);
+  EXPECT_NE(message("hidden", DType::kI32, {4, 256}, 4096).find("BF16, F16 or F32"), std::string::npos);
+  EXPECT_NE(message("topk_ids", DType::kI32, {4, 3}, 48).find("expected -1 to 5"), std::string::npos);
+  EXPECT_NE(message("topk_ids", DType::kI32, {4, 2}, 32).find("expected (4, 3)"), std::string::npos);
+  EXPECT_NE(message("topk_ids", DType::kF32, {4, 3}, 48).find("I32 or I64"), std::string::npos);
+  EXPECT_NE(message("topk_weights", DType::kI32, {4, 3}, 48).find("F32"), std::string::npos);
+
+  EXPECT_FALSE(load_states(dir.file("none.safetensors"), layer(), 0, {}).ok());
+}
+
+class Calibrate : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SynthesizeOptions o;
+    o.layers = 2;
+    o.num_experts = 6;
+    o.top_k = 3;
+    o.hidden_size = 128;
+    o.intermediate_size = 64;
+    o.vocab_size = 32;
+    ASSERT_OK(synthesize_checkpoint(dir_.file("in"), o));
+    ASSERT_OK(quantize_checkpoint(dir_.file("in"), dir_.file("out")));
+  }
+  TempDir dir_;
+};
+
+// Against the layer computed here, in double, from the decoded weights.
+TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
+  const auto checkpoint = Checkpoint::open(dir_.file("out"));
+  ASSERT_OK(checkpoint);
+  CalibrateOptions options;
+  options.states.tokens = 9;
+  options.states.skipped_share = 0.6;
+  const auto calibration = calibrate(*checkpoint, options);
+  ASSERT_OK(calibration);
+  ASSERT_EQ(calibration->layers.size(), 2u);
+  EXPECT_FALSE(calibration->notes.empty()) << "seeded states are told";
+  for (const LayerCalibration& got : calibration->layers) {
+    const MoeOptions o = *checkpoint->layer_options(got.layer);
+    const LayerStates states = seeded_states(o, got.layer, options.states);
+    std::vector<float> x(static_cast<size_t>(9 * 128));
+    to_floats(states.hidden.data(), states.hidden_dtype, 9 * 128, x.data());
+    double hidden = 0, intermediate = 0;
+    for (size_t choice = 0; choice < 27; ++choice) {
+      const int32_t id = states.topk_ids[choice];
+      if (id < 0) continue;
+      const float* token = x.data() + choice / 3 * 128;
+      for (int c = 0; c < 128; ++c) hidden = std::max(hidden, std::fabs(double{token[c]}));
+      const auto expert = checkpoint->expert(got.layer, id);
+      ASSERT_OK(expert);
+      const auto dot = [&](const Nvfp4View& v, int64_t row) {
+        double sum = 0;
+        for (int64_t c = 0; c < v.cols; ++c) {
+          const uint8_t byte = v.row_codes(row)[c / 2];
+          sum += double{token[c]} * double{e2m1_to_float(c % 2 == 0 ? low_code(byte) : high_code(byte))} *
+                 double{e4m3_to_float(v.row_scales(row)[c / 16])} * double{v.tensor_scale};
+        }
+        return sum;
+      };
+      for (int64_t row = 0; row < 64; ++row) {
+        const double g = std::min(dot(expert->source.gate, row), 10.0);
+        const double u = std::clamp(dot(expert->source.up, row), -10.0, 10.0);
+        double h = g / (1 + std::exp(-g)) * u;
+        EXPECT_EQ(o.router_weight, RouterWeight::kBeforeDown);
+        h *= double{states.topk_weights[choice]};
+        intermediate = std::max(intermediate, std::fabs(h));
+      }
+    }
+    EXPECT_EQ(got.hidden_amax, static_cast<float>(hidden));
+    EXPECT_NEAR(got.intermediate_amax, intermediate, intermediate * 0x1p-7) << "one rounding to bf16";
+    EXPECT_TRUE(got.router_weighted);
+    EXPECT_EQ(got.scales().hidden, static_cast<float>(hidden / 2688));
+  }
+}
+
+TEST_F(Calibrate, ScalesReachTheCheckpointAndTheLayer) {
+  const auto checkpoint = Checkpoint::open(dir_.file("out"));
+  ASSERT_OK(checkpoint);
+  CalibrateOptions options;
+  options.layers = {1};
+  const auto calibration = calibrate(*checkpoint, options);
+  ASSERT_OK(calibration);
+  ASSERT_EQ(calibration->layers.size(), 1u);
+  EXPECT_EQ(calibration->layers[0].tokens, 32);
+  ASSERT_OK(write_input_scales(dir_.file("out"), dir_.file("scaled"), calibration->scales()));
+  const auto scaled = Checkpoint::open(dir_.file("scaled"));
+  ASSERT_OK(scaled);
+  EXPECT_EQ(scaled->layer_scales(1)->hidden, calibration->layers[0].scales().hidden);
+  EXPECT_EQ(scaled->layer_scales(1)->intermediate, calibration->layers[0].scales().intermediate);
+  EXPECT_EQ(scaled->layer_scales(0)->hidden, 1.0f);
+}
+
+TEST_F(Calibrate, NonFiniteStatesAndWrongLayersAreRefused) {
+  const auto checkpoint = Checkpoint::open(dir_.file("out"));
+  ASSERT_OK(checkpoint);
+  CalibrateOptions options;
+  options.layers = {5};
+  EXPECT_EQ(calibrate(*checkpoint, options).status().code(), Code::kInvalidArgument);
+  std::vector<float> hidden(2 * 128, 1.0f);
+  hidden[130] = INFINITY;
+  std::vector<TensorInfo> infos;
+  std::vector<std::vector<std::byte>> data;
+  add(infos, data, "hidden", DType::kF32, {2, 128}, hidden);
+  write(dir_.file("s.safetensors"), infos, data);
+  options.layers = {};
+  options.input = dir_.file("s.safetensors");
+  const Status status = calibrate(*checkpoint, options).status();
+  EXPECT_EQ(status.code(), Code::kBadInput);
+  EXPECT_NE(status.message().find("token 1"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -299,11 +299,15 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
   std::lognormal_distribution<float> spread(-3, 5);
   int zero_blocks = 0;
   int saturated = 0;
+  int order_matters = 0;
   for (int trial = 0; trial < 20000; ++trial) {
     std::vector<float> x(16);
     const float size = spread(random);
     for (float& value : x) value = bf16_to_float(bf16_from_float(normal(random) * size));
-    const float input_scale = 0.37f * spread(random) / 2688.0f;
+    // Every other scale puts amax beside a boundary of E4M3, where the order of the multiplications decides the byte.
+    const float beside =
+        row_amax(x) / static_cast<float>(6.0 * e4m3_grid().midpoint(static_cast<size_t>(random() % 126)));
+    const float input_scale = trial % 2 == 0 && beside > 0 ? beside : 0.37f * spread(random) / 2688.0f;
     const Row row = compat(x, input_scale);
     const volatile float global = 1.0f / input_scale;
     float amax = 0;
@@ -313,6 +317,9 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
     const volatile float scale = global * sixth;
     const size_t byte = e4m3_grid().round(static_cast<double>(scale));
     ASSERT_EQ(row.scales[0], byte);
+    const volatile float scaled = global * amax;
+    const volatile float other_order = scaled * rcp6;
+    order_matters += e4m3_grid().round(static_cast<double>(other_order)) != byte;
     saturated += row.counts.saturated_scales != 0;
     ASSERT_EQ(row.counts.saturated_scales, scale > 448.0f ? 1u : 0u);
     zero_blocks += byte == 0;
@@ -327,6 +334,7 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
   }
   EXPECT_GT(zero_blocks, 100);
   EXPECT_GT(saturated, 100);
+  EXPECT_GT(order_matters, 100);
 }
 
 }  // namespace

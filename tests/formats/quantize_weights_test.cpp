@@ -259,5 +259,18 @@ TEST(QuantizeWeights, MseSearchTakesTheBestNeighbour) {
   EXPECT_GT(better, 500);
 }
 
+// 12 = 6 * 2 = 4 * 3: no error under either scale, so the max choice 2 stays. With 8 = 4 * 2 alone the candidates are
+// 8/6 rounded and 2: here the second is strictly better.
+TEST(QuantizeWeights, MseTiesGoToTheMaxChoice) {
+  std::vector<float> x(16, 0.0f);
+  x[3] = 12.0f;
+  EXPECT_EQ(quantize(x, 1, 1.0f, ScaleSearch::kMse).scales[0], 0x40);
+  x[3] = 8.0f;
+  const Quantized q = quantize(x, 1, 1.0f, ScaleSearch::kMse);
+  EXPECT_EQ(q.scales[0], 0x40);
+  EXPECT_EQ(q.sum_sq_error, 0.0);
+  EXPECT_EQ(quantize(x, 1, 1.0f, ScaleSearch::kMax).scales[0], e4m3_grid().round_quotient(8.0, 6.0));
+}
+
 }  // namespace
 }  // namespace nvfp4_moe

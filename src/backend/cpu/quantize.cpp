@@ -28,6 +28,7 @@ void quantize(const HostCall& call) {
   RunStatus& status = *call.buffers.status;
   const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
+      call.buffers.hidden.nonfinite[token] = 0;
       if (!has_row(call, token)) continue;
       const LineCounts counts = convert_line(
           call.batch.hidden, call.batch.hidden_dtype, token, config->hidden_size, config->activation_format, scale,
@@ -55,6 +56,8 @@ void requantize(const HostCall& call, const HostPart& part) {
       add(status.intermediate_saturated, counts.saturated);
       add(status.intermediate_zeroed, counts.zeroed);
       add(status.nonfinite_rows, counts.nonfinite ? 1 : 0);
+      // bf16 carries NaN and Inf itself: only codes need the flag.
+      if (config->activation_format == ActivationFormat::kBf16) part.intermediate.nonfinite[row] = 0;
     }
   };
   call.executor.parallel_for(rows, 8, std::ref(body));  // by reference: nothing is allocated

@@ -56,8 +56,6 @@ void requantize(const HostCall& call, const HostPart& part) {
       add(status.intermediate_saturated, counts.saturated);
       add(status.intermediate_zeroed, counts.zeroed);
       add(status.nonfinite_rows, counts.nonfinite ? 1 : 0);
-      // bf16 carries NaN and Inf itself: only codes need the flag.
-      if (config->activation_format == ActivationFormat::kBf16) part.intermediate.nonfinite[row] = 0;
     }
   };
   call.executor.parallel_for(rows, 8, std::ref(body));  // by reference: nothing is allocated

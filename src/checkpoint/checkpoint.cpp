@@ -102,6 +102,17 @@ Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& ou
   return {};
 }
 
+// A fault maps more than the page it asks for: up to a whole large folio of the page cache. What lies around a span is
+// given back with it; a neighbour that is still wanted costs one more fault.
+constexpr uint64_t kFaultWindowBytes = uint64_t{2} << 20;
+
+void release_around(const SafetensorsFile& file, const std::byte* data, size_t size_bytes) {
+  const TensorInfo& first = file.header().tensors.front();
+  const std::byte* section = file.data(first) - first.begin;
+  const auto before = static_cast<size_t>(std::min<uint64_t>(kFaultWindowBytes, static_cast<uint64_t>(data - section)));
+  file.release(data - before, before + size_bytes + kFaultWindowBytes);
+}
+
 std::string place_of(int64_t layer, int64_t expert) {
   return expert < 0 ? fmt::format("layer {} shared expert", layer) : fmt::format("layer {} expert {}", layer, expert);
 }
@@ -242,7 +253,7 @@ void Checkpoint::release(int64_t layer, int64_t global_expert) const {
     MatrixSource matrix;
     impl_->resolve(shared ? *entry->shared : entry->routed, layer, shared ? -1 : global_expert, projection, matrix,
                    unused);
-    for (const MatrixSource::Span& span : matrix.spans) span.file->release(span.data, span.size_bytes);
+    for (const MatrixSource::Span& span : matrix.spans) release_around(*span.file, span.data, span.size_bytes);
   }
 }
 
@@ -253,6 +264,14 @@ Result<LayerScales> Checkpoint::layer_scales(int64_t layer, std::vector<Finding>
   LayerScales out;
   FindingList found;
   impl_->add_input_scales(*entry, layer, {0, impl_->model.options.num_experts}, found, &out);
+  // The scalars lie between the codes of every expert: leave no pages of other ranks' experts behind.
+  const ExpertNames& names = entry->routed;
+  for (int64_t e = 0; e < impl_->model.options.num_experts && !names.parts.input_scale.empty(); ++e) {
+    for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+      const TensorIndex::Ref ref = impl_->index.find(names.name(e, projection, names.parts.input_scale));
+      if (ref.info != nullptr) release_around(*ref.file, ref.data(), static_cast<size_t>(ref.info->size_bytes()));
+    }
+  }
   if (findings != nullptr) {
     for (Finding& finding : found.take()) findings->push_back(std::move(finding));
   }
@@ -272,6 +291,8 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, 
         target = std::max(target.value_or(0.0f), scale.value);
       }
       if (!used || scale.finding[0] == '\0') continue;
+      // Where the whole expert is missing, that is the finding.
+      if (index.find(entry.routed.name(e, projection, entry.routed.parts.codes)).info == nullptr) continue;
       const bool one = scale.usable;
       found.add(
           {one ? Severity::kNote : Severity::kWarning, scale.finding, layer, e, scale.name,

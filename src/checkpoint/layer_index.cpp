@@ -70,15 +70,15 @@ Result<FormatParts> detect(const TensorIndex& index, const ExpertNames& names, i
     return !global && is_e8m0(scales) ? mxfp4_parts("weight_packed", "weight_scale") : kCompressedParts;
   }
   if (weight == nullptr) return bad_input(fmt::format("{}: missing", shown("weight")));
+  if (weight->dtype == DType::kF8E4M3 || weight->dtype == DType::kF8E5M2) {
+    return unsupported(fmt::format("{}: FP8 experts are not NVFP4", shown("weight")));
+  }
   if (part("weight_scale_2") != nullptr) return kModelOptParts;
   const bool bytes = weight->dtype == DType::kU8 || weight->dtype == DType::kI8 || weight->dtype == DType::kF4;
   if (bytes && is_e8m0(part("scale"))) return mxfp4_parts("weight", "scale");
   if (bytes && is_e8m0(scales)) return mxfp4_parts("weight", "weight_scale");
   if (bytes && scales != nullptr) return kModelOptParts;  // its weight_scale_2 is then reported as missing
   if (is_float(weight->dtype) && scales == nullptr && part("scale") == nullptr) return kFloatParts;
-  if (weight->dtype == DType::kF8E4M3 || weight->dtype == DType::kF8E5M2) {
-    return unsupported(fmt::format("{}: FP8 experts are not NVFP4", shown("weight")));
-  }
   return bad_input(fmt::format("{}: {} is none of ModelOpt NVFP4, compressed-tensors NVFP4, MXFP4 and floats",
                                shown("weight"), describe(*weight)));
 }

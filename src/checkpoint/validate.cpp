@@ -29,14 +29,19 @@ Result<ExpertRange> checked_range(const ExpertRange& range, int64_t experts) {
 struct LayerMarks {
   bool powers_of_two = true;
   bool four_over_six = true;
-  int64_t matrices = 0;
+  int64_t experts = 0;
 
-  void add(const MatrixSource& matrix, const ScaleScan& scan) {
-    ++matrices;
-    const ByteMatrix scales = matrix.scales_as_stored();
-    powers_of_two = powers_of_two && is_power_of_two(matrix.tensor_scale) &&
-                    all_powers_of_two(scales.data, scales.rows, scales.cols, scales.row_stride);
-    four_over_six = four_over_six && (scan.max == kScale256 || scan.max == kScale384);
+  // Gate and up may share one tensor scale, so that only the larger of the two reaches the top of its range.
+  void add(const MatrixSource (&matrices)[3], const ScaleScan (&scans)[3]) {
+    ++experts;
+    for (const MatrixSource& matrix : matrices) {
+      const ByteMatrix scales = matrix.scales_as_stored();
+      powers_of_two = powers_of_two && is_power_of_two(matrix.tensor_scale) &&
+                      all_powers_of_two(scales.data, scales.rows, scales.cols, scales.row_stride);
+    }
+    for (const uint8_t top : {std::max(scans[0].max, scans[1].max), scans[2].max}) {
+      four_over_six = four_over_six && top >= kScale256 && top <= kScale384;
+    }
   }
 };
 
@@ -65,23 +70,27 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
   LayerMarks marks;
   for (int64_t e = range.first; e < range.first + range.count; ++e) {
     MatrixSource matrices[3];
+    ScaleScan scans[3];
     bool resolved = true;
+    bool valid = true;
     for (int p = 0; p < 3; ++p) {
       if (!impl_->resolve(entry->routed, layer, e, kProjections[p], matrices[p], found)) {
         resolved = false;
         continue;
       }
-      ScaleScan scan;
       int64_t zero_blocks = 0;
-      if (!check_scales(matrices[p], found, scan, zero_blocks)) continue;
-      if (nvfp4) marks.add(matrices[p], scan);
+      if (!check_scales(matrices[p], found, scans[p], zero_blocks)) {
+        valid = false;
+        continue;
+      }
       if (format != SourceFormat::kMxfp4) continue;
-      if (const uint64_t rounded = rounded_blocks(matrices[p], scan); rounded > 0) {
+      if (const uint64_t rounded = rounded_blocks(matrices[p], scans[p]); rounded > 0) {
         found.add({Severity::kWarning, "mxfp4_block_rounded", layer, e, matrices[p].scales_name,
                    "block scales within 2^17 of the largest", "blocks below that, whose codes loading rounds once",
                    static_cast<int64_t>(rounded)});
       }
     }
+    if (resolved && valid && nvfp4) marks.add(matrices, scans);
     if (resolved && nvfp4 && matrices[0].tensor_scale != matrices[1].tensor_scale) {
       found.add({Severity::kNote, "gate_up_scale_mismatch", layer, e, matrices[1].tensor_scale_name,
                  fmt::format("gate's {} or another: legal, each keeps its own", float_string(matrices[0].tensor_scale)),
@@ -89,10 +98,10 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
     }
   }
   impl_->add_input_scales(*entry, layer, range, found, nullptr);
-  if (marks.matrices > 0 && marks.powers_of_two) {
+  if (marks.experts > 0 && marks.powers_of_two) {
     found.add({Severity::kNote, "power_of_two_scales", layer, -1, entry->routed.stem, "",
                "every scale is a power of two: a lossless cast from MXFP4"});
-  } else if (marks.matrices > 0 && marks.four_over_six) {
+  } else if (marks.experts > 0 && marks.four_over_six) {
     found.add({Severity::kNote, "four_over_six_scales", layer, -1, entry->routed.stem, "",
                "block scales end at 256 or 384: quantized with the choice of 4 or 6 per block"});
   }

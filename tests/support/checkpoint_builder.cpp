@@ -224,6 +224,13 @@ void CheckpointBuilder::generate() {
           for (uint8_t& byte : m.scales) byte = static_cast<uint8_t>(117 + noise.bits() % 6);
           continue;
         }
+        if (options_.random_codes) {
+          for (uint8_t& byte : m.codes) byte = static_cast<uint8_t>(noise.bits() >> 56);
+          m.scales.resize(static_cast<size_t>(m.rows * (m.cols / 16)));
+          for (uint8_t& byte : m.scales) byte = static_cast<uint8_t>(0x50 + noise.bits() % 0x2F);
+          m.tensor_scale = 1e-4f;
+          continue;
+        }
         double amax = 0;
         for (int64_t i = 0; i < m.rows * m.cols; ++i) {
           const float w = rounded_to(0.05f * noise.normal() * (i % 97 == 0 ? 4.0f : 1.0f), options_.float_dtype);
@@ -241,6 +248,7 @@ void CheckpointBuilder::generate() {
       BuiltMatrix& gate = matrices_[key(layer, e, "gate")];
       BuiltMatrix& up = matrices_[key(layer, e, "up")];
       if (options_.format == SourceFormat::kFloat || options_.format == SourceFormat::kMxfp4) continue;
+      if (options_.random_codes) continue;
       const float both = std::max(gate.tensor_scale, up.tensor_scale);
       for (BuiltMatrix* m : {&gate, &up}) {
         QuantizeCounts counts;

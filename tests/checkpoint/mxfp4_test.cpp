@@ -1,0 +1,117 @@
+// The MXFP4 cast against its definition in double: exact wherever the scales lie within 2^17, one rounding below.
+#include "checkpoint/mxfp4.h"
+
+#include <cmath>
+#include <random>
+
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+double code_value(int code) {
+  static const double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
+}
+double e4m3_value(int byte) {
+  const int exponent = byte >> 3;
+  return exponent == 0 ? std::ldexp(byte & 7, -9) : std::ldexp(8 + (byte & 7), exponent - 10);
+}
+int code_at(const std::vector<uint8_t>& codes, int64_t i) {
+  const int byte = codes[static_cast<size_t>(i / 2)];
+  return i % 2 == 0 ? byte & 15 : byte >> 4;
+}
+
+struct Cast {
+  std::vector<uint8_t> codes, scales;
+  Mxfp4Cast facts;
+  double value(int64_t i) const {
+    return code_value(code_at(codes, i)) * e4m3_value(scales[static_cast<size_t>(i / 16)]) *
+           static_cast<double>(facts.tensor_scale);
+  }
+};
+
+// One row.
+Result<Cast> cast_row(const std::vector<uint8_t>& codes, const std::vector<uint8_t>& scales) {
+  const auto cols = static_cast<int64_t>(codes.size()) * 2;
+  Cast out;
+  out.codes.resize(codes.size());
+  out.scales.resize(static_cast<size_t>(cols / 16));
+  NVFP4_MOE_ASSIGN(out.facts, cast_mxfp4(codes.data(), cols / 2, scales.data(), cols / 32, 0, 1, cols, out.codes.data(),
+                                         out.scales.data()));
+  return out;
+}
+
+TEST(Mxfp4, ExactForEveryTopExponentAndSpreadUpTo17) {
+  std::mt19937_64 random(7);
+  for (int top = 0; top <= 254; ++top) {
+    std::vector<uint8_t> scales, codes;
+    for (int spread = 0; spread <= 17 && top - spread >= 0; ++spread) {
+      scales.push_back(static_cast<uint8_t>(top - spread));
+      for (int i = 0; i < 16; ++i) codes.push_back(static_cast<uint8_t>(random() >> 50));
+      codes.back() = 0x77;
+    }
+    Result<Cast> cast = cast_row(codes, scales);
+    ASSERT_OK(cast);
+    EXPECT_EQ(cast->facts.rounded_blocks, 0u);
+    EXPECT_EQ(cast->codes, codes);
+    for (int64_t i = 0; i < static_cast<int64_t>(codes.size()) * 2; ++i) {
+      ASSERT_EQ(cast->value(i), std::ldexp(code_value(code_at(codes, i)), scales[static_cast<size_t>(i / 32)] - 127))
+          << "top " << top << " element " << i;
+    }
+    if (top >= 9) {  // tensor scale 2^(k_max - 8), the largest block scale 2^8
+      EXPECT_EQ(cast->facts.tensor_scale, std::ldexp(1.0f, top - 127 - 8));
+      EXPECT_EQ(cast->scales[0], 0x78);
+    }
+  }
+}
+
+TEST(Mxfp4, BelowThatOneRoundingToTheSmallestScale) {
+  for (int spread = 18; spread <= 24; ++spread) {
+    std::vector<uint8_t> codes(32, 0);
+    codes[0] = 0x07;  // the block that sets k_max: a 6
+    for (int c = 0; c < 16; ++c) codes[static_cast<size_t>(16 + c / 2)] |= static_cast<uint8_t>(c << (c % 2 * 4));
+    Result<Cast> cast = cast_row(codes, {140, static_cast<uint8_t>(140 - spread)});
+    ASSERT_OK(cast);
+    const double unit = std::ldexp(1.0, 140 - 127 - 8 - 9);  // the value of code 1.0 under scale 2^-9
+    for (int c = 0; c < 16; ++c) {
+      const double exact = std::ldexp(code_value(c), 140 - spread - 127);
+      double best = 1e30;  // the nearest of the 16 values that the smallest scale offers
+      for (int other = 0; other < 16; ++other) best = std::min(best, std::abs(code_value(other) * unit - exact));
+      EXPECT_EQ(std::abs(cast->value(32 + c) - exact), best) << spread << " code " << c;
+    }
+    EXPECT_EQ(cast->facts.rounded_blocks, 1u);  // the second half of that block is zeros: exact
+    EXPECT_EQ(cast->scales[3], 0);
+    const bool all_zero = 6 * std::ldexp(1.0, 17 - spread) <= 0.25;  // ties at 0.25 go down
+    EXPECT_EQ(cast->scales[2], all_zero ? 0 : 1) << spread;
+    if (all_zero) {
+      for (int i = 16; i < 24; ++i) EXPECT_EQ(cast->codes[static_cast<size_t>(i)], 0);
+    }
+  }
+}
+
+TEST(Mxfp4, ZerosUnderAnyScaleCostNothing) {
+  std::vector<uint8_t> codes(16 * 3, 0);
+  codes[0] = 0x80;  // a -0 under a huge scale
+  codes[16] = 0x21;
+  Result<Cast> cast = cast_row(codes, {250, 120, 0});
+  ASSERT_OK(cast);
+  EXPECT_EQ(cast->facts.tensor_scale, std::ldexp(1.0f, 120 - 127 - 8));
+  EXPECT_EQ(cast->facts.rounded_blocks, 0u);
+  EXPECT_EQ(cast->value(32), std::ldexp(0.5, -7));
+  EXPECT_EQ(cast->value(33), std::ldexp(1.0, -7));
+  EXPECT_EQ(cast->value(1), 0.0);
+  EXPECT_EQ(cast->codes[0], 0);
+  Result<Cast> zeros = cast_row(std::vector<uint8_t>(32, 0), {254, 0});
+  ASSERT_OK(zeros);
+  EXPECT_TRUE(std::isnormal(zeros->facts.tensor_scale));
+}
+
+TEST(Mxfp4, ANanScaleIsRefused) {
+  const Status status = cast_row(std::vector<uint8_t>(32, 0), {100, 255}).status();
+  EXPECT_EQ(status.code(), Code::kBadInput);
+  EXPECT_EQ(status.message(), "row 0 block 1: E8M0 scale is NaN (0xFF)");
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

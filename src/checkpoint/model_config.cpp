@@ -323,7 +323,8 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
   return {};
 }
 
-// What both files declare; where both speak they must agree.
+// What both files declare; where both speak they must agree. hf_quant_config.json is ModelOpt's: beside a
+// compressed-tensors config.json it is what that library's converter copied along from the source, and says nothing.
 Result<QuantDeclaration> read_quantization(const json& config, const json& language, std::string_view hf_quant_json,
                                            std::string_view family) {
   QuantDeclaration from_config;
@@ -335,7 +336,7 @@ Result<QuantDeclaration> read_quantization(const json& config, const json& langu
     if (!parsed.ok()) return parsed.status().in("config.json quantization_config");
     from_config = *std::move(parsed);
   }
-  if (hf_quant_json.empty()) return from_config;
+  if (hf_quant_json.empty() || from_config.format == SourceFormat::kCompressedTensors) return from_config;
   Result<json> root = parse_json_strict(hf_quant_json);
   if (!root.ok()) return root.status().in("hf_quant_config.json");
   const json* quantization = root->is_object() ? member(*root, "quantization") : nullptr;

@@ -168,6 +168,7 @@ std::string_view ignored_reason(std::string_view name) {
   if (contains(name, "vision") || contains(name, "visual") || contains(name, "projector") || contains(name, "audio")) {
     return "another modality";
   }
+  if (contains(name, "attention_layernorm") || contains(name, "attention_norm")) return "normalisation";
   if (contains(name, "attn") || contains(name, "attention") || contains(name, "kv_")) return "attention";
   if (contains(name, "shared_expert_gate")) return "gate of the shared expert: its result is given with each batch";
   if (contains(name, "e_score_correction_bias") || contains(name, ".gate.") || contains(name, "router") ||

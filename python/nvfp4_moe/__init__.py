@@ -18,6 +18,9 @@ line that names the thing, what was expected and what came. Any function may be 
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,7 @@ from ._core import (
     Busy,
     Cancelled,
     CheckFailed,
+    Checkpoint,
     Error,
     Internal,
     IoError,
@@ -44,6 +48,7 @@ __all__ = [
     "Busy",
     "Cancelled",
     "CheckFailed",
+    "Checkpoint",
     "Error",
     "Internal",
     "IoError",
@@ -56,8 +61,12 @@ __all__ = [
     "encode_e2m1",
     "encode_e4m3",
     "expert_scale_row",
+    "explain",
+    "inspect",
+    "load_expert",
     "pack",
     "quantize",
+    "quantize_checkpoint",
     "swizzle",
     "swizzle_experts",
     "to_fp8",
@@ -171,3 +180,72 @@ def swizzle_experts(scales: Any, row_offsets: Any) -> Any:
 def expert_scale_row(row_offset: int, expert: int) -> int:
     """The padded row where the scale tiles of an expert begin whose first row is row_offset."""
     return _core.expert_scale_row(row_offset, expert)
+
+
+def inspect(path: str | os.PathLike[str], layers: Sequence[int] | None = None) -> dict[str, Any]:
+    """What a checkpoint directory (or one safetensors file) holds.
+
+    Returns the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale ranges); and
+    "findings", each a dict with severity ("note", "warning", "error"), id, layer, expert, tensor, expected, actual,
+    count and text. layers=None reads the block scales of every MoE layer, [] reads headers and config only.
+
+    Raises BadInput where the files are broken, Unsupported where the model is none this library knows, IoError.
+    """
+    return Checkpoint(os.fspath(path)).inspect(None if layers is None else list(layers))
+
+
+def load_expert(
+    path: str | os.PathLike[str], layer: int, expert: int, *, first: int = 0, count: int = 0
+) -> dict[str, Any]:
+    """One expert as the layer would load it: "gate", "up" (intermediate, hidden) and "down" (hidden, intermediate).
+
+    Each is {"codes" uint8 (rows, K/2), "scales" uint8 (rows, K/16), "tensor_scale" float}, whatever the files' format;
+    copies. "input_scale" is {"hidden", "intermediate"}: the layer's activation scales (amax/2688), maximum over all
+    experts, or None. "names" tells the tensors. first, count: a slice of the intermediate dimension, multiples of 16.
+    """
+    return Checkpoint(os.fspath(path)).expert(layer, expert, first, count)
+
+
+def quantize_checkpoint(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    format: str = "modelopt",
+    layers: Sequence[int] = (),
+    scales: str = "max",
+    share_gate_up_scale: bool = True,
+    input_scales: Mapping[int, tuple[float | None, float | None]] | None = None,
+    max_shard_bytes: int = 5 << 30,
+    threads: int = 0,
+    progress: Callable[[dict[str, Any]], bool | None] | None = None,
+) -> dict[str, Any]:
+    """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`: format "modelopt" or "compressed-tensors".
+
+    layers: the MoE layers to quantize, all where empty. scales: "max" or "mse". share_gate_up_scale: one tensor scale
+    for gate and up, as vLLM expects. input_scales: by layer (hidden, intermediate), amax/2688. threads=0: one per core.
+    progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
+
+    Returns what was done: layers with their SQNR, counts, notes. Raises ValueError on options or an `out` that holds
+    something else, Unsupported, BadInput, IoError, Cancelled.
+    """
+    return _core.quantize_checkpoint(
+        os.fspath(source),
+        os.fspath(out),
+        format,
+        list(layers),
+        scales,
+        share_gate_up_scale,
+        dict(input_scales or {}),
+        max_shard_bytes,
+        threads,
+        progress,
+    )
+
+
+def explain(options: Mapping[str, Any], backend: str = "auto") -> list[dict[str, Any]]:
+    """Which backend takes a layer on this host, and why each other does not: dicts with backend, chosen, reason.
+
+    options: fields of the layer's config (num_experts, top_k, hidden_size, intermediate_size, activation, ...); those
+    left out have their defaults. Raises ValueError or BadInput where they make no config.
+    """
+    return _core.explain(json.dumps({**json.loads(_core.default_options()), **options}), backend)

@@ -51,6 +51,9 @@ inline double element(const void* data, DType dtype, size_t i) {
   }
 }
 
+// JSON of the library as Python objects.
+inline nb::object parse_json(const std::string& text) { return nb::module_::import_("json").attr("loads")(text); }
+
 // A fresh C-contiguous NumPy array, contents undefined.
 template <class T>
 struct Output {

@@ -9,4 +9,6 @@ NB_MODULE(_core, m) {
   nvfp4_moe::python::bind_errors(m);
   nvfp4_moe::python::bind_formats(m);
   nvfp4_moe::python::bind_layouts(m);
+  nvfp4_moe::python::bind_checkpoint(m);
+  nvfp4_moe::python::bind_quantize_checkpoint(m);
 }

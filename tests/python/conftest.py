@@ -36,3 +36,24 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(f"{differing:8d} of {of:9d}  {what}  [{test}]")
     none = sum(differing == 0 for _, _, differing, _ in _counts)
     terminalreporter.write_line(f"{none} more comparisons without a difference")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """made(family) -> directory with original/, modelopt/ and compressed_tensors/, exported once a session."""
+    for package in ("torch", "transformers", "modelopt", "compressed_tensors", "safetensors"):
+        pytest.importorskip(package)
+    import make_checkpoint_vectors as vectors
+
+    done: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in done:
+            root = tmp_path_factory.mktemp(family)
+            vectors.make_original(root / "original", family)
+            for producer, export in vectors.EXPORTERS.items():
+                export(root / "original", root / producer)
+            done[family] = root
+        return done[family]
+
+    return make

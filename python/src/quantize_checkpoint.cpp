@@ -1,0 +1,93 @@
+// quantize_checkpoint from Python, with a progress callback.
+#include "checkpoint/quantize_checkpoint.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+
+namespace nvfp4_moe::python {
+
+namespace {
+
+// Calls a Python callable from a thread that may not hold the interpreter lock. What it raises cancels the operation
+// and is raised again once the library has returned.
+class PyProgress {
+ public:
+  explicit PyProgress(nb::object callback) : callback_(std::move(callback)) {}
+  ProgressFn function() {
+    if (callback_.is_none()) return {};
+    return [this](const Progress& p) {
+      nb::gil_scoped_acquire acquire;
+      try {
+        nb::dict d;
+        d["what"] = nb::str(p.what.data(), p.what.size());
+        d["item"] = nb::str(p.item.data(), p.item.size());
+        d["done"] = p.done;
+        d["total"] = p.total;
+        d["done_bytes"] = p.done_bytes;
+        d["total_bytes"] = p.total_bytes;
+        d["elapsed_s"] = p.elapsed_s;
+        const nb::object answer = callback_(d);
+        return !(nb::isinstance<nb::bool_>(answer) && !nb::cast<bool>(answer));
+      } catch (nb::python_error& error) {
+        raised_ = std::make_unique<nb::python_error>(error);
+        return false;
+      }
+    };
+  }
+  void rethrow() const {
+    if (raised_) throw nb::python_error(*raised_);
+  }
+
+ private:
+  nb::object callback_;
+  std::unique_ptr<nb::python_error> raised_;
+};
+
+using Scales = std::pair<std::optional<float>, std::optional<float>>;  // hidden, intermediate
+
+nb::object quantize_files(const std::string& in, const std::string& out, const std::string& format,
+                          std::vector<int64_t> layers, const std::string& scales, bool share_gate_up_scale,
+                          const nb::dict& input_scales, uint64_t max_shard_bytes, int threads, nb::object progress) {
+  QuantizeOptions options;
+  options.format = take(parse_output_format(format));
+  options.layers = std::move(layers);
+  if (scales != "max" && scales != "mse") fail("scales: expected max or mse, got " + scales);
+  options.scales = scales == "mse" ? ScaleSearch::kMse : ScaleSearch::kMax;
+  options.share_gate_up_scale = share_gate_up_scale;
+  for (const auto& [layer, value] : input_scales) {
+    const Scales pair = nb::cast<Scales>(value);
+    options.input_scales[nb::cast<int64_t>(layer)] = LayerScales{pair.first, pair.second};
+  }
+  options.max_shard_bytes = max_shard_bytes;
+  const std::unique_ptr<Executor> executor = make_thread_pool(threads);
+  options.executor = executor.get();
+  PyProgress callback(std::move(progress));
+  options.progress = callback.function();
+  std::optional<Result<QuantizeResult>> result;
+  {
+    nb::gil_scoped_release release;
+    result.emplace(quantize_checkpoint(in, out, options));
+  }
+  callback.rethrow();
+  return parse_json(to_json(take(std::move(*result)), -1));
+}
+
+}  // namespace
+
+void bind_quantize_checkpoint(nb::module_& m) {
+  m.def("quantize_checkpoint", &quantize_files, nb::arg("source"), nb::arg("out"), nb::arg("format"), nb::arg("layers"),
+        nb::arg("scales"), nb::arg("share_gate_up_scale"), nb::arg("input_scales"), nb::arg("max_shard_bytes"),
+        nb::arg("threads"), nb::arg("progress").none());
+}
+
+}  // namespace nvfp4_moe::python

@@ -248,4 +248,8 @@ def explain(options: Mapping[str, Any], backend: str = "auto") -> list[dict[str,
     options: fields of the layer's config (num_experts, top_k, hidden_size, intermediate_size, activation, ...); those
     left out have their defaults. Raises ValueError or BadInput where they make no config.
     """
-    return _core.explain(json.dumps({**json.loads(_core.default_options()), **options}), backend)
+    defaults = json.loads(_core.default_options())
+    for name in options:
+        if name not in defaults:
+            raise ValueError(f"options: expected one of {', '.join(defaults)}, got {name}")
+    return _core.explain(json.dumps({**defaults, **options}), backend)

@@ -209,6 +209,31 @@ def test_error_classes():
         assert issubclass(cls, nv.Error) and cls.code == code
 
 
+def test_explain():
+    options = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 64}
+    choices = nv.explain(options)
+    assert sum(choice["chosen"] for choice in choices) == 1
+    assert "reference" in [choice["backend"] for choice in choices] and all(choice["reason"] for choice in choices)
+    forced = nv.explain(options, backend="reference")
+    assert [choice["backend"] for choice in forced if choice["chosen"]] == ["reference"]
+    with pytest.raises(ValueError, match="hidden_size: expected a positive multiple of 16"):
+        nv.explain({**options, "hidden_size": 63})
+    with pytest.raises(ValueError, match="got num_expert"):
+        nv.explain({"num_expert": 8})
+    with pytest.raises(nv.BadInput, match="activation"):
+        nv.explain({**options, "activation": "gelu"})
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\xff" * 8, (10).to_bytes(8, "little") + b'{"a":1}   '])
+def test_broken_files_are_bad_input(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(nv.BadInput, match="model.safetensors"):
+        nv.inspect(tmp_path)
+    with pytest.raises(nv.Error):
+        nv.inspect(tmp_path / "nowhere")
+
+
 def test_torch_in_torch_out():
     torch = pytest.importorskip("torch")
     x = torch.from_numpy(X).to(torch.bfloat16).requires_grad_()

@@ -277,7 +277,7 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
     NVFP4_MOE_TRY(layer->pack(source, progress));
     if (key) {
       const Status written = write_cache(told.path, *key, weights);
-      if (!written.ok()) told.reason = written.message();
+      if (!written.ok()) told.reason += (told.reason.empty() ? "" : "; ") + written.message();
     }
   }
   if (!told.reason.empty()) log_line(LogLevel::kWarning, "packed cache not used: " + told.reason);

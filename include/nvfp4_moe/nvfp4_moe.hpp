@@ -1,0 +1,166 @@
+// nvfp4-moe for C++20: a thin face over the C interface (nvfp4_moe.h), which says what everything means.
+//
+// Handles close themselves, failures are thrown as nvfp4_moe::api::Error, texts are std::string. Structs are the C
+// ones: nvfp4_moe::api::make<nvfp4_moe_config>() gives one with its size set and everything else at its default.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "nvfp4_moe/nvfp4_moe.h"
+
+namespace nvfp4_moe::api {
+
+class Error : public std::runtime_error {
+ public:
+  Error(nvfp4_moe_code code, const std::string& text) : std::runtime_error(text), code_(code) {}
+  nvfp4_moe_code code() const noexcept { return code_; }
+
+ private:
+  nvfp4_moe_code code_;
+};
+
+inline void check(nvfp4_moe_code code) {
+  if (code != NVFP4_MOE_OK) throw Error(code, nvfp4_moe_last_error());
+}
+
+// A zero struct that carries its size.
+template <class Struct>
+Struct make() {
+  Struct value{};
+  value.struct_size = sizeof(Struct);
+  return value;
+}
+
+// What a function that gives a text gave.
+template <class Function, class... Arguments>
+std::string text_of(Function&& function, Arguments&&... arguments) {
+  char* text = nullptr;
+  const nvfp4_moe_code code = function(std::forward<Arguments>(arguments)..., &text);
+  const std::unique_ptr<char, void (*)(char*)> owned(text, nvfp4_moe_text_free);
+  check(code);
+  return text;
+}
+
+inline std::string version() { return nvfp4_moe_version(); }
+inline std::string explain(const nvfp4_moe_config& config, const char* backend = nullptr) {
+  return text_of(nvfp4_moe_explain, &config, backend);
+}
+
+// Workspace memory: 256-byte aligned, of at least one byte.
+class Workspace {
+ public:
+  explicit Workspace(std::size_t size_bytes)
+      : size_bytes_(size_bytes), data_(::operator new (size_bytes + 1, std::align_val_t{256})) {}
+  void* data() const noexcept { return data_.get(); }
+  std::size_t size_bytes() const noexcept { return size_bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* data) const noexcept { ::operator delete (data, std::align_val_t{256}); }
+  };
+  std::size_t size_bytes_;
+  std::unique_ptr<void, Free> data_;
+};
+
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::string& path) {
+    nvfp4_moe_checkpoint* handle = nullptr;
+    check(nvfp4_moe_checkpoint_open(path.c_str(), &handle));
+    handle_.reset(handle);
+  }
+  std::string info() const { return text_of(nvfp4_moe_checkpoint_info, handle_.get()); }
+  std::string findings(std::int64_t layer = -1) const {
+    return text_of(nvfp4_moe_checkpoint_findings, handle_.get(), layer);
+  }
+  nvfp4_moe_config config(std::int64_t layer) const {
+    auto config = make<nvfp4_moe_config>();
+    check(nvfp4_moe_checkpoint_config(handle_.get(), layer, &config));
+    return config;
+  }
+  const nvfp4_moe_checkpoint* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Close {
+    void operator()(nvfp4_moe_checkpoint* handle) const noexcept { nvfp4_moe_checkpoint_close(handle); }
+  };
+  std::unique_ptr<nvfp4_moe_checkpoint, Close> handle_;
+};
+
+class Layer {
+ public:
+  // config null: as the checkpoint has it.
+  Layer(const Checkpoint& checkpoint, std::int64_t layer, const nvfp4_moe_layer_options& options,
+        const nvfp4_moe_config* config = nullptr) {
+    nvfp4_moe_layer* handle = nullptr;
+    check(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), layer, config, &options, &handle));
+    handle_.reset(handle);
+  }
+  Layer(const nvfp4_moe_config& config, const nvfp4_moe_layer_tensors& tensors,
+        const nvfp4_moe_layer_options& options) {
+    nvfp4_moe_layer* handle = nullptr;
+    check(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &handle));
+    handle_.reset(handle);
+  }
+
+  std::string describe() const { return text_of(nvfp4_moe_layer_describe, get()); }
+  std::size_t workspace_bytes() const {
+    std::size_t bytes = 0;
+    check(nvfp4_moe_layer_workspace_bytes(get(), &bytes));
+    return bytes;
+  }
+  void run(const nvfp4_moe_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
+    check(nvfp4_moe_layer_run(get(), &batch, workspace.data(), workspace.size_bytes(), stream));
+  }
+  nvfp4_moe_run_status status(const Workspace& workspace) const {
+    auto status = make<nvfp4_moe_run_status>();
+    check(nvfp4_moe_layer_run_status(get(), workspace.data(), workspace.size_bytes(), &status));
+    return status;
+  }
+  void replace_expert(std::int64_t local_expert, const nvfp4_moe_expert& expert) {
+    check(nvfp4_moe_layer_replace_expert(handle_.get(), local_expert, &expert));
+  }
+  void unpack_expert(std::int64_t local_expert, nvfp4_moe_expert_out& expert) const {
+    check(nvfp4_moe_layer_unpack_expert(get(), local_expert, &expert));
+  }
+  const nvfp4_moe_layer* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Close {
+    void operator()(nvfp4_moe_layer* handle) const noexcept { nvfp4_moe_layer_close(handle); }
+  };
+  std::unique_ptr<nvfp4_moe_layer, Close> handle_;
+};
+
+class Linear {
+ public:
+  explicit Linear(const nvfp4_moe_linear_options& options) {
+    nvfp4_moe_linear* handle = nullptr;
+    check(nvfp4_moe_linear_open(&options, &handle));
+    handle_.reset(handle);
+  }
+  std::string describe() const { return text_of(nvfp4_moe_linear_describe, get()); }
+  std::size_t workspace_bytes() const {
+    std::size_t bytes = 0;
+    check(nvfp4_moe_linear_workspace_bytes(get(), &bytes));
+    return bytes;
+  }
+  void run(const nvfp4_moe_linear_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
+    check(nvfp4_moe_linear_run(get(), &batch, workspace.data(), workspace.size_bytes(), stream));
+  }
+  const nvfp4_moe_linear* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Close {
+    void operator()(nvfp4_moe_linear* handle) const noexcept { nvfp4_moe_linear_close(handle); }
+  };
+  std::unique_ptr<nvfp4_moe_linear, Close> handle_;
+};
+
+}  // namespace nvfp4_moe::api

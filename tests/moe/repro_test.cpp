@@ -1,0 +1,400 @@
+// Repros: what is written runs again; what is wrong in a file is told. And the environment variables around them.
+#include "moe/repro.h"
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/safetensors.h"
+#include "moe/config_json.h"
+#include "moe/tiny.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+using testing::HasSubstr;
+
+MoeOptions full_options() {
+  MoeOptions options = tiny_options();
+  options.activation = Activation::kSwigluClamped;
+  options.swiglu_limit = 7.3f;
+  options.shared_intermediate_size = 32;
+  options.activation_scale = ActivationScale::kStatic;
+  options.intermediate_scale = IntermediateScale::kFixed;
+  options.router_weight = RouterWeight::kBeforeDown;
+  return options;
+}
+
+// A repro of a run with everything in it, on the reference.
+struct Written {
+  TempDir directory;
+  TinyLayer tiny{full_options()};
+  TinyBatch batch{tiny.options, 5};
+  std::vector<float> factors = {0.5f, 1.0f, 0.25f, 2.0f, 0.0f};
+  std::string path = directory.file("repro.safetensors");
+  std::unique_ptr<MoeLayer> layer;
+
+  explicit Written(bool with_output = true) {
+    tiny.scales = {0.0123f, 0.3f};
+    LayerOptions options = tiny_layer_options();
+    options.range = {1, 3};
+    auto opened = MoeLayer::open_on(kReferenceBackend, tiny.config(), tiny.source(), options);
+    EXPECT_OK(opened);
+    layer = std::move(*opened);
+    const Buffer workspace = workspace_of(*layer);
+    EXPECT_OK(layer->run(call(), workspace.data(), workspace.size_bytes()));
+    EXPECT_OK(write_repro(path, *layer, call(), with_output));
+  }
+  Batch call() {
+    Batch result = batch.batch();
+    result.shared_weights = factors.data();
+    return result;
+  }
+};
+
+TEST(ConfigJson, GoesBothWays) {
+  MoeOptions options = full_options();
+  options.swiglu_limit = 0.1f;
+  options.intermediate_fixed = 0x1p-20f;
+  options.max_router_weight = 2.7f;
+  options.batch_invariant = true;
+  const auto back = moe_options_from_json(to_json(options));
+  ASSERT_OK(back);
+  EXPECT_EQ(*back, options);
+  EXPECT_EQ(*moe_options_from_json(to_json(tiny_options())), tiny_options());
+}
+
+TEST(ConfigJson, RefusesWhatIsNotOne) {
+  const auto changed = [](const char* key, nlohmann::json value) {
+    auto json = nlohmann::json::parse(to_json(tiny_options()));
+    json[key] = std::move(value);
+    return json.dump();
+  };
+  const std::string cases[] = {"",
+                               "{",
+                               "[]",
+                               "null",
+                               "{}",
+                               changed("num_experts", "4"),
+                               changed("num_experts", 4.5),
+                               changed("num_experts", 1e30),
+                               changed("num_experts", 18446744073709551615u),
+                               changed("activation", "relu"),
+                               changed("activation", 3),
+                               changed("swiglu_alpha", nullptr),
+                               changed("swiglu_alpha", 1e300),
+                               changed("batch_invariant", 1),
+                               changed("another", 1)};
+  for (const std::string& text : cases) EXPECT_EQ(moe_options_from_json(text).status().code(), Code::kBadInput) << text;
+}
+
+TEST(Repro, RunsAgainWithTheSameBits) {
+  const Written written;
+  for (const Backend* backend : backends()) {
+    const auto report = replay(written.path, backend->name, &serial_executor());
+    ASSERT_OK(report);
+    EXPECT_EQ(report->backend, backend->name);
+    EXPECT_EQ(report->recorded_backend, "reference");
+    EXPECT_EQ(report->tokens, 5);
+    EXPECT_TRUE(report->passed()) << report->broken_output_limit << report->broken_reference_limit;
+    ASSERT_TRUE(report->same_bits.has_value());
+    if (backend == &kReferenceBackend) {
+      EXPECT_TRUE(*report->same_bits);
+    }
+  }
+}
+
+TEST(Repro, WithoutOutputComparesWithTheReferenceAlone) {
+  const Written written(false);
+  const auto report = replay(written.path, "auto", &serial_executor());
+  ASSERT_OK(report);
+  EXPECT_FALSE(report->same_bits.has_value());
+  EXPECT_FALSE(report->with_output.has_value());
+  EXPECT_TRUE(report->passed());
+}
+
+// Copies a repro, with one tensor's bytes or the metadata changed on the way.
+struct Edit {
+  std::function<void(std::vector<TensorInfo>&, std::map<std::string, std::string>&)> header = [](auto&, auto&) {};
+  std::string tensor;
+  std::function<void(std::vector<std::byte>&)> bytes;
+};
+std::string edited(const Written& written, const Edit& edit) {
+  const SafetensorsFile file = SafetensorsFile::open(written.path).value();
+  std::vector<TensorInfo> infos = file.header().tensors;
+  auto metadata = file.header().metadata;
+  edit.header(infos, metadata);
+  const std::string path = written.directory.file("edited.safetensors");
+  auto writer = SafetensorsWriter::create(path, infos, metadata).value();
+  for (const TensorInfo& info : infos) {
+    const TensorInfo* original = file.find(info.name);
+    uint64_t count = static_cast<uint64_t>(bits(info.dtype) / 8);
+    for (const int64_t side : info.shape) count *= static_cast<uint64_t>(side);
+    std::vector<std::byte> data(count);
+    if (original != nullptr) std::memcpy(data.data(), file.data(*original), std::min(count, original->size_bytes()));
+    if (info.name == edit.tensor) edit.bytes(data);
+    EXPECT_OK(writer.write(data));
+  }
+  EXPECT_OK(writer.finish());
+  return path;
+}
+
+TEST(Repro, AChangedOutputIsFound) {
+  const Written written;
+  Edit edit;
+  edit.tensor = "output";
+  edit.bytes = [](std::vector<std::byte>& bytes) {  // token 2, channel 7: another sign and size
+    const float wrong = 1000.0f;
+    std::memcpy(bytes.data() + (2 * 64 + 7) * 4, &wrong, 4);
+  };
+  const auto report = replay(edited(written, edit), "reference", &serial_executor());
+  ASSERT_OK(report);
+  EXPECT_FALSE(report->passed());
+  EXPECT_FALSE(*report->same_bits);
+  EXPECT_EQ(report->with_output->max_token, 2);
+  EXPECT_EQ(report->with_output->max_channel, 7);
+  EXPECT_EQ(report->broken_reference_limit, "");
+  EXPECT_NE(report->broken_output_limit, "");
+}
+
+TEST(Repro, HostileFilesAreRefused) {
+  using Infos = std::vector<TensorInfo>;
+  using Metadata = std::map<std::string, std::string>;
+  const Written written;
+  const auto config_with = [&](const char* key, nlohmann::json value) {
+    auto json = nlohmann::json::parse(to_json(full_options()));
+    json[key] = std::move(value);
+    return json.dump();
+  };
+  const auto without = [](const char* name) {
+    return [name](Infos& infos, Metadata&) {
+      std::erase_if(infos, [&](const TensorInfo& info) { return info.name == name; });
+    };
+  };
+  const auto reshaped = [](const char* name, std::vector<int64_t> shape) {
+    return [name, shape](Infos& infos, Metadata&) {
+      for (auto& info : infos)
+        if (info.name == name) info.shape = shape;
+    };
+  };
+  const auto retyped = [](const char* name, DType dtype) {
+    return [name, dtype](Infos& infos, Metadata&) {
+      for (auto& info : infos)
+        if (info.name == name) info.dtype = dtype;
+    };
+  };
+  const auto metadata = [](const char* key, std::string value) {
+    return [key, value](Infos&, Metadata& data) { data[key] = value; };
+  };
+  struct Case {
+    const char* text;
+    std::function<void(Infos&, Metadata&)> header;
+  };
+  const Case cases[] = {
+      {"metadata \"format\": expected nvfp4_moe_repro", metadata("format", "pt")},
+      {"metadata \"version\": expected 1", metadata("version", "2")},
+      {"metadata \"config\": expected a value, got none", [](Infos&, Metadata& data) { data.erase("config"); }},
+      {"config", metadata("config", "[[[[")},
+      {"config hidden_size", metadata("config", config_with("hidden_size", "64"))},
+      {"metadata \"config\"", metadata("config", config_with("hidden_size", 63))},
+      {"tensor hidden: expected (5, 128)", metadata("config", config_with("hidden_size", 128))},
+      {"metadata \"config\": top_k", metadata("config", config_with("top_k", int64_t{1} << 60))},
+      {"tensor topk_ids: expected (5, 3)", metadata("config", config_with("top_k", 3))},
+      {"range_first", metadata("range_first", "2")},
+      {"range_first", metadata("range_first", "-1")},
+      {"range_first", metadata("range_first", "9223372036854775808")},
+      {"range_first", metadata("range_first", "1 ")},
+      {"hidden_scale", metadata("hidden_scale", "nan")},
+      {"hidden_scale", metadata("hidden_scale", "-1")},
+      {"intermediate_scale", metadata("intermediate_scale", "1e300")},
+      {"tensor tensor_scales: expected", without("tensor_scales")},
+      {"tensor tensor_scales: expected", reshaped("tensor_scales", {12})},
+      {"tensor tensor_scales: expected", reshaped("tensor_scales", {1, 3})},
+      {"tensor tensor_scales: expected", retyped("tensor_scales", DType::kI32)},
+      {"range_first", reshaped("tensor_scales", {600, 3})},
+      {"tensor hidden: expected", without("hidden")},
+      {"tensor hidden: expected", reshaped("hidden", {5 * 64})},
+      {"tensor hidden: expected at least one token", reshaped("hidden", {0, 64})},
+      {"tensor hidden: expected BF16, F16 or F32", retyped("hidden", DType::kI16)},
+      {"tensor topk_ids: expected one, got none", without("topk_ids")},
+      {"tensor topk_ids: expected I32 or I64", retyped("topk_ids", DType::kF32)},
+      {"tensor topk_ids: expected (5, 2)", reshaped("topk_ids", {2, 5})},
+      {"tensor topk_weights: expected (5, 2) F32", retyped("topk_weights", DType::kI32)},
+      {"tensor shared_weights: expected (5) F32", reshaped("shared_weights", {4})},
+      {"tensor output: expected", reshaped("output", {4, 64})},
+      {"tensor output: expected BF16, F16 or F32", retyped("output", DType::kU32)},
+      {"tensor expert.2.down.codes: expected one, got none", without("expert.2.down.codes")},
+      {"tensor expert.0.gate.codes: expected (48, 32) U8", reshaped("expert.0.gate.codes", {32, 48})},
+      {"tensor expert.1.up.block_scales: expected (48, 4) F8_E4M3", retyped("expert.1.up.block_scales", DType::kU8)},
+      {"tensor shared.up.codes: expected one, got none", without("shared.up.codes")},
+  };
+  for (const Case& c : cases) {
+    Edit edit;
+    edit.header = c.header;
+    const auto report = replay(edited(written, edit), "reference", &serial_executor());
+    EXPECT_EQ(report.status().code(), Code::kBadInput) << c.text << ": " << report.status().message();
+    EXPECT_THAT(report.status().message(), HasSubstr(c.text));
+  }
+  Edit bad_scale;
+  bad_scale.tensor = "expert.1.up.block_scales";
+  bad_scale.bytes = [](std::vector<std::byte>& bytes) { bytes[9] = std::byte{0xFF}; };
+  EXPECT_EQ(replay(edited(written, bad_scale), "reference").status().code(), Code::kBadInput);
+  Edit bad_tensor_scale;
+  bad_tensor_scale.tensor = "tensor_scales";
+  bad_tensor_scale.bytes = [](std::vector<std::byte>& bytes) { std::memset(bytes.data(), 0xFF, 4); };
+  EXPECT_EQ(replay(edited(written, bad_tensor_scale), "reference").status().code(), Code::kBadInput);
+
+  EXPECT_FALSE(replay(written.directory.file("missing"), "reference").ok());
+  std::filesystem::resize_file(written.path, 1000);
+  EXPECT_EQ(replay(written.path, "reference").status().code(), Code::kBadInput);
+}
+
+TEST(Repro, RefusesToWriteBadBatches) {
+  Written written;
+  Batch batch = written.call();
+  batch.hidden = nullptr;
+  EXPECT_EQ(write_repro(written.directory.file("no"), *written.layer, batch, false).code(), Code::kInvalidArgument);
+  batch = written.call();
+  batch.tokens = 0;
+  EXPECT_EQ(write_repro(written.directory.file("no"), *written.layer, batch, false).code(), Code::kInvalidArgument);
+  EXPECT_FALSE(write_repro(written.directory.file("no/such/directory"), *written.layer, written.call(), false).ok());
+  EXPECT_FALSE(std::filesystem::exists(written.directory.file("no")));
+}
+
+// ---- the environment
+
+// The reference with a fault in its result: token 1's sign is wrong.
+Status run_wrongly(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+                   const RunContext& context) {
+  NVFP4_MOE_TRY(kReferenceBackend.run(weights, plan, batch, workspace, context));
+  auto* out = static_cast<float*>(batch.out);
+  for (int64_t i = 64; i < 128; ++i) out[i] = -out[i];
+  return {};
+}
+Backend like_reference(const char* name) {
+  Backend backend = kReferenceBackend;
+  backend.name = name;
+  return backend;
+}
+
+TEST(Environment, CheckFindsAWrongKernel) {
+  const ScopedEnv check("NVFP4_MOE_CHECK", "1");
+  const TinyLayer tiny;
+  TinyBatch batch(tiny.options, 4);
+  Backend wrong = like_reference("wrong");
+  wrong.run = run_wrongly;
+  auto layer = MoeLayer::open_on(wrong, tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  const Buffer workspace = workspace_of(**layer);
+  const Status status = (*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes());
+  EXPECT_EQ(status.code(), Code::kCheckFailed);
+  EXPECT_THAT(status.message(), HasSubstr("wrong"));
+  EXPECT_THAT((*layer)->describe_json(), HasSubstr("NVFP4_MOE_CHECK"));
+
+  const Backend right = like_reference("right");
+  layer = MoeLayer::open_on(right, tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  EXPECT_OK((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()));
+  EXPECT_OK((*layer)->run(Batch{}, workspace.data(), workspace.size_bytes()));
+  // A replaced expert is replaced in the reference too.
+  EXPECT_OK((*layer)->replace_expert(0, tiny.experts[3].source()));
+  EXPECT_OK((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()));
+}
+
+TEST(Environment, CheckFindsAWrongPacking) {
+  const ScopedEnv check("NVFP4_MOE_CHECK", "1");
+  const TinyLayer tiny;
+  Backend wrong = like_reference("wrong");
+  // Runs on other weights than it unpacks: the down projection's scale is off by 2.
+  wrong.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+                 const RunContext& context) -> Status {
+    PackedWeights other{weights.config, weights.range, weights.scales, weights.tensor_scales,
+                        Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {})};
+    for (auto& scales : other.tensor_scales) scales.down *= 2;
+    return kReferenceBackend.run(other, plan, batch, workspace, context);
+  };
+  auto layer = MoeLayer::open_on(wrong, tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  TinyBatch batch(tiny.options, 4);
+  const Buffer workspace = workspace_of(**layer);
+  EXPECT_EQ((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()).code(), Code::kCheckFailed);
+}
+
+std::string dump_seen_by_run;  // the dump directory, for the fake below
+TEST(Environment, DumpWritesBeforeTheCallAndAfterIt) {
+  const TempDir directory;
+  const ScopedEnv dump("NVFP4_MOE_DUMP", directory.path().string());
+  dump_seen_by_run = directory.path().string();
+  const TinyLayer tiny;
+  Backend backend = like_reference("dumping");
+  backend.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+                   const RunContext& context) -> Status {
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(dump_seen_by_run)) {
+      ++files;
+      const auto file = SafetensorsFile::open(entry.path().string());
+      EXPECT_OK(file);
+      EXPECT_NE(file->find("hidden"), nullptr);
+      EXPECT_EQ(file->find("output"), nullptr);
+    }
+    EXPECT_EQ(files, 1);
+    return kReferenceBackend.run(weights, plan, batch, workspace, context);
+  };
+  auto layer = MoeLayer::open_on(backend, tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  TinyBatch batch(tiny.options, 4);
+  run_tiny(**layer, batch);
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    const auto report = replay(entry.path().string(), "reference", &serial_executor());
+    ASSERT_OK(report);
+    EXPECT_TRUE(report->same_bits.value());
+    EXPECT_EQ(report->recorded_backend, "dumping");
+  }
+}
+
+TEST(Environment, ChoosesTheBackendWhereTheOptionDoesNot) {
+  const TinyLayer tiny;
+  const ScopedEnv forced("NVFP4_MOE_BACKEND", "reference");
+  LayerOptions options = tiny_layer_options();
+  EXPECT_STREQ(MoeLayer::open(tiny.config(), tiny.source(), options).value()->backend().name, "reference");
+  options.backend = backends()[0]->name;
+  EXPECT_STREQ(MoeLayer::open(tiny.config(), tiny.source(), options).value()->backend().name, backends()[0]->name);
+}
+
+TEST(Environment, BadValuesAreErrorsThatNameTheVariable) {
+  const std::pair<const char*, const char*> cases[] = {{"NVFP4_MOE_THREADS", "0"},      {"NVFP4_MOE_THREADS", "-1"},
+                                                       {"NVFP4_MOE_THREADS", "many"},   {"NVFP4_MOE_THREADS", "2x"},
+                                                       {"NVFP4_MOE_CHECK", "yes"},      {"NVFP4_MOE_LOG", "loud"},
+                                                       {"NVFP4_MOE_BACKEND", "faster"}, {"NVFP4_MOE_DUMP", "/no/such"}};
+  const TinyLayer tiny;
+  for (const auto& [name, value] : cases) {
+    const ScopedEnv variable(name, value);
+    const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+    EXPECT_EQ(layer.status().code(), Code::kInvalidArgument) << name;
+    if (std::string(name) != "NVFP4_MOE_BACKEND") {
+      EXPECT_THAT(layer.status().message(), HasSubstr(name));
+    }
+  }
+  const ScopedEnv threads("NVFP4_MOE_THREADS", "3");
+  LayerOptions options = tiny_layer_options();
+  options.executor = nullptr;
+  EXPECT_EQ(MoeLayer::open(tiny.config(), tiny.source(), options).value()->executor().threads(), 3);
+}
+
+TEST(Log, GoesToTheCallbackUpToTheLevel) {
+  std::vector<std::string> lines;
+  set_log_callback(
+      [](int, const char* text, void* user) { static_cast<std::vector<std::string>*>(user)->push_back(text); }, &lines);
+  set_log_level(LogLevel::kWarning);
+  log_line(LogLevel::kError, "one");
+  log_line(LogLevel::kInfo, "two");
+  set_log_level(LogLevel::kInfo);
+  log_line(LogLevel::kInfo, "three");
+  set_log_callback(nullptr, nullptr);
+  log_line(LogLevel::kError, "four");
+  EXPECT_THAT(lines, testing::ElementsAre("one", "three"));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

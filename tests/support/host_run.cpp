@@ -69,11 +69,15 @@ void HostRun::poison() { std::fill(storage_.begin(), storage_.end(), kPoison); }
 
 std::vector<uint8_t> HostRun::run(const CaseData& data, Executor* executor) {
   std::vector<uint8_t> out(data.out_bytes(), static_cast<uint8_t>(kPoison));
-  const auto workspace = Workspace::make(base_, plan_.workspace.total_bytes(), plan_.workspace);
-  RunContext context;
-  context.executor = executor != nullptr ? executor : &serial_executor();
-  EXPECT_OK(backend_->run(weights_, plan_, data.batch(out.data()), *workspace, context));
+  EXPECT_OK(run_into(data.batch(out.data()), executor != nullptr ? *executor : serial_executor()));
   return out;
+}
+
+Status HostRun::run_into(const Batch& batch, Executor& executor) const {
+  NVFP4_MOE_ASSIGN(const Workspace workspace, Workspace::make(base_, plan_.workspace.total_bytes(), plan_.workspace));
+  RunContext context;
+  context.executor = &executor;
+  return backend_->run(weights_, plan_, batch, workspace, context);
 }
 
 int64_t HostRun::broken_guard() const {

@@ -29,6 +29,8 @@ class HostRun {
   void poison();
   // Runs the layer; returns out's bytes, which are poisoned before. Executor: serial unless given.
   std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr);
+  // The run alone, into batch.out.
+  Status run_into(const Batch& batch, Executor& executor) const;
   // The first byte outside all spans that is no longer the pattern: its offset, or -1.
   int64_t broken_guard() const;
 

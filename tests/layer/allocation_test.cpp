@@ -1,0 +1,57 @@
+// run never allocates: every operator new of this executable is counted while a layer runs.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "backend/host_layer.h"
+#include "check/cases.h"
+#include "core/executor.h"
+#include "support/host_run.h"
+#include "support/support.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}
+
+// Not inlined: the compiler would see malloc beside delete, and free beside new, and warn of a mismatch.
+[[gnu::noinline]] void* operator new(size_t size) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* p = std::malloc(size != 0 ? size : 1)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace nvfp4_moe {
+namespace {
+
+class Allocation : public ::testing::TestWithParam<const Backend*> {};
+
+TEST_P(Allocation, NoneInsideARun) {
+  const auto pool = make_thread_pool(3);
+  for (const Case& spec : case_table()) {
+    if (spec.tokens != 24 && spec.tokens != 10) continue;
+    SCOPED_TRACE(spec.name);
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    test::HostRun host(*GetParam(), *data);
+    std::vector<uint8_t> out(data->out_bytes());
+    const Batch batch = data->batch(out.data());
+    for (Executor* executor : {&serial_executor(), pool.get()}) {
+      const int64_t before = allocations.load();
+      const Status status = host.run_into(batch, *executor);
+      const int64_t after = allocations.load();
+      EXPECT_OK(status);
+      EXPECT_EQ(after - before, 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Allocation, ::testing::ValuesIn(test::host_backends()),
+                         [](const auto& info) { return info.param->name; });
+
+}  // namespace
+}  // namespace nvfp4_moe

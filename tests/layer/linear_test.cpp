@@ -1,0 +1,147 @@
+// The dense linear (F18) of every host backend: the contract's bound around the exact value, element by element.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "check/cases.h"
+#include "check/judge.h"
+#include "core/executor.h"
+#include "core/float_formats.h"
+#include "core/quantize.h"
+#include "support/host_run.h"
+#include "support/spec_oracle.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+struct Linear {
+  LinearWeights weights;
+  std::vector<uint8_t> codes, block_scales;
+
+  Linear(const Backend& backend, int64_t rows, int64_t cols, ActivationFormat format, ActivationScale scale) {
+    Random random(static_cast<uint64_t>(rows * 1000 + cols));
+    std::vector<float> values(static_cast<size_t>(rows * cols));
+    for (float& value : values) value = static_cast<float>(random.normal());
+    codes.resize(values.size() / 2);
+    block_scales.resize(values.size() / 16);
+    const float tensor_scale = 5.3f / 2688;
+    QuantizeCounts counts;
+    EXPECT_OK(quantize_weights(values, rows, cols, tensor_scale, ScaleSearch::kMax, codes.data(), block_scales.data(),
+                               counts));
+    weights.rows = rows;
+    weights.cols = cols;
+    weights.activation_format = format;
+    weights.activation_scale = scale;
+    if (scale == ActivationScale::kStatic) weights.input_scale = 0x1p-8f;
+    if (scale == ActivationScale::kCompat) weights.input_scale = 0.0019f;
+    auto bytes = backend.allocate(backend.linear_bytes(rows, cols));
+    EXPECT_OK(bytes);
+    weights.bytes = std::move(*bytes);
+    EXPECT_OK(backend.linear_pack(weights,
+                                  Nvfp4View::contiguous(codes.data(), block_scales.data(), tensor_scale, rows, cols)));
+  }
+
+  std::vector<uint8_t> run(const Backend& backend, const std::vector<uint8_t>& x, DType dtype, int64_t tokens,
+                           DType out_dtype, Executor& executor) const {
+    std::vector<uint8_t> out(static_cast<size_t>(tokens * weights.rows * bits(out_dtype) / 8), 0xFF);
+    std::vector<std::byte> storage(backend.linear_workspace_bytes(weights, tokens) + 512, std::byte{0xFF});
+    std::byte* workspace = storage.data() + (256 - reinterpret_cast<uintptr_t>(storage.data()) % 256);
+    RunContext context;
+    context.executor = &executor;
+    EXPECT_OK(backend.linear_run(weights, {tokens, x.data(), dtype, out.data(), out_dtype}, workspace, context));
+    const size_t used = backend.linear_workspace_bytes(weights, tokens);
+    for (std::byte* guard = workspace + used; guard < storage.data() + storage.size(); ++guard)
+      EXPECT_EQ(*guard, std::byte{0xFF});
+    return out;
+  }
+};
+
+std::vector<uint8_t> make_x(int64_t tokens, int64_t cols, DType dtype, bool with_nan) {
+  Random random(99);
+  const size_t width = static_cast<size_t>(bits(dtype)) / 8;
+  std::vector<uint8_t> x(static_cast<size_t>(tokens * cols) * width);
+  for (int64_t i = 0; i < tokens * cols; ++i) {
+    auto value = static_cast<float>(random.normal());
+    if (with_nan && i == cols + 3) value = std::numeric_limits<float>::quiet_NaN();
+    const uint16_t narrow = dtype == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
+    if (dtype == DType::kF32)
+      std::memcpy(x.data() + static_cast<size_t>(i) * width, &value, width);
+    else
+      std::memcpy(x.data() + static_cast<size_t>(i) * width, &narrow, width);
+  }
+  return x;
+}
+
+class LinearOfBackend : public ::testing::TestWithParam<const Backend*> {};
+
+TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
+  const struct { int64_t rows, cols, tokens; } shapes[] = {{48, 80, 1}, {80, 208, 5}, {33, 64, 17}, {96, 128, 34}};
+  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+    for (ActivationScale scale : {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kCompat}) {
+      for (DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
+        for (const auto& shape : shapes) {
+          SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(scale) + " " + to_string(dtype) + " " +
+                       std::to_string(shape.rows) + "x" + std::to_string(shape.cols));
+          const Linear linear(*GetParam(), shape.rows, shape.cols, format, scale);
+          const std::vector<uint8_t> x = make_x(shape.tokens, shape.cols, dtype, shape.tokens > 2);
+          const std::vector<float> out =
+              test::to_floats(linear.run(*GetParam(), x, dtype, shape.tokens, dtype, serial_executor()), dtype);
+          const std::vector<float> values = test::to_floats(x, dtype);
+          const std::vector<double> w =
+              test::oracle_decode(linear.codes.data(), linear.block_scales.data(), shape.rows, shape.cols);
+          for (int64_t t = 0; t < shape.tokens; ++t) {
+            const std::vector<double> line(values.begin() + t * shape.cols, values.begin() + (t + 1) * shape.cols);
+            test::OracleLine quantized;
+            if (format == ActivationFormat::kNvfp4) {
+              quantized = test::oracle_quantize(line, linear.weights.input_scale, scale == ActivationScale::kCompat);
+            } else {
+              for (double value : line) {
+                quantized.nonfinite = quantized.nonfinite || !std::isfinite(value);
+                quantized.values.push_back(static_cast<double>(test::oracle_round(value, DType::kBf16)));
+              }
+            }
+            for (int64_t n = 0; n < shape.rows; ++n) {
+              const double actual = out[static_cast<size_t>(t * shape.rows + n)];
+              if (quantized.nonfinite) {
+                ASSERT_TRUE(std::isnan(actual)) << "token " << t;
+                continue;
+              }
+              double value = 0, sum_abs = 0;
+              for (int64_t k = 0; k < shape.cols; ++k) {
+                const double p = quantized.values[static_cast<size_t>(k)] * quantized.scale *
+                                 linear.weights.tensor_scale * w[static_cast<size_t>(n * shape.cols + k)];
+                value += p;
+                sum_abs += std::fabs(p);
+              }
+              const double half_ulp = test::oracle_half_ulp(value, dtype);
+              ASSERT_NEAR(actual, value, gemm_bound(shape.cols, 1, sum_abs, half_ulp))
+                  << "token " << t << " output " << n;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LinearOfBackend, ThreadsDoNotShow) {
+  const Linear linear(*GetParam(), 208, 128, ActivationFormat::kNvfp4, ActivationScale::kDynamicToken);
+  const std::vector<uint8_t> x = make_x(40, 128, DType::kBf16, true);
+  const auto pool = make_thread_pool(5);
+  EXPECT_EQ(test::difference(linear.run(*GetParam(), x, DType::kBf16, 40, DType::kF32, serial_executor()),
+                             linear.run(*GetParam(), x, DType::kBf16, 40, DType::kF32, *pool), DType::kF32, 208),
+            "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, LinearOfBackend, ::testing::ValuesIn(test::host_backends()),
+                         [](const auto& info) { return info.param->name; });
+
+}  // namespace
+}  // namespace nvfp4_moe

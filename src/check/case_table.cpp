@@ -55,6 +55,14 @@ const std::vector<Choice>& choices() {
          c.options.activation_scale = H::kCompat;
          c.options.intermediate_scale = I::kCompat;
        }},
+      // Only here alpha is no power of two times the tensor scale, and fp32 rows and output show its last bit.
+      {"w4a4_compat_rows_fp32",
+       [](Case& c) {
+         c.options.activation_scale = H::kCompat;
+         c.options.intermediate_scale = I::kCompat;
+         c.options.row_format = RowFormat::kFp32;
+         c.out_dtype = DType::kF32;
+       }},
       {"w4a4_fixed_given",
        [](Case& c) {
          c.options.intermediate_scale = I::kFixed;

@@ -1,44 +1,38 @@
-// A chunk's count of 0x7E fits a byte because the chunk has at most 255 of each lane's visits: counting in bytes keeps
-// the whole reduction in byte lanes.
+// Minimum and maximum are byte reductions, which compilers vectorize; what saturates is counted only in chunks whose
+// maximum says that there is something to count. Short rows of a larger matrix are gathered into one chunk first, since
+// a loop per row would cost more than its bytes.
 #include "checkpoint/scale_scan.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace nvfp4_moe {
 namespace {
 
-constexpr int64_t kLanes = 64;
-constexpr int64_t kChunk = kLanes * 255;
+constexpr int64_t kChunk = 4096;  // stays in the first level of cache
 
-void scan_row(const uint8_t* bytes, int64_t size, ScaleScan& scan) {
-  int64_t i = 0;
-  while (size - i >= kLanes) {
-    uint8_t low[kLanes];
-    uint8_t high[kLanes];
-    uint8_t full[kLanes];
-    std::fill_n(low, kLanes, uint8_t{0xFF});
-    std::fill_n(high, kLanes, uint8_t{0});
-    std::fill_n(full, kLanes, uint8_t{0});
-    const int64_t end = i + std::min((size - i) / kLanes * kLanes, kChunk);
-    for (; i < end; i += kLanes) {
-      const uint8_t* line = bytes + i;
-      for (int64_t j = 0; j < kLanes; ++j) {
-        low[j] = std::min(low[j], line[j]);
-        high[j] = std::max(high[j], line[j]);
-        full[j] = static_cast<uint8_t>(full[j] + (line[j] == 0x7E ? 1 : 0));
-      }
-    }
-    for (int64_t j = 0; j < kLanes; ++j) {
-      scan.min = std::min(scan.min, low[j]);
-      scan.max = std::max(scan.max, high[j]);
-      scan.saturated += full[j];
-    }
+void scan_chunk(const uint8_t* bytes, int64_t size, ScaleScan& scan) {
+  uint8_t low = 0xFF;
+  uint8_t high = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    low = bytes[i] < low ? bytes[i] : low;
+    high = bytes[i] > high ? bytes[i] : high;
   }
-  for (; i < size; ++i) {
-    scan.min = std::min(scan.min, bytes[i]);
-    scan.max = std::max(scan.max, bytes[i]);
-    scan.saturated += bytes[i] == 0x7E ? 1 : 0;
+  scan.min = std::min(scan.min, low);
+  scan.max = std::max(scan.max, high);
+  if (high < 0x7E) return;
+  constexpr int64_t kStep = 240;  // a byte counts up to 255: the count stays in byte lanes
+  for (int64_t i = 0; i < size; i += kStep) {
+    const uint8_t* step = bytes + i;
+    const int64_t end = std::min(kStep, size - i);
+    uint8_t found = 0;
+    for (int64_t j = 0; j < end; ++j) found = static_cast<uint8_t>(found + (step[j] == 0x7E ? 1 : 0));
+    scan.saturated += found;
   }
+}
+
+void scan_bytes(const uint8_t* bytes, int64_t size, ScaleScan& scan) {
+  for (int64_t i = 0; i < size; i += kChunk) scan_chunk(bytes + i, std::min(kChunk, size - i), scan);
 }
 
 }  // namespace
@@ -46,10 +40,22 @@ void scan_row(const uint8_t* bytes, int64_t size, ScaleScan& scan) {
 void scan_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride, ScaleScan& scan) {
   scan.count += static_cast<uint64_t>(rows * cols);
   if (row_stride == cols) {
-    scan_row(scales, rows * cols, scan);
+    scan_bytes(scales, rows * cols, scan);
     return;
   }
-  for (int64_t r = 0; r < rows; ++r) scan_row(scales + r * row_stride, cols, scan);
+  if (cols == 0 || cols > kChunk / 4) {
+    for (int64_t r = 0; r < rows; ++r) scan_bytes(scales + r * row_stride, cols, scan);
+    return;
+  }
+  uint8_t gathered[kChunk];
+  const int64_t rows_at_once = kChunk / cols;
+  for (int64_t r0 = 0; r0 < rows; r0 += rows_at_once) {
+    const int64_t count = std::min(rows_at_once, rows - r0);
+    for (int64_t r = 0; r < count; ++r) {
+      std::memcpy(gathered + r * cols, scales + (r0 + r) * row_stride, static_cast<size_t>(cols));
+    }
+    scan_chunk(gathered, count * cols, scan);
+  }
 }
 
 InvalidScales find_invalid_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride) {

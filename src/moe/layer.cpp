@@ -251,10 +251,13 @@ Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source
     return Status(Code::kBusy, "replace: expected a layer at rest, got " +
                                    (idle < 0 ? std::string("another replacement") : std::to_string(idle) + " calls") +
                                    " in flight");
-  Status status = backend_->pack_expert(*weights_, local_expert, source);
-  if (status.ok() && debug_ && debug_->reference) status = debug_->reference->replace_expert(local_expert, source);
-  uses_.store(0, std::memory_order_release);
-  return status;
+  struct Release {
+    std::atomic<int64_t>& uses;
+    ~Release() { uses.store(0, std::memory_order_release); }
+  } release{uses_};
+  NVFP4_MOE_TRY(backend_->pack_expert(*weights_, local_expert, source));
+  if (debug_ && debug_->reference) return debug_->reference->replace_expert(local_expert, source);
+  return {};
 }
 
 Status MoeLayer::unpack_expert(int64_t local_expert, ExpertBuffers& out) const {

@@ -1,0 +1,239 @@
+// The C interface misused: nothing gets further than a code and a text.
+#include <cmath>
+#include <thread>
+
+#include "moe/c_layer.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+using testing::HasSubstr;
+
+TEST(CApiMisuse, StructsGrowAtTheirEnd) {
+  const CLayer c;
+  // A caller with an older, shorter header: without the last field.
+  CLayer older;
+  older.config.struct_size = offsetof(nvfp4_moe_config, batch_invariant);
+  older.config.batch_invariant = 77;  // not read
+  EXPECT_EQ(older.try_open(), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  // And with a newer, longer one: fine as long as what is unknown is zero.
+  struct Newer {
+    nvfp4_moe_config config;
+    int64_t later = 0;
+  } newer{c.config};
+  newer.config.struct_size = sizeof(Newer);
+  nvfp4_moe_layer* layer = nullptr;
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_OK);
+  nvfp4_moe_layer_close(layer);
+  newer.later = 1;
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(layer, nullptr);
+
+  const api::Layer open = c.open();
+  const api::Workspace workspace(open.workspace_bytes());
+  TinyBatch batch(c.tiny.options, 4);
+  open.run(c_batch(batch), workspace);
+  struct NewerStatus {
+    nvfp4_moe_run_status status;
+    uint64_t later = 5;
+  } status{};
+  status.status.struct_size = sizeof(status);
+  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
+            NVFP4_MOE_OK);
+  EXPECT_EQ(status.later, 0u);
+  status.status.hidden_blocks = 999;
+  status.status.struct_size = offsetof(nvfp4_moe_run_status, hidden_blocks);
+  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
+            NVFP4_MOE_OK);
+  EXPECT_EQ(status.status.hidden_blocks, 999u);  // past the struct that the caller knows
+}
+
+TEST(CApiMisuse, OpeningRefuses) {
+  struct Case {
+    const char* text;
+    std::function<void(CLayer&)> misuse;
+    nvfp4_moe_code code = NVFP4_MOE_INVALID_ARGUMENT;
+  };
+  const Case cases[] = {
+      {"config.struct_size", [](CLayer& c) { c.config.struct_size = 0; }},
+      {"config.struct_size", [](CLayer& c) { c.config.struct_size = SIZE_MAX; }},
+      {"tensors.struct_size", [](CLayer& c) { c.tensors.struct_size = 1; }},
+      {"options.struct_size", [](CLayer& c) { c.options.struct_size = 7; }},
+      {"activation: expected 0 to 3, got 4", [](CLayer& c) { c.config.activation = 4; }},
+      {"activation: expected 0 to 3, got -1", [](CLayer& c) { c.config.activation = -1; }},
+      {"activation_format: expected 0 to 1", [](CLayer& c) { c.config.activation_format = 2; }},
+      {"activation_scale: expected 0 to 2", [](CLayer& c) { c.config.activation_scale = 3; }},
+      {"intermediate_scale: expected 0 to 2", [](CLayer& c) { c.config.intermediate_scale = 99; }},
+      {"router_weight: expected 0 to 1", [](CLayer& c) { c.config.router_weight = 2; }},
+      {"row_format: expected 0 to 1", [](CLayer& c) { c.config.row_format = INT32_MIN; }},
+      {"batch_invariant: expected 0 or 1", [](CLayer& c) { c.config.batch_invariant = 2; }},
+      {"swiglu_limit", [](CLayer& c) { c.config.activation = NVFP4_MOE_SWIGLU_CLAMPED; }},
+      {"swiglu_limit", [](CLayer& c) { c.config.swiglu_limit = 3; }},
+      {"swiglu_limit", [](CLayer& c) { c.config.activation = 1, c.config.swiglu_limit = NAN; }},
+      {"static_headroom", [](CLayer& c) { c.config.static_headroom = 3; }},
+      {"hidden_size", [](CLayer& c) { c.config.hidden_size = 65; }},
+      {"hidden_size", [](CLayer& c) { c.config.hidden_size = 0; }},
+      {"hidden_size", [](CLayer& c) { c.config.hidden_size = INT64_MIN; }},
+      {"", [](CLayer& c) { c.config.hidden_size = int64_t{1} << 60; }},
+      {"", [](CLayer& c) { c.config.num_experts = INT64_MAX; }},
+      {"top_k", [](CLayer& c) { c.config.top_k = 0; }},
+      {"intermediate_size", [](CLayer& c) { c.config.intermediate_size = -16; }},
+      {"shared", [](CLayer& c) { c.config.shared_intermediate_size = 16; }},
+      {"max_tokens", [](CLayer& c) { c.options.max_tokens = 0; }},
+      {"max_tokens", [](CLayer& c) { c.options.max_tokens = INT64_MAX; }},
+      {"threads", [](CLayer& c) { c.options.threads = -1; }},
+      {"expert range", [](CLayer& c) { c.options.first_expert = 4, c.options.expert_count = 1; }},
+      {"backend: expected one of", [](CLayer& c) { c.options.backend = "warp"; }},
+      {"cache_directory", [](CLayer& c) { c.options.cache_directory = "/tmp"; }},
+      {"slice", [](CLayer& c) { c.options.slice_count = 16; }},
+      {"cache_checksum", [](CLayer& c) { c.options.cache_checksum = 2; }},
+      {"gate_codes: expected a pointer", [](CLayer& c) { c.tensors.gate_codes = nullptr; }},
+      {"up_block_scales: expected a pointer", [](CLayer& c) { c.tensors.up_block_scales = nullptr; }},
+      {"down_tensor_scales: expected a pointer", [](CLayer& c) { c.tensors.down_tensor_scales = nullptr; }},
+      {"hidden_scale", [](CLayer& c) { c.tensors.hidden_scale = -1; }},
+      {"intermediate_scale", [](CLayer& c) { c.tensors.intermediate_scale = NAN; }},
+      {"tensors.shared: expected null", [](CLayer& c) { c.tensors.shared = &c.shared; }},
+      {"expert 1: up tensor scale", [](CLayer& c) { c.scales[1][1] = INFINITY; }, NVFP4_MOE_BAD_INPUT},
+      {"expert 0: down block scale", [](CLayer& c) { c.arrays[5][0] = 0xFF; }, NVFP4_MOE_BAD_INPUT},
+  };
+  for (const Case& misuse : cases) {
+    CLayer c;
+    misuse.misuse(c);
+    EXPECT_EQ(c.try_open(), misuse.code) << misuse.text;
+    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(misuse.text));
+  }
+  const CLayer c;
+  nvfp4_moe_layer* layer = nullptr;
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(nullptr, &c.tensors, &c.options, &layer), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, nullptr, &c.options, &layer), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, &c.tensors, nullptr, &layer), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, &c.tensors, &c.options, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+}
+
+TEST(CApiMisuse, RunningRefuses) {
+  const CLayer c;
+  const api::Layer layer = c.open();
+  const api::Workspace workspace(layer.workspace_bytes());
+  TinyBatch batch(c.tiny.options, 4);
+  struct Case {
+    const char* text;
+    std::function<void(nvfp4_moe_batch&)> misuse;
+  };
+  const Case cases[] = {
+      {"batch.struct_size", [](nvfp4_moe_batch& b) { b.struct_size = 3; }},
+      {"batch.reserved", [](nvfp4_moe_batch& b) { b.reserved = 1; }},
+      {"tokens", [](nvfp4_moe_batch& b) { b.tokens = 17; }},
+      {"tokens", [](nvfp4_moe_batch& b) { b.tokens = INT64_MIN; }},
+      {"hidden_dtype: expected 0 to 5", [](nvfp4_moe_batch& b) { b.hidden_dtype = 6; }},
+      {"hidden dtype", [](nvfp4_moe_batch& b) { b.hidden_dtype = NVFP4_MOE_I32; }},
+      {"topk_ids dtype", [](nvfp4_moe_batch& b) { b.ids_dtype = NVFP4_MOE_F32; }},
+      {"out_dtype", [](nvfp4_moe_batch& b) { b.out_dtype = -1; }},
+      {"hidden: expected a pointer", [](nvfp4_moe_batch& b) { b.hidden = nullptr; }},
+      {"out: expected a pointer", [](nvfp4_moe_batch& b) { b.out = nullptr; }},
+      {"out: expected memory of its own", [](nvfp4_moe_batch& b) { b.out = const_cast<float*>(b.topk_weights); }},
+      {"shared_weights", [](nvfp4_moe_batch& b) { b.shared_weights = b.topk_weights; }},
+  };
+  for (const Case& misuse : cases) {
+    nvfp4_moe_batch call = c_batch(batch);
+    misuse.misuse(call);
+    EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &call, workspace.data(), workspace.size_bytes(), nullptr),
+              NVFP4_MOE_INVALID_ARGUMENT)
+        << misuse.text;
+    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(misuse.text));
+  }
+  const nvfp4_moe_batch good = c_batch(batch);
+  EXPECT_EQ(nvfp4_moe_layer_run(nullptr, &good, workspace.data(), workspace.size_bytes(), nullptr),
+            NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), nullptr, workspace.data(), workspace.size_bytes(), nullptr),
+            NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &good, nullptr, 0, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &good, workspace.data(), 10, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  for (const float value : batch.out) EXPECT_EQ(value, -77.0f);
+}
+
+TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
+  char* text = nullptr;
+  nvfp4_moe_checkpoint* checkpoint = nullptr;
+  size_t bytes = 0;
+  uint8_t byte = 0;
+  float scale = 0;
+  const float x[16] = {};
+  const nvfp4_moe_code invalid = NVFP4_MOE_INVALID_ARGUMENT;
+  EXPECT_EQ(nvfp4_moe_checkpoint_open(nullptr, &checkpoint), invalid);
+  EXPECT_EQ(nvfp4_moe_checkpoint_open("/", nullptr), invalid);
+  EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/model", &checkpoint), NVFP4_MOE_OK);
+  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("/no/such/model"));
+  EXPECT_EQ(checkpoint, nullptr);
+  EXPECT_EQ(nvfp4_moe_checkpoint_info(nullptr, &text), invalid);
+  EXPECT_EQ(nvfp4_moe_checkpoint_findings(nullptr, -1, &text), invalid);
+  EXPECT_EQ(nvfp4_moe_checkpoint_config(nullptr, 0, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_open_checkpoint(nullptr, 0, nullptr, nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_describe(nullptr, &text), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_workspace_bytes(nullptr, &bytes), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_run_status(nullptr, nullptr, 0, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_replace_expert(nullptr, 0, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_unpack_expert(nullptr, 0, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_write_repro(nullptr, nullptr, 0, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_replay(nullptr, nullptr, &text), invalid);
+  EXPECT_EQ(nvfp4_moe_replay("/no/such/file", nullptr, nullptr), invalid);
+  EXPECT_NE(nvfp4_moe_replay("/no/such/file", nullptr, &text), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_explain(nullptr, nullptr, &text), invalid);
+  EXPECT_EQ(nvfp4_moe_plan(nullptr, nullptr, 0, 0, &text, nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_linear_open(nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_linear_describe(nullptr, &text), invalid);
+  EXPECT_EQ(nvfp4_moe_linear_workspace_bytes(nullptr, &bytes), invalid);
+  EXPECT_EQ(nvfp4_moe_linear_run(nullptr, nullptr, nullptr, 0, nullptr), invalid);
+  EXPECT_EQ(text, nullptr);
+  nvfp4_moe_checkpoint_close(nullptr);
+  nvfp4_moe_layer_close(nullptr);
+  nvfp4_moe_linear_close(nullptr);
+  nvfp4_moe_text_free(nullptr);
+
+  EXPECT_EQ(nvfp4_moe_quantize(nullptr, 0, 1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, -1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 17, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, INT64_MAX, 16, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_I32, 1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 2, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, nullptr, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, &scale, nullptr, &byte, nullptr), invalid);
+  scale = -1;
+  uint8_t codes[8], scales[1];
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, &scale, codes, scales, nullptr), invalid);
+  nvfp4_moe_quantize_counts counts{};  // struct_size 0
+  scale = 0;
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, &scale, codes, scales, &counts), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_dynamic_token(x, NVFP4_MOE_F32, 1, 16, codes, scales, nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_given(x, NVFP4_MOE_F32, 1, 16, 3.0f, codes, scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_given(x, NVFP4_MOE_F32, 1, 16, NAN, codes, scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_compat(x, NVFP4_MOE_F32, 1, 16, 0.0f, codes, scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_dequantize(codes, scales, 1, 1, 16, 9, &scale), invalid);
+  EXPECT_EQ(nvfp4_moe_dequantize(codes, scales, 1, 1, 16, NVFP4_MOE_F32, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_convert_to_fp8(codes, scales, 1, 1, 16, -1, 3, codes, &scale), invalid);
+  EXPECT_EQ(nvfp4_moe_pack_codes(nullptr, 2, codes), invalid);
+  EXPECT_EQ(nvfp4_moe_unpack_codes(codes, -2, codes), invalid);
+  EXPECT_EQ(nvfp4_moe_swizzle_scales(codes, -1, 1, codes), invalid);
+  EXPECT_EQ(nvfp4_moe_unswizzle_scales(nullptr, 1, 1, codes), invalid);
+
+  EXPECT_EQ(nvfp4_moe_quantize(nullptr, 0, 0, 16, 0, &scale, nullptr, nullptr, nullptr), NVFP4_MOE_OK);  // no rows
+  EXPECT_EQ(nvfp4_moe_swizzle_scales(nullptr, 0, 4, nullptr), NVFP4_MOE_OK);
+}
+
+TEST(CApiMisuse, ErrorsBelongToTheirThread) {
+  EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/first", nullptr), NVFP4_MOE_OK);
+  const std::string mine = nvfp4_moe_last_error();
+  std::string others_before, others_after;
+  std::thread([&] {
+    others_before = nvfp4_moe_last_error();
+    nvfp4_moe_checkpoint* checkpoint = nullptr;
+    EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/second", &checkpoint), NVFP4_MOE_OK);
+    others_after = nvfp4_moe_last_error();
+  }).join();
+  EXPECT_EQ(others_before, "");
+  EXPECT_THAT(others_after, HasSubstr("/no/such/second"));
+  EXPECT_EQ(mine, nvfp4_moe_last_error());
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

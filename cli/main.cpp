@@ -1,10 +1,78 @@
 // nvfp4-moe: the command line. Each verb has a file of its own and adds itself to the parser.
-#include <CLI/CLI.hpp>
+//
+// Results go to stdout, progress and errors to stderr; docs/cli.md lists exit codes and JSON keys.
+#include <exception>
+#include <new>
+#include <string_view>
 
-int main(int argc, char** argv) {
-  CLI::App app{"NVFP4 mixture-of-experts layers: inspect, quantize, verify, run"};
+#include "cli/console.h"
+#include "cli/exit_code.h"
+#include "cli/verb.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+int usage_error(const std::string& message, bool json, const std::string& verb) {
+  if (json) print(error_json(verb, invalid_argument(message)));
+  close_stdout();
+  print_error(message);
+  return kExitUsage;
+}
+
+int run_command_line(int argc, char** argv) {
+  CLI::App app{"NVFP4 mixture-of-experts layers: check, convert and run them"};
   app.set_version_flag("--version", NVFP4_MOE_VERSION);
   app.require_subcommand(1);
-  CLI11_PARSE(app, argc, argv);
-  return 0;
+  app.footer("Exit codes: 0 ok, 1 check failed, 2 usage, 3 unsupported here, 4 bad input.");
+
+  Invocation invocation;
+  add_inspect(app, invocation);
+  add_doctor(app, invocation);
+
+  std::string repro = "nvfp4-moe";
+  bool json = false;
+  for (int i = 1; i < argc; ++i) {
+    repro += " " + shell_quoted(argv[i]);
+    json = json || std::string_view(argv[i]) == "--json";
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const auto parsed = app.get_subcommands();
+    const std::string verb = parsed.empty() ? "" : parsed.front()->get_name();
+    return usage_error(std::string(error.what()) + " (see nvfp4-moe " + verb + (verb.empty() ? "" : " ") + "--help)",
+                       json, verb);
+  }
+
+  Report report(invocation.verb, repro, invocation.common);
+  Status status;
+  try {
+    status = invocation.run(report);
+  } catch (const std::bad_alloc&) {
+    status = Status(Code::kOutOfMemory, "out of memory");
+  } catch (const std::exception& error) {
+    status = Status(Code::kInternal, error.what());
+  }
+  return report.finish(status);
+}
+
+}  // namespace
+
+std::string shell_quoted(const std::string& argument) {
+  const auto plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("_-./:=,+@%").find(c) != std::string_view::npos;
+  };
+  if (!argument.empty() && std::all_of(argument.begin(), argument.end(), plain)) return argument;
+  std::string out = "'";
+  for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+}  // namespace nvfp4_moe::cli
+
+int main(int argc, char** argv) {
+  nvfp4_moe::cli::install_signal_handlers();
+  return nvfp4_moe::cli::run_command_line(argc, argv);
 }

@@ -1,0 +1,32 @@
+// Exit codes of nvfp4-moe: one per class of failure, so that scripts need not read messages.
+#pragma once
+
+#include "core/status.h"
+
+namespace nvfp4_moe::cli {
+
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitCheckFailed = 1,  // a comparison or self-test ran and did not hold, or the library contradicted itself
+  kExitUsage = 2,        // an option or argument is wrong
+  kExitUnsupported = 3,  // legal, but not on this machine
+  kExitBadInput = 4,     // a file is missing, unreadable, unwritable or wrong
+  kExitInterrupted = 130,
+};
+
+inline int exit_code(Code code) {
+  switch (code) {
+    case Code::kOk: return kExitOk;
+    case Code::kCheckFailed: return kExitCheckFailed;
+    case Code::kInvalidArgument: return kExitUsage;
+    case Code::kUnsupported: return kExitUnsupported;
+    case Code::kBadInput: return kExitBadInput;
+    case Code::kIo: return kExitBadInput;
+    case Code::kOutOfMemory: return kExitUnsupported;
+    case Code::kBusy: return kExitUnsupported;
+    case Code::kInternal: return kExitCheckFailed;
+  }
+  return kExitCheckFailed;
+}
+
+}  // namespace nvfp4_moe::cli

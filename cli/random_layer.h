@@ -1,0 +1,28 @@
+// RandomLayer: a layer's experts and tokens from a seed, without a checkpoint. For `bench --shape` and self-tests.
+//
+// Codes are uniform random bytes, so that every code occurs; block scales lie in [0.75, 1.375]; tensor scales bring each
+// projection's outputs to about 1. An expert depends on seed and global id only, never on the range that is local.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/batch.h"
+#include "moe/layer.h"
+
+namespace nvfp4_moe::cli {
+
+// The returned source makes each expert when it is asked for, so that packing peaks at one expert.
+LayerSource random_layer(const MoeOptions& options, uint64_t seed);
+
+struct RandomTokens {
+  std::vector<uint16_t> hidden;  // (tokens, hidden_size) bf16, roughly normal with deviation 1
+  std::vector<int32_t> ids;      // (tokens, top_k) distinct experts of the range, uniform
+  std::vector<float> weights;    // (tokens, top_k), summing to 1 per token
+  std::vector<uint16_t> out;     // (tokens, hidden_size) bf16
+  int64_t tokens = 0;
+  Batch batch();  // borrows all of these
+};
+RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed);
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,50 @@
+// Table: rows of named columns, said once and shown twice: aligned text for people, JSON objects for programs.
+//
+// A column has a key with its unit ("median_us") and a title ("median us"). Text is a Markdown table, so that it can be
+// pasted into an issue as it is.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace nvfp4_moe::cli {
+
+using Json = nlohmann::ordered_json;
+
+enum class Style { kPlain, kGood, kWarning, kBad };
+std::string styled(const std::string& text, Style style, bool color);
+
+struct Column {
+  std::string key;
+  std::string title;
+  bool right = true;  // alignment of the text
+};
+
+struct Cell {
+  std::string text;
+  Json value;
+  Style style = Style::kPlain;
+};
+// A cell whose text and value say the same.
+Cell cell(const std::string& text, Style style = Style::kPlain);
+Cell cell(int64_t value);
+// fmt's format of the value, for example cell(x, "{:.3f}"); the JSON value keeps all digits.
+Cell cell(double value, const char* format);
+// "pass" or "FAIL", true or false.
+Cell verdict(bool pass);
+
+class Table {
+ public:
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+  void add(std::vector<Cell> cells);  // one per column
+  bool empty() const { return rows_.empty(); }
+  std::string text(bool color) const;
+  Json json() const;  // an array of objects
+
+ private:
+  std::vector<Column> columns_;
+  std::vector<std::vector<Cell>> rows_;
+};
+
+}  // namespace nvfp4_moe::cli

@@ -66,8 +66,8 @@ SelfTest test_swizzle() {
   std::vector<uint8_t> swizzled(static_cast<size_t>(swizzled_scale_bytes(kRows, kCols)), 0xFF);
   swizzle_scales(linear.data(), kCols, kRows, kCols, swizzled.data());
   // Known places: row 33 of column 5 lies in tile column 1, 16-byte line 1, second group of four.
-  const bool placed = swizzled[512 + 1 * 16 + 1 * 4 + 1] == linear[33 * kCols + 5] &&
-                      swizzled[2 * 512] == linear[128 * kCols];
+  const bool placed =
+      swizzled[512 + 1 * 16 + 1 * 4 + 1] == linear[33 * kCols + 5] && swizzled[2 * 512] == linear[128 * kCols];
   unswizzle_scales(swizzled.data(), kRows, kCols, back.data(), kCols);
   return {"scale layout 128x4", placed && back == linear, fmt::format("({}, {}) there and back", kRows, kCols)};
 }
@@ -77,7 +77,8 @@ Status run_layer(const MoeConfig& config, const std::string& backend, Executor& 
   options.backend = backend;
   options.limits.max_tokens = tokens.tokens;
   options.executor = &executor;
-  NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer, MoeLayer::open(config, random_layer(config.options(), 1), options));
+  NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
+                   MoeLayer::open(config, random_layer(config.options(), 1), options));
   NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(layer->workspace_bytes()));
   return layer->run(tokens.batch(), workspace.data(), layer->workspace_bytes());
 }
@@ -145,7 +146,8 @@ void report_host(Report& report) {
   if (host.cpu_limit_cores > 0) limits += fmt::format(", {:.1f} cores", host.cpu_limit_cores);
   report.fact("version", fmt::format("nvfp4-moe {}, gcc-compatible {}, glibc {}", NVFP4_MOE_VERSION, __VERSION__,
                                      gnu_get_libc_version()));
-  report.fact("host", fmt::format("{}, {} threads, {}{}", host.cpu, host.threads, bytes_text(host.memory_bytes), limits));
+  report.fact("host",
+              fmt::format("{}, {} threads, {}{}", host.cpu, host.threads, bytes_text(host.memory_bytes), limits));
   report.fact("system", host.system);
   report.fact("cpu has", joined(host.instruction_sets, " "));
   report.json()["host"] = {{"cpu", host.cpu},
@@ -162,8 +164,8 @@ void report_host(Report& report) {
 void report_gpus(Report& report) {
   Json list = Json::array();
   for (const GpuFacts& gpu : read_gpus()) {
-    report.fact(fmt::format("gpu {}", list.size()), fmt::format("{} {} driver {} (this build has no GPU backend)", gpu.name,
-                                                                gpu.memory, gpu.driver));
+    report.fact(fmt::format("gpu {}", list.size()),
+                fmt::format("{} {} driver {} (this build has no GPU backend)", gpu.name, gpu.memory, gpu.driver));
     list.push_back({{"name", gpu.name}, {"driver", gpu.driver}, {"memory", gpu.memory}});
   }
   if (list.empty()) report.fact("gpu", "none here; the CPU backends need none");
@@ -177,13 +179,15 @@ Status report_backends(Report& report) {
   bool any = false;
   for (const Choice& choice : choices) {
     any = any || choice.chosen;
-    report.fact("backend", fmt::format("{:<10} {}  {}", choice.backend, choice.chosen ? "chosen " : "refused", choice.reason));
+    report.fact("backend",
+                fmt::format("{:<10} {}  {}", choice.backend, choice.chosen ? "chosen " : "refused", choice.reason));
     list.push_back({{"name", choice.backend}, {"chosen", choice.chosen}, {"reason", choice.reason}});
   }
   report.json()["backends"] = list;
   if (!any) {
     return choices.empty() || find_backend(report.common().backend) == nullptr
-               ? invalid_argument(fmt::format("backend \"{}\": this build has no such backend", report.common().backend))
+               ? invalid_argument(
+                     fmt::format("backend \"{}\": this build has no such backend", report.common().backend))
                : unsupported(fmt::format("backend \"{}\" does not run here", report.common().backend));
   }
   return {};
@@ -206,8 +210,9 @@ Status doctor(const DoctorOptions&, Report& report) {
   }
   report.table("self_test", table);
   report.json()["self_test_s"] = elapsed_s;
-  report.fact("verdict", report.failed() ? "a self-test failed: do not trust results of this build on this machine"
-                                         : fmt::format("everything needed is in place ({:.2f} s)", elapsed_s),
+  report.fact("verdict",
+              report.failed() ? "a self-test failed: do not trust results of this build on this machine"
+                              : fmt::format("everything needed is in place ({:.2f} s)", elapsed_s),
               report.failed() ? Style::kBad : Style::kGood);
   return {};
 }

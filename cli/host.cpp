@@ -21,9 +21,9 @@ namespace {
 
 // Names as /proc/cpuinfo spells them, x86 flags and aarch64 features.
 constexpr std::array<std::string_view, 22> kInstructionSets = {
-    "sse4_2",      "avx",      "f16c",         "fma",      "avx2",     "avx_vnni", "avx512f", "avx512bw",
-    "avx512vl",    "avx512vbmi", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
-    "asimd",       "asimddp",  "i8mm",         "bf16",     "sve",      "sve2"};
+    "sse4_2",   "avx",        "f16c",        "fma",         "avx2",        "avx_vnni", "avx512f",  "avx512bw",
+    "avx512vl", "avx512vbmi", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    "asimd",    "asimddp",    "i8mm",        "bf16",        "sve",         "sve2"};
 
 std::string trimmed(const std::string& text) {
   const size_t first = text.find_first_not_of(" \t\r\n");

@@ -27,7 +27,11 @@ int run_command_line(int argc, char** argv) {
 
   Invocation invocation;
   add_inspect(app, invocation);
+  add_quantize(app, invocation);
+  add_calibrate(app, invocation);
+  add_verify(app, invocation);
   add_doctor(app, invocation);
+  add_synthesize(app, invocation);
 
   std::string repro = "nvfp4-moe";
   bool json = false;

@@ -49,8 +49,7 @@ ProgressStyle progress_style(bool quiet) {
   return style;
 }
 
-ProgressBar::ProgressBar(ProgressStyle style)
-    : style_(std::move(style)), start_(std::chrono::steady_clock::now()) {
+ProgressBar::ProgressBar(ProgressStyle style) : style_(std::move(style)), start_(std::chrono::steady_clock::now()) {
   if (!style_.quiet) thread_ = std::thread([this] { loop(); });
 }
 

@@ -1,8 +1,8 @@
 // ProgressBar: shows a long operation on stderr (F25).
 //
-// On a terminal: one redrawn line with a bar, rate and remaining time. Elsewhere: a heartbeat line every 5 s, also while
-// the operation is silent inside one item, because a loader that says nothing gets its pod killed. --quiet: nothing.
-// A thread of its own draws, so that the operation never waits for a slow terminal.
+// On a terminal: one redrawn line with a bar, rate and remaining time. Elsewhere: a heartbeat line every 5 s, also
+// while the operation is silent inside one item, because a loader that says nothing gets its pod killed. --quiet:
+// nothing. A thread of its own draws, so that the operation never waits for a slow terminal.
 #pragma once
 
 #include <chrono>

@@ -28,7 +28,9 @@ class Random {
   uint64_t state_;
 };
 
-uint64_t mixed(uint64_t seed, uint64_t a, uint64_t b) { return Random(Random(seed ^ Random(a).next()).next() + b).next(); }
+uint64_t mixed(uint64_t seed, uint64_t a, uint64_t b) {
+  return Random(Random(seed ^ Random(a).next()).next() + b).next();
+}
 
 // The root mean square of a uniformly random E2M1 code is 2.93.
 constexpr double kCodeRms = 2.93;

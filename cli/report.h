@@ -1,8 +1,8 @@
 // Report: one verb's result. Either text and tables as they come, or one JSON object at the end (--json).
 //
 // The JSON object: {"schema": 1, "verb", "version", "ok", ...the verb's own keys with units in their names...,
-// "failures": [...], "repro"}. An error gives {"schema": 1, "verb", "version", "ok": false, "error": {"code", "message"}}
-// instead, and one line on stderr in either form.
+// "failures": [...], "repro"}. An error gives {"schema": 1, "verb", "version", "ok": false, "error": {"code",
+// "message"}} instead, and one line on stderr in either form.
 #pragma once
 
 #include <string>

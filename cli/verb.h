@@ -42,8 +42,12 @@ CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& nam
   return verb;
 }
 
-void add_doctor(CLI::App& app, Invocation& invocation);
 void add_inspect(CLI::App& app, Invocation& invocation);
+void add_quantize(CLI::App& app, Invocation& invocation);
+void add_calibrate(CLI::App& app, Invocation& invocation);
+void add_verify(CLI::App& app, Invocation& invocation);
+void add_doctor(CLI::App& app, Invocation& invocation);
+void add_synthesize(CLI::App& app, Invocation& invocation);
 
 // The command as a shell takes it, for repro lines.
 std::string shell_quoted(const std::string& argument);

@@ -1,0 +1,42 @@
+// NumericChoices: the named choices of the numeric contract as options, for every verb that runs a layer.
+//
+// What is not given stays as the checkpoint's family (or the shape) has it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/config.h"
+#include "core/nvfp4_view.h"
+#include "core/status.h"
+
+namespace nvfp4_moe::cli {
+
+struct NumericChoices {
+  std::string activation_format;   // nvfp4 | bf16
+  std::string activation_scale;    // dynamic_token | static | compat
+  std::string intermediate_scale;  // dynamic_token | fixed | compat
+  std::optional<float> intermediate_fixed;
+  std::optional<float> static_headroom;
+  std::string router_weight;  // after_down | before_down
+  std::string row_format;     // bf16 | fp32
+  bool batch_invariant = false;
+
+  // Writes the given choices into options; kInvalidArgument for an unknown name.
+  Status apply(MoeOptions& options) const;
+};
+void add_numeric_choices(CLI::App& verb, NumericChoices& choices);
+
+// What of the layer is local.
+struct LocalPart {
+  std::string expert_range;        // "first:count"; empty: all experts
+  std::string intermediate_slice;  // "first:count"; empty: the whole dimension
+  Result<ExpertRange> range(int64_t num_experts) const;
+  Result<IntermediateSlice> slice(int64_t intermediate_size) const;
+};
+void add_expert_range(CLI::App& verb, LocalPart& part);
+void add_intermediate_slice(CLI::App& verb, LocalPart& part);
+
+}  // namespace nvfp4_moe::cli

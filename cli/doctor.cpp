@@ -9,6 +9,7 @@
 
 #include "check/judge.h"
 #include "cli/host.h"
+#include "cli/layers.h"
 #include "cli/lists.h"
 #include "cli/random_layer.h"
 #include "cli/verb.h"
@@ -174,7 +175,8 @@ void report_gpus(Report& report) {
 
 Status report_backends(Report& report) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, tiny_config(ActivationFormat::kNvfp4));
-  const std::vector<Choice> choices = explain(config, host_facts(), report.common().backend);
+  NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
+  const std::vector<Choice> choices = explain(config, host_facts(), forced);
   Json list = Json::array();
   bool any = false;
   for (const Choice& choice : choices) {
@@ -184,12 +186,7 @@ Status report_backends(Report& report) {
     list.push_back({{"name", choice.backend}, {"chosen", choice.chosen}, {"reason", choice.reason}});
   }
   report.json()["backends"] = list;
-  if (!any) {
-    return choices.empty() || find_backend(report.common().backend) == nullptr
-               ? invalid_argument(
-                     fmt::format("backend \"{}\": this build has no such backend", report.common().backend))
-               : unsupported(fmt::format("backend \"{}\" does not run here", report.common().backend));
-  }
+  if (!any) return unsupported("no backend of this build runs here");
   return {};
 }
 

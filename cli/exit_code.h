@@ -7,11 +7,11 @@ namespace nvfp4_moe::cli {
 
 enum ExitCode : int {
   kExitOk = 0,
-  kExitCheckFailed = 1,  // a comparison or self-test ran and did not hold, or the library contradicted itself
-  kExitUsage = 2,        // an option or argument is wrong
-  kExitUnsupported = 3,  // legal, but not on this machine
-  kExitBadInput = 4,     // a file is missing, unreadable, unwritable or wrong
-  kExitInterrupted = 130,
+  kExitCheckFailed = 1,    // a comparison or self-test ran and did not hold, or the library contradicted itself
+  kExitUsage = 2,          // an option or argument is wrong
+  kExitUnsupported = 3,    // legal, but not on this machine
+  kExitBadInput = 4,       // a file is missing, unreadable, unwritable or wrong
+  kExitInterrupted = 130,  // Ctrl-C, as shells have it
 };
 
 inline int exit_code(Code code) {
@@ -25,6 +25,7 @@ inline int exit_code(Code code) {
     case Code::kOutOfMemory: return kExitUnsupported;
     case Code::kBusy: return kExitUnsupported;
     case Code::kInternal: return kExitCheckFailed;
+    case Code::kCancelled: return kExitInterrupted;
   }
   return kExitCheckFailed;
 }

@@ -112,7 +112,7 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
     for (const int64_t layer : layers) {
       const std::string item = fmt::format("layer {}", layer);
       progress.item = item;
-      if (!tell(progress)) return Status(Code::kInvalidArgument, "interrupted");
+      if (!tell(progress)) return Status(Code::kCancelled, "interrupted");
       NVFP4_MOE_ASSIGN(const MoeOptions sizes, checkpoint.layer_options(layer));
       const ExpertRange range{0, sizes.num_experts};
       NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, checkpoint.validate(layer, range));
@@ -245,7 +245,8 @@ Status report_fit(const Checkpoint& checkpoint, const InspectOptions& options, R
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> memories, parse_list(options.gpu_memory));
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(checkpoint.model().options));
   const DeviceFacts device = host_facts();
-  NVFP4_MOE_ASSIGN(const Backend* const backend, chosen_backend(config, device, report.common().backend));
+  NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
+  NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
 
   const uint64_t other_bytes = checkpoint.index().size_bytes() - expert_bytes(checkpoint);
   std::vector<Column> columns = {{"ranks", "GPUs"},

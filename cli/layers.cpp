@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cli/lists.h"
-#include "moe/layer.h"
+#include "moe/env.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe::cli {
@@ -34,21 +34,13 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
   return layers;
 }
 
-Status known_backend(const std::string& forced) {
-  if (forced == "auto" || find_backend(forced) != nullptr) return {};
-  std::string names = "auto";
-  for (const Backend* backend : backends()) names += fmt::format(", {}", backend->name);
-  return invalid_argument(fmt::format("--backend: expected one of {}, got {}", names, forced));
-}
-
-Result<const Backend*> chosen_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
-  NVFP4_MOE_TRY(known_backend(forced));
-  std::string reasons;
-  for (const Choice& choice : explain(config, device, forced)) {
-    if (choice.chosen) return find_backend(choice.backend);
-    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", choice.backend, choice.reason);
+Result<std::string> wanted_backend(const std::string& option) {
+  NVFP4_MOE_ASSIGN(const Env env, read_env());
+  const std::string name = option == "auto" && !env.backend.empty() ? env.backend : option;
+  if (name != "auto" && find_backend(name) == nullptr) {
+    return invalid_argument(fmt::format("--backend: expected one of {}, got {}", backend_names(), name));
   }
-  return unsupported("no backend takes this layer here: " + reasons);
+  return name;
 }
 
 }  // namespace nvfp4_moe::cli

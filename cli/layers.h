@@ -18,10 +18,8 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
 // "0-2,5,7-9".
 std::string list_text(const std::vector<int64_t>& ascending);
 
-// kInvalidArgument where `forced` is neither "auto" nor a backend of this build.
-Status known_backend(const std::string& forced);
-// What `forced` ("auto" or a name) means for this config here: kInvalidArgument for a name this build does not have,
-// kUnsupported with the backends' reasons where none takes it.
-Result<const Backend*> chosen_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced);
+// What --backend means: "auto" gives NVFP4_MOE_BACKEND where that is set; a name this build does not have is
+// kInvalidArgument.
+Result<std::string> wanted_backend(const std::string& option);
 
 }  // namespace nvfp4_moe::cli

@@ -30,7 +30,10 @@ int run_command_line(int argc, char** argv) {
   add_quantize(app, invocation);
   add_calibrate(app, invocation);
   add_verify(app, invocation);
+  add_run(app, invocation);
+  add_bench(app, invocation);
   add_doctor(app, invocation);
+  add_explain(app, invocation);
   add_synthesize(app, invocation);
 
   std::string repro = "nvfp4-moe";

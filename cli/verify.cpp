@@ -119,9 +119,8 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
   {
     NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
     NVFP4_MOE_ASSIGN(options, engine_options(verb, checkpoint.model()));
-    NVFP4_MOE_TRY(known_backend(report.common().backend));
+    NVFP4_MOE_ASSIGN(options.backend, wanted_backend(report.common().backend));
   }
-  options.backend = report.common().backend;
   options.executor = &report.executor();
   VerifyReport verified;
   {

@@ -1,0 +1,28 @@
+// Read bandwidth of this host, measured in the same run as what is compared with it: on shared machines memory speed
+// changes by a factor of two within minutes, so a number from another day says nothing.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/executor.h"
+
+namespace nvfp4_moe::cli {
+
+// Size of the last level of cache as the system tells it; 32 MiB where it does not.
+uint64_t last_level_cache_bytes();
+
+class ReadBandwidth {
+ public:
+  // A buffer of four times the last level of cache, at least 256 MiB, at most an eighth of memory.
+  static Result<ReadBandwidth> make(uint64_t memory_bytes);
+  // Reads the buffer three times on all threads; the fastest pass in bytes per second.
+  double measure(Executor& executor) const;
+  uint64_t size_bytes() const { return buffer_.size_bytes(); }
+
+ private:
+  Buffer buffer_;
+};
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,113 @@
+// explain: which backend would run a layer here and why no other, with the plan, the workspace and the scale policy.
+// Packs nothing and runs nothing.
+#include <fmt/format.h>
+
+#include "backend/host_layer.h"
+#include "cli/layers.h"
+#include "cli/lists.h"
+#include "cli/subject.h"
+#include "cli/verb.h"
+#include "moe/layer.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+struct ExplainVerb {
+  SubjectOptions subject;
+  int64_t tokens = 8192;
+};
+
+Json scale_json(ActivationFormat format, float scale) {
+  if (format == ActivationFormat::kBf16) return nullptr;
+  if (scale == 0.0f) return "dynamic_token";
+  return scale;
+}
+
+std::string scale_text(const Json& how) {
+  if (how.is_null()) return "not quantized (bf16)";
+  return how.is_string() ? how.get<std::string>() : fmt::format("{:.6g} for every line", how.get<float>());
+}
+
+Status report_choices(const MoeConfig& config, const DeviceFacts& device, const std::string& forced, Report& report) {
+  Table table({{"backend", "backend", false}, {"chosen", "result", false}, {"reason", "reason", false}});
+  for (const Choice& choice : explain(config, device, forced)) {
+    table.add({cell(choice.backend),
+               {choice.chosen ? "chosen" : "refused", choice.chosen, choice.chosen ? Style::kGood : Style::kPlain},
+               cell(choice.reason)});
+  }
+  report.table("backends", table);
+  return {};
+}
+
+void report_plan(const Plan& plan, Report& report) {
+  Table steps({{"step", "step", false}, {"kernel", "kernel", false}});
+  for (const StepPlan& step : plan.steps) steps.add({cell(step.step), cell(step.kernel)});
+  report.line("");
+  report.table("steps", steps);
+  Table spans({{"name", "workspace span", false}, {"offset_bytes", "offset"}, {"size_bytes", "bytes"}});
+  for (const WorkspaceLayout::Span& span : plan.workspace.spans()) {
+    spans.add(
+        {cell(span.name), cell(static_cast<int64_t>(span.offset_bytes)), cell(static_cast<int64_t>(span.size_bytes))});
+  }
+  report.line("");
+  report.table("workspace", spans);
+}
+
+Status explain_verb(const ExplainVerb& verb, Report& report) {
+  NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kNo));
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
+  NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
+  const DeviceFacts device = host_facts();
+  const MoeOptions& sizes = config.options();
+  report.fact(
+      "layer",
+      fmt::format(
+          "{}: experts {}:{} of {}, top-{}, hidden {}, intermediate {}{}", subject.name, subject.range.first,
+          subject.range.count, sizes.num_experts, sizes.top_k, sizes.hidden_size, sizes.intermediate_size,
+          sizes.shared_intermediate_size > 0 ? fmt::format(", shared expert {}", sizes.shared_intermediate_size) : ""));
+  report.fact("numbers", fmt::format("{}{}, {} activations, router weight {}, rows {}", to_string(sizes.activation),
+                                     sizes.swiglu_limit ? fmt::format(" L={:g}", *sizes.swiglu_limit) : "",
+                                     to_string(sizes.activation_format), to_string(sizes.router_weight),
+                                     to_string(sizes.row_format)));
+  report.fact("device", fmt::format("{}, {} threads, {}", device.name, device.compute_units,
+                                    bytes_text(static_cast<uint64_t>(device.memory_bytes))));
+  report.line("");
+  NVFP4_MOE_TRY(report_choices(config, device, forced, report));
+  NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
+  NVFP4_MOE_ASSIGN(const ActivationScales scales, resolve_activation_scales(config, subject.source.scales));
+  NVFP4_MOE_ASSIGN(const Plan plan,
+                   backend->plan(config, subject.range, subject.source.scales, Limits{verb.tokens}, device));
+  report_plan(plan, report);
+
+  const Json hidden = scale_json(sizes.activation_format, scales.hidden);
+  const Json intermediate = scale_json(sizes.activation_format, scales.intermediate);
+  const size_t packed_bytes = backend->packed_bytes(config, subject.range);
+  report.line("");
+  report.fact("scales", fmt::format("hidden: {}; intermediate: {}", scale_text(hidden), scale_text(intermediate)));
+  report.fact("memory", fmt::format("packed {}, workspace {} for up to {} tokens, shared by all layers",
+                                    bytes_text(packed_bytes), bytes_text(plan.workspace.total_bytes()), verb.tokens));
+  Json& json = report.json();
+  json["layer"] = subject.name;
+  json["backend"] = backend->name;
+  json["activation_format"] = to_string(sizes.activation_format);
+  json["activation_scale"] = {{"hidden", hidden}, {"intermediate", intermediate}};
+  json["max_tokens"] = verb.tokens;
+  json["packed_bytes"] = packed_bytes;
+  json["workspace_bytes"] = plan.workspace.total_bytes();
+  return {};
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, Invocation& invocation) {
+  add_verb<ExplainVerb>(app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan",
+                        UsesBackend::kYes, explain_verb, [](CLI::App& verb, ExplainVerb& options) {
+                          add_subject(verb, options.subject, true);
+                          verb.add_option("--tokens", options.tokens, "Most tokens of one call")
+                              ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+                              ->capture_default_str();
+                        });
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,84 @@
+#include "cli/run_tool.h"
+
+#include <fcntl.h>
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// Everything the child writes into a terminal whose other end is `descriptor`.
+std::string drain(int descriptor) {
+  std::string text;
+  char bytes[4096];
+  for (ssize_t count; (count = read(descriptor, bytes, sizeof bytes)) > 0;) text.append(bytes, static_cast<size_t>(count));
+  return text;
+}
+
+}  // namespace
+
+ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env,
+                 Stdout where) {
+  const TempDir dir;
+  const std::string out_path = dir.file("out"), err_path = dir.file("err");
+  int master = -1, out = -1;
+  if (where == Stdout::kTerminal) {
+    if (openpty(&master, &out, nullptr, nullptr, nullptr) != 0) return {};
+  } else if (where == Stdout::kClosedPipe) {
+    int ends[2];
+    if (pipe(ends) != 0) return {};
+    close(ends[0]);
+    out = ends[1];
+  } else {
+    out = open(where == Stdout::kFull ? "/dev/full" : out_path.c_str(), O_WRONLY | O_CREAT, 0600);
+  }
+  const int err = open(err_path.c_str(), O_WRONLY | O_CREAT, 0600);
+  std::vector<std::string> words = {NVFP4_MOE_TOOL};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    if (master >= 0) close(master);
+    for (const char* name : {"NO_COLOR", "NVFP4_MOE_BACKEND", "NVFP4_MOE_DUMP", "NVFP4_MOE_CHECK"}) unsetenv(name);
+    for (const auto& [name, value] : env) setenv(name.c_str(), value.c_str(), 1);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  close(out);
+  close(err);
+  ToolRun result;
+  if (master >= 0) {
+    result.out = drain(master);
+    close(master);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (where == Stdout::kFile) result.out = contents(out_path);
+  result.err = contents(err_path);
+  return result;
+}
+
+int count_lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
+
+}  // namespace nvfp4_moe::test

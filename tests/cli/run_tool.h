@@ -1,0 +1,28 @@
+// Runs the nvfp4-moe executable as a user does: a process of its own, its streams apart.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace nvfp4_moe::test {
+
+struct ToolRun {
+  int exit_code = -1;  // 128 + signal where a signal ended it
+  std::string out;
+  std::string err;
+  // stdout as JSON; a discarded value where it is not exactly one JSON text.
+  nlohmann::json json() const { return nlohmann::json::parse(out, nullptr, false); }
+};
+
+enum class Stdout { kFile, kClosedPipe, kFull, kTerminal };
+
+// Arguments without the program's name. `env` is set beside this process's environment, without NO_COLOR and the
+// library's own variables.
+ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env = {},
+                 Stdout where = Stdout::kFile);
+
+int count_lines(const std::string& text);
+
+}  // namespace nvfp4_moe::test

@@ -140,7 +140,8 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
   return {};
 }
 
-void report_findings(const std::vector<Finding>& findings, Report& report) {
+// One row per finding; notes of one kind fold into one row of the text, because a model has one per layer.
+Table findings_table(const std::vector<const Finding*>& findings, bool fold_notes) {
   Table table({{"severity", "severity", false},
                {"id", "finding", false},
                {"layer", "layer"},
@@ -149,7 +150,33 @@ void report_findings(const std::vector<Finding>& findings, Report& report) {
                {"expected", "expected", false},
                {"actual", "actual", false},
                {"count", "count"}});
+  std::set<std::string> folded;
+  for (const Finding* finding : findings) {
+    int64_t count = finding->count;
+    bool several = false;
+    if (fold_notes && finding->severity == Severity::kNote) {
+      if (!folded.insert(finding->id).second) continue;
+      for (const Finding* other : findings) {
+        if (other == finding || other->id != finding->id || other->severity != Severity::kNote) continue;
+        count += other->count;
+        several = true;
+      }
+    }
+    const auto number = [](int64_t value) { return value < 0 ? Cell{"", nullptr} : cell(value); };
+    const Style style = finding->severity == Severity::kError     ? Style::kBad
+                        : finding->severity == Severity::kWarning ? Style::kWarning
+                                                                  : Style::kPlain;
+    table.add({cell(to_string(finding->severity), style), cell(finding->id),
+               several ? cell("several") : number(finding->layer),
+               several ? Cell{"", nullptr} : number(finding->expert), cell(finding->tensor + (several ? ", ..." : "")),
+               cell(finding->expected), cell(finding->actual), cell(count)});
+  }
+  return table;
+}
+
+void report_findings(const std::vector<Finding>& findings, Report& report) {
   int64_t errors = 0, warnings = 0;
+  std::vector<const Finding*> shown;
   std::map<std::string, std::pair<int64_t, std::string>> ignored;  // folded name -> count, reason
   for (const Finding& finding : findings) {
     if (is_ignored(finding)) {
@@ -158,29 +185,22 @@ void report_findings(const std::vector<Finding>& findings, Report& report) {
       reason = finding.actual.empty() ? finding.expected : finding.actual;
       continue;
     }
-    const bool error = finding.severity == Severity::kError, warning = finding.severity == Severity::kWarning;
-    errors += error;
-    warnings += warning;
-    if (error) report.fail(to_string(finding));
-    const auto number = [](int64_t value) { return value < 0 ? Cell{"all", nullptr} : cell(value); };
-    table.add({cell(to_string(finding.severity), error     ? Style::kBad
-                                                 : warning ? Style::kWarning
-                                                           : Style::kPlain),
-               cell(finding.id), number(finding.layer), number(finding.expert), cell(finding.tensor),
-               cell(finding.expected), cell(finding.actual), cell(finding.count)});
+    errors += finding.severity == Severity::kError;
+    warnings += finding.severity == Severity::kWarning;
+    if (finding.severity == Severity::kError) report.fail(to_string(finding));
+    shown.push_back(&finding);
   }
   report.line("");
-  report.fact("findings", fmt::format("{} errors, {} warnings", errors, warnings),
-              errors > 0     ? Style::kBad
-              : warnings > 0 ? Style::kWarning
-                             : Style::kGood);
+  report.fact(
+      "findings",
+      fmt::format("{} error{}, {} warning{}", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s"),
+      errors > 0     ? Style::kBad
+      : warnings > 0 ? Style::kWarning
+                     : Style::kGood);
   report.json()["errors"] = errors;
   report.json()["warnings"] = warnings;
-  if (!table.empty()) {
-    report.table("findings", table);
-  } else {
-    report.json()["findings"] = Json::array();
-  }
+  if (!shown.empty()) report.table("findings", findings_table(shown, true));
+  report.json()["findings"] = findings_table(shown, false).json();
 
   Json json = Json::array();
   int64_t total = 0;
@@ -241,11 +261,10 @@ Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64
 }
 
 // Which backend's packed layout stands for a GPU's: the codes and block scales are the same bytes in another order.
-Status report_fit(const Checkpoint& checkpoint, const InspectOptions& options, Report& report) {
-  NVFP4_MOE_ASSIGN(const std::vector<int64_t> memories, parse_list(options.gpu_memory));
+Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const std::vector<int64_t>& memories,
+                  int64_t max_tokens, Report& report) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(checkpoint.model().options));
   const DeviceFacts device = host_facts();
-  NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
 
   const uint64_t other_bytes = checkpoint.index().size_bytes() - expert_bytes(checkpoint);
@@ -260,7 +279,7 @@ Status report_fit(const Checkpoint& checkpoint, const InspectOptions& options, R
   Table table(columns);
   for (const int64_t ranks : {1, 2, 4, 8}) {
     if (ranks > checkpoint.model().options.num_experts) break;
-    NVFP4_MOE_ASSIGN(const Need need, need_of(checkpoint, *backend, ranks, options.max_tokens, device));
+    NVFP4_MOE_ASSIGN(const Need need, need_of(checkpoint, *backend, ranks, max_tokens, device));
     const uint64_t total = need.experts_bytes + other_bytes + need.workspace_bytes;
     std::vector<Cell> cells = {{ranks == 1 ? "1" : fmt::format("{} (EP{})", ranks, ranks), ranks},
                                {bytes_text(need.experts_bytes), need.experts_bytes},
@@ -277,12 +296,14 @@ Status report_fit(const Checkpoint& checkpoint, const InspectOptions& options, R
   report.fact("fit",
               fmt::format("bytes per GPU, workspace at {} tokens; without KV cache and activations of other layers",
                           options.max_tokens));
-  report.json()["fit_max_tokens"] = options.max_tokens;
+  report.json()["fit_max_tokens"] = max_tokens;
   report.table("fit", table);
   return {};
 }
 
 Status inspect(const InspectOptions& options, Report& report) {
+  NVFP4_MOE_ASSIGN(const std::vector<int64_t> memories, parse_list(options.gpu_memory));
+  NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> layers, chosen_layers(checkpoint.model(), options.layers));
   report_model(checkpoint, report);
@@ -296,7 +317,7 @@ Status inspect(const InspectOptions& options, Report& report) {
     NVFP4_MOE_TRY(report_layers(checkpoint, layers, report, findings));
   }
   report_findings(findings, report);
-  NVFP4_MOE_TRY(report_fit(checkpoint, options, report));
+  NVFP4_MOE_TRY(report_fit(checkpoint, forced, memories, options.max_tokens, report));
   return {};
 }
 

@@ -89,7 +89,7 @@ void report_saturation(const VerifyReport& verified, Report& report) {
                {"intermediate_saturated", "at 448"},
                {"intermediate_zeroed", "to zero"},
                {"nonfinite_rows", "non-finite rows"},
-               {"weights_saturated", "weights clipped"},
+               {"weights_saturated", "weights beyond their block"},
                {"weight_blocks_zeroed", "weight blocks to zero"}});
   const auto count = [](uint64_t value) { return cell(static_cast<int64_t>(value)); };
   for (const LayerVerification& layer : verified.layers) {

@@ -182,7 +182,8 @@ TEST(Conventions, AFullDiskIsTold) {
 
 TEST(Conventions, ReproIsTheCommandThatWasGiven) {
   const ToolRun run = run_tool({"inspect", sound_checkpoint(), "--layers", "0", "--max-tokens=64"});
-  EXPECT_THAT(run.out, HasSubstr("repro     nvfp4-moe inspect " + sound_checkpoint() + " --layers 0 --max-tokens=64\n"));
+  EXPECT_THAT(run.out,
+              HasSubstr("repro     nvfp4-moe inspect " + sound_checkpoint() + " --layers 0 --max-tokens=64\n"));
 }
 
 TEST(Conventions, BackendIsTakenFromTheEnvironmentWhereTheOptionSaysAuto) {

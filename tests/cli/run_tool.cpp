@@ -26,7 +26,8 @@ std::string contents(const std::string& path) {
 std::string drain(int descriptor) {
   std::string text;
   char bytes[4096];
-  for (ssize_t count; (count = read(descriptor, bytes, sizeof bytes)) > 0;) text.append(bytes, static_cast<size_t>(count));
+  for (ssize_t count; (count = read(descriptor, bytes, sizeof bytes)) > 0;)
+    text.append(bytes, static_cast<size_t>(count));
   return text;
 }
 

@@ -295,7 +295,7 @@ Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const
   report.line("");
   report.fact("fit",
               fmt::format("bytes per GPU, workspace at {} tokens; without KV cache and activations of other layers",
-                          options.max_tokens));
+                          max_tokens));
   report.json()["fit_max_tokens"] = max_tokens;
   report.table("fit", table);
   return {};

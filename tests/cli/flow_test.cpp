@@ -1,0 +1,282 @@
+// The whole way on tiny sizes: synthesize -> quantize -> inspect -> verify -> calibrate -> run -> dump -> replay.
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <tuple>
+
+#include "checkpoint/safetensors.h"
+#include "cli/run_tool.h"
+#include "core/float_formats.h"
+#include "support/checkpoint_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kHidden = 128;
+
+// A float checkpoint and its NVFP4 copy, made once by the tool itself.
+struct Made {
+  TempDir dir;
+  std::string floats = dir.file("floats");
+  std::string packed = dir.file("packed");
+  Made() {
+    const ToolRun synthesized = run_tool({"synthesize", floats, "--layers", "2", "--experts", "8", "--top-k", "2",
+                                          "--hidden", "128", "--intermediate", "64", "--vocab", "64"});
+    EXPECT_EQ(synthesized.exit_code, 0) << synthesized.err;
+    const ToolRun quantized = run_tool({"quantize", floats, packed, "--scales", "mse", "--json"});
+    EXPECT_EQ(quantized.exit_code, 0) << quantized.err;
+    quantize = quantized.json();
+  }
+  nlohmann::json quantize;
+};
+Made& made() {
+  static Made value;
+  return value;
+}
+
+struct Tensor {
+  std::string name;
+  DType dtype;
+  std::vector<int64_t> shape;
+  std::vector<uint8_t> bytes;
+};
+template <class T>
+Tensor tensor(const std::string& name, DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
+  Tensor made{name, dtype, std::move(shape), std::vector<uint8_t>(values.size() * sizeof(T))};
+  std::memcpy(made.bytes.data(), values.data(), made.bytes.size());
+  return made;
+}
+void write_tensors(const std::string& path, const std::vector<Tensor>& tensors) {
+  std::vector<TensorInfo> infos;
+  for (const Tensor& t : tensors) {
+    TensorInfo info;
+    info.name = t.name;
+    info.dtype = t.dtype;
+    info.shape = t.shape;
+    infos.push_back(info);
+  }
+  Result<SafetensorsWriter> writer = SafetensorsWriter::create(path, infos, {});
+  ASSERT_OK(writer);
+  for (const Tensor& t : tensors) {
+    ASSERT_OK(writer->write({reinterpret_cast<const std::byte*>(t.bytes.data()), t.bytes.size()}));
+  }
+  ASSERT_OK(writer->finish());
+}
+
+// Five tokens: hidden in F32, ids over all experts with one -1, weights.
+void write_states(const std::string& path) {
+  std::vector<float> hidden, weights;
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < 5 * kHidden; ++i) hidden.push_back(static_cast<float>((i * 37) % 101 - 50) / 16.0f);
+  for (int64_t i = 0; i < 10; ++i) {
+    ids.push_back(i == 7 ? -1 : (i * 3) % 8);
+    weights.push_back(0.25f + 0.05f * static_cast<float>(i % 4));
+  }
+  write_tensors(path,
+                {tensor("hidden", DType::kF32, {5, kHidden}, hidden), tensor("topk_ids", DType::kI64, {5, 2}, ids),
+                 tensor("topk_weights", DType::kF32, {5, 2}, weights)});
+}
+
+std::vector<float> read_out(const std::string& path) {
+  const Result<SafetensorsFile> file = SafetensorsFile::open(path);
+  EXPECT_OK(file);
+  if (!file.ok()) return {};
+  const TensorInfo* info = file->find("out");
+  EXPECT_NE(info, nullptr);
+  if (info == nullptr) return {};
+  EXPECT_EQ(info->dtype, DType::kF32) << "hidden's dtype";
+  EXPECT_EQ(info->shape, (std::vector<int64_t>{5, kHidden}));
+  std::vector<float> values(info->size_bytes() / sizeof(float));
+  std::memcpy(values.data(), file->data(*info), info->size_bytes());
+  return values;
+}
+
+TEST(Flow, QuantizeReportsQualityPerLayer) {
+  const nlohmann::json& json = made().quantize;
+  ASSERT_EQ(json["layers"].size(), 2u);
+  EXPECT_EQ(json["quantized_tensors"], 2 * 8 * 3);
+  for (const auto& layer : json["layers"]) {
+    // 4.5 bits a weight give about 20 dB on bell-shaped weights; half of that would be a broken quantizer.
+    EXPECT_GT(layer["sqnr_db"].get<double>(), 15.0);
+    EXPECT_LT(layer["sqnr_db"].get<double>(), 30.0);
+    EXPECT_EQ(layer["blocks"], 8 * 3 * 128 * 64 / 16);
+  }
+  EXPECT_LT(json["written_bytes"].get<int64_t>(), json["source_bytes"].get<int64_t>());
+}
+
+TEST(Flow, AFinishedCheckpointIsNotOverwritten) {
+  const ToolRun again = run_tool({"quantize", made().floats, made().packed});
+  EXPECT_EQ(again.exit_code, 2) << again.err;
+  EXPECT_EQ(count_lines(again.err), 1);
+}
+
+TEST(Flow, InspectAndVerifyAgainstTheOriginalPass) {
+  const ToolRun inspect = run_tool({"inspect", made().packed, "--json"});
+  EXPECT_EQ(inspect.exit_code, 0) << inspect.err;
+  EXPECT_EQ(inspect.json()["errors"], 0);
+  EXPECT_EQ(run_tool({"inspect", made().floats, "--json"}).json()["format"], "float");
+
+  const ToolRun verify = run_tool({"verify", made().packed, "--against", made().floats, "--tokens", "16"});
+  EXPECT_EQ(verify.exit_code, 0) << verify.out << verify.err;
+  EXPECT_THAT(verify.out, HasSubstr("file's bytes, unpacked"));
+  EXPECT_THAT(verify.out, HasSubstr("exact reference, cpu"));
+  EXPECT_THAT(verify.out, HasSubstr("original"));
+  EXPECT_THAT(verify.out, HasSubstr("2 layers passed"));
+}
+
+TEST(Flow, AnSqnrLimitFailsOnlyWhenAsked) {
+  const ToolRun strict = run_tool(
+      {"verify", made().packed, "--against", made().floats, "--tokens", "0", "--limit", "40", "--layers", "1"});
+  EXPECT_EQ(strict.exit_code, 1) << strict.out;
+  EXPECT_THAT(strict.out, HasSubstr("FAIL"));
+  EXPECT_THAT(strict.out, HasSubstr("layer 1"));
+  const ToolRun lenient =
+      run_tool({"verify", made().packed, "--against", made().floats, "--tokens", "0", "--limit", "10"});
+  EXPECT_EQ(lenient.exit_code, 0) << lenient.out;
+}
+
+TEST(Flow, BothOutputFormatsAreReadBack) {
+  const std::string out = made().dir.file("compressed");
+  const ToolRun quantized = run_tool(
+      {"quantize", made().floats, out, "--format", "compressed-tensors", "--layers", "1", "--separate-gate-up"});
+  ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
+  const ToolRun verify = run_tool({"verify", out, "--against", made().floats, "--layers", "1", "--tokens", "4"});
+  EXPECT_EQ(verify.exit_code, 0) << verify.out << verify.err;
+}
+
+TEST(Flow, CalibrationGoesIntoACopy) {
+  const std::string out = made().dir.file("calibrated");
+  const ToolRun calibrated =
+      run_tool({"calibrate", made().packed, "--random", "2", "--tokens", "16", "--write", out, "--json"});
+  ASSERT_EQ(calibrated.exit_code, 0) << calibrated.err;
+  const nlohmann::json layer = calibrated.json()["layers"][0];
+  EXPECT_GT(layer["hidden_amax"].get<double>(), 0.0);
+  EXPECT_FLOAT_EQ(layer["hidden_scale"].get<float>(), layer["hidden_amax"].get<float>() / 2688.0f);
+  // What was written is what the loader finds.
+  const nlohmann::json found = run_tool({"explain", out, "--activation-scale", "static", "--json"}).json();
+  const auto used = found["activation_scale"]["hidden"].get<double>();
+  EXPECT_GE(used, layer["hidden_scale"].get<double>());
+  EXPECT_LT(used, 2 * layer["hidden_scale"].get<double>()) << "rounded up to a power of two";
+  const ToolRun verify = run_tool({"verify", out, "--activation-scale", "static", "--tokens", "8"});
+  EXPECT_EQ(verify.exit_code, 0) << verify.out << verify.err;
+
+  // The same numbers at quantization.
+  const std::string scales = made().dir.file("scales.json");
+  std::ofstream(scales) << calibrated.out;
+  const std::string second = made().dir.file("second");
+  ASSERT_EQ(run_tool({"quantize", made().floats, second, "--input-scales", scales}).exit_code, 0);
+  const nlohmann::json same = run_tool({"explain", second, "--activation-scale", "static", "--json"}).json();
+  EXPECT_EQ(same["activation_scale"], found["activation_scale"]);
+  std::ofstream(scales) << "{\"layers\": [{\"layer\": 0}]}";
+  EXPECT_EQ(run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", scales}).exit_code, 4);
+}
+
+TEST(Flow, RunDumpReplay) {
+  const std::string states = made().dir.file("states.safetensors"), out = made().dir.file("out.safetensors");
+  const std::string dump = made().dir.file("dump.safetensors");
+  write_states(states);
+  const ToolRun run =
+      run_tool({"run", made().packed, "--layer", "1", "--input", states, "--output", out, "--dump", dump});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("nvfp4-moe run --replay " + dump));
+  double sum = 0;
+  for (const float value : read_out(out)) {
+    ASSERT_TRUE(std::isfinite(value));
+    sum += std::abs(value);
+  }
+  EXPECT_GT(sum, 0.0);
+
+  const ToolRun replay = run_tool({"run", "--replay", dump, "--json"});
+  EXPECT_EQ(replay.exit_code, 0) << replay.out << replay.err;
+  EXPECT_EQ(replay.json()["same_bits"], true);
+  EXPECT_EQ(run_tool({"run", "--replay", dump, "--backend", "reference"}).exit_code, 0);
+
+  // A stored output that is not this call's must be found.
+  const Result<SafetensorsFile> file = SafetensorsFile::open(dump);
+  ASSERT_OK(file);
+  const TensorInfo* stored = file->find("output");
+  ASSERT_NE(stored, nullptr);
+  {
+    std::fstream edit(dump, std::ios::in | std::ios::out | std::ios::binary);
+    edit.seekp(static_cast<std::streamoff>(file->header().data_offset + stored->begin + 3 * kHidden * sizeof(float)));
+    const float wrong = 1000.0f;
+    edit.write(reinterpret_cast<const char*>(&wrong), sizeof wrong);
+  }
+  const ToolRun changed = run_tool({"run", "--replay", dump});
+  EXPECT_EQ(changed.exit_code, 1) << changed.out;
+  EXPECT_THAT(changed.out, HasSubstr("(3, 0)")) << "token and channel of the change";
+  EXPECT_THAT(changed.out, HasSubstr("FAIL"));
+}
+
+// Ranks under expert and tensor parallel add up to the whole layer. No shared expert: every rank would add it.
+TEST(Flow, RanksAddUp) {
+  const TempDir dir;
+  BuilderOptions options;
+  options.model_type = "qwen3_moe";
+  options.hidden_size = kHidden;
+  options.intermediate_size = 64;
+  ASSERT_OK(CheckpointBuilder(options).write(dir.file("model")));
+  const std::string states = dir.file("states.safetensors"), out = dir.file("out.safetensors");
+  write_states(states);
+  const auto run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"run", dir.file("model"), "--layer", "0", "--input", states, "--output", out};
+    words.insert(words.end(), {"--activation-format", "bf16", "--row-format", "fp32"});
+    words.insert(words.end(), more.begin(), more.end());
+    const ToolRun result = run_tool(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return read_out(out);
+  };
+  const std::vector<float> whole = run({});
+  for (const auto& [option, low, high] :
+       {std::tuple("--expert-range", "0:3", "3:5"), std::tuple("--intermediate-slice", "0:32", "32:32")}) {
+    const std::vector<float> first = run({option, low}), second = run({option, high});
+    double error = 0, norm = 0, part = 0;
+    for (size_t i = 0; i < whole.size(); ++i) {
+      error += std::pow(first[i] + second[i] - whole[i], 2);
+      norm += std::pow(whole[i], 2);
+      part += std::pow(first[i], 2);
+    }
+    EXPECT_GT(part, 0.0) << option;
+    EXPECT_GT(std::abs(part - norm), 1e-3 * norm) << option << ": one rank alone is not the layer";
+    // Rows stay in fp32, so only the order of fp32 additions differs: fewer than 100 of them, 2^-24 each, and the
+    // terms are at most a few times the sum.
+    EXPECT_LT(std::sqrt(error / norm), 100 * 0x1p-24 * 4) << option;
+  }
+}
+
+TEST(Flow, RunRefusesInputsThatDoNotFit) {
+  const std::string states = made().dir.file("wrong.safetensors");
+  const auto run = [&] {
+    return run_tool({"run", made().packed, "--layer", "0", "--input", states, "--output", made().dir.file("no")});
+  };
+  write_tensors(states, {tensor("hidden", DType::kF32, {2, 64}, std::vector<float>(128))});
+  EXPECT_EQ(run().exit_code, 4);
+  EXPECT_THAT(run().err, HasSubstr("128"));
+  write_tensors(states, {tensor("hidden", DType::kI32, {2, kHidden}, std::vector<int32_t>(2 * kHidden))});
+  EXPECT_EQ(run().exit_code, 4);
+  write_tensors(states, {tensor("hidden", DType::kF32, {1, kHidden}, std::vector<float>(kHidden)),
+                         tensor("topk_ids", DType::kI32, {1, 2}, std::vector<int32_t>{0, 8})});
+  EXPECT_EQ(run().exit_code, 4) << "there is no expert 8";
+  EXPECT_FALSE(std::filesystem::exists(made().dir.file("no")));
+}
+
+TEST(Flow, BenchTimesAndChecks) {
+  const ToolRun run = run_tool({"bench", made().packed, "--layer", "1", "--tokens", "1,4", "--seconds", "0", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const nlohmann::json json = run.json();
+  EXPECT_EQ(json["checked"], true);
+  ASSERT_EQ(json["timings"].size(), 2u);
+  for (const auto& row : json["timings"]) {
+    EXPECT_GT(row["median_us"].get<double>(), 0.0);
+    EXPECT_LE(row["min_us"].get<double>(), row["median_us"].get<double>());
+    EXPECT_LE(row["median_us"].get<double>(), row["p90_us"].get<double>());
+    EXPECT_GT(row["read_gb_per_s"].get<double>(), 0.0);
+    EXPECT_GE(row["runs"].get<int>(), 5);
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::test

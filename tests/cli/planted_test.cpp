@@ -1,0 +1,74 @@
+// verify finds what was planted in a checkpoint, says where, and exits 1.
+#include "checkpoint/checkpoint.h"
+#include "cli/run_tool.h"
+#include "support/checkpoint_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+struct PlantedCase {
+  Plant fault;
+  const char* projection;  // "" where the whole layer is off
+};
+
+class PlantedFaults : public testing::TestWithParam<PlantedCase> {};
+
+// The checkpoint is legal as a file; only the original knows that it is wrong.
+TEST_P(PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
+  const TempDir dir;
+  BuilderOptions options;
+  options.hidden_size = options.intermediate_size = 64;  // square, so that transposed scales keep a legal shape
+  options.format = SourceFormat::kFloat;
+  ASSERT_OK(CheckpointBuilder(options).write(dir.file("original")));
+  options.format = SourceFormat::kModelOpt;
+  CheckpointBuilder sound(options);
+  const int64_t layer = sound.layers().back();
+  ASSERT_OK(sound.write(dir.file("sound")));
+  const ToolRun pass = run_tool({"verify", dir.file("sound"), "--against", dir.file("original"), "--tokens", "2"});
+  ASSERT_EQ(pass.exit_code, 0) << pass.out << pass.err;
+
+  CheckpointBuilder planted(options);
+  planted.plant(GetParam().fault, layer, 3);
+  ASSERT_OK(planted.write(dir.file("planted")));
+  const ToolRun run = run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2"});
+  ASSERT_EQ(run.exit_code, 1) << run.out << run.err;
+  EXPECT_THAT(run.out, HasSubstr("FAIL"));
+  EXPECT_THAT(run.err, StartsWith("nvfp4-moe: check failed: "));
+  EXPECT_EQ(count_lines(run.err), 1) << run.err;
+  EXPECT_THAT(run.out + run.err, HasSubstr("layer " + std::to_string(layer)));
+  if (*GetParam().projection != '\0') {
+    EXPECT_THAT(run.out, HasSubstr("expert 3"));
+    const std::string tensor = sound.tensor_name(layer, 3, GetParam().projection, "codes");
+    EXPECT_THAT(run.out, HasSubstr(tensor));
+    // A row and a column, "(12, 34)", unless the fault is one number that all weights share.
+    if (GetParam().fault != Plant::kReciprocalTensorScale) {
+      EXPECT_THAT(run.out, testing::ContainsRegex(tensor + ".*\\([0-9]+, [0-9]+\\)"));
+    }
+  }
+  // The layer that nobody touched passes.
+  const nlohmann::json json =
+      run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2", "--json"}).json();
+  EXPECT_EQ(json["ok"], false);
+  EXPECT_EQ(json["failed_layers"], 1);
+  for (const auto& check : json["checks"]) {
+    EXPECT_TRUE(check["layer"] == layer || check["passed"] == true) << check;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, PlantedFaults,
+    testing::Values(PlantedCase{Plant::kFlippedCode, "gate"}, PlantedCase{Plant::kScaleTimesTwo, "up"},
+                    PlantedCase{Plant::kSwappedGateUp, "gate"}, PlantedCase{Plant::kTransposedScales, "down"},
+                    PlantedCase{Plant::kReciprocalTensorScale, "down"}, PlantedCase{Plant::kShiftedExperts, ""}),
+    [](const auto& parameter) {
+      std::string name = to_string(parameter.param.fault);
+      std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
+      return name;
+    });
+
+}  // namespace
+}  // namespace nvfp4_moe::test

@@ -110,9 +110,12 @@ Result<Timing> time_layer(const std::vector<std::unique_ptr<MoeLayer>>& copies, 
 Status report_timings(const std::vector<std::unique_ptr<MoeLayer>>& copies, const Subject& subject,
                       const std::vector<int64_t>& sweep, const BenchVerb& verb, Report& report) {
   const MoeOptions& sizes = subject.options;
-  const double expert_bytes = static_cast<double>(copies.front()->weights().bytes.size_bytes()) /
-                              static_cast<double>(subject.range.count + (sizes.shared_intermediate_size > 0 ? 1 : 0));
-  const double row_flop = 6.0 * static_cast<double>(sizes.hidden_size) * static_cast<double>(sizes.intermediate_size);
+  // A shared expert is touched by every call and has a row per token.
+  const double intermediate = static_cast<double>(sizes.intermediate_size);
+  const double shared = static_cast<double>(sizes.shared_intermediate_size);
+  const double packed_bytes = static_cast<double>(copies.front()->weights().bytes.size_bytes());
+  const double channel_bytes = packed_bytes / (static_cast<double>(subject.range.count) * intermediate + shared);
+  const double channel_flop = 6.0 * static_cast<double>(sizes.hidden_size);
   NVFP4_MOE_ASSIGN(const ReadBandwidth bandwidth, ReadBandwidth::make(read_host().memory_bytes));
   Table table({{"tokens", "tokens"},
                {"rows", "rows"},
@@ -141,7 +144,8 @@ Status report_timings(const std::vector<std::unique_ptr<MoeLayer>>& copies, cons
     NVFP4_MOE_ASSIGN(const Timing timing, time_layer(copies, subject, sweep[i], verb));
     const double read = std::max(before, bandwidth.measure(report.executor())) * 1e-9;
     const double median_s = timing.at(0.5) * 1e-6;
-    const double touched = timing.experts * expert_bytes * 1e-9 / median_s;
+    const double touched = (timing.experts * intermediate + shared) * channel_bytes * 1e-9 / median_s;
+    const double flop = (timing.rows * intermediate + static_cast<double>(sweep[i]) * shared) * channel_flop;
     noisy = noisy || timing.at(0.9) > 1.5 * timing.us.front();
     table.add({cell(sweep[i]),
                cell(static_cast<int64_t>(timing.rows)),
@@ -152,7 +156,7 @@ Status report_timings(const std::vector<std::unique_ptr<MoeLayer>>& copies, cons
                cell(touched, "{:.2f}"),
                cell(read, "{:.1f}"),
                {fmt::format("{:.0f}", 100 * touched / read), touched / read},
-               cell(timing.rows * row_flop * 1e-9 / median_s, "{:.1f}"),
+               cell(flop * 1e-9 / median_s, "{:.1f}"),
                cell(static_cast<int64_t>(timing.us.size()))});
   }
   report.table("timings", table);
@@ -198,9 +202,10 @@ Status bench(const BenchVerb& verb, Report& report) {
   const HostFacts host = read_host();
   const MoeLayer& layer = *copies.front();
   report.fact("host", fmt::format("{}, {} of {} threads", host.cpu, report.executor().threads(), host.threads));
-  report.fact("backend", fmt::format("{}, {} activations, packed {} x {} copies, checked against the reference",
+  report.fact("backend", fmt::format("{}, {} activations, packed {} x {} cop{}, checked against the reference",
                                      layer.backend().name, to_string(sizes.activation_format),
-                                     bytes_text(layer.weights().bytes.size_bytes()), copies.size()));
+                                     bytes_text(layer.weights().bytes.size_bytes()), copies.size(),
+                                     copies.size() == 1 ? "y" : "ies"));
   report.json()["host"] = {{"cpu", host.cpu}, {"threads", report.executor().threads()}};
   report.json()["copies"] = copies.size();
   report.json()["packed_bytes"] = layer.weights().bytes.size_bytes();

@@ -120,8 +120,7 @@ Status run_layer(const RunVerb& verb, Report& report) {
 
 void add_comparison(const char* vs, const Comparison& c, const std::string& broken, Table& table) {
   table.add({cell(vs), cell(c.cosine, "{:.8f}"), cell(c.relative_l2, "{:.1e}"), cell(c.worst_token_l2, "{:.1e}"),
-             cell(c.max_abs, "{:.2e}"),
-             cell(c.max_token < 0 ? "-" : fmt::format("({}, {})", c.max_token, c.max_channel)),
+             cell(c.max_abs, "{:.2e}"), cell(c.max_abs > 0 ? fmt::format("({}, {})", c.max_token, c.max_channel) : ""),
              verdict(broken.empty())});
 }
 

@@ -50,8 +50,11 @@ void add_packed_row(const LayerVerification& layer, Table& table) {
       check.faults.empty() ? "" : fmt::format("expert {} {}", check.faults[0].expert, check.faults[0].projection);
   const Cell where =
       check.faults.empty() ? none() : cell(first + " " + coordinates(check.faults[0].row, check.faults[0].col));
-  table.add({cell(layer.layer), cell("file's bytes, unpacked"), none(), none(), none(), none(), where,
-             cell(fmt::format("{} equal", bytes_text(check.bytes_compared))), verdict(check.passed())});
+  table.add(
+      {cell(layer.layer), cell("file's bytes, unpacked"), none(), none(), none(), none(), where,
+       cell(check.passed() ? fmt::format("{} equal", bytes_text(check.bytes_compared))
+                           : fmt::format("{} bytes of {} tensors differ", check.differing_bytes, check.faulty_tensors)),
+       verdict(check.passed())});
 }
 
 void add_run_row(const LayerVerification& layer, Table& table) {
@@ -64,16 +67,21 @@ void add_run_row(const LayerVerification& layer, Table& table) {
        cell(c.relative_l2, "{:.1e}"),
        {c.worst_token < 0 ? "" : fmt::format("{:.1e} (token {})", c.worst_token_l2, c.worst_token), c.worst_token_l2},
        cell(c.max_abs, "{:.2e}"),
-       cell(coordinates(c.max_token, c.max_channel)),
+       cell(c.max_abs > 0 ? coordinates(c.max_token, c.max_channel) : ""),
        cell(fmt::format("L2 {:.0e}, token {:.0e}", check.limits.relative_l2, check.limits.worst_token_l2)),
        verdict(check.passed())});
 }
 
 void add_original_row(const LayerVerification& layer, const std::optional<double>& limit, Table& table) {
   const OriginalCheck& check = *layer.original;
+  // The place of the fault where there is one, else that of the largest error.
+  std::string where = fmt::format("expert {} {}", check.max_expert, coordinates(check.max_row, check.max_col));
+  if (!check.faults.empty()) {
+    const WeightFault& fault = check.faults.front();
+    where = fmt::format("expert {} {} {}", fault.expert, fault.projection, coordinates(fault.row, fault.col));
+  }
   table.add({cell(layer.layer), cell(check.format + " original"), cell(check.cosine, "{:.8f}"),
-             cell(check.relative_l2, "{:.1e}"), none(), cell(check.max_abs, "{:.2e}"),
-             cell(fmt::format("expert {} {}", check.max_expert, coordinates(check.max_row, check.max_col))),
+             cell(check.relative_l2, "{:.1e}"), none(), cell(check.max_abs, "{:.2e}"), cell(where),
              cell(fmt::format("half step; {:.2f} dB{}", check.sqnr_db,
                               limit ? fmt::format(" >= {:g}", *limit) : std::string())),
              verdict(check.passed())});

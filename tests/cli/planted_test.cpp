@@ -28,13 +28,15 @@ TEST_P(PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
   CheckpointBuilder sound(options);
   const int64_t layer = sound.layers().back();
   ASSERT_OK(sound.write(dir.file("sound")));
-  const ToolRun pass = run_tool({"verify", dir.file("sound"), "--against", dir.file("original"), "--tokens", "2"});
+  const ToolRun pass =
+      run_tool({"verify", dir.file("sound"), "--against", dir.file("original"), "--tokens", "2", "--quiet"});
   ASSERT_EQ(pass.exit_code, 0) << pass.out << pass.err;
 
   CheckpointBuilder planted(options);
   planted.plant(GetParam().fault, layer, 3);
   ASSERT_OK(planted.write(dir.file("planted")));
-  const ToolRun run = run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2"});
+  const ToolRun run =
+      run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2", "--quiet"});
   ASSERT_EQ(run.exit_code, 1) << run.out << run.err;
   EXPECT_THAT(run.out, HasSubstr("FAIL"));
   EXPECT_THAT(run.err, StartsWith("nvfp4-moe: check failed: "));
@@ -51,7 +53,8 @@ TEST_P(PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
   }
   // The layer that nobody touched passes.
   const nlohmann::json json =
-      run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2", "--json"}).json();
+      run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2", "--quiet", "--json"})
+          .json();
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["failed_layers"], 1);
   for (const auto& check : json["checks"]) {

@@ -37,7 +37,7 @@ TEST_P(WholeLayer, AgreesWithTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::host_backends()),
+INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::judged_backends()),
                          [](const auto& info) { return info.param->name; });
 
 // A layer that silently computes another named choice, or reads its weights wrongly, is out of limits.

@@ -34,6 +34,12 @@ std::vector<const Backend*> host_backends() {
   return list;
 }
 
+std::vector<const Backend*> judged_backends() {
+  std::vector<const Backend*> list = host_backends();
+  std::erase(list, &kReferenceBackend);
+  return list;
+}
+
 HostRun::HostRun(const Backend& backend, const CaseData& data, int64_t max_tokens)
     : backend_(&backend), weights_{data.config, data.spec.range, data.scales, {}, {}} {
   const bool shared = data.spec.options.shared_intermediate_size > 0;

@@ -13,6 +13,8 @@ namespace nvfp4_moe::test {
 
 // Every backend of the build that runs on the host, the reference first.
 std::vector<const Backend*> host_backends();
+// The same without the reference: those that are compared with it.
+std::vector<const Backend*> judged_backends();
 
 class HostRun {
  public:

@@ -387,12 +387,12 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   }
 
   ModelInfo out;
-  out.model_type = model_type;
+  out.model_type = printable(model_type);  // these strings end up in messages and tables
   // Kimi-K2 and K2.5 may call their language model deepseek_v3; the wrapper's type tells.
   const ModelRow* outer_row = model_row(outer_type);
   out.family = outer_row != nullptr ? outer_row->family : row->family;
   if (const json* list = member(*root, "architectures"); list != nullptr && list->is_array() && !list->empty()) {
-    if (list->front().is_string()) out.architecture = list->front().get<std::string>();
+    if (list->front().is_string()) out.architecture = printable(list->front().get<std::string>());
   }
   MoeOptions& options = out.options;
   NVFP4_MOE_ASSIGN(out.num_hidden_layers, required_int(config, {"num_hidden_layers"}, 1, kMaxLayers, model_type));
@@ -436,9 +436,9 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
 
   NVFP4_MOE_ASSIGN(const QuantDeclaration quantization, read_quantization(*root, config, hf_quant_json, out.family));
   out.format = quantization.format;
-  out.quant_method = quantization.method;
+  out.quant_method = printable(quantization.method);
   out.quant_algo = quantization.algo;
-  out.producer = quantization.producer;
+  out.producer = printable(quantization.producer);
   options.activation_format = quantization.activation_format;
   return out;
 }

@@ -312,6 +312,19 @@ TEST(LoadViews, PerExpertTensorsAreNotCopied) {
   EXPECT_EQ(checkpoint->expert(2, 0).status().code(), Code::kInvalidArgument);
 }
 
+TEST(Open, ASingleFileFindsItsConfigBesideIt) {
+  CheckpointBuilder builder({.model_type = "qwen3_moe"});
+  TempDir dir;
+  ASSERT_OK(builder.write(dir.path().string()));
+  Result<Checkpoint> checkpoint = Checkpoint::open(dir.file("model.safetensors"));
+  ASSERT_OK(checkpoint);
+  EXPECT_OK(checkpoint->expert(1, 7));
+  std::filesystem::remove(dir.file("config.json"));
+  const Status status = Checkpoint::open(dir.path().string()).status();
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_THAT(status.message(), testing::HasSubstr("config.json"));
+}
+
 TEST(LoadProducers, ModelOptsAndCompressedTensorsOwnFiles) {
   for (const char* name : {"modelopt_qwen3_moe", "compressed_tensors_qwen3_moe"}) {
     SCOPED_TRACE(name);

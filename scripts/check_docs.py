@@ -24,7 +24,9 @@ def main():
     sources = [file for file in files if file.relative_to(ROOT).parts[0] == "src"]
     names = {name for file in sources for name in re.findall(r'"(NVFP4_MOE_[A-Z_]+)"', file.read_text())}
     documented = (ROOT / "docs/environment.md").read_text()
-    bad += [f"docs/environment.md: {name} is read but not documented" for name in sorted(names) if name not in documented]
+    bad += [
+        f"docs/environment.md: {name} is read but not documented" for name in sorted(names) if name not in documented
+    ]
     if len(names) > 5:
         bad.append(f"{len(names)} environment variables are read, five at most: {sorted(names)}")
 

@@ -23,7 +23,11 @@ ALLOWED = {
 # The reference judges core's codec, so it must not use it.
 FORBIDDEN = {"src/backend/reference/": ["core/float_formats.h", "core/quantize.h", "core/dequantize.h"]}
 # Outside headers that stop at a border.
-OUTSIDE = {"src/core/": r"(nlohmann|fmt|CLI|cuda)", "include/": r"(nlohmann|fmt|CLI|cuda|torch)", "src/": r"(torch|CLI)"}
+OUTSIDE = {
+    "src/core/": r"(nlohmann|fmt|CLI|cuda)",
+    "include/": r"(nlohmann|fmt|CLI|cuda|torch)",
+    "src/": r"(torch|CLI)",
+}
 INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')
 
 

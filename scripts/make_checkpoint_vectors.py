@@ -41,7 +41,11 @@ def versions() -> dict[str, str]:
 def quiet():
     """The producers print progress and warnings; none of it says anything here."""
     logging.disable(logging.WARNING)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         try:
             yield
@@ -70,9 +74,19 @@ def tiny_config(family: str):
         return transformers.MixtralConfig(**common, head_dim=16, num_local_experts=4, intermediate_size=48)
     if family == "deepseek_v3":
         return transformers.DeepseekV3Config(
-            **common, n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=48, intermediate_size=96,
-            first_k_dense_replace=1, n_group=2, topk_group=1, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16,
-            qk_nope_head_dim=16, v_head_dim=16,
+            **common,
+            n_routed_experts=4,
+            n_shared_experts=1,
+            moe_intermediate_size=48,
+            intermediate_size=96,
+            first_k_dense_replace=1,
+            n_group=2,
+            topk_group=1,
+            q_lora_rank=32,
+            kv_lora_rank=32,
+            qk_rope_head_dim=16,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
         )
     raise ValueError(f"family {family}: expected qwen3_moe, mixtral or deepseek_v3")
 

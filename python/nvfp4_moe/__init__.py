@@ -142,9 +142,7 @@ def decode_e4m3(bytes: Any) -> Any:
     return _lend(_core.decode_e4m3(_borrow(bytes)), _torch_of(bytes))
 
 
-def to_fp8(
-    codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] | None = None
-) -> tuple[Any, Any]:
+def to_fp8(codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] | None = None) -> tuple[Any, Any]:
     """A matrix (rows, K) as FP8: (E4M3 bytes uint8 (rows, K), scales), value ~= e4m3(byte) * scale.
 
     block=None: one float for the whole matrix. block=(128, 128): float32 (ceil(rows/128), ceil(K/128)).

@@ -9,12 +9,22 @@ int main(void) {
   static const float tensor_scale = 1.0f / 64;
   memset(codes, 0x22, sizeof codes);
   memset(scales, 0x38, sizeof scales);
-  nvfp4_moe_config config = {.struct_size = sizeof config, .num_experts = 1, .top_k = 1, .hidden_size = 32,
-                             .intermediate_size = 16, .activation_format = NVFP4_MOE_ACTIVATIONS_BF16};
+  nvfp4_moe_config config = {.struct_size = sizeof config,
+                             .num_experts = 1,
+                             .top_k = 1,
+                             .hidden_size = 32,
+                             .intermediate_size = 16,
+                             .activation_format = NVFP4_MOE_ACTIVATIONS_BF16};
   nvfp4_moe_layer_tensors tensors = {.struct_size = sizeof tensors,
-                                     .gate_codes = codes, .gate_block_scales = scales, .gate_tensor_scales = &tensor_scale,
-                                     .up_codes = codes, .up_block_scales = scales, .up_tensor_scales = &tensor_scale,
-                                     .down_codes = codes, .down_block_scales = scales, .down_tensor_scales = &tensor_scale};
+                                     .gate_codes = codes,
+                                     .gate_block_scales = scales,
+                                     .gate_tensor_scales = &tensor_scale,
+                                     .up_codes = codes,
+                                     .up_block_scales = scales,
+                                     .up_tensor_scales = &tensor_scale,
+                                     .down_codes = codes,
+                                     .down_block_scales = scales,
+                                     .down_tensor_scales = &tensor_scale};
   nvfp4_moe_layer_options options = {.struct_size = sizeof options, .max_tokens = 1, .threads = 1};
   nvfp4_moe_layer* layer = NULL;
   if (nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer) != NVFP4_MOE_OK) {
@@ -26,8 +36,13 @@ int main(void) {
   for (int i = 0; i < 32; ++i) hidden[i] = 2.0f;
   const int32_t ids[1] = {0};
   const float weights[1] = {1.0f};
-  nvfp4_moe_batch batch = {.struct_size = sizeof batch, .tokens = 1, .hidden = hidden, .topk_ids = ids,
-                           .topk_weights = weights, .out = out, .hidden_dtype = NVFP4_MOE_F32};
+  nvfp4_moe_batch batch = {.struct_size = sizeof batch,
+                           .tokens = 1,
+                           .hidden = hidden,
+                           .topk_ids = ids,
+                           .topk_weights = weights,
+                           .out = out,
+                           .hidden_dtype = NVFP4_MOE_F32};
   if (nvfp4_moe_layer_run(layer, &batch, workspace, sizeof workspace, NULL) != NVFP4_MOE_OK) {
     fprintf(stderr, "run: %s\n", nvfp4_moe_last_error());
     return 1;

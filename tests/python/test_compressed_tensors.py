@@ -15,9 +15,9 @@ from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpa
 from compressed_tensors.quantization import QuantizationScheme  # noqa: E402
 from compressed_tensors.quantization.lifecycle.forward import dequantize as ct_dequantize  # noqa: E402
 from compressed_tensors.quantization.lifecycle.forward import quantize as ct_quantize  # noqa: E402
-from compressed_tensors.quantization.utils.fp4_utils import cast_to_fp4  # noqa: E402
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme  # noqa: E402
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam  # noqa: E402
+from compressed_tensors.quantization.utils.fp4_utils import cast_to_fp4  # noqa: E402
 
 SCHEME: QuantizationScheme = preset_name_to_scheme("NVFP4", ["Linear"])
 # Against s = 1/G exactly. scale: amax/6, G*; code: v/G, x/.
@@ -49,8 +49,15 @@ def test_quantize(name, count):
     assert g.numpy() == np.float32(2688) * (np.float32(1) / np.abs(x).max())
     s = float(np.float32(1 / np.float64(g)))
     ours = nv.quantize(x, tensor_scale=s)
-    counts = judge.compare(x, ours[:2], (codes, scales), s, scale_roundings=SCALE_ROUNDINGS + 1,
-                           code_roundings=CODE_ROUNDINGS + 1, guard=guard)
+    counts = judge.compare(
+        x,
+        ours[:2],
+        (codes, scales),
+        s,
+        scale_roundings=SCALE_ROUNDINGS + 1,
+        code_roundings=CODE_ROUNDINGS + 1,
+        guard=guard,
+    )
     judge.report(count, name, counts)
     assert (counts["scales at a guard"] > 0) == (name == "zero and tiny blocks")
 

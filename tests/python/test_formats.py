@@ -14,8 +14,10 @@ X = RNG.standard_normal((6, 64)).astype(np.float32)
 
 
 def test_imports_without_torch_or_ml_dtypes():
-    code = "import sys, nvfp4_moe, numpy; nvfp4_moe.quantize(numpy.ones((2, 16), 'f4')); " \
-           "sys.exit(any(m in sys.modules for m in ('torch', 'ml_dtypes')))"
+    code = (
+        "import sys, nvfp4_moe, numpy; nvfp4_moe.quantize(numpy.ones((2, 16), 'f4')); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'ml_dtypes')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -180,11 +182,14 @@ ERRORS = {
     "tensor_scale: expected a positive finite float32": lambda: nv.quantize(X, tensor_scale=-1.0),
     "tensor_scale: expected a positive": lambda: nv.quantize(X, mode="compat", tensor_scale=1e-60),
     r"scales: expected \(6, 4\) for codes \(6, 32\), got \(4, 6\)": lambda: nv.dequantize(
-        np.zeros((6, 32), np.uint8), np.zeros((4, 6), np.uint8), 1.0),
+        np.zeros((6, 32), np.uint8), np.zeros((4, 6), np.uint8), 1.0
+    ),
     "tensor_scale: expected one number or": lambda: nv.dequantize(
-        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), np.ones(4)),
+        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), np.ones(4)
+    ),
     "dtype: expected float32, bfloat16 or float16": lambda: nv.dequantize(
-        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, "float64"),
+        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, "float64"
+    ),
     "codes: expected bytes": lambda: nv.dequantize(X, np.zeros((6, 4), np.uint8), 1.0),
     "codes: expected 0..15, element 3 is 16": lambda: nv.pack(np.array([[1, 2, 3, 16]], np.uint8)),
     "swizzled: expected a last dimension of 512 bytes": lambda: nv.unswizzle(np.zeros(511, np.uint8), 5, 4),
@@ -193,7 +198,8 @@ ERRORS = {
     "row_offsets: expected offsets from 0 to 6": lambda: nv.swizzle_experts(np.zeros((6, 4), np.uint8), [0, 7]),
     "row_offsets: expected not to decrease": lambda: nv.swizzle_experts(np.zeros((6, 4), np.uint8), [0, 5, 4, 6]),
     "block: expected None or two positive sizes": lambda: nv.to_fp8(
-        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, (0, 128)),
+        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, (0, 128)
+    ),
 }
 
 

@@ -85,7 +85,9 @@ def test_dequantize_every_code_and_scale_is_the_exact_product_rounded_once(tenso
     if dtype == "bfloat16":
         # 4 + 4 + 24 significant bits: rounding the exact double to odd in float32 keeps the second rounding right.
         narrow = exact.astype(np.float32)
-        toward = np.where(np.abs(narrow.astype(np.float64)) > np.abs(exact), np.nextafter(narrow, np.float32(0)), narrow)
+        toward = np.where(
+            np.abs(narrow.astype(np.float64)) > np.abs(exact), np.nextafter(narrow, np.float32(0)), narrow
+        )
         sticky = (toward.view(np.uint32) | (toward.astype(np.float64) != exact)).view(np.float32)
         expected = sticky.astype(ml_dtypes.bfloat16).view(np.uint16)
         assert (out == expected).all()

@@ -35,8 +35,15 @@ def test_quantize(name, count):
     assert ours == float(s)
     tensor, their_scales = quantize(x, s)
     oracle = (tensor._quantized_data.numpy(), their_scales.view(torch.uint8).numpy())
-    counts = judge.compare(x, (codes, scales), oracle, float(s), scale_roundings=SCALE_ROUNDINGS,
-                           code_roundings=CODE_ROUNDINGS, guard=guard)
+    counts = judge.compare(
+        x,
+        (codes, scales),
+        oracle,
+        float(s),
+        scale_roundings=SCALE_ROUNDINGS,
+        code_roundings=CODE_ROUNDINGS,
+        guard=guard,
+    )
     judge.report(count, name, counts)
     assert (counts["scales at a guard"] > 0) == (name == "zero and tiny blocks")
 
@@ -54,8 +61,11 @@ def test_dequantize(name, power, count):
     assert torch.equal(ours, exact.float())
     single = tensor.dequantize(torch.float32, scale=scales, double_scale=s, block_sizes={-1: 16})
     differs = ours != single
-    count(f"{name}: last bits of ModelOpt's float32 product, s {'amax/2688' if power is None else 'power of two'}",
-          differs.sum(), differs.numel())
+    count(
+        f"{name}: last bits of ModelOpt's float32 product, s {'amax/2688' if power is None else 'power of two'}",
+        differs.sum(),
+        differs.numel(),
+    )
     if power is not None:
         assert not differs.any()
     wide, narrow = ours.double(), single.double()

@@ -39,8 +39,10 @@ def test_committed_checkpoints_are_what_the_producers_write(made, producer):
     assert set(new) == set(old)
     for name, tensor in new.items():
         assert tensor.dtype == old[name].dtype and tensor.shape == old[name].shape, name
-        assert torch.equal(tensor.view(torch.uint8) if tensor.dim() else tensor,
-                           old[name].view(torch.uint8) if tensor.dim() else old[name]), name
+        assert torch.equal(
+            tensor.view(torch.uint8) if tensor.dim() else tensor,
+            old[name].view(torch.uint8) if tensor.dim() else old[name],
+        ), name
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
@@ -92,8 +94,11 @@ def test_decoded_weights_are_modelopts(made, family):
             assert (mine["scales"] == scales.view(torch.uint8).numpy()).all()
             assert mine["tensor_scale"] == float(s)
             shape = torch.Size((codes.shape[0], codes.shape[1] * 2))
-            theirs = NVFP4QTensor(shape, torch.bfloat16, codes).dequantize(
-                torch.float64, scale=scales.double(), double_scale=s.double(), block_sizes={-1: 16}).float()
+            theirs = (
+                NVFP4QTensor(shape, torch.bfloat16, codes)
+                .dequantize(torch.float64, scale=scales.double(), double_scale=s.double(), block_sizes={-1: 16})
+                .float()
+            )
             assert same_values(torch.from_numpy(nv.dequantize(*mine.values())), theirs), name
             seen += 1
         check_input_scales(expert, tensors, layer, "input_scale", lambda value: value)
@@ -117,7 +122,9 @@ def test_decoded_weights_are_compressed_tensors(made, family, count):
     for expert, layer, _ in experts(directory):
         for part in ("gate", "up", "down"):
             name = expert["names"][part].removesuffix(".weight_packed")
-            state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+            state = {
+                key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")
+            }
             codes, scales, g = state["weight_packed"], state["weight_scale"], state["weight_global_scale"]
             mine = expert[part]
             assert (mine["codes"] == codes.numpy()).all()
@@ -129,7 +136,9 @@ def test_decoded_weights_are_compressed_tensors(made, family, count):
             product = scales.double() * mine["tensor_scale"]
             theirs = dequantize(values, product, None, scheme.weights, dtype=torch.float64).float()
             assert same_values(ours, theirs), name
-            single = dequantize(values.float(), scales.float(), None, scheme.weights, dtype=torch.float32, global_scale=g)
+            single = dequantize(
+                values.float(), scales.float(), None, scheme.weights, dtype=torch.float32, global_scale=g
+            )
             # Ours rounds 1/G and the product, theirs v/G and the product: four roundings of 2^-24 apart at most.
             assert ((ours - single).abs() <= 4 * 2.0**-24 * ours.abs() * (1 + 2.0**-20)).all()
             differing, total = differing + int((ours != single).sum()), total + ours.numel()
@@ -138,7 +147,9 @@ def test_decoded_weights_are_compressed_tensors(made, family, count):
             assert bf16.dtype == torch.bfloat16
             bound = (2.0**-8 + 4 * 2.0**-24) * ours.abs() * (1 + 2.0**-20)
             assert ((bf16.float() - ours).abs() <= bound).all()
-        check_input_scales(expert, tensors, layer, "input_global_scale", lambda value: np.float32(1 / np.float64(value)))
+        check_input_scales(
+            expert, tensors, layer, "input_global_scale", lambda value: np.float32(1 / np.float64(value))
+        )
     count("last bits against decompress in float32", differing, total)
 
 

@@ -34,8 +34,15 @@ def test_torchao(count):
     pytest.importorskip("torchao")
     import test_torchao as of
 
-    sweep(count, "torchao", of.quantize, lambda x: float(np.float32(np.abs(x).max() / 2688)),
-          scale_roundings=of.SCALE_ROUNDINGS, code_roundings=of.CODE_ROUNDINGS, guard=of.guard)
+    sweep(
+        count,
+        "torchao",
+        of.quantize,
+        lambda x: float(np.float32(np.abs(x).max() / 2688)),
+        scale_roundings=of.SCALE_ROUNDINGS,
+        code_roundings=of.CODE_ROUNDINGS,
+        guard=of.guard,
+    )
 
 
 def test_modelopt(count):
@@ -46,14 +53,27 @@ def test_modelopt(count):
         tensor, scales = of.quantize(x, torch.tensor(s))
         return tensor._quantized_data.numpy(), scales.view(torch.uint8).numpy()
 
-    sweep(count, "ModelOpt", quantize, lambda x: float(np.float32(np.abs(x).max() / 2688)),
-          scale_roundings=of.SCALE_ROUNDINGS, code_roundings=of.CODE_ROUNDINGS, guard=of.guard)
+    sweep(
+        count,
+        "ModelOpt",
+        quantize,
+        lambda x: float(np.float32(np.abs(x).max() / 2688)),
+        scale_roundings=of.SCALE_ROUNDINGS,
+        code_roundings=of.CODE_ROUNDINGS,
+        guard=of.guard,
+    )
 
 
 def test_compressed_tensors(count):
     pytest.importorskip("compressed_tensors")
     import test_compressed_tensors as of
 
-    sweep(count, "compressed-tensors", lambda x, _: of.quantize(torch.from_numpy(x))[:2],
-          lambda x: float(np.float32(1 / np.float64(of.quantize(torch.from_numpy(x))[2]))),
-          scale_roundings=of.SCALE_ROUNDINGS + 1, code_roundings=of.CODE_ROUNDINGS + 1, guard=of.guard)
+    sweep(
+        count,
+        "compressed-tensors",
+        lambda x, _: of.quantize(torch.from_numpy(x))[:2],
+        lambda x: float(np.float32(1 / np.float64(of.quantize(torch.from_numpy(x))[2]))),
+        scale_roundings=of.SCALE_ROUNDINGS + 1,
+        code_roundings=of.CODE_ROUNDINGS + 1,
+        guard=of.guard,
+    )

@@ -33,8 +33,15 @@ def test_quantize(name, count):
     s = float(torchao_nvfp4.per_tensor_amax_to_scale(torch.tensor(np.abs(x).max())))
     codes, scales, ours = nv.quantize(x)
     assert ours == s
-    counts = judge.compare(x, (codes, scales), quantize(x, s), s, scale_roundings=SCALE_ROUNDINGS,
-                           code_roundings=CODE_ROUNDINGS, guard=guard)
+    counts = judge.compare(
+        x,
+        (codes, scales),
+        quantize(x, s),
+        s,
+        scale_roundings=SCALE_ROUNDINGS,
+        code_roundings=CODE_ROUNDINGS,
+        guard=guard,
+    )
     judge.report(count, name, counts)
     assert (counts["scales at a guard"] > 0) == (name in ("zero and tiny blocks", "14 octaves bf16", "14 octaves fp32"))
 

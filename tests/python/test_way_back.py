@@ -68,8 +68,11 @@ def test_modelopt_reads_it(written):
             assert s.shape == () and input_scale.shape == () and s.dtype == torch.float32
             expected = INPUT_SCALES[layer][1 if part == "down" else 0]
             assert input_scale == torch.tensor(1.0 if expected is None else expected)
-            theirs = NVFP4QTensor(weights[f"{stem}.weight"].shape, torch.bfloat16, codes).dequantize(
-                torch.float64, scale=scales.double(), double_scale=s.double(), block_sizes={-1: 16}).float()
+            theirs = (
+                NVFP4QTensor(weights[f"{stem}.weight"].shape, torch.bfloat16, codes)
+                .dequantize(torch.float64, scale=scales.double(), double_scale=s.double(), block_sizes={-1: 16})
+                .float()
+            )
             assert same_values(torch.from_numpy(nv.dequantize(*expert[part].values())), theirs)
     kept = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for name, tensor in kept.items():
@@ -134,8 +137,12 @@ def test_their_converter_gives_what_we_write(written, tmp_path):
 
     _, directories = written
     with vectors.quiet():
-        convert_checkpoint(directories["modelopt"], tmp_path / "converted",
-                           ModelOptNvfp4Converter(targets=[r"re:.*mlp\.experts\.\d+\..*_proj$"]), max_workers=1)
+        convert_checkpoint(
+            directories["modelopt"],
+            tmp_path / "converted",
+            ModelOptNvfp4Converter(targets=[r"re:.*mlp\.experts\.\d+\..*_proj$"]),
+            max_workers=1,
+        )
     theirs, ours = raw(tmp_path / "converted"), raw(directories["compressed-tensors"])
     assert set(theirs) == set(ours)
     for name, tensor in ours.items():

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# fuzz.sh SECONDS: builds the libFuzzer targets (preset fuzz: address and undefined) and runs each for SECONDS/targets.
+# One core. New inputs stay in build/fuzz/corpus, so that the next run goes on from there; what broke a target stays in
+# build/fuzz/artifacts. Prints one line per target; exits 1 if any of them broke.
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+seconds=${1:?usage: scripts/fuzz.sh SECONDS}
+targets=(safetensors config c_api)
+each=$((seconds / ${#targets[@]}))
+[ "$each" -ge 1 ] || { echo "fuzz.sh: expected at least ${#targets[@]} seconds, got $seconds" >&2; exit 2; }
+
+mkdir -p build
+for step in "cmake --preset fuzz" "cmake --build build/fuzz -j ${NVFP4_MOE_JOBS:-$(nproc)} --target ${targets[*]/%/_fuzz}"; do
+  $step >build/fuzz.log 2>&1 || { tail -40 build/fuzz.log >&2; exit 1; }
+done
+
+failed=0
+for target in "${targets[@]}"; do
+  corpus=build/fuzz/corpus/$target
+  log=build/fuzz/$target.log
+  mkdir -p "$corpus" build/fuzz/artifacts
+  options=(-max_total_time="$each" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix=build/fuzz/artifacts/)
+  [ "$target" = c_api ] && options+=(-max_len=2048) || options+=(-max_len=8192 -dict=tests/fuzz/json.dict)
+  code=0
+  "build/fuzz/tests/${target}_fuzz" "${options[@]}" "$corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 || code=$?
+  runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  coverage=$(grep -oE 'cov: [0-9]+ ft: [0-9]+' "$log" | tail -1) || true
+  printf '%-12s %4d s  %10s runs  %s  %s\n' "$target" "$each" "${runs:-?}" "${coverage:-no coverage}" \
+    "$([ $code -eq 0 ] && echo 'nothing found' || echo "FAILED, see $log")"
+  if [ $code -ne 0 ]; then
+    failed=1
+    grep -E -A 25 'ERROR|not so:|runtime error' "$log" | head -60 >&2
+  fi
+done
+exit $failed

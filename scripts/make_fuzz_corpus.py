@@ -1,0 +1,127 @@
+"""Writes the seeds of the fuzz targets: tests/fuzz/corpus/{safetensors,config,c_api}/, and the dictionary json.dict.
+
+Seeds are small and the same on every run. safetensors: header texts (the target adds length and data) and one whole
+file; config: config.json, or two files with a line "---" between; c_api: bytes of a seeded generator, which the target
+reads as a list of calls.
+
+usage: make_fuzz_corpus.py [OUTPUT_DIRECTORY]
+"""
+
+import json
+import random
+import struct
+import sys
+from pathlib import Path
+
+DTYPES = "BOOL U8 I8 U16 I16 U32 I32 U64 I64 F64 F32 F16 BF16 F8_E4M3 F8_E5M2 F8_E8M0 F4".split()
+BITS = {"BOOL": 8, "F4": 4, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
+
+
+def header(*tensors: tuple[str, str, list[int]], metadata: dict | None = None) -> str:
+    out, offset = {}, 0
+    if metadata:
+        out["__metadata__"] = metadata
+    for name, dtype, shape in tensors:
+        bits = BITS.get(dtype) or int(dtype[1:])
+        for size in shape:
+            bits *= size
+        out[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bits // 8]}
+        offset += bits // 8
+    return json.dumps(out, separators=(",", ":"), ensure_ascii=False)
+
+
+def safetensors_seeds() -> dict[str, bytes]:
+    expert = "model.layers.0.mlp.experts.1.up_proj."
+    seeds = {
+        "empty": "{}",
+        "metadata": header(metadata={"format": "pt", "é": "名"}),
+        "one": header(("x", "U8", [4])),
+        "scalar": header(("x", "F32", [])),
+        "zero_size": header(("x", "BF16", [0, 4]), ("y", "U8", [2])),
+        "f4": header(("x", "F4", [2, 6])),
+        "modelopt": header(
+            (expert + "weight", "U8", [2, 8]),
+            (expert + "weight_scale", "F8_E4M3", [2, 1]),
+            (expert + "weight_scale_2", "F32", []),
+            (expert + "input_scale", "F32", []),
+            metadata={"format": "pt"},
+        ),
+        "every_dtype": header(*((d.lower(), d, [2, 2]) for d in DTYPES)),
+        "escapes": '{"a\\u0041\\n\\ud83d\\ude00":{"dtype":"U8","shape":[1,1],"data_offsets":[0,1]}}',
+        "spaces": '{ "x" : { "data_offsets" : [ 0 , 2 ] , "shape" : [ 2 ] , "dtype" : "I8" } }   ',
+    }
+    whole = header(("x", "U8", [3]), ("y", "I16", [2])).encode()
+    return {k: v.encode() for k, v in seeds.items()} | {"whole_file": struct.pack("<Q", len(whole)) + whole + b"1234567"}
+
+
+def config_seeds() -> dict[str, bytes]:
+    def model(model_type: str, **more) -> dict:
+        return {"architectures": ["X"], "model_type": model_type, "hidden_size": 64, "num_hidden_layers": 3,
+                "num_experts_per_tok": 2, "hidden_act": "silu", **more}  # fmt: skip
+
+    nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": {
+        "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+        "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+        "targets": ["Linear"]}}, "ignore": ["lm_head", "model.layers.0*"],
+        "producer": {"name": "modelopt", "version": "0.47.0"}}  # fmt: skip
+    compressed = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {"group_0": {
+        "format": "nvfp4-pack-quantized", "targets": ["Linear"], "weights": {"num_bits": 4, "type": "float",
+        "strategy": "tensor_group", "group_size": 16, "symmetric": True, "dynamic": False},
+        "input_activations": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+        "symmetric": True, "dynamic": "local"}}}, "ignore": ["lm_head"]}  # fmt: skip
+    models = {
+        "deepseek_v3": model("deepseek_v3", moe_intermediate_size=32, n_routed_experts=8, n_shared_experts=1,
+                             first_k_dense_replace=1, quantization_config=nvfp4),
+        "deepseek_v4": model("deepseek_v4", moe_intermediate_size=32, n_routed_experts=8, n_shared_experts=1,
+                             swiglu_limit=10.0, quantization_config={"quant_method": "mxfp4"}),
+        "qwen3_moe": model("qwen3_moe", moe_intermediate_size=32, num_experts=8, decoder_sparse_step=1,
+                           mlp_only_layers=[0], quantization_config=compressed),
+        "glm4_moe": model("glm4_moe", moe_intermediate_size=32, n_routed_experts=8, n_shared_experts=1,
+                          first_k_dense_replace=1, torch_dtype="bfloat16"),
+        "minimax_m3": model("minimax_m3", intermediate_size=32, num_local_experts=8, swiglu_limit=7.0,
+                            swiglu_alpha=1.702),
+        "mixtral": model("mixtral", intermediate_size=32, num_local_experts=8, torch_dtype="float16"),
+        "llama4": {"model_type": "llama4", "architectures": ["L"], "text_config": model(
+            "llama4_text", intermediate_size=32, num_local_experts=8, interleave_moe_layer_step=1)},
+        "gpt_oss": model("gpt_oss", intermediate_size=32, num_local_experts=8),
+    }  # fmt: skip
+    seeds = {name: json.dumps(config) for name, config in models.items()}
+    hf_quant = {"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": {
+        "quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["lm_head"]}}  # fmt: skip
+    plain = model("qwen3_moe", moe_intermediate_size=32, num_experts=8)
+    seeds["two_files"] = json.dumps(plain) + "\n---\n" + json.dumps(hf_quant)
+    return {k: v.encode() for k, v in seeds.items()}
+
+
+def c_api_seeds() -> dict[str, bytes]:
+    generator = random.Random(2688)
+    return {f"calls_{i:02}": generator.randbytes(200 + 100 * (i % 8)) for i in range(24)}
+
+
+WORDS = """dtype shape data_offsets __metadata__ {} [] : , " \\u0000 \\ud83d null true false -0 1e9 0.5
+9223372036854775807 18446744073709551615 architectures model_type quantization_config quant_method quant_algo modelopt
+compressed-tensors NVFP4 group_size config_groups weights input_activations num_bits type float strategy tensor_group
+hidden_size intermediate_size moe_intermediate_size num_experts n_routed_experts num_local_experts num_experts_per_tok
+num_hidden_layers n_shared_experts first_k_dense_replace swiglu_limit swiglu_alpha hidden_act silu text_config
+torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4""".split()
+
+
+def main() -> None:
+    root = Path(__file__).resolve().parent.parent / "tests" / "fuzz"
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else root
+    for target, seeds in {
+        "safetensors": safetensors_seeds(),
+        "config": config_seeds(),
+        "c_api": c_api_seeds(),
+    }.items():
+        folder = out / "corpus" / target
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, seed in seeds.items():
+            (folder / name).write_bytes(seed)
+    words = [*WORDS, *DTYPES]
+    lines = ['"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"' for word in words]
+    (out / "json.dict").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+// Text as config.json and hf_quant_config.json, cut at the first line "---"; and as JSON alone, against nlohmann.
+#include <cstdint>
+#include <string_view>
+
+#include "checkpoint/json_strict.h"
+#include "checkpoint/model_config.h"
+#include "fuzz/require.h"
+
+using namespace nvfp4_moe;
+
+namespace {
+
+void check_status(const Status& status) {
+  REQUIRE(status.code() == Code::kBadInput || status.code() == Code::kUnsupported);
+  REQUIRE(!status.message().empty());
+  for (const char c : status.message()) REQUIRE(static_cast<unsigned char>(c) >= 0x20);
+}
+
+// Strict JSON is a subset of JSON, with the same values.
+void compare_with_nlohmann(std::string_view text) {
+  JsonLimits limits;
+  limits.max_depth = 16;
+  const auto strict = parse_json_strict(text, limits);
+  if (!strict.ok()) {
+    REQUIRE(strict.status().code() == Code::kBadInput);
+    return;
+  }
+  const auto loose = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  REQUIRE(!loose.is_discarded());
+  REQUIRE(loose == *strict);
+  REQUIRE(!describe_json(*strict).empty());
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const size_t cut = text.find("\n---\n");
+  const std::string_view config = text.substr(0, cut);
+  const std::string_view quant = cut == text.npos ? std::string_view() : text.substr(cut + 5);
+  compare_with_nlohmann(config);
+  const auto info = parse_model_config(config, quant);
+  if (!info.ok()) {
+    check_status(info.status());
+    return 0;
+  }
+  // What is accepted can be made into a layer's config or is refused there with a reason: no value slips through.
+  REQUIRE(!info->family.empty() && !info->model_type.empty());
+  REQUIRE(info->options.num_experts > 0 && info->options.top_k > 0 && info->options.hidden_size > 0 &&
+          info->options.intermediate_size > 0);
+  int64_t before = -1;
+  for (const int64_t layer : info->layers) {
+    REQUIRE(layer > before);
+    before = layer;
+  }
+  const auto made = MoeConfig::make(info->options);
+  REQUIRE(made.ok() || !made.status().message().empty());
+  return 0;
+}

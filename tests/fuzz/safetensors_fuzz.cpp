@@ -1,0 +1,107 @@
+// Bytes as a safetensors file: header parse, the properties of what it accepts, and a walk over the mapped tensors.
+//
+// An input that begins with '{' is header text: the length is put in front and as much data behind as its last offset
+// names (up to a limit), so that the fuzzer need not find those numbers. Any other input is a file as it stands.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors_plan.h"
+#include "checkpoint/safetensors_shape.h"
+#include "fuzz/require.h"
+
+using namespace nvfp4_moe;
+
+namespace {
+
+constexpr uint64_t kMaxData = uint64_t{1} << 16;
+
+// The largest number of the text that could be an offset: the data section that fits it.
+uint64_t largest_number(const std::string& text) {
+  uint64_t largest = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    uint64_t number = 0;
+    for (; i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])) && number <= kMaxData; ++i)
+      number = number * 10 + static_cast<uint64_t>(text[i] - '0');
+    if (number <= kMaxData && number > largest) largest = number;
+  }
+  return largest;
+}
+
+void check_status(const Status& status) {
+  REQUIRE(status.code() == Code::kBadInput);
+  REQUIRE(!status.message().empty());
+  for (const char c : status.message()) REQUIRE(static_cast<unsigned char>(c) >= 0x20);
+}
+
+void check_header(const SafetensorsHeader& header, uint64_t file_size) {
+  uint64_t covered = 0;
+  for (const TensorInfo& info : header.tensors) {
+    REQUIRE(info.begin == covered && info.end >= info.begin);
+    covered = info.end;
+    const Result<uint64_t> bytes = tensor_bytes(info.dtype, info.shape);
+    REQUIRE(bytes.ok() && *bytes == info.size_bytes());
+    REQUIRE(!describe(info).empty());
+  }
+  REQUIRE(header.data_offset + covered == file_size);
+
+  // What is read can be written: the same tensors in the same order, read again.
+  std::vector<TensorInfo> tensors = header.tensors;
+  REQUIRE(assign_offsets(tensors).ok());
+  const Result<std::string> written = header_bytes(tensors, header.metadata);
+  REQUIRE(written.ok() && written->size() % 8 == 0);
+  const auto again = parse_safetensors_header(std::as_bytes(std::span(*written)), written->size() + covered);
+  REQUIRE(again.ok() && again->tensors.size() == header.tensors.size() && again->metadata == header.metadata);
+  for (const TensorInfo& info : again->tensors) {
+    bool found = false;  // tensors without bytes may change places with others that begin where they do
+    for (const TensorInfo& before : header.tensors)
+      found |= before.name == info.name && before.dtype == info.dtype && before.shape == info.shape &&
+               before.begin == info.begin;
+    REQUIRE(found);
+    if (header.tensors.size() > 64) break;
+  }
+}
+
+// The file through its mapping: every byte of every tensor is readable, found by name, and can be given back.
+void walk_file(const std::string& bytes) {
+  const int fd = memfd_create("safetensors_fuzz", MFD_CLOEXEC);
+  REQUIRE(fd >= 0 && write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  const auto file = SafetensorsFile::open("/proc/self/fd/" + std::to_string(fd));
+  close(fd);
+  REQUIRE(file.ok());
+  for (const TensorInfo& info : file->header().tensors) {
+    REQUIRE(file->find(info.name) == &info);
+    const std::byte* data = file->data(info);
+    REQUIRE(std::memcmp(data, bytes.data() + file->header().data_offset + info.begin, info.size_bytes()) == 0);
+    file->release(data, info.size_bytes());
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  std::string bytes(reinterpret_cast<const char*>(data), size);
+  uint64_t file_size = size;
+  if (size > 0 && bytes[0] == '{') {
+    uint64_t length = size;
+    std::string framed(8, '\0');
+    for (char& c : framed) c = static_cast<char>(length & 0xFF), length >>= 8;
+    const uint64_t data_bytes = largest_number(bytes);
+    bytes = framed + bytes;
+    file_size = bytes.size() + data_bytes;
+    bytes.resize(static_cast<size_t>(file_size), '\5');
+  }
+  const auto header = parse_safetensors_header(std::as_bytes(std::span(bytes)), file_size);
+  if (!header.ok()) {
+    check_status(header.status());
+    return 0;
+  }
+  check_header(*header, file_size);
+  walk_file(bytes);
+  return 0;
+}

@@ -58,7 +58,11 @@ class HostExecutor : public Executor {
 
 nvfp4_moe_code fail(Code code, const char* message) noexcept {
   const size_t length = std::min(std::strlen(message), sizeof(last_error) - 1);
-  std::memcpy(last_error, message, length);
+  // A message may quote a caller's string (a backend's name, a path): it stays one line all the same.
+  for (size_t i = 0; i < length; ++i) {
+    const auto byte = static_cast<unsigned char>(message[i]);
+    last_error[i] = byte < 0x20 || byte == 0x7F ? '?' : message[i];
+  }
   last_error[length] = '\0';
   return static_cast<nvfp4_moe_code>(code);
 }

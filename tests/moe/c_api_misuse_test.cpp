@@ -12,9 +12,9 @@ using testing::HasSubstr;
 
 TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   const CLayer c;
-  // A caller with an older, shorter header: without the last field.
+  // A caller with an older, shorter header: without the last two fields.
   CLayer older;
-  older.config.struct_size = offsetof(nvfp4_moe_config, batch_invariant);
+  older.config.struct_size = offsetof(nvfp4_moe_config, row_format);
   older.config.batch_invariant = 77;  // not read
   EXPECT_EQ(older.try_open(), NVFP4_MOE_OK) << nvfp4_moe_last_error();
   // And with a newer, longer one: fine as long as what is unknown is zero.
@@ -58,6 +58,8 @@ TEST(CApiMisuse, OpeningRefuses) {
   const Case cases[] = {
       {"config.struct_size", [](CLayer& c) { c.config.struct_size = 0; }},
       {"config.struct_size", [](CLayer& c) { c.config.struct_size = SIZE_MAX; }},
+      {"config.struct_size", [](CLayer& c) { c.config.struct_size = sizeof(c.config) - 1; }},  // cuts a field in two
+      {"tensors.struct_size", [](CLayer& c) { c.tensors.struct_size = offsetof(nvfp4_moe_layer_tensors, shared) + 4; }},
       {"tensors.struct_size", [](CLayer& c) { c.tensors.struct_size = 1; }},
       {"options.struct_size", [](CLayer& c) { c.options.struct_size = 7; }},
       {"activation: expected 0 to 3, got 4", [](CLayer& c) { c.config.activation = 4; }},

@@ -24,6 +24,54 @@ double since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Progress in experts: each is packed, unpacked, packed for the reference and compared with the original, one unit
+// each. A large layer takes minutes, and whoever waits wants to see that it moves.
+class Meter {
+ public:
+  Meter(const VerifyOptions& options, int64_t layers, int64_t experts)
+      : progress_(options.progress), start_(std::chrono::steady_clock::now()) {
+    const bool runs = options.states.tokens > 0 || !options.input.empty();
+    units_of_layer_ = experts * (2 + runs + !options.against.empty());
+    total_ = layers * units_of_layer_;
+  }
+  void start_layer(int64_t number) {
+    layer_ = number;
+    base_ = done_layers_++ * units_of_layer_;
+    done_ = 0;
+  }
+  Status expert(const char* step, int64_t expert) {
+    if (!progress_) return {};
+    return one(fmt::format("layer {} expert {}: {}", layer_, expert, step));
+  }
+  Status end_layer() {
+    if (!progress_) return {};
+    done_ = units_of_layer_;
+    return tell(fmt::format("layer {}", layer_));
+  }
+  // To hand to MoeLayer::open, which counts the experts itself.
+  ProgressFn packing(const char* step) {
+    if (!progress_) return {};
+    return [this, step](const Progress& p) { return one(fmt::format("{}: {}", p.item, step)).ok(); };
+  }
+  double seconds() const { return since(start_); }
+
+ private:
+  Status one(const std::string& item) {
+    done_ = std::min(done_ + 1, units_of_layer_);  // a shared expert is packed too, and has no unit of its own
+    return tell(item);
+  }
+  Status tell(const std::string& item) {
+    const int64_t done = std::min(base_ + done_, total_);
+    if (progress_({"verify", item, done, total_, 0, 0, seconds()})) return {};
+    return {Code::kCancelled, "verify: cancelled at " + item};
+  }
+
+  const ProgressFn& progress_;
+  std::chrono::steady_clock::time_point start_;
+  int64_t units_of_layer_ = 0, total_ = 0;
+  int64_t layer_ = -1, done_layers_ = 0, base_ = 0, done_ = 0;
+};
+
 struct RunOutput {
   std::vector<float> out;  // (tokens, hidden_size)
   RunStatus status;
@@ -129,13 +177,14 @@ std::string hint_for(const Checkpoint& original, int64_t layer, int64_t expert, 
 class LayerVerifier {
  public:
   LayerVerifier(const Checkpoint& checkpoint, const Checkpoint* original, const VerifyOptions& options,
-                Executor& executor)
-      : checkpoint_(checkpoint), original_(original), options_(options), executor_(executor) {}
+                Executor& executor, Meter& meter)
+      : checkpoint_(checkpoint), original_(original), options_(options), executor_(executor), meter_(meter) {}
 
   // An error Status: verify itself cannot go on. What is wrong with the layer is in `out`.
   Status run(int64_t number, LayerVerification& out) {
     const auto start = std::chrono::steady_clock::now();
     out.layer = number;
+    meter_.start_layer(number);
     const Status status = steps(number, out);
     out.seconds = since(start);
     if (status.ok()) return status;
@@ -206,11 +255,13 @@ class LayerVerifier {
     RunCheck check;
     RunOutput actual;
     {
-      NVFP4_MOE_ASSIGN(
-          const std::unique_ptr<MoeLayer> layer,
-          MoeLayer::open(config, tampered(number, source), layer_options(range, tokens, options_.backend)));
+      NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
+                       MoeLayer::open(config, tampered(number, source), layer_options(range, tokens, options_.backend),
+                                      meter_.packing("pack")));
       if (options_.tamper_packed) options_.tamper_packed(number, *layer);
-      NVFP4_MOE_ASSIGN(out.packed, check_packed(checkpoint_, number, *layer));
+      NVFP4_MOE_ASSIGN(out.packed, check_packed(checkpoint_, number, *layer, [this](int64_t expert) {
+                         return meter_.expert("unpack and compare", expert);
+                       }));
       for (const WeightFault& fault : out.packed->faults) out.failures.push_back("packed weights: " + to_string(fault));
       check.backend = layer->backend().name;
       check.backend_is_reference = &layer->backend() == &kReferenceBackend;
@@ -218,7 +269,8 @@ class LayerVerifier {
       NVFP4_MOE_ASSIGN(actual, run_layer(*layer, *states));
     }
     NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> reference,
-                     MoeLayer::open_on(kReferenceBackend, config, source, layer_options(range, tokens, "reference")));
+                     MoeLayer::open_on(kReferenceBackend, config, source, layer_options(range, tokens, "reference"),
+                                       meter_.packing("pack for the reference")));
     NVFP4_MOE_ASSIGN(const RunOutput expected, run_layer(*reference, *states));
     if (options_.tamper_output) options_.tamper_output(number, actual.out.data(), tokens, config->hidden_size);
     check.states = states->source;
@@ -277,6 +329,7 @@ class LayerVerifier {
       checkpoint_.release(number, expert);
       original.release();
       original_->release(number, expert);
+      NVFP4_MOE_TRY(meter_.expert("compare with the original", expert));
     }
     check.weights = all.weights;
     check.sqnr_db = all.sqnr_db();
@@ -308,6 +361,7 @@ class LayerVerifier {
   const Checkpoint* original_;
   const VerifyOptions& options_;
   Executor& executor_;
+  Meter& meter_;
 };
 
 }  // namespace
@@ -325,7 +379,6 @@ int64_t VerifyReport::failed_layers() const {
 }
 
 Result<VerifyReport> verify(const std::string& path, const VerifyOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path));
   std::optional<Checkpoint> original;
   if (!options.against.empty()) {
@@ -348,17 +401,16 @@ Result<VerifyReport> verify(const std::string& path, const VerifyOptions& option
           fmt::format("layer {}: expected one of the MoE layers {} to {}", layer, all.front(), all.back()));
   }
   Executor& executor = options.executor == nullptr ? serial_executor() : *options.executor;
-  LayerVerifier verifier(checkpoint, original ? &*original : nullptr, options, executor);
+  const int64_t experts = options.range.count > 0 ? options.range.count : checkpoint.model().options.num_experts;
+  Meter meter(options, static_cast<int64_t>(layers.size()), experts);
+  LayerVerifier verifier(checkpoint, original ? &*original : nullptr, options, executor, meter);
   for (const int64_t layer : layers) {
     LayerVerification verification;
     NVFP4_MOE_TRY(verifier.run(layer, verification));
     report.layers.push_back(std::move(verification));
-    const std::string item = "layer " + std::to_string(layer);
-    if (options.progress && !options.progress({"verify", item, static_cast<int64_t>(report.layers.size()),
-                                               static_cast<int64_t>(layers.size()), 0, 0, since(start)}))
-      return Status(Code::kCancelled, "verify: cancelled after " + item);
+    NVFP4_MOE_TRY(meter.end_layer());
   }
-  report.seconds = since(start);
+  report.seconds = meter.seconds();
   return report;
 }
 

@@ -41,7 +41,7 @@ struct VerifyOptions {
   // Changes the choices a layer is run with (activation_format, scales, ...); empty: as the checkpoint's family says.
   std::function<void(MoeOptions&)> adjust;
   Executor* executor = nullptr;  // null: serial
-  ProgressFn progress;           // what = "verify", items: layer by step
+  ProgressFn progress;  // what = "verify"; counts experts times steps, item "layer 3 expert 7: unpack and compare"
 
   // Hooks that plant faults: only tests of this engine set them.
   // Changes what the packer is given for a global expert (the comparison keeps reading the file).

@@ -21,13 +21,12 @@ constexpr double kGrid[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 constexpr double kLow[8] = {0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5};
 constexpr double kHigh[8] = {0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6};
 
-enum class Verdict : uint8_t { kGood, kSaturated, kNearTie, kBroken };
+enum class Verdict : uint8_t { kSaturated, kNearTie, kBroken };
 
-// Criterion 1 for one weight. q = w/u.
+// What a weight is whose q = w/u lies outside its code's interval.
 Verdict judge(double q, uint8_t code) {
   const int m = code & 7;
   const double a = m == 0 ? std::fabs(q) : (code & 8) != 0 ? -q : q;
-  if (a >= kLow[m] / kSlack && a <= kHigh[m] * kSlack) return Verdict::kGood;
   if (m == 7 && a > 6) return Verdict::kSaturated;
   if (a >= kLow[m] / kNearTie && a <= kHigh[m] * kNearTie) return Verdict::kNearTie;
   return Verdict::kBroken;
@@ -71,41 +70,86 @@ void note_scale(const Block& b, int i, double amax, OriginalComparison& out) {
        fmt::format("{:.6g} (0x{:02X})", e4m3_to_float(b.scale), b.scale));
 }
 
+// Criterion 1 as an interval of q for each of the 16 codes, slack included; kSaturated needs the slow path too.
+struct Intervals {
+  double low[16], high[16], value[16];
+  constexpr Intervals() : low(), high(), value() {
+    for (int c = 0; c < 16; ++c) {
+      const int m = c & 7;
+      const double lo = m == 0 ? -kHigh[0] * kSlack : kLow[m] / kSlack, hi = kHigh[m] * kSlack;
+      value[c] = c < 8 ? kGrid[m] : -kGrid[m];
+      low[c] = c < 8 ? lo : -hi;
+      high[c] = c < 8 ? hi : -lo;
+    }
+  }
+};
+constexpr Intervals kIntervals;
+
+// One weight outside its interval. True where it is a saturation, which the block as a whole must explain.
+bool judge_stray(const Block& b, int i, double q, double u, OriginalComparison& out) {
+  const Verdict verdict = judge(q, b.code(i));
+  if (verdict == Verdict::kSaturated) return true;
+  const bool broken = verdict != Verdict::kNearTie;
+  ++(broken ? out.broken : out.near_ties);
+  WeightPlace& place = broken ? out.first_broken : out.first_near_tie;
+  if (place.found()) return false;
+  const int m = nearest_magnitude(std::fabs(q));
+  note(place, b.row, b.col + i,
+       fmt::format("{:.6g} to decode to about {:.6g} (code {:.1f}, half a step {:.3g})", b.w[i],
+                   std::copysign(kGrid[m] * u, q), std::copysign(kGrid[m], q), (kHigh[m] - kGrid[m]) * u),
+       fmt::format("{:.6g} (code {:.1f}, block scale {:.6g}, tensor scale {:.6g})", kIntervals.value[b.code(i)] * u,
+                   kIntervals.value[b.code(i)], e4m3_to_float(b.scale), b.s));
+  return false;
+}
+
 void judge_block(const Block& b, OriginalComparison& out) {
   const double v = static_cast<double>(e4m3_to_float(b.scale));
   const double u = v * b.s;
   const bool usable = is_valid_block_scale(b.scale) && std::isfinite(u) && b.s > 0;
-  double amax = 0, error_sum = 0;
-  int largest = 0;
-  bool all_zero = true;
+  const double inverse = 1.0 / u;  // a 2^-52 beside a slack of 2^-21
+  double sum_sq = 0, sum_sq_decoded = 0, sum_dot = 0, error_sum = 0, worst = 0;
+  double w[kBlockElems], strays = 0;
   for (int i = 0; i < kBlockElems; ++i) {
-    const double w = static_cast<double>(b.w[i]);
-    const double decoded = static_cast<double>(e2m1_to_float(b.code(i))) * u;
-    if (!std::isfinite(w)) {
-      ++out.broken;
-      note(out.first_broken, b.row, b.col + i, "a finite original weight", fmt::format("{}", w));
-      out.weights += kBlockElems;
-      return;
-    }
-    if (std::fabs(w) > amax) {
-      amax = std::fabs(w);
-      largest = i;
-    }
-    const double error = decoded - w;
-    out.sum_sq += w * w;
-    out.sum_sq_decoded += decoded * decoded;
-    out.sum_dot += w * decoded;
+    const uint8_t code = b.code(i);
+    w[i] = static_cast<double>(b.w[i]);
+    const double decoded = kIntervals.value[code] * u;
+    const double error = decoded - w[i];
+    const double q = w[i] * inverse;
+    sum_sq += w[i] * w[i];
+    sum_sq_decoded += decoded * decoded;
+    sum_dot += w[i] * decoded;
     error_sum += error * error;
-    all_zero = all_zero && decoded == 0;
-    if (std::fabs(error) > out.max_abs) {
-      out.max_abs = std::fabs(error);
-      out.max_row = b.row;
-      out.max_col = b.col + i;
+    worst = std::max(worst, std::fabs(error));
+    strays += static_cast<double>(!(q >= kIntervals.low[code] && q <= kIntervals.high[code]));
+  }
+  out.weights += kBlockElems;
+  double amax = 0;
+  int largest = 0;
+  if (!usable || v == 0 || strays > 0 || !std::isfinite(sum_sq)) {
+    for (int i = 0; i < kBlockElems; ++i) {
+      if (!std::isfinite(w[i])) {
+        ++out.broken;
+        note(out.first_broken, b.row, b.col + i, "a finite original weight", fmt::format("{}", w[i]));
+        return;
+      }
+      if (std::fabs(w[i]) > amax) {
+        amax = std::fabs(w[i]);
+        largest = i;
+      }
     }
   }
+  out.sum_sq += sum_sq;
+  out.sum_sq_decoded += sum_sq_decoded;
+  out.sum_dot += sum_dot;
   out.sum_sq_error += error_sum;
-  out.weights += kBlockElems;
-  out.zeroed_blocks += all_zero && amax > 0;
+  out.zeroed_blocks += sum_sq_decoded == 0 && sum_sq > 0;
+  if (worst > out.max_abs) {
+    out.max_abs = worst;
+    out.max_row = b.row;
+    for (int i = 0; i < kBlockElems; ++i) {
+      if (std::fabs(kIntervals.value[b.code(i)] * u - w[i]) == worst) out.max_col = b.col + i;
+    }
+  }
   if (!usable) {
     note_scale(b, largest, amax, out);
     return;
@@ -114,28 +158,13 @@ void judge_block(const Block& b, OriginalComparison& out) {
     if (amax > 6 * b.s * 0x1p-10 * kSlack) note_scale(b, largest, amax, out);
     return;
   }
-  const double inverse = 1.0 / u;  // a 2^-52 beside a slack of 2^-21
+  if (strays == 0) return;
   uint64_t saturated = 0;
   for (int i = 0; i < kBlockElems; ++i) {
-    const double q = static_cast<double>(b.w[i]) * inverse;
+    const double q = w[i] * inverse;
     const uint8_t code = b.code(i);
-    const Verdict verdict = judge(q, code);
-    if (verdict == Verdict::kGood) continue;
-    if (verdict == Verdict::kSaturated) {
-      ++saturated;
-      continue;
-    }
-    const bool broken = verdict == Verdict::kBroken;
-    ++(broken ? out.broken : out.near_ties);
-    WeightPlace& place = broken ? out.first_broken : out.first_near_tie;
-    if (!place.found()) {
-      const int m = nearest_magnitude(std::fabs(q));
-      note(place, b.row, b.col + i,
-           fmt::format("{:.6g} to decode to about {:.6g} (code {:.1f}, half a step {:.3g})", b.w[i],
-                       std::copysign(kGrid[m] * u, q), std::copysign(kGrid[m], q), (kHigh[m] - kGrid[m]) * u),
-           fmt::format("{:.6g} (code {:.1f}, block scale {:.6g}, tensor scale {:.6g})",
-                       static_cast<double>(e2m1_to_float(code)) * u, e2m1_to_float(code), v, b.s));
-    }
+    if (q >= kIntervals.low[code] && q <= kIntervals.high[code]) continue;
+    saturated += judge_stray(b, i, q, u, out);
   }
   if (saturated == 0) return;
   const double top = b.scale == 0x7E ? 448.0 : static_cast<double>(e4m3_to_float(static_cast<uint8_t>(b.scale + 1)));

@@ -81,7 +81,8 @@ void compare(const Matrix& m, WeightFault fault, PackedCheck& out) {
 
 }  // namespace
 
-Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer) {
+Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer,
+                                 const std::function<Status(int64_t expert)>& told) {
   PackedCheck out;
   ExpertBuffers packed;
   const ExpertRange& range = layer.weights().range;
@@ -106,7 +107,10 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, c
       compare(m, std::move(fault), out);
     }
     ++out.experts;
-    if (!shared) checkpoint.release(number, global);
+    if (!shared) {
+      checkpoint.release(number, global);
+      NVFP4_MOE_TRY(told(global));
+    }
   }
   return out;
 }

@@ -180,6 +180,18 @@ TEST_F(Verify, LayersRangesAndLimits) {
   o.backend = "sm9000";
   EXPECT_FALSE(verify(models().nvfp4, o).ok());
   o = options();
+  o.against = models().original;
+  int64_t told = 0, last = 0;
+  o.progress = [&](const Progress& p) {
+    EXPECT_GE(p.done, last);
+    EXPECT_EQ(p.total, 2 * 6 * 4);
+    last = p.done;
+    ++told;
+    return true;
+  };
+  ASSERT_OK(verify(models().nvfp4, o));
+  EXPECT_EQ(last, 2 * 6 * 4);
+  EXPECT_GE(told, 2 * 6 * 4);
   o.progress = [](const Progress&) { return false; };
   EXPECT_EQ(verify(models().nvfp4, o).status().code(), Code::kCancelled);
   EXPECT_FALSE(verify(dir_.file("nowhere"), options()).ok());

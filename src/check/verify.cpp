@@ -105,6 +105,7 @@ class OriginalExpert {
       original.floats_[0] = floats.gate;
       original.floats_[1] = floats.up;
       original.floats_[2] = floats.down;
+      for (const FloatWeights& matrix : original.floats_) matrix.prefetch();
       return original;
     }
     NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint.expert(layer, expert));

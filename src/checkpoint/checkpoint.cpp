@@ -220,6 +220,7 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     }
     ScaleScan scan;
     int64_t zero_blocks = 0;
+    matrix.prefetch_codes();
     if (!check_scales(matrix, found, scan, zero_blocks)) return found.first_error();
     if (Status status = to_view(matrix, zero_blocks, out, *view); !status.ok()) {
       return status.in(place_of(layer, expert));

@@ -28,6 +28,7 @@ Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer) {
   const uint64_t size = from.info->size_bytes();
   for (uint64_t at = 0; at < size; at += kPiece) {
     const auto count = static_cast<size_t>(std::min(kPiece, size - at));
+    from.file->prefetch(data + at, count);
     NVFP4_MOE_TRY(writer.write(from.info->name, {data + at, count}));
     from.file->release(data + at, count);
   }

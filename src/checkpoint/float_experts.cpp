@@ -95,6 +95,10 @@ void FloatWeights::read_row(int64_t row, float* out) const {
   }
 }
 
+void FloatWeights::prefetch() const {
+  if (col_stride == 1) file->prefetch(data, size_bytes());
+}
+
 void FloatWeights::release() const {
   if (col_stride == 1) file->release(data, size_bytes());
 }

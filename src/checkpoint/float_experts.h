@@ -24,6 +24,7 @@ struct FloatWeights {
 
   uint64_t size_bytes() const;                   // of this matrix
   void read_row(int64_t row, float* out) const;  // (cols)
+  void prefetch() const;                         // before its rows are read; likewise
   void release() const;                          // gives its pages back; nothing where K is not the last axis
 };
 

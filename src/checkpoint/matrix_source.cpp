@@ -65,6 +65,25 @@ ByteMatrix MatrixSource::scales_as_stored() const {
   return {scales.data, scales.cols, scales.rows, scales.col_stride, 1};
 }
 
+namespace {
+
+// The bytes from the first element to the last; elem_bytes is 1 but for floats.
+void prefetch(const SafetensorsFile& file, const ByteMatrix& m, int64_t elem_bytes) {
+  if (m.data == nullptr || m.rows == 0 || m.cols == 0) return;
+  const int64_t bytes = (m.rows - 1) * m.row_stride + (m.cols - 1) * m.col_stride + elem_bytes;
+  file.prefetch(reinterpret_cast<const std::byte*>(m.data), static_cast<size_t>(bytes));
+}
+
+}  // namespace
+
+void MatrixSource::prefetch_codes() const {
+  if (!spans.empty()) prefetch(*spans[0].file, codes, format == SourceFormat::kFloat ? bits(dtype) / 8 : 1);
+}
+
+void MatrixSource::prefetch_scales() const {
+  if (spans.size() > 1) prefetch(*spans[1].file, scales, 1);
+}
+
 const TensorInfo* MatrixResolver::find(const std::string& name, TensorIndex::Ref& ref) const {
   ref = index_.find(name);
   return ref.info;
@@ -238,6 +257,7 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
 bool check_scales(const MatrixSource& matrix, FindingList& findings, ScaleScan& scan, int64_t& zero_blocks) {
   zero_blocks = 0;
   scan = ScaleScan{};
+  matrix.prefetch_scales();
   if (matrix.format == SourceFormat::kFloat) return true;
   const ByteMatrix stored = matrix.scales_as_stored();
   scan_scales(stored.data, stored.rows, stored.cols, stored.row_stride, scan);

@@ -61,6 +61,9 @@ struct MatrixSource {
   MatrixSource col_slice(int64_t first, int64_t count) const;  // multiples of 16
   // The scales as a contiguous-along-memory matrix for scanning, whichever way the tensor lies.
   ByteMatrix scales_as_stored() const;
+  // Asks for what is about to be read, of the slice that this is.
+  void prefetch_codes() const;
+  void prefetch_scales() const;
 };
 
 class MatrixResolver {

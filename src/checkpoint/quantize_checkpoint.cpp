@@ -300,6 +300,7 @@ class ExpertQuantizer {
   Status run(const Item& item, QuantizationQuality quality[3]) {
     NVFP4_MOE_ASSIGN(const FloatExpert source, float_expert(checkpoint_, item.expert.layer, item.expert.expert));
     const FloatWeights* matrices[] = {&source.gate, &source.up, &source.down};
+    for (const FloatWeights* matrix : matrices) matrix->prefetch();
     double amax[3];
     for (int p = 0; p < 3; ++p) {
       NVFP4_MOE_ASSIGN(amax[p], matrix_amax(*matrices[p], executor_));

@@ -47,6 +47,10 @@ class SafetensorsFile {
   // Borrowed until the file is destroyed. Reading faults pages in; nothing is read before. Any alignment: the format
   // asks for none, so wider elements are read with memcpy.
   const std::byte* data(const TensorInfo& info) const;
+  // Asks the system to fetch [data, data + size) from storage, because it is about to be read. Nothing is read ahead of
+  // the pages touched without it: read-ahead (megabytes, on servers) around each of the scalars of all experts would
+  // fetch the other ranks' experts too. Reading without it is correct, and slow from a cold cache.
+  void prefetch(const std::byte* data, size_t size_bytes) const;
   // Tells the system that [data, data + size) will not be needed again, so that its pages leave this process. Pages
   // at the edges go too: the mapping is read-only, so a neighbour that is still read only faults its page in again.
   void release(const std::byte* data, size_t size_bytes) const;

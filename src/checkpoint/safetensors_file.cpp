@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <utility>
 
@@ -52,6 +53,12 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
     void* map = ::mmap(nullptr, file.size_bytes_, PROT_READ, MAP_PRIVATE, descriptor.fd, 0);
     if (map == MAP_FAILED) return errno_status(path, "cannot map", errno);
     file.map_ = static_cast<std::byte*>(map);
+    (void)::madvise(map, file.size_bytes_, MADV_RANDOM);  // advice only; prefetch() says what to read ahead
+    if (file.size_bytes_ >= 8) {
+      uint64_t header_bytes = 0;
+      std::memcpy(&header_bytes, file.map_, sizeof header_bytes);
+      file.prefetch(file.map_, static_cast<size_t>(std::min<uint64_t>(header_bytes, kMaxHeaderBytes)) + 8);
+    }
   }
   const size_t head_bytes = static_cast<size_t>(std::min<uint64_t>(file.size_bytes_, 8 + kMaxHeaderBytes));
   Result<SafetensorsHeader> header = parse_safetensors_header({file.map_, head_bytes}, file.size_bytes_);
@@ -68,6 +75,15 @@ const TensorInfo* SafetensorsFile::find(std::string_view name) const {
 }
 
 const std::byte* SafetensorsFile::data(const TensorInfo& info) const { return map_ + header_.data_offset + info.begin; }
+
+void SafetensorsFile::prefetch(const std::byte* data, size_t size_bytes) const {
+  if (map_ == nullptr || size_bytes == 0 || data < map_ || data >= map_ + size_bytes_) return;
+  constexpr size_t kPiece = 128 << 10;  // one call fetches no more than the device's read-ahead: 128 KiB by default
+  const size_t begin = static_cast<size_t>(data - map_);
+  const size_t end = begin + std::min(size_bytes, static_cast<size_t>(size_bytes_) - begin);
+  for (size_t at = begin / page_bytes() * page_bytes(); at < end; at += kPiece)
+    (void)::madvise(map_ + at, std::min(kPiece, end - at), MADV_WILLNEED);
+}
 
 void SafetensorsFile::release(const std::byte* data, size_t size_bytes) const {
   if (map_ == nullptr || size_bytes == 0 || data < map_ || data >= map_ + size_bytes_) return;

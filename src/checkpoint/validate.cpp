@@ -133,6 +133,7 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
       if (floats) continue;
       out.scales_bytes += static_cast<uint64_t>(matrix.scales.rows * matrix.scales.cols);
       const ByteMatrix stored = matrix.scales_as_stored();
+      matrix.prefetch_scales();
       scan_scales(stored.data, stored.rows, stored.cols, stored.row_stride, all);
       if (matrix.format == SourceFormat::kMxfp4) continue;
       scales[p] = matrix.tensor_scale;

@@ -1,0 +1,29 @@
+// Checkpoints that ModelOpt's and compressed-tensors' own exporters wrote (scripts/make_checkpoint_vectors.py): they
+// load, unpack to their own bytes, and run as the reference says.
+#include "check/verify.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+TEST(Producers, TheirCheckpointsVerify) {
+  for (const char* name : {"modelopt_qwen3_moe", "compressed_tensors_qwen3_moe"}) {
+    for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+      VerifyOptions options;
+      options.states.tokens = 24;
+      options.adjust = [format](MoeOptions& o) { o.activation_format = format; };
+      const auto report = verify(std::string(NVFP4_MOE_SOURCE_DIR) + "/tests/vectors/" + name, options);
+      ASSERT_OK(report);
+      ASSERT_FALSE(report->layers.empty()) << name;
+      for (const LayerVerification& layer : report->layers) {
+        for (const std::string& failure : layer.failures) ADD_FAILURE() << name << ": " << failure;
+        ASSERT_TRUE(layer.packed && layer.run);
+        EXPECT_EQ(layer.packed->experts, layer.options.num_experts);
+        EXPECT_EQ(layer.options.activation_format, format);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -5,6 +5,7 @@
 // two literals, so that placing, which every run does, allocates nothing.
 #include "backend/host_layer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -90,11 +91,15 @@ Result<float> checkpoint_scale(const std::optional<float>& scale, const char* ch
   return *scale;
 }
 
-// |SwiGLU's output| never exceeds this; 0 where the activation has no bound.
+// |SwiGLU's output| never exceeds this; 0 where the activation has no bound. The gate's factor is at most L from above,
+// and from below it reaches -0.2785 (the minimum of silu; of g sigmoid(a g) a part of 1/a), which counts for small L.
 double activation_bound(const MoeConfig& config) {
   if (config->activation == Activation::kSwiglu || !config->swiglu_limit.has_value()) return 0;
+  constexpr double kSiluDepth = 0.27846455;  // 0.278464542..., rounded up
   const double limit = *config->swiglu_limit;
-  double bound = config->activation == Activation::kSwigluOai ? limit * (limit + 1) : limit * limit;
+  const bool oai = config->activation == Activation::kSwigluOai;
+  const double gate = std::max(limit, oai ? kSiluDepth / static_cast<double>(config->swiglu_alpha) : kSiluDepth);
+  double bound = gate * (oai ? limit + 1 : limit);
   if (config->router_weight == RouterWeight::kBeforeDown)
     bound *= std::max(1.0, static_cast<double>(config->max_router_weight));
   return bound;

@@ -302,13 +302,17 @@ class Builder {
       }
       return;
     }
+    // What the producer left in floats beside quantized experts, it left so on purpose: loading does not quantize it.
+    if (parts->format == SourceFormat::kFloat && entry.routed.parts.format != SourceFormat::kFloat) {
+      findings_.add({Severity::kNote, "shared_expert_in_floats", -1, -1,
+                     names.name(-1, Projection::kGate, parts->codes), "the format of the routed experts",
+                     "floats: the layer runs without it, the host adds it"});
+      for (const auto& [pattern, count] : seen.shared_patterns)
+        ignore(pattern, "shared expert that the producer left in floats", count);
+      return;
+    }
     names.parts = *parts;
     unknown_parts(layer, seen.shared_parts, names.parts);
-    if (names.parts.format == SourceFormat::kFloat && entry.routed.parts.format != SourceFormat::kFloat) {
-      findings_.add({Severity::kWarning, "shared_expert_quantized_at_load", -1, -1,
-                     names.name(-1, Projection::kGate, names.parts.codes), "the format of the routed experts",
-                     "floats, which the producer left unquantized and loading quantizes"});
-    }
     entry.shared = std::move(names);
   }
 

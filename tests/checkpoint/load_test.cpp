@@ -152,12 +152,11 @@ TEST_P(Load, EveryExpertIsWhatWasWritten) {
     Result<std::vector<Finding>> findings = checkpoint.validate(layer, {0, 4});
     ASSERT_OK(findings);
     for (const Finding& finding : *findings) EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
-    if (builder.has_shared()) {
+    // Beside stacked NVFP4 experts the builder leaves the shared one in floats: such a one is the host's to add.
+    if (builder.has_shared() && param.format != SourceFormat::kModelOptStacked) {
       Result<LoadedExpert> shared = checkpoint.shared_expert(layer);
       ASSERT_OK(shared);
-      const SourceFormat format = param.format == SourceFormat::kModelOptStacked ? SourceFormat::kFloat : param.format;
-      BuiltMatrix& built = builder.matrix(layer, -1, "down");
-      if (format == param.format) expect_matrix(shared->source.down, built, format);
+      expect_matrix(shared->source.down, builder.matrix(layer, -1, "down"), param.format);
       EXPECT_EQ(checkpoint.layer_options(layer)->shared_intermediate_size, 32);
     } else {
       EXPECT_EQ(checkpoint.shared_expert(layer).status().code(), Code::kUnsupported);

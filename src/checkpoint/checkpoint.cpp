@@ -49,6 +49,10 @@ std::vector<uint8_t>& new_storage(LoadedExpert& out, int64_t bytes) {
   return out.storage.emplace_back(static_cast<size_t>(bytes));
 }
 
+FloatMatrix floats_of(const MatrixSource& matrix) {
+  return {matrix.codes.data, matrix.dtype, matrix.rows, matrix.cols, matrix.codes.row_stride, matrix.codes.col_stride};
+}
+
 // The matrix as a view: straight into the map where it lies as (rows, cols) with nothing to put right.
 Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& out, Nvfp4View& view) {
   const int64_t rows = matrix.rows;
@@ -92,11 +96,8 @@ Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& ou
     }
   } else {
     QuantizeCounts counts;
-    const FloatMatrix floats{matrix.codes.data,       matrix.dtype,           rows, cols,
-                             matrix.codes.row_stride, matrix.codes.col_stride};
-    Result<float> scale = quantize_float_matrix(floats, codes, scales, counts);
-    if (!scale.ok()) return scale.status().in(matrix.codes_name);
-    tensor_scale = *scale;
+    const Status quantized = quantize_float_matrix(floats_of(matrix), tensor_scale, codes, scales, counts);
+    if (!quantized.ok()) return quantized.in(matrix.codes_name);
   }
   view = Nvfp4View::contiguous(codes, scales, tensor_scale, rows, cols);
   return {};
@@ -214,6 +215,11 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
   for (const auto& [projection, view] : targets) {
     MatrixSource matrix;
     if (!resolve(names, layer, expert, projection, matrix, found)) return found.first_error();
+    if (matrix.format == SourceFormat::kFloat) {  // of the whole matrix, whatever the slice
+      Result<float> scale = float_matrix_scale(floats_of(matrix));
+      if (!scale.ok()) return scale.status().in(matrix.codes_name).in(place_of(layer, expert));
+      matrix.tensor_scale = *scale;
+    }
     if (slice.count > 0) {
       matrix = projection == Projection::kDown ? matrix.col_slice(slice.first, slice.count)
                                                : matrix.row_slice(slice.first, slice.count);

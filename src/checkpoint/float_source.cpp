@@ -41,10 +41,17 @@ void widen_rows(const FloatMatrix& matrix, int64_t first, int64_t count, float* 
   }
 }
 
-Result<float> quantize_float_matrix(const FloatMatrix& matrix, uint8_t* out_codes, uint8_t* out_scales,
-                                    QuantizeCounts& counts) {
-  // About 1 MiB of floats at a time.
-  const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 18) / std::max<int64_t>(matrix.cols, 1), 1, matrix.rows);
+namespace {
+
+// About 1 MiB of floats at a time.
+int64_t rows_at_a_time(const FloatMatrix& matrix) {
+  return std::clamp<int64_t>((int64_t{1} << 18) / std::max<int64_t>(matrix.cols, 1), 1, matrix.rows);
+}
+
+}  // namespace
+
+Result<float> float_matrix_scale(const FloatMatrix& matrix) {
+  const int64_t chunk = rows_at_a_time(matrix);
   std::vector<float> rows(static_cast<size_t>(chunk * matrix.cols));  // (chunk, cols)
   float amax = 0;
   for (int64_t r = 0; r < matrix.rows; r += chunk) {
@@ -60,7 +67,13 @@ Result<float> quantize_float_matrix(const FloatMatrix& matrix, uint8_t* out_code
     }
     amax = std::max(amax, here);
   }
-  const float tensor_scale = tensor_scale_from_amax(static_cast<double>(amax));
+  return tensor_scale_from_amax(static_cast<double>(amax));
+}
+
+Status quantize_float_matrix(const FloatMatrix& matrix, float tensor_scale, uint8_t* out_codes, uint8_t* out_scales,
+                             QuantizeCounts& counts) {
+  const int64_t chunk = rows_at_a_time(matrix);
+  std::vector<float> rows(static_cast<size_t>(chunk * matrix.cols));  // (chunk, cols)
   for (int64_t r = 0; r < matrix.rows; r += chunk) {
     const int64_t count = std::min(chunk, matrix.rows - r);
     widen_rows(matrix, r, count, rows.data());
@@ -68,7 +81,7 @@ Result<float> quantize_float_matrix(const FloatMatrix& matrix, uint8_t* out_code
                                    tensor_scale, ScaleSearch::kMax, out_codes + r * (matrix.cols / 2),
                                    out_scales + r * (matrix.cols / 16), counts));
   }
-  return tensor_scale;
+  return {};
 }
 
 }  // namespace nvfp4_moe

@@ -192,7 +192,17 @@ TEST_P(Load, SlicesAreTheSameBytes) {
     EXPECT_EQ(part->source.down.rows, 64);
     const BuiltMatrix& up = builder.matrix(layer, 1, "up");
     const BuiltMatrix& down = builder.matrix(layer, 1, "down");
-    if (param.format == SourceFormat::kFloat) continue;  // a slice's own amax: other codes, by design
+    if (param.format == SourceFormat::kFloat) {  // quantized under the whole matrix's tensor scale: the whole's bytes
+      Result<LoadedExpert> whole = checkpoint->expert(layer, 1);
+      ASSERT_OK(whole);
+      EXPECT_EQ(part->source.up.tensor_scale, whole->source.up.tensor_scale);
+      EXPECT_EQ(part->source.down.tensor_scale, whole->source.down.tensor_scale);
+      EXPECT_EQ(codes_of(part->source.up), cut(codes_of(whole->source.up), 32, first, last, 0, 32));
+      EXPECT_EQ(scales_of(part->source.up), cut(scales_of(whole->source.up), 4, first, last, 0, 4));
+      EXPECT_EQ(codes_of(part->source.down), cut(codes_of(whole->source.down), 48, 0, 64, first / 2, last / 2));
+      EXPECT_EQ(scales_of(part->source.down), cut(scales_of(whole->source.down), 6, 0, 64, first / 16, last / 16));
+      continue;
+    }
     EXPECT_EQ(codes_of(part->source.up), cut(up.codes, 32, first, last, 0, 32));
     EXPECT_EQ(codes_of(part->source.down), cut(down.codes, 48, 0, 64, first / 2, last / 2));
     if (param.format == SourceFormat::kMxfp4) {

@@ -51,7 +51,9 @@ def safetensors_seeds() -> dict[str, bytes]:
         "spaces": '{ "x" : { "data_offsets" : [ 0 , 2 ] , "shape" : [ 2 ] , "dtype" : "I8" } }   ',
     }
     whole = header(("x", "U8", [3]), ("y", "I16", [2])).encode()
-    return {k: v.encode() for k, v in seeds.items()} | {"whole_file": struct.pack("<Q", len(whole)) + whole + b"1234567"}
+    return {k: v.encode() for k, v in seeds.items()} | {
+        "whole_file": struct.pack("<Q", len(whole)) + whole + b"1234567"
+    }
 
 
 def config_seeds() -> dict[str, bytes]:

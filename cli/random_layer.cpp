@@ -6,31 +6,12 @@
 #include <numeric>
 
 #include "core/float_formats.h"
+#include "core/random.h"
 
 namespace nvfp4_moe::cli {
 namespace {
 
-// splitmix64: small, seedable at any point, and the same everywhere.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() {
-    uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }  // [0, 1)
-  // Sum of four uniforms: close to normal, bounded, and free of library functions that differ between hosts.
-  float normal() { return (uniform() + uniform() + uniform() + uniform() - 2.0f) * 1.7320508f; }
-
- private:
-  uint64_t state_;
-};
-
-uint64_t mixed(uint64_t seed, uint64_t a, uint64_t b) {
-  return Random(Random(seed ^ Random(a).next()).next() + b).next();
-}
+uint64_t mixed(uint64_t seed, uint64_t a, uint64_t b) { return mix64(mix64(seed ^ mix64(a)) + b); }
 
 // The root mean square of a uniformly random E2M1 code is 2.93.
 constexpr double kCodeRms = 2.93;
@@ -104,7 +85,7 @@ RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, 
   const auto hidden_elems = static_cast<size_t>(tokens * options.hidden_size);
   made.hidden.resize(hidden_elems);
   made.out.resize(hidden_elems);
-  for (uint16_t& value : made.hidden) value = bf16_from_float(random.normal());
+  for (uint16_t& value : made.hidden) value = bf16_from_double(random.normal());
 
   std::vector<int64_t> experts(static_cast<size_t>(range.count));
   std::iota(experts.begin(), experts.end(), range.first);
@@ -117,7 +98,7 @@ RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, 
       const size_t pick = at + static_cast<size_t>(random.next() % (experts.size() - at));
       std::swap(experts[at], experts[pick]);
       made.ids.push_back(static_cast<int32_t>(experts[at]));
-      weights.push_back(0.1f + random.uniform());
+      weights.push_back(0.1f + static_cast<float>(random.uniform()));
       sum += weights.back();
     }
     for (const float weight : weights) made.weights.push_back(weight / sum);

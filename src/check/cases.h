@@ -12,6 +12,7 @@
 #include "core/batch.h"
 #include "core/config.h"
 #include "core/nvfp4_view.h"
+#include "core/random.h"
 
 namespace nvfp4_moe {
 
@@ -77,31 +78,5 @@ struct CaseData {
 };
 // kInvalidArgument where the options are not legal.
 Result<CaseData> make_case(const Case& spec);
-
-// Deterministic numbers (splitmix64), no libm.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() {
-    uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  int64_t below(int64_t count) { return static_cast<int64_t>((next() >> 32) * static_cast<uint64_t>(count) >> 32); }
-  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
-  // Near-Gaussian, variance 1, within +-6: the sum of twelve uniforms, which has no rounding that could differ.
-  double normal() {
-    double sum = -6;
-    for (int i = 0; i < 6; ++i) {
-      const uint64_t bits = next();
-      sum += static_cast<double>(bits >> 32) * 0x1p-32 + static_cast<double>(bits & 0xFFFFFFFFu) * 0x1p-32;
-    }
-    return sum;
-  }
-
- private:
-  uint64_t state_;
-};
 
 }  // namespace nvfp4_moe

@@ -6,16 +6,10 @@
 
 #include "checkpoint/safetensors.h"
 #include "core/float_formats.h"
+#include "core/random.h"
 
 namespace nvfp4_moe {
 namespace {
-
-uint64_t mix(uint64_t x) {  // splitmix64's finalizer
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
 
 float uniform(uint64_t h) { return static_cast<float>(h >> 40) * 0x1p-24f; }  // [0, 1)
 
@@ -32,23 +26,23 @@ void draw_routing(const MoeOptions& o, uint64_t seed, double skipped_share, Laye
   for (int64_t t = 0; t < states.tokens; ++t) {
     int32_t* ids = states.topk_ids.data() + static_cast<size_t>(t) * k;
     float* weights = states.topk_weights.data() + static_cast<size_t>(t) * k;
-    uint64_t h = mix(seed ^ mix(static_cast<uint64_t>(t) + 1));
+    uint64_t h = mix64(seed ^ mix64(static_cast<uint64_t>(t) + 1));
     float sum = 0;
     for (size_t i = 0; i < k; ++i) {
       int32_t id = 0;
       do {  // distinct while there are experts left to choose from
-        h = mix(h);
+        h = mix64(h);
         const float u = uniform(h);
         id = static_cast<int32_t>(u * (0.5f + 0.5f * u) * static_cast<float>(o.num_experts));
       } while (static_cast<int64_t>(i) < o.num_experts && std::find(ids, ids + i, id) != ids + i);
       ids[i] = id;
-      h = mix(h);
+      h = mix64(h);
       weights[i] = 0.1f + uniform(h);
       sum += weights[i];
     }
     for (size_t i = 0; i < k; ++i) {
       weights[i] /= sum;
-      h = mix(h);
+      h = mix64(h);
       if (uniform(h) < skipped_share) ids[i] = -1;
     }
   }
@@ -107,19 +101,19 @@ LayerStates seeded_states(const MoeOptions& o, int64_t layer, const StatesOption
   states.tokens = options.tokens;
   states.hidden_dtype = DType::kBf16;
   states.source = "seeded(" + std::to_string(options.seed) + ")";
-  const uint64_t seed = mix(options.seed + mix(static_cast<uint64_t>(layer)));
+  const uint64_t seed = mix64(options.seed + mix64(static_cast<uint64_t>(layer)));
   const auto hidden = static_cast<size_t>(o.hidden_size);
   std::vector<float> gain(hidden);
   for (size_t c = 0; c < hidden; ++c) {
-    const uint64_t h = mix(seed ^ (c * 0xD1342543DE82EF95ull));
+    const uint64_t h = mix64(seed ^ (c * 0xD1342543DE82EF95ull));
     gain[c] = (0.5f + uniform(h)) * options.amplitude;
-    if ((h & 127) == 0) gain[c] *= 8.0f + 16.0f * uniform(mix(h));
+    if ((h & 127) == 0) gain[c] *= 8.0f + 16.0f * uniform(mix64(h));
   }
   states.hidden.resize(static_cast<size_t>(states.tokens) * hidden * 2);
   for (size_t t = 0; t < static_cast<size_t>(states.tokens); ++t) {
-    const uint64_t row = mix(seed + 0x51ED27ull + t);
+    const uint64_t row = mix64(seed + 0x51ED27ull + t);
     for (size_t c = 0; c < hidden; ++c) {
-      const uint16_t bits = bf16_from_float(bell(mix(row + c)) * gain[c]);
+      const uint16_t bits = bf16_from_float(bell(mix64(row + c)) * gain[c]);
       std::memcpy(states.hidden.data() + (t * hidden + c) * 2, &bits, 2);
     }
   }
@@ -152,7 +146,7 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
   states.hidden.resize(bytes);
   if (bytes != 0) std::memcpy(states.hidden.data(), data, bytes);
 
-  draw_routing(o, mix(options.seed + mix(static_cast<uint64_t>(layer))), options.skipped_share, states);
+  draw_routing(o, mix64(options.seed + mix64(static_cast<uint64_t>(layer))), options.skipped_share, states);
   if (const TensorInfo* ids = from.find("topk_ids")) {
     NVFP4_MOE_TRY(expect_shape(path, *ids, file_tokens, o.top_k));
     NVFP4_MOE_TRY(read_ids(path, from, *ids, o, states));

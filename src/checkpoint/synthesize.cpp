@@ -17,6 +17,7 @@
 
 #include "checkpoint/sharded_writer.h"
 #include "core/float_formats.h"
+#include "core/random.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -24,17 +25,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-uint64_t mix(uint64_t x) {  // splitmix64's finalizer
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
 uint64_t hash_name(uint64_t seed, const std::string& name) {  // FNV-1a, started from the seed
-  uint64_t h = mix(seed) ^ 0xCBF29CE484222325ull;
+  uint64_t h = mix64(seed) ^ 0xCBF29CE484222325ull;
   for (const char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001B3ull;
-  return mix(h);
+  return mix64(h);
 }
 
 // In [0, 1), 24 bits.
@@ -82,10 +76,10 @@ void fill_rows(const Spec& spec, uint64_t tensor_hash, const std::vector<float>&
   const DType dtype = spec.info.dtype;
   const int64_t elem_bytes = bits(dtype) / 8;
   for (int64_t r = begin; r < end; ++r) {
-    const uint64_t row_hash = mix(tensor_hash + static_cast<uint64_t>(r));
+    const uint64_t row_hash = mix64(tensor_hash + static_cast<uint64_t>(r));
     const float row_gain = gain(row_hash) * spec.deviation;
     for (int64_t c = 0; c < cols; ++c, out += elem_bytes) {
-      const uint64_t h = mix(row_hash + static_cast<uint64_t>(c) + 1);
+      const uint64_t h = mix64(row_hash + static_cast<uint64_t>(c) + 1);
       if (spec.kind == Spec::Kind::kIds) {
         const auto id = static_cast<int32_t>(h % static_cast<uint64_t>(spec.ids_below));
         std::memcpy(out, &id, 4);
@@ -103,7 +97,7 @@ Status write_tensor(const Spec& spec, uint64_t seed, Executor& executor, std::ve
   const uint64_t tensor_hash = hash_name(seed, spec.info.name);
   std::vector<float> col_gain(static_cast<size_t>(cols));
   for (int64_t c = 0; c < cols; ++c) {
-    const uint64_t h = mix(tensor_hash ^ (static_cast<uint64_t>(c) * 0xD1342543DE82EF95ull));
+    const uint64_t h = mix64(tensor_hash ^ (static_cast<uint64_t>(c) * 0xD1342543DE82EF95ull));
     col_gain[static_cast<size_t>(c)] = gain(h) * ((h & 63) == 0 ? 4.0f : 1.0f);
   }
   const int64_t row_bytes = cols * bits(spec.info.dtype) / 8;

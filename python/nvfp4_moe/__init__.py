@@ -74,6 +74,9 @@ __all__ = [
     "unswizzle",
 ]
 
+for _public in (Checkpoint, Error, *Error.__subclasses__()):
+    _public.__module__ = __name__  # tracebacks and pickles name the public place
+
 
 def quantize(
     x: Any, *, mode: str = "weights", tensor_scale: float | None = None, scales: str = "max"

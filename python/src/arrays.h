@@ -12,6 +12,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -22,7 +23,10 @@ namespace nvfp4_moe::python {
 
 namespace nb = nanobind;
 
-using Array = nb::ndarray<nb::ro, nb::c_contig>;  // any dtype, any device; the checks below say what is wrong
+// Any exporter of DLPack or the buffer protocol, any dtype, any device; the checks below say what is wrong.
+using Array = nb::ndarray<nb::array_api, nb::ro, nb::c_contig>;
+template <class T>  // a NumPy array that a signature, and so the stub, knows the dtype of
+using NumpyArray = decltype(std::declval<nb::ndarray<nb::numpy, T>>().cast());
 using Shape = std::vector<size_t>;
 
 inline Shape shape_of(const Array& array) {
@@ -51,8 +55,12 @@ inline double element(const void* data, DType dtype, size_t i) {
   }
 }
 
-// JSON of the library as Python objects.
-inline nb::object parse_json(const std::string& text) { return nb::module_::import_("json").attr("loads")(text); }
+using Dict = nb::typed<nb::dict, nb::str, nb::any>;
+
+// A JSON object of the library as Python objects.
+inline Dict parse_json(const std::string& text) {
+  return nb::cast<nb::dict>(nb::module_::import_("json").attr("loads")(text));
+}
 
 // A fresh C-contiguous NumPy array, contents undefined.
 template <class T>
@@ -63,8 +71,8 @@ struct Output {
     owner = nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
     static_cast<void>(owned.release());
   }
-  nb::object array() const {
-    return nb::cast(nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner), nb::rv_policy::reference);
+  NumpyArray<T> array() const {
+    return nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner).cast(nb::rv_policy::reference);
   }
   Shape shape;
   T* data = nullptr;

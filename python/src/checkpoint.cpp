@@ -85,7 +85,7 @@ class PyCheckpoint {
           return take(Checkpoint::open(path));
         }()) {}
 
-  nb::dict model() const {
+  Dict model() const {
     const ModelInfo& info = checkpoint_.model();
     nb::dict d;
     d["architecture"] = info.architecture;
@@ -101,8 +101,8 @@ class PyCheckpoint {
     return d;
   }
 
-  nb::dict inspect(std::optional<std::vector<int64_t>> layers) const {
-    nb::dict d = model();
+  Dict inspect(std::optional<std::vector<int64_t>> layers) const {
+    Dict d = model();
     d["files"] = checkpoint_.index().files().size();
     d["tensors"] = checkpoint_.index().tensors().size();
     d["bytes"] = checkpoint_.index().size_bytes();
@@ -137,7 +137,7 @@ class PyCheckpoint {
     return d;
   }
 
-  nb::dict expert(int64_t layer, int64_t expert_id, int64_t first, int64_t count) const {
+  Dict expert(int64_t layer, int64_t expert_id, int64_t first, int64_t count) const {
     const IntermediateSlice slice{first, count};
     LoadedExpert loaded;
     LayerScales scales;
@@ -156,7 +156,7 @@ class PyCheckpoint {
     return d;
   }
 
-  nb::dict shared_expert(int64_t layer, int64_t first, int64_t count) const {
+  Dict shared_expert(int64_t layer, int64_t first, int64_t count) const {
     LoadedExpert loaded;
     {
       nb::gil_scoped_release release;
@@ -181,7 +181,7 @@ class PyCheckpoint {
   Checkpoint checkpoint_;
 };
 
-nb::list explain_json(const std::string& options_json, const std::string& backend) {
+nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const std::string& backend) {
   const MoeConfig config = take(MoeConfig::make(take(moe_options_from_json(options_json))));
   nb::list choices;
   for (const Choice& choice : explain(config, host_facts(), backend)) {
@@ -200,12 +200,17 @@ void bind_checkpoint(nb::module_& m) {
   nb::class_<PyCheckpoint>(m, "Checkpoint",
                            "A model directory, opened: headers and config are read, weights only as asked for.")
       .def(nb::init<const std::string&>(), nb::arg("path"))
-      .def("model", &PyCheckpoint::model)
-      .def("inspect", &PyCheckpoint::inspect, nb::arg("layers") = nb::none())
+      .def("model", &PyCheckpoint::model,
+           "What headers and config tell: family, format, options and layers. Reads no weights.")
+      .def("inspect", &PyCheckpoint::inspect, nb::arg("layers") = nb::none(),
+           "model(), \"statistics\" by layer and \"findings\"; None: every MoE layer. As nvfp4_moe.inspect.")
       .def("expert", &PyCheckpoint::expert, nb::arg("layer"), nb::arg("expert"), nb::arg("first") = 0,
-           nb::arg("count") = 0)
-      .def("shared_expert", &PyCheckpoint::shared_expert, nb::arg("layer"), nb::arg("first") = 0, nb::arg("count") = 0);
-  m.def("default_options", [] { return to_json(MoeOptions{}); });
+           nb::arg("count") = 0,
+           "\"gate\", \"up\", \"down\", \"input_scale\" and \"names\" of one expert. As nvfp4_moe.load_expert.")
+      .def("shared_expert", &PyCheckpoint::shared_expert, nb::arg("layer"), nb::arg("first") = 0, nb::arg("count") = 0,
+           "\"gate\", \"up\" and \"down\" of the layer's shared expert, as expert() gives them.");
+  m.def(
+      "default_options", [] { return to_json(MoeOptions{}); }, "JSON of a layer's options as they are by default.");
   m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"));
 }
 

@@ -1,6 +1,8 @@
 // The exception classes of the module, and the translation of a Failure into them.
 #include "errors.h"
 
+#include <nanobind/stl/string.h>
+
 #include <array>
 
 namespace nvfp4_moe::python {
@@ -38,7 +40,7 @@ void translate(const std::exception_ptr& exception, void*) {
 }
 
 PyObject* make_class(nb::module_& m, const char* name, const char* doc, PyObject* base, Code code) {
-  const std::string full_name = std::string("nvfp4_moe.") + name;
+  const std::string full_name = nb::cast<std::string>(m.attr("__name__")) + "." + name;
   nb::dict attributes;
   attributes["code"] = static_cast<int>(code);
   PyObject* type = PyErr_NewExceptionWithDoc(full_name.c_str(), doc, base, attributes.ptr());

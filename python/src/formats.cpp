@@ -5,12 +5,14 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 
 #include <cmath>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "arrays.h"
@@ -20,6 +22,12 @@
 namespace nvfp4_moe::python {
 
 namespace {
+
+// codes, scales, and one scale or one per row (to_fp8: per block)
+using Quantized =
+    nb::typed<nb::tuple, NumpyArray<uint8_t>, NumpyArray<uint8_t>, std::variant<double, NumpyArray<float>>>;
+using Fp8 = nb::typed<nb::tuple, NumpyArray<uint8_t>, std::variant<double, NumpyArray<float>>>;
+using Decoded = std::variant<NumpyArray<float>, NumpyArray<uint16_t>>;
 
 struct Rows {
   Shape shape;    // of the array
@@ -60,7 +68,7 @@ void read_row(const void* data, DType dtype, int64_t r, int64_t cols, std::vecto
   fail("x: expected finite values, row " + std::to_string(row) + " holds NaN or Inf");
 }
 
-nb::tuple quantize(const Array& x, const std::string& mode, std::optional<double> tensor_scale,
+Quantized quantize(const Array& x, const std::string& mode, std::optional<double> tensor_scale,
                    const std::string& search_name) {
   const DType dtype = dtype_of(x, "x");
   if (!is_activation(dtype)) {
@@ -121,8 +129,8 @@ nb::tuple quantize(const Array& x, const std::string& mode, std::optional<double
       }
     }
   }
-  return nb::make_tuple(codes.array(), block_scales.array(),
-                        dynamic ? row_scales.array() : nb::cast(static_cast<double>(scale)));
+  const nb::object scale_out = dynamic ? nb::object(row_scales.array()) : nb::cast(static_cast<double>(scale));
+  return nb::make_tuple(codes.array(), block_scales.array(), scale_out);
 }
 
 struct Nvfp4Arrays {
@@ -154,8 +162,8 @@ DType output_dtype(const std::string& name) {
 }
 
 // tensor_scales: one float32, or one per row of codes.
-nb::object dequantize_array(const Array& codes, const Array& scales, const Array& tensor_scales,
-                            const std::string& dtype_name) {
+Decoded dequantize_array(const Array& codes, const Array& scales, const Array& tensor_scales,
+                         const std::string& dtype_name) {
   const Nvfp4Arrays a = nvfp4_arrays(codes, scales);
   const DType dtype = output_dtype(dtype_name);
   if (dtype_of(tensor_scales, "tensor_scale") != DType::kF32) {
@@ -205,7 +213,7 @@ nb::object dequantize_array(const Array& codes, const Array& scales, const Array
   return out.array();
 }
 
-nb::object pack(const Array& codes) {
+NumpyArray<uint8_t> pack(const Array& codes) {
   const uint8_t* in = bytes_of(codes, "codes");
   const Rows r = rows_of(codes, "codes", 2);
   Output<uint8_t> out(with_last(r.leading, r.cols / 2));
@@ -222,7 +230,7 @@ nb::object pack(const Array& codes) {
   return out.array();
 }
 
-nb::object unpack(const Array& bytes) {
+NumpyArray<uint8_t> unpack(const Array& bytes) {
   const uint8_t* in = bytes_of(bytes, "bytes");
   const Rows r = rows_of(bytes, "bytes", 1);
   Output<uint8_t> out(with_last(r.leading, r.cols * 2));
@@ -237,7 +245,7 @@ nb::object unpack(const Array& bytes) {
 }
 
 template <class Encode>
-nb::object encode(const Array& x, Encode encode_one) {
+NumpyArray<uint8_t> encode(const Array& x, Encode encode_one) {
   const DType dtype = dtype_of(x, "x");
   if (dtype == DType::kU8) fail("x: expected floating point, got " + describe(x));
   Output<uint8_t> out(shape_of(x));
@@ -249,20 +257,20 @@ nb::object encode(const Array& x, Encode encode_one) {
   return out.array();
 }
 
-nb::object encode_e2m1(const Array& x) {
+NumpyArray<uint8_t> encode_e2m1(const Array& x) {
   return encode(x, [](const void* data, DType dtype, size_t i) {
     const double value = element(data, dtype, i);
     return dtype == DType::kF64 ? e2m1_from_double(value) : e2m1_from_float(static_cast<float>(value));
   });
 }
-nb::object encode_e4m3(const Array& x) {
+NumpyArray<uint8_t> encode_e4m3(const Array& x) {
   return encode(x, [](const void* data, DType dtype, size_t i) {
     const double value = element(data, dtype, i);
     return dtype == DType::kF64 ? e4m3_from_double(value) : e4m3_from_float(static_cast<float>(value));
   });
 }
 
-nb::object decode(const Array& bytes, float (*decode_one)(uint8_t)) {
+NumpyArray<float> decode(const Array& bytes, float (*decode_one)(uint8_t)) {
   const uint8_t* in = bytes_of(bytes, "bytes");
   Output<float> out(shape_of(bytes));
   const size_t count = count_of(out.shape);
@@ -272,8 +280,8 @@ nb::object decode(const Array& bytes, float (*decode_one)(uint8_t)) {
   return out.array();
 }
 
-nb::tuple to_fp8(const Array& codes, const Array& scales, double tensor_scale,
-                 std::optional<std::pair<int64_t, int64_t>> block) {
+Fp8 to_fp8(const Array& codes, const Array& scales, double tensor_scale,
+           std::optional<std::pair<int64_t, int64_t>> block) {
   const Nvfp4Arrays a = nvfp4_arrays(codes, scales);
   if (a.codes.shape.size() != 2) fail("codes: expected two dimensions, got " + to_string(a.codes.shape));
   Fp8Scaling scaling;
@@ -298,7 +306,8 @@ nb::tuple to_fp8(const Array& codes, const Array& scales, double tensor_scale,
     }
     check(convert_to_fp8(view, scaling, out.data, out_scales.data));
   }
-  return nb::make_tuple(out.array(), block ? out_scales.array() : nb::cast(static_cast<double>(*out_scales.data)));
+  const nb::object scale_out = block ? nb::object(out_scales.array()) : nb::cast(static_cast<double>(*out_scales.data));
+  return nb::make_tuple(out.array(), scale_out);
 }
 
 }  // namespace

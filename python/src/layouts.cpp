@@ -8,8 +8,10 @@ namespace nvfp4_moe::python {
 
 namespace {
 
+using Offsets = nb::ndarray<nb::array_api, const int64_t, nb::ndim<1>, nb::c_contig>;
+
 // (..., rows, S) -> (..., bytes): each matrix by itself, experts consecutive.
-nb::object swizzle(const Array& scales) {
+NumpyArray<uint8_t> swizzle(const Array& scales) {
   const uint8_t* in = bytes_of(scales, "scales");
   const Shape shape = shape_of(scales);
   if (shape.size() < 2) fail("scales: expected (..., rows, K/16), got " + to_string(shape));
@@ -30,7 +32,7 @@ nb::object swizzle(const Array& scales) {
   return out.array();
 }
 
-nb::object unswizzle(const Array& swizzled, int64_t rows, int64_t cols) {
+NumpyArray<uint8_t> unswizzle(const Array& swizzled, int64_t rows, int64_t cols) {
   const uint8_t* in = bytes_of(swizzled, "swizzled");
   const Shape shape = shape_of(swizzled);
   constexpr int64_t kLimit = int64_t{1} << 40;  // the products below stay inside int64
@@ -58,7 +60,7 @@ nb::object unswizzle(const Array& swizzled, int64_t rows, int64_t cols) {
 }
 
 // row_offsets: (experts + 1) int64, from 0 to rows, not decreasing.
-nb::object swizzle_experts(const Array& scales, const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig>& offsets) {
+NumpyArray<uint8_t> swizzle_experts(const Array& scales, const Offsets& offsets) {
   const uint8_t* in = bytes_of(scales, "scales");
   const Shape shape = shape_of(scales);
   if (shape.size() != 2) fail("scales: expected (rows, K/16), got " + to_string(shape));

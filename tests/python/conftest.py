@@ -27,6 +27,16 @@ def count(request):
     return add
 
 
+@pytest.fixture
+def one_thread():
+    """torch on one thread: over matrices of a few kilobytes its threads only wait for each other."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def pytest_terminal_summary(terminalreporter):
     if not _counts:
         return

@@ -1,0 +1,447 @@
+"""The layer of the numeric contract in torch float64, with an interval around every output element.
+
+`forward` computes the layer choice by choice as docs/numerics.md defines it, and beside each value the set of values that
+the contract leaves open: an interval [lo, hi] that starts as nothing (hidden is quantized bit for bit), gains the
+bound of one GEMM element at gemm1, and goes through SwiGLU, the rounding to bf16, the second quantization (row scale,
+block scale and code of every element that may fall on the other side of a boundary), gemm2 and combine. Every step
+after a GEMM is a chain of monotone functions and correct roundings, so the ends of the interval are found by computing
+them. A result outside its interval breaks the contract; there is no tolerance to choose.
+
+EXACT is the reference backend: its W4A4 sums have no error, so the intervals are points and the judgement is equal bits.
+CONTRACT is any other backend.
+
+float64 holds everything that must be exact: a W4A4 dot of these sizes is an integer of at most 53 bits in units of 2^-21,
+and a product or sum that needs more bits is rounded to odd, after which rounding to 24 bits or fewer is right. Nothing of
+the library is used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+F64 = torch.float64
+
+
+class Format(NamedTuple):
+    bits: int  # of the significand, the hidden one included
+    min_exponent: int  # of the smallest normal
+    largest: float
+    saturates: bool
+
+
+E2M1 = Format(2, 0, 6.0, True)
+E4M3 = Format(4, -6, 448.0, True)
+BF16 = Format(8, -126, (2 - 2.0**-7) * 2.0**127, False)
+FP16 = Format(11, -14, 65504.0, False)
+FP32 = Format(24, -126, (2 - 2.0**-23) * 2.0**127, False)
+FORMATS = {"bfloat16": BF16, "float16": FP16, "float32": FP32}
+
+SIXTH = 0xAAAAAB * 2.0**-26  # fl32(1/6), the fp32 number 0x3E2AAAAB
+E2M1_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=F64)
+E4M3_VALUES = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).to(F64)
+# silu falls up to this argument and rises after it.
+SILU_ARGMIN, SILU_MIN = -1.2784645427610738, -0.27846454276107379
+
+
+@dataclass(frozen=True)
+class Options:
+    """The fields of nvfp4_moe.MoeConfig, with its defaults."""
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    activation: str = "swiglu"
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
+    activation_format: str = "nvfp4"
+    activation_scale: str = "dynamic_token"
+    intermediate_scale: str = "dynamic_token"
+    intermediate_fixed: float | None = None
+    max_router_weight: float = 1.0
+    static_headroom: float = 1.0
+    router_weight: str = "after_down"
+    row_format: str = "bf16"
+
+
+class Weights(NamedTuple):
+    """Each (codes uint8 (E_local, rows, K/2), scales uint8 (E_local, rows, K/16), tensor_scale float32 (E_local))."""
+
+    gate: tuple
+    up: tuple
+    down: tuple
+
+
+class Interval(NamedTuple):
+    lo: torch.Tensor
+    hi: torch.Tensor
+
+    def map(self, monotone: Callable) -> Interval:
+        return Interval(monotone(self.lo), monotone(self.hi))
+
+
+class Output(NamedTuple):
+    """(T, hidden) float64 each; lo == hi where the contract leaves one value. NaN: the element must be NaN.
+    free (T): tokens of which nothing is asked (a value may or may not overflow)."""
+
+    lo: torch.Tensor
+    hi: torch.Tensor
+    free: torch.Tensor
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    gemm: Callable[[int, str], float]  # (K, activation_format) -> the bound's factor of alpha * sum|p|
+    silu: float  # relative error of silu before it is multiplied
+    activation: float  # relative error of the whole activation
+    flushed: float  # what silu(x) may lose below x = -88
+
+
+def _exact_gemm(k: int, activation_format: str) -> float:
+    # Under bf16 the reference adds in double in its own order, and so does torch in another.
+    return 0.0 if activation_format == "nvfp4" else k * 2.0**-52
+
+
+# The activation is computed in double: an exponential of another library, and another order of two operations.
+EXACT = Accuracy(_exact_gemm, 2.0**-50, 0.0, 0.0)
+# One partial sum; 4 ulp of fp32 for the exponential and what surrounds it, half an ulp for the router weight. exp(-x)
+# overflows fp32 below -88, where silu is then 0 instead of up to 88 exp(-88) < 2^-120.
+CONTRACT = Accuracy(lambda k, _: (k / 16 + 1) * 2.0**-22, 0.0, 4.5 * 2.0**-23, 2.0**-120)
+
+
+def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2^exponent for integers within float64's normal range, by its bits."""
+    return ((exponent.long() + 1023) << 52).view(F64)
+
+
+def round_to(x: torch.Tensor, to: Format) -> torch.Tensor:
+    """float64 x rounded once to nearest even, subnormals included; beyond the largest value 448 and 6 stay, others
+    become Inf."""
+    last = (torch.frexp(x)[1] - 1).clamp(to.min_exponent, 1000) - (to.bits - 1)
+    rounded = torch.round(x * power_of_two(-last)) * power_of_two(last)
+    if to.saturates:
+        rounded = rounded.clamp(-to.largest, to.largest)
+    else:
+        rounded = torch.where(rounded.abs() > to.largest, torch.copysign(torch.full_like(x, torch.inf), x), rounded)
+    return torch.where(x.isfinite(), rounded, x.clamp(-to.largest, to.largest) if to.saturates else x)
+
+
+def _to_odd(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """x + residual, |residual| at most half an ulp of x, as the neighbour whose last bit is 1 where it is inexact."""
+    inexact = (residual != 0) & residual.isfinite() & x.isfinite()
+    even = (x.view(torch.int64) & 1) == 0
+    toward = torch.copysign(torch.full_like(x, torch.inf), residual)
+    return torch.where(inexact & even, torch.nextafter(x, toward), x)
+
+
+def product_to_odd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a * b rounded to odd (Dekker's exact product)."""
+    a, b = torch.broadcast_tensors(a, b)
+    p = a * b
+
+    def halves(x):
+        big = x * (2.0**27 + 1)
+        high = big - (big - x)
+        return high, x - high
+
+    (ah, al), (bh, bl) = halves(a), halves(b)
+    return _to_odd(p, ((ah * bh - p) + ah * bl + al * bh) + al * bl)
+
+
+def sum_to_odd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a + b rounded to odd (Knuth's exact sum)."""
+    s = a + b
+    part = s - a
+    return _to_odd(s, (a - (s - part)) + (b - part))
+
+
+def decode(matrix: tuple, expert: int) -> torch.Tensor:
+    """(rows, K) of e2m1 * e4m3: the tensor scale stays outside, in alpha."""
+    codes, scales = (torch.as_tensor(part[expert]) for part in matrix[:2])
+    values = torch.stack([E2M1_VALUES[(codes & 15).long()], E2M1_VALUES[(codes >> 4).long()]], -1).flatten(-2)
+    return values * E4M3_VALUES[scales.long()].repeat_interleave(16, -1)
+
+
+def next_power_of_two(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
+    """The exponent of the smallest power of two s with x <= times * s; x, times > 0."""
+    exponent = torch.frexp(x / times)[1] - 1  # of a power of two at most twice too small, at most twice too large
+    exponent = exponent - (times * power_of_two(exponent) >= x).long()
+    return exponent + (times * power_of_two(exponent) < x).long()
+
+
+class LineScales(NamedTuple):
+    """How a line (R, K) is quantized: candidates() of its scale, then the two fp32 formulas."""
+
+    kind: str  # dynamic_token, power (of two), compat
+    scale: float = 0.0
+
+    def candidates(self, amax: Interval) -> Interval:
+        """(R, 1): the smallest and the largest scale that the line may have."""
+        if self.kind != "dynamic_token":
+            return Interval(*[torch.full_like(amax.lo, self.scale)] * 2)
+        low, high = (
+            torch.where(a > 0, next_power_of_two(a.clamp(min=2.0**-1000), 2688.0).clamp(min=-126), 0) for a in amax
+        )
+        low = torch.where((amax.lo == 0) & (amax.hi > 0), -126, low)  # a line of zeros has scale 1, of no effect
+        return Interval(power_of_two(low), power_of_two(high))
+
+    def block_scale(self, amax: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        if self.kind == "compat":
+            g = round_to(1 / s, FP32)
+            quotient = round_to(g * round_to(amax * SIXTH, FP32), FP32)
+        else:
+            quotient = round_to(round_to(amax / s, FP32) * SIXTH, FP32)
+        return round_to(quotient, E4M3)
+
+    def decoded(self, x: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        """e2m1 code * v of each element, 0 in a block whose scale v is 0."""
+        safe = torch.where(v > 0, v, torch.ones_like(v))
+        if self.kind == "compat":
+            inverse = round_to(1 / round_to(safe * round_to(1 / round_to(1 / s, FP32), FP32), FP32), FP32)
+            quotient = round_to(x * inverse, FP32)
+        else:
+            quotient = round_to(round_to(x / s, FP32) / safe, FP32)
+        return torch.where(v > 0, round_to(quotient, E2M1) * v, torch.zeros_like(x))
+
+
+def _magnitude(x: Interval) -> Interval:
+    low = torch.where((x.lo <= 0) & (x.hi >= 0), torch.zeros_like(x.lo), torch.minimum(x.lo.abs(), x.hi.abs()))
+    return Interval(low, torch.maximum(x.lo.abs(), x.hi.abs()))
+
+
+def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
+    """(decoded codes (R, K), line scale (R, 1)) of finite lines: value = decoded * line scale.
+
+    Where a line may have two scales, the decoded values are in units of the larger. Every block scale that a block may
+    have is tried on both ends of each element, for a fixed scale is monotone; where there are too many to try, because a
+    block's largest element is nearly free, its values are at most twice that element (6 v s <= 2 A, the scale's
+    smallest value being the worst).
+    """
+    if len(x.lo) == 0:
+        return x, torch.ones((0, 1), dtype=F64)
+    blocks = x.map(lambda end: end.unflatten(-1, (-1, 16)))
+    block_amax = _magnitude(blocks).map(lambda end: end.amax(-1, keepdim=True))
+    smallest, unit = scales.candidates(block_amax.map(lambda end: end.amax(-2)))
+    low, high = torch.full_like(blocks.lo, torch.inf), torch.full_like(blocks.lo, -torch.inf)
+    wide = (unit > 2 * smallest).expand(blocks.lo.shape[:2])
+    for s in (unit, smallest):
+        line = s.unsqueeze(-1).expand_as(block_amax.lo)
+        first, last = (
+            torch.searchsorted(E4M3_VALUES, scales.block_scale(a, line)) for a in (block_amax.lo, block_amax.hi)
+        )
+        ratio = line / unit.unsqueeze(-1)
+        wide = wide | (last > first + 8).squeeze(-1)
+        which = ~wide & ((s < unit) | (s is unit))
+        while bool(which.any()):
+            v = E4M3_VALUES[first[which]]
+            for end in blocks:
+                value = scales.decoded(end[which], v, line[which]) * ratio[which]
+                low[which], high[which] = torch.minimum(low[which], value), torch.maximum(high[which], value)
+            first = first + 1
+            which = which & (first <= last).squeeze(-1)
+    if bool(wide.any()):
+        most = (2.01 * block_amax.hi / unit.unsqueeze(-1)).expand_as(low)[wide]
+        low[wide], high[wide] = -most, most
+    return Interval(low.flatten(-2), high.flatten(-2)), unit
+
+
+def gemm(x: Interval, weight: torch.Tensor, alpha: torch.Tensor, factor: float, to: Format) -> Interval:
+    """One rounding to `to` of alpha * sum, (R, N), the sum within `factor` of sum|p|. x (R, K) finite, weight (N, K)."""
+    positive, negative = weight.clamp(min=0).T, weight.clamp(max=0).T
+    low, high = x.lo @ positive + x.hi @ negative, x.hi @ positive + x.lo @ negative
+    largest = torch.maximum(x.lo.abs(), x.hi.abs())
+    # The bound's own sum is within K 2^-53.
+    bound = factor * (1 + 2.0**-30) * (largest @ weight.abs().T)
+    if factor >= 2.0**-24:  # of an fp32 sum, where a product below the normal range loses up to half of the last bit
+        bound = bound + 2.0**-150 * (((largest > 0) & (largest < 2.0**-116)).to(F64) @ (weight != 0).to(F64).T)
+    return Interval(round_to(product_to_odd(alpha, low - bound), to), round_to(product_to_odd(alpha, high + bound), to))
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+def _silu_range(g: Interval, slope: float, accuracy: Accuracy) -> Interval:
+    """g * sigmoid(slope * g) = silu(slope g) / slope, slope > 0."""
+    ends = [_silu(end * slope) / slope for end in g]
+    low, high = torch.minimum(*ends), torch.maximum(*ends)
+    passes = (g.lo * slope < SILU_ARGMIN) & (g.hi * slope > SILU_ARGMIN)
+    low = torch.where(passes, SILU_MIN / slope, low)
+    flushed = torch.where(g.lo * slope < -88, accuracy.flushed / slope, 0.0)
+    return Interval(low - low.abs() * accuracy.silu, high + torch.maximum(high.abs() * accuracy.silu, flushed))
+
+
+def _times(a: Interval, b: Interval) -> Interval:
+    corners = torch.stack([x * y for x in a for y in b])
+    return Interval(corners.amin(0), corners.amax(0))
+
+
+def activate(options: Options, g: Interval, u: Interval, accuracy: Accuracy) -> Interval:
+    limit = options.swiglu_limit
+    if options.activation == "swiglu":
+        result = _times(_silu_range(g, 1.0, accuracy), u)
+    elif options.activation == "swiglu_clamped":
+        g, u = g.map(lambda x: x.clamp(max=limit)), u.map(lambda x: x.clamp(-limit, limit))
+        result = _times(_silu_range(g, 1.0, accuracy), u)
+    elif options.activation == "swiglu_step":
+        gate = _silu_range(g, 1.0, accuracy).map(lambda x: x.clamp(max=limit))
+        result = _times(gate, u.map(lambda x: x.clamp(-limit, limit)))
+    elif options.activation == "swiglu_oai":
+        g, u = g.map(lambda x: x.clamp(max=limit)), u.map(lambda x: x.clamp(-limit, limit) + 1)
+        slope = float(torch.tensor(options.swiglu_alpha, dtype=torch.float32))
+        result = _times(_silu_range(g, slope, accuracy), u)
+    else:
+        raise ValueError(f"activation: {options.activation}")
+    return Interval(
+        result.lo - result.lo.abs() * accuracy.activation, result.hi + result.hi.abs() * accuracy.activation
+    )
+
+
+def _largest(scale) -> float:
+    """Of a number, or of one per expert."""
+    return float(torch.as_tensor(scale, dtype=torch.float32).max())
+
+
+def hidden_scales(options: Options, input_scale) -> LineScales:
+    if options.activation_scale == "dynamic_token":
+        return LineScales("dynamic_token")
+    scale = _largest(input_scale[0])
+    if options.activation_scale == "compat":
+        return LineScales("compat", scale)
+    exponent = next_power_of_two(torch.tensor(scale, dtype=F64))
+    return LineScales("power", float(power_of_two(exponent)) * options.static_headroom)
+
+
+def intermediate_scales(options: Options, input_scale) -> LineScales:
+    if options.intermediate_scale == "dynamic_token":
+        return LineScales("dynamic_token")
+    if options.intermediate_scale == "compat":
+        return LineScales("compat", _largest(input_scale[1]))
+    if options.intermediate_fixed is not None:
+        return LineScales("power", options.intermediate_fixed)
+    if options.activation != "swiglu":
+        limit = float(torch.tensor(options.swiglu_limit, dtype=torch.float32))
+        # |silu| reaches 0.2785 below zero, whatever the limit.
+        if options.activation == "swiglu_oai":
+            bound = max(limit, -SILU_MIN / options.swiglu_alpha) * (limit + 1)
+        else:
+            bound = max(limit, -SILU_MIN) * limit
+        if options.router_weight == "before_down":
+            bound *= max(1.0, options.max_router_weight)
+        return LineScales("power", float(power_of_two(next_power_of_two(torch.tensor(bound, dtype=F64), 2688.0))))
+    exponent = next_power_of_two(torch.tensor(_largest(input_scale[1]), dtype=F64))
+    return LineScales("power", 16 * float(power_of_two(exponent)))
+
+
+def _alpha(line_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
+    return round_to(product_to_odd(line_scale, torch.full_like(line_scale, tensor_scale)), FP32)
+
+
+def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requantize):
+    """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), line_scale (R, 1)."""
+    gate, up, down = (decode(matrix, expert) for matrix in weights)
+    scale_of = [float(matrix[2][expert]) for matrix in weights]
+    w4a4 = options.activation_format == "nvfp4"
+    point = Interval(x, x)
+    gemm1 = accuracy.gemm(options.hidden_size, options.activation_format)
+    if w4a4:
+        largest = max(float((x.abs() @ matrix.abs().T).amax()) for matrix in (gate, up))
+        assert largest < 2.0**31, "sum|p| in units of 2^-21 would pass float64's 53 bits: choose a smaller hidden_size"
+    g = gemm(point, gate, _alpha(line_scale, scale_of[0]), gemm1, FP32)
+    u = gemm(point, up, _alpha(line_scale, scale_of[1]), gemm1, FP32)
+    h = activate(options, g, u, accuracy)
+    if options.router_weight == "before_down":
+        h = _times(h, Interval(router_weight, router_weight))
+    h = h.map(lambda end: round_to(end, BF16))
+
+    settled = (h.lo == h.hi) | (h.lo.isnan() & h.hi.isnan())
+    usable = h.lo.isfinite().all(-1) & h.hi.isfinite().all(-1)
+    broken = (settled & ~h.lo.isfinite()).any(-1)
+    free = ~usable & ~broken  # h may or may not overflow
+    row = Interval(*(torch.full((len(x), options.hidden_size), torch.nan, dtype=F64) for _ in range(2)))
+    if bool(usable.any()):
+        lines = h.map(lambda end: end[usable])
+        if w4a4:
+            lines, scale = quantize(lines, requantize)
+        else:
+            scale = torch.ones((len(lines.lo), 1), dtype=F64)
+        to = BF16 if options.row_format == "bf16" else FP32
+        factor = accuracy.gemm(options.intermediate_size, options.activation_format)
+        part = gemm(lines, down, _alpha(scale, scale_of[2]), factor, to)
+        row.lo[usable], row.hi[usable] = part.lo, part.hi
+    if not w4a4 and bool(broken.any()):
+        # IEEE rules: a sum with an infinite or NaN term is one of these, whatever its finite terms are.
+        known = broken & (settled | (h.lo.isfinite() & h.hi.isfinite())).all(-1)
+        free = free | (broken & ~known)
+        row.lo[known] = row.hi[known] = (h.lo[known].unsqueeze(1) * (down * scale_of[2]).unsqueeze(0)).sum(-1)
+    return row, free
+
+
+def forward(
+    options: Options,
+    weights: Weights,
+    hidden: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    input_scale=None,
+    first_expert: int = 0,
+    out_dtype: str | None = None,
+    accuracy: Accuracy = EXACT,
+) -> Output:
+    """hidden (T, hidden) bf16, fp16 or fp32; topk_ids (T, top_k) global ids; topk_weights (T, top_k) fp32."""
+    tokens, local_experts = len(hidden), len(weights.gate[0])
+    dtype = out_dtype or str(hidden.dtype).removeprefix("torch.")
+    x = hidden.to(F64)
+    spoiled = ~x.isfinite().all(-1)
+    x = torch.where(spoiled.unsqueeze(-1), torch.zeros_like(x), x)
+    if options.activation_format == "nvfp4":
+        lines, scale = quantize(Interval(x, x), hidden_scales(options, input_scale))
+        x = lines.lo
+        requantize = intermediate_scales(options, input_scale)
+    else:
+        x, scale, requantize = round_to(x, BF16), torch.ones((tokens, 1), dtype=F64), None
+
+    local = topk_ids.long() - first_expert  # an id near -2^63 wraps, and is not valid either way
+    valid = (topk_ids.long() >= 0) & (topk_ids.long() < options.num_experts) & (local >= 0) & (local < local_experts)
+    shape = (tokens, options.top_k, options.hidden_size)
+    rows = Interval(torch.zeros(shape, dtype=F64), torch.zeros(shape, dtype=F64))
+    free = torch.zeros((tokens, options.top_k), dtype=torch.bool)
+    for expert in torch.unique(local[valid]).tolist():
+        token, k = torch.nonzero(valid & (local == expert), as_tuple=True)
+        weight = topk_weights[token, k].to(F64).unsqueeze(-1)
+        row, unknown = _rows(options, weights, expert, x[token], scale[token], weight, accuracy, requantize)
+        for end, value in zip(rows, row, strict=True):
+            end[token, k] = torch.where(spoiled[token].unsqueeze(-1), torch.nan, value)
+        free[token, k] = unknown & ~spoiled[token]
+
+    acc = Interval(*torch.zeros((2, tokens, options.hidden_size), dtype=F64))
+    for k in range(options.top_k):
+        row, weight = Interval(rows.lo[:, k], rows.hi[:, k]), topk_weights[:, k].to(F64).unsqueeze(-1)
+        if options.router_weight == "after_down":
+            # 0 * Inf is NaN, of which an interval around 0 knows nothing
+            free[:, k] |= (weight.isinf() & (row.lo < row.hi) & (row.lo <= 0) & (row.hi >= 0)).any(-1)
+            row = _times(row, Interval(weight, weight))
+        acc = Interval(
+            *(
+                torch.where(valid[:, k : k + 1], round_to(sum_to_odd(a, r), FP32), a)
+                for a, r in zip(acc, row, strict=True)
+            )
+        )
+    out = acc.map(lambda end: round_to(end, FORMATS[dtype]))
+    # Inf - Inf and the like at one end only
+    free = free.any(-1) | (out.lo.isnan() ^ out.hi.isnan()).any(-1)
+    return Output(out.lo, out.hi, free, dtype)
+
+
+def outside(expected: Output, actual: torch.Tensor) -> torch.Tensor:
+    """(T, hidden) bool: the elements of actual that the contract does not allow."""
+    value = actual.to(F64)
+    same = (value >= expected.lo) & (value <= expected.hi)
+    both_nan = expected.lo.isnan() & expected.hi.isnan() & value.isnan()
+    return ~(same | both_nan | expected.free.unsqueeze(-1))

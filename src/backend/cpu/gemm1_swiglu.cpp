@@ -1,44 +1,18 @@
 // hidden x gate, up -> SwiGLU (times the router weight under before_down) -> bf16 intermediate.
 // gate and up keep their own alphas, applied to the fp32 accumulators before the activation function.
 #include <algorithm>
-#include <cmath>
 
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
 #include "backend/cpu/steps.h"
+#include "core/activation.h"
 #include "core/float_formats.h"
 
 namespace nvfp4_moe::cpu {
-namespace {
-
-float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
-// x limited from above, and from below where two-sided; NaN stays NaN.
-float at_most(float x, float limit) { return x > limit ? limit : x; }
-float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
-
-float activate(const MoeOptions& options, float g, float u) {
-  const float limit = options.swiglu_limit.value_or(0.0f);
-  switch (options.activation) {
-    case Activation::kSwiglu: return g * sigmoid(g) * u;
-    case Activation::kSwigluClamped: {
-      const float clamped = at_most(g, limit);
-      return clamped * sigmoid(clamped) * within(u, limit);
-    }
-    case Activation::kSwigluStep: return at_most(g * sigmoid(g), limit) * within(u, limit);
-    case Activation::kSwigluOai: {
-      const float clamped = at_most(g, limit);
-      return clamped * sigmoid(options.swiglu_alpha * clamped) * (within(u, limit) + 1.0f);
-    }
-  }
-  return 0.0f;
-}
-
-}  // namespace
-
 void gemm1_swiglu(const HostCall& call, const HostPart& part) {
   const MoeOptions& options = call.weights.config.options();
   const ExpertPanels panels{options.hidden_size, part.intermediate_size};
+  const GatedActivation activation = GatedActivation::of(options);
   const bool weighted = options.router_weight == RouterWeight::kBeforeDown && part.choice_of_row != nullptr;
   for_each_panel(call, part, panels_of(part.intermediate_size), [&](int64_t expert, int64_t panel) {
     const uint8_t* bytes = expert_bytes(call.weights, part, expert);
@@ -56,7 +30,7 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
         const float weight = weighted ? call.batch.topk_weights[part.choice_of_row[row + i]] : 1.0f;
         uint16_t* out = part.intermediate.bf16 + (row + i) * part.intermediate_size + panel * kPanelRows;
         for (int64_t c = 0; c < channels; ++c) {
-          const float h = activate(options, gate[i][c], up[i][c]);
+          const float h = activation(gate[i][c], up[i][c]);
           out[c] = bf16_from_float(weighted ? h * weight : h);
         }
       }

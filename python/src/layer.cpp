@@ -233,7 +233,6 @@ Dict expert(const PyLayer& self, int64_t local_expert) {
 }
 
 constexpr const char* kRunDoc =
-    "run(hidden, topk_ids, topk_weights, out=None, stream=None, *, shared_weights=None)\n\n"
     "The layer on T tokens; returns out.\n\n"
     "hidden: (T, hidden_size) bfloat16, float16 or float32. topk_ids: (T, top_k) int32 or int64, global expert ids;\n"
     "-1, or an expert of another rank, adds nothing. topk_weights: (T, top_k) float32. out: (T, hidden_size) of the\n"
@@ -251,7 +250,11 @@ void bind_layer(nb::module_& m) {
       .def(nb::init<const PyLayer&>(), nb::arg("opened"))
       .def("run", &run, nb::arg("hidden").none(), nb::arg("topk_ids").none(), nb::arg("topk_weights").none(),
            nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(), nb::kw_only(),
-           nb::arg("shared_weights") = nb::none(), kRunDoc)
+           nb::arg("shared_weights") = nb::none(),
+           nb::sig(
+               "def run(self, hidden: Any, topk_ids: Any, topk_weights: Any, out: Any = None, stream: Any = None, *, "
+               "shared_weights: Any = None) -> Any"),
+           kRunDoc)
       .def(
           "_describe", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
       .def(

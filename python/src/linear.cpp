@@ -102,7 +102,7 @@ void bind_linear(nb::module_& m) {
             return run_linear(*self.open, x, out, stream);
           },
           nb::arg("x"), nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(),
-          "run(x, out=None, stream=None)\n\n"
+          nb::sig("def run(self, x: Any, out: Any = None, stream: Any = None) -> Any"),
           "y = x W^T for x (T, in_features) bfloat16, float16 or float32; out (T, out_features), made like x where\n"
           "None. Both contiguous, on the linear's device. T is at most max_tokens. Raises ValueError, naming the\n"
           "array, what was expected and what came. May be called from several threads. No gradient flows.")

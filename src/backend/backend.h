@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "core/batch.h"
@@ -107,10 +109,15 @@ struct Backend {
                        const RunContext& context);
 
   const HostSteps* steps;  // host backends: the same layer, one step at a time; null for devices
+
+  // What it chose on this host, for `explain`; null where there is nothing to choose.
+  std::string (*choice)() = nullptr;
 };
 
 // The backends of this build, defined by their own folders and listed once in moe/registry.cpp.
 extern const Backend kReferenceBackend;
 extern const Backend kCpuBackend;
+// The same backend with its instruction set forced, named "cpu:NAME", the best first; a host runs some of them.
+std::span<const Backend> cpu_instruction_sets();
 
 }  // namespace nvfp4_moe

@@ -14,10 +14,12 @@ namespace nvfp4_moe {
 namespace {
 
 // Highest priority first. A new backend is one line here.
-constexpr const Backend* kBackends[] = {
-    &kCpuBackend,
-    &kReferenceBackend,
-};
+std::vector<const Backend*> list_backends() {
+  std::vector<const Backend*> list = {&kCpuBackend};
+  for (const Backend& backend : cpu_instruction_sets()) list.push_back(&backend);
+  list.push_back(&kReferenceBackend);
+  return list;
+}
 
 // "model name" of /proc/cpuinfo; aarch64 kernels do not tell one.
 std::string cpu_name() {
@@ -32,7 +34,10 @@ std::string cpu_name() {
 
 }  // namespace
 
-std::span<const Backend* const> backends() { return kBackends; }
+std::span<const Backend* const> backends() {
+  static const std::vector<const Backend*> list = list_backends();
+  return list;
+}
 
 const Backend* find_backend(std::string_view name) {
   for (const Backend* backend : backends()) {
@@ -64,6 +69,7 @@ std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, 
       choice.chosen = true;
       choice.reason = "highest priority of those that support this layer";
     }
+    if (choice.chosen && backend->choice != nullptr) choice.reason += "; " + backend->choice();
     found = found || choice.chosen;
     choices.push_back(std::move(choice));
   }

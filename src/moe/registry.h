@@ -11,7 +11,7 @@ namespace nvfp4_moe {
 
 std::span<const Backend* const> backends();
 const Backend* find_backend(std::string_view name);  // null where there is none
-std::string backend_names();                         // "auto, cpu, reference", for messages
+std::string backend_names();                         // "auto, cpu, cpu:avx2, ..., reference", for messages
 
 // The backend for a layer: `forced` by name, or by priority where it is "auto". A forced one that declines the layer is
 // kUnsupported with its reason: there is no falling back.

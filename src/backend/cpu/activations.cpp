@@ -1,77 +1,51 @@
 #include "backend/cpu/activations.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <span>
 
-#include "core/float_formats.h"
 #include "core/quantize.h"
 
 namespace nvfp4_moe::cpu {
 
-void load16(const void* data, DType dtype, int64_t index, float* values) {
-  if (dtype == DType::kF32) {
-    std::memcpy(values, static_cast<const float*>(data) + index, 16 * sizeof(float));
-    return;
-  }
-  const uint16_t* bits = static_cast<const uint16_t*>(data) + index;
-  for (int i = 0; i < 16; ++i) values[i] = dtype == DType::kBf16 ? bf16_to_float(bits[i]) : fp16_to_float(bits[i]);
-}
-
-void store(void* data, DType dtype, int64_t index, float value) {
-  if (dtype == DType::kF32)
-    static_cast<float*>(data)[index] = value;
-  else
-    static_cast<uint16_t*>(data)[index] = dtype == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
-}
-
-LineCounts convert_line(const void* data, DType dtype, int64_t line, int64_t k, ActivationFormat format, float scale,
-                        bool compat, const HostActivations& activations, int64_t out_line) {
-  LineCounts counts;
-  float values[kBlockElems];
-  float amax = 0.0f;
-  for (int64_t begin = 0; begin < k; begin += kBlockElems) {
-    load16(data, dtype, line * k + begin, values);
-    const float block = row_amax(values);
-    if (!std::isfinite(block)) counts.nonfinite = true;
-    amax = std::max(amax, block);
-  }
-  activations.nonfinite[out_line] = counts.nonfinite ? 1 : 0;
+ConvertedLine convert_line(const Kernels& kernels, const void* data, DType dtype, int64_t line, int64_t k,
+                           ActivationFormat format, float scale, bool compat, const HostActivations& activations,
+                           int64_t out_line) {
+  ConvertedLine result;
+  const void* x = static_cast<const std::byte*>(data) + line * k * bits(dtype) / 8;
+  const float amax = kernels.amax(x, dtype, k);
+  result.nonfinite = !std::isfinite(amax);
+  activations.nonfinite[out_line] = result.nonfinite ? 1 : 0;
 
   if (format == ActivationFormat::kBf16) {
-    if (activations.bf16 == data) {  // the intermediate is bf16 already, and gemm2 multiplies NaN and Inf as they are
+    if (activations.bf16 == data)  // the intermediate is bf16 already, and gemm2 multiplies NaN and Inf as they are
       activations.nonfinite[out_line] = 0;
-      return counts;
-    }
-    for (int64_t begin = 0; begin < k; begin += kBlockElems) {
-      load16(data, dtype, line * k + begin, values);
-      for (int i = 0; i < kBlockElems; ++i) activations.bf16[out_line * k + begin + i] = bf16_from_float(values[i]);
-    }
-    return counts;
+    else
+      kernels.to_bf16(x, dtype, k, activations.bf16 + out_line * k);
+    return result;
   }
 
-  if (scale == 0.0f) scale = counts.nonfinite ? 1.0f : dynamic_token_scale(amax);
-  activations.line_scale[out_line] = scale;
   uint8_t* codes = activations.codes + out_line * k / 2;
-  uint8_t* scales = activations.block_scales + out_line * k / kBlockElems;
-  if (counts.nonfinite) {
+  uint8_t* block_scales = activations.block_scales + out_line * k / kBlockElems;
+  if (result.nonfinite) {
+    activations.line_scale[out_line] = scale == 0.0f ? 1.0f : scale;
     std::memset(codes, 0, static_cast<size_t>(k / 2));
-    std::memset(scales, 0, static_cast<size_t>(k / kBlockElems));
-    return counts;
+    std::memset(block_scales, 0, static_cast<size_t>(k / kBlockElems));
+    return result;
   }
-  QuantizeCounts quantized;
-  for (int64_t b = 0; b < k / kBlockElems; ++b) {
-    load16(data, dtype, line * k + b * kBlockElems, values);
-    if (compat)
-      quantize_row_compat(values, scale, codes + b * 8, scales + b, quantized);
-    else
-      quantize_row_exact(values, scale, codes + b * 8, scales + b, quantized);
-  }
-  counts.blocks = quantized.blocks;
-  counts.saturated = quantized.saturated_scales;
-  counts.zeroed = quantized.zero_scales;
-  return counts;
+  if (scale == 0.0f) scale = dynamic_token_scale(amax);
+  activations.line_scale[out_line] = scale;
+  result.counts = kernels.quantize(
+      {.x = x, .dtype = dtype, .k = k, .scale = scale, .compat = compat, .codes = codes, .block_scales = block_scales});
+  return result;
+}
+
+void write_operands(const Kernels& kernels, const HostActivations& activations, int64_t line,
+                    const Operands& operands) {
+  const int64_t k = operands.k;
+  if (operands.format == ActivationFormat::kBf16)
+    return kernels.float_operands(activations.bf16 + line * k, k, operands.line(line));
+  kernels.nvfp4_operands(activations.codes + line * k / 2, activations.block_scales + line * k / kBlockElems, k,
+                         reinterpret_cast<Int8Block*>(operands.line(line)));
 }
 
 }  // namespace nvfp4_moe::cpu

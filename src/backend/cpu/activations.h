@@ -1,25 +1,25 @@
-// Element conversions at the borders of the layer, 16 elements at a time so that no step needs a buffer of its own.
+// One line of activations: from elements to the arrays of the contract, and from those to a kernel's operands.
 #pragma once
 
 #include <cstdint>
 
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/scratch.h"
 #include "backend/host_layer.h"
-#include "core/dtype.h"
 
 namespace nvfp4_moe::cpu {
 
-// values[0..15] = data[index .. index + 15] of an array of bf16, fp16 or fp32.
-void load16(const void* data, DType dtype, int64_t index, float* values);
-// data[index] = value, rounded once.
-void store(void* data, DType dtype, int64_t index, float value);
-
-// Quantizes (nvfp4) or rounds to bf16 (bf16) one line of k values into activations, and flags it where it holds NaN or
-// Inf. scale: the line's tensor scale, 0 for its own power of two; compat: vLLM's operation order with that scale.
-struct LineCounts {
-  uint64_t blocks = 0, saturated = 0, zeroed = 0;
+// Quantizes (nvfp4) or rounds to bf16 (bf16) line `line` of data (.., k) into activations, and flags it where it holds
+// NaN or Inf. scale: the line's tensor scale, 0 for its own power of two; compat: vLLM's operation order with that
+// scale.
+struct ConvertedLine {
+  LineCounts counts;
   bool nonfinite = false;
 };
-LineCounts convert_line(const void* data, DType dtype, int64_t line, int64_t k, ActivationFormat format, float scale,
-                        bool compat, const HostActivations& activations, int64_t out_line);
+ConvertedLine convert_line(const Kernels& kernels, const void* data, DType dtype, int64_t line, int64_t k,
+                           ActivationFormat format, float scale, bool compat, const HostActivations& activations,
+                           int64_t out_line);
+
+void write_operands(const Kernels& kernels, const HostActivations& activations, int64_t line, const Operands& operands);
 
 }  // namespace nvfp4_moe::cpu

@@ -1,8 +1,16 @@
-// The CPU backend's entry in the contract. Portable C++; what it does not take, it declines with a reason.
+// The CPU backend's entries in the contract: "cpu", which runs the best instruction set of the host, and one "cpu:NAME"
+// for each of this build, so that a layer, a test or a measurement can force it. All share one packed layout.
 #include "backend/backend.h"
 
+#include <array>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/pack.h"
+#include "backend/cpu/scratch.h"
 #include "backend/cpu/steps.h"
 #include "backend/host_layer.h"
 
@@ -10,63 +18,131 @@ namespace nvfp4_moe {
 namespace cpu {
 namespace {
 
-Status supports(const MoeConfig&, const DeviceFacts& device) {
-  if (device.kind != DeviceKind::kCpu) return unsupported("device: expected a CPU, got " + device.name);
-  return {};
-}
-
-Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
-                  const DeviceFacts&) {
-  NVFP4_MOE_TRY(check_host_limits(config, range, limits));
-  NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
-  const std::string gemm = std::string("portable_16x16_") + to_string(config->activation_format);
-  Plan plan{.backend = "cpu", .limits = limits, .steps = {}, .workspace = host_layout(config, range, limits)};
-  plan.steps = {{"route", "counting_sort"},
-                {"quantize", "blocks_of_16"},
-                {"gemm1_swiglu", gemm},
-                {"requantize", "blocks_of_16"},
-                {"gemm2", gemm},
-                {"combine", "fma_in_k_order"}};
+Plan make_plan(const char* backend, const Kernels& kernels, const MoeConfig& config, const ExpertRange& range,
+               const Limits& limits) {
+  const char* gemm = config->activation_format == ActivationFormat::kBf16 ? kernels.float_gemm : kernels.int8_gemm;
+  const std::string lines = std::string(kernels.name) + "_lines";
+  Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = host_layout(config, range, limits)};
+  plan.workspace.add("cpu.scratch", LayerScratch(config, range, limits.max_tokens, kernels, nullptr).total_bytes);
+  plan.steps = {{"route", "counting_sort"}, {"quantize", lines}, {"gemm1_swiglu", gemm},
+                {"requantize", lines},      {"gemm2", gemm},     {"combine", lines}};
   return plan;
 }
 
-// The layer, a line a step.
-Status run(const PackedWeights& weights, const Plan&, const Batch& batch, const Workspace& workspace,
-           const RunContext& context) {
-  const HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
-  const HostCall call{weights, batch, buffers, *context.executor};
-  route(call);
-  quantize(call);
-  for (const HostPart* part : {&buffers.routed, &buffers.shared}) {
-    if (part->experts == 0) continue;
-    gemm1_swiglu(call, *part);
-    requantize(call, *part);
-    gemm2(call, *part);
-  }
-  combine(call);
-  return {};
+LayerScratch scratch_of(const HostCall& call, const Kernels& kernels) {
+  return LayerScratch(call.weights.config, call.weights.range, call.batch.tokens, kernels, call.scratch);
 }
 
-constexpr HostSteps kSteps{route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+// The layer, a line a step.
+void run_layer(const HostCall& call, const Kernels& kernels) {
+  const LayerScratch scratch = scratch_of(call, kernels);
+  route(call);
+  quantize(call, kernels, &scratch.hidden);
+  for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+    if (part->experts == 0) continue;
+    multiply_gate_up(call, *part, kernels, scratch);
+    requantize(call, *part, kernels, &scratch.intermediate(*part));
+    multiply_down(call, *part, kernels, scratch);
+  }
+  combine(call, kernels);
+}
+
+// Which instruction set an entry runs.
+const Kernels& best() { return best_kernels(); }
+template <size_t kIndex>
+const Kernels& forced() {
+  return *kAllKernels[kIndex];
+}
+
+// The functions of one entry.
+template <const Kernels& (*kKernels)()>
+struct Entry {
+  static Status supports(const MoeConfig&, const DeviceFacts& device) {
+    if (device.kind != DeviceKind::kCpu) return unsupported("device: expected a CPU, got " + device.name);
+    if (!kKernels().runs_here())
+      return unsupported(std::string("instruction set ") + kKernels().name + ": expected a CPU with " +
+                         kKernels().requires_text + ", this one lacks it");
+    return {};
+  }
+  static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
+                           const Limits& limits, const DeviceFacts&) {
+    NVFP4_MOE_TRY(check_host_limits(config, range, limits));
+    NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
+    return make_plan(kKernels == best ? "cpu" : kKernels().backend_name, kKernels(), config, range, limits);
+  }
+  static Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+                    const RunContext& context) {
+    const HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
+    const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
+    run_layer({weights, batch, buffers, *context.executor, workspace.at<std::byte>(own_span)}, kKernels());
+    return {};
+  }
+  static size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
+    return cpu::linear_workspace_bytes(weights, max_tokens, kKernels());
+  }
+  static Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
+                           const RunContext& context) {
+    return cpu::linear_run(weights, batch, workspace, context, kKernels());
+  }
+
+  static void quantize(const HostCall& call) { cpu::quantize(call, kKernels(), nullptr); }
+  static void gemm1_swiglu(const HostCall& call, const HostPart& part) {
+    const LayerScratch scratch = scratch_of(call, kKernels());
+    hidden_operands(call, kKernels(), scratch.hidden);
+    multiply_gate_up(call, part, kKernels(), scratch);
+  }
+  static void requantize(const HostCall& call, const HostPart& part) {
+    cpu::requantize(call, part, kKernels(), nullptr);
+  }
+  static void gemm2(const HostCall& call, const HostPart& part) {
+    const LayerScratch scratch = scratch_of(call, kKernels());
+    intermediate_operands(call, part, kKernels(), scratch.intermediate(part));
+    multiply_down(call, part, kKernels(), scratch);
+  }
+  static void combine(const HostCall& call) { cpu::combine(call, kKernels()); }
+
+  static constexpr HostSteps kSteps{route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+};
+
+template <const Kernels& (*kKernels)()>
+constexpr Backend make_backend(const char* name, int priority, std::string (*choice)() = nullptr) {
+  using Functions = Entry<kKernels>;
+  return {.name = name,
+          .priority = priority,
+          .supports = Functions::supports,
+          .packed_bytes = packed_bytes,
+          .allocate = allocate_pages,
+          .pack_expert = pack_expert,
+          .unpack_expert = unpack_expert,
+          .plan = Functions::plan,
+          .run = Functions::run,
+          .linear_bytes = linear_bytes,
+          .linear_pack = linear_pack,
+          .linear_workspace_bytes = Functions::linear_workspace_bytes,
+          .linear_run = Functions::linear_run,
+          .steps = &Functions::kSteps,
+          .choice = choice};
+}
+
+std::string name_best() { return std::string("runs ") + best_kernels().backend_name; }
+
+constexpr int kPriority = 100;
+constexpr size_t kKernelsCount = std::size(kAllKernels);
+
+template <size_t... kIndices>
+auto make_forced(std::index_sequence<kIndices...>) {
+  return std::array<Backend, kKernelsCount>{make_backend<forced<kIndices>>(
+      kAllKernels[kIndices]->backend_name, kPriority - 1 - static_cast<int>(kIndices))...};
+}
 
 }  // namespace
 }  // namespace cpu
 
-const Backend kCpuBackend{
-    .name = "cpu",
-    .priority = 10,
-    .supports = cpu::supports,
-    .packed_bytes = cpu::packed_bytes,
-    .allocate = allocate_pages,
-    .pack_expert = cpu::pack_expert,
-    .unpack_expert = cpu::unpack_expert,
-    .plan = cpu::plan,
-    .run = cpu::run,
-    .linear_bytes = cpu::linear_bytes,
-    .linear_pack = cpu::linear_pack,
-    .linear_workspace_bytes = cpu::linear_workspace_bytes,
-    .linear_run = cpu::linear_run,
-    .steps = &cpu::kSteps,
-};
+constinit const Backend kCpuBackend = cpu::make_backend<cpu::best>("cpu", cpu::kPriority, cpu::name_best);
+
+std::span<const Backend> cpu_instruction_sets() {
+  static const auto backends = cpu::make_forced(std::make_index_sequence<cpu::kKernelsCount>());
+  return backends;
+}
 
 }  // namespace nvfp4_moe

@@ -1,25 +1,90 @@
-// The one inner loop of the CPU backend: a panel of 16 weight rows times a tile of activation lines.
+// How a GEMM's work is cut: strips of 32 weight rows times blocks of lines, over threads and over the caches.
+//
+// A strip of weights is read from memory once and multiplies all lines. Where there are more lines than a block, a few
+// strips stay in L2 while the blocks of lines pass, and a block's lines are read once per group of strips.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <functional>
 
-#include "backend/host_layer.h"
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/scratch.h"
+#include "core/executor.h"
 
 namespace nvfp4_moe::cpu {
 
-inline constexpr int64_t kTileLines = 16;
+inline constexpr int64_t kBlockLines = 64;  // accumulators: 64 x 32 floats, 8 KB of L1
+inline constexpr int64_t kGroupStrips = 4;  // at K = 4096: 4 x 74 KB of weights and 64 x 6 KB of lines, in 1 MB of L2
 
-// Which activation lines a tile multiplies: line(i) = lines[i], i < count <= kTileLines.
-struct LineTile {
+// Lines at work: what `prepare` fills for a block, and the result.
+struct LineBlock {
+  int64_t first = 0;  // of the rows that multiply_strips was given
   int64_t count = 0;
-  int64_t line[kTileLines] = {};
+  const std::byte* lines[kBlockLines];
+  float alpha[kStripPanels][kBlockLines];           // by panel of the strip under SwiGLU; [0] alone elsewhere
+  float weight[kBlockLines];                        // router weights
+  alignas(64) float acc[kBlockLines * kStripRows];  // (count, panels * 16)
 };
 
-// out (count, 16) = fl32(accumulator * alpha), alpha = fl32(line_scale * tensor_scale) under nvfp4, tensor_scale under
-// bf16. Flagged lines come out as NaN. k is the length of a line.
-// Rounding: within a block of 16 the W4A4 sum is exact, and four partial sums of four products are added under W4A16;
-// blocks are added in order in fp32. So |err| <= (K/16 + 5) 2^-24 alpha sum|p|, within the contract's bound.
-void gemm_tile(ActivationFormat format, const HostActivations& activations, const LineTile& tile, int64_t k,
-               const uint8_t* panel, float tensor_scale, float (*out)[16]);
+// alpha of a line: rounded once; NaN, which marks the line's results, where it is flagged.
+float line_alpha(const HostActivations& activations, int64_t line, float tensor_scale);
+
+constexpr int64_t strips_of(int64_t panels) { return (panels + kStripPanels - 1) / kStripPanels; }
+
+void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, LineBlock& block);
+// acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel` on.
+void round_block(const Kernels& kernels, const LineBlock& block, int64_t panels, void* out, DType dtype,
+                 int64_t channels, int64_t row, int64_t channel);
+
+// Strips [first_strip, end_strip) of a matrix of `panels` panels times `rows` lines. prepare(block) fills lines, alpha
+// and weight for block.first and count; finish(block, strip_index, panels_of_strip) takes acc.
+template <class Prepare, class Finish>
+void multiply_strips(const Kernels& kernels, const Operands& operands, const uint8_t* matrix, int64_t panels,
+                     int64_t first_strip, int64_t end_strip, int64_t rows, const Prepare& prepare,
+                     const Finish& finish) {
+  const int64_t chunks = chunks_of(operands.k), strip_bytes = kStripPanels * chunks * kChunkBytes;
+  const int64_t group = rows > kBlockLines ? kGroupStrips : end_strip - first_strip;
+  LineBlock block;
+  for (int64_t begin = first_strip; begin < end_strip; begin += group) {
+    const int64_t end = std::min(begin + group, end_strip);
+    for (block.first = 0; block.first < rows; block.first += kBlockLines) {
+      block.count = std::min(kBlockLines, rows - block.first);
+      prepare(block);
+      for (int64_t s = begin; s < end; ++s) {
+        Strip strip{.bytes = matrix + s * strip_bytes,
+                    .panels = std::min(kStripPanels, panels - s * kStripPanels),
+                    .chunks = chunks,
+                    .next = nullptr};
+        // Within the matrix, also where its last strip is a single panel.
+        strip.next = s + 1 < end_strip && (s + 2) * kStripPanels <= panels ? strip.bytes + strip_bytes : strip.bytes;
+        multiply(kernels, operands, strip, block);
+        finish(block, s, strip.panels);
+      }
+    }
+  }
+}
+
+// Calls body(begin, end) over ranges that cover [0, count), large ones first and single ones last: ranges are long
+// where memory is read in one run, and no thread waits long for another at the end.
+template <class Body>
+void for_ranges(Executor& executor, int64_t count, const Body& body) {
+  if (count <= 0) return;
+  const int64_t threads = executor.threads();
+  if (threads == 1) return body(int64_t{0}, count);
+  std::atomic<int64_t> next{0};
+  const auto take = [&](int64_t, int64_t) {
+    int64_t begin = next.load(std::memory_order_relaxed);
+    while (begin < count) {
+      const int64_t end = begin + std::max<int64_t>(1, (count - begin) / (4 * threads));
+      if (next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) {
+        body(begin, end);
+        begin = next.load(std::memory_order_relaxed);
+      }
+    }
+  };
+  executor.parallel_for(std::min(threads, count), 1, std::ref(take));  // by reference: nothing is allocated
+}
 
 }  // namespace nvfp4_moe::cpu

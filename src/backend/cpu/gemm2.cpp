@@ -1,31 +1,32 @@
 // intermediate x down -> one row per choice, rounded once to the row format.
-#include <algorithm>
-
-#include "backend/cpu/activations.h"
-#include "backend/cpu/gemm.h"
-#include "backend/cpu/panel.h"
 #include "backend/cpu/steps.h"
 
 namespace nvfp4_moe::cpu {
 
-void gemm2(const HostCall& call, const HostPart& part) {
+void multiply_down(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch) {
   const MoeOptions& options = call.weights.config.options();
-  const ExpertPanels panels{options.hidden_size, part.intermediate_size};
+  const ExpertPanels layout{options.hidden_size, part.intermediate_size};
   const DType row_dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
-  for_each_panel(call, part, panels_of(options.hidden_size), [&](int64_t expert, int64_t panel) {
-    const uint8_t* bytes = expert_bytes(call.weights, part, expert) + panels.down(panel);
-    const float tensor_scale = expert_scales(call.weights, part, expert).down;
-    float out[kTileLines][kPanelRows];
-    for (int64_t row = part.row_offsets[expert]; row < part.row_offsets[expert + 1]; row += kTileLines) {
-      LineTile tile{.count = std::min(kTileLines, part.row_offsets[expert + 1] - row)};
-      for (int64_t i = 0; i < tile.count; ++i) tile.line[i] = row + i;
-      gemm_tile(options.activation_format, part.intermediate, tile, part.intermediate_size, bytes, tensor_scale, out);
-      const int64_t channels = std::min(kPanelRows, options.hidden_size - panel * kPanelRows);
-      for (int64_t i = 0; i < tile.count; ++i)
-        for (int64_t c = 0; c < channels; ++c)
-          store(part.rows_out, row_dtype, (row + i) * options.hidden_size + panel * kPanelRows + c, out[i][c]);
-    }
-  });
+  const int64_t hidden = options.hidden_size, panels = panels_of(hidden);
+  const Operands& operands = scratch.intermediate(part);
+  for_each_strip(call, part, strips_of(panels), scratch.active_experts,
+                 [&](int64_t expert, int64_t begin, int64_t end) {
+                   const float tensor_scale = expert_scales(call.weights, part, expert).down;
+                   const int64_t first_row = part.row_offsets[expert];
+                   const auto prepare = [&](LineBlock& block) {
+                     for (int64_t i = 0; i < block.count; ++i) {
+                       const int64_t row = first_row + block.first + i;
+                       block.lines[i] = operands.line(row);
+                       block.alpha[0][i] = line_alpha(part.intermediate, row, tensor_scale);
+                     }
+                   };
+                   const auto finish = [&](const LineBlock& block, int64_t strip, int64_t strip_panels) {
+                     round_block(kernels, block, strip_panels, part.rows_out, row_dtype, hidden,
+                                 first_row + block.first, strip * kStripRows);
+                   };
+                   multiply_strips(kernels, operands, expert_bytes(call.weights, part, expert) + layout.down(0), panels,
+                                   begin, end, part.row_offsets[expert + 1] - first_row, prepare, finish);
+                 });
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -6,37 +6,32 @@
 #include "backend/cpu/activations.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
+#include "backend/cpu/scratch.h"
 #include "backend/host_layer.h"
 
 namespace nvfp4_moe::cpu {
 namespace {
 
-// The converted input: one walk that measures and places, without a WorkspaceLayout, whose names would be allocated by
-// every run. T tokens, K = cols.
-struct LinearSpans {
+// The converted input and its operands: one walk that measures and places, without a WorkspaceLayout, whose names would
+// be allocated by every run. T tokens, K = cols.
+struct LinearScratch {
   HostActivations input;
+  Operands operands;
   size_t total_bytes = 0;
 
-  LinearSpans(const LinearWeights& weights, int64_t tokens, std::byte* base) : base_(base) {
-    input.nonfinite = take<uint8_t>(tokens);  // (T)
+  LinearScratch(const LinearWeights& weights, int64_t tokens, const Kernels& kernels, std::byte* base) {
+    Spans spans(base);
+    input.nonfinite = spans.take<uint8_t>(tokens);  // (T)
     if (weights.activation_format == ActivationFormat::kNvfp4) {
-      input.codes = take<uint8_t>(tokens * weights.cols / 2);          // (T, K/2)
-      input.block_scales = take<uint8_t>(tokens * weights.cols / 16);  // (T, K/16)
-      input.line_scale = take<float>(tokens);                          // (T)
+      input.codes = spans.take<uint8_t>(tokens * weights.cols / 2);          // (T, K/2)
+      input.block_scales = spans.take<uint8_t>(tokens * weights.cols / 16);  // (T, K/16)
+      input.line_scale = spans.take<float>(tokens);                          // (T)
     } else {
-      input.bf16 = take<uint16_t>(tokens * weights.cols);  // (T, K)
+      input.bf16 = spans.take<uint16_t>(tokens * weights.cols);  // (T, K)
     }
+    operands = Operands::make(weights.activation_format, weights.cols, tokens, kernels, spans);
+    total_bytes = spans.total_bytes();
   }
-
- private:
-  template <class T>
-  T* take(int64_t count) {
-    T* span = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes);
-    constexpr size_t kAlign = WorkspaceLayout::kAlignment;
-    total_bytes += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
-    return span;
-  }
-  std::byte* base_;
 };
 
 }  // namespace
@@ -49,39 +44,39 @@ Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
   return {};
 }
 
-size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
-  return LinearSpans(weights, max_tokens, nullptr).total_bytes;
+size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens, const Kernels& kernels) {
+  return LinearScratch(weights, max_tokens, kernels, nullptr).total_bytes;
 }
 
 Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
-                  const RunContext& context) {
-  const HostActivations input = LinearSpans(weights, batch.tokens, workspace).input;
-
+                  const RunContext& context, const Kernels& kernels) {
+  const LinearScratch scratch(weights, batch.tokens, kernels, workspace);
   const bool compat = weights.activation_scale == ActivationScale::kCompat;
   const float scale = weights.activation_scale == ActivationScale::kDynamicToken ? 0.0f : weights.input_scale;
   const auto convert = [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      convert_line(batch.x, batch.x_dtype, t, weights.cols, weights.activation_format, scale, compat, input, t);
+    for (int64_t t = begin; t < end; ++t) {
+      convert_line(kernels, batch.x, batch.x_dtype, t, weights.cols, weights.activation_format, scale, compat,
+                   scratch.input, t);
+      write_operands(kernels, scratch.input, t, scratch.operands);
+    }
   };
   context.executor->parallel_for(batch.tokens, 8, std::ref(convert));  // by reference: nothing is allocated
 
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(weights.bytes.data());
-  const auto multiply = [&](int64_t begin, int64_t end) {
-    float out[kTileLines][kPanelRows];
-    for (int64_t p = begin; p < end; ++p) {
-      const int64_t channels = std::min(kPanelRows, weights.rows - p * kPanelRows);
-      for (int64_t t = 0; t < batch.tokens; t += kTileLines) {
-        LineTile tile{.count = std::min(kTileLines, batch.tokens - t)};
-        for (int64_t i = 0; i < tile.count; ++i) tile.line[i] = t + i;
-        gemm_tile(weights.activation_format, input, tile, weights.cols, bytes + p * panel_bytes(weights.cols),
-                  weights.tensor_scale, out);
-        for (int64_t i = 0; i < tile.count; ++i)
-          for (int64_t c = 0; c < channels; ++c)
-            store(batch.out, batch.out_dtype, (t + i) * weights.rows + p * kPanelRows + c, out[i][c]);
+  const int64_t panels = panels_of(weights.rows);
+  for_ranges(*context.executor, strips_of(panels), [&](int64_t begin, int64_t end) {
+    const auto prepare = [&](LineBlock& block) {
+      for (int64_t i = 0; i < block.count; ++i) {
+        block.lines[i] = scratch.operands.line(block.first + i);
+        block.alpha[0][i] = line_alpha(scratch.input, block.first + i, weights.tensor_scale);
       }
-    }
-  };
-  context.executor->parallel_for(panels_of(weights.rows), 1, std::ref(multiply));  // by reference: nothing is allocated
+    };
+    const auto finish = [&](const LineBlock& block, int64_t strip, int64_t strip_panels) {
+      round_block(kernels, block, strip_panels, batch.out, batch.out_dtype, weights.rows, block.first,
+                  strip * kStripRows);
+    };
+    multiply_strips(kernels, scratch.operands, bytes, panels, begin, end, batch.tokens, prepare, finish);
+  });
   return {};
 }
 

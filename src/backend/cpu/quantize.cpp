@@ -1,4 +1,5 @@
-// hidden -> the activations of gemm1, one line per token that has a row (every token where there is a shared expert).
+// hidden and the intermediate -> activations, one line per token that has a row (every token where there is a shared
+// expert) or per row; and those lines' operands.
 #include <atomic>
 #include <functional>
 
@@ -20,45 +21,62 @@ bool has_row(const HostCall& call, int64_t token) {
   return false;
 }
 
+// body(line) for every line, a few at a time.
+template <class Body>
+void for_each_line(Executor& executor, int64_t lines, const Body& body) {
+  const auto range = [&](int64_t begin, int64_t end) {
+    for (int64_t line = begin; line < end; ++line) body(line);
+  };
+  const int64_t grain = lines < 8 * executor.threads() ? 1 : 8;
+  executor.parallel_for(lines, grain, std::ref(range));  // by reference: nothing is allocated
+}
+
 }  // namespace
 
-void quantize(const HostCall& call) {
+void quantize(const HostCall& call, const Kernels& kernels, const Operands* operands) {
   const MoeConfig& config = call.weights.config;
   const float scale = resolve_activation_scales(config, call.weights.scales)->hidden;
   RunStatus& status = *call.buffers.status;
-  const auto body = [&](int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token) {
-      call.buffers.hidden.nonfinite[token] = 0;
-      if (!has_row(call, token)) continue;
-      const LineCounts counts = convert_line(
-          call.batch.hidden, call.batch.hidden_dtype, token, config->hidden_size, config->activation_format, scale,
-          config->activation_scale == ActivationScale::kCompat, call.buffers.hidden, token);
-      add(status.hidden_blocks, counts.blocks);
-      add(status.hidden_saturated, counts.saturated);
-      add(status.hidden_zeroed, counts.zeroed);
-      add(status.nonfinite_tokens, counts.nonfinite ? 1 : 0);
-    }
-  };
-  call.executor.parallel_for(call.batch.tokens, 8, std::ref(body));  // by reference: nothing is allocated
+  for_each_line(call.executor, call.batch.tokens, [&](int64_t token) {
+    call.buffers.hidden.nonfinite[token] = 0;
+    if (!has_row(call, token)) return;
+    const ConvertedLine line = convert_line(
+        kernels, call.batch.hidden, call.batch.hidden_dtype, token, config->hidden_size, config->activation_format,
+        scale, config->activation_scale == ActivationScale::kCompat, call.buffers.hidden, token);
+    add(status.hidden_blocks, line.counts.blocks);
+    add(status.hidden_saturated, line.counts.saturated);
+    add(status.hidden_zeroed, line.counts.zeroed);
+    add(status.nonfinite_tokens, line.nonfinite ? 1 : 0);
+    if (operands != nullptr) write_operands(kernels, call.buffers.hidden, token, *operands);
+  });
 }
 
-void requantize(const HostCall& call, const HostPart& part) {
+void requantize(const HostCall& call, const HostPart& part, const Kernels& kernels, const Operands* operands) {
   const MoeConfig& config = call.weights.config;
   const float scale = resolve_activation_scales(config, call.weights.scales)->intermediate;
-  const int64_t rows = part.row_offsets[part.experts];
   RunStatus& status = *call.buffers.status;
-  const auto body = [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const LineCounts counts =
-          convert_line(part.intermediate.bf16, DType::kBf16, row, part.intermediate_size, config->activation_format,
-                       scale, config->intermediate_scale == IntermediateScale::kCompat, part.intermediate, row);
-      add(status.intermediate_blocks, counts.blocks);
-      add(status.intermediate_saturated, counts.saturated);
-      add(status.intermediate_zeroed, counts.zeroed);
-      add(status.nonfinite_rows, counts.nonfinite ? 1 : 0);
-    }
-  };
-  call.executor.parallel_for(rows, 8, std::ref(body));  // by reference: nothing is allocated
+  for_each_line(call.executor, part.row_offsets[part.experts], [&](int64_t row) {
+    const ConvertedLine line = convert_line(
+        kernels, part.intermediate.bf16, DType::kBf16, row, part.intermediate_size, config->activation_format, scale,
+        config->intermediate_scale == IntermediateScale::kCompat, part.intermediate, row);
+    add(status.intermediate_blocks, line.counts.blocks);
+    add(status.intermediate_saturated, line.counts.saturated);
+    add(status.intermediate_zeroed, line.counts.zeroed);
+    add(status.nonfinite_rows, line.nonfinite ? 1 : 0);
+    if (operands != nullptr) write_operands(kernels, part.intermediate, row, *operands);
+  });
+}
+
+void hidden_operands(const HostCall& call, const Kernels& kernels, const Operands& operands) {
+  for_each_line(call.executor, call.batch.tokens, [&](int64_t token) {
+    if (has_row(call, token)) write_operands(kernels, call.buffers.hidden, token, operands);
+  });
+}
+
+void intermediate_operands(const HostCall& call, const HostPart& part, const Kernels& kernels,
+                           const Operands& operands) {
+  for_each_line(call.executor, part.row_offsets[part.experts],
+                [&](int64_t row) { write_operands(kernels, part.intermediate, row, operands); });
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -1,27 +1,42 @@
 // The steps of the layer (backend/host_layer.h tells what each reads and writes), each in a file of its own.
+//
+// A GEMM reads operands (kernels.h) that are made from its input once per call: by the step itself, or by the
+// quantization before it where the whole layer runs and the line is still in cache (Operands* not null).
 #pragma once
 
-#include <functional>
-
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/scratch.h"
 #include "backend/host_layer.h"
 
 namespace nvfp4_moe::cpu {
 
 void route(const HostCall& call);
-void quantize(const HostCall& call);
-void gemm1_swiglu(const HostCall& call, const HostPart& part);
-void requantize(const HostCall& call, const HostPart& part);
-void gemm2(const HostCall& call, const HostPart& part);
-void combine(const HostCall& call);
+void quantize(const HostCall& call, const Kernels& kernels, const Operands* operands);
+void multiply_gate_up(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch);
+void requantize(const HostCall& call, const HostPart& part, const Kernels& kernels, const Operands* operands);
+void multiply_down(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch);
+void combine(const HostCall& call, const Kernels& kernels);
 
-// Calls body(expert, panel) for every panel of every expert that has rows, in parallel.
+// hidden's and the intermediate's operands from their arrays.
+void hidden_operands(const HostCall& call, const Kernels& kernels, const Operands& operands);
+void intermediate_operands(const HostCall& call, const HostPart& part, const Kernels& kernels,
+                           const Operands& operands);
+
+// Calls body(expert, begin, end) over runs of strips of every expert that has rows, in parallel.
 template <class Body>
-void for_each_panel(const HostCall& call, const HostPart& part, int64_t panels, const Body& body) {
-  const auto range = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      if (part.row_offsets[i / panels] < part.row_offsets[i / panels + 1]) body(i / panels, i % panels);
-  };
-  call.executor.parallel_for(part.experts * panels, 1, std::ref(range));  // by reference: nothing is allocated
+void for_each_strip(const HostCall& call, const HostPart& part, int64_t strips, int32_t* active_experts,
+                    const Body& body) {
+  int64_t active = 0;
+  for (int64_t e = 0; e < part.experts; ++e)
+    if (part.row_offsets[e] < part.row_offsets[e + 1]) active_experts[active++] = static_cast<int32_t>(e);
+  for_ranges(call.executor, active * strips, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end;) {
+      const int64_t run = std::min(end, (i / strips + 1) * strips);
+      body(int64_t{active_experts[i / strips]}, i % strips, i % strips + (run - i));
+      i = run;
+    }
+  });
 }
 
 // The packed bytes and tensor scales of a part's expert.

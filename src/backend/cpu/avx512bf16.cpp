@@ -1,0 +1,259 @@
+// The instruction set "avx512bf16": vdpbf16ps for W4A16; 8-bit activations as avx512vnni.
+//
+// A lane is a row of the panel and takes two bf16 products at a time. Weights are decoded with their block scale folded
+// in, which bf16 holds exactly: four instructions for 32 of them, all on 16-bit integers. In a 32-bit lane the codes of
+// k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so the lines' elements are stored in it.
+// Order of additions: within a slice of float_slice(K) elements the 8-halves of the blocks go to two chains; then the
+// chains are added, then the slices. The same for any number of lines, so a token's bits do not depend on the batch.
+// The instruction takes subnormal inputs, products and sums as 0: an activation below 2^-116 counts as 0.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "backend/cpu/avx512.h"
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/prefetch.h"
+#include "backend/cpu/target.h"
+#include "core/float_formats.h"
+
+NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512bf16")
+namespace nvfp4_moe::cpu {
+namespace {
+
+// Each needs the one before it.
+// clang-format off
+#include "backend/cpu/vector_avx512.h"
+#include "backend/cpu/operands_x86.h"
+#include "backend/cpu/lines.h"
+// clang-format on
+
+constexpr int64_t kBlockPairs = kBlockElems / 2;  // 32-bit pairs of a block in a line, and vectors of it in a panel
+constexpr int kTileLines = 4;                     // x 2 panels x 2 chains = 16 accumulators of 32 registers
+
+void bf16_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
+  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  uint16_t* values = reinterpret_cast<uint16_t*>(out);
+  for (int64_t i = 0; i < k; i += 8) {
+    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16 + i));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), _mm_shuffle_epi8(eight, order));
+  }
+  std::fill(values + k, values + chunks_of(k) * kChunkK, uint16_t{0});
+}
+
+// ---- decoding: bits(e2m1 * s) = base - (table[code] & mask), saturating at 0
+//
+// base = bits(-4 * 1.5 s), the largest magnitude with its sign, so the largest of all as an unsigned number. The table
+// takes the sign away (2^15), and one exponent (2^7) for every power of two below 4; where the code's significand is 1
+// and not 1.5 its low seven bits are ones, and mask lets bits(1.5 s) - bits(s) of them through, which fits in seven
+// bits for every 4-bit significand. Code 0 takes away more than there is; base is 0 where s is.
+alignas(64) constexpr uint16_t kTakeAway[32] = {0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,
+                                                0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000,
+                                                0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,
+                                                0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000};
+
+struct BlockScale {
+  __m512i base, mask;
+};
+inline BlockScale block_scale(const uint8_t* bytes) {
+  // An E4M3 byte shifted by 7 is an fp16 number 2^-8 times as large, subnormals included.
+  const __m256i halves = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  const __m512 scaled = _mm512_cvtph_ps(_mm256_slli_epi16(halves, 7));
+  const __m512i one = _mm512_castps_si512(_mm512_mul_ps(scaled, _mm512_set1_ps(256.0f)));
+  const __m512i one_and_half = _mm512_castps_si512(_mm512_mul_ps(scaled, _mm512_set1_ps(384.0f)));
+  const __m512i step = _mm512_sub_epi32(one_and_half, one);
+  const __m512i base = _mm512_maskz_add_epi32(_mm512_test_epi32_mask(one, one), one_and_half,
+                                              _mm512_set1_epi32(static_cast<int32_t>(0x81000000)));
+  return {_mm512_or_si512(base, _mm512_srli_epi32(base, 16)),
+          _mm512_or_si512(_mm512_or_si512(step, _mm512_srli_epi32(step, 16)),
+                          _mm512_set1_epi32(static_cast<int32_t>(0xFF80FF80)))};
+}
+inline __m512bh weights(__m512i codes, const BlockScale& scale, __m512i table) {
+  const __m512i take = _mm512_and_si512(_mm512_permutexvar_epi16(codes, table), scale.mask);
+  return (__m512bh)_mm512_subs_epu16(scale.base, take);
+}
+inline __m512bh pair_of(const uint32_t* line, int64_t pair) {
+  return (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(line[pair]));
+}
+
+// ---- a slice of kPanels panels times kCount lines
+
+template <int kPanels, int kCount>
+struct Tile {
+  __m512 chain[2][kPanels][kCount];
+
+  Tile() {
+    for (auto& half : chain)
+      for (auto& panel : half)
+        for (__m512& sum : panel) sum = _mm512_setzero_ps();
+  }
+  void add(int half, const __m512bh (&w)[kPanels], const uint32_t* const (&lines)[kCount], int64_t pair) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      const __m512bh x = pair_of(lines[i], pair);
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) chain[half][p][i] = _mm512_dpbf16_ps(chain[half][p][i], w[p], x);
+    }
+  }
+  void add_to(float* acc) const {  // (kCount, kPanels * 16)
+    for (int i = 0; i < kCount; ++i)
+      for (int p = 0; p < kPanels; ++p) {
+        float* out = acc + (i * kPanels + p) * kPanelRows;
+        _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), _mm512_add_ps(chain[0][p][i], chain[1][p][i])));
+      }
+  }
+};
+
+// Decodes block b of every panel and hands its eight vectors on, in the order of a line's pairs.
+template <int kPanels, class Take>
+inline void decode_block(const Strip& strip, int64_t b, __m512i table, const Take& take) {
+  __m512i codes[kPanels];
+  BlockScale scale[kPanels];
+  const int64_t chunk = b / kBlocksPerChunk, in_chunk = b % kBlocksPerChunk;
+  const uint8_t* bytes[kPanels];
+  for (int p = 0; p < kPanels; ++p) {
+    if (in_chunk == 0) prefetch_ahead(strip, p, chunk);
+    bytes[p] = strip.bytes + (p * strip.chunks + chunk) * kChunkBytes;
+    scale[p] = block_scale(bytes[p] + kChunkScalesOffset + in_chunk * kPanelRows);
+  }
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    for (int p = 0; p < kPanels; ++p) codes[p] = _mm512_loadu_si512(bytes[p] + in_chunk * kBlockCodesBytes + half * 64);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      __m512bh w[kPanels];
+      for (int p = 0; p < kPanels; ++p) {
+        w[p] = weights(codes[p], scale[p], table);
+        codes[p] = _mm512_srli_epi16(codes[p], 4);
+      }
+      take(half, half * 4 + j, w);
+    }
+  }
+}
+
+// Few lines: each vector of weights is used as soon as it is decoded.
+template <int kPanels, int kCount>
+struct UseAtOnce {
+  Tile<kPanels, kCount>& tile;
+  const uint32_t* const (&lines)[kCount];
+  int64_t first_pair;
+  void operator()(int half, int vector, const __m512bh (&w)[kPanels]) const {
+    tile.add(half, w, lines, first_pair + vector);
+  }
+};
+template <int kPanels, int kCount>
+void multiply_few(const Strip& strip, const std::byte* const* lines, int64_t k, float* acc) {
+  const __m512i table = _mm512_load_si512(kTakeAway);
+  const uint32_t* x[kCount];
+  for (int i = 0; i < kCount; ++i) x[i] = reinterpret_cast<const uint32_t*>(lines[i]);
+  const int64_t blocks = k / kBlockElems, step = float_slice(k) / kBlockElems;
+  for (int64_t first = 0; first < blocks; first += step) {
+    Tile<kPanels, kCount> tile;
+    for (int64_t b = first; b < std::min(first + step, blocks); ++b)
+      decode_block<kPanels>(strip, b, table, UseAtOnce<kPanels, kCount>{tile, x, b * kBlockPairs});
+    tile.add_to(acc);
+  }
+}
+
+// Many lines: a slice of weights is decoded once into L1, and the lines pass in tiles.
+struct alignas(64) Slice {
+  __m512bh weights[kMostSlice / 2 * kStripPanels];  // (pairs, panels)
+};
+template <int kPanels>
+struct Keep {
+  __m512bh* out;
+  void operator()(int, int vector, const __m512bh (&w)[kPanels]) const {
+    for (int p = 0; p < kPanels; ++p) out[vector * kPanels + p] = w[p];
+  }
+};
+template <int kPanels, int kCount>
+void multiply_slice(const Slice& slice, const std::byte* const* lines, int64_t first_pair, int64_t pairs, float* acc) {
+  const uint32_t* x[kCount];
+  for (int i = 0; i < kCount; ++i) x[i] = reinterpret_cast<const uint32_t*>(lines[i]) + first_pair;
+  Tile<kPanels, kCount> tile;
+  for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      __m512bh w[kPanels];
+      for (int p = 0; p < kPanels; ++p) w[p] = slice.weights[(pair + j) * kPanels + p];
+      tile.add(j / 4, w, x, pair + j);
+    }
+  }
+  tile.add_to(acc);
+}
+template <int kPanels>
+void multiply_many(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
+  const __m512i table = _mm512_load_si512(kTakeAway);
+  const int64_t blocks = k / kBlockElems, step = float_slice(k) / kBlockElems;
+  constexpr int64_t kAccStride = kPanels * kPanelRows;
+  Slice slice;
+  for (int64_t first = 0; first < blocks; first += step) {
+    const int64_t count_blocks = std::min(step, blocks - first);
+    for (int64_t b = 0; b < count_blocks; ++b)
+      decode_block<kPanels>(strip, first + b, table, Keep<kPanels>{slice.weights + b * kBlockPairs * kPanels});
+    const int64_t first_pair = first * kBlockPairs, pairs = count_blocks * kBlockPairs;
+    int64_t i = 0;
+    for (; i + kTileLines <= count; i += kTileLines)
+      multiply_slice<kPanels, kTileLines>(slice, lines + i, first_pair, pairs, acc + i * kAccStride);
+    switch (count - i) {
+      case 1: multiply_slice<kPanels, 1>(slice, lines + i, first_pair, pairs, acc + i * kAccStride); break;
+      case 2: multiply_slice<kPanels, 2>(slice, lines + i, first_pair, pairs, acc + i * kAccStride); break;
+      case 3: multiply_slice<kPanels, 3>(slice, lines + i, first_pair, pairs, acc + i * kAccStride); break;
+      default: break;
+    }
+  }
+}
+
+template <int kPanels>
+void multiply(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
+  std::fill(acc, acc + count * kPanels * kPanelRows, 0.0f);
+  switch (count) {
+    case 1: return multiply_few<kPanels, 1>(strip, lines, k, acc);
+    case 2: return multiply_few<kPanels, 2>(strip, lines, k, acc);
+    case 3: return multiply_few<kPanels, 3>(strip, lines, k, acc);
+    case 4: return multiply_few<kPanels, 4>(strip, lines, k, acc);
+    default: return multiply_many<kPanels>(strip, lines, count, k, acc);
+  }
+}
+
+void multiply_bf16(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
+  if (strip.panels == 1) return multiply<1>(strip, lines, count, k, acc);
+  multiply<2>(strip, lines, count, k, acc);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::cpu
+NVFP4_MOE_TARGET_END
+
+namespace nvfp4_moe::cpu {
+namespace {
+
+bool runs_here() { return kAvx512VnniKernels.runs_here() && __builtin_cpu_supports("avx512bf16"); }
+
+}  // namespace
+
+const Kernels kAvx512Bf16Kernels{
+    .name = "avx512bf16",
+    .backend_name = "cpu:avx512bf16",
+    .requires_text = "AVX512F, BW, VL, VNNI and BF16",
+    .runs_here = runs_here,
+    .int8_gemm = "avx512vnni_int8",
+    .float_gemm = "avx512bf16_bf16",
+    .nvfp4_operands = nvfp4_operands,
+    .float_operands = bf16_operands,
+    .float_chunk_bytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t)),
+    .multiply_int8 = avx512::multiply_int8,
+    .multiply_float = multiply_bf16,
+    .swiglu = swiglu_lines,
+    .round = round_lines,
+    .amax = line_amax,
+    .quantize = quantize_line,
+    .to_bf16 = line_to_bf16,
+    .combine = combine_tokens,
+};
+
+}  // namespace nvfp4_moe::cpu
+#endif

@@ -1,0 +1,86 @@
+// W4A16 with fp32 multiply-adds: a slice of a panel decoded to floats, the block scales folded in, times tiles of
+// lines.
+//
+// Included like lines.h, behind it. e2m1 * e4m3 * bf16 has 14 significant bits: the products are exact, and only the
+// additions round. Within a slice of float_slice(K) elements the 8-halves of the blocks are added in two chains, then
+// the chains, then the slices; so |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24 sum|p|, inside the
+// contract's bound for every K, and independent of the lines beside it.
+
+// fp32 elements in order: a line's operands.
+void fp32_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
+  float* values = reinterpret_cast<float*>(out);
+  for (int64_t i = 0; i < k; i += kLanes) store(values + i, load_bf16(bf16 + i));
+  std::fill(values + k, values + chunks_of(k) * kChunkK, 0.0f);
+}
+
+// 16 rows x slice floats, in L1 beside the lines' operands.
+struct alignas(64) FloatSlice {
+  float weights[kMostSlice][kPanelRows];
+};
+
+// Blocks [first, end) of a panel.
+void decode_slice(const uint8_t* panel, int64_t first, int64_t end, FloatSlice& slice) {
+  float* out = slice.weights[0];
+  for (int64_t b = first; b < end; ++b, out += kBlockElems * kPanelRows) {
+    const uint8_t* chunk = panel + b / kBlocksPerChunk * kChunkBytes;
+    const F scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows));
+    for (int half = 0; half < 2; ++half) {
+      const I codes = load_lanes(chunk + b % kBlocksPerChunk * kBlockCodesBytes + half * 64);
+      float* eight = out + half * 8 * kPanelRows;  // nibble n of a lane is k = n / 2 + 4 (n % 2)
+      store(eight + 0 * kPanelRows, e2m1(codes) * scale);
+      store(eight + 4 * kPanelRows, e2m1(shift_right<4>(codes)) * scale);
+      store(eight + 1 * kPanelRows, e2m1(shift_right<8>(codes)) * scale);
+      store(eight + 5 * kPanelRows, e2m1(shift_right<12>(codes)) * scale);
+      store(eight + 2 * kPanelRows, e2m1(shift_right<16>(codes)) * scale);
+      store(eight + 6 * kPanelRows, e2m1(shift_right<20>(codes)) * scale);
+      store(eight + 3 * kPanelRows, e2m1(shift_right<24>(codes)) * scale);
+      store(eight + 7 * kPanelRows, e2m1(shift_right<28>(codes)) * scale);
+    }
+  }
+}
+
+// acc[i][0..15] += slice x lines[i][begin, begin + elems) for kCount lines.
+template <int kCount>
+void float_tile(const FloatSlice& slice, const std::byte* const* lines, int64_t begin, int64_t elems, float* acc,
+                int64_t acc_stride) {
+  const float* x[kCount];
+  F chain[2][kCount];
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = reinterpret_cast<const float*>(lines[i]) + begin;
+    chain[0][i] = splat(0.0f);
+    chain[1][i] = splat(0.0f);
+  }
+  for (int64_t k = 0; k < elems; k += 16) {
+#pragma GCC unroll 8
+    for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; ++j) {
+        const F w = load(slice.weights[k + half * 8 + j]);
+#pragma GCC unroll 8
+        for (int i = 0; i < kCount; ++i)
+          chain[half][i] = multiply_add(w, splat(x[i][k + half * 8 + j]), chain[half][i]);
+      }
+    }
+  }
+  for (int i = 0; i < kCount; ++i)
+    store(acc + i * acc_stride, load(acc + i * acc_stride) + (chain[0][i] + chain[1][i]));
+}
+
+void multiply_fp32(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
+  const int64_t acc_stride = strip.panels * kPanelRows, blocks = k / kBlockElems;
+  const int64_t step = float_slice(k) / kBlockElems;
+  std::fill(acc, acc + count * acc_stride, 0.0f);
+  FloatSlice slice;
+  for (int64_t p = 0; p < strip.panels; ++p) {
+    for (int64_t first = 0; first < blocks; first += step) {
+      const int64_t end = std::min(first + step, blocks), begin = first * kBlockElems,
+                    elems = (end - first) * kBlockElems;
+      decode_slice(strip.bytes + p * strip.chunks * kChunkBytes, first, end, slice);
+      int64_t i = 0;
+      for (; i + kFloatTileLines <= count; i += kFloatTileLines)
+        float_tile<kFloatTileLines>(slice, lines + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
+      for (; i < count; ++i)
+        float_tile<1>(slice, lines + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
+    }
+  }
+}

@@ -1,0 +1,135 @@
+// What an instruction set brings to the CPU backend: one const table each, all behind the same few functions.
+//
+// The table is chosen once, by CPUID (kernels.cpp lists them, best first); a backend named "cpu:NAME" forces one. Every
+// table reads the same packed panels (panel.h) and the same activation operands (below), and gives the same bits for
+// activation formats of 8 bits (docs/cpu.md, "Order of accumulation"). A table's own code lies in one file, NAME.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/panel.h"
+#include "backend/host_layer.h"
+#include "core/config.h"
+#include "core/dtype.h"
+#include "core/float_formats.h"
+
+namespace nvfp4_moe::cpu {
+
+// A block of 16 of an activation line as the integer kernels read it. Weights are u8 there, 2w + 12 in 0..24, so that
+// an unsigned by signed dot product can take them; bias makes up for the 12.
+struct Int8Block {
+  int8_t values[16];  // nvfp4: 2a; int8: a
+  int32_t bias;       // -12 * sum(values)
+  float scale;  // the block's scale times 2^8 (kernels decode weight scales as 2^-8 s), over the factor 2 of each 2x
+};
+static_assert(sizeof(Int8Block) == 24);
+inline constexpr float kNvfp4OperandFactor = 64.0f;  // 2^8 / (2 * 2)
+
+// Lines of operands are as long as panels: chunks of 64 along K, zeros behind the line's end.
+constexpr int64_t int8_line_blocks(int64_t k) { return chunks_of(k) * kBlocksPerChunk; }
+
+// Products of W4A16 that are added in one go, a multiple of 16: long enough to pay for the decoding, short enough for
+// the contract's bound (float_tile.h) and for the first level of cache.
+inline constexpr int64_t kMostSlice = 512;
+constexpr int64_t float_slice(int64_t k) {
+  const int64_t half = k / 2 / kBlockElems * kBlockElems;
+  return half < kBlockElems ? kBlockElems : half > kMostSlice ? kMostSlice : half;
+}
+
+// One or two adjacent panels: what a kernel multiplies at a time. gemm1's is a gate panel and its up panel.
+inline constexpr int64_t kStripPanels = 2;
+inline constexpr int64_t kStripRows = kStripPanels * kPanelRows;
+struct Strip {
+  const uint8_t* bytes = nullptr;  // (panels, chunks, 576)
+  int64_t panels = 0;
+  int64_t chunks = 0;
+  const uint8_t* next = nullptr;  // what this thread reads after this strip, to be prefetched; bytes where nothing
+};
+
+// Epilogue of gemm1: acc (count, 32) = 16 gate and 16 up channels -> out row i at out + i * stride, 16 channels of
+// bf16.
+struct SwigluLines {
+  const float* acc = nullptr;         // (count, 32)
+  int64_t count = 0;                  //
+  const float* gate_alpha = nullptr;  // (count); NaN for a flagged line
+  const float* up_alpha = nullptr;    // (count)
+  const float* weight = nullptr;      // (count) router weights, or null
+  uint16_t* out = nullptr;
+  int64_t stride = 0;
+};
+
+// Epilogue of gemm2 and of the linear: out[i * stride + c] = acc[i][c] * alpha[i], rounded once to dtype.
+struct RoundLines {
+  const float* acc = nullptr;    // (count, acc_stride)
+  int64_t acc_stride = 0;        //
+  int64_t count = 0;             //
+  int64_t channels = 0;          // of each line
+  const float* alpha = nullptr;  // (count)
+  void* out = nullptr;
+  DType dtype = DType::kBf16;
+  int64_t stride = 0;
+};
+
+// One line x[0 .. k) to NVFP4. scale: the line's tensor scale, 0 for its own power of two; compat: vLLM's order.
+struct QuantizeLine {
+  const void* x = nullptr;
+  DType dtype = DType::kBf16;
+  int64_t k = 0;
+  float scale = 0;
+  bool compat = false;
+  uint8_t* codes = nullptr;         // (k/2)
+  uint8_t* block_scales = nullptr;  // (k/16)
+};
+struct LineCounts {
+  uint64_t blocks = 0, saturated = 0, zeroed = 0;
+  float line_scale = 1.0f;
+};
+
+struct Kernels {
+  const char* name;
+  const char* backend_name;   // "cpu:NAME"
+  const char* requires_text;  // what the host must have, for messages
+  bool (*runs_here)();
+  const char* int8_gemm;   // names of the two multiplications, for describe() and plans
+  const char* float_gemm;  //
+
+  // One line of operands: (int8_line_blocks(k)) Int8Blocks, and chunks_of(k) * float_chunk_bytes.
+  void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k, Int8Block* out);
+  void (*float_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
+  int64_t float_chunk_bytes;
+
+  // acc (count, panels * 16) = sum over k of line i's operand times the strip's rows, tensor scales and line scales
+  // left out. Written, not added to.
+  void (*multiply_int8)(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc);
+  void (*multiply_float)(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc);
+
+  void (*swiglu)(const MoeOptions& options, const SwigluLines& lines);
+  void (*round)(const RoundLines& lines);
+  // max |x|; NaN or Inf where the line is not finite.
+  float (*amax)(const void* x, DType dtype, int64_t k);
+  LineCounts (*quantize)(const QuantizeLine& line);  // the line is finite, amax is the line's
+  void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
+  void (*combine)(const HostCall& call, int64_t first_token, int64_t end_token);
+};
+
+// Every table of this build, the best first; portable, which runs anywhere, is the last. A new instruction set is a
+// file of its own and two lines here.
+extern const Kernels kPortableKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx512Bf16Kernels;
+extern const Kernels kAvx512VnniKernels;
+extern const Kernels kAvx2Kernels;
+#endif
+inline constexpr const Kernels* kAllKernels[] = {
+#if defined(__x86_64__)
+    &kAvx512Bf16Kernels,
+    &kAvx512VnniKernels,
+    &kAvx2Kernels,
+#endif
+    &kPortableKernels,
+};
+// The first that this host runs.
+const Kernels& best_kernels();
+
+}  // namespace nvfp4_moe::cpu

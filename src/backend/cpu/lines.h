@@ -1,0 +1,216 @@
+// What every instruction set does with lines of elements, 16 at a time: conversions, quantization, SwiGLU, combine.
+//
+// Included once by each instruction set's file, in its unnamed namespace behind one of the vector_*.h, whose words it
+// is written in; so it is compiled for that instruction set. All operations are IEEE ones in a fixed order: every
+// instruction set gives the same bits.
+
+inline constexpr int kLanes = 16;
+
+inline F load16(const void* x, DType dtype, int64_t index) {
+  if (dtype == DType::kF32) return load(static_cast<const float*>(x) + index);
+  const uint16_t* halves = static_cast<const uint16_t*>(x) + index;
+  return dtype == DType::kBf16 ? load_bf16(halves) : load_fp16(halves);
+}
+
+// To nearest, ties to even; NaN stays NaN.
+inline void store_bf16(uint16_t* p, F a) {
+  const I all = bits(a);
+  const I rounded = shift_right<16>(all + splat(0x7FFF) + (shift_right<16>(all) & splat(1)));
+  const I quiet = shift_right<16>(all) | splat(0x40);
+  store_u16(p, select((all & splat(0x7FFFFFFF)) > splat(0x7F800000), quiet, rounded));
+}
+inline void store16(void* out, DType dtype, int64_t index, F a) {
+  if (dtype == DType::kF32) return store(static_cast<float*>(out) + index, a);
+  uint16_t* halves = static_cast<uint16_t*>(out) + index;
+  if (dtype == DType::kBf16) return store_bf16(halves, a);
+  store_fp16(halves, a);
+}
+
+inline I magnitude_bits(F a) { return bits(a) & splat(0x7FFFFFFF); }
+
+float line_amax(const void* x, DType dtype, int64_t k) {
+  I largest = splat(0);
+  for (int64_t i = 0; i < k; i += kLanes) largest = max(largest, magnitude_bits(load16(x, dtype, i)));
+  return std::bit_cast<float>(max_lane(largest));  // finite < Inf < NaN as bits
+}
+
+void line_to_bf16(const void* x, DType dtype, int64_t k, uint16_t* out) {
+  for (int64_t i = 0; i < k; i += kLanes) store_bf16(out + i, load16(x, dtype, i));
+}
+
+// ---- E4M3 of 16 block scales at once (core/float_formats.h tells the steps)
+
+// Bytes of floats >= 0, to nearest even, saturating at 448.
+inline I e4m3_bytes(F a) {
+  const I all = bits(a);
+  const I normal = shift_right<20>(all + splat(0x7FFFF) + (shift_right<20>(all) & splat(1))) - splat(120 << 3);
+  const I subnormal = bits(a * splat(0x1p9f) + splat(0x1p23f)) - splat(0x4B000000);  // below 2^-6: units of 2^-9
+  const I byte = select(splat(0x3C800000) > all, subnormal, normal);
+  return select(all > splat(0x43DFFFFF), splat(0x7E), byte);
+}
+inline F e4m3_values(I bytes) {
+  const F normal = from_bits(shift_left<20>(bytes) + splat(120 << 23));
+  return select(splat(8) > bytes, to_float(bytes) * splat(0x1p-9f), normal);
+}
+
+// ---- quantization (core/quantize.h tells the formulas): 16 blocks' scales, then their codes
+
+// Codes of one block under the divisor (exact mode) or factor (compat) of its scale.
+inline void block_codes(F x, bool compat, float inverse, float v, uint8_t* codes) {
+  const F q = compat ? x * splat(v) : (x * splat(inverse)) / splat(v);
+  const F a = from_bits(magnitude_bits(q));
+  I code = shift_right<28>(bits(q)) & splat(8);
+  code = plus_one(a > splat(0.25f), code);
+  code = plus_one(a >= splat(0.75f), code);
+  code = plus_one(a > splat(1.25f), code);
+  code = plus_one(a >= splat(1.75f), code);
+  code = plus_one(a > splat(2.5f), code);
+  code = plus_one(a >= splat(3.5f), code);
+  code = plus_one(a > splat(5.0f), code);
+  store_codes(codes, code);
+}
+
+LineCounts quantize_line(const QuantizeLine& line) {
+  constexpr float kSixth = 1.0f / 6.0f;
+  const bool compat = line.compat;
+  const float inverse = 1.0f / line.scale;      // compat: the global scale
+  const float inverse_global = 1.0f / inverse;  // compat only
+  const int64_t blocks = line.k / kBlockElems;
+  LineCounts counts{.blocks = static_cast<uint64_t>(blocks), .line_scale = line.scale};
+  for (int64_t first = 0; first < blocks; first += kLanes) {
+    const int64_t count = std::min<int64_t>(kLanes, blocks - first);
+    int32_t amax_bits[kLanes] = {};
+    for (int64_t b = 0; b < count; ++b)
+      amax_bits[b] = max_lane(magnitude_bits(load16(line.x, line.dtype, (first + b) * kBlockElems)));
+    const F amax = from_bits(load(amax_bits));
+    const F scale = compat ? splat(inverse) * (amax * splat(kSixth)) : (amax * splat(inverse)) * splat(kSixth);
+    const I bytes = e4m3_bytes(scale);
+    const F v = e4m3_values(bytes);
+    const uint32_t zero = ~lanes_of(bytes > splat(0)) & ((1u << count) - 1u);
+    counts.saturated += static_cast<uint64_t>(std::popcount(lanes_of(scale > splat(448.0f))));
+    counts.zeroed += static_cast<uint64_t>(std::popcount(lanes_of(amax > splat(0.0f)) & zero));
+
+    uint8_t block_scales[kLanes];
+    float divisors[kLanes];
+    store_bytes(block_scales, bytes);
+    store(divisors, compat ? splat(1.0f) / (v * splat(inverse_global)) : v);
+    std::memcpy(line.block_scales + first, block_scales, static_cast<size_t>(count));
+    for (int64_t b = 0; b < count; ++b) {
+      uint8_t* codes = line.codes + (first + b) * (kBlockElems / 2);
+      if ((zero >> b & 1u) != 0)
+        std::memset(codes, 0, kBlockElems / 2);
+      else
+        block_codes(load16(line.x, line.dtype, (first + b) * kBlockElems), compat, inverse, divisors[b], codes);
+    }
+  }
+  return counts;
+}
+
+// ---- SwiGLU
+
+// e^x within 1 ulp for |x| <= 87, overflowing to Inf and underflowing towards 0 beyond; NaN stays NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; e^r by its series up to r^7 (the rest is below 2^-27);
+// 2^n as two factors, since n reaches beyond the exponents of normal numbers.
+inline F exponential(F x) {
+  x = select(x > splat(104.0f), splat(104.0f), x);
+  x = select(splat(-104.0f) > x, splat(-104.0f), x);
+  const F shifted = fma(x, splat(1.44269504f), splat(0x1.8p23f));  // rounds x / ln 2 to the integer n in the low bits
+  const F n = shifted - splat(0x1.8p23f);
+  F r = fma(n, splat(-0x1.62e4p-1f), x);
+  r = fma(n, splat(-0x1.7f7d1cp-20f), r);
+  F p = splat(0x1.a01a02p-13f);  // 1/7!
+  p = fma(p, r, splat(0x1.6c16c2p-10f));
+  p = fma(p, r, splat(0x1.111112p-7f));
+  p = fma(p, r, splat(0x1.555556p-5f));
+  p = fma(p, r, splat(0x1.555556p-3f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r, splat(1.0f));
+  p = fma(p, r, splat(1.0f));
+  const I exponent = bits(shifted) - splat(0x4B400000);
+  const I half = shift_right_signed<1>(exponent);
+  const F first = from_bits(shift_left<23>(half + splat(127)));
+  const F second = from_bits(shift_left<23>(exponent - half + splat(127)));
+  return (p * first) * second;
+}
+
+// x limited from above, and from below where two-sided; NaN stays NaN.
+inline F at_most(F x, F limit) { return select(x > limit, limit, x); }
+inline F within(F x, F limit) {
+  const F least = splat(0.0f) - limit;
+  return select(least > x, least, at_most(x, limit));
+}
+// x sigmoid(a x)
+inline F silu(F x, F a) { return x / (splat(1.0f) + exponential(splat(0.0f) - a * x)); }
+
+void swiglu_lines(const MoeOptions& options, const SwigluLines& lines) {
+  const F limit = splat(options.swiglu_limit.value_or(0.0f)), one = splat(1.0f), alpha = splat(options.swiglu_alpha);
+  for (int64_t i = 0; i < lines.count; ++i) {
+    const F g = load(lines.acc + i * kStripRows) * splat(lines.gate_alpha[i]);
+    const F u = load(lines.acc + i * kStripRows + kPanelRows) * splat(lines.up_alpha[i]);
+    F h = g;
+    switch (options.activation) {
+      case Activation::kSwiglu: h = silu(g, one) * u; break;
+      case Activation::kSwigluClamped: h = silu(at_most(g, limit), one) * within(u, limit); break;
+      case Activation::kSwigluStep: h = at_most(silu(g, one), limit) * within(u, limit); break;
+      case Activation::kSwigluOai: h = silu(at_most(g, limit), alpha) * (within(u, limit) + one); break;
+    }
+    if (lines.weight != nullptr) h = h * splat(lines.weight[i]);
+    store_bf16(lines.out + i * lines.stride, h);
+  }
+}
+
+// ---- rows
+
+void round_lines(const RoundLines& lines) {
+  for (int64_t i = 0; i < lines.count; ++i) {
+    for (int64_t c = 0; c < lines.channels; c += kLanes) {
+      const F value = load(lines.acc + i * lines.acc_stride + c) * splat(lines.alpha[i]);
+      if (lines.channels - c >= kLanes) {
+        store16(lines.out, lines.dtype, i * lines.stride + c, value);
+        continue;
+      }
+      uint8_t rest[kLanes * sizeof(float)];  // the matrix ends within the panel
+      store16(rest, lines.dtype, 0, value);
+      const size_t width = lines.dtype == DType::kF32 ? 4 : 2;
+      std::memcpy(static_cast<uint8_t*>(lines.out) + static_cast<size_t>(i * lines.stride + c) * width, rest,
+                  static_cast<size_t>(lines.channels - c) * width);
+    }
+  }
+}
+
+void combine_tokens(const HostCall& call, int64_t first_token, int64_t end_token) {
+  const MoeOptions& options = call.weights.config.options();
+  const DType row_dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
+  const int64_t hidden = options.hidden_size, top_k = options.top_k;
+  const bool before_down = options.router_weight == RouterWeight::kBeforeDown;
+  const HostPart& shared = call.buffers.shared;
+  for (int64_t token = first_token; token < end_token; ++token) {
+    const int32_t* rows = call.buffers.row_of_choice + token * top_k;
+    const float* weights = call.batch.topk_weights + token * top_k;
+    for (int64_t h = 0; h < hidden; h += kLanes) {
+      F acc = splat(0.0f);
+      for (int64_t k = 0; k < top_k; ++k) {
+        if (rows[k] < 0) continue;
+        const F row = load16(call.buffers.routed.rows_out, row_dtype, rows[k] * hidden + h);
+        acc = before_down ? acc + row : fma(splat(weights[k]), row, acc);
+      }
+      if (shared.experts > 0) {
+        const F row = load16(shared.rows_out, row_dtype, token * hidden + h);
+        const float* weight = call.batch.shared_weights;
+        acc = weight == nullptr ? acc + row : fma(splat(weight[token]), row, acc);
+      }
+      store16(call.batch.out, call.batch.out_dtype, token * hidden + h, acc);
+    }
+  }
+}
+
+// ---- operands
+
+void nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, Int8Block* out) {
+  const int64_t blocks = k / kBlockElems;
+  for (int64_t b = 0; b < blocks; ++b) {
+    int8_block_values(codes + b * (kBlockElems / 2), out[b]);
+    out[b].scale = e4m3_to_float(block_scales[b]) * kNvfp4OperandFactor;
+  }
+  std::fill(out + blocks, out + int8_line_blocks(k), Int8Block{});
+}

@@ -1,0 +1,24 @@
+// Software prefetch of a strip's bytes: twice the speed of a GEMV, since a core's own prefetchers stop at 4 KB pages.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/panel.h"
+
+namespace nvfp4_moe::cpu {
+
+// 4.6 KB of each panel, about what arrives in a memory latency.
+inline constexpr int64_t kAheadChunks = 8;
+
+// Fetches the chunk that lies kAheadChunks behind chunk c of one panel, in the strip or in what comes after it.
+inline void prefetch_ahead(const Strip& strip, int64_t panel, int64_t c) {
+  const int64_t beyond = c + kAheadChunks - strip.chunks;
+  const uint8_t* bytes =
+      beyond < 0 ? strip.bytes + (c + kAheadChunks) * kChunkBytes : strip.next + beyond * kChunkBytes;
+  bytes += panel * strip.chunks * kChunkBytes;
+#pragma GCC unroll 9
+  for (int64_t line = 0; line < kChunkBytes; line += 64) __builtin_prefetch(bytes + line, 0, 3);
+}
+
+}  // namespace nvfp4_moe::cpu

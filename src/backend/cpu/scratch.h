@@ -1,0 +1,70 @@
+// The CPU backend's own memory during a run: activation operands as its kernels read them, and the experts with rows.
+//
+// One walk measures (base null) and places. Lines lie as if the batch had as many tokens as it has, so the same bytes
+// serve every batch up to the plan's limit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/kernels.h"
+#include "backend/host_layer.h"
+
+namespace nvfp4_moe::cpu {
+
+// Arrays one after the other, each at the workspace's alignment.
+class Spans {
+ public:
+  explicit Spans(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* span = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes_);
+    constexpr size_t kAlign = WorkspaceLayout::kAlignment;
+    total_bytes_ += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    return span;
+  }
+  size_t total_bytes() const { return total_bytes_; }
+
+ private:
+  std::byte* base_;
+  size_t total_bytes_ = 0;
+};
+
+// Lines of operands: line i at bytes + i * line_bytes.
+struct Operands {
+  ActivationFormat format = ActivationFormat::kNvfp4;
+  int64_t k = 0;
+  int64_t line_bytes = 0;
+  std::byte* bytes = nullptr;
+
+  static Operands make(ActivationFormat format, int64_t k, int64_t lines, const Kernels& kernels, Spans& spans) {
+    const int64_t line_bytes = format == ActivationFormat::kNvfp4
+                                   ? int8_line_blocks(k) * static_cast<int64_t>(sizeof(Int8Block))
+                                   : chunks_of(k) * kernels.float_chunk_bytes;
+    return {format, k, line_bytes, spans.take<std::byte>(lines * line_bytes)};
+  }
+  std::byte* line(int64_t i) const { return bytes + i * line_bytes; }
+};
+
+struct LayerScratch {
+  int32_t* active_experts = nullptr;  // (experts) of the part at work
+  Operands hidden;                    // (T, H)
+  Operands routed;                    // (T k, I)
+  Operands shared;                    // (T, shared I)
+  size_t total_bytes = 0;
+
+  LayerScratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, const Kernels& kernels,
+               std::byte* base) {
+    const ActivationFormat format = config->activation_format;
+    Spans spans(base);
+    active_experts = spans.take<int32_t>(range.count);
+    hidden = Operands::make(format, config->hidden_size, tokens, kernels, spans);
+    routed = Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels, spans);
+    if (config->shared_intermediate_size > 0)
+      shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, spans);
+    total_bytes = spans.total_bytes();
+  }
+  const Operands& intermediate(const HostPart& part) const { return part.choice_of_row == nullptr ? shared : routed; }
+};
+
+}  // namespace nvfp4_moe::cpu

@@ -9,6 +9,7 @@
 #include "backend/host_layer.h"
 #include "check/cases.h"
 #include "core/executor.h"
+#include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"
 
@@ -28,7 +29,7 @@ std::atomic<int64_t> allocations{0};
 namespace nvfp4_moe {
 namespace {
 
-class Allocation : public ::testing::TestWithParam<const Backend*> {};
+class Allocation : public test::BackendTest {};
 
 TEST_P(Allocation, NoneInsideARun) {
   const auto pool = make_thread_pool(3);
@@ -50,8 +51,7 @@ TEST_P(Allocation, NoneInsideARun) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Allocation, ::testing::ValuesIn(test::host_backends()),
-                         [](const auto& info) { return info.param->name; });
+INSTANTIATE_TEST_SUITE_P(Backends, Allocation, ::testing::ValuesIn(test::host_backends()), test::backend_test_name);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -14,6 +14,7 @@
 #include "core/executor.h"
 #include "core/float_formats.h"
 #include "core/quantize.h"
+#include "support/backends.h"
 #include "support/host_run.h"
 #include "support/spec_oracle.h"
 #include "support/support.h"
@@ -79,7 +80,7 @@ std::vector<uint8_t> make_x(int64_t tokens, int64_t cols, DType dtype, bool with
   return x;
 }
 
-class LinearOfBackend : public ::testing::TestWithParam<const Backend*> {};
+class LinearOfBackend : public test::BackendTest {};
 
 TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
   const struct { int64_t rows, cols, tokens; } shapes[] = {{48, 80, 1}, {80, 208, 5}, {33, 64, 17}, {96, 128, 34}};
@@ -141,7 +142,7 @@ TEST_P(LinearOfBackend, ThreadsDoNotShow) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, LinearOfBackend, ::testing::ValuesIn(test::host_backends()),
-                         [](const auto& info) { return info.param->name; });
+                         test::backend_test_name);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -14,6 +14,7 @@
 #include "check/cases.h"
 #include "check/judge.h"
 #include "core/executor.h"
+#include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"
 
@@ -72,7 +73,7 @@ std::vector<int64_t> shuffled(int64_t count, uint64_t seed) {
   return order;
 }
 
-class Properties : public ::testing::TestWithParam<const Backend*> {
+class Properties : public test::BackendTest {
  protected:
   // A few cases of each choice; batch_invariant on, since most properties compare bits across batches.
   void for_cases(const std::function<void(const CaseData&)>& body) {
@@ -296,8 +297,7 @@ TEST_P(Properties, ExpertParallelSumsToTheWhole) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Properties, ::testing::ValuesIn(test::host_backends()),
-                         [](const auto& info) { return info.param->name; });
+INSTANTIATE_TEST_SUITE_P(Backends, Properties, ::testing::ValuesIn(test::host_backends()), test::backend_test_name);
 
 }  // namespace
 }  // namespace nvfp4_moe

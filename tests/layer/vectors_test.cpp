@@ -10,6 +10,7 @@
 #include "check/cases.h"
 #include "check/judge.h"
 #include "checkpoint/safetensors.h"
+#include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"
 
@@ -114,7 +115,7 @@ const std::vector<Layer>& layers() {
   return all;
 }
 
-class LayerVectors : public ::testing::TestWithParam<const Backend*> {};
+class LayerVectors : public test::BackendTest {};
 
 TEST_P(LayerVectors, AgreeWithTorch) {
   const Vectors vectors;
@@ -142,8 +143,7 @@ TEST_P(LayerVectors, AgreeWithTorch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LayerVectors, ::testing::ValuesIn(test::host_backends()),
-                         [](const auto& info) { return info.param->name; });
+INSTANTIATE_TEST_SUITE_P(Backends, LayerVectors, ::testing::ValuesIn(test::host_backends()), test::backend_test_name);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -9,6 +9,7 @@
 #include "backend/host_layer.h"
 #include "check/cases.h"
 #include "check/judge.h"
+#include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"
 
@@ -26,7 +27,7 @@ std::string verdict(const CaseData& data, const std::vector<float>& expected, co
                       layer_limits(data.config, data.spec.tokens));
 }
 
-class WholeLayer : public ::testing::TestWithParam<const Backend*> {};
+class WholeLayer : public test::BackendTest {};
 
 TEST_P(WholeLayer, AgreesWithTheReference) {
   for (const Case& spec : case_table()) {
@@ -37,8 +38,7 @@ TEST_P(WholeLayer, AgreesWithTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::judged_backends()),
-                         [](const auto& info) { return info.param->name; });
+INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::judged_backends()), test::backend_test_name);
 
 // A layer that silently computes another named choice, or reads its weights wrongly, is out of limits.
 TEST(WrongLayer, IsOutOfLimits) {

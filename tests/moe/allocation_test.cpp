@@ -9,6 +9,7 @@
 #include "moe/linear.h"
 #include "moe/tiny.h"
 #include "nvfp4_moe/nvfp4_moe.h"
+#include "support/backends.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define NVFP4_MOE_COUNTING 0
@@ -75,7 +76,7 @@ TEST_F(Allocation, RunMakesNone) {
     options.activation_format = format;
     options.shared_intermediate_size = 32;
     const TinyLayer tiny(options);
-    for (const Backend* backend : backends()) {
+    for (const Backend* backend : test::runnable_backends()) {
       for (const bool pool : {false, true}) {
         LayerOptions layer_options = tiny_layer_options();
         const auto threads = make_thread_pool(2);
@@ -102,7 +103,7 @@ TEST_F(Allocation, LinearRunMakesNone) {
   const std::vector<uint16_t> x(4 * 96, 0x3F80);
   std::vector<uint16_t> out(4 * 40);
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
-    for (const Backend* backend : backends()) {
+    for (const Backend* backend : test::runnable_backends()) {
       LinearOptions options;
       options.backend = backend->name;
       options.activation_format = format;
@@ -121,7 +122,7 @@ TEST_F(Allocation, LinearRunMakesNone) {
 
 TEST_F(Allocation, ReplacingAnExpertMakesNone) {
   const TinyLayer tiny;
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     auto opened = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), tiny_layer_options());
     ASSERT_OK(opened);
     const ExpertSource source = tiny.experts[3].source();
@@ -153,7 +154,7 @@ TEST_F(Allocation, PackingHoldsOneExpertAtATime) {
     loaded.source = {keep(expert.gate), keep(expert.up), keep(expert.down)};
     return loaded;
   };
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     const int64_t before = live_bytes.load();
     peak_bytes.store(before);
     auto layer = MoeLayer::open_on(*backend, tiny.config(), source, tiny_layer_options());

@@ -2,6 +2,7 @@
 #include <thread>
 
 #include "moe/tiny.h"
+#include "support/backends.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -10,7 +11,7 @@ using namespace test;
 
 TEST(Concurrency, StreamsWithTheirOwnWorkspacesGiveTheSameBits) {
   const TinyLayer tiny;
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     const auto pool = make_thread_pool(2);
     LayerOptions options = tiny_layer_options();
     options.executor = pool.get();
@@ -52,7 +53,7 @@ TEST(Replace, IsByteIdenticalToAFreshLoad) {
   MoeOptions options = tiny_options();
   options.shared_intermediate_size = 32;
   const TinyLayer before(options, 7), after(options, 8);
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     auto changed = MoeLayer::open_on(*backend, before.config(), before.source(), tiny_layer_options());
     auto fresh = MoeLayer::open_on(*backend, after.config(), after.source(), tiny_layer_options());
     ASSERT_OK(changed);

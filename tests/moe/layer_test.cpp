@@ -5,6 +5,7 @@
 
 #include "check/judge.h"
 #include "moe/tiny.h"
+#include "support/backends.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -21,7 +22,7 @@ TEST(Layer, EveryBackendAgreesWithTheReference) {
     auto reference = MoeLayer::open_on(kReferenceBackend, tiny.config(), tiny.source(), tiny_layer_options());
     ASSERT_OK(reference);
     const std::vector<float> expected = run_tiny(**reference, batch);
-    for (const Backend* backend : backends()) {
+    for (const Backend* backend : test::runnable_backends()) {
       LayerOptions layer_options = tiny_layer_options();
       layer_options.backend = backend->name;
       auto layer = MoeLayer::open(tiny.config(), tiny.source(), layer_options);
@@ -287,7 +288,7 @@ TEST(Layer, UnpackGivesTheSourceBack) {
   MoeOptions options = tiny_options();
   options.shared_intermediate_size = 32;
   const TinyLayer tiny(options);
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     auto layer = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), tiny_layer_options());
     ASSERT_OK(layer);
     for (int64_t e = kSharedExpert; e < 4; ++e) {

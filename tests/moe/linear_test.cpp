@@ -4,6 +4,7 @@
 
 #include "check/judge.h"
 #include "moe/tiny.h"
+#include "support/backends.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -32,7 +33,7 @@ LinearOptions linear_options() {
 TEST(Linear, ComputesTheProduct) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(40, 96, 0.25f, random);
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     LinearOptions options = linear_options();
     options.backend = backend->name;
     options.activation_format = ActivationFormat::kBf16;
@@ -65,7 +66,7 @@ TEST(Linear, BackendsAgreeInEveryMode) {
   for (const ActivationScale scale :
        {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kCompat}) {
     std::vector<float> first;
-    for (const Backend* backend : backends()) {
+    for (const Backend* backend : test::runnable_backends()) {
       LinearOptions options = linear_options();
       options.backend = backend->name;
       options.activation_scale = scale;

@@ -1,5 +1,6 @@
 // The parts that a layer is summed from: expert ranges, slices of the intermediate dimension, the shared expert.
 #include "moe/tiny.h"
+#include "support/backends.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -19,7 +20,7 @@ TEST(ExpertRange, RanksAddUpToTheWhole) {
   MoeOptions options = tiny_options();
   options.top_k = 3;
   const TinyLayer tiny(options);
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     TinyBatch batch(options, 16);
     const std::vector<float> whole = run_tiny(*open(tiny, *backend, tiny_layer_options()), batch);
     std::vector<double> sum(whole.size()), sum_abs(whole.size());
@@ -39,7 +40,7 @@ TEST(ExpertRange, RanksAddUpToTheWhole) {
 
 TEST(ExpertRange, OtherRanksChoicesAddNothing) {
   const TinyLayer tiny;
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     LayerOptions local = tiny_layer_options();
     local.range = {2, 2};
     const auto layer = open(tiny, *backend, local);
@@ -58,7 +59,7 @@ TEST(SharedExpert, IsAddedWithItsFactors) {
   TinyLayer routed_only(with);
   routed_only.options.shared_intermediate_size = 0;
   routed_only.shared.clear();
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     const auto layer = open(tiny, *backend, tiny_layer_options());
     const auto plain = open(routed_only, *backend, tiny_layer_options());
     TinyBatch batch(with, 8);
@@ -124,7 +125,7 @@ TEST(IntermediateSlice, SlicesAddUpToTheWhole) {
       for (auto& byte : matrix->codes) byte &= 0x77;
   TinyBatch batch(options, 6);
   for (auto& value : batch.hidden) value &= 0x7FFF;
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     const std::vector<float> expected = run_tiny(*open(whole, *backend, tiny_layer_options()), batch);
     std::vector<float> sum(expected.size());
     for (const int64_t first : {0, 32}) {

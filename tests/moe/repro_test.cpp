@@ -8,6 +8,7 @@
 #include "checkpoint/safetensors.h"
 #include "moe/config_json.h"
 #include "moe/tiny.h"
+#include "support/backends.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -91,7 +92,7 @@ TEST(ConfigJson, RefusesWhatIsNotOne) {
 
 TEST(Repro, RunsAgainWithTheSameBits) {
   const Written written;
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     const auto report = replay(written.path, backend->name, &serial_executor());
     ASSERT_OK(report);
     EXPECT_EQ(report->backend, backend->name);

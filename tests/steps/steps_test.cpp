@@ -14,6 +14,7 @@
 #include "backend/host_layer.h"
 #include "check/cases.h"
 #include "check/judge.h"
+#include "support/backends.h"
 #include "support/host_run.h"
 #include "support/spec_oracle.h"
 #include "support/support.h"
@@ -250,7 +251,7 @@ class StepPair {
   std::vector<uint8_t> reference_out_, other_out_;
 };
 
-class Steps : public ::testing::TestWithParam<const Backend*> {};
+class Steps : public test::BackendTest {};
 
 TEST_P(Steps, EveryCaseEveryStep) {
   for (const Case& spec : case_table()) {
@@ -264,7 +265,7 @@ TEST_P(Steps, EveryCaseEveryStep) {
   }
 }
 
-class Unpack : public ::testing::TestWithParam<const Backend*> {};
+class Unpack : public test::BackendTest {};
 
 TEST_P(Unpack, GivesTheSourceBack) {
   for (const Case& spec : case_table()) {
@@ -289,10 +290,8 @@ TEST_P(Unpack, GivesTheSourceBack) {
 }
 
 // The reference's own steps are judged by the oracle in reference_test.cpp, bit for bit.
-INSTANTIATE_TEST_SUITE_P(Backends, Steps, ::testing::ValuesIn(test::judged_backends()),
-                         [](const auto& info) { return info.param->name; });
-INSTANTIATE_TEST_SUITE_P(Backends, Unpack, ::testing::ValuesIn(test::host_backends()),
-                         [](const auto& info) { return info.param->name; });
+INSTANTIATE_TEST_SUITE_P(Backends, Steps, ::testing::ValuesIn(test::judged_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Unpack, ::testing::ValuesIn(test::host_backends()), test::backend_test_name);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -26,8 +26,6 @@ WorkspaceLayout with_guards(const WorkspaceLayout& layout) {
 
 std::vector<const Backend*> host_backends() {
   std::vector<const Backend*> list = {&kReferenceBackend};
-  for (const Backend* backend : {&kCpuBackend})
-    if (backend->steps != nullptr) list.push_back(backend);
   for (const Backend* backend : backends())
     if (backend->steps != nullptr && std::find(list.begin(), list.end(), backend) == list.end())
       list.push_back(backend);

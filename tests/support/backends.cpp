@@ -1,0 +1,31 @@
+#include "support/backends.h"
+
+#include <algorithm>
+
+#include "moe/layer.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe::test {
+
+std::string why_not_here(const Backend& backend) {
+  MoeOptions plain;
+  plain.num_experts = 2;
+  plain.top_k = 1;
+  plain.hidden_size = 64;
+  plain.intermediate_size = 64;
+  return backend.supports(*MoeConfig::make(plain), host_facts()).message();
+}
+
+std::vector<const Backend*> runnable_backends() {
+  std::vector<const Backend*> list(backends().begin(), backends().end());
+  std::erase_if(list, [](const Backend* backend) { return !why_not_here(*backend).empty(); });
+  return list;
+}
+
+std::string backend_test_name(const ::testing::TestParamInfo<const Backend*>& info) {
+  std::string name = info.param->name;
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
+}
+
+}  // namespace nvfp4_moe::test

@@ -4,7 +4,8 @@
 // in, which bf16 holds exactly: four instructions for 32 of them, all on 16-bit integers. In a 32-bit lane the codes of
 // k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so the lines' elements are stored in it.
 // Order of additions: within a slice of float_slice(K) elements the 8-halves of the blocks go to two chains; then the
-// chains are added, then the slices. The same for any number of lines, so a token's bits do not depend on the batch.
+// chains are added, then the slices: the same for any number of lines. Up to four lines may instead leave the scale
+// outside, block by block, which reads weights twice as fast (unless FloatLines::same_bits).
 // The instruction takes subnormal inputs, products and sums as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,13 +15,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "backend/cpu/avx512.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/prefetch.h"
 #include "backend/cpu/target.h"
 #include "core/float_formats.h"
 
-NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512bf16")
+NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512bf16")
 namespace nvfp4_moe::cpu {
 namespace {
 
@@ -30,6 +30,17 @@ namespace {
 #include "backend/cpu/operands_x86.h"
 #include "backend/cpu/lines.h"
 // clang-format on
+
+constexpr bool kPermuteBytes = true;
+inline __m512i permute_bytes(__m512i index, __m512i table) { return _mm512_permutexvar_epi8(index, table); }
+
+#include "backend/cpu/int8_avx512.h"
+
+// bf16 values of the codes, twice, since the look-up reads five bits.
+alignas(64) constexpr uint16_t kValues[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
+                                              0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,
+                                              0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
+                                              0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
 
 constexpr int64_t kBlockPairs = kBlockElems / 2;  // 32-bit pairs of a block in a line, and vectors of it in a panel
 constexpr int kTileLines = 4;                     // x 2 panels x 2 chains = 16 accumulators of 32 registers
@@ -59,9 +70,7 @@ struct BlockScale {
   __m512i base, mask;
 };
 inline BlockScale block_scale(const uint8_t* bytes) {
-  // An E4M3 byte shifted by 7 is an fp16 number 2^-8 times as large, subnormals included.
-  const __m256i halves = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-  const __m512 scaled = _mm512_cvtph_ps(_mm256_slli_epi16(halves, 7));
+  const __m512 scaled = small_scales(bytes);
   const __m512i one = _mm512_castps_si512(_mm512_mul_ps(scaled, _mm512_set1_ps(256.0f)));
   const __m512i one_and_half = _mm512_castps_si512(_mm512_mul_ps(scaled, _mm512_set1_ps(384.0f)));
   const __m512i step = _mm512_sub_epi32(one_and_half, one);
@@ -107,67 +116,28 @@ struct Tile {
   }
 };
 
-// Decodes block b of every panel and hands its eight vectors on, in the order of a line's pairs.
-template <int kPanels, class Take>
-inline void decode_block(const Strip& strip, int64_t b, __m512i table, const Take& take) {
-  __m512i codes[kPanels];
-  BlockScale scale[kPanels];
+// Decodes block b of every panel: eight vectors each, in the order of a line's pairs.
+template <int kPanels>
+inline void decode_block(const Strip& strip, int64_t b, __m512i table, __m512bh* out) {
   const int64_t chunk = b / kBlocksPerChunk, in_chunk = b % kBlocksPerChunk;
-  const uint8_t* bytes[kPanels];
   for (int p = 0; p < kPanels; ++p) {
     if (in_chunk == 0) prefetch_ahead(strip, p, chunk);
-    bytes[p] = strip.bytes + (p * strip.chunks + chunk) * kChunkBytes;
-    scale[p] = block_scale(bytes[p] + kChunkScalesOffset + in_chunk * kPanelRows);
-  }
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    for (int p = 0; p < kPanels; ++p) codes[p] = _mm512_loadu_si512(bytes[p] + in_chunk * kBlockCodesBytes + half * 64);
+    const uint8_t* bytes = strip.bytes + (p * strip.chunks + chunk) * kChunkBytes;
+    const BlockScale scale = block_scale(bytes + kChunkScalesOffset + in_chunk * kPanelRows);
+    for (int half = 0; half < 2; ++half) {
+      __m512i codes = _mm512_loadu_si512(bytes + in_chunk * kBlockCodesBytes + half * 64);
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      __m512bh w[kPanels];
-      for (int p = 0; p < kPanels; ++p) {
-        w[p] = weights(codes[p], scale[p], table);
-        codes[p] = _mm512_srli_epi16(codes[p], 4);
+      for (int j = 0; j < 4; ++j) {
+        out[(half * 4 + j) * kPanels + p] = weights(codes, scale, table);
+        codes = _mm512_srli_epi16(codes, 4);
       }
-      take(half, half * 4 + j, w);
     }
-  }
-}
-
-// Few lines: each vector of weights is used as soon as it is decoded.
-template <int kPanels, int kCount>
-struct UseAtOnce {
-  Tile<kPanels, kCount>& tile;
-  const uint32_t* const (&lines)[kCount];
-  int64_t first_pair;
-  void operator()(int half, int vector, const __m512bh (&w)[kPanels]) const {
-    tile.add(half, w, lines, first_pair + vector);
-  }
-};
-template <int kPanels, int kCount>
-void multiply_few(const Strip& strip, const std::byte* const* lines, int64_t k, float* acc) {
-  const __m512i table = _mm512_load_si512(kTakeAway);
-  const uint32_t* x[kCount];
-  for (int i = 0; i < kCount; ++i) x[i] = reinterpret_cast<const uint32_t*>(lines[i]);
-  const int64_t blocks = k / kBlockElems, step = float_slice(k) / kBlockElems;
-  for (int64_t first = 0; first < blocks; first += step) {
-    Tile<kPanels, kCount> tile;
-    for (int64_t b = first; b < std::min(first + step, blocks); ++b)
-      decode_block<kPanels>(strip, b, table, UseAtOnce<kPanels, kCount>{tile, x, b * kBlockPairs});
-    tile.add_to(acc);
   }
 }
 
 // Many lines: a slice of weights is decoded once into L1, and the lines pass in tiles.
 struct alignas(64) Slice {
   __m512bh weights[kMostSlice / 2 * kStripPanels];  // (pairs, panels)
-};
-template <int kPanels>
-struct Keep {
-  __m512bh* out;
-  void operator()(int, int vector, const __m512bh (&w)[kPanels]) const {
-    for (int p = 0; p < kPanels; ++p) out[vector * kPanels + p] = w[p];
-  }
 };
 template <int kPanels, int kCount>
 void multiply_slice(const Slice& slice, const std::byte* const* lines, int64_t first_pair, int64_t pairs, float* acc) {
@@ -185,15 +155,16 @@ void multiply_slice(const Slice& slice, const std::byte* const* lines, int64_t f
   tile.add_to(acc);
 }
 template <int kPanels>
-void multiply_many(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
+void multiply_slices(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
   const __m512i table = _mm512_load_si512(kTakeAway);
   const int64_t blocks = k / kBlockElems, step = float_slice(k) / kBlockElems;
   constexpr int64_t kAccStride = kPanels * kPanelRows;
+  std::fill(acc, acc + count * kAccStride, 0.0f);
   Slice slice;
   for (int64_t first = 0; first < blocks; first += step) {
     const int64_t count_blocks = std::min(step, blocks - first);
     for (int64_t b = 0; b < count_blocks; ++b)
-      decode_block<kPanels>(strip, first + b, table, Keep<kPanels>{slice.weights + b * kBlockPairs * kPanels});
+      decode_block<kPanels>(strip, first + b, table, slice.weights + b * kBlockPairs * kPanels);
     const int64_t first_pair = first * kBlockPairs, pairs = count_blocks * kBlockPairs;
     int64_t i = 0;
     for (; i + kTileLines <= count; i += kTileLines)
@@ -207,21 +178,66 @@ void multiply_many(const Strip& strip, const std::byte* const* lines, int64_t co
   }
 }
 
+// Few lines: no time to fold scales into weights, since memory waits for nobody. A block's two chains start from 0, are
+// added, and are scaled into the accumulator: |err| <= (K/16 + 9) 2^-24 sum|p|.
+template <int kPanels, int kCount>
+void multiply_few(const Strip& strip, const std::byte* const* lines, float* acc) {
+  const __m512i table = _mm512_load_si512(kValues);
+  const uint32_t* x[kCount];
+  __m512 sum[kPanels][kCount];
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = reinterpret_cast<const uint32_t*>(lines[i]);
+    for (int p = 0; p < kPanels; ++p) sum[p][i] = _mm512_setzero_ps();
+  }
+  for (int64_t c = 0; c < strip.chunks; ++c) {
+    for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
+#pragma GCC unroll 1
+    for (int64_t b = 0; b < kBlocksPerChunk; ++b) {
+      const int64_t first_pair = (c * kBlocksPerChunk + b) * kBlockPairs;
+      Tile<kPanels, kCount> block;
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        __m512i codes[kPanels];
+        for (int p = 0; p < kPanels; ++p)
+          codes[p] =
+              _mm512_loadu_si512(strip.bytes + (p * strip.chunks + c) * kChunkBytes + b * kBlockCodesBytes + half * 64);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          __m512bh w[kPanels];
+          for (int p = 0; p < kPanels; ++p) {
+            w[p] = (__m512bh)_mm512_permutexvar_epi16(codes[p], table);
+            codes[p] = _mm512_srli_epi16(codes[p], 4);
+          }
+          block.add(half, w, x, first_pair + half * 4 + j);
+        }
+      }
+      for (int p = 0; p < kPanels; ++p) {
+        const __m512 scale =
+            small_scales(strip.bytes + (p * strip.chunks + c) * kChunkBytes + kChunkScalesOffset + b * kPanelRows);
+        for (int i = 0; i < kCount; ++i)
+          sum[p][i] = _mm512_fmadd_ps(_mm512_add_ps(block.chain[0][p][i], block.chain[1][p][i]), scale, sum[p][i]);
+      }
+    }
+  }
+  for (int i = 0; i < kCount; ++i)
+    for (int p = 0; p < kPanels; ++p)
+      _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows, _mm512_mul_ps(sum[p][i], _mm512_set1_ps(256.0f)));
+}
+
 template <int kPanels>
-void multiply(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
-  std::fill(acc, acc + count * kPanels * kPanelRows, 0.0f);
-  switch (count) {
-    case 1: return multiply_few<kPanels, 1>(strip, lines, k, acc);
-    case 2: return multiply_few<kPanels, 2>(strip, lines, k, acc);
-    case 3: return multiply_few<kPanels, 3>(strip, lines, k, acc);
-    case 4: return multiply_few<kPanels, 4>(strip, lines, k, acc);
-    default: return multiply_many<kPanels>(strip, lines, count, k, acc);
+void multiply(const Strip& strip, const FloatLines& lines, float* acc) {
+  switch (lines.same_bits ? 0 : lines.count) {
+    case 1: return multiply_few<kPanels, 1>(strip, lines.lines, acc);
+    case 2: return multiply_few<kPanels, 2>(strip, lines.lines, acc);
+    case 3: return multiply_few<kPanels, 3>(strip, lines.lines, acc);
+    case 4: return multiply_few<kPanels, 4>(strip, lines.lines, acc);
+    default: return multiply_slices<kPanels>(strip, lines.lines, lines.count, lines.k, acc);
   }
 }
 
-void multiply_bf16(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
-  if (strip.panels == 1) return multiply<1>(strip, lines, count, k, acc);
-  multiply<2>(strip, lines, count, k, acc);
+void multiply_bf16(const Strip& strip, const FloatLines& lines, float* acc) {
+  if (strip.panels == 1) return multiply<1>(strip, lines, acc);
+  multiply<2>(strip, lines, acc);
 }
 
 }  // namespace
@@ -231,21 +247,23 @@ NVFP4_MOE_TARGET_END
 namespace nvfp4_moe::cpu {
 namespace {
 
-bool runs_here() { return kAvx512VnniKernels.runs_here() && __builtin_cpu_supports("avx512bf16"); }
+bool runs_here() {
+  return kAvx512VnniKernels.runs_here() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+}
 
 }  // namespace
 
 const Kernels kAvx512Bf16Kernels{
     .name = "avx512bf16",
     .backend_name = "cpu:avx512bf16",
-    .requires_text = "AVX512F, BW, VL, VNNI and BF16",
+    .requires_text = "AVX512F, BW, VL, VBMI, VNNI and BF16",
     .runs_here = runs_here,
-    .int8_gemm = "avx512vnni_int8",
+    .int8_gemm = "avx512vbmi_vnni_int8",
     .float_gemm = "avx512bf16_bf16",
     .nvfp4_operands = nvfp4_operands,
     .float_operands = bf16_operands,
     .float_chunk_bytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t)),
-    .multiply_int8 = avx512::multiply_int8,
+    .multiply_int8 = multiply_int8,
     .multiply_float = multiply_bf16,
     .swiglu = swiglu_lines,
     .round = round_lines,

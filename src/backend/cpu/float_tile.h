@@ -66,9 +66,10 @@ void float_tile(const FloatSlice& slice, const std::byte* const* lines, int64_t 
     store(acc + i * acc_stride, load(acc + i * acc_stride) + (chain[0][i] + chain[1][i]));
 }
 
-void multiply_fp32(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
-  const int64_t acc_stride = strip.panels * kPanelRows, blocks = k / kBlockElems;
-  const int64_t step = float_slice(k) / kBlockElems;
+void multiply_fp32(const Strip& strip, const FloatLines& float_lines, float* acc) {
+  const std::byte* const* lines = float_lines.lines;
+  const int64_t acc_stride = strip.panels * kPanelRows, count = float_lines.count;
+  const int64_t blocks = float_lines.k / kBlockElems, step = float_slice(float_lines.k) / kBlockElems;
   std::fill(acc, acc + count * acc_stride, 0.0f);
   FloatSlice slice;
   for (int64_t p = 0; p < strip.panels; ++p) {

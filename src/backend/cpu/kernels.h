@@ -47,6 +47,14 @@ struct Strip {
   const uint8_t* next = nullptr;  // what this thread reads after this strip, to be prefetched; bytes where nothing
 };
 
+// The lines of a W4A16 multiplication.
+struct FloatLines {
+  const std::byte* const* lines = nullptr;  // (count) float operands
+  int64_t count = 0;
+  int64_t k = 0;
+  bool same_bits = false;  // a line's result must not depend on count (batch_invariant)
+};
+
 // Epilogue of gemm1: acc (count, 32) = 16 gate and 16 up channels -> out row i at out + i * stride, 16 channels of
 // bf16.
 struct SwigluLines {
@@ -102,7 +110,7 @@ struct Kernels {
   // acc (count, panels * 16) = sum over k of line i's operand times the strip's rows, tensor scales and line scales
   // left out. Written, not added to.
   void (*multiply_int8)(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc);
-  void (*multiply_float)(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc);
+  void (*multiply_float)(const Strip& strip, const FloatLines& lines, float* acc);
 
   void (*swiglu)(const MoeOptions& options, const SwigluLines& lines);
   void (*round)(const RoundLines& lines);

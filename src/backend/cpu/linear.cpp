@@ -29,7 +29,7 @@ struct LinearScratch {
     } else {
       input.bf16 = spans.take<uint16_t>(tokens * weights.cols);  // (T, K)
     }
-    operands = Operands::make(weights.activation_format, weights.cols, tokens, kernels, spans);
+    operands = Operands::make(weights.activation_format, weights.cols, tokens, kernels, spans, false);
     total_bytes = spans.total_bytes();
   }
 };

@@ -30,18 +30,25 @@ class Spans {
   size_t total_bytes_ = 0;
 };
 
+// How far lines lie apart: an odd number of cache lines, so that the same k of many lines falls into different sets of
+// a cache. (Lines of 4096 bytes would all fall into one.)
+constexpr int64_t pitch_bytes(int64_t used_bytes) { return ((used_bytes + 63) / 64 | 1) * 64; }
+
 // Lines of operands: line i at bytes + i * line_bytes.
 struct Operands {
   ActivationFormat format = ActivationFormat::kNvfp4;
   int64_t k = 0;
   int64_t line_bytes = 0;
   std::byte* bytes = nullptr;
+  bool same_bits = false;  // FloatLines::same_bits
 
-  static Operands make(ActivationFormat format, int64_t k, int64_t lines, const Kernels& kernels, Spans& spans) {
-    const int64_t line_bytes = format == ActivationFormat::kNvfp4
+  static Operands make(ActivationFormat format, int64_t k, int64_t lines, const Kernels& kernels, Spans& spans,
+                       bool same_bits) {
+    const int64_t used_bytes = format == ActivationFormat::kNvfp4
                                    ? int8_line_blocks(k) * static_cast<int64_t>(sizeof(Int8Block))
                                    : chunks_of(k) * kernels.float_chunk_bytes;
-    return {format, k, line_bytes, spans.take<std::byte>(lines * line_bytes)};
+    const int64_t line_bytes = pitch_bytes(used_bytes);
+    return {format, k, line_bytes, spans.take<std::byte>(lines * line_bytes), same_bits};
   }
   std::byte* line(int64_t i) const { return bytes + i * line_bytes; }
 };
@@ -56,12 +63,13 @@ struct LayerScratch {
   LayerScratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, const Kernels& kernels,
                std::byte* base) {
     const ActivationFormat format = config->activation_format;
+    const bool same_bits = config->batch_invariant;
     Spans spans(base);
     active_experts = spans.take<int32_t>(range.count);
-    hidden = Operands::make(format, config->hidden_size, tokens, kernels, spans);
-    routed = Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels, spans);
+    hidden = Operands::make(format, config->hidden_size, tokens, kernels, spans, same_bits);
+    routed = Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels, spans, same_bits);
     if (config->shared_intermediate_size > 0)
-      shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, spans);
+      shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, spans, same_bits);
     total_bytes = spans.total_bytes();
   }
   const Operands& intermediate(const HostPart& part) const { return part.choice_of_row == nullptr ? shared : routed; }

@@ -1,0 +1,132 @@
+// 8-bit activations on AVX-512 with vpdpbusd.
+//
+// Included in the unnamed namespace of nvfp4_moe::cpu, inside a target region; kPermuteBytes says whether the host has
+// vpermb (VBMI), which looks at four bits of an index where vpshufb must be given them alone.
+// A lane is a row of the panel. Weights become u8 = 2w + 12 by a byte shuffle, activations are s8 broadcast four at a
+// time, and a block of 16 is four vpdpbusd that start at the line's bias: D exactly, in 3 more instructions scaled and
+// added. Two panels x two blocks of weights stay decoded in registers while all lines pass, so that decoding costs once
+// per strip whatever the number of lines. The accumulators of a few lines stay in registers, those of many lie in L1.
+
+inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
+inline __m512i broadcast4(const void* p) {
+  int32_t four = 0;
+  std::memcpy(&four, p, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+// One block of a panel: u8 weights of k 0-3, 4-7, 8-11, 12-15 of each row, and the rows' block scales times 2^-8.
+struct Block {
+  __m512i weights[4];
+  __m512 scale;
+};
+
+// 2w + 12 of the low four bits of each byte.
+inline __m512i doubled(__m512i codes, __m512i table) {
+  if constexpr (kPermuteBytes) return permute_bytes(codes, table);
+  return _mm512_shuffle_epi8(table, _mm512_and_si512(codes, _mm512_set1_epi8(15)));
+}
+
+// 16 block scales times 2^-8: an E4M3 byte shifted by 7 is an fp16 number that much smaller, subnormals included.
+inline __m512 small_scales(const uint8_t* bytes) {
+  const __m256i halves = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  return _mm512_cvtph_ps(_mm256_slli_epi16(halves, 7));
+}
+
+inline Block decode(const uint8_t* chunk, int64_t b, __m512i table) {
+  const __m512i v0 = load512(chunk + b * kBlockCodesBytes), v1 = load512(chunk + b * kBlockCodesBytes + 64);
+  Block block;
+  block.weights[0] = doubled(v0, table);
+  block.weights[1] = doubled(_mm512_srli_epi16(v0, 4), table);
+  block.weights[2] = doubled(v1, table);
+  block.weights[3] = doubled(_mm512_srli_epi16(v1, 4), table);
+  block.scale = small_scales(chunk + kChunkScalesOffset + b * kPanelRows);
+  return block;
+}
+
+// acc + the line's block times kPanels panels' blocks.
+template <int kPanels>
+inline void add_block(const Block (&blocks)[kPanels], const Int8Block& line, __m512 (&acc)[kPanels]) {
+  __m512i sum[kPanels];
+  for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_set1_epi32(line.bias);
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m512i four = broadcast4(line.values + 4 * j);
+    for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_dpbusd_epi32(sum[p], blocks[p].weights[j], four);
+  }
+  const __m512 scale = _mm512_set1_ps(line.scale);
+  for (int p = 0; p < kPanels; ++p)
+    acc[p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p]), _mm512_mul_ps(blocks[p].scale, scale), acc[p]);
+}
+
+inline __m512i doubled_table() {
+  return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+}
+
+// Blocks 2 pair and 2 pair + 1 of chunk c, of every panel.
+template <int kPanels>
+struct BlockPair {
+  Block even[kPanels], odd[kPanels];
+
+  BlockPair(const Strip& strip, int64_t c, int pair, __m512i table) {
+    for (int p = 0; p < kPanels; ++p) {
+      const uint8_t* chunk = strip.bytes + (p * strip.chunks + c) * kChunkBytes;
+      even[p] = decode(chunk, 2 * pair, table);
+      odd[p] = decode(chunk, 2 * pair + 1, table);
+    }
+  }
+  void add(const Int8Block* line, __m512 (&sum)[kPanels]) const {
+    add_block(even, line[0], sum);
+    add_block(odd, line[1], sum);
+  }
+};
+
+template <int kPanels, int kCount>
+void multiply_few(const Strip& strip, const Int8Block* const* lines, float* acc) {
+  const __m512i table = doubled_table();
+  __m512 sum[kCount][kPanels];
+  for (auto& line : sum)
+    for (__m512& panel : line) panel = _mm512_setzero_ps();
+  for (int64_t c = 0; c < strip.chunks; ++c) {
+    for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
+    for (int pair = 0; pair < 2; ++pair) {
+      const BlockPair<kPanels> blocks(strip, c, pair, table);
+      for (int i = 0; i < kCount; ++i) blocks.add(lines[i] + c * kBlocksPerChunk + 2 * pair, sum[i]);
+    }
+  }
+  for (int i = 0; i < kCount; ++i)
+    for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows, sum[i][p]);
+}
+
+template <int kPanels>
+void multiply_many(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
+  const __m512i table = doubled_table();
+  std::fill(acc, acc + count * kPanels * kPanelRows, 0.0f);
+  for (int64_t c = 0; c < strip.chunks; ++c) {
+    for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
+    for (int pair = 0; pair < 2; ++pair) {
+      const BlockPair<kPanels> blocks(strip, c, pair, table);
+      for (int64_t i = 0; i < count; ++i) {
+        float* out = acc + i * kPanels * kPanelRows;
+        __m512 sum[kPanels];
+        for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_loadu_ps(out + p * kPanelRows);
+        blocks.add(lines[i] + c * kBlocksPerChunk + 2 * pair, sum);
+        for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + p * kPanelRows, sum[p]);
+      }
+    }
+  }
+}
+
+template <int kPanels>
+void multiply_int8_panels(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
+  switch (count) {
+    case 1: return multiply_few<kPanels, 1>(strip, lines, acc);
+    case 2: return multiply_few<kPanels, 2>(strip, lines, acc);
+    case 3: return multiply_few<kPanels, 3>(strip, lines, acc);
+    default: return multiply_many<kPanels>(strip, lines, count, acc);
+  }
+}
+
+void multiply_int8(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
+  if (strip.panels == 1) return multiply_int8_panels<1>(strip, lines, count, acc);
+  multiply_int8_panels<2>(strip, lines, count, acc);
+}

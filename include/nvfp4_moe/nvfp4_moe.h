@@ -388,6 +388,24 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_given(const void* x, nvfp4_moe_d
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
                                                        float input_scale, uint8_t* codes, uint8_t* block_scales,
                                                        nvfp4_moe_quantize_counts* counts);
+/* Options of nvfp4_moe_swiglu_quantize. */
+typedef struct nvfp4_moe_swiglu {
+  size_t struct_size;
+  int32_t activation;  /* as in nvfp4_moe_config */
+  float swiglu_limit;  /* as in nvfp4_moe_config */
+  float swiglu_alpha;  /* 0: 1.702 */
+  float power_of_two;  /* the tensor scale of every row; 0: each row its own, as in quantize_dynamic_token */
+  int32_t interleaved; /* 1: g0 u0 g1 u1 ...; 0: all of gate, then all of up */
+  nvfp4_moe_dtype dtype;
+} nvfp4_moe_swiglu;
+/* gemm1's output to gemm2's input in one pass: h = activation(gate, up) * row_weight, rounded to bf16 once, quantized.
+ * gate_up: (rows, 2 inner) of BF16 (default), F16 or F32, inner a multiple of 16. row_weights: (rows) router weights,
+ * NULL for none. codes (rows, inner/2), block_scales (rows, inner/16), row_scales (rows): NaN, with zero codes and
+ * block scales, where h holds NaN or Inf. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const void* gate_up,
+                                                       int64_t rows, int64_t inner, const float* row_weights,
+                                                       uint8_t* codes, uint8_t* block_scales, float* row_scales,
+                                                       nvfp4_moe_quantize_counts* counts);
 /* out: (rows, cols) of BF16, F16 or F32, exact and rounded once. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
                                                   int64_t rows, int64_t cols, nvfp4_moe_dtype out_dtype, void* out);

@@ -42,6 +42,8 @@ from ._core import (
     Unsupported,
     __version__,
 )
+from .config import MoeConfig
+from .layer import MoeLayer, Nvfp4Linear
 
 __all__ = [
     "BadInput",
@@ -52,6 +54,9 @@ __all__ = [
     "Error",
     "Internal",
     "IoError",
+    "MoeConfig",
+    "MoeLayer",
+    "Nvfp4Linear",
     "OutOfMemory",
     "Unsupported",
     "__version__",
@@ -67,6 +72,7 @@ __all__ = [
     "pack",
     "quantize",
     "quantize_checkpoint",
+    "silu_mul_quantize",
     "swizzle",
     "swizzle_experts",
     "to_fp8",
@@ -95,6 +101,39 @@ def quantize(
     torch = _torch_of(x)
     codes, block_scales, scale = _core.quantize(_borrow(x), mode, tensor_scale, scales)
     return _lend(codes, torch), _lend(block_scales, torch), _lend(scale, torch)
+
+
+def silu_mul_quantize(
+    gate_up: Any,
+    *,
+    activation: str = "swiglu",
+    swiglu_limit: float | None = None,
+    swiglu_alpha: float = 1.702,
+    interleaved: bool = False,
+    row_weights: Any = None,
+    power_of_two: float | None = None,
+) -> tuple[Any, Any, Any]:
+    """gemm1's output to gemm2's input in one pass: activation(gate, up), times a router weight, to bf16, to NVFP4.
+
+    gate_up: (..., 2 I) of float32, float16 or bfloat16, I a multiple of 16: all of gate, then all of up; interleaved:
+    g0 u0 g1 u1 and so on. activation, swiglu_limit, swiglu_alpha: as in MoeConfig. row_weights: float32 (...), router
+    weights of router_weight "before_down". power_of_two: the tensor scale of every row; None gives each its own, as
+    quantize(mode="dynamic_token") does.
+
+    Returns (codes uint8 (..., I/2), scales uint8 (..., I/16), row_scales float32 (...)); a row scale is NaN where the
+    row holds NaN or Inf. Raises ValueError on shapes, dtypes and choices.
+    """
+    torch = _torch_of(gate_up)
+    codes, block_scales, row_scales = _core.silu_mul_quantize(
+        _borrow(gate_up),
+        activation,
+        swiglu_limit,
+        swiglu_alpha,
+        interleaved,
+        None if row_weights is None else _borrow(row_weights),
+        power_of_two,
+    )
+    return _lend(codes, torch), _lend(block_scales, torch), _lend(row_scales, torch)
 
 
 def dequantize(codes: Any, scales: Any, tensor_scale: Any, dtype: str = "float32") -> Any:

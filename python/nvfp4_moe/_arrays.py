@@ -22,16 +22,27 @@ def torch_of(*arrays: Any) -> Any:
     return None
 
 
+def view(array: Any) -> Any:
+    """What the compiled module can read in place of an array whose own export it cannot; None where there is nothing.
+
+    Never a copy: same memory, same strides."""
+    if isinstance(array, np.ndarray):
+        bits = _NUMPY_BITS.get(array.dtype.name)
+        return None if bits is None else array.view(bits)
+    torch = torch_of(array)
+    if torch is None:
+        return None
+    byte_like = [getattr(torch, name, None) for name in ("float8_e4m3fn", "float4_e2m1fn_x2")]
+    return array.detach().view(torch.uint8) if array.dtype in byte_like else array.detach()
+
+
 def borrow(array: Any) -> Any:
     """The array as something the compiled module reads without a copy, where its memory is contiguous."""
     if isinstance(array, np.ndarray):
-        bits = _NUMPY_BITS.get(array.dtype.name)
-        return array if bits is None else np.ascontiguousarray(array).view(bits).reshape(array.shape)
-    torch = torch_of(array)
-    if torch is not None:
-        array = array.detach()
-        byte_like = [getattr(torch, name, None) for name in ("float8_e4m3fn", "float4_e2m1fn_x2")]
-        return array.contiguous().view(torch.uint8) if array.dtype in byte_like else array.contiguous()
+        bits = view(array)
+        return array if bits is None else np.ascontiguousarray(bits).reshape(array.shape)
+    if torch_of(array) is not None:
+        return view(array).contiguous()
     return array if hasattr(array, "__dlpack__") else np.asarray(array)
 
 

@@ -12,69 +12,14 @@
 #include <vector>
 
 #include "arrays.h"
+#include "dicts.h"
+#include "layer.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
 
 namespace nvfp4_moe::python {
 
 namespace {
-
-nb::dict to_dict(const Finding& finding) {
-  nb::dict d;
-  d["severity"] = to_string(finding.severity);
-  d["id"] = finding.id;
-  d["layer"] = finding.layer < 0 ? nb::none() : nb::cast(finding.layer);
-  d["expert"] = finding.expert < 0 ? nb::none() : nb::cast(finding.expert);
-  d["tensor"] = finding.tensor;
-  d["expected"] = finding.expected;
-  d["actual"] = finding.actual;
-  d["count"] = finding.count;
-  d["text"] = to_string(finding);
-  return d;
-}
-
-nb::dict to_dict(const LayerStatistics& s) {
-  nb::dict d;
-  d["codes_bytes"] = s.codes_bytes;
-  d["scales_bytes"] = s.scales_bytes;
-  d["tensor_scale_min"] = s.tensor_scale_min;
-  d["tensor_scale_max"] = s.tensor_scale_max;
-  d["block_scale_min"] = s.block_scale_min;
-  d["block_scale_max"] = s.block_scale_max;
-  d["saturated_block_share"] = s.saturated_block_share;
-  d["gate_up_mismatches"] = s.gate_up_mismatches;
-  d["input_scale_min"] = nb::cast(s.input_scale_min);
-  d["input_scale_max"] = nb::cast(s.input_scale_max);
-  return d;
-}
-
-// Copies the view's rows, which may lie apart, into arrays of their own.
-nb::dict to_dict(const Nvfp4View& view) {
-  const size_t rows = static_cast<size_t>(view.rows);
-  const size_t code_cols = static_cast<size_t>(view.cols / 2);
-  const size_t scale_cols = static_cast<size_t>(view.cols / kBlockElems);
-  Output<uint8_t> codes({rows, code_cols});
-  Output<uint8_t> scales({rows, scale_cols});
-  {
-    nb::gil_scoped_release release;
-    for (size_t r = 0; r < rows; ++r) {
-      std::memcpy(codes.data + r * code_cols, view.row_codes(static_cast<int64_t>(r)), code_cols);
-      std::memcpy(scales.data + r * scale_cols, view.row_scales(static_cast<int64_t>(r)), scale_cols);
-    }
-  }
-  nb::dict d;
-  d["codes"] = codes.array();
-  d["scales"] = scales.array();
-  d["tensor_scale"] = static_cast<double>(view.tensor_scale);
-  return d;
-}
-
-nb::dict to_dict(const LayerScales& scales) {
-  nb::dict d;
-  d["hidden"] = nb::cast(scales.hidden);
-  d["intermediate"] = nb::cast(scales.intermediate);
-  return d;
-}
 
 // A Checkpoint behind a plain constructor that throws.
 class PyCheckpoint {
@@ -165,18 +110,9 @@ class PyCheckpoint {
     return to_dict(loaded.source);
   }
 
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+
  private:
-  static nb::dict to_dict(const ExpertSource& source) {
-    nb::dict d;
-    d["gate"] = python::to_dict(source.gate);
-    d["up"] = python::to_dict(source.up);
-    d["down"] = python::to_dict(source.down);
-    return d;
-  }
-  template <class T>
-  static nb::dict to_dict(const T& value) {
-    return python::to_dict(value);
-  }
   ExpertRange all_experts(int64_t layer) const { return {0, take(checkpoint_.layer_options(layer)).num_experts}; }
   Checkpoint checkpoint_;
 };
@@ -195,6 +131,8 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
 }
 
 }  // namespace
+
+const Checkpoint& checkpoint_of(nb::handle object) { return nb::cast<const PyCheckpoint&>(object).checkpoint(); }
 
 void bind_checkpoint(nb::module_& m) {
   nb::class_<PyCheckpoint>(m, "Checkpoint",

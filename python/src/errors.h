@@ -37,6 +37,8 @@ void bind_errors(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
 void bind_layouts(nanobind::module_& m);
 void bind_checkpoint(nanobind::module_& m);
+void bind_layer(nanobind::module_& m);
+void bind_linear(nanobind::module_& m);
 void bind_quantize_checkpoint(nanobind::module_& m);
 
 }  // namespace nvfp4_moe::python

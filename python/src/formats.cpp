@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "core/activation.h"
 #include "core/dequantize.h"
 #include "core/quantize.h"
 
@@ -59,9 +60,7 @@ Shape with_last(const Shape& leading, int64_t last) {
 // Widens row r; exact for the three dtypes quantize accepts.
 void read_row(const void* data, DType dtype, int64_t r, int64_t cols, std::vector<float>& row) {
   row.resize(static_cast<size_t>(cols));
-  for (int64_t c = 0; c < cols; ++c) {
-    row[static_cast<size_t>(c)] = static_cast<float>(element(data, dtype, static_cast<size_t>(r * cols + c)));
-  }
+  to_floats(static_cast<const std::byte*>(data) + r * cols * (bits(dtype) / 8), dtype, cols, row.data());
 }
 
 [[noreturn]] void fail_nonfinite(int64_t row) {
@@ -131,6 +130,36 @@ Quantized quantize(const Array& x, const std::string& mode, std::optional<double
   }
   const nb::object scale_out = dynamic ? nb::object(row_scales.array()) : nb::cast(static_cast<double>(scale));
   return nb::make_tuple(codes.array(), block_scales.array(), scale_out);
+}
+
+nb::tuple silu_mul_quantize(const Array& gate_up, const std::string& activation_name, std::optional<double> limit,
+                            double alpha, bool interleaved, const std::optional<Array>& row_weights,
+                            std::optional<double> power_of_two) {
+  const DType dtype = dtype_of(gate_up, "gate_up");
+  if (!is_activation(dtype))
+    fail("gate_up: expected float32, float16 or bfloat16 (or its bits as uint16), got " + describe(gate_up));
+  const Rows r = rows_of(gate_up, "gate_up", 2 * kBlockElems);
+  const std::optional<float> narrow_limit =
+      limit ? std::optional<float>(static_cast<float>(*limit)) : std::optional<float>();
+  const GatedActivation activation =
+      take(GatedActivation::make(take(parse<Activation>(activation_name)), narrow_limit, static_cast<float>(alpha)));
+  const float scale = power_of_two ? static_cast<float>(*power_of_two) : 0.0f;
+  if (power_of_two && !is_power_of_two(scale))
+    fail("power_of_two: expected a normal power of two, got " + std::to_string(*power_of_two));
+  if (row_weights && (dtype_of(*row_weights, "row_weights") != DType::kF32 || shape_of(*row_weights) != r.leading))
+    fail("row_weights: expected " + to_string(r.leading) + " float32, got " + describe(*row_weights));
+
+  const GateUp input{gate_up.data(), dtype, r.rows, r.cols / 2, interleaved};
+  Output<uint8_t> codes(with_last(r.leading, input.inner / 2));
+  Output<uint8_t> block_scales(with_last(r.leading, input.inner / kBlockElems));
+  Output<float> row_scales(r.leading);
+  {
+    const nb::gil_scoped_release release;
+    QuantizeCounts counts;
+    swiglu_quantize(activation, input, row_weights ? static_cast<const float*>(row_weights->data()) : nullptr, scale,
+                    {codes.data, block_scales.data, row_scales.data}, counts);
+  }
+  return nb::make_tuple(codes.array(), block_scales.array(), row_scales.array());
 }
 
 struct Nvfp4Arrays {
@@ -313,6 +342,9 @@ Fp8 to_fp8(const Array& codes, const Array& scales, double tensor_scale,
 }  // namespace
 
 void bind_formats(nb::module_& m) {
+  m.def("silu_mul_quantize", &silu_mul_quantize, nb::arg("gate_up"), nb::arg("activation"),
+        nb::arg("swiglu_limit").none(), nb::arg("swiglu_alpha"), nb::arg("interleaved"), nb::arg("row_weights").none(),
+        nb::arg("power_of_two").none());
   m.def("quantize", &quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(), nb::arg("scales"));
   m.def("dequantize", &dequantize_array, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"),
         nb::arg("dtype"));

@@ -11,4 +11,6 @@ NB_MODULE(_core, m) {
   nvfp4_moe::python::bind_layouts(m);
   nvfp4_moe::python::bind_checkpoint(m);
   nvfp4_moe::python::bind_quantize_checkpoint(m);
+  nvfp4_moe::python::bind_layer(m);
+  nvfp4_moe::python::bind_linear(m);
 }

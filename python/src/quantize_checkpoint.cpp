@@ -13,47 +13,11 @@
 #include <vector>
 
 #include "arrays.h"
+#include "progress.h"
 
 namespace nvfp4_moe::python {
 
 namespace {
-
-using Callback = nb::typed<nb::callable, std::optional<bool>(Dict)>;
-
-// Calls a Python callable from a thread that may not hold the interpreter lock. What it raises cancels the operation
-// and is raised again once the library has returned.
-class PyProgress {
- public:
-  explicit PyProgress(std::optional<Callback> callback) : callback_(std::move(callback)) {}
-  ProgressFn function() {
-    if (!callback_) return {};
-    return [this](const Progress& p) {
-      nb::gil_scoped_acquire acquire;
-      try {
-        nb::dict d;
-        d["what"] = nb::str(p.what.data(), p.what.size());
-        d["item"] = nb::str(p.item.data(), p.item.size());
-        d["done"] = p.done;
-        d["total"] = p.total;
-        d["done_bytes"] = p.done_bytes;
-        d["total_bytes"] = p.total_bytes;
-        d["elapsed_s"] = p.elapsed_s;
-        const nb::object answer = (*callback_)(d);
-        return !(nb::isinstance<nb::bool_>(answer) && !nb::cast<bool>(answer));
-      } catch (nb::python_error& error) {
-        raised_ = std::make_unique<nb::python_error>(error);
-        return false;
-      }
-    };
-  }
-  void rethrow() const {
-    if (raised_) throw nb::python_error(*raised_);
-  }
-
- private:
-  std::optional<Callback> callback_;
-  std::unique_ptr<nb::python_error> raised_;
-};
 
 using Scales = std::pair<std::optional<float>, std::optional<float>>;  // hidden, intermediate
 using LayerInputScales = nb::typed<nb::dict, int64_t, Scales>;
@@ -61,7 +25,7 @@ using LayerInputScales = nb::typed<nb::dict, int64_t, Scales>;
 Dict quantize_files(const std::string& in, const std::string& out, const std::string& format,
                     std::vector<int64_t> layers, const std::string& scales, bool share_gate_up_scale,
                     const LayerInputScales& input_scales, uint64_t max_shard_bytes, int threads,
-                    std::optional<Callback> progress) {
+                    std::optional<ProgressCallback> progress) {
   QuantizeOptions options;
   options.format = take(parse_output_format(format));
   options.layers = std::move(layers);

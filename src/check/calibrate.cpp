@@ -34,40 +34,42 @@ struct Seen {
   int64_t experts = 0;
 };
 
-Seen who_is_seen(const LayerStates& states, int64_t top_k) {
+Seen who_is_seen(const Batch& batch, const MoeOptions& options) {
   Seen seen;
-  seen.token.resize(static_cast<size_t>(states.tokens));
-  std::set<int32_t> experts;
-  for (size_t i = 0; i < states.topk_ids.size(); ++i) {
-    if (states.topk_ids[i] < 0) continue;
-    experts.insert(states.topk_ids[i]);
-    seen.token[i / static_cast<size_t>(top_k)] = 1;
+  seen.token.resize(static_cast<size_t>(batch.tokens));
+  std::set<int64_t> experts;
+  for (int64_t choice = 0; choice < batch.tokens * options.top_k; ++choice) {
+    const int64_t id = batch.ids_dtype == DType::kI32 ? static_cast<const int32_t*>(batch.topk_ids)[choice]
+                                                      : static_cast<const int64_t*>(batch.topk_ids)[choice];
+    if (id < 0 || id >= options.num_experts) continue;
+    experts.insert(id);
+    seen.token[static_cast<size_t>(choice / options.top_k)] = 1;
   }
   seen.tokens = std::count(seen.token.begin(), seen.token.end(), uint8_t{1});
   seen.experts = static_cast<int64_t>(experts.size());
   return seen;
 }
 
-Result<float> hidden_amax(const LayerStates& states, const Seen& seen, int64_t hidden_size) {
+Result<float> hidden_amax(const Batch& batch, const Seen& seen, int64_t hidden_size, const std::string& states) {
   std::vector<float> row(static_cast<size_t>(hidden_size));
-  const int64_t row_bytes = hidden_size * bits(states.hidden_dtype) / 8;
+  const int64_t row_bytes = hidden_size * bits(batch.hidden_dtype) / 8;
   float most = 0;
-  for (int64_t t = 0; t < states.tokens; ++t) {
+  for (int64_t t = 0; t < batch.tokens; ++t) {
     if (seen.token[static_cast<size_t>(t)] == 0) continue;
-    to_floats(states.hidden.data() + t * row_bytes, states.hidden_dtype, hidden_size, row.data());
+    to_floats(static_cast<const std::byte*>(batch.hidden) + t * row_bytes, batch.hidden_dtype, hidden_size, row.data());
     const float amax = row_amax(row);
-    if (!std::isfinite(amax)) return bad_input(fmt::format("{}: token {} holds NaN or Inf", states.source, t));
+    if (!std::isfinite(amax)) return bad_input(fmt::format("{}: token {} holds NaN or Inf", states, t));
     most = std::max(most, amax);
   }
   return most;
 }
 
-// max |SwiGLU output| over all routed rows.
-Result<float> intermediate_amax(const Checkpoint& checkpoint, int64_t number, const MoeConfig& config,
-                                const LayerStates& states, Executor& executor) {
-  NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, number));
+// max |SwiGLU output| over all routed rows of the range's experts.
+Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& config, const ExpertRange& range,
+                                const Batch& batch, Executor& executor, const std::string& states) {
   LayerOptions options;
-  options.limits.max_tokens = std::max<int64_t>(states.tokens, 1);
+  options.range = range;
+  options.limits.max_tokens = std::max<int64_t>(batch.tokens, 1);
   options.executor = &executor;
   NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
                    MoeLayer::open_on(kReferenceBackend, config, source, options));
@@ -75,7 +77,6 @@ Result<float> intermediate_amax(const Checkpoint& checkpoint, int64_t number, co
   NVFP4_MOE_ASSIGN(const Workspace workspace,
                    Workspace::make(bytes.data(), bytes.size_bytes(), layer->plan().workspace));
   const HostBuffers buffers = host_buffers(config, layer->weights().range, workspace);
-  const Batch batch = states.batch();
   const HostCall call{layer->weights(), batch, buffers, executor, nullptr};
   const HostSteps& steps = *kReferenceBackend.steps;
   steps.route(call);
@@ -84,14 +85,32 @@ Result<float> intermediate_amax(const Checkpoint& checkpoint, int64_t number, co
   const HostPart& part = buffers.routed;
   const int64_t rows = part.row_offsets[part.experts];
   const float amax = bf16_amax(part.intermediate.bf16, rows * part.intermediate_size);
-  if (!std::isfinite(amax))
-    return bad_input(fmt::format("layer {}: its intermediate overflows on {}", number, states.source));
+  if (!std::isfinite(amax)) return bad_input(fmt::format("{}: their intermediate overflows", states));
   return amax;
 }
 
 float scale_of(float amax) { return tensor_scale_from_amax(static_cast<double>(amax)); }
 
 }  // namespace
+
+Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
+                                         const Batch& batch, Executor& executor, const std::string& states) {
+  options.activation_format = ActivationFormat::kBf16;
+  options.activation_scale = ActivationScale::kDynamicToken;
+  options.intermediate_scale = IntermediateScale::kDynamicToken;
+  options.intermediate_fixed.reset();
+  options.shared_intermediate_size = 0;  // the shared expert has no place in the routed experts' scales
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
+  const Seen seen = who_is_seen(batch, options);
+  LayerCalibration layer;
+  layer.tokens = seen.tokens;
+  layer.experts_seen = seen.experts;
+  layer.router_weighted = options.router_weight == RouterWeight::kBeforeDown;
+  layer.source = states;
+  NVFP4_MOE_ASSIGN(layer.hidden_amax, hidden_amax(batch, seen, options.hidden_size, states));
+  NVFP4_MOE_ASSIGN(layer.intermediate_amax, intermediate_amax(source, config, range, batch, executor, states));
+  return layer;
+}
 
 LayerScales LayerCalibration::scales() const { return {scale_of(hidden_amax), scale_of(intermediate_amax)}; }
 
@@ -112,28 +131,19 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
   for (const int64_t number : layers) {
     if (std::find(all.begin(), all.end(), number) == all.end())
       return invalid_argument(fmt::format("layer {}: expected one of the model's {} MoE layers", number, all.size()));
-    NVFP4_MOE_ASSIGN(MoeOptions o, checkpoint.layer_options(number));
-    o.activation_format = ActivationFormat::kBf16;
-    o.activation_scale = ActivationScale::kDynamicToken;
-    o.intermediate_scale = IntermediateScale::kDynamicToken;
-    o.shared_intermediate_size = 0;  // the shared expert has no place in the routed experts' scales
-    NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(o));
+    NVFP4_MOE_ASSIGN(const MoeOptions o, checkpoint.layer_options(number));
     LayerStates states;
     if (options.input.empty()) {
       states = seeded_states(o, number, options.states);
     } else {
       NVFP4_MOE_ASSIGN(states, load_states(options.input, o, number, options.states));
     }
-    const Seen seen = who_is_seen(states, o.top_k);
-    LayerCalibration layer;
+    NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, number));
+    auto measured = calibrate_layer(source, o, {0, o.num_experts}, states.batch(), executor, states.source);
+    if (!measured.ok()) return measured.status().in(fmt::format("layer {}", number));
+    LayerCalibration& layer = *measured;
     layer.layer = number;
-    layer.tokens = seen.tokens;
-    layer.experts_seen = seen.experts;
-    layer.router_weighted = o.router_weight == RouterWeight::kBeforeDown;
-    layer.source = states.source;
-    NVFP4_MOE_ASSIGN(layer.hidden_amax, hidden_amax(states, seen, o.hidden_size));
-    NVFP4_MOE_ASSIGN(layer.intermediate_amax, intermediate_amax(checkpoint, number, config, states, executor));
-    unseen += o.num_experts - seen.experts;
+    unseen += o.num_experts - layer.experts_seen;
     calibration.layers.push_back(layer);
     const std::string item = "layer " + std::to_string(number);
     if (options.progress && !options.progress({"calibrate", item, static_cast<int64_t>(calibration.layers.size()),

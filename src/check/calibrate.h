@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/executor.h"
 #include "core/progress.h"
+#include "moe/layer.h"
 
 namespace nvfp4_moe {
 
@@ -44,6 +45,11 @@ struct Calibration {
   std::map<int64_t, LayerScales> scales() const;
 };
 std::string to_json(const Calibration& calibration, int indent = 2);
+
+// One layer's share of it: its experts in `range` on the batch's hidden states, ids and weights (out is not looked at).
+// `states` names the batch in messages and in the result. kBadInput where the states hold NaN or Inf.
+Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
+                                         const Batch& batch, Executor& executor, const std::string& states);
 
 // kBadInput where a layer's states hold NaN or Inf.
 Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options);

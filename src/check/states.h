@@ -15,8 +15,8 @@
 
 #include "core/batch.h"
 #include "core/config.h"
+#include "core/dtype.h"
 #include "core/status.h"
-#include "moe/layer_debug.h"  // to_floats
 
 namespace nvfp4_moe {
 

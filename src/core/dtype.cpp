@@ -3,6 +3,8 @@
 #include <array>
 #include <utility>
 
+#include "core/float_formats.h"
+
 namespace nvfp4_moe {
 namespace {
 
@@ -38,6 +40,15 @@ std::optional<DType> dtype_from_string(std::string_view name) {
   for (const auto& [value, text] : kNames)
     if (name == text) return value;
   return std::nullopt;
+}
+
+void to_floats(const void* values, DType dtype, int64_t count, float* out) {
+  const auto* narrow = static_cast<const uint16_t*>(values);
+  const auto* wide = static_cast<const float*>(values);
+  for (int64_t i = 0; i < count; ++i)
+    out[i] = dtype == DType::kF32    ? wide[i]
+             : dtype == DType::kBf16 ? bf16_to_float(narrow[i])
+                                     : fp16_to_float(narrow[i]);
 }
 
 }  // namespace nvfp4_moe

@@ -56,6 +56,9 @@ constexpr bool is_activation(DType dtype) {
   return dtype == DType::kBf16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
+// out[i] = values[i] of an array of an activation dtype.
+void to_floats(const void* values, DType dtype, int64_t count, float* out);
+
 // The safetensors spelling: "F32", "BF16", "F8_E4M3", "F4", ...
 const char* to_string(DType dtype);
 std::optional<DType> dtype_from_string(std::string_view name);

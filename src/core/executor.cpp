@@ -15,6 +15,7 @@
 #include <vector>
 #ifdef __linux__
 #include <sched.h>
+#include <unistd.h>
 #endif
 
 namespace nvfp4_moe {
@@ -64,6 +65,13 @@ class ThreadPool final : public Executor {
   }
 
   ~ThreadPool() override {
+#ifdef __linux__
+    if (getpid() != owner_) {
+      // A forked child: the threads stayed in the parent, and neither joining nor detaching what is not there returns.
+      (void)new std::vector<std::thread>(std::move(workers_));
+      return;
+    }
+#endif
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -143,6 +151,9 @@ class ThreadPool final : public Executor {
   std::atomic<uint64_t> seq_{0};
   std::atomic<int> joined_{0};
   std::vector<std::thread> workers_;
+#ifdef __linux__
+  const pid_t owner_ = getpid();
+#endif
 };
 
 }  // namespace

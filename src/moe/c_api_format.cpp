@@ -3,13 +3,13 @@
 #include <limits>
 #include <vector>
 
+#include "core/activation.h"
 #include "core/dequantize.h"
 #include "core/float_formats.h"
 #include "core/quantize.h"
 #include "core/scale_layout.h"
 #include "moe/batch_check.h"
 #include "moe/c_api_common.h"
-#include "moe/layer_debug.h"
 
 using nvfp4_moe::invalid_argument;
 using nvfp4_moe::Status;
@@ -177,6 +177,39 @@ nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, i
                              moe::QuantizeCounts& total) {
                            moe::quantize_row_compat(row, input_scale, row_codes, row_block_scales, total);
                          });
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const void* gate_up, int64_t rows,
+                                         int64_t inner, const float* row_weights, uint8_t* codes, uint8_t* block_scales,
+                                         float* row_scales, nvfp4_moe_quantize_counts* counts) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(check_counts(counts));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe_swiglu o, api::read_struct("options", options));
+    NVFP4_MOE_ASSIGN(const moe::Activation function,
+                     api::read_enum("activation", o.activation, moe::Activation::kSwigluOai));
+    NVFP4_MOE_ASSIGN(const moe::GatedActivation activation,
+                     moe::GatedActivation::make(
+                         function, o.swiglu_limit == 0.0f ? std::nullopt : std::optional<float>(o.swiglu_limit),
+                         o.swiglu_alpha == 0.0f ? moe::MoeOptions{}.swiglu_alpha : o.swiglu_alpha));
+    if (o.interleaved != 0 && o.interleaved != 1)
+      return invalid_argument("interleaved: expected 0 or 1, got " + std::to_string(o.interleaved));
+    if (o.power_of_two != 0.0f && !moe::is_power_of_two(o.power_of_two))
+      return invalid_argument("power_of_two: expected 0 or a normal power of two, got " +
+                              std::to_string(o.power_of_two));
+    NVFP4_MOE_TRY(check_matrix_size(rows, inner));
+    NVFP4_MOE_ASSIGN(const moe::DType dtype, api::read_dtype("dtype", o.dtype, moe::DType::kBf16));
+    NVFP4_MOE_TRY(moe::check_activation_dtype("gate_up", dtype));
+    moe::QuantizeCounts total;
+    if (rows > 0 && inner > 0) {
+      NVFP4_MOE_TRY(moe::check_array({"gate_up", gate_up, dtype, rows * inner * 2}));
+      if (row_weights != nullptr) NVFP4_MOE_TRY(moe::check_array({"row_weights", row_weights, moe::DType::kF32, rows}));
+      NVFP4_MOE_TRY(check_outputs(rows, inner, codes, block_scales));
+      NVFP4_MOE_TRY(moe::check_array({"row_scales", row_scales, moe::DType::kF32, rows}));
+      moe::swiglu_quantize(activation, {gate_up, dtype, rows, inner, o.interleaved == 1}, row_weights, o.power_of_two,
+                           {codes, block_scales, row_scales}, total);
+    }
+    return write_counts(total, counts);
   });
 }
 

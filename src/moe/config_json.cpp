@@ -1,5 +1,6 @@
 #include "moe/config_json.h"
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -35,7 +36,14 @@ struct Writer {
   Json json;
   Status operator()(const char* name, int64_t value) { return set(name, value); }
   Status operator()(const char* name, bool value) { return set(name, value); }
-  Status operator()(const char* name, float value) { return set(name, static_cast<double>(value)); }
+  // The shortest decimal that reads back as this float: 1.702, not 1.7020000219345093.
+  Status operator()(const char* name, float value) {
+    char text[32];
+    const auto [end, error] = std::to_chars(text, text + sizeof text, value);
+    double wide = static_cast<double>(value);
+    if (error == std::errc()) std::from_chars(text, end, wide);
+    return set(name, wide);
+  }
   Status operator()(const char* name, const std::optional<float>& value) {
     return value ? (*this)(name, *value) : set(name, nullptr);
   }

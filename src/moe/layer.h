@@ -76,6 +76,10 @@ class MoeLayer {
   // The checks of run, without reading an array. needs_out: whether batch.out is looked at.
   Status check_batch(const Batch& batch, const void* workspace = nullptr, size_t workspace_bytes = 0,
                      bool needs_out = true) const;
+  // Runs the layer on zeros at the token counts that touch every kernel of its plan, every page of its weights and the
+  // workspace, so that the first real call costs no more than the next one. progress may be empty; cancelling gives
+  // kCancelled.
+  Status warmup(void* workspace, size_t workspace_bytes, void* stream = nullptr, const ProgressFn& progress = {}) const;
   // What the last run in this workspace noticed.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes) const;
 

@@ -6,7 +6,6 @@
 #include <filesystem>
 
 #include "check/judge.h"
-#include "core/float_formats.h"
 #include "moe/registry.h"
 #include "moe/repro.h"
 
@@ -45,15 +44,6 @@ Status check_against(const MoeLayer& reference, const Batch& batch, const char* 
 }
 
 }  // namespace
-
-void to_floats(const void* values, DType dtype, int64_t count, float* out) {
-  const auto* narrow = static_cast<const uint16_t*>(values);
-  const auto* wide = static_cast<const float*>(values);
-  for (int64_t i = 0; i < count; ++i)
-    out[i] = dtype == DType::kF32    ? wide[i]
-             : dtype == DType::kBf16 ? bf16_to_float(narrow[i])
-                                     : fp16_to_float(narrow[i]);
-}
 
 Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, const Workspace& workspace,
                        const RunContext& context) const {

@@ -17,7 +17,4 @@ struct LayerDebug {
   Status run(const MoeLayer& layer, const Batch& batch, const Workspace& workspace, const RunContext& context) const;
 };
 
-// values[i] of a (tokens, channels) array of an activation dtype, as floats.
-void to_floats(const void* values, DType dtype, int64_t count, float* out);
-
 }  // namespace nvfp4_moe

@@ -7,7 +7,6 @@
 
 #include "checkpoint/safetensors.h"
 #include "moe/config_json.h"
-#include "moe/layer_debug.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe {

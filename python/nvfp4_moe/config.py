@@ -1,0 +1,64 @@
+"""MoeConfig: the sizes of a layer and every named choice of the numeric contract (docs/numerics.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from . import _core
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeConfig:
+    """A layer's sizes and choices. Checked when it is made; ValueError names the field, what is legal and what came.
+
+    num_experts: of the whole layer, over all ranks. top_k: choices per token. hidden_size, intermediate_size:
+      multiples of 16; intermediate_size is this rank's slice under tensor parallel.
+    activation (g gate, u up, L swiglu_limit, a swiglu_alpha): "swiglu" silu(g)*u; "swiglu_clamped"
+      silu(min(g,L))*clamp(u,-L,L); "swiglu_step" min(silu(g),L)*clamp(u,-L,L); "swiglu_oai" g=min(g,L),
+      u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1). All but "swiglu" need a swiglu_limit.
+    activation_format: "nvfp4" quantizes activations before both GEMMs (W4A4); "bf16" does not (W4A16).
+    activation_scale, of hidden: "dynamic_token", each row its own power of two; "static", the layer's input scale rounded
+      up to a power of two times static_headroom (a power of two); "compat", the input scale as it is, in vLLM's order.
+    intermediate_scale, of SwiGLU's output: "dynamic_token"; "fixed", one power of two (intermediate_fixed, else from the
+      limit, else 16x the input scale); "compat".
+    router_weight: multiplies "after_down", or "before_down" (before the intermediate is quantized). max_router_weight
+      bounds it for "fixed" under "before_down".
+    row_format: of gemm2's rows before they are combined, "bf16" or "fp32".
+    batch_invariant: a token's bits do not depend on what else is in the batch.
+    shared_intermediate_size: of a shared expert, 0 for none.
+    """
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    activation: str = "swiglu"
+    swiglu_limit: float | None = None
+    activation_format: str = "nvfp4"
+    activation_scale: str = "dynamic_token"
+    intermediate_scale: str = "dynamic_token"
+    router_weight: str = "after_down"
+    row_format: str = "bf16"
+    batch_invariant: bool = False
+    swiglu_alpha: float = 1.702
+    intermediate_fixed: float | None = None
+    static_headroom: float = 1.0
+    max_router_weight: float = 1.0
+    shared_intermediate_size: int = 0
+
+    def __post_init__(self) -> None:
+        _core.check_config(self.to_json())
+
+    def to_json(self) -> str:
+        """The fields as the library reads them; numbers of NumPy and torch are taken for what they hold."""
+
+        def plain(value: Any) -> Any:
+            return value.item() if hasattr(value, "item") else value
+
+        return json.dumps({field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> MoeConfig:
+        return cls(**json.loads(text))

@@ -1,0 +1,239 @@
+"""MoeLayer and Nvfp4Linear: layers that are complete once they are made, over the compiled module's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import _core
+from ._arrays import borrow
+from .config import MoeConfig
+
+ProgressFn = Callable[[dict[str, Any]], "bool | None"]
+
+
+def _largest(scale: Any) -> float | None:
+    """An activation scale: one number, or the maximum over an array of every expert's."""
+    if scale is None or isinstance(scale, (int, float)):
+        return scale
+    values = np.asarray(borrow(scale), dtype=np.float64)
+    return float(values.max()) if values.size else None
+
+
+def _scale_pair(input_scale: Any) -> tuple[float | None, float | None] | None:
+    if input_scale is None:
+        return None
+    if not isinstance(input_scale, (tuple, list)) or len(input_scale) != 2:
+        raise ValueError(f"input_scale: expected None or (hidden, intermediate), got {type(input_scale).__name__}")
+    return _largest(input_scale[0]), _largest(input_scale[1])
+
+
+class MoeLayer(_core.Layer):
+    """One MoE layer's local experts, packed for a backend, ready to run.
+
+    Made by from_tensors, from_checkpoint or from_bf16; run(hidden, topk_ids, topk_weights) computes it. All layers of a
+    process share one pool of threads (NVFP4_MOE_THREADS, else one per core) and one workspace per device and stream.
+    """
+
+    @classmethod
+    def from_tensors(
+        cls,
+        config: MoeConfig,
+        *,
+        gate: Any,
+        up: Any,
+        down: Any,
+        input_scale: Any = None,
+        first_expert: int = 0,
+        max_tokens: int = 8192,
+        device: str = "cpu",
+        backend: str = "auto",
+        progress: ProgressFn | None = None,
+    ) -> MoeLayer:
+        """From NVFP4 arrays of E_local experts, H hidden_size, I intermediate_size.
+
+        gate, up, down: (codes, scales, tensor_scale): codes uint8 (E_local, rows, K/2), scales uint8 or float8_e4m3fn
+          (E_local, rows, K/16), tensor_scale float32 (E_local) or one number; rows, K = I, H for gate and up, H, I for
+          down. Experts and rows may lie apart, so that gate and up may be halves of one (E, 2I, H/2) tensor. The arrays
+          are copied one expert at a time and not kept.
+        input_scale: (hidden, intermediate) of the checkpoint, each a number, None, or an array over ALL experts of the
+          layer, of which the maximum counts. Needed by activation_scale "static" and "compat".
+        first_expert: global id of the first local expert. max_tokens: the most that run will get.
+        device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
+        progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
+
+        Raises ValueError (shapes, dtypes, options), BadInput (scales that are NaN or negative), Unsupported (no backend
+        takes it), OutOfMemory, Cancelled.
+        """
+        return cls(
+            _core.open_tensors(
+                config.to_json(),
+                gate,
+                up,
+                down,
+                _scale_pair(input_scale),
+                first_expert,
+                max_tokens,
+                device,
+                backend,
+                progress,
+            )
+        )
+
+    @classmethod
+    def from_bf16(
+        cls,
+        config: MoeConfig,
+        *,
+        gate: Any,
+        up: Any,
+        down: Any,
+        input_scale: Any = None,
+        first_expert: int = 0,
+        max_tokens: int = 8192,
+        device: str = "cpu",
+        backend: str = "auto",
+        progress: ProgressFn | None = None,
+    ) -> MoeLayer:
+        """From bfloat16, float16 or float32 weights, quantized to NVFP4 one expert at a time as they are packed.
+
+        gate, up: (E_local, I, H), down: (E_local, H, I), of any strides. Each matrix gets a tensor scale of its own,
+        amax/2688. Everything else as in from_tensors; BadInput also where a weight is NaN or Inf.
+        """
+        return cls(
+            _core.open_floats(
+                config.to_json(),
+                gate,
+                up,
+                down,
+                _scale_pair(input_scale),
+                first_expert,
+                max_tokens,
+                device,
+                backend,
+                progress,
+            )
+        )
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: str | os.PathLike[str] | _core.Checkpoint,
+        layer: int,
+        first_expert: int = 0,
+        num_local_experts: int = 0,
+        *,
+        slice: tuple[int, int] | None = None,
+        max_tokens: int = 8192,
+        device: str = "cpu",
+        backend: str = "auto",
+        cache_directory: str | os.PathLike[str] | None = None,
+        cache_checksum: bool = False,
+        progress: ProgressFn | None = None,
+        **choices: Any,
+    ) -> MoeLayer:
+        """One MoE layer of a model directory; only its local experts' weights are read.
+
+        checkpoint: a directory, or an open nvfp4_moe.Checkpoint (which several layers may share). num_local_experts 0
+        with first_expert 0: all. slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
+        parallel). choices: fields of MoeConfig that differ from the checkpoint's, for example activation_format="bf16".
+        cache_directory: where packed layers are kept and mapped from on the next start; cache_checksum compares all
+        bytes, not headers and times.
+
+        Raises what from_tensors raises, BadInput where the files are broken, IoError.
+        """
+        if not isinstance(checkpoint, _core.Checkpoint):
+            checkpoint = _core.Checkpoint(os.fspath(checkpoint))
+        config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, slice))
+        known = [field.name for field in dataclasses.fields(MoeConfig)]
+        for name in choices:
+            if name not in known:
+                raise ValueError(f"choices: expected fields of MoeConfig ({', '.join(known)}), got {name}")
+        config = dataclasses.replace(config, **choices)
+        return cls(
+            _core.open_checkpoint(
+                checkpoint,
+                layer,
+                config.to_json(),
+                first_expert,
+                num_local_experts,
+                slice,
+                max_tokens,
+                device,
+                backend,
+                os.fspath(cache_directory) if cache_directory is not None else "",
+                cache_checksum,
+                progress,
+            )
+        )
+
+    @property
+    def config(self) -> MoeConfig:
+        """The layer's sizes and choices."""
+        return MoeConfig.from_json(self._config())
+
+    def describe(self) -> dict[str, Any]:
+        """What runs and how: backend, kernels (by step), every choice of the config, sizes in bytes, notes.
+
+        "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
+        None where nothing is quantized.
+        """
+        return json.loads(self._describe())
+
+    def __repr__(self) -> str:
+        d = self.describe()
+        last = self.first_expert + self.num_local_experts - 1
+        return (
+            f"<MoeLayer {d['hidden_size']}x{d['intermediate_size']}, experts {self.first_expert}..{last} of "
+            f"{d['num_experts']}, top-{d['top_k']}, {d['activation']}, {d['activation_format']}, "
+            f"{d['backend']} on {self.device}>"
+        )
+
+
+class Nvfp4Linear(_core.Linear):
+    """A dense NVFP4 linear y = x W^T through the same kernels, for attention projections kept in NVFP4."""
+
+    @classmethod
+    def from_tensors(
+        cls,
+        weight: Any,
+        *,
+        activation_format: str = "nvfp4",
+        activation_scale: str = "dynamic_token",
+        input_scale: float | None = None,
+        static_headroom: float = 1.0,
+        max_tokens: int = 8192,
+        device: str = "cpu",
+        backend: str = "auto",
+    ) -> Nvfp4Linear:
+        """From weight = (codes uint8 (out_features, in_features/2), scales uint8 (out_features, in_features/16),
+        tensor_scale float), which is copied. The choices are those of MoeConfig for hidden; input_scale is needed by
+        activation_scale "static" and "compat". Raises ValueError, BadInput, Unsupported, OutOfMemory.
+        """
+        codes = weight[0]
+        if len(codes.shape) != 2:
+            raise ValueError(f"weight codes: expected (out_features, in_features/2), got {tuple(codes.shape)}")
+        rows, half = codes.shape
+        return cls(
+            _core.open_linear(
+                tuple(weight),
+                int(rows),
+                2 * int(half),
+                activation_format,
+                activation_scale,
+                input_scale,
+                static_headroom,
+                max_tokens,
+                device,
+                backend,
+            )
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """backend, rows, cols, tensor_scale, activation_format, activation_scale, sizes in bytes."""
+        return json.loads(self._describe())

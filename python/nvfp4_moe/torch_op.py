@@ -1,0 +1,183 @@
+"""torch operators over nvfp4_moe's layers and formats. Importing this module registers them under torch.ops.nvfp4.
+
+    moe_gemm(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, int handle) -> ()
+    moe_gemm.functional(Tensor hidden, Tensor topk_ids, Tensor topk_weights, int handle) -> Tensor
+    linear(Tensor(a!) out, Tensor x, int handle) -> ()
+    linear.functional(Tensor x, int handle, SymInt out_features) -> Tensor
+    quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)
+    dequantize(Tensor codes, Tensor scales, Tensor tensor_scale, ScalarType dtype=float32) -> Tensor
+    silu_mul_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
+                      bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None)
+                      -> (Tensor, Tensor, Tensor)
+    swizzle(Tensor scales) -> Tensor
+    unswizzle(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
+
+handle is MoeLayer.handle or Nvfp4Linear.handle: an integer, so that one compiled graph serves every layer and nothing
+but tensors and numbers crosses the dispatcher. It does not keep the layer alive; a handle whose layer is gone, or that
+none gave out, is a ValueError. Arguments are checked where the op runs, with the messages of MoeLayer.run.
+
+Every op has a fake implementation, breaks no graph (torch.compile(fullgraph=True)), takes symbolic token counts, and
+has no gradient. The out forms allocate nothing. Inputs must be contiguous.
+
+Source of the registration's form: torch.library's define/impl, which costs about half of its custom_op decorator.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _core
+from . import dequantize as _dequantize
+from . import quantize as _quantize
+from . import silu_mul_quantize as _silu_mul_quantize
+from . import swizzle as _swizzle
+from . import unswizzle as _unswizzle
+
+__all__ = ["library"]
+
+# Inputs reach the kernels with the strides they have in eager mode: contiguous, or they are refused there too.
+_TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
+_DEVICES = ("CPU", "CUDA")
+
+library = torch.library.Library("nvfp4", "DEF")
+
+
+def _op(schema, kernel, fake):
+    """Defines an op with one kernel for every device that a layer can live on, and its fake."""
+    library.define(schema, tags=_TAGS)
+    name = schema.partition("(")[0]  # with its overload, which define's answer lacks
+    for device in _DEVICES:
+        library.impl(name, kernel, device)
+    torch.library.register_fake(f"nvfp4::{name}", fake, lib=library)
+
+
+# ---- layers by handle
+
+_op(
+    "moe_gemm(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, int handle) -> ()",
+    _core.moe_gemm,
+    lambda out, hidden, topk_ids, topk_weights, handle: None,
+)
+_op(
+    "moe_gemm.functional(Tensor hidden, Tensor topk_ids, Tensor topk_weights, int handle) -> Tensor",
+    _core.moe_gemm_new,
+    lambda hidden, topk_ids, topk_weights, handle: hidden.new_empty(hidden.shape),
+)
+_op("linear(Tensor(a!) out, Tensor x, int handle) -> ()", _core.linear, lambda out, x, handle: None)
+
+
+def _linear_functional(x, handle, out_features):
+    out = x.new_empty((x.shape[0], out_features))
+    _core.linear(out, x, handle)
+    return out
+
+
+_op(
+    "linear.functional(Tensor x, int handle, SymInt out_features) -> Tensor",
+    _linear_functional,
+    lambda x, handle, out_features: x.new_empty((x.shape[0], out_features)),
+)
+
+
+# ---- formats
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def _quantize_kernel(x, mode="weights", tensor_scale=None, scales="max"):
+    codes, block_scales, scale = _quantize(x, mode=mode, tensor_scale=tensor_scale, scales=scales)
+    return codes, block_scales, torch.as_tensor(scale, dtype=torch.float32, device=x.device)
+
+
+def _quantize_fake(x, mode="weights", tensor_scale=None, scales="max"):
+    *leading, k = x.shape
+    return (
+        x.new_empty((*leading, k // 2), dtype=torch.uint8),
+        x.new_empty((*leading, k // 16), dtype=torch.uint8),
+        x.new_empty(leading if mode == "dynamic_token" else (), dtype=torch.float32),
+    )
+
+
+_op(
+    'quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)',
+    _quantize_kernel,
+    _quantize_fake,
+)
+
+
+def _dequantize_kernel(codes, scales, tensor_scale, dtype=torch.float32):
+    if dtype not in _NAMES:
+        raise ValueError(f"dtype: expected float32, bfloat16 or float16, got {dtype}")
+    return _dequantize(codes, scales, tensor_scale, _NAMES[dtype])
+
+
+_op(
+    "dequantize(Tensor codes, Tensor scales, Tensor tensor_scale, ScalarType dtype=float32) -> Tensor",
+    _dequantize_kernel,
+    lambda codes, scales, tensor_scale, dtype=torch.float32: codes.new_empty(
+        (*codes.shape[:-1], 2 * codes.shape[-1]), dtype=dtype
+    ),
+)
+
+
+def _silu_mul_kernel(
+    gate_up,
+    activation="swiglu",
+    swiglu_limit=None,
+    swiglu_alpha=1.702,
+    interleaved=False,
+    row_weights=None,
+    power_of_two=None,
+):
+    return _silu_mul_quantize(
+        gate_up,
+        activation=activation,
+        swiglu_limit=swiglu_limit,
+        swiglu_alpha=swiglu_alpha,
+        interleaved=interleaved,
+        row_weights=row_weights,
+        power_of_two=power_of_two,
+    )
+
+
+def _silu_mul_fake(
+    gate_up,
+    activation="swiglu",
+    swiglu_limit=None,
+    swiglu_alpha=1.702,
+    interleaved=False,
+    row_weights=None,
+    power_of_two=None,
+):
+    rows, both = gate_up.shape
+    return (
+        gate_up.new_empty((rows, both // 4), dtype=torch.uint8),
+        gate_up.new_empty((rows, both // 32), dtype=torch.uint8),
+        gate_up.new_empty((rows,), dtype=torch.float32),
+    )
+
+
+_op(
+    'silu_mul_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702, '
+    "bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None) -> (Tensor, Tensor, Tensor)",
+    _silu_mul_kernel,
+    _silu_mul_fake,
+)
+
+
+def _swizzled_bytes(rows, cols):
+    return (rows + 127) // 128 * 128 * ((cols + 3) // 4 * 4)
+
+
+_op(
+    "swizzle(Tensor scales) -> Tensor",
+    _swizzle,
+    lambda scales: scales.new_empty(
+        (*scales.shape[:-2], _swizzled_bytes(scales.shape[-2], scales.shape[-1])), dtype=torch.uint8
+    ),
+)
+_op(
+    "unswizzle(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor",
+    _unswizzle,
+    lambda swizzled, rows, cols: swizzled.new_empty((*swizzled.shape[:-1], rows, cols), dtype=torch.uint8),
+)

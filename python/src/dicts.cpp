@@ -1,0 +1,102 @@
+#include "dicts.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+
+#include "arrays.h"
+
+namespace nvfp4_moe::python {
+
+Dict to_dict(const Finding& finding) {
+  Dict d;
+  d["severity"] = to_string(finding.severity);
+  d["id"] = finding.id;
+  d["layer"] = finding.layer < 0 ? nb::none() : nb::cast(finding.layer);
+  d["expert"] = finding.expert < 0 ? nb::none() : nb::cast(finding.expert);
+  d["tensor"] = finding.tensor;
+  d["expected"] = finding.expected;
+  d["actual"] = finding.actual;
+  d["count"] = finding.count;
+  d["text"] = to_string(finding);
+  return d;
+}
+
+Dict to_dict(const LayerStatistics& s) {
+  Dict d;
+  d["codes_bytes"] = s.codes_bytes;
+  d["scales_bytes"] = s.scales_bytes;
+  d["tensor_scale_min"] = s.tensor_scale_min;
+  d["tensor_scale_max"] = s.tensor_scale_max;
+  d["block_scale_min"] = s.block_scale_min;
+  d["block_scale_max"] = s.block_scale_max;
+  d["saturated_block_share"] = s.saturated_block_share;
+  d["gate_up_mismatches"] = s.gate_up_mismatches;
+  d["input_scale_min"] = nb::cast(s.input_scale_min);
+  d["input_scale_max"] = nb::cast(s.input_scale_max);
+  return d;
+}
+
+Dict to_dict(const Nvfp4View& view) {
+  const size_t rows = static_cast<size_t>(view.rows);
+  const size_t code_cols = static_cast<size_t>(view.cols / 2);
+  const size_t scale_cols = static_cast<size_t>(view.cols / kBlockElems);
+  Output<uint8_t> codes({rows, code_cols});
+  Output<uint8_t> scales({rows, scale_cols});
+  {
+    nb::gil_scoped_release release;
+    for (size_t r = 0; r < rows; ++r) {
+      std::memcpy(codes.data + r * code_cols, view.row_codes(static_cast<int64_t>(r)), code_cols);
+      std::memcpy(scales.data + r * scale_cols, view.row_scales(static_cast<int64_t>(r)), scale_cols);
+    }
+  }
+  Dict d;
+  d["codes"] = codes.array();
+  d["scales"] = scales.array();
+  d["tensor_scale"] = static_cast<double>(view.tensor_scale);
+  return d;
+}
+
+Dict to_dict(const LayerScales& scales) {
+  Dict d;
+  d["hidden"] = nb::cast(scales.hidden);
+  d["intermediate"] = nb::cast(scales.intermediate);
+  return d;
+}
+
+Dict to_dict(const ExpertSource& source) {
+  Dict d;
+  d["gate"] = to_dict(source.gate);
+  d["up"] = to_dict(source.up);
+  d["down"] = to_dict(source.down);
+  return d;
+}
+
+Dict to_dict(const RunStatus& status) {
+  Dict d;
+  d["bad_expert_ids"] = status.bad_expert_ids;
+  d["nonfinite_tokens"] = status.nonfinite_tokens;
+  d["nonfinite_rows"] = status.nonfinite_rows;
+  d["hidden_blocks"] = status.hidden_blocks;
+  d["hidden_saturated"] = status.hidden_saturated;
+  d["hidden_zeroed"] = status.hidden_zeroed;
+  d["intermediate_blocks"] = status.intermediate_blocks;
+  d["intermediate_saturated"] = status.intermediate_saturated;
+  d["intermediate_zeroed"] = status.intermediate_zeroed;
+  return d;
+}
+
+Dict to_dict(const Progress& p) {
+  Dict d;
+  d["what"] = nb::str(p.what.data(), p.what.size());
+  d["item"] = nb::str(p.item.data(), p.item.size());
+  d["done"] = p.done;
+  d["total"] = p.total;
+  d["done_bytes"] = p.done_bytes;
+  d["total_bytes"] = p.total_bytes;
+  d["elapsed_s"] = p.elapsed_s;
+  return d;
+}
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,52 @@
+// Layers and linears by an integer, for callers that can carry nothing else through a graph (torch ops).
+//
+// A handle does not keep its object alive. Handles are never used twice, so that one whose object is gone is told from
+// one that never was. They begin above 1: compilers of graphs take 0 and 1 for constants worth a graph of their own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "errors.h"
+
+namespace nvfp4_moe::python {
+
+template <class T>
+class HandleTable {
+ public:
+  // kind: "layer", for messages.
+  explicit HandleTable(const char* kind) : kind_(kind) {}
+
+  int64_t add(const std::shared_ptr<T>& object) {
+    const std::lock_guard lock(mutex_);
+    objects_.emplace(next_, object);
+    return next_++;
+  }
+  void remove(int64_t handle) {
+    const std::lock_guard lock(mutex_);
+    objects_.erase(handle);
+  }
+  // ValueError where the object is gone or the handle was never given out.
+  std::shared_ptr<T> find(int64_t handle) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = objects_.find(handle);
+    if (found != objects_.end())
+      if (std::shared_ptr<T> object = found->second.lock()) return object;
+    const std::string name = std::string(kind_) + " handle " + std::to_string(handle);
+    if (handle >= kFirst && handle < next_)
+      fail(name + ": expected a live " + kind_ + ", got one that was dropped; keep the object as long as its handle");
+    fail(name + ": expected one that a " + kind_ + " gave out, got one that none did");
+  }
+
+ private:
+  static constexpr int64_t kFirst = 2;
+  const char* kind_;
+  mutable std::mutex mutex_;
+  std::unordered_map<int64_t, std::weak_ptr<T>> objects_;
+  int64_t next_ = kFirst;
+};
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,330 @@
+// nvfp4_moe.MoeLayer: opening a layer from arrays, floats or a checkpoint, and everything but its run.
+#include "layer.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "check/calibrate.h"
+#include "dicts.h"
+#include "layer_source.h"
+#include "moe/packed_cache.h"
+#include "options.h"
+#include "progress.h"
+
+namespace nvfp4_moe::python {
+
+namespace {
+
+// What the three ways of opening share.
+struct OpenOptions {
+  Device device;
+  LayerOptions layer;
+  std::shared_ptr<Host> host;
+
+  OpenOptions(const std::string& device_name, const std::string& backend, int64_t first_expert, int64_t expert_count,
+              int64_t max_tokens)
+      : device(parse_device(device_name)), host(shared_host()) {
+    if (!device.is_host())
+      throw Failure(unsupported("device: expected cpu (this build has no GPU backend), got " + device_name));
+    layer.backend = backend;
+    layer.range = {first_expert, expert_count};
+    layer.limits.max_tokens = max_tokens;
+    layer.executor = host->executor.get();
+  }
+};
+
+using ScalePair = std::pair<std::optional<double>, std::optional<double>>;  // hidden, intermediate
+
+LayerScales scales_of(const std::optional<ScalePair>& pair) {
+  const auto checked = [](const char* name, const std::optional<double>& scale) -> std::optional<float> {
+    if (!scale) return std::nullopt;
+    const auto narrow = static_cast<float>(*scale);
+    if (!std::isfinite(narrow) || narrow <= 0)
+      fail(std::string("input_scale ") + name + ": expected a positive float32, got " + std::to_string(*scale));
+    return narrow;
+  };
+  if (!pair) return {};
+  return {checked("hidden", pair->first), checked("intermediate", pair->second)};
+}
+
+// A Layer as Python holds it.
+class PyLayer {
+ public:
+  // open() gives a Result<unique_ptr<MoeLayer>> and is called without the interpreter lock.
+  template <class Open>
+  static PyLayer make(const OpenOptions& options, std::optional<ProgressCallback> progress, Open&& open) {
+    PyProgress callback(std::move(progress));
+    const ProgressFn function = callback.function();
+    auto state = std::make_shared<OpenLayer>();
+    state->device = options.device;
+    state->host = options.host;
+    Status status;
+    {
+      const nb::gil_scoped_release release;
+      auto layer = open(function);
+      status = layer.status();
+      if (layer.ok()) {
+        state->layer = std::move(*layer);
+        // The workspace is there before the first run, which then allocates nothing.
+        status = options.host->workspaces.lease(state->layer->workspace_bytes()).status();
+      }
+    }
+    callback.rethrow();
+    check(status);
+    state->handle = layer_handles().add(state);
+    return PyLayer(std::move(state));
+  }
+
+  OpenLayer& open() const { return *open_; }
+  const MoeLayer& layer() const { return *open_->layer; }
+
+ private:
+  explicit PyLayer(std::shared_ptr<OpenLayer> open) : open_(std::move(open)) {}
+  std::shared_ptr<OpenLayer> open_;
+};
+
+// gate, up and down as Stacks of the config's shapes; expert_of(gate, up, down, host) gives LayerSource::expert.
+template <class Stack, class ExpertOf>
+PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down,
+                    const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
+                    const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress,
+                    ExpertOf&& expert_of) {
+  const MoeConfig config = config_of(config_json);
+  const Stack gates(gate, "gate", config->intermediate_size, config->hidden_size);
+  const Stack ups(up, "up", config->intermediate_size, config->hidden_size);
+  const Stack downs(down, "down", config->hidden_size, config->intermediate_size);
+  const int64_t experts = gates.experts();
+  if (ups.experts() != experts || downs.experts() != experts)
+    fail("gate, up, down: expected as many experts in each, got " + std::to_string(experts) + ", " +
+         std::to_string(ups.experts()) + ", " + std::to_string(downs.experts()));
+  const OpenOptions options(device, backend, first_expert, experts, max_tokens);
+  LayerSource source;
+  source.scales = scales_of(input_scale);
+  source.expert = expert_of(gates, ups, downs, *options.host);
+  return PyLayer::make(options, std::move(progress),
+                       [&](const ProgressFn& told) { return MoeLayer::open(config, source, options.layer, told); });
+}
+
+PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
+                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
+                     const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress) {
+  return open_arrays<MatrixStack>(
+      config, gate, up, down, input_scale, first_expert, max_tokens, device, backend, std::move(progress),
+      [first_expert](const MatrixStack& gates, const MatrixStack& ups, const MatrixStack& downs, Host&) {
+        return [&, first_expert](int64_t global) -> Result<LoadedExpert> {
+          const int64_t e = global - first_expert;
+          LoadedExpert loaded;
+          loaded.source = {gates.expert(e), ups.expert(e), downs.expert(e)};
+          return loaded;
+        };
+      });
+}
+
+PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
+                    const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
+                    const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress) {
+  return open_arrays<FloatStack>(
+      config, gate, up, down, input_scale, first_expert, max_tokens, device, backend, std::move(progress),
+      [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs, Host& host) {
+        return quantizing_source(gates, ups, downs, first_expert, *host.executor);
+      });
+}
+
+IntermediateSlice slice_of(const std::optional<std::pair<int64_t, int64_t>>& slice) {
+  return slice ? IntermediateSlice{slice->first, slice->second} : IntermediateSlice{};
+}
+
+PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::string& config_json,
+                        int64_t first_expert, int64_t num_local_experts,
+                        const std::optional<std::pair<int64_t, int64_t>>& slice, int64_t max_tokens,
+                        const std::string& device, const std::string& backend, const std::string& cache_directory,
+                        bool cache_checksum, std::optional<ProgressCallback> progress) {
+  const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
+  const MoeConfig config = config_of(config_json);
+  const OpenOptions options(device, backend, first_expert, num_local_experts, max_tokens);
+  return PyLayer::make(options, std::move(progress), [&](const ProgressFn& told) {
+    return open_checkpoint_layer(checkpoint, layer, config.options(), slice_of(slice), options.layer,
+                                 {cache_directory, cache_checksum}, told);
+  });
+}
+
+std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
+                               const std::optional<std::pair<int64_t, int64_t>>& slice) {
+  return to_json(take(sliced_options(checkpoint_of(checkpoint), layer, slice_of(slice))));
+}
+
+nb::object run(const PyLayer& self, nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, nb::handle out,
+               nb::handle stream, nb::handle shared_weights) {
+  return run_layer(self.open(), {hidden, topk_ids, topk_weights, shared_weights, out, stream});
+}
+
+Dict status(const PyLayer& self) {
+  const std::lock_guard lock(self.open().status_mutex);
+  return to_dict(self.open().status);
+}
+
+Dict calibrate(const PyLayer& self, nb::handle hidden_object, nb::handle ids_object, nb::handle weights_object) {
+  const Tensor hidden(hidden_object, "hidden"), ids(ids_object, "topk_ids"), weights(weights_object, "topk_weights");
+  const Batch batch = batch_of(self.open(), hidden, ids, weights);
+  const MoeLayer& layer = self.layer();
+  LayerCalibration measured;
+  {
+    const nb::gil_scoped_release release;
+    // Needs no out and no workspace: its own layer, of the reference, has them.
+    const LayerSource source = unpacked_source(layer);
+    measured = take(calibrate_layer(source, layer.config().options(), layer.weights().range, batch,
+                                    *self.open().host->executor, "hidden"));
+  }
+  Dict d = to_dict(measured.scales());
+  d["hidden_amax"] = measured.hidden_amax;
+  d["intermediate_amax"] = measured.intermediate_amax;
+  d["tokens"] = measured.tokens;
+  d["experts_seen"] = measured.experts_seen;
+  return d;
+}
+
+void warmup(const PyLayer& self, std::optional<ProgressCallback> progress) {
+  PyProgress callback(std::move(progress));
+  const ProgressFn function = callback.function();
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    const auto workspace = take(self.open().host->workspaces.lease(self.layer().workspace_bytes()));
+    status = self.layer().warmup(workspace.data(), workspace.size_bytes(), nullptr, function);
+  }
+  callback.rethrow();
+  check(status);
+}
+
+int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
+  return local_expert == kSharedExpert ? layer.config()->shared_intermediate_size : layer.config()->intermediate_size;
+}
+
+void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down) {
+  MoeLayer& layer = *self.open().layer;
+  const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
+  const ExpertSource source = {read_matrix(gate, "gate", inner, hidden), read_matrix(up, "up", inner, hidden),
+                               read_matrix(down, "down", hidden, inner)};
+  const nb::gil_scoped_release release;
+  check(layer.replace_expert(local_expert, source));
+}
+
+Dict expert(const PyLayer& self, int64_t local_expert) {
+  const MoeLayer& layer = self.layer();
+  ExpertBuffers buffers;
+  {
+    const nb::gil_scoped_release release;
+    check(layer.unpack_expert(local_expert, buffers));
+  }
+  const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
+  const TensorScales& scales = layer.weights().tensor_scales_of(local_expert);
+  const auto view = [](const Nvfp4Buffers& b, float scale, int64_t rows, int64_t cols) {
+    return Nvfp4View::contiguous(b.codes.data(), b.block_scales.data(), scale, rows, cols);
+  };
+  return to_dict(ExpertSource{view(buffers.gate, scales.gate, inner, hidden),
+                              view(buffers.up, scales.up, inner, hidden),
+                              view(buffers.down, scales.down, hidden, inner)});
+}
+
+constexpr const char* kRunDoc =
+    "The layer on T tokens; returns out.\n\n"
+    "hidden: (T, hidden_size) bfloat16, float16 or float32. topk_ids: (T, top_k) int32 or int64, global expert ids;\n"
+    "-1, or an expert of another rank, adds nothing. topk_weights: (T, top_k) float32. out: (T, hidden_size) of the\n"
+    "three dtypes, memory of its own; None makes one of hidden's framework, dtype and device. stream: for arrays on\n"
+    "a GPU, an integer or a stream object; None is torch's current stream for torch tensors, else the default one.\n"
+    "shared_weights: (T,) float32 factors of the shared expert's output, None for 1. All on the layer's device,\n"
+    "contiguous. T is at most max_tokens; 0 is legal.\n\n"
+    "Raises ValueError, naming the array, what was expected and what came; Busy while replace_expert runs. May be\n"
+    "called from several threads. No gradient flows.";
+
+}  // namespace
+
+void bind_layer(nb::module_& m) {
+  nb::class_<PyLayer>(m, "Layer", nb::is_weak_referenceable(), "What nvfp4_moe.MoeLayer is built on: an open layer.")
+      .def(nb::init<const PyLayer&>(), nb::arg("opened"))
+      .def("run", &run, nb::arg("hidden").none(), nb::arg("topk_ids").none(), nb::arg("topk_weights").none(),
+           nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(), nb::kw_only(),
+           nb::arg("shared_weights") = nb::none(),
+           nb::sig(
+               "def run(self, hidden: Any, topk_ids: Any, topk_weights: Any, out: Any = None, stream: Any = None, *, "
+               "shared_weights: Any = None) -> Any"),
+           kRunDoc)
+      .def(
+          "_describe", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
+      .def(
+          "_config", [](const PyLayer& self) { return to_json(self.layer().config().options()); }, "config as JSON.")
+      .def_prop_ro(
+          "device", [](const PyLayer& self) { return to_string(self.open().device); }, "\"cpu\" or \"cuda:N\".")
+      .def_prop_ro(
+          "handle", [](const PyLayer& self) { return self.open().handle; },
+          "The integer that stands for this layer in torch ops. It does not keep the layer alive.")
+      .def_prop_ro(
+          "workspace_bytes", [](const PyLayer& self) { return self.layer().workspace_bytes(); },
+          "Bytes of workspace a run takes. All layers of a device and stream share one of the largest size.")
+      .def_prop_ro(
+          "max_tokens", [](const PyLayer& self) { return self.layer().plan().limits.max_tokens; },
+          "The most tokens a run may have.")
+      .def_prop_ro(
+          "first_expert", [](const PyLayer& self) { return self.layer().weights().range.first; },
+          "Global id of the first local expert.")
+      .def_prop_ro(
+          "num_local_experts", [](const PyLayer& self) { return self.layer().weights().range.count; },
+          "How many experts this layer holds.")
+      .def("status", &status,
+           "What the layer's last run noticed, as counts: bad_expert_ids (skipped), nonfinite_tokens (NaN rows),\n"
+           "nonfinite_rows, and for hidden and intermediate the blocks quantized, saturated at 448 and zeroed.")
+      .def("calibrate", &calibrate, nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),
+           "Measures static activation scales on sample inputs, shaped as for run, with the exact reference and bf16\n"
+           "activations: {\"hidden\", \"intermediate\"}: amax/2688, what input_scale takes; and hidden_amax,\n"
+           "intermediate_amax, tokens, experts_seen. Of several batches or ranks the maximum counts. Raises BadInput\n"
+           "on NaN or Inf.")
+      .def("warmup", &warmup, nb::arg("progress") = nb::none(),
+           "Runs the layer once at the token counts that touch every kernel, all weights and the workspace. progress\n"
+           "gets a dict (what, item, done, total, elapsed_s); returning False cancels (Cancelled).")
+      .def("replace_expert", &replace_expert, nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+           "New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16),\n"
+           "tensor_scale). local_expert -1 is the shared one. Raises Busy while a run is in flight.")
+      .def("expert", &expert, nb::arg("local_expert"),
+           "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"
+           "\"scales\", \"tensor_scale\"}, copies. local_expert -1 is the shared one.");
+
+  m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
+        nb::arg("backend"), nb::arg("progress").none());
+  m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
+        nb::arg("backend"), nb::arg("progress").none());
+  m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
+        nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("slice").none(), nb::arg("max_tokens"),
+        nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"), nb::arg("cache_checksum"),
+        nb::arg("progress").none());
+  m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("slice").none());
+  m.def(
+      "check_config", [](const std::string& json) { (void)config_of(json); }, nb::arg("config"));
+
+  // The torch ops' bodies: a layer by its handle.
+  m.def(
+      "moe_gemm",
+      [](nb::handle out, nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, int64_t handle) {
+        const auto open = layer_handles().find(handle);
+        const nb::object none = nb::none();
+        run_layer(*open, {hidden, topk_ids, topk_weights, none, out, none});
+      },
+      nb::arg("out"), nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"), nb::arg("handle"));
+  m.def(
+      "moe_gemm_new",
+      [](nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, int64_t handle) {
+        const auto open = layer_handles().find(handle);
+        const nb::object none = nb::none();
+        return run_layer(*open, {hidden, topk_ids, topk_weights, none, none, none});
+      },
+      nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"), nb::arg("handle"));
+}
+
+}  // namespace nvfp4_moe::python

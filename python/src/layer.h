@@ -1,0 +1,46 @@
+// An open layer as Python holds it, and the call that runs it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "core/batch.h"
+#include "handles.h"
+#include "host.h"
+#include "moe/layer.h"
+#include "tensor.h"
+
+namespace nvfp4_moe::python {
+
+// Owned by its Layer object, and by calls in flight: a layer dropped during a run is closed after it.
+struct OpenLayer {
+  Device device;
+  std::shared_ptr<Host> host;
+  std::unique_ptr<MoeLayer> layer;
+  int64_t handle = 0;
+  std::mutex status_mutex;
+  RunStatus status;  // of the last run that ended
+
+  ~OpenLayer();
+};
+HandleTable<OpenLayer>& layer_handles();
+
+// The arrays of a call. shared_weights and out may be None; hidden's framework makes the out that is then returned.
+struct LayerArrays {
+  nb::handle hidden;          // (T, H) bf16, fp16 or fp32
+  nb::handle topk_ids;        // (T, k) int32 or int64
+  nb::handle topk_weights;    // (T, k) float32
+  nb::handle shared_weights;  // (T) float32
+  nb::handle out;             // (T, H) bf16, fp16 or fp32
+  nb::handle stream;          // an integer or an object with cuda_stream; None: the framework's current one
+};
+nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
+// The checkpoint behind an nvfp4_moe.Checkpoint.
+const Checkpoint& checkpoint_of(nb::handle object);
+// Checked batch of the inputs alone, for calls without an output.
+Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids, const Tensor& topk_weights);
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,90 @@
+// layer.run and the torch op's entry: arrays checked, a workspace leased, the layer run without the interpreter lock.
+//
+// Everything here is on the path of every call: the checks compare integers, and texts are made only for failures.
+#include <array>
+
+#include "layer.h"
+
+namespace nvfp4_moe::python {
+
+namespace {
+
+std::string shape_text(std::initializer_list<int64_t> shape) {
+  std::string text = "(";
+  for (const int64_t size : shape) text += (text.size() == 1 ? "" : ", ") + std::to_string(size);
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+// The parts of what is said of a wrong array: "(4, 64) bfloat16, float16 or float32, contiguous, on cpu".
+void check_array(const Tensor& array, std::initializer_list<int64_t> shape, bool right_dtype, const char* dtypes,
+                 const Device& device) {
+  bool right = right_dtype && array.ndim() == static_cast<int32_t>(shape.size()) && array.device() == device;
+  int32_t i = 0;
+  for (const int64_t size : shape) right = right && array.shape(i++) == size;
+  if (right && array.is_contiguous()) return;
+  array.fail_expected(shape_text(shape) + " " + dtypes + " on " + to_string(device) + ", contiguous");
+}
+
+constexpr const char* kFloats = "bfloat16, float16 or float32";
+
+}  // namespace
+
+OpenLayer::~OpenLayer() { layer_handles().remove(handle); }
+
+HandleTable<OpenLayer>& layer_handles() {
+  static HandleTable<OpenLayer>& table = *new HandleTable<OpenLayer>("layer");  // outlives every layer
+  return table;
+}
+
+Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids, const Tensor& topk_weights) {
+  const MoeConfig& config = open.layer->config();
+  if (hidden.ndim() != 2)
+    hidden.fail_expected("(tokens, " + std::to_string(config->hidden_size) + ") " + kFloats + " on " +
+                         to_string(open.device) + ", contiguous");
+  const int64_t tokens = hidden.shape(0);
+  check_array(hidden, {tokens, config->hidden_size}, hidden.is_floating(), kFloats, open.device);
+  check_array(topk_ids, {tokens, config->top_k}, topk_ids.is_index(), "int32 or int64", open.device);
+  check_array(topk_weights, {tokens, config->top_k}, topk_weights.is_f32(), "float32", open.device);
+  Batch batch;
+  batch.tokens = tokens;
+  batch.hidden = hidden.data();
+  batch.hidden_dtype = hidden.dtype();
+  batch.topk_ids = topk_ids.data();
+  batch.ids_dtype = topk_ids.dtype();
+  batch.topk_weights = reinterpret_cast<const float*>(topk_weights.data());
+  return batch;
+}
+
+nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
+  const Tensor hidden(arrays.hidden, "hidden");
+  const Tensor topk_ids(arrays.topk_ids, "topk_ids");
+  const Tensor topk_weights(arrays.topk_weights, "topk_weights");
+  Batch batch = batch_of(open, hidden, topk_ids, topk_weights);
+  if (!arrays.shared_weights.is_none()) {
+    const Tensor shared(arrays.shared_weights, "shared_weights");
+    check_array(shared, {batch.tokens}, shared.is_f32(), "float32", open.device);
+    batch.shared_weights = reinterpret_cast<const float*>(shared.data());
+  }
+  const int64_t hidden_size = hidden.shape(1);
+  const nb::object out_object =
+      arrays.out.is_none() ? hidden.new_like({batch.tokens, hidden_size}) : nb::borrow(arrays.out);
+  const Tensor out(out_object, "out");
+  check_array(out, {batch.tokens, hidden_size}, out.is_floating(), kFloats, open.device);
+  if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
+  batch.out = out.data();
+  batch.out_dtype = out.dtype();
+  void* const stream = hidden.stream_or(arrays.stream);
+  {
+    const nb::gil_scoped_release release;
+    const auto workspace = take(open.host->workspaces.lease(open.layer->workspace_bytes(), stream));
+    check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream));
+    if (open.device.is_host() && batch.tokens > 0) {
+      const RunStatus status = take(open.layer->status(workspace.data(), workspace.size_bytes()));
+      const std::lock_guard lock(open.status_mutex);
+      open.status = status;
+    }
+  }
+  return out_object;
+}
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,145 @@
+// nvfp4_moe.Nvfp4Linear: a dense NVFP4 linear y = x W^T (F18).
+#include "moe/linear.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "handles.h"
+#include "host.h"
+#include "layer_source.h"
+#include "tensor.h"
+
+namespace nvfp4_moe::python {
+
+namespace {
+
+struct OpenLinear {
+  Device device;
+  std::shared_ptr<Host> host;
+  std::unique_ptr<NvfpLinear> linear;
+  int64_t handle = 0;
+  ~OpenLinear();
+};
+
+HandleTable<OpenLinear>& linear_handles() {
+  static HandleTable<OpenLinear>& table = *new HandleTable<OpenLinear>("linear");  // outlives every linear
+  return table;
+}
+
+OpenLinear::~OpenLinear() { linear_handles().remove(handle); }
+
+struct PyLinear {
+  std::shared_ptr<OpenLinear> open;
+};
+
+PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_features, const std::string& activation_format,
+                     const std::string& activation_scale, std::optional<double> input_scale, double static_headroom,
+                     int64_t max_tokens, const std::string& device, const std::string& backend) {
+  auto state = std::make_shared<OpenLinear>();
+  state->device = parse_device(device);
+  if (!state->device.is_host())
+    throw Failure(unsupported("device: expected cpu (this build has no GPU backend), got " + device));
+  state->host = shared_host();
+  LinearOptions options;
+  options.backend = backend;
+  options.activation_format = take(parse<ActivationFormat>(activation_format));
+  options.activation_scale = take(parse<ActivationScale>(activation_scale));
+  options.input_scale = static_cast<float>(input_scale.value_or(0.0));
+  options.static_headroom = static_cast<float>(static_headroom);
+  options.max_tokens = max_tokens;
+  options.executor = state->host->executor.get();
+  const Nvfp4View view = read_matrix(weight, "weight", out_features, in_features);
+  {
+    const nb::gil_scoped_release release;
+    state->linear = take(NvfpLinear::open(view, options));
+    check(state->host->workspaces.lease(state->linear->workspace_bytes()).status());
+  }
+  state->handle = linear_handles().add(state);
+  return PyLinear{std::move(state)};
+}
+
+nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_given, nb::handle stream) {
+  const LinearWeights& weights = open.linear->weights();
+  const Tensor x(x_object, "x");
+  const auto check_shape = [&](const Tensor& array, int64_t tokens, int64_t last) {
+    if (array.is_floating() && array.ndim() == 2 && array.shape(1) == last &&
+        (tokens < 0 || array.shape(0) == tokens) && array.device() == open.device && array.is_contiguous())
+      return;
+    array.fail_expected("(" + (tokens < 0 ? std::string("tokens") : std::to_string(tokens)) + ", " +
+                        std::to_string(last) + ") bfloat16, float16 or float32 on " + to_string(open.device) +
+                        ", contiguous");
+  };
+  check_shape(x, -1, weights.cols);
+  const int64_t tokens = x.shape(0);
+  const nb::object out_object = out_given.is_none() ? x.new_like({tokens, weights.rows}) : nb::borrow(out_given);
+  const Tensor out(out_object, "out");
+  check_shape(out, tokens, weights.rows);
+  if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
+  const LinearBatch batch{tokens, x.data(), x.dtype(), out.data(), out.dtype()};
+  void* const queue = x.stream_or(stream);
+  {
+    const nb::gil_scoped_release release;
+    const auto workspace = take(open.host->workspaces.lease(open.linear->workspace_bytes(), queue));
+    check(open.linear->run(batch, workspace.data(), workspace.size_bytes(), queue));
+  }
+  return out_object;
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  nb::class_<PyLinear>(m, "Linear", nb::is_weak_referenceable(),
+                       "What nvfp4_moe.Nvfp4Linear is built on: an open linear.")
+      .def(nb::init<const PyLinear&>(), nb::arg("opened"))
+      .def(
+          "run",
+          [](const PyLinear& self, nb::handle x, nb::handle out, nb::handle stream) {
+            return run_linear(*self.open, x, out, stream);
+          },
+          nb::arg("x"), nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(),
+          nb::sig("def run(self, x: Any, out: Any = None, stream: Any = None) -> Any"),
+          "y = x W^T for x (T, in_features) bfloat16, float16 or float32; out (T, out_features), made like x where\n"
+          "None. Both contiguous, on the linear's device. T is at most max_tokens. Raises ValueError, naming the\n"
+          "array, what was expected and what came. May be called from several threads. No gradient flows.")
+      .def("_describe", [](const PyLinear& self) { return self.open->linear->describe_json(); })
+      .def_prop_ro(
+          "device", [](const PyLinear& self) { return to_string(self.open->device); }, "\"cpu\" or \"cuda:N\".")
+      .def_prop_ro(
+          "handle", [](const PyLinear& self) { return self.open->handle; },
+          "The integer that stands for this linear in torch ops. It does not keep the linear alive.")
+      .def_prop_ro(
+          "out_features", [](const PyLinear& self) { return self.open->linear->weights().rows; }, "Rows of the weight.")
+      .def_prop_ro(
+          "in_features", [](const PyLinear& self) { return self.open->linear->weights().cols; },
+          "Columns of the weight.")
+      .def_prop_ro(
+          "max_tokens", [](const PyLinear& self) { return self.open->linear->max_tokens(); },
+          "The most tokens a run may have.")
+      .def_prop_ro(
+          "workspace_bytes", [](const PyLinear& self) { return self.open->linear->workspace_bytes(); },
+          "Bytes of workspace a run takes.");
+  m.def("open_linear", &open_linear, nb::arg("weight"), nb::arg("out_features"), nb::arg("in_features"),
+        nb::arg("activation_format"), nb::arg("activation_scale"), nb::arg("input_scale").none(),
+        nb::arg("static_headroom"), nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"));
+  m.def(
+      "linear",
+      [](nb::handle out, nb::handle x, int64_t handle) {
+        const auto open = linear_handles().find(handle);
+        run_linear(*open, x, out, nb::none());
+      },
+      nb::arg("out"), nb::arg("x"), nb::arg("handle"));
+  m.def(
+      "linear_new",
+      [](nb::handle x, int64_t handle) {
+        const auto open = linear_handles().find(handle);
+        return run_linear(*open, x, nb::none(), nb::none());
+      },
+      nb::arg("x"), nb::arg("handle"));
+}
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,19 @@
+// MoeConfig from Python: the JSON that the package's MoeConfig dataclass writes, judged by the library.
+#pragma once
+
+#include <string>
+
+#include "core/config.h"
+#include "errors.h"
+#include "moe/config_json.h"
+
+namespace nvfp4_moe::python {
+
+// What is wrong with a field is the caller's argument here, not a file's content: ValueError.
+inline MoeConfig config_of(const std::string& json) {
+  auto options = moe_options_from_json(json);
+  if (!options.ok()) fail(options.status().message());
+  return take(MoeConfig::make(*options));
+}
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,44 @@
+// A Python callable as a ProgressFn.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "core/progress.h"
+#include "dicts.h"
+
+namespace nvfp4_moe::python {
+
+using ProgressCallback = nanobind::typed<nanobind::callable, std::optional<bool>(Dict)>;
+
+// Calls the callable with a dict, from a thread that may not hold the interpreter lock. Returning False cancels. What
+// it raises cancels the operation and is raised again by rethrow(), once the library has returned.
+class PyProgress {
+ public:
+  explicit PyProgress(std::optional<ProgressCallback> callback) : callback_(std::move(callback)) {}
+  ProgressFn function() {
+    if (!callback_) return {};
+    return [this](const Progress& progress) {
+      const nanobind::gil_scoped_acquire acquire;
+      try {
+        const nanobind::object answer = (*callback_)(to_dict(progress));
+        return !(nanobind::isinstance<nanobind::bool_>(answer) && !nanobind::cast<bool>(answer));
+      } catch (nanobind::python_error& error) {
+        raised_ = std::make_unique<nanobind::python_error>(error);
+        return false;
+      }
+    };
+  }
+  void rethrow() const {
+    if (raised_) throw nanobind::python_error(*raised_);
+  }
+
+ private:
+  std::optional<ProgressCallback> callback_;
+  std::unique_ptr<nanobind::python_error> raised_;
+};
+
+}  // namespace nvfp4_moe::python

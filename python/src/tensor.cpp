@@ -1,0 +1,224 @@
+#include "tensor.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <charconv>
+
+namespace nvfp4_moe::python {
+
+namespace {
+
+using Kind = nb::dlpack::dtype_code;
+
+// The exchange table of a type, null where it has none. Types are few and live long: a small table, each type kept
+// alive by a reference, searched from its start.
+const DlpackExchange* exchange_of(PyTypeObject* type) {
+  struct Entry {
+    PyTypeObject* type;
+    const DlpackExchange* table;
+  };
+  static std::array<Entry, 16> known{};
+  static int count = 0;  // guarded by the interpreter lock
+  for (int i = 0; i < count; ++i)
+    if (known[static_cast<size_t>(i)].type == type) return known[static_cast<size_t>(i)].table;
+
+  const DlpackExchange* table = nullptr;
+  const nb::object capsule = nb::getattr(nb::handle(reinterpret_cast<PyObject*>(type)), kExchangeAttribute, nb::none());
+  if (PyCapsule_IsValid(capsule.ptr(), kExchangeCapsule)) {
+    table = static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule.ptr(), kExchangeCapsule));
+    while (table != nullptr && table->version.major > kDlpackMajor) table = table->previous;
+    if (table != nullptr && (table->version.major != kDlpackMajor || table->borrow == nullptr)) table = nullptr;
+  }
+  if (count < static_cast<int>(known.size())) {
+    Py_INCREF(type);
+    known[static_cast<size_t>(count++)] = {type, table};
+  }
+  return table;
+}
+
+std::string class_of(nb::handle object) { return nb::inst_name(object).c_str(); }
+
+std::string dtype_name(const nb::dlpack::dtype& dtype) {
+  const std::string bits = std::to_string(dtype.bits);
+  switch (static_cast<Kind>(dtype.code)) {
+    case Kind::Int: return "int" + bits;
+    case Kind::UInt: return "uint" + bits;
+    case Kind::Float: return "float" + bits;
+    case Kind::Bfloat: return "bfloat" + bits;
+    case Kind::Complex: return "complex" + bits;
+    case Kind::Bool: return "bool";
+    case Kind::Float8_E4M3FN: return "float8_e4m3fn";
+    default: return "DLPack dtype " + std::to_string(dtype.code) + " of " + bits + " bits";
+  }
+}
+
+void set_error(void* context, const char* kind, const char* message) {
+  *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
+}
+
+}  // namespace
+
+std::string to_string(const Device& device) {
+  if (device.is_host()) return "cpu";
+  const std::string index = ":" + std::to_string(device.index);
+  if (device.type == nb::device::cuda::value) return "cuda" + index;
+  return "DLPack device " + std::to_string(device.type) + index;
+}
+
+Device parse_device(const std::string& name) {
+  if (name == "cpu") return {};
+  if (name == "cuda") return {nb::device::cuda::value, 0};
+  Device device{nb::device::cuda::value, 0};
+  constexpr size_t kPrefix = 5;  // "cuda:"
+  const char* end = name.data() + name.size();
+  if (name.rfind("cuda:", 0) == 0 && name.size() > kPrefix) {
+    const auto [last, error] = std::from_chars(name.data() + kPrefix, end, device.index);
+    if (error == std::errc() && last == end && device.index >= 0) return device;
+  }
+  fail("device: expected cpu or cuda:N, got " + name);
+}
+
+Tensor::Tensor(nb::handle object, const char* name) : object_(object), name_(name) {
+  if (!borrow_fast(Py_TYPE(object.ptr()))) borrow_slow();
+}
+
+bool Tensor::borrow_fast(PyTypeObject* type) {
+  exchange_ = exchange_of(type);
+  if (exchange_ == nullptr) return false;
+  if (exchange_->borrow(object_.ptr(), &view_) != 0) {  // no memory (meta, fake), or a layout that DLPack cannot tell
+    nb::python_error error;
+    std::string reason = error.what();
+    reason = reason.substr(0, reason.find('\n'));
+    fail(std::string(name_) + ": expected an array with memory that DLPack can lend, got one of which " +
+         class_of(object_) + " says: " + reason);
+  }
+  return view_.ndim == 0 || view_.strides != nullptr;
+}
+
+void Tensor::borrow_slow() {
+  exchange_ = nullptr;
+  if (!nb::try_cast(object_, owned_, false)) {
+    const nb::object lent = nb::module_::import_("nvfp4_moe._arrays").attr("view")(object_);
+    if (lent.is_none() || !nb::try_cast(lent, owned_, false)) {
+      throw nb::type_error((std::string(name_) + ": expected an array, got " + class_of(object_)).c_str());
+    }
+  }
+  view_.data = const_cast<void*>(owned_.data());
+  view_.device = {owned_.device_type(), owned_.device_id()};
+  view_.ndim = static_cast<int32_t>(owned_.ndim());
+  view_.dtype = owned_.dtype();
+  view_.shape = const_cast<int64_t*>(owned_.shape_ptr());
+  view_.strides = const_cast<int64_t*>(owned_.stride_ptr());
+  if (view_.strides == nullptr) {
+    strides_.resize(owned_.ndim());
+    int64_t stride = 1;
+    for (size_t i = owned_.ndim(); i-- > 0;) {
+      strides_[i] = stride;
+      stride *= view_.shape[i];
+    }
+    view_.strides = strides_.data();
+  }
+}
+
+bool Tensor::is_writable() const {
+  if (exchange_ != nullptr) return true;  // frameworks with an exchange table have no read-only arrays
+  const nb::object flags = nb::getattr(object_, "flags", nb::none());
+  return flags.is_none() || nb::cast<bool>(nb::getattr(flags, "writeable", nb::bool_(true)));
+}
+
+bool Tensor::is_contiguous() const {
+  int64_t expected = 1;
+  bool contiguous = true;
+  for (int32_t i = view_.ndim; i-- > 0;) {
+    if (view_.shape[i] == 0) return true;
+    contiguous = contiguous && (view_.shape[i] == 1 || view_.strides[i] == expected);
+    expected *= view_.shape[i];
+  }
+  return contiguous;
+}
+
+bool Tensor::is_floating() const {
+  const int bits = view_.dtype.bits;
+  if (view_.dtype.lanes != 1) return false;
+  switch (static_cast<Kind>(view_.dtype.code)) {
+    case Kind::Bfloat: return bits == 16;
+    case Kind::Float: return bits == 16 || bits == 32;
+    case Kind::UInt: return bits == 16;
+    default: return false;
+  }
+}
+bool Tensor::is_index() const {
+  return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Int &&
+         (view_.dtype.bits == 32 || view_.dtype.bits == 64);
+}
+bool Tensor::is_bytes() const {
+  const Kind kind = static_cast<Kind>(view_.dtype.code);
+  return view_.dtype.lanes == 1 && view_.dtype.bits == 8 && (kind == Kind::UInt || kind == Kind::Float8_E4M3FN);
+}
+bool Tensor::is_f32() const {
+  return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Float && view_.dtype.bits == 32;
+}
+
+DType Tensor::dtype() const {
+  const int bits = view_.dtype.bits;
+  switch (static_cast<Kind>(view_.dtype.code)) {
+    case Kind::Int: return bits == 32 ? DType::kI32 : DType::kI64;
+    case Kind::UInt: return bits == 16 ? DType::kBf16 : DType::kU8;
+    case Kind::Bfloat: return DType::kBf16;
+    case Kind::Float: return bits == 16 ? DType::kF16 : DType::kF32;
+    default: return DType::kU8;
+  }
+}
+
+std::string Tensor::describe() const {
+  std::string shape = "(";
+  for (int32_t i = 0; i < view_.ndim; ++i) shape += (i == 0 ? "" : ", ") + std::to_string(view_.shape[i]);
+  return shape + (view_.ndim == 1 ? ",) " : ") ") + dtype_name(view_.dtype) + " on " + to_string(device()) +
+         (is_contiguous() ? "" : ", not contiguous");
+}
+
+void Tensor::fail_expected(const std::string& expected) const {
+  fail(std::string(name_) + ": expected " + expected + ", got " + describe());
+}
+
+void* Tensor::stream_or(nb::handle given) const {
+  if (device().is_host()) {
+    if (!given.is_none()) fail("stream: expected None for arrays in host memory, got a stream");
+    return nullptr;
+  }
+  if (!given.is_none())
+    return reinterpret_cast<void*>(nb::cast<uintptr_t>(nb::getattr(given, "cuda_stream", nb::borrow(given))));
+  void* stream = nullptr;
+  if (exchange_ != nullptr && exchange_->current_stream(view_.device.device_type, view_.device.device_id, &stream) != 0)
+    nb::raise_python_error();
+  return stream;
+}
+
+nb::object Tensor::new_like(const std::vector<int64_t>& shape) const {
+  if (exchange_ == nullptr) {
+    const nb::module_ numpy = nb::module_::import_("numpy");
+    const nb::tuple sizes = nb::tuple(nb::cast(shape));
+    if (nb::isinstance(object_, numpy.attr("ndarray")))
+      return numpy.attr("empty")(sizes, nb::arg("dtype") = object_.attr("dtype"));
+    const DType type = dtype();
+    return numpy.attr("empty")(sizes, nb::arg("dtype") = type == DType::kF32   ? "float32"
+                                                         : type == DType::kF16 ? "float16"
+                                                                               : "uint16");
+  }
+  nb::dlpack::dltensor prototype = view_;
+  prototype.data = nullptr;
+  prototype.byte_offset = 0;
+  prototype.ndim = static_cast<int32_t>(shape.size());
+  prototype.shape = const_cast<int64_t*>(shape.data());
+  prototype.strides = nullptr;
+  DlpackManagedTensor* made = nullptr;
+  std::string error;
+  if (exchange_->allocate(&prototype, &made, &error, set_error) != 0) throw std::runtime_error(error);
+  void* object = nullptr;
+  if (exchange_->import_managed(made, &object) != 0) nb::raise_python_error();
+  return nb::steal(static_cast<PyObject*>(object));
+}
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,45 @@
+#include "core/activation.h"
+
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "core/float_formats.h"
+
+namespace nvfp4_moe {
+
+Result<GatedActivation> GatedActivation::make(Activation function, std::optional<float> limit, float alpha) {
+  // The config's own rules and words, on a layer of the smallest legal size.
+  MoeOptions options;
+  options.num_experts = options.top_k = 1;
+  options.hidden_size = options.intermediate_size = 16;
+  options.activation = function;
+  options.swiglu_limit = limit;
+  options.swiglu_alpha = alpha;
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
+  return of(config.options());
+}
+
+void swiglu_quantize(const GatedActivation& activation, const GateUp& input, const float* row_weights,
+                     float power_of_two, const QuantizedRows& out, QuantizeCounts& counts) {
+  const int64_t inner = input.inner;
+  const int64_t stride = input.interleaved ? 2 : 1;
+  const int64_t up = input.interleaved ? 1 : inner;
+  std::vector<float> line(static_cast<size_t>(2 * inner));  // gate and up of a row
+  std::vector<float> h(static_cast<size_t>(inner));
+  for (int64_t r = 0; r < input.rows; ++r) {
+    to_floats(static_cast<const std::byte*>(input.data) + r * 2 * inner * (bits(input.dtype) / 8), input.dtype,
+              2 * inner, line.data());
+    for (int64_t i = 0; i < inner; ++i) {
+      const float value = activation(line[i * stride], line[i * stride + up]);
+      h[i] = bf16_to_float(bf16_from_float(row_weights == nullptr ? value : value * row_weights[r]));
+    }
+    const float amax = row_amax(h);
+    const bool finite = std::isfinite(amax);
+    const float scale = power_of_two != 0.0f ? power_of_two : finite ? dynamic_token_scale(amax) : 1.0f;
+    quantize_row_exact(h, scale, out.codes + r * (inner / 2), out.block_scales + r * (inner / kBlockElems), counts);
+    out.row_scales[r] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,78 @@
+// The gated activation functions of the contract (docs/numerics.md) on one pair of gemm1's outputs, and the pass that
+// applies one to a row and quantizes the result (F5).
+//
+// Everything is fp32; NaN stays NaN. Plain code for one element: a backend that vectorizes it keeps this as its
+// measure.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+#include "core/config.h"
+#include "core/dtype.h"
+#include "core/quantize.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+struct GatedActivation {
+  Activation function = Activation::kSwiglu;
+  float limit = 0.0f;    // L; unused by kSwiglu
+  float alpha = 1.702f;  // a of kSwigluOai
+
+  // kInvalidArgument where limit is missing, superfluous or not positive and finite, or alpha is not.
+  static Result<GatedActivation> make(Activation function, std::optional<float> limit, float alpha);
+  static GatedActivation of(const MoeOptions& options) {
+    return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};
+  }
+  float operator()(float gate, float up) const;
+};
+
+namespace activation_detail {
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+// x limited from above, and from below where two-sided; NaN stays NaN.
+inline float at_most(float x, float limit) { return x > limit ? limit : x; }
+inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
+}  // namespace activation_detail
+
+inline float GatedActivation::operator()(float g, float u) const {
+  using namespace activation_detail;
+  switch (function) {
+    case Activation::kSwiglu: return g * sigmoid(g) * u;
+    case Activation::kSwigluClamped: {
+      const float clamped = at_most(g, limit);
+      return clamped * sigmoid(clamped) * within(u, limit);
+    }
+    case Activation::kSwigluStep: return at_most(g * sigmoid(g), limit) * within(u, limit);
+    case Activation::kSwigluOai: {
+      const float clamped = at_most(g, limit);
+      return clamped * sigmoid(alpha * clamped) * (within(u, limit) + 1.0f);
+    }
+  }
+  return 0.0f;
+}
+
+// gemm1's output: row r holds `inner` gate and `inner` up values, of an activation dtype.
+struct GateUp {
+  const void* data = nullptr;  // (rows, 2 inner)
+  DType dtype = DType::kBf16;
+  int64_t rows = 0;
+  int64_t inner = 0;         // multiple of 16
+  bool interleaved = false;  // g0 u0 g1 u1 ...; else all of gate, then all of up
+};
+
+// Where the rows go: as gemm2 multiplies them.
+struct QuantizedRows {
+  uint8_t* codes = nullptr;         // (rows, inner/2)
+  uint8_t* block_scales = nullptr;  // (rows, inner/16)
+  float* row_scales = nullptr;      // (rows); NaN, with zero codes and block scales, where h holds NaN or Inf
+};
+
+// h = bf16(activation(gate, up) * row_weight), rounded once, then quantized with `power_of_two` as the tensor scale of
+// every row, or each with its own (dynamic_token_scale) where that is 0. row_weights: (rows) router weights under
+// before_down, null for none. Precondition: power_of_two is 0 or is_power_of_two.
+void swiglu_quantize(const GatedActivation& activation, const GateUp& input, const float* row_weights,
+                     float power_of_two, const QuantizedRows& out, QuantizeCounts& counts);
+
+}  // namespace nvfp4_moe

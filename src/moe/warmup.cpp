@@ -1,0 +1,59 @@
+// warmup: what a first call would otherwise pay for. On a host these are page faults of weights (a mapped cache above
+// all) and workspace, and threads that sleep.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "moe/layer.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// One token and small, middle and large batches: the kernels that a plan chooses between. The last count gives every
+// expert a row, so that all weights are read.
+std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& range, int64_t max_tokens) {
+  const int64_t all_experts = (range.count + config->top_k - 1) / config->top_k;
+  std::vector<int64_t> counts = {1, 8, 64, all_experts};
+  for (int64_t& count : counts) count = std::min(count, max_tokens);
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  return counts;
+}
+
+}  // namespace
+
+Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, const ProgressFn& progress) const {
+  if (backend_->steps == nullptr)
+    return unsupported(std::string("warmup: backend ") + backend_->name + " needs inputs in device memory");
+  const auto start = std::chrono::steady_clock::now();
+  const MoeConfig& config = weights_->config;
+  const std::vector<int64_t> counts = warmup_tokens(config, weights_->range, plan_.limits.max_tokens);
+  const auto most = static_cast<size_t>(counts.back());
+  const auto top_k = static_cast<size_t>(config->top_k);
+  std::vector<uint16_t> hidden(most * static_cast<size_t>(config->hidden_size));  // (most, H) bf16 zeros
+  std::vector<uint16_t> out(hidden.size());                                       // (most, H)
+  std::vector<int64_t> ids(most * top_k);                                         // (most, k) in turn
+  const std::vector<float> weights(ids.size(), 1.0f);                             // (most, k)
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = weights_->range.global(static_cast<int64_t>(i) % weights_->range.count);
+
+  for (size_t i = 0; i < counts.size(); ++i) {
+    Batch batch;
+    batch.tokens = counts[i];
+    batch.hidden = hidden.data();
+    batch.topk_ids = ids.data();
+    batch.ids_dtype = DType::kI64;
+    batch.topk_weights = weights.data();
+    batch.out = out.data();
+    NVFP4_MOE_TRY(run(batch, workspace, workspace_bytes, stream).in("warmup"));
+    if (!progress) continue;
+    const std::string item = std::to_string(counts[i]) + " tokens";
+    const double elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!progress({"warmup", item, static_cast<int64_t>(i) + 1, static_cast<int64_t>(counts.size()), 0, 0, elapsed_s}))
+      return Status(Code::kCancelled, "warmup: cancelled after " + item);
+  }
+  return {};
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,47 @@
+"""A Qwen3-MoE checkpoint, written here byte by byte: inspect, quantize_checkpoint, load_expert. NumPy only."""
+
+from __future__ import annotations
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+from qwen3_moe import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K
+
+
+def test_inspect(model):
+    told = nv.inspect(model[0])
+    assert (told["format"], told["layers"], told["tensors"]) == ("float", [0, 1], len(model[1]))
+    expected = {"num_experts": EXPERTS, "top_k": TOP_K, "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE}
+    assert {name: told["options"][name] for name in expected} == expected
+    assert not [finding for finding in told["findings"] if finding["severity"] == "error"]
+    assert nv.Checkpoint(str(model[0])).model()["options"] == told["options"]
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
+def test_quantize_and_read_back(model, form, tmp_path):
+    directory, tensors = model
+    seen = []
+    done = nv.quantize_checkpoint(directory, tmp_path / "out", format=form, progress=lambda p: seen.append(p) or None)
+    assert [layer["layer"] for layer in done["layers"]] == [0, 1] and seen
+    told = nv.inspect(tmp_path / "out")
+    assert told["format"] == form and set(told["statistics"]) == {0, 1}
+    for name, part in (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
+        ours = nv.load_expert(tmp_path / "out", 1, 3)[part]
+        bits = tensors[f"model.layers.1.mlp.experts.3.{name}.weight"]
+        x = (bits.astype(np.uint32) << 16).view(np.float32)
+        codes, scales, _ = nv.quantize(x, tensor_scale=ours["tensor_scale"])
+        if form == "modelopt":  # compressed-tensors stores the reciprocal: a scale an ulp away may move a code
+            assert (ours["codes"] == codes).all() and (ours["scales"] == scales).all()
+        y = nv.dequantize(ours["codes"], ours["scales"], ours["tensor_scale"])
+        # Half a step of E2M1 is at most its block scale, which is amax/6 rounded to E4M3: at most 1/17 above.
+        amax = np.abs(x).reshape(*x.shape[:-1], -1, 16).max(-1).repeat(16, -1)
+        assert y.shape == x.shape and (np.abs(y - x) <= amax / 6 * (1 + 1 / 16)).all()
+
+
+def test_progress_cancels(model, tmp_path):
+    with pytest.raises(nv.Cancelled):
+        nv.quantize_checkpoint(model[0], tmp_path / "out", progress=lambda _: False)
+    with pytest.raises(ZeroDivisionError):
+        nv.quantize_checkpoint(model[0], tmp_path / "out2", progress=lambda _: 1 / 0)
+    with pytest.raises(TypeError):
+        nv.quantize_checkpoint(model[0], tmp_path / "out3", progress=3)

@@ -1,0 +1,193 @@
+"""The package as a user installs it: sdist, wheel, an environment without torch, types.
+
+The fast tier links the build tree's library into the wheel of this Python (scripts/build_wheels.py --library) and
+compiles the bindings alone; the long tier makes the wheels of the other Pythons that are found, and `pip install` of a
+fresh clone, which compiles everything. Both install from the package index.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import build_wheels  # conftest puts scripts/ on the path
+import nvfp4_moe as nv
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+BUILD = Path(nv.__file__).resolve().parents[2]
+SYSTEM_LIBRARIES = r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux-.*\.so\.\d+"
+FAST_VERSION = "3.11"  # Debian 12's
+VERSIONS = [
+    version if version == FAST_VERSION else pytest.param(version, marks=pytest.mark.long)
+    for version in build_wheels.VERSIONS
+]
+
+
+def clean_environment() -> dict[str, str]:
+    """Without what would let a new interpreter find this build tree or this one's packages."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory):
+    """A directory for environments; they are large, and go with the session."""
+    directory = tmp_path_factory.mktemp("wheels")
+    yield directory
+    shutil.rmtree(directory)
+
+
+def interpreter_of(version: str) -> Path:
+    """Skips by name where there is no such Python, unless it is the fast one."""
+    interpreter = build_wheels.find_interpreter(version)
+    if interpreter is None and version != FAST_VERSION:
+        pytest.skip(f"no Python {version} with venv and headers")
+    assert interpreter is not None, f"Python {version} with venv and headers: install python3-venv python3-dev"
+    return interpreter
+
+
+@pytest.fixture(scope="session")
+def sdist(work) -> Path:
+    return build_wheels.build_sdist(work / "dist", work, interpreter_of(FAST_VERSION))
+
+
+@pytest.fixture(scope="session")
+def wheel(work, sdist):
+    """wheel(version) -> the file, made once."""
+    made: dict[str, Path] = {}
+
+    def make(version: str) -> Path:
+        if version not in made:
+            interpreter = interpreter_of(version)
+            library = BUILD / "libnvfp4_moe_internal.a"
+            assert library.exists(), f"{library}: build the target nvfp4_moe_internal first"
+            made[version] = build_wheels.build_wheel(sdist, work / "dist", work, interpreter, library)
+        return made[version]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def installed(work, wheel):
+    """installed(version) -> python of an environment that holds the wheel, NumPy and pytest, and nothing else."""
+    made: dict[str, Path] = {}
+
+    def make(version: str) -> Path:
+        if version not in made:
+            packages = (wheel(version), "numpy", "pytest")
+            interpreter = interpreter_of(version)
+            made[version] = build_wheels.make_environment(work / f"env-{version}", *packages, interpreter=interpreter)
+        return made[version]
+
+    return make
+
+
+def run_numpy_only(python: Path) -> None:
+    """The tests of numpy_only/ by that python, which has no torch: none fails, none is skipped."""
+    told = subprocess.run(
+        [python, "-c", "import sys, importlib.util as u, nvfp4_moe; print(nvfp4_moe.__file__, u.find_spec('torch'))"],
+        capture_output=True, text=True, check=True, cwd=python.parent, env=clean_environment(),
+    ).stdout  # fmt: skip
+    assert told.startswith(str(python.parents[1])) and told.endswith(" None\n")
+    ran = subprocess.run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", HERE / "numpy_only"],
+        capture_output=True, text=True, check=False, cwd=python.parent, env=clean_environment(),
+    )  # fmt: skip
+    summary = ran.stdout.strip().splitlines()[-1]
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+    assert re.match(r"\d+ passed", summary) and "skipped" not in summary, ran.stdout[-2000:]
+
+
+def test_sdist_holds_what_the_wheel_needs(sdist):
+    """Every file under src, include and python that the repository has, the build's own files, and nothing else."""
+    listed = subprocess.run(["tar", "tzf", sdist], capture_output=True, text=True, check=True).stdout.split()
+    held = {name.split("/", 1)[1] for name in listed}
+    command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    expected = {name for name in tracked if (ROOT / name).exists()} - {"python/requirements-test.txt"}
+    expected |= {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
+    assert held == expected
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_wheel_contents(wheel, version):
+    tag = f"cp{version.replace('.', '')}"
+    assert re.fullmatch(rf"nvfp4_moe-{nv.__version__}-{tag}-{tag}-linux_\w+\.whl", wheel(version).name)
+    with zipfile.ZipFile(wheel(version)) as opened:
+        names = {name for name in opened.namelist() if ".dist-info/" not in name}
+    sources = {f"nvfp4_moe/{path.name}" for path in (ROOT / "python" / "nvfp4_moe").iterdir() if path.is_file()}
+    (extension,) = names - sources - {"nvfp4_moe/_core.pyi"}
+    assert re.fullmatch(rf"nvfp4_moe/_core\.cpython-{tag[2:]}-.*\.so", extension)
+    assert names == sources | {"nvfp4_moe/_core.pyi", extension}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_module_brings_its_own_runtime(wheel, version, tmp_path):
+    """It needs libc and libm of a version that this host has, no C++ runtime, and shows its entry alone."""
+    with zipfile.ZipFile(wheel(version)) as opened:
+        (name,) = [name for name in opened.namelist() if name.endswith(".so")]
+        module = opened.extract(name, tmp_path)
+
+    def read(*options: str) -> str:
+        return subprocess.run(["readelf", "-W", *options, module], capture_output=True, text=True, check=True).stdout
+
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", read("-d"))
+    assert needed and not [library for library in needed if not re.fullmatch(SYSTEM_LIBRARIES, library)], needed
+    versions = set(re.findall(r"Name: (\w+?)_([\d.]+)", read("-V")))
+    assert {kind for kind, _ in versions} == {"GLIBC"}, versions
+    newest = max(tuple(map(int, number.split("."))) for _, number in versions)
+    here = tuple(map(int, os.confstr("CS_GNU_LIBC_VERSION").split()[1].split(".")))
+    assert newest <= here
+    symbols = [line.split() for line in read("--dyn-syms").splitlines()[4:]]
+    assert [fields[7] for fields in symbols if fields[6] not in ("UND", "ABS")] == ["PyInit__core"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_installed_without_torch(installed, version):
+    run_numpy_only(installed(version))
+
+
+def mypy(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--config-file",
+               ROOT / "pyproject.toml", "--cache-dir", BUILD / "mypy_cache", *arguments]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE, env=clean_environment())
+
+
+def test_strict_types(installed):
+    """The installed package itself, a user's program, and mistakes that have to be seen: each line marked, no other."""
+    python = installed(FAST_VERSION)
+    package = mypy(python, "-p", "nvfp4_moe")
+    assert package.returncode == 0, package.stdout + package.stderr
+    program = mypy(python, "typed/user_program.py")
+    assert program.returncode == 0, program.stdout + program.stderr
+    told = mypy(python, "typed/misuse.py").stdout
+    marked = [
+        i for i, line in enumerate((HERE / "typed" / "misuse.py").read_text().splitlines(), 1) if "# error" in line
+    ]
+    assert sorted({int(line) for line in re.findall(r"misuse\.py:(\d+): error", told)}) == marked, told
+
+
+def test_missing_headers_are_named(tmp_path):
+    """All of them at once, by the names to install."""
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON",
+               "-DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON", "-DXXHASH_INCLUDE_DIR="]  # fmt: skip
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode != 0
+    for package in ("nlohmann-json3-dev", "libfmt-dev", "libxxhash-dev"):
+        assert package in told.stderr
+
+
+@pytest.mark.long
+def test_pip_install_of_a_fresh_clone(tmp_path):
+    """pip install . of the committed tree, which compiles everything."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--no-hardlinks", ROOT, clone], check=True, capture_output=True)
+    interpreter = interpreter_of(FAST_VERSION)
+    run_numpy_only(build_wheels.make_environment(tmp_path / "env", clone, "pytest", interpreter=interpreter))

@@ -1,0 +1,44 @@
+"""A user's program under mypy --strict (test_wheel.py): what the package exports has types that strict code can use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import nvfp4_moe as nv
+from numpy.typing import NDArray
+
+
+def round_trip(x: NDArray[np.float32]) -> float:
+    codes, scales, tensor_scale = nv.quantize(x, mode="weights", scales="mse")
+    y: NDArray[np.float32] = nv.dequantize(codes, scales, tensor_scale)
+    fp8, fp8_scale = nv.to_fp8(codes, scales, tensor_scale, (128, 128))
+    tiles = nv.swizzle(scales)
+    back = nv.unswizzle(tiles, x.shape[0], x.shape[1] // 16)
+    row: int = nv.expert_scale_row(0, 1)
+    print(fp8.shape, fp8_scale, back.shape, row, nv.unpack(codes).shape, nv.__version__)
+    return float(np.abs(y - x).max())
+
+
+def report(progress: dict[str, Any]) -> bool | None:
+    print(progress["what"], progress["done"], progress["total"])
+    return None
+
+
+def convert(source: Path, out: Path) -> int:
+    try:
+        done = nv.quantize_checkpoint(source, out, input_scales={0: (0.01, None)}, progress=report)
+        findings: list[dict[str, Any]] = nv.inspect(out, layers=[0])["findings"]
+        expert = nv.load_expert(out, 0, 0)
+        shared = nv.Checkpoint(str(out)).shared_expert(0, first=0, count=16)
+    except (nv.BadInput, nv.Unsupported) as error:
+        return error.code
+    chosen = [choice["backend"] for choice in nv.explain({"num_experts": 8, "top_k": 2})]
+    print(done["layers"], findings, expert["gate"], shared, chosen)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(convert(Path(sys.argv[1]), Path(sys.argv[2])))

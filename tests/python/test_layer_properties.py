@@ -1,0 +1,298 @@
+"""Layers through the Python surface against the oracle of the contract (moe_reference.py), every named choice.
+
+Random small layers on both host backends: the reference must give the oracle's bits, the cpu backend a value inside the
+interval that the bound of one GEMM element leaves. Then the judge is on trial: layers with one thing wrong, which have to
+fall outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+torch = pytest.importorskip("torch")
+
+import layer_cases  # noqa: E402
+import moe_reference as oracle  # noqa: E402
+import nvfp4_moe  # noqa: E402
+from layer_cases import Case, build, cases  # noqa: E402
+from moe_reference import Options, Weights  # noqa: E402
+
+ACCURACY = {"reference": oracle.EXACT, "cpu": oracle.CONTRACT}
+# The same examples everywhere, and the whole of one in the message: there is nothing to shrink but sizes.
+FIXED = dict(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def described(case: Case) -> dict:
+    """describe()["activation_scale"] as the contract has it: "dynamic_token", the number of all rows, None."""
+    if case.options.activation_format == "bf16":
+        return {"hidden": None, "intermediate": None}
+    scales = {
+        "hidden": oracle.hidden_scales(case.options, case.input_scale),
+        "intermediate": oracle.intermediate_scales(case.options, case.input_scale),
+    }
+    return {name: s.kind if s.kind == "dynamic_token" else s.scale for name, s in scales.items()}
+
+
+def run(case: Case, backend: str) -> torch.Tensor:
+    layer = nvfp4_moe.MoeLayer.from_tensors(
+        nvfp4_moe.MoeConfig(**asdict(case.options)),
+        gate=case.weights.gate,
+        up=case.weights.up,
+        down=case.weights.down,
+        input_scale=case.input_scale,
+        first_expert=case.first_expert,
+        max_tokens=max(len(case.hidden), 1),
+        backend=backend,
+    )
+    assert layer.describe()["activation_scale"] == described(case)
+    out = None if case.out_dtype is None else torch.empty(case.hidden.shape, dtype=layer_cases.DTYPES[case.out_dtype])
+    return layer.run(case.hidden, case.topk_ids, case.topk_weights, out=out)
+
+
+def expected(case: Case, backend: str) -> oracle.Output:
+    return oracle.forward(
+        case.options,
+        case.weights,
+        case.hidden,
+        case.topk_ids,
+        case.topk_weights,
+        input_scale=case.input_scale,
+        first_expert=case.first_expert,
+        out_dtype=case.out_dtype,
+        accuracy=ACCURACY[backend],
+    )
+
+
+def judge(case: Case, backend: str, want: oracle.Output) -> tuple[int, int]:
+    """(elements with one allowed value, elements); asserts that every element is allowed."""
+    out = run(case, backend)
+    assert out.dtype == layer_cases.DTYPES[want.dtype] and out.shape == case.hidden.shape
+    wrong = oracle.outside(want, out)
+    if wrong.any():
+        t, c = torch.nonzero(wrong)[0].tolist()
+        raise AssertionError(
+            f"{backend}: {int(wrong.sum())} of {wrong.numel()} elements, the first at token {t} channel {c}: "
+            f"expected {want.lo[t, c]} to {want.hi[t, c]}, got {out[t, c]}"
+        )
+    if backend == "reference":  # bits: a zero has the oracle's sign too
+        zero = (want.lo == 0) & (want.hi == 0)
+        assert torch.equal(out[zero].signbit(), want.lo[zero].signbit())
+    return int(((want.lo == want.hi) | want.lo.isnan()).sum()), out.numel()
+
+
+def sweep(backend: str, examples: int, count) -> None:
+    seen = []
+
+    @settings(max_examples=examples, **FIXED)
+    @given(cases())
+    def check(case):
+        seen.append(judge(case, backend, expected(case, backend)))
+
+    check()
+    points, elements = np.sum(seen, axis=0)
+    count("elements with more than one allowed value", elements - points, elements)
+    # Wide intervals would be no judge at all.
+    assert points >= (0.999 if backend == "reference" else 0.9) * elements
+
+
+@pytest.mark.parametrize("backend", ACCURACY)
+def test_random_layers(backend, count):
+    sweep(backend, 200, count)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ACCURACY)
+def test_many_random_layers(backend, count):
+    sweep(backend, 6000, count)
+
+
+# ---- the judge on trial ----
+
+PLAIN = dict(
+    tokens=6,
+    local=(0, 4),
+    gate=("uniform", "modelopt"),
+    up=("uniform", "modelopt"),
+    down=("uniform", "modelopt"),
+    gains=(2.0, 1.0, 1.0),
+    per_expert=True,
+    same_gate_up_scale=False,
+    hidden="normal",
+    amplitude=1.0,
+    dtype="bfloat16",
+    poison=False,
+    router="uniform",
+    ids="random",
+    id_dtype="int32",
+    out_dtype=None,
+    scale_error=1.0,
+    scale_per_expert=True,
+)
+SHAPE = Options(num_experts=4, top_k=3, hidden_size=96, intermediate_size=64)
+BF16 = dict(activation_format="bf16")
+
+
+def layer(seed: int, choices: dict, **build_choices) -> Case:
+    return build(replace(SHAPE, **choices), seed, **{**PLAIN, **build_choices})
+
+
+def with_matrix(case: Case, name: str, part: int, change) -> Case:
+    """The case with one array of one matrix changed; part 0: codes, 1: scales, 2: tensor scales."""
+    matrix = list(getattr(case.weights, name))
+    matrix[part] = change(matrix[part].clone())
+    return case.changed(weights=case.weights._replace(**{name: tuple(matrix)}))
+
+
+def with_options(case: Case, **choices) -> Case:
+    return case.changed(options=replace(case.options, **choices))
+
+
+def set_at(index, change):
+    def apply(tensor):
+        tensor[index] = change(tensor[index])
+        return tensor
+
+    return apply
+
+
+def used(case: Case) -> int:
+    """An expert that a token was sent to."""
+    return int(case.topk_ids.flatten()[0])
+
+
+def swapped_nibbles(codes):
+    return (codes >> 4) | (codes << 4)
+
+
+# name: (what the layer should be, what is wrong with the one that runs)
+FAULTS = {
+    "gate's tensor scale doubled": ({}, lambda c: with_matrix(c, "gate", 2, set_at(used(c), lambda s: 2 * s))),
+    "down's tensor scale doubled": ({}, lambda c: with_matrix(c, "down", 2, set_at(used(c), lambda s: 2 * s))),
+    "one ulp of a tensor scale": (
+        dict(row_format="fp32", out="float32"),
+        lambda c: with_matrix(c, "down", 2, set_at(used(c), lambda s: torch.nextafter(s, 2 * s))),
+    ),
+    "a block scale one step down": (
+        {},
+        lambda c: with_matrix(c, "down", 1, set_at((used(c), 5, 2), lambda s: s - 1)),
+    ),
+    "one code's sign": ({}, lambda c: with_matrix(c, "down", 0, set_at((used(c), 7, 3), lambda b: b ^ 0x88))),
+    "nibbles swapped": ({}, lambda c: with_matrix(c, "gate", 0, swapped_nibbles)),
+    "block scales of another row": ({}, lambda c: with_matrix(c, "gate", 1, lambda s: s.roll(1, 1))),
+    "gate and up swapped": (
+        {},
+        lambda c: c.changed(weights=Weights(c.weights.up, c.weights.gate, c.weights.down)),
+    ),
+    "gate's scale for up": (
+        {},
+        lambda c: with_matrix(c, "up", 2, lambda _: c.weights.gate[2].clone()),
+    ),
+    "alpha of the next expert": ({}, lambda c: with_matrix(c, "down", 2, lambda s: s.roll(1))),
+    "experts one off": ({}, lambda c: c.changed(topk_ids=(c.topk_ids + 1) % 4)),
+    "weights of another choice": ({}, lambda c: c.changed(topk_weights=c.topk_weights.roll(1, 1))),
+    "combined from the last choice": (
+        dict(out="float32"),
+        lambda c: c.changed(topk_ids=c.topk_ids.flip(1), topk_weights=c.topk_weights.flip(1)),
+    ),
+    "router weight before down": ({}, lambda c: with_options(c, router_weight="before_down")),
+    "router weight after down": (
+        dict(router_weight="before_down"),
+        lambda c: with_options(c, router_weight="after_down"),
+    ),
+    "no clamp": (
+        dict(activation="swiglu_clamped", swiglu_limit=1.5),
+        lambda c: with_options(c, activation="swiglu", swiglu_limit=None),
+    ),
+    "clamp after silu": (
+        dict(activation="swiglu_clamped", swiglu_limit=1.5),
+        lambda c: with_options(c, activation="swiglu_step"),
+    ),
+    "clamp before silu": (
+        dict(activation="swiglu_step", swiglu_limit=1.5),
+        lambda c: with_options(c, activation="swiglu_clamped"),
+    ),
+    "another limit": (
+        dict(activation="swiglu_oai", swiglu_limit=2.0),
+        lambda c: with_options(c, swiglu_limit=2.0 + 2.0**-6),
+    ),
+    "another slope": (
+        dict(activation="swiglu_oai", swiglu_limit=7.0, **BF16),
+        lambda c: with_options(c, swiglu_alpha=1.7),
+    ),
+    "W4A16 instead of W4A4": ({}, lambda c: with_options(c, **BF16)),
+    "W4A4 instead of W4A16": (BF16, lambda c: with_options(c, activation_format="nvfp4")),
+    "rows not rounded": (dict(out="float32"), lambda c: with_options(c, row_format="fp32")),
+    "rows rounded": (dict(row_format="fp32"), lambda c: with_options(c, row_format="bf16")),
+    "hidden rounded to bf16": (dict(dtype="float32"), lambda c: c.changed(hidden=c.hidden.bfloat16().float())),
+    "one element of hidden": (
+        dict(dtype="float32"),
+        lambda c: c.changed(hidden=set_at((0, 0), lambda x: x + 4)(c.hidden.clone())),
+    ),
+    "static scale of one expert": (
+        dict(activation_scale="static"),
+        lambda c: c.changed(input_scale=tuple(s / 16 for s in c.input_scale)),
+    ),
+    "compat instead of static": (
+        dict(activation_scale="static"),
+        lambda c: with_options(c, activation_scale="compat"),
+    ),
+    "compat instead of dynamic": (
+        dict(intermediate_scale="compat"),
+        lambda c: with_options(c, intermediate_scale="dynamic_token"),
+    ),
+    "fixed scale too small": (
+        dict(intermediate_scale="fixed", intermediate_fixed=2.0**-9),
+        lambda c: with_options(c, intermediate_fixed=2.0**-14),
+    ),
+    "masked choices sent to expert 0": (
+        dict(ids="masked"),
+        lambda c: c.changed(topk_ids=c.topk_ids.clamp(min=0)),
+    ),
+    "ids taken modulo": (dict(ids="bad"), lambda c: c.changed(topk_ids=c.topk_ids % 4)),
+    "another rank's range": (dict(local=(1, 3), ids="random"), lambda c: c.changed(first_expert=0)),
+    "NaN tokens computed": (dict(poison=True), lambda c: c.changed(hidden=c.hidden.nan_to_num(0, 0, 0))),
+}
+BUILD = {"dtype", "ids", "local", "poison"}
+
+
+# Smaller than what the bound leaves to any other backend.
+BIT_FAULTS = {"one ulp of a tensor scale"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "backend"), [(f, b) for f in FAULTS for b in ACCURACY if b == "reference" or f not in BIT_FAULTS]
+)
+def test_a_fault_falls_outside(fault, backend):
+    what, plant = FAULTS[fault]
+    choices = {k: v for k, v in what.items() if k not in BUILD and k != "out"}
+    for seed in range(3):
+        case = layer(seed, choices, **{k: v for k, v in what.items() if k in BUILD}, out_dtype=what.get("out"))
+        want = expected(case, backend)
+        judge(case, backend, want)
+        assert oracle.outside(want, run(plant(case), backend)).any(), f"seed {seed}: the fault passed"
+
+
+@pytest.mark.parametrize("backend", ACCURACY)
+def test_one_last_bit_falls_outside(backend):
+    """Wherever one value is allowed, its neighbours are not."""
+    for seed, dtype in enumerate(["bfloat16", "float16", "float32"]):
+        case = layer(seed, {}, dtype=dtype)
+        want, out = expected(case, backend), run(case, backend)
+        for toward in (torch.inf, -torch.inf):
+            wrong = oracle.outside(want, torch.nextafter(out, torch.full_like(out, toward)))
+            assert (wrong | (want.lo < want.hi)).all()
+            assert wrong.float().mean() > 0.5
+
+
+@pytest.mark.parametrize("backend", ACCURACY)
+def test_masked_routings_give_zeros(backend):
+    case = layer(0, {})
+    for ids in (torch.full_like(case.topk_ids, -1), torch.full_like(case.topk_ids, 4)):
+        assert torch.equal(run(case.changed(topk_ids=ids), backend), torch.zeros_like(case.hidden))

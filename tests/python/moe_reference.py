@@ -377,7 +377,8 @@ def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requ
     if not w4a4 and bool(broken.any()):
         # IEEE rules: a sum with an infinite or NaN term is one of these, whatever its finite terms are.
         known = broken & (settled | (h.lo.isfinite() & h.hi.isfinite())).all(-1)
-        free = free | (broken & ~known)
+        finite = h.map(lambda end: torch.where(end.isfinite(), end, torch.zeros_like(end)))
+        free = free | (broken & ~known) | (broken & overflows(finite, down, accuracy))
         row.lo[known] = row.hi[known] = (h.lo[known].unsqueeze(1) * (down * scale_of[2]).unsqueeze(0)).sum(-1)
     return row, free
 

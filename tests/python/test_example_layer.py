@@ -1,0 +1,182 @@
+"""examples/python/layer_from_checkpoint.py from end to end: its picture, its messages, and its numbers against the oracle
+of the contract (moe_reference.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "python" / "layer_from_checkpoint.py"
+TOOL = os.environ.get("NVFP4_MOE_TOOL") or shutil.which("nvfp4-moe")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(TOOL is None, reason="NVFP4_MOE_TOOL names no command line tool"),
+]
+
+
+def example(*arguments, cwd, paths=(), check=True) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "MPLCONFIGDIR": str(cwd)}
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--tool", TOOL, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def table(text: str) -> dict[tuple[str, str], dict[str, float]]:
+    """{(format, against): {column: number}} of the printed table."""
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    columns = lines[0]
+    rows = {}
+    for cells in lines[2:]:
+        form = {"W4A4": "nvfp4", "W4A16": "bf16"}[cells[0].split()[0]]
+        rows[form, cells[1]] = {c: float(v.rstrip(" %")) for c, v in zip(columns[2:], cells[2:], strict=True)}
+    return rows
+
+
+def picture(path: Path) -> np.ndarray:
+    """(height, width, 3 or 4) of a PNG whose header says the same."""
+    raw = path.read_bytes()
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n" and raw[12:16] == b"IHDR" and raw[-8:-4] == b"IEND"
+    width, height = struct.unpack(">II", raw[16:24])
+    from matplotlib import image
+
+    pixels = image.imread(path)
+    assert pixels.shape[:2] == (height, width)
+    return pixels
+
+
+def test_it_needs_nothing(tmp_path):
+    """No argument: makes a checkpoint, runs it, prints the table and draws."""
+    pytest.importorskip("matplotlib")
+    done = example(cwd=tmp_path)
+    rows = table(done.stdout)
+    assert set(rows) == {(f, a) for f in ("nvfp4", "bf16") for a in ("reference", "original weights")}
+    pixels = picture(tmp_path / "layer_errors.png")
+    assert 600 <= pixels.shape[1] <= 2000 and 400 <= pixels.shape[0] <= 1500
+    # White paper, and a good deal of ink in each format's colour.
+    assert 0.3 < (pixels[..., :3] == 1).all(-1).mean() < 0.95
+    red, blue = pixels[..., 0], pixels[..., 2]
+    assert (blue > red + 0.2).sum() > 2000 and (red > blue + 0.2).sum() > 2000
+    assert [p.name for p in tmp_path.iterdir() if p.suffix == ".safetensors" or p.is_dir() and "nvfp4" in p.name] == []
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """(NVFP4, original) directories: 6 experts, top-3, hidden 128, intermediate 64."""
+    root = tmp_path_factory.mktemp("example")
+    sizes = "--layers 2 --experts 6 --top-k 3 --hidden 128 --intermediate 64 --vocab 32 --quiet".split()
+    for command in (
+        ["synthesize", root / "original", *sizes],
+        ["quantize", root / "original", root / "nvfp4", "--quiet"],
+    ):
+        subprocess.run([TOOL, *command], check=True, stdout=subprocess.DEVNULL)
+    return root / "nvfp4", root / "original"
+
+
+def oracle_errors(script, nvfp4_moe, checkpoint, original, layer, experts, tokens):
+    """{(format, against): relative L2}; against the reference it is the most that the contract leaves open."""
+    import moe_reference as oracle
+    import torch
+
+    stacked = [nvfp4_moe.load_expert(checkpoint, layer, e) for e in experts]
+    weights = oracle.Weights(
+        *(
+            tuple(torch.from_numpy(np.stack([np.asarray(e[m][part]) for e in stacked])) for part in ("codes", "scales"))
+            + (torch.tensor([e[m]["tensor_scale"] for e in stacked]),)
+            for m in ("gate", "up", "down")
+        )
+    )
+    made = nvfp4_moe.MoeLayer.from_checkpoint(checkpoint, layer, backend="reference", max_tokens=1).config
+    x, ids, router = (torch.from_numpy(a) for a in script.seeded_batch(made, tokens, 1))
+    floats = [[torch.from_numpy(w).double() for w in script.FloatWeights(original, layer).expert(e)] for e in experts]
+    truth = torch.zeros(x.shape, dtype=torch.float64)
+    for t in range(tokens):
+        for k in range(made.top_k):
+            if int(ids[t, k]) not in experts:
+                continue
+            gate, up, down = floats[list(experts).index(int(ids[t, k]))]
+            g, u = gate @ x[t].double(), up @ x[t].double()
+            assert made.activation == "swiglu_clamped"
+            h = torch.nn.functional.silu(g.clamp(max=made.swiglu_limit)) * u.clamp(
+                -made.swiglu_limit, made.swiglu_limit
+            )
+            truth[t] += router[t, k].double() * (down @ h)
+    errors = {}
+    for form in ("nvfp4", "bf16"):
+        fields = {name: getattr(made, name) for name in oracle.Options.__dataclass_fields__}
+        options = oracle.Options(**{**fields, "activation_format": form})
+        point, open_ = (
+            oracle.forward(options, weights, x, ids, router, first_expert=experts[0], accuracy=a)
+            for a in (oracle.EXACT, oracle.CONTRACT)
+        )
+        room = torch.maximum((open_.hi - point.lo).abs(), (open_.lo - point.lo).abs())
+        errors[form, "reference"] = float(room.norm() / point.lo.norm())
+        errors[form, "original weights"] = float((point.lo - truth).norm() / truth.norm())
+    return errors
+
+
+@pytest.mark.parametrize(("layer", "first", "count"), [(0, 0, 6), (1, 2, 3)])
+def test_its_numbers_are_the_oracle_s(checkpoint, tmp_path, layer, first, count):
+    pytest.importorskip("matplotlib")
+    import nvfp4_moe
+
+    spec = importlib.util.spec_from_file_location("layer_from_checkpoint", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    nvfp4, original = checkpoint
+    tokens = 24
+    options = ("--against", original, "--layer", layer, "--tokens", tokens, "--plot", "here.png")
+    done = example(nvfp4, *options, "--first-expert", first, "--experts", count, cwd=tmp_path)
+    picture(tmp_path / "here.png")
+    printed = table(done.stdout)
+    expected = oracle_errors(script, nvfp4_moe, nvfp4, original, layer, range(first, first + count), tokens)
+    for form in ("nvfp4", "bf16"):
+        room = expected[form, "reference"]
+        # Intervals, so the numbers printed to four digits may exceed them by half of the last.
+        assert printed[form, "reference"]["relative L2"] <= room * 1.0005
+        assert printed[form, "reference"]["equal bits"] > 90
+        # By the triangle inequality, room being relative to a norm that the error makes at most 1.5 times the truth's; the
+        # script's float32 sums err by far less than its four digits show.
+        error = expected[form, "original weights"]
+        assert abs(printed[form, "original weights"]["relative L2"] - error) <= 1e-3 * error + room * 1.5
+        assert 0.02 < error < 0.5  # something was quantized
+
+
+def test_without_matplotlib(checkpoint, tmp_path):
+    stub = tmp_path / "stub" / "matplotlib"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").write_text("raise ImportError('none here')\n")
+    done = example(checkpoint[0], "--tokens", 4, cwd=tmp_path, paths=[stub.parent])
+    assert "pip install matplotlib" in done.stderr and len(table(done.stdout)) == 2
+    assert not list(tmp_path.glob("*.png"))
+    asked = example(checkpoint[0], "--tokens", 4, "--plot", "x.png", cwd=tmp_path, paths=[stub.parent], check=False)
+    assert asked.returncode != 0 and "pip install matplotlib" in asked.stderr and "Traceback" not in asked.stderr
+
+
+def test_what_is_missing_is_said(checkpoint, tmp_path):
+    for arguments, words in (
+        ((tmp_path / "nowhere",), "nowhere"),
+        ((checkpoint[0], "--layer", "7"), "7"),
+        ((checkpoint[0], "--against", checkpoint[0]), "expected BF16, F16 or F32"),
+    ):
+        done = example(*arguments, cwd=tmp_path, check=False)
+        assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert re.match(r"(layer_from_checkpoint: )?\S", done.stderr.splitlines()[-1])

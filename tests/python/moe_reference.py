@@ -100,6 +100,7 @@ class Accuracy:
     silu: float  # relative error of silu before it is multiplied
     activation: float  # relative error of the whole activation
     flushed: float  # what silu(x) may lose below x = -88
+    fp32_sums: bool  # a sum is held in fp32 before alpha multiplies it
 
 
 def _exact_gemm(k: int, activation_format: str) -> float:
@@ -108,10 +109,10 @@ def _exact_gemm(k: int, activation_format: str) -> float:
 
 
 # The activation is computed in double: an exponential of another library, and another order of two operations.
-EXACT = Accuracy(_exact_gemm, 2.0**-50, 0.0, 0.0)
+EXACT = Accuracy(_exact_gemm, 2.0**-50, 0.0, 0.0, False)
 # One partial sum; 4 ulp of fp32 for the exponential and what surrounds it, half an ulp for the router weight. exp(-x)
 # overflows fp32 below -88, where silu is then 0 instead of up to 88 exp(-88) < 2^-120.
-CONTRACT = Accuracy(lambda k, _: (k / 16 + 1) * 2.0**-22, 0.0, 4.5 * 2.0**-23, 2.0**-120)
+CONTRACT = Accuracy(lambda k, _: (k / 16 + 1) * 2.0**-22, 0.0, 4.5 * 2.0**-23, 2.0**-120, True)
 
 
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
@@ -257,9 +258,15 @@ def gemm(x: Interval, weight: torch.Tensor, alpha: torch.Tensor, factor: float, 
     largest = torch.maximum(x.lo.abs(), x.hi.abs())
     # The bound's own sum is within K 2^-53.
     bound = factor * (1 + 2.0**-30) * (largest @ weight.abs().T)
-    if factor >= 2.0**-24:  # of an fp32 sum, where a product below the normal range loses up to half of the last bit
+    if factor >= 2.0**-24:  # an fp32 sum, where a product below the normal range loses up to half of the last bit
         bound = bound + 2.0**-150 * (((largest > 0) & (largest < 2.0**-116)).to(F64) @ (weight != 0).to(F64).T)
     return Interval(round_to(product_to_odd(alpha, low - bound), to), round_to(product_to_odd(alpha, high + bound), to))
+
+
+def overflows(x: Interval, weight: torch.Tensor, accuracy: Accuracy) -> torch.Tensor:
+    """(R): lines of bf16 values whose sum, alpha left out, may pass fp32's range, where a backend keeps it in fp32."""
+    largest = torch.maximum(x.lo.abs(), x.hi.abs()) @ weight.abs().T
+    return (largest.amax(-1) * (1 + 2.0**-10) > FP32.largest) & bool(accuracy.fp32_sums)
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -363,6 +370,7 @@ def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requ
     usable = h.lo.isfinite().all(-1) & h.hi.isfinite().all(-1)
     broken = (settled & ~h.lo.isfinite()).any(-1)
     free = ~usable & ~broken  # h may or may not overflow
+    free = free | overflows(point, gate, accuracy) | overflows(point, up, accuracy)
     row = Interval(*(torch.full((len(x), options.hidden_size), torch.nan, dtype=F64) for _ in range(2)))
     if bool(usable.any()):
         lines = h.map(lambda end: end[usable])
@@ -372,6 +380,7 @@ def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requ
             scale = torch.ones((len(lines.lo), 1), dtype=F64)
         to = BF16 if options.row_format == "bf16" else FP32
         factor = accuracy.gemm(options.intermediate_size, options.activation_format)
+        free[usable] |= overflows(lines, down, accuracy)
         part = gemm(lines, down, _alpha(scale, scale_of[2]), factor, to)
         row.lo[usable], row.hi[usable] = part.lo, part.hi
     if not w4a4 and bool(broken.any()):

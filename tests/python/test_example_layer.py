@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import nvfp4_moe
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "python" / "layer_from_checkpoint.py"
-TOOL = os.environ.get("NVFP4_MOE_TOOL") or shutil.which("nvfp4-moe")
+TOOL = shutil.which(os.environ.get("NVFP4_MOE_TOOL", "nvfp4-moe"))
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(TOOL is None, reason="NVFP4_MOE_TOOL names no command line tool"),
@@ -25,9 +26,10 @@ pytestmark = [
 
 def example(*arguments, cwd, paths=(), check=True) -> subprocess.CompletedProcess:
     environment = {**os.environ, "MPLCONFIGDIR": str(cwd)}
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])
+    module = Path(nvfp4_moe.__file__).resolve().parents[1]  # the one under test, wherever the script runs
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, module]))
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--tool", TOOL, *map(str, arguments)],
+        [sys.executable, str(SCRIPT), "--tool", str(Path(TOOL).resolve()), *map(str, arguments)],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -90,7 +92,7 @@ def checkpoint(tmp_path_factory):
     return root / "nvfp4", root / "original"
 
 
-def oracle_errors(script, nvfp4_moe, checkpoint, original, layer, experts, tokens):
+def oracle_errors(script, checkpoint, original, layer, experts, tokens):
     """{(format, against): relative L2}; against the reference it is the most that the contract leaves open."""
     import moe_reference as oracle
     import torch
@@ -135,8 +137,6 @@ def oracle_errors(script, nvfp4_moe, checkpoint, original, layer, experts, token
 @pytest.mark.parametrize(("layer", "first", "count"), [(0, 0, 6), (1, 2, 3)])
 def test_its_numbers_are_the_oracle_s(checkpoint, tmp_path, layer, first, count):
     pytest.importorskip("matplotlib")
-    import nvfp4_moe
-
     spec = importlib.util.spec_from_file_location("layer_from_checkpoint", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -147,7 +147,7 @@ def test_its_numbers_are_the_oracle_s(checkpoint, tmp_path, layer, first, count)
     done = example(nvfp4, *options, "--first-expert", first, "--experts", count, cwd=tmp_path)
     picture(tmp_path / "here.png")
     printed = table(done.stdout)
-    expected = oracle_errors(script, nvfp4_moe, nvfp4, original, layer, range(first, first + count), tokens)
+    expected = oracle_errors(script, nvfp4, original, layer, range(first, first + count), tokens)
     for form in ("nvfp4", "bf16"):
         room = expected[form, "reference"]
         # Intervals, so the numbers printed to four digits may exceed them by half of the last.

@@ -296,3 +296,13 @@ def test_masked_routings_give_zeros(backend):
     case = layer(0, {})
     for ids in (torch.full_like(case.topk_ids, -1), torch.full_like(case.topk_ids, 4)):
         assert torch.equal(run(case.changed(topk_ids=ids), backend), torch.zeros_like(case.hidden))
+
+
+@pytest.mark.parametrize("backend", ACCURACY)
+def test_no_tokens(backend):
+    """torch's casts leave strides of 0 in a tensor without elements."""
+    case = layer(0, {}, tokens=0)
+    hidden = torch.from_numpy(np.zeros((0, SHAPE.hidden_size))).to(torch.bfloat16)
+    assert hidden.stride() == (0, 0)
+    out = run(case.changed(hidden=hidden), backend)
+    assert out.shape == (0, SHAPE.hidden_size) and out.dtype == torch.bfloat16

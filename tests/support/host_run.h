@@ -11,7 +11,8 @@
 
 namespace nvfp4_moe::test {
 
-// Every backend of the build that runs on the host, the reference first.
+// Every backend of the build with steps in host memory, the reference first; "cpu" as its instruction sets, each of
+// which a host runs or skips by name.
 std::vector<const Backend*> host_backends();
 // The same without the reference: those that are compared with it.
 std::vector<const Backend*> judged_backends();

@@ -4,7 +4,7 @@
 // in, which bf16 holds exactly: four instructions for 32 of them, all on 16-bit integers. In a 32-bit lane the codes of
 // k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so the lines' elements are stored in it.
 // Order of additions: within a slice of float_slice(K) elements the 8-halves of the blocks go to two chains; then the
-// chains are added, then the slices: the same for any number of lines. Up to four lines may instead leave the scale
+// chains are added, then the slices: the same for any number of lines. Up to eight lines may instead leave the scale
 // outside, block by block, which reads weights twice as fast (unless FloatLines::same_bits).
 // The instruction takes subnormal inputs, products and sums as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
@@ -90,9 +90,9 @@ inline __m512bh pair_of(const uint32_t* line, int64_t pair) {
 
 // ---- a slice of kPanels panels times kCount lines
 
-template <int kPanels, int kCount>
+template <int kPanels, int kCount, int kChains = 2>
 struct Tile {
-  __m512 chain[2][kPanels][kCount];
+  __m512 chain[kChains][kPanels][kCount];
 
   Tile() {
     for (auto& half : chain)
@@ -100,18 +100,22 @@ struct Tile {
         for (__m512& sum : panel) sum = _mm512_setzero_ps();
   }
   void add(int half, const __m512bh (&w)[kPanels], const uint32_t* const (&lines)[kCount], int64_t pair) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < kCount; ++i) {
       const __m512bh x = pair_of(lines[i], pair);
 #pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p) chain[half][p][i] = _mm512_dpbf16_ps(chain[half][p][i], w[p], x);
+      for (int p = 0; p < kPanels; ++p)
+        chain[half % kChains][p][i] = _mm512_dpbf16_ps(chain[half % kChains][p][i], w[p], x);
     }
+  }
+  __m512 sum(int p, int i) const {
+    return kChains == 1 ? chain[0][p][i] : _mm512_add_ps(chain[0][p][i], chain[kChains - 1][p][i]);
   }
   void add_to(float* acc) const {  // (kCount, kPanels * 16)
     for (int i = 0; i < kCount; ++i)
       for (int p = 0; p < kPanels; ++p) {
         float* out = acc + (i * kPanels + p) * kPanelRows;
-        _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), _mm512_add_ps(chain[0][p][i], chain[1][p][i])));
+        _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), sum(p, i)));
       }
   }
 };
@@ -178,8 +182,8 @@ void multiply_slices(const Strip& strip, const std::byte* const* lines, int64_t 
   }
 }
 
-// Few lines: no time to fold scales into weights, since memory waits for nobody. A block's two chains start from 0, are
-// added, and are scaled into the accumulator: |err| <= (K/16 + 9) 2^-24 sum|p|.
+// Few lines: no time to fold scales into weights, since memory waits for nobody. A block's chains start from 0, are
+// added, and are scaled into the accumulator: |err| <= (K/16 + 16) 2^-24 sum|p|.
 template <int kPanels, int kCount>
 void multiply_few(const Strip& strip, const std::byte* const* lines, float* acc) {
   const __m512i table = _mm512_load_si512(kValues);
@@ -194,7 +198,7 @@ void multiply_few(const Strip& strip, const std::byte* const* lines, float* acc)
 #pragma GCC unroll 1
     for (int64_t b = 0; b < kBlocksPerChunk; ++b) {
       const int64_t first_pair = (c * kBlocksPerChunk + b) * kBlockPairs;
-      Tile<kPanels, kCount> block;
+      Tile<kPanels, kCount, kCount <= 4 ? 2 : 1> block;  // as many as there are registers
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         __m512i codes[kPanels];
@@ -214,8 +218,7 @@ void multiply_few(const Strip& strip, const std::byte* const* lines, float* acc)
       for (int p = 0; p < kPanels; ++p) {
         const __m512 scale =
             small_scales(strip.bytes + (p * strip.chunks + c) * kChunkBytes + kChunkScalesOffset + b * kPanelRows);
-        for (int i = 0; i < kCount; ++i)
-          sum[p][i] = _mm512_fmadd_ps(_mm512_add_ps(block.chain[0][p][i], block.chain[1][p][i]), scale, sum[p][i]);
+        for (int i = 0; i < kCount; ++i) sum[p][i] = _mm512_fmadd_ps(block.sum(p, i), scale, sum[p][i]);
       }
     }
   }
@@ -226,11 +229,21 @@ void multiply_few(const Strip& strip, const std::byte* const* lines, float* acc)
 
 template <int kPanels>
 void multiply(const Strip& strip, const FloatLines& lines, float* acc) {
-  switch (lines.same_bits ? 0 : lines.count) {
+  constexpr int64_t kShortest = kChunkK;  // below it the bound of a few lines would not hold
+  const std::byte* const* second = lines.lines + 4;
+  switch (lines.same_bits || lines.k < kShortest ? 0 : lines.count) {
     case 1: return multiply_few<kPanels, 1>(strip, lines.lines, acc);
     case 2: return multiply_few<kPanels, 2>(strip, lines.lines, acc);
     case 3: return multiply_few<kPanels, 3>(strip, lines.lines, acc);
     case 4: return multiply_few<kPanels, 4>(strip, lines.lines, acc);
+    case 5: return multiply_few<kPanels, 5>(strip, lines.lines, acc);
+    case 6: return multiply_few<kPanels, 6>(strip, lines.lines, acc);
+    case 7:
+      multiply_few<kPanels, 4>(strip, lines.lines, acc);
+      return multiply_few<kPanels, 3>(strip, second, acc + 4 * kPanels * kPanelRows);
+    case 8:
+      multiply_few<kPanels, 4>(strip, lines.lines, acc);
+      return multiply_few<kPanels, 4>(strip, second, acc + 4 * kPanels * kPanelRows);
     default: return multiply_slices<kPanels>(strip, lines.lines, lines.count, lines.k, acc);
   }
 }

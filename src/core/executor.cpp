@@ -55,23 +55,16 @@ class SerialExecutor final : public Executor {
   int threads() const override { return 1; }
 };
 
-class ThreadPool final : public Executor {
+class Pool {
  public:
-  explicit ThreadPool(int threads) {
+  explicit Pool(int threads) {
     try {
       for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {  // the system gives no more threads: the pool is as large as it got
     }
   }
 
-  ~ThreadPool() override {
-#ifdef __linux__
-    if (getpid() != owner_) {
-      // A forked child: the threads stayed in the parent, and neither joining nor detaching what is not there returns.
-      (void)new std::vector<std::thread>(std::move(workers_));
-      return;
-    }
-#endif
+  ~Pool() {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -81,9 +74,9 @@ class ThreadPool final : public Executor {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  int threads() const override { return static_cast<int>(workers_.size()) + 1; }
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+  void parallel_for(int64_t count, int64_t grain, const Executor::Body& body) {
     if (count <= 0) return;
     grain = std::max<int64_t>(grain, 1);
     if (inside_body || workers_.empty() || count <= grain) return run_inline(count, grain, body);
@@ -110,7 +103,7 @@ class ThreadPool final : public Executor {
   struct Job {
     int64_t count;
     int64_t grain;
-    const Body* body;
+    const Executor::Body* body;
     std::atomic<int64_t> next{0};
   };
 
@@ -151,9 +144,31 @@ class ThreadPool final : public Executor {
   std::atomic<uint64_t> seq_{0};
   std::atomic<int> joined_{0};
   std::vector<std::thread> workers_;
+};
+
+// In a forked child the pool's threads do not exist, and what they waited for can be neither joined nor destroyed: there
+// the pool runs everything on the calling thread, and is left behind.
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}
+  ~ThreadPool() override {
+    if (process_id() != owner_) static_cast<void>(pool_.release());
+  }
+  int threads() const override { return pool_->threads(); }
+  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+    pool_->parallel_for(count, grain, body);
+  }
+
+ private:
+  static int64_t process_id() {
 #ifdef __linux__
-  const pid_t owner_ = getpid();
+    return getpid();
+#else
+    return 0;
 #endif
+  }
+  const int64_t owner_ = process_id();
+  std::unique_ptr<Pool> pool_;
 };
 
 }  // namespace

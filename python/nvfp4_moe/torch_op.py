@@ -1,9 +1,9 @@
 """torch operators over nvfp4_moe's layers and formats. Importing this module registers them under torch.ops.nvfp4.
 
-    moe_gemm(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, int handle) -> ()
-    moe_gemm.functional(Tensor hidden, Tensor topk_ids, Tensor topk_weights, int handle) -> Tensor
-    linear(Tensor(a!) out, Tensor x, int handle) -> ()
-    linear.functional(Tensor x, int handle, SymInt out_features) -> Tensor
+    moe_gemm(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> ()
+    moe_gemm.functional(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor
+    linear(Tensor(a!) out, Tensor x, SymInt handle) -> ()
+    linear.functional(Tensor x, SymInt handle, SymInt out_features) -> Tensor
     quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)
     dequantize(Tensor codes, Tensor scales, Tensor tensor_scale, ScalarType dtype=float32) -> Tensor
     silu_mul_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
@@ -12,8 +12,8 @@
     swizzle(Tensor scales) -> Tensor
     unswizzle(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
 
-handle is MoeLayer.handle or Nvfp4Linear.handle: an integer, so that one compiled graph serves every layer and nothing
-but tensors and numbers crosses the dispatcher. It does not keep the layer alive; a handle whose layer is gone, or that
+handle is MoeLayer.handle or Nvfp4Linear.handle: an integer, so that nothing but tensors and numbers crosses the
+dispatcher, and a symbolic one, so that a graph compiled with dynamic=True serves every layer. It does not keep the layer alive; a handle whose layer is gone, or that
 none gave out, is a ValueError. Arguments are checked where the op runs, with the messages of MoeLayer.run.
 
 Every op has a fake implementation, breaks no graph (torch.compile(fullgraph=True)), takes symbolic token counts, and
@@ -54,16 +54,16 @@ def _op(schema, kernel, fake):
 # ---- layers by handle
 
 _op(
-    "moe_gemm(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, int handle) -> ()",
+    "moe_gemm(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> ()",
     _core.moe_gemm,
     lambda out, hidden, topk_ids, topk_weights, handle: None,
 )
 _op(
-    "moe_gemm.functional(Tensor hidden, Tensor topk_ids, Tensor topk_weights, int handle) -> Tensor",
+    "moe_gemm.functional(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor",
     _core.moe_gemm_new,
     lambda hidden, topk_ids, topk_weights, handle: hidden.new_empty(hidden.shape),
 )
-_op("linear(Tensor(a!) out, Tensor x, int handle) -> ()", _core.linear, lambda out, x, handle: None)
+_op("linear(Tensor(a!) out, Tensor x, SymInt handle) -> ()", _core.linear, lambda out, x, handle: None)
 
 
 def _linear_functional(x, handle, out_features):
@@ -73,7 +73,7 @@ def _linear_functional(x, handle, out_features):
 
 
 _op(
-    "linear.functional(Tensor x, int handle, SymInt out_features) -> Tensor",
+    "linear.functional(Tensor x, SymInt handle, SymInt out_features) -> Tensor",
     _linear_functional,
     lambda x, handle, out_features: x.new_empty((x.shape[0], out_features)),
 )

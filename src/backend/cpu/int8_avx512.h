@@ -97,6 +97,10 @@ void multiply_few(const Strip& strip, const Int8Block* const* lines, float* acc)
     for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows, sum[i][p]);
 }
 
+// How far ahead a line's operands are fetched, two or three passes over all lines: more lines than a core's prefetchers
+// follow, and in L3 where an expert has more lines than L2 holds.
+constexpr int64_t kLineAheadBytes = 128;
+
 template <int kPanels>
 void multiply_many(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
   const __m512i table = doubled_table();
@@ -109,7 +113,9 @@ void multiply_many(const Strip& strip, const Int8Block* const* lines, int64_t co
         float* out = acc + i * kPanels * kPanelRows;
         __m512 sum[kPanels];
         for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_loadu_ps(out + p * kPanelRows);
-        blocks.add(lines[i] + c * kBlocksPerChunk + 2 * pair, sum);
+        const Int8Block* line = lines[i] + c * kBlocksPerChunk + 2 * pair;
+        _mm_prefetch(reinterpret_cast<const char*>(line) + kLineAheadBytes, _MM_HINT_T0);
+        blocks.add(line, sum);
         for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + p * kPanelRows, sum[p]);
       }
     }

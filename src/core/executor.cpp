@@ -146,8 +146,8 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// In a forked child the pool's threads do not exist, and what they waited for can be neither joined nor destroyed: there
-// the pool runs everything on the calling thread, and is left behind.
+// In a forked child the pool's threads do not exist, and what they waited for can be neither joined nor destroyed:
+// there the pool runs everything on the calling thread, and is left behind.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}

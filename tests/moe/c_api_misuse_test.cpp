@@ -210,6 +210,28 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_quantize_given(x, NVFP4_MOE_F32, 1, 16, 3.0f, codes, scales, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize_given(x, NVFP4_MOE_F32, 1, 16, NAN, codes, scales, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize_compat(x, NVFP4_MOE_F32, 1, 16, 0.0f, codes, scales, nullptr), invalid);
+  auto swiglu = api::make<nvfp4_moe_swiglu>();
+  const float gate_up[32] = {};
+  const auto swiglu_quantize = [&](const void* in, int64_t rows, int64_t inner, float* row_scale) {
+    return nvfp4_moe_swiglu_quantize(&swiglu, in, rows, inner, nullptr, codes, scales, row_scale, nullptr);
+  };
+  swiglu.dtype = NVFP4_MOE_F32;
+  EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), NVFP4_MOE_OK);
+  EXPECT_EQ(swiglu_quantize(nullptr, 1, 16, &scale), invalid);
+  EXPECT_EQ(swiglu_quantize(gate_up, 1, 17, &scale), invalid);
+  EXPECT_EQ(swiglu_quantize(gate_up, -1, 16, &scale), invalid);
+  EXPECT_EQ(swiglu_quantize(gate_up, INT64_MAX, 16, &scale), invalid);
+  EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, nullptr), invalid);
+  swiglu.power_of_two = 3.0f;
+  EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), invalid);
+  swiglu.power_of_two = 0;
+  swiglu.activation = NVFP4_MOE_SWIGLU_STEP;  // without a limit
+  EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), invalid);
+  swiglu.activation = 99;
+  EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), invalid);
+  swiglu = {};  // struct_size 0
+  EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), invalid);
+
   EXPECT_EQ(nvfp4_moe_dequantize(codes, scales, 1, 1, 16, 9, &scale), invalid);
   EXPECT_EQ(nvfp4_moe_dequantize(codes, scales, 1, 1, 16, NVFP4_MOE_F32, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_convert_to_fp8(codes, scales, 1, 1, 16, -1, 3, codes, &scale), invalid);

@@ -317,6 +317,62 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   EXPECT_EQ(linear2, linear);
 }
 
+// The pass is its parts: the activation in fp32, bf16, then the quantizer that has its own tests.
+TEST(CApi, SwigluQuantizeIsItsParts) {
+  constexpr int64_t kRows = 5, kInner = 48;
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> gate_up(kRows * 2 * kInner), router(kRows);
+  for (float& value : gate_up) value = normal(random);
+  for (float& value : router) value = std::abs(normal(random));
+  const float kInf = std::numeric_limits<float>::infinity();
+  gate_up[3 * 2 * kInner + 7] = kInf;
+  for (const bool interleaved : {false, true}) {
+    for (const float power_of_two : {0.0f, 0x1p-7f}) {
+      auto options = api::make<nvfp4_moe_swiglu>();
+      options.activation = NVFP4_MOE_SWIGLU_CLAMPED;
+      options.swiglu_limit = 4.0f;
+      options.dtype = NVFP4_MOE_F32;
+      options.interleaved = interleaved ? 1 : 0;
+      options.power_of_two = power_of_two;
+      std::vector<uint8_t> codes(kRows * kInner / 2), scales(kRows * kInner / 16), codes2(kInner / 2),
+          scales2(kInner / 16);
+      std::vector<float> row_scales(kRows);
+      auto counts = api::make<nvfp4_moe_quantize_counts>();
+      ASSERT_EQ(nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kInner, router.data(), codes.data(),
+                                          scales.data(), row_scales.data(), &counts),
+                NVFP4_MOE_OK)
+          << nvfp4_moe_last_error();
+      EXPECT_EQ(counts.blocks, static_cast<uint64_t>(kRows * kInner / 16));
+      for (int64_t r = 0; r < kRows; ++r) {
+        std::vector<float> h(kInner);
+        for (int64_t i = 0; i < kInner; ++i) {
+          const float* row = gate_up.data() + r * 2 * kInner;
+          const float g = std::min(row[interleaved ? 2 * i : i], 4.0f);
+          const float u = std::clamp(row[interleaved ? 2 * i + 1 : kInner + i], -4.0f, 4.0f);
+          const float sigmoid = 1.0f / (1.0f + std::exp(-g));
+          h[static_cast<size_t>(i)] = bf16_to_float(bf16_from_float(g * sigmoid * u * router[static_cast<size_t>(r)]));
+        }
+        const float scale = power_of_two != 0 ? power_of_two : dynamic_token_scale(row_amax(h));
+        QuantizeCounts own;
+        quantize_row_exact(h, scale, codes2.data(), scales2.data(), own);
+        EXPECT_TRUE(std::equal(codes2.begin(), codes2.end(), codes.begin() + r * kInner / 2));
+        EXPECT_TRUE(std::equal(scales2.begin(), scales2.end(), scales.begin() + r * kInner / 16));
+        EXPECT_EQ(row_scales[static_cast<size_t>(r)], scale) << "a clamped infinity is finite";
+      }
+    }
+  }
+  auto plain = api::make<nvfp4_moe_swiglu>();
+  plain.dtype = NVFP4_MOE_F32;
+  std::vector<uint8_t> codes(kRows * kInner / 2, 1), scales(kRows * kInner / 16, 1);
+  std::vector<float> row_scales(kRows);
+  ASSERT_EQ(nvfp4_moe_swiglu_quantize(&plain, gate_up.data(), kRows, kInner, nullptr, codes.data(), scales.data(),
+                                      row_scales.data(), nullptr),
+            NVFP4_MOE_OK);
+  EXPECT_TRUE(std::isnan(row_scales[3])) << "an infinity that nothing clamps is carried by the row's scale";
+  EXPECT_EQ(std::count(codes.begin() + 3 * kInner / 2, codes.begin() + 4 * kInner / 2, 0), kInner / 2);
+}
+
 TEST(CApi, NamesAndVersions) {
   EXPECT_EQ(api::version(), "0.1.0");
   EXPECT_EQ(nvfp4_moe_abi_version(), NVFP4_MOE_ABI_VERSION);

@@ -1,0 +1,96 @@
+// WorkspacePool: one workspace per stream where runs follow each other, one each where they overlap, and no allocation
+// once the largest is there.
+#include "moe/workspace_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+std::atomic<int> allocations{0};
+Result<Buffer> counted(size_t size_bytes) {
+  ++allocations;
+  return allocate_pages(size_bytes);
+}
+Result<Buffer> refused(size_t) { return Status(Code::kOutOfMemory, "no memory"); }
+
+TEST(WorkspacePool, OneWorkspaceServesAllThatFollowEachOther) {
+  allocations = 0;
+  WorkspacePool pool(counted);
+  const void* first = nullptr;
+  for (const size_t size_bytes : {5000u, 100u, 5000u, 0u}) {
+    const auto lease = pool.lease(size_bytes);
+    ASSERT_OK(lease);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(lease->data()) % 256, 0u);
+    EXPECT_GE(lease->size_bytes(), size_bytes);
+    if (first == nullptr) first = lease->data();
+    EXPECT_EQ(lease->data(), first);
+  }
+  EXPECT_EQ(allocations, 1);
+  { ASSERT_OK(pool.lease(1 << 20)); }  // outgrown: the small one goes
+  EXPECT_EQ(allocations, 2);
+  EXPECT_EQ(pool.total_bytes(), size_t{1} << 20);
+}
+
+TEST(WorkspacePool, LeasesThatOverlapAndStreamsDoNotShare) {
+  allocations = 0;
+  WorkspacePool pool(counted);
+  int stream = 0;
+  {
+    const auto a = pool.lease(1000), b = pool.lease(1000), c = pool.lease(1000, &stream);
+    ASSERT_OK(a);
+    ASSERT_OK(b);
+    ASSERT_OK(c);
+    EXPECT_NE(a->data(), b->data());
+    EXPECT_NE(a->data(), c->data());
+    EXPECT_NE(b->data(), c->data());
+  }
+  const auto again = pool.lease(1000, &stream);
+  ASSERT_OK(again);
+  EXPECT_EQ(allocations, 3);
+}
+
+TEST(WorkspacePool, TheLargestFreeOneIsTaken) {
+  allocations = 0;
+  WorkspacePool pool(counted);
+  {
+    const auto small = pool.lease(100), large = pool.lease(10000);
+    ASSERT_OK(small);
+    ASSERT_OK(large);
+  }
+  EXPECT_GE(pool.lease(5000)->size_bytes(), 10000u);
+  EXPECT_EQ(allocations, 2);
+}
+
+TEST(WorkspacePool, ARefusalIsToldAndLeavesThePoolAsItWas) {
+  WorkspacePool pool(refused);
+  EXPECT_EQ(pool.lease(1).status().code(), Code::kOutOfMemory);
+  EXPECT_EQ(pool.total_bytes(), 0u);
+}
+
+TEST(WorkspacePool, ThreadsNeverHoldTheSameBytes) {
+  WorkspacePool pool(allocate_pages);
+  std::atomic<int> mixed{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 200; ++i) {
+        const auto lease = pool.lease(64);
+        auto* bytes = static_cast<std::atomic<int>*>(lease->data());
+        bytes->store(t);
+        std::this_thread::yield();
+        if (bytes->load() != t) ++mixed;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(mixed, 0);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

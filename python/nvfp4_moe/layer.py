@@ -175,7 +175,7 @@ class MoeLayer(_core.Layer):
     @property
     def config(self) -> MoeConfig:
         """The layer's sizes and choices."""
-        return MoeConfig.from_json(self._config())
+        return MoeConfig.from_json(self.config_json())
 
     def describe(self) -> dict[str, Any]:
         """What runs and how: backend, kernels (by step), every choice of the config, sizes in bytes, notes.
@@ -183,7 +183,8 @@ class MoeLayer(_core.Layer):
         "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
         None where nothing is quantized.
         """
-        return json.loads(self._describe())
+        described: dict[str, Any] = json.loads(self.describe_json())
+        return described
 
     def __repr__(self) -> str:
         d = self.describe()
@@ -236,4 +237,5 @@ class Nvfp4Linear(_core.Linear):
 
     def describe(self) -> dict[str, Any]:
         """backend, rows, cols, tensor_scale, activation_format, activation_scale, sizes in bytes."""
-        return json.loads(self._describe())
+        described: dict[str, Any] = json.loads(self.describe_json())
+        return described

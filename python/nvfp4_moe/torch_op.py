@@ -24,7 +24,11 @@ Source of the registration's form: torch.library's define/impl, which costs abou
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from . import _core
 from . import dequantize as _dequantize
@@ -42,7 +46,7 @@ _DEVICES = ("CPU", "CUDA")
 library = torch.library.Library("nvfp4", "DEF")
 
 
-def _op(schema, kernel, fake):
+def _op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Defines an op with one kernel for every device that a layer can live on, and its fake."""
     library.define(schema, tags=_TAGS)
     name = schema.partition("(")[0]  # with its overload, which define's answer lacks
@@ -66,7 +70,7 @@ _op(
 _op("linear(Tensor(a!) out, Tensor x, SymInt handle) -> ()", _core.linear, lambda out, x, handle: None)
 
 
-def _linear_functional(x, handle, out_features):
+def _linear_functional(x: Tensor, handle: int, out_features: int) -> Tensor:
     out = x.new_empty((x.shape[0], out_features))
     _core.linear(out, x, handle)
     return out
@@ -84,12 +88,16 @@ _op(
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-def _quantize_kernel(x, mode="weights", tensor_scale=None, scales="max"):
+def _quantize_kernel(
+    x: Tensor, mode: str = "weights", tensor_scale: float | None = None, scales: str = "max"
+) -> tuple[Tensor, Tensor, Tensor]:
     codes, block_scales, scale = _quantize(x, mode=mode, tensor_scale=tensor_scale, scales=scales)
     return codes, block_scales, torch.as_tensor(scale, dtype=torch.float32, device=x.device)
 
 
-def _quantize_fake(x, mode="weights", tensor_scale=None, scales="max"):
+def _quantize_fake(
+    x: Tensor, mode: str = "weights", tensor_scale: float | None = None, scales: str = "max"
+) -> tuple[Tensor, Tensor, Tensor]:
     *leading, k = x.shape
     return (
         x.new_empty((*leading, k // 2), dtype=torch.uint8),
@@ -105,7 +113,9 @@ _op(
 )
 
 
-def _dequantize_kernel(codes, scales, tensor_scale, dtype=torch.float32):
+def _dequantize_kernel(
+    codes: Tensor, scales: Tensor, tensor_scale: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
     if dtype not in _NAMES:
         raise ValueError(f"dtype: expected float32, bfloat16 or float16, got {dtype}")
     return _dequantize(codes, scales, tensor_scale, _NAMES[dtype])
@@ -121,14 +131,14 @@ _op(
 
 
 def _silu_mul_kernel(
-    gate_up,
-    activation="swiglu",
-    swiglu_limit=None,
-    swiglu_alpha=1.702,
-    interleaved=False,
-    row_weights=None,
-    power_of_two=None,
-):
+    gate_up: Tensor,
+    activation: str = "swiglu",
+    swiglu_limit: float | None = None,
+    swiglu_alpha: float = 1.702,
+    interleaved: bool = False,
+    row_weights: Tensor | None = None,
+    power_of_two: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     return _silu_mul_quantize(
         gate_up,
         activation=activation,
@@ -141,14 +151,14 @@ def _silu_mul_kernel(
 
 
 def _silu_mul_fake(
-    gate_up,
-    activation="swiglu",
-    swiglu_limit=None,
-    swiglu_alpha=1.702,
-    interleaved=False,
-    row_weights=None,
-    power_of_two=None,
-):
+    gate_up: Tensor,
+    activation: str = "swiglu",
+    swiglu_limit: float | None = None,
+    swiglu_alpha: float = 1.702,
+    interleaved: bool = False,
+    row_weights: Tensor | None = None,
+    power_of_two: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, both = gate_up.shape
     return (
         gate_up.new_empty((rows, both // 4), dtype=torch.uint8),
@@ -165,7 +175,7 @@ _op(
 )
 
 
-def _swizzled_bytes(rows, cols):
+def _swizzled_bytes(rows: int, cols: int) -> int:
     return (rows + 127) // 128 * 128 * ((cols + 3) // 4 * 4)
 
 

@@ -132,9 +132,9 @@ Quantized quantize(const Array& x, const std::string& mode, std::optional<double
   return nb::make_tuple(codes.array(), block_scales.array(), scale_out);
 }
 
-nb::tuple silu_mul_quantize(const Array& gate_up, const std::string& activation_name, std::optional<double> limit,
-                            double alpha, bool interleaved, const std::optional<Array>& row_weights,
-                            std::optional<double> power_of_two) {
+nb::typed<nb::tuple, NumpyArray<uint8_t>, NumpyArray<uint8_t>, NumpyArray<float>> silu_mul_quantize(
+    const Array& gate_up, const std::string& activation_name, std::optional<double> limit, double alpha,
+    bool interleaved, const std::optional<Array>& row_weights, std::optional<double> power_of_two) {
   const DType dtype = dtype_of(gate_up, "gate_up");
   if (!is_activation(dtype))
     fail("gate_up: expected float32, float16 or bfloat16 (or its bits as uint16), got " + describe(gate_up));

@@ -256,9 +256,10 @@ void bind_layer(nb::module_& m) {
                "shared_weights: Any = None) -> Any"),
            kRunDoc)
       .def(
-          "_describe", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
+          "describe_json", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
       .def(
-          "_config", [](const PyLayer& self) { return to_json(self.layer().config().options()); }, "config as JSON.")
+          "config_json", [](const PyLayer& self) { return to_json(self.layer().config().options()); },
+          "config as JSON.")
       .def_prop_ro(
           "device", [](const PyLayer& self) { return to_string(self.open().device); }, "\"cpu\" or \"cuda:N\".")
       .def_prop_ro(

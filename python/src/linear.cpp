@@ -106,7 +106,9 @@ void bind_linear(nb::module_& m) {
           "y = x W^T for x (T, in_features) bfloat16, float16 or float32; out (T, out_features), made like x where\n"
           "None. Both contiguous, on the linear's device. T is at most max_tokens. Raises ValueError, naming the\n"
           "array, what was expected and what came. May be called from several threads. No gradient flows.")
-      .def("_describe", [](const PyLinear& self) { return self.open->linear->describe_json(); })
+      .def(
+          "describe_json", [](const PyLinear& self) { return self.open->linear->describe_json(); },
+          "describe() as JSON.")
       .def_prop_ro(
           "device", [](const PyLinear& self) { return to_string(self.open->device); }, "\"cpu\" or \"cuda:N\".")
       .def_prop_ro(

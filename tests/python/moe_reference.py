@@ -100,7 +100,7 @@ class Accuracy:
     silu: float  # relative error of silu before it is multiplied
     activation: float  # relative error of the whole activation
     flushed: float  # what silu(x) may lose below x = -88
-    fp32_sums: bool  # a sum is held in fp32 before alpha multiplies it
+    fp32_range: bool  # a sum before alpha, and the activation before the router weight, are held in fp32
 
 
 def _exact_gemm(k: int, activation_format: str) -> float:
@@ -258,15 +258,18 @@ def gemm(x: Interval, weight: torch.Tensor, alpha: torch.Tensor, factor: float, 
     largest = torch.maximum(x.lo.abs(), x.hi.abs())
     # The bound's own sum is within K 2^-53.
     bound = factor * (1 + 2.0**-30) * (largest @ weight.abs().T)
-    if factor >= 2.0**-24:  # an fp32 sum, where a product below the normal range loses up to half of the last bit
-        bound = bound + 2.0**-150 * (((largest > 0) & (largest < 2.0**-116)).to(F64) @ (weight != 0).to(F64).T)
+    if factor >= 2.0**-24:
+        # An fp32 sum may take inputs, products and partial sums below 2^-126 as 0. From 2^-100 up there are none: all
+        # are multiples of 2^-7 * 2^-10 * 2^-100.
+        tiny = ((largest > 0) & (largest < 2.0**-100)).any(-1, keepdim=True)
+        bound = bound + tiny * 2.0**-126 * (weight.abs() + 2).sum(-1)
     return Interval(round_to(product_to_odd(alpha, low - bound), to), round_to(product_to_odd(alpha, high + bound), to))
 
 
 def overflows(x: Interval, weight: torch.Tensor, accuracy: Accuracy) -> torch.Tensor:
     """(R): lines of bf16 values whose sum, alpha left out, may pass fp32's range, where a backend keeps it in fp32."""
     largest = torch.maximum(x.lo.abs(), x.hi.abs()) @ weight.abs().T
-    return (largest.amax(-1) * (1 + 2.0**-10) > FP32.largest) & bool(accuracy.fp32_sums)
+    return (largest.amax(-1) * (1 + 2.0**-10) > FP32.largest) & bool(accuracy.fp32_range)
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -362,6 +365,7 @@ def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requ
     g = gemm(point, gate, _alpha(line_scale, scale_of[0]), gemm1, FP32)
     u = gemm(point, up, _alpha(line_scale, scale_of[1]), gemm1, FP32)
     h = activate(options, g, u, accuracy)
+    too_large = torch.maximum(h.lo.abs(), h.hi.abs()).amax(-1) > FP32.largest
     if options.router_weight == "before_down":
         h = _times(h, Interval(router_weight, router_weight))
     h = h.map(lambda end: round_to(end, BF16))
@@ -370,6 +374,8 @@ def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requ
     usable = h.lo.isfinite().all(-1) & h.hi.isfinite().all(-1)
     broken = (settled & ~h.lo.isfinite()).any(-1)
     free = ~usable & ~broken  # h may or may not overflow
+    if accuracy.fp32_range and options.router_weight == "before_down":
+        free = free | too_large  # Inf, whatever the weight would make of it
     free = free | overflows(point, gate, accuracy) | overflows(point, up, accuracy)
     row = Interval(*(torch.full((len(x), options.hidden_size), torch.nan, dtype=F64) for _ in range(2)))
     if bool(usable.any()):

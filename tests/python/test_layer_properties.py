@@ -123,7 +123,7 @@ def test_random_layers(backend, count):
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ACCURACY)
 def test_many_random_layers(backend, count):
-    sweep(backend, 6000, count)
+    sweep(backend, 4000, count)
 
 
 # ---- the judge on trial ----

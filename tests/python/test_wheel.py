@@ -97,7 +97,7 @@ def run_numpy_only(python: Path) -> None:
     assert told.startswith(str(python.parents[1])) and told.endswith(" None\n")
     ran = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", HERE / "numpy_only"],
-        capture_output=True, text=True, check=False, cwd=python.parent, env=clean_environment(),
+        capture_output=True, text=True, check=False, cwd=python.parent, env=clean_environment(), timeout=600,
     )  # fmt: skip
     summary = ran.stdout.strip().splitlines()[-1]
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "check/judge.h"
 #include "cli/host.h"
@@ -105,8 +106,10 @@ Result<MoeConfig> tiny_config(ActivationFormat format) {
 // A tiny layer through every backend that takes it, against the reference.
 std::vector<SelfTest> test_layers(Executor& executor) {
   std::vector<SelfTest> tests;
-  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
-    const std::string suffix = format == ActivationFormat::kNvfp4 ? "W4A4" : "W4A16";
+  const std::pair<ActivationFormat, const char*> formats[] = {
+      {ActivationFormat::kNvfp4, "W4A4"}, {ActivationFormat::kBf16, "W4A16"}, {ActivationFormat::kInt8Block, "W4A8"}};
+  for (const auto& [format, weights_and_activations] : formats) {
+    const std::string suffix = weights_and_activations;
     const Result<MoeConfig> config = tiny_config(format);
     if (!config.ok()) return {{"tiny layer", false, config.status().message()}};
     const MoeOptions& sizes = config->options();

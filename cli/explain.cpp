@@ -7,6 +7,7 @@
 #include "cli/lists.h"
 #include "cli/subject.h"
 #include "cli/verb.h"
+#include "moe/config_json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
 
@@ -17,12 +18,6 @@ struct ExplainVerb {
   SubjectOptions subject;
   int64_t tokens = 8192;
 };
-
-Json scale_json(ActivationFormat format, float scale) {
-  if (format == ActivationFormat::kBf16) return nullptr;
-  if (scale == 0.0f) return "dynamic_token";
-  return scale;
-}
 
 std::string scale_text(const Json& how) {
   if (how.is_null()) return "not quantized (bf16)";
@@ -80,8 +75,8 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
                    backend->plan(config, subject.range, subject.source.scales, Limits{verb.tokens}, device));
   report_plan(plan, report);
 
-  const Json hidden = scale_json(sizes.activation_format, scales.hidden);
-  const Json intermediate = scale_json(sizes.activation_format, scales.intermediate);
+  const Json hidden = activation_scale_json(sizes.activation_format, scales.hidden);
+  const Json intermediate = activation_scale_json(sizes.activation_format, scales.intermediate);
   const size_t packed_bytes = backend->packed_bytes(config, subject.range);
   report.line("");
   report.fact("scales", fmt::format("hidden: {}; intermediate: {}", scale_text(hidden), scale_text(intermediate)));

@@ -27,15 +27,14 @@ class Walk {
   HostBuffers operator()(const ExpertRange& range, size_t tokens) {
     const auto top_k = static_cast<size_t>(config_->top_k);
     const auto hidden = static_cast<size_t>(config_->hidden_size);
-    const bool quantized = config_->activation_format == ActivationFormat::kNvfp4;
     HostBuffers buffers;
     buffers.status = take<RunStatus>("", "status", 1);
     buffers.row_of_choice = take<int32_t>("", "row_of_choice", tokens * top_k);
-    buffers.hidden = activations("hidden", tokens, hidden, quantized, !quantized);
-    buffers.routed = part("routed", range.count, config_->intermediate_size, tokens * top_k, hidden, quantized);
+    buffers.hidden = activations("hidden", tokens, hidden, config_->activation_format == ActivationFormat::kBf16);
+    buffers.routed = part("routed", range.count, config_->intermediate_size, tokens * top_k, hidden);
     buffers.routed.choice_of_row = take<int32_t>("routed", ".choice_of_row", tokens * top_k);
     if (config_->shared_intermediate_size > 0)
-      buffers.shared = part("shared", 1, config_->shared_intermediate_size, tokens, hidden, quantized);
+      buffers.shared = part("shared", 1, config_->shared_intermediate_size, tokens, hidden);
     return buffers;
   }
 
@@ -45,26 +44,29 @@ class Walk {
     return reinterpret_cast<T*>(place_(part, name, count * sizeof(T)));
   }
 
-  HostActivations activations(const char* name, size_t lines, size_t k, bool codes, bool bf16) {
+  HostActivations activations(const char* name, size_t lines, size_t k, bool bf16) {
     HostActivations result;
     if (bf16) result.bf16 = take<uint16_t>(name, ".bf16", lines * k);
-    if (codes) {
+    if (config_->activation_format == ActivationFormat::kNvfp4) {
       result.codes = take<uint8_t>(name, ".codes", lines * (k / 2));
       result.block_scales = take<uint8_t>(name, ".block_scales", lines * (k / 16));
       result.line_scale = take<float>(name, ".line_scale", lines);
+    }
+    if (config_->activation_format == ActivationFormat::kInt8Block) {
+      result.int8_codes = take<int8_t>(name, ".int8_codes", lines * k);
+      result.int8_scales = take<float>(name, ".int8_scales", lines * (k / 16));
     }
     result.nonfinite = take<uint8_t>(name, ".nonfinite", lines);
     return result;
   }
 
-  HostPart part(const char* name, int64_t experts, int64_t intermediate_size, size_t rows, size_t hidden,
-                bool quantized) {
+  HostPart part(const char* name, int64_t experts, int64_t intermediate_size, size_t rows, size_t hidden) {
     const size_t row_bytes = hidden * (config_->row_format == RowFormat::kBf16 ? sizeof(uint16_t) : sizeof(float));
     HostPart part;
     part.experts = experts;
     part.intermediate_size = intermediate_size;
     part.row_offsets = take<int64_t>(name, ".row_offsets", static_cast<size_t>(experts) + 1);
-    part.intermediate = activations(name, rows, static_cast<size_t>(intermediate_size), quantized, true);
+    part.intermediate = activations(name, rows, static_cast<size_t>(intermediate_size), true);
     part.rows_out = place_(name, ".rows_out", rows * row_bytes);
     return part;
   }
@@ -176,7 +178,7 @@ Status check_host_limits(const MoeConfig& config, const ExpertRange& range, cons
 }
 
 Result<ActivationScales> resolve_activation_scales(const MoeConfig& config, const LayerScales& scales) {
-  if (config->activation_format == ActivationFormat::kBf16) return ActivationScales{};
+  if (config->activation_format != ActivationFormat::kNvfp4) return ActivationScales{};
   NVFP4_MOE_ASSIGN(const float hidden, hidden_scale(config, scales));
   NVFP4_MOE_ASSIGN(const float intermediate, intermediate_scale(config, scales));
   return ActivationScales{hidden, intermediate};

@@ -17,6 +17,8 @@ struct HostActivations {
   uint8_t* block_scales = nullptr;  // (lines, K/16) linear   nvfp4
   float* line_scale = nullptr;      // (lines) tensor scale   nvfp4
   uint16_t* bf16 = nullptr;         // (lines, K)             bf16 format, and always for the intermediate
+  int8_t* int8_codes = nullptr;     // (lines, K)             int8_block
+  float* int8_scales = nullptr;     // (lines, K/16)          int8_block
   uint8_t* nonfinite = nullptr;     // (lines) 1 where the line's output must be NaN
 };
 
@@ -62,7 +64,7 @@ struct HostSteps {
   void (*route)(const HostCall&);                          // ids -> row_of_choice, choice_of_row, row_offsets
   void (*quantize)(const HostCall&);                       // hidden -> buffers.hidden
   void (*gemm1_swiglu)(const HostCall&, const HostPart&);  // hidden, gate, up -> part.intermediate.bf16
-  void (*requantize)(const HostCall&, const HostPart&);    // part.intermediate.bf16 -> codes, scales (nvfp4), flags
+  void (*requantize)(const HostCall&, const HostPart&);    // part.intermediate.bf16 -> codes, scales, flags
   void (*gemm2)(const HostCall&, const HostPart&);         // part.intermediate, down -> part.rows_out
   void (*combine)(const HostCall&);                        // rows_out, weights -> out
 };

@@ -28,6 +28,7 @@ struct Choice {
 };
 
 void bf16(Case& c) { c.options.activation_format = ActivationFormat::kBf16; }
+void int8(Case& c) { c.options.activation_format = ActivationFormat::kInt8Block; }
 // Limits low enough that many values meet them.
 void clamp(Case& c, Activation activation, float limit) {
   c.options.activation = activation;
@@ -45,6 +46,7 @@ const std::vector<Choice>& choices() {
   static const std::vector<Choice> all = {
       {"w4a4", [](Case&) {}},
       {"w4a16", bf16},
+      {"w4a8", int8},
       {"w4a4_static",
        [](Case& c) {
          c.options.activation_scale = H::kStatic;
@@ -158,6 +160,38 @@ const std::vector<Choice>& choices() {
          bf16(c);
          c.hidden_dtype = DType::kF32;
        }},
+      {"w4a8_clamped",
+       [](Case& c) {
+         int8(c);
+         clamp(c, A::kSwigluClamped, 1.5f);
+       }},
+      {"w4a8_oai_before_down",
+       [](Case& c) {
+         int8(c);
+         clamp(c, A::kSwigluOai, 1.25f);
+         before_down(c);
+       }},
+      {"w4a8_step_fp16",
+       [](Case& c) {
+         int8(c);
+         clamp(c, A::kSwigluStep, 1);
+         c.hidden_dtype = c.out_dtype = DType::kF16;
+       }},
+      // hidden of fp32: codes and scales follow the two fp32 divisions, not the quotients of bf16 numbers.
+      {"w4a8_rows_fp32_i64",
+       [](Case& c) {
+         int8(c);
+         c.options.row_format = RowFormat::kFp32;
+         c.hidden_dtype = c.out_dtype = DType::kF32;
+         c.ids_dtype = DType::kI64;
+       }},
+      {"w4a8_shared_ep",
+       [](Case& c) {
+         int8(c);
+         c.options.shared_intermediate_size = 96;
+         c.shared_weights = true;
+         c.range = {c.options.num_experts / 4, c.options.num_experts / 2};
+       }},
       {"w4a4_batch_invariant", [](Case& c) { c.options.batch_invariant = true; }},
   };
   return all;
@@ -197,7 +231,7 @@ std::vector<Case> build() {
       ++turn;
     }
   const std::vector<Choice>& all = choices();
-  for (size_t format : {0u, 1u}) {
+  for (size_t format : {0u, 1u, 2u}) {
     for (Routing routing : kRoutings) add(all[format], kShapes[2], routing, 24, DataKind::kNormal);
     for (int64_t tokens : kTokens) add(all[format], kShapes[0], Routing::kZipf, tokens, DataKind::kNormal);
     add(all[format], kShapes[3], Routing::kUniform, 12, DataKind::kHuge);
@@ -205,7 +239,8 @@ std::vector<Case> build() {
   for (const Choice& choice : all) {  // every scale policy meets every data kind
     if (std::string(choice.name).find("static") == std::string::npos &&
         std::string(choice.name).find("fixed") == std::string::npos &&
-        std::string(choice.name).find("compat") == std::string::npos && &choice != &all[0] && &choice != &all[1])
+        std::string(choice.name).find("compat") == std::string::npos && &choice != &all[0] && &choice != &all[1] &&
+        &choice != &all[2])
       continue;
     for (DataKind data : kData) add(choice, kShapes[3], Routing::kUniform, 10, data);
   }

@@ -53,7 +53,7 @@ struct Case {
 };
 
 // Every named choice with several shapes, routings and data; every routing, data kind and tile-sized token count with
-// both activation formats. A few hundred small cases: hidden 64 to 256, intermediate 48 to 128.
+// each activation format. A few hundred small cases: hidden 64 to 256, intermediate 48 to 128.
 const std::vector<Case>& case_table();
 // The cases whose name contains `part`.
 std::vector<Case> cases_named(const std::string& part);

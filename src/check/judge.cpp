@@ -26,6 +26,11 @@ const double kMeanAbs = std::sqrt(2.0 / M_PI);
 constexpr double kEventMean = 0.14;
 constexpr double kEventMost = 1.0;
 constexpr double kEventsPerError = 3.0;
+// The same under int8_block. A block's step is 1/127 of its amax, so an event (a code, or the scale of a whole block,
+// that falls on the other side) is small but not rare: its mean worth is given per unit of error, and at most one
+// block's elements all differ by a step of an amax 5.6 times the rms.
+constexpr double kInt8WorthPerError = 0.025;
+constexpr double kInt8EventMost = 1.0 / 32.0;
 // A bound is broken by chance in one batch of e^21, about 10^9.
 constexpr double kLogOdds = 21.0;
 
@@ -36,10 +41,24 @@ double gemm1_relative_error(int64_t k) {
   return 2.0 * (n / 16.0 + 1.0) * 0x1p-25 * (2.0 / M_PI) * std::sqrt(n);
 }
 
-// Bernstein's bound of the flipped codes' share of the output's squared norm, over `elements` intermediate values.
-double flip_share(double elements, double relative_error, double log_odds) {
-  const double mean = kEventsPerError * relative_error * elements * kEventMean;
-  const double worst = mean + std::sqrt(2.0 * mean * kEventMost * log_odds) + kEventMost * log_odds / 3.0;
+// What flipped codes and scales of the second quantization add to the squared error.
+struct Flips {
+  double worth_per_error = 0;  // per intermediate element, on average, times gemm1's relative error
+  double most = 0;             // of one event
+};
+Flips flips_of(ActivationFormat format) {
+  switch (format) {
+    case ActivationFormat::kNvfp4: return {kEventsPerError * kEventMean, kEventMost};
+    case ActivationFormat::kInt8Block: return {kInt8WorthPerError, kInt8EventMost};
+    case ActivationFormat::kBf16: break;
+  }
+  return {};  // nothing is quantized
+}
+
+// Bernstein's bound of the flips' share of the output's squared norm, over `elements` intermediate values.
+double flip_share(const Flips& flips, double elements, double relative_error, double log_odds) {
+  const double mean = flips.worth_per_error * relative_error * elements;
+  const double worst = mean + std::sqrt(2.0 * mean * flips.most * log_odds) + flips.most * log_odds / 3.0;
   return worst / elements;
 }
 
@@ -118,12 +137,11 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
   double batch_sq = std::pow(kMeanAbs * kBf16Step, 2);
   double token_sq = 3.0 * std::pow(0x1p-7, 2);
   if (count == 1) batch_sq = token_sq;
-  if (config->activation_format == ActivationFormat::kNvfp4) {
-    const double elements = static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
-    const double error = gemm1_relative_error(config->hidden_size);
-    batch_sq += flip_share(elements * count, error, kLogOdds);
-    token_sq += flip_share(elements, error, kLogOdds + std::log(count));
-  }
+  const Flips flips = flips_of(config->activation_format);
+  const double elements = static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
+  const double error = gemm1_relative_error(config->hidden_size);
+  batch_sq += flip_share(flips, elements * count, error, kLogOdds);
+  token_sq += flip_share(flips, elements, error, kLogOdds + std::log(count));
   LayerLimits limits;
   limits.relative_l2 = std::sqrt(batch_sq);
   limits.cosine = 1.0 - batch_sq;  // cos >= sqrt(1 - e^2) >= 1 - e^2

@@ -26,7 +26,7 @@ struct Names<Activation> {
 template <>
 struct Names<ActivationFormat> {
   static constexpr const char* kWhat = "activation_format";
-  static constexpr std::array kAll = {"nvfp4", "bf16"};
+  static constexpr std::array kAll = {"nvfp4", "bf16", "int8_block"};
 };
 template <>
 struct Names<ActivationScale> {
@@ -144,6 +144,17 @@ template Result<IntermediateScale> parse<IntermediateScale>(std::string_view);
 template Result<RouterWeight> parse<RouterWeight>(std::string_view);
 template Result<RowFormat> parse<RowFormat>(std::string_view);
 
+template <class Scale>
+Status check_scale_choice(ActivationFormat format, Scale scale) {
+  if (format != ActivationFormat::kInt8Block || scale == Scale::kDynamicToken) return {};
+  return invalid_argument(std::string(Names<Scale>::kWhat) +
+                          ": expected dynamic_token with activation_format int8_block (each block of 16 has its own "
+                          "scale), got " +
+                          to_string(scale));
+}
+template Status check_scale_choice<ActivationScale>(ActivationFormat, ActivationScale);
+template Status check_scale_choice<IntermediateScale>(ActivationFormat, IntermediateScale);
+
 Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_range("num_experts", o.num_experts, 1, kMaxExperts));
   NVFP4_MOE_TRY(check_range("top_k", o.top_k, 1, o.num_experts));
@@ -159,6 +170,8 @@ Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_named(o.row_format));
   NVFP4_MOE_TRY(check_limit(o));
   NVFP4_MOE_TRY(check_positive("swiglu_alpha", o.swiglu_alpha));
+  NVFP4_MOE_TRY(check_scale_choice(o.activation_format, o.activation_scale));
+  NVFP4_MOE_TRY(check_scale_choice(o.activation_format, o.intermediate_scale));
   NVFP4_MOE_TRY(check_fixed(o));
   NVFP4_MOE_TRY(check_positive("max_router_weight", o.max_router_weight));
   NVFP4_MOE_TRY(check_power_of_two("static_headroom", o.static_headroom));

@@ -16,7 +16,7 @@ enum class Activation : uint8_t {
   kSwigluStep,     // min(silu(g), L) * clamp(u, -L, L)                            Step-3.5
   kSwigluOai,      // g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss without biases
 };
-enum class ActivationFormat : uint8_t { kNvfp4, kBf16 };                    // W4A4, W4A16
+enum class ActivationFormat : uint8_t { kNvfp4, kBf16, kInt8Block };        // W4A4, W4A16, W4A8
 enum class ActivationScale : uint8_t { kDynamicToken, kStatic, kCompat };   // of hidden
 enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kCompat };  // of SwiGLU's output
 enum class RouterWeight : uint8_t { kAfterDown, kBeforeDown };
@@ -31,6 +31,12 @@ const char* to_string(RowFormat);
 // parse<E>("name"): the value, or an invalid_argument that lists the legal names.
 template <class Enum>
 Result<Enum> parse(std::string_view name);
+
+// int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale beside it, since
+// quantizing without that scale would be another computation than the one asked for. Under bf16, where nothing is
+// quantized, the choice is moot. Scale: ActivationScale or IntermediateScale.
+template <class Scale>
+Status check_scale_choice(ActivationFormat format, Scale scale);
 
 struct MoeOptions {
   int64_t num_experts = 0;  // global

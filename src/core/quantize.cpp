@@ -276,6 +276,31 @@ bool quantize_row_compat(std::span<const float> x, float input_scale, uint8_t* c
   return true;
 }
 
+bool quantize_row_int8_block(std::span<const float> x, int8_t* codes, float* block_scales, QuantizeCounts& counts) {
+  if (max_magnitude_bits(x.data(), static_cast<int64_t>(x.size())) >= kInfBits) {
+    std::fill_n(codes, x.size(), int8_t{0});
+    std::fill_n(block_scales, x.size() / kBlockElems, std::numeric_limits<float>::quiet_NaN());
+    ++counts.nonfinite_rows;
+    return false;
+  }
+  for (size_t c = 0; c < x.size(); c += kBlockElems) {
+    const float* block = x.data() + c;
+    const float amax = std::bit_cast<float>(max_magnitude_bits(block, kBlockElems));
+    const float scale = std::max(amax / 127.0f, kInt8BlockMinScale);
+    int32_t any = 0;
+    for (int i = 0; i < kBlockElems; ++i) {
+      // Adding 1.5 2^23 leaves the quotient's nearest integer, ties to even, in the low bits of the sum.
+      const int32_t code = std::bit_cast<int32_t>(block[i] / scale + 0x1.8p23f) - std::bit_cast<int32_t>(0x1.8p23f);
+      any |= code;
+      codes[c + static_cast<size_t>(i)] = static_cast<int8_t>(code);
+    }
+    block_scales[c / kBlockElems] = scale;
+    counts.blocks += 1;
+    counts.zero_scales += amax > 0 && any == 0;
+  }
+  return true;
+}
+
 float round_up_to_power_of_two(float x) {
   int exponent = 0;
   const float mantissa = std::frexp(x, &exponent);

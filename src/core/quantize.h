@@ -1,6 +1,7 @@
 // The quantizers of the numeric contract: float rows in, NVFP4 codes and block scales out.
 //
 // x is (rows, cols) row-major float, cols a multiple of 16. codes is (rows, cols/2), block_scales (rows, cols/16).
+// int8_block, the one format here that is not NVFP4, has int8 codes (rows, cols) and fp32 scales (rows, cols/16).
 // A block whose scale rounds to 0 has all codes 0, whatever its values.
 // Each function counts what it had to saturate; counters are added to, never reset.
 #pragma once
@@ -53,6 +54,15 @@ float row_amax(std::span<const float> x);
 // Returns false, with all codes and scales 0, where the row holds NaN or Inf.
 bool quantize_row_compat(std::span<const float> x, float input_scale, uint8_t* codes, uint8_t* block_scales,
                          QuantizeCounts& counts);
+
+// The least scale of an int8_block block: half of it times the least E4M3 value, 2^-9, is still a normal fp32, so no
+// kernel that multiplies block scales meets a subnormal. Blocks of zeros have it too.
+inline constexpr float kInt8BlockMinScale = 0x1p-116f;
+
+// int8_block, one row: s = max(fl32(A / 127), 2^-116), code = RNE(fl32(x / s)), which lies within +-127 by itself.
+// zero_scales counts blocks that are not all zero but whose codes are. Source: docs/format.md.
+// Returns false, with all codes 0 and all scales NaN, where the row holds NaN or Inf.
+bool quantize_row_int8_block(std::span<const float> x, int8_t* codes, float* block_scales, QuantizeCounts& counts);
 
 // The smallest power of two >= x, for finite x > 0, clamped to [2^-126, 2^127].
 float round_up_to_power_of_two(float x);

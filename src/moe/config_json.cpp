@@ -131,4 +131,11 @@ Result<MoeOptions> moe_options_from_json(std::string_view text) {
   return options;
 }
 
+nlohmann::ordered_json activation_scale_json(ActivationFormat format, float scale) {
+  if (format == ActivationFormat::kBf16) return nullptr;
+  if (format == ActivationFormat::kInt8Block) return "dynamic_block";
+  if (scale == 0.0f) return "dynamic_token";
+  return scale;
+}
+
 }  // namespace nvfp4_moe

@@ -1,6 +1,7 @@
 // MoeOptions as JSON and back, for files that carry a layer's config (repros, cache keys) and for describe.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -12,5 +13,9 @@ namespace nvfp4_moe {
 std::string to_json(const MoeOptions& options);
 // kBadInput, naming the field, for anything that is not such an object: unknown, missing or doubtful fields included.
 Result<MoeOptions> moe_options_from_json(std::string_view text);
+
+// How one of a layer's two quantizations gets its scale, for describe and explain: "dynamic_token", the number that all
+// lines share (scale), "dynamic_block" under int8_block, null under bf16, where nothing is quantized.
+nlohmann::ordered_json activation_scale_json(ActivationFormat format, float scale);
 
 }  // namespace nvfp4_moe

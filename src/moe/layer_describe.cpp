@@ -6,17 +6,6 @@
 #include "moe/layer.h"
 
 namespace nvfp4_moe {
-namespace {
-
-// How one of the two quantizations gets its tensor scale: "dynamic_token", or the number that all lines share.
-nlohmann::ordered_json how(ActivationFormat format, float scale) {
-  if (format == ActivationFormat::kBf16) return nullptr;  // nothing is quantized
-  if (scale == 0.0f) return "dynamic_token";
-  return scale;
-}
-
-}  // namespace
-
 std::string MoeLayer::describe_json() const {
   const MoeConfig& config = weights_->config;
   nlohmann::ordered_json json;
@@ -29,8 +18,8 @@ std::string MoeLayer::describe_json() const {
   json["activation_format"] = to_string(config->activation_format);
   const auto scales = resolve_activation_scales(config, weights_->scales);
   json["activation_scale"] = {
-      {"hidden", how(config->activation_format, scales.ok() ? scales->hidden : 0.0f)},
-      {"intermediate", how(config->activation_format, scales.ok() ? scales->intermediate : 0.0f)}};
+      {"hidden", activation_scale_json(config->activation_format, scales.ok() ? scales->hidden : 0.0f)},
+      {"intermediate", activation_scale_json(config->activation_format, scales.ok() ? scales->intermediate : 0.0f)}};
   json["router_weight"] = to_string(config->router_weight);
   json["row_format"] = to_string(config->row_format);
   json["batch_invariant"] = config->batch_invariant;

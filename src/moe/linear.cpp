@@ -6,6 +6,7 @@
 
 #include "core/quantize.h"
 #include "moe/batch_check.h"
+#include "moe/config_json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 // The number that LinearWeights::input_scale holds: 0 where each token has a scale of its own.
 Result<float> resolve_input_scale(const LinearOptions& options) {
+  NVFP4_MOE_TRY(check_scale_choice(options.activation_format, options.activation_scale));
   if (options.activation_format == ActivationFormat::kBf16 ||
       options.activation_scale == ActivationScale::kDynamicToken)
     return 0.0f;
@@ -117,13 +119,7 @@ std::string NvfpLinear::describe_json() const {
   json["cols"] = weights_.cols;
   json["tensor_scale"] = weights_.tensor_scale;
   json["activation_format"] = to_string(weights_.activation_format);
-  if (weights_.activation_format == ActivationFormat::kBf16) {
-    json["activation_scale"] = nullptr;
-  } else if (weights_.input_scale == 0.0f) {
-    json["activation_scale"] = "dynamic_token";
-  } else {
-    json["activation_scale"] = weights_.input_scale;
-  }
+  json["activation_scale"] = activation_scale_json(weights_.activation_format, weights_.input_scale);
   json["max_tokens"] = max_tokens_;
   json["packed_bytes"] = weights_.bytes.size_bytes();
   json["workspace_bytes"] = workspace_bytes_;

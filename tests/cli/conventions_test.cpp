@@ -29,7 +29,8 @@ const std::string& sound_checkpoint() {
 TEST(Conventions, DoctorPassesHere) {
   const ToolRun run = run_tool({"doctor"});
   EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
-  for (const char* words : {"16/16", "256/256", "scale layout 128x4", "tiny layer W4A4", "tiny layer W4A16"}) {
+  for (const char* words :
+       {"16/16", "256/256", "scale layout 128x4", "tiny layer W4A4", "tiny layer W4A16", "tiny layer W4A8"}) {
     EXPECT_THAT(run.out, HasSubstr(words));
   }
   EXPECT_THAT(run.out, HasSubstr("repro     nvfp4-moe doctor\n"));

@@ -45,6 +45,27 @@ TEST(MoeConfig, AcceptsEveryCombinationOfNames) {
   EXPECT_EQ(made, 4 * 2 * 3 * 3 * 2 * 2);
 }
 
+TEST(MoeConfig, Int8BlocksTakeNoOtherScale) {
+  MoeOptions o = legal();
+  o.activation_format = ActivationFormat::kInt8Block;
+  EXPECT_OK(MoeConfig::make(o));
+  for (const ActivationScale scale : {ActivationScale::kStatic, ActivationScale::kCompat}) {
+    MoeOptions other = o;
+    other.activation_scale = scale;
+    EXPECT_EQ(MoeConfig::make(other).status().message(),
+              std::string("activation_scale: expected dynamic_token with activation_format int8_block (each block of "
+                          "16 has its own scale), got ") +
+                  to_string(scale));
+  }
+  for (const IntermediateScale scale : {IntermediateScale::kFixed, IntermediateScale::kCompat}) {
+    MoeOptions other = o;
+    other.intermediate_scale = scale;
+    const Status status = MoeConfig::make(other).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), testing::HasSubstr("intermediate_scale: expected dynamic_token with"));
+  }
+}
+
 TEST(MoeConfig, AcceptsTheReferenceShapes) {
   struct Shape {
     int64_t experts, top_k, hidden, intermediate;
@@ -83,7 +104,7 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        [](MoeOptions& o) { o.shared_intermediate_size = 8; }},
       {"activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, got 4",
        [](MoeOptions& o) { o.activation = static_cast<Activation>(4); }},
-      {"activation_format: expected one of nvfp4, bf16, got 200",
+      {"activation_format: expected one of nvfp4, bf16, int8_block, got 200",
        [](MoeOptions& o) { o.activation_format = static_cast<ActivationFormat>(200); }},
       {"activation_scale: expected one of dynamic_token, static, compat, got 3",
        [](MoeOptions& o) { o.activation_scale = static_cast<ActivationScale>(3); }},
@@ -153,7 +174,7 @@ void expect_names(const std::vector<std::string>& names) {
 
 TEST(MoeConfig, NamesGoBothWays) {
   expect_names<Activation>({"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"});
-  expect_names<ActivationFormat>({"nvfp4", "bf16"});
+  expect_names<ActivationFormat>({"nvfp4", "bf16", "int8_block"});
   expect_names<ActivationScale>({"dynamic_token", "static", "compat"});
   expect_names<IntermediateScale>({"dynamic_token", "fixed", "compat"});
   expect_names<RouterWeight>({"after_down", "before_down"});

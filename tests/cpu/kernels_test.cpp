@@ -49,11 +49,11 @@ TEST(Kernels, WhatThisHostCannotRunIsNamed) {
   if (!skipped.empty()) GTEST_SKIP() << "not tested on this host:" << skipped;
 }
 
-// Whole W4A4 layers of the case table: every byte of the output, whatever the instruction set.
-TEST(Kernels, W4a4LayersHaveTheSameBits) {
+// Whole W4A4 and W4A8 layers of the case table: every byte of the output, whatever the instruction set.
+TEST(Kernels, LayersOf8BitActivationsHaveTheSameBits) {
   int64_t compared = 0;
   for (const Case& spec : case_table()) {
-    if (spec.options.activation_format != ActivationFormat::kNvfp4) continue;
+    if (spec.options.activation_format == ActivationFormat::kBf16) continue;
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);

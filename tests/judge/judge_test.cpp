@@ -237,7 +237,9 @@ TEST_P(Judge, NothingToCompareHolds) {
   EXPECT_EQ(broken_limit(compare(zeros.data(), zeros.data(), 2, 8), layer_limits(config_of(GetParam()), 2)), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, Judge, ::testing::Values(ActivationFormat::kNvfp4, ActivationFormat::kBf16),
+INSTANTIATE_TEST_SUITE_P(Formats, Judge,
+                         ::testing::Values(ActivationFormat::kNvfp4, ActivationFormat::kBf16,
+                                           ActivationFormat::kInt8Block),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST(LayerLimits, MoreTokensTightenTheBatchAndLoosenTheWorstToken) {
@@ -254,6 +256,14 @@ TEST(LayerLimits, WeightOnlyLimitsAreBf16Roundings) {
   EXPECT_NEAR(limits.relative_l2, 4.08e-3, 1e-5);                     // sqrt(2/pi) 2^-7 / sqrt(7/3)
   EXPECT_NEAR(limits.worst_token_l2, std::sqrt(3.0) * 0x1p-7, 1e-9);  // one ulp at each of three roundings
   EXPECT_DOUBLE_EQ(limits.cosine, 1 - limits.relative_l2 * limits.relative_l2);
+}
+
+TEST(LayerLimits, Int8LiesBetweenTheOtherFormats) {
+  const auto limit = [](ActivationFormat format) { return layer_limits(config_of(format), 64).relative_l2; };
+  EXPECT_GT(limit(ActivationFormat::kInt8Block), limit(ActivationFormat::kBf16));
+  EXPECT_LT(limit(ActivationFormat::kInt8Block), limit(ActivationFormat::kNvfp4) / 2);
+  // What int8_block itself costs against bf16 activations, 9e-3, is out of its limit: kernels cannot hide behind it.
+  EXPECT_LT(limit(ActivationFormat::kInt8Block), 6e-3);
 }
 
 TEST(GemmBound, IsTheContractsFormula) {

@@ -130,8 +130,15 @@ TEST(ActivationScalesOfALayer, WeightOnlyAsksForNone) {
   EXPECT_EQ(resolved(options).hidden, 0);
 }
 
+TEST(ActivationScalesOfALayer, Int8BlocksHaveTheirOwn) {
+  MoeOptions options = small();
+  options.activation_format = ActivationFormat::kInt8Block;
+  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).hidden, 0);
+  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).intermediate, 0);
+}
+
 TEST(HostLayout, PlacesWhatItMeasures) {
-  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
     for (int64_t shared : {0, 32}) {
       MoeOptions options = small();
       options.activation_format = format;
@@ -161,6 +168,13 @@ TEST(HostLayout, PlacesWhatItMeasures) {
       EXPECT_EQ(size("row_of_choice"), 10u * 2 * 4);
       EXPECT_EQ(buffers.hidden.codes, at("hidden.codes"));
       EXPECT_EQ(buffers.hidden.bf16, at("hidden.bf16"));
+      EXPECT_EQ(buffers.hidden.int8_codes, at("hidden.int8_codes"));
+      EXPECT_EQ(buffers.hidden.int8_scales, at("hidden.int8_scales"));
+      EXPECT_EQ(buffers.routed.intermediate.int8_codes, at("routed.int8_codes"));
+      const bool int8 = format == ActivationFormat::kInt8Block;
+      EXPECT_EQ(size("hidden.int8_codes"), int8 ? 10u * 64 : 0u);
+      EXPECT_EQ(size("routed.int8_scales"), int8 ? 20u * 3 * 4 : 0u);
+      EXPECT_EQ(size("routed.codes"), format == ActivationFormat::kNvfp4 ? 20u * 24 : 0u);
       EXPECT_EQ(buffers.routed.intermediate.bf16, at("routed.bf16"));
       EXPECT_EQ(size("routed.bf16"), 20u * 48 * 2);
       EXPECT_EQ(buffers.routed.rows_out, at("routed.rows_out"));

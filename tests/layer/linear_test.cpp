@@ -84,8 +84,9 @@ class LinearOfBackend : public test::BackendTest {};
 
 TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
   const struct { int64_t rows, cols, tokens; } shapes[] = {{48, 80, 1}, {80, 208, 5}, {33, 64, 17}, {96, 128, 34}};
-  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
     for (ActivationScale scale : {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kCompat}) {
+      if (format == ActivationFormat::kInt8Block && scale != ActivationScale::kDynamicToken) continue;  // not legal
       for (DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
         for (const auto& shape : shapes) {
           SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(scale) + " " + to_string(dtype) + " " +
@@ -102,6 +103,8 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
             test::OracleLine quantized;
             if (format == ActivationFormat::kNvfp4) {
               quantized = test::oracle_quantize(line, linear.weights.input_scale, scale == ActivationScale::kCompat);
+            } else if (format == ActivationFormat::kInt8Block) {
+              quantized = test::oracle_quantize_int8(line);
             } else {
               for (double value : line) {
                 quantized.nonfinite = quantized.nonfinite || !std::isfinite(value);

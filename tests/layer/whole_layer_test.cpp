@@ -40,9 +40,15 @@ TEST_P(WholeLayer, AgreesWithTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::judged_backends()), test::backend_test_name);
 
+void other_format(CaseData& data, int steps) {
+  auto& format = data.spec.options.activation_format;
+  format = static_cast<ActivationFormat>((static_cast<int>(format) + steps) % 3);
+}
+
 // A layer that silently computes another named choice, or reads its weights wrongly, is out of limits.
 TEST(WrongLayer, IsOutOfLimits) {
-  const auto cases = {cases_named("w4a4_clamped/e16_k4_h256_i128/"), cases_named("w4a16_clamped/e16_k4_h256_i128/")};
+  const auto cases = {cases_named("w4a4_clamped/e16_k4_h256_i128/"), cases_named("w4a16_clamped/e16_k4_h256_i128/"),
+                      cases_named("w4a8_clamped/e16_k4_h256_i128/")};
   const std::vector<std::pair<const char*, std::function<void(CaseData&)>>> faults = {
       {"swapped gate and up",
        [](CaseData& d) {
@@ -71,11 +77,8 @@ TEST(WrongLayer, IsOutOfLimits) {
        }},
       {"no clamp", [](CaseData& d) { d.spec.options.swiglu_limit = 1e30f; }},
       {"swiglu_oai", [](CaseData& d) { d.spec.options.activation = Activation::kSwigluOai; }},
-      {"the other activation format",
-       [](CaseData& d) {
-         auto& format = d.spec.options.activation_format;
-         format = format == ActivationFormat::kBf16 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
-       }},
+      {"the next activation format", [](CaseData& d) { other_format(d, 1); }},
+      {"the activation format after it", [](CaseData& d) { other_format(d, 2); }},
   };
   for (const auto& list : cases) {
     ASSERT_FALSE(list.empty());

@@ -14,7 +14,8 @@ using namespace test;
 using testing::HasSubstr;
 
 TEST(Layer, EveryBackendAgreesWithTheReference) {
-  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+  for (const ActivationFormat format :
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
     MoeOptions options = tiny_options();
     options.activation_format = format;
     const TinyLayer tiny(options);
@@ -333,6 +334,15 @@ TEST(Layer, DescribesItsChoices) {
   ASSERT_OK(layer);
   EXPECT_THAT((*layer)->describe_json(), HasSubstr("rounded to bf16 once"));
   EXPECT_THAT((*layer)->describe_json(), HasSubstr(R"("hidden":null)"));
+
+  tiny.options.activation_scale = ActivationScale::kDynamicToken;
+  tiny.options.activation_format = ActivationFormat::kInt8Block;
+  layer = MoeLayer::open(tiny.config(), tiny.source(), options);
+  ASSERT_OK(layer);
+  const auto blocks = nlohmann::json::parse((*layer)->describe_json());
+  EXPECT_EQ(blocks["activation_format"], "int8_block");
+  EXPECT_EQ(blocks["activation_scale"]["hidden"], "dynamic_block");
+  EXPECT_EQ(blocks["activation_scale"]["intermediate"], "dynamic_block");
 }
 
 TEST(Layer, PlanNeedsNoWeightsAndTellsTheSame) {

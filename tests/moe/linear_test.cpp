@@ -84,6 +84,31 @@ TEST(Linear, BackendsAgreeInEveryMode) {
   }
 }
 
+TEST(Linear, BackendsAgreeOnInt8Blocks) {
+  std::mt19937 random(1);
+  const Matrix weight = Matrix::random(40, 96, 0.25f, random);
+  std::vector<float> first;
+  for (const Backend* backend : backends()) {
+    LinearOptions options = linear_options();
+    options.backend = backend->name;
+    options.activation_format = ActivationFormat::kInt8Block;
+    auto linear = NvfpLinear::open(weight.view(), options);
+    ASSERT_OK(linear);
+    EXPECT_EQ(nlohmann::json::parse((*linear)->describe_json())["activation_scale"], "dynamic_block");
+    const Buffer workspace = allocate_pages((*linear)->workspace_bytes()).value();
+    Input input(5, 40, 96);
+    ASSERT_OK((*linear)->run(input.batch, workspace.data(), workspace.size_bytes()));
+    if (first.empty()) first = input.out;
+    const Comparison comparison = compare(first.data(), input.out.data(), 5, 40);
+    EXPECT_LT(comparison.relative_l2, 1e-6) << backend->name;
+    EXPECT_EQ(comparison.nonfinite_mismatches, 0);
+    options.activation_scale = ActivationScale::kStatic;
+    options.input_scale = 0.3f;
+    EXPECT_THAT(NvfpLinear::open(weight.view(), options).status().message(),
+                testing::HasSubstr("activation_scale: expected dynamic_token with activation_format int8_block"));
+  }
+}
+
 TEST(Linear, ResolvesItsScale) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(16, 32, 0.25f, random);

@@ -45,7 +45,7 @@ class StepPair {
   const HostBuffers& expected() const { return reference_.buffers(); }
   const HostBuffers& actual() const { return other_.buffers(); }
   const MoeOptions& options() const { return data_.spec.options; }
-  bool nvfp4() const { return options().activation_format == ActivationFormat::kNvfp4; }
+  ActivationFormat format() const { return options().activation_format; }
 
   // Takes the step on both sides from the same arrays.
   void step(const std::function<void(const HostSteps&, const HostCall&, const HostBuffers&)>& take) {
@@ -106,9 +106,17 @@ class StepPair {
   void compare_line(const HostActivations& e, const HostActivations& a, int64_t line, int64_t k, const char* what) {
     ASSERT_EQ(e.nonfinite[line], a.nonfinite[line]) << what << " " << line;
     if (e.nonfinite[line] != 0) return;
-    if (!nvfp4()) {
+    if (format() == ActivationFormat::kBf16) {
       for (int64_t i = 0; i < k; ++i)
         ASSERT_EQ(e.bf16[line * k + i], a.bf16[line * k + i]) << what << " " << line << " element " << i;
+      return;
+    }
+    if (format() == ActivationFormat::kInt8Block) {
+      for (int64_t i = 0; i < k / 16; ++i)
+        ASSERT_EQ(e.int8_scales[line * (k / 16) + i], a.int8_scales[line * (k / 16) + i])
+            << what << " " << line << " block " << i;
+      for (int64_t i = 0; i < k; ++i)
+        ASSERT_EQ(e.int8_codes[line * k + i], a.int8_codes[line * k + i]) << what << " " << line << " element " << i;
       return;
     }
     ASSERT_EQ(e.line_scale[line], a.line_scale[line]) << what << " " << line;
@@ -159,11 +167,19 @@ class StepPair {
   // One line as numbers, with its own scale.
   std::vector<double> line_values(const HostActivations& lines, int64_t line, int64_t k) const {
     std::vector<double> values(static_cast<size_t>(k));
-    if (nvfp4()) {
-      values = test::oracle_decode(lines.codes + line * (k / 2), lines.block_scales + line * (k / 16), 1, k);
-      for (double& value : values) value *= lines.line_scale[line];
-    } else {
-      for (int64_t i = 0; i < k; ++i) values[static_cast<size_t>(i)] = bf16(lines.bf16[line * k + i]);
+    switch (format()) {
+      case ActivationFormat::kNvfp4:
+        values = test::oracle_decode(lines.codes + line * (k / 2), lines.block_scales + line * (k / 16), 1, k);
+        for (double& value : values) value *= lines.line_scale[line];
+        break;
+      case ActivationFormat::kBf16:
+        for (int64_t i = 0; i < k; ++i) values[static_cast<size_t>(i)] = bf16(lines.bf16[line * k + i]);
+        break;
+      case ActivationFormat::kInt8Block:
+        for (int64_t i = 0; i < k; ++i)
+          values[static_cast<size_t>(i)] =
+              lines.int8_codes[line * k + i] * double{lines.int8_scales[(line * k + i) / 16]};
+        break;
     }
     return values;
   }

@@ -81,14 +81,12 @@ Matrix decoded(const Nvfp4View& view) {
   return {view.rows, view.cols, oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
 }
 
-// alpha * dot, alpha rounded to fp32 (nvfp4); under bf16 the line has no scale.
-Real product(const OracleLine& line, const Matrix& w, int64_t n, bool nvfp4) {
+// alpha * dot, alpha rounded to fp32; under bf16 and int8_block the line has no scale.
+Real product(const OracleLine& line, const Matrix& w, int64_t n) {
   Real sum = 0;
   for (int64_t k = 0; k < w.cols; ++k)
     sum += static_cast<Real>(line.values[static_cast<size_t>(k)]) * w.values[static_cast<size_t>(n * w.cols + k)];
-  const auto alpha =
-      nvfp4 ? static_cast<float>(static_cast<Real>(line.scale) * static_cast<Real>(w.tensor_scale)) : w.tensor_scale;
-  return sum * alpha;
+  return sum * static_cast<float>(static_cast<Real>(line.scale) * static_cast<Real>(w.tensor_scale));
 }
 
 struct Expert {
@@ -99,30 +97,31 @@ struct Expert {
 std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert, const OracleLine& x,
                              Real router_weight, RunStatus& status) {
   const MoeOptions& o = data.spec.options;
-  const bool nvfp4 = o.activation_format == ActivationFormat::kNvfp4;
   std::vector<double> h(static_cast<size_t>(expert.gate.rows));
   bool finite = true;
   for (int64_t i = 0; i < expert.gate.rows; ++i) {
-    const Real g = oracle_round(product(x, expert.gate, i, nvfp4), DType::kF32);
-    const Real u = oracle_round(product(x, expert.up, i, nvfp4), DType::kF32);
+    const Real g = oracle_round(product(x, expert.gate, i), DType::kF32);
+    const Real u = oracle_round(product(x, expert.up, i), DType::kF32);
     const Real value = x.nonfinite ? kNan : oracle_round(oracle_activation(o, g, u) * router_weight, DType::kBf16);
     h[static_cast<size_t>(i)] = static_cast<double>(value);
     finite = finite && std::isfinite(value);
   }
   status.nonfinite_rows += finite ? 0 : 1;
   OracleLine line;
-  if (nvfp4) {
-    line = oracle_quantize(h, scales.intermediate, o.intermediate_scale == IntermediateScale::kCompat);
-    status.intermediate_blocks += line.blocks;
-    status.intermediate_saturated += line.saturated;
-    status.intermediate_zeroed += line.zeroed;
-  } else {
-    line.values = h;
+  switch (o.activation_format) {
+    case ActivationFormat::kNvfp4:
+      line = oracle_quantize(h, scales.intermediate, o.intermediate_scale == IntermediateScale::kCompat);
+      break;
+    case ActivationFormat::kBf16: line.values = h; break;
+    case ActivationFormat::kInt8Block: line = oracle_quantize_int8(h); break;
   }
+  status.intermediate_blocks += line.blocks;
+  status.intermediate_saturated += line.saturated;
+  status.intermediate_zeroed += line.zeroed;
   std::vector<Real> row(static_cast<size_t>(o.hidden_size));
   const DType dtype = o.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   for (int64_t c = 0; c < o.hidden_size; ++c)
-    row[static_cast<size_t>(c)] = line.nonfinite ? kNan : oracle_round(product(line, expert.down, c, nvfp4), dtype);
+    row[static_cast<size_t>(c)] = line.nonfinite ? kNan : oracle_round(product(line, expert.down, c), dtype);
   return row;
 }
 
@@ -135,11 +134,15 @@ OracleLine hidden_line(const CaseData& data, const Scales& scales, int64_t token
     finite = finite && std::isfinite(x[static_cast<size_t>(c)]);
   }
   OracleLine line;
-  if (o.activation_format == ActivationFormat::kNvfp4) {
-    line = oracle_quantize(x, scales.hidden, o.activation_scale == ActivationScale::kCompat);
-  } else {
-    line.nonfinite = !finite;
-    for (double value : x) line.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
+  switch (o.activation_format) {
+    case ActivationFormat::kNvfp4:
+      line = oracle_quantize(x, scales.hidden, o.activation_scale == ActivationScale::kCompat);
+      break;
+    case ActivationFormat::kBf16:
+      line.nonfinite = !finite;
+      for (double value : x) line.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
+      break;
+    case ActivationFormat::kInt8Block: line = oracle_quantize_int8(x); break;
   }
   status.nonfinite_tokens += line.nonfinite ? 1 : 0;
   status.hidden_blocks += line.blocks;
@@ -245,6 +248,29 @@ OracleLine oracle_quantize(const std::vector<double>& x, float given, bool compa
       }
       line.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * oracle_e2m1(code) * v);
     }
+  }
+  return line;
+}
+
+OracleLine oracle_quantize_int8(const std::vector<double>& x) {
+  OracleLine line;
+  line.values.assign(x.size(), 0.0);
+  for (double value : x) line.nonfinite = line.nonfinite || !std::isfinite(value);
+  if (line.nonfinite) return line;
+  for (size_t b = 0; b < x.size(); b += 16) {
+    Real amax = 0;
+    for (size_t i = b; i < b + 16; ++i) amax = std::max(amax, static_cast<Real>(std::fabs(x[i])));
+    const Real scale = std::max(oracle_round(amax / 127, DType::kF32), static_cast<Real>(0x1p-116L));
+    bool zero = true;
+    for (size_t i = b; i < b + 16; ++i) {
+      // The integer nearest to the fp32 quotient, by looking at all of them.
+      const Real quotient = oracle_round(std::fabs(x[i]) / scale, DType::kF32);
+      const int code = nearest(quotient, 1, 128, [](int integer) { return Real(integer); });
+      zero = zero && code == 0;
+      line.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * code * scale);
+    }
+    line.blocks += 1;
+    line.zeroed += zero && amax > 0;
   }
   return line;
 }

@@ -37,5 +37,7 @@ struct OracleLine {
 };
 // given: 0 = dynamic_token, else the power of two, or the number of compat.
 OracleLine oracle_quantize(const std::vector<double>& x, float given, bool compat);
+// int8_block: values are code * scale, exactly; the line scale is 1.
+OracleLine oracle_quantize_int8(const std::vector<double>& x);
 
 }  // namespace nvfp4_moe::test

@@ -8,7 +8,8 @@ namespace {
 
 TEST(Producers, TheirCheckpointsVerify) {
   for (const char* name : {"modelopt_qwen3_moe", "compressed_tensors_qwen3_moe"}) {
-    for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+    for (const ActivationFormat format :
+         {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
       VerifyOptions options;
       options.states.tokens = 24;
       options.adjust = [format](MoeOptions& o) { o.activation_format = format; };

@@ -1,7 +1,9 @@
 #include "backend/cpu/activations.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/quantize.h"
 
@@ -21,6 +23,18 @@ ConvertedLine convert_line(const Kernels& kernels, const void* data, DType dtype
       activations.nonfinite[out_line] = 0;
     else
       kernels.to_bf16(x, dtype, k, activations.bf16 + out_line * k);
+    return result;
+  }
+
+  if (format == ActivationFormat::kInt8Block) {
+    int8_t* int8_codes = activations.int8_codes + out_line * k;
+    float* scales = activations.int8_scales + out_line * (k / kBlockElems);
+    if (!result.nonfinite) {
+      result.counts = kernels.quantize_int8(x, dtype, k, int8_codes, scales);
+      return result;
+    }
+    std::memset(int8_codes, 0, static_cast<size_t>(k));
+    std::fill_n(scales, k / kBlockElems, std::numeric_limits<float>::quiet_NaN());
     return result;
   }
 
@@ -44,8 +58,12 @@ void write_operands(const Kernels& kernels, const HostActivations& activations, 
   const int64_t k = operands.k;
   if (operands.format == ActivationFormat::kBf16)
     return kernels.float_operands(activations.bf16 + line * k, k, operands.line(line));
+  auto* blocks = reinterpret_cast<Int8Block*>(operands.line(line));
+  if (operands.format == ActivationFormat::kInt8Block)
+    return kernels.int8_operands(activations.int8_codes + line * k, activations.int8_scales + line * (k / kBlockElems),
+                                 k, blocks);
   kernels.nvfp4_operands(activations.codes + line * k / 2, activations.block_scales + line * k / kBlockElems, k,
-                         reinterpret_cast<Int8Block*>(operands.line(line)));
+                         blocks);
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -9,9 +9,9 @@
 
 namespace nvfp4_moe::cpu {
 
-// Quantizes (nvfp4) or rounds to bf16 (bf16) line `line` of data (.., k) into activations, and flags it where it holds
-// NaN or Inf. scale: the line's tensor scale, 0 for its own power of two; compat: vLLM's operation order with that
-// scale.
+// Quantizes (nvfp4, int8_block) or rounds to bf16 (bf16) line `line` of data (.., k) into activations, and flags it
+// where it holds NaN or Inf. Of nvfp4 alone, scale: the line's tensor scale, 0 for its own power of two; compat: vLLM's
+// operation order with that scale.
 struct ConvertedLine {
   LineCounts counts;
   bool nonfinite = false;

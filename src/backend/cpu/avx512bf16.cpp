@@ -274,6 +274,7 @@ const Kernels kAvx512Bf16Kernels{
     .int8_gemm = "avx512vbmi_vnni_int8",
     .float_gemm = "avx512bf16_bf16",
     .nvfp4_operands = nvfp4_operands,
+    .int8_operands = int8_operands,
     .float_operands = bf16_operands,
     .float_chunk_bytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t)),
     .multiply_int8 = multiply_int8,
@@ -282,6 +283,7 @@ const Kernels kAvx512Bf16Kernels{
     .round = round_lines,
     .amax = line_amax,
     .quantize = quantize_line,
+    .quantize_int8 = quantize_line_int8,
     .to_bf16 = line_to_bf16,
     .combine = combine_tokens,
 };

@@ -52,6 +52,7 @@ const Kernels kAvx512VnniKernels{
     .int8_gemm = "avx512vnni_int8",
     .float_gemm = "avx512_fp32",
     .nvfp4_operands = nvfp4_operands,
+    .int8_operands = int8_operands,
     .float_operands = fp32_operands,
     .float_chunk_bytes = kChunkK * static_cast<int64_t>(sizeof(float)),
     .multiply_int8 = multiply_int8,
@@ -60,6 +61,7 @@ const Kernels kAvx512VnniKernels{
     .round = round_lines,
     .amax = line_amax,
     .quantize = quantize_line,
+    .quantize_int8 = quantize_line_int8,
     .to_bf16 = line_to_bf16,
     .combine = combine_tokens,
 };

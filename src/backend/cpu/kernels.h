@@ -13,18 +13,20 @@
 #include "core/config.h"
 #include "core/dtype.h"
 #include "core/float_formats.h"
+#include "core/quantize.h"
 
 namespace nvfp4_moe::cpu {
 
 // A block of 16 of an activation line as the integer kernels read it. Weights are u8 there, 2w + 12 in 0..24, so that
 // an unsigned by signed dot product can take them; bias makes up for the 12.
 struct Int8Block {
-  int8_t values[16];  // nvfp4: 2a; int8: a
+  int8_t values[16];  // nvfp4: 2a; int8_block: the code
   int32_t bias;       // -12 * sum(values)
   float scale;  // the block's scale times 2^8 (kernels decode weight scales as 2^-8 s), over the factor 2 of each 2x
 };
 static_assert(sizeof(Int8Block) == 24);
 inline constexpr float kNvfp4OperandFactor = 64.0f;  // 2^8 / (2 * 2)
+inline constexpr float kInt8OperandFactor = 128.0f;  // 2^8 / 2
 
 // Lines of operands are as long as panels: chunks of 64 along K, zeros behind the line's end.
 constexpr int64_t int8_line_blocks(int64_t k) { return chunks_of(k) * kBlocksPerChunk; }
@@ -104,6 +106,7 @@ struct Kernels {
 
   // One line of operands: (int8_line_blocks(k)) Int8Blocks, and chunks_of(k) * float_chunk_bytes.
   void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k, Int8Block* out);
+  void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, Int8Block* out);
   void (*float_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
   int64_t float_chunk_bytes;
 
@@ -117,6 +120,8 @@ struct Kernels {
   // max |x|; NaN or Inf where the line is not finite.
   float (*amax)(const void* x, DType dtype, int64_t k);
   LineCounts (*quantize)(const QuantizeLine& line);  // the line is finite, amax is the line's
+  // int8_block, of a finite line: codes (k), scales (k/16).
+  LineCounts (*quantize_int8)(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales);
   void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
   void (*combine)(const HostCall& call, int64_t first_token, int64_t end_token);
 };

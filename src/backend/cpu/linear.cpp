@@ -26,6 +26,9 @@ struct LinearScratch {
       input.codes = spans.take<uint8_t>(tokens * weights.cols / 2);          // (T, K/2)
       input.block_scales = spans.take<uint8_t>(tokens * weights.cols / 16);  // (T, K/16)
       input.line_scale = spans.take<float>(tokens);                          // (T)
+    } else if (weights.activation_format == ActivationFormat::kInt8Block) {
+      input.int8_codes = spans.take<int8_t>(tokens * weights.cols);       // (T, K)
+      input.int8_scales = spans.take<float>(tokens * weights.cols / 16);  // (T, K/16)
     } else {
       input.bf16 = spans.take<uint16_t>(tokens * weights.cols);  // (T, K)
     }

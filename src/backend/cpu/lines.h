@@ -106,6 +106,25 @@ LineCounts quantize_line(const QuantizeLine& line) {
   return counts;
 }
 
+// int8_block (core/quantize.h tells the formula).
+LineCounts quantize_line_int8(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales) {
+  LineCounts counts{.blocks = static_cast<uint64_t>(k / kBlockElems)};
+  for (int64_t i = 0; i < k; i += kBlockElems) {
+    const F values = load16(x, dtype, i);
+    const auto amax = std::bit_cast<float>(max_lane(magnitude_bits(values)));
+    const float scale = std::max(amax / 127.0f, kInt8BlockMinScale);
+    // Adding 1.5 2^23 leaves the quotient's nearest integer, ties to even, in the low bits of the sum.
+    const I rounded = bits(values / splat(scale) + splat(0x1.8p23f)) - splat(0x4B400000);
+    uint8_t bytes[kLanes];
+    store_bytes(bytes, rounded & splat(0xFF));
+    std::memcpy(codes + i, bytes, kLanes);
+    scales[i / kBlockElems] = scale;
+    // The largest element's code is the largest.
+    counts.zeroed += amax > 0 && amax / scale <= 0.5f;
+  }
+  return counts;
+}
+
 // ---- SwiGLU
 
 // e^x within 1 ulp for |x| <= 87, overflowing to Inf and underflowing towards 0 beyond; NaN stays NaN.
@@ -211,6 +230,18 @@ void nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k
   for (int64_t b = 0; b < blocks; ++b) {
     int8_block_values(codes + b * (kBlockElems / 2), out[b]);
     out[b].scale = e4m3_to_float(block_scales[b]) * kNvfp4OperandFactor;
+  }
+  std::fill(out + blocks, out + int8_line_blocks(k), Int8Block{});
+}
+
+void int8_operands(const int8_t* codes, const float* scales, int64_t k, Int8Block* out) {
+  const int64_t blocks = k / kBlockElems;
+  for (int64_t b = 0; b < blocks; ++b) {
+    int32_t sum = 0;
+    for (int i = 0; i < kBlockElems; ++i) sum += codes[b * kBlockElems + i];
+    std::memcpy(out[b].values, codes + b * kBlockElems, kBlockElems);
+    out[b].bias = -12 * sum;
+    out[b].scale = scales[b] * kInt8OperandFactor;
   }
   std::fill(out + blocks, out + int8_line_blocks(k), Int8Block{});
 }

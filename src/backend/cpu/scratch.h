@@ -44,9 +44,9 @@ struct Operands {
 
   static Operands make(ActivationFormat format, int64_t k, int64_t lines, const Kernels& kernels, Spans& spans,
                        bool same_bits) {
-    const int64_t used_bytes = format == ActivationFormat::kNvfp4
-                                   ? int8_line_blocks(k) * static_cast<int64_t>(sizeof(Int8Block))
-                                   : chunks_of(k) * kernels.float_chunk_bytes;
+    const int64_t used_bytes = format == ActivationFormat::kBf16
+                                   ? chunks_of(k) * kernels.float_chunk_bytes
+                                   : int8_line_blocks(k) * static_cast<int64_t>(sizeof(Int8Block));
     const int64_t line_bytes = pitch_bytes(used_bytes);
     return {format, k, line_bytes, spans.take<std::byte>(lines * line_bytes), same_bits};
   }

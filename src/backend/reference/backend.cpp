@@ -19,15 +19,19 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
                   const DeviceFacts&) {
   NVFP4_MOE_TRY(check_host_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
+  const bool bf16 = config->activation_format == ActivationFormat::kBf16;
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const char* dots = nvfp4 ? "int64 exact, one rounding" : "double, one rounding";
+  const char* lines = nvfp4 ? "per line" : "per block";
+  const char* dots = bf16    ? "double, one rounding"
+                     : nvfp4 ? "int64 exact, one rounding"
+                             : "wide integer exact, one rounding";
   Plan plan;
   plan.backend = "reference";
   plan.limits = limits;
   plan.steps = {{"route", "stable count sort"},
-                {"quantize", nvfp4 ? "per line" : "round to bf16"},
+                {"quantize", bf16 ? "round to bf16" : lines},
                 {"gemm1_swiglu", dots},
-                {"requantize", nvfp4 ? "per line" : "none"},
+                {"requantize", bf16 ? "none" : lines},
                 {"gemm2", dots},
                 {"combine", "fp32 fma, increasing k"}};
   plan.workspace = host_layout(config, range, limits);

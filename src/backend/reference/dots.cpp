@@ -82,6 +82,30 @@ void dots(const HostActivations& activations, const int64_t* lines, int line_cou
 }
 
 void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
+          Tile<WideSum>& tile) {
+  const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
+  std::memset(&tile, 0, sizeof(tile));
+  IntegerChunk chunk;
+  if (n_count < kTileN) std::memset(&chunk, 0, sizeof(chunk));
+  for (int64_t k0 = 0; k0 < weight.cols; k0 += kChunk) {
+    const int k_count = static_cast<int>(std::min<int64_t>(kChunk, weight.cols - k0));
+    chunk.decode(weight, n0, n_count, k0, k_count);
+    for (int m = 0; m < line_count; ++m) {
+      const int8_t* codes = activations.int8_codes + lines[m] * weight.cols + k0;
+      const float* scales = activations.int8_scales + (lines[m] * weight.cols + k0) / kBlock;
+      for (int b = 0; b < k_count / kBlock; ++b) {
+        Int16Lanes block{};
+        for (int i = 0; i < kBlock; ++i)
+          block += chunk.codes[b * kBlock + i] * static_cast<int16_t>(codes[b * kBlock + i]);
+        const BlockFactor scale(scales[b]);
+        for (int n = 0; n < kTileN; ++n)
+          tile.sum[m][n].bucket[scale.bucket] += Int128{int64_t{block[n]} * chunk.scales[b][n]} * scale.factor;
+      }
+    }
+  }
+}
+
+void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
           Tile<double>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));

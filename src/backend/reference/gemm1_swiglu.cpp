@@ -1,13 +1,13 @@
 // gemm1_swiglu: hidden, gate (I, H), up (I, H) -> part.intermediate.bf16 (R, I).
 //
-// g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each one rounding of the exact value (nvfp4), or of the double
-// sum times the tensor scale (bf16). The activation function, the router weight under before_down, and then the one
-// rounding to bf16, all in double. Rows of a token that holds NaN or Inf are NaN. Clamps keep NaN.
+// g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each one rounding of the exact value (nvfp4, int8_block), or of
+// the double sum times the tensor scale (bf16). The activation function, the router weight under before_down, and then
+// the one rounding to bf16, all in double. Rows of a token that holds NaN or Inf are NaN. Clamps keep NaN.
 #include <cmath>
 #include <functional>
 
 #include "backend/reference/dots.h"
-#include "backend/reference/exact.h"
+#include "backend/reference/finish.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
@@ -32,13 +32,6 @@ double activate(const MoeConfig& config, double g, double u) {
   return std::nan("");
 }
 
-double finish(const HostActivations& hidden, int64_t token, int64_t dot, float tensor_scale) {
-  return scale_exact(dot, alpha_of(hidden.line_scale[token], tensor_scale), kFp32);
-}
-double finish(const HostActivations&, int64_t, double dot, float tensor_scale) {
-  return static_cast<float>(dot * tensor_scale);
-}
-
 // Outputs [n0, n0 + kTileN) of every row of one expert.
 template <class Accumulator>
 void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int64_t n0) {
@@ -48,9 +41,10 @@ void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int
   const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.choice_of_row != nullptr;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
 
-  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kTileM) {
-    const int count = static_cast<int>(std::min<int64_t>(kTileM, end - row0));
-    int64_t tokens[kTileM];
+  constexpr int kLines = Tile<Accumulator>::kLines;
+  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kLines) {
+    const int count = static_cast<int>(std::min<int64_t>(kLines, end - row0));
+    int64_t tokens[kLines];
     for (int m = 0; m < count; ++m) tokens[m] = token_of_row(part, row0 + m, config->top_k);
     Tile<Accumulator> gate, up;
     dots(hidden, tokens, count, weights.gate, n0, gate);
@@ -59,8 +53,8 @@ void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int
       const double weight = weigh ? call.batch.topk_weights[part.choice_of_row[row0 + m]] : 1.0;
       uint16_t* out = part.intermediate.bf16 + (row0 + m) * part.intermediate_size;
       for (int64_t n = n0; n < n_end; ++n) {
-        const double g = finish(hidden, tokens[m], gate.sum[m][n - n0], weights.gate.tensor_scale);
-        const double u = finish(hidden, tokens[m], up.sum[m][n - n0], weights.up.tensor_scale);
+        const double g = finish(hidden, tokens[m], gate.sum[m][n - n0], weights.gate.tensor_scale, kFp32);
+        const double u = finish(hidden, tokens[m], up.sum[m][n - n0], weights.up.tensor_scale, kFp32);
         const bool bad = hidden.nonfinite[tokens[m]] != 0;
         out[n] = round_to_bf16(bad ? std::nan("") : activate(config, g, u) * weight);
       }
@@ -75,10 +69,8 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
   auto body = [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
-      if (call.weights.config->activation_format == ActivationFormat::kNvfp4)
-        expert_tile<int64_t>(call, part, expert, n0);
-      else
-        expert_tile<double>(call, part, expert, n0);
+      with_accumulator(call.weights.config->activation_format,
+                       [&]<class Accumulator>() { expert_tile<Accumulator>(call, part, expert, n0); });
     }
   };
   call.executor.parallel_for(part.experts * tiles, 1, std::ref(body));

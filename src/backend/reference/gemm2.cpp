@@ -1,23 +1,16 @@
 // gemm2: part.intermediate (R, I), down (H, I) -> part.rows_out (R, H) in row_format.
 //
-// One rounding of the exact value alpha * dot (nvfp4), or of the double sum times the tensor scale (bf16), straight to
-// bf16 or fp32. A flagged row is NaN.
+// One rounding of the exact value alpha * dot (nvfp4, int8_block), or of the double sum times the tensor scale (bf16),
+// straight to bf16 or fp32. A flagged row is NaN.
 #include <cmath>
 #include <functional>
 
 #include "backend/reference/dots.h"
-#include "backend/reference/exact.h"
+#include "backend/reference/finish.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
 namespace {
-
-double finish(const HostActivations& lines, int64_t row, int64_t dot, float tensor_scale, const FloatFormat& format) {
-  return scale_exact(dot, alpha_of(lines.line_scale[row], tensor_scale), format);
-}
-double finish(const HostActivations&, int64_t, double dot, float tensor_scale, const FloatFormat&) {
-  return dot * tensor_scale;
-}
 
 template <class Accumulator>
 void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int64_t n0) {
@@ -27,9 +20,10 @@ void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int
   const Nvfp4View down = expert_view(call, part, expert).down;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, config->hidden_size);
 
-  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kTileM) {
-    const int count = static_cast<int>(std::min<int64_t>(kTileM, end - row0));
-    int64_t rows[kTileM];
+  constexpr int kLines = Tile<Accumulator>::kLines;
+  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kLines) {
+    const int count = static_cast<int>(std::min<int64_t>(kLines, end - row0));
+    int64_t rows[kLines];
     for (int m = 0; m < count; ++m) rows[m] = row0 + m;
     Tile<Accumulator> tile;
     dots(lines, rows, count, down, n0, tile);
@@ -51,10 +45,8 @@ void gemm2(const HostCall& call, const HostPart& part) {
   auto body = [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
-      if (call.weights.config->activation_format == ActivationFormat::kNvfp4)
-        expert_tile<int64_t>(call, part, expert, n0);
-      else
-        expert_tile<double>(call, part, expert, n0);
+      with_accumulator(call.weights.config->activation_format,
+                       [&]<class Accumulator>() { expert_tile<Accumulator>(call, part, expert, n0); });
     }
   };
   call.executor.parallel_for(part.experts * tiles, 1, std::ref(body));

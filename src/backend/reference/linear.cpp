@@ -9,28 +9,44 @@
 #include <limits>
 
 #include "backend/reference/dots.h"
-#include "backend/reference/exact.h"
+#include "backend/reference/finish.h"
 #include "backend/reference/quantize_line.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
 namespace {
 
-// (T) line scales, (T) flags, then either (T, cols) bf16 or (T, cols/2) codes and (T, cols/16) block scales.
-HostActivations activations_in(std::byte* workspace, const LinearWeights& weights, int64_t tokens) {
+// The converted input in the workspace, wide elements first so that each array is aligned: one walk that measures (from
+// null) and places. T tokens.
+struct LinearSpans {
   HostActivations lines;
-  std::byte* next = workspace;
-  auto take = [&](int64_t size_bytes) { return std::exchange(next, next + size_bytes); };
-  lines.line_scale = reinterpret_cast<float*>(take(tokens * int64_t{sizeof(float)}));
-  if (weights.activation_format == ActivationFormat::kBf16) {
-    lines.bf16 = reinterpret_cast<uint16_t*>(take(tokens * weights.cols * int64_t{sizeof(uint16_t)}));
-  } else {
-    lines.codes = reinterpret_cast<uint8_t*>(take(tokens * (weights.cols / 2)));
-    lines.block_scales = reinterpret_cast<uint8_t*>(take(tokens * (weights.cols / 16)));
+  size_t total_bytes = 0;
+
+  LinearSpans(std::byte* base, const LinearWeights& weights, int64_t tokens) : base_(base) {
+    switch (weights.activation_format) {
+      case ActivationFormat::kNvfp4:
+        lines.line_scale = take<float>(tokens);                            // (T)
+        lines.codes = take<uint8_t>(tokens * (weights.cols / 2));          // (T, cols/2)
+        lines.block_scales = take<uint8_t>(tokens * (weights.cols / 16));  // (T, cols/16)
+        break;
+      case ActivationFormat::kBf16: lines.bf16 = take<uint16_t>(tokens * weights.cols); break;  // (T, cols)
+      case ActivationFormat::kInt8Block:
+        lines.int8_scales = take<float>(tokens * (weights.cols / 16));  // (T, cols/16)
+        lines.int8_codes = take<int8_t>(tokens * weights.cols);         // (T, cols)
+        break;
+    }
+    lines.nonfinite = take<uint8_t>(tokens);  // (T)
   }
-  lines.nonfinite = reinterpret_cast<uint8_t*>(take(tokens));
-  return lines;
-}
+
+ private:
+  template <class T>
+  T* take(int64_t count) {
+    T* span = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes);
+    total_bytes += static_cast<size_t>(count) * sizeof(T);
+    return span;
+  }
+  std::byte* base_;
+};
 
 Nvfp4View packed_view(const LinearWeights& weights) {
   const auto* codes = reinterpret_cast<const uint8_t*>(weights.bytes.data());
@@ -38,19 +54,13 @@ Nvfp4View packed_view(const LinearWeights& weights) {
                                weights.cols);
 }
 
-double finish(const HostActivations& lines, int64_t token, int64_t dot, float tensor_scale, const FloatFormat& format) {
-  return scale_exact(dot, alpha_of(lines.line_scale[token], tensor_scale), format);
-}
-double finish(const HostActivations&, int64_t, double dot, float tensor_scale, const FloatFormat&) {
-  return dot * tensor_scale;
-}
-
 template <class Accumulator>
 void output_tile(const Nvfp4View& weight, const LinearBatch& batch, const HostActivations& lines, int64_t n0) {
   const int64_t n_end = std::min<int64_t>(n0 + kTileN, weight.rows);
-  for (int64_t token0 = 0; token0 < batch.tokens; token0 += kTileM) {
-    const int count = static_cast<int>(std::min<int64_t>(kTileM, batch.tokens - token0));
-    int64_t tokens[kTileM];
+  constexpr int kLines = Tile<Accumulator>::kLines;
+  for (int64_t token0 = 0; token0 < batch.tokens; token0 += kLines) {
+    const int count = static_cast<int>(std::min<int64_t>(kLines, batch.tokens - token0));
+    int64_t tokens[kLines];
     for (int m = 0; m < count; ++m) tokens[m] = token0 + m;
     Tile<Accumulator> tile;
     dots(lines, tokens, count, weight, n0, tile);
@@ -84,10 +94,7 @@ Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
 }
 
 size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
-  const size_t line = weights.activation_format == ActivationFormat::kBf16
-                          ? static_cast<size_t>(weights.cols) * sizeof(uint16_t)
-                          : static_cast<size_t>(weights.cols / 2 + weights.cols / 16);
-  return static_cast<size_t>(max_tokens) * (sizeof(float) + line + 1);
+  return LinearSpans(nullptr, weights, max_tokens).total_bytes;
 }
 
 Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
@@ -99,14 +106,12 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   if (nvfp4 && policy.kind != ScalePolicy::kDynamicToken && !(policy.scale > 0 && std::isfinite(policy.scale)))
     return invalid_argument("linear input_scale: expected a finite positive number, got " +
                             std::to_string(policy.scale));
-  const HostActivations lines = activations_in(workspace, weights, batch.tokens);
+  const HostActivations lines = LinearSpans(workspace, weights, batch.tokens).lines;
   auto quantize_lines = [&](int64_t begin, int64_t end) {
     LineCounts counts;
     for (int64_t t = begin; t < end; ++t) {
-      if (nvfp4)
-        quantize_line(batch.x, batch.x_dtype, t * weights.cols, weights.cols, policy, lines, t, counts);
-      else
-        round_line(batch.x, batch.x_dtype, t * weights.cols, weights.cols, lines, t);
+      convert_line(weights.activation_format, batch.x, batch.x_dtype, t * weights.cols, weights.cols, policy, lines, t,
+                   counts);
     }
   };
   context.executor->parallel_for(batch.tokens, 4, std::ref(quantize_lines));
@@ -114,10 +119,8 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   const Nvfp4View weight = packed_view(weights);
   auto multiply = [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
-      if (nvfp4)
-        output_tile<int64_t>(weight, batch, lines, tile * kTileN);
-      else
-        output_tile<double>(weight, batch, lines, tile * kTileN);
+      with_accumulator(weights.activation_format,
+                       [&]<class Accumulator>() { output_tile<Accumulator>(weight, batch, lines, tile * kTileN); });
     }
   };
   context.executor->parallel_for((weights.rows + kTileN - 1) / kTileN, 1, std::ref(multiply));

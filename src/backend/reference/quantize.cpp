@@ -1,6 +1,7 @@
 // quantize: hidden (T, H) -> buffers.hidden, one line per token.
 //
-// nvfp4: codes (T, H/2), block scales (T, H/16), line scale (T), from hidden's own values. bf16: hidden rounded once.
+// nvfp4: codes (T, H/2), block scales (T, H/16), line scale (T), from hidden's own values. int8_block: codes (T, H),
+// scales (T, H/16), from hidden's own values. bf16: hidden rounded once.
 // Only tokens with a row are read: a token without one enters no statistic and leaves its line as it was, flag 0.
 #include <functional>
 
@@ -32,8 +33,8 @@ void quantize(const HostCall& call) {
   const Batch& batch = call.batch;
   const HostActivations& hidden = call.buffers.hidden;
   const int64_t cols = call.weights.config->hidden_size;
-  const bool nvfp4 = call.weights.config->activation_format == ActivationFormat::kNvfp4;
-  const ScalePolicy policy = nvfp4 ? hidden_policy(call) : ScalePolicy{};
+  const ActivationFormat format = call.weights.config->activation_format;
+  const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? hidden_policy(call) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
     LineCounts counts;
@@ -41,10 +42,7 @@ void quantize(const HostCall& call) {
     for (int64_t token = begin; token < end; ++token) {
       hidden.nonfinite[token] = 0;
       if (!has_row(call, token)) continue;
-      if (nvfp4)
-        quantize_line(batch.hidden, batch.hidden_dtype, token * cols, cols, policy, hidden, token, counts);
-      else
-        round_line(batch.hidden, batch.hidden_dtype, token * cols, cols, hidden, token);
+      convert_line(format, batch.hidden, batch.hidden_dtype, token * cols, cols, policy, hidden, token, counts);
       nonfinite += hidden.nonfinite[token];
     }
     RunStatus& status = *call.buffers.status;

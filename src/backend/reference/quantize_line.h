@@ -1,4 +1,4 @@
-// One line of activations to NVFP4: what both quantizations of a layer, and the linear, do with each of their lines.
+// One line of activations to its format: what both quantizations of a layer, and the linear, do with their lines.
 #pragma once
 
 #include <atomic>
@@ -27,8 +27,23 @@ struct ScalePolicy {
 void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
                    const HostActivations& out, int64_t line, LineCounts& counts);
 
+// int8_block: writes line `line` of int8_codes, int8_scales and nonfinite. A line with NaN or Inf gets the flag, zero
+// codes and NaN scales; it counts no blocks. No scale saturates; counts.zeroed are blocks whose codes alone are all 0.
+void quantize_line_int8(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out,
+                        int64_t line, LineCounts& counts);
+
 // Rounds a line to bf16 and flags it where it holds NaN or Inf.
 void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out, int64_t line);
+
+// The line in the format of the layer; policy and counts belong to the formats that quantize.
+inline void convert_line(ActivationFormat format, const void* x, DType dtype, int64_t first, int64_t cols,
+                         const ScalePolicy& policy, const HostActivations& out, int64_t line, LineCounts& counts) {
+  switch (format) {
+    case ActivationFormat::kNvfp4: return quantize_line(x, dtype, first, cols, policy, out, line, counts);
+    case ActivationFormat::kBf16: return round_line(x, dtype, first, cols, out, line);
+    case ActivationFormat::kInt8Block: return quantize_line_int8(x, dtype, first, cols, out, line, counts);
+  }
+}
 
 // Threads add their counts to the run's status; the sum does not depend on their order.
 inline void add_count(uint64_t& total, uint64_t count) {

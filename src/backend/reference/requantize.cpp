@@ -1,7 +1,7 @@
-// requantize: part.intermediate.bf16 (R, I) -> its codes, block scales and line scale (nvfp4), and flags.
+// requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block), and flags.
 //
-// A row that holds NaN or Inf is counted. Under nvfp4 it is flagged, and gemm2 gives a row of NaN; under bf16 its flag
-// stays 0 and gemm2 multiplies its values as they are.
+// A row that holds NaN or Inf is counted. Where rows are quantized it is flagged, and gemm2 gives a row of NaN; under
+// bf16 its flag stays 0 and gemm2 multiplies its values as they are.
 #include <cmath>
 #include <functional>
 
@@ -31,8 +31,8 @@ bool all_finite(const uint16_t* line, int64_t cols) {
 void requantize(const HostCall& call, const HostPart& part) {
   const HostActivations& lines = part.intermediate;
   const int64_t cols = part.intermediate_size;
-  const bool nvfp4 = call.weights.config->activation_format == ActivationFormat::kNvfp4;
-  const ScalePolicy policy = nvfp4 ? intermediate_policy(call) : ScalePolicy{};
+  const ActivationFormat format = call.weights.config->activation_format;
+  const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? intermediate_policy(call) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
     LineCounts counts;
@@ -40,7 +40,8 @@ void requantize(const HostCall& call, const HostPart& part) {
     for (int64_t row = begin; row < end; ++row) {
       nonfinite += !all_finite(lines.bf16 + row * cols, cols);
       lines.nonfinite[row] = 0;
-      if (nvfp4) quantize_line(lines.bf16, DType::kBf16, row * cols, cols, policy, lines, row, counts);
+      if (format != ActivationFormat::kBf16)
+        convert_line(format, lines.bf16, DType::kBf16, row * cols, cols, policy, lines, row, counts);
     }
     RunStatus& status = *call.buffers.status;
     add_count(status.nonfinite_rows, nonfinite);

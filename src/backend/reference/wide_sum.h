@@ -1,0 +1,81 @@
+// The exact sum of a W4A8 dot product, and its one rounding.
+//
+// A 16-block gives D = sum (2w) q, at most 24384; E = 512 * weight scale, at most 229376; and an fp32 activation scale
+// of 24 bits whose exponent is the block's own. D E times that significand is an integer below 2^57, but blocks of one
+// line may lie 237 octaves apart: more than any accumulator. So terms are added in buckets of 32 octaves, each an
+// Int128: a term shifted inside its bucket stays below 2^88, and the 2^16 blocks of the longest K below 2^104.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "backend/reference/exact.h"
+
+namespace nvfp4_moe::reference {
+
+struct WideSum {
+  static constexpr int kBuckets = 8;
+  static constexpr int kLeastExponent = -139;        // of a significand's unit: 2^-116 is 2^23 of them
+  static constexpr int kUnit = kLeastExponent - 10;  // and D is doubled, E 512 times its value
+  Int128 bucket[kBuckets];                           // the sum is that of bucket[j] 2^(32 j + kUnit)
+};
+
+// An fp32 block scale as what its terms are multiplied by, and the bucket they go to.
+struct BlockFactor {
+  int64_t factor = 0;  // below 2^55
+  int bucket = 0;
+
+  explicit BlockFactor(float scale) {
+    if (!(scale > 0)) return;                                            // a flagged line: its sum is not used
+    const int above = std::ilogb(scale) - 23 - WideSum::kLeastExponent;  // 0..237 for scales from 2^-116
+    bucket = above / 32;
+    factor = static_cast<int64_t>(std::ldexp(scale, -(above - above % 32) - WideSum::kLeastExponent));
+  }
+};
+
+// sum * alpha, rounded once.
+inline double scale_exact(const WideSum& sum, float alpha, const FloatFormat& format) {
+  if (!std::isfinite(alpha)) return scale_exact(sum, 1.0f, format) * alpha;
+  int exponent = 0;
+  const auto significand = static_cast<uint64_t>(std::ldexp(std::frexp(std::fabs(alpha), &exponent), 24));
+
+  constexpr int kLimbs = 12;  // of 32 bits: 104 + 7 * 32 + 24 bits at most
+  std::array<uint32_t, kLimbs> limbs{};
+  Int128 carry = 0;
+  for (size_t j = 0; j < kLimbs; ++j) {
+    carry += j < WideSum::kBuckets ? sum.bucket[j] : Int128{0};
+    limbs[j] = static_cast<uint32_t>(carry);
+    carry >>= 32;  // arithmetic: what is left at the end is 0, or -1 for a negative sum
+  }
+  bool negative = carry < 0;
+  if (negative) {
+    uint64_t one = 1;
+    for (uint32_t& limb : limbs) {
+      one += static_cast<uint32_t>(~limb);
+      limb = static_cast<uint32_t>(one);
+      one >>= 32;
+    }
+  }
+  negative = negative != std::signbit(alpha);
+  uint64_t over = 0;
+  for (uint32_t& limb : limbs) {
+    over += limb * significand;
+    limb = static_cast<uint32_t>(over);
+    over >>= 32;
+  }
+
+  // The three highest limbs hold more bits than any format; whether anything lies below them is all that is left to
+  // say.
+  size_t top = kLimbs - 1;
+  while (top > 2 && limbs[top] == 0) --top;
+  Int128 head = 0;
+  for (size_t j = top + 1; j-- > top - 2;) head = head << 32 | limbs[j];
+  bool below = false;
+  for (size_t j = 0; j < top - 2; ++j) below = below || limbs[j] != 0;
+  head = head << 1 | (below ? 1 : 0);
+  return round_exact(negative ? -head : head, WideSum::kUnit + 32 * static_cast<int>(top - 2) - 1 + exponent - 24,
+                     format);
+}
+
+}  // namespace nvfp4_moe::reference

@@ -1,0 +1,133 @@
+// int8_block's quantizer against the contract's oracle, and the properties that kernels rely on.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/float_formats.h"
+#include "core/quantize.h"
+#include "core/random.h"
+#include "support/spec_oracle.h"
+
+namespace nvfp4_moe {
+namespace {
+
+struct Quantized {
+  std::vector<int8_t> codes;
+  std::vector<float> scales;
+  QuantizeCounts counts;
+  bool finite = false;
+
+  explicit Quantized(const std::vector<float>& x) : codes(x.size(), 99), scales(x.size() / 16, -1) {
+    finite = quantize_row_int8_block(x, codes.data(), scales.data(), counts);
+  }
+};
+
+// A row whose blocks lie anywhere from subnormal to the largest numbers; some hold zeros, some one element alone.
+std::vector<float> row_of(DType dtype, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> x;
+  for (int b = 0; b < 64; ++b) {
+    const int least = dtype == DType::kF16 ? -24 : -140, most = dtype == DType::kF16 ? 13 : 124;
+    const double gain = std::ldexp(1.0, least + static_cast<int>(random.below(most - least)));
+    const int kind = static_cast<int>(random.below(8));
+    for (int i = 0; i < 16; ++i) {
+      double value = gain * random.normal();
+      if (kind == 0 || (kind == 1 && i != 5)) value = 0;
+      const auto wide = static_cast<float>(value);
+      x.push_back(dtype == DType::kF32    ? wide
+                  : dtype == DType::kBf16 ? bf16_to_float(bf16_from_float(wide))
+                                          : fp16_to_float(fp16_from_float(wide)));
+    }
+  }
+  return x;
+}
+
+TEST(Int8Block, IsTheContractsDefinition) {
+  for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
+    for (uint64_t seed = 0; seed < 60; ++seed) {
+      const std::vector<float> x = row_of(dtype, seed);
+      const Quantized q(x);
+      const test::OracleLine oracle = test::oracle_quantize_int8({x.begin(), x.end()});
+      ASSERT_TRUE(q.finite);
+      for (size_t i = 0; i < x.size(); ++i)
+        ASSERT_EQ(double{q.scales[i / 16]} * q.codes[i], oracle.values[i]) << to_string(dtype) << " " << x[i];
+      EXPECT_EQ(q.counts.blocks, oracle.blocks);
+      EXPECT_EQ(q.counts.zero_scales, oracle.zeroed);
+      EXPECT_EQ(q.counts.saturated_scales + q.counts.saturated_codes, 0u);
+    }
+  }
+}
+
+// Of every seventh float of a binade, and of every bf16: the largest element has code 127, with its sign, so nothing
+// needs a clamp.
+TEST(Int8Block, TheLargestElementIs127) {
+  const auto check = [](float amax) {
+    std::vector<float> x(16, 0.0f);
+    x[3] = -amax;
+    x[9] = amax;
+    const Quantized q(x);
+    return q.codes[3] == -127 && q.codes[9] == 127;
+  };
+  for (uint32_t bits = 0x3F800000u; bits < 0x40000000u; bits += 7)
+    ASSERT_TRUE(check(std::bit_cast<float>(bits))) << std::bit_cast<float>(bits);
+  for (uint32_t high = 0; high < 0x7F80u; ++high) {
+    const float amax = std::bit_cast<float>(high << 16);
+    if (amax > 127 * kInt8BlockMinScale) ASSERT_TRUE(check(amax)) << amax;
+  }
+}
+
+TEST(Int8Block, LosesHalfAStepAtMost) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    const std::vector<float> x = row_of(DType::kF32, 1000 + seed);
+    const Quantized q(x);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double s = q.scales[i / 16];
+      ASSERT_LE(std::fabs(s * q.codes[i] - x[i]), s * (0.5 + 127 * 0x1p-24)) << x[i];
+      ASSERT_GE(q.scales[i / 16], kInt8BlockMinScale);
+    }
+  }
+}
+
+TEST(Int8Block, TiesGoToTheEvenCode) {
+  std::vector<float> x(16, 0.0f);
+  x[0] = 127;  // s = 1
+  const float ties[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 62.5f, -63.5f};
+  const int codes[] = {0, 2, 2, 0, -2, 62, -64};
+  for (size_t i = 0; i < 7; ++i) x[1 + i] = ties[i];
+  const Quantized q(x);
+  EXPECT_EQ(q.scales[0], 1.0f);
+  for (size_t i = 0; i < 7; ++i) EXPECT_EQ(q.codes[1 + i], codes[i]) << ties[i];
+}
+
+TEST(Int8Block, ZerosAndTinyBlocksHaveTheLeastScale) {
+  std::vector<float> x(48, 0.0f);
+  x[17] = 0x1p-117f;  // half a step: a tie, to 0
+  x[33] = -std::numeric_limits<float>::denorm_min();
+  x[34] = 3 * kInt8BlockMinScale;
+  const Quantized q(x);
+  for (const float scale : q.scales) EXPECT_EQ(scale, kInt8BlockMinScale);
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(q.codes[i], i == 34 ? 3 : 0);
+  EXPECT_EQ(q.counts.zero_scales, 1u);  // the second block; the first is zero
+  EXPECT_TRUE(std::isnormal(kInt8BlockMinScale * 0x1p-9f * 0.5f));
+  EXPECT_FALSE(std::isnormal(kInt8BlockMinScale / 2 * 0x1p-9f * 0.5f));
+}
+
+TEST(Int8Block, ARowWithNanOrInfIsNanThroughout) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
+    std::vector<float> x(32, 1.0f);
+    x[20] = bad;
+    const Quantized q(x);
+    EXPECT_FALSE(q.finite);
+    for (const int8_t code : q.codes) EXPECT_EQ(code, 0);
+    for (const float scale : q.scales) EXPECT_TRUE(std::isnan(scale));
+    EXPECT_EQ(q.counts.nonfinite_rows, 1u);
+    EXPECT_EQ(q.counts.blocks, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

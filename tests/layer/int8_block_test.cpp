@@ -1,0 +1,126 @@
+// What int8_block is for, and what its reference promises: a small error against activations that are not quantized,
+// and sums that no spread of block scales can spoil.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "check/cases.h"
+#include "check/judge.h"
+#include "core/executor.h"
+#include "support/backends.h"
+#include "support/host_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// A layer with rows and output in fp32, so that what shows is the activations' error and no rounding after it.
+std::vector<float> output(const Backend& backend, ActivationFormat format, DataKind kind) {
+  Case spec;
+  spec.name = "int8_block_error";
+  spec.options.num_experts = 8;
+  spec.options.top_k = 2;
+  spec.options.hidden_size = 512;
+  spec.options.intermediate_size = 256;
+  spec.options.row_format = RowFormat::kFp32;
+  spec.options.activation_format = format;
+  spec.range = {0, 8};
+  spec.tokens = 48;
+  spec.data = kind;
+  spec.out_dtype = DType::kF32;
+  const auto data = make_case(spec);
+  EXPECT_OK(data);
+  test::HostRun host(backend, *data);
+  EXPECT_TRUE(host.ok());
+  return test::to_floats(host.run(*data), DType::kF32);
+}
+
+double nmse(const std::vector<float>& expected, const std::vector<float>& actual) {
+  const Comparison c = compare(expected.data(), actual.data(), 48, 512);
+  EXPECT_EQ(c.nonfinite_mismatches, 0);
+  return c.relative_l2 * c.relative_l2;
+}
+
+class Int8BlockLayer : public ::testing::TestWithParam<const Backend*> {};
+
+// hidden is bf16, so the bf16 layer multiplies it as it is: the truth for both quantized formats.
+TEST_P(Int8BlockLayer, ErrsAHundredTimesLessThanNvfp4) {
+  const std::vector<float> truth = output(kReferenceBackend, ActivationFormat::kBf16, DataKind::kNormal);
+  const double int8 = nmse(truth, output(*GetParam(), ActivationFormat::kInt8Block, DataKind::kNormal));
+  const double nvfp4 = nmse(truth, output(*GetParam(), ActivationFormat::kNvfp4, DataKind::kNormal));
+  RecordProperty("int8_block_nmse", std::to_string(int8));
+  RecordProperty("nvfp4_nmse", std::to_string(nvfp4));
+  EXPECT_LE(int8, 1e-4);
+  EXPECT_GT(int8, 1e-5);  // less than this and nothing was quantized
+  EXPECT_GE(nvfp4, 100 * int8);
+}
+
+// One channel in 32 twenty times larger: it takes the resolution of its own block and of no other.
+TEST_P(Int8BlockLayer, OutliersStayInTheirBlock) {
+  const std::vector<float> truth = output(kReferenceBackend, ActivationFormat::kBf16, DataKind::kOutliers);
+  EXPECT_LE(nmse(truth, output(*GetParam(), ActivationFormat::kInt8Block, DataKind::kOutliers)), 2.5e-4);
+}
+
+// y = W x with weights of one: the blocks' sums are 16 * 127 times their scales.
+std::vector<float> ones_times(const Backend& backend, const std::vector<float>& x) {
+  const auto cols = static_cast<int64_t>(x.size());
+  const std::vector<uint8_t> codes(static_cast<size_t>(cols / 2), 0x22), scales(static_cast<size_t>(cols / 16), 0x38);
+  LinearWeights weights;
+  weights.rows = 1;
+  weights.cols = cols;
+  weights.activation_format = ActivationFormat::kInt8Block;
+  weights.bytes = std::move(*backend.allocate(backend.linear_bytes(1, cols)));
+  EXPECT_OK(backend.linear_pack(weights, Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, 1, cols)));
+  const Buffer workspace = std::move(*allocate_pages(backend.linear_workspace_bytes(weights, 1)));
+  std::vector<float> out(1);
+  RunContext context;
+  context.executor = &serial_executor();
+  EXPECT_OK(
+      backend.linear_run(weights, {1, x.data(), DType::kF32, out.data(), DType::kF32}, workspace.data(), context));
+  return out;
+}
+std::vector<float> blocks(const std::vector<float>& values) {
+  std::vector<float> x;
+  for (const float value : values) x.insert(x.end(), 16, value);
+  return x;
+}
+
+TEST(Int8BlockReference, CancelsExactlyOverEverySpread) {
+  for (const int large : {127, 100, 40, 0, -90}) {
+    for (const int small : {-109, -60, -3}) {
+      if (small >= large) continue;
+      const float big = std::ldexp(1.37f, large), rest = std::ldexp(-1.91f, small);
+      // In double the sum of these blocks is 0, or rest's last bits are gone, from 2^29 apart on.
+      const double expected = 16.0 * -127 * static_cast<float>(std::fabs(rest) / 127.0f);
+      EXPECT_EQ(ones_times(kReferenceBackend, blocks({big, rest, -big, 0})).front(), static_cast<float>(expected))
+          << large << " " << small;
+    }
+  }
+}
+
+TEST(Int8BlockReference, RoundsOnce) {
+  // 2^24 + 1 and a bit below: without the bit a tie that goes to 2^24, with it the next float. 127 * 16 = 2032 is no
+  // power of two, so the block of 2^24 is made of one element of each kind.
+  std::vector<float> x(64, 0.0f);
+  x[0] = 127 * 0x1p17f;   // s = 2^17, code 127
+  x[1] = 0x1p17f;         // code 1: 128 * 2^17 = 2^24 together
+  x[16] = 127 * 0x1p-7f;  // s = 2^-7
+  x[17] = 0x1p-7f;        // 128 * 2^-7 = 1
+  EXPECT_EQ(ones_times(kReferenceBackend, x).front(), 0x1p24f);
+  x[32] = 0x1p-100f;
+  EXPECT_EQ(ones_times(kReferenceBackend, x).front(), 0x1p24f + 2);
+  x[32] = -0x1p-100f;
+  EXPECT_EQ(ones_times(kReferenceBackend, x).front(), 0x1p24f);
+  for (float& value : x) value = -value;
+  EXPECT_EQ(ones_times(kReferenceBackend, x).front(), -0x1p24f);
+  x[32] = -x[32];
+  EXPECT_EQ(ones_times(kReferenceBackend, x).front(), -(0x1p24f + 2));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Int8BlockLayer, ::testing::ValuesIn(test::host_backends()), test::backend_test_name);
+
+}  // namespace
+}  // namespace nvfp4_moe

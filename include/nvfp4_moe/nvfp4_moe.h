@@ -64,9 +64,10 @@ enum {                               /* config.activation; g, u: gate and up, L:
        NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
        NVFP4_MOE_SWIGLU_OAI = 3      /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
 };
-enum {                                  /* activation_format */
-       NVFP4_MOE_ACTIVATIONS_NVFP4 = 0, /* W4A4 */
-       NVFP4_MOE_ACTIVATIONS_BF16 = 1   /* W4A16 */
+enum {                                      /* activation_format */
+       NVFP4_MOE_ACTIVATIONS_NVFP4 = 0,     /* W4A4 */
+       NVFP4_MOE_ACTIVATIONS_BF16 = 1,      /* W4A16 */
+       NVFP4_MOE_ACTIVATIONS_INT8_BLOCK = 2 /* W4A8: int8, one fp32 scale per 16; takes no other scale choice */
 };
 enum {                                    /* activation_scale, of hidden */
        NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
@@ -406,6 +407,12 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* o
                                                        int64_t rows, int64_t inner, const float* row_weights,
                                                        uint8_t* codes, uint8_t* block_scales, float* row_scales,
                                                        nvfp4_moe_quantize_counts* counts);
+/* Activations of INT8_BLOCK: codes (rows, cols) within +-127, block_scales (rows, cols/16) = max(amax/127, 2^-116). A
+ * row with NaN or Inf gets zero codes and NaN scales, and is counted. zero_scales: blocks that are not all zero, but
+ * whose codes are; nothing saturates. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
+                                                           int64_t cols, int8_t* codes, float* block_scales,
+                                                           nvfp4_moe_quantize_counts* counts);
 /* out: (rows, cols) of BF16, F16 or F32, exact and rounded once. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
                                                   int64_t rows, int64_t cols, nvfp4_moe_dtype out_dtype, void* out);

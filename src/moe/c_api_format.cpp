@@ -1,6 +1,7 @@
 // The C interface: the format by itself, host arrays to host arrays. Every size is checked before anything is written.
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "core/activation.h"
@@ -67,16 +68,17 @@ Status write_counts(const moe::QuantizeCounts& counts, nvfp4_moe_quantize_counts
   return api::write_struct("counts", c, out);
 }
 
-// Quantizes row by row: one(row, codes, block_scales, r, counts).
-template <class One>
-Status quantize_rows(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols, uint8_t* codes,
-                     uint8_t* block_scales, nvfp4_moe_quantize_counts* out, One&& one) {
+// Quantizes row by row: one(row, codes, block_scales, r, counts). A row has cols codes, two to a byte in NVFP4.
+template <class Code, class Scale, class One>
+Status quantize_rows(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols, Code* codes, Scale* block_scales,
+                     nvfp4_moe_quantize_counts* out, One&& one) {
+  const int64_t row_codes = std::is_same_v<Code, uint8_t> ? cols / 2 : cols;
   NVFP4_MOE_TRY(check_counts(out));
   NVFP4_MOE_ASSIGN(Rows input, Rows::make(x, dtype, rows, cols));
   NVFP4_MOE_TRY(check_outputs(rows, cols, codes, block_scales));
   moe::QuantizeCounts counts;
   for (int64_t r = 0; r < rows; ++r)
-    one(input.row(r), codes + r * (cols / 2), block_scales + r * (cols / 16), r, counts);
+    one(input.row(r), codes + r * row_codes, block_scales + r * (cols / 16), r, counts);
   return write_counts(counts, out);
 }
 
@@ -210,6 +212,16 @@ nvfp4_moe_code nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const 
                            {codes, block_scales, row_scales}, total);
     }
     return write_counts(total, counts);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                             int8_t* codes, float* block_scales, nvfp4_moe_quantize_counts* counts) {
+  return api::guarded([&]() -> Status {
+    return quantize_rows(
+        x, dtype, rows, cols, codes, block_scales, counts,
+        [&](const std::vector<float>& row, int8_t* row_codes, float* row_block_scales, int64_t,
+            moe::QuantizeCounts& total) { moe::quantize_row_int8_block(row, row_codes, row_block_scales, total); });
   });
 }
 

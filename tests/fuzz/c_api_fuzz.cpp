@@ -86,7 +86,7 @@ class Session {
     c.swiglu_limit = c.activation == NVFP4_MOE_SWIGLU ? 0.0f : 7.0f;
     if (a_.rarely(3)) c.swiglu_limit = a_.number();
     if (a_.rarely(3)) c.swiglu_alpha = a_.number();
-    c.activation_format = a_.enumerator(2);
+    c.activation_format = a_.enumerator(3);
     c.activation_scale = a_.enumerator(3);
     c.intermediate_scale = a_.enumerator(3);
     if (a_.pick(3) == 0) c.intermediate_fixed = a_.scale();
@@ -328,7 +328,7 @@ class Session {
     o.tensor_scale = a_.scale();
     o.input_scale = a_.scale();
     if (a_.rarely(3)) o.static_headroom = a_.number();
-    o.activation_format = a_.enumerator(2);
+    o.activation_format = a_.enumerator(3);
     o.activation_scale = a_.enumerator(3);
     o.threads = 1;
     o.max_tokens = a_.rarely() ? -a_.in(0, 5) : kMaxTokens;
@@ -374,7 +374,7 @@ class Session {
     uint8_t* codes = a_.maybe(a_.zeros(rows * cols / 2));
     uint8_t* scales = a_.maybe(a_.zeros(rows * cols / 16));
     nvfp4_moe_quantize_counts* counts = a_.structure(nvfp4_moe_quantize_counts{});
-    const int which = a_.pick(5);
+    const int which = a_.pick(6);
     if (which == 0) {
       float tensor_scale = a_.pick(2) == 0 ? 0.0f : a_.scale();
       check(nvfp4_moe_quantize(x, dtype, said_rows, said_cols, a_.enumerator(2), a_.maybe(&tensor_scale), codes, scales,
@@ -386,6 +386,10 @@ class Session {
       check(nvfp4_moe_quantize_given(x, dtype, said_rows, said_cols, a_.scale(), codes, scales, counts));
     } else if (which == 3) {
       check(nvfp4_moe_quantize_compat(x, dtype, said_rows, said_cols, a_.scale(), codes, scales, counts));
+    } else if (which == 4) {
+      auto* int8_codes = reinterpret_cast<int8_t*>(a_.maybe(a_.zeros(rows * cols)));
+      check(nvfp4_moe_quantize_int8_block(x, dtype, said_rows, said_cols, int8_codes,
+                                          a_.maybe(a_.floats(rows * cols / 16)), counts));
     } else {
       check(nvfp4_moe_dequantize(codes, scales, a_.scale(), said_rows, said_cols, dtype,
                                  a_.maybe(a_.zeros(rows * cols * 8))));

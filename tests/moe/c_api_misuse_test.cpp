@@ -64,7 +64,12 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"options.struct_size", [](CLayer& c) { c.options.struct_size = 7; }},
       {"activation: expected 0 to 3, got 4", [](CLayer& c) { c.config.activation = 4; }},
       {"activation: expected 0 to 3, got -1", [](CLayer& c) { c.config.activation = -1; }},
-      {"activation_format: expected 0 to 1", [](CLayer& c) { c.config.activation_format = 2; }},
+      {"activation_format: expected 0 to 2", [](CLayer& c) { c.config.activation_format = 3; }},
+      {"activation_scale: expected dynamic_token with activation_format int8_block",
+       [](CLayer& c) {
+         c.config.activation_format = NVFP4_MOE_ACTIVATIONS_INT8_BLOCK;
+         c.config.activation_scale = NVFP4_MOE_SCALE_STATIC;
+       }},
       {"activation_scale: expected 0 to 2", [](CLayer& c) { c.config.activation_scale = 3; }},
       {"intermediate_scale: expected 0 to 2", [](CLayer& c) { c.config.intermediate_scale = 99; }},
       {"router_weight: expected 0 to 1", [](CLayer& c) { c.config.router_weight = 2; }},
@@ -210,6 +215,12 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_quantize_given(x, NVFP4_MOE_F32, 1, 16, 3.0f, codes, scales, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize_given(x, NVFP4_MOE_F32, 1, 16, NAN, codes, scales, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize_compat(x, NVFP4_MOE_F32, 1, 16, 0.0f, codes, scales, nullptr), invalid);
+  int8_t int8_codes[16];
+  float int8_scales[1];
+  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_F32, 1, 16, nullptr, int8_scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_F32, 1, 16, int8_codes, nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_F32, 1, 15, int8_codes, int8_scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_F32, 1, 16, int8_codes, int8_scales, &counts), invalid);
   auto swiglu = api::make<nvfp4_moe_swiglu>();
   const float gate_up[32] = {};
   const auto swiglu_quantize = [&](const void* in, int64_t rows, int64_t inner, float* row_scale) {

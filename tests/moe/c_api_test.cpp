@@ -276,7 +276,19 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   EXPECT_EQ(codes, codes2);
   EXPECT_EQ(scales, scales2);
 
+  std::vector<int8_t> int8_codes(8 * 64), int8_codes2 = int8_codes;
+  std::vector<float> int8_scales(8 * 4), int8_scales2 = int8_scales;
   x[64 + 3] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_EQ(
+      nvfp4_moe_quantize_int8_block(x.data(), NVFP4_MOE_F32, 8, 64, int8_codes.data(), int8_scales.data(), &counts),
+      NVFP4_MOE_OK);
+  EXPECT_EQ(counts.nonfinite_rows, 1u);
+  EXPECT_EQ(counts.blocks, 7u * 4);
+  for (size_t r = 0; r < 8; ++r)
+    quantize_row_int8_block({x.data() + r * 64, 64}, int8_codes2.data() + r * 64, int8_scales2.data() + r * 4, own);
+  EXPECT_EQ(int8_codes, int8_codes2);
+  EXPECT_EQ(std::memcmp(int8_scales.data(), int8_scales2.data(), int8_scales.size() * sizeof(float)), 0);
+  EXPECT_TRUE(std::isnan(int8_scales[4]) && std::isfinite(int8_scales[3]));
   ASSERT_EQ(nvfp4_moe_quantize_given(x.data(), NVFP4_MOE_F32, 8, 64, 0x1p-9f, codes.data(), scales.data(), &counts),
             NVFP4_MOE_OK);
   EXPECT_EQ(counts.nonfinite_rows, 1u);

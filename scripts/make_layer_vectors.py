@@ -32,6 +32,9 @@ LAYERS = {
     "w4a4_rows_fp32": ("swiglu", None, "nvfp4", "dynamic", "dynamic", "after", "fp32"),
     "w4a16_clamped": ("clamped", 1.5, "bf16", None, None, "after", "bf16"),
     "w4a16_step_before_down": ("step", 1.0, "bf16", None, None, "before", "bf16"),
+    "w4a8": ("swiglu", None, "int8_block", None, None, "after", "bf16"),
+    "w4a8_clamped_before_down": ("clamped", 2.0, "int8_block", None, None, "before", "bf16"),
+    "w4a8_rows_fp32": ("swiglu", None, "int8_block", None, None, "after", "fp32"),
 }
 
 
@@ -64,6 +67,20 @@ def quantize_line(x, scale):
     return (torch.sign(y) * torch.round(m / step) * step * block_scale).flatten(), float(scale)
 
 
+def quantize_int8(x):
+    """float64 x (K,) as code * scale: scale = amax/127 and code = the nearest integer, each by one rounding to float32."""
+    blocks = x.view(-1, 16)
+    scale = (blocks.abs().amax(1, keepdim=True) / 127).float().clamp(min=2.0**-116).double()
+    return (torch.round((blocks / scale).float()).double() * scale).flatten()
+
+
+def to_format(x, fmt, scale):
+    """What a GEMM multiplies of float64 x (K,): its decoded values and the line scale."""
+    if fmt == "nvfp4":
+        return quantize_line(x, scale)
+    return (quantize_int8(x) if fmt == "int8_block" else x), 1.0
+
+
 def activation(kind, limit, g, u):
     if kind == "swiglu":
         return torch.nn.functional.silu(g) * u
@@ -89,7 +106,7 @@ def run(layer, experts, hidden, ids, weights, input_scales):
     out = torch.zeros(TOKENS, HIDDEN, dtype=torch.float32)
     for t in range(TOKENS):
         x = hidden[t].double()
-        line, s = quantize_line(x, hidden_scale) if fmt == "nvfp4" else (x, 1.0)
+        line, s = to_format(x, fmt, hidden_scale)
         for k in range(TOP_K):
             if ids[t, k] < 0:
                 continue
@@ -100,7 +117,7 @@ def run(layer, experts, hidden, ids, weights, input_scales):
             if router == "before":
                 h = h * weights[t, k].double()
             h = h.bfloat16().double()
-            h_line, h_s = quantize_line(h, intermediate_scale) if fmt == "nvfp4" else (h, 1.0)
+            h_line, h_s = to_format(h, fmt, intermediate_scale)
             row = product(h_line, h_s, e["down"])
             row = row.bfloat16().double() if rows == "bf16" else row.float().double()
             weighted = row if router == "before" else weights[t, k].double() * row

@@ -111,6 +111,19 @@ const std::vector<Layer>& layers() {
          o.swiglu_limit = 1;
          o.router_weight = RouterWeight::kBeforeDown;
        }},
+      {"w4a8", [](MoeOptions& o) { o.activation_format = ActivationFormat::kInt8Block; }},
+      {"w4a8_clamped_before_down",
+       [](MoeOptions& o) {
+         o.activation_format = ActivationFormat::kInt8Block;
+         o.activation = Activation::kSwigluClamped;
+         o.swiglu_limit = 2;
+         o.router_weight = RouterWeight::kBeforeDown;
+       }},
+      {"w4a8_rows_fp32",
+       [](MoeOptions& o) {
+         o.activation_format = ActivationFormat::kInt8Block;
+         o.row_format = RowFormat::kFp32;
+       }},
   };
   return all;
 }

@@ -159,7 +159,8 @@ def build(options: Options, seed: int, **choices) -> Case:
 def options(draw) -> Options:
     activation = draw(st.sampled_from(["swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"]))
     num_experts = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8]))
-    w4a4 = draw(st.sampled_from([True, True, True, False]))
+    activation_format = draw(st.sampled_from(["nvfp4"] * 4 + ["bf16", "int8_block"]))
+    w4a4 = activation_format == "nvfp4"
     intermediate_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "fixed", "compat"]))
     return Options(
         num_experts=num_experts,
@@ -169,7 +170,7 @@ def options(draw) -> Options:
         activation=activation,
         swiglu_limit=None if activation == "swiglu" else draw(st.sampled_from([0.1, 0.5, 1.5, 7.0, 10.0])),
         swiglu_alpha=draw(st.sampled_from([1.702, 1.0, 0.25, 3.0])) if activation == "swiglu_oai" else 1.702,
-        activation_format="nvfp4" if w4a4 else "bf16",
+        activation_format=activation_format,
         activation_scale=draw(st.sampled_from(["dynamic_token", "dynamic_token", "static", "compat"]))
         if w4a4
         else "dynamic_token",

@@ -41,6 +41,7 @@ FP32 = Format(24, -126, (2 - 2.0**-23) * 2.0**127, False)
 FORMATS = {"bfloat16": BF16, "float16": FP16, "float32": FP32}
 
 SIXTH = 0xAAAAAB * 2.0**-26  # fl32(1/6), the fp32 number 0x3E2AAAAB
+INT8_MIN_SCALE = 2.0**-116
 E2M1_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=F64)
 E4M3_VALUES = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).to(F64)
 # silu falls up to this argument and rises after it.
@@ -104,7 +105,8 @@ class Accuracy:
 
 
 def _exact_gemm(k: int, activation_format: str) -> float:
-    # Under bf16 the reference adds in double in its own order, and so does torch in another.
+    # Under bf16 the reference adds in double in its own order, and so does torch in another. Under int8_block the
+    # reference's sum is exact, torch's is not.
     return 0.0 if activation_format == "nvfp4" else k * 2.0**-52
 
 
@@ -251,6 +253,35 @@ def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
     return Interval(low.flatten(-2), high.flatten(-2)), unit
 
 
+def quantize_int8(x: Interval) -> Interval:
+    """Decoded values (R, K), code * scale, of finite lines under int8_block: no line scale.
+
+    A block's scale follows from its largest element, a bf16 value between two known ones wherever it is not a single one:
+    each is tried, on both ends of every element. Where they are too many, half a step on each side of x encloses them.
+    """
+    blocks = x.map(lambda end: end.unflatten(-1, (-1, 16)))
+    amax, last = _magnitude(blocks).map(lambda end: end.amax(-1, keepdim=True))
+
+    def scale(largest: torch.Tensor) -> torch.Tensor:
+        return round_to(largest / 127, FP32).clamp(min=INT8_MIN_SCALE)
+
+    low, high = torch.full_like(blocks.lo, torch.inf), torch.full_like(blocks.lo, -torch.inf)
+    which = torch.ones_like(amax[..., 0], dtype=torch.bool)
+    for _ in range(9):
+        s = scale(amax[which])
+        for end in blocks:
+            value = torch.round(round_to(end[which] / s, FP32)) * s
+            low[which], high[which] = torch.minimum(low[which], value), torch.maximum(high[which], value)
+        exponent = torch.where(amax > 0, torch.frexp(amax)[1] - 1, -126)
+        amax = amax + power_of_two(exponent.clamp(min=-126) - 7)
+        which = (amax <= last).squeeze(-1)
+        if not bool(which.any()):
+            break
+    half = scale(last)[which] * (0.5 + 2.0**-17)
+    low[which], high[which] = blocks.lo[which] - half, blocks.hi[which] + half
+    return Interval(low.flatten(-2), high.flatten(-2))
+
+
 def gemm(x: Interval, weight: torch.Tensor, alpha: torch.Tensor, factor: float, to: Format) -> Interval:
     """One rounding to `to` of alpha * sum, (R, N), the sum within `factor` of sum|p|. x (R, K) finite, weight (N, K)."""
     positive, negative = weight.clamp(min=0).T, weight.clamp(max=0).T
@@ -356,7 +387,7 @@ def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requ
     """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), line_scale (R, 1)."""
     gate, up, down = (decode(matrix, expert) for matrix in weights)
     scale_of = [float(matrix[2][expert]) for matrix in weights]
-    w4a4 = options.activation_format == "nvfp4"
+    w4a4, bf16 = (options.activation_format == name for name in ("nvfp4", "bf16"))
     point = Interval(x, x)
     gemm1 = accuracy.gemm(options.hidden_size, options.activation_format)
     if w4a4:
@@ -380,16 +411,17 @@ def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requ
     row = Interval(*(torch.full((len(x), options.hidden_size), torch.nan, dtype=F64) for _ in range(2)))
     if bool(usable.any()):
         lines = h.map(lambda end: end[usable])
+        scale = torch.ones((len(lines.lo), 1), dtype=F64)
         if w4a4:
             lines, scale = quantize(lines, requantize)
-        else:
-            scale = torch.ones((len(lines.lo), 1), dtype=F64)
+        elif not bf16:
+            lines = quantize_int8(lines)
         to = BF16 if options.row_format == "bf16" else FP32
         factor = accuracy.gemm(options.intermediate_size, options.activation_format)
         free[usable] |= overflows(lines, down, accuracy)
         part = gemm(lines, down, _alpha(scale, scale_of[2]), factor, to)
         row.lo[usable], row.hi[usable] = part.lo, part.hi
-    if not w4a4 and bool(broken.any()):
+    if bf16 and bool(broken.any()):
         # IEEE rules: a sum with an infinite or NaN term is one of these, whatever its finite terms are.
         known = broken & (settled | (h.lo.isfinite() & h.hi.isfinite())).all(-1)
         finite = h.map(lambda end: torch.where(end.isfinite(), end, torch.zeros_like(end)))
@@ -421,7 +453,8 @@ def forward(
         x = lines.lo
         requantize = intermediate_scales(options, input_scale)
     else:
-        x, scale, requantize = round_to(x, BF16), torch.ones((tokens, 1), dtype=F64), None
+        scale, requantize = torch.ones((tokens, 1), dtype=F64), None
+        x = round_to(x, BF16) if options.activation_format == "bf16" else quantize_int8(Interval(x, x)).lo
 
     local = topk_ids.long() - first_expert  # an id near -2^63 wraps, and is not valid either way
     valid = (topk_ids.long() >= 0) & (topk_ids.long() < options.num_experts) & (local >= 0) & (local < local_experts)

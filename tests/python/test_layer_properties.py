@@ -31,8 +31,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def described(case: Case) -> dict:
     """describe()["activation_scale"] as the contract has it: "dynamic_token", the number of all rows, None."""
-    if case.options.activation_format == "bf16":
-        return {"hidden": None, "intermediate": None}
+    if case.options.activation_format != "nvfp4":
+        how = None if case.options.activation_format == "bf16" else "dynamic_block"
+        return {"hidden": how, "intermediate": how}
     scales = {
         "hidden": oracle.hidden_scales(case.options, case.input_scale),
         "intermediate": oracle.intermediate_scales(case.options, case.input_scale),
@@ -150,6 +151,7 @@ PLAIN = dict(
 )
 SHAPE = Options(num_experts=4, top_k=3, hidden_size=96, intermediate_size=64)
 BF16 = dict(activation_format="bf16")
+INT8 = dict(activation_format="int8_block")
 
 
 def layer(seed: int, choices: dict, **build_choices) -> Case:
@@ -241,6 +243,8 @@ FAULTS = {
     ),
     "W4A16 instead of W4A4": ({}, lambda c: with_options(c, **BF16)),
     "W4A4 instead of W4A16": (BF16, lambda c: with_options(c, activation_format="nvfp4")),
+    "W4A16 instead of W4A8": (INT8, lambda c: with_options(c, **BF16)),
+    "W4A8 instead of W4A16": (BF16, lambda c: with_options(c, **INT8)),
     "rows not rounded": (dict(out="float32"), lambda c: with_options(c, row_format="fp32")),
     "rows rounded": (dict(row_format="fp32"), lambda c: with_options(c, row_format="bf16")),
     "hidden rounded to bf16": (dict(dtype="float32"), lambda c: c.changed(hidden=c.hidden.bfloat16().float())),

@@ -28,6 +28,11 @@ LAYERS = {
     "w4a16_step_before_down": dict(
         activation_format="bf16", activation="swiglu_step", swiglu_limit=1.0, router_weight="before_down"
     ),
+    "w4a8": dict(activation_format="int8_block"),
+    "w4a8_clamped_before_down": dict(
+        activation_format="int8_block", activation="swiglu_clamped", swiglu_limit=2.0, router_weight="before_down"
+    ),
+    "w4a8_rows_fp32": dict(activation_format="int8_block", row_format="fp32"),
 }
 
 
@@ -54,7 +59,9 @@ def test_committed_layers(name, accuracy):
     assert not oracle.outside(out, tensors[f"out.{name}"]).any()
     points = float((out.lo == out.hi).double().mean())
     # A wide interval would judge nothing: even under the contract's bound nearly every element has one allowed value.
-    assert points == 1.0 if accuracy == "EXACT" else points > 0.9
+    # Under int8_block an element that may round to either of two bf16 numbers opens its whole block if it is the largest.
+    least = 0.8 if "w4a8" in name else 0.9
+    assert points == 1.0 if accuracy == "EXACT" else points > least
 
 
 def spread(n: int) -> torch.Tensor:

@@ -222,6 +222,9 @@ def test_explain():
     assert "reference" in [choice["backend"] for choice in choices] and all(choice["reason"] for choice in choices)
     forced = nv.explain(options, backend="reference")
     assert [choice["backend"] for choice in forced if choice["chosen"]] == ["reference"]
+    assert nv.explain({**options, "activation_format": "int8_block"}, backend="cpu")[0]["chosen"]
+    with pytest.raises(ValueError, match="expected dynamic_token with activation_format int8_block"):
+        nv.explain({**options, "activation_format": "int8_block", "activation_scale": "static"})
     with pytest.raises(ValueError, match="hidden_size: expected a positive multiple of 16"):
         nv.explain({**options, "hidden_size": 63})
     with pytest.raises(ValueError, match="got num_expert"):

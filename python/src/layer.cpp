@@ -29,9 +29,7 @@ struct OpenOptions {
 
   OpenOptions(const std::string& device_name, const std::string& backend, int64_t first_expert, int64_t expert_count,
               int64_t max_tokens)
-      : device(parse_device(device_name)), host(shared_host()) {
-    if (!device.is_host())
-      throw Failure(unsupported("device: expected cpu (this build has no GPU backend), got " + device_name));
+      : device(device_named(device_name)), host(shared_host()) {
     layer.backend = backend;
     layer.range = {first_expert, expert_count};
     layer.limits.max_tokens = max_tokens;

@@ -41,9 +41,7 @@ PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_feature
                      const std::string& activation_scale, std::optional<double> input_scale, double static_headroom,
                      int64_t max_tokens, const std::string& device, const std::string& backend) {
   auto state = std::make_shared<OpenLinear>();
-  state->device = parse_device(device);
-  if (!state->device.is_host())
-    throw Failure(unsupported("device: expected cpu (this build has no GPU backend), got " + device));
+  state->device = device_named(device);
   state->host = shared_host();
   LinearOptions options;
   options.backend = backend;

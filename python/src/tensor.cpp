@@ -4,7 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
-#include <charconv>
+#include <string_view>
 
 namespace nvfp4_moe::python {
 
@@ -67,17 +67,12 @@ std::string to_string(const Device& device) {
   return "DLPack device " + std::to_string(device.type) + index;
 }
 
-Device parse_device(const std::string& name) {
+Device device_named(const std::string& name) {
   if (name == "cpu") return {};
-  if (name == "cuda") return {nb::device::cuda::value, 0};
-  Device device{nb::device::cuda::value, 0};
-  constexpr size_t kPrefix = 5;  // "cuda:"
-  const char* end = name.data() + name.size();
-  if (name.rfind("cuda:", 0) == 0 && name.size() > kPrefix) {
-    const auto [last, error] = std::from_chars(name.data() + kPrefix, end, device.index);
-    if (error == std::errc() && last == end && device.index >= 0) return device;
-  }
-  fail("device: expected cpu or cuda:N, got " + name);
+  const std::string_view index = std::string_view(name).substr(std::min<size_t>(name.size(), 5));  // after "cuda:"
+  const bool digits = !index.empty() && index.size() < 5 && index.find_first_not_of("0123456789") == index.npos;
+  if (name != "cuda" && !(name.rfind("cuda:", 0) == 0 && digits)) fail("device: expected cpu or cuda:N, got " + name);
+  throw Failure(unsupported("device: expected cpu (this build has no GPU backend), got " + name));
 }
 
 Tensor::Tensor(nb::handle object, const char* name) : object_(object), name_(name) {

@@ -27,8 +27,10 @@ struct Device {
   bool is_host() const { return type == nb::device::cpu::value; }
   bool operator==(const Device&) const = default;
 };
-std::string to_string(const Device& device);   // "cpu", "cuda:0"
-Device parse_device(const std::string& name);  // of "cpu", "cuda" or "cuda:N"; ValueError for others
+std::string to_string(const Device& device);  // "cpu", "cuda:0"
+// Of "cpu", "cuda" or "cuda:N", where this build has a backend for it: ValueError for another name, Unsupported where
+// it has none.
+Device device_named(const std::string& name);
 
 class Tensor {
  public:

@@ -57,13 +57,12 @@ void write_operands(const Kernels& kernels, const HostActivations& activations, 
                     const Operands& operands) {
   const int64_t k = operands.k;
   if (operands.format == ActivationFormat::kBf16)
-    return kernels.float_operands(activations.bf16 + line * k, k, operands.line(line));
-  auto* blocks = reinterpret_cast<Int8Block*>(operands.line(line));
+    return kernels.bf16_operands(activations.bf16 + line * k, k, operands.line(line));
   if (operands.format == ActivationFormat::kInt8Block)
     return kernels.int8_operands(activations.int8_codes + line * k, activations.int8_scales + line * (k / kBlockElems),
-                                 k, blocks);
+                                 k, operands.line(line));
   kernels.nvfp4_operands(activations.codes + line * k / 2, activations.block_scales + line * k / kBlockElems, k,
-                         blocks);
+                         operands.line(line));
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -78,7 +78,7 @@ inline void add_block(const Block& block, const Int8Block& line, bool first, flo
   }
 }
 
-void multiply_int8(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
+void multiply_int8(const Strip& strip, const OperandLines& lines, float* acc) {
   const int64_t acc_stride = strip.panels * kPanelRows;
   for (int64_t p = 0; p < strip.panels; ++p) {
     for (int64_t c = 0; c < strip.chunks; ++c) {
@@ -87,8 +87,8 @@ void multiply_int8(const Strip& strip, const Int8Block* const* lines, int64_t co
         Block block;
         decode(strip.bytes + (p * strip.chunks + c) * kChunkBytes, b, block);
         const int64_t index = c * kBlocksPerChunk + b;
-        for (int64_t i = 0; i < count; ++i)
-          add_block(block, lines[i][index], index == 0, acc + i * acc_stride + p * kPanelRows);
+        for (int64_t i = 0; i < lines.count; ++i)
+          add_block(block, int8_blocks(lines.lines[i])[index], index == 0, acc + i * acc_stride + p * kPanelRows);
       }
     }
   }
@@ -114,14 +114,12 @@ const Kernels kAvx2Kernels{
     .backend_name = "cpu:avx2",
     .requires_text = "AVX2, FMA and F16C",
     .runs_here = runs_here,
-    .int8_gemm = "avx2_int8",
-    .float_gemm = "avx2_fp32",
+    .nvfp4 = {"avx2_int8", kInt8ChunkBytes, 1, multiply_int8},
+    .int8_block = {"avx2_int8", kInt8ChunkBytes, 1, multiply_int8},
+    .bf16 = {"avx2_fp32", kFloatChunkBytes, 1, multiply_fp32},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
-    .float_operands = fp32_operands,
-    .float_chunk_bytes = kChunkK * static_cast<int64_t>(sizeof(float)),
-    .multiply_int8 = multiply_int8,
-    .multiply_float = multiply_fp32,
+    .bf16_operands = fp32_operands,
     .swiglu = swiglu_lines,
     .round = round_lines,
     .amax = line_amax,

@@ -5,7 +5,7 @@
 // k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so the lines' elements are stored in it.
 // Order of additions: within a slice of float_slice(K) elements the 8-halves of the blocks go to two chains; then the
 // chains are added, then the slices: the same for any number of lines. Up to eight lines may instead leave the scale
-// outside, block by block, which reads weights twice as fast (unless FloatLines::same_bits).
+// outside, block by block, which reads weights twice as fast (unless OperandLines::same_bits).
 // The instruction takes subnormal inputs, products and sums as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,6 +35,7 @@ constexpr bool kPermuteBytes = true;
 inline __m512i permute_bytes(__m512i index, __m512i table) { return _mm512_permutexvar_epi8(index, table); }
 
 #include "backend/cpu/int8_avx512.h"
+#include "backend/cpu/bf16_avx512.h"
 
 // bf16 values of the codes, twice, since the look-up reads five bits.
 alignas(64) constexpr uint16_t kValues[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
@@ -42,48 +43,8 @@ alignas(64) constexpr uint16_t kValues[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x
                                               0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
                                               0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
 
-constexpr int64_t kBlockPairs = kBlockElems / 2;  // 32-bit pairs of a block in a line, and vectors of it in a panel
 constexpr int kTileLines = 4;                     // x 2 panels x 2 chains = 16 accumulators of 32 registers
 
-void bf16_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
-  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  uint16_t* values = reinterpret_cast<uint16_t*>(out);
-  for (int64_t i = 0; i < k; i += 8) {
-    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16 + i));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), _mm_shuffle_epi8(eight, order));
-  }
-  std::fill(values + k, values + chunks_of(k) * kChunkK, uint16_t{0});
-}
-
-// ---- decoding: bits(e2m1 * s) = base - (table[code] & mask), saturating at 0
-//
-// base = bits(-4 * 1.5 s), the largest magnitude with its sign, so the largest of all as an unsigned number. The table
-// takes the sign away (2^15), and one exponent (2^7) for every power of two below 4; where the code's significand is 1
-// and not 1.5 its low seven bits are ones, and mask lets bits(1.5 s) - bits(s) of them through, which fits in seven
-// bits for every 4-bit significand. Code 0 takes away more than there is; base is 0 where s is.
-alignas(64) constexpr uint16_t kTakeAway[32] = {0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,
-                                                0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000,
-                                                0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,
-                                                0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000};
-
-struct BlockScale {
-  __m512i base, mask;
-};
-inline BlockScale block_scale(const uint8_t* bytes) {
-  const __m512 scaled = small_scales(bytes);
-  const __m512i one = _mm512_castps_si512(_mm512_mul_ps(scaled, _mm512_set1_ps(256.0f)));
-  const __m512i one_and_half = _mm512_castps_si512(_mm512_mul_ps(scaled, _mm512_set1_ps(384.0f)));
-  const __m512i step = _mm512_sub_epi32(one_and_half, one);
-  const __m512i base = _mm512_maskz_add_epi32(_mm512_test_epi32_mask(one, one), one_and_half,
-                                              _mm512_set1_epi32(static_cast<int32_t>(0x81000000)));
-  return {_mm512_or_si512(base, _mm512_srli_epi32(base, 16)),
-          _mm512_or_si512(_mm512_or_si512(step, _mm512_srli_epi32(step, 16)),
-                          _mm512_set1_epi32(static_cast<int32_t>(0xFF80FF80)))};
-}
-inline __m512bh weights(__m512i codes, const BlockScale& scale, __m512i table) {
-  const __m512i take = _mm512_and_si512(_mm512_permutexvar_epi16(codes, table), scale.mask);
-  return (__m512bh)_mm512_subs_epu16(scale.base, take);
-}
 inline __m512bh pair_of(const uint32_t* line, int64_t pair) {
   return (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(line[pair]));
 }
@@ -120,25 +81,6 @@ struct Tile {
   }
 };
 
-// Decodes block b of every panel: eight vectors each, in the order of a line's pairs.
-template <int kPanels>
-inline void decode_block(const Strip& strip, int64_t b, __m512i table, __m512bh* out) {
-  const int64_t chunk = b / kBlocksPerChunk, in_chunk = b % kBlocksPerChunk;
-  for (int p = 0; p < kPanels; ++p) {
-    if (in_chunk == 0) prefetch_ahead(strip, p, chunk);
-    const uint8_t* bytes = strip.bytes + (p * strip.chunks + chunk) * kChunkBytes;
-    const BlockScale scale = block_scale(bytes + kChunkScalesOffset + in_chunk * kPanelRows);
-    for (int half = 0; half < 2; ++half) {
-      __m512i codes = _mm512_loadu_si512(bytes + in_chunk * kBlockCodesBytes + half * 64);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        out[(half * 4 + j) * kPanels + p] = weights(codes, scale, table);
-        codes = _mm512_srli_epi16(codes, 4);
-      }
-    }
-  }
-}
-
 // Many lines: a slice of weights is decoded once into L1, and the lines pass in tiles.
 struct alignas(64) Slice {
   __m512bh weights[kMostSlice / 2 * kStripPanels];  // (pairs, panels)
@@ -160,15 +102,15 @@ void multiply_slice(const Slice& slice, const std::byte* const* lines, int64_t f
 }
 template <int kPanels>
 void multiply_slices(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
-  const __m512i table = _mm512_load_si512(kTakeAway);
   const int64_t blocks = k / kBlockElems, step = float_slice(k) / kBlockElems;
   constexpr int64_t kAccStride = kPanels * kPanelRows;
   std::fill(acc, acc + count * kAccStride, 0.0f);
   Slice slice;
+  Decoder<kPanels> decoder(strip);
   for (int64_t first = 0; first < blocks; first += step) {
     const int64_t count_blocks = std::min(step, blocks - first);
     for (int64_t b = 0; b < count_blocks; ++b)
-      decode_block<kPanels>(strip, first + b, table, slice.weights + b * kBlockPairs * kPanels);
+      decoder.decode_next(slice.weights + b * kBlockPairs * kPanels);
     const int64_t first_pair = first * kBlockPairs, pairs = count_blocks * kBlockPairs;
     int64_t i = 0;
     for (; i + kTileLines <= count; i += kTileLines)
@@ -228,7 +170,7 @@ void multiply_few(const Strip& strip, const std::byte* const* lines, float* acc)
 }
 
 template <int kPanels>
-void multiply(const Strip& strip, const FloatLines& lines, float* acc) {
+void multiply(const Strip& strip, const OperandLines& lines, float* acc) {
   constexpr int64_t kShortest = kChunkK;  // below it the bound of a few lines would not hold
   const std::byte* const* second = lines.lines + 4;
   switch (lines.same_bits || lines.k < kShortest ? 0 : lines.count) {
@@ -248,7 +190,7 @@ void multiply(const Strip& strip, const FloatLines& lines, float* acc) {
   }
 }
 
-void multiply_bf16(const Strip& strip, const FloatLines& lines, float* acc) {
+void multiply_bf16(const Strip& strip, const OperandLines& lines, float* acc) {
   if (strip.panels == 1) return multiply<1>(strip, lines, acc);
   multiply<2>(strip, lines, acc);
 }
@@ -271,14 +213,12 @@ const Kernels kAvx512Bf16Kernels{
     .backend_name = "cpu:avx512bf16",
     .requires_text = "AVX512F, BW, VL, VBMI, VNNI and BF16",
     .runs_here = runs_here,
-    .int8_gemm = "avx512vbmi_vnni_int8",
-    .float_gemm = "avx512bf16_bf16",
+    .nvfp4 = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
+    .int8_block = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
+    .bf16 = {"avx512bf16_bf16", kBf16ChunkBytes, 1, multiply_bf16},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
-    .float_operands = bf16_operands,
-    .float_chunk_bytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t)),
-    .multiply_int8 = multiply_int8,
-    .multiply_float = multiply_bf16,
+    .bf16_operands = bf16_operands,
     .swiglu = swiglu_lines,
     .round = round_lines,
     .amax = line_amax,

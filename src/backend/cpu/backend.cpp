@@ -20,7 +20,7 @@ namespace {
 
 Plan make_plan(const char* backend, const Kernels& kernels, const MoeConfig& config, const ExpertRange& range,
                const Limits& limits) {
-  const char* gemm = config->activation_format == ActivationFormat::kBf16 ? kernels.float_gemm : kernels.int8_gemm;
+  const char* gemm = kernels.multiplication(config->activation_format).name;
   const std::string lines = std::string(kernels.name) + "_lines";
   Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = host_layout(config, range, limits)};
   plan.workspace.add("cpu.scratch", LayerScratch(config, range, limits.max_tokens, kernels, nullptr).total_bytes);
@@ -37,7 +37,7 @@ LayerScratch scratch_of(const HostCall& call, const Kernels& kernels) {
 void run_layer(const HostCall& call, const Kernels& kernels) {
   const LayerScratch scratch = scratch_of(call, kernels);
   route(call);
-  quantize(call, kernels, &scratch.hidden);
+  quantize(call, kernels, &scratch);
   for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
     if (part->experts == 0) continue;
     multiply_gate_up(call, *part, kernels, scratch);
@@ -88,7 +88,7 @@ struct Entry {
   static void quantize(const HostCall& call) { cpu::quantize(call, kKernels(), nullptr); }
   static void gemm1_swiglu(const HostCall& call, const HostPart& part) {
     const LayerScratch scratch = scratch_of(call, kKernels());
-    hidden_operands(call, kKernels(), scratch.hidden);
+    hidden_operands(call, kKernels(), scratch);
     multiply_gate_up(call, part, kKernels(), scratch);
   }
   static void requantize(const HostCall& call, const HostPart& part) {

@@ -6,6 +6,8 @@
 // the chains, then the slices; so |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24 sum|p|, inside the
 // contract's bound for every K, and independent of the lines beside it.
 
+constexpr int64_t kFloatChunkBytes = kChunkK * static_cast<int64_t>(sizeof(float));
+
 // fp32 elements in order: a line's operands.
 void fp32_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
   float* values = reinterpret_cast<float*>(out);
@@ -66,10 +68,10 @@ void float_tile(const FloatSlice& slice, const std::byte* const* lines, int64_t 
     store(acc + i * acc_stride, load(acc + i * acc_stride) + (chain[0][i] + chain[1][i]));
 }
 
-void multiply_fp32(const Strip& strip, const FloatLines& float_lines, float* acc) {
-  const std::byte* const* lines = float_lines.lines;
-  const int64_t acc_stride = strip.panels * kPanelRows, count = float_lines.count;
-  const int64_t blocks = float_lines.k / kBlockElems, step = float_slice(float_lines.k) / kBlockElems;
+void multiply_fp32(const Strip& strip, const OperandLines& all, float* acc) {
+  const std::byte* const* lines = all.lines;
+  const int64_t acc_stride = strip.panels * kPanelRows, count = all.count;
+  const int64_t blocks = all.k / kBlockElems, step = float_slice(all.k) / kBlockElems;
   std::fill(acc, acc + count * acc_stride, 0.0f);
   FloatSlice slice;
   for (int64_t p = 0; p < strip.panels; ++p) {

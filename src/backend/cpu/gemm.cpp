@@ -11,13 +11,10 @@ float line_alpha(const HostActivations& activations, int64_t line, float tensor_
 }
 
 void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, LineBlock& block) {
-  if (operands.format == ActivationFormat::kBf16)
-    return kernels.multiply_float(
-        strip, {.lines = block.lines, .count = block.count, .k = operands.k, .same_bits = operands.same_bits},
-        block.acc);
-  const Int8Block* lines[kBlockLines];
-  for (int64_t i = 0; i < block.count; ++i) lines[i] = reinterpret_cast<const Int8Block*>(block.lines[i]);
-  kernels.multiply_int8(strip, lines, block.count, block.acc);
+  kernels.multiplication(operands.format)
+      .multiply(strip,
+                {.lines = block.lines, .count = block.count, .k = operands.k, .same_bits = operands.same_bits},
+                block.acc);
 }
 
 void round_block(const Kernels& kernels, const LineBlock& block, int64_t panels, void* out, DType dtype,

@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe::cpu {
 
-inline constexpr int64_t kBlockLines = 64;  // accumulators: 64 x 32 floats, 8 KB of L1
+inline constexpr int64_t kBlockLines = 128;  // accumulators: 128 x 32 floats, 16 KB of L1
 inline constexpr int64_t kGroupStrips = 4;  // at K = 4096: 4 x 74 KB of weights and 64 x 6 KB of lines, in 1 MB of L2
 
 // Lines at work: what `prepare` fills for a block, and the result.

@@ -81,7 +81,7 @@ struct BlockPair {
 };
 
 template <int kPanels, int kCount>
-void multiply_few(const Strip& strip, const Int8Block* const* lines, float* acc) {
+void multiply_int8_few(const Strip& strip, const std::byte* const* lines, float* acc) {
   const __m512i table = doubled_table();
   __m512 sum[kCount][kPanels];
   for (auto& line : sum)
@@ -90,7 +90,7 @@ void multiply_few(const Strip& strip, const Int8Block* const* lines, float* acc)
     for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
     for (int pair = 0; pair < 2; ++pair) {
       const BlockPair<kPanels> blocks(strip, c, pair, table);
-      for (int i = 0; i < kCount; ++i) blocks.add(lines[i] + c * kBlocksPerChunk + 2 * pair, sum[i]);
+      for (int i = 0; i < kCount; ++i) blocks.add(int8_blocks(lines[i]) + c * kBlocksPerChunk + 2 * pair, sum[i]);
     }
   }
   for (int i = 0; i < kCount; ++i)
@@ -102,7 +102,7 @@ void multiply_few(const Strip& strip, const Int8Block* const* lines, float* acc)
 constexpr int64_t kLineAheadBytes = 128;
 
 template <int kPanels>
-void multiply_many(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
+void multiply_int8_many(const Strip& strip, const std::byte* const* lines, int64_t count, float* acc) {
   const __m512i table = doubled_table();
   std::fill(acc, acc + count * kPanels * kPanelRows, 0.0f);
   for (int64_t c = 0; c < strip.chunks; ++c) {
@@ -113,7 +113,7 @@ void multiply_many(const Strip& strip, const Int8Block* const* lines, int64_t co
         float* out = acc + i * kPanels * kPanelRows;
         __m512 sum[kPanels];
         for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_loadu_ps(out + p * kPanelRows);
-        const Int8Block* line = lines[i] + c * kBlocksPerChunk + 2 * pair;
+        const Int8Block* line = int8_blocks(lines[i]) + c * kBlocksPerChunk + 2 * pair;
         _mm_prefetch(reinterpret_cast<const char*>(line) + kLineAheadBytes, _MM_HINT_T0);
         blocks.add(line, sum);
         for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + p * kPanelRows, sum[p]);
@@ -123,16 +123,17 @@ void multiply_many(const Strip& strip, const Int8Block* const* lines, int64_t co
 }
 
 template <int kPanels>
-void multiply_int8_panels(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
-  switch (count) {
-    case 1: return multiply_few<kPanels, 1>(strip, lines, acc);
-    case 2: return multiply_few<kPanels, 2>(strip, lines, acc);
-    case 3: return multiply_few<kPanels, 3>(strip, lines, acc);
-    default: return multiply_many<kPanels>(strip, lines, count, acc);
+void multiply_int8_panels(const Strip& strip, const OperandLines& all, float* acc) {
+  const std::byte* const* lines = all.lines;
+  switch (all.count) {
+    case 1: return multiply_int8_few<kPanels, 1>(strip, lines, acc);
+    case 2: return multiply_int8_few<kPanels, 2>(strip, lines, acc);
+    case 3: return multiply_int8_few<kPanels, 3>(strip, lines, acc);
+    default: return multiply_int8_many<kPanels>(strip, lines, all.count, acc);
   }
 }
 
-void multiply_int8(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
-  if (strip.panels == 1) return multiply_int8_panels<1>(strip, lines, count, acc);
-  multiply_int8_panels<2>(strip, lines, count, acc);
+void multiply_int8(const Strip& strip, const OperandLines& lines, float* acc) {
+  if (strip.panels == 1) return multiply_int8_panels<1>(strip, lines, acc);
+  multiply_int8_panels<2>(strip, lines, acc);
 }

@@ -25,11 +25,11 @@ struct Int8Block {
   float scale;  // the block's scale times 2^8 (kernels decode weight scales as 2^-8 s), over the factor 2 of each 2x
 };
 static_assert(sizeof(Int8Block) == 24);
+inline constexpr int64_t kInt8ChunkBytes = kBlocksPerChunk * static_cast<int64_t>(sizeof(Int8Block));
 inline constexpr float kNvfp4OperandFactor = 64.0f;  // 2^8 / (2 * 2)
 inline constexpr float kInt8OperandFactor = 128.0f;  // 2^8 / 2
 
-// Lines of operands are as long as panels: chunks of 64 along K, zeros behind the line's end.
-constexpr int64_t int8_line_blocks(int64_t k) { return chunks_of(k) * kBlocksPerChunk; }
+inline const Int8Block* int8_blocks(const std::byte* line) { return reinterpret_cast<const Int8Block*>(line); }
 
 // Products of W4A16 that are added in one go, a multiple of 16: long enough to pay for the decoding, short enough for
 // the contract's bound (float_tile.h) and for the first level of cache.
@@ -49,12 +49,24 @@ struct Strip {
   const uint8_t* next = nullptr;  // what this thread reads after this strip, to be prefetched; bytes where nothing
 };
 
-// The lines of a W4A16 multiplication.
-struct FloatLines {
-  const std::byte* const* lines = nullptr;  // (count) float operands
+// The lines that a strip is multiplied by.
+struct OperandLines {
+  const std::byte* const* lines = nullptr;  // (count) operands of one activation format
   int64_t count = 0;
   int64_t k = 0;
   bool same_bits = false;  // a line's result must not depend on count (batch_invariant)
+};
+
+// What an instruction set does for one activation format. A line's operands are as long as panels: chunks of 64 along
+// K, zeros behind the line's end.
+struct Multiplication {
+  const char* name;         // for describe() and plans
+  int64_t chunk_bytes;      // of a line's operands
+  int64_t tile_lines;       // 1: lines may lie anywhere. n: they are rows of tiles, so they lie at one distance, and
+                            // as many behind them as fill a tile of n are read, and written to acc, without a meaning
+  // acc (count, panels * 16) = sum over k of line i's operand times the strip's rows, tensor scales and line scales
+  // left out. Written, not added to.
+  void (*multiply)(const Strip& strip, const OperandLines& lines, float* acc);
 };
 
 // Epilogue of gemm1: acc (count, 32) = 16 gate and 16 up channels -> out row i at out + i * stride, 16 channels of
@@ -101,19 +113,15 @@ struct Kernels {
   const char* backend_name;   // "cpu:NAME"
   const char* requires_text;  // what the host must have, for messages
   bool (*runs_here)();
-  const char* int8_gemm;   // names of the two multiplications, for describe() and plans
-  const char* float_gemm;  //
 
-  // One line of operands: (int8_line_blocks(k)) Int8Blocks, and chunks_of(k) * float_chunk_bytes.
-  void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k, Int8Block* out);
-  void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, Int8Block* out);
-  void (*float_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
-  int64_t float_chunk_bytes;
-
-  // acc (count, panels * 16) = sum over k of line i's operand times the strip's rows, tensor scales and line scales
-  // left out. Written, not added to.
-  void (*multiply_int8)(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc);
-  void (*multiply_float)(const Strip& strip, const FloatLines& lines, float* acc);
+  Multiplication nvfp4, int8_block, bf16;
+  const Multiplication& multiplication(ActivationFormat format) const {
+    return format == ActivationFormat::kBf16 ? bf16 : format == ActivationFormat::kNvfp4 ? nvfp4 : int8_block;
+  }
+  // One line of operands: chunks_of(k) times the chunk_bytes of its multiplication.
+  void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out);
+  void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, std::byte* out);
+  void (*bf16_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
 
   void (*swiglu)(const MoeOptions& options, const SwigluLines& lines);
   void (*round)(const RoundLines& lines);
@@ -130,12 +138,14 @@ struct Kernels {
 // file of its own and two lines here.
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
+extern const Kernels kAmxKernels;
 extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAvx512VnniKernels;
 extern const Kernels kAvx2Kernels;
 #endif
 inline constexpr const Kernels* kAllKernels[] = {
 #if defined(__x86_64__)
+    &kAmxKernels,
     &kAvx512Bf16Kernels,
     &kAvx512VnniKernels,
     &kAvx2Kernels,

@@ -225,17 +225,19 @@ void combine_tokens(const HostCall& call, int64_t first_token, int64_t end_token
 
 // ---- operands
 
-void nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, Int8Block* out) {
+void nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* line) {
   const int64_t blocks = k / kBlockElems;
+  auto* out = reinterpret_cast<Int8Block*>(line);
   for (int64_t b = 0; b < blocks; ++b) {
     int8_block_values(codes + b * (kBlockElems / 2), out[b]);
     out[b].scale = e4m3_to_float(block_scales[b]) * kNvfp4OperandFactor;
   }
-  std::fill(out + blocks, out + int8_line_blocks(k), Int8Block{});
+  std::fill(out + blocks, out + chunks_of(k) * kBlocksPerChunk, Int8Block{});
 }
 
-void int8_operands(const int8_t* codes, const float* scales, int64_t k, Int8Block* out) {
+void int8_operands(const int8_t* codes, const float* scales, int64_t k, std::byte* line) {
   const int64_t blocks = k / kBlockElems;
+  auto* out = reinterpret_cast<Int8Block*>(line);
   for (int64_t b = 0; b < blocks; ++b) {
     int32_t sum = 0;
     for (int i = 0; i < kBlockElems; ++i) sum += codes[b * kBlockElems + i];
@@ -243,5 +245,5 @@ void int8_operands(const int8_t* codes, const float* scales, int64_t k, Int8Bloc
     out[b].bias = -12 * sum;
     out[b].scale = scales[b] * kInt8OperandFactor;
   }
-  std::fill(out + blocks, out + int8_line_blocks(k), Int8Block{});
+  std::fill(out + blocks, out + chunks_of(k) * kBlocksPerChunk, Int8Block{});
 }

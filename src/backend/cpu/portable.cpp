@@ -52,7 +52,8 @@ void decode_block(const uint8_t* chunk, int64_t b, Block& block) {
   block.scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + b * kPanelRows)) * splat(0x1p-8f);
 }
 
-void multiply_int8(const Strip& strip, const Int8Block* const* lines, int64_t count, float* acc) {
+void multiply_int8(const Strip& strip, const OperandLines& lines, float* acc) {
+  const int64_t count = lines.count;
   const int64_t acc_stride = strip.panels * kPanelRows;
   std::fill(acc, acc + count * acc_stride, 0.0f);
   Block block;
@@ -60,7 +61,7 @@ void multiply_int8(const Strip& strip, const Int8Block* const* lines, int64_t co
     for (int64_t b = 0; b < strip.chunks * kBlocksPerChunk; ++b) {
       decode_block(strip.bytes + (p * strip.chunks + b / kBlocksPerChunk) * kChunkBytes, b % kBlocksPerChunk, block);
       for (int64_t i = 0; i < count; ++i) {
-        const Int8Block& line = lines[i][b];
+        const Int8Block& line = int8_blocks(lines.lines[i])[b];
         I sum = splat(0);
         for (int k = 0; k < kBlockElems; ++k)
           for (int r = 0; r < kLanes; ++r) sum.v[r] += static_cast<uint32_t>(block.weights[k][r] * line.values[k]);
@@ -80,14 +81,12 @@ const Kernels kPortableKernels{
     .backend_name = "cpu:portable",
     .requires_text = "nothing",
     .runs_here = runs_here,
-    .int8_gemm = "portable_int8",
-    .float_gemm = "portable_fp32",
+    .nvfp4 = {"portable_int8", kInt8ChunkBytes, 1, multiply_int8},
+    .int8_block = {"portable_int8", kInt8ChunkBytes, 1, multiply_int8},
+    .bf16 = {"portable_fp32", kFloatChunkBytes, 1, multiply_fp32},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
-    .float_operands = fp32_operands,
-    .float_chunk_bytes = kChunkK * static_cast<int64_t>(sizeof(float)),
-    .multiply_int8 = multiply_int8,
-    .multiply_float = multiply_fp32,
+    .bf16_operands = fp32_operands,
     .swiglu = swiglu_lines,
     .round = round_lines,
     .amax = line_amax,

@@ -1,6 +1,7 @@
 // hidden and the intermediate -> activations, one line per token that has a row (every token where there is a shared
 // expert) or per row; and those lines' operands.
 #include <atomic>
+#include <cstring>
 #include <functional>
 
 #include "backend/cpu/activations.h"
@@ -31,9 +32,22 @@ void for_each_line(Executor& executor, int64_t lines, const Body& body) {
   executor.parallel_for(lines, grain, std::ref(range));  // by reference: nothing is allocated
 }
 
+// A token's operands, and where lines must lie at one distance a copy for each of its rows.
+void write_hidden_operands(const HostCall& call, const Kernels& kernels, int64_t token, const LayerScratch& scratch) {
+  write_operands(kernels, call.buffers.hidden, token, scratch.hidden);
+  if (scratch.hidden_rows.bytes == nullptr) return;
+  const int64_t top_k = call.weights.config->top_k;
+  for (int64_t j = 0; j < top_k; ++j) {
+    const int64_t row = call.buffers.row_of_choice[token * top_k + j];
+    if (row >= 0)
+      std::memcpy(scratch.hidden_rows.line(row), scratch.hidden.line(token),
+                  static_cast<size_t>(scratch.hidden.line_bytes));
+  }
+}
+
 }  // namespace
 
-void quantize(const HostCall& call, const Kernels& kernels, const Operands* operands) {
+void quantize(const HostCall& call, const Kernels& kernels, const LayerScratch* scratch) {
   const MoeConfig& config = call.weights.config;
   const float scale = resolve_activation_scales(config, call.weights.scales)->hidden;
   RunStatus& status = *call.buffers.status;
@@ -47,7 +61,7 @@ void quantize(const HostCall& call, const Kernels& kernels, const Operands* oper
     add(status.hidden_saturated, line.counts.saturated);
     add(status.hidden_zeroed, line.counts.zeroed);
     add(status.nonfinite_tokens, line.nonfinite ? 1 : 0);
-    if (operands != nullptr) write_operands(kernels, call.buffers.hidden, token, *operands);
+    if (scratch != nullptr) write_hidden_operands(call, kernels, token, *scratch);
   });
 }
 
@@ -67,9 +81,9 @@ void requantize(const HostCall& call, const HostPart& part, const Kernels& kerne
   });
 }
 
-void hidden_operands(const HostCall& call, const Kernels& kernels, const Operands& operands) {
+void hidden_operands(const HostCall& call, const Kernels& kernels, const LayerScratch& scratch) {
   for_each_line(call.executor, call.batch.tokens, [&](int64_t token) {
-    if (has_row(call, token)) write_operands(kernels, call.buffers.hidden, token, operands);
+    if (has_row(call, token)) write_hidden_operands(call, kernels, token, scratch);
   });
 }
 

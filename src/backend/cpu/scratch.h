@@ -40,15 +40,14 @@ struct Operands {
   int64_t k = 0;
   int64_t line_bytes = 0;
   std::byte* bytes = nullptr;
-  bool same_bits = false;  // FloatLines::same_bits
+  bool same_bits = false;  // OperandLines::same_bits
 
   static Operands make(ActivationFormat format, int64_t k, int64_t lines, const Kernels& kernels, Spans& spans,
                        bool same_bits) {
-    const int64_t used_bytes = format == ActivationFormat::kBf16
-                                   ? chunks_of(k) * kernels.float_chunk_bytes
-                                   : int8_line_blocks(k) * static_cast<int64_t>(sizeof(Int8Block));
-    const int64_t line_bytes = pitch_bytes(used_bytes);
-    return {format, k, line_bytes, spans.take<std::byte>(lines * line_bytes), same_bits};
+    const Multiplication& multiplication = kernels.multiplication(format);
+    const int64_t line_bytes = pitch_bytes(chunks_of(k) * multiplication.chunk_bytes);
+    const int64_t readable = lines + multiplication.tile_lines - 1;
+    return {format, k, line_bytes, spans.take<std::byte>(readable * line_bytes), same_bits};
   }
   std::byte* line(int64_t i) const { return bytes + i * line_bytes; }
 };
@@ -56,6 +55,7 @@ struct Operands {
 struct LayerScratch {
   int32_t* active_experts = nullptr;  // (experts) of the part at work
   Operands hidden;                    // (T, H)
+  Operands hidden_rows;               // (T k, H) a line for each row, where lines must lie at one distance; or empty
   Operands routed;                    // (T k, I)
   Operands shared;                    // (T, shared I)
   size_t total_bytes = 0;
@@ -67,12 +67,19 @@ struct LayerScratch {
     Spans spans(base);
     active_experts = spans.take<int32_t>(range.count);
     hidden = Operands::make(format, config->hidden_size, tokens, kernels, spans, same_bits);
+    if (kernels.multiplication(format).tile_lines > 1)
+      hidden_rows = Operands::make(format, config->hidden_size, tokens * config->top_k, kernels, spans, same_bits);
     routed = Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels, spans, same_bits);
     if (config->shared_intermediate_size > 0)
       shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, spans, same_bits);
     total_bytes = spans.total_bytes();
   }
   const Operands& intermediate(const HostPart& part) const { return part.choice_of_row == nullptr ? shared : routed; }
+  // gemm1's operands are one line a row, in the order of rows, and not one a token.
+  bool by_row(const HostPart& part) const { return part.choice_of_row == nullptr || hidden_rows.bytes != nullptr; }
+  const Operands& gemm1(const HostPart& part) const {
+    return part.choice_of_row != nullptr && hidden_rows.bytes != nullptr ? hidden_rows : hidden;
+  }
 };
 
 }  // namespace nvfp4_moe::cpu

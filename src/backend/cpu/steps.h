@@ -1,7 +1,7 @@
 // The steps of the layer (backend/host_layer.h tells what each reads and writes), each in a file of its own.
 //
 // A GEMM reads operands (kernels.h) that are made from its input once per call: by the step itself, or by the
-// quantization before it where the whole layer runs and the line is still in cache (Operands* not null).
+// quantization before it where the whole layer runs and the line is still in cache (LayerScratch*, Operands* not null).
 #pragma once
 
 #include "backend/cpu/gemm.h"
@@ -12,14 +12,14 @@
 namespace nvfp4_moe::cpu {
 
 void route(const HostCall& call);
-void quantize(const HostCall& call, const Kernels& kernels, const Operands* operands);
+void quantize(const HostCall& call, const Kernels& kernels, const LayerScratch* scratch);
 void multiply_gate_up(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch);
 void requantize(const HostCall& call, const HostPart& part, const Kernels& kernels, const Operands* operands);
 void multiply_down(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch);
 void combine(const HostCall& call, const Kernels& kernels);
 
 // hidden's and the intermediate's operands from their arrays.
-void hidden_operands(const HostCall& call, const Kernels& kernels, const Operands& operands);
+void hidden_operands(const HostCall& call, const Kernels& kernels, const LayerScratch& scratch);
 void intermediate_operands(const HostCall& call, const HostPart& part, const Kernels& kernels,
                            const Operands& operands);
 

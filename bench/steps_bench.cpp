@@ -65,7 +65,7 @@ const bool kRegistered = [] {
       {"combine", [](const HostSteps& steps, const HostCall& call) { steps.combine(call); }},
   };
   for (const Backend* backend : backends()) {
-    if (backend->steps == nullptr) continue;
+    if (backend->steps == nullptr || backend->memory != nullptr) continue;
     for (const auto& [name, step] : kSteps) {
       const std::string title = std::string(backend->name) + "/" + name;
       benchmark::RegisterBenchmark(

@@ -4,6 +4,7 @@
 // waits, reads files or takes locks, and what could fail has failed before.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -34,6 +35,14 @@ struct TensorScales {
   bool operator==(const TensorScales&) const = default;
 };
 
+// The codes of a block whose scale is 0, where they are not all 0. They multiply nothing: a layout may store zeros
+// there and keep them here, for unpack.
+struct ZeroScaleCodes {
+  int projection = 0;  // 0 gate, 1 up, 2 down
+  int64_t block = 0;   // row * (cols / 16) + block of the row
+  std::array<uint8_t, 8> codes{};
+};
+
 // A layer's local experts in one backend's layout. Complete once every expert is packed; moe/ guarantees that.
 struct PackedWeights {
   MoeConfig config;
@@ -41,6 +50,9 @@ struct PackedWeights {
   LayerScales scales;
   std::vector<TensorScales> tensor_scales;  // (range.count), and one more at the end for the shared expert
   Buffer bytes;                             // Backend::packed_bytes long, in the backend's layout
+  int device = 0;                           // index of the device that holds bytes; 0 in host memory
+  // Like tensor_scales; empty where the layout keeps all codes itself.
+  std::vector<std::vector<ZeroScaleCodes>> zero_scale_codes = {};
 
   const TensorScales& tensor_scales_of(int64_t local_expert) const {
     return tensor_scales[static_cast<size_t>(local_expert == kSharedExpert ? range.count : local_expert)];
@@ -82,6 +94,13 @@ struct LinearBatch {
   DType out_dtype = DType::kBf16;
 };
 
+// Bytes between host memory and a device's. They return once the bytes are there and all earlier work of the stream is
+// done: for loading, for what a run noticed, and for tests.
+struct DeviceMemory {
+  Status (*to_device)(int device, void* to, const void* from, size_t size_bytes, void* stream);
+  Status (*to_host)(int device, void* to, const void* from, size_t size_bytes, void* stream);
+};
+
 struct Backend {
   const char* name;
   int priority;  // the highest that supports a layer is chosen; ties do not occur
@@ -90,7 +109,8 @@ struct Backend {
   Status (*supports)(const MoeConfig& config, const DeviceFacts& device);
 
   size_t (*packed_bytes)(const MoeConfig& config, const ExpertRange& range);
-  Result<Buffer> (*allocate)(size_t size_bytes);
+  // Memory for packed weights and workspaces, aligned to 256 bytes, on the device of that index (host backends: 0).
+  Result<Buffer> (*allocate)(size_t size_bytes, int device);
   // Writes one expert's codes and block scales into weights.bytes and its tensor scales into weights.tensor_scales.
   Status (*pack_expert)(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
   // The source back, bit for bit.
@@ -102,13 +122,17 @@ struct Backend {
   Status (*run)(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
                 const RunContext& context);
 
+  // A dense linear; null, all four, where the backend has none.
   size_t (*linear_bytes)(int64_t rows, int64_t cols);
   Status (*linear_pack)(LinearWeights& weights, const Nvfp4View& source);
   size_t (*linear_workspace_bytes)(const LinearWeights& weights, int64_t max_tokens);
   Status (*linear_run)(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                        const RunContext& context);
 
-  const HostSteps* steps;  // host backends: the same layer, one step at a time; null for devices
+  const HostSteps* steps;  // the same layer, one step at a time; null where it is not made of these steps
+
+  // null: weights, workspaces and batches lie in host memory.
+  const DeviceMemory* memory = nullptr;
 
   // What it chose on this host, for `explain`; null where there is nothing to choose.
   std::string (*choice)() = nullptr;
@@ -117,7 +141,11 @@ struct Backend {
 // The backends of this build, defined by their own folders and listed once in moe/registry.cpp.
 extern const Backend kReferenceBackend;
 extern const Backend kCpuBackend;
+extern const Backend kCudaBackend;  // in builds with NVFP4_MOE_WITH_CUDA
 // The same backend with its instruction set forced, named "cpu:NAME", the best first; a host runs some of them.
 std::span<const Backend> cpu_instruction_sets();
+
+// The CUDA device of that index; kUnsupported, with the driver's words, where there is none. In builds with CUDA.
+Result<DeviceFacts> cuda_device_facts(int index);
 
 }  // namespace nvfp4_moe

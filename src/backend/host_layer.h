@@ -1,6 +1,8 @@
-// The arrays that travel between the steps of a layer in host memory, and the steps that read and write them.
+// The arrays that travel between the steps of a layer, and the steps that read and write them.
 //
-// reference and cpu share this walk, so that a step of one can be fed with the other's inputs and compared.
+// reference and cpu share this walk, so that a step of one can be fed with the other's inputs and compared. cuda places
+// the same arrays in device memory: there the pointers below, and those of the batch, are the device's, and a step
+// enqueues its work in the call's stream.
 // T tokens, k = top_k, R = T k rows at most, H hidden, I intermediate, E local experts. "Part" is the routed experts or
 // the shared expert; the shared part has one expert, T rows (row = token) and its own intermediate size.
 #pragma once
@@ -52,6 +54,7 @@ struct HostCall {
   const HostBuffers& buffers;
   Executor& executor;
   std::byte* scratch = nullptr;  // the backend's own spans, if it has any
+  void* stream = nullptr;        // device backends
 };
 
 // token of a row, for either part.
@@ -68,6 +71,9 @@ struct HostSteps {
   void (*gemm2)(const HostCall&, const HostPart&);         // part.intermediate, down -> part.rows_out
   void (*combine)(const HostCall&);                        // rows_out, weights -> out
 };
+
+// Backend::allocate of host backends: zero-filled pages.
+inline Result<Buffer> allocate_host(size_t size_bytes, int) { return allocate_pages(size_bytes); }
 
 // The tensor scale of every line under `static`, `fixed` and `compat`, decided once from config and checkpoint;
 // kInvalidArgument where the config asks for one and nothing provides it (spec 3.4).

@@ -22,9 +22,11 @@ enum class DeviceKind : uint8_t { kCpu, kCuda };
 
 struct DeviceFacts {
   DeviceKind kind = DeviceKind::kCpu;
-  std::string name;          // "AMD EPYC", "NVIDIA H200"
-  int compute_units = 1;     // threads or SMs
-  int64_t memory_bytes = 0;  // total memory of the device
+  int index = 0;               // N of "cuda:N"
+  std::string name;            // "AMD EPYC", "NVIDIA H200"
+  int compute_units = 1;       // threads or SMs
+  int64_t memory_bytes = 0;    // total memory of the device
+  int compute_capability = 0;  // of a CUDA device: 90 for 9.0
   bool operator==(const DeviceFacts&) const = default;
 };
 

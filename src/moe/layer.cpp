@@ -122,7 +122,7 @@ Status check_expert_source(const ExpertSource& source, int64_t hidden_size, int6
 Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales, const LayerOptions& options) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
-  const DeviceFacts device = host_facts();
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(config, options));
   NVFP4_MOE_ASSIGN(Plan plan, backend->plan(config, range, scales, options.limits, device));
@@ -135,7 +135,8 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::open(const MoeConfig& config, const 
                                                  const LayerOptions& options, const ProgressFn& progress) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
-  NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, host_facts(), forced));
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
+  NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   return open_on(*backend, config, source, options, progress);
 }
 
@@ -154,7 +155,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::prepare(const Backend& backend, cons
                                                     const Env& env) {
   set_log_level(env.log_level);
   NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(config, options));
-  const DeviceFacts device = host_facts();
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_TRY(backend.supports(config, device).in(std::string("backend ") + backend.name));
 
   std::unique_ptr<MoeLayer> layer(new MoeLayer);
@@ -168,6 +169,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::prepare(const Backend& backend, cons
   }
   const size_t scale_sets = static_cast<size_t>(range.count) + (config->shared_intermediate_size > 0 ? 1 : 0);
   layer->weights_.reset(new PackedWeights{config, range, scales, std::vector<TensorScales>(scale_sets), Buffer()});
+  layer->weights_->device = device.index;
   return layer;
 }
 
@@ -181,7 +183,7 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
     return invalid_argument("layer source: expected a shared expert (shared_intermediate_size " +
                             std::to_string(config->shared_intermediate_size) + "), got none");
 
-  NVFP4_MOE_ASSIGN(weights_->bytes, backend_->allocate(backend_->packed_bytes(config, range)));
+  NVFP4_MOE_ASSIGN(weights_->bytes, backend_->allocate(backend_->packed_bytes(config, range), weights_->device));
 
   Progress told;
   told.what = "pack";
@@ -222,12 +224,14 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
   return debug_ ? debug_->run(*this, batch, spans, context) : backend_->run(*weights_, plan_, batch, spans, context);
 }
 
-Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes) const {
+Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
   NVFP4_MOE_ASSIGN(const Workspace spans,
                    Workspace::make(const_cast<void*>(workspace), workspace_bytes, plan_.workspace));
-  if (backend_->steps == nullptr)
-    return unsupported(std::string("status: backend ") + backend_->name + " keeps it in device memory");
-  return *host_buffers(weights_->config, weights_->range, spans).status;
+  const RunStatus* const status = host_buffers(weights_->config, weights_->range, spans).status;
+  if (backend_->memory == nullptr) return *status;
+  RunStatus copy;
+  NVFP4_MOE_TRY(backend_->memory->to_host(weights_->device, &copy, status, sizeof(copy), stream));
+  return copy;
 }
 
 Status MoeLayer::check_local_expert(int64_t local_expert) const {

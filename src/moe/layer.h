@@ -26,6 +26,7 @@ struct LayerSource {
 };
 
 struct LayerOptions {
+  std::string device = "cpu";    // or "cuda:N", "cuda" being "cuda:0": where weights, workspaces and batches lie
   std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used where this is "auto"
   ExpertRange range;             // count 0: all experts
   Limits limits;
@@ -80,8 +81,8 @@ class MoeLayer {
   // workspace, so that the first real call costs no more than the next one. progress may be empty; cancelling gives
   // kCancelled.
   Status warmup(void* workspace, size_t workspace_bytes, void* stream = nullptr, const ProgressFn& progress = {}) const;
-  // What the last run in this workspace noticed.
-  Result<RunStatus> status(const void* workspace, size_t workspace_bytes) const;
+  // What the last run in this workspace noticed. On a device: once all work of the stream is done, which it waits for.
+  Result<RunStatus> status(const void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
 
   // Replaces one expert's weights in place (F43): no allocation; kBusy while a run is in flight. The source is checked
   // before anything is written. local_expert may be kSharedExpert.
@@ -116,6 +117,8 @@ LayerSource unpacked_source(const MoeLayer& layer);
 // the same proportion). The checkpoint must outlive the source.
 Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice = {});
 DeviceFacts host_facts();
+// Of "cpu" or "cuda:N"; kInvalidArgument for another name, kUnsupported where this build or machine has no such device.
+Result<DeviceFacts> device_facts(const std::string& device);
 
 // kInvalidArgument or kBadInput, naming the projection, unless the source has the config's shapes, lies in memory, and
 // holds only legal scales: block scales with sign 0 and not NaN, tensor scales finite and not negative.

@@ -61,7 +61,7 @@ Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, const Workspac
 Status MoeLayer::attach_debug(const Env& env, const LayerOptions& options) {
   const bool check = env.check && backend_ != &kReferenceBackend;
   if (!check && env.dump_directory.empty()) return {};
-  if (backend_->steps == nullptr)
+  if (backend_->memory != nullptr)
     return unsupported(std::string("NVFP4_MOE_CHECK and NVFP4_MOE_DUMP: expected a backend with batches in host "
                                    "memory, got ") +
                        backend_->name);

@@ -34,6 +34,7 @@ Result<float> resolve_input_scale(const LinearOptions& options) {
 
 Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const LinearOptions& options,
                            float input_scale) {
+  if (backend.linear_pack == nullptr) return unsupported("expected a backend with a dense linear, it has none");
   LinearWeights weights;
   weights.rows = view.rows;
   weights.cols = view.cols;
@@ -41,7 +42,7 @@ Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const 
   weights.activation_format = options.activation_format;
   weights.activation_scale = options.activation_scale;
   weights.input_scale = input_scale;
-  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols)));
+  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols), 0));
   NVFP4_MOE_TRY(backend.linear_pack(weights, view));
   return weights;
 }

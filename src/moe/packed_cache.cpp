@@ -247,12 +247,13 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, layer_index, slice));
   const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
-  NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, host_facts(), forced));
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
+  NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(auto layer, MoeLayer::prepare(*backend, config, source.scales, options, env));
   PackedWeights& weights = *layer->weights_;
 
   std::optional<Hash> key;
-  const bool host = backend->steps != nullptr;  // a device's bytes cannot be mapped from a file
+  const bool host = backend->memory == nullptr;  // a device's bytes cannot be mapped from a file
   if (!cache.directory.empty() && host) {
     NVFP4_MOE_ASSIGN(
         key, cache_key(checkpoint, layer_index, config, weights.range, source.scales, slice, *backend, cache.checksum));

@@ -15,7 +15,11 @@ namespace {
 
 // Highest priority first. A new backend is one line here.
 std::vector<const Backend*> list_backends() {
-  std::vector<const Backend*> list = {&kCpuBackend};
+  std::vector<const Backend*> list;
+#ifdef NVFP4_MOE_WITH_CUDA
+  list.push_back(&kCudaBackend);
+#endif
+  list.push_back(&kCpuBackend);
   for (const Backend& backend : cpu_instruction_sets()) list.push_back(&backend);
   list.push_back(&kReferenceBackend);
   return list;
@@ -102,6 +106,18 @@ DeviceFacts host_facts() {
   facts.compute_units = std::max(1, known ? CPU_COUNT(&allowed) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   facts.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   return facts;
+}
+
+Result<DeviceFacts> device_facts(const std::string& device) {
+  if (device == "cpu") return host_facts();
+  const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";
+  const bool digits = !index.empty() && index.size() <= 4 && index.find_first_not_of("0123456789") == index.npos;
+  if (!digits) return invalid_argument("device: expected cpu or cuda:N, got \"" + device + "\"");
+#ifdef NVFP4_MOE_WITH_CUDA
+  return cuda_device_facts(std::stoi(index));
+#else
+  return unsupported("device " + device + ": this build has no CUDA backend");
+#endif
 }
 
 }  // namespace nvfp4_moe

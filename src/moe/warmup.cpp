@@ -1,5 +1,5 @@
 // warmup: what a first call would otherwise pay for. On a host these are page faults of weights (a mapped cache above
-// all) and workspace, and threads that sleep.
+// all) and workspace, and threads that sleep; on a device its kernels are loaded.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -21,11 +21,31 @@ std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& r
   return counts;
 }
 
+// Arrays in the memory that a backend reads: the caller's on a host, copies on a device.
+class InputArrays {
+ public:
+  InputArrays(const Backend& backend, int device, void* stream) : backend_(backend), device_(device), stream_(stream) {}
+
+  template <class T>
+  Result<T*> place(std::vector<T>& values) {
+    if (backend_.memory == nullptr) return values.data();
+    const size_t size_bytes = values.size() * sizeof(T);
+    NVFP4_MOE_ASSIGN(Buffer copy, backend_.allocate(size_bytes, device_));
+    NVFP4_MOE_TRY(backend_.memory->to_device(device_, copy.data(), values.data(), size_bytes, stream_));
+    copies_.push_back(std::move(copy));
+    return reinterpret_cast<T*>(copies_.back().data());
+  }
+
+ private:
+  const Backend& backend_;
+  int device_;
+  void* stream_;
+  std::vector<Buffer> copies_;
+};
+
 }  // namespace
 
 Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, const ProgressFn& progress) const {
-  if (backend_->steps == nullptr)
-    return unsupported(std::string("warmup: backend ") + backend_->name + " needs inputs in device memory");
   const auto start = std::chrono::steady_clock::now();
   const MoeConfig& config = weights_->config;
   const std::vector<int64_t> counts = warmup_tokens(config, weights_->range, plan_.limits.max_tokens);
@@ -34,18 +54,23 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
   std::vector<uint16_t> hidden(most * static_cast<size_t>(config->hidden_size));  // (most, H) bf16 zeros
   std::vector<uint16_t> out(hidden.size());                                       // (most, H)
   std::vector<int64_t> ids(most * top_k);                                         // (most, k) in turn
-  const std::vector<float> weights(ids.size(), 1.0f);                             // (most, k)
+  std::vector<float> weights(ids.size(), 1.0f);                                   // (most, k)
   for (size_t i = 0; i < ids.size(); ++i)
     ids[i] = weights_->range.global(static_cast<int64_t>(i) % weights_->range.count);
 
+  InputArrays arrays(*backend_, weights_->device, stream);
+  NVFP4_MOE_ASSIGN(uint16_t* const placed_hidden, arrays.place(hidden));
+  NVFP4_MOE_ASSIGN(uint16_t* const placed_out, arrays.place(out));
+  NVFP4_MOE_ASSIGN(int64_t* const placed_ids, arrays.place(ids));
+  NVFP4_MOE_ASSIGN(float* const placed_weights, arrays.place(weights));
   for (size_t i = 0; i < counts.size(); ++i) {
     Batch batch;
     batch.tokens = counts[i];
-    batch.hidden = hidden.data();
-    batch.topk_ids = ids.data();
+    batch.hidden = placed_hidden;
+    batch.topk_ids = placed_ids;
     batch.ids_dtype = DType::kI64;
-    batch.topk_weights = weights.data();
-    batch.out = out.data();
+    batch.topk_weights = placed_weights;
+    batch.out = placed_out;
     NVFP4_MOE_TRY(run(batch, workspace, workspace_bytes, stream).in("warmup"));
     if (!progress) continue;
     const std::string item = std::to_string(counts[i]) + " tokens";
@@ -53,7 +78,8 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
     if (!progress({"warmup", item, static_cast<int64_t>(i) + 1, static_cast<int64_t>(counts.size()), 0, 0, elapsed_s}))
       return Status(Code::kCancelled, "warmup: cancelled after " + item);
   }
-  return {};
+  // A device's arrays are freed here: its work with them is done once something small has come back.
+  return status(workspace, workspace_bytes, stream).status();
 }
 
 }  // namespace nvfp4_moe

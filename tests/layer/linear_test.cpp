@@ -42,7 +42,7 @@ struct Linear {
     weights.activation_scale = scale;
     if (scale == ActivationScale::kStatic) weights.input_scale = 0x1p-8f;
     if (scale == ActivationScale::kCompat) weights.input_scale = 0.0019f;
-    auto bytes = backend.allocate(backend.linear_bytes(rows, cols));
+    auto bytes = backend.allocate(backend.linear_bytes(rows, cols), 0);
     EXPECT_OK(bytes);
     weights.bytes = std::move(*bytes);
     EXPECT_OK(backend.linear_pack(weights,

@@ -13,12 +13,19 @@ std::string why_not_here(const Backend& backend) {
   plain.top_k = 1;
   plain.hidden_size = 64;
   plain.intermediate_size = 64;
-  return backend.supports(*MoeConfig::make(plain), host_facts()).message();
+  const auto device = device_facts(backend.memory == nullptr ? "cpu" : "cuda:0");
+  return device.ok() ? backend.supports(*MoeConfig::make(plain), *device).message() : device.status().message();
+}
+
+bool declines(const Backend& backend, const MoeConfig& config) {
+  const auto device = device_facts(backend.memory == nullptr ? "cpu" : "cuda:0");
+  return !device.ok() || !backend.supports(config, *device).ok();
 }
 
 std::vector<const Backend*> runnable_backends() {
   std::vector<const Backend*> list(backends().begin(), backends().end());
-  std::erase_if(list, [](const Backend* backend) { return !why_not_here(*backend).empty(); });
+  std::erase_if(list,
+                [](const Backend* backend) { return backend->memory != nullptr || !why_not_here(*backend).empty(); });
   return list;
 }
 

@@ -13,7 +13,9 @@ namespace nvfp4_moe::test {
 
 // Empty where this host runs the backend, else why not.
 std::string why_not_here(const Backend& backend);
-// Those of the registry that this host runs, in its order.
+// Whether it declines this layer, by name, on this host or its first device: cases of other backends.
+bool declines(const Backend& backend, const MoeConfig& config);
+// Those of the registry that this host runs in host memory, in its order.
 std::vector<const Backend*> runnable_backends();
 
 // A test of one backend.

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::byte kPoison{0xFF};  // NaN as fp32, bf16, fp16 and E4M3; -1 as an integer
 constexpr size_t kGuardBytes = 64;
+constexpr size_t kAlignment = WorkspaceLayout::kAlignment;
 
 WorkspaceLayout with_guards(const WorkspaceLayout& layout) {
   WorkspaceLayout guarded(kGuardBytes);
@@ -27,12 +28,19 @@ WorkspaceLayout with_guards(const WorkspaceLayout& layout) {
 std::vector<const Backend*> host_backends() {
   std::vector<const Backend*> list = {&kReferenceBackend};
   for (const Backend* backend : backends())
-    if (backend->steps != nullptr && backend != &kReferenceBackend && backend != &kCpuBackend) list.push_back(backend);
+    if (backend->memory == nullptr && backend != &kReferenceBackend && backend != &kCpuBackend) list.push_back(backend);
+  return list;
+}
+
+std::vector<const Backend*> step_backends() {
+  std::vector<const Backend*> list = host_backends();
+  for (const Backend* backend : backends())
+    if (backend->memory != nullptr && backend->steps != nullptr) list.push_back(backend);
   return list;
 }
 
 std::vector<const Backend*> judged_backends() {
-  std::vector<const Backend*> list = host_backends();
+  std::vector<const Backend*> list = step_backends();
   std::erase(list, &kReferenceBackend);
   return list;
 }
@@ -41,7 +49,7 @@ HostRun::HostRun(const Backend& backend, const CaseData& data, int64_t max_token
     : backend_(&backend), weights_{data.config, data.spec.range, data.scales, {}, {}} {
   const bool shared = data.spec.options.shared_intermediate_size > 0;
   weights_.tensor_scales.resize(static_cast<size_t>(data.spec.range.count) + 1);
-  auto bytes = backend.allocate(backend.packed_bytes(data.config, data.spec.range));
+  auto bytes = backend.allocate(backend.packed_bytes(data.config, data.spec.range), 0);
   EXPECT_OK(bytes);
   if (!bytes.ok()) return;
   weights_.bytes = std::move(*bytes);
@@ -57,29 +65,91 @@ HostRun::HostRun(const Backend& backend, const CaseData& data, int64_t max_token
   plan_ = std::move(*plan);
   host_spans_ = host_layout(data.config, data.spec.range, limits).spans().size();
   plan_.workspace = with_guards(plan_.workspace);
-  storage_.resize(plan_.workspace.total_bytes() + 2 * WorkspaceLayout::kAlignment);
+  storage_.resize(plan_.workspace.total_bytes() + 3 * kAlignment);  // guards before and after
   const auto address = reinterpret_cast<uintptr_t>(storage_.data());
-  base_ = storage_.data() + (WorkspaceLayout::kAlignment - address % WorkspaceLayout::kAlignment);
+  base_ = storage_.data() + (2 * kAlignment - address % kAlignment);
   const auto workspace = Workspace::make(base_, plan_.workspace.total_bytes(), plan_.workspace);
   EXPECT_OK(workspace);
   if (!workspace.ok()) return;
   buffers_ = host_buffers(data.config, data.spec.range, *workspace);
+  if (backend.memory != nullptr) {
+    auto memory = backend.allocate(plan_.workspace.total_bytes() + 2 * kAlignment, 0);
+    EXPECT_OK(memory);
+    if (!memory.ok()) return;
+    device_workspace_ = std::move(*memory);
+    device_base_ = device_workspace_.data() + kAlignment;
+    device_buffers_ = host_buffers(data.config, data.spec.range,
+                                   *Workspace::make(device_base_, plan_.workspace.total_bytes(), plan_.workspace));
+  }
   poison();
   ok_ = true;
 }
 
-void HostRun::poison() { std::fill(storage_.begin(), storage_.end(), kPoison); }
+void HostRun::poison() {
+  std::fill(storage_.begin(), storage_.end(), kPoison);
+  upload_workspace();
+}
+
+void HostRun::upload_workspace() {
+  if (backend_->memory != nullptr)
+    EXPECT_OK(backend_->memory->to_device(0, device_workspace_.data(), base_ - kAlignment,
+                                          device_workspace_.size_bytes(), nullptr));
+}
+
+size_t HostRun::out_bytes(const Batch& batch) const {
+  return static_cast<size_t>(batch.tokens * weights_.config->hidden_size * bits(batch.out_dtype) / 8);
+}
+
+Batch HostRun::place(const Batch& batch) {
+  if (backend_->memory == nullptr) return batch;
+  Batch placed = batch;
+  const auto& config = weights_.config;
+  const auto tokens = static_cast<size_t>(batch.tokens), choices = tokens * static_cast<size_t>(config->top_k);
+  struct {
+    const void* from;
+    const void** to;
+    size_t size_bytes;
+  } const arrays[] = {
+      {batch.hidden, &placed.hidden, tokens * static_cast<size_t>(config->hidden_size * bits(batch.hidden_dtype) / 8)},
+      {batch.topk_ids, &placed.topk_ids, choices * static_cast<size_t>(bits(batch.ids_dtype) / 8)},
+      {batch.topk_weights, reinterpret_cast<const void**>(&placed.topk_weights), choices * sizeof(float)},
+      {batch.shared_weights, reinterpret_cast<const void**>(&placed.shared_weights), tokens * sizeof(float)},
+      {batch.out, const_cast<const void**>(&placed.out), out_bytes(batch)},
+  };
+  std::vector<std::byte> bytes;
+  for (const auto& array : arrays)
+    bytes.resize(bytes.size() + (array.size_bytes + kAlignment) / kAlignment * kAlignment);
+  if (device_batch_.size_bytes() < bytes.size()) device_batch_ = std::move(*backend_->allocate(bytes.size(), 0));
+  size_t offset = 0;
+  for (const auto& array : arrays) {
+    if (array.from != nullptr && array.size_bytes != 0)
+      std::memcpy(bytes.data() + offset, array.from, array.size_bytes);
+    *array.to = array.from == nullptr ? nullptr : device_batch_.data() + offset;
+    offset += (array.size_bytes + kAlignment) / kAlignment * kAlignment;
+  }
+  EXPECT_OK(backend_->memory->to_device(0, device_batch_.data(), bytes.data(), bytes.size(), nullptr));
+  return placed;
+}
+
+void HostRun::fetch(const Batch& placed, void* out) {
+  if (backend_->memory == nullptr) return;
+  EXPECT_OK(backend_->memory->to_host(0, base_ - kAlignment, device_workspace_.data(), device_workspace_.size_bytes(),
+                                      nullptr));
+  if (out_bytes(placed) != 0) EXPECT_OK(backend_->memory->to_host(0, out, placed.out, out_bytes(placed), nullptr));
+}
 
 std::vector<uint8_t> HostRun::run(const CaseData& data, Executor* executor) {
   std::vector<uint8_t> out(data.out_bytes(), static_cast<uint8_t>(kPoison));
-  EXPECT_OK(run_into(data.batch(out.data()), executor != nullptr ? *executor : serial_executor()));
+  const Batch batch = place(data.batch(out.data()));
+  EXPECT_OK(run_into(batch, executor != nullptr ? *executor : serial_executor()));
+  fetch(batch, out.data());
   return out;
 }
 
-Status HostRun::run_into(const Batch& batch, Executor& executor) const {
-  NVFP4_MOE_ASSIGN(const Workspace workspace, Workspace::make(base_, plan_.workspace.total_bytes(), plan_.workspace));
-  RunContext context;
-  context.executor = &executor;
+Status HostRun::run_into(const Batch& batch, Executor& executor, void* stream) const {
+  std::byte* const base = backend_->memory == nullptr ? base_ : device_base_;
+  NVFP4_MOE_ASSIGN(const Workspace workspace, Workspace::make(base, plan_.workspace.total_bytes(), plan_.workspace));
+  const RunContext context{&executor, stream};
   return backend_->run(weights_, plan_, batch, workspace, context);
 }
 
@@ -95,8 +165,10 @@ int64_t HostRun::broken_guard() const {
 
 HostCall HostRun::call(const Batch& batch, Executor& executor) const {
   const auto& spans = plan_.workspace.spans();
-  std::byte* scratch = host_spans_ < spans.size() ? base_ + spans[host_spans_].offset_bytes : nullptr;
-  return HostCall{weights_, batch, buffers_, executor, scratch};
+  const bool host = backend_->memory == nullptr;
+  std::byte* const base = host ? base_ : device_base_;
+  std::byte* scratch = host_spans_ < spans.size() ? base + spans[host_spans_].offset_bytes : nullptr;
+  return HostCall{weights_, batch, host ? buffers_ : device_buffers_, executor, scratch};
 }
 
 void HostRun::copy_arrays(const HostRun& from) {
@@ -106,6 +178,7 @@ void HostRun::copy_arrays(const HostRun& from) {
     if (to_span.size_bytes != 0)
       std::memcpy(base_ + to_span.offset_bytes, from.base_ + from_span.offset_bytes, to_span.size_bytes);
   }
+  upload_workspace();
 }
 
 std::vector<float> to_floats(const std::vector<uint8_t>& bytes, DType dtype) {

@@ -1,4 +1,5 @@
-// A case on a host backend: packed weights, plan and a poisoned workspace with guard bytes between its spans.
+// A case on a backend: packed weights, plan and a poisoned workspace with guard bytes between its spans. A device's
+// workspace has a mirror in host memory, which is where buffers() points.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,9 @@ namespace nvfp4_moe::test {
 // Every backend of the build with steps in host memory, the reference first; "cpu" as its instruction sets, each of
 // which a host runs or skips by name.
 std::vector<const Backend*> host_backends();
-// The same without the reference: those that are compared with it.
+// The same and those of devices.
+std::vector<const Backend*> step_backends();
+// step_backends without the reference: those that are compared with it.
 std::vector<const Backend*> judged_backends();
 
 class HostRun {
@@ -32,23 +35,34 @@ class HostRun {
   void poison();
   // Runs the layer; returns out's bytes, which are poisoned before. Executor: serial unless given.
   std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr);
-  // The run alone, into batch.out.
-  Status run_into(const Batch& batch, Executor& executor) const;
+  // The run alone, into batch.out, of a batch that place has given. On a device it has not finished then.
+  Status run_into(const Batch& batch, Executor& executor, void* stream = nullptr) const;
+
+  // The batch in the backend's memory: itself on a host, a copy that lives until the next call on a device.
+  Batch place(const Batch& batch);
+  // On a device: waits, then copies its workspace to the mirror and placed.out to out.
+  void fetch(const Batch& placed, void* out);
   // The first byte outside all spans that is no longer the pattern: its offset, or -1.
   int64_t broken_guard() const;
 
-  // A call for single steps, with out as its output.
+  // A call for single steps of a batch that place has given. Its buffers are the backend's own, not the mirror.
   HostCall call(const Batch& batch, Executor& executor) const;
   // Copies the arrays of the host walk from another run of the same case.
   void copy_arrays(const HostRun& from);
 
  private:
+  size_t out_bytes(const Batch& batch) const;
+  void upload_workspace();
+
   const Backend* backend_;
   bool ok_ = false;
   PackedWeights weights_;
   Plan plan_;
   std::vector<std::byte> storage_;
   std::byte* base_ = nullptr;
+  Buffer device_workspace_, device_batch_;  // devices only
+  std::byte* device_base_ = nullptr;
+  HostBuffers device_buffers_;
   size_t host_spans_ = 0;  // the walk's; a backend's own come after
   HostBuffers buffers_;
 };

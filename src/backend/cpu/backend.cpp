@@ -111,7 +111,7 @@ constexpr Backend make_backend(const char* name, int priority, std::string (*cho
           .priority = priority,
           .supports = Functions::supports,
           .packed_bytes = packed_bytes,
-          .allocate = allocate_pages,
+          .allocate = allocate_host,
           .pack_expert = pack_expert,
           .unpack_expert = unpack_expert,
           .plan = Functions::plan,

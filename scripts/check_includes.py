@@ -13,6 +13,7 @@ ALLOWED = {
     "src/checkpoint/": ["core/", "checkpoint/"],
     "src/backend/reference/": ["core/", *CONTRACT, "backend/reference/"],
     "src/backend/cpu/": ["core/", *CONTRACT, "backend/cpu/"],
+    "src/backend/cuda/": ["core/", *CONTRACT, "backend/cuda/"],
     "src/backend/": ["core/", *CONTRACT],
     "src/check/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/"],
     "src/moe/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/", "nvfp4_moe/"],
@@ -26,6 +27,13 @@ FORBIDDEN = {"src/backend/reference/": ["core/float_formats.h", "core/quantize.h
 OUTSIDE = {
     "src/core/": r"(nlohmann|fmt|CLI|cuda)",
     "include/": r"(nlohmann|fmt|CLI|cuda|torch)",
+    "src/checkpoint/": r"cuda",
+    "src/moe/": r"cuda",
+    "src/check/": r"cuda",
+    "src/backend/cpu/": r"cuda",
+    "src/backend/reference/": r"cuda",
+    "cli/": r"cuda",
+    "python/": r"cuda",
     "src/": r"(torch|CLI)",
 }
 INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')

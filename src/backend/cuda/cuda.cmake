@@ -1,0 +1,37 @@
+# The CUDA part of the library: an object library of its own, since architectures and flags are a target's.
+#
+# NVFP4_MOE_CUDA: ON needs nvcc, OFF builds without, AUTO (the default) takes it where it is found. The run time is linked
+# statically and the driver is looked for when a device is asked for, so that one build runs with and without a GPU.
+if(NVFP4_MOE_CUDA STREQUAL "AUTO")
+  include(CheckLanguage)
+  check_language(CUDA)
+  set(NVFP4_MOE_WITH_CUDA ${CMAKE_CUDA_COMPILER})
+else()
+  set(NVFP4_MOE_WITH_CUDA ${NVFP4_MOE_CUDA})
+endif()
+if(NOT NVFP4_MOE_WITH_CUDA)
+  return()
+endif()
+
+# Real code for each generation and PTX of the last one: nothing is compiled when a layer is opened.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
+endif()
+enable_language(CUDA)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+endif()
+find_package(CUDAToolkit 12.8 REQUIRED)
+
+file(GLOB NVFP4_MOE_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backend/cuda/*.cu
+                                                   ${PROJECT_SOURCE_DIR}/src/backend/cuda/*.cpp)
+add_library(nvfp4_moe_cuda_objects OBJECT ${NVFP4_MOE_CUDA_SOURCES})
+target_include_directories(nvfp4_moe_cuda_objects PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+target_link_libraries(nvfp4_moe_cuda_objects PRIVATE nvfp4_moe_flags CUDA::cudart_static)
+# -fmad=false: the roundings that the contract names, and no others. -v: registers and spills, kept beside each object for
+# the test that reads them.
+target_compile_options(nvfp4_moe_cuda_objects PRIVATE
+  "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xptxas=-v;-Xcompiler=-Wall,-Wextra;-Wno-deprecated-gpu-targets>")
+set_target_properties(nvfp4_moe_cuda_objects PROPERTIES
+  CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
+  RULE_LAUNCH_COMPILE "sh ${PROJECT_SOURCE_DIR}/scripts/keep_compiler_report.sh <OBJECT>")

@@ -1,0 +1,67 @@
+// The number formats of the contract on the device: one rounding each, to nearest even, as in core/float_formats.h.
+//
+// Compiled with -fmad=false: the roundings are those that the text names.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace nvfp4_moe::cuda {
+
+inline constexpr uint32_t kInfBits = 0x7F800000u;
+
+__device__ inline uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+__device__ inline float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
+__device__ inline uint16_t bf16_from_float(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+
+// The byte of x >= 0, saturated at 448.
+__device__ inline uint32_t e4m3_from_float(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  if (bits >= 0x43E00000u) return 0x7E;  // 448 and above
+  // Below 2^-6 an addition rounds to units of 2^-9; 8 units are byte 0x08, the least normal one.
+  if (bits < 0x3C800000u) return __float_as_uint(x * 0x1p9f + 0x1p23f) - 0x4B000000u;
+  return ((bits + 0x7FFFFu + ((bits >> 20) & 1u)) >> 20) - ((127u - 7u) << 3);
+}
+__device__ inline float e4m3_to_float(uint32_t byte) {
+  if (byte < 8) return static_cast<float>(byte) * 0x1p-9f;
+  return __uint_as_float((byte + ((127u - 7u) << 3)) << 20);
+}
+
+// Saturates at 6; keeps the sign of zero.
+__device__ inline uint32_t e2m1_from_float(float x) {
+  const float a = fabsf(x);
+  const uint32_t magnitude =
+      (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+  return magnitude | (__float_as_uint(x) >> 28 & 8u);
+}
+__device__ inline float e2m1_to_float(uint32_t code) {
+  // s e e m: exponents 1..3 are 2^0..2^2; exponent 0 is m / 2.
+  const uint32_t magnitude = code & 7;
+  const float value = magnitude < 2 ? static_cast<float>(magnitude) * 0.5f
+                                    : __uint_as_float((126u + (magnitude >> 1)) << 23 | (magnitude & 1) << 22);
+  return (code & 8) != 0 ? -value : value;
+}
+
+// Element i of an array of an activation dtype; exact.
+template <DType kType>
+__device__ inline float load_element(const void* data, int64_t i) {
+  if constexpr (kType == DType::kF32) return static_cast<const float*>(data)[i];
+  if constexpr (kType == DType::kF16) return __half2float(static_cast<const __half*>(data)[i]);
+  return bf16_to_float(static_cast<const uint16_t*>(data)[i]);
+}
+// Stores x with one rounding.
+template <DType kType>
+__device__ inline void store_element(void* data, int64_t i, float x) {
+  if constexpr (kType == DType::kF32)
+    static_cast<float*>(data)[i] = x;
+  else if constexpr (kType == DType::kF16)
+    static_cast<__half*>(data)[i] = __float2half_rn(x);
+  else
+    static_cast<uint16_t*>(data)[i] = bf16_from_float(x);
+}
+
+}  // namespace nvfp4_moe::cuda

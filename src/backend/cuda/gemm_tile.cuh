@@ -1,0 +1,164 @@
+// One tile of a grouped GEMM on any tensor core from sm_80 up: 128 packed weight rows x kRows lines of activations over
+// the whole of K, in mma.sync m16n8k16. What is done with the sums is the caller's.
+//
+// Weights are the A operand: each of eight warps owns 16 of the tile's rows, loads them 16 bytes a lane, coalesced and
+// some steps ahead, and widens them to bf16 in registers (packed_tile.h): exactly e2m1 * e4m3, so that all rounding is
+// that of the fp32 sums. Lines are the B operand, gathered row by row into shared memory, 64 k a stage; a stage's
+// 16-byte pieces are placed at piece ^ (line % 8), which keeps ldmatrix free of bank conflicts. A row's sums depend on
+// no other row.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/mma.cuh"
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/scratch.h"
+
+namespace nvfp4_moe::cuda {
+
+inline constexpr int kGemmThreads = 32 * kGroups;
+inline constexpr int kStageK = 64;  // k of a stage: one lane's 16 bytes
+inline constexpr int kStages = 4;
+
+// A grouped GEMM's sides.
+struct GemmArgs {
+  const uint8_t* weights;  // tiles of expert 0
+  int64_t expert_stride;   // bytes
+  int64_t k_tiles;
+  int64_t k;                     // columns of x; the weights' padding beyond is 0
+  const uint16_t* x;             // (lines, K) bf16
+  const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
+  int64_t top_k;
+  const int64_t* row_offsets;  // (E + 1)
+  const RowTile* tiles;        // null: one expert, dense rows
+  const int32_t* tile_count;
+};
+
+// The rows that this block works on.
+struct BlockRows {
+  int64_t expert = 0, first = 0;
+  int count = 0;  // 0: none
+};
+template <int kRows>
+__device__ BlockRows rows_of_block(const GemmArgs& args) {
+  BlockRows rows;
+  if (args.tiles == nullptr) {
+    rows.first = int64_t{blockIdx.x} * kRows;
+  } else {
+    if (blockIdx.x >= *args.tile_count) return rows;
+    const RowTile tile = args.tiles[blockIdx.x];
+    rows.expert = tile.expert;
+    rows.first = tile.first_row;
+  }
+  rows.count = static_cast<int>(min(int64_t{kRows}, args.row_offsets[rows.expert + 1] - rows.first));
+  return rows;
+}
+__device__ inline int64_t line_of_row(const GemmArgs& args, int64_t row) {
+  return args.choice_of_row == nullptr ? row : args.choice_of_row[row] / args.top_k;
+}
+
+// Eight codes of one k16 step as the A fragment; scale_pair: bytes of rows r (bits 0..7) and r + 8 (bits 16..23).
+__device__ inline void widen(uint32_t codes, uint32_t scale_pair, uint32_t (&a)[4]) {
+  constexpr uint32_t kMask = 0x81C081C0u;      // s e e m at bits 15, 8, 7, 6 of both halves
+  constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // lifts e2m1 2^-126 to e2m1
+  const uint32_t scales = (scale_pair << 4) + 0x3A803A80u;
+  const uint32_t scale_low = __byte_perm(scales, 0, 0x1010), scale_high = __byte_perm(scales, 0, 0x3232);
+  const uint32_t last = ((codes << 1) & 0x80008000u) | ((codes >> 3) & 0x01800180u) | ((codes >> 7) & 0x00400040u);
+  a[0] = multiply_bf16x2(multiply_bf16x2(codes & kMask, kTwoTo126), scale_low);
+  a[1] = multiply_bf16x2(multiply_bf16x2((codes << 3) & kMask, kTwoTo126), scale_high);
+  a[2] = multiply_bf16x2(multiply_bf16x2((codes << 6) & kMask, kTwoTo126), scale_low);
+  a[3] = multiply_bf16x2(multiply_bf16x2(last, kTwoTo126), scale_high);
+}
+
+template <int kRows>
+struct Sums {
+  float at[kRows / 8][4];  // (8 lines, d of mma_bf16)
+};
+
+// sums of weight rows [128 * row_tile, + 128) times the block's lines; every thread of the block.
+template <int kRows>
+__device__ void multiply(const GemmArgs& args, const BlockRows& rows, int64_t row_tile, Sums<kRows>& sums) {
+  constexpr int kPieces = kStageK * 2 / 16;  // of 16 bytes in a line's stage
+  __shared__ alignas(128) uint16_t stages[kStages][kRows * kStageK];
+  __shared__ int64_t lines[kRows];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, group = thread / 32;
+  for (int i = thread; i < kRows; i += kGemmThreads) lines[i] = line_of_row(args, rows.first + min(i, rows.count - 1));
+  __syncthreads();
+
+  const int64_t steps = (args.k + kStageK - 1) / kStageK;
+  const uint8_t* const tiles = args.weights + rows.expert * args.expert_stride + row_tile * args.k_tiles * kTileBytes;
+  const auto stage_address = [&](int stage) { return static_cast<uint32_t>(__cvta_generic_to_shared(stages[stage])); };
+  const auto copy_lines = [&](int64_t step, int stage) {
+    if (step < steps)
+      for (int i = thread; i < kRows * kPieces; i += kGemmThreads) {
+        const int line = i / kPieces, piece = i % kPieces;
+        const int64_t k = step * kStageK + piece * 8;
+        const bool valid = line < rows.count && k < args.k;
+        copy_async(stage_address(stage) + static_cast<uint32_t>(line * kStageK * 2 + (piece ^ line % 8) * 16),
+                   args.x + lines[line] * args.k + (valid ? k : 0), valid);
+      }
+    commit_copies();  // an empty group too: wait_copies counts groups
+  };
+  uint4 codes[kStages];
+  uint2 scales[kStages];
+  const auto load_weights = [&](int64_t step, int stage) {
+    if (step >= steps) return;
+    const uint8_t* const tile = tiles + step / kHalves * kTileBytes;
+    const int half = static_cast<int>(step % kHalves);
+    codes[stage] = *reinterpret_cast<const uint4*>(tile + lane_offset(group, half, lane));
+    scales[stage] = *reinterpret_cast<const uint2*>(tile + scale_offset(group, half, lane / 4));
+  };
+
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) load_weights(stage, stage);
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) copy_lines(stage, stage);
+#pragma unroll
+  for (auto& line_sums : sums.at)
+    for (float& sum : line_sums) sum = 0;
+
+  for (int64_t first = 0; first < steps; first += kStages) {
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      const int64_t step = first + stage;
+      if (step >= steps) break;
+      wait_copies<kStages - 2>();
+      __syncthreads();  // the stage is there for all, and all are done with the one that is filled next
+      copy_lines(step + kStages - 1, (stage + kStages - 1) % kStages);
+      const uint32_t words[4] = {codes[stage].x, codes[stage].y, codes[stage].z, codes[stage].w};
+      const uint32_t scale_words[2] = {scales[stage].x, scales[stage].y};
+      load_weights(step + kStages, stage);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {  // two k16 steps: one word of scales, one load of four matrices
+        uint32_t a[2][4];
+        widen(words[2 * pair], scale_words[pair] & 0x00FF00FFu, a[0]);
+        widen(words[2 * pair + 1], scale_words[pair] >> 8 & 0x00FF00FFu, a[1]);
+#pragma unroll
+        for (int n = 0; n < kRows / 8; ++n) {
+          const int line = n * 8 + lane % 8, piece = pair * 4 + lane / 8;
+          uint32_t b[4];
+          load_matrices(b, stage_address(stage) + static_cast<uint32_t>(line * kStageK * 2 + (piece ^ line % 8) * 16));
+          mma_bf16(sums.at[n], a[0], b[0], b[1]);
+          mma_bf16(sums.at[n], a[1], b[2], b[3]);
+        }
+      }
+    }
+  }
+  wait_copies<0>();
+}
+
+// The first k of the fragment's rows in the tile: row r of group g, and the channel pair of a lane.
+struct Fragment {
+  int group = static_cast<int>(threadIdx.x / 32);
+  int row = static_cast<int>(threadIdx.x % 32 / 4);  // r; the other is r + 8
+  int line = static_cast<int>(threadIdx.x % 4 * 2);  // of eight; the other is the next
+};
+
+// The grid: row tiles along y, tiles of lines along x, so that blocks that run together share weights.
+inline dim3 gemm_grid(int64_t line_tiles, int64_t row_tiles) {
+  return dim3(static_cast<unsigned>(line_tiles), static_cast<unsigned>(row_tiles));
+}
+
+}  // namespace nvfp4_moe::cuda

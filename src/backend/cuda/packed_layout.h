@@ -1,0 +1,71 @@
+// Where the parts of a packed layer lie in its device memory.
+//
+//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles, down tiles | expert 1 | ... | shared expert |
+//   staging
+//
+// Staging holds the checkpoint's rows of a few tiles on their way in or out, so that packing one expert anew allocates
+// nothing.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "backend/backend.h"
+#include "backend/cuda/packed_tile.h"
+
+namespace nvfp4_moe::cuda {
+
+struct MatrixTiles {
+  int64_t row_tiles = 0;
+  int64_t k_tiles = 0;
+  int64_t bytes() const { return row_tiles * k_tiles * kTileBytes; }
+};
+inline MatrixTiles gate_up_tiles(int64_t hidden, int64_t intermediate) {
+  return {ceil_div(2 * intermediate, kTileRows), ceil_div(hidden, kTileK)};
+}
+inline MatrixTiles down_tiles(int64_t hidden, int64_t intermediate) {
+  return {ceil_div(hidden, kTileRows), ceil_div(intermediate, kTileK)};
+}
+
+// Experts of one size: the routed ones, or the shared one.
+struct PartLayout {
+  int64_t offset = 0;         // of expert 0
+  int64_t expert_stride = 0;  // bytes
+  MatrixTiles gate_up, down;  // down follows gate_up
+};
+
+struct PackedLayout {
+  PartLayout routed, shared;
+  int64_t staging_offset = 0;
+  int64_t staging_bytes = 0;
+
+  PackedLayout(const MoeConfig& config, const ExpertRange& range) {
+    const int64_t hidden = config->hidden_size;
+    int64_t offset = (range.count + 1) * static_cast<int64_t>(sizeof(TensorScales));
+    offset = (offset + 255) / 256 * 256;
+    routed = part(offset, hidden, config->intermediate_size);
+    offset += range.count * routed.expert_stride;
+    shared = part(offset, hidden, config->shared_intermediate_size);
+    offset += shared.expert_stride;
+    staging_offset = offset;
+    const int64_t largest_k =
+        std::max({hidden, config->intermediate_size, config->shared_intermediate_size}) / 16 * 9;  // bytes a row
+    staging_bytes = (std::max<int64_t>(kStagingBytes, kTileRows * largest_k) + 255) / 256 * 256;
+  }
+  int64_t total_bytes() const { return staging_offset + staging_bytes; }
+  const PartLayout& part_of(int64_t local_expert) const { return local_expert == kSharedExpert ? shared : routed; }
+  int64_t expert_offset(int64_t local_expert) const {
+    return local_expert == kSharedExpert ? shared.offset : routed.offset + local_expert * routed.expert_stride;
+  }
+
+ private:
+  static constexpr int64_t kStagingBytes = 8 << 20;  // large enough that a copy's start costs little
+  static PartLayout part(int64_t offset, int64_t hidden, int64_t intermediate) {
+    PartLayout part{offset, 0, gate_up_tiles(hidden, intermediate), down_tiles(hidden, intermediate)};
+    if (intermediate == 0) part.gate_up = part.down = {};
+    part.expert_stride = part.gate_up.bytes() + part.down.bytes();
+    return part;
+  }
+};
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,87 @@
+// The packed layout of the CUDA backends: where a weight's four bits and its block's scale byte lie (docs/layouts.md).
+//
+// A matrix becomes tiles of 128 rows x 128 k, one after the other along K; a tile is 8 KiB of codes and 1 KiB of
+// scales. Codes stand in the order of the A fragment of mma.m16n8k16 (a warp's quarter of wgmma's): lane l holds rows r
+// = l/4 and r + 8 of 16, k = 2c, 2c+1, 2c+8, 2c+9 with c = l%4. One lane's 16 bytes are four k16 steps, one 32-bit word
+// each.
+//
+// In each 16-bit half of a word (low half: even k, high half: odd k) the four codes (s e e m) of a0..a3 stand so that a
+// shift and a mask give bf16 bits 15, 8, 7, 6 = s e e m, which is e2m1 2^-126 exactly, subnormal code included:
+//
+//   bit   15 14 13 12 11 10  9  8  7  6  5  4  3  2  1  0
+//         a0 a3 a3 a1 a3 a3 a2 a0 a0 a0 a1 a1 a1 a2 a2 a2
+//         s  s  m  s  e  e  s  e  e  m  e  e  m  e  e  m
+//
+// A scale byte is UE5M3 with exponent bias 10: E4M3's value exactly, its subnormals as normal numbers, so that
+// (byte << 4) + 0x3A80 are the bits of that value in bf16. Zero has no such byte: a block whose scale is 0 has byte 0
+// and codes 0.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define NVFP4_MOE_HOST_DEVICE __host__ __device__
+#else
+#define NVFP4_MOE_HOST_DEVICE
+#endif
+
+namespace nvfp4_moe::cuda {
+
+inline constexpr int kTileRows = 128;
+inline constexpr int kTileK = 128;
+inline constexpr int kGroupRows = 16;  // rows of one fragment
+inline constexpr int kGroups = kTileRows / kGroupRows;
+inline constexpr int kStepsPerLane = 4;                   // k16 steps of one lane's 16 bytes
+inline constexpr int kHalves = kTileK / 64;               // of a tile along K, 64 k each
+inline constexpr int64_t kTileCodeBytes = 128 * 128 / 2;  // (group, half, lane) x 16 bytes
+inline constexpr int64_t kTileScaleBytes = 128 * 8;       // (group, half, r) x 8 bytes
+inline constexpr int64_t kTileBytes = kTileCodeBytes + kTileScaleBytes;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Offset in its tile of a lane's 16 bytes of codes.
+NVFP4_MOE_HOST_DEVICE constexpr int lane_offset(int group, int half, int lane) {
+  return ((group * kHalves + half) * 32 + lane) * 16;
+}
+// Offset in its tile of the 8 scale bytes of rows r and r + 8 of a group over 64 k. Word w of them:
+// (r, step 2w), (r, step 2w+1), (r + 8, step 2w), (r + 8, step 2w+1).
+NVFP4_MOE_HOST_DEVICE constexpr int scale_offset(int group, int half, int r) {
+  return static_cast<int>(kTileCodeBytes) + ((group * kHalves + half) * 8 + r) * 8;
+}
+
+// The 16-bit half that holds codes a0..a3, and the code at position i of it.
+NVFP4_MOE_HOST_DEVICE constexpr uint32_t pack_half(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+  const auto place = [](uint32_t code, int shift) { return ((code & 8) << 12 | (code & 7) << 6) >> shift; };
+  return place(a0, 0) | place(a1, 3) | place(a2, 6) | (a3 & 8) << 11 | (a3 & 6) << 9 | (a3 & 1) << 13;
+}
+NVFP4_MOE_HOST_DEVICE constexpr uint32_t unpack_half(uint32_t half, int i) {
+  if (i == 3) return (half >> 11 & 8) | (half >> 9 & 6) | (half >> 13 & 1);
+  const uint32_t moved = half << 3 * i;
+  return (moved >> 12 & 8) | (moved >> 6 & 7);
+}
+
+// E4M3 without sign (0x00..0x7E) <-> UE5M3 with bias 10; 0 <-> 0.
+NVFP4_MOE_HOST_DEVICE constexpr uint32_t scale_to_ue5m3(uint32_t e4m3) {
+  if (e4m3 >= 8) return e4m3 + 24;
+  if (e4m3 >= 4) return 24 + (e4m3 - 4) * 2;
+  if (e4m3 >= 2) return 16 + (e4m3 - 2) * 4;
+  return e4m3 * 8;
+}
+NVFP4_MOE_HOST_DEVICE constexpr uint32_t scale_from_ue5m3(uint32_t byte) {
+  if (byte >= 32) return byte - 24;
+  if (byte >= 24) return 4 + (byte - 24) / 2;
+  if (byte >= 16) return 2 + (byte - 16) / 4;
+  return byte / 8;
+}
+
+// Row of gate (projection 0) or up (1) at row m of the joined matrix: granules of 8, so that one lane holds gate and up
+// of the same channel in rows r and r + 8.
+struct JoinedRow {
+  int projection;
+  int64_t row;
+};
+NVFP4_MOE_HOST_DEVICE constexpr JoinedRow joined_row(int64_t m) {
+  return {static_cast<int>(m / 8 % 2), m / 16 * 8 + m % 8};
+}
+
+}  // namespace nvfp4_moe::cuda

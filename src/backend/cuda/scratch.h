@@ -1,0 +1,70 @@
+// What the cuda backend keeps beside the walk's arrays, in one span of the workspace: the tensor cores' operands and
+// the work list that route builds on the device, since no one on the host knows how many rows an expert has.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/host_layer.h"
+#include "core/config.h"
+
+namespace nvfp4_moe::cuda {
+
+// Consecutive rows of one expert: rows [first_row, first_row + tile rows), cut off at the expert's end.
+struct RowTile {
+  int32_t expert;
+  int32_t first_row;
+};
+
+// Rows of a tile: the smallest of the compiled ones that holds an expert's average share. A row's bits do not depend on
+// it.
+inline constexpr int kSmallTileRows = 16;
+inline constexpr int kLargeTileRows = 64;
+inline int tile_rows(const MoeConfig& config, int64_t tokens) {
+  return tokens * config->top_k <= kSmallTileRows * config->num_experts ? kSmallTileRows : kLargeTileRows;
+}
+inline int shared_tile_rows(int64_t tokens) { return tokens <= kSmallTileRows ? kSmallTileRows : kLargeTileRows; }
+// No routing gives more tiles than this: each expert with rows has one that may not be full.
+inline int64_t tile_bound(int64_t rows, int64_t experts, int rows_of_tile) {
+  return std::min(rows, rows / rows_of_tile + experts);
+}
+
+// Choices that one warp of route sorts after counting; more warps, more counters.
+inline constexpr int64_t kRouteChunk = 1024;
+// Up to so many choices are routed by one thread block.
+inline constexpr int64_t kRouteOneBlock = 4096;
+
+struct Scratch {
+  uint16_t* hidden_operand = nullptr;  // (T, H) bf16, e2m1 * e4m3 exactly; nvfp4 only
+  uint16_t* routed_operand = nullptr;  // (R, I) the same of the intermediate
+  uint16_t* shared_operand = nullptr;  // (T, Is)
+  RowTile* tiles = nullptr;            // (tile_bound)
+  int32_t* tile_count = nullptr;       // (1)
+  int32_t* chunk_counts = nullptr;     // (chunks, E) rows of each expert before and in a chunk of choices
+  size_t total_bytes = 0;
+
+  // base null: measures. tokens: of the call, or the limit.
+  Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, std::byte* base) : base_(base) {
+    const int64_t rows = tokens * config->top_k;
+    if (config->activation_format == ActivationFormat::kNvfp4) {
+      hidden_operand = take<uint16_t>(tokens * config->hidden_size);
+      routed_operand = take<uint16_t>(rows * config->intermediate_size);
+      shared_operand = take<uint16_t>(tokens * config->shared_intermediate_size);
+    }
+    tiles = take<RowTile>(tile_bound(rows, range.count, kSmallTileRows));
+    tile_count = take<int32_t>(1);
+    chunk_counts = take<int32_t>((rows + kRouteChunk - 1) / kRouteChunk * range.count);
+  }
+
+ private:
+  template <class T>
+  T* take(int64_t count) {
+    T* const place = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes);
+    total_bytes += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return place;
+  }
+  std::byte* base_;
+};
+
+}  // namespace nvfp4_moe::cuda

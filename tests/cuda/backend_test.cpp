@@ -1,0 +1,86 @@
+// What the cuda backend takes and declines, judged from device facts alone, and the device string.
+#include "backend/backend.h"
+
+#include <gtest/gtest.h>
+
+#include "check/cases.h"
+#include "moe/layer.h"
+#include "moe/registry.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+DeviceFacts gpu(int compute_capability) {
+  DeviceFacts facts;
+  facts.kind = DeviceKind::kCuda;
+  facts.name = "a GPU";
+  facts.compute_capability = compute_capability;
+  return facts;
+}
+
+TEST(CudaBackend, TakesEveryCaseButInt8Block) {
+  for (const Case& spec : case_table()) {
+    const auto config = MoeConfig::make(spec.options);
+    ASSERT_OK(config);
+    const Status status = kCudaBackend.supports(*config, gpu(80));
+    if (spec.options.activation_format != ActivationFormat::kInt8Block) {
+      EXPECT_OK(status);
+      continue;
+    }
+    EXPECT_EQ(status.code(), Code::kUnsupported);
+    EXPECT_NE(status.message().find("int8_block"), std::string::npos) << status.message();
+  }
+}
+
+TEST(CudaBackend, DeclinesHostsAndOlderDevicesByName) {
+  const auto config = MoeConfig::make(case_table().front().options);
+  ASSERT_OK(config);
+  EXPECT_EQ(kCudaBackend.supports(*config, host_facts()).code(), Code::kUnsupported);
+  const Status old = kCudaBackend.supports(*config, gpu(75));
+  EXPECT_EQ(old.code(), Code::kUnsupported);
+  EXPECT_NE(old.message().find("7.5"), std::string::npos) << old.message();
+  EXPECT_OK(kCudaBackend.supports(*config, gpu(120)));
+}
+
+TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
+  const auto config = MoeConfig::make(case_table().front().options);
+  ASSERT_OK(config);
+  const auto on_device = choose_backend(*config, gpu(90), "auto");
+  ASSERT_OK(on_device);
+  EXPECT_EQ(*on_device, &kCudaBackend);
+  const auto on_host = choose_backend(*config, host_facts(), "auto");
+  ASSERT_OK(on_host);
+  EXPECT_EQ(*on_host, &kCpuBackend);
+  EXPECT_EQ(choose_backend(*config, host_facts(), "cuda").status().code(), Code::kUnsupported);
+}
+
+// plan is pure: it needs no device, and a larger limit never needs less.
+TEST(CudaBackend, PlansWithoutADevice) {
+  for (const Case& spec : case_table()) {
+    if (spec.options.activation_format == ActivationFormat::kInt8Block) continue;
+    const auto config = MoeConfig::make(spec.options);
+    ASSERT_OK(config);
+    size_t before = 0;
+    for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
+      const auto plan = kCudaBackend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu(90));
+      ASSERT_OK(plan);
+      EXPECT_EQ(plan->steps.size(), 6u);
+      EXPECT_GE(plan->workspace.total_bytes(), before);
+      before = plan->workspace.total_bytes();
+    }
+  }
+}
+
+TEST(Device, NamesAreCheckedBeforeTheMachineIsAsked) {
+  for (const char* name : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:00001", "CUDA:0", "cpu:0"})
+    EXPECT_EQ(device_facts(name).status().code(), Code::kInvalidArgument) << name;
+  const auto host = device_facts("cpu");
+  ASSERT_OK(host);
+  EXPECT_EQ(*host, host_facts());
+  // No machine has a thousand devices.
+  EXPECT_EQ(device_facts("cuda:999").status().code(), Code::kUnsupported);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

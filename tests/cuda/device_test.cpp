@@ -1,0 +1,213 @@
+// On a GPU: graphs that are captured once and replayed with other contents, repeats, large shapes, many choices, and
+// the layer as a caller sees it. Capture itself fails on an allocation, a copy that waits, or any other
+// synchronization.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "backend/backend.h"
+#include "check/cases.h"
+#include "check/judge.h"
+#include "core/random.h"
+#include "moe/layer.h"
+#include "support/backends.h"
+#include "support/host_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+#define ASSERT_CUDA(...) ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
+
+class CudaDevice : public test::BackendTest {
+ protected:
+  static std::string same(const CaseData& data, const std::vector<uint8_t>& expected,
+                          const std::vector<uint8_t>& actual) {
+    return test::difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
+  }
+  static Case shaped(const char* choice, int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate,
+                     int64_t tokens) {
+    Case spec = cases_named(choice).front();
+    spec.options.num_experts = experts;
+    spec.options.top_k = top_k;
+    spec.options.hidden_size = hidden;
+    spec.options.intermediate_size = intermediate;
+    spec.range = {0, experts};
+    spec.tokens = tokens;
+    spec.routing = Routing::kUniform;
+    spec.data = DataKind::kNormal;
+    return spec;
+  }
+  // The layer against the CPU's, which the reference judges; fast enough for real sizes.
+  void expect_agreement(const CaseData& data) {
+    test::HostRun expected(kCpuBackend, data), actual(*GetParam(), data);
+    ASSERT_TRUE(expected.ok() && actual.ok());
+    const auto pool = make_thread_pool();
+    const std::vector<float> e = test::to_floats(expected.run(data, pool.get()), data.spec.out_dtype);
+    const std::vector<float> a = test::to_floats(actual.run(data), data.spec.out_dtype);
+    EXPECT_EQ(actual.broken_guard(), -1);
+    EXPECT_EQ(broken_limit(compare(e.data(), a.data(), data.spec.tokens, data.spec.options.hidden_size),
+                           layer_limits(data.config, data.spec.tokens)),
+              "");
+  }
+};
+
+// hidden, ids, router weights and what another seed gives; ids of the last tokens -1.
+TEST_P(CudaDevice, CapturedGraphReplaysWithOtherContents) {
+  int graphs = 0;
+  for (const Case& spec : case_table()) {
+    if (spec.tokens < 9 || spec.tokens > 33 || test::declines(*GetParam(), *MoeConfig::make(spec.options))) continue;
+    if (++graphs % 4 != 0) continue;
+    SCOPED_TRACE(spec.name);
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    test::HostRun captured(*GetParam(), *data), eager(*GetParam(), *data);
+    ASSERT_TRUE(captured.ok() && eager.ok());
+    std::vector<uint8_t> out(data->out_bytes());
+    const Batch placed = captured.place(data->batch(out.data()));
+
+    cudaStream_t stream = nullptr;
+    ASSERT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    const Status status = captured.run_into(placed, serial_executor(), stream);
+    ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+    ASSERT_OK(status);
+    ASSERT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      Case other_spec = spec;
+      other_spec.seed += 100 * seed;
+      auto other = make_case(other_spec);
+      ASSERT_OK(other);
+      other->experts = data->experts;
+      other->tensor_scales = data->tensor_scales;
+      for (int64_t t = spec.tokens - static_cast<int64_t>(3 * seed); t < spec.tokens; ++t)
+        for (int64_t k = 0; k < spec.options.top_k; ++k) other->set_id(t, k, -1);
+      captured.poison();
+      const Batch again = captured.place(other->batch(out.data()));
+      ASSERT_EQ(again.hidden, placed.hidden);  // the same memory, other contents
+      ASSERT_CUDA(cudaGraphLaunch(replay, stream));
+      ASSERT_CUDA(cudaStreamSynchronize(stream));
+      captured.fetch(again, out.data());
+      EXPECT_EQ(captured.broken_guard(), -1);
+      EXPECT_EQ(same(*other, eager.run(*other), out), "");
+      EXPECT_EQ(std::memcmp(captured.buffers().status, eager.buffers().status, sizeof(RunStatus)), 0);
+    }
+    ASSERT_CUDA(cudaGraphExecDestroy(replay));
+    ASSERT_CUDA(cudaGraphDestroy(graph));
+    ASSERT_CUDA(cudaStreamDestroy(stream));
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(graphs, 40);
+}
+
+TEST_P(CudaDevice, TwoHundredRepeatsGiveTheSameBits) {
+  for (const char* choice : {"w4a4/", "w4a16/", "w4a4_shared/", "w4a4_before_down/"}) {
+    const auto data = make_case(shaped(choice, 16, 4, 256, 128, 150));
+    ASSERT_OK(data);
+    test::HostRun run(*GetParam(), *data);
+    ASSERT_TRUE(run.ok());
+    const std::vector<uint8_t> first = run.run(*data);
+    for (int repeat = 1; repeat < 200; ++repeat) {
+      if (repeat % 20 == 0) run.poison();
+      ASSERT_EQ(first, run.run(*data)) << choice << " repeat " << repeat;
+    }
+  }
+}
+
+// K of many stages, row tiles that are not full, small and large tiles of lines.
+TEST_P(CudaDevice, LargeShapesAgreeWithTheCpu) {
+  for (const char* choice : {"w4a4/", "w4a16/"})
+    for (int64_t tokens : {1, 7, 65, 300}) {
+      SCOPED_TRACE(std::string(choice) + std::to_string(tokens));
+      const auto data = make_case(shaped(choice, 8, 2, 2064, 720, tokens));
+      ASSERT_OK(data);
+      expect_agreement(*data);
+    }
+}
+
+TEST_P(CudaDevice, RandomShapesAgreeWithTheCpu) {
+  Random random(2024);
+  const char* const choices[] = {"w4a4/",     "w4a16/", "w4a4_clamped/", "w4a4_shared/", "w4a16_before_down/",
+                                 "w4a4_fp16/"};
+  for (int i = 0; i < 24; ++i) {
+    const int64_t experts = 1 + random.below(40), top_k = 1 + random.below(std::min<int64_t>(experts, 8));
+    Case spec = shaped(choices[random.below(6)], experts, top_k, 16 * (1 + random.below(40)),
+                       16 * (1 + random.below(24)), 1 + random.below(200));
+    spec.routing = random.below(2) == 0 ? Routing::kZipf : Routing::kPartlyNone;
+    SCOPED_TRACE(spec.name + " e" + std::to_string(experts) + " k" + std::to_string(top_k) + " h" +
+                 std::to_string(spec.options.hidden_size) + " i" + std::to_string(spec.options.intermediate_size) +
+                 " t" + std::to_string(spec.tokens));
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    expect_agreement(*data);
+  }
+}
+
+// More choices than one block of route takes, on both sides of the limit, and ranges of experts.
+TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
+  for (Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kBadIds, Routing::kDuplicates})
+    for (int64_t tokens : {511, 512, 513, 4000}) {
+      Case spec = shaped("w4a16/", 300, 8, 16, 16, tokens);
+      spec.routing = routing;
+      spec.range = routing == Routing::kZipf ? ExpertRange{0, 300} : ExpertRange{20, 257};
+      SCOPED_TRACE(std::string(to_string(routing)) + " " + std::to_string(tokens));
+      const auto data = make_case(spec);
+      ASSERT_OK(data);
+      test::HostRun expected(kReferenceBackend, *data), actual(*GetParam(), *data);
+      ASSERT_TRUE(expected.ok() && actual.ok());
+      std::vector<uint8_t> out(data->out_bytes());
+      const Batch host = data->batch(out.data()), device = actual.place(host);
+      kReferenceBackend.steps->route(expected.call(host, serial_executor()));
+      GetParam()->steps->route(actual.call(device, serial_executor()));
+      actual.fetch(device, out.data());
+      const HostBuffers &e = expected.buffers(), &a = actual.buffers();
+      const int64_t rows = e.routed.row_offsets[spec.range.count];
+      EXPECT_TRUE(std::equal(e.row_of_choice, e.row_of_choice + tokens * 8, a.row_of_choice));
+      EXPECT_TRUE(std::equal(e.routed.row_offsets, e.routed.row_offsets + spec.range.count + 1, a.routed.row_offsets));
+      EXPECT_TRUE(std::equal(e.routed.choice_of_row, e.routed.choice_of_row + rows, a.routed.choice_of_row));
+      EXPECT_EQ(e.status->bad_expert_ids, a.status->bad_expert_ids);
+      EXPECT_EQ(actual.broken_guard(), -1);
+    }
+}
+
+// Codes under a scale of 0 count for nothing and still come back.
+TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
+  auto data = make_case(shaped("w4a16/", 4, 2, 272, 144, 5));
+  ASSERT_OK(data);
+  CaseData silent = *data;
+  for (CaseData* one : {&*data, &silent})
+    for (ExpertBuffers& expert : one->experts)
+      for (Nvfp4Buffers* matrix : {&expert.gate, &expert.up, &expert.down})
+        for (size_t block = 0; block < matrix->block_scales.size(); block += 5) {
+          matrix->block_scales[block] = 0;
+          std::fill_n(matrix->codes.begin() + static_cast<int64_t>(block * 8), 8, one == &silent ? 0x00 : 0x7B);
+        }
+  test::HostRun run(*GetParam(), *data), silent_run(*GetParam(), silent);
+  ASSERT_TRUE(run.ok() && silent_run.ok());
+  EXPECT_EQ(run.run(*data), silent_run.run(silent));
+  for (int64_t e = 0; e < 4; ++e) {
+    ExpertBuffers out;
+    ASSERT_OK(GetParam()->unpack_expert(run.weights(), e, out));
+    const ExpertBuffers& in = data->experts[static_cast<size_t>(e)];
+    EXPECT_EQ(out.gate.codes, in.gate.codes);
+    EXPECT_EQ(out.up.codes, in.up.codes);
+    EXPECT_EQ(out.down.codes, in.down.codes);
+    EXPECT_EQ(out.down.block_scales, in.down.block_scales);
+  }
+}
+
+std::vector<const Backend*> device_backends() {
+  std::vector<const Backend*> list = test::step_backends();
+  std::erase_if(list, [](const Backend* backend) { return backend->memory == nullptr; });
+  return list;
+}
+INSTANTIATE_TEST_SUITE_P(Backends, CudaDevice, ::testing::ValuesIn(device_backends()), test::backend_test_name);
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,0 +1,138 @@
+// MoeLayer on "cuda:0" as a caller sees it: opened, run in a stream, asked for its status, an expert replaced and
+// unpacked.
+#include "moe/layer.h"
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "check/cases.h"
+#include "support/backends.h"
+#include "support/host_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+LayerSource source_of(const CaseData& data) {
+  LayerSource source;
+  source.scales = data.scales;
+  source.expert = [&data](int64_t global) -> Result<LoadedExpert> {
+    LoadedExpert loaded;
+    loaded.source = data.expert(global - data.spec.range.first);
+    return loaded;
+  };
+  source.shared_expert = [&data]() -> Result<LoadedExpert> {
+    LoadedExpert loaded;
+    loaded.source = data.expert(kSharedExpert);
+    return loaded;
+  };
+  return source;
+}
+
+// Bytes on the device.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(size_t size_bytes) { EXPECT_EQ(cudaMalloc(&data_, size_bytes + 1), cudaSuccess); }
+  explicit DeviceBytes(const std::vector<uint8_t>& bytes) : DeviceBytes(bytes.size()) {
+    EXPECT_EQ(cudaMemcpy(data_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  ~DeviceBytes() { cudaFree(data_); }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+class CudaLayer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto device = device_facts("cuda:0");
+    if (!device.ok()) GTEST_SKIP() << device.status().message();
+  }
+  // Runs the layer on the case's batch from device memory.
+  static std::vector<uint8_t> run(const MoeLayer& layer, const CaseData& data, cudaStream_t stream, RunStatus* status) {
+    const auto& weights = data.topk_weights;
+    std::vector<uint8_t> weight_bytes(weights.size() * sizeof(float));
+    std::memcpy(weight_bytes.data(), weights.data(), weight_bytes.size());
+    const DeviceBytes hidden(data.hidden), ids(data.topk_ids), router(weight_bytes), out(data.out_bytes());
+    const DeviceBytes workspace(layer.workspace_bytes());
+    Batch batch = data.batch(out.data());
+    batch.hidden = hidden.data();
+    batch.topk_ids = ids.data();
+    batch.topk_weights = static_cast<const float*>(router.data());
+    EXPECT_OK(layer.run(batch, workspace.data(), layer.workspace_bytes(), stream));
+    const auto noticed = layer.status(workspace.data(), layer.workspace_bytes(), stream);
+    EXPECT_OK(noticed);
+    if (status != nullptr && noticed.ok()) *status = *noticed;
+    std::vector<uint8_t> bytes(data.out_bytes());
+    EXPECT_EQ(cudaMemcpy(bytes.data(), out.data(), bytes.size(), cudaMemcpyDeviceToHost), cudaSuccess);
+    return bytes;
+  }
+  static LayerOptions on_device(const CaseData& data) {
+    LayerOptions options;
+    options.device = "cuda:0";
+    options.range = data.spec.range;
+    options.limits.max_tokens = data.spec.tokens;
+    return options;
+  }
+};
+
+TEST_F(CudaLayer, RunsReplacesAndUnpacks) {
+  const auto data = make_case(cases_named("w4a4_clamped/e16_k4_h256_i128/").front());
+  ASSERT_OK(data);
+  const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
+  ASSERT_OK(layer);
+  EXPECT_STREQ((*layer)->backend().name, "cuda");
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  RunStatus status;
+  const std::vector<uint8_t> out = run(**layer, *data, stream, &status);
+
+  test::HostRun backend(kCudaBackend, *data);
+  ASSERT_TRUE(backend.ok());
+  EXPECT_EQ(out, backend.run(*data));
+  EXPECT_EQ(status.hidden_blocks, backend.buffers().status->hidden_blocks);
+  EXPECT_GT(status.hidden_blocks, 0u);
+
+  // Expert 0 takes expert 1's weights, in the layer and in a fresh one.
+  CaseData changed = *data;
+  changed.experts[0] = data->experts[1];
+  changed.tensor_scales[0] = data->tensor_scales[1];
+  ASSERT_OK((*layer)->replace_expert(0, changed.expert(0)));
+  test::HostRun fresh(kCudaBackend, changed);
+  EXPECT_EQ(run(**layer, *data, stream, nullptr), fresh.run(changed));
+  ExpertBuffers unpacked;
+  ASSERT_OK((*layer)->unpack_expert(0, unpacked));
+  EXPECT_EQ(unpacked.up.codes, changed.experts[0].up.codes);
+  EXPECT_EQ(unpacked.down.block_scales, changed.experts[0].down.block_scales);
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_F(CudaLayer, WarmsUp) {
+  const auto data = make_case(cases_named("w4a16_shared/e16_k4_h256_i128/").front());
+  ASSERT_OK(data);
+  const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
+  ASSERT_OK(layer);
+  const DeviceBytes workspace((*layer)->workspace_bytes());
+  ASSERT_OK((*layer)->warmup(workspace.data(), (*layer)->workspace_bytes()));
+  const auto status = (*layer)->status(workspace.data(), (*layer)->workspace_bytes());
+  ASSERT_OK(status);
+  EXPECT_EQ(status->nonfinite_rows, 0u);
+}
+
+TEST_F(CudaLayer, RefusesInt8BlockByName) {
+  const auto data = make_case(cases_named("w4a8/").front());
+  ASSERT_OK(data);
+  const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
+  ASSERT_FALSE(layer.ok());
+  EXPECT_EQ(layer.status().code(), Code::kUnsupported);
+  EXPECT_NE(layer.status().message().find("int8_block"), std::string::npos) << layer.status().message();
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -166,6 +166,7 @@ typedef struct nvfp4_moe_layer_options {
   void* progress_user;
   int32_t threads;        /* of the own pool, or of parallel_for (a hint); 0: NVFP4_MOE_THREADS, else one per core */
   int32_t cache_checksum; /* 1: the cache's key and content are checked over all bytes, not over headers and times */
+  const char* device;     /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
 } nvfp4_moe_layer_options;
 
 /* Which backend would take this config, and why the others would not: JSON [{"backend", "chosen", "reason"}].
@@ -283,7 +284,7 @@ typedef struct nvfp4_moe_run_status {
   uint64_t intermediate_saturated;
   uint64_t intermediate_zeroed;
 } nvfp4_moe_run_status;
-/* Any thread, after the run. */
+/* Any thread, after the run; on a device, once the run's stream has done it. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,
                                                         size_t workspace_bytes, nvfp4_moe_run_status* status);
 

@@ -65,6 +65,7 @@ Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options) {
   if (options.cache_checksum != 0 && options.cache_checksum != 1)
     return invalid_argument("cache_checksum: expected 0 or 1, got " + std::to_string(options.cache_checksum));
   LayerOptions result;
+  if (options.device != nullptr) result.device = options.device;
   result.backend = backend_name(options.backend);
   result.range = {options.first_expert, options.expert_count};
   result.limits.max_tokens = options.max_tokens;

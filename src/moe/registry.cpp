@@ -112,7 +112,7 @@ Result<DeviceFacts> device_facts(const std::string& device) {
   if (device == "cpu") return host_facts();
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";
   const bool digits = !index.empty() && index.size() <= 4 && index.find_first_not_of("0123456789") == index.npos;
-  if (!digits) return invalid_argument("device: expected cpu or cuda:N, got \"" + device + "\"");
+  if (!digits) return invalid_argument("device: expected cpu or cuda:N, got " + device);
 #ifdef NVFP4_MOE_WITH_CUDA
   return cuda_device_facts(std::stoi(index));
 #else

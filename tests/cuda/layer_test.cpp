@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "check/cases.h"
+#include "check/judge.h"
+#include "moe/c_layer.h"
 #include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"
@@ -123,6 +125,37 @@ TEST_F(CudaLayer, WarmsUp) {
   const auto status = (*layer)->status(workspace.data(), (*layer)->workspace_bytes());
   ASSERT_OK(status);
   EXPECT_EQ(status->nonfinite_rows, 0u);
+}
+
+// The same through the C interface, against the CPU.
+TEST_F(CudaLayer, RunsThroughC) {
+  test::CLayer c;
+  test::TinyBatch batch(c.tiny.options, 9);
+  const std::vector<float> expected = c.expected(batch);
+  c.options.device = "cuda:0";
+  const api::Layer layer = c.open();
+  const auto copy_of = [](const auto& values) {
+    std::vector<uint8_t> bytes(values.size() * sizeof(values[0]));
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+  };
+  const DeviceBytes hidden(copy_of(batch.hidden)), ids(copy_of(batch.ids)), weights(copy_of(batch.weights));
+  const DeviceBytes out(batch.out.size() * sizeof(float)), workspace(layer.workspace_bytes());
+  nvfp4_moe_batch placed = test::c_batch(batch);
+  placed.hidden = hidden.data();
+  placed.topk_ids = ids.data();
+  placed.topk_weights = static_cast<const float*>(weights.data());
+  placed.out = out.data();
+  ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(), nullptr), NVFP4_MOE_OK)
+      << nvfp4_moe_last_error();
+  auto status = api::make<nvfp4_moe_run_status>();
+  ASSERT_EQ(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(), &status), NVFP4_MOE_OK);
+  EXPECT_GT(status.hidden_blocks, 0u);
+  std::vector<float> actual(batch.out.size());
+  ASSERT_EQ(cudaMemcpy(actual.data(), out.data(), actual.size() * sizeof(float), cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), batch.tokens, c.tiny.options.hidden_size),
+                         layer_limits(c.tiny.config(), batch.tokens)),
+            "");
 }
 
 TEST_F(CudaLayer, RefusesInt8BlockByName) {

@@ -136,8 +136,18 @@ TEST(CApi, PlansAndExplainsWithoutWeights) {
 
   const auto choices = nlohmann::json::parse(api::explain(c.config));
   ASSERT_EQ(choices.size(), backends().size());
-  EXPECT_EQ(choices[0]["chosen"], true);
+  for (const auto& choice : choices) EXPECT_EQ(choice["chosen"], choice["backend"] == kCpuBackend.name) << choice;
   EXPECT_EQ(nlohmann::json::parse(api::explain(c.config, "reference")).back()["chosen"], true);
+}
+
+TEST(CApi, DevicesAreNamed) {
+  CLayer c;
+  c.options.device = "cpu";
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_OK);
+  c.options.device = "gpu";
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_INVALID_ARGUMENT);
+  c.options.device = "cuda:999";  // no machine has a thousand
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_UNSUPPORTED);
 }
 
 TEST(CApi, CheckpointsOpenRunAndTell) {

@@ -88,7 +88,7 @@ TEST(Linear, BackendsAgreeOnInt8Blocks) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(40, 96, 0.25f, random);
   std::vector<float> first;
-  for (const Backend* backend : backends()) {
+  for (const Backend* backend : test::runnable_backends()) {
     LinearOptions options = linear_options();
     options.backend = backend->name;
     options.activation_format = ActivationFormat::kInt8Block;

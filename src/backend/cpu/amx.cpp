@@ -1,15 +1,14 @@
 // The instruction set "amx": bf16 tiles for W4A4 and W4A16, 8-bit activations with fp32 scales (W4A8) as avx512bf16.
 //
-// A tile multiplication takes 16 lines x 16 weight rows x 32 of K in the time of some thirty vector instructions. Weights
-// are decoded with their block scale folded in (bf16_avx512.h), a slice of a strip at a time and into one of two
-// buffers, while the tiles work on the other; two by two tiles of accumulators take 32 lines and 32 weight rows.
+// A tile multiplication takes 16 lines x 16 weight rows x 32 of K in 16 cycles. Weights are decoded with their block
+// scale folded in (bf16_avx512.h) into a ring in L1, from which the tiles read them a few blocks later.
 //
 // W4A4: activations carry their block scales as well, and tiles are half as deep, one block of 16. Sum and products of
 // a block are then exact in fp32, in any order, and are added to the accumulator by one rounding, block after block:
 // the bits of the integer kernels.
 // W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added to the accumulator:
 // |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are half as deep here too.
-// No line sees another, so results do not depend on count.
+// A single line goes another way (float_few.h), unless OperandLines::same_bits.
 // The instruction takes subnormal inputs, products and sums as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,6 +34,7 @@ namespace {
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
 #include "backend/cpu/lines.h"
+#include "backend/cpu/float_few.h"
 // clang-format on
 
 constexpr bool kPermuteBytes = true;
@@ -72,10 +72,11 @@ void tile_nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int6
   nvfp4_operands(codes, block_scales, k, out + chunks_of(k) * kBf16ChunkBytes);
 }
 
-// ---- tiles: 0..3 accumulators (lines, weight rows), 4 and 5 lines, 6 and 7 panels
+// ---- tiles: 0..5 sums (16 lines x 16 weight rows each), 6 lines, 7 weights
 
 constexpr int64_t kTileLines = 16;
-constexpr int64_t kGroupLines = 2 * kTileLines;
+constexpr int64_t kMostSums = 6, kMostLines = 4 * kTileLines;
+constexpr int kLinesTile = 6, kWeightsTile = 7;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0;
@@ -83,13 +84,6 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Tiles of `first` and `second` lines (0: no second tile), `depth` pairs deep.
-  TileConfig(int64_t first, int64_t second, int64_t depth) {
-    second = std::max<int64_t>(second, 1);
-    for (int tile = 0; tile < 4; ++tile) set(tile, tile < 2 ? first : second, 64);
-    for (int tile = 4; tile < 6; ++tile) set(tile, tile < 5 ? first : second, 4 * depth);
-    for (int tile = 6; tile < 8; ++tile) set(tile, depth, 64);
-  }
   void set(int tile, int64_t tile_rows, int64_t bytes) {
     rows[tile] = static_cast<uint8_t>(tile_rows);
     row_bytes[tile] = static_cast<uint16_t>(bytes);
@@ -97,143 +91,142 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// The intrinsics do not say what they read and write of memory.
-inline void memory_barrier() { asm volatile("" ::: "memory"); }
-
-template <int kPanels, int kTiles>
+// The compiler's intrinsics take no template arguments, and do not say what they read and write of memory.
+inline void configure(const TileConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config) : "memory"); }
+inline void release() { asm volatile("tilerelease" ::: "memory"); }
+template <int kTile>
 inline void clear() {
-  _tile_zero(0);
-  if constexpr (kPanels == 2) _tile_zero(1);
-  if constexpr (kTiles == 2) _tile_zero(2);
-  if constexpr (kTiles == 2 && kPanels == 2) _tile_zero(3);
+  asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
-template <int kPanels, int kTiles>
-inline void load_sums(const float* acc) {  // (lines, kPanels * 16)
-  constexpr int64_t kStride = kPanels * kPanelRows * 4;
-  const float* second = acc + kTileLines * kPanels * kPanelRows;
-  _tile_loadd(0, acc, kStride);
-  if constexpr (kPanels == 2) _tile_loadd(1, acc + kPanelRows, kStride);
-  if constexpr (kTiles == 2) _tile_loadd(2, second, kStride);
-  if constexpr (kTiles == 2 && kPanels == 2) _tile_loadd(3, second + kPanelRows, kStride);
+template <int kTile>
+inline void load(const void* rows, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride), "i"(kTile) : "memory");
 }
-template <int kPanels, int kTiles>
-inline void store_sums(float* acc) {
-  constexpr int64_t kStride = kPanels * kPanelRows * 4;
-  float* second = acc + kTileLines * kPanels * kPanelRows;
-  _tile_stored(0, acc, kStride);
-  if constexpr (kPanels == 2) _tile_stored(1, acc + kPanelRows, kStride);
-  if constexpr (kTiles == 2) _tile_stored(2, second, kStride);
-  if constexpr (kTiles == 2 && kPanels == 2) _tile_stored(3, second + kPanelRows, kStride);
-  memory_barrier();
+template <int kTile>
+inline void store(void* rows, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(rows), "r"(stride), "i"(kTile) : "memory");
 }
-// Lines at `a`, line_bytes apart, times weights (depth pairs, kPanels * 16 rows).
-template <int kPanels, int kTiles>
-inline void multiply_tiles(const std::byte* a, int64_t line_bytes, const __m512bh* weights) {
-  constexpr int64_t kStride = kPanels * 64;
-  _tile_loadd(6, weights, kStride);
-  _tile_loadd(4, a, line_bytes);
-  _tile_dpbf16ps(0, 4, 6);
-  if constexpr (kTiles == 2) {
-    _tile_loadd(5, a + kTileLines * line_bytes, line_bytes);
-    _tile_dpbf16ps(2, 5, 6);
-  }
-  if constexpr (kPanels == 2) {
-    _tile_loadd(7, weights + 1, kStride);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (kTiles == 2) _tile_dpbf16ps(3, 5, 7);
-  }
+template <int kSum>
+inline void multiply_add() {
+  asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(kWeightsTile), "i"(kLinesTile), "i"(kSum));
 }
 
-// ---- a strip: slices of weights, decoded one ahead
+// kTiles tiles of lines times kPanels panels: sum p * kTiles + i.
+template <int kPanels, int kTiles, int kSum = 0>
+inline void clear_sums() {
+  clear<kSum>();
+  if constexpr (kSum + 1 < kPanels * kTiles) clear_sums<kPanels, kTiles, kSum + 1>();
+}
+template <int kPanels, int kTiles, int kSum = 0>
+inline void store_sums(float* acc, int64_t acc_stride) {  // floats
+  store<kSum>(acc + kSum % kTiles * kTileLines * acc_stride + kSum / kTiles * kPanelRows, acc_stride * 4);
+  if constexpr (kSum + 1 < kPanels * kTiles) store_sums<kPanels, kTiles, kSum + 1>(acc, acc_stride);
+}
+// Lines at `lines`, line_bytes apart, times weights (pairs, kPanels) vectors.
+template <int kPanels, int kTiles, int kSum = 0>
+inline void multiply_tiles(const std::byte* lines, int64_t line_bytes, const __m512bh* weights) {
+  if constexpr (kSum % kTiles == 0) load<kWeightsTile>(weights + kSum / kTiles, kPanels * 64);
+  load<kLinesTile>(lines + kSum % kTiles * kTileLines * line_bytes, line_bytes);
+  multiply_add<kSum>();
+  if constexpr (kSum + 1 < kPanels * kTiles) multiply_tiles<kPanels, kTiles, kSum + 1>(lines, line_bytes, weights);
+}
 
-constexpr int64_t kSliceBlocks = 16;
-struct alignas(64) Slices {
-  __m512bh weights[2][kSliceBlocks * kBlockPairs * kStripPanels];  // (pairs, panels)
+// ---- a strip
+
+// Weights on their way from the decoder to the tiles, in L1. The tiles follow a few blocks behind, when what was stored
+// has arrived there.
+constexpr int64_t kRingBlocks = 16, kBlocksAhead = 8;
+struct alignas(64) Ring {
+  __m512bh weights[kRingBlocks * kBlockPairs * kStripPanels];  // (pairs, panels)
+
+  __m512bh* block(int64_t b, int64_t panels) { return weights + b % kRingBlocks * kBlockPairs * panels; }
 };
 
-// Decodes slices one after another, each into the buffer that is not at work, spread evenly over the steps of the one
-// before it.
-template <int kPanels>
-struct SliceDecoder {
-  Slices& slices;
-  Decoder<kPanels> decoder;
-  int64_t end = 0;      // block
-  int64_t of_steps = 1, blocks = 0, credit = 0;
-
-  SliceDecoder(const Strip& strip, Slices& buffers) : slices(buffers), decoder(strip) {}
-  const __m512bh* slice(int64_t first_block) const { return slices.weights[first_block / kSliceBlocks % 2]; }
-  void begin(int64_t end_block, int64_t steps) {
-    end = end_block;
-    blocks = end_block - decoder.next;
-    of_steps = steps;
-    credit = 0;
-  }
-  void step() {
-    for (credit += blocks; credit >= of_steps; credit -= of_steps) decode();
-  }
-  void finish() {
-    while (decoder.next < end) decode();
-  }
-  void decode() {
-    decoder.decode_next(slices.weights[decoder.next / kSliceBlocks % 2] +
-                        decoder.next % kSliceBlocks * kBlockPairs * kPanels);
-  }
-};
-
-// One slice times the lines of one group, depth pairs a step.
-template <int kPanels, int kTiles>
-inline void multiply_group(const std::byte* a, int64_t line_bytes, const __m512bh* weights, int64_t steps, int64_t depth,
-                           SliceDecoder<kPanels>& ahead) {
-  for (int64_t step = 0; step < steps; ++step) {
-    multiply_tiles<kPanels, kTiles>(a + step * depth * 4, line_bytes, weights + step * depth * kPanels);
-    ahead.step();
-    memory_barrier();
-  }
-}
-
-template <int kPanels>
-void multiply_tiled(const Strip& strip, const OperandLines& lines, int64_t depth, float* acc) {
-  const std::byte* first_line = lines.lines[0];
-  const int64_t count = lines.count, line_bytes = count > 1 ? lines.lines[1] - first_line : 0;
-  const int64_t groups = (count + kGroupLines - 1) / kGroupLines;
-  const int64_t last_lines = count - (groups - 1) * kGroupLines;
-  // Tiles that more than one group shares are full.
-  const int64_t first = std::min(groups > 1 ? kTileLines : last_lines, kTileLines);
-  const int64_t second = groups > 1 ? kTileLines : last_lines - first;
-  const TileConfig config(first, second, depth);
-  Slices slices;
-  SliceDecoder<kPanels> ahead(strip, slices);
+// All lines times kPanels panels, kStepBlocks blocks of K a step. Sums stay in tiles from the first block to the last.
+template <int kPanels, int kTiles, int kStepBlocks>
+void multiply_panels(const Strip& strip, const std::byte* lines, int64_t line_bytes, float* acc, int64_t acc_stride) {
   const int64_t blocks = strip.chunks * kBlocksPerChunk;
-
-  memory_barrier();
-  _tile_loadconfig(&config);
-  ahead.begin(std::min(kSliceBlocks, blocks), 1);
-  ahead.finish();
-  for (int64_t begin = 0; begin < blocks; begin += kSliceBlocks) {
-    const int64_t end = std::min(begin + kSliceBlocks, blocks);
-    const int64_t steps = (end - begin) * kBlockPairs / depth;
-    ahead.begin(std::min(end + kSliceBlocks, blocks), groups * steps);
-    for (int64_t g = 0; g < groups; ++g) {
-      const std::byte* a = first_line + g * kGroupLines * line_bytes + begin * kBlockPairs * 4;
-      float* sums = acc + g * kGroupLines * kPanels * kPanelRows;
-      // Sums stay in tiles where they belong to one group only.
-      const bool fresh = begin == 0, load = groups > 1 && !fresh, store = groups > 1 || end == blocks;
-      if (g + 1 < groups || last_lines > kTileLines) {
-        if (fresh) clear<kPanels, 2>();
-        if (load) load_sums<kPanels, 2>(sums);
-        multiply_group<kPanels, 2>(a, line_bytes, ahead.slice(begin), steps, depth, ahead);
-        if (store) store_sums<kPanels, 2>(sums);
-      } else {
-        if (fresh) clear<kPanels, 1>();
-        if (load) load_sums<kPanels, 1>(sums);
-        multiply_group<kPanels, 1>(a, line_bytes, ahead.slice(begin), steps, depth, ahead);
-        if (store) store_sums<kPanels, 1>(sums);
-      }
-    }
-    ahead.finish();
-    memory_barrier();
+  Ring ring;
+  Decoder<kPanels> decoder(strip);
+  clear_sums<kPanels, kTiles>();
+  for (int64_t b = 0; b < std::min(kBlocksAhead, blocks); ++b) decoder.decode_next(ring.block(b, kPanels));
+  for (int64_t b = 0; b < blocks; b += kStepBlocks) {
+    multiply_tiles<kPanels, kTiles>(lines + b * kBlockPairs * 4, line_bytes, ring.block(b, kPanels));
+    for (int64_t ahead = b + kBlocksAhead; ahead < std::min(b + kBlocksAhead + kStepBlocks, blocks); ++ahead)
+      decoder.decode_next(ring.block(ahead, kPanels));
   }
-  _tile_release();
+  store_sums<kPanels, kTiles>(acc, acc_stride);
+}
+
+// One panel of a strip as a strip of its own.
+inline Strip panel_of(const Strip& strip, int64_t p) {
+  const uint8_t* bytes = strip.bytes + p * strip.chunks * kChunkBytes;
+  const uint8_t* next = p + 1 < strip.panels ? bytes + strip.chunks * kChunkBytes : strip.next;
+  return {.bytes = bytes, .panels = 1, .chunks = strip.chunks, .next = next};
+}
+
+// Up to three tiles of lines take both panels of a strip at once, more take one after the other.
+template <int kTiles, int kStepBlocks>
+void multiply_strip(const Strip& strip, const std::byte* lines, int64_t line_bytes, float* acc) {
+  const int64_t acc_stride = strip.panels * kPanelRows;
+  if constexpr (2 * kTiles <= kMostSums)
+    if (strip.panels == 2)
+      return multiply_panels<2, kTiles, kStepBlocks>(strip, lines, line_bytes, acc, acc_stride);
+  for (int64_t p = 0; p < strip.panels; ++p)
+    multiply_panels<1, kTiles, kStepBlocks>(panel_of(strip, p), lines, line_bytes, acc + p * kPanelRows, acc_stride);
+}
+
+// Tiles of `lines` <= kMostLines lines, kStepBlocks blocks of K deep. Where there are more tiles than one all are full.
+template <int kStepBlocks>
+inline TileConfig tile_config(int64_t lines) {
+  TileConfig config;
+  const auto rows = static_cast<uint8_t>(std::min(lines, kTileLines));
+  for (int tile = 0; tile < kLinesTile; ++tile) config.set(tile, rows, 64);
+  config.set(kLinesTile, rows, kStepBlocks * kBlockPairs * 4);
+  config.set(kWeightsTile, kStepBlocks * kBlockPairs, 64);
+  return config;
+}
+
+template <int kStepBlocks>
+void multiply_tiled(const Strip& strip, const OperandLines& all, float* acc) {
+  const int64_t line_bytes = all.count > 1 ? all.lines[1] - all.lines[0] : 0;
+  for (int64_t first = 0; first < all.count; first += kMostLines) {
+    const int64_t count = std::min(kMostLines, all.count - first);
+    const std::byte* lines = all.lines[first];
+    float* sums = acc + first * strip.panels * kPanelRows;
+    configure(tile_config<kStepBlocks>(count));
+    switch ((count + kTileLines - 1) / kTileLines) {
+      case 1: multiply_strip<1, kStepBlocks>(strip, lines, line_bytes, sums); break;
+      case 2: multiply_strip<2, kStepBlocks>(strip, lines, line_bytes, sums); break;
+      case 3: multiply_strip<3, kStepBlocks>(strip, lines, line_bytes, sums); break;
+      default: multiply_strip<4, kStepBlocks>(strip, lines, line_bytes, sums); break;
+    }
+    release();
+  }
+}
+
+// W4A16, one line: back to fp32 in order, a slice at a time.
+constexpr int64_t kFewSliceChunks = 16;
+struct alignas(64) FloatSlice {
+  float x[kFewSliceChunks * kChunkK];
+};
+void multiply_bf16_line(const Strip& strip, const std::byte* line, float* acc) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  FloatSlice floats;
+  const float* x[1] = {floats.x};
+  for (int64_t first = 0; first < strip.chunks; first += kFewSliceChunks) {
+    const int64_t end = std::min(first + kFewSliceChunks, strip.chunks);
+    for (int64_t k = 0; k < (end - first) * kChunkK; k += kLanes) {
+      const std::byte* from = line + first * kBf16ChunkBytes + 2 * k;
+      const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+      const __m512i ordered = _mm512_permutexvar_epi32(order, _mm512_slli_epi32(wide, 16));
+      _mm512_store_ps(floats.x + k, _mm512_castsi512_ps(ordered));
+    }
+    if (strip.panels == 1)
+      float_few<1, 1>(strip, first, end, x, acc);
+    else
+      float_few<2, 1>(strip, first, end, x, acc);
+  }
 }
 
 void multiply_nvfp4(const Strip& strip, const OperandLines& lines, float* acc) {
@@ -242,13 +235,12 @@ void multiply_nvfp4(const Strip& strip, const OperandLines& lines, float* acc) {
     for (int64_t i = 0; i < lines.count; ++i) few[i] = lines.lines[i] + chunks_of(lines.k) * kBf16ChunkBytes;
     return multiply_int8(strip, {.lines = few, .count = lines.count, .k = lines.k}, acc);
   }
-  if (strip.panels == 1) return multiply_tiled<1>(strip, lines, kBlockPairs, acc);
-  multiply_tiled<2>(strip, lines, kBlockPairs, acc);
+  multiply_tiled<1>(strip, lines, acc);
 }
 void multiply_bf16(const Strip& strip, const OperandLines& lines, float* acc) {
-  const int64_t depth = lines.k < kChunkK ? kBlockPairs : 2 * kBlockPairs;
-  if (strip.panels == 1) return multiply_tiled<1>(strip, lines, depth, acc);
-  multiply_tiled<2>(strip, lines, depth, acc);
+  if (lines.k < kChunkK) return multiply_tiled<1>(strip, lines, acc);
+  if (lines.count == 1 && !lines.same_bits) return multiply_bf16_line(strip, lines.lines[0], acc);
+  multiply_tiled<2>(strip, lines, acc);
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ namespace {
 #include "backend/cpu/vector_avx2.h"
 #include "backend/cpu/operands_x86.h"
 #include "backend/cpu/lines.h"
+#include "backend/cpu/float_few.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on
 

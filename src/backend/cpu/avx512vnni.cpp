@@ -22,6 +22,7 @@ namespace {
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
 #include "backend/cpu/lines.h"
+#include "backend/cpu/float_few.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on
 

@@ -10,6 +10,11 @@ float line_alpha(const HostActivations& activations, int64_t line, float tensor_
   return static_cast<float>(static_cast<double>(activations.line_scale[line]) * static_cast<double>(tensor_scale));
 }
 
+void prefetch_lines(const LineBlock& block, const Operands& operands) {
+  for (int64_t i = 0; i < block.count; ++i)
+    for (int64_t byte = 0; byte < operands.line_bytes; byte += 64) __builtin_prefetch(block.lines[i] + byte, 0, 2);
+}
+
 void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, LineBlock& block) {
   kernels.multiplication(operands.format)
       .multiply(strip,

@@ -1,7 +1,7 @@
 // How a GEMM's work is cut: strips of 32 weight rows times blocks of lines, over threads and over the caches.
 //
-// A strip of weights is read from memory once and multiplies all lines. Where there are more lines than a block, a few
-// strips stay in L2 while the blocks of lines pass, and a block's lines are read once per group of strips.
+// A block of lines stays in L2 while a range of strips passes: a strip is read in one run, which prefetches well, and
+// multiplies 128 lines, while lines lie apart and would come from L3 one by one.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,6 @@
 namespace nvfp4_moe::cpu {
 
 inline constexpr int64_t kBlockLines = 128;  // accumulators: 128 x 32 floats, 16 KB of L1
-inline constexpr int64_t kGroupStrips = 4;  // at K = 4096: 4 x 74 KB of weights and 64 x 6 KB of lines, in 1 MB of L2
 
 // Lines at work: what `prepare` fills for a block, and the result.
 struct LineBlock {
@@ -31,8 +30,13 @@ struct LineBlock {
 // alpha of a line: rounded once; NaN, which marks the line's results, where it is flagged.
 float line_alpha(const HostActivations& activations, int64_t line, float tensor_scale);
 
+// The least range of strips: what lines cost to come into L2 is shared by a few.
+constexpr int64_t least_strips(int64_t rows) { return rows > 32 ? 4 : 1; }
+
 constexpr int64_t strips_of(int64_t panels) { return (panels + kStripPanels - 1) / kStripPanels; }
 
+// A block's lines into L2, more of them at a time than a kernel would ask for.
+void prefetch_lines(const LineBlock& block, const Operands& operands);
 void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, LineBlock& block);
 // acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel` on.
 void round_block(const Kernels& kernels, const LineBlock& block, int64_t panels, void* out, DType dtype,
@@ -45,31 +49,28 @@ void multiply_strips(const Kernels& kernels, const Operands& operands, const uin
                      int64_t first_strip, int64_t end_strip, int64_t rows, const Prepare& prepare,
                      const Finish& finish) {
   const int64_t chunks = chunks_of(operands.k), strip_bytes = kStripPanels * chunks * kChunkBytes;
-  const int64_t group = rows > kBlockLines ? kGroupStrips : end_strip - first_strip;
   LineBlock block;
-  for (int64_t begin = first_strip; begin < end_strip; begin += group) {
-    const int64_t end = std::min(begin + group, end_strip);
-    for (block.first = 0; block.first < rows; block.first += kBlockLines) {
-      block.count = std::min(kBlockLines, rows - block.first);
-      prepare(block);
-      for (int64_t s = begin; s < end; ++s) {
-        Strip strip{.bytes = matrix + s * strip_bytes,
-                    .panels = std::min(kStripPanels, panels - s * kStripPanels),
-                    .chunks = chunks,
-                    .next = nullptr};
-        // Within the matrix, also where its last strip is a single panel.
-        strip.next = s + 1 < end_strip && (s + 2) * kStripPanels <= panels ? strip.bytes + strip_bytes : strip.bytes;
-        multiply(kernels, operands, strip, block);
-        finish(block, s, strip.panels);
-      }
+  for (block.first = 0; block.first < rows; block.first += kBlockLines) {
+    block.count = std::min(kBlockLines, rows - block.first);
+    prepare(block);
+    prefetch_lines(block, operands);
+    for (int64_t s = first_strip; s < end_strip; ++s) {
+      Strip strip{.bytes = matrix + s * strip_bytes,
+                  .panels = std::min(kStripPanels, panels - s * kStripPanels),
+                  .chunks = chunks,
+                  .next = nullptr};
+      // Within the matrix, also where its last strip is a single panel.
+      strip.next = s + 1 < end_strip && (s + 2) * kStripPanels <= panels ? strip.bytes + strip_bytes : strip.bytes;
+      multiply(kernels, operands, strip, block);
+      finish(block, s, strip.panels);
     }
   }
 }
 
-// Calls body(begin, end) over ranges that cover [0, count), large ones first and single ones last: ranges are long
+// Calls body(begin, end) over ranges that cover [0, count), large ones first and ones of `least` last: ranges are long
 // where memory is read in one run, and no thread waits long for another at the end.
 template <class Body>
-void for_ranges(Executor& executor, int64_t count, const Body& body) {
+void for_ranges(Executor& executor, int64_t count, int64_t least, const Body& body) {
   if (count <= 0) return;
   const int64_t threads = executor.threads();
   if (threads == 1) return body(int64_t{0}, count);
@@ -77,7 +78,7 @@ void for_ranges(Executor& executor, int64_t count, const Body& body) {
   const auto take = [&](int64_t, int64_t) {
     int64_t begin = next.load(std::memory_order_relaxed);
     while (begin < count) {
-      const int64_t end = begin + std::max<int64_t>(1, (count - begin) / (4 * threads));
+      const int64_t end = std::min(count, begin + std::max(least, (count - begin) / (4 * threads)));
       if (next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) {
         body(begin, end);
         begin = next.load(std::memory_order_relaxed);

@@ -67,7 +67,7 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
 
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(weights.bytes.data());
   const int64_t panels = panels_of(weights.rows);
-  for_ranges(*context.executor, strips_of(panels), [&](int64_t begin, int64_t end) {
+  for_ranges(*context.executor, strips_of(panels), least_strips(batch.tokens), [&](int64_t begin, int64_t end) {
     const auto prepare = [&](LineBlock& block) {
       for (int64_t i = 0; i < block.count; ++i) {
         block.lines[i] = scratch.operands.line(block.first + i);

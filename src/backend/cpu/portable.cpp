@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/prefetch.h"
 #include "core/float_formats.h"
 
 namespace nvfp4_moe::cpu {
@@ -29,6 +30,7 @@ inline void int8_block_values(const uint8_t* codes, Int8Block& out) {
 // Each needs the one before it.
 // clang-format off
 #include "backend/cpu/lines.h"
+#include "backend/cpu/float_few.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on
 

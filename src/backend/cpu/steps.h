@@ -30,7 +30,8 @@ void for_each_strip(const HostCall& call, const HostPart& part, int64_t strips, 
   int64_t active = 0;
   for (int64_t e = 0; e < part.experts; ++e)
     if (part.row_offsets[e] < part.row_offsets[e + 1]) active_experts[active++] = static_cast<int32_t>(e);
-  for_ranges(call.executor, active * strips, [&](int64_t begin, int64_t end) {
+  const int64_t least = active == 0 ? 1 : least_strips(part.row_offsets[part.experts] / active);
+  for_ranges(call.executor, active * strips, least, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end;) {
       const int64_t run = std::min(end, (i / strips + 1) * strips);
       body(int64_t{active_experts[i / strips]}, i % strips, i % strips + (run - i));

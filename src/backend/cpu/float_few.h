@@ -1,0 +1,60 @@
+// W4A16 for a few lines, with fp32 multiply-adds: memory is the limit, and no time is left to fold scales into weights.
+//
+// Included like lines.h, behind it. The 8-halves of a block are added in two chains that start from 0, in the order
+// k = 0 4 1 5 2 6 3 7; the chains are added, and their sum is scaled into the accumulator:
+// |err| <= (K/16 + 16) 2^-24 sum|p|, inside the contract's bound from K = 64 on. The order is not that of many lines.
+
+// acc (kCount, kPanels * 16) = or += the chunks [first, end) of the strip times x[i][0 .. 64 (end - first)).
+template <int kPanels, int kCount>
+void float_few(const Strip& strip, int64_t first, int64_t end, const float* const* x, float* acc) {
+  F sum[kPanels][kCount];
+  for (int p = 0; p < kPanels; ++p)
+    for (int i = 0; i < kCount; ++i)
+      sum[p][i] = first == 0 ? splat(0.0f) : load(acc + (i * kPanels + p) * kPanelRows);
+  for (int64_t c = first; c < end; ++c) {
+    for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
+    for (int64_t b = 0; b < kBlocksPerChunk; ++b) {
+      const int64_t k = (c - first) * kChunkK + b * kBlockElems;
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        const uint8_t* chunk = strip.bytes + (p * strip.chunks + c) * kChunkBytes;
+        F chain[2][kCount];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          for (int i = 0; i < kCount; ++i) chain[half][i] = splat(0.0f);
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; ++j) {  // byte j of a lane holds k = j and 4 + j; read from there it comes first
+            const I codes = load_lanes(chunk + b * kBlockCodesBytes + half * 64 + j);
+            const F low = e2m1(codes), high = e2m1(shift_right<4>(codes));
+#pragma GCC unroll 4
+            for (int i = 0; i < kCount; ++i) {
+              chain[half][i] = multiply_add(low, splat(x[i][k + half * 8 + j]), chain[half][i]);
+              chain[half][i] = multiply_add(high, splat(x[i][k + half * 8 + 4 + j]), chain[half][i]);
+            }
+          }
+        }
+        const F scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + b * kPanelRows));
+        for (int i = 0; i < kCount; ++i) sum[p][i] = fma(chain[0][i] + chain[1][i], scale, sum[p][i]);
+      }
+    }
+  }
+  for (int p = 0; p < kPanels; ++p)
+    for (int i = 0; i < kCount; ++i) store(acc + (i * kPanels + p) * kPanelRows, sum[p][i]);
+}
+
+inline constexpr int64_t kMostFew = 4;
+
+// count <= kMostFew.
+inline void multiply_few_floats(const Strip& strip, int64_t first, int64_t end, const float* const* x, int64_t count,
+                         float* acc) {
+  switch (count + (strip.panels - 1) * kMostFew) {
+    case 1: return float_few<1, 1>(strip, first, end, x, acc);
+    case 2: return float_few<1, 2>(strip, first, end, x, acc);
+    case 3: return float_few<1, 3>(strip, first, end, x, acc);
+    case 4: return float_few<1, 4>(strip, first, end, x, acc);
+    case 5: return float_few<2, 1>(strip, first, end, x, acc);
+    case 6: return float_few<2, 2>(strip, first, end, x, acc);
+    case 7: return float_few<2, 3>(strip, first, end, x, acc);
+    default: return float_few<2, 4>(strip, first, end, x, acc);
+  }
+}

@@ -184,9 +184,11 @@ Status report_backends(Report& report) {
   bool any = false;
   for (const Choice& choice : choices) {
     any = any || choice.chosen;
-    report.fact("backend",
-                fmt::format("{:<10} {}  {}", choice.backend, choice.chosen ? "chosen " : "refused", choice.reason));
-    list.push_back({{"name", choice.backend}, {"chosen", choice.chosen}, {"reason", choice.reason}});
+    report.fact("backend", fmt::format("{:<14} {:<10}  {}", choice.backend, result_text(choice), choice.reason));
+    list.push_back({{"name", choice.backend},
+                    {"chosen", choice.chosen},
+                    {"supported", choice.supported},
+                    {"reason", choice.reason}});
   }
   report.json()["backends"] = list;
   if (!any) return unsupported("no backend of this build runs here");

@@ -25,10 +25,12 @@ std::string scale_text(const Json& how) {
 }
 
 Status report_choices(const MoeConfig& config, const DeviceFacts& device, const std::string& forced, Report& report) {
-  Table table({{"backend", "backend", false}, {"chosen", "result", false}, {"reason", "reason", false}});
+  Table table(
+      {{"backend", "backend", false}, {"chosen", "result", false}, {"supported", ""}, {"reason", "reason", false}});
   for (const Choice& choice : explain(config, device, forced)) {
     table.add({cell(choice.backend),
-               {choice.chosen ? "chosen" : "refused", choice.chosen, choice.chosen ? Style::kGood : Style::kPlain},
+               {result_text(choice), choice.chosen, choice.chosen ? Style::kGood : Style::kPlain},
+               {"", choice.supported},
                cell(choice.reason)});
   }
   report.table("backends", table);

@@ -34,6 +34,10 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
   return layers;
 }
 
+const char* result_text(const Choice& choice) {
+  return choice.chosen ? "chosen" : choice.supported ? "not chosen" : "refused";
+}
+
 Result<std::string> wanted_backend(const std::string& option) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   const std::string name = option == "auto" && !env.backend.empty() ? env.backend : option;

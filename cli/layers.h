@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/config.h"
 #include "core/status.h"
+#include "moe/layer.h"
 
 namespace nvfp4_moe::cli {
 
@@ -17,6 +18,9 @@ namespace nvfp4_moe::cli {
 Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list);
 // "0-2,5,7-9".
 std::string list_text(const std::vector<int64_t>& ascending);
+
+// "chosen", "not chosen" (it would take the layer) or "refused" (it would not).
+const char* result_text(const Choice& choice);
 
 // What --backend means: "auto" gives NVFP4_MOE_BACKEND where that is set; a name this build does not have is
 // kInvalidArgument.

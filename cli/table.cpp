@@ -38,7 +38,8 @@ std::string Table::text(bool color) const {
   }
   const auto line = [&](const auto& cell_text) {
     std::string out = "|";
-    for (size_t c = 0; c < columns_.size(); ++c) out += fmt::format(" {} |", cell_text(c));
+    for (size_t c = 0; c < columns_.size(); ++c)
+      if (!columns_[c].title.empty()) out += fmt::format(" {} |", cell_text(c));
     return out + "\n";
   };
   const auto pad = [&](size_t c, const std::string& text, size_t shown) {

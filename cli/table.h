@@ -17,7 +17,7 @@ std::string styled(const std::string& text, Style style, bool color);
 
 struct Column {
   std::string key;
-  std::string title;
+  std::string title;  // empty: in JSON alone
   bool right = true;  // alignment of the text
 };
 

@@ -39,6 +39,7 @@ struct Choice {
   std::string backend;
   bool chosen = false;
   std::string reason;
+  bool supported = false;  // would take the layer if it were forced
 };
 // Pure: which backend takes this config on this device, and why the others do not.
 std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced = "auto");

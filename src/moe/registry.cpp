@@ -60,8 +60,10 @@ std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, 
   std::vector<Choice> choices;
   bool found = false;
   for (const Backend* backend : backends()) {
-    Choice choice{backend->name, false, ""};
     const Status supports = backend->supports(config, device);
+    Choice choice;
+    choice.backend = backend->name;
+    choice.supported = supports.ok();
     if (!supports.ok()) {
       choice.reason = supports.message();
     } else if (forced != "auto") {
@@ -78,7 +80,7 @@ std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, 
     choices.push_back(std::move(choice));
   }
   if (forced != "auto" && find_backend(forced) == nullptr)
-    choices.push_back({forced, false, "not in this build: expected one of " + backend_names()});
+    choices.push_back({forced, false, "not in this build: expected one of " + backend_names(), false});
   return choices;
 }
 

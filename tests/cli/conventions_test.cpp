@@ -74,6 +74,11 @@ TEST(Conventions, UsageErrorsAreTwo) {
       {"explain", "--shape", "A", "--activation-format", "fp8"},
       {"explain", "--shape", "A", "--intermediate-slice", "0:8"},
       {"bench", "--shape", "A", "--tokens", "8..1"},
+      {"bench", "--shape", "A", "--rounds", "0"},
+      {"bench", "--shape", "A", "--activation-format", "nvfp4,"},
+      {"bench", "--shape", "A", "--activation-format", "nvfp4,fp8"},
+      {"bench", "--shape", "A", "--backend", "reference,,reference"},
+      {"bench", "--shape", "A", "--backend", "reference,abacus"},
       {"run", dir},
       {"run", dir, "--layer", "0", "--input", "x"},
       {"run", "--replay", "x", "--input", "y"},
@@ -192,6 +197,19 @@ TEST(Conventions, BackendIsTakenFromTheEnvironmentWhereTheOptionSaysAuto) {
   EXPECT_EQ(forced.json()["backend"], "reference") << forced.out;
   const ToolRun wrong = run_tool({"explain", "--shape", "A"}, {{"NVFP4_MOE_BACKEND", "abacus"}});
   EXPECT_EQ(wrong.exit_code, 2);
+}
+
+TEST(Conventions, ExplainRefusesOnlyWhatCannotRunTheLayer) {
+  const nlohmann::json backends = run_tool({"explain", "--shape", "A", "--json"}).json()["backends"];
+  const std::string text = run_tool({"explain", "--shape", "A"}).out;
+  ASSERT_GT(backends.size(), 1u);
+  for (const auto& row : backends) {
+    const size_t at = text.find("| " + row["backend"].get<std::string>() + " ");
+    ASSERT_NE(at, std::string::npos) << text;
+    const std::string line = text.substr(at, text.find('\n', at) - at);
+    const char* result = row["chosen"] ? "| chosen " : row["supported"] ? "| not chosen " : "| refused ";
+    EXPECT_THAT(line, HasSubstr(result));
+  }
 }
 
 TEST(Inspect, NamesFormatSizesAndFit) {

@@ -371,6 +371,8 @@ TEST(Registry, ExplainsEveryBackend) {
   for (const Choice& choice : choices) {
     chosen += choice.chosen;
     EXPECT_FALSE(choice.reason.empty());
+    EXPECT_EQ(choice.supported, find_backend(choice.backend)->supports(config, host_facts()).ok());
+    EXPECT_TRUE(choice.supported || !choice.chosen);
   }
   EXPECT_EQ(chosen, 1);
   for (const Choice& choice : explain(config, host_facts(), "reference"))
@@ -381,7 +383,8 @@ TEST(Registry, ExplainsEveryBackend) {
 
   DeviceFacts gpu = host_facts();
   gpu.kind = DeviceKind::kCuda;
-  for (const Choice& choice : explain(config, gpu)) EXPECT_FALSE(choice.chosen);  // no host backend takes a GPU
+  for (const Choice& choice : explain(config, gpu))
+    EXPECT_FALSE(choice.chosen || choice.supported);  // no host backend takes a GPU
   EXPECT_EQ(choose_backend(config, gpu, "auto").status().code(), Code::kUnsupported);
   EXPECT_EQ(choose_backend(config, gpu, "reference").status().code(), Code::kUnsupported);
 }

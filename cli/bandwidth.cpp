@@ -2,28 +2,56 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <string>
+
+#include "backend/cpu/target.h"
+#include "cli/all_threads.h"
 
 namespace nvfp4_moe::cli {
 namespace {
 
-constexpr int64_t kChunkBytes = 1 << 20;
+struct ReadShape {
+  int streams;
+  uint64_t (*read)(const std::byte* data, int64_t stream_bytes);
+};
 
-// Eight independent sums, so that the loop waits for memory and not for additions.
-uint64_t sum_chunk(const std::byte* data, int64_t size_bytes) {
-  uint64_t sums[8] = {};
-  for (int64_t i = 0; i < size_bytes; i += static_cast<int64_t>(sizeof sums)) {
-    uint64_t words[8];
-    std::memcpy(words, data + i, sizeof words);
-    for (int j = 0; j < 8; ++j) sums[j] += words[j];
-  }
-  uint64_t sum = 0;
-  for (const uint64_t part : sums) sum += part;
-  return sum;
+namespace portable {
+constexpr size_t kVectorBytes = 16;
+#include "cli/read_streams.h"
+}  // namespace portable
+
+#if defined(__x86_64__)
+NVFP4_MOE_TARGET_BEGIN("avx2")
+namespace avx2 {
+constexpr size_t kVectorBytes = 32;
+#include "cli/read_streams.h"
+}  // namespace avx2
+NVFP4_MOE_TARGET_END
+
+NVFP4_MOE_TARGET_BEGIN("avx512f")
+namespace avx512 {
+constexpr size_t kVectorBytes = 64;
+#include "cli/read_streams.h"
+}  // namespace avx512
+NVFP4_MOE_TARGET_END
+#endif
+
+std::span<const ReadShape> read_shapes() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return avx512::kShapes;
+  if (__builtin_cpu_supports("avx2")) return avx2::kShapes;
+#endif
+  return portable::kShapes;
 }
+
+// Of the buffer; two passes over all ways to read go through it twice.
+constexpr uint64_t kStretches = 4;
+constexpr int kPasses = 2;
+constexpr uint64_t kFillBytes = 2 << 20;
 
 }  // namespace
 
@@ -41,31 +69,37 @@ uint64_t last_level_cache_bytes() {
   return largest > 0 ? largest : uint64_t{32} << 20;
 }
 
-Result<ReadBandwidth> ReadBandwidth::make(uint64_t memory_bytes) {
+Result<ReadBandwidth> ReadBandwidth::make(uint64_t memory_bytes, Executor& executor) {
   const uint64_t wanted = std::max(uint64_t{256} << 20, 4 * last_level_cache_bytes());
-  const uint64_t size = std::min(wanted, memory_bytes / 8) / kChunkBytes * kChunkBytes;
+  const uint64_t pieces = std::max<uint64_t>(std::min(wanted, memory_bytes / 8) / kFillBytes, kStretches);
   ReadBandwidth bandwidth;
-  NVFP4_MOE_ASSIGN(bandwidth.buffer_, allocate_pages(std::max<uint64_t>(size, kChunkBytes)));
+  NVFP4_MOE_ASSIGN(bandwidth.buffer_, allocate_pages(pieces * kFillBytes));
   // Pages that were never written all map to one page of zeros, which would measure the cache.
-  std::memset(bandwidth.buffer_.data(), 1, bandwidth.buffer_.size_bytes());
+  executor.parallel_for(static_cast<int64_t>(pieces), 1, [&](int64_t begin, int64_t end) {
+    std::memset(bandwidth.buffer_.data() + static_cast<uint64_t>(begin) * kFillBytes, 1,
+                static_cast<uint64_t>(end - begin) * kFillBytes);
+  });
   return bandwidth;
 }
 
-double ReadBandwidth::measure(Executor& executor) const {
-  const auto chunks = static_cast<int64_t>(buffer_.size_bytes()) / kChunkBytes;
+double ReadBandwidth::measure(Executor& executor) {
+  const auto threads = static_cast<uint64_t>(executor.threads());
   double best = 0;
-  for (int pass = 0; pass < 3; ++pass) {
-    std::atomic<uint64_t> total{0};
-    const auto start = std::chrono::steady_clock::now();
-    executor.parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        total.fetch_add(sum_chunk(buffer_.data() + i * kChunkBytes, kChunkBytes), std::memory_order_relaxed);
-      }
-    });
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (total.load() != 0) best = std::max(best, static_cast<double>(buffer_.size_bytes()) / seconds);
+  std::atomic<uint64_t> total{0};
+  for (int pass = 0; pass < kPasses; ++pass) {
+    for (const ReadShape& shape : read_shapes()) {
+      const uint64_t stretch_bytes = buffer_.size_bytes() / kStretches;
+      const std::byte* stretch = buffer_.data() + next_++ % kStretches * stretch_bytes;
+      const auto streams = static_cast<uint64_t>(shape.streams);
+      const uint64_t stream_bytes = stretch_bytes / (threads * streams) / 64 * 64;
+      const double seconds = time_on_all_threads(executor, [&](int64_t thread) {
+        const std::byte* part = stretch + static_cast<uint64_t>(thread) * streams * stream_bytes;
+        total.fetch_add(shape.read(part, static_cast<int64_t>(stream_bytes)), std::memory_order_relaxed);
+      });
+      best = std::max(best, static_cast<double>(threads * streams * stream_bytes) / seconds);
+    }
   }
-  return best;
+  return total.load() != 0 ? best : 0;
 }
 
 }  // namespace nvfp4_moe::cli

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "core/buffer.h"
 #include "core/executor.h"
@@ -16,13 +15,15 @@ uint64_t last_level_cache_bytes();
 class ReadBandwidth {
  public:
   // A buffer of four times the last level of cache, at least 256 MiB, at most an eighth of memory.
-  static Result<ReadBandwidth> make(uint64_t memory_bytes);
-  // Reads the buffer three times on all threads; the fastest pass in bytes per second.
-  double measure(Executor& executor) const;
+  static Result<ReadBandwidth> make(uint64_t memory_bytes, Executor& executor);
+  // Bytes per second of all threads at once, each reading a part of its own: the fastest of several ways to read. Every
+  // one reads a stretch of the buffer that was not read since all the others were.
+  double measure(Executor& executor);
   uint64_t size_bytes() const { return buffer_.size_bytes(); }
 
  private:
   Buffer buffer_;
+  uint64_t next_ = 0;  // the stretch to be read
 };
 
 }  // namespace nvfp4_moe::cli

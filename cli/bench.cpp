@@ -1,55 +1,50 @@
-// bench: how long a layer takes, beside what this host's memory could do in the same minutes.
+// bench: how long a layer takes, beside what this host's memory and arithmetic units could do in the same seconds.
 //
-// Before anything is timed, the backend is checked against the reference on a few tokens and experts of this very
-// layer. Each timed call gets another batch, and small layers exist in several copies, so that no level of cache holds
-// the weights from one call to the next. GB/s counts the touched experts' packed bytes once per call.
+// Before anything is timed, each backend is checked against the reference on a few tokens and experts of this very
+// layer. Configurations (backend x activation format) take turns, round after round, so that a change of the host's
+// speed meets all of them; figures are medians over the rounds, with the rounds' range. GB/s counts the touched
+// experts' packed bytes once per call.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <set>
+#include <optional>
 
 #include "check/judge.h"
 #include "cli/bandwidth.h"
+#include "cli/bench_cell.h"
+#include "cli/cpu_peaks.h"
 #include "cli/host.h"
 #include "cli/layers.h"
 #include "cli/lists.h"
-#include "cli/random_layer.h"
 #include "cli/subject.h"
+#include "cli/timed_layer.h"
 #include "cli/verb.h"
 #include "core/float_formats.h"
 
 namespace nvfp4_moe::cli {
 namespace {
 
-constexpr int kBatches = 8;  // different routings per token count
 constexpr int64_t kCheckExperts = 4;
 constexpr int64_t kCheckTokens = 3;
+constexpr int64_t kMostCopies = 16;
 
 struct BenchVerb {
-  SubjectOptions subject;
+  SubjectOptions subject;  // activation_format: a list
   std::string tokens = "1,8,64";
-  double seconds = 1.0;
-  int64_t most_runs = 1000;
+  int64_t rounds = 1;
+  Repeat repeat;
+  bool steps = false;
 };
 
-struct Timing {
-  std::vector<double> us;  // ascending
-  double rows = 0;         // means over the runs
-  double experts = 0;
-  double at(double share) const { return us[static_cast<size_t>(share * static_cast<double>(us.size() - 1) + 0.5)]; }
-};
+// One of the layers that take turns.
+struct Configuration {
+  std::string backend;  // as asked for
+  Subject subject;
+  std::optional<TimedLayer> timed;
+  const ComputePeak* peak = nullptr;  // of its GEMM; null where none is known
 
-Result<std::unique_ptr<MoeLayer>> open_layer(const Subject& subject, const ExpertRange& range, int64_t max_tokens,
-                                             const std::string& backend, Report& report, const ProgressFn& progress) {
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
-  LayerOptions options;
-  options.backend = backend;
-  options.range = range;
-  options.limits.max_tokens = max_tokens;
-  options.executor = &report.executor();
-  return MoeLayer::open(config, subject.source, options, progress);
-}
+  const char* format() const { return to_string(subject.options.activation_format); }
+};
 
 std::vector<float> widened(const std::vector<uint16_t>& values) {
   std::vector<float> out;
@@ -58,108 +53,152 @@ std::vector<float> widened(const std::vector<uint16_t>& values) {
 }
 
 // Empty where the backend agrees with the reference on the first experts.
-Result<std::string> disagreement(const Subject& subject, const std::string& backend, uint64_t seed, Report& report) {
-  const ExpertRange range{subject.range.first, std::min(kCheckExperts, subject.range.count)};
+Result<std::string> disagreement(const Configuration& configuration, uint64_t seed, Executor& executor) {
+  Subject few;
+  few.options = configuration.subject.options;
+  few.source = configuration.subject.source;
+  few.range = {configuration.subject.range.first, std::min(kCheckExperts, configuration.subject.range.count)};
   std::vector<std::vector<float>> outs;
-  for (const std::string& name : {std::string("reference"), backend}) {
-    NVFP4_MOE_ASSIGN(const auto layer, open_layer(subject, range, kCheckTokens, name, report, {}));
-    NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(layer->workspace_bytes()));
-    RandomTokens tokens = random_tokens(subject.options, range, kCheckTokens, seed);
-    NVFP4_MOE_TRY(layer->run(tokens.batch(), workspace.data(), layer->workspace_bytes()));
+  for (const std::string& name : {std::string("reference"), configuration.backend}) {
+    NVFP4_MOE_ASSIGN(const TimedLayer one, TimedLayer::open(few, name, kCheckTokens, 1, executor, {}));
+    NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(one.layer().workspace_bytes()));
+    RandomTokens tokens = random_tokens(few.options, few.range, kCheckTokens, seed);
+    NVFP4_MOE_TRY(one.layer().run(tokens.batch(), workspace.data(), workspace.size_bytes()));
     outs.push_back(widened(tokens.out));
   }
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
-  const Comparison comparison = compare(outs[0].data(), outs[1].data(), kCheckTokens, subject.options.hidden_size);
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(few.options));
+  const Comparison comparison = compare(outs[0].data(), outs[1].data(), kCheckTokens, few.options.hidden_size);
   return broken_limit(comparison, layer_limits(config, kCheckTokens));
 }
 
-Result<Timing> time_layer(const std::vector<std::unique_ptr<MoeLayer>>& copies, const Subject& subject, int64_t tokens,
-                          const BenchVerb& verb) {
-  using Clock = std::chrono::steady_clock;
-  std::vector<RandomTokens> batches;
-  std::vector<double> experts;
-  for (int i = 0; i < kBatches; ++i) {
-    batches.push_back(
-        random_tokens(subject.options, subject.range, tokens, verb.subject.seed + static_cast<uint64_t>(i)));
-    const std::vector<int32_t>& ids = batches.back().ids;
-    experts.push_back(static_cast<double>(std::set<int32_t>(ids.begin(), ids.end()).size()));
+// The product of --backend and --activation-format, each a list.
+Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const Report& report) {
+  Result<std::vector<std::string>> backends = parse_names(report.common().backend);
+  if (!backends.ok()) return backends.status().in("--backend");
+  std::vector<std::string> formats = {""};  // the subject's own
+  if (!verb.subject.choices.activation_format.empty()) {
+    Result<std::vector<std::string>> named = parse_names(verb.subject.choices.activation_format);
+    if (!named.ok()) return named.status().in("--activation-format");
+    formats = *std::move(named);
   }
-  const size_t workspace_bytes = copies.front()->workspace_bytes();
-  NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(workspace_bytes));
-  Timing timing;
-  const auto begin = Clock::now();
-  // The first runs fault the workspace in and are not counted.
-  for (int64_t run = -2; run < verb.most_runs; ++run) {
-    const auto pick = static_cast<size_t>(run + 2);
-    RandomTokens& batch = batches[pick % kBatches];
-    const MoeLayer& layer = *copies[pick % copies.size()];
-    const auto start = Clock::now();
-    NVFP4_MOE_TRY(layer.run(batch.batch(), workspace.data(), workspace_bytes));
-    const auto end = Clock::now();
-    if (run < 0) continue;
-    timing.us.push_back(std::chrono::duration<double, std::micro>(end - start).count());
-    timing.experts += experts[pick % kBatches];
-    if (run >= 4 && std::chrono::duration<double>(end - begin).count() > verb.seconds) break;
+  std::vector<Configuration> all;
+  for (const std::string& backend : *backends) {
+    for (const std::string& format : formats) {
+      Configuration one;
+      NVFP4_MOE_ASSIGN(one.backend, wanted_backend(backend));
+      SubjectOptions options = verb.subject;
+      options.choices.activation_format = format;
+      NVFP4_MOE_ASSIGN(one.subject, open_subject(options, CheckScales::kYes));
+      all.push_back(std::move(one));
+    }
   }
-  timing.experts /= static_cast<double>(timing.us.size());
-  timing.rows = static_cast<double>(tokens * subject.options.top_k);
-  std::sort(timing.us.begin(), timing.us.end());
-  return timing;
+  return all;
 }
 
-Status report_timings(const std::vector<std::unique_ptr<MoeLayer>>& copies, const Subject& subject,
-                      const std::vector<int64_t>& sweep, const BenchVerb& verb, Report& report) {
-  const MoeOptions& sizes = subject.options;
-  // A shared expert is touched by every call and has a row per token.
-  const double intermediate = static_cast<double>(sizes.intermediate_size);
-  const double shared = static_cast<double>(sizes.shared_intermediate_size);
-  const double packed_bytes = static_cast<double>(copies.front()->weights().bytes.size_bytes());
-  const double channel_bytes = packed_bytes / (static_cast<double>(subject.range.count) * intermediate + shared);
-  const double channel_flop = 6.0 * static_cast<double>(sizes.hidden_size);
-  NVFP4_MOE_ASSIGN(const ReadBandwidth bandwidth, ReadBandwidth::make(read_host().memory_bytes));
-  Table table({{"tokens", "tokens"},
-               {"rows", "rows"},
-               {"experts_touched", "experts"},
-               {"median_us", "median us"},
-               {"min_us", "min us"},
-               {"p90_us", "p90 us"},
-               {"touched_gb_per_s", "GB/s"},
-               {"read_gb_per_s", "host reads GB/s"},
-               {"read_share", "% of it"},
+// Copies of each layer that keep twice the last level of cache busy, as far as half of the free memory goes.
+Result<int64_t> copies_of(const std::vector<Configuration>& all) {
+  double packed_bytes = 0, most_bytes = 0;
+  for (const Configuration& one : all) {
+    NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(one.subject.options));
+    LayerOptions options;
+    options.backend = one.backend;
+    options.range = one.subject.range;
+    options.limits.max_tokens = 1;
+    NVFP4_MOE_ASSIGN(const LayerNeeds needs, plan_layer(config, one.subject.source.scales, options));
+    packed_bytes += static_cast<double>(needs.packed_bytes);
+    most_bytes = std::max(most_bytes, static_cast<double>(needs.packed_bytes));
+  }
+  const auto available = static_cast<double>(read_host().memory_available_bytes);
+  if (packed_bytes > available) {
+    return Status(
+        Code::kOutOfMemory,
+        fmt::format("memory: expected {} for the layers that take turns, got {} that are free (fewer at a "
+                    "time, or --experts)",
+                    bytes_text(static_cast<uint64_t>(packed_bytes)), bytes_text(static_cast<uint64_t>(available))));
+  }
+  const auto wanted = static_cast<int64_t>(2 * static_cast<double>(last_level_cache_bytes()) / most_bytes) + 1;
+  const auto room = static_cast<int64_t>(available / 2 / packed_bytes);
+  return std::clamp<int64_t>(std::min(wanted, room), 1, kMostCopies);
+}
+
+const ComputePeak* peak_of_layer(const MoeLayer& layer) {
+  for (const StepPlan& step : layer.plan().steps)
+    if (step.step == "gemm2") return peak_of_kernel(step.kernel);
+  return nullptr;
+}
+
+void report_peaks(ReadBandwidth& bandwidth, Report& report) {
+  Table table({{"name", "peak of all threads", false},
+               {"gb_per_s", "GB/s"},
                {"gflop_per_s", "GFLOP/s"},
-               {"runs", "runs"}});
+               {"instructions", "by", false}});
+  const Cell none{"", nullptr};
+  table.add({cell("read"), cell(bandwidth.measure(report.executor()) * 1e-9, "{:.1f}"), none,
+             cell(fmt::format("loads of {}", bytes_text(bandwidth.size_bytes())))});
+  for (const ComputePeak& peak : compute_peaks()) {
+    if (!peak.runs_here()) continue;
+    table.add(
+        {cell(peak.name), none, cell(measure(peak, report.executor()) * 1e-9, "{:.1f}"), cell(peak.instructions)});
+  }
+  report.table("peaks", table);
+  report.line("");
+}
+
+Result<BenchRound> time_round(Configuration& one, int64_t tokens, const BenchVerb& verb, Executor& executor) {
+  const auto peak_now = [&] { return one.peak == nullptr ? 0.0 : measure(*one.peak, executor) * 1e-9; };
+  BenchRound round;
+  const double before = peak_now();
+  NVFP4_MOE_ASSIGN(round.times, one.timed->time_runs(verb.repeat));
+  round.peak_gflop_per_s = std::max(before, peak_now());
+  round.work = work_of(one.timed->layer(), tokens, round.times.experts);
+  if (verb.steps) {
+    NVFP4_MOE_ASSIGN(round.step_us, one.timed->time_steps(verb.repeat));
+  }
+  return round;
+}
+
+Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& sweep, const BenchVerb& verb,
+                ReadBandwidth& bandwidth, Report& report) {
+  std::vector<BenchCell> cells;
+  Json in_order = Json::array();
   bool noisy = false;
-  ProgressBar bar(report.progress());
-  const ProgressFn tell = bar.callback();
-  for (size_t i = 0; i < sweep.size(); ++i) {
-    const std::string item = fmt::format("{} tokens", sweep[i]);
+  {
+    ProgressBar bar(report.progress());
+    const ProgressFn tell = bar.callback();
     Progress progress;
     progress.what = "bench";
-    progress.item = item;
-    progress.done = static_cast<int64_t>(i);
-    progress.total = static_cast<int64_t>(sweep.size());
-    if (!tell(progress)) return Status(Code::kCancelled, "interrupted");
-    // Before and after, because the host's speed drifts.
-    const double before = bandwidth.measure(report.executor());
-    NVFP4_MOE_ASSIGN(const Timing timing, time_layer(copies, subject, sweep[i], verb));
-    const double read = std::max(before, bandwidth.measure(report.executor())) * 1e-9;
-    const double median_s = timing.at(0.5) * 1e-6;
-    const double touched = (timing.experts * intermediate + shared) * channel_bytes * 1e-9 / median_s;
-    const double flop = (timing.rows * intermediate + static_cast<double>(sweep[i]) * shared) * channel_flop;
-    noisy = noisy || timing.at(0.9) > 1.5 * timing.us.front();
-    table.add({cell(sweep[i]),
-               cell(static_cast<int64_t>(timing.rows)),
-               cell(timing.experts, "{:.1f}"),
-               cell(timing.at(0.5), "{:.1f}"),
-               cell(timing.us.front(), "{:.1f}"),
-               cell(timing.at(0.9), "{:.1f}"),
-               cell(touched, "{:.2f}"),
-               cell(read, "{:.1f}"),
-               {fmt::format("{:.0f}", 100 * touched / read), touched / read},
-               cell(flop * 1e-9 / median_s, "{:.1f}"),
-               cell(static_cast<int64_t>(timing.us.size()))});
+    progress.total = static_cast<int64_t>(sweep.size() * all.size()) * verb.rounds;
+    for (const int64_t tokens : sweep) {
+      const std::string item = fmt::format("{} tokens", tokens);
+      progress.item = item;
+      const size_t first = cells.size();
+      for (Configuration& one : all) {
+        one.timed->prepare(tokens, verb.subject.seed);
+        cells.push_back({one.backend, one.format(), tokens, one.peak, {}});
+      }
+      // Before and after each, because the host's speed drifts.
+      double read_before = bandwidth.measure(report.executor());
+      for (int64_t number = 0; number < verb.rounds; ++number) {
+        for (size_t i = 0; i < all.size(); ++i, ++progress.done) {
+          if (!tell(progress)) return Status(Code::kCancelled, "interrupted");
+          NVFP4_MOE_ASSIGN(BenchRound round, time_round(all[i], tokens, verb, report.executor()));
+          const double read_after = bandwidth.measure(report.executor());
+          round.read_gb_per_s = std::max(read_before, read_after) * 1e-9;
+          read_before = read_after;
+          noisy = noisy || round.times.at(0.9) > 1.5 * round.times.us.front();
+          BenchCell& cell = cells[first + i];
+          cell.rounds.push_back(std::move(round));
+          in_order.push_back(round_json(cell, cell.rounds.size() - 1));
+        }
+      }
+    }
   }
-  report.table("timings", table);
+  report.table("timings", timings_table(cells));
+  if (verb.steps) {
+    report.line("");
+    report.table("steps", steps_table(cells));
+  }
+  report.json()["rounds"] = in_order;
   report.json()["noisy"] = noisy;
   if (noisy) {
     report.fact("note", "p90 is more than 1.5 times the fastest run: this host was busy", Style::kWarning);
@@ -167,66 +206,91 @@ Status report_timings(const std::vector<std::unique_ptr<MoeLayer>>& copies, cons
   return {};
 }
 
+// False where one disagrees with the reference: then nothing is timed.
+Result<bool> check_all(const std::vector<Configuration>& all, uint64_t seed, Report& report) {
+  bool agree = true;
+  for (const Configuration& one : all) {
+    NVFP4_MOE_ASSIGN(const std::string broken, disagreement(one, seed, report.executor()));
+    if (broken.empty()) continue;
+    agree = false;
+    const std::string what = fmt::format("{}, {} activations: not timed, because it disagrees with the reference: {}",
+                                         one.backend, one.format(), broken);
+    report.fail(what);
+    report.fact("FAIL", what, Style::kBad);
+  }
+  return agree;
+}
+
 Status bench(const BenchVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, parse_sweep(verb.tokens));
   const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
   if (most_tokens > int64_t{1} << 24) return invalid_argument("--tokens: at most 16777216");
-  NVFP4_MOE_ASSIGN(const std::string backend, wanted_backend(report.common().backend));
-  NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kYes));
-
-  std::vector<std::unique_ptr<MoeLayer>> copies;
-  std::string broken;
-  {
-    ProgressBar bar(report.progress());
-    NVFP4_MOE_ASSIGN(broken, disagreement(subject, backend, verb.subject.seed, report));
-    if (broken.empty()) {
-      // As many copies as keep twice the last level of cache busy, at most four.
-      do {
-        NVFP4_MOE_ASSIGN(auto layer, open_layer(subject, subject.range, most_tokens, backend, report, bar.callback()));
-        copies.push_back(std::move(layer));
-      } while (copies.size() < 4 &&
-               copies.size() * copies.front()->weights().bytes.size_bytes() < 2 * last_level_cache_bytes());
-    }
-  }
+  NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
+  Executor& executor = report.executor();
+  const Subject& subject = all.front().subject;
   const MoeOptions& sizes = subject.options;
   report.json()["layer"] = subject.name;
-  report.json()["checked"] = broken.empty();
   report.fact("layer", fmt::format("{}: experts {}:{} of {}, top-{}, hidden {}, intermediate {}", subject.name,
                                    subject.range.first, subject.range.count, sizes.num_experts, sizes.top_k,
                                    sizes.hidden_size, sizes.intermediate_size));
-  if (!broken.empty()) {
-    report.fail("not timed, because it disagrees with the reference: " + broken);
-    report.fact("FAIL", "not timed, because it disagrees with the reference: " + broken, Style::kBad);
-    return {};
-  }
+  NVFP4_MOE_ASSIGN(const bool agree, check_all(all, verb.subject.seed, report));
+  report.json()["checked"] = agree;
+  if (!agree) return {};
+
   const HostFacts host = read_host();
-  const MoeLayer& layer = *copies.front();
-  report.fact("host", fmt::format("{}, {} of {} threads", host.cpu, report.executor().threads(), host.threads));
-  report.fact("backend", fmt::format("{}, {} activations, packed {} x {} cop{}, checked against the reference",
-                                     layer.backend().name, to_string(sizes.activation_format),
-                                     bytes_text(layer.weights().bytes.size_bytes()), copies.size(),
-                                     copies.size() == 1 ? "y" : "ies"));
-  report.json()["host"] = {{"cpu", host.cpu}, {"threads", report.executor().threads()}};
-  report.json()["copies"] = copies.size();
-  report.json()["packed_bytes"] = layer.weights().bytes.size_bytes();
-  report.json()["describe"] = Json::parse(layer.describe_json(), nullptr, false);
-  return report_timings(copies, subject, sweep, verb, report);
+  NVFP4_MOE_ASSIGN(ReadBandwidth bandwidth, ReadBandwidth::make(host.memory_bytes, executor));
+  NVFP4_MOE_ASSIGN(const int64_t copies, copies_of(all));
+  report.fact("host", fmt::format("{}, {} of {} threads", host.cpu, executor.threads(), host.threads));
+  report.json()["host"] = {{"cpu", host.cpu},
+                           {"threads", executor.threads()},
+                           {"available_threads", host.threads},
+                           {"last_level_cache_bytes", last_level_cache_bytes()}};
+  report.json()["copies"] = copies;
+  report.json()["read_buffer_bytes"] = bandwidth.size_bytes();
+  Json described = Json::array();
+  for (Configuration& one : all) {
+    ProgressBar bar(report.progress());
+    NVFP4_MOE_ASSIGN(one.timed,
+                     TimedLayer::open(one.subject, one.backend, most_tokens, copies, executor, bar.callback()));
+    const MoeLayer& layer = one.timed->layer();
+    one.backend = layer.backend().name;
+    one.peak = peak_of_layer(layer);
+    const size_t packed_bytes = layer.weights().bytes.size_bytes();
+    report.fact("backend",
+                fmt::format("{}, {} activations, packed {} x {} cop{}, checked against the reference", one.backend,
+                            one.format(), bytes_text(packed_bytes), copies, copies == 1 ? "y" : "ies"));
+    described.push_back({{"backend", one.backend},
+                         {"activation_format", one.format()},
+                         {"packed_bytes", packed_bytes},
+                         {"peak", one.peak == nullptr ? Json() : Json(one.peak->name)},
+                         {"describe", Json::parse(layer.describe_json(), nullptr, false)}});
+  }
+  report.json()["configurations"] = described;
+  report.line("");
+  report_peaks(bandwidth, report);
+  return time_all(all, sweep, verb, bandwidth, report);
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app, Invocation& invocation) {
   add_verb<BenchVerb>(
-      app, invocation, "bench", "Times a layer beside this host's read bandwidth", UsesBackend::kYes, bench,
-      [](CLI::App& verb, BenchVerb& options) {
+      app, invocation, "bench", "Times a layer beside this host's read bandwidth and compute peaks", UsesBackend::kYes,
+      bench, [](CLI::App& verb, BenchVerb& options) {
         add_subject(verb, options.subject, true);
         verb.add_option("--tokens", options.tokens, "Sweep, for example 1,8,64..4096:x2")->capture_default_str();
-        verb.add_option("--seconds", options.seconds, "For each token count, at least 5 runs")
+        verb.add_option("--rounds", options.rounds,
+                        "Medians of so many; all of --backend and --activation-format, "
+                        "which are lists here, take turns in each")
+            ->check(CLI::Range(int64_t{1}, int64_t{1000}))
+            ->capture_default_str();
+        verb.add_option("--seconds", options.repeat.seconds, "For each token count and round, at least 5 runs")
             ->check(CLI::Range(0.0, 3600.0))
             ->capture_default_str();
-        verb.add_option("--runs", options.most_runs, "At most, for each token count")
+        verb.add_option("--runs", options.repeat.most_runs, "At most, for each token count and round")
             ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
             ->capture_default_str();
+        verb.add_flag("--steps", options.steps, "Also each step of the layer by itself");
       });
 }
 

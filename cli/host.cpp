@@ -83,6 +83,8 @@ HostFacts read_host() {
   const long pages = sysconf(_SC_PHYS_PAGES);
   const long page_bytes = sysconf(_SC_PAGESIZE);
   if (pages > 0 && page_bytes > 0) host.memory_bytes = static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes);
+  std::istringstream available(value_of("/proc/meminfo", "MemAvailable"));  // "23518092 kB"
+  if (uint64_t kilobytes = 0; available >> kilobytes) host.memory_available_bytes = kilobytes << 10;
   read_limits(host);
 
   std::string flags = value_of("/proc/cpuinfo", "flags");

@@ -12,6 +12,7 @@ struct HostFacts {
   std::string system;                         // "Linux 6.1.0 x86_64"
   int threads = 1;                            // cores this process may use
   uint64_t memory_bytes = 0;                  // of the machine
+  uint64_t memory_available_bytes = 0;        // of it, without making anyone swap
   uint64_t memory_limit_bytes = 0;            // of this process's control group; 0 where there is none
   double cpu_limit_cores = 0;                 // quota of the control group; 0 where there is none
   std::vector<std::string> instruction_sets;  // those that matter to matrix kernels

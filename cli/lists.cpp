@@ -98,6 +98,15 @@ Result<std::vector<int64_t>> parse_sweep(std::string_view text) {
   return values;
 }
 
+Result<std::vector<std::string>> parse_names(std::string_view text) {
+  std::vector<std::string> names;
+  for (const std::string_view part : split(text, ',')) {
+    if (part.empty()) return invalid_argument(fmt::format("\"{}\": expected names, got an empty one", text));
+    names.emplace_back(part);
+  }
+  return names;
+}
+
 Result<std::pair<int64_t, int64_t>> parse_first_count(std::string_view text) {
   const auto parts = split(text, ':');
   if (parts.size() != 2) return invalid_argument(fmt::format("\"{}\": expected first:count, for example 16:8", text));

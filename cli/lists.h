@@ -18,6 +18,8 @@ Result<std::vector<int64_t>> parse_list(std::string_view text);
 Result<std::vector<int64_t>> parse_sweep(std::string_view text);
 // "16:8": first 16, count 8.
 Result<std::pair<int64_t, int64_t>> parse_first_count(std::string_view text);
+// "cpu,cpu:avx2": in the order written, none empty.
+Result<std::vector<std::string>> parse_names(std::string_view text);
 // "5GB", "4GiB", "200MB", "1048576": bytes. GB is 10^9, GiB 2^30.
 Result<uint64_t> parse_bytes(std::string_view text);
 

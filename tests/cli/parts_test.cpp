@@ -65,6 +65,14 @@ TEST(Lists, RefuseSweepsThatNeverEnd) {
   }
 }
 
+TEST(Lists, Names) {
+  EXPECT_THAT(*parse_names("cpu"), ElementsAre("cpu"));
+  EXPECT_THAT(*parse_names("b,a:x,b"), ElementsAre("b", "a:x", "b"));
+  for (const char* text : {"", ",", "a,", ",a", "a,,b"}) {
+    EXPECT_EQ(parse_names(text).status().code(), Code::kInvalidArgument) << text;
+  }
+}
+
 TEST(Lists, Sizes) {
   EXPECT_EQ(*parse_bytes("5GB"), 5'000'000'000u);
   EXPECT_EQ(*parse_bytes("4GiB"), 4ull << 30);
@@ -132,6 +140,13 @@ TEST(Tables, AlignTextAndKeepValues) {
             "| a      |    1234.6 |\n"
             "| longer |       2.0 |\n");
   EXPECT_EQ(table.json()[0]["median_us"].get<double>(), 1234.5678);
+}
+
+TEST(Tables, AColumnWithoutATitleIsForProgramsAlone) {
+  Table table({{"name", "name", false}, {"bytes", ""}});
+  table.add({cell("a"), cell(int64_t{7})});
+  EXPECT_EQ(table.text(false), "| name |\n| ---- |\n| a    |\n");
+  EXPECT_EQ(table.json()[0]["bytes"], 7);
 }
 
 TEST(Tables, ColourDoesNotMoveColumns) {

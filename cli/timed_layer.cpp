@@ -1,0 +1,150 @@
+#include "cli/timed_layer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <numeric>
+
+#include "backend/host_layer.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kLeastBatches = 8;
+constexpr int64_t kLeastRuns = 5;
+constexpr int64_t kUntimedRuns = 2;  // they fault the workspace in
+
+double microseconds(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double, std::micro>(end - begin).count();
+}
+
+// Calls time(step, function) for the six steps, in their order.
+template <class Time>
+void walk_steps(const HostSteps& steps, const HostCall& call, const Time& time) {
+  time(0, [&] { steps.route(call); });
+  time(1, [&] { steps.quantize(call); });
+  for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+    if (part->experts == 0) continue;
+    time(kGemm1, [&] { steps.gemm1_swiglu(call, *part); });
+    time(3, [&] { steps.requantize(call, *part); });
+    time(kGemm2, [&] { steps.gemm2(call, *part); });
+  }
+  time(5, [&] { steps.combine(call); });
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+size_t touch_oldest(RandomTokens& batch, std::vector<int32_t>& oldest) {
+  std::map<int32_t, int32_t> names;
+  for (int32_t& id : batch.ids) {
+    const auto found = names.try_emplace(id, oldest[std::min(names.size(), oldest.size() - 1)]).first;
+    id = found->second;
+  }
+  std::rotate(oldest.begin(), oldest.begin() + static_cast<int64_t>(names.size()), oldest.end());
+  return names.size();
+}
+
+Result<TimedLayer> TimedLayer::open(const Subject& subject, const std::string& backend, int64_t max_tokens,
+                                    int64_t copies, Executor& executor, const ProgressFn& progress) {
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
+  LayerOptions options;
+  options.backend = backend;
+  options.range = subject.range;
+  options.limits.max_tokens = max_tokens;
+  options.executor = &executor;
+  std::vector<std::unique_ptr<MoeLayer>> layers;
+  for (int64_t i = 0; i < copies; ++i) {
+    NVFP4_MOE_ASSIGN(auto layer, MoeLayer::open(config, subject.source, options, progress));
+    layers.push_back(std::move(layer));
+  }
+  NVFP4_MOE_ASSIGN(Buffer workspace, allocate_pages(layers.front()->workspace_bytes()));
+  return TimedLayer(subject, std::move(layers), std::move(workspace));
+}
+
+void TimedLayer::prepare(int64_t tokens, uint64_t seed) {
+  batches_.clear();
+  experts_.clear();
+  next_ = 0;
+  std::vector<int32_t> all(static_cast<size_t>(range_.count));
+  std::iota(all.begin(), all.end(), static_cast<int32_t>(range_.first));
+  std::vector<std::vector<int32_t>> oldest(copies_.size(), all);
+  std::vector<size_t> touched(copies_.size());
+  // Until every copy has been gone through once, so that the first batch finds nothing when its turn comes again.
+  while (batches_.size() < kLeastBatches || *std::min_element(touched.begin(), touched.end()) < all.size()) {
+    for (size_t copy = 0; copy < copies_.size(); ++copy) {
+      batches_.push_back(random_tokens(options_, range_, tokens, seed + batches_.size()));
+      const size_t experts = touch_oldest(batches_.back(), oldest[copy]);
+      touched[copy] += std::max<size_t>(experts, 1);
+      experts_.push_back(static_cast<double>(experts));
+    }
+  }
+}
+
+// Calls body(batch, copy, timed) and returns the batches of the timed calls.
+template <class Body>
+Result<std::vector<size_t>> TimedLayer::repeat_calls(const Repeat& repeat, const Body& body) {
+  std::vector<size_t> timed;
+  const auto begin = Clock::now();
+  for (int64_t run = -kUntimedRuns; run < repeat.most_runs; ++run) {
+    const size_t batch = next_++ % batches_.size();
+    NVFP4_MOE_TRY(body(batches_[batch], *copies_[batch % copies_.size()], run >= 0));
+    if (run >= 0) timed.push_back(batch);
+    if (run + 1 >= kLeastRuns && microseconds(begin, Clock::now()) > repeat.seconds * 1e6) break;
+  }
+  return timed;
+}
+
+Result<RunTimes> TimedLayer::time_runs(const Repeat& repeat) {
+  RunTimes times;
+  NVFP4_MOE_ASSIGN(const std::vector<size_t> timed,
+                   repeat_calls(repeat, [&](RandomTokens& tokens, const MoeLayer& layer, bool count) -> Status {
+                     const Batch batch = tokens.batch();
+                     const auto begin = Clock::now();
+                     NVFP4_MOE_TRY(layer.run(batch, workspace_.data(), workspace_.size_bytes()));
+                     if (count) times.us.push_back(microseconds(begin, Clock::now()));
+                     return {};
+                   }));
+  for (const size_t batch : timed) times.experts += experts_[batch];
+  times.experts /= static_cast<double>(timed.size());
+  std::sort(times.us.begin(), times.us.end());
+  return times;
+}
+
+Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) {
+  const MoeLayer& first = layer();
+  if (first.backend().steps == nullptr)
+    return unsupported(std::string("--steps: backend ") + first.backend().name + " does not show its steps");
+  NVFP4_MOE_ASSIGN(const Workspace workspace,
+                   Workspace::make(workspace_.data(), workspace_.size_bytes(), first.plan().workspace));
+  const HostBuffers buffers = host_buffers(first.config(), range_, workspace);
+  // A backend's own span lies behind those of every host layer.
+  const auto own = static_cast<int>(host_layout(first.config(), range_, first.plan().limits).spans().size());
+  std::byte* const scratch =
+      own < static_cast<int>(first.plan().workspace.spans().size()) ? workspace.at<std::byte>(own) : nullptr;
+  std::array<std::vector<double>, kSteps> us;
+  NVFP4_MOE_TRY(repeat_calls(repeat, [&](RandomTokens& tokens, const MoeLayer& layer, bool count) -> Status {
+                  const Batch batch = tokens.batch();
+                  const HostCall call{layer.weights(), batch, buffers, layer.executor(), scratch};
+                  std::array<double, kSteps> of_run{};
+                  walk_steps(*layer.backend().steps, call, [&](size_t step, const auto& work) {
+                    const auto begin = Clock::now();
+                    work();
+                    of_run[step] += microseconds(begin, Clock::now());
+                  });
+                  for (size_t step = 0; count && step < kSteps; ++step) us[step].push_back(of_run[step]);
+                  return {};
+                }).status());
+  std::array<double, kSteps> medians{};
+  for (size_t step = 0; step < kSteps; ++step) medians[step] = median(us[step]);
+  return medians;
+}
+
+}  // namespace nvfp4_moe::cli

@@ -120,8 +120,9 @@ Result<RunTimes> TimedLayer::time_runs(const Repeat& repeat) {
 
 Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) {
   const MoeLayer& first = layer();
-  if (first.backend().steps == nullptr)
-    return unsupported(std::string("--steps: backend ") + first.backend().name + " does not show its steps");
+  if (first.backend().steps == nullptr || first.backend().memory != nullptr)
+    return unsupported(std::string("--steps: backend ") + first.backend().name +
+                       " does not show its steps in host memory");
   NVFP4_MOE_ASSIGN(const Workspace workspace,
                    Workspace::make(workspace_.data(), workspace_.size_bytes(), first.plan().workspace));
   const HostBuffers buffers = host_buffers(first.config(), range_, workspace);

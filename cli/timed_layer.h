@@ -42,7 +42,8 @@ class TimedLayer {
   void prepare(int64_t tokens, uint64_t seed);
   Result<RunTimes> time_runs(const Repeat& repeat);
   // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the CPU backend makes its
-  // operands itself, out of the arrays between the steps. kUnsupported where a backend does not show its steps.
+  // operands itself, out of the arrays between the steps. kUnsupported where a backend does not show its steps in host
+  // memory.
   Result<std::array<double, kSteps>> time_steps(const Repeat& repeat);
 
  private:

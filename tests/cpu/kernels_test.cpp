@@ -38,8 +38,8 @@ std::vector<uint16_t> swiglu(const Kernels& kernels, const MoeOptions& options, 
 
 TEST(Kernels, TheBestOneRunsHereAndPortableIsLast) {
   EXPECT_TRUE(best_kernels().runs_here());
-  EXPECT_EQ(&best_kernels(), runnable().front());
   EXPECT_EQ(runnable().back(), &kPortableKernels);
+  EXPECT_EQ(&best_kernels() == &kPortableKernels, runnable().size() == 1);
 }
 
 TEST(Kernels, WhatThisHostCannotRunIsNamed) {

@@ -152,7 +152,7 @@ inline constexpr const Kernels* kAllKernels[] = {
 #endif
     &kPortableKernels,
 };
-// The first that this host runs.
+// The first that this host runs, and not slower than the one behind it.
 const Kernels& best_kernels();
 
 }  // namespace nvfp4_moe::cpu

@@ -1,0 +1,149 @@
+// Strips times any number of lines, for every instruction set: bits of 8-bit activations, bounds of W4A16.
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "backend/cpu/kernels.h"
+#include "core/float_formats.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::cpu {
+namespace {
+
+// Lines as the layer keeps them: at one distance, an odd number of cache lines, as many behind the last as tiles read.
+struct Lines {
+  Lines(const Multiplication& multiplication, int64_t k, int64_t count)
+      : bytes((chunks_of(k) * multiplication.chunk_bytes + 63) / 64 * 64 + 64),
+        data(static_cast<size_t>(bytes * (count + multiplication.tile_lines - 1)), std::byte{0xFF}) {
+    for (int64_t i = 0; i < count; ++i) pointers.push_back(data.data() + i * bytes);
+  }
+  int64_t bytes;
+  std::vector<std::byte> data;  // NaNs where nothing is written
+  std::vector<const std::byte*> pointers;
+  std::byte* at(int64_t i) { return data.data() + i * bytes; }
+};
+
+struct Problem {
+  int64_t k, panels;
+  std::vector<uint8_t> codes, scales;    // (panels * 16, k/2), (panels * 16, k/16)
+  std::vector<uint8_t> packed;
+  std::vector<uint8_t> x_codes, x_scales;  // (lines, k/2), (lines, k/16)
+  std::vector<uint16_t> x_bf16;            // (lines, k)
+
+  Problem(int64_t k_, int64_t panels_, int64_t lines, uint32_t seed) : k(k_), panels(panels_) {
+    std::mt19937 random(seed);
+    const auto fill = [&](std::vector<uint8_t>& bytes, int64_t size, uint32_t most) {
+      bytes.resize(static_cast<size_t>(size));
+      for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random() % (most + 1));
+    };
+    fill(codes, panels * kPanelRows * k / 2, 255);
+    fill(scales, panels * kPanelRows * k / 16, 0x7E);  // zero, subnormal and all normal scales
+    fill(x_codes, lines * k / 2, 255);
+    fill(x_scales, lines * k / 16, 0x7E);
+    x_bf16.resize(static_cast<size_t>(lines * k));
+    for (uint16_t& x : x_bf16) x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3E00u + (random() % 4 << 8)));
+    packed.resize(static_cast<size_t>(panels * panel_bytes(k)));
+    const Nvfp4View view = Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, panels * kPanelRows, k);
+    for (int64_t p = 0; p < panels; ++p) pack_panel(view, p, packed.data() + p * panel_bytes(k));
+  }
+  Strip strip() const {
+    return {.bytes = packed.data(), .panels = panels, .chunks = chunks_of(k), .next = packed.data()};
+  }
+  std::vector<float> multiply(const Multiplication& multiplication, Lines& lines, int64_t count, bool same_bits) const {
+    std::vector<float> acc(static_cast<size_t>((count + multiplication.tile_lines - 1) * panels * kPanelRows), -1.0f);
+    multiplication.multiply(strip(), {.lines = lines.pointers.data(), .count = count, .k = k, .same_bits = same_bits},
+                            acc.data());
+    acc.resize(static_cast<size_t>(count * panels * kPanelRows));
+    return acc;
+  }
+  std::vector<float> nvfp4(const Kernels& kernels, int64_t count) const {
+    Lines lines(kernels.nvfp4, k, count);
+    for (int64_t i = 0; i < count; ++i)
+      kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k, lines.at(i));
+    return multiply(kernels.nvfp4, lines, count, false);
+  }
+  std::vector<float> bf16(const Kernels& kernels, int64_t first, int64_t count, bool same_bits) const {
+    Lines lines(kernels.bf16, k, count);
+    for (int64_t i = 0; i < count; ++i) kernels.bf16_operands(x_bf16.data() + (first + i) * k, k, lines.at(i));
+    return multiply(kernels.bf16, lines, count, same_bits);
+  }
+  double weight(int64_t row, int64_t i) const {
+    const uint8_t byte = codes[static_cast<size_t>((row * k + i) / 2)];
+    return static_cast<double>(e2m1_to_float(i % 2 == 0 ? low_code(byte) : high_code(byte))) *
+           static_cast<double>(e4m3_to_float(scales[static_cast<size_t>((row * k + i) / 16)]));
+  }
+};
+
+constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 80, 81, 128};
+constexpr int64_t kSizes[] = {16, 32, 48, 64, 80, 128, 336, 1040, 2048};
+
+std::vector<const Kernels*> faster_than_portable() {
+  std::vector<const Kernels*> list;
+  for (const Kernels* kernels : kAllKernels)
+    if (kernels != &kPortableKernels && kernels->runs_here()) list.push_back(kernels);
+  return list;
+}
+
+TEST(Multiply, W4A4HasThePortableBitsForAnyNumberOfLines) {
+  for (const int64_t k : kSizes) {
+    for (const int64_t panels : {1, 2}) {
+      const Problem problem(k, panels, 128, static_cast<uint32_t>(k + panels));
+      const std::vector<float> all = problem.nvfp4(kPortableKernels, 128);
+      for (const Kernels* kernels : faster_than_portable()) {
+        for (const int64_t count : kCounts) {
+          const std::vector<float> some = problem.nvfp4(*kernels, count);
+          ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
+              << kernels->name << " K " << k << " panels " << panels << " lines " << count;
+        }
+      }
+    }
+  }
+}
+
+// |err| <= (K/4 + 4) 2^-24 sum |p| (docs/numerics.md), for the sum as it leaves the multiplication.
+TEST(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
+  for (const int64_t k : kSizes) {
+    for (const int64_t panels : {1, 2}) {
+      const Problem problem(k, panels, 128, static_cast<uint32_t>(7 * k + panels));
+      const int64_t rows = panels * kPanelRows;
+      std::vector<double> exact(static_cast<size_t>(128 * rows)), size(exact.size());
+      for (int64_t i = 0; i < 128; ++i)
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t e = 0; e < k; ++e) {
+            const double product =
+                problem.weight(r, e) * static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
+            exact[static_cast<size_t>(i * rows + r)] += product;
+            size[static_cast<size_t>(i * rows + r)] += std::fabs(product);
+          }
+      const double bound = (static_cast<double>(k) / 4 + 4) * 0x1p-24;
+      for (const Kernels* kernels : kAllKernels) {
+        if (!kernels->runs_here()) continue;
+        for (const int64_t count : kCounts) {
+          if (kernels == &kPortableKernels && count > 9) continue;  // a slow loop that no longer changes
+          const std::vector<float> some = problem.bf16(*kernels, 0, count, false);
+          for (size_t i = 0; i < some.size(); ++i)
+            ASSERT_LE(std::fabs(static_cast<double>(some[i]) - exact[i]), bound * size[i])
+                << kernels->name << " K " << k << " panels " << panels << " lines " << count << " element " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
+  const Problem problem(1040, 2, 128, 3);
+  for (const Kernels* kernels : kAllKernels) {
+    if (!kernels->runs_here()) continue;
+    const std::vector<float> all = problem.bf16(*kernels, 0, 128, true);
+    for (const int64_t count : {1, 2, 8, 9, 17, 33, 50, 65}) {
+      const int64_t first = 128 - count;
+      const std::vector<float> some = problem.bf16(*kernels, first, count, true);
+      ASSERT_EQ(std::memcmp(some.data(), all.data() + first * 2 * kPanelRows, some.size() * sizeof(float)), 0)
+          << kernels->name << " lines " << count;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::cpu

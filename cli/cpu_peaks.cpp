@@ -3,13 +3,11 @@
 #include <algorithm>
 
 #include "backend/cpu/target.h"
+#include "backend/cpu/tiles.h"
 #include "cli/all_threads.h"
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace nvfp4_moe::cli {
@@ -173,15 +171,6 @@ bool has_avx512_vnni() {
 }
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool has_amx_bf16() {
-  // Linux gives tiles to a process that asks for them; its threads have them too.
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  constexpr unsigned kBf16 = 1 << 22, kTile = 1 << 24;         // of edx; clang 14 knows no names for them
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kBf16) != 0 && (edx & kTile) != 0 &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 constexpr ComputePeak kVnniScaled{"avx512_vnni_scaled", "4 vpdpbusd, vcvtdq2ps, vmulps, vfmadd (512 bits)",
                                   kVnniBlocks * 2.0 * 16 * 16, has_avx512_vnni, vnni_scaled};
 constexpr ComputePeak kBf16Dot{"avx512_bf16_dot", "vdpbf16ps (512 bits)", kDotChains * 2.0 * 32, has_avx512_bf16,
@@ -191,9 +180,10 @@ constexpr ComputePeak kMaddubsScaled{"avx2_maddubs_scaled",
                                      "4 vpmaddubsw, 3 vpaddw, vpmaddwd, vpaddd, vcvtdq2ps, vmulps, vfmadd (256 bits)",
                                      kMaddubsHalves * 2.0 * 8 * 16, has_avx2, maddubs_scaled};
 constexpr ComputePeak kFma256{"avx2_fma", "vfmadd (256 bits)", kFmaChains * 2.0 * 8, has_avx2, fma_256};
-constexpr ComputePeak kFullTile{"amx_bf16_tiles", "tdpbf16ps, 16 x 16 x 32", 4 * kTileFlop, has_amx_bf16, full_tiles};
-constexpr ComputePeak kHalfTile{"amx_bf16_half_tiles", "tdpbf16ps, 16 x 16 x 16", 2 * kTileFlop, has_amx_bf16,
-                                half_tiles};
+constexpr ComputePeak kFullTile{"amx_bf16_tiles", "tdpbf16ps, 16 x 16 x 32", 4 * kTileFlop, cpu::bf16_tiles_run_here,
+                                full_tiles};
+constexpr ComputePeak kHalfTile{"amx_bf16_half_tiles", "tdpbf16ps, 16 x 16 x 16", 2 * kTileFlop,
+                                cpu::bf16_tiles_run_here, half_tiles};
 
 constexpr ComputePeak kPeaks[] = {kVnniScaled, kBf16Dot, kFma512, kMaddubsScaled, kFma256, kFullTile, kHalfTile};
 

@@ -26,7 +26,7 @@ struct Lines {
 
 struct Problem {
   int64_t k, panels;
-  std::vector<uint8_t> codes, scales;    // (panels * 16, k/2), (panels * 16, k/16)
+  std::vector<uint8_t> codes, scales;  // (panels * 16, k/2), (panels * 16, k/16)
   std::vector<uint8_t> packed;
   std::vector<uint8_t> x_codes, x_scales;  // (lines, k/2), (lines, k/16)
   std::vector<uint16_t> x_bf16;            // (lines, k)
@@ -111,8 +111,8 @@ TEST(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
       for (int64_t i = 0; i < 128; ++i)
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t e = 0; e < k; ++e) {
-            const double product =
-                problem.weight(r, e) * static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
+            const double product = problem.weight(r, e) *
+                                   static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
             exact[static_cast<size_t>(i * rows + r)] += product;
             size[static_cast<size_t>(i * rows + r)] += std::fabs(product);
           }

@@ -7,13 +7,11 @@
 // a block are then exact in fp32, in any order, and are added to the accumulator by one rounding, block after block:
 // the bits of the integer kernels.
 // W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added to the accumulator:
-// |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are half as deep here too.
-// A single line goes another way (float_few.h), unless OperandLines::same_bits.
-// The instruction takes subnormal inputs, products and sums as 0: an activation below 2^-116 counts as 0.
+// |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are half as deep here
+// too. A single line goes another way (float_few.h), unless OperandLines::same_bits. The instruction takes subnormal
+// inputs, products and sums as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -23,6 +21,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/prefetch.h"
 #include "backend/cpu/target.h"
+#include "backend/cpu/tiles.h"
 #include "core/float_formats.h"
 
 NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512bf16,amx-tile,amx-bf16")
@@ -46,8 +45,8 @@ inline __m512i permute_bytes(__m512i index, __m512i table) { return _mm512_permu
 
 // e2m1 * e4m3 of a line as bf16, in the order of pairs: low nibbles of four bytes, then their high nibbles.
 void scaled_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out) {
-  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                                       -3.0f, -4.0f, -6.0f);
+  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
+                                       -2.0f, -3.0f, -4.0f, -6.0f);
   const __m128i nibble = _mm_set1_epi8(15);
   const int64_t blocks = k / kBlockElems;
   for (int64_t b = 0; b < blocks; ++b) {
@@ -170,8 +169,7 @@ template <int kTiles, int kStepBlocks>
 void multiply_strip(const Strip& strip, const std::byte* lines, int64_t line_bytes, float* acc) {
   const int64_t acc_stride = strip.panels * kPanelRows;
   if constexpr (2 * kTiles <= kMostSums)
-    if (strip.panels == 2)
-      return multiply_panels<2, kTiles, kStepBlocks>(strip, lines, line_bytes, acc, acc_stride);
+    if (strip.panels == 2) return multiply_panels<2, kTiles, kStepBlocks>(strip, lines, line_bytes, acc, acc_stride);
   for (int64_t p = 0; p < strip.panels; ++p)
     multiply_panels<1, kTiles, kStepBlocks>(panel_of(strip, p), lines, line_bytes, acc + p * kPanelRows, acc_stride);
 }
@@ -250,16 +248,7 @@ NVFP4_MOE_TARGET_END
 namespace nvfp4_moe::cpu {
 namespace {
 
-// Linux gives tiles to a process that asks for them (5.16 and later); threads inherit the permission.
-bool tiles_are_permitted() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-bool runs_here() {
-  static const bool runs = kAvx512Bf16Kernels.runs_here() && __builtin_cpu_supports("amx-tile") &&
-                           __builtin_cpu_supports("amx-bf16") && tiles_are_permitted();
-  return runs;
-}
+bool runs_here() { return kAvx512Bf16Kernels.runs_here() && bf16_tiles_run_here(); }
 
 }  // namespace
 

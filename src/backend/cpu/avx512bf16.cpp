@@ -34,8 +34,8 @@ namespace {
 constexpr bool kPermuteBytes = true;
 inline __m512i permute_bytes(__m512i index, __m512i table) { return _mm512_permutexvar_epi8(index, table); }
 
-#include "backend/cpu/int8_avx512.h"
 #include "backend/cpu/bf16_avx512.h"
+#include "backend/cpu/int8_avx512.h"
 
 // bf16 values of the codes, twice, since the look-up reads five bits.
 alignas(64) constexpr uint16_t kValues[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
@@ -43,7 +43,7 @@ alignas(64) constexpr uint16_t kValues[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x
                                               0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
                                               0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
 
-constexpr int kTileLines = 4;                     // x 2 panels x 2 chains = 16 accumulators of 32 registers
+constexpr int kTileLines = 4;  // x 2 panels x 2 chains = 16 accumulators of 32 registers
 
 inline __m512bh pair_of(const uint32_t* line, int64_t pair) {
   return (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(line[pair]));
@@ -109,8 +109,7 @@ void multiply_slices(const Strip& strip, const std::byte* const* lines, int64_t 
   Decoder<kPanels> decoder(strip);
   for (int64_t first = 0; first < blocks; first += step) {
     const int64_t count_blocks = std::min(step, blocks - first);
-    for (int64_t b = 0; b < count_blocks; ++b)
-      decoder.decode_next(slice.weights + b * kBlockPairs * kPanels);
+    for (int64_t b = 0; b < count_blocks; ++b) decoder.decode_next(slice.weights + b * kBlockPairs * kPanels);
     const int64_t first_pair = first * kBlockPairs, pairs = count_blocks * kBlockPairs;
     int64_t i = 0;
     for (; i + kTileLines <= count; i += kTileLines)

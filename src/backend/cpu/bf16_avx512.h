@@ -1,9 +1,9 @@
 // Weights as bf16 with their block scales folded in, and lines of bf16, for instructions that multiply pairs of bf16.
 //
 // Included in the unnamed namespace of nvfp4_moe::cpu, inside a target region, behind int8_avx512.h.
-// `e2m1 * e4m3` has 6 significant bits, so that bf16 holds it exactly. Decoding is four instructions for 32 weights, all
-// on 16-bit integers. In a 32-bit lane the codes of k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so
-// the lines' elements are stored in it.
+// `e2m1 * e4m3` has 6 significant bits, so that bf16 holds it exactly. Decoding is four instructions for 32 weights,
+// all on 16-bit integers. In a 32-bit lane the codes of k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a
+// time, so the lines' elements are stored in it.
 
 constexpr int64_t kBlockPairs = kBlockElems / 2;  // 32-bit pairs of a block in a line, and vectors of it in a panel
 constexpr int64_t kBf16ChunkBytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t));
@@ -29,8 +29,8 @@ alignas(64) constexpr uint16_t kTakeAway[32] = {0xFFFF, 0x81FF, 0x817F, 0x8100, 
                                                 0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,
                                                 0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000};
 
-// Both from the scale's E4M3 byte, as words: bits(s) = 16 byte + bits(2^-7) where s is normal, and bits(1.5 s) - bits(s)
-// depends on its significand alone. Bytes below 8 (subnormal scales and 0) are looked up.
+// Both from the scale's E4M3 byte, as words: bits(s) = 16 byte + bits(2^-7) where s is normal, and bits(1.5 s) -
+// bits(s) depends on its significand alone. Bytes below 8 (subnormal scales and 0) are looked up.
 constexpr uint16_t kScaleBits = 0x3C00, kTopBits = 0x8100;  // 2^-7; the sign and the 4 of -4 * 1.5 s
 struct ScaleTables {
   alignas(64) uint16_t step[32], small_step[32], small_base[32];
@@ -49,9 +49,10 @@ struct ScaleTables {
 constexpr ScaleTables kScaleTables;
 
 // Byte r of 16, as a word, twice: byte 63 of the 16 is 0.
-alignas(64) constexpr uint8_t kTwice[64] = {0,  63, 0,  63, 1,  63, 1,  63, 2,  63, 2,  63, 3,  63, 3,  63, 4,  63, 4,  63, 5,  63,
-                                            5,  63, 6,  63, 6,  63, 7,  63, 7,  63, 8,  63, 8,  63, 9,  63, 9,  63, 10, 63, 10, 63,
-                                            11, 63, 11, 63, 12, 63, 12, 63, 13, 63, 13, 63, 14, 63, 14, 63, 15, 63, 15, 63};
+alignas(64) constexpr uint8_t kTwice[64] = {0,  63, 0,  63, 1,  63, 1,  63, 2,  63, 2,  63, 3,  63, 3,  63,
+                                            4,  63, 4,  63, 5,  63, 5,  63, 6,  63, 6,  63, 7,  63, 7,  63,
+                                            8,  63, 8,  63, 9,  63, 9,  63, 10, 63, 10, 63, 11, 63, 11, 63,
+                                            12, 63, 12, 63, 13, 63, 13, 63, 14, 63, 14, 63, 15, 63, 15, 63};
 
 // Constants in registers: what the compiler knows it would rather make anew for every block.
 inline __m512i keep(__m512i x) {
@@ -77,7 +78,8 @@ struct BlockScale {
 // Of a block's 16 bytes. kSmall: some may be below 8.
 template <bool kSmall>
 inline BlockScale block_scale(const uint8_t* bytes, const DecodeConstants& constants) {
-  const __m512i words = _mm512_permutexvar_epi8(constants.twice, _mm512_zextsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
+  const __m512i words = _mm512_permutexvar_epi8(
+      constants.twice, _mm512_zextsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
   __m512i step = _mm512_permutexvar_epi16(words, constants.step);
   __m512i base = _mm512_add_epi16(_mm512_add_epi16(_mm512_slli_epi16(words, 4), step), constants.bits);
   if constexpr (kSmall) {

@@ -9,8 +9,7 @@ template <int kPanels, int kCount>
 void float_few(const Strip& strip, int64_t first, int64_t end, const float* const* x, float* acc) {
   F sum[kPanels][kCount];
   for (int p = 0; p < kPanels; ++p)
-    for (int i = 0; i < kCount; ++i)
-      sum[p][i] = first == 0 ? splat(0.0f) : load(acc + (i * kPanels + p) * kPanelRows);
+    for (int i = 0; i < kCount; ++i) sum[p][i] = first == 0 ? splat(0.0f) : load(acc + (i * kPanels + p) * kPanelRows);
   for (int64_t c = first; c < end; ++c) {
     for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
     for (int64_t b = 0; b < kBlocksPerChunk; ++b) {
@@ -46,7 +45,7 @@ inline constexpr int64_t kMostFew = 4;
 
 // count <= kMostFew.
 inline void multiply_few_floats(const Strip& strip, int64_t first, int64_t end, const float* const* x, int64_t count,
-                         float* acc) {
+                                float* acc) {
   switch (count + (strip.panels - 1) * kMostFew) {
     case 1: return float_few<1, 1>(strip, first, end, x, acc);
     case 2: return float_few<1, 2>(strip, first, end, x, acc);

@@ -1,11 +1,11 @@
 // W4A16 with fp32 multiply-adds: a slice of a panel decoded to floats, the block scales folded in, times tiles of
 // lines.
 //
-// Included like lines.h, behind it and float_few.h. e2m1 * e4m3 * bf16 has 14 significant bits: the products are exact, and only the
-// additions round. Within a slice of float_slice(K) elements the 8-halves of the blocks are added in two chains, then
-// the chains, then the slices; so |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24 sum|p|, inside the
-// contract's bound for every K, and independent of the lines beside it. A few lines take another order (float_few.h)
-// unless OperandLines::same_bits.
+// Included like lines.h, behind it and float_few.h. e2m1 * e4m3 * bf16 has 14 significant bits: the products are exact,
+// and only the additions round. Within a slice of float_slice(K) elements the 8-halves of the blocks are added in two
+// chains, then the chains, then the slices; so |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24 sum|p|,
+// inside the contract's bound for every K, and independent of the lines beside it. A few lines take another order
+// (float_few.h) unless OperandLines::same_bits.
 
 constexpr int64_t kFloatChunkBytes = kChunkK * static_cast<int64_t>(sizeof(float));
 

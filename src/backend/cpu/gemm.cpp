@@ -17,8 +17,7 @@ void prefetch_lines(const LineBlock& block, const Operands& operands) {
 
 void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, LineBlock& block) {
   kernels.multiplication(operands.format)
-      .multiply(strip,
-                {.lines = block.lines, .count = block.count, .k = operands.k, .same_bits = operands.same_bits},
+      .multiply(strip, {.lines = block.lines, .count = block.count, .k = operands.k, .same_bits = operands.same_bits},
                 block.acc);
 }
 

@@ -33,8 +33,8 @@ void multiply_gate_up(const HostCall& call, const HostPart& part, const Kernels&
                                .out = part.intermediate.bf16 + row * part.intermediate_size + strip * kPanelRows,
                                .stride = part.intermediate_size});
     };
-    multiply_strips(kernels, operands, expert_bytes(call.weights, part, expert), kStripPanels * strips, begin,
-                    end, part.row_offsets[expert + 1] - first_row, prepare, finish);
+    multiply_strips(kernels, operands, expert_bytes(call.weights, part, expert), kStripPanels * strips, begin, end,
+                    part.row_offsets[expert + 1] - first_row, prepare, finish);
   });
 }
 

@@ -60,10 +60,10 @@ struct OperandLines {
 // What an instruction set does for one activation format. A line's operands are as long as panels: chunks of 64 along
 // K, zeros behind the line's end.
 struct Multiplication {
-  const char* name;         // for describe() and plans
-  int64_t chunk_bytes;      // of a line's operands
-  int64_t tile_lines;       // 1: lines may lie anywhere. n: they are rows of tiles, so they lie at one distance, and
-                            // as many behind them as fill a tile of n are read, and written to acc, without a meaning
+  const char* name;     // for describe() and plans
+  int64_t chunk_bytes;  // of a line's operands
+  int64_t tile_lines;   // 1: lines may lie anywhere. n: they are rows of tiles, so they lie at one distance, and
+                        // as many behind them as fill a tile of n are read, and written to acc, without a meaning
   // acc (count, panels * 16) = sum over k of line i's operand times the strip's rows, tensor scales and line scales
   // left out. Written, not added to.
   void (*multiply)(const Strip& strip, const OperandLines& lines, float* acc);
@@ -145,10 +145,7 @@ extern const Kernels kAvx2Kernels;
 #endif
 inline constexpr const Kernels* kAllKernels[] = {
 #if defined(__x86_64__)
-    &kAmxKernels,
-    &kAvx512Bf16Kernels,
-    &kAvx512VnniKernels,
-    &kAvx2Kernels,
+    &kAmxKernels,      &kAvx512Bf16Kernels, &kAvx512VnniKernels, &kAvx2Kernels,
 #endif
     &kPortableKernels,
 };

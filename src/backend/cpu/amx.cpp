@@ -134,7 +134,7 @@ inline void multiply_tiles(const std::byte* lines, int64_t line_bytes, const __m
 
 // Weights on their way from the decoder to the tiles, in L1. The tiles follow a few blocks behind, when what was stored
 // has arrived there.
-constexpr int64_t kRingBlocks = 16, kBlocksAhead = 8;
+constexpr int64_t kRingBlocks = 8, kBlocksAhead = 4;
 struct alignas(64) Ring {
   __m512bh weights[kRingBlocks * kBlockPairs * kStripPanels];  // (pairs, panels)
 

@@ -282,14 +282,15 @@ def quantize_checkpoint(
     )
 
 
-def explain(options: Mapping[str, Any], backend: str = "auto") -> list[dict[str, Any]]:
-    """Which backend takes a layer on this host, and why each other does not: dicts with backend, chosen, reason.
+def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cpu") -> list[dict[str, Any]]:
+    """Which backend takes a layer on a device, and why each other does not: dicts with backend, chosen, reason.
 
     options: fields of the layer's config (num_experts, top_k, hidden_size, intermediate_size, activation, ...); those
-    left out have their defaults. Raises ValueError or BadInput where they make no config.
+    left out have their defaults. device: "cpu" or "cuda:N". Raises ValueError or BadInput where they make no config,
+    Unsupported where there is no such device.
     """
     defaults = json.loads(_core.default_options())
     for name in options:
         if name not in defaults:
             raise ValueError(f"options: expected one of {', '.join(defaults)}, got {name}")
-    return _core.explain(json.dumps({**defaults, **options}), backend)
+    return _core.explain(json.dumps({**defaults, **options}), backend, device)

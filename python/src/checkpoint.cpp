@@ -117,10 +117,12 @@ class PyCheckpoint {
   Checkpoint checkpoint_;
 };
 
-nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const std::string& backend) {
+nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const std::string& backend,
+                                       const std::string& device) {
   const MoeConfig config = take(MoeConfig::make(take(moe_options_from_json(options_json))));
+  const DeviceFacts facts = take(device_facts(device));
   nb::list choices;
-  for (const Choice& choice : explain(config, host_facts(), backend)) {
+  for (const Choice& choice : explain(config, facts, backend)) {
     nb::dict d;
     d["backend"] = choice.backend;
     d["chosen"] = choice.chosen;
@@ -149,7 +151,7 @@ void bind_checkpoint(nb::module_& m) {
            "\"gate\", \"up\" and \"down\" of the layer's shared expert, as expert() gives them.");
   m.def(
       "default_options", [] { return to_json(MoeOptions{}); }, "JSON of a layer's options as they are by default.");
-  m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"));
+  m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"), nb::arg("device"));
 }
 
 }  // namespace nvfp4_moe::python

@@ -2,11 +2,20 @@
 
 #include <mutex>
 
-#include "core/buffer.h"
+#include "backend/host_layer.h"
 #include "errors.h"
 #include "moe/env.h"
 
 namespace nvfp4_moe::python {
+
+Host::Host(int threads) : executor(make_thread_pool(threads)), workspaces(allocate_host) {}
+
+WorkspacePool& Host::workspaces_of(const MoeLayer& layer) {
+  if (layer.backend().memory == nullptr) return workspaces;
+  const std::lock_guard lock(mutex_);
+  const int device = layer.weights().device;
+  return devices_.try_emplace(device, layer.backend().allocate, device).first->second;
+}
 
 std::shared_ptr<Host> shared_host() {
   static std::mutex mutex;
@@ -14,7 +23,7 @@ std::shared_ptr<Host> shared_host() {
   const std::lock_guard lock(mutex);
   if (std::shared_ptr<Host> host = living.lock()) return host;
   const Env env = take(read_env());
-  std::shared_ptr<Host> host(new Host{make_thread_pool(env.threads), WorkspacePool(allocate_pages)});
+  const auto host = std::make_shared<Host>(env.threads);
   living = host;
   return host;
 }

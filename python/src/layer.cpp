@@ -30,6 +30,7 @@ struct OpenOptions {
   OpenOptions(const std::string& device_name, const std::string& backend, int64_t first_expert, int64_t expert_count,
               int64_t max_tokens)
       : device(device_named(device_name)), host(shared_host()) {
+    layer.device = device_name;
     layer.backend = backend;
     layer.range = {first_expert, expert_count};
     layer.limits.max_tokens = max_tokens;
@@ -69,8 +70,8 @@ class PyLayer {
       status = layer.status();
       if (layer.ok()) {
         state->layer = std::move(*layer);
-        // The workspace is there before the first run, which then allocates nothing.
-        status = options.host->workspaces.lease(state->layer->workspace_bytes()).status();
+        state->workspaces = &options.host->workspaces_of(*state->layer);
+        status = state->prepare();
       }
     }
     callback.rethrow();
@@ -118,7 +119,9 @@ PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, 
         return [&, first_expert](int64_t global) -> Result<LoadedExpert> {
           const int64_t e = global - first_expert;
           LoadedExpert loaded;
-          loaded.source = {gates.expert(e), ups.expert(e), downs.expert(e)};
+          NVFP4_MOE_ASSIGN(loaded.source.gate, gates.expert(e, loaded));
+          NVFP4_MOE_ASSIGN(loaded.source.up, ups.expert(e, loaded));
+          NVFP4_MOE_ASSIGN(loaded.source.down, downs.expert(e, loaded));
           return loaded;
         };
       });
@@ -163,11 +166,24 @@ nb::object run(const PyLayer& self, nb::handle hidden, nb::handle topk_ids, nb::
 }
 
 Dict status(const PyLayer& self) {
-  const std::lock_guard lock(self.open().status_mutex);
-  return to_dict(self.open().status);
+  OpenLayer& open = self.open();
+  if (!open.device.is_host()) {
+    RunStatus noticed;
+    {
+      const nb::gil_scoped_release release;
+      const DeviceMemory& memory = *open.layer->backend().memory;
+      check(memory.synchronize(open.device.index));
+      check(memory.to_host(open.device.index, &noticed, open.device_status.data(), sizeof(noticed), nullptr));
+    }
+    return to_dict(noticed);
+  }
+  const std::lock_guard lock(open.status_mutex);
+  return to_dict(open.status);
 }
 
 Dict calibrate(const PyLayer& self, nb::handle hidden_object, nb::handle ids_object, nb::handle weights_object) {
+  if (!self.open().device.is_host())
+    throw Failure(unsupported("calibrate: expected a layer on cpu, got one on " + to_string(self.open().device)));
   const Tensor hidden(hidden_object, "hidden"), ids(ids_object, "topk_ids"), weights(weights_object, "topk_weights");
   const Batch batch = batch_of(self.open(), hidden, ids, weights);
   const MoeLayer& layer = self.layer();
@@ -193,7 +209,7 @@ void warmup(const PyLayer& self, std::optional<ProgressCallback> progress) {
   Status status;
   {
     const nb::gil_scoped_release release;
-    const auto workspace = take(self.open().host->workspaces.lease(self.layer().workspace_bytes()));
+    const auto workspace = take(self.open().workspaces->lease(self.layer().workspace_bytes()));
     status = self.layer().warmup(workspace.data(), workspace.size_bytes(), nullptr, function);
   }
   callback.rethrow();
@@ -277,7 +293,9 @@ void bind_layer(nb::module_& m) {
           "How many experts this layer holds.")
       .def("status", &status,
            "What the layer's last run noticed, as counts: bad_expert_ids (skipped), nonfinite_tokens (NaN rows),\n"
-           "nonfinite_rows, and for hidden and intermediate the blocks quantized, saturated at 448 and zeroed.")
+           "nonfinite_rows, and for hidden and intermediate the blocks quantized, saturated at 448 and zeroed. On a "
+           "GPU\n"
+           "it waits for all work of the device.")
       .def("calibrate", &calibrate, nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),
            "Measures static activation scales on sample inputs, shaped as for run, with the exact reference and bf16\n"
            "activations: {\"hidden\", \"intermediate\"}: amax/2688, what input_scale takes; and hidden_amax,\n"

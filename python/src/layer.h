@@ -20,10 +20,14 @@ struct OpenLayer {
   Device device;
   std::shared_ptr<Host> host;
   std::unique_ptr<MoeLayer> layer;
+  WorkspacePool* workspaces = nullptr;  // host's, of the layer's device
   int64_t handle = 0;
   std::mutex status_mutex;
-  RunStatus status;  // of the last run that ended
+  RunStatus status;      // on the host: of the last run that ended
+  Buffer device_status;  // on a device: a RunStatus that runs write
 
+  // What a run needs beside the layer, so that the first one allocates nothing.
+  Status prepare();
   ~OpenLayer();
 };
 HandleTable<OpenLayer>& layer_handles();

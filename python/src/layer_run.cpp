@@ -29,6 +29,16 @@ constexpr const char* kFloats = "bfloat16, float16 or float32";
 
 }  // namespace
 
+Status OpenLayer::prepare() {
+  if (!device.is_host()) {
+    const Backend& backend = layer->backend();
+    const RunStatus nothing;
+    NVFP4_MOE_ASSIGN(device_status, backend.allocate(sizeof(nothing), device.index));
+    NVFP4_MOE_TRY(backend.memory->to_device(device.index, device_status.data(), &nothing, sizeof(nothing), nullptr));
+  }
+  return workspaces->lease(layer->workspace_bytes()).status();
+}
+
 OpenLayer::~OpenLayer() { layer_handles().remove(handle); }
 
 HandleTable<OpenLayer>& layer_handles() {
@@ -76,8 +86,11 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   void* const stream = hidden.stream_or(arrays.stream);
   {
     const nb::gil_scoped_release release;
-    const auto workspace = take(open.host->workspaces.lease(open.layer->workspace_bytes(), stream));
-    check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream));
+    const DeviceMemory* const memory = open.layer->backend().memory;
+    const uint64_t capture = memory == nullptr ? 0 : take(memory->capture_id(stream));
+    const auto workspace = take(open.workspaces->lease(open.layer->workspace_bytes(), stream, capture));
+    check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
+                          reinterpret_cast<RunStatus*>(open.device_status.data())));
     if (open.device.is_host() && batch.tokens > 0) {
       const RunStatus status = take(open.layer->status(workspace.data(), workspace.size_bytes()));
       const std::lock_guard lock(open.status_mutex);

@@ -1,6 +1,7 @@
 #include "layer_source.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "checkpoint/float_source.h"
@@ -24,12 +25,23 @@ std::array<nb::object, 3> three_of(nb::handle arrays, const char* name) {
   return {arrays[0], arrays[1], arrays[2]};
 }
 
+bool can_read(const Tensor& array) { return array.device().is_host() || memory_of(array.device()) != nullptr; }
+
+// size_bytes of an array from byte `offset` on, in host memory.
+Status read_bytes(const Tensor& array, int64_t offset, void* to, size_t size_bytes) {
+  const std::byte* const from = array.data() + offset;
+  if (!array.device().is_host())
+    return memory_of(array.device())->to_host(array.device().index, to, from, size_bytes, nullptr);
+  std::memcpy(to, from, size_bytes);
+  return {};
+}
+
 void check_bytes(const Tensor& array, int64_t experts, int64_t rows, int64_t cols) {
-  const bool right = array.is_bytes() && array.device().is_host() && array.ndim() == 3 &&
+  const bool right = array.is_bytes() && can_read(array) && array.ndim() == 3 &&
                      (experts < 0 || array.shape(0) == experts) && array.shape(1) == rows && array.shape(2) == cols &&
                      (cols == 1 || array.stride(2) == 1) && array.stride(0) >= 0 && array.stride(1) >= 0;
   if (!right)
-    array.fail_expected(shape_text(experts, rows, cols) + " uint8 on cpu, contiguous along the last dimension");
+    array.fail_expected(shape_text(experts, rows, cols) + " uint8 on cpu or cuda, contiguous along the last dimension");
 }
 
 // One number as float32.
@@ -49,15 +61,22 @@ std::vector<float> tensor_scales_of(nb::handle value, const char* stack, int64_t
   double number = 0;
   if (nb::try_cast(value, number, false)) return std::vector<float>(count, static_cast<float>(number));
   const Tensor array(value, name.c_str());
-  if (array.is_f32() && array.device().is_host() && array.ndim() == 1 && array.shape(0) == experts) {
+  if (array.is_f32() && can_read(array) && array.ndim() == 1 && array.shape(0) == experts) {
     std::vector<float> scales(count);
-    const auto* from = reinterpret_cast<const float*>(array.data());
-    for (size_t e = 0; e < count; ++e) scales[e] = from[static_cast<int64_t>(e) * array.stride(0)];
+    if (array.stride(0) == 1) {
+      check(read_bytes(array, 0, scales.data(), count * sizeof(float)));
+    } else {
+      for (size_t e = 0; e < count; ++e)
+        check(read_bytes(array, static_cast<int64_t>(e * sizeof(float)) * array.stride(0), &scales[e], sizeof(float)));
+    }
     return scales;
   }
-  if (array.is_f32() && array.device().is_host() && array.ndim() == 0)
-    return std::vector<float>(count, *reinterpret_cast<const float*>(array.data()));
-  array.fail_expected("(" + std::to_string(experts) + ",) float32 on cpu, or one number");
+  if (array.is_f32() && can_read(array) && array.ndim() == 0) {
+    float scale = 0;
+    check(read_bytes(array, 0, &scale, sizeof(scale)));
+    return std::vector<float>(count, scale);
+  }
+  array.fail_expected("(" + std::to_string(experts) + ",) float32 on cpu or cuda, or one number");
 }
 
 FloatMatrix matrix_of(const FloatStack& stack, int64_t local_expert) {
@@ -102,17 +121,33 @@ MatrixStack::MatrixStack(nb::handle arrays, const char* name, int64_t rows, int6
       cols_(cols) {
   check_bytes(codes_, -1, rows, cols / 2);
   check_bytes(scales_, experts(), rows, cols / 16);
+  // What made the arrays may still run, in a stream of the framework's.
+  for (const Tensor* array : {&codes_, &scales_})
+    if (!array->device().is_host()) check(memory_of(array->device())->synchronize(array->device().index));
   tensor_scales_ = tensor_scales_of(three_of(arrays, name)[2], name, experts());
 }
 
-Nvfp4View MatrixStack::expert(int64_t local_expert) const {
-  return {reinterpret_cast<const uint8_t*>(codes_.data()) + local_expert * codes_.stride(0),
-          reinterpret_cast<const uint8_t*>(scales_.data()) + local_expert * scales_.stride(0),
-          tensor_scales_[static_cast<size_t>(local_expert)],
-          rows_,
-          cols_,
-          codes_.stride(1),
-          scales_.stride(1)};
+Result<Nvfp4View> MatrixStack::expert(int64_t local_expert, LoadedExpert& loaded) const {
+  // (rows, cols) bytes of one expert and the distance of its rows.
+  const auto bytes_of = [&](const Tensor& array, int64_t cols, int64_t& stride) -> Result<const uint8_t*> {
+    const int64_t offset = local_expert * array.stride(0);
+    stride = array.stride(1);
+    if (array.device().is_host()) return reinterpret_cast<const uint8_t*>(array.data()) + offset;
+    std::vector<uint8_t>& copy = loaded.storage.emplace_back(static_cast<size_t>(rows_ * cols));
+    const int64_t run = stride == cols ? rows_ : 1;  // rows that follow each other
+    for (int64_t row = 0; row < rows_; row += run)
+      NVFP4_MOE_TRY(
+          read_bytes(array, offset + row * stride, copy.data() + row * cols, static_cast<size_t>(run * cols)));
+    stride = cols;
+    return copy.data();
+  };
+  Nvfp4View view;
+  view.tensor_scale = tensor_scales_[static_cast<size_t>(local_expert)];
+  view.rows = rows_;
+  view.cols = cols_;
+  NVFP4_MOE_ASSIGN(view.codes, bytes_of(codes_, cols_ / 2, view.codes_stride));
+  NVFP4_MOE_ASSIGN(view.block_scales, bytes_of(scales_, cols_ / 16, view.scales_stride));
+  return view;
 }
 
 FloatStack::FloatStack(nb::handle array, const char* name, int64_t rows, int64_t cols)

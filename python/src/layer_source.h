@@ -14,14 +14,16 @@
 namespace nvfp4_moe::python {
 
 // A stack of NVFP4 matrices: (codes (E, rows, cols/2), scales (E, rows, cols/16), tensor_scale (E) or one number).
-// Experts and rows may lie apart (a slice of a larger tensor); the last dimension may not.
+// Experts and rows may lie apart (a slice of a larger tensor); the last dimension may not. On the host, or on a GPU,
+// from where one expert at a time is copied.
 class MatrixStack {
  public:
   // arrays: the tuple as Python gave it, which must outlive the stack. ValueError on shapes and dtypes.
   MatrixStack(nb::handle arrays, const char* name, int64_t rows, int64_t cols);
   MatrixStack(const MatrixStack&) = delete;  // its tensors point to its names
   int64_t experts() const { return codes_.shape(0); }
-  Nvfp4View expert(int64_t local_expert) const;
+  // One expert in host memory: where it is, or a copy that `loaded` keeps.
+  Result<Nvfp4View> expert(int64_t local_expert, LoadedExpert& loaded) const;
 
  private:
   std::string codes_name_, scales_name_;

@@ -42,6 +42,8 @@ PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_feature
                      int64_t max_tokens, const std::string& device, const std::string& backend) {
   auto state = std::make_shared<OpenLinear>();
   state->device = device_named(device);
+  if (!state->device.is_host())
+    throw Failure(unsupported("device: expected cpu, where a dense linear runs, got " + device));
   state->host = shared_host();
   LinearOptions options;
   options.backend = backend;

@@ -6,6 +6,9 @@
 #include <array>
 #include <string_view>
 
+#include "moe/layer.h"
+#include "moe/registry.h"
+
 namespace nvfp4_moe::python {
 
 namespace {
@@ -68,11 +71,13 @@ std::string to_string(const Device& device) {
 }
 
 Device device_named(const std::string& name) {
-  if (name == "cpu") return {};
-  const std::string_view index = std::string_view(name).substr(std::min<size_t>(name.size(), 5));  // after "cuda:"
-  const bool digits = !index.empty() && index.size() < 5 && index.find_first_not_of("0123456789") == index.npos;
-  if (name != "cuda" && !(name.rfind("cuda:", 0) == 0 && digits)) fail("device: expected cpu or cuda:N, got " + name);
-  throw Failure(unsupported("device: expected cpu (this build has no GPU backend), got " + name));
+  const DeviceFacts facts = take(device_facts(name));
+  if (facts.kind == DeviceKind::kCpu) return {};
+  return {nb::device::cuda::value, facts.index};
+}
+
+const DeviceMemory* memory_of(const Device& device) {
+  return device.type == nb::device::cuda::value ? device_memory(DeviceKind::kCuda) : nullptr;
 }
 
 Tensor::Tensor(nb::handle object, const char* name) : object_(object), name_(name) {

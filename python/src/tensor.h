@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.h"
 #include "core/dtype.h"
 #include "dlpack_exchange.h"
 #include "errors.h"
@@ -28,9 +29,11 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 std::string to_string(const Device& device);  // "cpu", "cuda:0"
-// Of "cpu", "cuda" or "cuda:N", where this build has a backend for it: ValueError for another name, Unsupported where
-// it has none.
+// Of "cpu", "cuda" or "cuda:N": ValueError for another name, Unsupported where this build or machine has no such
+// device.
 Device device_named(const std::string& name);
+// How this build reads memory of that device; null on the host and where it cannot.
+const DeviceMemory* memory_of(const Device& device);
 
 class Tensor {
  public:

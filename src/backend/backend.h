@@ -74,6 +74,7 @@ struct ExpertBuffers {
 struct RunContext {
   Executor* executor = nullptr;  // host backends; never null there
   void* stream = nullptr;        // device backends
+  RunStatus* status = nullptr;   // device backends: where the run writes what it noticed; null: into the workspace
 };
 
 // A dense NVFP4 linear y = x W^T (F18): W (rows, cols) = (out_features, in_features).
@@ -99,6 +100,9 @@ struct LinearBatch {
 struct DeviceMemory {
   Status (*to_device)(int device, void* to, const void* from, size_t size_bytes, void* stream);
   Status (*to_host)(int device, void* to, const void* from, size_t size_bytes, void* stream);
+  Status (*synchronize)(int device);  // waits for all work of the device
+  // A number of its own for the graph that the stream is being captured into; 0 where it is not.
+  Result<uint64_t> (*capture_id)(void* stream);
 };
 
 struct Backend {

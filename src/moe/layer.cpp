@@ -215,12 +215,13 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
   return {};
 }
 
-Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
+Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream,
+                     RunStatus* status) const {
   NVFP4_MOE_TRY(check_batch(batch, workspace, workspace_bytes));
   NVFP4_MOE_ASSIGN(const Workspace spans, Workspace::make(workspace, workspace_bytes, plan_.workspace));
   const Use use(uses_);
   if (!use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
-  const RunContext context{executor_, stream};
+  const RunContext context{executor_, stream, status};
   return debug_ ? debug_->run(*this, batch, spans, context) : backend_->run(*weights_, plan_, batch, spans, context);
 }
 

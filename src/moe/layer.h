@@ -74,7 +74,9 @@ class MoeLayer {
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at
   // once, each with a workspace of its own.
-  Status run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
+  // status: on a device, device memory that gets what the run noticed, in the place of the workspace's; else null.
+  Status run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr,
+             RunStatus* status = nullptr) const;
   // The checks of run, without reading an array. needs_out: whether batch.out is looked at.
   Status check_batch(const Batch& batch, const void* workspace = nullptr, size_t workspace_bytes = 0,
                      bool needs_out = true) const;

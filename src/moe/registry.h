@@ -17,4 +17,7 @@ std::string backend_names();                         // "auto, cpu, cpu:avx2, ..
 // kUnsupported with its reason: there is no falling back.
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced);
 
+// How bytes reach a kind of device; null where this build has no backend for it, and for hosts.
+const DeviceMemory* device_memory(DeviceKind kind);
+
 }  // namespace nvfp4_moe

@@ -3,9 +3,13 @@
 // A lease is exclusive: while it lives no other lease gets the same bytes, so two threads that run layers at once get a
 // workspace each. On a device whose work is ordered by the stream, a lease may end as soon as the run is enqueued: the
 // next run in the same stream follows it. Host streams are all null. Any thread may call everything here.
+//
+// A graph uses its workspaces whenever it is replayed: what is leased while a stream is captured goes to runs of the
+// same stream and capture alone, and is kept until the pool goes, also where a larger one follows.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <vector>
 
@@ -16,8 +20,8 @@ namespace nvfp4_moe {
 
 class WorkspacePool {
  public:
-  using Allocate = Result<Buffer> (*)(size_t size_bytes);  // Backend::allocate
-  explicit WorkspacePool(Allocate allocate) : allocate_(allocate) {}
+  using Allocate = Result<Buffer> (*)(size_t size_bytes, int device);  // Backend::allocate
+  explicit WorkspacePool(Allocate allocate, int device = 0) : allocate_(allocate), device_(device) {}
 
   class Lease {
    public:
@@ -28,28 +32,33 @@ class WorkspacePool {
 
    private:
     friend class WorkspacePool;
-    Lease(WorkspacePool* pool, void* stream, Buffer buffer)
-        : pool_(pool), stream_(stream), buffer_(std::move(buffer)) {}
+    Lease(WorkspacePool* pool, void* stream, uint64_t capture, Buffer buffer)
+        : pool_(pool), stream_(stream), capture_(capture), buffer_(std::move(buffer)) {}
     WorkspacePool* pool_;  // null once moved from
     void* stream_;
+    uint64_t capture_;
     Buffer buffer_;
   };
 
   // At least size_bytes. Allocates only where the stream has no free workspace that is large enough; a smaller free one
-  // is then given back, so that a stream ends up with one workspace of the largest size.
-  Result<Lease> lease(size_t size_bytes, void* stream = nullptr);
+  // is then given back, so that a stream ends up with one workspace of the largest size. capture: DeviceMemory's
+  // capture_id of the stream.
+  Result<Lease> lease(size_t size_bytes, void* stream = nullptr, uint64_t capture = 0);
   // Bytes of all workspaces, leased or free.
   size_t total_bytes() const;
 
  private:
   struct Free {
     void* stream;
+    uint64_t capture;
     Buffer buffer;
   };
   Allocate allocate_;
+  int device_;
   mutable std::mutex mutex_;
   std::vector<Free> free_;
-  size_t workspaces_ = 0;  // leased or free
+  std::vector<Buffer> of_graphs_;  // outgrown ones
+  size_t workspaces_ = 0;          // leased or free
   size_t total_bytes_ = 0;
 };
 

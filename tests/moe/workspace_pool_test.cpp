@@ -5,20 +5,22 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <thread>
 #include <vector>
 
+#include "backend/host_layer.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
 std::atomic<int> allocations{0};
-Result<Buffer> counted(size_t size_bytes) {
+Result<Buffer> counted(size_t size_bytes, int) {
   ++allocations;
   return allocate_pages(size_bytes);
 }
-Result<Buffer> refused(size_t) { return Status(Code::kOutOfMemory, "no memory"); }
+Result<Buffer> refused(size_t, int) { return Status(Code::kOutOfMemory, "no memory"); }
 
 TEST(WorkspacePool, OneWorkspaceServesAllThatFollowEachOther) {
   allocations = 0;
@@ -68,6 +70,26 @@ TEST(WorkspacePool, TheLargestFreeOneIsTaken) {
   EXPECT_EQ(allocations, 2);
 }
 
+// What a graph was captured with stays its own: no run outside gets it, and growing does not free it.
+TEST(WorkspacePool, CapturesKeepTheirWorkspaces) {
+  allocations = 0;
+  WorkspacePool pool(counted);
+  const void* captured = nullptr;
+  {
+    const auto lease = pool.lease(1000, nullptr, 7);
+    ASSERT_OK(lease);
+    captured = lease->data();
+    std::memset(lease->data(), 1, 1000);
+  }
+  EXPECT_EQ(pool.lease(900, nullptr, 7)->data(), captured);
+  EXPECT_NE(pool.lease(900, nullptr, 8)->data(), captured);
+  EXPECT_NE(pool.lease(900)->data(), captured);
+  EXPECT_NE(pool.lease(5000, nullptr, 7)->data(), captured);
+  EXPECT_EQ(allocations, 4);
+  EXPECT_EQ(static_cast<const uint8_t*>(captured)[999], 1);  // still there, under AddressSanitizer too
+  EXPECT_EQ(pool.total_bytes(), 1000u + 900 + 900 + 5000);
+}
+
 TEST(WorkspacePool, ARefusalIsToldAndLeavesThePoolAsItWas) {
   WorkspacePool pool(refused);
   EXPECT_EQ(pool.lease(1).status().code(), Code::kOutOfMemory);
@@ -75,7 +97,7 @@ TEST(WorkspacePool, ARefusalIsToldAndLeavesThePoolAsItWas) {
 }
 
 TEST(WorkspacePool, ThreadsNeverHoldTheSameBytes) {
-  WorkspacePool pool(allocate_pages);
+  WorkspacePool pool(allocate_host);
   std::atomic<int> mixed{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)

@@ -52,7 +52,8 @@ Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, c
            const RunContext& context) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
-  const HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
+  HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
+  if (context.status != nullptr) buffers.status = context.status;
   const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
   const HostCall call{weights, batch, buffers, serial_executor(), workspace.at<std::byte>(own_span), context.stream};
   route(call);
@@ -68,7 +69,7 @@ Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, c
 }
 
 constexpr HostSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
-constexpr DeviceMemory kMemory = {to_device, to_host};
+constexpr DeviceMemory kMemory = {to_device, to_host, synchronize, capture_id};
 
 }  // namespace
 }  // namespace cuda

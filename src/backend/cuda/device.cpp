@@ -23,7 +23,10 @@ Result<Buffer> allocate(size_t size_bytes, int device) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   void* data = nullptr;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  NVFP4_MOE_TRY(check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode"));
   const cudaError_t error = cudaMalloc(&data, std::max<size_t>(size_bytes, 1));
+  NVFP4_MOE_TRY(check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode"));
   if (error != cudaSuccess) {
     cudaGetLastError();  // an allocation that failed leaves the context as it was
     return check(error, ("cuda:" + std::to_string(device) + ": " + std::to_string(size_bytes) + " bytes").c_str());
@@ -52,6 +55,25 @@ Status to_device(int device, void* to, const void* from, size_t size_bytes, void
 
 Status to_host(int device, void* to, const void* from, size_t size_bytes, void* stream) {
   return copy(device, to, from, size_bytes, cudaMemcpyDeviceToHost, stream);
+}
+
+Status synchronize(int device) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+Result<uint64_t> capture_id(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  const cudaError_t error = cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id);
+  // The legacy stream cannot be asked while another stream is captured, and is never captured itself.
+  if (error == cudaErrorStreamCaptureImplicit) {
+    cudaGetLastError();
+    return uint64_t{0};
+  }
+  NVFP4_MOE_TRY(check(error, "cudaStreamGetCaptureInfo"));
+  return uint64_t{status == cudaStreamCaptureStatusActive ? id : 0};
 }
 
 }  // namespace cuda

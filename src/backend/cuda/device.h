@@ -22,9 +22,13 @@ class DeviceGuard {
   Status status_;
 };
 
-// Device memory of at least size_bytes, aligned to 256 bytes; not zeroed.
+// Device memory of at least size_bytes, aligned to 256 bytes; not zeroed. Allowed while a stream is being captured: the
+// memory is there at once and no part of the graph.
 Result<Buffer> allocate(size_t size_bytes, int device);
 Status to_device(int device, void* to, const void* from, size_t size_bytes, void* stream);
 Status to_host(int device, void* to, const void* from, size_t size_bytes, void* stream);
+
+Status synchronize(int device);
+Result<uint64_t> capture_id(void* stream);
 
 }  // namespace nvfp4_moe::cuda

@@ -222,7 +222,12 @@ def test_explain():
     assert "reference" in [choice["backend"] for choice in choices] and all(choice["reason"] for choice in choices)
     forced = nv.explain(options, backend="reference")
     assert [choice["backend"] for choice in forced if choice["chosen"]] == ["reference"]
-    assert nv.explain({**options, "activation_format": "int8_block"}, backend="cpu")[0]["chosen"]
+    forced = nv.explain({**options, "activation_format": "int8_block"}, backend="cpu")
+    assert [choice["backend"] for choice in forced if choice["chosen"]] == ["cpu"]
+    with pytest.raises(ValueError, match="device: expected cpu or cuda:N, got gpu"):
+        nv.explain(options, device="gpu")
+    with pytest.raises(nv.Unsupported, match="device cuda:999: "):  # no machine has a thousand
+        nv.explain(options, device="cuda:999")
     with pytest.raises(ValueError, match="expected dynamic_token with activation_format int8_block"):
         nv.explain({**options, "activation_format": "int8_block", "activation_scale": "static"})
     with pytest.raises(ValueError, match="hidden_size: expected a positive multiple of 16"):

@@ -1,0 +1,192 @@
+"""A layer on a GPU from torch: eager, in streams, captured in torch.cuda.graph and replayed; against the CPU's layer.
+
+Needs torch with CUDA, a GPU, and a build with the CUDA backend: skipped by name elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+def why_not() -> str:
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    try:
+        nv.explain({"num_experts": 2, "top_k": 1, "hidden_size": 16, "intermediate_size": 16}, device="cuda:0")
+    except nv.Unsupported as refused:
+        return str(refused)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
+
+EXPERTS, TOP_K, HIDDEN, INTER = 12, 3, 256, 192
+
+
+def config(activation_format: str = "nvfp4", **others: object) -> nv.MoeConfig:
+    return nv.MoeConfig(
+        num_experts=EXPERTS,
+        top_k=TOP_K,
+        hidden_size=HIDDEN,
+        intermediate_size=INTER,
+        activation_format=activation_format,
+        **others,
+    )
+
+
+def weights(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(seed)
+
+    def stack(rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        codes = random.integers(0, 256, (EXPERTS, rows, cols // 2), dtype=np.uint8)
+        scales = random.integers(0x58, 0x7E, (EXPERTS, rows, cols // 16), dtype=np.uint8)
+        return codes, scales, (random.uniform(0.75, 1.25, EXPERTS) / (800 * cols**0.5)).astype(np.float32)
+
+    return {"gate": stack(INTER, HIDDEN), "up": stack(INTER, HIDDEN), "down": stack(HIDDEN, INTER)}
+
+
+def batch(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, HIDDEN, generator=g).bfloat16()
+    ids = torch.rand(tokens, EXPERTS, generator=g).topk(TOP_K, dim=1).indices.int()
+    return hidden, ids, torch.rand(tokens, TOP_K, generator=g)
+
+
+def on_gpu(arrays: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(array.cuda() for array in arrays)
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((actual.float().cpu() - expected.float()).norm() / expected.float().norm()).item()
+
+
+# The limit of a whole layer of this size lies at 1.5e-2 for a batch (docs/numerics.md, section 8); most of it is room for
+# codes that flip, so a kernel that computes something else lies far outside.
+LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3}
+
+
+@pytest.mark.parametrize("activation_format", ["nvfp4", "bf16"])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 130])
+def test_agrees_with_the_cpu(activation_format: str, tokens: int) -> None:
+    w, arrays = weights(), batch(tokens)
+    gpu = nv.MoeLayer.from_tensors(config(activation_format), **w, device="cuda:0", max_tokens=130)
+    cpu = nv.MoeLayer.from_tensors(config(activation_format), **w, max_tokens=130)
+    assert (gpu.device, gpu.describe()["backend"]) == ("cuda:0", "cuda")
+    out = gpu.run(*on_gpu(arrays))
+    assert out.is_cuda and out.dtype == torch.bfloat16 and out.shape == (tokens, HIDDEN)
+    if tokens:
+        assert relative_error(out, cpu.run(*arrays)) < LIMIT[activation_format]
+    # Integers, summed in any order; the intermediate's may follow a flipped code.
+    same = [
+        "bad_expert_ids",
+        "nonfinite_tokens",
+        "nonfinite_rows",
+        "hidden_blocks",
+        "hidden_saturated",
+        "hidden_zeroed",
+    ]
+    if tokens:
+        assert [gpu.status()[name] for name in same] == [cpu.status()[name] for name in same]
+
+
+def test_weights_may_lie_on_the_gpu_and_come_back() -> None:
+    w, arrays = weights(), on_gpu(batch(9))
+    lent = {name: tuple(torch.from_numpy(part).cuda() for part in parts) for name, parts in w.items()}
+    # gate and up as halves of one tensor: rows of an expert follow each other, experts lie apart.
+    both = [torch.cat([lent["gate"][i], lent["up"][i]], dim=1) for i in (0, 1)]
+    lent["gate"] = (both[0][:, :INTER], both[1][:, :INTER], lent["gate"][2])
+    lent["up"] = (both[0][:, INTER:], both[1][:, INTER:], lent["up"][2])
+    from_gpu = nv.MoeLayer.from_tensors(config(), **lent, device="cuda:0", max_tokens=9)
+    from_cpu = nv.MoeLayer.from_tensors(config(), **w, device="cuda", max_tokens=9)
+    assert torch.equal(from_gpu.run(*arrays), from_cpu.run(*arrays))
+    for name in ("gate", "up", "down"):
+        kept = from_gpu.expert(7)[name]
+        assert np.array_equal(kept["codes"], w[name][0][7]) and np.array_equal(kept["scales"], w[name][1][7])
+
+
+def test_a_graph_replays_with_other_contents() -> None:
+    """Two layers of different sizes in one graph, captured in a stream that no eager run has used."""
+    wide = nv.MoeLayer.from_tensors(config(), **weights(1), device="cuda:0", max_tokens=200)
+    narrow = nv.MoeLayer.from_tensors(config("bf16"), **weights(2), device="cuda:0", max_tokens=40)
+    hidden, ids, router = on_gpu(batch(40))
+    first, second = torch.empty_like(hidden), torch.empty_like(hidden)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        narrow.run(hidden, ids, router, out=first)
+        wide.run(first, ids, router, out=second)
+    for seed in range(1, 6):
+        for held, fresh in zip((hidden, ids, router), batch(40, seed), strict=True):
+            held.copy_(fresh)
+        ids[40 - seed :] = -1
+        # An eager run of its own in between must not share the graph's workspace.
+        wide.run(*on_gpu(batch(200, seed)))
+        graph.replay()
+        torch.cuda.synchronize()
+        expected_first = narrow.run(hidden, ids, router)
+        assert torch.equal(first, expected_first)
+        assert torch.equal(second, wide.run(expected_first, ids, router))
+        assert not first[40 - seed :].any()
+
+
+def test_streams_do_not_share_a_workspace() -> None:
+    layer = nv.MoeLayer.from_tensors(config(), **weights(), device="cuda:0", max_tokens=64)
+    batches = [on_gpu(batch(64, seed)) for seed in range(4)]
+    expected = [layer.run(*arrays) for arrays in batches]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in batches]
+    for _ in range(10):
+        outs = []
+        for stream, arrays in zip(streams, batches, strict=True):
+            with torch.cuda.stream(stream):
+                outs.append(layer.run(*arrays))
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(outs, expected, strict=True))
+
+
+def test_the_torch_op_runs_on_the_gpu_and_in_a_graph() -> None:
+    import nvfp4_moe.torch_op  # noqa: F401
+
+    layer = nv.MoeLayer.from_tensors(config(), **weights(), device="cuda:0", max_tokens=16)
+    arrays = on_gpu(batch(16))
+    expected = layer.run(*arrays)
+    assert torch.equal(torch.ops.nvfp4.moe_gemm.functional(*arrays, layer.handle), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = torch.ops.nvfp4.moe_gemm.functional(*arrays, layer.handle)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_warms_up_and_replaces_an_expert() -> None:
+    w = weights()
+    layer = nv.MoeLayer.from_tensors(config(), **w, device="cuda:0", max_tokens=32)
+    layer.warmup()
+    other = weights(5)
+    layer.replace_expert(3, *((*(part[4] for part in other[name][:2]), float(other[name][2][4])) for name in other))
+    for name in w:
+        for old, new in zip(w[name], other[name], strict=True):
+            old[3] = new[4]
+    fresh = nv.MoeLayer.from_tensors(config(), **w, device="cuda:0", max_tokens=32)
+    arrays = on_gpu(batch(32))
+    assert torch.equal(layer.run(*arrays), fresh.run(*arrays))
+
+
+def test_what_is_not_here_is_named() -> None:
+    layer = nv.MoeLayer.from_tensors(config(), **weights(), device="cuda:0", max_tokens=8)
+    with pytest.raises(ValueError, match=r"hidden: expected .* on cuda:0, contiguous, got .* on cpu"):
+        layer.run(*batch(4))
+    with pytest.raises(nv.Unsupported, match="calibrate: expected a layer on cpu"):
+        layer.calibrate(*on_gpu(batch(4)))
+    with pytest.raises(nv.Unsupported, match="int8_block"):
+        nv.MoeLayer.from_tensors(config("int8_block"), **weights(), device="cuda:0")
+    with pytest.raises(nv.Unsupported, match="device: expected cpu, where a dense linear runs"):
+        nv.Nvfp4Linear.from_tensors([part[0] for part in weights()["gate"]], device="cuda:0")
+    chosen = [c["backend"] for c in nv.explain(json.loads(layer.config_json()), device="cuda:0") if c["chosen"]]
+    assert chosen == ["cuda"]

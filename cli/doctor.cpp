@@ -165,12 +165,24 @@ void report_host(Report& report) {
   report.json()["glibc"] = gnu_get_libc_version();
 }
 
+// The backend that would run a plain layer there, or why there is none.
+std::string gpu_backend(size_t index) {
+  const auto run = [&]() -> Result<const Backend*> {
+    NVFP4_MOE_ASSIGN(const MoeConfig config, tiny_config(ActivationFormat::kNvfp4));
+    NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts("cuda:" + std::to_string(index)));
+    return choose_backend(config, device, "auto");
+  };
+  const auto backend = run();
+  return backend.ok() ? fmt::format("backend {}", (*backend)->name) : backend.status().message();
+}
+
 void report_gpus(Report& report) {
   Json list = Json::array();
   for (const GpuFacts& gpu : read_gpus()) {
+    const std::string runs = gpu_backend(list.size());
     report.fact(fmt::format("gpu {}", list.size()),
-                fmt::format("{} {} driver {} (this build has no GPU backend)", gpu.name, gpu.memory, gpu.driver));
-    list.push_back({{"name", gpu.name}, {"driver", gpu.driver}, {"memory", gpu.memory}});
+                fmt::format("{} {} driver {}: {}", gpu.name, gpu.memory, gpu.driver, runs));
+    list.push_back({{"name", gpu.name}, {"driver", gpu.driver}, {"memory", gpu.memory}, {"runs", runs}});
   }
   if (list.empty()) report.fact("gpu", "none here; the CPU backends need none");
   report.json()["gpus"] = list;

@@ -16,6 +16,7 @@ namespace {
 
 struct ExplainVerb {
   SubjectOptions subject;
+  std::string device = "cpu";
   int64_t tokens = 8192;
 };
 
@@ -55,7 +56,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kNo));
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
-  const DeviceFacts device = host_facts();
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(verb.device));
   const MoeOptions& sizes = config.options();
   report.fact(
       "layer",
@@ -67,7 +68,8 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
                                      sizes.swiglu_limit ? fmt::format(" L={:g}", *sizes.swiglu_limit) : "",
                                      to_string(sizes.activation_format), to_string(sizes.router_weight),
                                      to_string(sizes.row_format)));
-  report.fact("device", fmt::format("{}, {} threads, {}", device.name, device.compute_units,
+  report.fact("device", fmt::format("{}, {} {}, {}", device.name, device.compute_units,
+                                    device.kind == DeviceKind::kCpu ? "threads" : "multiprocessors",
                                     bytes_text(static_cast<uint64_t>(device.memory_bytes))));
   report.line("");
   NVFP4_MOE_TRY(report_choices(config, device, forced, report));
@@ -101,6 +103,7 @@ void add_explain(CLI::App& app, Invocation& invocation) {
   add_verb<ExplainVerb>(app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan",
                         UsesBackend::kYes, explain_verb, [](CLI::App& verb, ExplainVerb& options) {
                           add_subject(verb, options.subject, true);
+                          verb.add_option("--device", options.device, "cpu, or cuda:N")->capture_default_str();
                           verb.add_option("--tokens", options.tokens, "Most tokens of one call")
                               ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
                               ->capture_default_str();

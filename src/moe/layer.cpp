@@ -260,6 +260,8 @@ Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source
     std::atomic<int64_t>& uses;
     ~Release() { uses.store(0, std::memory_order_release); }
   } release{uses_};
+  // On a device a call that has returned may still run. No new one starts: uses_ is -1.
+  if (backend_->memory != nullptr) NVFP4_MOE_TRY(backend_->memory->synchronize(weights_->device));
   NVFP4_MOE_TRY(backend_->pack_expert(*weights_, local_expert, source));
   if (debug_ && debug_->reference) return debug_->reference->replace_expert(local_expert, source);
   return {};

@@ -14,6 +14,7 @@ ALLOWED = {
     "src/backend/reference/": ["core/", *CONTRACT, "backend/reference/"],
     "src/backend/cpu/": ["core/", *CONTRACT, "backend/cpu/"],
     "src/backend/cuda/": ["core/", *CONTRACT, "backend/cuda/"],
+    "src/backend/sm90/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm90/"],
     "src/backend/": ["core/", *CONTRACT],
     "src/check/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/"],
     "src/moe/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/", "nvfp4_moe/"],

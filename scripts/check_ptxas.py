@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads what ptxas said of the CUDA kernels (OBJECT.report, kept by scripts/keep_compiler_report.sh) in a folder of objects.
+"""Reads what ptxas said of the CUDA kernels (OBJECT.report, kept by scripts/keep_compiler_report.sh) in folders of objects.
 
 Fails where a listed kernel is missing from every report, spills registers, or keeps an array in local memory, and where
 ptxas serialized wgmma. Prints registers by kernel and architecture.
@@ -11,6 +11,7 @@ import sys
 
 # Kernels that a layer's time goes to. In mangled names a function's own name stands between its length and its arguments.
 LISTED = ["gemm1_swiglu_kernel", "gemm2_kernel", "quantize_nvfp4", "round_lines", "combine_tokens", "route_one_block"]
+LISTED += ["WgmmaTile"]  # a kernel's template argument
 
 COMPILING = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -32,20 +33,20 @@ def kernels(report):
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1])
-    reports = sorted(folder.rglob("*.cu.o.report"))
+    reports = [path for folder in sys.argv[1:] for path in sorted(pathlib.Path(folder).rglob("*.cu.o.report"))]
     seen, bad = {}, []
     for path in reports:
         text = path.read_text()
         bad += [f"{path.name}: {line}" for line in text.splitlines() if SERIALIZED.search(line)]
         for name, architecture, stack, stores, loads, registers in kernels(text):
-            listed = next((kernel for kernel in LISTED if f"{len(kernel)}{kernel}" in name), None)
-            if listed is None:
+            listed = " ".join(kernel for kernel in LISTED if f"{len(kernel)}{kernel}" in name)
+            if not listed:
                 continue
             seen.setdefault(listed, {}).setdefault(architecture, []).append(registers)
             if stack or stores or loads:
                 bad.append(f"{listed} {architecture}: {stack} bytes of stack, {stores} spilled, {loads} reloaded")
-    bad += [f"{kernel}: in no report under {folder}" for kernel in LISTED if kernel not in seen]
+    found = {kernel for listed in seen for kernel in listed.split()}
+    bad += [f"{kernel}: in no report under {', '.join(sys.argv[1:])}" for kernel in LISTED if kernel not in found]
     for kernel, architectures in seen.items():
         text = ", ".join(f"{a} {'/'.join(map(str, sorted(r)))}" for a, r in sorted(architectures.items()))
         print(f"{kernel}: registers {text}")

@@ -145,7 +145,8 @@ struct Backend {
 // The backends of this build, defined by their own folders and listed once in moe/registry.cpp.
 extern const Backend kReferenceBackend;
 extern const Backend kCpuBackend;
-extern const Backend kCudaBackend;  // in builds with NVFP4_MOE_WITH_CUDA
+extern const Backend kCudaBackend;  // in builds with NVFP4_MOE_WITH_CUDA, as those of single architectures
+extern const Backend kSm90Backend;
 // The same backend with its instruction set forced, named "cpu:NAME", the best first; a host runs some of them.
 std::span<const Backend> cpu_instruction_sets();
 

@@ -46,9 +46,14 @@ TEST(CudaBackend, DeclinesHostsAndOlderDevicesByName) {
 TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
   const auto config = MoeConfig::make(case_table().front().options);
   ASSERT_OK(config);
-  const auto on_device = choose_backend(*config, gpu(90), "auto");
-  ASSERT_OK(on_device);
-  EXPECT_EQ(*on_device, &kCudaBackend);
+  for (const auto& [capability, backend] :
+       {std::pair(80, &kCudaBackend), {89, &kCudaBackend}, {90, &kSm90Backend}, {100, &kCudaBackend}}) {
+    const auto on_device = choose_backend(*config, gpu(capability), "auto");
+    ASSERT_OK(on_device);
+    EXPECT_EQ(*on_device, backend) << capability;
+  }
+  EXPECT_EQ(*choose_backend(*config, gpu(90), "cuda"), &kCudaBackend);
+  EXPECT_EQ(choose_backend(*config, gpu(80), "sm90").status().code(), Code::kUnsupported);
   const auto on_host = choose_backend(*config, host_facts(), "auto");
   ASSERT_OK(on_host);
   EXPECT_EQ(*on_host, &kCpuBackend);

@@ -26,6 +26,7 @@ def why_not() -> str:
 
 pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
 
+GPU_BACKENDS = ("sm90", "cuda")
 EXPERTS, TOP_K, HIDDEN, INTER = 12, 3, 256, 192
 
 
@@ -77,7 +78,7 @@ def test_agrees_with_the_cpu(activation_format: str, tokens: int) -> None:
     w, arrays = weights(), batch(tokens)
     gpu = nv.MoeLayer.from_tensors(config(activation_format), **w, device="cuda:0", max_tokens=130)
     cpu = nv.MoeLayer.from_tensors(config(activation_format), **w, max_tokens=130)
-    assert (gpu.device, gpu.describe()["backend"]) == ("cuda:0", "cuda")
+    assert gpu.device == "cuda:0" and gpu.describe()["backend"] in GPU_BACKENDS
     out = gpu.run(*on_gpu(arrays))
     assert out.is_cuda and out.dtype == torch.bfloat16 and out.shape == (tokens, HIDDEN)
     if tokens:
@@ -189,4 +190,4 @@ def test_what_is_not_here_is_named() -> None:
     with pytest.raises(nv.Unsupported, match="device: expected cpu, where a dense linear runs"):
         nv.Nvfp4Linear.from_tensors([part[0] for part in weights()["gate"]], device="cuda:0")
     chosen = [c["backend"] for c in nv.explain(json.loads(layer.config_json()), device="cuda:0") if c["chosen"]]
-    assert chosen == ["cuda"]
+    assert chosen == [layer.describe()["backend"]]

@@ -1,4 +1,4 @@
-# The CUDA part of the library: an object library of its own, since architectures and flags are a target's.
+# The CUDA part of the library: object libraries of their own, since architectures and flags are a target's.
 #
 # NVFP4_MOE_CUDA: ON needs nvcc, OFF builds without, AUTO (the default) takes it where it is found. The run time is linked
 # statically and the driver is looked for when a device is asked for, so that one build runs with and without a GPU.
@@ -28,15 +28,21 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's
 endif()
 find_package(CUDAToolkit 12.8 REQUIRED)
 
-file(GLOB NVFP4_MOE_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backend/cuda/*.cu
-                                                   ${PROJECT_SOURCE_DIR}/src/backend/cuda/*.cpp)
-add_library(nvfp4_moe_cuda_objects OBJECT ${NVFP4_MOE_CUDA_SOURCES})
-target_include_directories(nvfp4_moe_cuda_objects PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
-target_link_libraries(nvfp4_moe_cuda_objects PRIVATE nvfp4_moe_flags CUDA::cudart_static)
 # -fmad=false: the roundings that the contract names, and no others. -v: registers and spills, kept beside each object for
 # the test that reads them.
-target_compile_options(nvfp4_moe_cuda_objects PRIVATE
-  "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xptxas=-v;-Xcompiler=-Wall,-Wextra;-Wno-deprecated-gpu-targets>")
-set_target_properties(nvfp4_moe_cuda_objects PROPERTIES
-  CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
-  RULE_LAUNCH_COMPILE "sh ${PROJECT_SOURCE_DIR}/scripts/keep_compiler_report.sh <OBJECT>")
+function(add_cuda_objects target folder)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backend/${folder}/*.cu
+                                      ${PROJECT_SOURCE_DIR}/src/backend/${folder}/*.cpp)
+  add_library(${target} OBJECT ${sources})
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(${target} PRIVATE nvfp4_moe_flags CUDA::cudart_static)
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xptxas=-v;-Xcompiler=-Wall,-Wextra;-Wno-deprecated-gpu-targets>")
+  set_target_properties(${target} PROPERTIES
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
+    RULE_LAUNCH_COMPILE "sh ${PROJECT_SOURCE_DIR}/scripts/keep_compiler_report.sh <OBJECT>")
+endfunction()
+
+add_cuda_objects(nvfp4_moe_cuda_objects cuda)
+add_cuda_objects(nvfp4_moe_sm90_objects sm90)  # wgmma is in the architecture-specific instruction set only
+set_target_properties(nvfp4_moe_sm90_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)

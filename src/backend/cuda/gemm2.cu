@@ -1,89 +1,12 @@
-// gemm2: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
-//
-// row = alpha_down * dot in fp32, alpha = fl32(line scale * tensor scale), then row_format. A flagged row is NaN: its
-// alpha is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
-#include <cuda_runtime.h>
-
-#include "backend/cuda/formats.cuh"
-#include "backend/cuda/gemm_launch.h"
-#include "backend/cuda/gemm_tile.cuh"
+// gemm2 on mma.sync.
+#include "backend/cuda/gemm2.cuh"
+#include "backend/cuda/mma_tile.cuh"
 #include "backend/cuda/steps.h"
 
 namespace nvfp4_moe::cuda {
-namespace {
-
-struct Gemm2Args {
-  GemmArgs gemm;
-  const TensorScales* tensor_scales;  // (E)
-  const float* line_scale;            // (R), or null: 1
-  void* out;                          // (R, H) kRow
-  int64_t hidden;
-};
-
-template <int kRows, DType kRow>
-__global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) {
-  __shared__ float alphas[kRows];
-  const BlockRows rows = rows_of_block<kRows>(args.gemm);
-  if (rows.count <= 0) return;
-  for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
-    const double line_scale = args.line_scale != nullptr ? double{args.line_scale[rows.first + i]} : 1.0;
-    alphas[i] = static_cast<float>(line_scale * double{args.tensor_scales[rows.expert].down});
-  }  // multiply's barriers come before they are read
-
-  Sums<kRows> sums;
-  multiply<kRows>(args.gemm, rows, blockIdx.y, sums);
-
-  const Fragment fragment;
-  const int64_t channel = int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
-#pragma unroll
-  for (int n = 0; n < kRows / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = n * 8 + fragment.line + i % 2;
-      const int64_t at = channel + i / 2 * 8;
-      if (row < rows.count && at < args.hidden)
-        store_element<kRow>(args.out, (rows.first + row) * args.hidden + at, sums.at[n][i] * alphas[row]);
-    }
-}
-
-template <DType kRow>
-void launch(const Gemm2Args& args, int rows_of_tile, dim3 grid, cudaStream_t stream) {
-  if (rows_of_tile == kSmallTileRows)
-    gemm2_kernel<kSmallTileRows, kRow><<<grid, kGemmThreads, 0, stream>>>(args);
-  else
-    gemm2_kernel<kLargeTileRows, kRow><<<grid, kGemmThreads, 0, stream>>>(args);
-}
-
-}  // namespace
 
 void gemm2(const HostCall& call, const HostPart& part) {
-  const MoeConfig& config = call.weights.config;
-  if (call.batch.tokens == 0) return;
-  const PackedLayout packed(config, call.weights.range);
-  const PartTiles tiles(call, part, packed);
-  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  Gemm2Args args{};
-  args.gemm.weights =
-      reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + tiles.layout.offset + tiles.layout.gate_up.bytes();
-  args.gemm.expert_stride = tiles.layout.expert_stride;
-  args.gemm.k_tiles = tiles.layout.down.k_tiles;
-  args.gemm.k = part.intermediate_size;
-  args.gemm.x = !nvfp4 ? part.intermediate.bf16 : tiles.shared ? scratch.shared_operand : scratch.routed_operand;
-  args.gemm.row_offsets = part.row_offsets;
-  args.gemm.tiles = tiles.shared ? nullptr : scratch.tiles;
-  args.gemm.tile_count = scratch.tile_count;
-  args.tensor_scales = tensor_scales(call.weights, tiles.shared);
-  args.line_scale = nvfp4 ? part.intermediate.line_scale : nullptr;
-  args.out = part.rows_out;
-  args.hidden = config->hidden_size;
-
-  const dim3 grid = gemm_grid(tiles.tile_bound, tiles.layout.down.row_tiles);
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
-  if (config->row_format == RowFormat::kBf16)
-    launch<DType::kBf16>(args, tiles.rows_of_tile, grid, stream);
-  else
-    launch<DType::kF32>(args, tiles.rows_of_tile, grid, stream);
+  launch_gemm2<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(call, part);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -1,11 +1,13 @@
-// One tile of a grouped GEMM on any tensor core from sm_80 up: 128 packed weight rows x kRows lines of activations over
-// the whole of K, in mma.sync m16n8k16. What is done with the sums is the caller's.
+// What the grouped GEMMs of every architecture share: a tile is 128 packed weight rows x kRows lines of activations
+// over the whole of K. What multiplies it is a Tile (mma_tile.cuh, sm90/wgmma_tile.cuh): kRows, and
+//   static __device__ void multiply(const GemmArgs&, const BlockRows&, int64_t row_tile, Sums<kRows>&)
+// for all threads of the block. What is done with the sums is the step's.
 //
 // Weights are the A operand: each of eight warps owns 16 of the tile's rows, loads them 16 bytes a lane, coalesced and
 // some steps ahead, and widens them to bf16 in registers (packed_tile.h): exactly e2m1 * e4m3, so that all rounding is
 // that of the fp32 sums. Lines are the B operand, gathered row by row into shared memory, 64 k a stage; a stage's
-// 16-byte pieces are placed at piece ^ (line % 8), which keeps ldmatrix free of bank conflicts. A row's sums depend on
-// no other row.
+// 16-byte pieces are placed at piece ^ (line % 8): no bank conflicts for ldmatrix, and what wgmma calls a 128-byte
+// swizzle. A row's sums depend on no other row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +22,6 @@ namespace nvfp4_moe::cuda {
 
 inline constexpr int kGemmThreads = 32 * kGroups;
 inline constexpr int kStageK = 64;  // k of a stage: one lane's 16 bytes
-inline constexpr int kStages = 4;
 
 // A grouped GEMM's sides.
 struct GemmArgs {
@@ -72,82 +73,43 @@ __device__ inline void widen(uint32_t codes, uint32_t scale_pair, uint32_t (&a)[
   a[3] = multiply_bf16x2(multiply_bf16x2(last, kTwoTo126), scale_high);
 }
 
+// One step of a lane's weights: codes of four k16 steps and the scales of its two rows.
+struct StepWeights {
+  uint4 codes;
+  uint2 scales;
+};
+// tiles: of the block's expert and row tile. Zeros at and beyond `steps`.
+__device__ inline StepWeights load_weights(const uint8_t* tiles, int64_t step, int64_t steps) {
+  if (step >= steps) return {};
+  const int lane = static_cast<int>(threadIdx.x % 32), group = static_cast<int>(threadIdx.x / 32);
+  const uint8_t* const tile = tiles + step / kHalves * kTileBytes;
+  const int half = static_cast<int>(step % kHalves);
+  return {*reinterpret_cast<const uint4*>(tile + lane_offset(group, half, lane)),
+          *reinterpret_cast<const uint2*>(tile + scale_offset(group, half, lane / 4))};
+}
+__device__ inline const uint8_t* row_tile_weights(const GemmArgs& args, const BlockRows& rows, int64_t row_tile) {
+  return args.weights + rows.expert * args.expert_stride + row_tile * args.k_tiles * kTileBytes;
+}
+
+// Begins to copy a step of the block's lines to a stage of shared memory (kRows x 64 bf16); lines (kRows): where each
+// row is read. Lines beyond the block's rows, and k beyond K, are zeros.
+template <int kRows>
+__device__ void copy_lines(const GemmArgs& args, int count, const int64_t* lines, int64_t step, uint32_t stage) {
+  constexpr int kPieces = kStageK * 2 / 16;  // of 16 bytes
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kPieces; i += kGemmThreads) {
+    const int line = i / kPieces, piece = i % kPieces;
+    const int64_t k = step * kStageK + piece * 8;
+    const bool valid = line < count && k < args.k;
+    copy_async(stage + static_cast<uint32_t>(line * kStageK * 2 + (piece ^ line % 8) * 16),
+               args.x + lines[line] * args.k + (valid ? k : 0), valid);
+  }
+  commit_copies();
+}
+
 template <int kRows>
 struct Sums {
   float at[kRows / 8][4];  // (8 lines, d of mma_bf16)
 };
-
-// sums of weight rows [128 * row_tile, + 128) times the block's lines; every thread of the block.
-template <int kRows>
-__device__ void multiply(const GemmArgs& args, const BlockRows& rows, int64_t row_tile, Sums<kRows>& sums) {
-  constexpr int kPieces = kStageK * 2 / 16;  // of 16 bytes in a line's stage
-  __shared__ alignas(128) uint16_t stages[kStages][kRows * kStageK];
-  __shared__ int64_t lines[kRows];
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, group = thread / 32;
-  for (int i = thread; i < kRows; i += kGemmThreads) lines[i] = line_of_row(args, rows.first + min(i, rows.count - 1));
-  __syncthreads();
-
-  const int64_t steps = (args.k + kStageK - 1) / kStageK;
-  const uint8_t* const tiles = args.weights + rows.expert * args.expert_stride + row_tile * args.k_tiles * kTileBytes;
-  const auto stage_address = [&](int stage) { return static_cast<uint32_t>(__cvta_generic_to_shared(stages[stage])); };
-  const auto copy_lines = [&](int64_t step, int stage) {
-    if (step < steps)
-      for (int i = thread; i < kRows * kPieces; i += kGemmThreads) {
-        const int line = i / kPieces, piece = i % kPieces;
-        const int64_t k = step * kStageK + piece * 8;
-        const bool valid = line < rows.count && k < args.k;
-        copy_async(stage_address(stage) + static_cast<uint32_t>(line * kStageK * 2 + (piece ^ line % 8) * 16),
-                   args.x + lines[line] * args.k + (valid ? k : 0), valid);
-      }
-    commit_copies();  // an empty group too: wait_copies counts groups
-  };
-  uint4 codes[kStages];
-  uint2 scales[kStages];
-  const auto load_weights = [&](int64_t step, int stage) {
-    if (step >= steps) return;
-    const uint8_t* const tile = tiles + step / kHalves * kTileBytes;
-    const int half = static_cast<int>(step % kHalves);
-    codes[stage] = *reinterpret_cast<const uint4*>(tile + lane_offset(group, half, lane));
-    scales[stage] = *reinterpret_cast<const uint2*>(tile + scale_offset(group, half, lane / 4));
-  };
-
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) load_weights(stage, stage);
-#pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) copy_lines(stage, stage);
-#pragma unroll
-  for (auto& line_sums : sums.at)
-    for (float& sum : line_sums) sum = 0;
-
-  for (int64_t first = 0; first < steps; first += kStages) {
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      const int64_t step = first + stage;
-      if (step >= steps) break;
-      wait_copies<kStages - 2>();
-      __syncthreads();  // the stage is there for all, and all are done with the one that is filled next
-      copy_lines(step + kStages - 1, (stage + kStages - 1) % kStages);
-      const uint32_t words[4] = {codes[stage].x, codes[stage].y, codes[stage].z, codes[stage].w};
-      const uint32_t scale_words[2] = {scales[stage].x, scales[stage].y};
-      load_weights(step + kStages, stage);
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {  // two k16 steps: one word of scales, one load of four matrices
-        uint32_t a[2][4];
-        widen(words[2 * pair], scale_words[pair] & 0x00FF00FFu, a[0]);
-        widen(words[2 * pair + 1], scale_words[pair] >> 8 & 0x00FF00FFu, a[1]);
-#pragma unroll
-        for (int n = 0; n < kRows / 8; ++n) {
-          const int line = n * 8 + lane % 8, piece = pair * 4 + lane / 8;
-          uint32_t b[4];
-          load_matrices(b, stage_address(stage) + static_cast<uint32_t>(line * kStageK * 2 + (piece ^ line % 8) * 16));
-          mma_bf16(sums.at[n], a[0], b[0], b[1]);
-          mma_bf16(sums.at[n], a[1], b[2], b[3]);
-        }
-      }
-    }
-  }
-  wait_copies<0>();
-}
 
 // The first k of the fragment's rows in the tile: row r of group g, and the channel pair of a lane.
 struct Fragment {

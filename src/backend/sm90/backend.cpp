@@ -1,0 +1,54 @@
+// Hopper's entry in the contract: the CUDA backend with GEMMs on wgmma.
+#include "backend/backend.h"
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/layer.h"
+#include "backend/cuda/pack.h"
+#include "backend/cuda/steps.h"
+#include "backend/sm90/steps.h"
+
+namespace nvfp4_moe {
+namespace sm90 {
+namespace {
+
+constexpr HostSteps kSteps = {cuda::route, cuda::quantize, gemm1_swiglu, cuda::requantize, gemm2, cuda::combine};
+
+Status supports(const MoeConfig& config, const DeviceFacts& device) {
+  NVFP4_MOE_TRY(cuda::supports_device(device));
+  if (device.compute_capability != 90)
+    return unsupported("device: expected compute capability 9.0, got " + device.name);
+  return cuda::supports_config(config);
+}
+
+Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
+                  const DeviceFacts&) {
+  return cuda::make_plan("sm90", "wgmma_m64nk16_w4a4_as_bf16", "wgmma_m64nk16_w4a16", config, range, scales, limits);
+}
+
+Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+           const RunContext& context) {
+  return cuda::run_layer(kSteps, weights, plan, batch, workspace, context);
+}
+
+}  // namespace
+}  // namespace sm90
+
+constinit const Backend kSm90Backend = {
+    .name = "sm90",
+    .priority = 300,
+    .supports = sm90::supports,
+    .packed_bytes = cuda::packed_bytes,
+    .allocate = cuda::allocate,
+    .pack_expert = cuda::pack_expert,
+    .unpack_expert = cuda::unpack_expert,
+    .plan = sm90::plan,
+    .run = sm90::run,
+    .linear_bytes = nullptr,
+    .linear_pack = nullptr,
+    .linear_workspace_bytes = nullptr,
+    .linear_run = nullptr,
+    .steps = &sm90::kSteps,
+    .memory = &cuda::kMemory,
+};
+
+}  // namespace nvfp4_moe

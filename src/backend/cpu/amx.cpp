@@ -187,6 +187,7 @@ inline TileConfig tile_config(int64_t lines) {
 
 template <int kStepBlocks>
 void multiply_tiled(const Strip& strip, const OperandLines& all, float* acc) {
+  bf16_tiles_run_here();  // without the system's permission, asked for once, ldtilecfg is an illegal instruction
   const int64_t line_bytes = all.count > 1 ? all.lines[1] - all.lines[0] : 0;
   for (int64_t first = 0; first < all.count; first += kMostLines) {
     const int64_t count = std::min(kMostLines, all.count - first);

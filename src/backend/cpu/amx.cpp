@@ -21,7 +21,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/prefetch.h"
 #include "backend/cpu/target.h"
-#include "backend/cpu/tiles.h"
+#include "core/amx_tiles.h"
 #include "core/float_formats.h"
 
 NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512bf16,amx-tile,amx-bf16")

@@ -1,4 +1,4 @@
-#include "backend/cpu/tiles.h"
+#include "core/amx_tiles.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
@@ -6,7 +6,7 @@
 #include <unistd.h>
 #endif
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe {
 namespace {
 
 bool ask() {
@@ -28,4 +28,4 @@ bool bf16_tiles_run_here() {
   return runs;
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe

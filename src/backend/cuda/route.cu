@@ -200,6 +200,10 @@ int64_t warps_for(int64_t choices, int64_t experts) {
 }  // namespace
 
 void route(const HostCall& call) {
+  route_in_tiles(call, tile_rows(call.weights.config, call.batch.tokens));
+}
+
+void route_in_tiles(const HostCall& call, int rows_of_tile) {
   const Batch& batch = call.batch;
   const MoeConfig& config = call.weights.config;
   const ExpertRange& range = call.weights.range;
@@ -216,7 +220,7 @@ void route(const HostCall& call) {
   args.row_of_choice = call.buffers.row_of_choice;
   args.choice_of_row = call.buffers.routed.choice_of_row;
   args.row_offsets = call.buffers.routed.row_offsets;
-  args.rows_of_tile = tile_rows(config, batch.tokens);
+  args.rows_of_tile = rows_of_tile;
   args.tiles = scratch.tiles;
   args.tile_count = scratch.tile_count;
   args.shared_row_offsets = call.buffers.shared.experts > 0 ? call.buffers.shared.row_offsets : nullptr;

@@ -21,6 +21,7 @@ struct RowTile {
 // it.
 inline constexpr int kSmallTileRows = 16;
 inline constexpr int kLargeTileRows = 64;
+inline constexpr int kLeastTileRows = 8;  // of any backend that shares route
 inline int tile_rows(const MoeConfig& config, int64_t tokens) {
   return tokens * config->top_k <= kSmallTileRows * config->num_experts ? kSmallTileRows : kLargeTileRows;
 }
@@ -52,7 +53,7 @@ struct Scratch {
       routed_operand = take<uint16_t>(rows * config->intermediate_size);
       shared_operand = take<uint16_t>(tokens * config->shared_intermediate_size);
     }
-    tiles = take<RowTile>(tile_bound(rows, range.count, kSmallTileRows));
+    tiles = take<RowTile>(tile_bound(rows, range.count, kLeastTileRows));
     tile_count = take<int32_t>(1);
     chunk_counts = take<int32_t>((rows + kRouteChunk - 1) / kRouteChunk * range.count);
   }

@@ -1,12 +1,119 @@
-// gemm1_swiglu on wgmma.
-#include "backend/cuda/gemm1_swiglu.cuh"
+// gemm1_swiglu: hidden (T, H), joined gate/up tiles -> part.intermediate.bf16 (R, I).
+//
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(line scale * tensor scale); the activation function,
+// the router weight under before_down, one rounding to bf16. Gate and up of one channel are rows r and r + 8 of a
+// fragment, so that both sums are in one lane. Rows of a flagged token are NaN: their line scale is.
+#include <limits>
+
+#include "backend/cuda/formats.cuh"
+#include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"
-#include "backend/sm90/wgmma_tile.cuh"
 
 namespace nvfp4_moe::sm90 {
+namespace {
+
+// Every gated activation without a branch: h = at_most(g' sigmoid(a g'), product_limit) (within(u, up_limit) +
+// up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are infinite. NaN stays NaN.
+struct GatedActivation {
+  float gate_limit, alpha, product_limit, up_limit, up_offset;
+
+  static GatedActivation of(const MoeConfig& config) {
+    constexpr float kNone = std::numeric_limits<float>::infinity();
+    const float limit = config->swiglu_limit.value_or(kNone);
+    switch (config->activation) {
+      case Activation::kSwiglu: break;
+      case Activation::kSwigluClamped: return {limit, 1, kNone, limit, 0};
+      case Activation::kSwigluStep: return {kNone, 1, limit, limit, 0};
+      case Activation::kSwigluOai: return {limit, config->swiglu_alpha, kNone, limit, 1};
+    }
+    return {kNone, 1, kNone, kNone, 0};
+  }
+  __device__ static float at_most(float x, float most) { return x > most ? most : x; }
+  __device__ static float within(float x, float most) { return x < -most ? -most : at_most(x, most); }
+  // Within an ulp; IEEE division is a call, around which ptxas serializes wgmma.
+  __device__ static float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+  __device__ float operator()(float g, float u) const {
+    const float gate = at_most(g, gate_limit);
+    const float product = at_most(gate * reciprocal(1.0f + expf(-alpha * gate)), product_limit);
+    return product * (within(u, up_limit) + up_offset);
+  }
+};
+
+struct SwigluEpilogue {
+  const TensorScales* tensor_scales;  // (E)
+  const float* line_scale;            // (T), or null: 1
+  const uint8_t* nonfinite;           // (T)
+  const float* router_weights;        // (T k) by choice, or null: 1
+  GatedActivation activation;
+  uint16_t* out;  // (R, I) bf16
+  int64_t intermediate;
+
+  __device__ ExpertScales scales(int32_t expert) const {
+    return {tensor_scales[expert].gate, tensor_scales[expert].up};
+  }
+  __device__ LineFactor factor(int32_t line, int32_t choice) const {
+    const float scale = line_scale != nullptr ? line_scale[line] : 1.0f;
+    return {nonfinite[line] != 0 ? __uint_as_float(0x7FC00000u) : scale,
+            router_weights != nullptr ? router_weights[choice] : 1.0f};
+  }
+  // weight_row: of gate; 8 further is up of the same channel.
+  __device__ void store(int64_t row, int32_t weight_row, float gate_sum, float up_sum, const ExpertScales& scales,
+                        const LineFactor& factor) const {
+    const int64_t channel = cuda::joined_row(weight_row).row;
+    if (channel >= intermediate) return;
+    const float g = gate_sum * (factor.scale * scales.first), u = up_sum * (factor.scale * scales.second);
+    out[row * intermediate + channel] = cuda::bf16_from_float(activation(g, u) * factor.weight);
+  }
+};
+
+template <size_t kVariant>
+__global__ void __launch_bounds__(kThreads, 1) sm90_gemm1_kernel(const __grid_constant__ GemmArgs args,
+                                                                 const __grid_constant__ SwigluEpilogue epilogue) {
+  gemm<Shape<kVariant>>(args, epilogue);
+}
+template <size_t kVariant>
+__global__ void __launch_bounds__(kMathThreads) sm90_gemm1_finish_kernel(GemmArgs args, SwigluEpilogue epilogue) {
+  finish_split<Shape<kVariant>>(args, epilogue);
+}
+
+}  // namespace
 
 void gemm1_swiglu(const HostCall& call, const HostPart& part) {
-  cuda::launch_gemm1_swiglu<WgmmaTile<cuda::kSmallTileRows>, WgmmaTile<cuda::kLargeTileRows>>(call, part);
+  const MoeConfig& config = call.weights.config;
+  if (call.batch.tokens == 0) return;
+  const cuda::PackedLayout packed(config, call.weights.range);
+  const PartPlan plan(call, part, packed);
+  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
+  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
+  GemmArgs args = gemm_args(call, part, plan, plan.layout.gate_up, scratch);
+  args.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset;
+  args.k = static_cast<int32_t>(config->hidden_size);
+  args.x = nvfp4 ? scratch.common.hidden_operand : call.buffers.hidden.bf16;
+  args.choice_of_row = part.choice_of_row;
+  SwigluEpilogue epilogue{};
+  epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
+  epilogue.line_scale = nvfp4 ? call.buffers.hidden.line_scale : nullptr;
+  epilogue.nonfinite = call.buffers.hidden.nonfinite;
+  epilogue.router_weights =
+      config->router_weight == RouterWeight::kBeforeDown && !plan.shared ? call.batch.topk_weights : nullptr;
+  epilogue.activation = GatedActivation::of(config);
+  epilogue.out = part.intermediate.bf16;
+  epilogue.intermediate = part.intermediate_size;
+
+  const auto blocks = static_cast<unsigned>(blocks_of_device());
+  auto* const stream = static_cast<cudaStream_t>(call.stream);
+  with_variant(plan.variant, [&](auto variant) {
+    using S = Shape<variant.value>;
+    auto* const kernel = sm90_gemm1_kernel<variant.value>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+    kernel<<<blocks, kThreads, S::kBytes, stream>>>(args, epilogue);
+    if (args.split)
+      sm90_gemm1_finish_kernel<variant.value><<<dim3(blocks, S::kM64), kMathThreads, 0, stream>>>(args, epilogue);
+  });
 }
 
 }  // namespace nvfp4_moe::sm90

@@ -1,12 +1,83 @@
-// gemm2 on wgmma.
-#include "backend/cuda/gemm2.cuh"
+// gemm2: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
+//
+// row = alpha_down * dot in fp32, alpha = fl32(line scale * tensor scale), then row_format. A flagged row is NaN: its
+// line scale is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
+#include "backend/cuda/formats.cuh"
+#include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"
-#include "backend/sm90/wgmma_tile.cuh"
 
 namespace nvfp4_moe::sm90 {
+namespace {
+
+struct RowEpilogue {
+  const TensorScales* tensor_scales;  // (E)
+  const float* line_scale;            // (R), or null: 1
+  void* out;                          // (R, H) bf16, or fp32
+  bool out_fp32;
+  int64_t hidden;
+
+  __device__ ExpertScales scales(int32_t expert) const { return {tensor_scales[expert].down, 0}; }
+  __device__ LineFactor factor(int32_t line, int32_t) const {
+    return {line_scale != nullptr ? line_scale[line] : 1.0f, 1.0f};
+  }
+  __device__ void store(int64_t row, int32_t channel, float sum, float sum_8_further, const ExpertScales& scales,
+                        const LineFactor& factor) const {
+    const float alpha = factor.scale * scales.first;
+    const int64_t at = row * hidden + channel;
+    if (channel < hidden) store_one(at, sum * alpha);
+    if (channel + 8 < hidden) store_one(at + 8, sum_8_further * alpha);
+  }
+  __device__ void store_one(int64_t at, float value) const {
+    if (out_fp32)
+      static_cast<float*>(out)[at] = value;
+    else
+      static_cast<uint16_t*>(out)[at] = cuda::bf16_from_float(value);
+  }
+};
+
+template <size_t kVariant>
+__global__ void __launch_bounds__(kThreads, 1) sm90_gemm2_kernel(const __grid_constant__ GemmArgs args,
+                                                                 const __grid_constant__ RowEpilogue epilogue) {
+  gemm<Shape<kVariant>>(args, epilogue);
+}
+template <size_t kVariant>
+__global__ void __launch_bounds__(kMathThreads) sm90_gemm2_finish_kernel(GemmArgs args, RowEpilogue epilogue) {
+  finish_split<Shape<kVariant>>(args, epilogue);
+}
+
+}  // namespace
 
 void gemm2(const HostCall& call, const HostPart& part) {
-  cuda::launch_gemm2<WgmmaTile<cuda::kSmallTileRows>, WgmmaTile<cuda::kLargeTileRows>>(call, part);
+  const MoeConfig& config = call.weights.config;
+  if (call.batch.tokens == 0) return;
+  const cuda::PackedLayout packed(config, call.weights.range);
+  const PartPlan plan(call, part, packed);
+  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
+  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
+  GemmArgs args = gemm_args(call, part, plan, plan.layout.down, scratch);
+  args.weights =
+      reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset + plan.layout.gate_up.bytes();
+  args.k = static_cast<int32_t>(part.intermediate_size);
+  args.x = !nvfp4        ? part.intermediate.bf16
+           : plan.shared ? scratch.common.shared_operand
+                         : scratch.common.routed_operand;
+  RowEpilogue epilogue{};
+  epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
+  epilogue.line_scale = nvfp4 ? part.intermediate.line_scale : nullptr;
+  epilogue.out = part.rows_out;
+  epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
+  epilogue.hidden = config->hidden_size;
+
+  const auto blocks = static_cast<unsigned>(blocks_of_device());
+  auto* const stream = static_cast<cudaStream_t>(call.stream);
+  with_variant(plan.variant, [&](auto variant) {
+    using S = Shape<variant.value>;
+    auto* const kernel = sm90_gemm2_kernel<variant.value>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+    kernel<<<blocks, kThreads, S::kBytes, stream>>>(args, epilogue);
+    if (args.split)
+      sm90_gemm2_finish_kernel<variant.value><<<dim3(blocks, S::kM64), kMathThreads, 0, stream>>>(args, epilogue);
+  });
 }
 
 }  // namespace nvfp4_moe::sm90

@@ -1,10 +1,11 @@
-// The steps that Hopper has its own kernels for; the others are backend/cuda's.
+// The steps of the layer that Hopper does in its own way; the others are those of backend/cuda/steps.h.
 #pragma once
 
 #include "backend/host_layer.h"
 
 namespace nvfp4_moe::sm90 {
 
+void route(const HostCall& call);
 void gemm1_swiglu(const HostCall& call, const HostPart& part);
 void gemm2(const HostCall& call, const HostPart& part);
 

@@ -1,0 +1,471 @@
+// The grouped GEMM of Hopper: packed weight rows as wgmma's A operand, widened to bf16 in registers, times lines of
+// activations from shared memory. What is done with the sums is the caller's Epilogue.
+//
+// One persistent block a multiprocessor, three warpgroups around a ring of stages of 128 k each:
+//
+//   loading, warp 0      weights: bulk copies of whole packed tiles, one thread
+//   loading, warps 1-3   lines: gathered by 16 bytes into the swizzled order that wgmma reads; a unit's line factors
+//   math, 2 warpgroups   each half of the stage's weight rows: registers -> dequantize -> wgmma, the next group of k16
+//                        steps widened while the tensor cores work on the one before
+//
+// full[s]: the stage is there; empty[s]: all warps are done with it; factors_free[i]: a unit's factors have been used.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/mma.cuh"
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/scratch.h"
+#include "backend/sm90/barrier.cuh"
+#include "backend/sm90/dequantize.cuh"
+#include "backend/sm90/variant.h"
+#include "backend/sm90/wgmma.cuh"
+#include "backend/sm90/work.h"
+
+namespace nvfp4_moe::sm90 {
+
+// A grouped GEMM's sides.
+struct GemmArgs {
+  const uint8_t* weights;  // packed tiles of expert 0
+  int64_t expert_stride;   // bytes
+  int32_t row_tiles, k_tiles;
+  int32_t k;                     // columns of x, a multiple of 16; the weights' padding beyond is 0
+  int32_t top_k;
+  const uint16_t* x;             // (lines, k) bf16
+  const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
+  const int64_t* row_offsets;    // (E + 1)
+  const cuda::RowTile* tiles;    // null: one expert, dense rows
+  const int32_t* tile_count;
+  float* partials;  // (2 blocks) x partial_bytes of the variant
+  bool split;       // whether units may be cut along K
+};
+
+// Both GEMMs' tensor scales of one expert: gate's and up's, or down's.
+struct ExpertScales {
+  float first, second;
+};
+// What a line brings into its sums, by row of the output.
+struct LineFactor {
+  float scale;   // the line's own, NaN where it is flagged
+  float weight;  // the router's, or 1
+};
+
+// The rows of one tile.
+struct TileRows {
+  int64_t first;
+  int32_t expert, count;
+};
+// A piece as the math warpgroups see it, made by those that load.
+struct PieceInfo {
+  TileRows rows;
+  ExpertScales scales;
+  int32_t weight_row;  // the first
+  int32_t chunks, partial;
+};
+
+template <int kLines>
+__device__ TileRows rows_of_tile(const GemmArgs& args, int32_t tile) {
+  const cuda::RowTile found =
+      args.tiles != nullptr ? args.tiles[tile] : cuda::RowTile{0, tile * kLines};
+  const int64_t left = args.row_offsets[found.expert + 1] - found.first_row;
+  return {found.first_row, found.expert, static_cast<int32_t>(min(int64_t{kLines}, left))};
+}
+template <int kLines>
+__device__ int32_t tiles_of(const GemmArgs& args) {
+  return args.tiles != nullptr ? *args.tile_count
+                               : static_cast<int32_t>((args.row_offsets[1] + kLines - 1) / kLines);
+}
+
+template <size_t kVariant>
+struct Shape {
+  static constexpr Variant kIs = kVariants[kVariant];
+  static constexpr int kLines = kIs.lines;
+  static constexpr int kFewerLines = kLines == 16 ? 8 : kLines * 3 / 4;  // for tiles that are not full
+  static constexpr int kRowBlocks = kIs.row_blocks;
+  static constexpr int kM64 = kRowBlocks * 2 / kMathGroups;  // of one math warpgroup
+  static constexpr int kGroupSteps = kIs.group_steps;
+  static constexpr int64_t kPartialQuads = kIs.partial_bytes() / 16;
+  static constexpr int kHalfLineBytes = kLines * 128;  // 64 k of all lines
+  static constexpr int kLineBytes = 2 * kHalfLineBytes;
+  static constexpr int kStageBytes = kLineBytes + kRowBlocks * static_cast<int>(cuda::kTileBytes);
+  static_assert(kStageBytes % 1024 == 0);  // the swizzle's period
+
+  // After the stages: factors and line indices of two pieces, what they are, the work, barriers.
+  static constexpr int kUnitBytes = 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
+                                    2 * static_cast<int>(sizeof(PieceInfo)) + 32;
+  static_assert(sizeof(Work) <= 32);
+  static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 16) / (kStageBytes + 16);
+  static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
+  static_assert(kStages >= 3);
+  static constexpr int kBytes = kStages * (kStageBytes + 16) + kUnitBytes + 16;
+};
+
+extern __shared__ __align__(1024) uint8_t shared_bytes[];
+
+// Where things lie in shared memory: constants, so that no thread holds an address.
+template <class S>
+struct SharedPlaces {
+  static constexpr int kFactors = S::kStages * S::kStageBytes;
+  static constexpr int kLines = kFactors + 2 * S::kLines * static_cast<int>(sizeof(LineFactor));
+  static constexpr int kPieces = kLines + 2 * S::kLines * static_cast<int>(sizeof(int32_t));
+  static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
+  static constexpr int kFull = kWork + 32, kEmpty = kFull + S::kStages * 8, kFactorsFree = kEmpty + S::kStages * 8;
+
+  __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
+  // (kLines) of a piece; two pieces' are kept.
+  __device__ static LineFactor* factors(uint32_t unit) {
+    return reinterpret_cast<LineFactor*>(shared_bytes + kFactors) + unit % 2 * S::kLines;
+  }
+  __device__ static int32_t* lines(uint32_t unit) {
+    return reinterpret_cast<int32_t*>(shared_bytes + kLines) + unit % 2 * S::kLines;
+  }
+  __device__ static PieceInfo& piece(uint32_t index) {
+    return reinterpret_cast<PieceInfo*>(shared_bytes + kPieces)[index % 2];
+  }
+  __device__ static Work& work() { return *reinterpret_cast<Work*>(shared_bytes + kWork); }
+  __device__ static uint32_t full(int stage) { return shared_address(shared_bytes) + kFull + stage * 8; }
+  __device__ static uint32_t empty(int stage) { return shared_address(shared_bytes) + kEmpty + stage * 8; }
+  __device__ static uint32_t factors_free(uint32_t unit) {
+    return shared_address(shared_bytes) + kFactorsFree + unit % 2 * 8;
+  }
+};
+
+// The place in a ring, and the parity of the round.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ RingPlace next() const {
+    return stage + 1 == kStages ? RingPlace{0, parity ^ 1} : RingPlace{stage + 1, parity};
+  }
+};
+
+// ---- loading
+
+template <class S>
+__device__ void load_weights(const GemmArgs& args, const Work& work) {
+  const uint64_t policy = evict_first_policy();
+  Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
+  RingPlace<S::kStages> place;
+  const int64_t row_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
+  for (Piece piece; pieces.next(piece);) {
+    const int32_t expert = args.tiles != nullptr ? args.tiles[piece.unit.tile].expert : 0;
+    const int32_t first_block = piece.unit.group * S::kRowBlocks;
+    const int32_t blocks = min(S::kRowBlocks, args.row_tiles - first_block);
+    const uint8_t* from = args.weights + expert * args.expert_stride + first_block * row_tile_bytes +
+                          piece.first_chunk * cuda::kTileBytes;
+    for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, from += cuda::kTileBytes, place = place.next()) {
+      wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
+      const uint32_t barrier = SharedPlaces<S>::full(place.stage);
+      const uint32_t to = shared_address(SharedPlaces<S>::stage(place.stage)) + S::kLineBytes;
+      arrive_expecting(barrier, static_cast<uint32_t>(blocks * cuda::kTileBytes));
+#pragma unroll
+      for (int b = 0; b < S::kRowBlocks; ++b)
+        if (b < blocks)
+          copy_bulk(to + b * cuda::kTileBytes, from + b * row_tile_bytes, cuda::kTileBytes, barrier, policy);
+    }
+  }
+}
+
+inline constexpr int kLineThreads = 96;
+inline constexpr int kLineWarps = kLineThreads / 32;
+
+template <class S, class Epilogue>
+__device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const Work& work) {
+  constexpr int kPieces = 256 / 16;  // of 16 bytes in a line's 128 k
+  const int thread = static_cast<int>(threadIdx.x) - kMathThreads - 32;
+  const int column = thread % kPieces, first_line = thread / kPieces;
+  const bool leader = thread % 32 == 0;
+  Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
+  RingPlace<S::kStages> place;
+  int unsaid = -1;  // the stage whose copies are under way
+  const auto say = [&] {
+    fence_shared_writes();
+    __syncwarp();
+    arrive_if(SharedPlaces<S>::full(unsaid), leader && unsaid >= 0);
+  };
+  uint32_t unit = 0;
+  for (Piece piece; pieces.next(piece); ++unit) {
+    const TileRows rows = rows_of_tile<S::kLines>(args, piece.unit.tile);
+    int32_t* const lines = SharedPlaces<S>::lines(unit);
+    LineFactor* const factors = SharedPlaces<S>::factors(unit);
+    wait(SharedPlaces<S>::factors_free(unit), (unit / 2 & 1) ^ 1);
+    for (int i = thread; i < rows.count; i += kLineThreads) {
+      const int64_t row = rows.first + i;
+      const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
+      const int32_t line = args.choice_of_row != nullptr ? choice / args.top_k : choice;
+      lines[i] = line;
+      factors[i] = epilogue.factor(line, choice);
+    }
+    if (thread == 0)
+      SharedPlaces<S>::piece(unit) = {rows, epilogue.scales(rows.expert), piece.unit.group * S::kRowBlocks * 128,
+                                      piece.chunks, piece.partial};
+    sync_threads<1, kLineThreads>();
+    for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, place = place.next()) {
+      const int32_t k = (piece.first_chunk + chunk) * cuda::kTileK + column * 8;
+      const bool valid = k < args.k;
+      const uint16_t* const from = args.x + (valid ? k : 0);
+      wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
+      // Line i's 16 bytes `column % 8` of a half lie at column ^ i, so that eight lines fill all banks.
+      const uint32_t to = shared_address(SharedPlaces<S>::stage(place.stage)) + column / 8 * S::kHalfLineBytes;
+#pragma unroll 4
+      for (int i = first_line; i < rows.count; i += kLineThreads / kPieces)
+        cuda::copy_async(to + static_cast<uint32_t>(i * 128 + ((column ^ i) & 7) * 16),
+                         from + int64_t{lines[i]} * args.k, valid);
+      cuda::commit_copies();
+      cuda::wait_copies<1>();
+      say();
+      unsaid = place.stage;
+    }
+  }
+  cuda::wait_copies<0>();
+  say();
+}
+
+// ---- math
+
+// A math warpgroup's place in the ring and the weights that it has read ahead.
+template <class S>
+struct MathState {
+  RingPlace<S::kStages> place;
+  int32_t left = 0;  // chunks of the block, the current one included
+  uint32_t scale_base = kScaleBase;
+  uint4 codes[S::kM64];   // of 64 k, a k16 step a word
+  uint2 scales[S::kM64];  // of the same
+  uint32_t fragments[2][S::kGroupSteps * S::kM64 * 4];
+
+  __device__ void read(int stage, int half) {
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    const uint8_t* const tiles = SharedPlaces<S>::stage(stage) + S::kLineBytes;
+#pragma unroll
+    for (int m = 0; m < S::kM64; ++m) {
+      const int m64 = warp / 4 * S::kM64 + m, group = m64 % 2 * 4 + warp % 4;
+      const uint8_t* const tile = tiles + m64 / 2 * cuda::kTileBytes;
+      codes[m] = *reinterpret_cast<const uint4*>(tile + cuda::lane_offset(group, half, lane));
+      scales[m] = *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4));
+    }
+  }
+  // The group of k16 steps of the 64 k that were read last.
+  template <int kGroup>
+  __device__ void widen(uint32_t* to) {
+#pragma unroll
+    for (int i = 0; i < S::kGroupSteps; ++i)
+#pragma unroll
+      for (int m = 0; m < S::kM64; ++m) {
+        constexpr int kFirst = kGroup * S::kGroupSteps;
+        const uint32_t words[4] = {codes[m].x, codes[m].y, codes[m].z, codes[m].w};
+        const int step = kFirst + i;
+        const uint32_t scale_word = step / 2 == 0 ? scales[m].x : scales[m].y;
+        uint32_t* const fragment = to + (i * S::kM64 + m) * 4;
+        if (step % 2 == 0)
+          dequantize<false>(words[step], scale_word, scale_base, fragment);
+        else
+          dequantize<true>(words[step], scale_word, scale_base, fragment);
+      }
+  }
+};
+
+// One warp's arrival at the ring's empty barrier of a stage.
+template <class S>
+__device__ void release(int stage, bool yes) {
+  __syncwarp();
+  arrive_if(SharedPlaces<S>::empty(stage), yes && threadIdx.x % 32 == 0);
+}
+
+// sums += the piece's weight rows of this warpgroup times kN of its lines.
+template <class S, int kN>
+__device__ void multiply(int32_t chunks, MathState<S>& state,
+                         float (&sums)[S::kM64][kN / 2]) {
+  constexpr int kGroups = 4 / S::kGroupSteps;  // of 64 k
+  int previous = 0;
+#pragma unroll 1
+  for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+    const uint64_t lines = lines_descriptor(shared_address(SharedPlaces<S>::stage(state.place.stage)));
+    const RingPlace<S::kStages> next = state.place.next();
+    const bool more = state.left > 1;
+#pragma unroll
+    for (int g = 0; g < 2 * kGroups; ++g) {
+      const int half = g / kGroups, of_half = g % kGroups;
+      uint32_t(&fragments)[S::kGroupSteps * S::kM64 * 4] = state.fragments[g % 2];
+      if (of_half == kGroups - 1) {  // all of this half is widened: read on
+        if (half == 0) {
+          state.read(state.place.stage, 1);
+        } else {  // the last chunk reads itself again; nothing uses that
+          wait(SharedPlaces<S>::full(more ? next.stage : state.place.stage), more ? next.parity : state.place.parity);
+          state.read(more ? next.stage : state.place.stage, 0);
+        }
+      }
+      pin(fragments);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < S::kGroupSteps; ++i)
+#pragma unroll
+        for (int m = 0; m < S::kM64; ++m)
+          wgmma(sums[m], fragments + (i * S::kM64 + m) * 4,
+                lines + half * (S::kHalfLineBytes / 16) + 2 * (of_half * S::kGroupSteps + i));
+      wgmma_commit();
+      wgmma_wait<1>();  // the group before is done: its fragments are free
+      if (g == 0) release<S>(previous, chunk > 0);
+      uint32_t* const to = state.fragments[(g + 1) % 2];
+      if constexpr (kGroups == 4) {
+        if (of_half == 0) state.template widen<1>(to);
+        if (of_half == 1) state.template widen<2>(to);
+        if (of_half == 2) state.template widen<3>(to);
+        if (of_half == 3) state.template widen<0>(to);
+      } else {
+        if (of_half == 0) state.template widen<kGroups - 1>(to);
+        if (of_half == 1) state.template widen<0>(to);
+      }
+    }
+    previous = state.place.stage;
+    state.place = next;
+    --state.left;
+  }
+  wgmma_wait<0>();
+#pragma unroll
+  for (auto& m64 : sums) pin(m64);
+  release<S>(previous, true);
+}
+
+// A thread's first weight row within its group of rows, of m64 tile m; the other is 8 further.
+template <class S>
+__device__ int32_t row_of(int thread, int m) {
+  return (thread / 128 * S::kM64 + m) * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+}
+
+// The sums of one m64 tile to the epilogue. factor(line) for lines below rows.count.
+template <class S, int kN, class Epilogue, class Factor>
+__device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, const TileRows& rows,
+                       int32_t weight_row, const float (&sums)[kN / 2], const Factor& factor) {
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int line = j * 8 + static_cast<int>(threadIdx.x % 4) * 2 + i;
+      if (line < rows.count)
+        epilogue.store(rows.first + line, weight_row, sums[j * 4 + i] * kSumFactor, sums[j * 4 + 2 + i] * kSumFactor,
+                       scales, factor(line));
+    }
+}
+
+// The place of four sums of a math thread in a partial: coalesced over the threads.
+template <class S>
+__device__ float4* partial_place(const GemmArgs& args, int32_t partial, int m, int quad, int thread) {
+  return reinterpret_cast<float4*>(args.partials) + partial * S::kPartialQuads + (m * (S::kLines / 8) + quad) * kMathThreads + thread;
+}
+
+template <class S, int kN, class Epilogue>
+__device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, uint32_t index, MathState<S>& state) {
+  float sums[S::kM64][kN / 2];
+#pragma unroll
+  for (auto& m64 : sums) {
+#pragma unroll
+    for (float& sum : m64) sum = 0;
+    pin(m64);
+  }
+  multiply<S, kN>(SharedPlaces<S>::piece(index).chunks, state, sums);
+  const PieceInfo piece = SharedPlaces<S>::piece(index);  // not before, so that no register holds it meanwhile
+  const LineFactor* const factors = SharedPlaces<S>::factors(index);
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int m = 0; m < S::kM64; ++m) {
+    if (piece.partial < 0) {
+      finish<S, kN>(epilogue, piece.scales, piece.rows, piece.weight_row + row_of<S>(thread, m), sums[m],
+                    [&](int line) { return factors[line]; });
+    } else {
+#pragma unroll
+      for (int quad = 0; quad < kN / 8; ++quad)
+        *partial_place<S>(args, piece.partial, m, quad, thread) = make_float4(
+            sums[m][quad * 4], sums[m][quad * 4 + 1], sums[m][quad * 4 + 2], sums[m][quad * 4 + 3]);
+    }
+  }
+}
+
+template <class S>
+__device__ Work work_of(const GemmArgs& args, int32_t blocks) {
+  return Work(tiles_of<S::kLines>(args), (args.row_tiles + S::kRowBlocks - 1) / S::kRowBlocks, args.k_tiles, blocks,
+              args.split);
+}
+
+template <class S, class Epilogue>
+__device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
+  if (threadIdx.x == 0) {
+    if (shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
+    for (int s = 0; s < S::kStages; ++s) {
+      barrier_init(SharedPlaces<S>::full(s), 1 + kLineWarps);
+      barrier_init(SharedPlaces<S>::empty(s), kMathThreads / 32);
+    }
+    for (int i = 0; i < 2; ++i) barrier_init(SharedPlaces<S>::factors_free(i), kMathThreads / 32);
+    barrier_init_done();
+    SharedPlaces<S>::work() = work_of<S>(args, static_cast<int32_t>(gridDim.x));
+  }
+  __syncthreads();
+  const Work& work = SharedPlaces<S>::work();
+
+  if (threadIdx.x >= kMathThreads) {
+    leave_registers<56>();
+    if (threadIdx.x >= kMathThreads + 32)
+      load_lines<S>(args, epilogue, work);
+    else if (threadIdx.x == kMathThreads)
+      load_weights<S>(args, work);
+    return;
+  }
+  take_registers<224>();
+  MathState<S> state;
+  asm volatile("" : "+r"(state.scale_base));  // held in a register
+  state.left = work.chunks_of(static_cast<int32_t>(blockIdx.x));
+  if (state.left == 0) return;
+  wait(SharedPlaces<S>::full(0), 0);
+  state.read(0, 0);
+  state.template widen<0>(state.fragments[0]);
+  for (uint32_t index = 0; state.left > 0; ++index) {  // a piece is described where its first stage is there
+    bool done = false;
+    if constexpr (S::kLines > 8) {
+      if (SharedPlaces<S>::piece(index).rows.count <= S::kFewerLines) {
+        multiply_piece<S, S::kFewerLines>(args, epilogue, index, state);
+        done = true;
+      }
+    }
+    if (!done) multiply_piece<S, S::kLines>(args, epilogue, index, state);
+    __syncwarp();
+    arrive_if(SharedPlaces<S>::factors_free(index), threadIdx.x % 32 == 0);
+  }
+}
+
+// Adds the pieces of a unit that was cut, in the order of K. Grid: (blocks of the GEMM, m64 tiles of a warpgroup); a
+// math warpgroup's threads.
+template <class S, class Epilogue>
+__device__ void finish_split(const GemmArgs& args, const Epilogue& epilogue) {
+  const Work work = work_of<S>(args, static_cast<int32_t>(gridDim.x));
+  const auto split_unit = static_cast<int32_t>(blockIdx.x);
+  const int32_t begin = split_unit * work.chunks_of_unit;
+  if (begin >= work.split_chunks) return;
+  const int32_t first = work.block_of(begin), last = work.block_of(begin + work.chunks_of_unit - 1);
+  if (first == last) return;  // it was whole
+  const Unit unit = work.unit(work.whole_units + split_unit);
+  const TileRows rows = rows_of_tile<S::kLines>(args, unit.tile);
+  const int thread = static_cast<int>(threadIdx.x), m = static_cast<int>(blockIdx.y);
+  const int32_t weight_row = unit.group * S::kRowBlocks * 128 + row_of<S>(thread, m);
+  const ExpertScales scales = epilogue.scales(rows.expert);
+#pragma unroll 1
+  for (int quad = 0; quad * 8 < rows.count; ++quad) {
+    float4 total = *partial_place<S>(args, work.partial_of(first, split_unit), m, quad, thread);
+    for (int32_t block = first + 1; block <= last; ++block) {
+      const float4 part = *partial_place<S>(args, work.partial_of(block, split_unit), m, quad, thread);
+      total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+    }
+    const float sums[4] = {total.x, total.y, total.z, total.w};
+    TileRows eight = rows;
+    eight.first += quad * 8;
+    eight.count -= quad * 8;
+    finish<S, 8>(epilogue, scales, eight, weight_row, sums, [&](int line) {
+      const int64_t row = eight.first + line;
+      const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
+      return epilogue.factor(args.choice_of_row != nullptr ? choice / args.top_k : choice, choice);
+    });
+  }
+}
+
+}  // namespace nvfp4_moe::sm90

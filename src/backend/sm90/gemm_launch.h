@@ -1,0 +1,55 @@
+// What both GEMMs take from a call: the part's sides and its variant.
+#pragma once
+
+#include "backend/cuda/gemm_launch.h"
+#include "backend/sm90/gemm.cuh"
+#include "backend/sm90/scratch.h"
+
+namespace nvfp4_moe::sm90 {
+
+struct PartPlan {
+  bool shared;
+  const cuda::PartLayout& layout;
+  size_t variant;  // of kVariants
+
+  PartPlan(const HostCall& call, const HostPart& part, const cuda::PackedLayout& packed)
+      : shared(&part == &call.buffers.shared),
+        layout(shared ? packed.shared : packed.routed),
+        variant(shared ? shared_variant(call.batch.tokens) : routed_variant(call.weights.config, call.batch.tokens)) {}
+};
+
+// All but weights, x and k.
+inline GemmArgs gemm_args(const HostCall& call, const HostPart& part, const PartPlan& plan,
+                          const cuda::MatrixTiles& tiles, const Scratch& scratch) {
+  GemmArgs args{};
+  args.expert_stride = plan.layout.expert_stride;
+  args.row_tiles = static_cast<int32_t>(tiles.row_tiles);
+  args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
+  args.top_k = static_cast<int32_t>(call.weights.config->top_k);
+  args.row_offsets = part.row_offsets;
+  args.tiles = plan.shared ? nullptr : scratch.common.tiles;
+  args.tile_count = scratch.common.tile_count;
+  args.partials = scratch.partials;
+  args.split = splits(call.weights.config, tiles.k_tiles);
+  return args;
+}
+
+inline int32_t blocks_of_device() {
+  int device = 0, count = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count < kMostBlocks ? count : kMostBlocks;
+}
+
+// body(std::integral_constant<size_t, variant>) of a variant known at run time.
+template <class Body, size_t kVariant = 0>
+void with_variant(size_t variant, const Body& body) {
+  if constexpr (kVariant < kVariants.size()) {
+    if (variant == kVariant)
+      body(std::integral_constant<size_t, kVariant>{});
+    else
+      with_variant<Body, kVariant + 1>(variant, body);
+  }
+}
+
+}  // namespace nvfp4_moe::sm90

@@ -1,0 +1,58 @@
+// The compiled tile shapes of the Hopper GEMMs, and which of them a call takes.
+//
+// A tile is row_blocks x 128 weight rows times up to `lines` lines of activations. The host knows how many rows an
+// expert has on average, not how many each has: a variant must hold almost every expert's rows in one tile, since a
+// second tile reads the expert's weights again.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/config.h"
+
+namespace nvfp4_moe::sm90 {
+
+inline constexpr int kMathGroups = 2;                         // warpgroups that multiply
+inline constexpr int kMathThreads = kMathGroups * 128;        // one more warpgroup loads
+inline constexpr int kThreads = kMathThreads + 128;
+inline constexpr int kSharedBytes = 227 * 1024;               // of one block, at most
+inline constexpr int kMostBlocks = 144;                       // one a multiprocessor; no Hopper has more
+
+struct Variant {
+  int lines;         // N
+  int row_blocks;    // of 128 weight rows, and so m64 tiles of each math warpgroup
+  int group_steps;   // k16 steps of one commit group
+  double most_rows;  // taken up to so many rows an expert, on average
+  const char* name;
+  // Sums of a piece that is not a whole unit.
+  constexpr int64_t partial_bytes() const { return int64_t{row_blocks} * 128 * lines * 4; }
+};
+inline constexpr std::array<Variant, 6> kVariants = {{
+    {8, 4, 2, 2.5, "wgmma_512x8"},
+    {16, 4, 2, 8.0, "wgmma_512x16"},
+    {32, 4, 2, 19.0, "wgmma_512x32"},
+    {64, 2, 2, 45.0, "wgmma_256x64"},
+    {128, 2, 1, 100.0, "wgmma_256x128"},
+    {256, 1, 2, 1e30, "wgmma_128x256"},
+}};
+
+// Units are cut along K where that is worth a second launch, and where bits may depend on the batch.
+inline bool splits(const MoeConfig& config, int64_t k_tiles) { return !config->batch_invariant && k_tiles >= 4; }
+
+inline size_t variant_for(double rows_an_expert) {
+  size_t index = 0;
+  while (rows_an_expert > kVariants[index].most_rows) ++index;
+  return index;
+}
+inline size_t routed_variant(const MoeConfig& config, int64_t tokens) {
+  return variant_for(static_cast<double>(tokens * config->top_k) / static_cast<double>(config->num_experts));
+}
+// The shared expert's rows are known; one tile up to the largest variant's.
+inline size_t shared_variant(int64_t tokens) {
+  size_t index = 0;
+  while (index + 1 < kVariants.size() && tokens > kVariants[index].lines) ++index;
+  return index;
+}
+
+}  // namespace nvfp4_moe::sm90

@@ -1,0 +1,207 @@
+// The Hopper backend beyond the case table, whose layers are small: who does what of a launch, and on a Hopper GPU every
+// compiled variant on ragged shapes that are cut along K.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "backend/sm90/variant.h"
+#include "backend/sm90/work.h"
+#include "check/cases.h"
+#include "check/judge.h"
+#include "moe/layer.h"
+#include "moe/registry.h"
+#include "support/backends.h"
+#include "support/host_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+DeviceFacts gpu(int compute_capability) {
+  DeviceFacts facts;
+  facts.kind = DeviceKind::kCuda;
+  facts.name = "a GPU";
+  facts.compute_capability = compute_capability;
+  return facts;
+}
+
+TEST(Sm90Backend, TakesHopperAloneAndGoesBeforeCuda) {
+  const auto config = MoeConfig::make(case_table().front().options);
+  ASSERT_OK(config);
+  for (int capability : {75, 80, 89, 100, 103, 120})
+    EXPECT_EQ(kSm90Backend.supports(*config, gpu(capability)).code(), Code::kUnsupported) << capability;
+  EXPECT_OK(kSm90Backend.supports(*config, gpu(90)));
+  EXPECT_EQ(kSm90Backend.supports(*config, host_facts()).code(), Code::kUnsupported);
+  const auto chosen = choose_backend(*config, gpu(90), "auto");
+  ASSERT_OK(chosen);
+  EXPECT_EQ(*chosen, &kSm90Backend);
+  MoeOptions int8 = config->options();
+  int8.activation_format = ActivationFormat::kInt8Block;
+  const Status declined = kSm90Backend.supports(*MoeConfig::make(int8), gpu(90));
+  EXPECT_NE(declined.message().find("int8_block"), std::string::npos) << declined.message();
+}
+
+TEST(Sm90Backend, PlansWithoutADevice) {
+  for (const Case& spec : case_table()) {
+    if (spec.options.activation_format == ActivationFormat::kInt8Block) continue;
+    const auto config = MoeConfig::make(spec.options);
+    ASSERT_OK(config);
+    size_t before = 0;
+    for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
+      const auto plan = kSm90Backend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu(90));
+      ASSERT_OK(plan);
+      EXPECT_GE(plan->workspace.total_bytes(), before);
+      before = plan->workspace.total_bytes();
+    }
+  }
+}
+
+// Every chunk of every unit belongs to one piece of one block; cut pieces have places of their own, and the finishing
+// kernel finds them.
+TEST(Sm90Work, EveryChunkOnce) {
+  for (int tiles : {0, 1, 2, 7, 8, 9, 50})
+    for (int groups : {1, 3, 8})
+      for (int chunks : {1, 4, 9})
+        for (int blocks : {1, 5, 132})
+          for (bool split : {false, true}) {
+            SCOPED_TRACE(testing::Message() << tiles << " " << groups << " " << chunks << " " << blocks << " " << split);
+            const sm90::Work work(tiles, groups, chunks, blocks, split);
+            std::vector<int> done(static_cast<size_t>(tiles * groups * chunks));
+            std::set<int> places;
+            int most = 0, least = 1 << 30;
+            for (int block = 0; block < blocks; ++block) {
+              sm90::Pieces pieces(work, block);
+              int sum = 0;
+              for (sm90::Piece piece; pieces.next(piece);) {
+                sum += piece.chunks;
+                for (int chunk = 0; chunk < piece.chunks; ++chunk)
+                  ++done[static_cast<size_t>((piece.unit.tile * groups + piece.unit.group) * chunks +
+                                             piece.first_chunk + chunk)];
+                EXPECT_EQ(piece.partial < 0, piece.chunks == chunks);
+                if (piece.partial < 0) continue;
+                EXPECT_TRUE(places.insert(piece.partial).second);
+                EXPECT_LT(piece.partial, 2 * blocks);
+              }
+              EXPECT_EQ(sum, work.chunks_of(block));
+              most = std::max(most, sum);
+              least = std::min(least, sum);
+            }
+            for (int times : done) ASSERT_EQ(times, 1);
+            EXPECT_LE(most - least, split ? 1 : chunks);
+            for (int unit = 0; unit * chunks < work.split_chunks; ++unit) {
+              const int first = work.block_of(unit * chunks), last = work.block_of(unit * chunks + chunks - 1);
+              if (first == last) continue;
+              for (int block = first; block <= last; ++block)
+                if (work.split_begin(block) < work.split_begin(block + 1))
+                  EXPECT_EQ(places.count(work.partial_of(block, unit)), 1u);
+            }
+          }
+}
+
+struct Ragged {
+  int64_t experts, top_k, tokens;
+  Routing routing;
+};
+
+class Sm90Layer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = test::why_not_here(kSm90Backend);
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+  static Case spec(const Ragged& ragged, ActivationFormat format) {
+    Case spec;
+    spec.name = "ragged";
+    spec.options.num_experts = ragged.experts;
+    spec.options.top_k = ragged.top_k;
+    spec.options.hidden_size = 1040;
+    spec.options.intermediate_size = 720;
+    spec.options.activation_format = format;
+    spec.options.row_format = RowFormat::kFp32;
+    spec.range = {0, ragged.experts};
+    spec.tokens = ragged.tokens;
+    spec.routing = ragged.routing;
+    spec.out_dtype = DType::kF32;
+    return spec;
+  }
+};
+
+TEST_F(Sm90Layer, EveryVariantAgreesWithThePlainKernels) {
+  std::set<size_t> variants;
+  for (const Ragged& ragged : {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
+                               Ragged{64, 4, 24, Routing::kUniform}, Ragged{64, 4, 96, Routing::kZipf},
+                               Ragged{4, 2, 14, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform},
+                               Ragged{8, 2, 160, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf},
+                               Ragged{4, 2, 700, Routing::kUniform}, Ragged{4, 2, 300, Routing::kOneExpert}})
+    for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+      const Case spec = Sm90Layer::spec(ragged, format);
+      SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens << " "
+                                      << to_string(format));
+      const auto data = make_case(spec);
+      ASSERT_OK(data);
+      variants.insert(sm90::routed_variant(data->config, spec.tokens));
+      test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+      ASSERT_TRUE(plain.ok() && own.ok());
+      const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
+      const std::vector<uint8_t> bytes = own.run(*data);
+      const auto actual = test::to_floats(bytes, spec.out_dtype);
+      EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
+                             layer_limits(data->config, spec.tokens)),
+                "");
+      EXPECT_EQ(own.broken_guard(), -1);
+      for (int again = 0; again < 3; ++again) ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
+    }
+  EXPECT_EQ(variants.size(), sm90::kVariants.size());
+}
+
+// With batch_invariant a token has the same bits in every variant.
+TEST_F(Sm90Layer, BatchInvariantBitsInEveryVariant) {
+  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+    Case spec = Sm90Layer::spec({4, 2, 700, Routing::kUniform}, format);
+    spec.options.batch_invariant = true;
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    test::HostRun all(kSm90Backend, *data);
+    ASSERT_TRUE(all.ok());
+    const std::vector<uint8_t> expected = all.run(*data);
+    const size_t line = static_cast<size_t>(spec.options.hidden_size) * sizeof(float);
+    for (int64_t tokens : {1, 14, 36, 80, 180}) {
+      CaseData first = *data;
+      first.spec.tokens = tokens;
+      const std::vector<uint8_t> actual = all.run(first);
+      ASSERT_EQ(actual.size(), static_cast<size_t>(tokens) * line);
+      EXPECT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin())) << tokens << " " << to_string(format);
+    }
+  }
+}
+
+// A call is captured as it is, and a replay gives the bits of a plain run.
+TEST_F(Sm90Layer, SurvivesCapture) {
+  const auto data = make_case(spec({64, 4, 24, Routing::kUniform}, ActivationFormat::kNvfp4));
+  ASSERT_OK(data);
+  test::HostRun run(kSm90Backend, *data);
+  ASSERT_TRUE(run.ok());
+  const std::vector<uint8_t> expected = run.run(*data);
+  std::vector<uint8_t> out(data->out_bytes());
+  const Batch placed = run.place(data->batch(out.data()));
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_OK(run.run_into(placed, serial_executor(), stream));
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t replay = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  run.fetch(placed, out.data());
+  EXPECT_EQ(out, expected);
+  EXPECT_EQ(cudaGraphExecDestroy(replay), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

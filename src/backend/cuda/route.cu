@@ -199,9 +199,7 @@ int64_t warps_for(int64_t choices, int64_t experts) {
 
 }  // namespace
 
-void route(const HostCall& call) {
-  route_in_tiles(call, tile_rows(call.weights.config, call.batch.tokens));
-}
+void route(const HostCall& call) { route_in_tiles(call, tile_rows(call.weights.config, call.batch.tokens)); }
 
 void route_in_tiles(const HostCall& call, int rows_of_tile) {
   const Batch& batch = call.batch;

@@ -31,9 +31,12 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
       std::string(kVariants[routed_variant(config, limits.max_tokens)].name) + (nvfp4 ? "_w4a4_as_bf16" : "_w4a16");
   Plan plan{.backend = "sm90", .limits = limits, .steps = {}, .workspace = host_layout(config, range, limits)};
   plan.workspace.add("sm90.scratch", Scratch(config, range, limits.max_tokens, nullptr).total_bytes);
-  plan.steps = {{"route", "counting_sort"}, {"quantize", lines},
-                {"gemm1_swiglu", gemm},     {"requantize", nvfp4 ? lines : "none"},
-                {"gemm2", gemm},            {"combine", "fp32_fma_in_order"}};
+  plan.steps = {{"route", "counting_sort"},
+                {"quantize", lines},
+                {"gemm1_swiglu", gemm},
+                {"requantize", nvfp4 ? lines : "none"},
+                {"gemm2", gemm},
+                {"combine", "fp32_fma_in_order"}};
   return plan;
 }
 
@@ -41,7 +44,8 @@ Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, c
            const RunContext& context) {
   const cuda::DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
-  const HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
+  HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
+  if (context.status != nullptr) buffers.status = context.status;
   const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
   const HostCall call{weights, batch, buffers, serial_executor(), workspace.at<std::byte>(own_span), context.stream};
   route(call);
@@ -57,7 +61,7 @@ Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, c
 }
 
 constexpr HostSteps kSteps = {route, cuda::quantize, gemm1_swiglu, cuda::requantize, gemm2, cuda::combine};
-constexpr DeviceMemory kMemory = {cuda::to_device, cuda::to_host};
+constexpr DeviceMemory kMemory = {cuda::to_device, cuda::to_host, cuda::synchronize, cuda::capture_id};
 
 }  // namespace
 }  // namespace sm90

@@ -1,5 +1,5 @@
-// What moves data into shared memory on Hopper and says when it is there: mbarriers, bulk copies, and the fences between
-// ordinary accesses and those of the copy engine and the tensor cores.
+// What moves data into shared memory on Hopper and says when it is there: mbarriers, bulk copies, and the fences
+// between ordinary accesses and those of the copy engine and the tensor cores.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ __device__ inline uint64_t evict_first_policy() {
 // A multiple of 16 bytes, both addresses too; completes on the barrier.
 __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
       "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }

@@ -31,7 +31,7 @@ struct GemmArgs {
   const uint8_t* weights;  // packed tiles of expert 0
   int64_t expert_stride;   // bytes
   int32_t row_tiles, k_tiles;
-  int32_t k;                     // columns of x, a multiple of 16; the weights' padding beyond is 0
+  int32_t k;  // columns of x, a multiple of 16; the weights' padding beyond is 0
   int32_t top_k;
   const uint16_t* x;             // (lines, k) bf16
   const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
@@ -67,15 +67,13 @@ struct PieceInfo {
 
 template <int kLines>
 __device__ TileRows rows_of_tile(const GemmArgs& args, int32_t tile) {
-  const cuda::RowTile found =
-      args.tiles != nullptr ? args.tiles[tile] : cuda::RowTile{0, tile * kLines};
+  const cuda::RowTile found = args.tiles != nullptr ? args.tiles[tile] : cuda::RowTile{0, tile * kLines};
   const int64_t left = args.row_offsets[found.expert + 1] - found.first_row;
   return {found.first_row, found.expert, static_cast<int32_t>(min(int64_t{kLines}, left))};
 }
 template <int kLines>
 __device__ int32_t tiles_of(const GemmArgs& args) {
-  return args.tiles != nullptr ? *args.tile_count
-                               : static_cast<int32_t>((args.row_offsets[1] + kLines - 1) / kLines);
+  return args.tiles != nullptr ? *args.tile_count : static_cast<int32_t>((args.row_offsets[1] + kLines - 1) / kLines);
 }
 
 template <size_t kVariant>
@@ -191,6 +189,10 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
     const TileRows rows = rows_of_tile<S::kLines>(args, piece.unit.tile);
     int32_t* const lines = SharedPlaces<S>::lines(unit);
     LineFactor* const factors = SharedPlaces<S>::factors(unit);
+    // What is under way is said first: the piece whose end is waited for may need it.
+    cuda::wait_copies<0>();
+    say();
+    unsaid = -1;
     wait(SharedPlaces<S>::factors_free(unit), (unit / 2 & 1) ^ 1);
     for (int i = thread; i < rows.count; i += kLineThreads) {
       const int64_t row = rows.first + i;
@@ -276,8 +278,7 @@ __device__ void release(int stage, bool yes) {
 
 // sums += the piece's weight rows of this warpgroup times kN of its lines.
 template <class S, int kN>
-__device__ void multiply(int32_t chunks, MathState<S>& state,
-                         float (&sums)[S::kM64][kN / 2]) {
+__device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::kM64][kN / 2]) {
   constexpr int kGroups = 4 / S::kGroupSteps;  // of 64 k
   int previous = 0;
 #pragma unroll 1
@@ -337,8 +338,8 @@ __device__ int32_t row_of(int thread, int m) {
 
 // The sums of one m64 tile to the epilogue. factor(line) for lines below rows.count.
 template <class S, int kN, class Epilogue, class Factor>
-__device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, const TileRows& rows,
-                       int32_t weight_row, const float (&sums)[kN / 2], const Factor& factor) {
+__device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, const TileRows& rows, int32_t weight_row,
+                       const float (&sums)[kN / 2], const Factor& factor) {
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
@@ -353,7 +354,8 @@ __device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, con
 // The place of four sums of a math thread in a partial: coalesced over the threads.
 template <class S>
 __device__ float4* partial_place(const GemmArgs& args, int32_t partial, int m, int quad, int thread) {
-  return reinterpret_cast<float4*>(args.partials) + partial * S::kPartialQuads + (m * (S::kLines / 8) + quad) * kMathThreads + thread;
+  return reinterpret_cast<float4*>(args.partials) + partial * S::kPartialQuads +
+         (m * (S::kLines / 8) + quad) * kMathThreads + thread;
 }
 
 template <class S, int kN, class Epilogue>
@@ -377,8 +379,8 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
     } else {
 #pragma unroll
       for (int quad = 0; quad < kN / 8; ++quad)
-        *partial_place<S>(args, piece.partial, m, quad, thread) = make_float4(
-            sums[m][quad * 4], sums[m][quad * 4 + 1], sums[m][quad * 4 + 2], sums[m][quad * 4 + 3]);
+        *partial_place<S>(args, piece.partial, m, quad, thread) =
+            make_float4(sums[m][quad * 4], sums[m][quad * 4 + 1], sums[m][quad * 4 + 2], sums[m][quad * 4 + 3]);
     }
   }
 }
@@ -453,6 +455,7 @@ __device__ void finish_split(const GemmArgs& args, const Epilogue& epilogue) {
   for (int quad = 0; quad * 8 < rows.count; ++quad) {
     float4 total = *partial_place<S>(args, work.partial_of(first, split_unit), m, quad, thread);
     for (int32_t block = first + 1; block <= last; ++block) {
+      if (work.split_begin(block) == work.split_begin(block + 1)) continue;  // more blocks than chunks
       const float4 part = *partial_place<S>(args, work.partial_of(block, split_unit), m, quad, thread);
       total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
     }

@@ -71,8 +71,8 @@ struct SwigluEpilogue {
 };
 
 template <size_t kVariant>
-__global__ void __launch_bounds__(kThreads, 1) sm90_gemm1_kernel(const __grid_constant__ GemmArgs args,
-                                                                 const __grid_constant__ SwigluEpilogue epilogue) {
+__global__ void __launch_bounds__(kThreads, 1)
+    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ SwigluEpilogue epilogue) {
   gemm<Shape<kVariant>>(args, epilogue);
 }
 template <size_t kVariant>

@@ -36,8 +36,8 @@ struct RowEpilogue {
 };
 
 template <size_t kVariant>
-__global__ void __launch_bounds__(kThreads, 1) sm90_gemm2_kernel(const __grid_constant__ GemmArgs args,
-                                                                 const __grid_constant__ RowEpilogue epilogue) {
+__global__ void __launch_bounds__(kThreads, 1)
+    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ RowEpilogue epilogue) {
   gemm<Shape<kVariant>>(args, epilogue);
 }
 template <size_t kVariant>

@@ -13,11 +13,11 @@
 
 namespace nvfp4_moe::sm90 {
 
-inline constexpr int kMathGroups = 2;                         // warpgroups that multiply
-inline constexpr int kMathThreads = kMathGroups * 128;        // one more warpgroup loads
+inline constexpr int kMathGroups = 2;                   // warpgroups that multiply
+inline constexpr int kMathThreads = kMathGroups * 128;  // one more warpgroup loads
 inline constexpr int kThreads = kMathThreads + 128;
-inline constexpr int kSharedBytes = 227 * 1024;               // of one block, at most
-inline constexpr int kMostBlocks = 144;                       // one a multiprocessor; no Hopper has more
+inline constexpr int kSharedBytes = 227 * 1024;  // of one block, at most
+inline constexpr int kMostBlocks = 144;          // one a multiprocessor; no Hopper has more
 
 struct Variant {
   int lines;         // N

@@ -1,8 +1,8 @@
 // wgmma m64nNk16 with A in registers: one instruction of a warpgroup, and the fences and waits around it.
 //
-// d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16. Warp w of the group holds rows 16w + r and + 8 with r = lane/4, c =
-// lane%4: a = (r, 2c..), (r + 8, 2c..), (r, 2c + 8..), (r + 8, 2c + 8..); d[4j..4j+3] = (r, n 8j + 2c), (r, + 1), (r + 8,
-// n 8j + 2c), (r + 8, + 1). b lies in shared memory, N lines of 128 bytes (64 k), swizzled by 128 bytes.
+// d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16. Warp w of the group holds rows 16w + r and + 8 with r = lane/4, c
+// = lane%4: a = (r, 2c..), (r + 8, 2c..), (r, 2c + 8..), (r + 8, 2c + 8..); d[4j..4j+3] = (r, n 8j + 2c), (r, + 1), (r
+// + 8, n 8j + 2c), (r + 8, + 1). b lies in shared memory, N lines of 128 bytes (64 k), swizzled by 128 bytes.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/layer.h"
 #include "backend/cuda/pack.h"
+#include "backend/cuda/scratch.h"
 #include "backend/cuda/steps.h"
 
 namespace nvfp4_moe {
@@ -20,7 +21,9 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
 
 Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
                   const DeviceFacts&) {
-  return cuda::make_plan("cuda", "mma_m16n8k16_w4a4_as_bf16", "mma_m16n8k16_w4a16", config, range, scales, limits);
+  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
+  return make_plan("cuda", nvfp4 ? "mma_m16n8k16_w4a4_as_bf16" : "mma_m16n8k16_w4a16",
+                   Scratch(config, range, limits.max_tokens, nullptr).total_bytes, config, range, scales, limits);
 }
 
 Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,

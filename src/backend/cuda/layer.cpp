@@ -1,7 +1,6 @@
 #include "backend/cuda/layer.h"
 
 #include "backend/cuda/device.h"
-#include "backend/cuda/scratch.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
@@ -27,7 +26,7 @@ Status supports_config(const MoeConfig& config) {
       "activation_format int8_block: int8 tensor cores have no scale per 16 elements; nvfp4 and bf16 run here");
 }
 
-Result<Plan> make_plan(const char* backend, const char* w4a4_gemm, const char* w4a16_gemm, const MoeConfig& config,
+Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scratch_bytes, const MoeConfig& config,
                        const ExpertRange& range, const LayerScales& scales, const Limits& limits) {
   NVFP4_MOE_TRY(check_host_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
@@ -35,10 +34,9 @@ Result<Plan> make_plan(const char* backend, const char* w4a4_gemm, const char* w
     return unsupported("local experts: expected at most " + std::to_string(kMostExperts) + ", got " +
                        std::to_string(range.count));
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const char* gemm = nvfp4 ? w4a4_gemm : w4a16_gemm;
   const char* lines = nvfp4 ? "nvfp4_and_bf16_operand" : "bf16";
   Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = host_layout(config, range, limits)};
-  plan.workspace.add("cuda.scratch", Scratch(config, range, limits.max_tokens, nullptr).total_bytes);
+  plan.workspace.add(std::string(backend) + ".scratch", scratch_bytes);
   plan.steps = {{"route", "counting_sort"},
                 {"quantize", lines},
                 {"gemm1_swiglu", gemm},

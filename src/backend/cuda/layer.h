@@ -12,8 +12,8 @@ extern const DeviceMemory kMemory;
 Status supports_config(const MoeConfig& config);
 Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or later
 
-// w4a4_gemm, w4a16_gemm: names of the GEMM kernels.
-Result<Plan> make_plan(const char* backend, const char* w4a4_gemm, const char* w4a16_gemm, const MoeConfig& config,
+// gemm: the name of the GEMM kernels. scratch_bytes: of the backend's own span, which begins with cuda's Scratch.
+Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scratch_bytes, const MoeConfig& config,
                        const ExpertRange& range, const LayerScales& scales, const Limits& limits);
 // Enqueues the steps in context.stream.
 Status run_layer(const HostSteps& steps, const PackedWeights& weights, const Plan& plan, const Batch& batch,

@@ -173,6 +173,8 @@ inline constexpr int kLineWarps = kLineThreads / 32;
 template <class S, class Epilogue>
 __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const Work& work) {
   constexpr int kPieces = 256 / 16;  // of 16 bytes in a line's 128 k
+  constexpr int kLinesAtOnce = kLineThreads / kPieces;
+  constexpr int kBatch = S::kLines <= 16 ? 3 : S::kLines <= 32 ? 6 : 11;  // few lines: all of a thread's
   const int thread = static_cast<int>(threadIdx.x) - kMathThreads - 32;
   const int column = thread % kPieces, first_line = thread / kPieces;
   const bool leader = thread % 32 == 0;
@@ -210,12 +212,19 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
       const bool valid = k < args.k;
       const uint16_t* const from = args.x + (valid ? k : 0);
       wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
-      // Line i's 16 bytes `column % 8` of a half lie at column ^ i, so that eight lines fill all banks.
+      // Line i's 16 bytes `column % 8` of a half lie at column ^ i, so that eight lines fill all banks. No read may
+      // pass a copy, so lines are read some at a time.
       const uint32_t to = shared_address(SharedPlaces<S>::stage(place.stage)) + column / 8 * S::kHalfLineBytes;
-#pragma unroll 4
-      for (int i = first_line; i < rows.count; i += kLineThreads / kPieces)
-        cuda::copy_async(to + static_cast<uint32_t>(i * 128 + ((column ^ i) & 7) * 16),
-                         from + int64_t{lines[i]} * args.k, valid);
+      for (int batch = first_line; batch < rows.count; batch += kBatch * kLinesAtOnce) {
+        int32_t line[kBatch];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) line[b] = lines[min(batch + b * kLinesAtOnce, rows.count - 1)];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b)
+          if (const int i = batch + b * kLinesAtOnce; i < rows.count)
+            cuda::copy_async(to + static_cast<uint32_t>(i * 128 + ((column ^ i) & 7) * 16),
+                             from + int64_t{line[b]} * args.k, valid);
+      }
       cuda::commit_copies();
       cuda::wait_copies<1>();
       say();

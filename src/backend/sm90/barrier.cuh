@@ -56,7 +56,12 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
       : "memory");
 }
 
-// A thread's own writes to shared memory before the tensor cores' reads.
+// An arrival of this thread once all its cp.async so far are there; the thread does not wait.
+__device__ inline void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Ordinary writes to shared memory (cp.async's too) that this thread has seen, before its tensor cores' reads.
 __device__ inline void fence_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A barrier of some warps of the block; index 1..15.

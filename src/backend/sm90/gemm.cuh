@@ -180,21 +180,11 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
   const bool leader = thread % 32 == 0;
   Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
   RingPlace<S::kStages> place;
-  int unsaid = -1;  // the stage whose copies are under way
-  const auto say = [&] {
-    fence_shared_writes();
-    __syncwarp();
-    arrive_if(SharedPlaces<S>::full(unsaid), leader && unsaid >= 0);
-  };
   uint32_t unit = 0;
   for (Piece piece; pieces.next(piece); ++unit) {
     const TileRows rows = rows_of_tile<S::kLines>(args, piece.unit.tile);
     int32_t* const lines = SharedPlaces<S>::lines(unit);
     LineFactor* const factors = SharedPlaces<S>::factors(unit);
-    // What is under way is said first: the piece whose end is waited for may need it.
-    cuda::wait_copies<0>();
-    say();
-    unsaid = -1;
     wait(SharedPlaces<S>::factors_free(unit), (unit / 2 & 1) ^ 1);
     for (int i = thread; i < rows.count; i += kLineThreads) {
       const int64_t row = rows.first + i;
@@ -225,14 +215,12 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
             cuda::copy_async(to + static_cast<uint32_t>(i * 128 + ((column ^ i) & 7) * 16),
                              from + int64_t{line[b]} * args.k, valid);
       }
-      cuda::commit_copies();
-      cuda::wait_copies<1>();
-      say();
-      unsaid = place.stage;
+      const uint32_t barrier = SharedPlaces<S>::full(place.stage);
+      arrive_after_copies(barrier);
+      __syncwarp();
+      arrive_if(barrier, leader);  // what the warp wrote itself: the piece, factors
     }
   }
-  cuda::wait_copies<0>();
-  say();
 }
 
 // ---- math
@@ -304,6 +292,7 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::k
           state.read(state.place.stage, 1);
         } else {  // the last chunk reads itself again; nothing uses that
           wait(SharedPlaces<S>::full(more ? next.stage : state.place.stage), more ? next.parity : state.place.parity);
+          fence_shared_writes();
           state.read(more ? next.stage : state.place.stage, 0);
         }
       }
@@ -405,7 +394,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   if (threadIdx.x == 0) {
     if (shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
     for (int s = 0; s < S::kStages; ++s) {
-      barrier_init(SharedPlaces<S>::full(s), 1 + kLineWarps);
+      barrier_init(SharedPlaces<S>::full(s), 1 + kLineThreads + kLineWarps);
       barrier_init(SharedPlaces<S>::empty(s), kMathThreads / 32);
     }
     for (int i = 0; i < 2; ++i) barrier_init(SharedPlaces<S>::factors_free(i), kMathThreads / 32);
@@ -429,6 +418,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   state.left = work.chunks_of(static_cast<int32_t>(blockIdx.x));
   if (state.left == 0) return;
   wait(SharedPlaces<S>::full(0), 0);
+  fence_shared_writes();
   state.read(0, 0);
   state.template widen<0>(state.fragments[0]);
   for (uint32_t index = 0; state.left > 0; ++index) {  // a piece is described where its first stage is there

@@ -1,5 +1,5 @@
 // What the grouped GEMMs of every architecture share: a tile is 128 packed weight rows x kRows lines of activations
-// over the whole of K. What multiplies it is a Tile (mma_tile.cuh, sm90/wgmma_tile.cuh): kRows, and
+// over the whole of K. What multiplies it is a Tile (mma_tile.cuh): kRows, and
 //   static __device__ void multiply(const GemmArgs&, const BlockRows&, int64_t row_tile, Sums<kRows>&)
 // for all threads of the block. What is done with the sums is the step's.
 //

@@ -56,6 +56,14 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
       : "memory");
 }
 
+// 16 bytes by this thread where yes; zeros, without reading, where !valid.
+__device__ inline void copy_line(uint32_t to, const void* from, bool valid, bool yes) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\t"
+      "@p cp.async.cg.shared.global [%0], [%1], 16, %2;\n\t}" ::"r"(to),
+      "l"(from), "r"(valid ? 16 : 0), "r"(static_cast<uint32_t>(yes))
+      : "memory");
+}
 // An arrival of this thread once all its cp.async so far are there; the thread does not wait.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

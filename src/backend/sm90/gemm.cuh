@@ -15,7 +15,6 @@
 
 #include <cstdint>
 
-#include "backend/cuda/mma.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/scratch.h"
 #include "backend/sm90/barrier.cuh"
@@ -174,10 +173,19 @@ template <class S, class Epilogue>
 __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const Work& work) {
   constexpr int kPieces = 256 / 16;  // of 16 bytes in a line's 128 k
   constexpr int kLinesAtOnce = kLineThreads / kPieces;
-  constexpr int kBatch = S::kLines <= 16 ? 3 : S::kLines <= 32 ? 6 : 11;  // few lines: all of a thread's
+  constexpr int kPeriod = 4;  // 4 x 6 lines are whole groups of eight
+  constexpr int kBatch = S::kLines <= 64 ? (S::kLines + kLinesAtOnce - 1) / kLinesAtOnce : 3 * kPeriod;
+  static_assert(kLinesAtOnce * kPeriod % 8 == 0);
   const int thread = static_cast<int>(threadIdx.x) - kMathThreads - 32;
-  const int column = thread % kPieces, first_line = thread / kPieces;
+  const int column = thread % kPieces, own_line = thread / kPieces;
   const bool leader = thread % 32 == 0;
+  // Line i's 16 bytes `column % 8` of a half lie at column ^ i, so that eight lines fill all banks.
+  uint32_t places[kPeriod];
+#pragma unroll
+  for (int b = 0; b < kPeriod; ++b) {
+    const int i = own_line + b * kLinesAtOnce;
+    places[b] = static_cast<uint32_t>(column / 8 * S::kHalfLineBytes + i * 128 + ((column ^ i) & 7) * 16);
+  }
   Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
   RingPlace<S::kStages> place;
   uint32_t unit = 0;
@@ -202,18 +210,16 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
       const bool valid = k < args.k;
       const uint16_t* const from = args.x + (valid ? k : 0);
       wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
-      // Line i's 16 bytes `column % 8` of a half lie at column ^ i, so that eight lines fill all banks. No read may
-      // pass a copy, so lines are read some at a time.
-      const uint32_t to = shared_address(SharedPlaces<S>::stage(place.stage)) + column / 8 * S::kHalfLineBytes;
-      for (int batch = first_line; batch < rows.count; batch += kBatch * kLinesAtOnce) {
-        int32_t line[kBatch];
+      const uint32_t stage = shared_address(SharedPlaces<S>::stage(place.stage));
+#pragma unroll 1
+      for (int first = 0; first < rows.count; first += kBatch * kLinesAtOnce) {
+        int32_t line[kBatch];  // read at once, since no read may pass a copy
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b) line[b] = lines[min(batch + b * kLinesAtOnce, rows.count - 1)];
+        for (int b = 0; b < kBatch; ++b) line[b] = lines[own_line + first + b * kLinesAtOnce];
 #pragma unroll
         for (int b = 0; b < kBatch; ++b)
-          if (const int i = batch + b * kLinesAtOnce; i < rows.count)
-            cuda::copy_async(to + static_cast<uint32_t>(i * 128 + ((column ^ i) & 7) * 16),
-                             from + int64_t{line[b]} * args.k, valid);
+          copy_line(stage + places[b % kPeriod] + (first + b / kPeriod * kPeriod * kLinesAtOnce) * 128,
+                    from + int64_t{line[b]} * args.k, valid, own_line + first + b * kLinesAtOnce < rows.count);
       }
       const uint32_t barrier = SharedPlaces<S>::full(place.stage);
       arrive_after_copies(barrier);

@@ -252,6 +252,18 @@ struct MathState {
       scales[m] = *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4));
     }
   }
+  // The other half of this chunk after half 0, the next chunk's first after half 1. The last chunk reads itself again;
+  // nothing uses that.
+  __device__ void read_on(int half, const RingPlace<S::kStages>& next, bool more) {
+    if (half == 0) {
+      read(place.stage, 1);
+      return;
+    }
+    const RingPlace<S::kStages> from = more ? next : place;
+    wait(SharedPlaces<S>::full(from.stage), from.parity);
+    fence_shared_writes();
+    read(from.stage, 0);
+  }
   // The group of k16 steps of the 64 k that were read last.
   template <int kGroup>
   __device__ void widen(uint32_t* to) {
@@ -283,6 +295,7 @@ __device__ void release(int stage, bool yes) {
 template <class S, int kN>
 __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::kM64][kN / 2]) {
   constexpr int kGroups = 4 / S::kGroupSteps;  // of 64 k
+  constexpr bool kReadFirst = S::kLines <= 16;
   int previous = 0;
 #pragma unroll 1
   for (int32_t chunk = 0; chunk < chunks; ++chunk) {
@@ -293,15 +306,8 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::k
     for (int g = 0; g < 2 * kGroups; ++g) {
       const int half = g / kGroups, of_half = g % kGroups;
       uint32_t(&fragments)[S::kGroupSteps * S::kM64 * 4] = state.fragments[g % 2];
-      if (of_half == kGroups - 1) {  // all of this half is widened: read on
-        if (half == 0) {
-          state.read(state.place.stage, 1);
-        } else {  // the last chunk reads itself again; nothing uses that
-          wait(SharedPlaces<S>::full(more ? next.stage : state.place.stage), more ? next.parity : state.place.parity);
-          fence_shared_writes();
-          state.read(more ? next.stage : state.place.stage, 0);
-        }
-      }
+      // All of this half is widened with the last group: read on. Short products leave no time for that after them.
+      if (kReadFirst && of_half == kGroups - 1) state.read_on(half, next, more);
       pin(fragments);
       wgmma_fence();
 #pragma unroll
@@ -311,6 +317,7 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::k
           wgmma(sums[m], fragments + (i * S::kM64 + m) * 4,
                 lines + half * (S::kHalfLineBytes / 16) + 2 * (of_half * S::kGroupSteps + i));
       wgmma_commit();
+      if (!kReadFirst && of_half == kGroups - 1) state.read_on(half, next, more);
       wgmma_wait<1>();  // the group before is done: its fragments are free
       if (g == 0) release<S>(previous, chunk > 0);
       uint32_t* const to = state.fragments[(g + 1) % 2];

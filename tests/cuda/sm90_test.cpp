@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "backend/cuda/scratch.h"
 #include "backend/sm90/variant.h"
 #include "backend/sm90/work.h"
 #include "check/cases.h"
@@ -100,6 +101,16 @@ TEST(Sm90Work, EveryChunkOnce) {
           }
 }
 
+// As many tiles as full ones would be, none of them empty or too large, and no row left over.
+TEST(Sm90Work, EvenTilesHoldEveryRow) {
+  for (int lines : {8, 16, 32, 64, 128})
+    for (int rows = 1; rows < 5000; ++rows) {
+      const int step = cuda::even_tile_rows(rows, lines), tiles = (rows + lines - 1) / lines;
+      ASSERT_TRUE(step <= lines && step % 8 == 0 && tiles * step >= rows && (tiles - 1) * step < rows)
+          << rows << " rows in tiles of " << lines << ": " << step;
+    }
+}
+
 struct Ragged {
   int64_t experts, top_k, tokens;
   Routing routing;
@@ -133,8 +144,8 @@ TEST_F(Sm90Layer, EveryVariantAgreesWithThePlainKernels) {
   for (const Ragged& ragged :
        {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform}, Ragged{64, 4, 24, Routing::kUniform},
         Ragged{64, 4, 96, Routing::kZipf}, Ragged{4, 2, 14, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform},
-        Ragged{8, 2, 160, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf}, Ragged{4, 2, 700, Routing::kUniform},
-        Ragged{4, 2, 300, Routing::kOneExpert}})
+        Ragged{8, 2, 160, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf}, Ragged{4, 2, 220, Routing::kUniform},
+        Ragged{4, 2, 700, Routing::kUniform}, Ragged{4, 2, 300, Routing::kOneExpert}})
     for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
       const Case spec = Sm90Layer::spec(ragged, format);
       SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens << " "

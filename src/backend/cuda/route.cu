@@ -35,6 +35,7 @@ struct RouteArgs {
   int32_t* choice_of_row;  // (R)
   int64_t* row_offsets;    // (E + 1)
   int rows_of_tile;
+  bool even_tiles;
   RowTile* tiles;
   int32_t* tile_count;
   int64_t* shared_row_offsets;  // (2), or null
@@ -138,8 +139,9 @@ __device__ void scan(const RouteArgs& args, int32_t* counts) {
     start.tiles += before.tiles;
     if (e < args.count) {
       args.row_offsets[e] = start.rows;
+      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.rows_of_tile) : args.rows_of_tile;
       for (int32_t t = 0; t < own.tiles; ++t)
-        args.tiles[start.tiles + t] = {static_cast<int32_t>(e), start.rows + t * args.rows_of_tile};
+        args.tiles[start.tiles + t] = {static_cast<int32_t>(e), start.rows + t * step};
       int32_t row = start.rows;
       for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
         int32_t& count = counts[chunk * args.count + e];
@@ -199,9 +201,9 @@ int64_t warps_for(int64_t choices, int64_t experts) {
 
 }  // namespace
 
-void route(const HostCall& call) { route_in_tiles(call, tile_rows(call.weights.config, call.batch.tokens)); }
+void route(const HostCall& call) { route_in_tiles(call, tile_rows(call.weights.config, call.batch.tokens), false); }
 
-void route_in_tiles(const HostCall& call, int rows_of_tile) {
+void route_in_tiles(const HostCall& call, int rows_of_tile, bool even) {
   const Batch& batch = call.batch;
   const MoeConfig& config = call.weights.config;
   const ExpertRange& range = call.weights.range;
@@ -219,6 +221,7 @@ void route_in_tiles(const HostCall& call, int rows_of_tile) {
   args.choice_of_row = call.buffers.routed.choice_of_row;
   args.row_offsets = call.buffers.routed.row_offsets;
   args.rows_of_tile = rows_of_tile;
+  args.even_tiles = even;
   args.tiles = scratch.tiles;
   args.tile_count = scratch.tile_count;
   args.shared_row_offsets = call.buffers.shared.experts > 0 ? call.buffers.shared.row_offsets : nullptr;

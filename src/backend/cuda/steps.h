@@ -7,8 +7,8 @@
 namespace nvfp4_moe::cuda {
 
 void route(const HostCall& call);
-// With the tiles that another backend's GEMMs want.
-void route_in_tiles(const HostCall& call, int rows_of_tile);
+// With the tiles that another backend's GEMMs want; even: an expert's tiles share its rows (even_tile_rows).
+void route_in_tiles(const HostCall& call, int rows_of_tile, bool even);
 void quantize(const HostCall& call);
 void gemm1_swiglu(const HostCall& call, const HostPart& part);
 void requantize(const HostCall& call, const HostPart& part);

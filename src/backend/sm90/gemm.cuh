@@ -66,9 +66,14 @@ struct PieceInfo {
 
 template <int kLines>
 __device__ TileRows rows_of_tile(const GemmArgs& args, int32_t tile) {
-  const cuda::RowTile found = args.tiles != nullptr ? args.tiles[tile] : cuda::RowTile{0, tile * kLines};
-  const int64_t left = args.row_offsets[found.expert + 1] - found.first_row;
-  return {found.first_row, found.expert, static_cast<int32_t>(min(int64_t{kLines}, left))};
+  if (args.tiles == nullptr) {
+    const int64_t first = int64_t{tile} * kLines;
+    return {first, 0, static_cast<int32_t>(min(int64_t{kLines}, args.row_offsets[1] - first))};
+  }
+  const cuda::RowTile found = args.tiles[tile];
+  const int64_t begin = args.row_offsets[found.expert], end = args.row_offsets[found.expert + 1];
+  const int32_t share = cuda::even_tile_rows(static_cast<int32_t>(end - begin), kLines);
+  return {found.first_row, found.expert, static_cast<int32_t>(min(int64_t{share}, end - found.first_row))};
 }
 template <int kLines>
 __device__ int32_t tiles_of(const GemmArgs& args) {
@@ -79,7 +84,6 @@ template <size_t kVariant>
 struct Shape {
   static constexpr Variant kIs = kVariants[kVariant];
   static constexpr int kLines = kIs.lines;
-  static constexpr int kFewerLines = kLines == 16 ? 8 : kLines * 3 / 4;  // for tiles that are not full
   static constexpr int kRowBlocks = kIs.row_blocks;
   static constexpr int kM64 = kRowBlocks * 2 / kMathGroups;  // of one math warpgroup
   static constexpr int kGroupSteps = kIs.group_steps;
@@ -396,6 +400,19 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
   }
 }
 
+// With the narrowest product that holds the piece's lines.
+template <class S, int kN, class Epilogue>
+__device__ void multiply_narrowest(const GemmArgs& args, const Epilogue& epilogue, uint32_t index,
+                                   MathState<S>& state) {
+  if constexpr (kNarrower < kN >> 0) {
+    if (SharedPlaces<S>::piece(index).rows.count <= kNarrower<kN>) {
+      multiply_narrowest<S, kNarrower<kN>>(args, epilogue, index, state);
+      return;
+    }
+  }
+  multiply_piece<S, kN>(args, epilogue, index, state);
+}
+
 template <class S>
 __device__ Work work_of(const GemmArgs& args, int32_t blocks) {
   return Work(tiles_of<S::kLines>(args), (args.row_tiles + S::kRowBlocks - 1) / S::kRowBlocks, args.k_tiles, blocks,
@@ -435,14 +452,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   state.read(0, 0);
   state.template widen<0>(state.fragments[0]);
   for (uint32_t index = 0; state.left > 0; ++index) {  // a piece is described where its first stage is there
-    bool done = false;
-    if constexpr (S::kLines > 8) {
-      if (SharedPlaces<S>::piece(index).rows.count <= S::kFewerLines) {
-        multiply_piece<S, S::kFewerLines>(args, epilogue, index, state);
-        done = true;
-      }
-    }
-    if (!done) multiply_piece<S, S::kLines>(args, epilogue, index, state);
+    multiply_narrowest<S, S::kLines>(args, epilogue, index, state);
     __syncwarp();
     arrive_if(SharedPlaces<S>::factors_free(index), threadIdx.x % 32 == 0);
   }

@@ -28,17 +28,28 @@ struct Variant {
   // Sums of a piece that is not a whole unit.
   constexpr int64_t partial_bytes() const { return int64_t{row_blocks} * 128 * lines * 4; }
 };
-inline constexpr std::array<Variant, 6> kVariants = {{
+inline constexpr std::array<Variant, 5> kVariants = {{
     {8, 4, 2, 2.5, "wgmma_512x8"},
     {16, 4, 2, 8.0, "wgmma_512x16"},
-    {32, 4, 2, 19.0, "wgmma_512x32"},
+    {32, 2, 4, 19.0, "wgmma_256x32"},
     {64, 2, 4, 45.0, "wgmma_256x64"},
-    {128, 2, 2, 100.0, "wgmma_256x128"},
-    {256, 1, 2, 1e30, "wgmma_128x256"},
+    {128, 2, 2, 1e30, "wgmma_256x128"},
 }};
 
 // Units are cut along K where that is worth a second launch, and where bits may depend on the batch.
 inline bool splits(const MoeConfig& config, int64_t k_tiles) { return !config->batch_invariant && k_tiles >= 4; }
+
+// Products are also compiled for tiles that are not full: the next narrower one, or 0.
+template <int kLines>
+inline constexpr int kNarrower = 0;
+template <>
+inline constexpr int kNarrower<128> = 96;
+template <>
+inline constexpr int kNarrower<64> = 48;
+template <>
+inline constexpr int kNarrower<32> = 24;
+template <>
+inline constexpr int kNarrower<16> = 8;
 
 inline size_t variant_for(double rows_an_expert) {
   size_t index = 0;

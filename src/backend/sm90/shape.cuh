@@ -1,0 +1,134 @@
+// A GEMM's sides, the shape of its tiles, and where things lie in a block's shared memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/scratch.h"
+#include "backend/sm90/barrier.cuh"
+#include "backend/sm90/variant.h"
+#include "backend/sm90/work.h"
+
+namespace nvfp4_moe::sm90 {
+
+// A grouped GEMM's sides.
+struct GemmArgs {
+  const uint8_t* weights;  // packed tiles of expert 0
+  int64_t expert_stride;   // bytes
+  int32_t row_tiles, k_tiles;
+  int32_t k;  // columns of x, a multiple of 16; the weights' padding beyond is 0
+  int32_t top_k;
+  const uint16_t* x;             // (lines, k) bf16
+  const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
+  const int64_t* row_offsets;    // (E + 1)
+  const cuda::RowTile* tiles;    // null: one expert, dense rows
+  const int32_t* tile_count;
+  float* partials;  // (2 blocks) x partial_bytes of the variant
+  bool split;       // whether units may be cut along K
+};
+
+// Both GEMMs' tensor scales of one expert: gate's and up's, or down's.
+struct ExpertScales {
+  float first, second;
+};
+// What a line brings into its sums, by row of the output.
+struct LineFactor {
+  float scale;   // the line's own, NaN where it is flagged
+  float weight;  // the router's, or 1
+};
+
+// The rows of one tile.
+struct TileRows {
+  int64_t first;
+  int32_t expert, count;
+};
+// A piece as the math warpgroups see it, made by those that load.
+struct PieceInfo {
+  TileRows rows;
+  ExpertScales scales;
+  int32_t weight_row;  // the first
+  int32_t chunks, partial;
+};
+
+template <int kLines>
+__device__ TileRows rows_of_tile(const GemmArgs& args, int32_t tile) {
+  if (args.tiles == nullptr) {
+    const int64_t first = int64_t{tile} * kLines;
+    return {first, 0, static_cast<int32_t>(min(int64_t{kLines}, args.row_offsets[1] - first))};
+  }
+  const cuda::RowTile found = args.tiles[tile];
+  const int64_t begin = args.row_offsets[found.expert], end = args.row_offsets[found.expert + 1];
+  const int32_t share = cuda::even_tile_rows(static_cast<int32_t>(end - begin), kLines);
+  return {found.first_row, found.expert, static_cast<int32_t>(min(int64_t{share}, end - found.first_row))};
+}
+template <int kLines>
+__device__ int32_t tiles_of(const GemmArgs& args) {
+  return args.tiles != nullptr ? *args.tile_count : static_cast<int32_t>((args.row_offsets[1] + kLines - 1) / kLines);
+}
+
+template <size_t kVariant>
+struct Shape {
+  static constexpr Variant kIs = kVariants[kVariant];
+  static constexpr int kLines = kIs.lines;
+  static constexpr int kRowBlocks = kIs.row_blocks;
+  static constexpr int kM64 = kRowBlocks * 2 / kMathGroups;  // of one math warpgroup
+  static constexpr int kGroupSteps = kIs.group_steps;
+  static constexpr int64_t kPartialQuads = kIs.partial_bytes() / 16;
+  static constexpr int kHalfLineBytes = kLines * 128;  // 64 k of all lines
+  static constexpr int kLineBytes = 2 * kHalfLineBytes;
+  static constexpr int kStageBytes = kLineBytes + kRowBlocks * static_cast<int>(cuda::kTileBytes);
+  static_assert(kStageBytes % 1024 == 0);  // the swizzle's period
+
+  // After the stages: factors and line indices of two pieces, what they are, the work, barriers.
+  static constexpr int kUnitBytes = 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
+                                    2 * static_cast<int>(sizeof(PieceInfo)) + 32;
+  static_assert(sizeof(Work) <= 32);
+  static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 16) / (kStageBytes + 16);
+  static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
+  static_assert(kStages >= 3);
+  static constexpr int kBytes = kStages * (kStageBytes + 16) + kUnitBytes + 16;
+};
+
+extern __shared__ __align__(1024) uint8_t shared_bytes[];
+
+// Where things lie in shared memory: constants, so that no thread holds an address.
+template <class S>
+struct SharedPlaces {
+  static constexpr int kFactors = S::kStages * S::kStageBytes;
+  static constexpr int kLines = kFactors + 2 * S::kLines * static_cast<int>(sizeof(LineFactor));
+  static constexpr int kPieces = kLines + 2 * S::kLines * static_cast<int>(sizeof(int32_t));
+  static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
+  static constexpr int kFull = kWork + 32, kEmpty = kFull + S::kStages * 8, kFactorsFree = kEmpty + S::kStages * 8;
+
+  __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
+  // (kLines) of a piece; two pieces' are kept.
+  __device__ static LineFactor* factors(uint32_t unit) {
+    return reinterpret_cast<LineFactor*>(shared_bytes + kFactors) + unit % 2 * S::kLines;
+  }
+  __device__ static int32_t* lines(uint32_t unit) {
+    return reinterpret_cast<int32_t*>(shared_bytes + kLines) + unit % 2 * S::kLines;
+  }
+  __device__ static PieceInfo& piece(uint32_t index) {
+    return reinterpret_cast<PieceInfo*>(shared_bytes + kPieces)[index % 2];
+  }
+  __device__ static Work& work() { return *reinterpret_cast<Work*>(shared_bytes + kWork); }
+  __device__ static uint32_t full(int stage) { return shared_address(shared_bytes) + kFull + stage * 8; }
+  __device__ static uint32_t empty(int stage) { return shared_address(shared_bytes) + kEmpty + stage * 8; }
+  __device__ static uint32_t factors_free(uint32_t unit) {
+    return shared_address(shared_bytes) + kFactorsFree + unit % 2 * 8;
+  }
+};
+
+// The place in a ring, and the parity of the round.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ RingPlace next() const {
+    return stage + 1 == kStages ? RingPlace{0, parity ^ 1} : RingPlace{stage + 1, parity};
+  }
+};
+
+}  // namespace nvfp4_moe::sm90

@@ -1,10 +1,12 @@
 """A layer on a GPU from torch: eager, in streams, captured in torch.cuda.graph and replayed; against the CPU's layer.
 
-Needs torch with CUDA, a GPU, and a build with the CUDA backend: skipped by name elsewhere.
+Every backend that the GPU has, W4A4 and W4A16. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped
+by name elsewhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -27,6 +29,7 @@ def why_not() -> str:
 pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
 
 GPU_BACKENDS = ("sm90", "cuda")
+FORMATS = ("nvfp4", "bf16")
 EXPERTS, TOP_K, HIDDEN, INTER = 12, 3, 256, 192
 
 
@@ -39,6 +42,23 @@ def config(activation_format: str = "nvfp4", **others: object) -> nv.MoeConfig:
         activation_format=activation_format,
         **others,
     )
+
+
+@pytest.fixture(params=GPU_BACKENDS)
+def backend(request) -> str:
+    refusals = [
+        choice["reason"]
+        for choice in nv.explain(dataclasses.asdict(config()), backend=request.param, device="cuda:0")
+        if choice["backend"] == request.param and not choice["chosen"]
+    ]
+    if refusals:
+        pytest.skip(f"{request.param}: {refusals[0]}")
+    return request.param
+
+
+@pytest.fixture(params=FORMATS)
+def activation_format(request) -> str:
+    return request.param
 
 
 def weights(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -63,6 +83,12 @@ def on_gpu(arrays: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(array.cuda() for array in arrays)
 
 
+def on_device(backend: str, activation_format: str, w: dict, max_tokens: int, device: str = "cuda:0") -> nv.MoeLayer:
+    return nv.MoeLayer.from_tensors(
+        config(activation_format), **w, device=device, backend=backend, max_tokens=max_tokens
+    )
+
+
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return ((actual.float().cpu() - expected.float()).norm() / expected.float().norm()).item()
 
@@ -72,13 +98,12 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3}
 
 
-@pytest.mark.parametrize("activation_format", ["nvfp4", "bf16"])
 @pytest.mark.parametrize("tokens", [0, 1, 5, 130])
-def test_agrees_with_the_cpu(activation_format: str, tokens: int) -> None:
+def test_agrees_with_the_cpu(backend: str, activation_format: str, tokens: int) -> None:
     w, arrays = weights(), batch(tokens)
-    gpu = nv.MoeLayer.from_tensors(config(activation_format), **w, device="cuda:0", max_tokens=130)
+    gpu = on_device(backend, activation_format, w, 130)
     cpu = nv.MoeLayer.from_tensors(config(activation_format), **w, max_tokens=130)
-    assert gpu.device == "cuda:0" and gpu.describe()["backend"] in GPU_BACKENDS
+    assert gpu.device == "cuda:0" and gpu.describe()["backend"] == backend
     out = gpu.run(*on_gpu(arrays))
     assert out.is_cuda and out.dtype == torch.bfloat16 and out.shape == (tokens, HIDDEN)
     if tokens:
@@ -96,25 +121,25 @@ def test_agrees_with_the_cpu(activation_format: str, tokens: int) -> None:
         assert [gpu.status()[name] for name in same] == [cpu.status()[name] for name in same]
 
 
-def test_weights_may_lie_on_the_gpu_and_come_back() -> None:
+def test_weights_may_lie_on_the_gpu_and_come_back(backend: str, activation_format: str) -> None:
     w, arrays = weights(), on_gpu(batch(9))
     lent = {name: tuple(torch.from_numpy(part).cuda() for part in parts) for name, parts in w.items()}
     # gate and up as halves of one tensor: rows of an expert follow each other, experts lie apart.
     both = [torch.cat([lent["gate"][i], lent["up"][i]], dim=1) for i in (0, 1)]
     lent["gate"] = (both[0][:, :INTER], both[1][:, :INTER], lent["gate"][2])
     lent["up"] = (both[0][:, INTER:], both[1][:, INTER:], lent["up"][2])
-    from_gpu = nv.MoeLayer.from_tensors(config(), **lent, device="cuda:0", max_tokens=9)
-    from_cpu = nv.MoeLayer.from_tensors(config(), **w, device="cuda", max_tokens=9)
+    from_gpu = on_device(backend, activation_format, lent, 9)
+    from_cpu = on_device(backend, activation_format, w, 9, "cuda")
     assert torch.equal(from_gpu.run(*arrays), from_cpu.run(*arrays))
     for name in ("gate", "up", "down"):
         kept = from_gpu.expert(7)[name]
         assert np.array_equal(kept["codes"], w[name][0][7]) and np.array_equal(kept["scales"], w[name][1][7])
 
 
-def test_a_graph_replays_with_other_contents() -> None:
+def test_a_graph_replays_with_other_contents(backend: str, activation_format: str) -> None:
     """Two layers of different sizes in one graph, captured in a stream that no eager run has used."""
-    wide = nv.MoeLayer.from_tensors(config(), **weights(1), device="cuda:0", max_tokens=200)
-    narrow = nv.MoeLayer.from_tensors(config("bf16"), **weights(2), device="cuda:0", max_tokens=40)
+    wide = on_device(backend, activation_format, weights(1), 200)
+    narrow = on_device(backend, "bf16", weights(2), 40)
     hidden, ids, router = on_gpu(batch(40))
     first, second = torch.empty_like(hidden), torch.empty_like(hidden)
     graph = torch.cuda.CUDAGraph()
@@ -135,8 +160,8 @@ def test_a_graph_replays_with_other_contents() -> None:
         assert not first[40 - seed :].any()
 
 
-def test_streams_do_not_share_a_workspace() -> None:
-    layer = nv.MoeLayer.from_tensors(config(), **weights(), device="cuda:0", max_tokens=64)
+def test_streams_do_not_share_a_workspace(backend: str, activation_format: str) -> None:
+    layer = on_device(backend, activation_format, weights(), 64)
     batches = [on_gpu(batch(64, seed)) for seed in range(4)]
     expected = [layer.run(*arrays) for arrays in batches]
     torch.cuda.synchronize()
@@ -150,10 +175,10 @@ def test_streams_do_not_share_a_workspace() -> None:
         assert all(torch.equal(a, b) for a, b in zip(outs, expected, strict=True))
 
 
-def test_the_torch_op_runs_on_the_gpu_and_in_a_graph() -> None:
+def test_the_torch_op_runs_on_the_gpu_and_in_a_graph(backend: str, activation_format: str) -> None:
     import nvfp4_moe.torch_op  # noqa: F401
 
-    layer = nv.MoeLayer.from_tensors(config(), **weights(), device="cuda:0", max_tokens=16)
+    layer = on_device(backend, activation_format, weights(), 16)
     arrays = on_gpu(batch(16))
     expected = layer.run(*arrays)
     assert torch.equal(torch.ops.nvfp4.moe_gemm.functional(*arrays, layer.handle), expected)
@@ -165,22 +190,22 @@ def test_the_torch_op_runs_on_the_gpu_and_in_a_graph() -> None:
     assert torch.equal(out, expected)
 
 
-def test_warms_up_and_replaces_an_expert() -> None:
+def test_warms_up_and_replaces_an_expert(backend: str, activation_format: str) -> None:
     w = weights()
-    layer = nv.MoeLayer.from_tensors(config(), **w, device="cuda:0", max_tokens=32)
+    layer = on_device(backend, activation_format, w, 32)
     layer.warmup()
     other = weights(5)
     layer.replace_expert(3, *((*(part[4] for part in other[name][:2]), float(other[name][2][4])) for name in other))
     for name in w:
         for old, new in zip(w[name], other[name], strict=True):
             old[3] = new[4]
-    fresh = nv.MoeLayer.from_tensors(config(), **w, device="cuda:0", max_tokens=32)
+    fresh = on_device(backend, activation_format, w, 32)
     arrays = on_gpu(batch(32))
     assert torch.equal(layer.run(*arrays), fresh.run(*arrays))
 
 
 def test_what_is_not_here_is_named() -> None:
-    layer = nv.MoeLayer.from_tensors(config(), **weights(), device="cuda:0", max_tokens=8)
+    layer = on_device("auto", "nvfp4", weights(), 8)
     with pytest.raises(ValueError, match=r"hidden: expected .* on cuda:0, contiguous, got .* on cpu"):
         layer.run(*batch(4))
     with pytest.raises(nv.Unsupported, match="calibrate: expected a layer on cpu"):

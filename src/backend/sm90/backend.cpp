@@ -7,6 +7,7 @@
 #include "backend/cuda/steps.h"
 #include "backend/sm90/scratch.h"
 #include "backend/sm90/steps.h"
+#include "backend/sm90/tensor_map.h"
 
 namespace nvfp4_moe {
 namespace sm90 {
@@ -31,6 +32,12 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
                          scales, limits);
 }
 
+// Of weights: the first thing that a process asks of a device, and where what run needs of the driver is looked for.
+Result<Buffer> allocate(size_t size_bytes, int device) {
+  NVFP4_MOE_TRY(find_tensor_map_encoder());
+  return cuda::allocate(size_bytes, device);
+}
+
 Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
            const RunContext& context) {
   return cuda::run_layer(kSteps, weights, plan, batch, workspace, context);
@@ -44,7 +51,7 @@ constinit const Backend kSm90Backend = {
     .priority = 300,
     .supports = sm90::supports,
     .packed_bytes = cuda::packed_bytes,
-    .allocate = cuda::allocate,
+    .allocate = sm90::allocate,
     .pack_expert = cuda::pack_expert,
     .unpack_expert = cuda::unpack_expert,
     .plan = sm90::plan,

@@ -2,6 +2,8 @@
 // between ordinary accesses and those of the copy engine and the tensor cores.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 namespace nvfp4_moe::sm90 {
@@ -20,6 +22,9 @@ __device__ inline void barrier_init_done() {
 // One arrival; the phase then also waits for so many bytes of bulk copies.
 __device__ inline void arrive_expecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // One arrival where yes. No branch: ptxas would serialize wgmma around one.
 __device__ inline void arrive_if(uint32_t barrier, bool yes) {
@@ -53,6 +58,16 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
           "r"(to),
       "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// A box of a tensor, from the element at (k, line) on; what lies outside is zeros. Completes on the barrier with the
+// whole box's bytes.
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& map, int32_t k, int32_t line, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(to),
+      "l"(&map), "r"(k), "r"(line), "r"(barrier)
       : "memory");
 }
 

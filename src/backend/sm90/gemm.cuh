@@ -3,12 +3,12 @@
 //
 // One persistent block a multiprocessor, three warpgroups around a ring of stages of 128 k each:
 //
-//   loading, warp 0      weights: bulk copies of whole packed tiles, one thread
-//   loading, warps 1-3   lines: gathered by 16 bytes into the swizzled order that wgmma reads; a unit's line factors
-//   math, 2 warpgroups   each half of the stage's weight rows: registers -> dequantize -> wgmma, the next group of k16
-//                        steps widened while the tensor cores work on the one before
+//   loading   weights, lines of activations, what a piece is (load.cuh)
+//   math, 2   each half of the stage's weight rows: registers -> dequantize -> wgmma, the next group of k16 steps
+//             widened while the tensor cores work on the one before
 //
-// full[s]: the stage is there; empty[s]: all warps are done with it; factors_free[i]: a unit's factors have been used.
+// full[s]: the stage is there; empty[s]: all warps are done with it. piece_full[i], piece_free[i]: the same of what a
+// piece is and of its line factors, of which two pieces' are kept.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -55,7 +55,7 @@ struct MathState {
     }
     const RingPlace<S::kStages> from = more ? next : place;
     wait(SharedPlaces<S>::full(from.stage), from.parity);
-    fence_shared_writes();
+    if constexpr (!S::kIs.tensor_lines) fence_shared_writes();
     read(from.stage, 0);
   }
   // The group of k16 steps of the 64 k that were read last.
@@ -209,15 +209,18 @@ __device__ Work work_of(const GemmArgs& args, int32_t blocks) {
               args.split);
 }
 
-template <class S, class Epilogue>
-__device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
+template <class S, class Epilogue, class Lines>
+__device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines& lines) {
   if (threadIdx.x == 0) {
     if (shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
     for (int s = 0; s < S::kStages; ++s) {
-      barrier_init(SharedPlaces<S>::full(s), 1 + kLineThreads + kLineWarps);
+      barrier_init(SharedPlaces<S>::full(s), S::kIs.tensor_lines ? 1 : 1 + kLineThreads);
       barrier_init(SharedPlaces<S>::empty(s), kMathThreads / 32);
     }
-    for (int i = 0; i < 2; ++i) barrier_init(SharedPlaces<S>::factors_free(i), kMathThreads / 32);
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(SharedPlaces<S>::piece_full(i), kLineThreads);
+      barrier_init(SharedPlaces<S>::piece_free(i), kMathThreads / 32);
+    }
     barrier_init_done();
     SharedPlaces<S>::work() = work_of<S>(args, static_cast<int32_t>(gridDim.x));
   }
@@ -227,9 +230,9 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   if (threadIdx.x >= kMathThreads) {
     leave_registers<56>();
     if (threadIdx.x >= kMathThreads + 32)
-      load_lines<S>(args, epilogue, work);
+      load_lines<S>(args, epilogue, lines, work);
     else if (threadIdx.x == kMathThreads)
-      load_weights<S>(args, work);
+      load_copies<S>(args, lines, work);
     return;
   }
   take_registers<224>();
@@ -238,13 +241,14 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   state.left = work.chunks_of(static_cast<int32_t>(blockIdx.x));
   if (state.left == 0) return;
   wait(SharedPlaces<S>::full(0), 0);
-  fence_shared_writes();
+  if constexpr (!S::kIs.tensor_lines) fence_shared_writes();
   state.read(0, 0);
   state.template widen<0>(state.fragments[0]);
-  for (uint32_t index = 0; state.left > 0; ++index) {  // a piece is described where its first stage is there
+  for (uint32_t index = 0; state.left > 0; ++index) {
+    wait(SharedPlaces<S>::piece_full(index), index / 2 & 1);
     multiply_narrowest<S, S::kLines>(args, epilogue, index, state);
     __syncwarp();
-    arrive_if(SharedPlaces<S>::factors_free(index), threadIdx.x % 32 == 0);
+    arrive_if(SharedPlaces<S>::piece_free(index), threadIdx.x % 32 == 0);
   }
 }
 

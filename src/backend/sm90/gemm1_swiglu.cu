@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "backend/cuda/formats.cuh"
+#include "backend/sm90/gather.h"
 #include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"
 
@@ -70,10 +71,11 @@ struct SwigluEpilogue {
   }
 };
 
-template <size_t kVariant>
+template <size_t kVariant, class Lines>
 __global__ void __launch_bounds__(kThreads, 1)
-    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ SwigluEpilogue epilogue) {
-  gemm<Shape<kVariant>>(args, epilogue);
+    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ SwigluEpilogue epilogue,
+                      const __grid_constant__ Lines lines) {
+  gemm<Shape<kVariant>>(args, epilogue, lines);
 }
 template <size_t kVariant>
 __global__ void __launch_bounds__(kMathThreads) sm90_gemm1_finish_kernel(GemmArgs args, SwigluEpilogue epilogue) {
@@ -91,8 +93,7 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   GemmArgs args = gemm_args(call, part, plan, plan.layout.gate_up, scratch);
   args.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset;
-  args.k = static_cast<int32_t>(config->hidden_size);
-  args.x = nvfp4 ? scratch.common.hidden_operand : call.buffers.hidden.bf16;
+  const uint16_t* const x = nvfp4 ? scratch.common.hidden_operand : call.buffers.hidden.bf16;
   args.choice_of_row = part.choice_of_row;
   SwigluEpilogue epilogue{};
   epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
@@ -108,9 +109,17 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
   auto* const stream = static_cast<cudaStream_t>(call.stream);
   with_variant(plan.variant, [&](auto variant) {
     using S = Shape<variant.value>;
-    auto* const kernel = sm90_gemm1_kernel<variant.value>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-    kernel<<<blocks, kThreads, S::kBytes, stream>>>(args, epilogue);
+    const auto launch = [&](auto lines) {
+      auto* const kernel = sm90_gemm1_kernel<variant.value, decltype(lines)>;
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+      kernel<<<blocks, kThreads, S::kBytes, stream>>>(args, epilogue, lines);
+    };
+    if constexpr (S::kIs.tensor_lines) {
+      const int64_t lines = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
+      launch(tensor_lines(plan.shared ? x : gather_rows(call, part, x), lines, config->hidden_size));
+    } else {
+      launch(CopiedLines{x, static_cast<int32_t>(config->hidden_size)});
+    }
     if (args.split)
       sm90_gemm1_finish_kernel<variant.value><<<dim3(blocks, S::kM64), kMathThreads, 0, stream>>>(args, epilogue);
   });

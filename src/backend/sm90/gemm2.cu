@@ -35,10 +35,11 @@ struct RowEpilogue {
   }
 };
 
-template <size_t kVariant>
+template <size_t kVariant, class Lines>
 __global__ void __launch_bounds__(kThreads, 1)
-    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ RowEpilogue epilogue) {
-  gemm<Shape<kVariant>>(args, epilogue);
+    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ RowEpilogue epilogue,
+                      const __grid_constant__ Lines lines) {
+  gemm<Shape<kVariant>>(args, epilogue, lines);
 }
 template <size_t kVariant>
 __global__ void __launch_bounds__(kMathThreads) sm90_gemm2_finish_kernel(GemmArgs args, RowEpilogue epilogue) {
@@ -57,10 +58,10 @@ void gemm2(const HostCall& call, const HostPart& part) {
   GemmArgs args = gemm_args(call, part, plan, plan.layout.down, scratch);
   args.weights =
       reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset + plan.layout.gate_up.bytes();
-  args.k = static_cast<int32_t>(part.intermediate_size);
-  args.x = !nvfp4        ? part.intermediate.bf16
-           : plan.shared ? scratch.common.shared_operand
-                         : scratch.common.routed_operand;
+  const uint16_t* const x = !nvfp4        ? part.intermediate.bf16
+                            : plan.shared ? scratch.common.shared_operand
+                                          : scratch.common.routed_operand;
+  const int64_t rows = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
   RowEpilogue epilogue{};
   epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
   epilogue.line_scale = nvfp4 ? part.intermediate.line_scale : nullptr;
@@ -72,9 +73,15 @@ void gemm2(const HostCall& call, const HostPart& part) {
   auto* const stream = static_cast<cudaStream_t>(call.stream);
   with_variant(plan.variant, [&](auto variant) {
     using S = Shape<variant.value>;
-    auto* const kernel = sm90_gemm2_kernel<variant.value>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-    kernel<<<blocks, kThreads, S::kBytes, stream>>>(args, epilogue);
+    const auto launch = [&](auto lines) {
+      auto* const kernel = sm90_gemm2_kernel<variant.value, decltype(lines)>;
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+      kernel<<<blocks, kThreads, S::kBytes, stream>>>(args, epilogue, lines);
+    };
+    if constexpr (S::kIs.tensor_lines)
+      launch(tensor_lines(x, rows, part.intermediate_size));
+    else
+      launch(CopiedLines{x, static_cast<int32_t>(part.intermediate_size)});
     if (args.split)
       sm90_gemm2_finish_kernel<variant.value><<<dim3(blocks, S::kM64), kMathThreads, 0, stream>>>(args, epilogue);
   });

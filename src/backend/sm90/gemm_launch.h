@@ -4,6 +4,7 @@
 #include "backend/cuda/gemm_launch.h"
 #include "backend/sm90/gemm.cuh"
 #include "backend/sm90/scratch.h"
+#include "backend/sm90/tensor_map.h"
 
 namespace nvfp4_moe::sm90 {
 
@@ -32,6 +33,11 @@ inline GemmArgs gemm_args(const HostCall& call, const HostPart& part, const Part
   args.partials = scratch.partials;
   args.split = splits(call.weights.config, tiles.k_tiles);
   return args;
+}
+
+// (count, k) in the order of the rows.
+inline TensorLines tensor_lines(const uint16_t* x, int64_t count, int64_t k) {
+  return {lines_map(x, count, k, kBoxLines, kBoxK)};
 }
 
 inline int32_t blocks_of_device() {

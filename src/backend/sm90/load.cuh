@@ -1,4 +1,11 @@
 // The loading warpgroup: weights, lines of activations and their factors into the ring of stages.
+//
+//   warp 0, one thread   weights: bulk copies of whole packed tiles. In a variant with tensor_lines the lines too, in
+//                        boxes: they lie in the order of the rows already
+//   warps 1-3            what a piece is and its line factors. In the other variants the lines, gathered by 16 bytes
+//
+// Both ways leave the 128-byte swizzle that wgmma reads. Lines beyond a tile's count are left as they were: they reach
+// columns that nobody reads. k beyond K is filled with zeros, since 0 times a stale NaN is NaN.
 #pragma once
 
 #include <cstdint>
@@ -9,36 +16,110 @@
 
 namespace nvfp4_moe::sm90 {
 
-template <class S>
-__device__ void load_weights(const GemmArgs& args, const Work& work) {
+// A block's pieces with their rows, which are read one piece ahead: the ring must not run dry on them.
+template <int kLines>
+class PiecesAhead {
+ public:
+  __device__ PiecesAhead(const GemmArgs& args, const Work& work)
+      : args_(args), pieces_(work, static_cast<int32_t>(blockIdx.x)) {
+    read();
+  }
+  __device__ bool next(Piece& piece, TileRows& rows) {
+    if (!more_) return false;
+    piece = piece_;
+    rows = rows_;
+    read();
+    return true;
+  }
+
+ private:
+  __device__ void read() {
+    more_ = pieces_.next(piece_);
+    if (more_) rows_ = rows_of_tile<kLines>(args_, piece_.unit.tile);
+  }
+  const GemmArgs& args_;
+  Pieces pieces_;
+  Piece piece_;
+  TileRows rows_;
+  bool more_;
+};
+
+// One thread.
+template <class S, class Lines>
+__device__ void load_copies(const GemmArgs& args, const Lines& source, const Work& work) {
   const uint64_t policy = evict_first_policy();
-  Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
+  PiecesAhead<S::kLines> pieces(args, work);
   RingPlace<S::kStages> place;
   const int64_t row_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
-  for (Piece piece; pieces.next(piece);) {
-    const int32_t expert = args.tiles != nullptr ? args.tiles[piece.unit.tile].expert : 0;
+  Piece piece;
+  for (TileRows rows; pieces.next(piece, rows);) {
     const int32_t first_block = piece.unit.group * S::kRowBlocks;
     const int32_t blocks = min(S::kRowBlocks, args.row_tiles - first_block);
-    const uint8_t* from = args.weights + expert * args.expert_stride + first_block * row_tile_bytes +
+    const uint8_t* from = args.weights + rows.expert * args.expert_stride + first_block * row_tile_bytes +
                           piece.first_chunk * cuda::kTileBytes;
+    auto bytes = static_cast<uint32_t>(blocks * cuda::kTileBytes);
+    int32_t boxes = 0;
+    if constexpr (S::kIs.tensor_lines) {
+      boxes = (rows.count + kBoxLines - 1) / kBoxLines;
+      bytes += static_cast<uint32_t>(2 * boxes * kBoxBytes);
+    }
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, from += cuda::kTileBytes, place = place.next()) {
       wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
       const uint32_t barrier = SharedPlaces<S>::full(place.stage);
-      const uint32_t to = shared_address(SharedPlaces<S>::stage(place.stage)) + S::kLineBytes;
-      arrive_expecting(barrier, static_cast<uint32_t>(blocks * cuda::kTileBytes));
+      const uint32_t stage = shared_address(SharedPlaces<S>::stage(place.stage));
+      arrive_expecting(barrier, bytes);
 #pragma unroll
       for (int b = 0; b < S::kRowBlocks; ++b)
         if (b < blocks)
-          copy_bulk(to + b * cuda::kTileBytes, from + b * row_tile_bytes, cuda::kTileBytes, barrier, policy);
+          copy_bulk(stage + S::kLineBytes + b * cuda::kTileBytes, from + b * row_tile_bytes, cuda::kTileBytes, barrier,
+                    policy);
+      if constexpr (S::kIs.tensor_lines) {
+        const int32_t k = (piece.first_chunk + chunk) * cuda::kTileK;
+#pragma unroll 1
+        for (int32_t box = 0; box < boxes; ++box) {
+          const uint32_t to = stage + box * kBoxBytes;
+          const int32_t line = static_cast<int32_t>(rows.first) + box * kBoxLines;
+          copy_box(to, source.map, k, line, barrier);
+          copy_box(to + S::kHalfLineBytes, source.map, k + kBoxK, line, barrier);
+        }
+      }
     }
   }
 }
 
 inline constexpr int kLineThreads = 96;
-inline constexpr int kLineWarps = kLineThreads / 32;
+
+// What the math warpgroups have to know of a piece, and where the line warps find its lines. All line threads.
+template <class S, class Epilogue>
+__device__ TileRows describe(const GemmArgs& args, const Epilogue& epilogue, const Piece& piece, uint32_t index,
+                             int thread) {
+  const TileRows rows = rows_of_tile<S::kLines>(args, piece.unit.tile);
+  wait(SharedPlaces<S>::piece_free(index), (index / 2 & 1) ^ 1);
+  for (int i = thread; i < rows.count; i += kLineThreads) {
+    const int64_t row = rows.first + i;
+    const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
+    const int32_t line = args.choice_of_row != nullptr ? choice / args.top_k : choice;
+    if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index)[i] = line;
+    SharedPlaces<S>::factors(index)[i] = epilogue.factor(line, choice);
+  }
+  if (thread == 0)
+    SharedPlaces<S>::piece(index) = {rows, epilogue.scales(rows.expert), piece.unit.group * S::kRowBlocks * 128,
+                                     piece.chunks, piece.partial};
+  arrive(SharedPlaces<S>::piece_full(index));
+  return rows;
+}
 
 template <class S, class Epilogue>
-__device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const Work& work) {
+__device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const TensorLines&, const Work& work) {
+  const int thread = static_cast<int>(threadIdx.x) - kMathThreads - 32;
+  Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
+  uint32_t index = 0;
+  for (Piece piece; pieces.next(piece); ++index) describe<S>(args, epilogue, piece, index, thread);
+}
+
+template <class S, class Epilogue>
+__device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const CopiedLines& source,
+                           const Work& work) {
   constexpr int kPieces = 256 / 16;  // of 16 bytes in a line's 128 k
   constexpr int kLinesAtOnce = kLineThreads / kPieces;
   constexpr int kPeriod = 4;  // 4 x 6 lines are whole groups of eight
@@ -46,7 +127,6 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
   static_assert(kLinesAtOnce * kPeriod % 8 == 0);
   const int thread = static_cast<int>(threadIdx.x) - kMathThreads - 32;
   const int column = thread % kPieces, own_line = thread / kPieces;
-  const bool leader = thread % 32 == 0;
   // Line i's 16 bytes `column % 8` of a half lie at column ^ i, so that eight lines fill all banks.
   uint32_t places[kPeriod];
 #pragma unroll
@@ -56,27 +136,15 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
   }
   Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
   RingPlace<S::kStages> place;
-  uint32_t unit = 0;
-  for (Piece piece; pieces.next(piece); ++unit) {
-    const TileRows rows = rows_of_tile<S::kLines>(args, piece.unit.tile);
-    int32_t* const lines = SharedPlaces<S>::lines(unit);
-    LineFactor* const factors = SharedPlaces<S>::factors(unit);
-    wait(SharedPlaces<S>::factors_free(unit), (unit / 2 & 1) ^ 1);
-    for (int i = thread; i < rows.count; i += kLineThreads) {
-      const int64_t row = rows.first + i;
-      const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
-      const int32_t line = args.choice_of_row != nullptr ? choice / args.top_k : choice;
-      lines[i] = line;
-      factors[i] = epilogue.factor(line, choice);
-    }
-    if (thread == 0)
-      SharedPlaces<S>::piece(unit) = {rows, epilogue.scales(rows.expert), piece.unit.group * S::kRowBlocks * 128,
-                                      piece.chunks, piece.partial};
+  uint32_t index = 0;
+  for (Piece piece; pieces.next(piece); ++index) {
+    const TileRows rows = describe<S>(args, epilogue, piece, index, thread);
     sync_threads<1, kLineThreads>();
+    const int32_t* const lines = SharedPlaces<S>::lines(index);
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, place = place.next()) {
       const int32_t k = (piece.first_chunk + chunk) * cuda::kTileK + column * 8;
-      const bool valid = k < args.k;
-      const uint16_t* const from = args.x + (valid ? k : 0);
+      const bool valid = k < source.k;
+      const uint16_t* const from = source.x + (valid ? k : 0);
       wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
       const uint32_t stage = shared_address(SharedPlaces<S>::stage(place.stage));
 #pragma unroll 1
@@ -87,12 +155,9 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
 #pragma unroll
         for (int b = 0; b < kBatch; ++b)
           copy_line(stage + places[b % kPeriod] + (first + b / kPeriod * kPeriod * kLinesAtOnce) * 128,
-                    from + int64_t{line[b]} * args.k, valid, own_line + first + b * kLinesAtOnce < rows.count);
+                    from + int64_t{line[b]} * source.k, valid, own_line + first + b * kLinesAtOnce < rows.count);
       }
-      const uint32_t barrier = SharedPlaces<S>::full(place.stage);
-      arrive_after_copies(barrier);
-      __syncwarp();
-      arrive_if(barrier, leader);  // what the warp wrote itself: the piece, factors
+      arrive_after_copies(SharedPlaces<S>::full(place.stage));
     }
   }
 }

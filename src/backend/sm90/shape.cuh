@@ -1,6 +1,7 @@
 // A GEMM's sides, the shape of its tiles, and where things lie in a block's shared memory.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -18,9 +19,7 @@ struct GemmArgs {
   const uint8_t* weights;  // packed tiles of expert 0
   int64_t expert_stride;   // bytes
   int32_t row_tiles, k_tiles;
-  int32_t k;  // columns of x, a multiple of 16; the weights' padding beyond is 0
   int32_t top_k;
-  const uint16_t* x;             // (lines, k) bf16
   const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
   const int64_t* row_offsets;    // (E + 1)
   const cuda::RowTile* tiles;    // null: one expert, dense rows
@@ -28,6 +27,18 @@ struct GemmArgs {
   float* partials;  // (2 blocks) x partial_bytes of the variant
   bool split;       // whether units may be cut along K
 };
+
+// Lines of activations (lines, k) bf16 as a narrow variant copies them: k is a multiple of 16, and the weights' padding
+// beyond it is 0.
+struct CopiedLines {
+  const uint16_t* x;
+  int32_t k;
+};
+// Lines that lie in the order of the rows, as a variant with tensor_lines copies them: in boxes of kBoxLines x kBoxK.
+struct TensorLines {
+  CUtensorMap map;
+};
+inline constexpr int kBoxLines = 16, kBoxK = 64, kBoxBytes = kBoxLines * kBoxK * 2;
 
 // Both GEMMs' tensor scales of one expert: gate's and up's, or down's.
 struct ExpertScales {
@@ -85,10 +96,10 @@ struct Shape {
   static constexpr int kUnitBytes = 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
                                     2 * static_cast<int>(sizeof(PieceInfo)) + 32;
   static_assert(sizeof(Work) <= 32);
-  static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 16) / (kStageBytes + 16);
+  static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 32) / (kStageBytes + 16);
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   static_assert(kStages >= 3);
-  static constexpr int kBytes = kStages * (kStageBytes + 16) + kUnitBytes + 16;
+  static constexpr int kBytes = kStages * (kStageBytes + 16) + kUnitBytes + 32;
 };
 
 extern __shared__ __align__(1024) uint8_t shared_bytes[];
@@ -100,7 +111,8 @@ struct SharedPlaces {
   static constexpr int kLines = kFactors + 2 * S::kLines * static_cast<int>(sizeof(LineFactor));
   static constexpr int kPieces = kLines + 2 * S::kLines * static_cast<int>(sizeof(int32_t));
   static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
-  static constexpr int kFull = kWork + 32, kEmpty = kFull + S::kStages * 8, kFactorsFree = kEmpty + S::kStages * 8;
+  static constexpr int kFull = kWork + 32, kEmpty = kFull + S::kStages * 8, kPieceFull = kEmpty + S::kStages * 8,
+                       kPieceFree = kPieceFull + 16;
 
   __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
   // (kLines) of a piece; two pieces' are kept.
@@ -116,8 +128,11 @@ struct SharedPlaces {
   __device__ static Work& work() { return *reinterpret_cast<Work*>(shared_bytes + kWork); }
   __device__ static uint32_t full(int stage) { return shared_address(shared_bytes) + kFull + stage * 8; }
   __device__ static uint32_t empty(int stage) { return shared_address(shared_bytes) + kEmpty + stage * 8; }
-  __device__ static uint32_t factors_free(uint32_t unit) {
-    return shared_address(shared_bytes) + kFactorsFree + unit % 2 * 8;
+  __device__ static uint32_t piece_full(uint32_t index) {
+    return shared_address(shared_bytes) + kPieceFull + index % 2 * 8;
+  }
+  __device__ static uint32_t piece_free(uint32_t index) {
+    return shared_address(shared_bytes) + kPieceFree + index % 2 * 8;
   }
 };
 

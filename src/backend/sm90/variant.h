@@ -20,20 +20,21 @@ inline constexpr int kSharedBytes = 227 * 1024;  // of one block, at most
 inline constexpr int kMostBlocks = 144;          // one a multiprocessor; no Hopper has more
 
 struct Variant {
-  int lines;         // N
-  int row_blocks;    // of 128 weight rows, and so m64 tiles of each math warpgroup
-  int group_steps;   // k16 steps of one commit group
-  double most_rows;  // taken up to so many rows an expert, on average
+  int lines;          // N
+  int row_blocks;     // of 128 weight rows, and so m64 tiles of each math warpgroup
+  int group_steps;    // k16 steps of one commit group
+  double most_rows;   // taken up to so many rows an expert, on average
+  bool tensor_lines;  // lines come by tensor copies, not by 16 bytes a thread
   const char* name;
   // Sums of a piece that is not a whole unit.
   constexpr int64_t partial_bytes() const { return int64_t{row_blocks} * 128 * lines * 4; }
 };
 inline constexpr std::array<Variant, 5> kVariants = {{
-    {8, 4, 2, 2.5, "wgmma_512x8"},
-    {16, 4, 2, 8.0, "wgmma_512x16"},
-    {32, 2, 4, 19.0, "wgmma_256x32"},
-    {64, 2, 4, 45.0, "wgmma_256x64"},
-    {128, 2, 2, 1e30, "wgmma_256x128"},
+    {8, 4, 2, 2.5, false, "wgmma_512x8"},
+    {16, 4, 2, 8.0, false, "wgmma_512x16"},
+    {32, 2, 4, 19.0, false, "wgmma_256x32"},
+    {64, 2, 4, 45.0, true, "wgmma_256x64"},
+    {128, 2, 2, 1e30, true, "wgmma_256x128"},
 }};
 
 // Units are cut along K where that is worth a second launch, and where bits may depend on the batch.

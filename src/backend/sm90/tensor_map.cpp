@@ -1,0 +1,43 @@
+#include "backend/sm90/tensor_map.h"
+
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include "backend/cuda/check.h"
+
+namespace nvfp4_moe::sm90 {
+namespace {
+
+struct Encoder {
+  PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+  cudaError_t error;
+
+  Encoder() {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
+    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &how);
+    if (error == cudaSuccess && how != cudaDriverEntryPointSuccess) error = cudaErrorSymbolNotFound;
+    if (error == cudaSuccess) encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  }
+};
+const Encoder& encoder() {
+  static const Encoder found;
+  return found;
+}
+
+}  // namespace
+
+Status find_tensor_map_encoder() { return cuda::check(encoder().error, "cuTensorMapEncodeTiled"); }
+
+CUtensorMap lines_map(const uint16_t* x, int64_t count, int64_t k, int box_lines, int box_k) {
+  CUtensorMap map{};
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(count)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k) * sizeof(uint16_t)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_k), static_cast<cuuint32_t>(box_lines)}, steps[2] = {1, 1};
+  encoder().encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t*>(x), sizes, strides, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return map;
+}
+
+}  // namespace nvfp4_moe::sm90

@@ -106,6 +106,36 @@ TEST_P(CudaDevice, CapturedGraphReplaysWithOtherContents) {
   EXPECT_GT(graphs, 40);
 }
 
+// The walk takes fewer kernels than there are steps: the same bits and counts as the steps one after the other.
+TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
+  for (const Case& spec : case_table()) {
+    SCOPED_TRACE(spec.name);
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    if (test::declines(*GetParam(), data->config)) continue;
+    test::HostRun walk(*GetParam(), *data), stepwise(*GetParam(), *data);
+    ASSERT_TRUE(walk.ok() && stepwise.ok());
+    const std::vector<uint8_t> expected = walk.run(*data);
+    std::vector<uint8_t> out(data->out_bytes());
+    const Batch placed = stepwise.place(data->batch(out.data()));
+    const HostCall call = stepwise.call(placed, serial_executor());
+    const HostSteps& steps = *GetParam()->steps;
+    steps.route(call);
+    steps.quantize(call);
+    for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+      if (part->experts == 0) continue;
+      steps.gemm1_swiglu(call, *part);
+      steps.requantize(call, *part);
+      steps.gemm2(call, *part);
+    }
+    steps.combine(call);
+    stepwise.fetch(placed, out.data());
+    EXPECT_EQ(same(*data, expected, out), "");
+    EXPECT_EQ(std::memcmp(walk.buffers().status, stepwise.buffers().status, sizeof(RunStatus)), 0);
+    if (HasFailure()) return;
+  }
+}
+
 TEST_P(CudaDevice, TwoHundredRepeatsGiveTheSameBits) {
   for (const char* choice : {"w4a4/", "w4a16/", "w4a4_shared/", "w4a4_before_down/"}) {
     const auto data = make_case(shaped(choice, 16, 4, 256, 128, 150));

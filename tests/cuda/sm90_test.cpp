@@ -92,11 +92,13 @@ TEST(Sm90Work, EveryChunkOnce) {
             EXPECT_LE(most - least, split ? 1 : chunks);
             for (int unit = 0; unit * chunks < work.split_chunks; ++unit) {
               const int first = work.block_of(unit * chunks), last = work.block_of(unit * chunks + chunks - 1);
-              if (first == last) continue;
+              int pieces = 0;
               for (int block = first; block <= last; ++block) {
                 if (work.split_begin(block) == work.split_begin(block + 1)) continue;
-                EXPECT_EQ(places.count(work.partial_of(block, unit)), 1u);
+                EXPECT_EQ(places.count(work.partial_of(block, unit)), first != last ? 1u : 0u);
+                EXPECT_EQ(work.partial_of_piece(unit, pieces++), work.partial_of(block, unit));
               }
+              EXPECT_EQ(work.pieces_of(unit), pieces);
             }
           }
 }

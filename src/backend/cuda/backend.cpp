@@ -28,7 +28,7 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
 
 Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
            const RunContext& context) {
-  return cuda::run_layer(kSteps, weights, plan, batch, workspace, context);
+  return cuda::run_layer(kSteps, tiling, weights, plan, batch, workspace, context);
 }
 
 }  // namespace

@@ -3,17 +3,23 @@
 // acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the choices that have a row; acc + row under
 // before_down. Then the shared expert's row, then one rounding to out's type. A token without any row gives zeros. The
 // order is fixed, so the bits are those of every other backend.
+//
+// combine_and_count gives some blocks more to the same kernel, which count what the walk left out.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "backend/cuda/formats.cuh"
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/scratch.h"
 #include "backend/cuda/steps.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
+constexpr int kChannels = 4;  // of a thread
+constexpr int kChoices = 8;   // whose rows are read at once
 
 struct CombineArgs {
   const void* rows;              // (R, H) row_format
@@ -22,40 +28,141 @@ struct CombineArgs {
   const float* weights;          // (T, top_k), or null: rows are added as they are
   const float* shared_weights;   // (T), or null
   void* out;                     // (T, H)
-  int64_t top_k, hidden;
+  int64_t tokens, top_k, hidden;
 };
 
-// A block a token and 256 channels.
+// What the blocks beyond the tokens count.
+struct CountArgs {
+  RunStatus* status;
+  const LineCounts* token_counts;  // (T) of quantize, or null
+  struct Intermediate {
+    const uint16_t* bf16;      // (R, k), or null
+    const int64_t* row_count;  // R
+    int64_t k;
+  } parts[2];
+};
+
+__device__ void add(uint64_t& counter, uint64_t value) {
+  if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
+}
+
+// A warp a row; one warp of all sums quantize's counts.
+__device__ void count(const CountArgs& args, int64_t tokens, int64_t warp, int64_t warps) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (warp == 0 && args.token_counts != nullptr) {
+    LineCounts sum{};
+    for (int64_t t = lane; t < tokens; t += 32) {
+      const LineCounts& own = args.token_counts[t];
+      sum.nonfinite += own.nonfinite, sum.blocks += own.blocks;
+      sum.saturated += own.saturated, sum.zeroed += own.zeroed;
+    }
+    add(args.status->nonfinite_tokens, sum.nonfinite);
+    add(args.status->hidden_blocks, sum.blocks);
+    add(args.status->hidden_saturated, sum.saturated);
+    add(args.status->hidden_zeroed, sum.zeroed);
+  }
+  uint64_t nonfinite = 0;
+  for (const CountArgs::Intermediate& part : args.parts) {
+    if (part.bf16 == nullptr) continue;
+    for (int64_t row = warp; row < *part.row_count; row += warps) {
+      bool bad = false;
+      for (int64_t i = lane * 8; i < part.k; i += 32 * 8) {
+        const uint4 eight = *reinterpret_cast<const uint4*>(part.bf16 + row * part.k + i);
+        for (uint32_t two : {eight.x, eight.y, eight.z, eight.w})
+          bad |= (two & 0x7F80u) == 0x7F80u || (two & 0x7F800000u) == 0x7F800000u;
+      }
+      nonfinite += __any_sync(0xFFFFFFFFu, bad);
+    }
+  }
+  if (lane == 0) add(args.status->nonfinite_rows, nonfinite);
+}
+
+template <DType kOut>
+__device__ void store_channels(void* out, int64_t at, const float (&values)[kChannels]) {
+  if (reinterpret_cast<uintptr_t>(out) % 16 != 0) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) store_element<kOut>(out, at + i, values[i]);
+  } else if constexpr (kOut == DType::kF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(out) + at) = make_float4(values[0], values[1], values[2], values[3]);
+  } else {
+    __align__(8) uint16_t halves[kChannels];
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) store_element<kOut>(halves, i, values[i]);
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out) + at) =
+        make_uint2(halves[0] | uint32_t{halves[1]} << 16, halves[2] | uint32_t{halves[3]} << 16);
+  }
+}
+
+// Some choices of a token: the row of each, or -1, and its weight.
+struct Choices {
+  int32_t rows[kChoices];
+  float weights[kChoices];
+
+  __device__ Choices(const CombineArgs& args, int64_t token, int64_t first) {
+#pragma unroll
+    for (int i = 0; i < kChoices; ++i) {
+      const int64_t choice = token * args.top_k + first + i;
+      const bool there = first + i < args.top_k;
+      rows[i] = there ? __ldcg(args.row_of_choice + choice) : -1;
+      weights[i] = there && args.weights != nullptr ? __ldcg(args.weights + choice) : 1.0f;
+    }
+  }
+};
+
+// A block a token and kThreads * kChannels channels.
 template <DType kRow, DType kOut>
-__global__ void combine_tokens(CombineArgs args) {
-  const int64_t token = blockIdx.x, channel = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, CountArgs counts) {
+  let_next_start();
+  if (blockIdx.x >= args.tokens) {
+    wait_for_previous();
+    const int64_t block = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
+    count(counts, args.tokens, block * (kThreads / 32) + threadIdx.x / 32,
+          (gridDim.x - args.tokens) * gridDim.y * (kThreads / 32));
+    return;
+  }
+  const int64_t token = blockIdx.x;
+  // Route is done: the GEMMs have begun, and they wait for it before they let this kernel start.
+  Choices choices(args, token, 0);
+  wait_for_previous();
+  const int64_t channel = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
   if (channel >= args.hidden) return;
-  float acc = 0;
-  for (int64_t k = 0; k < args.top_k; ++k) {
-    const int64_t choice = token * args.top_k + k, row = args.row_of_choice[choice];
-    if (row < 0) continue;
-    const float value = load_element<kRow>(args.rows, row * args.hidden + channel);
-    acc = args.weights != nullptr ? fmaf(args.weights[choice], value, acc) : acc + value;
+  float acc[kChannels] = {};
+  for (int64_t first = 0; first < args.top_k; first += kChoices) {
+    if (first != 0) choices = Choices(args, token, first);
+    float values[kChoices][kChannels];
+#pragma unroll
+    for (int i = 0; i < kChoices; ++i)
+      if (choices.rows[i] >= 0) load_elements<kRow>(args.rows, choices.rows[i] * args.hidden + channel, values[i]);
+#pragma unroll
+    for (int i = 0; i < kChoices; ++i) {
+      if (choices.rows[i] < 0) continue;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c)
+        acc[c] = args.weights != nullptr ? fmaf(choices.weights[i], values[i][c], acc[c]) : acc[c] + values[i][c];
+    }
   }
   if (args.shared_rows != nullptr) {
-    const float value = load_element<kRow>(args.shared_rows, token * args.hidden + channel);
-    acc = args.shared_weights != nullptr ? fmaf(args.shared_weights[token], value, acc) : acc + value;
+    float values[kChannels];
+    load_elements<kRow>(args.shared_rows, token * args.hidden + channel, values);
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c)
+      acc[c] =
+          args.shared_weights != nullptr ? fmaf(args.shared_weights[token], values[c], acc[c]) : acc[c] + values[c];
   }
-  store_element<kOut>(args.out, token * args.hidden + channel, acc);
+  store_channels<kOut>(args.out, token * args.hidden + channel, acc);
 }
 
 template <DType kRow>
-void launch(const CombineArgs& args, DType out, dim3 grid, cudaStream_t stream) {
+void launch_rows(const CombineArgs& args, const CountArgs& counts, DType out, dim3 grid, void* stream) {
   switch (out) {
-    case DType::kF32: combine_tokens<kRow, DType::kF32><<<grid, kThreads, 0, stream>>>(args); return;
-    case DType::kF16: combine_tokens<kRow, DType::kF16><<<grid, kThreads, 0, stream>>>(args); return;
-    default: combine_tokens<kRow, DType::kBf16><<<grid, kThreads, 0, stream>>>(args); return;
+    case DType::kF32: return launch<combine_tokens<kRow, DType::kF32>>(grid, kThreads, 0, stream, args, counts);
+    case DType::kF16: return launch<combine_tokens<kRow, DType::kF16>>(grid, kThreads, 0, stream, args, counts);
+    default: return launch<combine_tokens<kRow, DType::kBf16>>(grid, kThreads, 0, stream, args, counts);
   }
 }
 
-}  // namespace
-
-void combine(const HostCall& call) {
+// rows_to_count: 0: no further blocks.
+void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_to_count) {
   const Batch& batch = call.batch;
   const MoeConfig& config = call.weights.config;
   if (batch.tokens == 0) return;
@@ -66,15 +173,41 @@ void combine(const HostCall& call) {
   args.weights = config->router_weight == RouterWeight::kAfterDown ? batch.topk_weights : nullptr;
   args.shared_weights = batch.shared_weights;
   args.out = batch.out;
+  args.tokens = batch.tokens;
   args.top_k = config->top_k;
   args.hidden = config->hidden_size;
-  const dim3 grid(static_cast<unsigned>(batch.tokens),
-                  static_cast<unsigned>((config->hidden_size + kThreads - 1) / kThreads));
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
+  const int64_t blocks_of_token = (config->hidden_size + kThreads * kChannels - 1) / (kThreads * kChannels);
+  const int64_t rows_of_blocks = blocks_of_token * (kThreads / 32);
+  const int64_t more = (rows_to_count + rows_of_blocks - 1) / rows_of_blocks;
+  const dim3 grid(static_cast<unsigned>(batch.tokens + more), static_cast<unsigned>(blocks_of_token));
   if (config->row_format == RowFormat::kBf16)
-    launch<DType::kBf16>(args, batch.out_dtype, grid, stream);
+    launch_rows<DType::kBf16>(args, counts, batch.out_dtype, grid, call.stream);
   else
-    launch<DType::kF32>(args, batch.out_dtype, grid, stream);
+    launch_rows<DType::kF32>(args, counts, batch.out_dtype, grid, call.stream);
+}
+
+}  // namespace
+
+void combine(const HostCall& call) { launch_combine(call, {}, 0); }
+
+void combine_and_count(const HostCall& call) {
+  const MoeConfig& config = call.weights.config;
+  CountArgs counts{};
+  int64_t rows = 0;
+  counts.status = call.buffers.status;
+  if (routes_and_quantizes_at_once(call)) {
+    counts.token_counts = Scratch(config, call.weights.range, call.batch.tokens, call.scratch).token_counts;
+    rows = 1;
+  }
+  if (config->activation_format == ActivationFormat::kBf16) {
+    int index = 0;
+    for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+      if (part->experts == 0) continue;
+      counts.parts[index++] = {part->intermediate.bf16, part->row_offsets + part->experts, part->intermediate_size};
+      rows += call.batch.tokens * (part->choice_of_row != nullptr ? config->top_k : 1);
+    }
+  }
+  launch_combine(call, counts, rows);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -53,6 +53,37 @@ __device__ inline float load_element(const void* data, int64_t i) {
   if constexpr (kType == DType::kF16) return __half2float(static_cast<const __half*>(data)[i]);
   return bf16_to_float(static_cast<const uint16_t*>(data)[i]);
 }
+// Elements [first, first + kCount) of an array of which only its elements are aligned; kCount 4, 8 or 16, first a
+// multiple of it.
+template <DType kType, int kCount>
+__device__ inline void load_elements(const void* data, int64_t first, float (&x)[kCount]) {
+  constexpr int kBytes = kCount * (kType == DType::kF32 ? 4 : 2), kVector = kBytes < 16 ? 8 : 16;
+  if (reinterpret_cast<uintptr_t>(data) % kVector != 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = load_element<kType>(data, first + i);
+    return;
+  }
+  uint32_t words[kBytes / 4];
+  const auto* const from = static_cast<const uint8_t*>(data) + first * (kBytes / kCount);
+#pragma unroll
+  for (int i = 0; i < kBytes / kVector; ++i)
+    if constexpr (kVector == 16) {
+      const uint4 vector = reinterpret_cast<const uint4*>(from)[i];
+      words[i * 4] = vector.x, words[i * 4 + 1] = vector.y, words[i * 4 + 2] = vector.z, words[i * 4 + 3] = vector.w;
+    } else {
+      const uint2 vector = reinterpret_cast<const uint2*>(from)[i];
+      words[i * 2] = vector.x, words[i * 2 + 1] = vector.y;
+    }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (kType == DType::kF32) {
+      x[i] = __uint_as_float(words[i]);
+    } else {
+      const auto half = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+      x[i] = kType == DType::kF16 ? __half2float(__ushort_as_half(half)) : bf16_to_float(half);
+    }
+  }
+}
 // Stores x with one rounding.
 template <DType kType>
 __device__ inline void store_element(void* data, int64_t i, float x) {

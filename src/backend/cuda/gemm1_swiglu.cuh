@@ -11,6 +11,7 @@
 #include "backend/cuda/formats.cuh"
 #include "backend/cuda/gemm_launch.h"
 #include "backend/cuda/gemm_tile.cuh"
+#include "backend/cuda/launch.cuh"
 
 namespace nvfp4_moe::cuda {
 
@@ -34,6 +35,8 @@ template <class Tile>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
   constexpr int kRows = Tile::kRows;
   __shared__ LineFactors factors[kRows];
+  wait_for_previous();
+  let_next_start();  // not before: what comes after this kernel may rely on route
   const BlockRows rows = rows_of_block<kRows>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
@@ -100,11 +103,10 @@ void launch_gemm1_swiglu(const HostCall& call, const HostPart& part) {
   const PartTiles tiles(call, part, packed);
   const Gemm1Args args = gemm1_args(call, part, tiles);
   const dim3 grid = gemm_grid(tiles.tile_bound, tiles.layout.gate_up.row_tiles);
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
   if (tiles.rows_of_tile == kSmallTileRows)
-    gemm1_swiglu_kernel<SmallTile><<<grid, kGemmThreads, 0, stream>>>(args);
+    launch<gemm1_swiglu_kernel<SmallTile>>(grid, kGemmThreads, 0, call.stream, args);
   else
-    gemm1_swiglu_kernel<LargeTile><<<grid, kGemmThreads, 0, stream>>>(args);
+    launch<gemm1_swiglu_kernel<LargeTile>>(grid, kGemmThreads, 0, call.stream, args);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -9,6 +9,7 @@
 #include "backend/cuda/formats.cuh"
 #include "backend/cuda/gemm_launch.h"
 #include "backend/cuda/gemm_tile.cuh"
+#include "backend/cuda/launch.cuh"
 
 namespace nvfp4_moe::cuda {
 
@@ -25,6 +26,8 @@ template <class Tile, DType kRow>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) {
   constexpr int kRows = Tile::kRows;
   __shared__ float alphas[kRows];
+  wait_for_previous();
+  let_next_start();  // not before: what comes after this kernel may rely on route
   const BlockRows rows = rows_of_block<kRows>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
@@ -77,18 +80,17 @@ void launch_gemm2(const HostCall& call, const HostPart& part) {
   const PartTiles tiles(call, part, packed);
   const Gemm2Args args = gemm2_args(call, part, tiles);
   const dim3 grid = gemm_grid(tiles.tile_bound, tiles.layout.down.row_tiles);
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
   const bool small = tiles.rows_of_tile == kSmallTileRows;
   if (call.weights.config->row_format == RowFormat::kBf16) {
     if (small)
-      gemm2_kernel<SmallTile, DType::kBf16><<<grid, kGemmThreads, 0, stream>>>(args);
+      launch<gemm2_kernel<SmallTile, DType::kBf16>>(grid, kGemmThreads, 0, call.stream, args);
     else
-      gemm2_kernel<LargeTile, DType::kBf16><<<grid, kGemmThreads, 0, stream>>>(args);
+      launch<gemm2_kernel<LargeTile, DType::kBf16>>(grid, kGemmThreads, 0, call.stream, args);
   } else {
     if (small)
-      gemm2_kernel<SmallTile, DType::kF32><<<grid, kGemmThreads, 0, stream>>>(args);
+      launch<gemm2_kernel<SmallTile, DType::kF32>>(grid, kGemmThreads, 0, call.stream, args);
     else
-      gemm2_kernel<LargeTile, DType::kF32><<<grid, kGemmThreads, 0, stream>>>(args);
+      launch<gemm2_kernel<LargeTile, DType::kF32>>(grid, kGemmThreads, 0, call.stream, args);
   }
 }
 

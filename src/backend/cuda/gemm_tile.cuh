@@ -32,7 +32,7 @@ struct GemmArgs {
   const uint16_t* x;             // (lines, K) bf16
   const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
   int64_t top_k;
-  const int64_t* row_offsets;  // (E + 1)
+  const int64_t* row_offsets;  // (2) of dense rows
   const RowTile* tiles;        // null: one expert, dense rows
   const int32_t* tile_count;
 };
@@ -47,14 +47,12 @@ __device__ BlockRows rows_of_block(const GemmArgs& args) {
   BlockRows rows;
   if (args.tiles == nullptr) {
     rows.first = int64_t{blockIdx.x} * kRows;
-  } else {
-    if (blockIdx.x >= *args.tile_count) return rows;
-    const RowTile tile = args.tiles[blockIdx.x];
-    rows.expert = tile.expert;
-    rows.first = tile.first_row;
+    rows.count = static_cast<int>(min(int64_t{kRows}, args.row_offsets[1] - rows.first));
+    return rows;
   }
-  rows.count = static_cast<int>(min(int64_t{kRows}, args.row_offsets[rows.expert + 1] - rows.first));
-  return rows;
+  if (blockIdx.x >= *args.tile_count) return rows;
+  const RowTile tile = args.tiles[blockIdx.x];
+  return {tile.expert, tile.first_row, tile.rows};
 }
 __device__ inline int64_t line_of_row(const GemmArgs& args, int64_t row) {
   return args.choice_of_row == nullptr ? row : args.choice_of_row[row] / args.top_k;

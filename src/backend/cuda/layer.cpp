@@ -1,12 +1,13 @@
 #include "backend/cuda/layer.h"
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/steps.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kLeastCapability = 80;     // bf16 tensor cores, cp.async
-constexpr int64_t kMostExperts = 12288;  // route's counters of one chunk fill 48 KiB of shared memory
+constexpr int64_t kMostExperts = 12032;  // route's counters of one chunk fill 48 KiB of shared memory, less 1 KiB
 
 }  // namespace
 
@@ -46,23 +47,27 @@ Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scra
   return plan;
 }
 
-Status run_layer(const HostSteps& steps, const PackedWeights& weights, const Plan& plan, const Batch& batch,
-                 const Workspace& workspace, const RunContext& context) {
+Status run_layer(const HostSteps& steps, Tiling (*tiling)(const HostCall&), const PackedWeights& weights,
+                 const Plan& plan, const Batch& batch, const Workspace& workspace, const RunContext& context) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
   if (context.status != nullptr) buffers.status = context.status;
   const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
   const HostCall call{weights, batch, buffers, serial_executor(), workspace.at<std::byte>(own_span), context.stream};
-  steps.route(call);
-  steps.quantize(call);
+  if (routes_and_quantizes_at_once(call)) {
+    route_and_quantize(call, tiling(call));
+  } else {
+    steps.route(call);
+    steps.quantize(call);
+  }
   for (const HostPart* part : {&buffers.routed, &buffers.shared}) {
     if (part->experts == 0) continue;
     steps.gemm1_swiglu(call, *part);
-    steps.requantize(call, *part);
+    if (weights.config->activation_format == ActivationFormat::kNvfp4) steps.requantize(call, *part);
     steps.gemm2(call, *part);
   }
-  steps.combine(call);
+  combine_and_count(call);
   return check_launch("launch");
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "backend/cuda/steps.h"
 #include "backend/host_layer.h"
 
 namespace nvfp4_moe::cuda {
@@ -15,8 +16,8 @@ Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or
 // gemm: the name of the GEMM kernels. scratch_bytes: of the backend's own span, which begins with cuda's Scratch.
 Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scratch_bytes, const MoeConfig& config,
                        const ExpertRange& range, const LayerScales& scales, const Limits& limits);
-// Enqueues the steps in context.stream.
-Status run_layer(const HostSteps& steps, const PackedWeights& weights, const Plan& plan, const Batch& batch,
-                 const Workspace& workspace, const RunContext& context);
+// Enqueues the layer in context.stream: the steps, or the shorter walk of steps.h with the same results.
+Status run_layer(const HostSteps& steps, Tiling (*tiling)(const HostCall&), const PackedWeights& weights,
+                 const Plan& plan, const Batch& batch, const Workspace& workspace, const RunContext& context);
 
 }  // namespace nvfp4_moe::cuda

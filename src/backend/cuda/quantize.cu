@@ -1,196 +1,29 @@
-// quantize and requantize: lines of activations to what the GEMMs multiply.
-//
-//   nvfp4   codes (lines, K/2), block scales (lines, K/16), line scale (lines), and the operand (lines, K): e2m1 * e4m3
-//   in
-//           bf16, exactly, which tensor cores without FP4 multiply
-//   bf16    hidden rounded once; of the intermediate, which is bf16 already, only its NaN and Inf are counted
-//
-// One block a line. The formulas, in this order of fp32 operations, are docs/numerics.md section 3 and docs/format.md;
-// a line with NaN or Inf gets its flag, zero codes, scales and operands, and a NaN line scale. Only tokens that have a
-// row are read: another one's line stays as it was, flag 0. Counters are sums of integers: their order does not show.
-#include <cuda_runtime.h>
-
-#include <cmath>
-
-#include "backend/cuda/formats.cuh"
-#include "backend/cuda/scratch.h"
+// quantize's and requantize's kernels and their launches.
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/quantize.cuh"
 #include "backend/cuda/steps.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
-constexpr int kBlock = 16;
-constexpr unsigned kFull = 0xFFFFFFFFu;
-
-enum class LineScale : int { kDynamic, kPowerOfTwo, kCompat };
-
-struct Counters {
-  uint64_t* nonfinite;
-  uint64_t* blocks;
-  uint64_t* saturated;
-  uint64_t* zeroed;
-};
-
-struct LineArgs {
-  const void* x;  // (lines, K)
-  int64_t k;
-  LineScale policy;
-  float scale;  // of every line, but for kDynamic
-  HostActivations out;
-  uint16_t* operand;  // (lines, K), or null
-  Counters counters;
-  const int32_t* row_of_choice;  // (T, top_k): lines are tokens, those without a row are left out; null: all lines
-  int64_t top_k;
-  const int64_t* line_count;  // lines are rows, so many of them; null: as many as blocks
-};
-
-__device__ void add(uint64_t* counter, unsigned value) {
-  value = __reduce_add_sync(kFull, value);
-  if (threadIdx.x % 32 == 0 && value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), uint64_t{value});
-}
-
-__device__ bool wanted(const LineArgs& args, int64_t line) {
-  if (args.line_count != nullptr) return line < *args.line_count;
-  if (args.row_of_choice == nullptr) return true;
-  for (int64_t k = 0; k < args.top_k; ++k)
-    if (args.row_of_choice[line * args.top_k + k] >= 0) return true;
-  return false;
-}
-
-// max |x| of the line as bits: finite < Inf < NaN. The whole block.
 template <DType kType>
-__device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
-  __shared__ uint32_t warp_magnitudes[kWarps];
-  uint32_t magnitude = 0;
-  for (int64_t i = threadIdx.x; i < args.k; i += kThreads)
-    magnitude = max(magnitude, magnitude_bits(load_element<kType>(args.x, first + i)));
-  magnitude = __reduce_max_sync(kFull, magnitude);
-  if (threadIdx.x % 32 == 0) warp_magnitudes[threadIdx.x / 32] = magnitude;
-  __syncthreads();
-  for (int warp = 0; warp < kWarps; ++warp) magnitude = max(magnitude, warp_magnitudes[warp]);
-  return magnitude;
-}
-
-// Exponent of the smallest power of two s with amax <= 2688 s, 2688 = 1.3125 * 2^11; 0 for a line of zeros.
-__device__ int dynamic_exponent(uint32_t amax) {
-  if (amax == 0) return 0;
-  const int exponent = static_cast<int>(amax >> 23) - 127 - 11 + ((amax & 0x7FFFFFu) > 0x280000u);
-  return max(exponent, -126);
-}
-
-__device__ float power_of_two(int exponent) {  // -126 .. 127
-  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
-}
-
-struct PowerOfTwoRule {
-  float inverse;
-  __device__ float scale_of(float amax) const { return (amax * inverse) * (1.0f / 6.0f); }
-  __device__ float factor(float v) const { return v; }
-  __device__ float quotient(float x, float v) const { return (x * inverse) / v; }
-};
-struct CompatRule {
-  float encode;  // 1 / input_scale
-  __device__ float scale_of(float amax) const { return encode * (amax * (1.0f / 6.0f)); }
-  __device__ float factor(float v) const { return 1.0f / (v * (1.0f / encode)); }
-  __device__ float quotient(float x, float factor) const { return x * factor; }
-};
-
-struct BlockCounts {
-  unsigned saturated = 0, zeroed = 0;
-};
-
-template <class Rule>
-__device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const LineArgs& args, int64_t line,
-                               int64_t block, BlockCounts& counts) {
-  uint32_t amax_bits = 0;
-#pragma unroll
-  for (float value : x) amax_bits = max(amax_bits, magnitude_bits(value));
-  const float scale = rule.scale_of(__uint_as_float(amax_bits));
-  const uint32_t byte = e4m3_from_float(scale);
-  const float v = e4m3_to_float(byte);
-  const float factor = rule.factor(v);
-  uint32_t codes[2] = {}, operand[kBlock / 2] = {};
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    const uint32_t code = byte == 0 ? 0 : e2m1_from_float(rule.quotient(x[i], factor));
-    codes[i / 8] |= code << i % 8 * 4;
-    operand[i / 2] |= uint32_t{bf16_from_float(e2m1_to_float(code) * v)} << i % 2 * 16;
-  }
-  counts.saturated += scale > 448;
-  counts.zeroed += byte == 0 && amax_bits != 0;
-  args.out.block_scales[line * (args.k / kBlock) + block] = static_cast<uint8_t>(byte);
-  *reinterpret_cast<uint2*>(args.out.codes + line * (args.k / 2) + block * 8) = make_uint2(codes[0], codes[1]);
-  auto* const to = reinterpret_cast<uint4*>(args.operand + line * args.k + block * kBlock);
-  to[0] = make_uint4(operand[0], operand[1], operand[2], operand[3]);
-  to[1] = make_uint4(operand[4], operand[5], operand[6], operand[7]);
-}
-
-template <DType kType, class Rule>
-__device__ void quantize_blocks(const LineArgs& args, int64_t line, const Rule& rule) {
-  BlockCounts counts;
-  for (int64_t block = threadIdx.x; block < args.k / kBlock; block += kThreads) {
-    float x[kBlock];
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) x[i] = load_element<kType>(args.x, line * args.k + block * kBlock + i);
-    quantize_block(x, rule, args, line, block, counts);
-  }
-  __syncwarp();
-  add(args.counters.saturated, counts.saturated);
-  add(args.counters.zeroed, counts.zeroed);
-}
-
-__device__ void count_line(uint64_t* counter, uint64_t value) {
-  if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
+__global__ void __launch_bounds__(kLineThreads) quantize_nvfp4(LineArgs args) {
+  let_next_start();
+  wait_for_previous();
+  quantize_line<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 
 template <DType kType>
-__global__ void quantize_nvfp4(LineArgs args) {
-  const int64_t line = blockIdx.x;
-  const bool has_row = wanted(args, line);
-  if (threadIdx.x == 0 && (has_row || args.row_of_choice != nullptr)) args.out.nonfinite[line] = 0;
-  if (!has_row) return;
-  const uint32_t amax = line_magnitude<kType>(args, line * args.k);
-  if (amax >= kInfBits) {
-    if (threadIdx.x == 0) {
-      args.out.nonfinite[line] = 1;
-      args.out.line_scale[line] = __uint_as_float(0x7FC00000u);
-    }
-    for (int64_t i = threadIdx.x; i < args.k / 2; i += kThreads) args.out.codes[line * (args.k / 2) + i] = 0;
-    for (int64_t i = threadIdx.x; i < args.k / kBlock; i += kThreads)
-      args.out.block_scales[line * (args.k / kBlock) + i] = 0;
-    for (int64_t i = threadIdx.x; i < args.k; i += kThreads) args.operand[line * args.k + i] = 0;
-    count_line(args.counters.nonfinite, 1);
-    return;
-  }
-  count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock));
-  if (args.policy == LineScale::kCompat) {
-    if (threadIdx.x == 0) args.out.line_scale[line] = args.scale;
-    quantize_blocks<kType>(args, line, CompatRule{1.0f / args.scale});
-    return;
-  }
-  const float scale = args.policy == LineScale::kDynamic ? power_of_two(dynamic_exponent(amax)) : args.scale;
-  if (threadIdx.x == 0) args.out.line_scale[line] = scale;
-  quantize_blocks<kType>(args, line, PowerOfTwoRule{1.0f / scale});
-}
-
-// hidden in bf16 for the tensor cores, and its flag.
-template <DType kType>
-__global__ void round_lines(LineArgs args) {
-  const int64_t line = blockIdx.x;
-  if (threadIdx.x == 0) args.out.nonfinite[line] = 0;
-  if (!wanted(args, line)) return;
-  const bool nonfinite = line_magnitude<kType>(args, line * args.k) >= kInfBits;
-  for (int64_t i = threadIdx.x; i < args.k; i += kThreads)
-    args.out.bf16[line * args.k + i] = bf16_from_float(load_element<kType>(args.x, line * args.k + i));
-  if (!nonfinite) return;
-  if (threadIdx.x == 0) args.out.nonfinite[line] = 1;
-  count_line(args.counters.nonfinite, 1);
+__global__ void __launch_bounds__(kLineThreads) round_lines(LineArgs args) {
+  let_next_start();
+  wait_for_previous();
+  round_line<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 
 // The intermediate under bf16: multiplied as it is, so its flag stays 0.
-__global__ void count_nonfinite_rows(LineArgs args) {
+__global__ void __launch_bounds__(kLineThreads) count_nonfinite_rows(LineArgs args) {
+  let_next_start();
+  wait_for_previous();
   const int64_t line = blockIdx.x;
   if (!wanted(args, line)) return;
   if (threadIdx.x == 0) args.out.nonfinite[line] = 0;
@@ -198,12 +31,12 @@ __global__ void count_nonfinite_rows(LineArgs args) {
 }
 
 template <DType kType>
-void launch_hidden(const LineArgs& args, ActivationFormat format, int64_t lines, cudaStream_t stream) {
+void launch_hidden(const LineArgs& args, ActivationFormat format, int64_t lines, void* stream) {
   const auto blocks = static_cast<unsigned>(lines);
   if (format == ActivationFormat::kNvfp4)
-    quantize_nvfp4<kType><<<blocks, kThreads, 0, stream>>>(args);
+    launch<quantize_nvfp4<kType>>(blocks, kLineThreads, 0, stream, args);
   else
-    round_lines<kType><<<blocks, kThreads, 0, stream>>>(args);
+    launch<round_lines<kType>>(blocks, kLineThreads, 0, stream, args);
 }
 
 }  // namespace
@@ -212,24 +45,13 @@ void quantize(const HostCall& call) {
   const MoeConfig& config = call.weights.config;
   const int64_t tokens = call.batch.tokens;
   if (tokens == 0) return;
-  RunStatus& status = *call.buffers.status;
-  LineArgs args{};
-  args.x = call.batch.hidden;
-  args.k = config->hidden_size;
-  args.policy = config->activation_scale == ActivationScale::kDynamicToken ? LineScale::kDynamic
-                : config->activation_scale == ActivationScale::kCompat     ? LineScale::kCompat
-                                                                           : LineScale::kPowerOfTwo;
-  args.scale = resolve_activation_scales(config, call.weights.scales)->hidden;  // plan has seen it succeed
-  args.out = call.buffers.hidden;
-  args.operand = Scratch(config, call.weights.range, tokens, call.scratch).hidden_operand;
-  args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};
+  LineArgs args = hidden_lines(call);
   if (call.buffers.shared.experts == 0) args.row_of_choice = call.buffers.row_of_choice;
   args.top_k = config->top_k;
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
   switch (call.batch.hidden_dtype) {
-    case DType::kF32: return launch_hidden<DType::kF32>(args, config->activation_format, tokens, stream);
-    case DType::kF16: return launch_hidden<DType::kF16>(args, config->activation_format, tokens, stream);
-    default: return launch_hidden<DType::kBf16>(args, config->activation_format, tokens, stream);
+    case DType::kF32: return launch_hidden<DType::kF32>(args, config->activation_format, tokens, call.stream);
+    case DType::kF16: return launch_hidden<DType::kF16>(args, config->activation_format, tokens, call.stream);
+    default: return launch_hidden<DType::kBf16>(args, config->activation_format, tokens, call.stream);
   }
 }
 
@@ -252,11 +74,11 @@ void requantize(const HostCall& call, const HostPart& part) {
   args.counters = {&status.nonfinite_rows, &status.intermediate_blocks, &status.intermediate_saturated,
                    &status.intermediate_zeroed};
   args.line_count = part.row_offsets + part.experts;
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
+  const auto blocks = static_cast<unsigned>(rows);
   if (config->activation_format == ActivationFormat::kNvfp4)
-    quantize_nvfp4<DType::kBf16><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(args);
+    launch<quantize_nvfp4<DType::kBf16>>(blocks, kLineThreads, 0, call.stream, args);
   else
-    count_nonfinite_rows<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(args);
+    launch<count_nonfinite_rows>(blocks, kLineThreads, 0, call.stream, args);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -1,248 +1,65 @@
-// route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work through.
-//
-// topk_ids (T, k) -> row_of_choice (T k), choice_of_row (R), row_offsets (E + 1), tiles; clears the run's status. A
-// stable counting sort over chunks of choices, a warp each:
-//
-//   count   rows of each expert in every chunk                          chunk_counts (chunks, E)
-//   scan    row_offsets over the experts; chunk_counts become the first row of an expert in a chunk
-//   place   a choice's row = that + the earlier choices of its expert in the chunk
-//
-// Up to kRouteOneBlock choices one block does all three with its counters in shared memory; above, a kernel each. Only
-// the warp that owns a chunk writes its counters, so there is no atomic on them and the order is that of the choices.
-#include <cuda_runtime.h>
-
+// route's kernels and their launches.
 #include <algorithm>
 
-#include "backend/cuda/packed_tile.h"
-#include "backend/cuda/scratch.h"
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/route.cuh"
 #include "backend/cuda/steps.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
 
-constexpr unsigned kFull = 0xFFFFFFFFu;
-
-struct RouteArgs {
-  const void* ids;  // (choices) int32 or int64, global
-  bool wide_ids;
-  int64_t choices;
-  int64_t num_experts;   // global
-  int64_t first, count;  // the local range
-  int64_t chunk;         // choices of one chunk
-  int32_t chunks;
-  RunStatus* status;
-  int32_t* row_of_choice;  // (choices)
-  int32_t* choice_of_row;  // (R)
-  int64_t* row_offsets;    // (E + 1)
-  int rows_of_tile;
-  bool even_tiles;
-  RowTile* tiles;
-  int32_t* tile_count;
-  int64_t* shared_row_offsets;  // (2), or null
-  int64_t tokens;
-};
-
-__device__ int64_t global_id(const RouteArgs& args, int64_t choice) {
-  return args.wide_ids ? static_cast<const int64_t*>(args.ids)[choice] : static_cast<const int32_t*>(args.ids)[choice];
-}
-
-// The local expert of a choice, or -1: none, another rank's, or no expert at all.
-__device__ int local_expert(const RouteArgs& args, int64_t choice, int64_t end, bool& bad) {
-  bad = false;
-  if (choice >= end) return -1;
-  const int64_t id = global_id(args, choice);
-  bad = id < -1 || id >= args.num_experts;
-  return !bad && id >= args.first && id < args.first + args.count ? static_cast<int>(id - args.first) : -1;
-}
-
-// body(choice, local expert, lanes of this group with the same expert), for a chunk's choices in order; one warp.
-template <class Body>
-__device__ void for_each_group(const RouteArgs& args, int64_t chunk, const Body& body) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t begin = chunk * args.chunk, end = min(begin + args.chunk, args.choices);
-  for (int64_t group = begin; group < end; group += 32) {
-    bool bad = false;
-    const int expert = local_expert(args, group + lane, end, bad);
-    body(group + lane, expert, __match_any_sync(kFull, expert), bad, end);
-    __syncwarp();
-  }
-}
-
-// counts (E): rows of each expert in the chunk. One warp.
-__device__ void count_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int64_t e = lane; e < args.count; e += 32) counts[e] = 0;
-  __syncwarp();
-  unsigned bad_ids = 0;
-  for_each_group(args, chunk, [&](int64_t, int expert, unsigned same, bool bad, int64_t) {
-    bad_ids += bad;
-    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] += __popc(same);
-  });
-  bad_ids = __reduce_add_sync(kFull, bad_ids);
-  if (lane == 0 && bad_ids != 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(&args.status->bad_expert_ids), uint64_t{bad_ids});
-}
-
-// row_of_choice and choice_of_row of the chunk; counts (E) are the next row of each expert. One warp.
-__device__ void place_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  for_each_group(args, chunk, [&](int64_t choice, int expert, unsigned same, bool, int64_t end) {
-    const int32_t base = expert >= 0 ? counts[expert] : 0;
-    __syncwarp();
-    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] = base + __popc(same);
-    if (choice >= end) return;
-    const int32_t row = expert >= 0 ? base + __popc(same & ((1u << lane) - 1)) : -1;
-    args.row_of_choice[choice] = row;
-    if (row >= 0) args.choice_of_row[row] = static_cast<int32_t>(choice);
-  });
-}
-
-struct Sums {
-  int32_t rows = 0, tiles = 0;
-};
-
-// Exclusive sums over the block's threads; total is that of all. warp_sums: (32) shared.
-__device__ Sums block_exclusive(Sums own, Sums* warp_sums, Sums& total) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int warps = static_cast<int>(blockDim.x / 32);
-  Sums sum = own;
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t rows = __shfl_up_sync(kFull, sum.rows, step), tiles = __shfl_up_sync(kFull, sum.tiles, step);
-    if (lane >= step) sum.rows += rows, sum.tiles += tiles;
-  }
-  if (lane == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  Sums before;
-  total = Sums{};
-  for (int w = 0; w < warps; ++w) {
-    if (w == warp) before = total;
-    total.rows += warp_sums[w].rows;
-    total.tiles += warp_sums[w].tiles;
-  }
-  __syncthreads();
-  return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
-}
-
-// counts (chunks, E): rows in the chunk -> first row of the expert in the chunk. One block.
-__device__ void scan(const RouteArgs& args, int32_t* counts) {
-  __shared__ Sums warp_sums[32];
-  Sums before;
-  for (int64_t first = 0; first < args.count; first += blockDim.x) {
-    const int64_t e = first + threadIdx.x;
-    Sums own;
-    if (e < args.count)
-      for (int32_t chunk = 0; chunk < args.chunks; ++chunk) own.rows += counts[chunk * args.count + e];
-    own.tiles = (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
-    Sums total;
-    Sums start = block_exclusive(own, warp_sums, total);
-    start.rows += before.rows;
-    start.tiles += before.tiles;
-    if (e < args.count) {
-      args.row_offsets[e] = start.rows;
-      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.rows_of_tile) : args.rows_of_tile;
-      for (int32_t t = 0; t < own.tiles; ++t)
-        args.tiles[start.tiles + t] = {static_cast<int32_t>(e), start.rows + t * step};
-      int32_t row = start.rows;
-      for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
-        int32_t& count = counts[chunk * args.count + e];
-        const int32_t rows = count;
-        count = row;
-        row += rows;
-      }
-    }
-    before.rows += total.rows;
-    before.tiles += total.tiles;
-  }
-  if (threadIdx.x != 0) return;
-  args.row_offsets[args.count] = before.rows;
-  *args.tile_count = before.tiles;
-  if (args.shared_row_offsets != nullptr) {
-    args.shared_row_offsets[0] = 0;
-    args.shared_row_offsets[1] = args.tokens;
-  }
-}
-
-// The whole step; a warp a chunk.
 __global__ void route_one_block(RouteArgs args) {
   extern __shared__ int32_t counts[];  // (chunks, E)
-  if (threadIdx.x == 0) *args.status = RunStatus{};
-  __syncthreads();
-  const int64_t warp = threadIdx.x / 32;
-  int32_t* const own = counts + warp * args.count;
-  if (warp < args.chunks) count_chunk(args, warp, own);
-  __syncthreads();
-  scan(args, counts);
-  __syncthreads();
-  if (warp < args.chunks) place_chunk(args, warp, own);
+  let_next_start();
+  wait_for_previous();
+  route_by_one_block(args, counts);
 }
 
-// One warp a block; the status is cleared before.
+// One warp a block.
 __global__ void route_count(RouteArgs args, int32_t* chunk_counts) {
   extern __shared__ int32_t counts[];  // (E)
-  count_chunk(args, blockIdx.x, counts);
+  let_next_start();
+  wait_for_previous();
+  const unsigned bad_ids = count_chunk(args, blockIdx.x, counts);
+  if (threadIdx.x == 0) args.chunk_bad_ids[blockIdx.x] = bad_ids;
   __syncwarp();
   for (int64_t e = threadIdx.x; e < args.count; e += 32) chunk_counts[blockIdx.x * args.count + e] = counts[e];
 }
-__global__ void route_scan(RouteArgs args, int32_t* chunk_counts) { scan(args, chunk_counts); }
-__global__ void route_place(RouteArgs args, const int32_t* chunk_counts) {
+__global__ void route_scan(RouteArgs args, int32_t* chunk_counts) {
+  let_next_start();
+  wait_for_previous();
+  scan(args, chunk_counts, args.chunk_bad_ids);
+}
+__global__ void route_place(RouteArgs args, int32_t* chunk_counts) {
   extern __shared__ int32_t counts[];  // (E)
+  let_next_start();
+  wait_for_previous();
   for (int64_t e = threadIdx.x; e < args.count; e += 32) counts[e] = chunk_counts[blockIdx.x * args.count + e];
   __syncwarp();
   place_chunk(args, blockIdx.x, counts);
 }
 
-// Warps of the one block: as many as their counters leave room for.
-constexpr int64_t kCounterBytes = 40 * 1024;
-int64_t warps_for(int64_t choices, int64_t experts) {
-  const int64_t fitting = kCounterBytes / (experts * static_cast<int64_t>(sizeof(int32_t)));
-  const int64_t useful = (choices + 31) / 32;
-  return std::max<int64_t>(1, std::min<int64_t>({8, fitting, useful}));
-}
-
 }  // namespace
 
-void route(const HostCall& call) { route_in_tiles(call, tile_rows(call.weights.config, call.batch.tokens), false); }
-
-void route_in_tiles(const HostCall& call, int rows_of_tile, bool even) {
-  const Batch& batch = call.batch;
-  const MoeConfig& config = call.weights.config;
-  const ExpertRange& range = call.weights.range;
-  const Scratch scratch(config, range, batch.tokens, call.scratch);
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
-  RouteArgs args{};
-  args.ids = batch.topk_ids;
-  args.wide_ids = batch.ids_dtype == DType::kI64;
-  args.choices = batch.tokens * config->top_k;
-  args.num_experts = config->num_experts;
-  args.first = range.first;
-  args.count = range.count;
-  args.status = call.buffers.status;
-  args.row_of_choice = call.buffers.row_of_choice;
-  args.choice_of_row = call.buffers.routed.choice_of_row;
-  args.row_offsets = call.buffers.routed.row_offsets;
-  args.rows_of_tile = rows_of_tile;
-  args.even_tiles = even;
-  args.tiles = scratch.tiles;
-  args.tile_count = scratch.tile_count;
-  args.shared_row_offsets = call.buffers.shared.experts > 0 ? call.buffers.shared.row_offsets : nullptr;
-  args.tokens = batch.tokens;
-
+void route_in_tiles(const HostCall& call, const Tiling& tiling) {
+  RouteArgs args = route_args(call, tiling);
   if (args.choices <= kRouteOneBlock) {
-    const int64_t warps = warps_for(args.choices, range.count);
-    args.chunk = (ceil_div(args.choices, warps) + 31) / 32 * 32;
-    args.chunks = static_cast<int32_t>(args.chunk == 0 ? 0 : ceil_div(args.choices, args.chunk));
-    const size_t counter_bytes = static_cast<size_t>(warps * range.count) * sizeof(int32_t);
-    route_one_block<<<1, static_cast<unsigned>(warps * 32), counter_bytes, stream>>>(args);
+    const OneBlock block(args);
+    launch<route_one_block>(1, block.threads, block.shared_bytes, call.stream, args);
     return;
   }
+  int32_t* const chunk_counts =
+      Scratch(call.weights.config, call.weights.range, call.batch.tokens, call.scratch).chunk_counts;
   args.chunk = kRouteChunk;
   args.chunks = static_cast<int32_t>(ceil_div(args.choices, kRouteChunk));
-  const size_t counter_bytes = static_cast<size_t>(range.count) * sizeof(int32_t);
+  const size_t counter_bytes = static_cast<size_t>(args.count) * sizeof(int32_t);
   const auto chunks = static_cast<unsigned>(args.chunks);
-  cudaMemsetAsync(args.status, 0, sizeof(RunStatus), stream);
-  route_count<<<chunks, 32, counter_bytes, stream>>>(args, scratch.chunk_counts);
-  route_scan<<<1, 1024, 0, stream>>>(args, scratch.chunk_counts);
-  route_place<<<chunks, 32, counter_bytes, stream>>>(args, scratch.chunk_counts);
+  launch<route_count>(chunks, 32, counter_bytes, call.stream, args, chunk_counts);
+  launch<route_scan>(1, 1024, 0, call.stream, args, chunk_counts);
+  launch<route_place>(chunks, 32, counter_bytes, call.stream, args, chunk_counts);
 }
+
+Tiling tiling(const HostCall& call) { return {tile_rows(call.weights.config, call.batch.tokens), false, nullptr, 0}; }
+void route(const HostCall& call) { route_in_tiles(call, tiling(call)); }
 
 }  // namespace nvfp4_moe::cuda

@@ -12,10 +12,15 @@
 
 namespace nvfp4_moe::cuda {
 
-// Consecutive rows of one expert: rows [first_row, first_row + tile rows), cut off at the expert's end.
+// Consecutive rows of one expert.
 struct RowTile {
   int32_t expert;
   int32_t first_row;
+  int32_t rows;
+};
+// What quantize counted in one line.
+struct LineCounts {
+  uint64_t nonfinite, blocks, saturated, zeroed;
 };
 
 // Rows of a tile: the smallest of the compiled ones that holds an expert's average share. A row's bits do not depend on
@@ -50,6 +55,8 @@ struct Scratch {
   RowTile* tiles = nullptr;            // (tile_bound)
   int32_t* tile_count = nullptr;       // (1)
   int32_t* chunk_counts = nullptr;     // (chunks, E) rows of each expert before and in a chunk of choices
+  uint32_t* chunk_bad_ids = nullptr;   // (chunks)
+  LineCounts* token_counts = nullptr;  // (T) of batches that one block routes
   size_t total_bytes = 0;
 
   // base null: measures. tokens: of the call, or the limit.
@@ -62,7 +69,10 @@ struct Scratch {
     }
     tiles = take<RowTile>(tile_bound(rows, range.count, kLeastTileRows));
     tile_count = take<int32_t>(1);
-    chunk_counts = take<int32_t>((rows + kRouteChunk - 1) / kRouteChunk * range.count);
+    const int64_t chunks = (rows + kRouteChunk - 1) / kRouteChunk;
+    chunk_counts = take<int32_t>(chunks * range.count);
+    chunk_bad_ids = take<uint32_t>(chunks);
+    token_counts = take<LineCounts>(std::min(tokens, kRouteOneBlock));
   }
 
  private:

@@ -40,7 +40,7 @@ Result<Buffer> allocate(size_t size_bytes, int device) {
 
 Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
            const RunContext& context) {
-  return cuda::run_layer(kSteps, weights, plan, batch, workspace, context);
+  return cuda::run_layer(kSteps, tiling, weights, plan, batch, workspace, context);
 }
 
 }  // namespace

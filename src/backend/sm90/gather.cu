@@ -1,6 +1,7 @@
 // One block a token: its line is read once and written to each of its rows.
 #include <cuda_runtime.h>
 
+#include "backend/cuda/launch.cuh"
 #include "backend/sm90/gather.h"
 
 namespace nvfp4_moe::sm90 {
@@ -11,6 +12,8 @@ constexpr int kMostRows = 8;  // of a token at a time
 
 __global__ void __launch_bounds__(kThreads)
     sm90_gather_rows(const uint4* x, uint4* rows, const int32_t* row_of_choice, int32_t top_k, int32_t pieces) {
+  cuda::let_next_start();
+  cuda::wait_for_previous();
   const int64_t token = blockIdx.x;
   for (int32_t first = 0; first < top_k; first += kMostRows) {
     int32_t row[kMostRows];
@@ -35,9 +38,10 @@ __global__ void __launch_bounds__(kThreads)
 
 const uint16_t* gather_rows(const HostCall& call, const HostPart& part, const uint16_t* x) {
   const MoeConfig& config = call.weights.config;
-  sm90_gather_rows<<<static_cast<unsigned>(call.batch.tokens), kThreads, 0, static_cast<cudaStream_t>(call.stream)>>>(
-      reinterpret_cast<const uint4*>(x), static_cast<uint4*>(part.rows_out), call.buffers.row_of_choice,
-      static_cast<int32_t>(config->top_k), static_cast<int32_t>(config->hidden_size / 8));
+  cuda::launch<sm90_gather_rows>(static_cast<unsigned>(call.batch.tokens), kThreads, 0, call.stream,
+                                 reinterpret_cast<const uint4*>(x), static_cast<uint4*>(part.rows_out),
+                                 call.buffers.row_of_choice, static_cast<int32_t>(config->top_k),
+                                 static_cast<int32_t>(config->hidden_size / 8));
   return static_cast<const uint16_t*>(part.rows_out);
 }
 

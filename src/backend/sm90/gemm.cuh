@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/sm90/barrier.cuh"
 #include "backend/sm90/dequantize.cuh"
@@ -184,8 +185,9 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
     } else {
 #pragma unroll
       for (int quad = 0; quad < kN / 8; ++quad)
-        *partial_place<S>(args, piece.partial, m, quad, thread) =
-            make_float4(sums[m][quad * 4], sums[m][quad * 4 + 1], sums[m][quad * 4 + 2], sums[m][quad * 4 + 3]);
+        if (quad * 8 + thread % 4 * 2 < piece.rows.count)
+          *partial_place<S>(args, piece.partial, m, quad, thread) =
+              make_float4(sums[m][quad * 4], sums[m][quad * 4 + 1], sums[m][quad * 4 + 2], sums[m][quad * 4 + 3]);
     }
   }
 }
@@ -209,8 +211,78 @@ __device__ Work work_of(const GemmArgs& args, int32_t blocks) {
               args.split);
 }
 
+// The sums of a unit that was cut: its pieces' in the order of K, then the epilogue. All math threads. index: of this
+// block's piece of it.
+template <class S, class Epilogue>
+__device__ void finish_unit(const GemmArgs& args, const Epilogue& epilogue, const Work& work, int32_t split_unit,
+                            uint32_t index) {
+  constexpr int kAtOnce = 4;  // pieces whose sums are read at once
+  const PieceInfo own = SharedPlaces<S>::piece(index);
+  const LineFactor* const factors = SharedPlaces<S>::factors(index);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int32_t pieces = work.pieces_of(split_unit);
+#pragma unroll 1
+  for (int quad = 0; quad * 8 < own.rows.count; ++quad) {
+    if (quad * 8 + thread % 4 * 2 >= own.rows.count) continue;
+    float sums[S::kM64][4] = {};
+#pragma unroll 1
+    for (int32_t first = 0; first < pieces; first += kAtOnce) {
+      float4 parts[kAtOnce][S::kM64];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int32_t partial = work.partial_of_piece(split_unit, min(first + i, pieces - 1));
+#pragma unroll
+        for (int m = 0; m < S::kM64; ++m) parts[i][m] = __ldcg(partial_place<S>(args, partial, m, quad, thread));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+        for (int m = 0; m < S::kM64; ++m) {
+          if (first + i >= pieces) continue;
+          sums[m][0] += parts[i][m].x, sums[m][1] += parts[i][m].y;
+          sums[m][2] += parts[i][m].z, sums[m][3] += parts[i][m].w;
+        }
+    }
+    TileRows eight = own.rows;
+    eight.first += quad * 8;
+    eight.count -= quad * 8;
+#pragma unroll
+    for (int m = 0; m < S::kM64; ++m)
+      finish<S, 8>(epilogue, own.scales, eight, own.weight_row + row_of<S>(thread, m), sums[m],
+                   [&](int line) { return factors[quad * 8 + line]; });
+  }
+}
+
+// After a block's last piece: it arrives at the units that it has a piece of, one or two, and finishes those at which
+// it is the last. All math threads. index: of the last piece; that of the piece before is still there too.
+template <class S, class Epilogue>
+__device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, const Work& work, uint32_t index) {
+  const int32_t begin = work.split_begin(static_cast<int32_t>(blockIdx.x)),
+                end = work.split_begin(static_cast<int32_t>(blockIdx.x) + 1);
+  if (begin == end) return;
+  const int32_t last_unit = (end - 1) / work.chunks_of_unit, units = last_unit - begin / work.chunks_of_unit + 1;
+  sync_threads<2, kMathThreads>();  // all sums are stored
+  if (static_cast<int32_t>(threadIdx.x) < units) {
+    const auto i = static_cast<int32_t>(threadIdx.x);
+    const int32_t pieces = work.pieces_of(last_unit - i);
+    bool last = false;
+    if (pieces > 1) {
+      __threadfence();
+      last = atomicAdd(args.arrivals + last_unit - i, 1) == pieces - 1;
+      if (last) args.arrivals[last_unit - i] = 0;
+      __threadfence();
+    }
+    SharedPlaces<S>::last()[i] = last;
+  }
+  sync_threads<2, kMathThreads>();
+  for (int32_t i = units - 1; i >= 0; --i)
+    if (SharedPlaces<S>::last()[i] != 0)
+      finish_unit<S>(args, epilogue, work, last_unit - i, index - static_cast<uint32_t>(i));
+}
+
 template <class S, class Epilogue, class Lines>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines& lines) {
+  if (args.routed) cuda::let_next_start();
   if (threadIdx.x == 0) {
     if (shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
     for (int s = 0; s < S::kStages; ++s) {
@@ -222,8 +294,12 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
       barrier_init(SharedPlaces<S>::piece_free(i), kMathThreads / 32);
     }
     barrier_init_done();
-    SharedPlaces<S>::work() = work_of<S>(args, static_cast<int32_t>(gridDim.x));
   }
+  if (!args.routed) {  // what comes after this kernel may rely on route as soon as it starts
+    cuda::wait_for_previous();
+    cuda::let_next_start();
+  }
+  if (threadIdx.x == 0) SharedPlaces<S>::work() = work_of<S>(args, static_cast<int32_t>(gridDim.x));
   __syncthreads();
   const Work& work = SharedPlaces<S>::work();
 
@@ -236,6 +312,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     return;
   }
   take_registers<224>();
+  cuda::wait_for_previous();  // before any sums are stored, and in every block
   MathState<S> state;
   asm volatile("" : "+r"(state.scale_base));  // held in a register
   state.left = work.chunks_of(static_cast<int32_t>(blockIdx.x));
@@ -244,47 +321,14 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
   if constexpr (!S::kIs.tensor_lines) fence_shared_writes();
   state.read(0, 0);
   state.template widen<0>(state.fragments[0]);
-  for (uint32_t index = 0; state.left > 0; ++index) {
+  uint32_t index = 0;
+  for (; state.left > 0; ++index) {
     wait(SharedPlaces<S>::piece_full(index), index / 2 & 1);
     multiply_narrowest<S, S::kLines>(args, epilogue, index, state);
     __syncwarp();
     arrive_if(SharedPlaces<S>::piece_free(index), threadIdx.x % 32 == 0);
   }
-}
-
-// Adds the pieces of a unit that was cut, in the order of K. Grid: (blocks of the GEMM, m64 tiles of a warpgroup); a
-// math warpgroup's threads.
-template <class S, class Epilogue>
-__device__ void finish_split(const GemmArgs& args, const Epilogue& epilogue) {
-  const Work work = work_of<S>(args, static_cast<int32_t>(gridDim.x));
-  const auto split_unit = static_cast<int32_t>(blockIdx.x);
-  const int32_t begin = split_unit * work.chunks_of_unit;
-  if (begin >= work.split_chunks) return;
-  const int32_t first = work.block_of(begin), last = work.block_of(begin + work.chunks_of_unit - 1);
-  if (first == last) return;  // it was whole
-  const Unit unit = work.unit(work.whole_units + split_unit);
-  const TileRows rows = rows_of_tile<S::kLines>(args, unit.tile);
-  const int thread = static_cast<int>(threadIdx.x), m = static_cast<int>(blockIdx.y);
-  const int32_t weight_row = unit.group * S::kRowBlocks * 128 + row_of<S>(thread, m);
-  const ExpertScales scales = epilogue.scales(rows.expert);
-#pragma unroll 1
-  for (int quad = 0; quad * 8 < rows.count; ++quad) {
-    float4 total = *partial_place<S>(args, work.partial_of(first, split_unit), m, quad, thread);
-    for (int32_t block = first + 1; block <= last; ++block) {
-      if (work.split_begin(block) == work.split_begin(block + 1)) continue;  // more blocks than chunks
-      const float4 part = *partial_place<S>(args, work.partial_of(block, split_unit), m, quad, thread);
-      total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
-    }
-    const float sums[4] = {total.x, total.y, total.z, total.w};
-    TileRows eight = rows;
-    eight.first += quad * 8;
-    eight.count -= quad * 8;
-    finish<S, 8>(epilogue, scales, eight, weight_row, sums, [&](int line) {
-      const int64_t row = eight.first + line;
-      const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
-      return epilogue.factor(args.choice_of_row != nullptr ? choice / args.top_k : choice, choice);
-    });
-  }
+  finish_units<S>(args, epilogue, work, index - 1);
 }
 
 }  // namespace nvfp4_moe::sm90

@@ -77,10 +77,6 @@ __global__ void __launch_bounds__(kThreads, 1)
                       const __grid_constant__ Lines lines) {
   gemm<Shape<kVariant>>(args, epilogue, lines);
 }
-template <size_t kVariant>
-__global__ void __launch_bounds__(kMathThreads) sm90_gemm1_finish_kernel(GemmArgs args, SwigluEpilogue epilogue) {
-  finish_split<Shape<kVariant>>(args, epilogue);
-}
 
 }  // namespace
 
@@ -93,6 +89,7 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   GemmArgs args = gemm_args(call, part, plan, plan.layout.gate_up, scratch);
   args.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset;
+  args.routed = false;
   const uint16_t* const x = nvfp4 ? scratch.common.hidden_operand : call.buffers.hidden.bf16;
   args.choice_of_row = part.choice_of_row;
   SwigluEpilogue epilogue{};
@@ -106,13 +103,12 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
   epilogue.intermediate = part.intermediate_size;
 
   const auto blocks = static_cast<unsigned>(blocks_of_device());
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
   with_variant(plan.variant, [&](auto variant) {
     using S = Shape<variant.value>;
     const auto launch = [&](auto lines) {
-      auto* const kernel = sm90_gemm1_kernel<variant.value, decltype(lines)>;
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-      kernel<<<blocks, kThreads, S::kBytes, stream>>>(args, epilogue, lines);
+      constexpr auto kKernel = sm90_gemm1_kernel<variant.value, decltype(lines)>;
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+      cuda::launch<kKernel>(blocks, kThreads, S::kBytes, call.stream, args, epilogue, lines);
     };
     if constexpr (S::kIs.tensor_lines) {
       const int64_t lines = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
@@ -120,8 +116,6 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
     } else {
       launch(CopiedLines{x, static_cast<int32_t>(config->hidden_size)});
     }
-    if (args.split)
-      sm90_gemm1_finish_kernel<variant.value><<<dim3(blocks, S::kM64), kMathThreads, 0, stream>>>(args, epilogue);
   });
 }
 

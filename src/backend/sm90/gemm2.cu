@@ -41,10 +41,6 @@ __global__ void __launch_bounds__(kThreads, 1)
                       const __grid_constant__ Lines lines) {
   gemm<Shape<kVariant>>(args, epilogue, lines);
 }
-template <size_t kVariant>
-__global__ void __launch_bounds__(kMathThreads) sm90_gemm2_finish_kernel(GemmArgs args, RowEpilogue epilogue) {
-  finish_split<Shape<kVariant>>(args, epilogue);
-}
 
 }  // namespace
 
@@ -58,6 +54,7 @@ void gemm2(const HostCall& call, const HostPart& part) {
   GemmArgs args = gemm_args(call, part, plan, plan.layout.down, scratch);
   args.weights =
       reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset + plan.layout.gate_up.bytes();
+  args.routed = true;
   const uint16_t* const x = !nvfp4        ? part.intermediate.bf16
                             : plan.shared ? scratch.common.shared_operand
                                           : scratch.common.routed_operand;
@@ -70,20 +67,17 @@ void gemm2(const HostCall& call, const HostPart& part) {
   epilogue.hidden = config->hidden_size;
 
   const auto blocks = static_cast<unsigned>(blocks_of_device());
-  auto* const stream = static_cast<cudaStream_t>(call.stream);
   with_variant(plan.variant, [&](auto variant) {
     using S = Shape<variant.value>;
     const auto launch = [&](auto lines) {
-      auto* const kernel = sm90_gemm2_kernel<variant.value, decltype(lines)>;
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-      kernel<<<blocks, kThreads, S::kBytes, stream>>>(args, epilogue, lines);
+      constexpr auto kKernel = sm90_gemm2_kernel<variant.value, decltype(lines)>;
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+      cuda::launch<kKernel>(blocks, kThreads, S::kBytes, call.stream, args, epilogue, lines);
     };
     if constexpr (S::kIs.tensor_lines)
       launch(tensor_lines(x, rows, part.intermediate_size));
     else
       launch(CopiedLines{x, static_cast<int32_t>(part.intermediate_size)});
-    if (args.split)
-      sm90_gemm2_finish_kernel<variant.value><<<dim3(blocks, S::kM64), kMathThreads, 0, stream>>>(args, epilogue);
   });
 }
 

@@ -19,7 +19,7 @@ struct PartPlan {
         variant(shared ? shared_variant(call.batch.tokens) : routed_variant(call.weights.config, call.batch.tokens)) {}
 };
 
-// All but weights, x and k.
+// All but weights, x, k and routed.
 inline GemmArgs gemm_args(const HostCall& call, const HostPart& part, const PartPlan& plan,
                           const cuda::MatrixTiles& tiles, const Scratch& scratch) {
   GemmArgs args{};
@@ -31,6 +31,7 @@ inline GemmArgs gemm_args(const HostCall& call, const HostPart& part, const Part
   args.tiles = plan.shared ? nullptr : scratch.common.tiles;
   args.tile_count = scratch.common.tile_count;
   args.partials = scratch.partials;
+  args.arrivals = scratch.arrivals;
   args.split = splits(call.weights.config, tiles.k_tiles);
   return args;
 }

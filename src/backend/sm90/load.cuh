@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/launch.cuh"
 #include "backend/sm90/barrier.cuh"
 #include "backend/sm90/shape.cuh"
 #include "backend/sm90/work.h"
@@ -51,6 +52,9 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
   PiecesAhead<S::kLines> pieces(args, work);
   RingPlace<S::kStages> place;
   const int64_t row_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
+  // Weights before the kernel may wait: more in flight would only delay what it waits for.
+  constexpr int kEarlyBytes = 54 * 1024, kWeightBytes = S::kRowBlocks * static_cast<int>(cuda::kTileBytes);
+  int early = S::kIs.tensor_lines ? 0 : kEarlyBytes / kWeightBytes;
   Piece piece;
   for (TileRows rows; pieces.next(piece, rows);) {
     const int32_t first_block = piece.unit.group * S::kRowBlocks;
@@ -64,6 +68,7 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
       bytes += static_cast<uint32_t>(2 * boxes * kBoxBytes);
     }
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, from += cuda::kTileBytes, place = place.next()) {
+      if (early-- == 0) cuda::wait_for_previous();
       wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
       const uint32_t barrier = SharedPlaces<S>::full(place.stage);
       const uint32_t stage = shared_address(SharedPlaces<S>::stage(place.stage));
@@ -89,32 +94,52 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
 
 inline constexpr int kLineThreads = 96;
 
-// What the math warpgroups have to know of a piece, and where the line warps find its lines. All line threads.
+// What the math warpgroups have to know of a piece and of its lines. All line threads, in two halves: copies of lines
+// do not wait for reads that only the math needs.
 template <class S, class Epilogue>
-__device__ TileRows describe(const GemmArgs& args, const Epilogue& epilogue, const Piece& piece, uint32_t index,
-                             int thread) {
-  const TileRows rows = rows_of_tile<S::kLines>(args, piece.unit.tile);
-  wait(SharedPlaces<S>::piece_free(index), (index / 2 & 1) ^ 1);
-  for (int i = thread; i < rows.count; i += kLineThreads) {
-    const int64_t row = rows.first + i;
-    const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
-    const int32_t line = args.choice_of_row != nullptr ? choice / args.top_k : choice;
-    if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index)[i] = line;
-    SharedPlaces<S>::factors(index)[i] = epilogue.factor(line, choice);
+class Description {
+ public:
+  // Where the line warps find the lines.
+  __device__ Description(const GemmArgs& args, const Epilogue& epilogue, const Piece& piece, uint32_t index, int thread)
+      : index_(index), thread_(thread), rows_(rows_of_tile<S::kLines>(args, piece.unit.tile)) {
+    if (index == 0) cuda::wait_for_previous();
+    wait(SharedPlaces<S>::piece_free(index), (index / 2 & 1) ^ 1);
+    for (int i = thread; i < rows_.count; i += kLineThreads) {
+      const int64_t row = rows_.first + i;
+      const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
+      const int32_t line = args.choice_of_row != nullptr ? choice / args.top_k : choice;
+      if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index)[i] = line;
+      factor_ = epilogue.factor(line, choice);
+      if constexpr (!kLater) SharedPlaces<S>::factors(index)[i] = factor_;
+    }
+    if (thread == 0) scales_ = epilogue.scales(rows_.expert);
   }
-  if (thread == 0)
-    SharedPlaces<S>::piece(index) = {rows, epilogue.scales(rows.expert), piece.unit.group * S::kRowBlocks * 128,
-                                     piece.chunks, piece.partial};
-  arrive(SharedPlaces<S>::piece_full(index));
-  return rows;
-}
+  __device__ const TileRows& rows() const { return rows_; }
+  __device__ void complete(const Piece& piece) const {
+    if constexpr (kLater)
+      if (thread_ < rows_.count) SharedPlaces<S>::factors(index_)[thread_] = factor_;
+    if (thread_ == 0)
+      SharedPlaces<S>::piece(index_) = {rows_, scales_, piece.unit.group * S::kRowBlocks * 128, piece.chunks,
+                                        piece.partial};
+    arrive(SharedPlaces<S>::piece_full(index_));
+  }
+
+ private:
+  static constexpr bool kLater = S::kLines <= kLineThreads;  // a thread has one line at most
+  uint32_t index_;
+  int thread_;
+  TileRows rows_;
+  LineFactor factor_{};
+  ExpertScales scales_{};
+};
 
 template <class S, class Epilogue>
 __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const TensorLines&, const Work& work) {
   const int thread = static_cast<int>(threadIdx.x) - kMathThreads - 32;
   Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
-  for (Piece piece; pieces.next(piece); ++index) describe<S>(args, epilogue, piece, index, thread);
+  for (Piece piece; pieces.next(piece); ++index)
+    Description<S, Epilogue>(args, epilogue, piece, index, thread).complete(piece);
 }
 
 template <class S, class Epilogue>
@@ -138,7 +163,8 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
   RingPlace<S::kStages> place;
   uint32_t index = 0;
   for (Piece piece; pieces.next(piece); ++index) {
-    const TileRows rows = describe<S>(args, epilogue, piece, index, thread);
+    const Description<S, Epilogue> description(args, epilogue, piece, index, thread);
+    const TileRows& rows = description.rows();
     sync_threads<1, kLineThreads>();
     const int32_t* const lines = SharedPlaces<S>::lines(index);
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, place = place.next()) {
@@ -158,6 +184,7 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
                     from + int64_t{line[b]} * source.k, valid, own_line + first + b * kLinesAtOnce < rows.count);
       }
       arrive_after_copies(SharedPlaces<S>::full(place.stage));
+      if (chunk == 0) description.complete(piece);
     }
   }
 }

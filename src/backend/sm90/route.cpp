@@ -1,11 +1,15 @@
 #include "backend/cuda/steps.h"
+#include "backend/sm90/scratch.h"
 #include "backend/sm90/steps.h"
 #include "backend/sm90/variant.h"
 
 namespace nvfp4_moe::sm90 {
 
-void route(const HostCall& call) {
-  cuda::route_in_tiles(call, kVariants[routed_variant(call.weights.config, call.batch.tokens)].lines, true);
+cuda::Tiling tiling(const HostCall& call) {
+  const MoeConfig& config = call.weights.config;
+  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
+  return {kVariants[routed_variant(config, call.batch.tokens)].lines, true, scratch.arrivals, kMostBlocks};
 }
+void route(const HostCall& call) { cuda::route_in_tiles(call, tiling(call)); }
 
 }  // namespace nvfp4_moe::sm90

@@ -21,11 +21,13 @@ struct GemmArgs {
   int32_t row_tiles, k_tiles;
   int32_t top_k;
   const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
-  const int64_t* row_offsets;    // (E + 1)
+  const int64_t* row_offsets;    // (2) of dense rows
   const cuda::RowTile* tiles;    // null: one expert, dense rows
   const int32_t* tile_count;
-  float* partials;  // (2 blocks) x partial_bytes of the variant
-  bool split;       // whether units may be cut along K
+  float* partials;    // (2 blocks) x partial_bytes of the variant
+  int32_t* arrivals;  // (blocks) of the pieces of a unit that is cut; 0 before and after
+  bool split;         // whether units may be cut along K
+  bool routed;        // whether route has ended before this kernel begins, and not just before it waits
 };
 
 // Lines of activations (lines, k) bf16 as a narrow variant copies them: k is a multiple of 16, and the weights' padding
@@ -67,16 +69,15 @@ template <int kLines>
 __device__ TileRows rows_of_tile(const GemmArgs& args, int32_t tile) {
   if (args.tiles == nullptr) {
     const int64_t first = int64_t{tile} * kLines;
-    return {first, 0, static_cast<int32_t>(min(int64_t{kLines}, args.row_offsets[1] - first))};
+    return {first, 0, static_cast<int32_t>(min(int64_t{kLines}, __ldcg(args.row_offsets + 1) - first))};
   }
-  const cuda::RowTile found = args.tiles[tile];
-  const int64_t begin = args.row_offsets[found.expert], end = args.row_offsets[found.expert + 1];
-  const int32_t share = cuda::even_tile_rows(static_cast<int32_t>(end - begin), kLines);
-  return {found.first_row, found.expert, static_cast<int32_t>(min(int64_t{share}, end - found.first_row))};
+  const int32_t* const found = reinterpret_cast<const int32_t*>(args.tiles + tile);  // not from L1, which may be older
+  return {__ldcg(found + 1), __ldcg(found), __ldcg(found + 2)};
 }
 template <int kLines>
 __device__ int32_t tiles_of(const GemmArgs& args) {
-  return args.tiles != nullptr ? *args.tile_count : static_cast<int32_t>((args.row_offsets[1] + kLines - 1) / kLines);
+  return args.tiles != nullptr ? __ldcg(args.tile_count)
+                               : static_cast<int32_t>((__ldcg(args.row_offsets + 1) + kLines - 1) / kLines);
 }
 
 template <size_t kVariant>
@@ -92,10 +93,10 @@ struct Shape {
   static constexpr int kStageBytes = kLineBytes + kRowBlocks * static_cast<int>(cuda::kTileBytes);
   static_assert(kStageBytes % 1024 == 0);  // the swizzle's period
 
-  // After the stages: factors and line indices of two pieces, what they are, the work, barriers.
+  // After the stages: factors and line indices of two pieces, what they are, the work and who is last, barriers.
   static constexpr int kUnitBytes = 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
                                     2 * static_cast<int>(sizeof(PieceInfo)) + 32;
-  static_assert(sizeof(Work) <= 32);
+  static_assert(sizeof(Work) + 2 * sizeof(int32_t) <= 32);
   static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 32) / (kStageBytes + 16);
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   static_assert(kStages >= 3);
@@ -126,6 +127,8 @@ struct SharedPlaces {
     return reinterpret_cast<PieceInfo*>(shared_bytes + kPieces)[index % 2];
   }
   __device__ static Work& work() { return *reinterpret_cast<Work*>(shared_bytes + kWork); }
+  // (2) whether this block was the last to arrive at a unit.
+  __device__ static int32_t* last() { return reinterpret_cast<int32_t*>(shared_bytes + kWork + sizeof(Work)); }
   __device__ static uint32_t full(int stage) { return shared_address(shared_bytes) + kFull + stage * 8; }
   __device__ static uint32_t empty(int stage) { return shared_address(shared_bytes) + kEmpty + stage * 8; }
   __device__ static uint32_t piece_full(uint32_t index) {

@@ -37,7 +37,7 @@ inline constexpr std::array<Variant, 5> kVariants = {{
     {128, 2, 2, 1e30, true, "wgmma_256x128"},
 }};
 
-// Units are cut along K where that is worth a second launch, and where bits may depend on the batch.
+// Units are cut along K where K is long enough to share, and where bits may depend on the batch.
 inline bool splits(const MoeConfig& config, int64_t k_tiles) { return !config->batch_invariant && k_tiles >= 4; }
 
 // Products are also compiled for tiles that are not full: the next narrower one, or 0.

@@ -3,7 +3,8 @@
 // A unit is one tile of lines times one group of weight rows over the whole of K, kt chunks of 128 k. With
 // units = w * blocks + rest, every block takes w whole units, and the rest is cut into equal runs of chunks, one a
 // block, so that every multiprocessor reads the same number of weight bytes. A unit cut that way leaves fp32 sums of
-// its pieces, which finish_kernel adds in the order of K: the bits depend on the launch, not on who was first.
+// its pieces, which the block that arrives last adds in the order of K: the bits depend on the launch, not on who that
+// is.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +51,18 @@ struct Work {
   // A run is at most one unit long, so it touches two at most: two places a block.
   NVFP4_MOE_HOST_DEVICE int32_t partial_of(int32_t block, int32_t split_unit) const {
     return 2 * block + split_unit - split_begin(block) / chunks_of_unit;
+  }
+  // A unit's pieces in the order of K: how many, and where the sums of each are.
+  NVFP4_MOE_HOST_DEVICE int32_t pieces_of(int32_t split_unit) const {
+    if (split_chunks < blocks) return chunks_of_unit;  // a chunk a block, and some blocks without
+    const int32_t begin = split_unit * chunks_of_unit;
+    return block_of(begin + chunks_of_unit - 1) - block_of(begin) + 1;
+  }
+  NVFP4_MOE_HOST_DEVICE int32_t partial_of_piece(int32_t split_unit, int32_t piece) const {
+    const int32_t begin = split_unit * chunks_of_unit;
+    if (split_chunks < blocks) return 2 * block_of(begin + piece);
+    const int32_t first = block_of(begin);
+    return piece == 0 ? partial_of(first, split_unit) : 2 * (first + piece);  // a later one's run begins in the unit
   }
   NVFP4_MOE_HOST_DEVICE int32_t chunks_of(int32_t block) const {
     const int32_t own = whole_units / blocks + (block < whole_units % blocks ? 1 : 0);

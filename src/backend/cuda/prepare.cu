@@ -1,0 +1,68 @@
+// route and quantize as one kernel: block 0 routes, one block more for each token. A token's block sees for itself
+// whether the token has a row, and leaves what it counts beside the status, which block 0 clears meanwhile.
+#include <algorithm>
+
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/quantize.cuh"
+#include "backend/cuda/route.cuh"
+#include "backend/cuda/steps.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+template <DType kType, bool kNvfp4>
+__global__ void __launch_bounds__(kLineThreads)
+    route_and_quantize_kernel(RouteArgs route, LineArgs lines, LineCounts* token_counts) {
+  extern __shared__ int32_t counts[];
+  let_next_start();
+  wait_for_previous();
+  if (blockIdx.x == 0) {
+    route_by_one_block(route, counts);
+    return;
+  }
+  const int64_t token = blockIdx.x - 1, choices = route.choices / route.tokens;
+  bool has_row = route.shared_row_offsets != nullptr, bad = false;
+  for (int64_t choice = token * choices; choice < (token + 1) * choices && !has_row; ++choice)
+    has_row = local_expert(route, choice, route.choices, bad) >= 0;
+  LineCounts& own = token_counts[token];
+  lines.counters = {&own.nonfinite, &own.blocks, &own.saturated, &own.zeroed};
+  if (threadIdx.x == 0) own = LineCounts{};
+  __syncthreads();
+  if constexpr (kNvfp4)
+    quantize_line<kType>(lines, token, has_row);
+  else
+    round_line<kType>(lines, token, has_row);
+}
+
+template <DType kType>
+void launch_prepare(const HostCall& call, RouteArgs route, const LineArgs& lines, LineCounts* token_counts) {
+  const OneBlock block(route);
+  const auto blocks = static_cast<unsigned>(1 + call.batch.tokens);
+  if (call.weights.config->activation_format == ActivationFormat::kNvfp4)
+    launch<route_and_quantize_kernel<kType, true>>(blocks, kLineThreads, block.shared_bytes, call.stream, route, lines,
+                                                   token_counts);
+  else
+    launch<route_and_quantize_kernel<kType, false>>(blocks, kLineThreads, block.shared_bytes, call.stream, route, lines,
+                                                    token_counts);
+}
+
+}  // namespace
+
+bool routes_and_quantizes_at_once(const HostCall& call) {
+  return call.batch.tokens > 0 && call.batch.tokens * call.weights.config->top_k <= kRouteOneBlock;
+}
+
+void route_and_quantize(const HostCall& call, const Tiling& tiling) {
+  static_assert(OneBlock::kMostWarps * 32 <= kLineThreads);
+  const RouteArgs route = route_args(call, tiling);
+  const LineArgs lines = hidden_lines(call);
+  LineCounts* const counts =
+      Scratch(call.weights.config, call.weights.range, call.batch.tokens, call.scratch).token_counts;
+  switch (call.batch.hidden_dtype) {
+    case DType::kF32: return launch_prepare<DType::kF32>(call, route, lines, counts);
+    case DType::kF16: return launch_prepare<DType::kF16>(call, route, lines, counts);
+    default: return launch_prepare<DType::kBf16>(call, route, lines, counts);
+  }
+}
+
+}  // namespace nvfp4_moe::cuda

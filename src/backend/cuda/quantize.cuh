@@ -1,0 +1,221 @@
+// quantize and requantize: lines of activations to what the GEMMs multiply.
+//
+//   nvfp4   codes (lines, K/2), block scales (lines, K/16), line scale (lines), and the operand (lines, K): e2m1 * e4m3
+//   in
+//           bf16, exactly, which tensor cores without FP4 multiply
+//   bf16    hidden rounded once; of the intermediate, which is bf16 already, only its NaN and Inf are counted
+//
+// One block a line. The formulas, in this order of fp32 operations, are docs/numerics.md section 3 and docs/format.md;
+// a line with NaN or Inf gets its flag, zero codes, scales and operands, and a NaN line scale. Only tokens that have a
+// row are read: another one's line stays as it was, flag 0. Counters are sums of integers: their order does not show.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "backend/cuda/formats.cuh"
+#include "backend/cuda/scratch.h"
+
+namespace nvfp4_moe::cuda {
+
+inline constexpr int kLineThreads = 256;
+inline constexpr int kLineWarps = kLineThreads / 32;
+inline constexpr int kBlock = 16;
+
+enum class LineScale : int { kDynamic, kPowerOfTwo, kCompat };
+
+struct Counters {
+  uint64_t* nonfinite;
+  uint64_t* blocks;
+  uint64_t* saturated;
+  uint64_t* zeroed;
+};
+
+struct LineArgs {
+  const void* x;  // (lines, K)
+  int64_t k;
+  LineScale policy;
+  float scale;  // of every line, but for kDynamic
+  HostActivations out;
+  uint16_t* operand;  // (lines, K), or null
+  Counters counters;
+  const int32_t* row_of_choice;  // (T, top_k): lines are tokens, those without a row are left out; null: all lines
+  int64_t top_k;
+  const int64_t* line_count;  // lines are rows, so many of them; null: as many as blocks
+};
+
+__device__ inline void add(uint64_t* counter, unsigned value) {
+  value = __reduce_add_sync(0xFFFFFFFFu, value);
+  if (threadIdx.x % 32 == 0 && value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), uint64_t{value});
+}
+
+__device__ inline bool wanted(const LineArgs& args, int64_t line) {
+  if (args.line_count != nullptr) return line < *args.line_count;
+  if (args.row_of_choice == nullptr) return true;
+  for (int64_t k = 0; k < args.top_k; ++k)
+    if (args.row_of_choice[line * args.top_k + k] >= 0) return true;
+  return false;
+}
+
+// max |x| of the line as bits: finite < Inf < NaN. The whole block.
+template <DType kType>
+__device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
+  __shared__ uint32_t warp_magnitudes[kLineWarps];
+  uint32_t magnitude = 0;
+  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += kLineThreads * kBlock) {
+    float x[kBlock];
+    load_elements<kType>(args.x, first + i, x);
+#pragma unroll
+    for (float value : x) magnitude = max(magnitude, magnitude_bits(value));
+  }
+  magnitude = __reduce_max_sync(0xFFFFFFFFu, magnitude);
+  if (threadIdx.x % 32 == 0) warp_magnitudes[threadIdx.x / 32] = magnitude;
+  __syncthreads();
+  for (int warp = 0; warp < kLineWarps; ++warp) magnitude = max(magnitude, warp_magnitudes[warp]);
+  return magnitude;
+}
+
+// Exponent of the smallest power of two s with amax <= 2688 s, 2688 = 1.3125 * 2^11; 0 for a line of zeros.
+__device__ inline int dynamic_exponent(uint32_t amax) {
+  if (amax == 0) return 0;
+  const int exponent = static_cast<int>(amax >> 23) - 127 - 11 + ((amax & 0x7FFFFFu) > 0x280000u);
+  return max(exponent, -126);
+}
+
+__device__ inline float power_of_two(int exponent) {  // -126 .. 127
+  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+struct PowerOfTwoRule {
+  float inverse;
+  __device__ float scale_of(float amax) const { return (amax * inverse) * (1.0f / 6.0f); }
+  __device__ float factor(float v) const { return v; }
+  __device__ float quotient(float x, float v) const { return (x * inverse) / v; }
+};
+struct CompatRule {
+  float encode;  // 1 / input_scale
+  __device__ float scale_of(float amax) const { return encode * (amax * (1.0f / 6.0f)); }
+  __device__ float factor(float v) const { return 1.0f / (v * (1.0f / encode)); }
+  __device__ float quotient(float x, float factor) const { return x * factor; }
+};
+
+struct BlockCounts {
+  unsigned saturated = 0, zeroed = 0;
+};
+
+template <class Rule>
+__device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const LineArgs& args, int64_t line,
+                               int64_t block, BlockCounts& counts) {
+  uint32_t amax_bits = 0;
+#pragma unroll
+  for (float value : x) amax_bits = max(amax_bits, magnitude_bits(value));
+  const float scale = rule.scale_of(__uint_as_float(amax_bits));
+  const uint32_t byte = e4m3_from_float(scale);
+  const float v = e4m3_to_float(byte);
+  const float factor = rule.factor(v);
+  uint32_t codes[2] = {}, operand[kBlock / 2] = {};
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    const uint32_t code = byte == 0 ? 0 : e2m1_from_float(rule.quotient(x[i], factor));
+    codes[i / 8] |= code << i % 8 * 4;
+    operand[i / 2] |= uint32_t{bf16_from_float(e2m1_to_float(code) * v)} << i % 2 * 16;
+  }
+  counts.saturated += scale > 448;
+  counts.zeroed += byte == 0 && amax_bits != 0;
+  args.out.block_scales[line * (args.k / kBlock) + block] = static_cast<uint8_t>(byte);
+  *reinterpret_cast<uint2*>(args.out.codes + line * (args.k / 2) + block * 8) = make_uint2(codes[0], codes[1]);
+  auto* const to = reinterpret_cast<uint4*>(args.operand + line * args.k + block * kBlock);
+  to[0] = make_uint4(operand[0], operand[1], operand[2], operand[3]);
+  to[1] = make_uint4(operand[4], operand[5], operand[6], operand[7]);
+}
+
+template <DType kType, class Rule>
+__device__ void quantize_blocks(const LineArgs& args, int64_t line, const Rule& rule) {
+  BlockCounts counts;
+  for (int64_t block = threadIdx.x; block < args.k / kBlock; block += kLineThreads) {
+    float x[kBlock];
+    load_elements<kType>(args.x, line * args.k + block * kBlock, x);
+    quantize_block(x, rule, args, line, block, counts);
+  }
+  __syncwarp();
+  add(args.counters.saturated, counts.saturated);
+  add(args.counters.zeroed, counts.zeroed);
+}
+
+__device__ inline void count_line(uint64_t* counter, uint64_t value) {
+  if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
+}
+
+// A block's line, to NVFP4.
+template <DType kType>
+__device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) {
+  if (threadIdx.x == 0 && (has_row || args.line_count == nullptr)) args.out.nonfinite[line] = 0;
+  if (!has_row) return;
+  const uint32_t amax = line_magnitude<kType>(args, line * args.k);
+  if (amax >= kInfBits) {
+    if (threadIdx.x == 0) {
+      args.out.nonfinite[line] = 1;
+      args.out.line_scale[line] = __uint_as_float(0x7FC00000u);
+    }
+    for (int64_t i = threadIdx.x; i < args.k / 2; i += kLineThreads) args.out.codes[line * (args.k / 2) + i] = 0;
+    for (int64_t i = threadIdx.x; i < args.k / kBlock; i += kLineThreads)
+      args.out.block_scales[line * (args.k / kBlock) + i] = 0;
+    for (int64_t i = threadIdx.x; i < args.k; i += kLineThreads) args.operand[line * args.k + i] = 0;
+    count_line(args.counters.nonfinite, 1);
+    return;
+  }
+  count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock));
+  if (args.policy == LineScale::kCompat) {
+    if (threadIdx.x == 0) args.out.line_scale[line] = args.scale;
+    quantize_blocks<kType>(args, line, CompatRule{1.0f / args.scale});
+    return;
+  }
+  const float scale = args.policy == LineScale::kDynamic ? power_of_two(dynamic_exponent(amax)) : args.scale;
+  if (threadIdx.x == 0) args.out.line_scale[line] = scale;
+  quantize_blocks<kType>(args, line, PowerOfTwoRule{1.0f / scale});
+}
+
+// A block's line of hidden in bf16 for the tensor cores, and its flag.
+template <DType kType>
+__device__ void round_line(const LineArgs& args, int64_t line, bool has_row) {
+  if (threadIdx.x == 0) args.out.nonfinite[line] = 0;
+  if (!has_row) return;
+  uint32_t magnitude = 0;
+  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += kLineThreads * kBlock) {
+    float x[kBlock];
+    load_elements<kType>(args.x, line * args.k + i, x);
+    uint32_t words[kBlock / 2];
+#pragma unroll
+    for (int j = 0; j < kBlock / 2; ++j) {
+      magnitude = max(magnitude, max(magnitude_bits(x[2 * j]), magnitude_bits(x[2 * j + 1])));
+      words[j] = uint32_t{bf16_from_float(x[2 * j])} | uint32_t{bf16_from_float(x[2 * j + 1])} << 16;
+    }
+    auto* const to = reinterpret_cast<uint4*>(args.out.bf16 + line * args.k + i);
+    to[0] = make_uint4(words[0], words[1], words[2], words[3]);
+    to[1] = make_uint4(words[4], words[5], words[6], words[7]);
+  }
+  if (!__syncthreads_or(magnitude >= kInfBits)) return;
+  if (threadIdx.x == 0) args.out.nonfinite[line] = 1;
+  count_line(args.counters.nonfinite, 1);
+}
+
+// Of quantize: hidden's lines, all of them, counted in the run's status.
+inline LineArgs hidden_lines(const HostCall& call) {
+  const MoeConfig& config = call.weights.config;
+  RunStatus& status = *call.buffers.status;
+  LineArgs args{};
+  args.x = call.batch.hidden;
+  args.k = config->hidden_size;
+  args.policy = config->activation_scale == ActivationScale::kDynamicToken ? LineScale::kDynamic
+                : config->activation_scale == ActivationScale::kCompat     ? LineScale::kCompat
+                                                                           : LineScale::kPowerOfTwo;
+  args.scale = resolve_activation_scales(config, call.weights.scales)->hidden;  // plan has seen it succeed
+  args.out = call.buffers.hidden;
+  args.operand = Scratch(config, call.weights.range, call.batch.tokens, call.scratch).hidden_operand;
+  args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};
+  return args;
+}
+
+}  // namespace nvfp4_moe::cuda

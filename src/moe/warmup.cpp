@@ -10,11 +10,17 @@
 namespace nvfp4_moe {
 namespace {
 
-// One token and small, middle and large batches: the kernels that a plan chooses between. The last count gives every
-// expert a row, so that all weights are read.
-std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& range, int64_t max_tokens) {
+// One token and small, middle and large batches: the kernels that a plan chooses between. On a host the last count
+// gives every expert a row, so that all weights are read; a device loads a kernel when it is first launched, so that it
+// gets counts close enough to each other to meet every variant.
+std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& range, bool on_device,
+                                   int64_t max_tokens) {
   const int64_t all_experts = (range.count + config->top_k - 1) / config->top_k;
   std::vector<int64_t> counts = {1, 8, 64, all_experts};
+  if (on_device) {
+    constexpr int64_t kMost = 4096;
+    for (int64_t tokens = 2; tokens <= kMost; tokens *= 2) counts.push_back(tokens);
+  }
   for (int64_t& count : counts) count = std::min(count, max_tokens);
   std::sort(counts.begin(), counts.end());
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
@@ -48,7 +54,8 @@ class InputArrays {
 Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, const ProgressFn& progress) const {
   const auto start = std::chrono::steady_clock::now();
   const MoeConfig& config = weights_->config;
-  const std::vector<int64_t> counts = warmup_tokens(config, weights_->range, plan_.limits.max_tokens);
+  const std::vector<int64_t> counts =
+      warmup_tokens(config, weights_->range, backend_->memory != nullptr, plan_.limits.max_tokens);
   const auto most = static_cast<size_t>(counts.back());
   const auto top_k = static_cast<size_t>(config->top_k);
   std::vector<uint16_t> hidden(most * static_cast<size_t>(config->hidden_size));  // (most, H) bf16 zeros

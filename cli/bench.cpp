@@ -1,9 +1,9 @@
-// bench: how long a layer takes, beside what this host's memory and arithmetic units could do in the same seconds.
+// bench: how long a layer takes, beside what this host's or device's memory and arithmetic units could do.
 //
 // Before anything is timed, each backend is checked against the reference on a few tokens and experts of this very
 // layer. Configurations (backend x activation format) take turns, round after round, so that a change of the host's
 // speed meets all of them; figures are medians over the rounds, with the rounds' range. GB/s counts the touched
-// experts' packed bytes once per call.
+// experts' packed bytes once per call. A host's rates are measured around each figure, a GPU's once: they are steady.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "cli/timed_layer.h"
 #include "cli/verb.h"
 #include "core/float_formats.h"
+#include "moe/placed_batch.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -41,7 +42,10 @@ struct Configuration {
   std::string backend;  // as asked for
   Subject subject;
   std::optional<TimedLayer> timed;
-  const ComputePeak* peak = nullptr;  // of its GEMM; null where none is known
+  const ComputePeak* peak = nullptr;  // of its GEMM; null where none is known, and on a device
+  std::string peak_name;              // empty where none is known
+  double read_gb_per_s = 0;           // on a device
+  double peak_gflop_per_s = 0;        // on a device
 
   const char* format() const { return to_string(subject.options.activation_format); }
 };
@@ -53,17 +57,18 @@ std::vector<float> widened(const std::vector<uint16_t>& values) {
 }
 
 // Empty where the backend agrees with the reference on the first experts.
-Result<std::string> disagreement(const Configuration& configuration, uint64_t seed, Executor& executor) {
+Result<std::string> disagreement(const Configuration& configuration, const std::string& device, uint64_t seed,
+                                 Executor& executor) {
   Subject few;
   few.options = configuration.subject.options;
   few.source = configuration.subject.source;
   few.range = {configuration.subject.range.first, std::min(kCheckExperts, configuration.subject.range.count)};
   std::vector<std::vector<float>> outs;
-  for (const std::string& name : {std::string("reference"), configuration.backend}) {
-    NVFP4_MOE_ASSIGN(const TimedLayer one, TimedLayer::open(few, name, kCheckTokens, 1, executor, {}));
-    NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(one.layer().workspace_bytes()));
+  for (const auto& [name, place] :
+       {std::pair(std::string("reference"), std::string("cpu")), std::pair(configuration.backend, device)}) {
+    NVFP4_MOE_ASSIGN(const TimedLayer one, TimedLayer::open(few, name, place, kCheckTokens, 1, executor, {}));
     RandomTokens tokens = random_tokens(few.options, few.range, kCheckTokens, seed);
-    NVFP4_MOE_TRY(one.layer().run(tokens.batch(), workspace.data(), workspace.size_bytes()));
+    NVFP4_MOE_TRY(run_from_host(one.layer(), tokens.batch()).status());
     outs.push_back(widened(tokens.out));
   }
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(few.options));
@@ -96,19 +101,26 @@ Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const R
 }
 
 // Copies of each layer that keep twice the last level of cache busy, as far as half of the free memory goes.
-Result<int64_t> copies_of(const std::vector<Configuration>& all) {
+Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFacts& device,
+                          const std::string& device_name) {
   double packed_bytes = 0, most_bytes = 0;
   for (const Configuration& one : all) {
     NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(one.subject.options));
     LayerOptions options;
     options.backend = one.backend;
+    options.device = device_name;
     options.range = one.subject.range;
     options.limits.max_tokens = 1;
     NVFP4_MOE_ASSIGN(const LayerNeeds needs, plan_layer(config, one.subject.source.scales, options));
     packed_bytes += static_cast<double>(needs.packed_bytes);
     most_bytes = std::max(most_bytes, static_cast<double>(needs.packed_bytes));
   }
-  const auto available = static_cast<double>(read_host().memory_available_bytes);
+  constexpr int64_t kLargestDeviceCache = int64_t{128} << 20;  // of any GPU
+  const bool on_device = device.kind == DeviceKind::kCuda;
+  const auto available =
+      static_cast<double>(on_device ? static_cast<uint64_t>(device.memory_bytes) : read_host().memory_available_bytes);
+  const auto cache_bytes =
+      static_cast<double>(on_device ? static_cast<uint64_t>(kLargestDeviceCache) : last_level_cache_bytes());
   if (packed_bytes > available) {
     return Status(
         Code::kOutOfMemory,
@@ -116,7 +128,7 @@ Result<int64_t> copies_of(const std::vector<Configuration>& all) {
                     "time, or --experts)",
                     bytes_text(static_cast<uint64_t>(packed_bytes)), bytes_text(static_cast<uint64_t>(available))));
   }
-  const auto wanted = static_cast<int64_t>(2 * static_cast<double>(last_level_cache_bytes()) / most_bytes) + 1;
+  const auto wanted = static_cast<int64_t>(2 * cache_bytes / most_bytes) + 1;
   const auto room = static_cast<int64_t>(available / 2 / packed_bytes);
   return std::clamp<int64_t>(std::min(wanted, room), 1, kMostCopies);
 }
@@ -125,6 +137,43 @@ const ComputePeak* peak_of_layer(const MoeLayer& layer) {
   for (const StepPlan& step : layer.plan().steps)
     if (step.step == "gemm2") return peak_of_kernel(step.kernel);
   return nullptr;
+}
+
+// What the device can do, measured once, by the instruction of each backend's GEMMs.
+Status measure_device(std::vector<Configuration>& all, const std::string& device, Report& report) {
+  Table table({{"name", "peak of " + device, false},
+               {"gb_per_s", "GB/s"},
+               {"gflop_per_s", "GFLOP/s"},
+               {"instructions", "by", false}});
+  const Cell none{"", nullptr};
+  double read_gb_per_s = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    Configuration& one = all[i];
+    const Backend& backend = one.timed->layer().backend();
+    if (backend.measures == nullptr)
+      return unsupported(std::string("bench: backend ") + backend.name + " cannot measure its device");
+    const int index = one.timed->layer().weights().device;
+    if (i == 0) {
+      NVFP4_MOE_ASSIGN(const double rate, backend.measures->read_rate(index));
+      read_gb_per_s = rate * 1e-9;
+      table.add({cell("read"), cell(read_gb_per_s, "{:.1f}"), none, cell("loads of up to 4 GiB")});
+    }
+    one.read_gb_per_s = read_gb_per_s;
+    one.peak_name = std::string("bf16 tensor cores, ") + backend.name;
+    const auto same = std::find_if(all.begin(), all.begin() + static_cast<int64_t>(i),
+                                   [&](const Configuration& other) { return other.peak_name == one.peak_name; });
+    if (same != all.begin() + static_cast<int64_t>(i)) {
+      one.peak_gflop_per_s = same->peak_gflop_per_s;
+      continue;
+    }
+    NVFP4_MOE_ASSIGN(const double flop_per_s, backend.measures->product_rate(index));
+    one.peak_gflop_per_s = flop_per_s * 1e-9;
+    table.add(
+        {cell(one.peak_name), none, cell(one.peak_gflop_per_s, "{:.0f}"), cell(backend.measures->product_instruction)});
+  }
+  report.table("peaks", table);
+  report.line("");
+  return {};
 }
 
 void report_peaks(ReadBandwidth& bandwidth, Report& report) {
@@ -145,7 +194,9 @@ void report_peaks(ReadBandwidth& bandwidth, Report& report) {
 }
 
 Result<BenchRound> time_round(Configuration& one, int64_t tokens, const BenchVerb& verb, Executor& executor) {
-  const auto peak_now = [&] { return one.peak == nullptr ? 0.0 : measure(*one.peak, executor) * 1e-9; };
+  const auto peak_now = [&] {
+    return one.peak == nullptr ? one.peak_gflop_per_s : measure(*one.peak, executor) * 1e-9;
+  };
   BenchRound round;
   const double before = peak_now();
   NVFP4_MOE_ASSIGN(round.times, one.timed->time_runs(verb.repeat));
@@ -158,7 +209,9 @@ Result<BenchRound> time_round(Configuration& one, int64_t tokens, const BenchVer
 }
 
 Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& sweep, const BenchVerb& verb,
-                ReadBandwidth& bandwidth, Report& report) {
+                std::optional<ReadBandwidth>& bandwidth, Report& report) {
+  const bool on_device = !bandwidth;
+  const auto host_reads = [&] { return on_device ? 0.0 : bandwidth->measure(report.executor()) * 1e-9; };
   std::vector<BenchCell> cells;
   Json in_order = Json::array();
   bool noisy = false;
@@ -173,17 +226,17 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
       progress.item = item;
       const size_t first = cells.size();
       for (Configuration& one : all) {
-        one.timed->prepare(tokens, verb.subject.seed);
-        cells.push_back({one.backend, one.format(), tokens, one.peak, {}});
+        NVFP4_MOE_TRY(one.timed->prepare(tokens, verb.subject.seed));
+        cells.push_back({one.backend, one.format(), tokens, one.peak_name, {}});
       }
       // Before and after each, because the host's speed drifts.
-      double read_before = bandwidth.measure(report.executor());
+      double read_before = host_reads();
       for (int64_t number = 0; number < verb.rounds; ++number) {
         for (size_t i = 0; i < all.size(); ++i, ++progress.done) {
           if (!tell(progress)) return Status(Code::kCancelled, "interrupted");
           NVFP4_MOE_ASSIGN(BenchRound round, time_round(all[i], tokens, verb, report.executor()));
-          const double read_after = bandwidth.measure(report.executor());
-          round.read_gb_per_s = std::max(read_before, read_after) * 1e-9;
+          const double read_after = host_reads();
+          round.read_gb_per_s = on_device ? all[i].read_gb_per_s : std::max(read_before, read_after);
           read_before = read_after;
           noisy = noisy || round.times.at(0.9) > 1.5 * round.times.us.front();
           BenchCell& cell = cells[first + i];
@@ -193,7 +246,7 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
       }
     }
   }
-  report.table("timings", timings_table(cells));
+  report.table("timings", timings_table(cells, on_device));
   if (verb.steps) {
     report.line("");
     report.table("steps", steps_table(cells));
@@ -201,7 +254,9 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
   report.json()["rounds"] = in_order;
   report.json()["noisy"] = noisy;
   if (noisy) {
-    report.fact("note", "p90 is more than 1.5 times the fastest run: this host was busy", Style::kWarning);
+    report.fact("note",
+                fmt::format("p90 is more than 1.5 times the fastest run: this {} was busy", on_device ? "GPU" : "host"),
+                Style::kWarning);
   }
   return {};
 }
@@ -210,7 +265,7 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
 Result<bool> check_all(const std::vector<Configuration>& all, uint64_t seed, Report& report) {
   bool agree = true;
   for (const Configuration& one : all) {
-    NVFP4_MOE_ASSIGN(const std::string broken, disagreement(one, seed, report.executor()));
+    NVFP4_MOE_ASSIGN(const std::string broken, disagreement(one, report.common().device, seed, report.executor()));
     if (broken.empty()) continue;
     agree = false;
     const std::string what = fmt::format("{}, {} activations: not timed, because it disagrees with the reference: {}",
@@ -226,6 +281,11 @@ Status bench(const BenchVerb& verb, Report& report) {
   const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
   if (most_tokens > int64_t{1} << 24) return invalid_argument("--tokens: at most 16777216");
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
+  const std::string& device = report.common().device;
+  NVFP4_MOE_ASSIGN(const DeviceFacts facts, device_facts(device));
+  const bool on_device = facts.kind == DeviceKind::kCuda;
+  if (on_device && verb.steps)
+    return unsupported("--steps: expected cpu, where steps can be timed apart, got " + device);
   Executor& executor = report.executor();
   const Subject& subject = all.front().subject;
   const MoeOptions& sizes = subject.options;
@@ -238,23 +298,29 @@ Status bench(const BenchVerb& verb, Report& report) {
   if (!agree) return {};
 
   const HostFacts host = read_host();
-  NVFP4_MOE_ASSIGN(ReadBandwidth bandwidth, ReadBandwidth::make(host.memory_bytes, executor));
-  NVFP4_MOE_ASSIGN(const int64_t copies, copies_of(all));
+  std::optional<ReadBandwidth> bandwidth;
+  if (!on_device) {
+    NVFP4_MOE_ASSIGN(bandwidth, ReadBandwidth::make(host.memory_bytes, executor));
+  }
+  NVFP4_MOE_ASSIGN(const int64_t copies, copies_of(all, facts, device));
   report.fact("host", fmt::format("{}, {} of {} threads", host.cpu, executor.threads(), host.threads));
   report.json()["host"] = {{"cpu", host.cpu},
                            {"threads", executor.threads()},
                            {"available_threads", host.threads},
                            {"last_level_cache_bytes", last_level_cache_bytes()}};
+  if (on_device) report.fact("device", fmt::format("{}, {} multiprocessors", facts.name, facts.compute_units));
+  report.json()["device"] = {{"name", device}, {"model", on_device ? Json(facts.name) : Json(nullptr)}};
   report.json()["copies"] = copies;
-  report.json()["read_buffer_bytes"] = bandwidth.size_bytes();
+  report.json()["read_buffer_bytes"] = bandwidth ? Json(bandwidth->size_bytes()) : Json(nullptr);
   Json described = Json::array();
   for (Configuration& one : all) {
     ProgressBar bar(report.progress());
     NVFP4_MOE_ASSIGN(one.timed,
-                     TimedLayer::open(one.subject, one.backend, most_tokens, copies, executor, bar.callback()));
+                     TimedLayer::open(one.subject, one.backend, device, most_tokens, copies, executor, bar.callback()));
     const MoeLayer& layer = one.timed->layer();
     one.backend = layer.backend().name;
-    one.peak = peak_of_layer(layer);
+    one.peak = on_device ? nullptr : peak_of_layer(layer);
+    if (one.peak != nullptr) one.peak_name = one.peak->name;
     const size_t packed_bytes = layer.weights().bytes.size_bytes();
     report.fact("backend",
                 fmt::format("{}, {} activations, packed {} x {} cop{}, checked against the reference", one.backend,
@@ -267,7 +333,11 @@ Status bench(const BenchVerb& verb, Report& report) {
   }
   report.json()["configurations"] = described;
   report.line("");
-  report_peaks(bandwidth, report);
+  if (on_device) {
+    NVFP4_MOE_TRY(measure_device(all, device, report));
+  } else {
+    report_peaks(*bandwidth, report);
+  }
   return time_all(all, sweep, verb, bandwidth, report);
 }
 
@@ -275,8 +345,8 @@ Status bench(const BenchVerb& verb, Report& report) {
 
 void add_bench(CLI::App& app, Invocation& invocation) {
   add_verb<BenchVerb>(
-      app, invocation, "bench", "Times a layer beside this host's read bandwidth and compute peaks", UsesBackend::kYes,
-      bench, [](CLI::App& verb, BenchVerb& options) {
+      app, invocation, "bench", "Times a layer beside the read bandwidth and compute peaks of where it runs",
+      UsesBackend::kYes, bench, [](CLI::App& verb, BenchVerb& options) {
         add_subject(verb, options.subject, true);
         verb.add_option("--tokens", options.tokens, "Sweep, for example 1,8,64..4096:x2")->capture_default_str();
         verb.add_option("--rounds", options.rounds,

@@ -36,13 +36,16 @@ std::vector<Cell> timings_row(const BenchCell& of) {
   const Figure read_share = over(of, [](const R& r) { return r.read_share(); });
   const Figure peak_share = over(of, [](const R& r) { return r.peak_share(); });
   const Figure peak = over(of, [](const R& r) { return r.peak_gflop_per_s; });
-  const bool known = of.peak != nullptr, computes = peak_share.median > read_share.median;
+  const Figure floor = over(of, [](const R& r) { return r.floor_us(); });
+  const Figure floors = over(of, [](const R& r) { return r.times.at(0.5) / r.floor_us(); });
+  const bool known = !of.peak.empty(), computes = peak_share.median > read_share.median;
   int64_t runs = 0;
   for (const R& round : of.rounds) runs += static_cast<int64_t>(round.times.us.size());
   Json range = {{"median_us", us.range()},
                 {"touched_gb_per_s", touched.range()},
                 {"read_share", read_share.range()},
-                {"gflop_per_s", gflops.range()}};
+                {"gflop_per_s", gflops.range()},
+                {"times_floor", floors.range()}};
   if (known) range["peak_share"] = peak_share.range();
   return {cell(of.backend),
           cell(of.activation_format),
@@ -58,7 +61,9 @@ std::vector<Cell> timings_row(const BenchCell& of) {
           cell(gflops.median, "{:.1f}"),
           known ? cell(peak.median, "{:.0f}") : nothing("-"),
           known ? share_cell(peak_share, of.rounds.size()) : nothing("-"),
-          cell(computes ? of.peak->name : "read"),
+          cell(floor.median, "{:.1f}"),
+          cell(floors.median, "{:.2f}"),
+          cell(computes ? of.peak : "read"),
           cell(std::max(read_share.median, peak_share.median), "{:.3f}"),
           cell(runs),
           {"", range}};
@@ -84,7 +89,7 @@ BenchWork work_of(const MoeLayer& layer, int64_t tokens, double experts_touched)
   return work;
 }
 
-Table timings_table(const std::vector<BenchCell>& cells) {
+Table timings_table(const std::vector<BenchCell>& cells, bool on_device) {
   Table table({{"backend", "backend", false},
                {"activation_format", "activations", false},
                {"tokens", "tokens"},
@@ -94,11 +99,13 @@ Table timings_table(const std::vector<BenchCell>& cells) {
                {"min_us", ""},
                {"p90_us", "p90 us"},
                {"touched_gb_per_s", "GB/s"},
-               {"read_gb_per_s", "host reads"},
+               {"read_gb_per_s", on_device ? "GPU reads" : "host reads"},
                {"read_share", "% of it"},
                {"gflop_per_s", "GFLOP/s"},
                {"peak_gflop_per_s", "peak"},
                {"peak_share", "% of it"},
+               {"floor_us", on_device ? "floor us" : ""},
+               {"times_floor", on_device ? "floors" : ""},
                {"limit", "nearest limit", false},
                {"limit_share", ""},
                {"runs", "runs"},
@@ -151,7 +158,7 @@ Json round_json(const BenchCell& of, size_t number) {
           {"p90_us", round.times.at(0.9)},
           {"runs", round.times.us.size()},
           {"read_gb_per_s", round.read_gb_per_s},
-          {"peak_gflop_per_s", of.peak == nullptr ? Json() : Json(round.peak_gflop_per_s)}};
+          {"peak_gflop_per_s", of.peak.empty() ? Json() : Json(round.peak_gflop_per_s)}};
 }
 
 }  // namespace nvfp4_moe::cli

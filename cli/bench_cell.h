@@ -1,12 +1,12 @@
 // BenchCell: what `bench` measured of one configuration at one token count, and the tables that tell it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "cli/cpu_peaks.h"
 #include "cli/table.h"
 #include "cli/timed_layer.h"
 
@@ -27,6 +27,11 @@ struct BenchRound {
   double read_gb_per_s = 0;     // of this host, beside the runs
   double peak_gflop_per_s = 0;  // likewise; 0 where the kernel has no known peak
   double seconds() const { return times.at(0.5) * 1e-6; }
+  // The least that these bytes and operations take at those rates.
+  double floor_us() const {
+    const double read_us = work.bytes * 1e-3 / read_gb_per_s;
+    return peak_gflop_per_s > 0 ? std::max(read_us, work.flop * 1e-3 / peak_gflop_per_s) : read_us;
+  }
   double touched_gb_per_s() const { return work.bytes * 1e-9 / seconds(); }
   double gflop_per_s() const { return work.flop * 1e-9 / seconds(); }
   double read_share() const { return touched_gb_per_s() / read_gb_per_s; }
@@ -37,12 +42,12 @@ struct BenchCell {
   std::string backend;
   std::string activation_format;
   int64_t tokens = 0;
-  const ComputePeak* peak = nullptr;
+  std::string peak;  // its name; empty where none is known
   std::vector<BenchRound> rounds;
 };
 
-// A row a cell: medians of the rounds, and their range.
-Table timings_table(const std::vector<BenchCell>& cells);
+// A row a cell: medians of the rounds, and their range. A device's rates are steady enough to tell a floor by.
+Table timings_table(const std::vector<BenchCell>& cells, bool on_device);
 // A row a cell and step.
 Table steps_table(const std::vector<BenchCell>& cells);
 // One round of a cell, for JSON.

@@ -17,12 +17,29 @@
 #include "core/float_formats.h"
 #include "core/scale_layout.h"
 #include "moe/layer.h"
+#include "moe/placed_batch.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe::cli {
 namespace {
 
 struct DoctorOptions {};
+
+struct Device {
+  std::string name;  // "cpu", "cuda:0"
+  DeviceFacts facts;
+};
+
+// The host, and the GPUs that CUDA shows to this process.
+std::vector<Device> all_devices() {
+  std::vector<Device> devices = {{"cpu", host_facts()}};
+  for (int index = 0;; ++index) {
+    const std::string name = "cuda:" + std::to_string(index);
+    const Result<DeviceFacts> facts = device_facts(name);
+    if (!facts.ok()) return devices;
+    devices.push_back({name, *facts});
+  }
+}
 
 struct SelfTest {
   std::string name;
@@ -74,15 +91,16 @@ SelfTest test_swizzle() {
   return {"scale layout 128x4", placed && back == linear, fmt::format("({}, {}) there and back", kRows, kCols)};
 }
 
-Status run_layer(const MoeConfig& config, const std::string& backend, Executor& executor, RandomTokens& tokens) {
+Status run_layer(const MoeConfig& config, const std::string& backend, const std::string& device, Executor& executor,
+                 RandomTokens& tokens) {
   LayerOptions options;
   options.backend = backend;
+  options.device = device;
   options.limits.max_tokens = tokens.tokens;
   options.executor = &executor;
   NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
                    MoeLayer::open(config, random_layer(config.options(), 1), options));
-  NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(layer->workspace_bytes()));
-  return layer->run(tokens.batch(), workspace.data(), layer->workspace_bytes());
+  return run_from_host(*layer, tokens.batch()).status();
 }
 
 std::vector<float> widened(const std::vector<uint16_t>& values) {
@@ -103,8 +121,8 @@ Result<MoeConfig> tiny_config(ActivationFormat format) {
   return MoeConfig::make(options);
 }
 
-// A tiny layer through every backend that takes it, against the reference.
-std::vector<SelfTest> test_layers(Executor& executor) {
+// A tiny layer through every backend that takes it, on the host and on each GPU, against the reference.
+std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& executor) {
   std::vector<SelfTest> tests;
   const std::pair<ActivationFormat, const char*> formats[] = {
       {ActivationFormat::kNvfp4, "W4A4"}, {ActivationFormat::kBf16, "W4A16"}, {ActivationFormat::kInt8Block, "W4A8"}};
@@ -114,24 +132,27 @@ std::vector<SelfTest> test_layers(Executor& executor) {
     if (!config.ok()) return {{"tiny layer", false, config.status().message()}};
     const MoeOptions& sizes = config->options();
     RandomTokens expected = random_tokens(sizes, {0, sizes.num_experts}, 13, 2);
-    const Status reference = run_layer(*config, "reference", executor, expected);
+    const Status reference = run_layer(*config, "reference", "cpu", executor, expected);
     tests.push_back({"tiny layer " + suffix + ", reference", reference.ok(),
                      reference.ok() ? "13 tokens, 8 experts" : reference.message()});
     if (!reference.ok()) continue;
-    for (const Backend* backend : backends()) {
-      const std::string name = backend->name;
-      if (name == "reference" || !backend->supports(*config, host_facts()).ok()) continue;
-      RandomTokens actual = random_tokens(sizes, {0, sizes.num_experts}, 13, 2);
-      const Status status = run_layer(*config, name, executor, actual);
-      SelfTest test{"tiny layer " + suffix + ", " + name, status.ok(), status.message()};
-      if (status.ok()) {
-        const Comparison comparison =
-            compare(widened(expected.out).data(), widened(actual.out).data(), actual.tokens, sizes.hidden_size);
-        test.detail = broken_limit(comparison, layer_limits(*config));
-        test.ok = test.detail.empty();
-        if (test.ok) test.detail = fmt::format("against reference: cosine {:.8f}", comparison.cosine);
+    for (const Device& device : devices) {
+      for (const Backend* backend : backends()) {
+        const std::string name = backend->name;
+        if (name == "reference" || !backend->supports(*config, device.facts).ok()) continue;
+        RandomTokens actual = random_tokens(sizes, {0, sizes.num_experts}, 13, 2);
+        const Status status = run_layer(*config, name, device.name, executor, actual);
+        const std::string where = device.facts.kind == DeviceKind::kCpu ? name : name + " on " + device.name;
+        SelfTest test{"tiny layer " + suffix + ", " + where, status.ok(), status.message()};
+        if (status.ok()) {
+          const Comparison comparison =
+              compare(widened(expected.out).data(), widened(actual.out).data(), actual.tokens, sizes.hidden_size);
+          test.detail = broken_limit(comparison, layer_limits(*config));
+          test.ok = test.detail.empty();
+          if (test.ok) test.detail = fmt::format("against reference: cosine {:.8f}", comparison.cosine);
+        }
+        tests.push_back(test);
       }
-      tests.push_back(test);
     }
   }
   return tests;
@@ -166,23 +187,43 @@ void report_host(Report& report) {
 }
 
 // The backend that would run a plain layer there, or why there is none.
-std::string gpu_backend(size_t index) {
+std::string gpu_backend(const Result<DeviceFacts>& device) {
   const auto run = [&]() -> Result<const Backend*> {
     NVFP4_MOE_ASSIGN(const MoeConfig config, tiny_config(ActivationFormat::kNvfp4));
-    NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts("cuda:" + std::to_string(index)));
-    return choose_backend(config, device, "auto");
+    NVFP4_MOE_TRY(device.status());
+    return choose_backend(config, *device, "auto");
   };
   const auto backend = run();
   return backend.ok() ? fmt::format("backend {}", (*backend)->name) : backend.status().message();
 }
 
-void report_gpus(Report& report) {
+// The GPUs that CUDA shows, in its order; where it shows none, those that the driver knows of.
+void report_gpus(const std::vector<Device>& devices, Report& report) {
+  const std::vector<GpuFacts> known = read_gpus();
+  const std::string driver = known.empty() ? "unknown" : known.front().driver;
   Json list = Json::array();
-  for (const GpuFacts& gpu : read_gpus()) {
-    const std::string runs = gpu_backend(list.size());
+  const auto add = [&](const std::string& name, const std::string& memory, int capability, int units,
+                       const std::string& runs) {
     report.fact(fmt::format("gpu {}", list.size()),
-                fmt::format("{} {} driver {}: {}", gpu.name, gpu.memory, gpu.driver, runs));
-    list.push_back({{"name", gpu.name}, {"driver", gpu.driver}, {"memory", gpu.memory}, {"runs", runs}});
+                fmt::format("{} {} driver {}{}: {}", name, memory, driver,
+                            capability == 0 ? std::string()
+                                            : fmt::format(", compute capability {}.{}, {} multiprocessors",
+                                                          capability / 10, capability % 10, units),
+                            runs));
+    list.push_back({{"name", name},
+                    {"driver", driver},
+                    {"memory", memory},
+                    {"compute_capability", capability},
+                    {"multiprocessors", units},
+                    {"runs", runs}});
+  };
+  for (const Device& device : devices) {
+    if (device.facts.kind == DeviceKind::kCpu) continue;
+    add(device.facts.name, bytes_text(static_cast<uint64_t>(device.facts.memory_bytes)),
+        device.facts.compute_capability, device.facts.compute_units, gpu_backend(device.facts));
+  }
+  if (list.empty()) {
+    for (const GpuFacts& gpu : known) add(gpu.name, gpu.memory, 0, 0, gpu_backend(device_facts("cuda:0")));
   }
   if (list.empty()) report.fact("gpu", "none here; the CPU backends need none");
   report.json()["gpus"] = list;
@@ -191,7 +232,8 @@ void report_gpus(Report& report) {
 Status report_backends(Report& report) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, tiny_config(ActivationFormat::kNvfp4));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
-  const std::vector<Choice> choices = explain(config, host_facts(), forced);
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
+  const std::vector<Choice> choices = explain(config, device, forced);
   Json list = Json::array();
   bool any = false;
   for (const Choice& choice : choices) {
@@ -208,13 +250,14 @@ Status report_backends(Report& report) {
 }
 
 Status doctor(const DoctorOptions&, Report& report) {
+  const std::vector<Device> devices = all_devices();
   report_host(report);
-  report_gpus(report);
+  report_gpus(devices, report);
   NVFP4_MOE_TRY(report_backends(report));
 
   const auto start = std::chrono::steady_clock::now();
   std::vector<SelfTest> tests = {test_e2m1(), test_e4m3(), test_swizzle()};
-  for (SelfTest& test : test_layers(report.executor())) tests.push_back(std::move(test));
+  for (SelfTest& test : test_layers(devices, report.executor())) tests.push_back(std::move(test));
   const double elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   Table table({{"name", "self-test", false}, {"ok", "result", false}, {"detail", "detail", false}});

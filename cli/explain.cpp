@@ -2,6 +2,8 @@
 // Packs nothing and runs nothing.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "backend/host_layer.h"
 #include "cli/layers.h"
 #include "cli/lists.h"
@@ -16,7 +18,6 @@ namespace {
 
 struct ExplainVerb {
   SubjectOptions subject;
-  std::string device = "cpu";
   int64_t tokens = 8192;
 };
 
@@ -38,6 +39,45 @@ Status report_choices(const MoeConfig& config, const DeviceFacts& device, const 
   return {};
 }
 
+// The kernels of a step by how many tokens a call has, where they are not the same for all: plans differ at a few
+// counts, which halving finds.
+Status report_variants(const Backend& backend, const MoeConfig& config, const Subject& subject,
+                       const DeviceFacts& device, int64_t most_tokens, Report& report) {
+  const auto kernels = [&](int64_t tokens) -> Result<std::vector<StepPlan>> {
+    NVFP4_MOE_ASSIGN(Plan plan, backend.plan(config, subject.range, subject.source.scales, Limits{tokens}, device));
+    return std::move(plan.steps);
+  };
+  Table table({{"first_tokens", "tokens from"}, {"last_tokens", "to"}, {"kernel", "gemm1_swiglu, gemm2", false}});
+  for (int64_t first = 1; first <= most_tokens;) {
+    NVFP4_MOE_ASSIGN(const std::vector<StepPlan> here, kernels(first));
+    int64_t last = first, other = most_tokens + 1;  // [first, last] have these kernels, `other` does not
+    for (int64_t step = 1; last < most_tokens; step *= 2) {
+      const int64_t next = std::min(last + step, most_tokens);
+      NVFP4_MOE_ASSIGN(const std::vector<StepPlan> there, kernels(next));
+      if (here != there) {
+        other = next;
+        break;
+      }
+      last = next;
+    }
+    while (other - last > 1) {
+      const int64_t middle = last + (other - last) / 2;
+      NVFP4_MOE_ASSIGN(const std::vector<StepPlan> there, kernels(middle));
+      (here == there ? last : other) = middle;
+    }
+    std::string names;
+    for (const StepPlan& step : here) {
+      if (step.step != "gemm1_swiglu" && step.step != "gemm2") continue;
+      if (names.find(step.kernel) == std::string::npos) names += (names.empty() ? "" : ", ") + step.kernel;
+    }
+    table.add({cell(first), cell(last), cell(names)});
+    first = last + 1;
+  }
+  report.line("");
+  report.table("variants", table);
+  return {};
+}
+
 void report_plan(const Plan& plan, Report& report) {
   Table steps({{"step", "step", false}, {"kernel", "kernel", false}});
   for (const StepPlan& step : plan.steps) steps.add({cell(step.step), cell(step.kernel)});
@@ -56,7 +96,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kNo));
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
-  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(verb.device));
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
   const MoeOptions& sizes = config.options();
   report.fact(
       "layer",
@@ -78,6 +118,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const Plan plan,
                    backend->plan(config, subject.range, subject.source.scales, Limits{verb.tokens}, device));
   report_plan(plan, report);
+  NVFP4_MOE_TRY(report_variants(*backend, config, subject, device, std::max<int64_t>(verb.tokens, 1), report));
 
   const Json hidden = activation_scale_json(sizes.activation_format, scales.hidden);
   const Json intermediate = activation_scale_json(sizes.activation_format, scales.intermediate);
@@ -88,6 +129,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
                                     bytes_text(packed_bytes), bytes_text(plan.workspace.total_bytes()), verb.tokens));
   Json& json = report.json();
   json["layer"] = subject.name;
+  json["device"] = report.common().device;
   json["backend"] = backend->name;
   json["activation_format"] = to_string(sizes.activation_format);
   json["activation_scale"] = {{"hidden", hidden}, {"intermediate", intermediate}};
@@ -103,7 +145,6 @@ void add_explain(CLI::App& app, Invocation& invocation) {
   add_verb<ExplainVerb>(app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan",
                         UsesBackend::kYes, explain_verb, [](CLI::App& verb, ExplainVerb& options) {
                           add_subject(verb, options.subject, true);
-                          verb.add_option("--device", options.device, "cpu, or cuda:N")->capture_default_str();
                           verb.add_option("--tokens", options.tokens, "Most tokens of one call")
                               ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
                               ->capture_default_str();

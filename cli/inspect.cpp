@@ -261,10 +261,9 @@ Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64
 }
 
 // Which backend's packed layout stands for a GPU's: the codes and block scales are the same bytes in another order.
-Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const std::vector<int64_t>& memories,
-                  int64_t max_tokens, Report& report) {
+Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const DeviceFacts& device,
+                  const std::vector<int64_t>& memories, int64_t max_tokens, Report& report) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(checkpoint.model().options));
-  const DeviceFacts device = host_facts();
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
 
   const uint64_t other_bytes = checkpoint.index().size_bytes() - expert_bytes(checkpoint);
@@ -304,6 +303,7 @@ Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const
 Status inspect(const InspectOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> memories, parse_list(options.gpu_memory));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> layers, chosen_layers(checkpoint.model(), options.layers));
   report_model(checkpoint, report);
@@ -317,7 +317,7 @@ Status inspect(const InspectOptions& options, Report& report) {
     NVFP4_MOE_TRY(report_layers(checkpoint, layers, report, findings));
   }
   report_findings(findings, report);
-  NVFP4_MOE_TRY(report_fit(checkpoint, forced, memories, options.max_tokens, report));
+  NVFP4_MOE_TRY(report_fit(checkpoint, forced, device, memories, options.max_tokens, report));
   return {};
 }
 

@@ -23,6 +23,7 @@ struct CommonOptions {
   bool quiet = false;
   int threads = 0;  // 0: one per available core
   std::string backend = "auto";
+  std::string device = "cpu";
 };
 
 class Report {

@@ -4,13 +4,12 @@
 // Output: `out` (T, H) in hidden's dtype.
 #include <fmt/format.h>
 
-#include <chrono>
-
 #include "check/states.h"
 #include "cli/layers.h"
 #include "cli/lists.h"
 #include "cli/subject.h"
 #include "cli/verb.h"
+#include "moe/placed_batch.h"
 #include "moe/repro.h"
 
 namespace nvfp4_moe::cli {
@@ -72,6 +71,7 @@ Status run_layer(const RunVerb& verb, Report& report) {
 
   LayerOptions options;
   options.backend = backend;
+  options.device = report.common().device;
   options.range = subject.range;
   options.limits.max_tokens = states.tokens;
   options.executor = &report.executor();
@@ -80,14 +80,12 @@ Status run_layer(const RunVerb& verb, Report& report) {
     ProgressBar bar(report.progress());
     NVFP4_MOE_ASSIGN(layer, MoeLayer::open(config, subject.source, options, bar.callback()));
   }
-  NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(layer->workspace_bytes()));
   Batch batch = states.batch();
   std::vector<uint8_t> out(states.hidden.size());
   batch.out = out.data();
   batch.out_dtype = batch.hidden_dtype;
-  const auto start = std::chrono::steady_clock::now();
-  NVFP4_MOE_TRY(layer->run(batch, workspace.data(), layer->workspace_bytes()));
-  const double elapsed_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  NVFP4_MOE_ASSIGN(const TimedRun run, run_from_host(*layer, batch));
+  const double elapsed_us = run.seconds * 1e6;
   if (!verb.output.empty()) {
     NVFP4_MOE_TRY(write_output(verb.output, batch, config->hidden_size, layer->describe_json()));
   }
@@ -96,10 +94,9 @@ Status run_layer(const RunVerb& verb, Report& report) {
   report.fact("layer", fmt::format("{}, experts {}:{}", subject.name, subject.range.first, subject.range.count));
   report.fact("input",
               fmt::format("{} tokens of {}, {}", states.tokens, to_string(states.hidden_dtype), states.source));
-  report.fact("ran", fmt::format("backend {}, {:.0f} us (first run)", layer->backend().name, elapsed_us));
-  if (const Result<RunStatus> status = layer->status(workspace.data(), layer->workspace_bytes()); status.ok()) {
-    report_status(*status, report);
-  }
+  report.fact(
+      "ran", fmt::format("backend {} on {}, {:.0f} us (first run)", layer->backend().name, options.device, elapsed_us));
+  report_status(run.status, report);
   if (!verb.output.empty())
     report.fact("wrote", fmt::format("{}: out ({}, {})", verb.output, states.tokens, config->hidden_size));
   if (!verb.dump.empty()) {
@@ -109,6 +106,7 @@ Status run_layer(const RunVerb& verb, Report& report) {
   Json& json = report.json();
   json["layer"] = layer_number;
   json["tokens"] = states.tokens;
+  json["device"] = options.device;
   json["dtype"] = to_string(states.hidden_dtype);
   json["states"] = states.source;
   json["elapsed_us"] = elapsed_us;
@@ -126,7 +124,8 @@ void add_comparison(const char* vs, const Comparison& c, const std::string& brok
 
 Status replay_call(const RunVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const std::string backend, wanted_backend(report.common().backend));
-  NVFP4_MOE_ASSIGN(const ReplayReport replayed, replay(verb.replay, backend, &report.executor()));
+  NVFP4_MOE_ASSIGN(const ReplayReport replayed,
+                   replay(verb.replay, backend, &report.executor(), report.common().device));
   report.fact("replayed", fmt::format("{}: {} tokens, recorded on {}, run on {}", verb.replay, replayed.tokens,
                                       replayed.recorded_backend, replayed.backend));
   Table table({{"vs", "vs", false},

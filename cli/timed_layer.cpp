@@ -52,11 +52,13 @@ size_t touch_oldest(RandomTokens& batch, std::vector<int32_t>& oldest) {
   return names.size();
 }
 
-Result<TimedLayer> TimedLayer::open(const Subject& subject, const std::string& backend, int64_t max_tokens,
-                                    int64_t copies, Executor& executor, const ProgressFn& progress) {
+Result<TimedLayer> TimedLayer::open(const Subject& subject, const std::string& backend, const std::string& device,
+                                    int64_t max_tokens, int64_t copies, Executor& executor,
+                                    const ProgressFn& progress) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
   LayerOptions options;
   options.backend = backend;
+  options.device = device;
   options.range = subject.range;
   options.limits.max_tokens = max_tokens;
   options.executor = &executor;
@@ -65,11 +67,13 @@ Result<TimedLayer> TimedLayer::open(const Subject& subject, const std::string& b
     NVFP4_MOE_ASSIGN(auto layer, MoeLayer::open(config, subject.source, options, progress));
     layers.push_back(std::move(layer));
   }
-  NVFP4_MOE_ASSIGN(Buffer workspace, allocate_pages(layers.front()->workspace_bytes()));
+  const MoeLayer& first = *layers.front();
+  NVFP4_MOE_ASSIGN(Buffer workspace, first.backend().allocate(first.workspace_bytes(), first.weights().device));
   return TimedLayer(subject, std::move(layers), std::move(workspace));
 }
 
-void TimedLayer::prepare(int64_t tokens, uint64_t seed) {
+Status TimedLayer::prepare(int64_t tokens, uint64_t seed) {
+  placed_.clear();
   batches_.clear();
   experts_.clear();
   next_ = 0;
@@ -86,6 +90,12 @@ void TimedLayer::prepare(int64_t tokens, uint64_t seed) {
       experts_.push_back(static_cast<double>(experts));
     }
   }
+  if (layer().backend().memory == nullptr) return {};
+  for (RandomTokens& batch : batches_) {
+    NVFP4_MOE_ASSIGN(PlacedBatch placed, PlacedBatch::place(layer(), batch.batch()));
+    placed_.push_back(std::move(placed));
+  }
+  return {};
 }
 
 // Calls body(batch, copy, timed) and returns the batches of the timed calls.
@@ -102,7 +112,28 @@ Result<std::vector<size_t>> TimedLayer::repeat_calls(const Repeat& repeat, const
   return timed;
 }
 
+Result<RunTimes> TimedLayer::time_replays(const Repeat& repeat) const {
+  const DeviceMeasures* const measures = layer().backend().measures;
+  if (measures == nullptr)
+    return unsupported(std::string("bench: backend ") + layer().backend().name + " has no clock for its device");
+  const auto all = [&](void* stream) -> Status {
+    for (size_t batch = 0; batch < placed_.size(); ++batch)
+      NVFP4_MOE_TRY(copies_[batch % copies_.size()]->run(placed_[batch].batch(), workspace_.data(),
+                                                         workspace_.size_bytes(), stream));
+    return {};
+  };
+  const auto count = static_cast<double>(placed_.size());
+  RunTimes times;
+  NVFP4_MOE_ASSIGN(times.us, measures->time_graph(layer().weights().device, all, repeat.seconds,
+                                                  std::max<int64_t>(repeat.most_runs / std::ssize(placed_), 1)));
+  for (double& us : times.us) us /= count;
+  std::sort(times.us.begin(), times.us.end());
+  times.experts = std::accumulate(experts_.begin(), experts_.end(), 0.0) / count;
+  return times;
+}
+
 Result<RunTimes> TimedLayer::time_runs(const Repeat& repeat) {
+  if (!placed_.empty()) return time_replays(repeat);
   RunTimes times;
   NVFP4_MOE_ASSIGN(const std::vector<size_t> timed,
                    repeat_calls(repeat, [&](RandomTokens& tokens, const MoeLayer& layer, bool count) -> Status {

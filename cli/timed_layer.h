@@ -12,6 +12,7 @@
 #include "cli/subject.h"
 #include "core/executor.h"
 #include "moe/layer.h"
+#include "moe/placed_batch.h"
 
 namespace nvfp4_moe::cli {
 
@@ -22,8 +23,9 @@ struct Repeat {
 };
 
 struct RunTimes {
-  std::vector<double> us;  // of each run, ascending; never empty
-  double experts = 0;      // touched by a run, mean
+  // Of each run, ascending; never empty. On a device: of each replay of a graph of all batches, by the batch.
+  std::vector<double> us;
+  double experts = 0;  // touched by a run, mean
   double at(double share) const { return us[static_cast<size_t>(share * static_cast<double>(us.size() - 1) + 0.5)]; }
 };
 
@@ -33,13 +35,13 @@ inline constexpr size_t kGemm1 = 2, kGemm2 = 4;
 
 class TimedLayer {
  public:
-  // Packs `copies` copies. backend: a name of the registry.
-  static Result<TimedLayer> open(const Subject& subject, const std::string& backend, int64_t max_tokens, int64_t copies,
-                                 Executor& executor, const ProgressFn& progress);
+  // Packs `copies` copies. backend: a name of the registry. device: as in LayerOptions.
+  static Result<TimedLayer> open(const Subject& subject, const std::string& backend, const std::string& device,
+                                 int64_t max_tokens, int64_t copies, Executor& executor, const ProgressFn& progress);
   const MoeLayer& layer() const { return *copies_.front(); }
 
   // The batches of what is timed next: uniformly random routing, the same for every layer of the same sizes and seed.
-  void prepare(int64_t tokens, uint64_t seed);
+  Status prepare(int64_t tokens, uint64_t seed);
   Result<RunTimes> time_runs(const Repeat& repeat);
   // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the CPU backend makes its
   // operands itself, out of the arrays between the steps. kUnsupported where a backend does not show its steps in host
@@ -52,6 +54,7 @@ class TimedLayer {
         range_(subject.range),
         copies_(std::move(copies)),
         workspace_(std::move(workspace)) {}
+  Result<RunTimes> time_replays(const Repeat& repeat) const;
   template <class Body>
   Result<std::vector<size_t>> repeat_calls(const Repeat& repeat, const Body& body);
 
@@ -60,6 +63,7 @@ class TimedLayer {
   std::vector<std::unique_ptr<MoeLayer>> copies_;
   Buffer workspace_;
   std::vector<RandomTokens> batches_;  // batch i runs on copy i % copies; as many for each copy
+  std::vector<PlacedBatch> placed_;    // on a device: the batches in its memory
   std::vector<double> experts_;        // touched by each batch
   size_t next_ = 0;                    // the batch of the next call
 };

@@ -34,6 +34,9 @@ CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& nam
       ->group("Common");
   if (uses_backend == UsesBackend::kYes) {
     verb->add_option("--backend", common.backend, "auto, or a backend's name (see doctor)")->group("Common");
+    verb->add_option("--device", common.device, "cpu, or cuda:N: where layers lie and run")
+        ->group("Common")
+        ->capture_default_str();
   }
   verb->callback([&invocation, name, options, run] {
     invocation.verb = name;

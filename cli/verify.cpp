@@ -128,6 +128,7 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
     NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
     NVFP4_MOE_ASSIGN(options, engine_options(verb, checkpoint.model()));
     NVFP4_MOE_ASSIGN(options.backend, wanted_backend(report.common().backend));
+    options.device = report.common().device;
   }
   options.executor = &report.executor();
   VerifyReport verified;
@@ -181,6 +182,7 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
               verified.passed() ? Style::kGood : Style::kBad);
   if (!verified.passed() && !report.failed()) report.fail("a check of the whole checkpoint failed");
   report.json()["path"] = verb.path;
+  report.json()["device"] = options.device;
   report.json()["against"] = verb.against.empty() ? Json(nullptr) : Json(verb.against);
   report.json()["failed_layers"] = verified.failed_layers();
   report.json()["elapsed_s"] = verified.seconds;

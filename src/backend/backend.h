@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -105,6 +106,19 @@ struct DeviceMemory {
   Result<uint64_t> (*capture_id)(void* stream);
 };
 
+// What times a device and says what it can do at most, for `bench`.
+struct DeviceMeasures {
+  // Captures what `enqueue` puts into its stream as one graph and replays it for so many seconds, at least five times
+  // and not more than most_replays otherwise. The microseconds of each replay, by the device's clock.
+  Result<std::vector<double>> (*time_graph)(int device, const std::function<Status(void* stream)>& enqueue,
+                                            double seconds, int64_t most_replays);
+  // Bytes per second that all multiprocessors together read from memory, out of a buffer that no cache holds.
+  Result<double> (*read_rate)(int device);
+  // FLOP per second of the tensor cores in bf16, by the instruction that the backend's GEMMs are made of.
+  Result<double> (*product_rate)(int device);
+  const char* product_instruction;
+};
+
 struct Backend {
   const char* name;
   int priority;  // the highest that supports a layer is chosen; ties do not occur
@@ -140,6 +154,9 @@ struct Backend {
 
   // What it chose on this host, for `explain`; null where there is nothing to choose.
   std::string (*choice)() = nullptr;
+
+  // null: a host's clock and threads measure it.
+  const DeviceMeasures* measures = nullptr;
 };
 
 // The backends of this build, defined by their own folders and listed once in moe/registry.cpp.

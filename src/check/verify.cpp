@@ -14,6 +14,7 @@
 #include "checkpoint/float_experts.h"
 #include "core/dequantize.h"
 #include "moe/layer.h"
+#include "moe/placed_batch.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -79,18 +80,12 @@ struct RunOutput {
 };
 
 Result<RunOutput> run_layer(const MoeLayer& layer, const LayerStates& states) {
-  const int64_t hidden = layer.config()->hidden_size;
-  NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(std::max<size_t>(layer.workspace_bytes(), 1)));
-  std::vector<uint16_t> out(static_cast<size_t>(states.tokens * hidden));  // BF16
+  std::vector<uint16_t> out(static_cast<size_t>(states.tokens * layer.config()->hidden_size));  // BF16
   Batch batch = states.batch();
   batch.out = out.data();
   batch.out_dtype = DType::kBf16;
-  RunOutput result;
-  const auto start = std::chrono::steady_clock::now();
-  NVFP4_MOE_TRY(layer.run(batch, workspace.data(), workspace.size_bytes()));
-  result.seconds = since(start);
-  NVFP4_MOE_ASSIGN(result.status, layer.status(workspace.data(), workspace.size_bytes()));
-  result.out.resize(out.size());
+  NVFP4_MOE_ASSIGN(const TimedRun run, run_from_host(layer, batch));
+  RunOutput result{std::vector<float>(out.size()), run.status, run.seconds};
   to_floats(out.data(), DType::kBf16, static_cast<int64_t>(out.size()), result.out.data());
   return result;
 }
@@ -229,9 +224,11 @@ class LayerVerifier {
     return {};
   }
 
-  LayerOptions layer_options(const ExpertRange& range, int64_t tokens, const std::string& backend) const {
+  LayerOptions layer_options(const ExpertRange& range, int64_t tokens, const std::string& backend,
+                             const std::string& device) const {
     LayerOptions options;
     options.backend = backend;
+    options.device = device;
     options.range = range;
     options.limits.max_tokens = std::max<int64_t>(tokens, 1);
     options.executor = &executor_;
@@ -256,9 +253,10 @@ class LayerVerifier {
     RunCheck check;
     RunOutput actual;
     {
-      NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
-                       MoeLayer::open(config, tampered(number, source), layer_options(range, tokens, options_.backend),
-                                      meter_.packing("pack")));
+      NVFP4_MOE_ASSIGN(
+          const std::unique_ptr<MoeLayer> layer,
+          MoeLayer::open(config, tampered(number, source),
+                         layer_options(range, tokens, options_.backend, options_.device), meter_.packing("pack")));
       if (options_.tamper_packed) options_.tamper_packed(number, *layer);
       NVFP4_MOE_ASSIGN(out.packed, check_packed(checkpoint_, number, *layer, [this](int64_t expert) {
                          return meter_.expert("unpack and compare", expert);
@@ -269,9 +267,10 @@ class LayerVerifier {
       if (states == nullptr) return {};
       NVFP4_MOE_ASSIGN(actual, run_layer(*layer, *states));
     }
-    NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> reference,
-                     MoeLayer::open_on(kReferenceBackend, config, source, layer_options(range, tokens, "reference"),
-                                       meter_.packing("pack for the reference")));
+    NVFP4_MOE_ASSIGN(
+        const std::unique_ptr<MoeLayer> reference,
+        MoeLayer::open_on(kReferenceBackend, config, source, layer_options(range, tokens, "reference", "cpu"),
+                          meter_.packing("pack for the reference")));
     NVFP4_MOE_ASSIGN(const RunOutput expected, run_layer(*reference, *states));
     if (options_.tamper_output) options_.tamper_output(number, actual.out.data(), tokens, config->hidden_size);
     check.states = states->source;

@@ -37,6 +37,7 @@ struct VerifyOptions {
   std::string input;            // states file (check/states.h); empty: seeded
   StatesOptions states;         // 0 tokens: step c is left out
   std::string backend = "auto";
+  std::string device = "cpu";           // where the backend's layers lie; the reference runs on the host
   std::optional<double> limit_sqnr_db;  // with `against`: a layer below it fails
   // Changes the choices a layer is run with (activation_format, scales, ...); empty: as the checkpoint's family says.
   std::function<void(MoeOptions&)> adjust;

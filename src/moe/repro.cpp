@@ -7,6 +7,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "moe/config_json.h"
+#include "moe/placed_batch.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe {
@@ -281,7 +282,8 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
   return writer.finish();
 }
 
-Result<ReplayReport> replay(const std::string& path, const std::string& backend, Executor* executor) {
+Result<ReplayReport> replay(const std::string& path, const std::string& backend, Executor* executor,
+                            const std::string& device) {
   auto opened = read_repro(path);
   if (!opened.ok()) return opened.status().in(path);
   const Repro& repro = *opened;
@@ -294,6 +296,7 @@ Result<ReplayReport> replay(const std::string& path, const std::string& backend,
   source.shared_expert = [&repro] { return repro.load(kSharedExpert); };
   LayerOptions options;
   options.backend = backend;
+  options.device = device;
   options.range = repro.range;
   options.limits.max_tokens = repro.tokens;
   options.executor = executor;
@@ -310,12 +313,10 @@ Result<ReplayReport> replay(const std::string& path, const std::string& backend,
     return wide;
   };
   const auto run_into = [&](const MoeLayer& layer, std::vector<std::byte>& into, RunStatus* status) -> Status {
-    NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(layer.workspace_bytes()));
     Batch batch = repro.batch;
     batch.out = into.data();
-    NVFP4_MOE_TRY(layer.run(batch, workspace.data(), workspace.size_bytes()));
-    if (status == nullptr) return {};
-    NVFP4_MOE_ASSIGN(*status, layer.status(workspace.data(), workspace.size_bytes()));
+    NVFP4_MOE_ASSIGN(const TimedRun run, run_from_host(layer, batch));
+    if (status != nullptr) *status = run.status;
     return {};
   };
 
@@ -323,6 +324,7 @@ Result<ReplayReport> replay(const std::string& path, const std::string& backend,
   report.backend = layer->backend().name;
   report.describe = layer->describe_json();
   NVFP4_MOE_TRY(run_into(*layer, out, &report.status));
+  options.device = "cpu";
   NVFP4_MOE_ASSIGN(const auto reference, MoeLayer::open_on(kReferenceBackend, config, source, options));
   NVFP4_MOE_TRY(run_into(*reference, expected, nullptr));
 

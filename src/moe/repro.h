@@ -34,8 +34,9 @@ struct ReplayReport {
   std::string broken_reference_limit;
   bool passed() const { return broken_output_limit.empty() && broken_reference_limit.empty(); }
 };
-// Runs the file's call on `backend` ("auto": as for a layer) and compares. The file may be hostile: what is wrong with
-// it is kBadInput. executor may be null.
-Result<ReplayReport> replay(const std::string& path, const std::string& backend = "auto", Executor* executor = nullptr);
+// Runs the file's call on `backend` ("auto": as for a layer) and `device`, and compares. The file may be hostile: what
+// is wrong with it is kBadInput. executor may be null.
+Result<ReplayReport> replay(const std::string& path, const std::string& backend = "auto", Executor* executor = nullptr,
+                            const std::string& device = "cpu");
 
 }  // namespace nvfp4_moe

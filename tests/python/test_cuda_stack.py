@@ -97,7 +97,7 @@ def forward(layers: list[nv.MoeLayer], inputs: Inputs, outs: torch.Tensor) -> to
 
 @pytest.mark.parametrize(
     ("backend", "activation_format", "distinct", "tokens", "replays"),
-    [("auto", "nvfp4", 2, 4, 1000), ("auto", "bf16", 1, 64, 40), ("cuda", "nvfp4", 1, 8, 20)],
+    [("auto", "nvfp4", 2, 2, 1000), ("auto", "bf16", 1, 64, 20), ("cuda", "nvfp4", 1, 8, 10)],
 )
 def test_a_captured_stack_replays_as_it_runs(
     backend: str, activation_format: str, distinct: int, tokens: int, replays: int, record_property

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/layer.h"
+#include "backend/cuda/measure.h"
 #include "backend/cuda/pack.h"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps.h"
@@ -12,6 +13,7 @@ namespace nvfp4_moe {
 namespace cuda {
 namespace {
 
+constexpr DeviceMeasures kMeasures = {time_graph, read_rate, product_rate, "mma.sync m16n8k16"};
 constexpr HostSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
@@ -50,6 +52,7 @@ constinit const Backend kCudaBackend = {
     .linear_run = nullptr,
     .steps = &cuda::kSteps,
     .memory = &cuda::kMemory,
+    .measures = &cuda::kMeasures,
 };
 
 }  // namespace nvfp4_moe

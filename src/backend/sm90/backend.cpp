@@ -3,8 +3,10 @@
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/layer.h"
+#include "backend/cuda/measure.h"
 #include "backend/cuda/pack.h"
 #include "backend/cuda/steps.h"
+#include "backend/sm90/measure.h"
 #include "backend/sm90/scratch.h"
 #include "backend/sm90/steps.h"
 #include "backend/sm90/tensor_map.h"
@@ -13,6 +15,7 @@ namespace nvfp4_moe {
 namespace sm90 {
 namespace {
 
+constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, product_rate, "wgmma m64n128k16"};
 constexpr HostSteps kSteps = {route, cuda::quantize, gemm1_swiglu, cuda::requantize, gemm2, cuda::combine};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
@@ -62,6 +65,7 @@ constinit const Backend kSm90Backend = {
     .linear_run = nullptr,
     .steps = &sm90::kSteps,
     .memory = &cuda::kMemory,
+    .measures = &sm90::kMeasures,
 };
 
 }  // namespace nvfp4_moe

@@ -1,0 +1,19 @@
+// Times of graphs by the device's own clock, and what a device does at most (DeviceMeasures).
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "core/status.h"
+
+namespace nvfp4_moe::cuda {
+
+Result<std::vector<double>> time_graph(int device, const std::function<Status(void* stream)>& enqueue, double seconds,
+                                       int64_t most_replays);
+Result<double> read_rate(int device);
+Result<double> product_rate(int device);
+
+// Units of work per second: the best of a few launches, each of `units`, after one that is not timed.
+Result<double> best_rate(int device, double units, const std::function<void(void* stream)>& launch);
+
+}  // namespace nvfp4_moe::cuda

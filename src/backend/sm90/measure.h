@@ -1,0 +1,10 @@
+// What a Hopper GPU's tensor cores do at most with the instruction of this backend's GEMMs.
+#pragma once
+
+#include "core/status.h"
+
+namespace nvfp4_moe::sm90 {
+
+Result<double> product_rate(int device);
+
+}  // namespace nvfp4_moe::sm90

@@ -1,0 +1,150 @@
+// --device: what the verbs say where there is no such device, and on a machine with a GPU (skipped by name elsewhere) run,
+// replay, verify, bench, explain and doctor on it.
+#include "checkpoint/safetensors.h"
+#include "cli/run_tool.h"
+#include "moe/layer.h"
+#include "support/checkpoint_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+using testing::HasSubstr;
+
+struct Tiny {
+  TempDir dir;
+  std::string path = dir.file("tiny"), states = dir.file("states.safetensors");
+  Tiny() {
+    BuilderOptions options;
+    options.layers = 1;
+    EXPECT_OK(CheckpointBuilder(options).write(path));
+    TensorInfo info;
+    info.name = "hidden";
+    info.dtype = DType::kF32;
+    info.shape = {9, options.hidden_size};
+    std::vector<float> hidden(static_cast<size_t>(9 * options.hidden_size));
+    for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = static_cast<float>(i * 37 % 101) / 16.0f - 3.0f;
+    Result<SafetensorsWriter> writer = SafetensorsWriter::create(states, {info}, {});
+    EXPECT_OK(writer);
+    EXPECT_OK(writer->write(std::as_bytes(std::span(hidden))));
+    EXPECT_OK(writer->finish());
+  }
+};
+Tiny& tiny() {
+  static Tiny value;
+  return value;
+}
+
+TEST(DeviceOption, IsJudgedByEveryVerbThatRunsLayers) {
+  const std::string& dir = tiny().path;
+  const std::vector<std::vector<std::string>> verbs = {
+      {"verify", dir},
+      {"bench", dir, "--tokens", "1"},
+      {"explain", dir},
+      {"inspect", dir},
+      {"doctor"},
+      {"run", dir, "--layer", "0", "--input", tiny().states, "--output", tiny().dir.file("never")}};
+  for (std::vector<std::string> words : verbs) {
+    words.insert(words.end(), {"--device", "gpu"});
+    const ToolRun wrong = run_tool(words);
+    EXPECT_EQ(wrong.exit_code, 2) << words[0] << wrong.err;
+    EXPECT_THAT(wrong.err, HasSubstr("device: expected cpu or cuda:N, got gpu"));
+    words.back() = "cuda:999";  // no machine has so many
+    const ToolRun missing = run_tool(words);
+    EXPECT_EQ(missing.exit_code, 3) << words[0] << missing.err;
+    EXPECT_THAT(missing.err, HasSubstr("cuda:999"));
+  }
+}
+
+TEST(DeviceOption, ExplainTellsKernelsByTokens) {
+  const ToolRun run = run_tool({"explain", "--shape", "A", "--tokens", "300", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const nlohmann::json variants = run.json()["variants"];
+  ASSERT_FALSE(variants.empty());
+  int64_t next = 1;  // each begins where the one before ends
+  for (const auto& row : variants) {
+    EXPECT_EQ(row["first_tokens"], next);
+    next = row["last_tokens"].get<int64_t>() + 1;
+  }
+  EXPECT_EQ(next, 301);
+}
+
+class OnGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto device = device_facts("cuda:0");
+    if (!device.ok()) GTEST_SKIP() << device.status().message();
+  }
+  static ToolRun run(std::vector<std::string> words) {
+    words.insert(words.end(), {"--device", "cuda:0", "--json", "--quiet"});
+    ToolRun ran = run_tool(words);
+    EXPECT_EQ(ran.exit_code, 0) << words[0] << ran.out << ran.err;
+    return ran;
+  }
+};
+
+TEST_F(OnGpu, VerifyComparesEveryBackendOfTheDevice) {
+  for (const char* backend : {"auto", "cuda"})
+    for (const char* format : {"nvfp4", "bf16"}) {
+      const nlohmann::json json =
+          run({"verify", tiny().path, "--backend", backend, "--activation-format", format}).json();
+      EXPECT_EQ(json["device"], "cuda:0");
+      EXPECT_EQ(json["failed_layers"], 0);
+      const auto& layer = json["details"]["layers"][0];
+      EXPECT_NE(layer.dump().find(backend == std::string("auto") ? "\"backend\"" : "\"cuda\""), std::string::npos)
+          << layer.dump();
+    }
+}
+
+TEST_F(OnGpu, RunsDumpsAndReplaysTheSameBits) {
+  const std::string dump = tiny().dir.file("call.safetensors");
+  const nlohmann::json json = run({"run", tiny().path, "--layer", "0", "--input", tiny().states, "--output",
+                                   tiny().dir.file("out.safetensors"), "--dump", dump})
+                                  .json();
+  EXPECT_EQ(json["device"], "cuda:0");
+  EXPECT_GT(json["quantized"][0]["blocks"], 0);
+  const nlohmann::json again = run({"run", "--replay", dump}).json();
+  EXPECT_EQ(again["same_bits"], true);
+  const ToolRun host = run_tool({"run", "--replay", dump, "--json"});  // another order of sums, the same bounds
+  EXPECT_EQ(host.exit_code, 0) << host.out;
+}
+
+TEST_F(OnGpu, BenchTimesGraphsBesideTheFloor) {
+  const nlohmann::json json =
+      run({"bench", "--shape", "A", "--experts", "4", "--tokens", "1,16", "--seconds", "0.01", "--activation-format",
+           "nvfp4,bf16"})
+          .json();
+  EXPECT_EQ(json["checked"], true);
+  EXPECT_EQ(json["device"]["name"], "cuda:0");
+  ASSERT_EQ(json["timings"].size(), 4u);
+  for (const auto& row : json["timings"]) {
+    EXPECT_GT(row["read_gb_per_s"], 100.0);
+    EXPECT_GT(row["peak_gflop_per_s"], 1e4);
+    const double read_us = row["touched_gb_per_s"].get<double>() / row["read_gb_per_s"].get<double>();
+    const double flop_us = row["gflop_per_s"].get<double>() / row["peak_gflop_per_s"].get<double>();
+    EXPECT_NEAR(row["floor_us"].get<double>(), std::max(read_us, flop_us) * row["median_us"].get<double>(),
+                0.01 * row["floor_us"].get<double>());
+    EXPECT_GE(row["times_floor"], 1.0);
+  }
+  const ToolRun steps = run_tool({"bench", "--shape", "A", "--experts", "4", "--steps", "--device", "cuda:0"});
+  EXPECT_EQ(steps.exit_code, 3) << steps.err;
+}
+
+TEST_F(OnGpu, DoctorTestsIt) {
+  const nlohmann::json json = run({"doctor"}).json();
+  ASSERT_FALSE(json["gpus"].empty());
+  EXPECT_THAT(json["gpus"][0]["runs"].get<std::string>(), HasSubstr("backend "));
+  int tested = 0;
+  for (const auto& test : json["self_test"])
+    tested += test["name"].get<std::string>().find("on cuda:0") != std::string::npos;
+  EXPECT_GE(tested, 2);
+}
+
+TEST_F(OnGpu, ExplainNamesADevicesVariants) {
+  const nlohmann::json json = run({"explain", "--shape", "deepseek-v4-flash"}).json();
+  EXPECT_EQ(json["device"], "cuda:0");
+  EXPECT_FALSE(json["variants"].empty());
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::test

@@ -88,9 +88,9 @@ __device__ inline void arrive_after_copies(uint32_t barrier) {
 __device__ inline void fence_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A barrier of some warps of the block; index 1..15.
-template <int kIndex, int kThreads>
-__device__ inline void sync_threads() {
-  asm volatile("bar.sync %0, %1;" ::"n"(kIndex), "n"(kThreads) : "memory");
+template <int kThreads>
+__device__ inline void sync_threads(int index) {
+  asm volatile("bar.sync %0, %1;" ::"r"(index), "n"(kThreads) : "memory");
 }
 
 // Registers of a thread of this warpgroup from here on.

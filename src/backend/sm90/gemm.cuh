@@ -21,6 +21,7 @@
 #include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/load.cuh"
 #include "backend/sm90/shape.cuh"
+#include "backend/sm90/store.cuh"
 #include "backend/sm90/wgmma.cuh"
 #include "backend/sm90/work.h"
 
@@ -177,6 +178,9 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
   const PieceInfo piece = SharedPlaces<S>::piece(index);  // not before, so that no register holds it meanwhile
   const LineFactor* const factors = SharedPlaces<S>::factors(index);
   const int thread = static_cast<int>(threadIdx.x);
+  if constexpr (S::kIs.tensor_lines) {
+    if (piece.partial < 0 && epilogue.bf16_out() != nullptr) return store_whole<S, kN>(epilogue, piece, factors, sums);
+  }
 #pragma unroll
   for (int m = 0; m < S::kM64; ++m) {
     if (piece.partial < 0) {
@@ -261,7 +265,7 @@ __device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, con
                 end = work.split_begin(static_cast<int32_t>(blockIdx.x) + 1);
   if (begin == end) return;
   const int32_t last_unit = (end - 1) / work.chunks_of_unit, units = last_unit - begin / work.chunks_of_unit + 1;
-  sync_threads<2, kMathThreads>();  // all sums are stored
+  sync_threads<kMathThreads>(2);  // all sums are stored
   if (static_cast<int32_t>(threadIdx.x) < units) {
     const auto i = static_cast<int32_t>(threadIdx.x);
     const int32_t pieces = work.pieces_of(last_unit - i);
@@ -274,7 +278,7 @@ __device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, con
     }
     SharedPlaces<S>::last()[i] = last;
   }
-  sync_threads<2, kMathThreads>();
+  sync_threads<kMathThreads>(2);
   for (int32_t i = units - 1; i >= 0; --i)
     if (SharedPlaces<S>::last()[i] != 0)
       finish_unit<S>(args, epilogue, work, last_unit - i, index - static_cast<uint32_t>(i));

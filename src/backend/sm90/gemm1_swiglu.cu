@@ -29,8 +29,16 @@ struct GatedActivation {
     }
     return {kNone, 1, kNone, kNone, 0};
   }
-  __device__ static float at_most(float x, float most) { return x > most ? most : x; }
-  __device__ static float within(float x, float most) { return x < -most ? -most : at_most(x, most); }
+  __device__ static float at_most(float x, float most) {
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
+    return y;
+  }
+  __device__ static float within(float x, float most) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(at_most(x, most)), "f"(-most));
+    return y;
+  }
   // Within an ulp; IEEE division is a call, around which ptxas serializes wgmma.
   __device__ static float reciprocal(float x) {
     float y;
@@ -50,8 +58,11 @@ struct SwigluEpilogue {
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by choice, or null: 1
   GatedActivation activation;
-  uint16_t* out;  // (R, I) bf16
-  int64_t intermediate;
+  uint16_t* out;     // (R, I) bf16
+  int64_t channels;  // I
+
+  static constexpr bool kJoined = true;
+  __device__ uint16_t* bf16_out() const { return out; }
 
   __device__ ExpertScales scales(int32_t expert) const {
     return {tensor_scales[expert].gate, tensor_scales[expert].up};
@@ -61,13 +72,16 @@ struct SwigluEpilogue {
     return {nonfinite[line] != 0 ? __uint_as_float(0x7FC00000u) : scale,
             router_weights != nullptr ? router_weights[choice] : 1.0f};
   }
+  __device__ float value(float gate_sum, float up_sum, const ExpertScales& scales, const LineFactor& factor) const {
+    const float g = gate_sum * (factor.scale * scales.first), u = up_sum * (factor.scale * scales.second);
+    return activation(g, u) * factor.weight;
+  }
   // weight_row: of gate; 8 further is up of the same channel.
   __device__ void store(int64_t row, int32_t weight_row, float gate_sum, float up_sum, const ExpertScales& scales,
                         const LineFactor& factor) const {
     const int64_t channel = cuda::joined_row(weight_row).row;
-    if (channel >= intermediate) return;
-    const float g = gate_sum * (factor.scale * scales.first), u = up_sum * (factor.scale * scales.second);
-    out[row * intermediate + channel] = cuda::bf16_from_float(activation(g, u) * factor.weight);
+    if (channel < channels)
+      out[row * channels + channel] = cuda::bf16_from_float(value(gate_sum, up_sum, scales, factor));
   }
 };
 
@@ -100,7 +114,7 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
       config->router_weight == RouterWeight::kBeforeDown && !plan.shared ? call.batch.topk_weights : nullptr;
   epilogue.activation = GatedActivation::of(config);
   epilogue.out = part.intermediate.bf16;
-  epilogue.intermediate = part.intermediate_size;
+  epilogue.channels = part.intermediate_size;
 
   const auto blocks = static_cast<unsigned>(blocks_of_device());
   with_variant(plan.variant, [&](auto variant) {

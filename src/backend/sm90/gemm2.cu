@@ -14,18 +14,23 @@ struct RowEpilogue {
   const float* line_scale;            // (R), or null: 1
   void* out;                          // (R, H) bf16, or fp32
   bool out_fp32;
-  int64_t hidden;
+  int64_t channels;  // H
+
+  static constexpr bool kJoined = false;
+  __device__ uint16_t* bf16_out() const { return out_fp32 ? nullptr : static_cast<uint16_t*>(out); }
 
   __device__ ExpertScales scales(int32_t expert) const { return {tensor_scales[expert].down, 0}; }
   __device__ LineFactor factor(int32_t line, int32_t) const {
     return {line_scale != nullptr ? line_scale[line] : 1.0f, 1.0f};
   }
+  __device__ float value(float sum, const ExpertScales& scales, const LineFactor& factor) const {
+    return sum * (factor.scale * scales.first);
+  }
   __device__ void store(int64_t row, int32_t channel, float sum, float sum_8_further, const ExpertScales& scales,
                         const LineFactor& factor) const {
-    const float alpha = factor.scale * scales.first;
-    const int64_t at = row * hidden + channel;
-    if (channel < hidden) store_one(at, sum * alpha);
-    if (channel + 8 < hidden) store_one(at + 8, sum_8_further * alpha);
+    const int64_t at = row * channels + channel;
+    if (channel < channels) store_one(at, value(sum, scales, factor));
+    if (channel + 8 < channels) store_one(at + 8, value(sum_8_further, scales, factor));
   }
   __device__ void store_one(int64_t at, float value) const {
     if (out_fp32)
@@ -64,7 +69,7 @@ void gemm2(const HostCall& call, const HostPart& part) {
   epilogue.line_scale = nvfp4 ? part.intermediate.line_scale : nullptr;
   epilogue.out = part.rows_out;
   epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
-  epilogue.hidden = config->hidden_size;
+  epilogue.channels = config->hidden_size;
 
   const auto blocks = static_cast<unsigned>(blocks_of_device());
   with_variant(plan.variant, [&](auto variant) {

@@ -165,7 +165,7 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
   for (Piece piece; pieces.next(piece); ++index) {
     const Description<S, Epilogue> description(args, epilogue, piece, index, thread);
     const TileRows& rows = description.rows();
-    sync_threads<1, kLineThreads>();
+    sync_threads<kLineThreads>(1);
     const int32_t* const lines = SharedPlaces<S>::lines(index);
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, place = place.next()) {
       const int32_t k = (piece.first_chunk + chunk) * cuda::kTileK + column * 8;

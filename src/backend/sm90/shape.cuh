@@ -80,6 +80,9 @@ __device__ int32_t tiles_of(const GemmArgs& args) {
                                : static_cast<int32_t>((__ldcg(args.row_offsets + 1) + kLines - 1) / kLines);
 }
 
+// Where a math warpgroup of a wide variant transposes what it stores.
+inline constexpr int kSlabLines = 64, kSlabBytes = kSlabLines * 128;
+
 template <size_t kVariant>
 struct Shape {
   static constexpr Variant kIs = kVariants[kVariant];
@@ -93,8 +96,9 @@ struct Shape {
   static constexpr int kStageBytes = kLineBytes + kRowBlocks * static_cast<int>(cuda::kTileBytes);
   static_assert(kStageBytes % 1024 == 0);  // the swizzle's period
 
-  // After the stages: factors and line indices of two pieces, what they are, the work and who is last, barriers.
-  static constexpr int kUnitBytes = 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
+  // After the stages: slabs, factors and line indices of two pieces, what they are, the work and who is last, barriers.
+  static constexpr int kSlabsBytes = kIs.tensor_lines ? kMathGroups * kSlabBytes : 0;
+  static constexpr int kUnitBytes = kSlabsBytes + 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
                                     2 * static_cast<int>(sizeof(PieceInfo)) + 32;
   static_assert(sizeof(Work) + 2 * sizeof(int32_t) <= 32);
   static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 32) / (kStageBytes + 16);
@@ -108,7 +112,8 @@ extern __shared__ __align__(1024) uint8_t shared_bytes[];
 // Where things lie in shared memory: constants, so that no thread holds an address.
 template <class S>
 struct SharedPlaces {
-  static constexpr int kFactors = S::kStages * S::kStageBytes;
+  static constexpr int kSlabs = S::kStages * S::kStageBytes;
+  static constexpr int kFactors = kSlabs + S::kSlabsBytes;
   static constexpr int kLines = kFactors + 2 * S::kLines * static_cast<int>(sizeof(LineFactor));
   static constexpr int kPieces = kLines + 2 * S::kLines * static_cast<int>(sizeof(int32_t));
   static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
@@ -116,6 +121,7 @@ struct SharedPlaces {
                        kPieceFree = kPieceFull + 16;
 
   __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
+  __device__ static uint8_t* slab(int math_group) { return shared_bytes + kSlabs + math_group * kSlabBytes; }
   // (kLines) of a piece; two pieces' are kept.
   __device__ static LineFactor* factors(uint32_t unit) {
     return reinterpret_cast<LineFactor*>(shared_bytes + kFactors) + unit % 2 * S::kLines;

@@ -1,0 +1,81 @@
+// How a whole unit's sums leave a block: what an Epilogue makes of them, in bf16, transposed through shared memory, so
+// that 64 channels of a line, 128 bytes, are written together.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/formats.cuh"
+#include "backend/sm90/barrier.cuh"
+#include "backend/sm90/dequantize.cuh"
+#include "backend/sm90/shape.cuh"
+
+namespace nvfp4_moe::sm90 {
+
+// Stores two 8 x 8 matrices of b16 transposed: a lane gives (r, 2c), (r, 2c + 1) of both, r = lane / 4, c = lane % 4,
+// and lane 8i + n the address of column n of matrix i.
+__device__ inline void store_matrices(uint32_t address, const uint32_t (&pairs)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(pairs[0]),
+               "r"(pairs[1])
+               : "memory");
+}
+
+__device__ inline uint32_t bf16_pair(float first, float second) {
+  return uint32_t{cuda::bf16_from_float(first)} | uint32_t{cuda::bf16_from_float(second)} << 16;
+}
+
+// One math warpgroup; sums as wgmma leaves them. Of a slab, 64 lines x 128 bytes, line i's 16 bytes c lie at c ^ i, so
+// that neither way of access meets in a bank.
+template <class S, int kN, class Epilogue>
+__device__ void store_whole(const Epilogue& epilogue, const PieceInfo& piece, const LineFactor* factors,
+                            const float (&sums)[S::kM64][kN / 2]) {
+  constexpr bool kJoined = Epilogue::kJoined;  // two rows give one channel
+  constexpr int kSlabs = S::kM64 / (kJoined ? 2 : 1);
+  static_assert(S::kM64 == 2);
+  const int thread = static_cast<int>(threadIdx.x % 128), group = static_cast<int>(threadIdx.x / 128);
+  const int warp = thread / 32, lane = thread % 32;
+  uint8_t* const slab = SharedPlaces<S>::slab(group);
+  const int own_chunk = kJoined ? lane / 8 % 2 * 4 + warp : warp * 2 + lane / 8 % 2;  // of store_matrices' address
+  const uint32_t own = shared_address(slab) + lane % 8 * 128 + (own_chunk ^ lane % 8) * 16;
+  const int32_t first_row = piece.weight_row + group * S::kM64 * 64;
+#pragma unroll
+  for (int first = 0; first < kN; first += kSlabLines)
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s) {
+      constexpr int kEnd = kN;
+      const int end = first + kSlabLines < kEnd ? first + kSlabLines : kEnd;
+      sync_threads<128>(3 + group);  // who read the slab before
+#pragma unroll
+      for (int line = first; line < end; line += 8) {
+        const auto* const two = factors + line + lane % 4 * 2;
+        const LineFactor factor[2] = {two[0], two[1]};
+        uint32_t pairs[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float values[2];
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            const int at = line / 2 + n;
+            if constexpr (kJoined)
+              values[n] =
+                  epilogue.value(sums[i][at] * kSumFactor, sums[i][at + 2] * kSumFactor, piece.scales, factor[n]);
+            else
+              values[n] = epilogue.value(sums[s][at + 2 * i] * kSumFactor, piece.scales, factor[n]);
+          }
+          pairs[i] = bf16_pair(values[0], values[1]);
+        }
+        store_matrices(own + (line - first) * 128, pairs);
+      }
+      sync_threads<128>(3 + group);
+      const int chunk = thread % 8;
+      const int64_t channel = first_row / (kJoined ? 2 : 1) + s * 64 + chunk * 8;
+#pragma unroll
+      for (int line = thread / 8; line < end - first; line += 16) {
+        const auto eight = *reinterpret_cast<const uint4*>(slab + line * 128 + (chunk ^ line % 8) * 16);
+        if (first + line < piece.rows.count && channel < epilogue.channels)
+          *reinterpret_cast<uint4*>(epilogue.bf16_out() + (piece.rows.first + first + line) * epilogue.channels +
+                                    channel) = eight;
+      }
+    }
+}
+
+}  // namespace nvfp4_moe::sm90

@@ -46,10 +46,14 @@ __device__ inline void wait(uint32_t barrier, uint32_t parity) {
   } while (done == 0);
 }
 
-// Weights are read once: they must not push the activations out of L2.
-__device__ inline uint64_t evict_first_policy() {
+// What is read once must not push the activations out of L2; what other blocks read soon should stay.
+template <bool kReadOnce>
+__device__ uint64_t cache_policy() {
   uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  if constexpr (kReadOnce)
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  else
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 // A multiple of 16 bytes, both addresses too; completes on the barrier.

@@ -48,7 +48,7 @@ class PiecesAhead {
 // One thread.
 template <class S, class Lines>
 __device__ void load_copies(const GemmArgs& args, const Lines& source, const Work& work) {
-  const uint64_t policy = evict_first_policy();
+  const uint64_t policy = cache_policy<!S::kIs.tensor_lines>();  // wide: other tiles read the same weights
   PiecesAhead<S::kLines> pieces(args, work);
   RingPlace<S::kStages> place;
   const int64_t row_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;

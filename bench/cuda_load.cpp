@@ -94,9 +94,10 @@ int run(const std::string& device, int repeats) {
   layer_options.device = device;
   layer_options.limits.max_tokens = kMaxTokens;
 
-  std::printf("{\"device\": \"%s\", \"experts\": %lld, \"hidden\": %lld, \"intermediate\": %lld, \"source_bytes\": %lld, ",
-              facts->name.c_str(), static_cast<long long>(kExperts), static_cast<long long>(kHidden),
-              static_cast<long long>(kIntermediate), static_cast<long long>(kExperts * kExpertBytes));
+  std::printf(
+      "{\"device\": \"%s\", \"experts\": %lld, \"hidden\": %lld, \"intermediate\": %lld, \"source_bytes\": %lld, ",
+      facts->name.c_str(), static_cast<long long>(kExperts), static_cast<long long>(kHidden),
+      static_cast<long long>(kIntermediate), static_cast<long long>(kExperts * kExpertBytes));
   std::printf("\"context_s\": %.3f, \"loads\": [", context_s);
   for (int i = 0; i < repeats; ++i) {
     std::unique_ptr<MoeLayer> layer;
@@ -129,7 +130,8 @@ int run(const std::string& device, int repeats) {
     });
     return static_cast<double>(kCopied) * 1e-9 / s;
   };
-  std::printf("], \"copy_gb_per_s\": {\"ordinary\": %.2f, \"page_locked\": %.2f}}\n", rate(experts.get()), rate(locked));
+  std::printf("], \"copy_gb_per_s\": {\"ordinary\": %.2f, \"page_locked\": %.2f}}\n", rate(experts.get()),
+              rate(locked));
   cudaFreeHost(locked);
   cudaFree(to);
   return 0;

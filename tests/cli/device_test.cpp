@@ -1,5 +1,5 @@
-// --device: what the verbs say where there is no such device, and on a machine with a GPU (skipped by name elsewhere) run,
-// replay, verify, bench, explain and doctor on it.
+// --device: what the verbs say where there is no such device, and on a machine with a GPU (skipped by name elsewhere)
+// run, replay, verify, bench, explain and doctor on it.
 #include "checkpoint/safetensors.h"
 #include "cli/run_tool.h"
 #include "moe/layer.h"
@@ -38,12 +38,9 @@ Tiny& tiny() {
 TEST(DeviceOption, IsJudgedByEveryVerbThatRunsLayers) {
   const std::string& dir = tiny().path;
   const std::vector<std::vector<std::string>> verbs = {
-      {"verify", dir},
-      {"bench", dir, "--tokens", "1"},
-      {"explain", dir},
-      {"inspect", dir},
-      {"doctor"},
-      {"run", dir, "--layer", "0", "--input", tiny().states, "--output", tiny().dir.file("never")}};
+      {"verify", dir},  {"bench", dir, "--tokens", "1"},
+      {"explain", dir}, {"inspect", dir},
+      {"doctor"},       {"run", dir, "--layer", "0", "--input", tiny().states, "--output", tiny().dir.file("never")}};
   for (std::vector<std::string> words : verbs) {
     words.insert(words.end(), {"--device", "gpu"});
     const ToolRun wrong = run_tool(words);
@@ -110,10 +107,9 @@ TEST_F(OnGpu, RunsDumpsAndReplaysTheSameBits) {
 }
 
 TEST_F(OnGpu, BenchTimesGraphsBesideTheFloor) {
-  const nlohmann::json json =
-      run({"bench", "--shape", "A", "--experts", "4", "--tokens", "1,16", "--seconds", "0.01", "--activation-format",
-           "nvfp4,bf16"})
-          .json();
+  const nlohmann::json json = run({"bench", "--shape", "A", "--experts", "4", "--tokens", "1,16", "--seconds", "0.01",
+                                   "--activation-format", "nvfp4,bf16"})
+                                  .json();
   EXPECT_EQ(json["checked"], true);
   EXPECT_EQ(json["device"]["name"], "cuda:0");
   ASSERT_EQ(json["timings"].size(), 4u);

@@ -1,11 +1,10 @@
-#include "backend/cuda/measure.h"
-
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/measure.h"
 #include "backend/cuda/mma.cuh"
 
 namespace nvfp4_moe::cuda {

@@ -1,12 +1,11 @@
 // product_rate: wgmma m64n128k16 with A in registers and B in shared memory, as the GEMMs issue it, and nothing else.
-#include "backend/sm90/measure.h"
-
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/measure.h"
+#include "backend/sm90/measure.h"
 #include "backend/sm90/wgmma.cuh"
 
 namespace nvfp4_moe::sm90 {
@@ -53,8 +52,7 @@ __global__ void __launch_bounds__(kMeasureThreads, 1) sm90_multiply(float* out) 
 
 Result<double> product_rate(int device) {
   int count = 0;
-  NVFP4_MOE_TRY(
-      cuda::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors"));
+  NVFP4_MOE_TRY(cuda::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors"));
   NVFP4_MOE_ASSIGN(const Buffer out, cuda::allocate(256, device));
   constexpr int kBlocksEach = 8;
   const unsigned blocks = static_cast<unsigned>(count) * kBlocksEach;

@@ -31,7 +31,6 @@ namespace nvfp4_moe::sm90 {
 template <class S>
 struct MathState {
   RingPlace<S::kStages> place;
-  int32_t left = 0;  // chunks of the block, the current one included
   uint32_t scale_base = kScaleBase;
   uint4 codes[S::kM64];   // of 64 k, a k16 step a word
   uint2 scales[S::kM64];  // of the same
@@ -48,17 +47,25 @@ struct MathState {
       scales[m] = *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4));
     }
   }
-  // The other half of this chunk after half 0, the next chunk's first after half 1. The last chunk reads itself again;
-  // nothing uses that.
-  __device__ void read_on(int half, const RingPlace<S::kStages>& next, bool more) {
-    if (half == 0) {
-      read(place.stage, 1);
-      return;
-    }
-    const RingPlace<S::kStages> from = more ? next : place;
+  // A piece's first codes and fragments. No piece reads for the next one: fragments that live from one product to
+  // another of another width leave ptxas too few registers.
+  __device__ void begin() {
+    read_stage(place);
+    widen<0>(fragments[0]);
+  }
+  // Once the stage is there.
+  __device__ void read_stage(RingPlace<S::kStages> from) {
     wait(SharedPlaces<S>::full(from.stage), from.parity);
     if constexpr (!S::kIs.tensor_lines) fence_shared_writes();
     read(from.stage, 0);
+  }
+  // The other half of this chunk after half 0, the next chunk's first after half 1. A piece's last chunk reads itself
+  // again; nothing uses that.
+  __device__ void read_on(int half, const RingPlace<S::kStages>& next, bool more) {
+    if (half == 0)
+      read(place.stage, 1);
+    else
+      read_stage(more ? next : RingPlace<S::kStages>(place));
   }
   // The group of k16 steps of the 64 k that were read last.
   template <int kGroup>
@@ -92,12 +99,13 @@ template <class S, int kN>
 __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::kM64][kN / 2]) {
   constexpr int kGroups = 4 / S::kGroupSteps;  // of 64 k
   constexpr bool kReadFirst = S::kLines <= 16;
+  state.begin();
   int previous = 0;
 #pragma unroll 1
   for (int32_t chunk = 0; chunk < chunks; ++chunk) {
     const uint64_t lines = lines_descriptor(shared_address(SharedPlaces<S>::stage(state.place.stage)));
     const RingPlace<S::kStages> next = state.place.next();
-    const bool more = state.left > 1;
+    const bool more = chunk + 1 < chunks;
 #pragma unroll
     for (int g = 0; g < 2 * kGroups; ++g) {
       const int half = g / kGroups, of_half = g % kGroups;
@@ -129,7 +137,6 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::k
     }
     previous = state.place.stage;
     state.place = next;
-    --state.left;
   }
   wgmma_wait<0>();
 #pragma unroll
@@ -143,15 +150,23 @@ __device__ int32_t row_of(int thread, int m) {
   return (thread / 128 * S::kM64 + m) * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
 }
 
+// threadIdx.x read anew: what is computed from it is not kept in registers through the products before.
+__device__ inline int thread_anew() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return static_cast<int>(thread);
+}
+
 // The sums of one m64 tile to the epilogue. factor(line) for lines below rows.count.
 template <class S, int kN, class Epilogue, class Factor>
 __device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, const TileRows& rows, int32_t weight_row,
                        const float (&sums)[kN / 2], const Factor& factor) {
+  const int first_line = static_cast<int>(threadIdx.x % 4) * 2;
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int line = j * 8 + static_cast<int>(threadIdx.x % 4) * 2 + i;
+      const int line = j * 8 + first_line + i;
       if (line < rows.count)
         epilogue.store(rows.first + line, weight_row, sums[j * 4 + i] * kSumFactor, sums[j * 4 + 2 + i] * kSumFactor,
                        scales, factor(line));
@@ -177,7 +192,7 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
   multiply<S, kN>(SharedPlaces<S>::piece(index).chunks, state, sums);
   const PieceInfo piece = SharedPlaces<S>::piece(index);  // not before, so that no register holds it meanwhile
   const LineFactor* const factors = SharedPlaces<S>::factors(index);
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = thread_anew();
   if constexpr (S::kIs.tensor_lines) {
     if (piece.partial < 0 && epilogue.bf16_out() != nullptr) return store_whole<S, kN>(epilogue, piece, factors, sums);
   }
@@ -200,9 +215,10 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
 template <class S, int kN, class Epilogue>
 __device__ void multiply_narrowest(const GemmArgs& args, const Epilogue& epilogue, uint32_t index,
                                    MathState<S>& state) {
-  if constexpr (kNarrower < kN >> 0) {
-    if (SharedPlaces<S>::piece(index).rows.count <= kNarrower<kN>) {
-      multiply_narrowest<S, kNarrower<kN>>(args, epilogue, index, state);
+  constexpr int kNarrower = kN - S::kIs.width_step;
+  if constexpr (kNarrower >= S::kIs.least_lines) {
+    if (SharedPlaces<S>::piece(index).rows.count <= kNarrower) {
+      multiply_narrowest<S, kNarrower>(args, epilogue, index, state);
       return;
     }
   }
@@ -319,15 +335,13 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
   cuda::wait_for_previous();  // before any sums are stored, and in every block
   MathState<S> state;
   asm volatile("" : "+r"(state.scale_base));  // held in a register
-  state.left = work.chunks_of(static_cast<int32_t>(blockIdx.x));
-  if (state.left == 0) return;
-  wait(SharedPlaces<S>::full(0), 0);
-  if constexpr (!S::kIs.tensor_lines) fence_shared_writes();
-  state.read(0, 0);
-  state.template widen<0>(state.fragments[0]);
+  int32_t left = work.chunks_of(static_cast<int32_t>(blockIdx.x));
+  if (left == 0) return;
   uint32_t index = 0;
-  for (; state.left > 0; ++index) {
+#pragma unroll 1
+  for (; left > 0; ++index) {
     wait(SharedPlaces<S>::piece_full(index), index / 2 & 1);
+    left -= SharedPlaces<S>::piece(index).chunks;
     multiply_narrowest<S, S::kLines>(args, epilogue, index, state);
     __syncwarp();
     arrive_if(SharedPlaces<S>::piece_free(index), threadIdx.x % 32 == 0);

@@ -40,7 +40,7 @@ struct CopiedLines {
 struct TensorLines {
   CUtensorMap map;
 };
-inline constexpr int kBoxLines = 64, kBoxK = 64, kBoxBytes = kBoxLines * kBoxK * 2;
+inline constexpr int kBoxLines = 32, kBoxK = 64, kBoxBytes = kBoxLines * kBoxK * 2;
 
 // Both GEMMs' tensor scales of one expert: gate's and up's, or down's.
 struct ExpertScales {

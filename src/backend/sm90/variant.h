@@ -20,7 +20,9 @@ inline constexpr int kSharedBytes = 227 * 1024;  // of one block, at most
 inline constexpr int kMostBlocks = 144;          // one a multiprocessor; no Hopper has more
 
 struct Variant {
-  int lines;          // N
+  int lines;          // N of the widest product
+  int least_lines;    // of the narrowest: a tile takes the narrowest that holds its lines
+  int width_step;     // from one product to the next, a multiple of 8
   int row_blocks;     // of 128 weight rows, and so m64 tiles of each math warpgroup
   int group_steps;    // k16 steps of one commit group
   double most_rows;   // taken up to so many rows an expert, on average
@@ -30,27 +32,15 @@ struct Variant {
   constexpr int64_t partial_bytes() const { return int64_t{row_blocks} * 128 * lines * 4; }
 };
 inline constexpr std::array<Variant, 5> kVariants = {{
-    {8, 4, 2, 2.5, false, "wgmma_512x8"},
-    {16, 4, 2, 8.0, false, "wgmma_512x16"},
-    {32, 2, 4, 19.0, false, "wgmma_256x32"},
-    {64, 2, 4, 45.0, true, "wgmma_256x64"},
-    {128, 2, 2, 1e30, true, "wgmma_256x128"},
+    {8, 8, 8, 4, 2, 2.5, false, "wgmma_512x8"},
+    {16, 8, 8, 4, 2, 8.0, false, "wgmma_512x16"},
+    {32, 8, 8, 4, 1, 19.0, false, "wgmma_512x32"},
+    {64, 24, 8, 2, 2, 50.0, true, "wgmma_256x64"},
+    {128, 48, 16, 2, 1, 1e30, true, "wgmma_256x128"},
 }};
 
 // Units are cut along K where K is long enough to share, and where bits may depend on the batch.
 inline bool splits(const MoeConfig& config, int64_t k_tiles) { return !config->batch_invariant && k_tiles >= 4; }
-
-// Products are also compiled for tiles that are not full: the next narrower one, or 0.
-template <int kLines>
-inline constexpr int kNarrower = 0;
-template <>
-inline constexpr int kNarrower<128> = 96;
-template <>
-inline constexpr int kNarrower<64> = 48;
-template <>
-inline constexpr int kNarrower<32> = 24;
-template <>
-inline constexpr int kNarrower<16> = 8;
 
 inline size_t variant_for(double rows_an_expert) {
   size_t index = 0;

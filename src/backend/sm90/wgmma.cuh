@@ -35,76 +35,98 @@ __device__ inline uint64_t lines_descriptor(uint32_t address) {
 }
 
 // clang-format off
-#define NVFP4_MOE_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define NVFP4_MOE_D16(i) NVFP4_MOE_D4(i), NVFP4_MOE_D4(i + 4), NVFP4_MOE_D4(i + 8), NVFP4_MOE_D4(i + 12)
-#define NVFP4_MOE_A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-
-__device__ inline void wgmma(float (&d)[4], const uint32_t* a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3}, "
-               "{%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
-               : NVFP4_MOE_D4(0)
-               : NVFP4_MOE_A4, "l"(b));
-}
-__device__ inline void wgmma(float (&d)[8], const uint32_t* a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7}, "
-               "{%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
-               : NVFP4_MOE_D4(0), NVFP4_MOE_D4(4)
-               : NVFP4_MOE_A4, "l"(b));
-}
-__device__ inline void wgmma(float (&d)[12], const uint32_t* a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
-               "{%12, %13, %14, %15}, %16, 1, 1, 1, 0;"
-               : NVFP4_MOE_D4(0), NVFP4_MOE_D4(4), NVFP4_MOE_D4(8)
-               : NVFP4_MOE_A4, "l"(b));
-}
-__device__ inline void wgmma(float (&d)[16], const uint32_t* a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-               "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
-               : NVFP4_MOE_D16(0)
-               : NVFP4_MOE_A4, "l"(b));
-}
-__device__ inline void wgmma(float (&d)[24], const uint32_t* a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23}, "
-               "{%24, %25, %26, %27}, %28, 1, 1, 1, 0;"
-               : NVFP4_MOE_D16(0), NVFP4_MOE_D4(16), NVFP4_MOE_D4(20)
-               : NVFP4_MOE_A4, "l"(b));
-}
-__device__ inline void wgmma(float (&d)[32], const uint32_t* a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-               "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-               : NVFP4_MOE_D16(0), NVFP4_MOE_D16(16)
-               : NVFP4_MOE_A4, "l"(b));
-}
-__device__ inline void wgmma(float (&d)[48], const uint32_t* a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-               "{%48, %49, %50, %51}, %52, 1, 1, 1, 0;"
-               : NVFP4_MOE_D16(0), NVFP4_MOE_D16(16), NVFP4_MOE_D16(32)
-               : NVFP4_MOE_A4, "l"(b));
-}
-__device__ inline void wgmma(float (&d)[64], const uint32_t* a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-               "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-               : NVFP4_MOE_D16(0), NVFP4_MOE_D16(16), NVFP4_MOE_D16(32), NVFP4_MOE_D16(48)
-               : NVFP4_MOE_A4, "l"(b));
-}
-#undef NVFP4_MOE_A4
-#undef NVFP4_MOE_D16
-#undef NVFP4_MOE_D4
+// One overload a width N = 8 q, by the size of d. Operands stand in fours: d's are fours 0 .. q - 1, a is four q, and the
+// descriptor is the first of four q + 1.
+#define NVFP4_MOE_FOUR_0 "%0, %1, %2, %3"
+#define NVFP4_MOE_FOUR_1 "%4, %5, %6, %7"
+#define NVFP4_MOE_FOUR_2 "%8, %9, %10, %11"
+#define NVFP4_MOE_FOUR_3 "%12, %13, %14, %15"
+#define NVFP4_MOE_FOUR_4 "%16, %17, %18, %19"
+#define NVFP4_MOE_FOUR_5 "%20, %21, %22, %23"
+#define NVFP4_MOE_FOUR_6 "%24, %25, %26, %27"
+#define NVFP4_MOE_FOUR_7 "%28, %29, %30, %31"
+#define NVFP4_MOE_FOUR_8 "%32, %33, %34, %35"
+#define NVFP4_MOE_FOUR_9 "%36, %37, %38, %39"
+#define NVFP4_MOE_FOUR_10 "%40, %41, %42, %43"
+#define NVFP4_MOE_FOUR_11 "%44, %45, %46, %47"
+#define NVFP4_MOE_FOUR_12 "%48, %49, %50, %51"
+#define NVFP4_MOE_FOUR_13 "%52, %53, %54, %55"
+#define NVFP4_MOE_FOUR_14 "%56, %57, %58, %59"
+#define NVFP4_MOE_FOUR_15 "%60, %61, %62, %63"
+#define NVFP4_MOE_FOUR_16 "%64, %65, %66, %67"
+#define NVFP4_MOE_B_1 "%8"
+#define NVFP4_MOE_B_2 "%12"
+#define NVFP4_MOE_B_3 "%16"
+#define NVFP4_MOE_B_4 "%20"
+#define NVFP4_MOE_B_5 "%24"
+#define NVFP4_MOE_B_6 "%28"
+#define NVFP4_MOE_B_7 "%32"
+#define NVFP4_MOE_B_8 "%36"
+#define NVFP4_MOE_B_9 "%40"
+#define NVFP4_MOE_B_10 "%44"
+#define NVFP4_MOE_B_11 "%48"
+#define NVFP4_MOE_B_12 "%52"
+#define NVFP4_MOE_B_13 "%56"
+#define NVFP4_MOE_B_14 "%60"
+#define NVFP4_MOE_B_15 "%64"
+#define NVFP4_MOE_B_16 "%68"
+#define NVFP4_MOE_FOURS_1 NVFP4_MOE_FOUR_0
+#define NVFP4_MOE_FOURS_2 NVFP4_MOE_FOURS_1 ", " NVFP4_MOE_FOUR_1
+#define NVFP4_MOE_FOURS_3 NVFP4_MOE_FOURS_2 ", " NVFP4_MOE_FOUR_2
+#define NVFP4_MOE_FOURS_4 NVFP4_MOE_FOURS_3 ", " NVFP4_MOE_FOUR_3
+#define NVFP4_MOE_FOURS_5 NVFP4_MOE_FOURS_4 ", " NVFP4_MOE_FOUR_4
+#define NVFP4_MOE_FOURS_6 NVFP4_MOE_FOURS_5 ", " NVFP4_MOE_FOUR_5
+#define NVFP4_MOE_FOURS_7 NVFP4_MOE_FOURS_6 ", " NVFP4_MOE_FOUR_6
+#define NVFP4_MOE_FOURS_8 NVFP4_MOE_FOURS_7 ", " NVFP4_MOE_FOUR_7
+#define NVFP4_MOE_FOURS_9 NVFP4_MOE_FOURS_8 ", " NVFP4_MOE_FOUR_8
+#define NVFP4_MOE_FOURS_10 NVFP4_MOE_FOURS_9 ", " NVFP4_MOE_FOUR_9
+#define NVFP4_MOE_FOURS_11 NVFP4_MOE_FOURS_10 ", " NVFP4_MOE_FOUR_10
+#define NVFP4_MOE_FOURS_12 NVFP4_MOE_FOURS_11 ", " NVFP4_MOE_FOUR_11
+#define NVFP4_MOE_FOURS_13 NVFP4_MOE_FOURS_12 ", " NVFP4_MOE_FOUR_12
+#define NVFP4_MOE_FOURS_14 NVFP4_MOE_FOURS_13 ", " NVFP4_MOE_FOUR_13
+#define NVFP4_MOE_FOURS_15 NVFP4_MOE_FOURS_14 ", " NVFP4_MOE_FOUR_14
+#define NVFP4_MOE_FOURS_16 NVFP4_MOE_FOURS_15 ", " NVFP4_MOE_FOUR_15
+#define NVFP4_MOE_D(i) "+f"(d[4 * i]), "+f"(d[4 * i + 1]), "+f"(d[4 * i + 2]), "+f"(d[4 * i + 3])
+#define NVFP4_MOE_D_1 NVFP4_MOE_D(0)
+#define NVFP4_MOE_D_2 NVFP4_MOE_D_1, NVFP4_MOE_D(1)
+#define NVFP4_MOE_D_3 NVFP4_MOE_D_2, NVFP4_MOE_D(2)
+#define NVFP4_MOE_D_4 NVFP4_MOE_D_3, NVFP4_MOE_D(3)
+#define NVFP4_MOE_D_5 NVFP4_MOE_D_4, NVFP4_MOE_D(4)
+#define NVFP4_MOE_D_6 NVFP4_MOE_D_5, NVFP4_MOE_D(5)
+#define NVFP4_MOE_D_7 NVFP4_MOE_D_6, NVFP4_MOE_D(6)
+#define NVFP4_MOE_D_8 NVFP4_MOE_D_7, NVFP4_MOE_D(7)
+#define NVFP4_MOE_D_9 NVFP4_MOE_D_8, NVFP4_MOE_D(8)
+#define NVFP4_MOE_D_10 NVFP4_MOE_D_9, NVFP4_MOE_D(9)
+#define NVFP4_MOE_D_11 NVFP4_MOE_D_10, NVFP4_MOE_D(10)
+#define NVFP4_MOE_D_12 NVFP4_MOE_D_11, NVFP4_MOE_D(11)
+#define NVFP4_MOE_D_13 NVFP4_MOE_D_12, NVFP4_MOE_D(12)
+#define NVFP4_MOE_D_14 NVFP4_MOE_D_13, NVFP4_MOE_D(13)
+#define NVFP4_MOE_D_15 NVFP4_MOE_D_14, NVFP4_MOE_D(14)
+#define NVFP4_MOE_D_16 NVFP4_MOE_D_15, NVFP4_MOE_D(15)
+#define NVFP4_MOE_WGMMA(n, q)                                                                        \
+  __device__ inline void wgmma(float (&d)[4 * q], const uint32_t* a, uint64_t b) {                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {"                        \
+                 NVFP4_MOE_FOURS_##q "}, {" NVFP4_MOE_FOUR_##q "}, " NVFP4_MOE_B_##q ", 1, 1, 1, 0;" \
+                 : NVFP4_MOE_D_##q                                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
+  }
+NVFP4_MOE_WGMMA(8, 1)
+NVFP4_MOE_WGMMA(16, 2)
+NVFP4_MOE_WGMMA(24, 3)
+NVFP4_MOE_WGMMA(32, 4)
+NVFP4_MOE_WGMMA(40, 5)
+NVFP4_MOE_WGMMA(48, 6)
+NVFP4_MOE_WGMMA(56, 7)
+NVFP4_MOE_WGMMA(64, 8)
+NVFP4_MOE_WGMMA(72, 9)
+NVFP4_MOE_WGMMA(80, 10)
+NVFP4_MOE_WGMMA(88, 11)
+NVFP4_MOE_WGMMA(96, 12)
+NVFP4_MOE_WGMMA(104, 13)
+NVFP4_MOE_WGMMA(112, 14)
+NVFP4_MOE_WGMMA(120, 15)
+NVFP4_MOE_WGMMA(128, 16)
+#undef NVFP4_MOE_WGMMA
 // clang-format on
 
 }  // namespace nvfp4_moe::sm90

@@ -57,8 +57,8 @@ TEST(Sm90Backend, PlansWithoutADevice) {
   }
 }
 
-// Every chunk of every unit belongs to one piece of one block; cut pieces have places of their own, and the finishing
-// kernel finds them.
+// Every chunk of every unit belongs to one piece of one block; cut pieces have places of their own, and whoever
+// finishes the unit finds them.
 TEST(Sm90Work, EveryChunkOnce) {
   for (int tiles : {0, 1, 2, 7, 8, 9, 50})
     for (int groups : {1, 3, 8})
@@ -67,7 +67,7 @@ TEST(Sm90Work, EveryChunkOnce) {
           for (bool split : {false, true}) {
             SCOPED_TRACE(testing::Message()
                          << tiles << " " << groups << " " << chunks << " " << blocks << " " << split);
-            const sm90::Work work(tiles, groups, chunks, blocks, split);
+            const sm90::Work work(sm90::WorkShape(groups, chunks, blocks, split), tiles);
             std::vector<int> done(static_cast<size_t>(tiles * groups * chunks));
             std::set<int> places;
             int most = 0, least = 1 << 30;
@@ -92,15 +92,24 @@ TEST(Sm90Work, EveryChunkOnce) {
             EXPECT_LE(most - least, split ? 1 : chunks);
             for (int unit = 0; unit * chunks < work.split_chunks; ++unit) {
               const int first = work.block_of(unit * chunks), last = work.block_of(unit * chunks + chunks - 1);
-              int pieces = 0;
+              const sm90::UnitPieces pieces = work.pieces_of(unit);
+              EXPECT_EQ(pieces.count, last - first + 1);
               for (int block = first; block <= last; ++block) {
-                if (work.split_begin(block) == work.split_begin(block + 1)) continue;
+                ASSERT_LT(work.split_begin(block), work.split_begin(block + 1));
+                EXPECT_EQ(pieces.partial(block - first), work.partial_of(block, unit));
                 EXPECT_EQ(places.count(work.partial_of(block, unit)), first != last ? 1u : 0u);
-                EXPECT_EQ(work.partial_of_piece(unit, pieces++), work.partial_of(block, unit));
               }
-              EXPECT_EQ(work.pieces_of(unit), pieces);
             }
           }
+}
+
+TEST(Sm90Work, DividersDivide) {
+  for (int divisor : {1, 2, 3, 5, 7, 8, 96, 132, 144, 1000, 65535, 65536, 65537, 1 << 30, (1 << 30) + 1, 0x7FFFFFFF}) {
+    const sm90::Divider by(divisor);
+    for (int64_t multiple = 0; multiple <= 0x7FFFFFFF; multiple += int64_t{divisor} * (1 + 0x7FFFFFFF / divisor / 3000))
+      for (int64_t n = std::max<int64_t>(multiple - 2, 0); n <= std::min<int64_t>(multiple + 2, 0x7FFFFFFF); ++n)
+        ASSERT_EQ(by(static_cast<int>(n)), n / divisor) << n << " / " << divisor;
+  }
 }
 
 // As many tiles as full ones would be, none of them empty or too large, and no row left over.

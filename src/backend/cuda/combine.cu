@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, Cou
     float values[kChoices][kChannels];
 #pragma unroll
     for (int i = 0; i < kChoices; ++i)
-      if (choices.rows[i] >= 0) load_elements<kRow>(args.rows, choices.rows[i] * args.hidden + channel, values[i]);
+      if (choices.rows[i] >= 0) load_aligned<kRow>(args.rows, choices.rows[i] * args.hidden + channel, values[i]);
 #pragma unroll
     for (int i = 0; i < kChoices; ++i) {
       if (choices.rows[i] < 0) continue;
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, Cou
   }
   if (args.shared_rows != nullptr) {
     float values[kChannels];
-    load_elements<kRow>(args.shared_rows, token * args.hidden + channel, values);
+    load_aligned<kRow>(args.shared_rows, token * args.hidden + channel, values);
 #pragma unroll
     for (int c = 0; c < kChannels; ++c)
       acc[c] =

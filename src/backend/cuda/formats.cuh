@@ -53,16 +53,10 @@ __device__ inline float load_element(const void* data, int64_t i) {
   if constexpr (kType == DType::kF16) return __half2float(static_cast<const __half*>(data)[i]);
   return bf16_to_float(static_cast<const uint16_t*>(data)[i]);
 }
-// Elements [first, first + kCount) of an array of which only its elements are aligned; kCount 4, 8 or 16, first a
-// multiple of it.
+// Elements [first, first + kCount) of an array that is aligned to 16 bytes; kCount 4, 8 or 16, first a multiple of it.
 template <DType kType, int kCount>
-__device__ inline void load_elements(const void* data, int64_t first, float (&x)[kCount]) {
+__device__ inline void load_aligned(const void* data, int64_t first, float (&x)[kCount]) {
   constexpr int kBytes = kCount * (kType == DType::kF32 ? 4 : 2), kVector = kBytes < 16 ? 8 : 16;
-  if (reinterpret_cast<uintptr_t>(data) % kVector != 0) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = load_element<kType>(data, first + i);
-    return;
-  }
   uint32_t words[kBytes / 4];
   const auto* const from = static_cast<const uint8_t*>(data) + first * (kBytes / kCount);
 #pragma unroll
@@ -83,6 +77,13 @@ __device__ inline void load_elements(const void* data, int64_t first, float (&x)
       x[i] = kType == DType::kF16 ? __half2float(__ushort_as_half(half)) : bf16_to_float(half);
     }
   }
+}
+// The same of an array of which only its elements are aligned.
+template <DType kType, int kCount>
+__device__ inline void load_elements(const void* data, int64_t first, float (&x)[kCount]) {
+  if (reinterpret_cast<uintptr_t>(data) % 16 == 0) return load_aligned<kType>(data, first, x);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = load_element<kType>(data, first + i);
 }
 // Stores x with one rounding.
 template <DType kType>

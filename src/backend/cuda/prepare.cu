@@ -20,9 +20,10 @@ __global__ void __launch_bounds__(kLineThreads)
     route_by_one_block(route, counts);
     return;
   }
-  const int64_t token = blockIdx.x - 1, choices = route.choices / route.tokens;
+  const int64_t token = blockIdx.x - 1;
   bool has_row = route.shared_row_offsets != nullptr, bad = false;
-  for (int64_t choice = token * choices; choice < (token + 1) * choices && !has_row; ++choice)
+#pragma unroll 1
+  for (int64_t choice = token * route.top_k; choice < (token + 1) * route.top_k && !has_row; ++choice)
     has_row = local_expert(route, choice, route.choices, bad) >= 0;
   LineCounts& own = token_counts[token];
   lines.counters = {&own.nonfinite, &own.blocks, &own.saturated, &own.zeroed};

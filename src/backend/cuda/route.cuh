@@ -41,7 +41,7 @@ struct RouteArgs {
   RowTile* tiles;
   int32_t* tile_count;
   int64_t* shared_row_offsets;  // (2), or null
-  int64_t tokens;
+  int64_t tokens, top_k;
   uint32_t* chunk_bad_ids;  // (chunks); unused by one block
   int32_t* cleared;         // (cleared_count), or null
   int32_t cleared_count;
@@ -65,6 +65,7 @@ template <class Body>
 __device__ void for_each_group(const RouteArgs& args, int64_t chunk, const Body& body) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t begin = chunk * args.chunk, end = min(begin + args.chunk, args.choices);
+#pragma unroll 1
   for (int64_t group = begin; group < end; group += 32) {
     bool bad = false;
     const int expert = local_expert(args, group + lane, end, bad);
@@ -76,6 +77,7 @@ __device__ void for_each_group(const RouteArgs& args, int64_t chunk, const Body&
 // counts (E): rows of each expert in the chunk. Returns its bad ids. One warp.
 __device__ inline unsigned count_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
   for (int64_t e = lane; e < args.count; e += 32) counts[e] = 0;
   __syncwarp();
   unsigned bad_ids = 0;
@@ -109,6 +111,7 @@ __device__ inline Sums block_exclusive(Sums own, Sums* warp_sums, Sums& total) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int warps = static_cast<int>(blockDim.x / 32);
   Sums sum = own;
+#pragma unroll 1
   for (int step = 1; step < 32; step *= 2) {
     const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step), tiles = __shfl_up_sync(kAllLanes, sum.tiles, step);
     if (lane >= step) sum.rows += rows, sum.tiles += tiles;
@@ -117,6 +120,7 @@ __device__ inline Sums block_exclusive(Sums own, Sums* warp_sums, Sums& total) {
   __syncthreads();
   Sums before;
   total = Sums{};
+#pragma unroll 1
   for (int w = 0; w < warps; ++w) {
     if (w == warp) before = total;
     total.rows += warp_sums[w].rows;
@@ -130,12 +134,14 @@ __device__ inline Sums block_exclusive(Sums own, Sums* warp_sums, Sums& total) {
 __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids) {
   __shared__ Sums warp_sums[32];
   Sums before;
+#pragma unroll 1
   for (int64_t first = 0; first < args.count; first += blockDim.x) {
     const int64_t e = first + threadIdx.x;
     Sums own;
     if (e < args.count)
+#pragma unroll 1
       for (int32_t chunk = 0; chunk < args.chunks; ++chunk) own.rows += counts[chunk * args.count + e];
-    own.tiles = (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
+    own.tiles = own.rows <= args.rows_of_tile ? own.rows != 0 : (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
     Sums total;
     Sums start = block_exclusive(own, warp_sums, total);
     start.rows += before.rows;
@@ -143,9 +149,11 @@ __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32
     if (e < args.count) {
       args.row_offsets[e] = start.rows;
       const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.rows_of_tile) : args.rows_of_tile;
+#pragma unroll 1
       for (int32_t t = 0; t < own.tiles; ++t)
         args.tiles[start.tiles + t] = {static_cast<int32_t>(e), start.rows + t * step, min(step, own.rows - t * step)};
       int32_t row = start.rows;
+#pragma unroll 1
       for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
         int32_t& count = counts[chunk * args.count + e];
         const int32_t rows = count;
@@ -156,10 +164,12 @@ __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32
     before.rows += total.rows;
     before.tiles += total.tiles;
   }
+#pragma unroll 1
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < args.cleared_count; i += static_cast<int32_t>(blockDim.x))
     args.cleared[i] = 0;
   if (threadIdx.x != 0) return;
   RunStatus status;
+#pragma unroll 1
   for (int32_t chunk = 0; chunk < args.chunks; ++chunk) status.bad_expert_ids += bad_ids[chunk];
   *args.status = status;
   args.row_offsets[args.count] = before.rows;
@@ -205,6 +215,7 @@ inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
   args.tile_count = scratch.tile_count;
   args.shared_row_offsets = call.buffers.shared.experts > 0 ? call.buffers.shared.row_offsets : nullptr;
   args.tokens = batch.tokens;
+  args.top_k = config->top_k;
   args.chunk_bad_ids = scratch.chunk_bad_ids;
   args.cleared = tiling.cleared;
   args.cleared_count = tiling.cleared_count;

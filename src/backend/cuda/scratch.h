@@ -35,8 +35,9 @@ inline int shared_tile_rows(int64_t tokens) { return tokens <= kSmallTileRows ? 
 // Rows of each of an expert's tiles but the last, where they share its rows evenly instead of filling all but the last.
 // Multiples of 8; as many tiles as full ones, and none is empty.
 NVFP4_MOE_HOST_DEVICE constexpr int32_t even_tile_rows(int32_t rows, int32_t rows_of_tile) {
+  if (rows <= rows_of_tile) return rows == 0 ? rows_of_tile : (rows + 7) / 8 * 8;  // no division for most
   const int32_t tiles = (rows + rows_of_tile - 1) / rows_of_tile;
-  return tiles == 0 ? rows_of_tile : (rows + 8 * tiles - 1) / (8 * tiles) * 8;
+  return (rows + 8 * tiles - 1) / (8 * tiles) * 8;
 }
 // No routing gives more tiles than this: each expert with rows has one that may not be full.
 inline int64_t tile_bound(int64_t rows, int64_t experts, int rows_of_tile) {

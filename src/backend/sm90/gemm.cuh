@@ -225,52 +225,49 @@ __device__ void multiply_narrowest(const GemmArgs& args, const Epilogue& epilogu
   multiply_piece<S, kN>(args, epilogue, index, state);
 }
 
-template <class S>
-__device__ Work work_of(const GemmArgs& args, int32_t blocks) {
-  return Work(tiles_of<S::kLines>(args), (args.row_tiles + S::kRowBlocks - 1) / S::kRowBlocks, args.k_tiles, blocks,
-              args.split);
-}
-
 // The sums of a unit that was cut: its pieces' in the order of K, then the epilogue. All math threads. index: of this
-// block's piece of it.
+// block's piece of it. A row's four lanes share its lines, of which there may be one, and its m64 tiles, in one short
+// loop: a block that comes here is the first of its multiprocessor, which waits for every instruction.
 template <class S, class Epilogue>
-__device__ void finish_unit(const GemmArgs& args, const Epilogue& epilogue, const Work& work, int32_t split_unit,
-                            uint32_t index) {
-  constexpr int kAtOnce = 4;  // pieces whose sums are read at once
-  const PieceInfo own = SharedPlaces<S>::piece(index);
+__device__ void finish_unit(const GemmArgs& args, const Epilogue& epilogue, const UnitPieces& pieces, uint32_t index) {
+  constexpr int kAtOnce = 8;  // pieces whose sums are read at once
+  const PieceInfo& own = SharedPlaces<S>::piece(index);
   const LineFactor* const factors = SharedPlaces<S>::factors(index);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int32_t pieces = work.pieces_of(split_unit);
+  const int lane = static_cast<int>(threadIdx.x % 4), row_thread = static_cast<int>(threadIdx.x) - lane;
+  const TileRows rows = own.rows;
+  const int pairs = (rows.count + 1) / 2;  // of lines
 #pragma unroll 1
-  for (int quad = 0; quad * 8 < own.rows.count; ++quad) {
-    if (quad * 8 + thread % 4 * 2 >= own.rows.count) continue;
-    float sums[S::kM64][4] = {};
+  for (int item = lane; item < pairs * S::kM64; item += 4) {
+    const int m = item % S::kM64, pair = item / S::kM64;
+    float4 total = make_float4(0, 0, 0, 0);
 #pragma unroll 1
-    for (int32_t first = 0; first < pieces; first += kAtOnce) {
-      float4 parts[kAtOnce][S::kM64];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int32_t partial = work.partial_of_piece(split_unit, min(first + i, pieces - 1));
-#pragma unroll
-        for (int m = 0; m < S::kM64; ++m) parts[i][m] = __ldcg(partial_place<S>(args, partial, m, quad, thread));
-      }
+    for (int32_t first = 0; first < pieces.count; first += kAtOnce) {
+      float4 parts[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
+        if (first + i < pieces.count)
+          parts[i] = __ldcg(partial_place<S>(args, pieces.partial(first + i), m, pair / 4, row_thread + pair % 4));
 #pragma unroll
-        for (int m = 0; m < S::kM64; ++m) {
-          if (first + i >= pieces) continue;
-          sums[m][0] += parts[i][m].x, sums[m][1] += parts[i][m].y;
-          sums[m][2] += parts[i][m].z, sums[m][3] += parts[i][m].w;
-        }
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i < pieces.count)
+          total.x += parts[i].x, total.y += parts[i].y, total.z += parts[i].z, total.w += parts[i].w;
     }
-    TileRows eight = own.rows;
-    eight.first += quad * 8;
-    eight.count -= quad * 8;
-#pragma unroll
-    for (int m = 0; m < S::kM64; ++m)
-      finish<S, 8>(epilogue, own.scales, eight, own.weight_row + row_of<S>(thread, m), sums[m],
-                   [&](int line) { return factors[quad * 8 + line]; });
+    const int32_t weight_row = own.weight_row + row_of<S>(row_thread, m);
+#pragma unroll 1
+    for (int line = pair * 2; line < min(pair * 2 + 2, rows.count); ++line) {
+      const bool first = line % 2 == 0;
+      epilogue.store(rows.first + line, weight_row, (first ? total.x : total.y) * kSumFactor,
+                     (first ? total.z : total.w) * kSumFactor, own.scales, factors[line]);
+    }
   }
+}
+
+// One arrival at a counter of global memory; what the block wrote before is seen by whoever arrives later. Returns the
+// arrivals before.
+__device__ inline int32_t arrive_globally(int32_t* counter) {
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
 }
 
 // After a block's last piece: it arrives at the units that it has a piece of, one or two, and finishes those at which
@@ -280,29 +277,39 @@ __device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, con
   const int32_t begin = work.split_begin(static_cast<int32_t>(blockIdx.x)),
                 end = work.split_begin(static_cast<int32_t>(blockIdx.x) + 1);
   if (begin == end) return;
-  const int32_t last_unit = (end - 1) / work.chunks_of_unit, units = last_unit - begin / work.chunks_of_unit + 1;
+  const int32_t last_unit = work.shape.by_chunks(end - 1), units = last_unit - work.shape.by_chunks(begin) + 1;
   sync_threads<kMathThreads>(2);  // all sums are stored
   if (static_cast<int32_t>(threadIdx.x) < units) {
     const auto i = static_cast<int32_t>(threadIdx.x);
-    const int32_t pieces = work.pieces_of(last_unit - i);
-    bool last = false;
-    if (pieces > 1) {
-      __threadfence();
-      last = atomicAdd(args.arrivals + last_unit - i, 1) == pieces - 1;
-      if (last) args.arrivals[last_unit - i] = 0;
-      __threadfence();
-    }
-    SharedPlaces<S>::last()[i] = last;
+    int32_t* const counter = args.arrivals + last_unit - i;
+    UnitPieces pieces = work.pieces_of(last_unit - i);
+    if (pieces.count == 1 || arrive_globally(counter) != pieces.count - 1)
+      pieces.count = 0;
+    else
+      *counter = 0;
+    SharedPlaces<S>::to_finish()[i] = pieces;
   }
   sync_threads<kMathThreads>(2);
-  for (int32_t i = units - 1; i >= 0; --i)
-    if (SharedPlaces<S>::last()[i] != 0)
-      finish_unit<S>(args, epilogue, work, last_unit - i, index - static_cast<uint32_t>(i));
+#pragma unroll 1
+  for (int32_t i = units - 1; i >= 0; --i) {
+    const UnitPieces pieces = SharedPlaces<S>::to_finish()[i];
+    if (pieces.count != 0) finish_unit<S>(args, epilogue, pieces, index - static_cast<uint32_t>(i));
+  }
+}
+
+// Brings a kernel's parameters into the multiprocessor while it waits anyway.
+template <class Parameters>
+__device__ void touch(const Parameters& parameters) {
+#pragma unroll
+  for (size_t at = 0; at < sizeof(Parameters); at += 64)
+    asm volatile("" ::"r"(*reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(&parameters) + at)));
 }
 
 template <class S, class Epilogue, class Lines>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines& lines) {
   if (args.routed) cuda::let_next_start();
+  touch(args);
+  touch(epilogue);
   if (threadIdx.x == 0) {
     if (shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
     for (int s = 0; s < S::kStages; ++s) {
@@ -319,7 +326,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     cuda::wait_for_previous();
     cuda::let_next_start();
   }
-  if (threadIdx.x == 0) SharedPlaces<S>::work() = work_of<S>(args, static_cast<int32_t>(gridDim.x));
+  if (threadIdx.x == 0) SharedPlaces<S>::work() = Work(args.work, tiles_of<S::kLines>(args));
   __syncthreads();
   const Work& work = SharedPlaces<S>::work();
 

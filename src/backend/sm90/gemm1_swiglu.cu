@@ -116,7 +116,7 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
   epilogue.out = part.intermediate.bf16;
   epilogue.channels = part.intermediate_size;
 
-  const auto blocks = static_cast<unsigned>(blocks_of_device());
+  const auto blocks = static_cast<unsigned>(args.work.blocks);
   with_variant(plan.variant, [&](auto variant) {
     using S = Shape<variant.value>;
     const auto launch = [&](auto lines) {

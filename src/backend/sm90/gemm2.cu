@@ -71,7 +71,7 @@ void gemm2(const HostCall& call, const HostPart& part) {
   epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
   epilogue.channels = config->hidden_size;
 
-  const auto blocks = static_cast<unsigned>(blocks_of_device());
+  const auto blocks = static_cast<unsigned>(args.work.blocks);
   with_variant(plan.variant, [&](auto variant) {
     using S = Shape<variant.value>;
     const auto launch = [&](auto lines) {

@@ -19,6 +19,13 @@ struct PartPlan {
         variant(shared ? shared_variant(call.batch.tokens) : routed_variant(call.weights.config, call.batch.tokens)) {}
 };
 
+inline int32_t blocks_of_device() {
+  int device = 0, count = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count < kMostBlocks ? count : kMostBlocks;
+}
+
 // All but weights, x, k and routed.
 inline GemmArgs gemm_args(const HostCall& call, const HostPart& part, const PartPlan& plan,
                           const cuda::MatrixTiles& tiles, const Scratch& scratch) {
@@ -26,26 +33,20 @@ inline GemmArgs gemm_args(const HostCall& call, const HostPart& part, const Part
   args.expert_stride = plan.layout.expert_stride;
   args.row_tiles = static_cast<int32_t>(tiles.row_tiles);
   args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
-  args.top_k = static_cast<int32_t>(call.weights.config->top_k);
+  args.work = WorkShape(static_cast<int32_t>(cuda::ceil_div(tiles.row_tiles, kVariants[plan.variant].row_blocks)),
+                        args.k_tiles, blocks_of_device(), splits(call.weights.config, tiles.k_tiles));
+  args.by_top_k = Divider(static_cast<int32_t>(call.weights.config->top_k));
   args.row_offsets = part.row_offsets;
   args.tiles = plan.shared ? nullptr : scratch.common.tiles;
   args.tile_count = scratch.common.tile_count;
   args.partials = scratch.partials;
   args.arrivals = scratch.arrivals;
-  args.split = splits(call.weights.config, tiles.k_tiles);
   return args;
 }
 
 // (count, k) in the order of the rows.
 inline TensorLines tensor_lines(const uint16_t* x, int64_t count, int64_t k) {
   return {lines_map(x, count, k, kBoxLines, kBoxK)};
-}
-
-inline int32_t blocks_of_device() {
-  int device = 0, count = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count < kMostBlocks ? count : kMostBlocks;
 }
 
 // body(std::integral_constant<size_t, variant>) of a variant known at run time.

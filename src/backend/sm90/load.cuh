@@ -53,7 +53,7 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
   RingPlace<S::kStages> place;
   const int64_t row_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
   // Weights before the kernel may wait: more in flight would only delay what it waits for.
-  constexpr int kEarlyBytes = 54 * 1024, kWeightBytes = S::kRowBlocks * static_cast<int>(cuda::kTileBytes);
+  constexpr int kEarlyBytes = 72 * 1024, kWeightBytes = S::kRowBlocks * static_cast<int>(cuda::kTileBytes);
   int early = S::kIs.tensor_lines ? 0 : kEarlyBytes / kWeightBytes;
   Piece piece;
   for (TileRows rows; pieces.next(piece, rows);) {
@@ -107,7 +107,7 @@ class Description {
     for (int i = thread; i < rows_.count; i += kLineThreads) {
       const int64_t row = rows_.first + i;
       const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
-      const int32_t line = args.choice_of_row != nullptr ? choice / args.top_k : choice;
+      const int32_t line = args.choice_of_row != nullptr ? args.by_top_k(choice) : choice;
       if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index)[i] = line;
       factor_ = epilogue.factor(line, choice);
       if constexpr (!kLater) SharedPlaces<S>::factors(index)[i] = factor_;
@@ -125,7 +125,7 @@ class Description {
   }
 
  private:
-  static constexpr bool kLater = S::kLines <= kLineThreads;  // a thread has one line at most
+  static constexpr bool kLater = S::kLines <= 16;  // where latency counts; a thread has one line at most
   uint32_t index_;
   int thread_;
   TileRows rows_;

@@ -19,14 +19,14 @@ struct GemmArgs {
   const uint8_t* weights;  // packed tiles of expert 0
   int64_t expert_stride;   // bytes
   int32_t row_tiles, k_tiles;
-  int32_t top_k;
+  WorkShape work;
+  Divider by_top_k;
   const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
   const int64_t* row_offsets;    // (2) of dense rows
   const cuda::RowTile* tiles;    // null: one expert, dense rows
   const int32_t* tile_count;
   float* partials;    // (2 blocks) x partial_bytes of the variant
   int32_t* arrivals;  // (blocks) of the pieces of a unit that is cut; 0 before and after
-  bool split;         // whether units may be cut along K
   bool routed;        // whether route has ended before this kernel begins, and not just before it waits
 };
 
@@ -96,11 +96,12 @@ struct Shape {
   static constexpr int kStageBytes = kLineBytes + kRowBlocks * static_cast<int>(cuda::kTileBytes);
   static_assert(kStageBytes % 1024 == 0);  // the swizzle's period
 
+  static constexpr int kWorkBytes = 128;
+  static_assert(sizeof(Work) + 2 * sizeof(UnitPieces) <= kWorkBytes);
   // After the stages: slabs, factors and line indices of two pieces, what they are, the work and who is last, barriers.
   static constexpr int kSlabsBytes = kIs.tensor_lines ? kMathGroups * kSlabBytes : 0;
   static constexpr int kUnitBytes = kSlabsBytes + 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
-                                    2 * static_cast<int>(sizeof(PieceInfo)) + 32;
-  static_assert(sizeof(Work) + 2 * sizeof(int32_t) <= 32);
+                                    2 * static_cast<int>(sizeof(PieceInfo)) + kWorkBytes;
   static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 32) / (kStageBytes + 16);
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   static_assert(kStages >= 3);
@@ -117,8 +118,8 @@ struct SharedPlaces {
   static constexpr int kLines = kFactors + 2 * S::kLines * static_cast<int>(sizeof(LineFactor));
   static constexpr int kPieces = kLines + 2 * S::kLines * static_cast<int>(sizeof(int32_t));
   static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
-  static constexpr int kFull = kWork + 32, kEmpty = kFull + S::kStages * 8, kPieceFull = kEmpty + S::kStages * 8,
-                       kPieceFree = kPieceFull + 16;
+  static constexpr int kFull = kWork + S::kWorkBytes, kEmpty = kFull + S::kStages * 8,
+                       kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16;
 
   __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
   __device__ static uint8_t* slab(int math_group) { return shared_bytes + kSlabs + math_group * kSlabBytes; }
@@ -133,8 +134,10 @@ struct SharedPlaces {
     return reinterpret_cast<PieceInfo*>(shared_bytes + kPieces)[index % 2];
   }
   __device__ static Work& work() { return *reinterpret_cast<Work*>(shared_bytes + kWork); }
-  // (2) whether this block was the last to arrive at a unit.
-  __device__ static int32_t* last() { return reinterpret_cast<int32_t*>(shared_bytes + kWork + sizeof(Work)); }
+  // (2) The units that the block has to finish, from its last one on; count 0: it was not the last to arrive.
+  __device__ static UnitPieces* to_finish() {
+    return reinterpret_cast<UnitPieces*>(shared_bytes + kWork + sizeof(Work));
+  }
   __device__ static uint32_t full(int stage) { return shared_address(shared_bytes) + kFull + stage * 8; }
   __device__ static uint32_t empty(int stage) { return shared_address(shared_bytes) + kEmpty + stage * 8; }
   __device__ static uint32_t piece_full(uint32_t index) {

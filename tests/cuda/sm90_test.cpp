@@ -153,17 +153,18 @@ class Sm90Layer : public ::testing::Test {
 TEST_F(Sm90Layer, EveryVariantAgreesWithThePlainKernels) {
   std::set<size_t> variants;
   for (const Ragged& ragged :
-       {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform}, Ragged{64, 4, 24, Routing::kUniform},
-        Ragged{64, 4, 96, Routing::kZipf}, Ragged{4, 2, 14, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform},
-        Ragged{8, 2, 160, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf}, Ragged{4, 2, 220, Routing::kUniform},
-        Ragged{4, 2, 700, Routing::kUniform}, Ragged{4, 2, 300, Routing::kOneExpert}})
+       {Ragged{4, 2, 1, Routing::kUniform}, Ragged{128, 4, 70, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
+        Ragged{64, 4, 24, Routing::kUniform}, Ragged{64, 4, 96, Routing::kZipf}, Ragged{4, 2, 14, Routing::kZipf},
+        Ragged{4, 2, 36, Routing::kUniform}, Ragged{8, 2, 160, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf},
+        Ragged{4, 2, 220, Routing::kUniform}, Ragged{4, 2, 700, Routing::kUniform},
+        Ragged{4, 2, 300, Routing::kOneExpert}})
     for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
       const Case spec = Sm90Layer::spec(ragged, format);
       SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens << " "
                                       << to_string(format));
       const auto data = make_case(spec);
       ASSERT_OK(data);
-      variants.insert(sm90::routed_variant(data->config, spec.tokens));
+      variants.insert(sm90::routed_variant(data->config, spec.range, spec.tokens));
       test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
       const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
@@ -188,7 +189,7 @@ TEST_F(Sm90SmallLayer, TensorCopiesAgreeWithThePlainKernels) {
       spec.options.intermediate_size = 144;
       const auto data = make_case(spec);
       ASSERT_OK(data);
-      ASSERT_TRUE(sm90::kVariants[sm90::routed_variant(data->config, tokens)].tensor_lines);
+      ASSERT_TRUE(sm90::kVariants[sm90::routed_variant(data->config, spec.range, tokens)].tensor_lines);
       test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
       const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);

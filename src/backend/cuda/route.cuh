@@ -180,8 +180,70 @@ __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32
   }
 }
 
+// The whole step by one block, for up to 32 choices: each lane knows its own, and the others' by asking all of them.
+// Every warp does the same; experts are shared out over threads.
+__device__ inline void route_few(const RouteArgs& args) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  bool bad = false;
+  const int expert = local_expert(args, lane, args.choices, bad);
+  const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, bad)));
+  // Choices of smaller experts, and of the same one, all and earlier; the first choice of its expert counts tiles.
+  const unsigned same = __match_any_sync(kAllLanes, expert);
+  const bool first = expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1;
+  const int32_t rows = __popc(same);
+  const int32_t own_tiles =
+      first ? (rows <= args.rows_of_tile ? 1 : (rows + args.rows_of_tile - 1) / args.rows_of_tile) : 0;
+  int32_t smaller = 0, tiles_before = 0, all = 0, all_tiles = 0;
+#pragma unroll 4
+  for (int other = 0; other < 32; ++other) {
+    const int other_expert = __shfl_sync(kAllLanes, expert, other);
+    const int32_t other_tiles = __shfl_sync(kAllLanes, own_tiles, other);
+    const bool there = other_expert >= 0, before = there && other_expert < expert;
+    smaller += before;
+    tiles_before += before ? other_tiles : 0;
+    all += there;
+    all_tiles += other_tiles;
+  }
+#pragma unroll 1
+  for (int64_t e = threadIdx.x; e < (args.count + 31) / 32 * 32; e += blockDim.x) {
+    int32_t before = 0;
+#pragma unroll 4
+    for (int other = 0; other < 32; ++other) {
+      const int other_expert = __shfl_sync(kAllLanes, expert, other);
+      before += other_expert >= 0 && other_expert < e;
+    }
+    if (e < args.count) args.row_offsets[e] = before;
+  }
+#pragma unroll 1
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < args.cleared_count; i += static_cast<int32_t>(blockDim.x))
+    args.cleared[i] = 0;
+  if (threadIdx.x >= 32) return;
+  if (lane < args.choices) {
+    const int32_t row = expert >= 0 ? smaller + __popc(same & ((1u << lane) - 1)) : -1;
+    args.row_of_choice[lane] = row;
+    if (row >= 0) args.choice_of_row[row] = lane;
+  }
+  if (first) {
+    const int32_t step = args.even_tiles ? even_tile_rows(rows, args.rows_of_tile) : args.rows_of_tile;
+#pragma unroll 1
+    for (int32_t t = 0; t < own_tiles; ++t)
+      args.tiles[tiles_before + t] = {expert, smaller + t * step, min(step, rows - t * step)};
+  }
+  if (lane != 0) return;
+  RunStatus status;
+  status.bad_expert_ids = bad_ids;
+  *args.status = status;
+  args.row_offsets[args.count] = all;
+  *args.tile_count = all_tiles;
+  if (args.shared_row_offsets != nullptr) {
+    args.shared_row_offsets[0] = 0;
+    args.shared_row_offsets[1] = args.tokens;
+  }
+}
+
 // The whole step by one block, a warp a chunk. counts: (chunks, E) shared.
 __device__ inline void route_by_one_block(const RouteArgs& args, int32_t* counts) {
+  if (args.choices <= 32) return route_few(args);
   __shared__ uint32_t bad_ids[32];
   const int warp = static_cast<int>(threadIdx.x / 32);
   int32_t* const own = counts + warp * args.count;

@@ -29,8 +29,8 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
                   const DeviceFacts&) {
   NVFP4_MOE_TRY(check_host_limits(config, range, limits));
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const std::string gemm =
-      std::string(kVariants[routed_variant(config, limits.max_tokens)].name) + (nvfp4 ? "_w4a4_as_bf16" : "_w4a16");
+  const std::string gemm = std::string(kVariants[routed_variant(config, range, limits.max_tokens)].name) +
+                           (nvfp4 ? "_w4a4_as_bf16" : "_w4a16");
   return cuda::make_plan("sm90", gemm, Scratch(config, range, limits.max_tokens, nullptr).total_bytes, config, range,
                          scales, limits);
 }

@@ -8,7 +8,7 @@
 //             widened while the tensor cores work on the one before
 //
 // full[s]: the stage is there; empty[s]: all warps are done with it. piece_full[i], piece_free[i]: the same of what a
-// piece is and of its line factors, of which two pieces' are kept.
+// piece is and of its line factors, of which two pieces' are kept. begun: the first lines are on their way.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -320,6 +320,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
       barrier_init(SharedPlaces<S>::piece_full(i), kLineThreads);
       barrier_init(SharedPlaces<S>::piece_free(i), kMathThreads / 32);
     }
+    barrier_init(SharedPlaces<S>::begun(), kLineThreads);
     barrier_init_done();
   }
   if (!args.routed) {  // what comes after this kernel may rely on route as soon as it starts

@@ -16,7 +16,8 @@ struct PartPlan {
   PartPlan(const HostCall& call, const HostPart& part, const cuda::PackedLayout& packed)
       : shared(&part == &call.buffers.shared),
         layout(shared ? packed.shared : packed.routed),
-        variant(shared ? shared_variant(call.batch.tokens) : routed_variant(call.weights.config, call.batch.tokens)) {}
+        variant(shared ? shared_variant(call.batch.tokens)
+                       : routed_variant(call.weights.config, call.weights.range, call.batch.tokens)) {}
 };
 
 inline int32_t blocks_of_device() {

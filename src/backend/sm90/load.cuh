@@ -52,8 +52,9 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
   PiecesAhead<S::kLines> pieces(args, work);
   RingPlace<S::kStages> place;
   const int64_t row_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
-  // Weights before the kernel may wait: more in flight would only delay what it waits for.
-  constexpr int kEarlyBytes = 72 * 1024, kWeightBytes = S::kRowBlocks * static_cast<int>(cuda::kTileBytes);
+  // Weights before the kernel may wait, and before its first lines are on their way: with more in flight these and what
+  // leads to them come later.
+  constexpr int kEarlyBytes = 54 * 1024, kWeightBytes = S::kRowBlocks * static_cast<int>(cuda::kTileBytes);
   int early = S::kIs.tensor_lines ? 0 : kEarlyBytes / kWeightBytes;
   Piece piece;
   for (TileRows rows; pieces.next(piece, rows);) {
@@ -68,7 +69,10 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
       bytes += static_cast<uint32_t>(2 * boxes * kBoxBytes);
     }
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, from += cuda::kTileBytes, place = place.next()) {
-      if (early-- == 0) cuda::wait_for_previous();
+      if (early-- == 0) {
+        cuda::wait_for_previous();
+        if constexpr (!S::kIs.tensor_lines) wait(SharedPlaces<S>::begun(), 0);
+      }
       wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
       const uint32_t barrier = SharedPlaces<S>::full(place.stage);
       const uint32_t stage = shared_address(SharedPlaces<S>::stage(place.stage));
@@ -184,7 +188,10 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
                     from + int64_t{line[b]} * source.k, valid, own_line + first + b * kLinesAtOnce < rows.count);
       }
       arrive_after_copies(SharedPlaces<S>::full(place.stage));
-      if (chunk == 0) description.complete(piece);
+      if (chunk == 0) {
+        if (index == 0) arrive(SharedPlaces<S>::begun());
+        description.complete(piece);
+      }
     }
   }
 }

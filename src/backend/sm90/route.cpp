@@ -8,7 +8,8 @@ namespace nvfp4_moe::sm90 {
 cuda::Tiling tiling(const HostCall& call) {
   const MoeConfig& config = call.weights.config;
   const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
-  return {kVariants[routed_variant(config, call.batch.tokens)].lines, true, scratch.arrivals, kMostBlocks};
+  return {kVariants[routed_variant(config, call.weights.range, call.batch.tokens)].lines, true, scratch.arrivals,
+          kMostBlocks};
 }
 void route(const HostCall& call) { cuda::route_in_tiles(call, tiling(call)); }
 

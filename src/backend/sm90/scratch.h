@@ -29,7 +29,7 @@ struct Scratch {
         std::max({config->hidden_size, config->intermediate_size, config->shared_intermediate_size});
     if (!splits(config, cuda::ceil_div(longest_k, cuda::kTileK))) return;
     const bool shared = config->shared_intermediate_size > 0;
-    const size_t last = std::max(routed_variant(config, tokens), shared ? shared_variant(tokens) : 0);
+    const size_t last = std::max(routed_variant(config, range, tokens), shared ? shared_variant(tokens) : 0);
     int64_t largest = 0;
     for (size_t i = 0; i <= last; ++i) largest = std::max(largest, kVariants[i].partial_bytes());
     total_bytes += static_cast<size_t>(2 * kMostBlocks * largest);

@@ -102,10 +102,10 @@ struct Shape {
   static constexpr int kSlabsBytes = kIs.tensor_lines ? kMathGroups * kSlabBytes : 0;
   static constexpr int kUnitBytes = kSlabsBytes + 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
                                     2 * static_cast<int>(sizeof(PieceInfo)) + kWorkBytes;
-  static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 32) / (kStageBytes + 16);
+  static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 48) / (kStageBytes + 16);
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   static_assert(kStages >= 3);
-  static constexpr int kBytes = kStages * (kStageBytes + 16) + kUnitBytes + 32;
+  static constexpr int kBytes = kStages * (kStageBytes + 16) + kUnitBytes + 48;
 };
 
 extern __shared__ __align__(1024) uint8_t shared_bytes[];
@@ -119,7 +119,7 @@ struct SharedPlaces {
   static constexpr int kPieces = kLines + 2 * S::kLines * static_cast<int>(sizeof(int32_t));
   static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
   static constexpr int kFull = kWork + S::kWorkBytes, kEmpty = kFull + S::kStages * 8,
-                       kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16;
+                       kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16, kBegun = kPieceFree + 16;
 
   __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
   __device__ static uint8_t* slab(int math_group) { return shared_bytes + kSlabs + math_group * kSlabBytes; }
@@ -143,6 +143,7 @@ struct SharedPlaces {
   __device__ static uint32_t piece_full(uint32_t index) {
     return shared_address(shared_bytes) + kPieceFull + index % 2 * 8;
   }
+  __device__ static uint32_t begun() { return shared_address(shared_bytes) + kBegun; }
   __device__ static uint32_t piece_free(uint32_t index) {
     return shared_address(shared_bytes) + kPieceFree + index % 2 * 8;
   }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/packed_tile.h"
 #include "core/config.h"
 
 namespace nvfp4_moe::sm90 {
@@ -31,7 +32,8 @@ struct Variant {
   // Sums of a piece that is not a whole unit.
   constexpr int64_t partial_bytes() const { return int64_t{row_blocks} * 128 * lines * 4; }
 };
-inline constexpr std::array<Variant, 5> kVariants = {{
+inline constexpr std::array<Variant, 6> kVariants = {{
+    {8, 8, 8, 2, 4, 2.5, false, "wgmma_256x8"},
     {8, 8, 8, 4, 2, 2.5, false, "wgmma_512x8"},
     {16, 8, 8, 4, 2, 8.0, false, "wgmma_512x16"},
     {32, 8, 8, 4, 1, 19.0, false, "wgmma_512x32"},
@@ -42,17 +44,22 @@ inline constexpr std::array<Variant, 5> kVariants = {{
 // Units are cut along K where K is long enough to share, and where bits may depend on the batch.
 inline bool splits(const MoeConfig& config, int64_t k_tiles) { return !config->batch_invariant && k_tiles >= 4; }
 
-inline size_t variant_for(double rows_an_expert) {
-  size_t index = 0;
-  while (rows_an_expert > kVariants[index].most_rows) ++index;
-  return index;
-}
-inline size_t routed_variant(const MoeConfig& config, int64_t tokens) {
-  return variant_for(static_cast<double>(tokens * config->top_k) / static_cast<double>(config->num_experts));
+// The first variant is taken in place of the second where a multiprocessor has few chunks of 512 weight rows: there
+// smaller ones are shared out more evenly, and the last one to arrive leaves less to multiply.
+inline constexpr int64_t kFewChunks = 24;  // of one GEMM and multiprocessor
+inline size_t routed_variant(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
+  const int64_t rows = tokens * config->top_k;
+  size_t index = 1;
+  while (static_cast<double>(rows) / static_cast<double>(config->num_experts) > kVariants[index].most_rows) ++index;
+  if (index != 1) return index;
+  const int64_t local_rows = cuda::ceil_div(rows * range.count, config->num_experts);
+  const int64_t chunks =
+      local_rows * cuda::ceil_div(config->intermediate_size, 256) * cuda::ceil_div(config->hidden_size, cuda::kTileK);
+  return chunks <= kFewChunks * kMostBlocks ? 0 : 1;
 }
 // The shared expert's rows are known; one tile up to the largest variant's.
 inline size_t shared_variant(int64_t tokens) {
-  size_t index = 0;
+  size_t index = 1;
   while (index + 1 < kVariants.size() && tokens > kVariants[index].lines) ++index;
   return index;
 }

@@ -9,7 +9,8 @@ An NVFP4 tensor (..., K), K a multiple of 16, is three things:
     value = e2m1(code) * e4m3(scale) * tensor_scale
 
 Arrays come in through DLPack from any framework, in host memory. A torch tensor gives torch tensors back, everything
-else NumPy arrays. bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8,
+else NumPy arrays. quantize, dequantize, silu_mul_quantize, swizzle and unswizzle also take torch tensors (2.10 or later)
+in a GPU's memory: with the host's bits, in torch's current stream, and without waiting, so that a CUDA graph can hold them. bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8,
 ml_dtypes or torch float8_e4m3fn. Non-contiguous arrays are copied.
 
 Errors: ValueError for an argument, a subclass of nvfp4_moe.Error (a RuntimeError) for everything else, each with one
@@ -28,6 +29,7 @@ import numpy as np
 from . import _core
 from ._arrays import borrow as _borrow
 from ._arrays import lend as _lend
+from ._arrays import on_gpu as _on_gpu
 from ._arrays import torch_of as _torch_of
 from ._core import (
     BadInput,
@@ -96,8 +98,11 @@ def quantize(
     mode "compat": s = tensor_scale as it is, in vLLM's operation order, for byte comparison.
 
     Returns (codes uint8 (..., K/2), scales uint8 (..., K/16), tensor_scale): a float, or float32 (...) for
-    dynamic_token, NaN for a row that holds NaN or Inf. The other modes raise ValueError on such a row.
+    dynamic_token, NaN for a row that holds NaN or Inf. The other modes raise ValueError on such a row. Of a tensor on a GPU
+    tensor_scale is float32 () there, and instead of raising, NaN where x holds NaN or Inf.
     """
+    if _on_gpu(x):
+        return _core.device_quantize(_borrow(x), mode, tensor_scale, scales)
     torch = _torch_of(x)
     codes, block_scales, scale = _core.quantize(_borrow(x), mode, tensor_scale, scales)
     return _lend(codes, torch), _lend(block_scales, torch), _lend(scale, torch)
@@ -123,6 +128,16 @@ def silu_mul_quantize(
     Returns (codes uint8 (..., I/2), scales uint8 (..., I/16), row_scales float32 (...)); a row scale is NaN where the
     row holds NaN or Inf. Raises ValueError on shapes, dtypes and choices.
     """
+    if _on_gpu(gate_up):
+        return _core.device_silu_mul_quantize(
+            _borrow(gate_up),
+            activation,
+            swiglu_limit,
+            swiglu_alpha,
+            interleaved,
+            None if row_weights is None else _borrow(row_weights),
+            power_of_two,
+        )
     torch = _torch_of(gate_up)
     codes, block_scales, row_scales = _core.silu_mul_quantize(
         _borrow(gate_up),
@@ -140,8 +155,18 @@ def dequantize(codes: Any, scales: Any, tensor_scale: Any, dtype: str = "float32
     """(..., K) of dtype "float32", "bfloat16" or "float16": the exact product, rounded once.
 
     tensor_scale: one number, or one per row (...); a row whose scale is NaN is NaN. A NumPy result of bfloat16 is
-    uint16, its bits. Raises ValueError on shapes that do not belong together.
+    uint16, its bits. Raises ValueError on shapes that do not belong together. On a GPU a tensor_scale of several numbers lies
+    there too, and what a host refuses (block scales above 0x7E, a scale that is NaN) gives NaN.
     """
+    if _on_gpu(codes):
+        if not _on_gpu(tensor_scale):
+            number = np.asarray(_borrow(tensor_scale), dtype=np.float32)
+            if number.size != 1:
+                raise ValueError(f"tensor_scale: expected one number, or float32 on codes' device, got {number.shape}")
+            scale: Any = float(number.reshape(()))
+        else:
+            scale = _borrow(tensor_scale.reshape(()) if tensor_scale.numel() == 1 else tensor_scale)
+        return _core.device_dequantize(_borrow(codes), _borrow(scales), scale, dtype)
     torch = _torch_of(codes)
     row_scales = np.asarray(_borrow(tensor_scale), dtype=np.float32)
     if row_scales.size == 1:
@@ -199,11 +224,15 @@ def swizzle(scales: Any) -> Any:
 
     Padding bytes are zero. Leading dimensions (experts) stay: each matrix is laid out by itself.
     """
+    if _on_gpu(scales):
+        return _core.device_swizzle(_borrow(scales))
     return _lend(_core.swizzle(_borrow(scales)), _torch_of(scales))
 
 
 def unswizzle(swizzled: Any, rows: int, cols: int) -> Any:
     """The inverse of swizzle: uint8 (..., bytes) to (..., rows, cols), cols = K/16."""
+    if _on_gpu(swizzled):
+        return _core.device_unswizzle(_borrow(swizzled), rows, cols)
     return _lend(_core.unswizzle(_borrow(swizzled), rows, cols), _torch_of(swizzled))
 
 

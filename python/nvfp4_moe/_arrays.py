@@ -22,6 +22,12 @@ def torch_of(*arrays: Any) -> Any:
     return None
 
 
+def on_gpu(array: Any) -> bool:
+    """Whether the array is a torch tensor in a GPU's memory."""
+    torch = torch_of(array)
+    return torch is not None and array.is_cuda
+
+
 def view(array: Any) -> Any:
     """What the compiled module can read in place of an array whose own export it cannot; None where there is nothing.
 

@@ -35,6 +35,7 @@ T take(Result<T> result) {
 
 void bind_errors(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
+void bind_device_formats(nanobind::module_& m);
 void bind_layouts(nanobind::module_& m);
 void bind_checkpoint(nanobind::module_& m);
 void bind_layer(nanobind::module_& m);

@@ -207,7 +207,22 @@ nb::object Tensor::new_like(const std::vector<int64_t>& shape) const {
                                                          : type == DType::kF16 ? "float16"
                                                                                : "uint16");
   }
+  return new_array(shape, view_.dtype);
+}
+
+nb::object Tensor::new_like(const std::vector<int64_t>& shape, DType dtype) const {
+  if (exchange_ == nullptr)
+    fail(std::string(name_) +
+         ": expected a framework that makes arrays through DLPack's exchange table (torch 2.10 or "
+         "later), got " +
+         class_of(object_));
+  const Kind kind = dtype == DType::kU8 ? Kind::UInt : dtype == DType::kBf16 ? Kind::Bfloat : Kind::Float;
+  return new_array(shape, {static_cast<uint8_t>(kind), static_cast<uint8_t>(bits(dtype)), 1});
+}
+
+nb::object Tensor::new_array(const std::vector<int64_t>& shape, const nb::dlpack::dtype& dtype) const {
   nb::dlpack::dltensor prototype = view_;
+  prototype.dtype = dtype;
   prototype.data = nullptr;
   prototype.byte_offset = 0;
   prototype.ndim = static_cast<int32_t>(shape.size());

@@ -65,8 +65,11 @@ class Tensor {
   // An uninitialized contiguous array of this one's framework, device and dtype (NumPy where the framework has no way
   // to make one).
   nb::object new_like(const std::vector<int64_t>& shape) const;
+  // The same with another dtype: uint8, or one of floats. ValueError where the framework has no way to make one.
+  nb::object new_like(const std::vector<int64_t>& shape, DType dtype) const;
 
  private:
+  nb::object new_array(const std::vector<int64_t>& shape, const nb::dlpack::dtype& dtype) const;
   bool borrow_fast(PyTypeObject* type);
   void borrow_slow();
 

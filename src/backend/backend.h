@@ -23,6 +23,7 @@
 namespace nvfp4_moe {
 
 struct Backend;
+struct DeviceFormats;  // backend/device_formats.h
 struct HostSteps;
 
 // The local index that names the shared expert (MoeOptions::shared_intermediate_size > 0).
@@ -157,6 +158,9 @@ struct Backend {
 
   // null: a host's clock and threads measure it.
   const DeviceMeasures* measures = nullptr;
+
+  // null: the host's functions (core/) are all there is.
+  const DeviceFormats* formats = nullptr;
 };
 
 // The backends of this build, defined by their own folders and listed once in moe/registry.cpp.

@@ -1,5 +1,6 @@
 #include "core/activation.h"
 
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>

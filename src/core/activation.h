@@ -1,16 +1,17 @@
 // The gated activation functions of the contract (docs/numerics.md) on one pair of gemm1's outputs, and the pass that
 // applies one to a row and quantizes the result (F5).
 //
-// Everything is fp32; NaN stays NaN. Plain code for one element: a backend that vectorizes it keeps this as its
-// measure.
+// Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN stays NaN. Plain code
+// for one element: a backend that vectorizes it keeps this as its measure.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <optional>
 
 #include "core/config.h"
 #include "core/dtype.h"
+#include "core/exp.h"
+#include "core/host_device.h"
 #include "core/quantize.h"
 #include "core/status.h"
 
@@ -26,17 +27,17 @@ struct GatedActivation {
   static GatedActivation of(const MoeOptions& options) {
     return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};
   }
-  float operator()(float gate, float up) const;
+  NVFP4_MOE_HOST_DEVICE float operator()(float gate, float up) const;
 };
 
 namespace activation_detail {
-inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+NVFP4_MOE_HOST_DEVICE inline float sigmoid(float x) { return 1.0f / (1.0f + exp_same_everywhere(-x)); }
 // x limited from above, and from below where two-sided; NaN stays NaN.
-inline float at_most(float x, float limit) { return x > limit ? limit : x; }
-inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
+NVFP4_MOE_HOST_DEVICE inline float at_most(float x, float limit) { return x > limit ? limit : x; }
+NVFP4_MOE_HOST_DEVICE inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
 }  // namespace activation_detail
 
-inline float GatedActivation::operator()(float g, float u) const {
+NVFP4_MOE_HOST_DEVICE inline float GatedActivation::operator()(float g, float u) const {
   using namespace activation_detail;
   switch (function) {
     case Activation::kSwiglu: return g * sigmoid(g) * u;

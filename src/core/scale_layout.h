@@ -7,11 +7,13 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
+
 namespace nvfp4_moe {
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-constexpr int64_t swizzled_scale_offset(int64_t m, int64_t k, int64_t scale_cols) {
+NVFP4_MOE_HOST_DEVICE constexpr int64_t swizzled_scale_offset(int64_t m, int64_t k, int64_t scale_cols) {
   return ((m >> 7) * ((scale_cols + 3) / 4) + (k >> 2)) * 512 + (m & 31) * 16 + ((m >> 5) & 3) * 4 + (k & 3);
 }
 constexpr int64_t swizzled_scale_bytes(int64_t rows, int64_t scale_cols) {

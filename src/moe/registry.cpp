@@ -119,6 +119,14 @@ const DeviceMemory* device_memory(DeviceKind kind) {
   return nullptr;
 }
 
+const DeviceFormats* device_formats(DeviceKind kind) {
+#ifdef NVFP4_MOE_WITH_CUDA
+  if (kind == DeviceKind::kCuda) return kCudaBackend.formats;
+#endif
+  (void)kind;
+  return nullptr;
+}
+
 Result<DeviceFacts> device_facts(const std::string& device) {
   if (device == "cpu") return host_facts();
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";

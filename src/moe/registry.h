@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "backend/backend.h"
+#include "backend/device_formats.h"
 
 namespace nvfp4_moe {
 
@@ -19,5 +20,7 @@ Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts
 
 // How bytes reach a kind of device; null where this build has no backend for it, and for hosts.
 const DeviceMemory* device_memory(DeviceKind kind);
+// The format functions on arrays there; null where device_memory is.
+const DeviceFormats* device_formats(DeviceKind kind);
 
 }  // namespace nvfp4_moe

@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/format.h"
 #include "backend/cuda/layer.h"
 #include "backend/cuda/measure.h"
 #include "backend/cuda/pack.h"
@@ -53,6 +54,7 @@ constinit const Backend kCudaBackend = {
     .steps = &cuda::kSteps,
     .memory = &cuda::kMemory,
     .measures = &cuda::kMeasures,
+    .formats = &cuda::kFormats,
 };
 
 }  // namespace nvfp4_moe

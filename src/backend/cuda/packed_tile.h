@@ -19,11 +19,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define NVFP4_MOE_HOST_DEVICE __host__ __device__
-#else
-#define NVFP4_MOE_HOST_DEVICE
-#endif
+#include "core/host_device.h"
 
 namespace nvfp4_moe::cuda {
 

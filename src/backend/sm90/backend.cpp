@@ -2,6 +2,7 @@
 #include "backend/backend.h"
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/format.h"
 #include "backend/cuda/layer.h"
 #include "backend/cuda/measure.h"
 #include "backend/cuda/pack.h"
@@ -66,6 +67,7 @@ constinit const Backend kSm90Backend = {
     .steps = &sm90::kSteps,
     .memory = &cuda::kMemory,
     .measures = &sm90::kMeasures,
+    .formats = &cuda::kFormats,
 };
 
 }  // namespace nvfp4_moe

@@ -1,0 +1,10 @@
+// The format functions on a CUDA device (backend/device_formats.h).
+#pragma once
+
+#include "backend/device_formats.h"
+
+namespace nvfp4_moe::cuda {
+
+extern const DeviceFormats kFormats;
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,62 @@
+// The format functions (docs/format.md) on arrays in a device's memory, bit for bit the host's (core/quantize.h,
+// core/dequantize.h, core/activation.h, core/scale_layout.h).
+//
+// Each enqueues its kernels in `stream` and returns: it allocates nothing, waits for nothing, and can be captured. So
+// nothing is refused for the numbers in an array; where a host function refuses them, a scale is NaN here.
+#pragma once
+
+#include <cstdint>
+
+#include "core/activation.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+enum class DeviceQuantizer : int { kWeights, kWeightsMse, kDynamicToken, kPowerOfTwo, kCompat };
+
+struct DeviceQuantize {
+  DeviceQuantizer how = DeviceQuantizer::kDynamicToken;
+  const void* x = nullptr;  // (rows, cols) of an activation dtype
+  DType dtype = DType::kBf16;
+  int64_t rows = 0;
+  int64_t cols = 0;                 // a multiple of 16
+  float tensor_scale = 0.0f;        // kWeights: 0 for amax / 2688 of x; unused by kDynamicToken
+  uint8_t* codes = nullptr;         // (rows, cols/2), 8-byte aligned
+  uint8_t* block_scales = nullptr;  // (rows, cols/16)
+  // kDynamicToken: (rows), NaN for a row that holds NaN or Inf. Else one number, what was used; NaN where x holds any.
+  float* scales = nullptr;
+};
+
+struct DeviceDequantize {
+  const uint8_t* codes = nullptr;         // (rows, cols/2)
+  const uint8_t* block_scales = nullptr;  // (rows, cols/16); bytes above 0x7E give NaN
+  const float* scales = nullptr;          // one number, or (rows) where scale_of_row; null: tensor_scale
+  bool scale_of_row = false;
+  float tensor_scale = 1.0f;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  DType out_dtype = DType::kBf16;
+  void* out = nullptr;  // (rows, cols)
+};
+
+struct DeviceSwigluQuantize {
+  GatedActivation activation;
+  GateUp input;
+  const float* row_weights = nullptr;  // (rows), or null
+  float power_of_two = 0.0f;           // 0: each row its own
+  QuantizedRows out;                   // codes 8-byte aligned
+};
+
+struct DeviceFormats {
+  Status (*quantize)(int device, const DeviceQuantize& call, void* stream);
+  Status (*dequantize)(int device, const DeviceDequantize& call, void* stream);
+  Status (*swiglu_quantize)(int device, const DeviceSwigluQuantize& call, void* stream);
+  // matrices of (rows, scale_cols) one after the other, each laid out by itself; padding zeroed.
+  Status (*swizzle)(int device, const uint8_t* linear, int64_t matrices, int64_t rows, int64_t scale_cols,
+                    uint8_t* swizzled, void* stream);
+  Status (*unswizzle)(int device, const uint8_t* swizzled, int64_t matrices, int64_t rows, int64_t scale_cols,
+                      uint8_t* linear, void* stream);
+};
+
+}  // namespace nvfp4_moe

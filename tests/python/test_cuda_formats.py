@@ -1,0 +1,175 @@
+"""The format functions and their torch ops on a GPU's tensors: bit for bit what the host's functions give, in the current
+stream, and captured in graphs.
+
+Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+import nvfp4_moe as nv
+import pytest
+from test_cuda_layer import torch, why_not
+
+pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = [(1, 16), (3, 48), (5, 2, 4096), (130, 272), (0, 64)]
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Values of many magnitudes, ties, zeros of both signs, subnormals, lines of zeros."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=g) * torch.exp2(torch.randint(-12, 9, shape, generator=g).float())
+    x = torch.where(torch.rand(shape, generator=g) < 0.2, (torch.randn(shape, generator=g) * 8).round() / 8, x)
+    x = torch.where(torch.rand(shape, generator=g) < 0.05, torch.tensor(-0.0), x)
+    x = torch.where(torch.rand(shape, generator=g) < 0.02, x * 2.0**-130, x)
+    if x.dim() > 1 and x.shape[0] > 2:
+        x[1] = 0
+    return x.to(dtype)
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor | float) -> bool:
+    expected = torch.as_tensor(expected, dtype=actual.dtype)
+    bits = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[actual.element_size()]
+    assert actual.is_cuda and actual.shape == expected.shape
+    return torch.equal(actual.cpu().view(bits), expected.view(bits))
+
+
+MODES = [
+    ("weights", None, "max"),
+    ("weights", None, "mse"),
+    ("weights", 0.0123, "max"),
+    ("weights", 0.0123, "mse"),
+    ("dynamic_token", None, "max"),
+    ("static", 0.01, "max"),
+    ("static", 1e-5, "max"),
+    ("compat", 0.0123, "max"),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("mode", "scale", "search"), MODES)
+def test_quantizes_as_the_host_and_back(dtype: torch.dtype, mode: str, scale: float | None, search: str) -> None:
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        expected = nv.quantize(x, mode=mode, tensor_scale=scale, scales=search)
+        actual = nv.quantize(x.cuda(), mode=mode, tensor_scale=scale, scales=search)
+        for name, a, e in zip(("codes", "scales", "tensor_scale"), actual, expected, strict=True):
+            assert same(a, e), (name, shape)
+        for out in ("float32", "bfloat16", "float16"):
+            assert same(nv.dequantize(*actual, out), nv.dequantize(*expected, out)), (out, shape)
+
+
+def test_a_million_blocks_of_weights() -> None:
+    x = numbers((4096, 4096), torch.float32, 3)
+    for search in ("max", "mse"):
+        expected, actual = nv.quantize(x, scales=search), nv.quantize(x.cuda(), scales=search)
+        assert all(same(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_what_a_host_refuses_is_nan() -> None:
+    x = numbers((4, 64), torch.float32)
+    x[2, 5] = math.inf
+    gpu = x.cuda()
+    codes, scales, row_scales = nv.quantize(gpu, mode="dynamic_token")
+    assert row_scales.isnan().tolist() == [False, False, True, False]
+    assert not codes[2].any() and not scales[2].any() and codes[0].any()
+    assert nv.dequantize(codes, scales, row_scales)[2].isnan().all()
+    for mode, scale in (("weights", None), ("weights", 0.1), ("static", 0.1), ("compat", 0.1)):
+        assert nv.quantize(gpu, mode=mode, tensor_scale=scale)[2].isnan()
+        with pytest.raises(ValueError, match="row 2 holds NaN or Inf"):
+            nv.quantize(x, mode=mode, tensor_scale=scale)
+    bad = torch.full((1, 4), 0x7F, dtype=torch.uint8, device="cuda")
+    assert nv.dequantize(torch.zeros(1, 32, dtype=torch.uint8, device="cuda"), bad, 1.0).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("activation", "limit"), [("swiglu", None), ("swiglu_clamped", 7.0), ("swiglu_step", 7.0), ("swiglu_oai", 7.0)]
+)
+def test_silu_mul_quantizes_as_the_host(activation: str, limit: float | None, interleaved: bool, dtype) -> None:
+    for shape in [(1, 32), (7, 96), (33, 4096), (2, 3, 1536)]:
+        x = numbers(shape, dtype, 1)
+        if activation == "swiglu" and len(shape) == 2 and shape[0] > 2:
+            x[2, 3] = math.nan
+        weights = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(2))
+        for row_weights in (None, weights):
+            for power_of_two in (None, 2.0**-7):
+                options = {"activation": activation, "swiglu_limit": limit, "interleaved": interleaved}
+                options |= {"power_of_two": power_of_two}
+                expected = nv.silu_mul_quantize(x, **options, row_weights=row_weights)
+                on_gpu = None if row_weights is None else row_weights.cuda()
+                actual = nv.silu_mul_quantize(x.cuda(), **options, row_weights=on_gpu)
+                assert same(actual[0], expected[0]) and same(actual[1], expected[1])
+                assert torch.equal(actual[2].cpu().nan_to_num(-1), expected[2].nan_to_num(-1))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (129, 5), (3, 300, 24), (2, 2, 128, 4), (0, 4)])
+def test_swizzles_as_the_host(shape: tuple[int, ...]) -> None:
+    scales = torch.randint(0, 127, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+    swizzled = nv.swizzle(scales.cuda())
+    assert same(swizzled, nv.swizzle(scales))
+    assert same(nv.unswizzle(swizzled, *shape[-2:]), scales)
+    as_fp8 = scales.cuda().view(torch.float8_e4m3fn)
+    assert same(nv.swizzle(as_fp8), nv.swizzle(scales))
+
+
+def test_a_tensor_that_begins_anywhere() -> None:
+    """Views whose first byte has no alignment but its element's, and transposed ones, which are copied."""
+    flat = numbers((1, 16 * 33), torch.bfloat16)[0]
+    x = flat.cuda()[3 : 3 + 16 * 32].view(4, 128)
+    expected = nv.quantize(flat[3 : 3 + 16 * 32].view(4, 128).contiguous())
+    assert all(same(a, e) for a, e in zip(nv.quantize(x), expected, strict=True))
+    square = numbers((64, 64), torch.float32)
+    expected = nv.quantize(square.t().contiguous(), mode="dynamic_token")
+    assert all(same(a, e) for a, e in zip(nv.quantize(square.cuda().t(), mode="dynamic_token"), expected, strict=True))
+
+
+def test_the_ops_in_a_graph_follow_its_inputs() -> None:
+    import nvfp4_moe.torch_op  # noqa: F401
+
+    op = torch.ops.nvfp4
+
+    def step(x: torch.Tensor, row_weights: torch.Tensor) -> list[torch.Tensor]:
+        made = [*op.quantize(x), *op.quantize(x, "dynamic_token"), *op.quantize(x, "compat", 0.02)]
+        made += [op.dequantize(*made[:3], torch.bfloat16), op.dequantize(*made[3:6], torch.float16)]
+        made += op.silu_mul_quantize(x, "swiglu_clamped", 7.0, row_weights=row_weights)
+        swizzled = op.swizzle(made[1])
+        return [*made, swizzled, op.unswizzle(swizzled, *made[1].shape)]
+
+    x, weights = numbers((40, 512), torch.bfloat16).cuda(), torch.rand(40, device="cuda")
+    step(x, weights)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(x, weights)
+    for seed in range(1, 5):
+        x.copy_(numbers((40, 512), torch.bfloat16, seed))
+        weights.uniform_()
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = step(x.cpu(), weights.cpu())
+        assert all(same(a, e) for a, e in zip(captured, expected, strict=True))
+
+
+def test_wrong_calls_are_named() -> None:
+    x = numbers((4, 64), torch.float32).cuda()
+    with pytest.raises(
+        ValueError, match=r"x: expected .* K a positive multiple of 16, got \(4, 60\) float32 on cuda:0"
+    ):
+        nv.quantize(x[:, :60])
+    with pytest.raises(ValueError, match="x: expected .* bfloat16, float16 or float32"):
+        nv.quantize(x.double())
+    with pytest.raises(ValueError, match="mode: expected"):
+        nv.quantize(x, mode="int8")
+    codes, scales, _ = nv.quantize(x)
+    with pytest.raises(ValueError, match=r"scales: expected \(4, 4\) uint8 on cuda:0"):
+        nv.dequantize(codes, scales.cpu(), 1.0)
+    with pytest.raises(ValueError, match="tensor_scale: expected one number, or float32 on codes' device"):
+        nv.dequantize(codes, scales, torch.ones(4))
+    with pytest.raises(ValueError, match=r"row_weights: expected \(4,\) float32 on cuda:0"):
+        nv.silu_mul_quantize(x, row_weights=torch.ones(4))
+    with pytest.raises(ValueError, match="swizzled: expected"):
+        nv.unswizzle(scales, 4, 4)

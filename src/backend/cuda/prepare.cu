@@ -10,8 +10,9 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
+// Four blocks a multiprocessor: without a number ptxas takes 48 registers and spills on some architectures.
 template <DType kType, bool kNvfp4>
-__global__ void __launch_bounds__(kLineThreads)
+__global__ void __launch_bounds__(kLineThreads, 4)
     route_and_quantize_kernel(RouteArgs route, LineArgs lines, LineCounts* token_counts) {
   extern __shared__ int32_t counts[];
   let_next_start();

@@ -18,7 +18,7 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kChannels = 4;  // of a thread
+constexpr int kChannels = 8;  // of a thread
 constexpr int kChoices = 8;   // whose rows are read at once
 
 struct CombineArgs {
@@ -66,6 +66,7 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t warp, int64
     if (part.bf16 == nullptr) continue;
     for (int64_t row = warp; row < *part.row_count; row += warps) {
       bool bad = false;
+#pragma unroll 4
       for (int64_t i = lane * 8; i < part.k; i += 32 * 8) {
         const uint4 eight = *reinterpret_cast<const uint4*>(part.bf16 + row * part.k + i);
         for (uint32_t two : {eight.x, eight.y, eight.z, eight.w})
@@ -79,19 +80,33 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t warp, int64
 
 template <DType kOut>
 __device__ void store_channels(void* out, int64_t at, const float (&values)[kChannels]) {
+  constexpr int kBytes = kChannels * (kOut == DType::kF32 ? 4 : 2);
   if (reinterpret_cast<uintptr_t>(out) % 16 != 0) {
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) store_element<kOut>(out, at + i, values[i]);
-  } else if constexpr (kOut == DType::kF32) {
-    *reinterpret_cast<float4*>(static_cast<float*>(out) + at) = make_float4(values[0], values[1], values[2], values[3]);
-  } else {
-    __align__(8) uint16_t halves[kChannels];
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) store_element<kOut>(halves, i, values[i]);
-    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out) + at) =
-        make_uint2(halves[0] | uint32_t{halves[1]} << 16, halves[2] | uint32_t{halves[3]} << 16);
+    return;
   }
+  __align__(16) uint8_t bytes[kBytes];
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) store_element<kOut>(bytes, i, values[i]);
+  auto* const to = reinterpret_cast<uint4*>(static_cast<uint8_t*>(out) + at * (kBytes / kChannels));
+#pragma unroll
+  for (int i = 0; i < kBytes / 16; ++i) to[i] = reinterpret_cast<const uint4*>(bytes)[i];
 }
+
+// A thread's channels of a row, as they are read: reads that nothing is computed from yet may all be on their way.
+template <DType kRow>
+struct Channels {
+  static constexpr int kVectors = kChannels * (kRow == DType::kF32 ? 4 : 2) / 16;
+  uint4 vectors[kVectors];
+
+  __device__ void read(const void* rows, int64_t first) {
+    const auto* const from = reinterpret_cast<const uint4*>(rows) + first * kVectors / kChannels;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) vectors[i] = __ldcg(from + i);
+  }
+  __device__ float value(int channel) const { return load_element<kRow>(vectors, channel); }
+};
 
 // Some choices of a token: the row of each, or -1, and its weight.
 struct Choices {
@@ -129,25 +144,26 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, Cou
   float acc[kChannels] = {};
   for (int64_t first = 0; first < args.top_k; first += kChoices) {
     if (first != 0) choices = Choices(args, token, first);
-    float values[kChoices][kChannels];
+    Channels<kRow> read[kChoices];
 #pragma unroll
     for (int i = 0; i < kChoices; ++i)
-      if (choices.rows[i] >= 0) load_aligned<kRow>(args.rows, choices.rows[i] * args.hidden + channel, values[i]);
+      if (choices.rows[i] >= 0) read[i].read(args.rows, choices.rows[i] * args.hidden + channel);
 #pragma unroll
     for (int i = 0; i < kChoices; ++i) {
       if (choices.rows[i] < 0) continue;
 #pragma unroll
       for (int c = 0; c < kChannels; ++c)
-        acc[c] = args.weights != nullptr ? fmaf(choices.weights[i], values[i][c], acc[c]) : acc[c] + values[i][c];
+        acc[c] =
+            args.weights != nullptr ? fmaf(choices.weights[i], read[i].value(c), acc[c]) : acc[c] + read[i].value(c);
     }
   }
   if (args.shared_rows != nullptr) {
-    float values[kChannels];
-    load_aligned<kRow>(args.shared_rows, token * args.hidden + channel, values);
+    Channels<kRow> read;
+    read.read(args.shared_rows, token * args.hidden + channel);
 #pragma unroll
     for (int c = 0; c < kChannels; ++c)
-      acc[c] =
-          args.shared_weights != nullptr ? fmaf(args.shared_weights[token], values[c], acc[c]) : acc[c] + values[c];
+      acc[c] = args.shared_weights != nullptr ? fmaf(args.shared_weights[token], read.value(c), acc[c])
+                                              : acc[c] + read.value(c);
   }
   store_channels<kOut>(args.out, token * args.hidden + channel, acc);
 }

@@ -51,11 +51,12 @@ template <class Rule>
 __device__ void quantize_activations(const float (&x)[kBlock], const Rule& rule, uint8_t* codes, uint8_t* block_scales,
                                      int64_t block) {
   const uint32_t byte = e4m3_from_float(rule.scale_of(__uint_as_float(amax_of(x))));
-  const float factor = rule.factor(e4m3_to_float(byte));
+  const float v = e4m3_to_float(byte), factor = rule.factor(v);
+  const E2m1Boundaries boundaries(rule.unit(v));
   uint64_t packed = 0;
 #pragma unroll
   for (int i = 0; i < kBlock; ++i)
-    packed |= uint64_t{byte == 0 ? 0 : e2m1_from_float(rule.quotient(x[i], factor))} << 4 * i;
+    packed |= uint64_t{byte == 0 ? 0 : boundaries.code(x[i] * factor)} << 4 * i;
   store_block(codes, block_scales, block, packed, byte);
 }
 

@@ -31,13 +31,20 @@ __device__ inline float e4m3_to_float(uint32_t byte) {
   return __uint_as_float((byte + ((127u - 7u) << 3)) << 20);
 }
 
-// Saturates at 6; keeps the sign of zero.
-__device__ inline uint32_t e2m1_from_float(float x) {
-  const float a = fabsf(x);
-  const uint32_t magnitude =
-      (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
-  return magnitude | (__float_as_uint(x) >> 28 & 8u);
-}
+// Where one e2m1 value begins and the next ends, in units of `unit`: a number with 4 significant bits, so all are
+// exact. Ties go to the even code.
+struct E2m1Boundaries {
+  float at[7];
+  __device__ explicit E2m1Boundaries(float unit)
+      : at{0.25f * unit, 0.75f * unit, 1.25f * unit, 1.75f * unit, 2.5f * unit, 3.5f * unit, 5.0f * unit} {}
+  // Saturates at 6; keeps the sign of zero.
+  __device__ uint32_t code(float x) const {
+    const float a = fabsf(x);
+    const uint32_t magnitude =
+        (a > at[0]) + (a >= at[1]) + (a > at[2]) + (a >= at[3]) + (a > at[4]) + (a >= at[5]) + (a > at[6]);
+    return magnitude | (__float_as_uint(x) >> 28 & 8u);
+  }
+};
 __device__ inline float e2m1_to_float(uint32_t code) {
   // s e e m: exponents 1..3 are 2^0..2^2; exponent 0 is m / 2.
   const uint32_t magnitude = code & 7;

@@ -34,9 +34,9 @@ template <DType kType>
 void launch_hidden(const LineArgs& args, ActivationFormat format, int64_t lines, void* stream) {
   const auto blocks = static_cast<unsigned>(lines);
   if (format == ActivationFormat::kNvfp4)
-    launch<quantize_nvfp4<kType>>(blocks, kLineThreads, 0, stream, args);
+    launch<quantize_nvfp4<kType>>(blocks, line_threads(args.k), 0, stream, args);
   else
-    launch<round_lines<kType>>(blocks, kLineThreads, 0, stream, args);
+    launch<round_lines<kType>>(blocks, line_threads(args.k), 0, stream, args);
 }
 
 }  // namespace
@@ -76,9 +76,9 @@ void requantize(const HostCall& call, const HostPart& part) {
   args.line_count = part.row_offsets + part.experts;
   const auto blocks = static_cast<unsigned>(rows);
   if (config->activation_format == ActivationFormat::kNvfp4)
-    launch<quantize_nvfp4<DType::kBf16>>(blocks, kLineThreads, 0, call.stream, args);
+    launch<quantize_nvfp4<DType::kBf16>>(blocks, line_threads(args.k), 0, call.stream, args);
   else
-    launch<count_nonfinite_rows>(blocks, kLineThreads, 0, call.stream, args);
+    launch<count_nonfinite_rows>(blocks, line_threads(args.k), 0, call.stream, args);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -12,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -20,9 +21,13 @@
 
 namespace nvfp4_moe::cuda {
 
-inline constexpr int kLineThreads = 256;
+inline constexpr int kLineThreads = 256;  // at most
 inline constexpr int kLineWarps = kLineThreads / 32;
 inline constexpr int kBlock = 16;
+// Of a line of k: no more than have a block to quantize.
+inline unsigned line_threads(int64_t k) {
+  return static_cast<unsigned>(std::min<int64_t>(kLineThreads, (k / kBlock + 31) / 32 * 32));
+}
 
 enum class LineScale : int { kDynamic, kPowerOfTwo, kCompat };
 
@@ -64,7 +69,7 @@ template <DType kType>
 __device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
   __shared__ uint32_t warp_magnitudes[kLineWarps];
   uint32_t magnitude = 0;
-  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += kLineThreads * kBlock) {
+  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += blockDim.x * kBlock) {
     float x[kBlock];
     load_elements<kType>(args.x, first + i, x);
 #pragma unroll
@@ -73,7 +78,8 @@ __device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
   magnitude = __reduce_max_sync(0xFFFFFFFFu, magnitude);
   if (threadIdx.x % 32 == 0) warp_magnitudes[threadIdx.x / 32] = magnitude;
   __syncthreads();
-  for (int warp = 0; warp < kLineWarps; ++warp) magnitude = max(magnitude, warp_magnitudes[warp]);
+  for (int warp = 0; warp < static_cast<int>(blockDim.x / 32); ++warp)
+    magnitude = max(magnitude, warp_magnitudes[warp]);
   return magnitude;
 }
 
@@ -88,17 +94,21 @@ __device__ inline float power_of_two(int exponent) {  // -126 .. 127
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
+// Both rules: an element's scaled magnitude, and what the boundaries between e2m1's values are multiplied by to compare
+// it with. The formula of a power of two is e2m1(x * inverse / v); a boundary times v is exact, so comparing with it
+// decides as the rounded quotient does: the nearest floats to a boundary t v lie 2^-24 of it away or more, and their
+// quotients by v further from t than rounding reaches.
 struct PowerOfTwoRule {
   float inverse;
   __device__ float scale_of(float amax) const { return (amax * inverse) * (1.0f / 6.0f); }
-  __device__ float factor(float v) const { return v; }
-  __device__ float quotient(float x, float v) const { return (x * inverse) / v; }
+  __device__ float factor(float) const { return inverse; }
+  __device__ float unit(float v) const { return v; }
 };
 struct CompatRule {
   float encode;  // 1 / input_scale
   __device__ float scale_of(float amax) const { return encode * (amax * (1.0f / 6.0f)); }
   __device__ float factor(float v) const { return 1.0f / (v * (1.0f / encode)); }
-  __device__ float quotient(float x, float factor) const { return x * factor; }
+  __device__ float unit(float) const { return 1.0f; }
 };
 
 struct BlockCounts {
@@ -115,10 +125,11 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
   const uint32_t byte = e4m3_from_float(scale);
   const float v = e4m3_to_float(byte);
   const float factor = rule.factor(v);
+  const E2m1Boundaries boundaries(rule.unit(v));
   uint32_t codes[2] = {}, operand[kBlock / 2] = {};
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    const uint32_t code = byte == 0 ? 0 : e2m1_from_float(rule.quotient(x[i], factor));
+    const uint32_t code = byte == 0 ? 0 : boundaries.code(x[i] * factor);
     codes[i / 8] |= code << i % 8 * 4;
     operand[i / 2] |= uint32_t{bf16_from_float(e2m1_to_float(code) * v)} << i % 2 * 16;
   }
@@ -134,7 +145,7 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
 template <DType kType, class Rule>
 __device__ void quantize_blocks(const LineArgs& args, int64_t line, const Rule& rule) {
   BlockCounts counts;
-  for (int64_t block = threadIdx.x; block < args.k / kBlock; block += kLineThreads) {
+  for (int64_t block = threadIdx.x; block < args.k / kBlock; block += blockDim.x) {
     float x[kBlock];
     load_elements<kType>(args.x, line * args.k + block * kBlock, x);
     quantize_block(x, rule, args, line, block, counts);
@@ -152,6 +163,9 @@ __device__ inline void count_line(uint64_t* counter, uint64_t value) {
 template <DType kType>
 __device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) {
   if (threadIdx.x == 0 && (has_row || args.line_count == nullptr)) args.out.nonfinite[line] = 0;
+  // Rows are counted at once, less those that turn out to be flagged: an atomic a row would wait in line.
+  if (args.line_count != nullptr && line == 0)
+    count_line(args.counters.blocks, static_cast<uint64_t>(*args.line_count * (args.k / kBlock)));
   if (!has_row) return;
   const uint32_t amax = line_magnitude<kType>(args, line * args.k);
   if (amax >= kInfBits) {
@@ -159,14 +173,15 @@ __device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) 
       args.out.nonfinite[line] = 1;
       args.out.line_scale[line] = __uint_as_float(0x7FC00000u);
     }
-    for (int64_t i = threadIdx.x; i < args.k / 2; i += kLineThreads) args.out.codes[line * (args.k / 2) + i] = 0;
-    for (int64_t i = threadIdx.x; i < args.k / kBlock; i += kLineThreads)
+    for (int64_t i = threadIdx.x; i < args.k / 2; i += blockDim.x) args.out.codes[line * (args.k / 2) + i] = 0;
+    for (int64_t i = threadIdx.x; i < args.k / kBlock; i += blockDim.x)
       args.out.block_scales[line * (args.k / kBlock) + i] = 0;
-    for (int64_t i = threadIdx.x; i < args.k; i += kLineThreads) args.operand[line * args.k + i] = 0;
+    for (int64_t i = threadIdx.x; i < args.k; i += blockDim.x) args.operand[line * args.k + i] = 0;
     count_line(args.counters.nonfinite, 1);
+    if (args.line_count != nullptr) count_line(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock));
     return;
   }
-  count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock));
+  if (args.line_count == nullptr) count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock));
   if (args.policy == LineScale::kCompat) {
     if (threadIdx.x == 0) args.out.line_scale[line] = args.scale;
     quantize_blocks<kType>(args, line, CompatRule{1.0f / args.scale});
@@ -183,7 +198,7 @@ __device__ void round_line(const LineArgs& args, int64_t line, bool has_row) {
   if (threadIdx.x == 0) args.out.nonfinite[line] = 0;
   if (!has_row) return;
   uint32_t magnitude = 0;
-  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += kLineThreads * kBlock) {
+  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += blockDim.x * kBlock) {
     float x[kBlock];
     load_elements<kType>(args.x, line * args.k + i, x);
     uint32_t words[kBlock / 2];

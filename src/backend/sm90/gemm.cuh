@@ -262,6 +262,48 @@ __device__ void finish_unit(const GemmArgs& args, const Epilogue& epilogue, cons
   }
 }
 
+// The same of a wide variant, whose blocks have long had the instructions: a thread's own sums of 32 lines at a time, so
+// that many reads are on their way.
+template <class S, class Epilogue>
+__device__ void finish_wide_unit(const GemmArgs& args, const Epilogue& epilogue, const UnitPieces& pieces,
+                                 uint32_t index) {
+  constexpr int kQuads = 4;
+  const PieceInfo own = SharedPlaces<S>::piece(index);
+  const LineFactor* const factors = SharedPlaces<S>::factors(index);
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+  for (int first_quad = 0; first_quad * 8 < own.rows.count; first_quad += kQuads) {
+    float sums[kQuads][S::kM64][4] = {};
+#pragma unroll 1
+    for (int32_t piece = 0; piece < pieces.count; ++piece) {
+      float4 parts[kQuads][S::kM64];
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q)
+#pragma unroll
+        for (int m = 0; m < S::kM64; ++m)
+          if ((first_quad + q) * 8 + thread % 4 * 2 < own.rows.count)
+            parts[q][m] = __ldcg(partial_place<S>(args, pieces.partial(piece), m, first_quad + q, thread));
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q)
+#pragma unroll
+        for (int m = 0; m < S::kM64; ++m) {
+          sums[q][m][0] += parts[q][m].x, sums[q][m][1] += parts[q][m].y;
+          sums[q][m][2] += parts[q][m].z, sums[q][m][3] += parts[q][m].w;
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      TileRows eight = own.rows;
+      eight.first += (first_quad + q) * 8;
+      eight.count -= (first_quad + q) * 8;
+#pragma unroll
+      for (int m = 0; m < S::kM64; ++m)
+        finish<S, 8>(epilogue, own.scales, eight, own.weight_row + row_of<S>(thread, m), sums[q][m],
+                     [&](int line) { return factors[(first_quad + q) * 8 + line]; });
+    }
+  }
+}
+
 // One arrival at a counter of global memory; what the block wrote before is seen by whoever arrives later. Returns the
 // arrivals before.
 __device__ inline int32_t arrive_globally(int32_t* counter) {
@@ -293,7 +335,11 @@ __device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, con
 #pragma unroll 1
   for (int32_t i = units - 1; i >= 0; --i) {
     const UnitPieces pieces = SharedPlaces<S>::to_finish()[i];
-    if (pieces.count != 0) finish_unit<S>(args, epilogue, pieces, index - static_cast<uint32_t>(i));
+    if (pieces.count == 0) continue;
+    if constexpr (S::kIs.tensor_lines)
+      finish_wide_unit<S>(args, epilogue, pieces, index - static_cast<uint32_t>(i));
+    else
+      finish_unit<S>(args, epilogue, pieces, index - static_cast<uint32_t>(i));
   }
 }
 

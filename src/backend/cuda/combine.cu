@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "backend/cuda/formats.cuh"
 #include "backend/cuda/launch.cuh"
@@ -18,8 +19,10 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kChannels = 8;  // of a thread
-constexpr int kChoices = 8;   // whose rows are read at once
+// Channels of a thread: wide reads where the memory is the limit, short code where a block runs it once.
+constexpr int kManyChannels = 8, kFewChannels = 4;
+constexpr int64_t kFewTokens = 64;
+constexpr int kChoices = 8;  // whose rows are read at once
 
 struct CombineArgs {
   const void* rows;              // (R, H) row_format
@@ -78,7 +81,16 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t warp, int64
   if (lane == 0) add(args.status->nonfinite_rows, nonfinite);
 }
 
-template <DType kOut>
+template <int kBytes>
+struct VectorOf {
+  using Type = uint4;
+};
+template <>
+struct VectorOf<8> {
+  using Type = uint2;
+};
+
+template <DType kOut, int kChannels>
 __device__ void store_channels(void* out, int64_t at, const float (&values)[kChannels]) {
   constexpr int kBytes = kChannels * (kOut == DType::kF32 ? 4 : 2);
   if (reinterpret_cast<uintptr_t>(out) % 16 != 0) {
@@ -89,19 +101,22 @@ __device__ void store_channels(void* out, int64_t at, const float (&values)[kCha
   __align__(16) uint8_t bytes[kBytes];
 #pragma unroll
   for (int i = 0; i < kChannels; ++i) store_element<kOut>(bytes, i, values[i]);
-  auto* const to = reinterpret_cast<uint4*>(static_cast<uint8_t*>(out) + at * (kBytes / kChannels));
+  using Vector = typename VectorOf<kBytes>::Type;
+  auto* const to = reinterpret_cast<Vector*>(static_cast<uint8_t*>(out) + at * (kBytes / kChannels));
 #pragma unroll
-  for (int i = 0; i < kBytes / 16; ++i) to[i] = reinterpret_cast<const uint4*>(bytes)[i];
+  for (int i = 0; i < kBytes / static_cast<int>(sizeof(Vector)); ++i) to[i] = reinterpret_cast<const Vector*>(bytes)[i];
 }
 
 // A thread's channels of a row, as they are read: reads that nothing is computed from yet may all be on their way.
-template <DType kRow>
+template <DType kRow, int kChannels>
 struct Channels {
-  static constexpr int kVectors = kChannels * (kRow == DType::kF32 ? 4 : 2) / 16;
-  uint4 vectors[kVectors];
+  static constexpr int kBytes = kChannels * (kRow == DType::kF32 ? 4 : 2);
+  using Vector = typename VectorOf<kBytes>::Type;
+  static constexpr int kVectors = kBytes / static_cast<int>(sizeof(Vector));
+  Vector vectors[kVectors];
 
   __device__ void read(const void* rows, int64_t first) {
-    const auto* const from = reinterpret_cast<const uint4*>(rows) + first * kVectors / kChannels;
+    const auto* const from = reinterpret_cast<const Vector*>(rows) + first * kVectors / kChannels;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) vectors[i] = __ldcg(from + i);
   }
@@ -125,7 +140,7 @@ struct Choices {
 };
 
 // A block a token and kThreads * kChannels channels.
-template <DType kRow, DType kOut>
+template <DType kRow, DType kOut, int kChannels>
 __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, CountArgs counts) {
   let_next_start();
   if (blockIdx.x >= args.tokens) {
@@ -144,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, Cou
   float acc[kChannels] = {};
   for (int64_t first = 0; first < args.top_k; first += kChoices) {
     if (first != 0) choices = Choices(args, token, first);
-    Channels<kRow> read[kChoices];
+    Channels<kRow, kChannels> read[kChoices];
 #pragma unroll
     for (int i = 0; i < kChoices; ++i)
       if (choices.rows[i] >= 0) read[i].read(args.rows, choices.rows[i] * args.hidden + channel);
@@ -158,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, Cou
     }
   }
   if (args.shared_rows != nullptr) {
-    Channels<kRow> read;
+    Channels<kRow, kChannels> read;
     read.read(args.shared_rows, token * args.hidden + channel);
 #pragma unroll
     for (int c = 0; c < kChannels; ++c)
@@ -168,12 +183,14 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, Cou
   store_channels<kOut>(args.out, token * args.hidden + channel, acc);
 }
 
-template <DType kRow>
+template <DType kRow, int kChannels>
 void launch_rows(const CombineArgs& args, const CountArgs& counts, DType out, dim3 grid, void* stream) {
   switch (out) {
-    case DType::kF32: return launch<combine_tokens<kRow, DType::kF32>>(grid, kThreads, 0, stream, args, counts);
-    case DType::kF16: return launch<combine_tokens<kRow, DType::kF16>>(grid, kThreads, 0, stream, args, counts);
-    default: return launch<combine_tokens<kRow, DType::kBf16>>(grid, kThreads, 0, stream, args, counts);
+    case DType::kF32:
+      return launch<combine_tokens<kRow, DType::kF32, kChannels>>(grid, kThreads, 0, stream, args, counts);
+    case DType::kF16:
+      return launch<combine_tokens<kRow, DType::kF16, kChannels>>(grid, kThreads, 0, stream, args, counts);
+    default: return launch<combine_tokens<kRow, DType::kBf16, kChannels>>(grid, kThreads, 0, stream, args, counts);
   }
 }
 
@@ -192,14 +209,22 @@ void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_
   args.tokens = batch.tokens;
   args.top_k = config->top_k;
   args.hidden = config->hidden_size;
-  const int64_t blocks_of_token = (config->hidden_size + kThreads * kChannels - 1) / (kThreads * kChannels);
+  const bool few = batch.tokens <= kFewTokens;
+  const int64_t channels_of_block = kThreads * (few ? kFewChannels : kManyChannels);
+  const int64_t blocks_of_token = (config->hidden_size + channels_of_block - 1) / channels_of_block;
   const int64_t rows_of_blocks = blocks_of_token * (kThreads / 32);
   const int64_t more = (rows_to_count + rows_of_blocks - 1) / rows_of_blocks;
   const dim3 grid(static_cast<unsigned>(batch.tokens + more), static_cast<unsigned>(blocks_of_token));
+  const auto launch = [&](auto row) {
+    if (few)
+      launch_rows<row.value, kFewChannels>(args, counts, batch.out_dtype, grid, call.stream);
+    else
+      launch_rows<row.value, kManyChannels>(args, counts, batch.out_dtype, grid, call.stream);
+  };
   if (config->row_format == RowFormat::kBf16)
-    launch_rows<DType::kBf16>(args, counts, batch.out_dtype, grid, call.stream);
+    launch(std::integral_constant<DType, DType::kBf16>{});
   else
-    launch_rows<DType::kF32>(args, counts, batch.out_dtype, grid, call.stream);
+    launch(std::integral_constant<DType, DType::kF32>{});
 }
 
 }  // namespace

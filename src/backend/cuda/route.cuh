@@ -7,8 +7,9 @@
 //   scan    row_offsets over the experts; chunk_counts become the first row of an expert in a chunk
 //   place   a choice's row = that + the earlier choices of its expert in the chunk
 //
-// Up to kRouteOneBlock choices one block does all three with its counters in shared memory; above, a kernel each. Only
-// the warp that owns a chunk writes its counters, so there is no atomic on them and the order is that of the choices.
+// Up to kRouteOneBlock choices one block does all three with its counters in shared memory; above, a kernel each, where
+// a chunk is a block's, a part of it each warp's. Only the warp that owns a chunk or a part writes its counters, so
+// there is no atomic on them and the order is that of the choices.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -139,7 +140,7 @@ __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32
     const int64_t e = first + threadIdx.x;
     Sums own;
     if (e < args.count)
-#pragma unroll 1
+#pragma unroll 4
       for (int32_t chunk = 0; chunk < args.chunks; ++chunk) own.rows += counts[chunk * args.count + e];
     own.tiles = own.rows <= args.rows_of_tile ? own.rows != 0 : (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
     Sums total;

@@ -262,8 +262,8 @@ __device__ void finish_unit(const GemmArgs& args, const Epilogue& epilogue, cons
   }
 }
 
-// The same of a wide variant, whose blocks have long had the instructions: a thread's own sums of 32 lines at a time, so
-// that many reads are on their way.
+// The same of a wide variant, whose blocks have long had the instructions: a thread's own sums of 32 lines at a time,
+// so that many reads are on their way.
 template <class S, class Epilogue>
 __device__ void finish_wide_unit(const GemmArgs& args, const Epilogue& epilogue, const UnitPieces& pieces,
                                  uint32_t index) {

@@ -55,8 +55,7 @@ __device__ void quantize_activations(const float (&x)[kBlock], const Rule& rule,
   const E2m1Boundaries boundaries(rule.unit(v));
   uint64_t packed = 0;
 #pragma unroll
-  for (int i = 0; i < kBlock; ++i)
-    packed |= uint64_t{byte == 0 ? 0 : boundaries.code(x[i] * factor)} << 4 * i;
+  for (int i = 0; i < kBlock; ++i) packed |= uint64_t{byte == 0 ? 0 : boundaries.code(x[i] * factor)} << 4 * i;
   store_block(codes, block_scales, block, packed, byte);
 }
 

@@ -21,6 +21,7 @@ namespace nvfp4_moe::python {
 namespace {
 
 using Sizes = std::vector<int64_t>;
+using Three = nb::typed<nb::tuple, nb::any, nb::any, nb::any>;  // codes, scales, tensor scale
 
 struct OnDevice {
   const DeviceFormats* formats;
@@ -79,8 +80,8 @@ struct Fresh {
   float* floats() const { return reinterpret_cast<float*>(data); }
 };
 
-nb::tuple quantize(nb::handle x_object, const std::string& mode, std::optional<double> tensor_scale,
-                   const std::string& search) {
+Three quantize(nb::handle x_object, const std::string& mode, std::optional<double> tensor_scale,
+               const std::string& search) {
   const Tensor x(x_object, "x");
   const OnDevice on(x);
   const Lines lines(x, x.is_floating(), kFloats, kBlockElems);
@@ -165,9 +166,8 @@ nb::object dequantize(nb::handle codes_object, nb::handle scales_object, nb::han
   return out.object;
 }
 
-nb::tuple silu_mul_quantize(nb::handle gate_up_object, const std::string& activation_name, std::optional<double> limit,
-                            double alpha, bool interleaved, nb::handle row_weights,
-                            std::optional<double> power_of_two) {
+Three silu_mul_quantize(nb::handle gate_up_object, const std::string& activation_name, std::optional<double> limit,
+                        double alpha, bool interleaved, nb::handle row_weights, std::optional<double> power_of_two) {
   const Tensor gate_up(gate_up_object, "gate_up");
   const OnDevice on(gate_up);
   const Lines lines(gate_up, gate_up.is_floating(), kFloats, 2 * kBlockElems);

@@ -18,6 +18,7 @@
 
 namespace nvfp4_moe::python {
 
+namespace on_gpu {  // names of its own: a wheel compiles several files as one
 namespace {
 
 using Sizes = std::vector<int64_t>;
@@ -248,16 +249,18 @@ nb::object unswizzle(nb::handle swizzled_object, int64_t rows, int64_t cols) {
 }
 
 }  // namespace
+}  // namespace on_gpu
 
 void bind_device_formats(nb::module_& m) {
-  m.def("device_quantize", &quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(), nb::arg("scales"));
-  m.def("device_dequantize", &dequantize, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"),
+  m.def("device_quantize", &on_gpu::quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(),
+        nb::arg("scales"));
+  m.def("device_dequantize", &on_gpu::dequantize, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"),
         nb::arg("dtype"));
-  m.def("device_silu_mul_quantize", &silu_mul_quantize, nb::arg("gate_up"), nb::arg("activation"),
+  m.def("device_silu_mul_quantize", &on_gpu::silu_mul_quantize, nb::arg("gate_up"), nb::arg("activation"),
         nb::arg("swiglu_limit").none(), nb::arg("swiglu_alpha"), nb::arg("interleaved"), nb::arg("row_weights").none(),
         nb::arg("power_of_two").none());
-  m.def("device_swizzle", &swizzle, nb::arg("scales"));
-  m.def("device_unswizzle", &unswizzle, nb::arg("swizzled"), nb::arg("rows"), nb::arg("cols"));
+  m.def("device_swizzle", &on_gpu::swizzle, nb::arg("scales"));
+  m.def("device_unswizzle", &on_gpu::unswizzle, nb::arg("swizzled"), nb::arg("rows"), nb::arg("cols"));
 }
 
 }  // namespace nvfp4_moe::python

@@ -11,6 +11,8 @@ float line_alpha(const HostActivations& activations, int64_t line, float tensor_
 }
 
 void prefetch_lines(const LineBlock& block, const Operands& operands) {
+  constexpr int64_t kFewLines = 8;  // come with the first strip, whose weights would only wait for them
+  if (block.count <= kFewLines) return;
   for (int64_t i = 0; i < block.count; ++i)
     for (int64_t byte = 0; byte < operands.line_bytes; byte += 64) __builtin_prefetch(block.lines[i] + byte, 0, 2);
 }

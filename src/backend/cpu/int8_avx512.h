@@ -88,9 +88,13 @@ void multiply_int8_few(const Strip& strip, const std::byte* const* lines, float*
     for (__m512& panel : line) panel = _mm512_setzero_ps();
   for (int64_t c = 0; c < strip.chunks; ++c) {
     for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
-    for (int pair = 0; pair < 2; ++pair) {
-      const BlockPair<kPanels> blocks(strip, c, pair, table);
-      for (int i = 0; i < kCount; ++i) blocks.add(int8_blocks(lines[i]) + c * kBlocksPerChunk + 2 * pair, sum[i]);
+#pragma GCC unroll 1
+    for (int b = 0; b < kBlocksPerChunk; ++b) {
+      Block blocks[kPanels];
+      for (int p = 0; p < kPanels; ++p)
+        blocks[p] = decode(strip.bytes + (p * strip.chunks + c) * kChunkBytes, b, table);
+#pragma GCC unroll 8
+      for (int i = 0; i < kCount; ++i) add_block(blocks, int8_blocks(lines[i])[c * kBlocksPerChunk + b], sum[i]);
     }
   }
   for (int i = 0; i < kCount; ++i)
@@ -129,6 +133,11 @@ void multiply_int8_panels(const Strip& strip, const OperandLines& all, float* ac
     case 1: return multiply_int8_few<kPanels, 1>(strip, lines, acc);
     case 2: return multiply_int8_few<kPanels, 2>(strip, lines, acc);
     case 3: return multiply_int8_few<kPanels, 3>(strip, lines, acc);
+    case 4: return multiply_int8_few<kPanels, 4>(strip, lines, acc);
+    case 5: return multiply_int8_few<kPanels, 5>(strip, lines, acc);
+    case 6: return multiply_int8_few<kPanels, 6>(strip, lines, acc);
+    case 7: return multiply_int8_few<kPanels, 7>(strip, lines, acc);
+    case 8: return multiply_int8_few<kPanels, 8>(strip, lines, acc);
     default: return multiply_int8_many<kPanels>(strip, lines, all.count, acc);
   }
 }

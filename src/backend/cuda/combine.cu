@@ -141,7 +141,7 @@ struct Choices {
 
 // A block a token and kThreads * kChannels channels.
 template <DType kRow, DType kOut, int kChannels>
-__global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, CountArgs counts) {
+__global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts) {
   let_next_start();
   if (blockIdx.x >= args.tokens) {
     wait_for_previous();

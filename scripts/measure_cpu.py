@@ -7,22 +7,27 @@ Markdown and writes one JSON (bench/results/). Nothing else should run on the ma
 
 Sets: layers (shapes A and B in every activation format), instruction_sets (those of this host take turns),
 reference_shapes (the four models' shapes with fewer experts), reference_backend (the reference beside cpu, shape A,
-64 tokens), scaling (shape B on one thread and on all, in turns).
+64 tokens), run (the same two by `nvfp4-moe run` on a checkpoint of shape A), scaling (shape B on one thread and on
+all, in turns).
 """
 
 from __future__ import annotations
 
 import argparse
+import array
 import json
 import os
 import platform
+import random
 import statistics
+import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SETS = ["layers", "instruction_sets", "reference_shapes", "reference_backend", "scaling"]
+SETS = ["layers", "instruction_sets", "reference_shapes", "reference_backend", "run", "scaling"]
 # As many experts as make a few hundred megabytes.
 REFERENCE_SHAPES = {"deepseek-v4-pro": 8, "deepseek-v4-flash": 16, "qwen3-30b-a3b": 128, "mixtral-8x7b": 4}
 READ_TOKENS = 8  # up to here memory is what a layer should be limited by
@@ -76,6 +81,27 @@ class Measurement:
         result = self.bench("--shape", "A", "--tokens", "64", "--backend", "reference,cpu")
         reference, cpu = (row["median_us"] for row in result["timings"])
         return [result | {"reference_over_cpu": reference / cpu}]
+
+    def run(self) -> list[dict]:
+        """As a user runs a layer: a process each, the two backends in turns."""
+        tokens, hidden = 64, 2048
+        sizes = ["--layers", "1", "--experts", "64", "--top-k", "6", "--hidden", str(hidden), "--intermediate", "1408"]
+        with tempfile.TemporaryDirectory() as folder:
+            source, checkpoint, states = f"{folder}/float", f"{folder}/nvfp4", f"{folder}/states.safetensors"
+            self.call("synthesize", "--family", "qwen3_moe", *sizes, source, "--quiet")
+            self.call("quantize", source, checkpoint, "--quiet")
+            write_normal(states, "hidden", (tokens, hidden))
+            words = ["--layer", "0", "--input", states, "--output", f"{folder}/out.safetensors", "--quiet"]
+            runs = {name: [] for name in ("reference", "cpu")}
+            for _ in range(self.rounds):
+                for backend, results in runs.items():
+                    told = self.call("run", checkpoint, *words, "--backend", backend)
+                    results.append({key: told[key] for key in ("elapsed_us", "again_us", "repeats")})
+        ratios = {
+            key: [a[key] / b[key] for a, b in zip(runs["reference"], runs["cpu"], strict=True)]
+            for key in ("elapsed_us", "again_us")
+        }
+        return [{"layer": "checkpoint of shape A", "tokens": tokens, "runs": runs, "reference_over_cpu": ratios}]
 
     def scaling(self) -> list[dict]:
         words = ["--shape", "B", "--tokens", "1,512", "--activation-format", "nvfp4,bf16", "--backend", "cpu"]
@@ -145,7 +171,18 @@ def scaling_markdown(runs: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def run_markdown(result: dict) -> str:
+    lines = ["| backend | first run, ms (rounds) | runs after it, ms (medians) |", "|---|---|---|"]
+    for backend, runs in result["runs"].items():
+        times = [", ".join(f"{run[key] / 1e3:.1f}" for run in runs) for key in ("elapsed_us", "again_us")]
+        lines.append(f"| {backend} | {times[0]} | {times[1]} |")
+    ratios = [", ".join(f"{r:.1f}" for r in result["reference_over_cpu"][key]) for key in ("elapsed_us", "again_us")]
+    return "\n".join([*lines, f"| reference over cpu | {ratios[0]} | {ratios[1]} |"])
+
+
 def markdown(name: str, results: list[dict]) -> str:
+    if name == "run":
+        return run_markdown(results[0])
     if name == "scaling":
         return scaling_markdown(results)
     text = layers_markdown(results)
@@ -154,6 +191,14 @@ def markdown(name: str, results: list[dict]) -> str:
     if name == "reference_backend":
         text += f"\n\nreference over cpu: {results[0]['reference_over_cpu']:.1f}"
     return text
+
+
+def write_normal(path: str, name: str, shape: tuple[int, int]) -> None:
+    """One F32 tensor of normally distributed values as a safetensors file."""
+    draw = random.Random(1)
+    data = array.array("f", (draw.gauss(0, 1) for _ in range(shape[0] * shape[1]))).tobytes()
+    header = json.dumps({name: {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}).encode()
+    Path(path).write_bytes(struct.pack("<Q", len(header)) + header + data)
 
 
 def physical_cores() -> int | None:

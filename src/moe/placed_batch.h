@@ -24,10 +24,14 @@ class PlacedBatch {
 };
 
 struct TimedRun {
-  RunStatus status;
-  double seconds = 0;  // of the run alone
+  RunStatus status;           // of the first run
+  double seconds = 0;         // of the first run alone: nothing is warmed up
+  std::vector<double> again;  // seconds of each further run, ascending
+  double median_again() const { return again[again.size() / 2]; }
 };
-// Places, runs once in a workspace of its own, and fetches.
-Result<TimedRun> run_from_host(const MoeLayer& layer, const Batch& host);
+// Places, runs in a workspace of its own, and fetches. Runs again while all runs together have taken less than
+// `repeat_seconds`, at most kMostRepeats times; every run leaves the same output.
+inline constexpr int kMostRepeats = 64;
+Result<TimedRun> run_from_host(const MoeLayer& layer, const Batch& host, double repeat_seconds = 0);
 
 }  // namespace nvfp4_moe

@@ -188,6 +188,11 @@ TEST(Flow, RunDumpReplay) {
     sum += std::abs(value);
   }
   EXPECT_GT(sum, 0.0);
+  const nlohmann::json times =
+      run_tool({"run", made().packed, "--layer", "1", "--input", states, "--output", out, "--json"}).json();
+  EXPECT_GT(times["elapsed_us"], 0.0);
+  EXPECT_GE(times["repeats"], 1) << "a layer of this size takes far less than a second";
+  EXPECT_GT(times["again_us"], 0.0);
 
   const ToolRun replay = run_tool({"run", "--replay", dump, "--json"});
   EXPECT_EQ(replay.exit_code, 0) << replay.out << replay.err;

@@ -338,6 +338,7 @@ typedef struct nvfp4_moe_linear_options {
   const char* backend;
   nvfp4_moe_parallel_for parallel_for;
   void* parallel_for_user;
+  const char* device; /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
 } nvfp4_moe_linear_options;
 /* Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nvfp4_moe_linear** out);

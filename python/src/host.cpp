@@ -10,11 +10,10 @@ namespace nvfp4_moe::python {
 
 Host::Host(int threads) : executor(make_thread_pool(threads)), workspaces(allocate_host) {}
 
-WorkspacePool& Host::workspaces_of(const MoeLayer& layer) {
-  if (layer.backend().memory == nullptr) return workspaces;
+WorkspacePool& Host::workspaces_of(const Backend& backend, int device) {
+  if (backend.memory == nullptr) return workspaces;
   const std::lock_guard lock(mutex_);
-  const int device = layer.weights().device;
-  return devices_.try_emplace(device, layer.backend().allocate, device).first->second;
+  return devices_.try_emplace(device, backend.allocate, device).first->second;
 }
 
 std::shared_ptr<Host> shared_host() {

@@ -17,8 +17,8 @@ struct Host {
   std::unique_ptr<Executor> executor;  // NVFP4_MOE_THREADS threads, else one per core
   WorkspacePool workspaces;            // host memory
 
-  // Of the device that a layer's weights are on; lives as long as this.
-  WorkspacePool& workspaces_of(const MoeLayer& layer);
+  // Of the device that a layer's, or a linear's, weights are on; lives as long as this.
+  WorkspacePool& workspaces_of(const Backend& backend, int device);
 
  private:
   std::mutex mutex_;

@@ -70,7 +70,7 @@ class PyLayer {
       status = layer.status();
       if (layer.ok()) {
         state->layer = std::move(*layer);
-        state->workspaces = &options.host->workspaces_of(*state->layer);
+        state->workspaces = &options.host->workspaces_of(state->layer->backend(), state->layer->weights().device);
         status = state->prepare();
       }
     }

@@ -22,6 +22,7 @@ struct OpenLinear {
   Device device;
   std::shared_ptr<Host> host;
   std::unique_ptr<NvfpLinear> linear;
+  WorkspacePool* workspaces = nullptr;  // host's, of the device
   int64_t handle = 0;
   ~OpenLinear();
 };
@@ -42,11 +43,10 @@ PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_feature
                      int64_t max_tokens, const std::string& device, const std::string& backend) {
   auto state = std::make_shared<OpenLinear>();
   state->device = device_named(device);
-  if (!state->device.is_host())
-    throw Failure(unsupported("device: expected cpu, where a dense linear runs, got " + device));
   state->host = shared_host();
   LinearOptions options;
   options.backend = backend;
+  options.device = device;
   options.activation_format = take(parse<ActivationFormat>(activation_format));
   options.activation_scale = take(parse<ActivationScale>(activation_scale));
   options.input_scale = static_cast<float>(input_scale.value_or(0.0));
@@ -57,7 +57,8 @@ PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_feature
   {
     const nb::gil_scoped_release release;
     state->linear = take(NvfpLinear::open(view, options));
-    check(state->host->workspaces.lease(state->linear->workspace_bytes()).status());
+    state->workspaces = &state->host->workspaces_of(state->linear->backend(), state->linear->weights().device);
+    check(state->workspaces->lease(state->linear->workspace_bytes()).status());
   }
   state->handle = linear_handles().add(state);
   return PyLinear{std::move(state)};
@@ -84,7 +85,9 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
   void* const queue = x.stream_or(stream);
   {
     const nb::gil_scoped_release release;
-    const auto workspace = take(open.host->workspaces.lease(open.linear->workspace_bytes(), queue));
+    const DeviceMemory* const memory = open.linear->backend().memory;
+    const uint64_t capture = memory == nullptr ? 0 : take(memory->capture_id(queue));
+    const auto workspace = take(open.workspaces->lease(open.linear->workspace_bytes(), queue, capture));
     check(open.linear->run(batch, workspace.data(), workspace.size_bytes(), queue));
   }
   return out_object;

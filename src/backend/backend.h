@@ -88,6 +88,7 @@ struct LinearWeights {
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   float input_scale = 0.0f;  // static: a power of two; compat: the checkpoint's number; else unused
   Buffer bytes;              // Backend::linear_bytes long
+  int device = 0;            // index of the device that holds bytes; 0 in host memory
 };
 struct LinearBatch {
   int64_t tokens = 0;

@@ -31,6 +31,7 @@ struct HostPart {
   int32_t* choice_of_row = nullptr;  // (R) token * top_k + k of each row; the shared part: null, row = token
   HostActivations intermediate;      // (R, I)
   void* rows_out = nullptr;          // (R, H) bf16 or fp32 by config row_format
+  bool down_only = false;            // the part's weights are those of `down` alone: a dense linear
 };
 
 struct HostBuffers {

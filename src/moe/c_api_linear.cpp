@@ -21,6 +21,7 @@ nvfp4_moe_code nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nv
     NVFP4_MOE_ASSIGN(const nvfp4_moe_linear_options given, api::read_struct("options", options));
     nvfp4_moe::LinearOptions linear;
     linear.backend = api::backend_name(given.backend);
+    if (given.device != nullptr) linear.device = given.device;
     NVFP4_MOE_ASSIGN(linear.activation_format, api::read_enum("activation_format", given.activation_format,
                                                               nvfp4_moe::ActivationFormat::kInt8Block));
     NVFP4_MOE_ASSIGN(linear.activation_scale,

@@ -32,9 +32,20 @@ Result<float> resolve_input_scale(const LinearOptions& options) {
   return scale;
 }
 
-Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const LinearOptions& options,
-                           float input_scale) {
+// Whether the backend runs on the device, asked with the smallest layer of the same activations.
+Status supports(const Backend& backend, const LinearOptions& options, const DeviceFacts& device) {
   if (backend.linear_pack == nullptr) return unsupported("expected a backend with a dense linear, it has none");
+  MoeOptions layer;
+  layer.num_experts = layer.top_k = 1;
+  layer.hidden_size = layer.intermediate_size = 16;
+  layer.activation_format = options.activation_format;
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(layer));
+  return backend.supports(config, device);
+}
+
+Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const LinearOptions& options,
+                           const DeviceFacts& device, float input_scale) {
+  NVFP4_MOE_TRY(supports(backend, options, device));
   LinearWeights weights;
   weights.rows = view.rows;
   weights.cols = view.cols;
@@ -42,7 +53,8 @@ Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const 
   weights.activation_format = options.activation_format;
   weights.activation_scale = options.activation_scale;
   weights.input_scale = input_scale;
-  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols), 0));
+  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols), device.index));
+  weights.device = device.index;
   NVFP4_MOE_TRY(backend.linear_pack(weights, view));
   return weights;
 }
@@ -66,11 +78,12 @@ Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view, cons
   const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
   if (forced != "auto" && find_backend(forced) == nullptr)
     return invalid_argument("backend: expected one of " + backend_names() + ", got \"" + forced + "\"");
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   std::unique_ptr<NvfpLinear> linear(new NvfpLinear);
   std::string reasons;
   for (const Backend* backend : backends()) {
     if (forced != "auto" && forced != backend->name) continue;
-    auto weights = pack(*backend, view, options, input_scale);
+    auto weights = pack(*backend, view, options, device, input_scale);
     if (weights.ok()) {
       linear->backend_ = backend;
       linear->weights_ = std::move(*weights);

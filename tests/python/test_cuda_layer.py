@@ -204,6 +204,31 @@ def test_warms_up_and_replaces_an_expert(backend: str, activation_format: str) -
     assert torch.equal(layer.run(*arrays), fresh.run(*arrays))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_linear_on_the_gpu_and_in_a_graph(backend: str, activation_format: str, dtype: torch.dtype) -> None:
+    import nvfp4_moe.torch_op  # noqa: F401
+
+    matrix = tuple(part[0] for part in weights()["gate"])
+    options = {"activation_format": activation_format, "max_tokens": 1100}
+    cpu = nv.Nvfp4Linear.from_tensors(matrix, **options)
+    gpu = nv.Nvfp4Linear.from_tensors(matrix, **options, device="cuda:0", backend=backend)
+    assert gpu.device == "cuda:0" and gpu.describe()["backend"] == backend
+    for tokens in (0, 1, 9, 130, 1100):
+        x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens)).to(dtype)
+        y = gpu.run(x.cuda())
+        assert y.is_cuda and y.dtype == dtype and y.shape == (tokens, INTER)
+        if tokens:  # the same products, sums in another order, one rounding
+            assert relative_error(y, cpu.run(x)) < {torch.float32: 1e-6, torch.float16: 1e-3}.get(dtype, 4e-3)
+    held = torch.randn(40, HIDDEN).to(dtype).cuda()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = torch.ops.nvfp4.linear.functional(held, gpu.handle, INTER)
+    for _ in range(3):
+        held.normal_()
+        graph.replay()
+        assert torch.equal(out, gpu.run(held))
+
+
 def test_what_is_not_here_is_named() -> None:
     layer = on_device("auto", "nvfp4", weights(), 8)
     with pytest.raises(ValueError, match=r"hidden: expected .* on cuda:0, contiguous, got .* on cpu"):
@@ -212,7 +237,9 @@ def test_what_is_not_here_is_named() -> None:
         layer.calibrate(*on_gpu(batch(4)))
     with pytest.raises(nv.Unsupported, match="int8_block"):
         nv.MoeLayer.from_tensors(config("int8_block"), **weights(), device="cuda:0")
-    with pytest.raises(nv.Unsupported, match="device: expected cpu, where a dense linear runs"):
-        nv.Nvfp4Linear.from_tensors([part[0] for part in weights()["gate"]], device="cuda:0")
+    with pytest.raises(nv.Unsupported, match="int8_block"):
+        nv.Nvfp4Linear.from_tensors(
+            [part[0] for part in weights()["gate"]], activation_format="int8_block", device="cuda:0"
+        )
     chosen = [c["backend"] for c in nv.explain(json.loads(layer.config_json()), device="cuda:0") if c["chosen"]]
     assert chosen == [layer.describe()["backend"]]

@@ -5,6 +5,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/format.h"
 #include "backend/cuda/layer.h"
+#include "backend/cuda/linear.h"
 #include "backend/cuda/measure.h"
 #include "backend/cuda/pack.h"
 #include "backend/cuda/scratch.h"
@@ -34,6 +35,18 @@ Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, c
   return cuda::run_layer(kSteps, tiling, weights, plan, batch, workspace, context);
 }
 
+size_t linear_scratch_bytes(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
+  return Scratch(config, range, tokens, nullptr).total_bytes;
+}
+constexpr LinearSteps kLinear = {gemm2, tiling, linear_scratch_bytes};
+size_t bytes_of_linear(const LinearWeights& weights, int64_t max_tokens) {
+  return cuda::linear_workspace_bytes(kLinear, weights, max_tokens);
+}
+Status run_linear(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
+                  const RunContext& context) {
+  return cuda::linear_run(kLinear, weights, batch, workspace, context);
+}
+
 }  // namespace
 }  // namespace cuda
 
@@ -47,10 +60,10 @@ constinit const Backend kCudaBackend = {
     .unpack_expert = cuda::unpack_expert,
     .plan = cuda::plan,
     .run = cuda::run,
-    .linear_bytes = nullptr,
-    .linear_pack = nullptr,
-    .linear_workspace_bytes = nullptr,
-    .linear_run = nullptr,
+    .linear_bytes = cuda::linear_bytes,
+    .linear_pack = cuda::linear_pack,
+    .linear_workspace_bytes = cuda::bytes_of_linear,
+    .linear_run = cuda::run_linear,
     .steps = &cuda::kSteps,
     .memory = &cuda::kMemory,
     .measures = &cuda::kMeasures,

@@ -56,8 +56,8 @@ inline Gemm2Args gemm2_args(const HostCall& call, const HostPart& part, const Pa
   const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   Gemm2Args args{};
-  args.gemm.weights =
-      reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + tiles.layout.offset + tiles.layout.gate_up.bytes();
+  args.gemm.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + tiles.layout.offset +
+                      (part.down_only ? 0 : tiles.layout.gate_up.bytes());
   args.gemm.expert_stride = tiles.layout.expert_stride;
   args.gemm.k_tiles = tiles.layout.down.k_tiles;
   args.gemm.k = part.intermediate_size;
@@ -66,7 +66,7 @@ inline Gemm2Args gemm2_args(const HostCall& call, const HostPart& part, const Pa
   args.gemm.tiles = tiles.shared ? nullptr : scratch.tiles;
   args.gemm.tile_count = scratch.tile_count;
   args.tensor_scales = tensor_scales(call.weights, tiles.shared);
-  args.line_scale = nvfp4 ? part.intermediate.line_scale : nullptr;
+  args.line_scale = part.intermediate.line_scale;  // null under bf16, but for a linear
   args.out = part.rows_out;
   args.hidden = config->hidden_size;
   return args;

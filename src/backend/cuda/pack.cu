@@ -120,15 +120,21 @@ struct Joined {
   int64_t rows_per_tile() const { return kTileRows / projections; }
 };
 
-// body(first row, staged memory, threads, their tiles) for every run of tiles that fits into staging.
+// Device memory that rows go through.
+struct Staging {
+  std::byte* data;
+  int64_t size_bytes;
+};
+
+// body(first row, staged memory, threads, their tiles) for every run of tiles that fits into staging. tiles: of the
+// joined matrices.
 template <class Body>
-Status for_each_run(const PackedWeights& weights, const PackedLayout& layout, std::byte* staging_memory,
-                    const Joined& joined, int64_t offset, const Body& body) {
-  auto* const staging = reinterpret_cast<uint8_t*>(staging_memory);
-  auto* const tiles = reinterpret_cast<uint8_t*>(weights.bytes.data()) + offset;
+Status for_each_run(const Staging& memory, const Joined& joined, std::byte* joined_tiles, const Body& body) {
+  auto* const staging = reinterpret_cast<uint8_t*>(memory.data);
+  auto* const tiles = reinterpret_cast<uint8_t*>(joined_tiles);
   const int64_t row_bytes = joined.k / 2 + joined.k / 16;
   const int64_t tile_bytes = joined.rows_per_tile() * joined.projections * row_bytes;
-  const int64_t most = std::max<int64_t>(1, layout.staging_bytes / tile_bytes);
+  const int64_t most = std::max<int64_t>(1, memory.size_bytes / tile_bytes);
   for (int64_t tile = 0; tile < joined.tiles.row_tiles; tile += most) {
     const int64_t count = std::min(most, joined.tiles.row_tiles - tile);
     const int64_t first = tile * joined.rows_per_tile();
@@ -148,11 +154,10 @@ Status for_each_run(const PackedWeights& weights, const PackedLayout& layout, st
 
 unsigned grid_of(int64_t units) { return static_cast<unsigned>(ceil_div(units, kThreads)); }
 
-Status pack_joined(const PackedWeights& weights, const PackedLayout& layout, const Joined& joined, int64_t offset,
+Status pack_joined(const Staging& staging, const Joined& joined, std::byte* joined_tiles,
                    const Nvfp4View* const (&views)[2]) {
   return for_each_run(
-      weights, layout, weights.bytes.data() + layout.staging_offset, joined, offset,
-      [&](int64_t first, const Staged& staged, int64_t units, uint8_t* tiles) {
+      staging, joined, joined_tiles, [&](int64_t first, const Staged& staged, int64_t units, uint8_t* tiles) {
         for (int p = 0; p < joined.projections; ++p) {
           const Nvfp4View& view = *views[p];
           const auto copy = [&](uint8_t* to, size_t width, const uint8_t* from, int64_t stride) {
@@ -170,15 +175,14 @@ Status pack_joined(const PackedWeights& weights, const PackedLayout& layout, con
       });
 }
 
-Status unpack_joined(const PackedWeights& weights, const PackedLayout& layout, std::byte* staging, const Joined& joined,
-                     int64_t offset, Nvfp4Buffers* const (&out)[2]) {
+Status unpack_joined(const Staging& staging, const Joined& joined, std::byte* joined_tiles,
+                     Nvfp4Buffers* const (&out)[2]) {
   for (int p = 0; p < joined.projections; ++p) {
     out[p]->codes.resize(static_cast<size_t>(joined.rows * (joined.k / 2)));
     out[p]->block_scales.resize(static_cast<size_t>(joined.rows * (joined.k / 16)));
   }
   return for_each_run(
-      weights, layout, staging, joined, offset,
-      [&](int64_t first, const Staged& staged, int64_t units, const uint8_t* tiles) {
+      staging, joined, joined_tiles, [&](int64_t first, const Staged& staged, int64_t units, const uint8_t* tiles) {
         unpack_tiles<<<grid_of(units), kThreads, 0, kStream>>>(staged, units, joined.tiles.k_tiles, tiles);
         NVFP4_MOE_TRY(check_launch("unpack_tiles"));
         for (int p = 0; p < joined.projections; ++p) {
@@ -241,8 +245,10 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
   NVFP4_MOE_TRY(check(cudaMemcpyAsync(weights.bytes.data() + index * static_cast<int64_t>(sizeof(TensorScales)),
                                       &scales, sizeof(scales), cudaMemcpyHostToDevice, kStream),
                       "pack: tensor scales"));
-  NVFP4_MOE_TRY(pack_joined(weights, place.layout, place.gate_up, place.gate_up_offset, {&source.gate, &source.up}));
-  NVFP4_MOE_TRY(pack_joined(weights, place.layout, place.down, place.down_offset, {&source.down, nullptr}));
+  const Staging staging{weights.bytes.data() + place.layout.staging_offset, place.layout.staging_bytes};
+  std::byte* const bytes = weights.bytes.data();
+  NVFP4_MOE_TRY(pack_joined(staging, place.gate_up, bytes + place.gate_up_offset, {&source.gate, &source.up}));
+  NVFP4_MOE_TRY(pack_joined(staging, place.down, bytes + place.down_offset, {&source.down, nullptr}));
 
   weights.zero_scale_codes.resize(weights.tensor_scales.size());
   std::vector<ZeroScaleCodes>& kept = weights.zero_scale_codes[static_cast<size_t>(index)];
@@ -253,16 +259,26 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
   return check(cudaStreamSynchronize(kStream), "pack");
 }
 
+Status pack_matrix(int device, const Nvfp4View& source, std::byte* tiles) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols};
+  const int64_t staging_bytes = std::max(PackedLayout::kStagingBytes, kTileRows * (source.cols / 16 * 9));
+  NVFP4_MOE_ASSIGN(const Buffer memory, allocate(static_cast<size_t>(staging_bytes), device));
+  NVFP4_MOE_TRY(pack_joined({memory.data(), staging_bytes}, matrix, tiles, {&source, nullptr}));
+  return check(cudaStreamSynchronize(kStream), "pack");
+}
+
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const ExpertPlace place(weights, local_expert);
   // Memory of its own: several threads may unpack one layer at once.
-  NVFP4_MOE_ASSIGN(const Buffer staging, allocate(static_cast<size_t>(place.layout.staging_bytes), weights.device));
-  NVFP4_MOE_TRY(
-      unpack_joined(weights, place.layout, staging.data(), place.gate_up, place.gate_up_offset, {&out.gate, &out.up}));
-  NVFP4_MOE_TRY(
-      unpack_joined(weights, place.layout, staging.data(), place.down, place.down_offset, {&out.down, nullptr}));
+  NVFP4_MOE_ASSIGN(const Buffer memory, allocate(static_cast<size_t>(place.layout.staging_bytes), weights.device));
+  const Staging staging{memory.data(), place.layout.staging_bytes};
+  std::byte* const bytes = weights.bytes.data();
+  NVFP4_MOE_TRY(unpack_joined(staging, place.gate_up, bytes + place.gate_up_offset, {&out.gate, &out.up}));
+  NVFP4_MOE_TRY(unpack_joined(staging, place.down, bytes + place.down_offset, {&out.down, nullptr}));
   const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
   for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(index)])

@@ -58,8 +58,9 @@ struct PackedLayout {
     return local_expert == kSharedExpert ? shared.offset : routed.offset + local_expert * routed.expert_stride;
   }
 
- private:
   static constexpr int64_t kStagingBytes = 8 << 20;  // large enough that a copy's start costs little
+
+ private:
   static PartLayout part(int64_t offset, int64_t hidden, int64_t intermediate) {
     PartLayout part{offset, 0, gate_up_tiles(hidden, intermediate), down_tiles(hidden, intermediate)};
     if (intermediate == 0) part.gate_up = part.down = {};

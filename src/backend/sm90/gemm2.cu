@@ -57,16 +57,16 @@ void gemm2(const HostCall& call, const HostPart& part) {
   const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   GemmArgs args = gemm_args(call, part, plan, plan.layout.down, scratch);
-  args.weights =
-      reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset + plan.layout.gate_up.bytes();
-  args.routed = true;
+  args.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset +
+                 (part.down_only ? 0 : plan.layout.gate_up.bytes());
+  args.routed = !part.down_only;  // a linear has no route, and what stands for it comes just before this kernel
   const uint16_t* const x = !nvfp4        ? part.intermediate.bf16
                             : plan.shared ? scratch.common.shared_operand
                                           : scratch.common.routed_operand;
   const int64_t rows = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
   RowEpilogue epilogue{};
   epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
-  epilogue.line_scale = nvfp4 ? part.intermediate.line_scale : nullptr;
+  epilogue.line_scale = part.intermediate.line_scale;  // null under bf16, but for a linear
   epilogue.out = part.rows_out;
   epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
   epilogue.channels = config->hidden_size;

@@ -1,0 +1,132 @@
+// Dense linears on a GPU at sizes that tests/layer does not reach: several tiles each way, units cut along K, outputs by way
+// of the workspace; against the CPU's, and captured in a graph.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "check/judge.h"
+#include "core/float_formats.h"
+#include "core/quantize.h"
+#include "core/random.h"
+#include "moe/linear.h"
+#include "support/backends.h"
+#include "support/host_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+#define ASSERT_CUDA(...) ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
+
+struct Weight {
+  std::vector<uint8_t> codes, scales;
+  int64_t rows, cols;
+  Weight(int64_t rows_, int64_t cols_) : rows(rows_), cols(cols_) {
+    Random random(static_cast<uint64_t>(rows * 1000 + cols));
+    for (int64_t i = 0; i < rows * cols / 2; ++i) codes.push_back(static_cast<uint8_t>(random.below(256)));
+    for (int64_t i = 0; i < rows * cols / 16; ++i) scales.push_back(static_cast<uint8_t>(0x34 + random.below(8)));
+  }
+  Nvfp4View view() const { return Nvfp4View::contiguous(codes.data(), scales.data(), 0.01f, rows, cols); }
+};
+
+class CudaLinear : public test::BackendTest {
+ protected:
+  static LinearOptions options(const char* backend, const char* device, ActivationFormat format, int64_t tokens) {
+    LinearOptions made;
+    made.backend = backend;
+    made.device = device;
+    made.activation_format = format;
+    made.max_tokens = tokens;
+    return made;
+  }
+};
+
+TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
+  const struct {
+    int64_t rows, cols, tokens;
+    DType out;
+  } shapes[] = {{1024, 4096, 1, DType::kBf16}, {1040, 2064, 7, DType::kF32},   {200, 1040, 130, DType::kF16},
+                {333, 528, 40, DType::kBf16},  {512, 256, 2100, DType::kF16}, {768, 1536, 600, DType::kBf16}};
+  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
+    for (const auto& shape : shapes) {
+      SCOPED_TRACE(std::string(to_string(format)) + " " + std::to_string(shape.rows) + " x " +
+                   std::to_string(shape.cols) + " " + std::to_string(shape.tokens));
+      const Weight weight(shape.rows, shape.cols);
+      const auto host = NvfpLinear::open(weight.view(), options("cpu", "cpu", format, shape.tokens));
+      const auto gpu = NvfpLinear::open(weight.view(), options(GetParam()->name, "cuda:0", format, shape.tokens));
+      ASSERT_OK(host);
+      ASSERT_OK(gpu);
+      Random random(7);
+      std::vector<uint16_t> x;
+      for (int64_t i = 0; i < shape.tokens * shape.cols; ++i) x.push_back(bf16_from_double(random.normal()));
+      const size_t x_bytes = x.size() * 2, out_bytes = static_cast<size_t>(shape.tokens * shape.rows * bits(shape.out) / 8);
+      std::vector<uint8_t> expected(out_bytes), actual(out_bytes), replayed(out_bytes);
+      const auto space = allocate_pages((*host)->workspace_bytes());
+      ASSERT_OK(space);
+      LinearBatch batch{shape.tokens, x.data(), DType::kBf16, expected.data(), shape.out};
+      ASSERT_OK((*host)->run(batch, space->data(), space->size_bytes()));
+
+      void *device_x = nullptr, *device_out = nullptr, *workspace = nullptr;
+      ASSERT_CUDA(cudaMalloc(&device_x, x_bytes));
+      ASSERT_CUDA(cudaMalloc(&device_out, out_bytes));
+      ASSERT_CUDA(cudaMalloc(&workspace, (*gpu)->workspace_bytes()));
+      ASSERT_CUDA(cudaMemset(workspace, 0xFF, (*gpu)->workspace_bytes()));
+      ASSERT_CUDA(cudaMemcpy(device_x, x.data(), x_bytes, cudaMemcpyHostToDevice));
+      batch.x = device_x;
+      batch.out = device_out;
+      cudaStream_t stream = nullptr;
+      ASSERT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      ASSERT_OK((*gpu)->run(batch, workspace, (*gpu)->workspace_bytes(), stream));
+      ASSERT_CUDA(cudaStreamSynchronize(stream));
+      ASSERT_CUDA(cudaMemcpy(actual.data(), device_out, out_bytes, cudaMemcpyDeviceToHost));
+
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t replay = nullptr;
+      ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+      const Status captured = (*gpu)->run(batch, workspace, (*gpu)->workspace_bytes(), stream);
+      ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+      ASSERT_OK(captured);
+      ASSERT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+      for (int i = 0; i < 3; ++i) {
+        ASSERT_CUDA(cudaMemsetAsync(device_out, 0xFF, out_bytes, stream));
+        ASSERT_CUDA(cudaGraphLaunch(replay, stream));
+      }
+      ASSERT_CUDA(cudaStreamSynchronize(stream));
+      ASSERT_CUDA(cudaMemcpy(replayed.data(), device_out, out_bytes, cudaMemcpyDeviceToHost));
+      EXPECT_EQ(actual, replayed);
+      const std::vector<float> e = test::to_floats(expected, shape.out), a = test::to_floats(actual, shape.out);
+      const Comparison comparison = compare(e.data(), a.data(), shape.tokens, shape.rows);
+      EXPECT_EQ(comparison.nonfinite_mismatches, 0);
+      // The same products, sums of fp32 in another order, then one rounding: not an ulp of the output's type apart, and
+      // in fp32 not K 2^-24, of which signs that alternate leave the root.
+      EXPECT_LT(comparison.relative_l2, shape.out == DType::kF32 ? 1e-5 : shape.out == DType::kF16 ? 0x1p-10 : 0x1p-8);
+      ASSERT_CUDA(cudaGraphExecDestroy(replay));
+      ASSERT_CUDA(cudaGraphDestroy(graph));
+      ASSERT_CUDA(cudaStreamDestroy(stream));
+      for (void* memory : {device_x, device_out, workspace}) ASSERT_CUDA(cudaFree(memory));
+    }
+}
+
+TEST_P(CudaLinear, DeclinesInt8BlockAndHosts) {
+  const Weight weight(32, 32);
+  EXPECT_EQ(NvfpLinear::open(weight.view(), options(GetParam()->name, "cuda:0", ActivationFormat::kInt8Block, 4))
+                .status()
+                .code(),
+            Code::kUnsupported);
+  EXPECT_EQ(NvfpLinear::open(weight.view(), options(GetParam()->name, "cpu", ActivationFormat::kBf16, 4))
+                .status()
+                .code(),
+            Code::kUnsupported);
+}
+
+std::vector<const Backend*> device_backends() {
+  std::vector<const Backend*> list = test::step_backends();
+  std::erase_if(list, [](const Backend* backend) { return backend->memory == nullptr; });
+  return list;
+}
+INSTANTIATE_TEST_SUITE_P(Backends, CudaLinear, ::testing::ValuesIn(device_backends()), test::backend_test_name);
+
+}  // namespace
+}  // namespace nvfp4_moe

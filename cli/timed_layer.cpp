@@ -5,8 +5,6 @@
 #include <map>
 #include <numeric>
 
-#include "backend/host_layer.h"
-
 namespace nvfp4_moe::cli {
 namespace {
 
@@ -149,18 +147,8 @@ Result<RunTimes> TimedLayer::time_runs(const Repeat& repeat) {
   return times;
 }
 
-Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) {
-  const MoeLayer& first = layer();
-  if (first.backend().steps == nullptr || first.backend().memory != nullptr)
-    return unsupported(std::string("--steps: backend ") + first.backend().name +
-                       " does not show its steps in host memory");
-  NVFP4_MOE_ASSIGN(const Workspace workspace,
-                   Workspace::make(workspace_.data(), workspace_.size_bytes(), first.plan().workspace));
-  const HostBuffers buffers = host_buffers(first.config(), range_, workspace);
-  // A backend's own span lies behind those of every host layer.
-  const auto own = static_cast<int>(host_layout(first.config(), range_, first.plan().limits).spans().size());
-  std::byte* const scratch =
-      own < static_cast<int>(first.plan().workspace.spans().size()) ? workspace.at<std::byte>(own) : nullptr;
+Result<std::array<double, kSteps>> TimedLayer::time_host_steps(const Repeat& repeat, const HostBuffers& buffers,
+                                                               std::byte* scratch) {
   std::array<std::vector<double>, kSteps> us;
   NVFP4_MOE_TRY(repeat_calls(repeat, [&](RandomTokens& tokens, const MoeLayer& layer, bool count) -> Status {
                   const Batch batch = tokens.batch();
@@ -177,6 +165,55 @@ Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) 
   std::array<double, kSteps> medians{};
   for (size_t step = 0; step < kSteps; ++step) medians[step] = median(us[step]);
   return medians;
+}
+
+// A graph of the calls up to one takes so much longer than a graph of the calls before it.
+Result<std::array<double, kSteps>> TimedLayer::time_device_steps(const Repeat& repeat, const HostBuffers& buffers,
+                                                                 std::byte* scratch) const {
+  const DeviceMeasures& measures = *layer().backend().measures;
+  const int device = layer().weights().device;
+  std::array<double, kSteps> us{};
+  double before = 0;
+  bool all_taken = false;
+  for (size_t calls = 1; !all_taken; ++calls) {
+    size_t last_step = 0;
+    const auto first_calls = [&](void* stream) -> Status {
+      for (size_t batch = 0; batch < placed_.size(); ++batch) {
+        const MoeLayer& copy = *copies_[batch % copies_.size()];
+        const HostCall call{copy.weights(), placed_[batch].batch(), buffers, copy.executor(), scratch, stream};
+        size_t taken = 0;
+        all_taken = true;
+        walk_steps(*copy.backend().steps, call, [&](size_t step, const auto& work) {
+          all_taken &= ++taken <= calls;
+          if (taken > calls) return;
+          last_step = step;
+          work();
+        });
+      }
+      return {};
+    };
+    NVFP4_MOE_ASSIGN(const std::vector<double> times,
+                     measures.time_graph(device, first_calls, repeat.seconds / kSteps, repeat.most_runs));
+    const double so_far = median(times) / static_cast<double>(placed_.size());
+    us[last_step] += std::max(so_far - before, 0.0);
+    before = so_far;
+  }
+  return us;
+}
+
+Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) {
+  const MoeLayer& first = layer();
+  const bool on_device = first.backend().memory != nullptr;
+  if (first.backend().steps == nullptr || (on_device && first.backend().measures == nullptr))
+    return unsupported(std::string("--steps: backend ") + first.backend().name + " does not show its steps");
+  NVFP4_MOE_ASSIGN(const Workspace workspace,
+                   Workspace::make(workspace_.data(), workspace_.size_bytes(), first.plan().workspace));
+  const HostBuffers buffers = host_buffers(first.config(), range_, workspace);
+  // A backend's own span lies behind those of every layer.
+  const auto own = static_cast<int>(host_layout(first.config(), range_, first.plan().limits).spans().size());
+  std::byte* const scratch =
+      own < static_cast<int>(first.plan().workspace.spans().size()) ? workspace.at<std::byte>(own) : nullptr;
+  return on_device ? time_device_steps(repeat, buffers, scratch) : time_host_steps(repeat, buffers, scratch);
 }
 
 }  // namespace nvfp4_moe::cli

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/host_layer.h"
 #include "cli/random_layer.h"
 #include "cli/subject.h"
 #include "core/executor.h"
@@ -44,8 +45,8 @@ class TimedLayer {
   Status prepare(int64_t tokens, uint64_t seed);
   Result<RunTimes> time_runs(const Repeat& repeat);
   // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the CPU backend makes its
-  // operands itself, out of the arrays between the steps. kUnsupported where a backend does not show its steps in host
-  // memory.
+  // operands itself, out of the arrays between the steps, and a device routes and quantizes in two kernels, not one.
+  // kUnsupported where a backend does not show its steps.
   Result<std::array<double, kSteps>> time_steps(const Repeat& repeat);
 
  private:
@@ -55,6 +56,10 @@ class TimedLayer {
         copies_(std::move(copies)),
         workspace_(std::move(workspace)) {}
   Result<RunTimes> time_replays(const Repeat& repeat) const;
+  Result<std::array<double, kSteps>> time_host_steps(const Repeat& repeat, const HostBuffers& buffers,
+                                                     std::byte* scratch);
+  Result<std::array<double, kSteps>> time_device_steps(const Repeat& repeat, const HostBuffers& buffers,
+                                                       std::byte* scratch) const;
   template <class Body>
   Result<std::vector<size_t>> repeat_calls(const Repeat& repeat, const Body& body);
 

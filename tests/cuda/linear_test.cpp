@@ -1,5 +1,7 @@
-// Dense linears on a GPU at sizes that tests/layer does not reach: several tiles each way, units cut along K, outputs by way
-// of the workspace; against the CPU's, and captured in a graph.
+// Dense linears on a GPU at sizes that tests/layer does not reach: several tiles each way, units cut along K, outputs
+// by way of the workspace; against the CPU's, and captured in a graph.
+#include "moe/linear.h"
+
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +12,6 @@
 #include "core/float_formats.h"
 #include "core/quantize.h"
 #include "core/random.h"
-#include "moe/linear.h"
 #include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"
@@ -47,7 +48,7 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
   const struct {
     int64_t rows, cols, tokens;
     DType out;
-  } shapes[] = {{1024, 4096, 1, DType::kBf16}, {1040, 2064, 7, DType::kF32},   {200, 1040, 130, DType::kF16},
+  } shapes[] = {{1024, 4096, 1, DType::kBf16}, {1040, 2064, 7, DType::kF32},  {200, 1040, 130, DType::kF16},
                 {333, 528, 40, DType::kBf16},  {512, 256, 2100, DType::kF16}, {768, 1536, 600, DType::kBf16}};
   for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
     for (const auto& shape : shapes) {
@@ -61,7 +62,8 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       Random random(7);
       std::vector<uint16_t> x;
       for (int64_t i = 0; i < shape.tokens * shape.cols; ++i) x.push_back(bf16_from_double(random.normal()));
-      const size_t x_bytes = x.size() * 2, out_bytes = static_cast<size_t>(shape.tokens * shape.rows * bits(shape.out) / 8);
+      const size_t x_bytes = x.size() * 2,
+                   out_bytes = static_cast<size_t>(shape.tokens * shape.rows * bits(shape.out) / 8);
       std::vector<uint8_t> expected(out_bytes), actual(out_bytes), replayed(out_bytes);
       const auto space = allocate_pages((*host)->workspace_bytes());
       ASSERT_OK(space);
@@ -115,10 +117,9 @@ TEST_P(CudaLinear, DeclinesInt8BlockAndHosts) {
                 .status()
                 .code(),
             Code::kUnsupported);
-  EXPECT_EQ(NvfpLinear::open(weight.view(), options(GetParam()->name, "cpu", ActivationFormat::kBf16, 4))
-                .status()
-                .code(),
-            Code::kUnsupported);
+  EXPECT_EQ(
+      NvfpLinear::open(weight.view(), options(GetParam()->name, "cpu", ActivationFormat::kBf16, 4)).status().code(),
+      Code::kUnsupported);
 }
 
 std::vector<const Backend*> device_backends() {

@@ -1,20 +1,19 @@
-// A dense linear as two steps of a layer. To quantize, x is the hidden of a layer whose tokens all have rows; to gemm2, the
-// lines are the intermediate of a layer with nothing but a shared expert, of which there is nothing but `down`:
+// A dense linear as two steps of a layer. To quantize, x is the hidden of a layer whose tokens all have rows; to gemm2,
+// the lines are the intermediate of a layer with nothing but a shared expert, of which there is nothing but `down`:
 //
 //   packed: tensor scales of one expert (256 bytes) | tiles of down (rows, cols)
 //
-// The layer is one of bf16 activations either way: the operand is bf16 already, and a line's scale, NaN where the line is
-// flagged, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many rows as a layer may have
-// hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some tokens at a time, and a last
-// kernel rounds them.
-#include "backend/cuda/linear.h"
-
+// The layer is one of bf16 activations either way: the operand is bf16 already, and a line's scale, NaN where the line
+// is flagged, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many rows as a layer may
+// have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some tokens at a time, and a
+// last kernel rounds them.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/formats.cuh"
+#include "backend/cuda/linear.h"
 #include "backend/cuda/pack.h"
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/scratch.h"
@@ -160,8 +159,8 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const int64_t channels = channels_of(weights.rows);
-  const bool direct = channels == weights.rows && batch.out_dtype != DType::kF16 &&
-                      reinterpret_cast<uintptr_t>(batch.out) % 16 == 0;
+  const bool direct =
+      channels == weights.rows && batch.out_dtype != DType::kF16 && reinterpret_cast<uintptr_t>(batch.out) % 16 == 0;
   const RowFormat row_format = direct && batch.out_dtype == DType::kBf16 ? RowFormat::kBf16 : RowFormat::kFp32;
   NVFP4_MOE_ASSIGN(const MoeConfig line, line_config(weights));
   NVFP4_MOE_ASSIGN(const MoeConfig product, product_config(weights, row_format));
@@ -185,12 +184,8 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
     linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(spans.lines.nonfinite,
                                                                                              tokens, spans.line_scale);
 
-  const PackedWeights packed{product,
-                             kNoExperts,
-                             {},
-                             {},
-                             Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {}),
-                             weights.device};
+  const PackedWeights packed{
+      product, kNoExperts, {}, {}, Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {}), weights.device};
   const int64_t most = direct ? tokens : kStagedTokens;
   for (int64_t first = 0; first < tokens; first += most) {
     Batch rows;

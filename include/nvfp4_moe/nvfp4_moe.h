@@ -438,6 +438,41 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_swizzle_scales(const uint8_t* linear, int
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols,
                                                         uint8_t* linear);
 
+/* ---- format on a device: the functions above, bit for bit, on arrays in its memory. device: N of cuda:N. Each
+ * enqueues its work in `stream` (a cudaStream_t, NULL for the default one) and returns: it allocates nothing, waits for
+ * nothing, and can be captured in a graph. So nothing is refused for the numbers in an array and nothing is counted;
+ * where a host function refuses them, a scale is NaN. codes is 8-byte aligned. UNSUPPORTED in a build without CUDA.
+ * ---- */
+enum {
+  NVFP4_MOE_QUANTIZE_WEIGHTS = 0,       /* tensor_scale: a positive number to be used, or 0: amax/2688 of x */
+  NVFP4_MOE_QUANTIZE_WEIGHTS_MSE = 1,   /* likewise, block scales by SEARCH_MSE */
+  NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN = 2, /* tensor_scale: 0 */
+  NVFP4_MOE_QUANTIZE_GIVEN = 3,         /* tensor_scale: a power of two */
+  NVFP4_MOE_QUANTIZE_COMPAT = 4         /* tensor_scale: the input scale */
+};
+/* scales: DYNAMIC_TOKEN (rows), NaN for a row with NaN or Inf; the others one number, what was used, NaN where weights
+ * hold NaN or Inf. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_quantize(int32_t device, int32_t how, const void* x,
+                                                       nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                                       float tensor_scale, uint8_t* codes, uint8_t* block_scales,
+                                                       float* scales, void* stream);
+/* scales: one number, or (rows) where scale_of_row is 1. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_dequantize(int32_t device, const uint8_t* codes,
+                                                         const uint8_t* block_scales, const float* scales,
+                                                         int32_t scale_of_row, int64_t rows, int64_t cols,
+                                                         nvfp4_moe_dtype out_dtype, void* out, void* stream);
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_swiglu_quantize(int32_t device, const nvfp4_moe_swiglu* options,
+                                                              const void* gate_up, int64_t rows, int64_t inner,
+                                                              const float* row_weights, uint8_t* codes,
+                                                              uint8_t* block_scales, float* row_scales, void* stream);
+/* linear: (matrices, rows, scale_cols); swizzled: (matrices, nvfp4_moe_swizzled_bytes(rows, scale_cols)). */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_swizzle_scales(int32_t device, const uint8_t* linear, int64_t matrices,
+                                                             int64_t rows, int64_t scale_cols, uint8_t* swizzled,
+                                                             void* stream);
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_unswizzle_scales(int32_t device, const uint8_t* swizzled,
+                                                               int64_t matrices, int64_t rows, int64_t scale_cols,
+                                                               uint8_t* linear, void* stream);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

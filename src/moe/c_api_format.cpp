@@ -1,4 +1,6 @@
 // The C interface: the format by itself, host arrays to host arrays. Every size is checked before anything is written.
+#include "moe/c_api_format.h"
+
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -10,7 +12,6 @@
 #include "core/quantize.h"
 #include "core/scale_layout.h"
 #include "moe/batch_check.h"
-#include "moe/c_api_common.h"
 
 using nvfp4_moe::invalid_argument;
 using nvfp4_moe::Status;
@@ -18,15 +19,6 @@ namespace api = nvfp4_moe::c_api;
 namespace moe = nvfp4_moe;
 
 namespace {
-
-// Keeps every product of two sides, and their bytes, far inside int64.
-constexpr int64_t kMaxSide = int64_t{1} << 30;
-
-Status check_matrix_size(int64_t rows, int64_t cols) {
-  if (rows >= 0 && rows <= kMaxSide && cols >= 0 && cols <= kMaxSide && cols % 16 == 0) return {};
-  return invalid_argument("(rows, cols): expected 0 to 2^30 each, cols a multiple of 16, got (" + std::to_string(rows) +
-                          ", " + std::to_string(cols) + ")");
-}
 
 // A matrix of activations, read row by row as floats.
 struct Rows {
@@ -36,7 +28,7 @@ struct Rows {
   std::vector<float> line;  // (cols)
 
   static moe::Result<Rows> make(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols) {
-    NVFP4_MOE_TRY(check_matrix_size(rows, cols));
+    NVFP4_MOE_TRY(api::check_matrix_size(rows, cols));
     NVFP4_MOE_ASSIGN(const moe::DType type, api::read_dtype("dtype", dtype, moe::DType::kBf16));
     NVFP4_MOE_TRY(moe::check_activation_dtype("x", type));
     if (rows > 0 && cols > 0) NVFP4_MOE_TRY(moe::check_array({"x", x, type, rows * cols}));
@@ -48,12 +40,6 @@ struct Rows {
     return line;
   }
 };
-
-Status check_outputs(int64_t rows, int64_t cols, const void* codes, const void* block_scales) {
-  if (rows == 0 || cols == 0) return {};
-  NVFP4_MOE_TRY(api::check_pointer("codes", codes));
-  return api::check_pointer("block_scales", block_scales);
-}
 
 // A caller's struct_size is looked at before work is done and arrays are written.
 Status check_counts(const nvfp4_moe_quantize_counts* counts) {
@@ -75,7 +61,7 @@ Status quantize_rows(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t
   const int64_t row_codes = std::is_same_v<Code, uint8_t> ? cols / 2 : cols;
   NVFP4_MOE_TRY(check_counts(out));
   NVFP4_MOE_ASSIGN(Rows input, Rows::make(x, dtype, rows, cols));
-  NVFP4_MOE_TRY(check_outputs(rows, cols, codes, block_scales));
+  NVFP4_MOE_TRY(api::check_outputs(rows, cols, codes, block_scales));
   moe::QuantizeCounts counts;
   for (int64_t r = 0; r < rows; ++r)
     one(input.row(r), codes + r * row_codes, block_scales + r * (cols / 16), r, counts);
@@ -84,24 +70,14 @@ Status quantize_rows(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t
 
 moe::Result<moe::Nvfp4View> read_view(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
                                       int64_t rows, int64_t cols) {
-  NVFP4_MOE_TRY(check_matrix_size(rows, cols));
-  NVFP4_MOE_TRY(check_outputs(rows, cols, codes, block_scales));
+  NVFP4_MOE_TRY(api::check_matrix_size(rows, cols));
+  NVFP4_MOE_TRY(api::check_outputs(rows, cols, codes, block_scales));
   return moe::Nvfp4View::contiguous(codes, block_scales, tensor_scale, rows, cols);
-}
-
-bool is_scale_size(int64_t rows, int64_t scale_cols) {
-  return rows >= 0 && rows <= kMaxSide && scale_cols >= 0 && scale_cols <= kMaxSide;
-}
-
-Status check_scale_size(int64_t rows, int64_t scale_cols) {
-  if (is_scale_size(rows, scale_cols)) return {};
-  return invalid_argument("(rows, scale_cols): expected 0 to 2^30 each, got (" + std::to_string(rows) + ", " +
-                          std::to_string(scale_cols) + ")");
 }
 
 bool is_fp8_block(int64_t block_rows, int64_t block_cols) {
   return (block_rows == 0 && block_cols == 0) ||
-         (block_rows > 0 && block_rows <= kMaxSide && block_cols > 0 && block_cols <= kMaxSide);
+         (block_rows > 0 && block_rows <= api::kMaxSide && block_cols > 0 && block_cols <= api::kMaxSide);
 }
 
 }  // namespace
@@ -116,7 +92,7 @@ nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t 
     NVFP4_MOE_ASSIGN(Rows input, Rows::make(x, dtype, rows, cols));
     NVFP4_MOE_ASSIGN(const moe::ScaleSearch how, api::read_enum("search", search, moe::ScaleSearch::kMse));
     NVFP4_MOE_TRY(api::check_pointer("tensor_scale", tensor_scale));
-    NVFP4_MOE_TRY(check_outputs(rows, cols, codes, block_scales));
+    NVFP4_MOE_TRY(api::check_outputs(rows, cols, codes, block_scales));
     float amax = 0;
     for (int64_t r = 0; r < rows; ++r) {
       const float row_amax = cols > 0 ? moe::row_amax(input.row(r)) : 0.0f;
@@ -187,29 +163,15 @@ nvfp4_moe_code nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const 
                                          float* row_scales, nvfp4_moe_quantize_counts* counts) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(check_counts(counts));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe_swiglu o, api::read_struct("options", options));
-    NVFP4_MOE_ASSIGN(const moe::Activation function,
-                     api::read_enum("activation", o.activation, moe::Activation::kSwigluOai));
-    NVFP4_MOE_ASSIGN(const moe::GatedActivation activation,
-                     moe::GatedActivation::make(
-                         function, o.swiglu_limit == 0.0f ? std::nullopt : std::optional<float>(o.swiglu_limit),
-                         o.swiglu_alpha == 0.0f ? moe::MoeOptions{}.swiglu_alpha : o.swiglu_alpha));
-    if (o.interleaved != 0 && o.interleaved != 1)
-      return invalid_argument("interleaved: expected 0 or 1, got " + std::to_string(o.interleaved));
-    if (o.power_of_two != 0.0f && !moe::is_power_of_two(o.power_of_two))
-      return invalid_argument("power_of_two: expected 0 or a normal power of two, got " +
-                              std::to_string(o.power_of_two));
-    NVFP4_MOE_TRY(check_matrix_size(rows, inner));
-    NVFP4_MOE_ASSIGN(const moe::DType dtype, api::read_dtype("dtype", o.dtype, moe::DType::kBf16));
-    NVFP4_MOE_TRY(moe::check_activation_dtype("gate_up", dtype));
+    NVFP4_MOE_ASSIGN(const api::Swiglu swiglu, api::Swiglu::read(options, rows, inner));
     moe::QuantizeCounts total;
     if (rows > 0 && inner > 0) {
-      NVFP4_MOE_TRY(moe::check_array({"gate_up", gate_up, dtype, rows * inner * 2}));
+      NVFP4_MOE_TRY(moe::check_array({"gate_up", gate_up, swiglu.dtype, rows * inner * 2}));
       if (row_weights != nullptr) NVFP4_MOE_TRY(moe::check_array({"row_weights", row_weights, moe::DType::kF32, rows}));
-      NVFP4_MOE_TRY(check_outputs(rows, inner, codes, block_scales));
+      NVFP4_MOE_TRY(api::check_outputs(rows, inner, codes, block_scales));
       NVFP4_MOE_TRY(moe::check_array({"row_scales", row_scales, moe::DType::kF32, rows}));
-      moe::swiglu_quantize(activation, {gate_up, dtype, rows, inner, o.interleaved == 1}, row_weights, o.power_of_two,
-                           {codes, block_scales, row_scales}, total);
+      moe::swiglu_quantize(swiglu.activation, {gate_up, swiglu.dtype, rows, inner, swiglu.interleaved}, row_weights,
+                           swiglu.power_of_two, {codes, block_scales, row_scales}, total);
     }
     return write_counts(total, counts);
   });
@@ -253,7 +215,8 @@ nvfp4_moe_code nvfp4_moe_convert_to_fp8(const uint8_t* codes, const uint8_t* blo
 }
 
 int64_t nvfp4_moe_fp8_scale_count(int64_t rows, int64_t cols, int64_t block_rows, int64_t block_cols) {
-  if (rows < 0 || rows > kMaxSide || cols < 0 || cols > kMaxSide || !is_fp8_block(block_rows, block_cols)) return -1;
+  if (rows < 0 || rows > api::kMaxSide || cols < 0 || cols > api::kMaxSide || !is_fp8_block(block_rows, block_cols))
+    return -1;
   moe::Nvfp4View view;
   view.rows = rows;
   view.cols = cols;
@@ -293,12 +256,12 @@ nvfp4_moe_code nvfp4_moe_unpack_codes(const uint8_t* packed, int64_t count, uint
 }
 
 int64_t nvfp4_moe_swizzled_bytes(int64_t rows, int64_t scale_cols) {
-  return is_scale_size(rows, scale_cols) ? moe::swizzled_scale_bytes(rows, scale_cols) : -1;
+  return api::is_scale_size(rows, scale_cols) ? moe::swizzled_scale_bytes(rows, scale_cols) : -1;
 }
 
 nvfp4_moe_code nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows, int64_t scale_cols, uint8_t* swizzled) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_TRY(check_scale_size(rows, scale_cols));
+    NVFP4_MOE_TRY(api::check_scale_size(rows, scale_cols));
     if (rows == 0 || scale_cols == 0) return {};
     NVFP4_MOE_TRY(api::check_pointer("linear", linear));
     NVFP4_MOE_TRY(api::check_pointer("swizzled", swizzled));
@@ -309,7 +272,7 @@ nvfp4_moe_code nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows, int
 
 nvfp4_moe_code nvfp4_moe_unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols, uint8_t* linear) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_TRY(check_scale_size(rows, scale_cols));
+    NVFP4_MOE_TRY(api::check_scale_size(rows, scale_cols));
     if (rows == 0 || scale_cols == 0) return {};
     NVFP4_MOE_TRY(api::check_pointer("swizzled", swizzled));
     NVFP4_MOE_TRY(api::check_pointer("linear", linear));

@@ -255,6 +255,51 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_swizzle_scales(nullptr, 0, 4, nullptr), NVFP4_MOE_OK);
 }
 
+// Mistakes are told as such in every build; without CUDA what is left is UNSUPPORTED.
+TEST(CApiMisuse, DeviceFormats) {
+  const nvfp4_moe_code invalid = NVFP4_MOE_INVALID_ARGUMENT;
+  const float x[32] = {};
+  alignas(8) uint8_t codes[8] = {};
+  uint8_t scales[1] = {};
+  float scale = 0;
+  const auto quantize = [&](int32_t device, int32_t how, const void* in, int64_t cols, float tensor_scale) {
+    return nvfp4_moe_device_quantize(device, how, in, NVFP4_MOE_F32, 1, cols, tensor_scale, codes, scales, &scale,
+                                     nullptr);
+  };
+  EXPECT_EQ(quantize(-1, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0), invalid);
+  EXPECT_EQ(quantize(0, 5, x, 16, 0), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, nullptr, 16, 0), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 17, 0), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, -1), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS_MSE, x, 16, NAN), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, x, 16, 1), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_GIVEN, x, 16, 3), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_COMPAT, x, 16, 0), invalid);
+  const auto dequantize = [&](int32_t scale_of_row, const float* given, void* out) {
+    return nvfp4_moe_device_dequantize(0, codes, scales, given, scale_of_row, 1, 16, NVFP4_MOE_F32, out, nullptr);
+  };
+  float out[16];
+  EXPECT_EQ(dequantize(2, &scale, out), invalid);
+  EXPECT_EQ(dequantize(0, nullptr, out), invalid);
+  EXPECT_EQ(dequantize(0, &scale, nullptr), invalid);
+  auto swiglu = api::make<nvfp4_moe_swiglu>();
+  swiglu.dtype = NVFP4_MOE_F32;
+  const auto swiglu_quantize = [&](const void* in, float* row_scale) {
+    return nvfp4_moe_device_swiglu_quantize(0, &swiglu, in, 1, 16, nullptr, codes, scales, row_scale, nullptr);
+  };
+  EXPECT_EQ(swiglu_quantize(nullptr, &scale), invalid);
+  EXPECT_EQ(swiglu_quantize(x, nullptr), invalid);
+  swiglu.power_of_two = 3.0f;
+  EXPECT_EQ(swiglu_quantize(x, &scale), invalid);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, codes, -1, 1, 1, codes, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, codes, 1, 1 << 20, 1 << 20, codes, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, nullptr, 1, 1, 1, codes, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_device_unswizzle_scales(0, codes, 1, 1, 1, nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, nullptr, 0, 4, 4, nullptr, nullptr), NVFP4_MOE_OK);
+  EXPECT_NE(quantize(9999, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0), NVFP4_MOE_OK);
+  EXPECT_STRNE(nvfp4_moe_last_error(), "");
+}
+
 TEST(CApiMisuse, ErrorsBelongToTheirThread) {
   EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/first", nullptr), NVFP4_MOE_OK);
   const std::string mine = nvfp4_moe_last_error();

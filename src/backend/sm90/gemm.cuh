@@ -1,11 +1,12 @@
 // The grouped GEMM of Hopper: packed weight rows as wgmma's A operand, widened to bf16 in registers, times lines of
 // activations from shared memory. What is done with the sums is the caller's Epilogue.
 //
-// One persistent block a multiprocessor, three warpgroups around a ring of stages of 128 k each:
+// One persistent block a multiprocessor, three or five warpgroups around a ring of stages of 128 k each:
 //
 //   loading   weights, lines of activations, what a piece is (load.cuh)
-//   math, 2   each half of the stage's weight rows: registers -> dequantize -> wgmma, the next group of k16 steps
-//             widened while the tensor cores work on the one before
+//   math      each a share of the stage's weight rows: registers -> dequantize -> wgmma. Two warpgroups widen the next
+//             group of k16 steps while the tensor cores work on the one before. Of four each waits for its own
+//             products, and the others fill the time: half the fragments, and nothing to order by hand
 //
 // full[s]: the stage is there; empty[s]: all warps are done with it. piece_full[i], piece_free[i]: the same of what a
 // piece is and of its line factors, of which two pieces' are kept. begun: the first lines are on their way.
@@ -34,7 +35,7 @@ struct MathState {
   uint32_t scale_base = kScaleBase;
   uint4 codes[S::kM64];   // of 64 k, a k16 step a word
   uint2 scales[S::kM64];  // of the same
-  uint32_t fragments[2][S::kGroupSteps * S::kM64 * 4];
+  uint32_t fragments[S::kFragments][S::kGroupSteps * S::kM64 * 4];
 
   __device__ void read(int stage, int half) {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -94,9 +95,13 @@ __device__ void release(int stage, bool yes) {
   arrive_if(SharedPlaces<S>::empty(stage), yes && threadIdx.x % 32 == 0);
 }
 
+// Sums of all lines of a tile as wgmma leaves them: those of a narrower product are the first.
+template <class S>
+using Sums = float[S::kM64][S::kLines / 2];
+
 // sums += the piece's weight rows of this warpgroup times kN of its lines.
 template <class S, int kN>
-__device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::kM64][kN / 2]) {
+__device__ void multiply(int32_t chunks, MathState<S>& state, Sums<S>& sums) {
   constexpr int kGroups = 4 / S::kGroupSteps;  // of 64 k
   constexpr bool kReadFirst = S::kLines <= 16;
   state.begin();
@@ -109,7 +114,7 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::k
 #pragma unroll
     for (int g = 0; g < 2 * kGroups; ++g) {
       const int half = g / kGroups, of_half = g % kGroups;
-      uint32_t(&fragments)[S::kGroupSteps * S::kM64 * 4] = state.fragments[g % 2];
+      uint32_t(&fragments)[S::kGroupSteps * S::kM64 * 4] = state.fragments[g % S::kFragments];
       // All of this half is widened with the last group: read on. Short products leave no time for that after them.
       if (kReadFirst && of_half == kGroups - 1) state.read_on(half, next, more);
       pin(fragments);
@@ -118,13 +123,13 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::k
       for (int i = 0; i < S::kGroupSteps; ++i)
 #pragma unroll
         for (int m = 0; m < S::kM64; ++m)
-          wgmma(sums[m], fragments + (i * S::kM64 + m) * 4,
+          wgmma(reinterpret_cast<float(&)[kN / 2]>(sums[m]), fragments + (i * S::kM64 + m) * 4,
                 lines + half * (S::kHalfLineBytes / 16) + 2 * (of_half * S::kGroupSteps + i));
       wgmma_commit();
       if (!kReadFirst && of_half == kGroups - 1) state.read_on(half, next, more);
-      wgmma_wait<1>();  // the group before is done: its fragments are free
+      wgmma_wait<S::kFragments - 1>();  // the fragments that are written next are free
       if (g == 0) release<S>(previous, chunk > 0);
-      uint32_t* const to = state.fragments[(g + 1) % 2];
+      uint32_t* const to = state.fragments[(g + 1) % S::kFragments];
       if constexpr (kGroups == 4) {
         if (of_half == 0) state.template widen<1>(to);
         if (of_half == 1) state.template widen<2>(to);
@@ -140,8 +145,17 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, float (&sums)[S::k
   }
   wgmma_wait<0>();
 #pragma unroll
-  for (auto& m64 : sums) pin(m64);
+  for (auto& m64 : sums) pin(reinterpret_cast<float(&)[kN / 2]>(m64));
   release<S>(previous, true);
+}
+
+// With the narrowest product that holds the piece's lines.
+template <class S, int kN>
+__device__ void multiply_narrowest(const PieceInfo& piece, MathState<S>& state, Sums<S>& sums) {
+  constexpr int kNarrower = kN - S::kIs.width_step;
+  if constexpr (kNarrower >= S::kIs.least_lines)
+    if (piece.rows.count <= kNarrower) return multiply_narrowest<S, kNarrower>(piece, state, sums);
+  multiply<S, kN>(piece.chunks, state, sums);
 }
 
 // A thread's first weight row within its group of rows, of m64 tile m; the other is 8 further.
@@ -158,7 +172,7 @@ __device__ inline int thread_anew() {
 }
 
 // The sums of one m64 tile to the epilogue. factor(line) for lines below rows.count.
-template <class S, int kN, class Epilogue, class Factor>
+template <int kN, class Epilogue, class Factor>
 __device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, const TileRows& rows, int32_t weight_row,
                        const float (&sums)[kN / 2], const Factor& factor) {
   const int first_line = static_cast<int>(threadIdx.x % 4) * 2;
@@ -177,52 +191,39 @@ __device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, con
 template <class S>
 __device__ float4* partial_place(const GemmArgs& args, int32_t partial, int m, int quad, int thread) {
   return reinterpret_cast<float4*>(args.partials) + partial * S::kPartialQuads +
-         (m * (S::kLines / 8) + quad) * kMathThreads + thread;
+         (m * (S::kLines / 8) + quad) * S::kMathThreads + thread;
 }
 
-template <class S, int kN, class Epilogue>
+template <class S, class Epilogue>
 __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, uint32_t index, MathState<S>& state) {
-  float sums[S::kM64][kN / 2];
+  Sums<S> sums;
 #pragma unroll
   for (auto& m64 : sums) {
 #pragma unroll
     for (float& sum : m64) sum = 0;
     pin(m64);
   }
-  multiply<S, kN>(SharedPlaces<S>::piece(index).chunks, state, sums);
+  multiply_narrowest<S, S::kLines>(SharedPlaces<S>::piece(index), state, sums);
   const PieceInfo piece = SharedPlaces<S>::piece(index);  // not before, so that no register holds it meanwhile
   const LineFactor* const factors = SharedPlaces<S>::factors(index);
   const int thread = thread_anew();
   if constexpr (S::kIs.tensor_lines) {
-    if (piece.partial < 0 && epilogue.bf16_out() != nullptr) return store_whole<S, kN>(epilogue, piece, factors, sums);
+    if (piece.partial < 0 && epilogue.bf16_out() != nullptr)
+      return store_whole<S>(epilogue, piece, factors, sums, thread);
   }
 #pragma unroll
   for (int m = 0; m < S::kM64; ++m) {
     if (piece.partial < 0) {
-      finish<S, kN>(epilogue, piece.scales, piece.rows, piece.weight_row + row_of<S>(thread, m), sums[m],
-                    [&](int line) { return factors[line]; });
+      finish<S::kLines>(epilogue, piece.scales, piece.rows, piece.weight_row + row_of<S>(thread, m), sums[m],
+                        [&](int line) { return factors[line]; });
     } else {
 #pragma unroll
-      for (int quad = 0; quad < kN / 8; ++quad)
+      for (int quad = 0; quad < S::kLines / 8; ++quad)
         if (quad * 8 + thread % 4 * 2 < piece.rows.count)
           *partial_place<S>(args, piece.partial, m, quad, thread) =
               make_float4(sums[m][quad * 4], sums[m][quad * 4 + 1], sums[m][quad * 4 + 2], sums[m][quad * 4 + 3]);
     }
   }
-}
-
-// With the narrowest product that holds the piece's lines.
-template <class S, int kN, class Epilogue>
-__device__ void multiply_narrowest(const GemmArgs& args, const Epilogue& epilogue, uint32_t index,
-                                   MathState<S>& state) {
-  constexpr int kNarrower = kN - S::kIs.width_step;
-  if constexpr (kNarrower >= S::kIs.least_lines) {
-    if (SharedPlaces<S>::piece(index).rows.count <= kNarrower) {
-      multiply_narrowest<S, kNarrower>(args, epilogue, index, state);
-      return;
-    }
-  }
-  multiply_piece<S, kN>(args, epilogue, index, state);
 }
 
 // The sums of a unit that was cut: its pieces' in the order of K, then the epilogue. All math threads. index: of this
@@ -298,8 +299,8 @@ __device__ void finish_wide_unit(const GemmArgs& args, const Epilogue& epilogue,
       eight.count -= (first_quad + q) * 8;
 #pragma unroll
       for (int m = 0; m < S::kM64; ++m)
-        finish<S, 8>(epilogue, own.scales, eight, own.weight_row + row_of<S>(thread, m), sums[q][m],
-                     [&](int line) { return factors[(first_quad + q) * 8 + line]; });
+        finish<8>(epilogue, own.scales, eight, own.weight_row + row_of<S>(thread, m), sums[q][m],
+                  [&](int line) { return factors[(first_quad + q) * 8 + line]; });
     }
   }
 }
@@ -320,7 +321,7 @@ __device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, con
                 end = work.split_begin(static_cast<int32_t>(blockIdx.x) + 1);
   if (begin == end) return;
   const int32_t last_unit = work.shape.by_chunks(end - 1), units = last_unit - work.shape.by_chunks(begin) + 1;
-  sync_threads<kMathThreads>(2);  // all sums are stored
+  sync_threads<S::kMathThreads>(2);  // all sums are stored
   if (static_cast<int32_t>(threadIdx.x) < units) {
     const auto i = static_cast<int32_t>(threadIdx.x);
     int32_t* const counter = args.arrivals + last_unit - i;
@@ -331,7 +332,7 @@ __device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, con
       *counter = 0;
     SharedPlaces<S>::to_finish()[i] = pieces;
   }
-  sync_threads<kMathThreads>(2);
+  sync_threads<S::kMathThreads>(2);
 #pragma unroll 1
   for (int32_t i = units - 1; i >= 0; --i) {
     const UnitPieces pieces = SharedPlaces<S>::to_finish()[i];
@@ -360,11 +361,11 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     if (shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
     for (int s = 0; s < S::kStages; ++s) {
       barrier_init(SharedPlaces<S>::full(s), S::kIs.tensor_lines ? 1 : 1 + kLineThreads);
-      barrier_init(SharedPlaces<S>::empty(s), kMathThreads / 32);
+      barrier_init(SharedPlaces<S>::empty(s), S::kMathThreads / 32);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(SharedPlaces<S>::piece_full(i), kLineThreads);
-      barrier_init(SharedPlaces<S>::piece_free(i), kMathThreads / 32);
+      barrier_init(SharedPlaces<S>::piece_free(i), S::kMathThreads / 32);
     }
     barrier_init(SharedPlaces<S>::begun(), kLineThreads);
     barrier_init_done();
@@ -377,15 +378,15 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
   __syncthreads();
   const Work& work = SharedPlaces<S>::work();
 
-  if (threadIdx.x >= kMathThreads) {
-    leave_registers<56>();
-    if (threadIdx.x >= kMathThreads + 32)
+  if (threadIdx.x >= S::kMathThreads) {
+    leave_registers<S::kLoadRegisters>();
+    if (threadIdx.x >= S::kMathThreads + 32)
       load_lines<S>(args, epilogue, lines, work);
-    else if (threadIdx.x == kMathThreads)
+    else if (threadIdx.x == S::kMathThreads)
       load_copies<S>(args, lines, work);
     return;
   }
-  take_registers<224>();
+  take_registers<S::kMathRegisters>();
   cuda::wait_for_previous();  // before any sums are stored, and in every block
   MathState<S> state;
   asm volatile("" : "+r"(state.scale_base));  // held in a register
@@ -396,7 +397,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
   for (; left > 0; ++index) {
     wait(SharedPlaces<S>::piece_full(index), index / 2 & 1);
     left -= SharedPlaces<S>::piece(index).chunks;
-    multiply_narrowest<S, S::kLines>(args, epilogue, index, state);
+    multiply_piece<S>(args, epilogue, index, state);
     __syncwarp();
     arrive_if(SharedPlaces<S>::piece_free(index), threadIdx.x % 32 == 0);
   }

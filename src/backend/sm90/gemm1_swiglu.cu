@@ -86,7 +86,7 @@ struct SwigluEpilogue {
 };
 
 template <size_t kVariant, class Lines>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Shape<kVariant>::kThreads, 1)
     sm90_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ SwigluEpilogue epilogue,
                       const __grid_constant__ Lines lines) {
   gemm<Shape<kVariant>>(args, epilogue, lines);
@@ -122,7 +122,7 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
     const auto launch = [&](auto lines) {
       constexpr auto kKernel = sm90_gemm1_kernel<variant.value, decltype(lines)>;
       cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-      cuda::launch<kKernel>(blocks, kThreads, S::kBytes, call.stream, args, epilogue, lines);
+      cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, call.stream, args, epilogue, lines);
     };
     if constexpr (S::kIs.tensor_lines) {
       const int64_t lines = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most

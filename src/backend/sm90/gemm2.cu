@@ -41,7 +41,7 @@ struct RowEpilogue {
 };
 
 template <size_t kVariant, class Lines>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Shape<kVariant>::kThreads, 1)
     sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ RowEpilogue epilogue,
                       const __grid_constant__ Lines lines) {
   gemm<Shape<kVariant>>(args, epilogue, lines);
@@ -77,7 +77,7 @@ void gemm2(const HostCall& call, const HostPart& part) {
     const auto launch = [&](auto lines) {
       constexpr auto kKernel = sm90_gemm2_kernel<variant.value, decltype(lines)>;
       cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-      cuda::launch<kKernel>(blocks, kThreads, S::kBytes, call.stream, args, epilogue, lines);
+      cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, call.stream, args, epilogue, lines);
     };
     if constexpr (S::kIs.tensor_lines)
       launch(tensor_lines(x, rows, part.intermediate_size));

@@ -139,7 +139,7 @@ class Description {
 
 template <class S, class Epilogue>
 __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const TensorLines&, const Work& work) {
-  const int thread = static_cast<int>(threadIdx.x) - kMathThreads - 32;
+  const int thread = static_cast<int>(threadIdx.x) - S::kMathThreads - 32;
   Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (Piece piece; pieces.next(piece); ++index)
@@ -154,7 +154,7 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
   constexpr int kPeriod = 4;  // 4 x 6 lines are whole groups of eight
   constexpr int kBatch = S::kLines <= 64 ? (S::kLines + kLinesAtOnce - 1) / kLinesAtOnce : 3 * kPeriod;
   static_assert(kLinesAtOnce * kPeriod % 8 == 0);
-  const int thread = static_cast<int>(threadIdx.x) - kMathThreads - 32;
+  const int thread = static_cast<int>(threadIdx.x) - S::kMathThreads - 32;
   const int column = thread % kPieces, own_line = thread / kPieces;
   // Line i's 16 bytes `column % 8` of a half lie at column ^ i, so that eight lines fill all banks.
   uint32_t places[kPeriod];

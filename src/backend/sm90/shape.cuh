@@ -80,16 +80,20 @@ __device__ int32_t tiles_of(const GemmArgs& args) {
                                : static_cast<int32_t>((__ldcg(args.row_offsets + 1) + kLines - 1) / kLines);
 }
 
-// Where a math warpgroup of a wide variant transposes what it stores.
-inline constexpr int kSlabLines = 64, kSlabBytes = kSlabLines * 128;
-
 template <size_t kVariant>
 struct Shape {
   static constexpr Variant kIs = kVariants[kVariant];
   static constexpr int kLines = kIs.lines;
   static constexpr int kRowBlocks = kIs.row_blocks;
+  static constexpr int kMathGroups = kIs.math_groups, kMathThreads = kMathGroups * 128;
+  static constexpr int kThreads = kMathThreads + 128;
   static constexpr int kM64 = kRowBlocks * 2 / kMathGroups;  // of one math warpgroup
+  static_assert(kM64 * kMathGroups == kRowBlocks * 2);
+  // Of a thread: together what a block begins with, 65536 in equal shares of eights.
+  static constexpr int kMathRegisters = kMathGroups == 2 ? 224 : 104;
+  static constexpr int kLoadRegisters = kMathGroups == 2 ? 56 : 64;
   static constexpr int kGroupSteps = kIs.group_steps;
+  static constexpr int kFragments = kMathGroups == 2 ? 2 : 1;  // of how many commit groups a warpgroup has
   static constexpr int64_t kPartialQuads = kIs.partial_bytes() / 16;
   static constexpr int kHalfLineBytes = kLines * 128;  // 64 k of all lines
   static constexpr int kLineBytes = 2 * kHalfLineBytes;
@@ -99,6 +103,7 @@ struct Shape {
   static constexpr int kWorkBytes = 128;
   static_assert(sizeof(Work) + 2 * sizeof(UnitPieces) <= kWorkBytes);
   // After the stages: slabs, factors and line indices of two pieces, what they are, the work and who is last, barriers.
+  static constexpr int kSlabBytes = 16 * 1024 / kMathGroups;  // where a math warpgroup transposes what it stores
   static constexpr int kSlabsBytes = kIs.tensor_lines ? kMathGroups * kSlabBytes : 0;
   static constexpr int kUnitBytes = kSlabsBytes + 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
                                     2 * static_cast<int>(sizeof(PieceInfo)) + kWorkBytes;
@@ -122,7 +127,7 @@ struct SharedPlaces {
                        kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16, kBegun = kPieceFree + 16;
 
   __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
-  __device__ static uint8_t* slab(int math_group) { return shared_bytes + kSlabs + math_group * kSlabBytes; }
+  __device__ static uint8_t* slab(int math_group) { return shared_bytes + kSlabs + math_group * S::kSlabBytes; }
   // (kLines) of a piece; two pieces' are kept.
   __device__ static LineFactor* factors(uint32_t unit) {
     return reinterpret_cast<LineFactor*>(shared_bytes + kFactors) + unit % 2 * S::kLines;

@@ -14,9 +14,6 @@
 
 namespace nvfp4_moe::sm90 {
 
-inline constexpr int kMathGroups = 2;                   // warpgroups that multiply
-inline constexpr int kMathThreads = kMathGroups * 128;  // one more warpgroup loads
-inline constexpr int kThreads = kMathThreads + 128;
 inline constexpr int kSharedBytes = 227 * 1024;  // of one block, at most
 inline constexpr int kMostBlocks = 144;          // one a multiprocessor; no Hopper has more
 
@@ -24,7 +21,8 @@ struct Variant {
   int lines;          // N of the widest product
   int least_lines;    // of the narrowest: a tile takes the narrowest that holds its lines
   int width_step;     // from one product to the next, a multiple of 8
-  int row_blocks;     // of 128 weight rows, and so m64 tiles of each math warpgroup
+  int row_blocks;     // of 128 weight rows
+  int math_groups;    // warpgroups that multiply, 2 or 4; one more loads
   int group_steps;    // k16 steps of one commit group
   double most_rows;   // taken up to so many rows an expert, on average
   bool tensor_lines;  // lines come by tensor copies, not by 16 bytes a thread
@@ -33,12 +31,12 @@ struct Variant {
   constexpr int64_t partial_bytes() const { return int64_t{row_blocks} * 128 * lines * 4; }
 };
 inline constexpr std::array<Variant, 6> kVariants = {{
-    {8, 8, 8, 2, 4, 2.5, false, "wgmma_256x8"},
-    {8, 8, 8, 4, 2, 2.5, false, "wgmma_512x8"},
-    {16, 8, 8, 4, 2, 8.0, false, "wgmma_512x16"},
-    {32, 8, 8, 4, 1, 19.0, false, "wgmma_512x32"},
-    {64, 24, 8, 2, 2, 50.0, true, "wgmma_256x64"},
-    {128, 48, 16, 2, 1, 1e30, true, "wgmma_256x128"},
+    {8, 8, 8, 2, 2, 4, 2.5, false, "wgmma_256x8"},
+    {8, 8, 8, 4, 2, 2, 2.5, false, "wgmma_512x8"},
+    {16, 8, 8, 4, 4, 2, 8.0, false, "wgmma_512x16"},
+    {32, 8, 8, 4, 4, 2, 19.0, false, "wgmma_512x32"},
+    {64, 24, 8, 2, 4, 4, 50.0, true, "wgmma_256x64"},
+    {128, 48, 16, 2, 4, 2, 1e30, true, "wgmma_256x128"},
 }};
 
 // Units are cut along K where K is long enough to share, and where bits may depend on the batch.

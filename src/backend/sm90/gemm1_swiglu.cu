@@ -16,18 +16,19 @@ namespace {
 // Every gated activation without a branch: h = at_most(g' sigmoid(a g'), product_limit) (within(u, up_limit) +
 // up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are infinite. NaN stays NaN.
 struct GatedActivation {
-  float gate_limit, alpha, product_limit, up_limit, up_offset;
+  float gate_limit, exponent, product_limit, up_limit, up_offset;  // e^(-a g') = 2^(exponent g')
 
   static GatedActivation of(const MoeConfig& config) {
     constexpr float kNone = std::numeric_limits<float>::infinity();
+    constexpr float kLog2E = 1.44269504f;
     const float limit = config->swiglu_limit.value_or(kNone);
     switch (config->activation) {
       case Activation::kSwiglu: break;
-      case Activation::kSwigluClamped: return {limit, 1, kNone, limit, 0};
-      case Activation::kSwigluStep: return {kNone, 1, limit, limit, 0};
-      case Activation::kSwigluOai: return {limit, config->swiglu_alpha, kNone, limit, 1};
+      case Activation::kSwigluClamped: return {limit, -kLog2E, kNone, limit, 0};
+      case Activation::kSwigluStep: return {kNone, -kLog2E, limit, limit, 0};
+      case Activation::kSwigluOai: return {limit, -kLog2E * config->swiglu_alpha, kNone, limit, 1};
     }
-    return {kNone, 1, kNone, kNone, 0};
+    return {kNone, -kLog2E, kNone, kNone, 0};
   }
   __device__ static float at_most(float x, float most) {
     float y;
@@ -45,9 +46,15 @@ struct GatedActivation {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
+  // Within two ulps. That x is rounded is a change of g by half an ulp, which g's own bound holds many times.
+  __device__ static float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
   __device__ float operator()(float g, float u) const {
     const float gate = at_most(g, gate_limit);
-    const float product = at_most(gate * reciprocal(1.0f + expf(-alpha * gate)), product_limit);
+    const float product = at_most(gate * reciprocal(1.0f + power_of_two(exponent * gate)), product_limit);
     return product * (within(u, up_limit) + up_offset);
   }
 };

@@ -53,6 +53,8 @@ Status run_layer(const HostSteps& steps, Tiling (*tiling)(const HostCall&), cons
   NVFP4_MOE_TRY(guard.status());
   HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
   if (context.status != nullptr) buffers.status = context.status;
+  // The GEMMs read operands: codes are for those who take a step by itself.
+  buffers.hidden.codes = buffers.routed.intermediate.codes = buffers.shared.intermediate.codes = nullptr;
   const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
   const HostCall call{weights, batch, buffers, serial_executor(), workspace.at<std::byte>(own_span), context.stream};
   if (routes_and_quantizes_at_once(call)) {

@@ -1,6 +1,7 @@
 // route and quantize as one kernel: block 0 routes, one block more for each token. A token's block sees for itself
 // whether the token has a row, and leaves what it counts beside the status, which block 0 clears meanwhile.
 #include <algorithm>
+#include <type_traits>
 
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/quantize.cuh"
@@ -10,9 +11,14 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-// Four blocks a multiprocessor: without a number ptxas takes 48 registers and spills on some architectures.
-template <DType kType, bool kNvfp4>
-__global__ void __launch_bounds__(kLineThreads, 4)
+// What becomes of a line.
+enum class LineWork { kRound, kQuantize, kQuantizeByEights };
+
+constexpr int threads_of(LineWork work) { return work == LineWork::kQuantizeByEights ? kEightsThreads : kLineThreads; }
+
+// 1024 threads a multiprocessor: without a number ptxas takes 48 registers and spills on some architectures.
+template <DType kType, LineWork kWork>
+__global__ void __launch_bounds__(threads_of(kWork), 1024 / threads_of(kWork))
     route_and_quantize_kernel(RouteArgs route, LineArgs lines, LineCounts* token_counts) {
   extern __shared__ int32_t counts[];
   let_next_start();
@@ -30,22 +36,31 @@ __global__ void __launch_bounds__(kLineThreads, 4)
   lines.counters = {&own.nonfinite, &own.blocks, &own.saturated, &own.zeroed};
   if (threadIdx.x == 0) own = LineCounts{};
   __syncthreads();
-  if constexpr (kNvfp4)
-    quantize_line<kType>(lines, token, has_row);
-  else
+  if constexpr (kWork == LineWork::kRound)
     round_line<kType>(lines, token, has_row);
+  else if constexpr (kWork == LineWork::kQuantize)
+    quantize_line<kType>(lines, token, has_row);
+  else if (has_row)
+    quantize_line_by_eights(lines, token, read_eight(lines, token, threadIdx.x));
+  else
+    expect_line(lines, token, false);
 }
 
 template <DType kType>
 void launch_prepare(const HostCall& call, RouteArgs route, const LineArgs& lines, LineCounts* token_counts) {
   const OneBlock block(route);
   const auto blocks = static_cast<unsigned>(1 + call.batch.tokens);
-  if (call.weights.config->activation_format == ActivationFormat::kNvfp4)
-    launch<route_and_quantize_kernel<kType, true>>(blocks, kLineThreads, block.shared_bytes, call.stream, route, lines,
-                                                   token_counts);
-  else
-    launch<route_and_quantize_kernel<kType, false>>(blocks, kLineThreads, block.shared_bytes, call.stream, route, lines,
-                                                    token_counts);
+  const auto launch_as = [&](auto work, unsigned threads) {
+    launch<route_and_quantize_kernel<kType, work.value>>(blocks, threads, block.shared_bytes, call.stream, route, lines,
+                                                         token_counts);
+  };
+  if (call.weights.config->activation_format != ActivationFormat::kNvfp4)
+    return launch_as(std::integral_constant<LineWork, LineWork::kRound>{}, kLineThreads);
+  if constexpr (kType == DType::kBf16)
+    if (quantizes_by_eights(lines, kType))
+      return launch_as(std::integral_constant<LineWork, LineWork::kQuantizeByEights>{},
+                       std::max<unsigned>(kLineThreads, eights_threads(lines.k, call.batch.tokens)));
+  launch_as(std::integral_constant<LineWork, LineWork::kQuantize>{}, kLineThreads);
 }
 
 }  // namespace

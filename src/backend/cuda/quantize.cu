@@ -12,6 +12,21 @@ __global__ void __launch_bounds__(kLineThreads) quantize_nvfp4(LineArgs args) {
   wait_for_previous();
   quantize_line<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
+__global__ void __launch_bounds__(kEightsThreads) quantize_by_eights(LineArgs args) {
+  let_next_start();
+  wait_for_previous();
+  if (wanted(args, blockIdx.x))
+    quantize_line_by_eights(args, blockIdx.x, read_eight(args, blockIdx.x, threadIdx.x));
+  else
+    expect_line(args, blockIdx.x, false);
+}
+__global__ void __launch_bounds__(kEightsThreads) requantize_by_eights(LineArgs args) {
+  let_next_start();
+  // Route is done: gemm1 waits for it before it lets this kernel start.
+  const bool has_row = blockIdx.x < __ldcg(args.line_count);
+  wait_for_previous();
+  if (has_row) quantize_line_by_eights(args, blockIdx.x, read_eight(args, blockIdx.x, threadIdx.x));
+}
 
 template <DType kType>
 __global__ void __launch_bounds__(kLineThreads) round_lines(LineArgs args) {
@@ -33,7 +48,9 @@ __global__ void __launch_bounds__(kLineThreads) count_nonfinite_rows(LineArgs ar
 template <DType kType>
 void launch_hidden(const LineArgs& args, ActivationFormat format, int64_t lines, void* stream) {
   const auto blocks = static_cast<unsigned>(lines);
-  if (format == ActivationFormat::kNvfp4)
+  if (format == ActivationFormat::kNvfp4 && quantizes_by_eights(args, kType))
+    launch<quantize_by_eights>(blocks, eights_threads(args.k, lines), 0, stream, args);
+  else if (format == ActivationFormat::kNvfp4)
     launch<quantize_nvfp4<kType>>(blocks, line_threads(args.k), 0, stream, args);
   else
     launch<round_lines<kType>>(blocks, line_threads(args.k), 0, stream, args);
@@ -68,17 +85,20 @@ void requantize(const HostCall& call, const HostPart& part) {
   args.policy = config->intermediate_scale == IntermediateScale::kDynamicToken ? LineScale::kDynamic
                 : config->intermediate_scale == IntermediateScale::kCompat     ? LineScale::kCompat
                                                                                : LineScale::kPowerOfTwo;
-  args.scale = resolve_activation_scales(config, call.weights.scales)->intermediate;
+  args.rule = LineRule(args.policy, resolve_activation_scales(config, call.weights.scales)->intermediate);
   args.out = part.intermediate;
   args.operand = shared ? scratch.shared_operand : scratch.routed_operand;
   args.counters = {&status.nonfinite_rows, &status.intermediate_blocks, &status.intermediate_saturated,
                    &status.intermediate_zeroed};
   args.line_count = part.row_offsets + part.experts;
   const auto blocks = static_cast<unsigned>(rows);
-  if (config->activation_format == ActivationFormat::kNvfp4)
-    launch<quantize_nvfp4<DType::kBf16>>(blocks, line_threads(args.k), 0, call.stream, args);
+  const unsigned threads = line_threads(args.k), by_eights = eights_threads(args.k, rows);
+  if (config->activation_format != ActivationFormat::kNvfp4)
+    launch<count_nonfinite_rows>(blocks, threads, 0, call.stream, args);
+  else if (quantizes_by_eights(args, DType::kBf16))
+    launch<requantize_by_eights>(blocks, by_eights, 0, call.stream, args);
   else
-    launch<count_nonfinite_rows>(blocks, line_threads(args.k), 0, call.stream, args);
+    launch<quantize_nvfp4<DType::kBf16>>(blocks, threads, 0, call.stream, args);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -5,9 +5,11 @@
 //           bf16, exactly, which tensor cores without FP4 multiply
 //   bf16    hidden rounded once; of the intermediate, which is bf16 already, only its NaN and Inf are counted
 //
-// One block a line. The formulas, in this order of fp32 operations, are docs/numerics.md section 3 and docs/format.md;
-// a line with NaN or Inf gets its flag, zero codes, scales and operands, and a NaN line scale. Only tokens that have a
-// row are read: another one's line stays as it was, flag 0. Counters are sums of integers: their order does not show.
+// One block a line; lines of bf16 under a power of two are read once where the block has enough threads, and go by
+// eights (quantize_eight.cuh). The formulas, in this order of fp32 operations, are docs/numerics.md section 3 and
+// docs/format.md; a line with NaN or Inf gets its flag, zero codes, scales and operands, and a NaN line scale. Only
+// tokens that have a row are read: another one's line stays as it was, flag 0. Counters are sums of integers: their
+// order does not show.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,19 +19,47 @@
 #include <cstdint>
 
 #include "backend/cuda/formats.cuh"
+#include "backend/cuda/quantize_eight.cuh"
 #include "backend/cuda/scratch.h"
 
 namespace nvfp4_moe::cuda {
 
-inline constexpr int kLineThreads = 256;  // at most
+inline constexpr int kLineThreads = 256, kEightsThreads = 1024;  // at most
 inline constexpr int kLineWarps = kLineThreads / 32;
 inline constexpr int kBlock = 16;
-// Of a line of k: no more than have a block to quantize.
+// Of a line of k: no more than have a block to quantize, or eight elements. A block of many threads is done soonest,
+// smaller ones fill a multiprocessor.
 inline unsigned line_threads(int64_t k) {
   return static_cast<unsigned>(std::min<int64_t>(kLineThreads, (k / kBlock + 31) / 32 * 32));
 }
+inline unsigned eights_threads(int64_t k, int64_t lines) {
+  return static_cast<unsigned>(std::min<int64_t>(lines <= 512 ? kEightsThreads : 512, (k / 8 + 31) / 32 * 32));
+}
 
 enum class LineScale : int { kDynamic, kPowerOfTwo, kCompat };
+
+// Exponent of the smallest power of two s with amax <= 2688 s, 2688 = 1.3125 * 2^11; 0 for a line of zeros.
+__device__ inline int dynamic_exponent(uint32_t amax) {
+  if (amax == 0) return 0;
+  const int exponent = static_cast<int>(amax >> 23) - 127 - 11 + ((amax & 0x7FFFFFu) > 0x280000u);
+  return max(exponent, -126);
+}
+
+__device__ inline float power_of_two(int exponent) {  // -126 .. 127
+  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+// The scale of a line and its inverse by the line's largest magnitude, as finite bits.
+struct LineRule {
+  bool dynamic;
+  float scale, inverse;  // of every line, unless dynamic
+
+  LineRule() = default;
+  LineRule(LineScale policy, float scale_)
+      : dynamic(policy == LineScale::kDynamic), scale(scale_), inverse(1.0f / scale_) {}
+  __device__ float scale_of(uint32_t amax) const { return dynamic ? power_of_two(dynamic_exponent(amax)) : scale; }
+  __device__ float inverse_of(uint32_t amax) const { return dynamic ? power_of_two(-dynamic_exponent(amax)) : inverse; }
+};
 
 struct Counters {
   uint64_t* nonfinite;
@@ -42,9 +72,9 @@ struct LineArgs {
   const void* x;  // (lines, K)
   int64_t k;
   LineScale policy;
-  float scale;  // of every line, but for kDynamic
-  HostActivations out;
-  uint16_t* operand;  // (lines, K), or null
+  LineRule rule;
+  HostActivations out;  // codes null: neither codes nor block scales are wanted
+  uint16_t* operand;    // (lines, K), or null
   Counters counters;
   const int32_t* row_of_choice;  // (T, top_k): lines are tokens, those without a row are left out; null: all lines
   int64_t top_k;
@@ -64,17 +94,9 @@ __device__ inline bool wanted(const LineArgs& args, int64_t line) {
   return false;
 }
 
-// max |x| of the line as bits: finite < Inf < NaN. The whole block.
-template <DType kType>
-__device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
-  __shared__ uint32_t warp_magnitudes[kLineWarps];
-  uint32_t magnitude = 0;
-  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += blockDim.x * kBlock) {
-    float x[kBlock];
-    load_elements<kType>(args.x, first + i, x);
-#pragma unroll
-    for (float value : x) magnitude = max(magnitude, magnitude_bits(value));
-  }
+// The largest of all threads' magnitudes.
+__device__ inline uint32_t block_magnitude(uint32_t magnitude) {
+  __shared__ uint32_t warp_magnitudes[kEightsThreads / 32];
   magnitude = __reduce_max_sync(0xFFFFFFFFu, magnitude);
   if (threadIdx.x % 32 == 0) warp_magnitudes[threadIdx.x / 32] = magnitude;
   __syncthreads();
@@ -83,15 +105,30 @@ __device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
   return magnitude;
 }
 
-// Exponent of the smallest power of two s with amax <= 2688 s, 2688 = 1.3125 * 2^11; 0 for a line of zeros.
-__device__ inline int dynamic_exponent(uint32_t amax) {
-  if (amax == 0) return 0;
-  const int exponent = static_cast<int>(amax >> 23) - 127 - 11 + ((amax & 0x7FFFFFu) > 0x280000u);
-  return max(exponent, -126);
+// max |x| of the line as bits: finite < Inf < NaN. The whole block.
+template <DType kType>
+__device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
+  uint32_t magnitude = 0;
+  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += blockDim.x * kBlock) {
+    float x[kBlock];
+    load_elements<kType>(args.x, first + i, x);
+#pragma unroll
+    for (float value : x) magnitude = max(magnitude, magnitude_bits(value));
+  }
+  return block_magnitude(magnitude);
 }
 
-__device__ inline float power_of_two(int exponent) {  // -126 .. 127
-  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+// A line by eights: those of a thread lie blockDim.x apart, and its first one stays in registers.
+__device__ inline uint4 read_eight(const LineArgs& args, int64_t line, int64_t i) {
+  if (i >= args.k / 8) return make_uint4(0, 0, 0, 0);
+  return __ldcg(static_cast<const uint4*>(args.x) + line * (args.k / 8) + i);
+}
+__device__ inline uint32_t magnitude_by_eights(const LineArgs& args, int64_t line, const uint4& first) {
+  uint32_t magnitudes = larger_magnitudes(first);
+#pragma unroll 4
+  for (int64_t i = threadIdx.x + blockDim.x; i < args.k / 8; i += blockDim.x)
+    magnitudes = __vmaxu2(magnitudes, larger_magnitudes(read_eight(args, line, i)));
+  return block_magnitude(larger_half(magnitudes));
 }
 
 // Both rules: an element's scaled magnitude, and what the boundaries between e2m1's values are multiplied by to compare
@@ -135,8 +172,10 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
   }
   counts.saturated += scale > 448;
   counts.zeroed += byte == 0 && amax_bits != 0;
-  args.out.block_scales[line * (args.k / kBlock) + block] = static_cast<uint8_t>(byte);
-  *reinterpret_cast<uint2*>(args.out.codes + line * (args.k / 2) + block * 8) = make_uint2(codes[0], codes[1]);
+  if (args.out.codes != nullptr) {
+    args.out.block_scales[line * (args.k / kBlock) + block] = static_cast<uint8_t>(byte);
+    *reinterpret_cast<uint2*>(args.out.codes + line * (args.k / 2) + block * 8) = make_uint2(codes[0], codes[1]);
+  }
   auto* const to = reinterpret_cast<uint4*>(args.operand + line * args.k + block * kBlock);
   to[0] = make_uint4(operand[0], operand[1], operand[2], operand[3]);
   to[1] = make_uint4(operand[4], operand[5], operand[6], operand[7]);
@@ -155,41 +194,79 @@ __device__ void quantize_blocks(const LineArgs& args, int64_t line, const Rule& 
   add(args.counters.zeroed, counts.zeroed);
 }
 
+__device__ inline void quantize_eights(const LineArgs& args, int64_t line, uint4 x, float inverse) {
+  const int64_t eights = args.k / 8;
+  BlockCounts counts;
+#pragma unroll 1
+  for (int64_t first = 0; first < eights; first += blockDim.x) {  // whole warps
+    const int64_t i = first + threadIdx.x, at = line * eights + i;
+    if (first != 0) x = read_eight(args, line, i);
+    const Eight eight = quantize_eight(x, inverse);
+    if (i >= eights) continue;
+    reinterpret_cast<uint4*>(args.operand)[at] = eight.operand;
+    if (args.out.codes != nullptr) {
+      reinterpret_cast<uint32_t*>(args.out.codes)[at] = eight.codes;
+      if (i % 2 == 0) args.out.block_scales[at / 2] = static_cast<uint8_t>(eight.scale);
+    }
+    counts.saturated += i % 2 == 0 && eight.saturated;
+    counts.zeroed += i % 2 == 0 && eight.zeroed;
+  }
+  __syncwarp();
+  add(args.counters.saturated, counts.saturated);
+  add(args.counters.zeroed, counts.zeroed);
+}
+
 __device__ inline void count_line(uint64_t* counter, uint64_t value) {
   if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
+}
+
+// What a line's largest magnitude decides: its scale, or that it is flagged, which returns false.
+__device__ inline bool begin_line(const LineArgs& args, int64_t line, uint32_t amax) {
+  if (amax < kInfBits) {
+    if (args.line_count == nullptr) count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock));
+    if (threadIdx.x == 0) args.out.line_scale[line] = args.rule.scale_of(amax);
+    return true;
+  }
+  if (threadIdx.x == 0) {
+    args.out.nonfinite[line] = 1;
+    args.out.line_scale[line] = __uint_as_float(0x7FC00000u);
+  }
+  if (args.out.codes != nullptr) {
+    for (int64_t i = threadIdx.x; i < args.k / 2; i += blockDim.x) args.out.codes[line * (args.k / 2) + i] = 0;
+    for (int64_t i = threadIdx.x; i < args.k / kBlock; i += blockDim.x)
+      args.out.block_scales[line * (args.k / kBlock) + i] = 0;
+  }
+  for (int64_t i = threadIdx.x; i < args.k; i += blockDim.x) args.operand[line * args.k + i] = 0;
+  count_line(args.counters.nonfinite, 1);
+  if (args.line_count != nullptr) count_line(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock));
+  return false;
+}
+
+// What is known of a line before it is read.
+__device__ inline void expect_line(const LineArgs& args, int64_t line, bool has_row) {
+  if (threadIdx.x == 0 && (has_row || args.line_count == nullptr)) args.out.nonfinite[line] = 0;
+  // Rows are counted at once, less those that turn out to be flagged: an atomic a row would wait in line.
+  if (args.line_count != nullptr && line == 0)
+    count_line(args.counters.blocks, static_cast<uint64_t>(*args.line_count * (args.k / kBlock)));
 }
 
 // A block's line, to NVFP4.
 template <DType kType>
 __device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) {
-  if (threadIdx.x == 0 && (has_row || args.line_count == nullptr)) args.out.nonfinite[line] = 0;
-  // Rows are counted at once, less those that turn out to be flagged: an atomic a row would wait in line.
-  if (args.line_count != nullptr && line == 0)
-    count_line(args.counters.blocks, static_cast<uint64_t>(*args.line_count * (args.k / kBlock)));
+  expect_line(args, line, has_row);
   if (!has_row) return;
   const uint32_t amax = line_magnitude<kType>(args, line * args.k);
-  if (amax >= kInfBits) {
-    if (threadIdx.x == 0) {
-      args.out.nonfinite[line] = 1;
-      args.out.line_scale[line] = __uint_as_float(0x7FC00000u);
-    }
-    for (int64_t i = threadIdx.x; i < args.k / 2; i += blockDim.x) args.out.codes[line * (args.k / 2) + i] = 0;
-    for (int64_t i = threadIdx.x; i < args.k / kBlock; i += blockDim.x)
-      args.out.block_scales[line * (args.k / kBlock) + i] = 0;
-    for (int64_t i = threadIdx.x; i < args.k; i += blockDim.x) args.operand[line * args.k + i] = 0;
-    count_line(args.counters.nonfinite, 1);
-    if (args.line_count != nullptr) count_line(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock));
-    return;
-  }
-  if (args.line_count == nullptr) count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock));
-  if (args.policy == LineScale::kCompat) {
-    if (threadIdx.x == 0) args.out.line_scale[line] = args.scale;
-    quantize_blocks<kType>(args, line, CompatRule{1.0f / args.scale});
-    return;
-  }
-  const float scale = args.policy == LineScale::kDynamic ? power_of_two(dynamic_exponent(amax)) : args.scale;
-  if (threadIdx.x == 0) args.out.line_scale[line] = scale;
-  quantize_blocks<kType>(args, line, PowerOfTwoRule{1.0f / scale});
+  if (!begin_line(args, line, amax)) return;
+  if (args.policy == LineScale::kCompat)
+    quantize_blocks<kType>(args, line, CompatRule{args.rule.inverse});
+  else
+    quantize_blocks<kType>(args, line, PowerOfTwoRule{args.rule.inverse_of(amax)});
+}
+// The same by eights, of a line that has a row; first: the thread's first eight.
+__device__ inline void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first) {
+  expect_line(args, line, true);
+  const uint32_t amax = magnitude_by_eights(args, line, first);
+  if (begin_line(args, line, amax)) quantize_eights(args, line, first, args.rule.inverse_of(amax));
 }
 
 // A block's line of hidden in bf16 for the tensor cores, and its flag.
@@ -216,6 +293,11 @@ __device__ void round_line(const LineArgs& args, int64_t line, bool has_row) {
   count_line(args.counters.nonfinite, 1);
 }
 
+// Whether lines of that type go by eights.
+inline bool quantizes_by_eights(const LineArgs& args, DType dtype) {
+  return dtype == DType::kBf16 && args.policy != LineScale::kCompat && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+}
+
 // Of quantize: hidden's lines, all of them, counted in the run's status.
 inline LineArgs hidden_lines(const HostCall& call) {
   const MoeConfig& config = call.weights.config;
@@ -226,7 +308,8 @@ inline LineArgs hidden_lines(const HostCall& call) {
   args.policy = config->activation_scale == ActivationScale::kDynamicToken ? LineScale::kDynamic
                 : config->activation_scale == ActivationScale::kCompat     ? LineScale::kCompat
                                                                            : LineScale::kPowerOfTwo;
-  args.scale = resolve_activation_scales(config, call.weights.scales)->hidden;  // plan has seen it succeed
+  args.rule = LineRule(args.policy,
+                       resolve_activation_scales(config, call.weights.scales)->hidden);  // plan has seen it succeed
   args.out = call.buffers.hidden;
   args.operand = Scratch(config, call.weights.range, call.batch.tokens, call.scratch).hidden_operand;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};

@@ -59,6 +59,7 @@ void gemm2(const HostCall& call, const HostPart& part) {
   GemmArgs args = gemm_args(call, part, plan, plan.layout.down, scratch);
   args.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset +
                  (part.down_only ? 0 : plan.layout.gate_up.bytes());
+  args.waits_long = nvfp4;
   args.routed = !part.down_only;  // a linear has no route, and what stands for it comes just before this kernel
   const uint16_t* const x = !nvfp4        ? part.intermediate.bf16
                             : plan.shared ? scratch.common.shared_operand

@@ -53,9 +53,9 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
   RingPlace<S::kStages> place;
   const int64_t row_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
   // Weights before the kernel may wait, and before its first lines are on their way: with more in flight these and what
-  // leads to them come later.
+  // leads to them come later. Behind requantize there is time for all that fit.
   constexpr int kEarlyBytes = 54 * 1024, kWeightBytes = S::kRowBlocks * static_cast<int>(cuda::kTileBytes);
-  int early = S::kIs.tensor_lines ? 0 : kEarlyBytes / kWeightBytes;
+  int early = S::kIs.tensor_lines ? 0 : args.waits_long && S::kRowBlocks > 2 ? S::kStages : kEarlyBytes / kWeightBytes;
   Piece piece;
   for (TileRows rows; pieces.next(piece, rows);) {
     const int32_t first_block = piece.unit.group * S::kRowBlocks;

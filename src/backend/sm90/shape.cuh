@@ -27,6 +27,7 @@ struct GemmArgs {
   const int32_t* tile_count;
   float* partials;    // (2 blocks) x partial_bytes of the variant
   int32_t* arrivals;  // (blocks) of the pieces of a unit that is cut; 0 before and after
+  bool waits_long;    // for requantize as well as gemm1
   bool routed;        // whether route has ended before this kernel begins, and not just before it waits
 };
 

@@ -50,7 +50,8 @@ __global__ void route_count(RouteArgs args, int32_t* chunk_counts) {
 __global__ void route_scan(RouteArgs args, int32_t* chunk_counts) {
   let_next_start();
   wait_for_previous();
-  scan(args, chunk_counts, args.chunk_bad_ids);
+  extern __shared__ TileKey keys[];  // (E), under widest_first
+  scan(args, chunk_counts, args.chunk_bad_ids, keys);
 }
 __global__ void route_place(RouteArgs args, int32_t* chunk_counts) {
   extern __shared__ int32_t counts[];  // (warps, E)
@@ -88,7 +89,8 @@ void route_in_tiles(const HostCall& call, const Tiling& tiling) {
   const auto threads = static_cast<unsigned>(parts * 32), chunks = static_cast<unsigned>(args.chunks);
   const auto counter_bytes = static_cast<size_t>(parts * args.count) * sizeof(int32_t);
   launch<route_count>(chunks, threads, counter_bytes, call.stream, args, chunk_counts);
-  launch<route_scan>(1, 1024, 0, call.stream, args, chunk_counts);
+  const size_t key_bytes = args.widest_first ? static_cast<size_t>(args.count) * sizeof(TileKey) : 0;
+  launch<route_scan>(1, 1024, key_bytes, call.stream, args, chunk_counts);
   launch<route_place>(chunks, threads, counter_bytes, call.stream, args, chunk_counts);
 }
 

@@ -23,6 +23,11 @@
 
 namespace nvfp4_moe::cuda {
 
+// Tiles are in the order of their rows, the most first, where their products differ much and each expert can look at
+// all others: blocks that take turns at the list then get the same work.
+inline constexpr int kLeastSortedRows = 32;
+inline constexpr int64_t kMostSortedExperts = 1024;
+
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 struct RouteArgs {
@@ -38,7 +43,7 @@ struct RouteArgs {
   int32_t* choice_of_row;  // (R)
   int64_t* row_offsets;    // (E + 1)
   int rows_of_tile;
-  bool even_tiles;
+  bool even_tiles, widest_first;
   RowTile* tiles;
   int32_t* tile_count;
   int64_t* shared_row_offsets;  // (2), or null
@@ -131,8 +136,35 @@ __device__ inline Sums block_exclusive(Sums own, Sums* warp_sums, Sums& total) {
   return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
 }
 
-// counts (chunks, E): rows in the chunk -> first row of the expert in the chunk; bad_ids (chunks). One block.
-__device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids) {
+// An expert's place in the list of tiles, and how many it has.
+struct alignas(8) TileKey {
+  uint32_t order;  // larger: earlier; rows of its tiles, then the expert
+  int32_t tiles;
+
+  TileKey() = default;
+  __device__ TileKey(int32_t expert, int32_t step, int32_t tiles_)
+      : order(static_cast<uint32_t>(step << 16 | (0xFFFF - expert))), tiles(tiles_) {}
+  __device__ int32_t step() const { return static_cast<int32_t>(order >> 16); }
+};
+
+__device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint32_t order) {
+  int32_t tiles = 0;
+#pragma unroll 8
+  for (int32_t e = 0; e < count; ++e) tiles += keys[e].order > order ? keys[e].tiles : 0;
+  return tiles;
+}
+
+__device__ inline void list_tiles(const RouteArgs& args, int32_t expert, int32_t first_row, int32_t rows, int32_t step,
+                                  int32_t first_tile, int32_t tiles) {
+#pragma unroll 1
+  for (int32_t t = 0; t < tiles; ++t)
+    args.tiles[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
+}
+
+// counts (chunks, E): rows in the chunk -> first row of the expert in the chunk; bad_ids (chunks). One block. keys: (E)
+// shared, under widest_first.
+__device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids, TileKey* keys) {
+  constexpr int kAtOnce = 8;  // chunks whose counts are read at once
   __shared__ Sums warp_sums[32];
   Sums before;
 #pragma unroll 1
@@ -140,7 +172,7 @@ __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32
     const int64_t e = first + threadIdx.x;
     Sums own;
     if (e < args.count)
-#pragma unroll 4
+#pragma unroll kAtOnce
       for (int32_t chunk = 0; chunk < args.chunks; ++chunk) own.rows += counts[chunk * args.count + e];
     own.tiles = own.rows <= args.rows_of_tile ? own.rows != 0 : (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
     Sums total;
@@ -150,28 +182,47 @@ __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32
     if (e < args.count) {
       args.row_offsets[e] = start.rows;
       const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.rows_of_tile) : args.rows_of_tile;
-#pragma unroll 1
-      for (int32_t t = 0; t < own.tiles; ++t)
-        args.tiles[start.tiles + t] = {static_cast<int32_t>(e), start.rows + t * step, min(step, own.rows - t * step)};
+      if (args.widest_first)
+        keys[e] = TileKey(static_cast<int32_t>(e), step, own.tiles);
+      else
+        list_tiles(args, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles, own.tiles);
       int32_t row = start.rows;
 #pragma unroll 1
-      for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
-        int32_t& count = counts[chunk * args.count + e];
-        const int32_t rows = count;
-        count = row;
-        row += rows;
+      for (int32_t chunk = 0; chunk < args.chunks; chunk += kAtOnce) {
+        int32_t rows[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) rows[i] = chunk + i < args.chunks ? counts[(chunk + i) * args.count + e] : 0;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (chunk + i < args.chunks) counts[(chunk + i) * args.count + e] = row;
+          row += rows[i];
+        }
       }
     }
     before.rows += total.rows;
     before.tiles += total.tiles;
   }
+  if (args.widest_first) {
+    if (threadIdx.x == 0) args.row_offsets[args.count] = before.rows;
+    __syncthreads();
+#pragma unroll 1
+    for (auto e = static_cast<int32_t>(threadIdx.x); e < args.count; e += static_cast<int32_t>(blockDim.x)) {
+      const auto first_row = static_cast<int32_t>(args.row_offsets[e]);
+      const int32_t rows = static_cast<int32_t>(args.row_offsets[e + 1]) - first_row;
+      const TileKey key = keys[e];
+      list_tiles(args, e, first_row, rows, key.step(), tiles_before(keys, static_cast<int32_t>(args.count), key.order),
+                 key.tiles);
+    }
+  }
 #pragma unroll 1
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < args.cleared_count; i += static_cast<int32_t>(blockDim.x))
     args.cleared[i] = 0;
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x >= 32) return;
+  uint32_t own_bad_ids = 0;
+  for (auto chunk = static_cast<int32_t>(threadIdx.x); chunk < args.chunks; chunk += 32) own_bad_ids += bad_ids[chunk];
   RunStatus status;
-#pragma unroll 1
-  for (int32_t chunk = 0; chunk < args.chunks; ++chunk) status.bad_expert_ids += bad_ids[chunk];
+  status.bad_expert_ids = __reduce_add_sync(kAllLanes, own_bad_ids);
+  if (threadIdx.x != 0) return;
   *args.status = status;
   args.row_offsets[args.count] = before.rows;
   *args.tile_count = before.tiles;
@@ -250,7 +301,7 @@ __device__ inline void route_by_one_block(const RouteArgs& args, int32_t* counts
   int32_t* const own = counts + warp * args.count;
   if (warp < args.chunks) bad_ids[warp] = count_chunk(args, warp, own);
   __syncthreads();
-  scan(args, counts, bad_ids);
+  scan(args, counts, bad_ids, reinterpret_cast<TileKey*>(counts + (args.chunks * args.count + 1) / 2 * 2));
   __syncthreads();
   if (warp < args.chunks) place_chunk(args, warp, own);
 }
@@ -274,6 +325,7 @@ inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
   args.row_offsets = call.buffers.routed.row_offsets;
   args.rows_of_tile = tiling.rows;
   args.even_tiles = tiling.even;
+  args.widest_first = tiling.even && tiling.rows >= kLeastSortedRows && range.count <= kMostSortedExperts;
   args.tiles = scratch.tiles;
   args.tile_count = scratch.tile_count;
   args.shared_row_offsets = call.buffers.shared.experts > 0 ? call.buffers.shared.row_offsets : nullptr;
@@ -299,6 +351,7 @@ struct OneBlock {
     args.chunks = static_cast<int32_t>(args.chunk == 0 ? 0 : ceil_div(args.choices, args.chunk));
     threads = static_cast<unsigned>(warps * 32);
     shared_bytes = static_cast<size_t>(warps * args.count) * sizeof(int32_t);
+    if (args.widest_first) shared_bytes += (static_cast<size_t>(args.count) + 1) * sizeof(TileKey);  // at even places
   }
 };
 

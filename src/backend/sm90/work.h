@@ -5,6 +5,9 @@
 // block as long as there are chunks, so that every multiprocessor reads the same number of weight bytes. A unit cut
 // that way leaves fp32 sums of its pieces, which the block that arrives last adds in the order of K: the bits depend on
 // the launch, not on who that is.
+//
+// Whole units are dealt back and forth, 0 1 2, 2 1 0, 0 1 2: tiles come in the order of their width, and so every block
+// gets as much of the wide ones.
 #pragma once
 
 #include <cstdint>
@@ -113,7 +116,8 @@ struct Work {
     return {first, last - first + 1, partial_of(first, split_unit)};
   }
   NVFP4_MOE_HOST_DEVICE int32_t chunks_of(int32_t block) const {
-    const int32_t own = shape.by_blocks(whole_units - 1 - block + shape.blocks);
+    const int32_t rounds = shape.by_blocks(whole_units), last = whole_units - rounds * shape.blocks;
+    const int32_t own = rounds + ((rounds % 2 == 0 ? block : shape.blocks - 1 - block) < last);
     return own * shape.chunks_of_unit + split_begin(block + 1) - split_begin(block);
   }
 
@@ -128,6 +132,7 @@ class Pieces {
       : work_(work),
         block_(block),
         next_unit_(block),
+        next_step_(2 * (work.shape.blocks - block) - 1),
         next_chunk_(work.split_begin(block)),
         end_chunk_(work.split_begin(block + 1)) {}
 
@@ -135,7 +140,8 @@ class Pieces {
     const int32_t chunks_of_unit = work_.shape.chunks_of_unit;
     if (next_unit_ < work_.whole_units) {
       piece = {work_.unit(next_unit_), 0, chunks_of_unit, -1};
-      next_unit_ += work_.shape.blocks;
+      next_unit_ += next_step_;
+      next_step_ = 2 * work_.shape.blocks - next_step_;
       return true;
     }
     if (next_chunk_ >= end_chunk_) return false;
@@ -151,7 +157,7 @@ class Pieces {
 
  private:
   const Work& work_;
-  int32_t block_, next_unit_, next_chunk_, end_chunk_;
+  int32_t block_, next_unit_, next_step_, next_chunk_, end_chunk_;
 };
 
 }  // namespace nvfp4_moe::sm90

@@ -239,6 +239,42 @@ TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
       }
 }
 
+// Where a kernel of its own takes hidden to the rows, and gemm1 flags rows for the count.
+TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
+  for (DType dtype : {DType::kBf16, DType::kF32}) {
+    Case spec = Sm90Layer::spec({64, 2, 2200, Routing::kUniform}, ActivationFormat::kBf16);
+    spec.options.hidden_size = 528;
+    spec.options.intermediate_size = 144;
+    spec.hidden_dtype = dtype;
+    auto data = make_case(spec);
+    ASSERT_OK(data);
+    ASSERT_TRUE(sm90::kVariants[sm90::routed_variant(data->config, spec.range, spec.tokens)].tensor_lines);
+    const auto fill = [&](int64_t token, uint16_t bf16) {
+      const size_t bytes = data->hidden.size() / static_cast<size_t>(spec.tokens * spec.options.hidden_size);
+      for (int64_t i = 0; i < spec.options.hidden_size; ++i) {
+        uint8_t* const element =
+            data->hidden.data() + static_cast<size_t>(token * spec.options.hidden_size + i) * bytes;
+        std::fill(element, element + bytes, uint8_t{0});
+        element[bytes - 2] = static_cast<uint8_t>(bf16), element[bytes - 1] = static_cast<uint8_t>(bf16 >> 8);
+      }
+    };
+    fill(3, 0x7FC0);     // NaN
+    fill(1200, 0x7F00);  // 2^127: the sums overflow
+    test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+    ASSERT_TRUE(plain.ok() && own.ok());
+    const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
+    const std::vector<uint8_t> bytes = own.run(*data);
+    const auto actual = test::to_floats(bytes, spec.out_dtype);
+    EXPECT_EQ(own.buffers().status->nonfinite_tokens, 1u);
+    EXPECT_EQ(own.buffers().status->nonfinite_rows, plain.buffers().status->nonfinite_rows);
+    EXPECT_EQ(own.buffers().status->nonfinite_rows, 4u);
+    for (size_t i = 0; i < expected.size(); ++i)
+      ASSERT_EQ(std::isfinite(expected[i]), std::isfinite(actual[i])) << i / 528 << " " << i % 528;
+    EXPECT_EQ(own.broken_guard(), -1);
+    ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
+  }
+}
+
 // With batch_invariant a token has the same bits in every variant.
 TEST_F(Sm90Layer, BatchInvariantBitsInEveryVariant) {
   for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {

@@ -40,6 +40,7 @@ struct CountArgs {
   const LineCounts* token_counts;  // (T) of quantize, or null
   struct Intermediate {
     const uint16_t* bf16;      // (R, k), or null
+    const uint8_t* flags;      // (R) of rows with NaN or Inf, or null: they are looked for
     const int64_t* row_count;  // R
     int64_t k;
   } parts[2];
@@ -49,7 +50,8 @@ __device__ void add(uint64_t& counter, uint64_t value) {
   if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
 }
 
-// A warp a row; one warp of all sums quantize's counts.
+// A warp a row, or 32 flags of rows; one warp of all sums quantize's counts.
+template <bool kFlags>
 __device__ void count(const CountArgs& args, int64_t tokens, int64_t warp, int64_t warps) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && args.token_counts != nullptr) {
@@ -67,6 +69,12 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t warp, int64
   uint64_t nonfinite = 0;
   for (const CountArgs::Intermediate& part : args.parts) {
     if (part.bf16 == nullptr) continue;
+    if (kFlags && part.flags != nullptr) {
+      for (int64_t first = warp * 32; first < *part.row_count; first += warps * 32)
+        nonfinite +=
+            __popc(__ballot_sync(0xFFFFFFFFu, first + lane < *part.row_count && part.flags[first + lane] != 0));
+      continue;
+    }
     for (int64_t row = warp; row < *part.row_count; row += warps) {
       bool bad = false;
 #pragma unroll 4
@@ -146,8 +154,8 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
   if (blockIdx.x >= args.tokens) {
     wait_for_previous();
     const int64_t block = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
-    count(counts, args.tokens, block * (kThreads / 32) + threadIdx.x / 32,
-          (gridDim.x - args.tokens) * gridDim.y * (kThreads / 32));
+    count<kChannels == kManyChannels>(counts, args.tokens, block * (kThreads / 32) + threadIdx.x / 32,
+                                      (gridDim.x - args.tokens) * gridDim.y * (kThreads / 32));
     return;
   }
   const int64_t token = blockIdx.x;
@@ -231,7 +239,7 @@ void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_
 
 void combine(const HostCall& call) { launch_combine(call, {}, 0); }
 
-void combine_and_count(const HostCall& call) {
+void combine_and_count(const HostCall& call, const Tiling& tiling) {
   const MoeConfig& config = call.weights.config;
   CountArgs counts{};
   int64_t rows = 0;
@@ -244,8 +252,12 @@ void combine_and_count(const HostCall& call) {
     int index = 0;
     for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
       if (part->experts == 0) continue;
-      counts.parts[index++] = {part->intermediate.bf16, part->row_offsets + part->experts, part->intermediate_size};
-      rows += call.batch.tokens * (part->choice_of_row != nullptr ? config->top_k : 1);
+      const bool routed = part->choice_of_row != nullptr,
+                 flagged = routed && tiling.flags_rows && call.batch.tokens > kFewTokens;
+      counts.parts[index++] = {part->intermediate.bf16, flagged ? part->intermediate.nonfinite : nullptr,
+                               part->row_offsets + part->experts, part->intermediate_size};
+      const int64_t own_rows = call.batch.tokens * (routed ? config->top_k : 1);
+      rows += flagged ? ceil_div(own_rows, 32) : own_rows;
     }
   }
   launch_combine(call, counts, rows);

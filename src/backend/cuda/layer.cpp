@@ -69,7 +69,7 @@ Status run_layer(const HostSteps& steps, Tiling (*tiling)(const HostCall&), cons
     if (weights.config->activation_format == ActivationFormat::kNvfp4) steps.requantize(call, *part);
     steps.gemm2(call, *part);
   }
-  combine_and_count(call);
+  combine_and_count(call, tiling(call));
   return check_launch("launch");
 }
 

@@ -94,7 +94,9 @@ void route_in_tiles(const HostCall& call, const Tiling& tiling) {
   launch<route_place>(chunks, threads, counter_bytes, call.stream, args, chunk_counts);
 }
 
-Tiling tiling(const HostCall& call) { return {tile_rows(call.weights.config, call.batch.tokens), false, nullptr, 0}; }
+Tiling tiling(const HostCall& call) {
+  return {tile_rows(call.weights.config, call.batch.tokens), false, nullptr, 0, false};
+}
 void route(const HostCall& call) { route_in_tiles(call, tiling(call)); }
 
 }  // namespace nvfp4_moe::cuda

@@ -12,6 +12,7 @@ struct Tiling {
   bool even;         // an expert's tiles share its rows (even_tile_rows)
   int32_t* cleared;  // (cleared_count) counters to be 0 after route; null: none
   int32_t cleared_count;
+  bool flags_rows;  // gemm1 says of each routed row whether it has NaN or Inf, in intermediate.nonfinite
 };
 Tiling tiling(const HostCall& call);  // of this backend
 
@@ -31,6 +32,6 @@ bool routes_and_quantizes_at_once(const HostCall& call);
 void route_and_quantize(const HostCall& call, const Tiling& tiling);
 // combine, and beside it what is not counted yet: those counts, and requantize's of the bf16 format, which has nothing
 // else to do there.
-void combine_and_count(const HostCall& call);
+void combine_and_count(const HostCall& call, const Tiling& tiling);
 
 }  // namespace nvfp4_moe::cuda

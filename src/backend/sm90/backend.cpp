@@ -8,6 +8,7 @@
 #include "backend/cuda/measure.h"
 #include "backend/cuda/pack.h"
 #include "backend/cuda/steps.h"
+#include "backend/sm90/gather.h"
 #include "backend/sm90/measure.h"
 #include "backend/sm90/scratch.h"
 #include "backend/sm90/steps.h"
@@ -19,6 +20,8 @@ namespace {
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, product_rate, "wgmma m64n128k16"};
 constexpr HostSteps kSteps = {route, cuda::quantize, gemm1_swiglu, cuda::requantize, gemm2, cuda::combine};
+// The walk's, with the same results.
+constexpr HostSteps kWalk = {route, quantize_into_rows, gemm1_swiglu_of_rows, cuda::requantize, gemm2, cuda::combine};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
@@ -45,7 +48,7 @@ Result<Buffer> allocate(size_t size_bytes, int device) {
 
 Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
            const RunContext& context) {
-  return cuda::run_layer(kSteps, tiling, weights, plan, batch, workspace, context);
+  return cuda::run_layer(kWalk, tiling, weights, plan, batch, workspace, context);
 }
 
 size_t linear_scratch_bytes(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {

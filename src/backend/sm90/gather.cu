@@ -1,48 +1,112 @@
 // One block a token: its line is read once and written to each of its rows.
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "backend/cuda/launch.cuh"
+#include "backend/cuda/quantize.cuh"
+#include "backend/cuda/steps.h"
 #include "backend/sm90/gather.h"
+#include "backend/sm90/variant.h"
 
 namespace nvfp4_moe::sm90 {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kGatherThreads = 128;
 constexpr int kMostRows = 8;  // of a token at a time
 
-__global__ void __launch_bounds__(kThreads)
-    sm90_gather_rows(const uint4* x, uint4* rows, const int32_t* row_of_choice, int32_t top_k, int32_t pieces) {
-  cuda::let_next_start();
-  cuda::wait_for_previous();
-  const int64_t token = blockIdx.x;
-  for (int32_t first = 0; first < top_k; first += kMostRows) {
+// Where a token's line goes.
+struct RowsOfTokens {
+  uint4* rows;     // (R, pieces)
+  uint8_t* flags;  // (R), cleared
+  const int32_t* row_of_choice;
+  int32_t top_k, pieces;  // of 16 bytes
+};
+
+template <class Read>
+__device__ void write_rows(const RowsOfTokens& to, int64_t token, const Read& read) {
+  for (int32_t first = 0; first < to.top_k; first += kMostRows) {
     int32_t row[kMostRows];
     bool any = false;
 #pragma unroll
     for (int k = 0; k < kMostRows; ++k) {
-      row[k] = first + k < top_k ? row_of_choice[token * top_k + first + k] : -1;
+      row[k] = first + k < to.top_k ? to.row_of_choice[token * to.top_k + first + k] : -1;
       any |= row[k] >= 0;
+      if (row[k] >= 0 && threadIdx.x == 0) to.flags[row[k]] = 0;
     }
     if (!any) continue;
 #pragma unroll 4
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < pieces; i += kThreads) {
-      const uint4 piece = x[token * pieces + i];
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < to.pieces; i += kGatherThreads) {
+      const uint4 piece = read(token * to.pieces + i);
 #pragma unroll
       for (int k = 0; k < kMostRows; ++k)
-        if (row[k] >= 0) rows[int64_t{row[k]} * pieces + i] = piece;
+        if (row[k] >= 0) to.rows[int64_t{row[k]} * to.pieces + i] = piece;
     }
   }
+}
+
+__global__ void __launch_bounds__(kGatherThreads) sm90_gather_rows(const uint4* x, RowsOfTokens to) {
+  cuda::let_next_start();
+  cuda::wait_for_previous();
+  write_rows(to, blockIdx.x, [&](int64_t piece) { return x[piece]; });
+}
+
+// round_lines, but for where the line goes.
+template <DType kType>
+__global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::LineArgs args, RowsOfTokens to) {
+  cuda::let_next_start();
+  cuda::wait_for_previous();
+  const int64_t token = blockIdx.x;
+  if (threadIdx.x == 0) args.out.nonfinite[token] = 0;
+  uint32_t magnitude = 0;
+  write_rows(to, token, [&](int64_t piece) {
+    float x[8];
+    uint32_t words[4];
+    cuda::load_elements<kType>(args.x, piece * 8, x);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      magnitude = max(magnitude, max(cuda::magnitude_bits(x[2 * j]), cuda::magnitude_bits(x[2 * j + 1])));
+      words[j] = uint32_t{cuda::bf16_from_float(x[2 * j])} | uint32_t{cuda::bf16_from_float(x[2 * j + 1])} << 16;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  });
+  if (!__syncthreads_or(magnitude >= cuda::kInfBits)) return;
+  if (threadIdx.x == 0) args.out.nonfinite[token] = 1;
+  cuda::count_line(args.counters.nonfinite, 1);
+}
+
+RowsOfTokens rows_of_tokens(const HostCall& call, const HostPart& part) {
+  const MoeConfig& config = call.weights.config;
+  return {reinterpret_cast<uint4*>(gathered(part)), part.intermediate.nonfinite, call.buffers.row_of_choice,
+          static_cast<int32_t>(config->top_k), static_cast<int32_t>(config->hidden_size / 8)};
 }
 
 }  // namespace
 
 const uint16_t* gather_rows(const HostCall& call, const HostPart& part, const uint16_t* x) {
+  cuda::launch<sm90_gather_rows>(static_cast<unsigned>(call.batch.tokens), kGatherThreads, 0, call.stream,
+                                 reinterpret_cast<const uint4*>(x), rows_of_tokens(call, part));
+  return gathered(part);
+}
+
+bool quantizes_into_rows(const HostCall& call) {
   const MoeConfig& config = call.weights.config;
-  cuda::launch<sm90_gather_rows>(static_cast<unsigned>(call.batch.tokens), kThreads, 0, call.stream,
-                                 reinterpret_cast<const uint4*>(x), static_cast<uint4*>(part.rows_out),
-                                 call.buffers.row_of_choice, static_cast<int32_t>(config->top_k),
-                                 static_cast<int32_t>(config->hidden_size / 8));
-  return static_cast<const uint16_t*>(part.rows_out);
+  const Variant& variant = kVariants[routed_variant(config, call.weights.range, call.batch.tokens)];
+  return flags_rows(config, variant) && call.buffers.shared.experts == 0 && !cuda::routes_and_quantizes_at_once(call);
+}
+
+void quantize_into_rows(const HostCall& call) {
+  if (!quantizes_into_rows(call)) return cuda::quantize(call);
+  const auto launch = [&](auto type) {
+    cuda::launch<sm90_round_into_rows<type.value>>(static_cast<unsigned>(call.batch.tokens), kGatherThreads, 0,
+                                                   call.stream, cuda::hidden_lines(call),
+                                                   rows_of_tokens(call, call.buffers.routed));
+  };
+  switch (call.batch.hidden_dtype) {
+    case DType::kF32: return launch(std::integral_constant<DType, DType::kF32>{});
+    case DType::kF16: return launch(std::integral_constant<DType, DType::kF16>{});
+    default: return launch(std::integral_constant<DType, DType::kBf16>{});
+  }
 }
 
 }  // namespace nvfp4_moe::sm90

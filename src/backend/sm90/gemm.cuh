@@ -354,6 +354,7 @@ __device__ void touch(const Parameters& parameters) {
 
 template <class S, class Epilogue, class Lines>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines& lines) {
+  static_assert(!Epilogue::kFlagsRows || (Epilogue::kJoined && S::kIs.tensor_lines));
   if (args.routed) cuda::let_next_start();
   touch(args);
   touch(epilogue);

@@ -59,6 +59,7 @@ struct GatedActivation {
   }
 };
 
+template <bool kFlags>
 struct SwigluEpilogue {
   const TensorScales* tensor_scales;  // (E)
   const float* line_scale;            // (T), or null: 1
@@ -67,8 +68,12 @@ struct SwigluEpilogue {
   GatedActivation activation;
   uint16_t* out;     // (R, I) bf16
   int64_t channels;  // I
+  uint8_t* flags;    // (R) set where a row has NaN or Inf, or null
 
-  static constexpr bool kJoined = true;
+  static constexpr bool kJoined = true, kFlagsRows = kFlags;
+  __device__ void flag_if(bool bad, int64_t row) const {
+    if (bad && flags != nullptr) flags[row] = 1;
+  }
   __device__ uint16_t* bf16_out() const { return out; }
 
   __device__ ExpertScales scales(int32_t expert) const {
@@ -87,21 +92,23 @@ struct SwigluEpilogue {
   __device__ void store(int64_t row, int32_t weight_row, float gate_sum, float up_sum, const ExpertScales& scales,
                         const LineFactor& factor) const {
     const int64_t channel = cuda::joined_row(weight_row).row;
-    if (channel < channels)
-      out[row * channels + channel] = cuda::bf16_from_float(value(gate_sum, up_sum, scales, factor));
+    if (channel >= channels) return;
+    const uint16_t bits = cuda::bf16_from_float(value(gate_sum, up_sum, scales, factor));
+    out[row * channels + channel] = bits;
+    if constexpr (kFlags) flag_if((bits & 0x7F80u) == 0x7F80u, row);
   }
 };
 
 template <size_t kVariant, class Lines>
 __global__ void __launch_bounds__(Shape<kVariant>::kThreads, 1)
-    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ SwigluEpilogue epilogue,
+    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args,
+                      const __grid_constant__ SwigluEpilogue<kVariants[kVariant].tensor_lines> epilogue,
                       const __grid_constant__ Lines lines) {
   gemm<Shape<kVariant>>(args, epilogue, lines);
 }
 
-}  // namespace
-
-void gemm1_swiglu(const HostCall& call, const HostPart& part) {
+// in_rows: quantize has left hidden in the order of the rows.
+void run_gemm1(const HostCall& call, const HostPart& part, bool in_rows) {
   const MoeConfig& config = call.weights.config;
   if (call.batch.tokens == 0) return;
   const cuda::PackedLayout packed(config, call.weights.range);
@@ -113,15 +120,18 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
   args.routed = false;
   const uint16_t* const x = nvfp4 ? scratch.common.hidden_operand : call.buffers.hidden.bf16;
   args.choice_of_row = part.choice_of_row;
-  SwigluEpilogue epilogue{};
-  epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
-  epilogue.line_scale = nvfp4 ? call.buffers.hidden.line_scale : nullptr;
-  epilogue.nonfinite = call.buffers.hidden.nonfinite;
-  epilogue.router_weights =
-      config->router_weight == RouterWeight::kBeforeDown && !plan.shared ? call.batch.topk_weights : nullptr;
-  epilogue.activation = GatedActivation::of(config);
-  epilogue.out = part.intermediate.bf16;
-  epilogue.channels = part.intermediate_size;
+  const auto fill = [&](auto epilogue) {
+    epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
+    epilogue.line_scale = nvfp4 ? call.buffers.hidden.line_scale : nullptr;
+    epilogue.nonfinite = call.buffers.hidden.nonfinite;
+    epilogue.router_weights =
+        config->router_weight == RouterWeight::kBeforeDown && !plan.shared ? call.batch.topk_weights : nullptr;
+    epilogue.activation = GatedActivation::of(config);
+    epilogue.out = part.intermediate.bf16;
+    epilogue.channels = part.intermediate_size;
+    if (!plan.shared && flags_rows(config, kVariants[plan.variant])) epilogue.flags = part.intermediate.nonfinite;
+    return epilogue;
+  };
 
   const auto blocks = static_cast<unsigned>(args.work.blocks);
   with_variant(plan.variant, [&](auto variant) {
@@ -129,15 +139,24 @@ void gemm1_swiglu(const HostCall& call, const HostPart& part) {
     const auto launch = [&](auto lines) {
       constexpr auto kKernel = sm90_gemm1_kernel<variant.value, decltype(lines)>;
       cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-      cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, call.stream, args, epilogue, lines);
+      cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, call.stream, args,
+                            fill(SwigluEpilogue<S::kIs.tensor_lines>{}), lines);
     };
     if constexpr (S::kIs.tensor_lines) {
       const int64_t lines = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
-      launch(tensor_lines(plan.shared ? x : gather_rows(call, part, x), lines, config->hidden_size));
+      const uint16_t* const rows = plan.shared ? x : in_rows ? gathered(part) : gather_rows(call, part, x);
+      launch(tensor_lines(rows, lines, config->hidden_size));
     } else {
       launch(CopiedLines{x, static_cast<int32_t>(config->hidden_size)});
     }
   });
+}
+
+}  // namespace
+
+void gemm1_swiglu(const HostCall& call, const HostPart& part) { run_gemm1(call, part, false); }
+void gemm1_swiglu_of_rows(const HostCall& call, const HostPart& part) {
+  run_gemm1(call, part, quantizes_into_rows(call));
 }
 
 }  // namespace nvfp4_moe::sm90

@@ -16,7 +16,7 @@ struct RowEpilogue {
   bool out_fp32;
   int64_t channels;  // H
 
-  static constexpr bool kJoined = false;
+  static constexpr bool kJoined = false, kFlagsRows = false;
   __device__ uint16_t* bf16_out() const { return out_fp32 ? nullptr : static_cast<uint16_t*>(out); }
 
   __device__ ExpertScales scales(int32_t expert) const { return {tensor_scales[expert].down, 0}; }

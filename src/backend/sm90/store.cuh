@@ -26,6 +26,14 @@ __device__ inline uint32_t bf16_pair(float first, float second) {
   return uint32_t{cuda::bf16_from_float(first)} | uint32_t{cuda::bf16_from_float(second)} << 16;
 }
 
+// Whether one of eight bf16 is NaN or Inf: adding to an exponent of all ones carries.
+__device__ inline bool any_nonfinite(const uint4& eight) {
+  uint32_t carries = 0;
+#pragma unroll
+  for (uint32_t two : {eight.x, eight.y, eight.z, eight.w}) carries |= (two & 0x7F807F80u) + 0x00800080u;
+  return (carries & 0x80008000u) != 0;
+}
+
 // One math warpgroup; sums as wgmma leaves them. A slab has the channels of one m64 tile, or where two rows give one
 // channel, of all: 64 or 32. Of its line i 16 bytes c lie at c ^ i, or at c ^ i / 2 where two lines share the banks, so
 // that neither way of access meets in a bank.
@@ -80,9 +88,12 @@ __device__ void store_whole(const Epilogue& epilogue, const PieceInfo& piece, co
 #pragma unroll
       for (int i = 0; i < kSlabLines; i += 128 / kChunks) {
         const int line = i + thread / kChunks;
-        if (first + line < piece.rows.count && channel < epilogue.channels)
-          *reinterpret_cast<uint4*>(epilogue.bf16_out() + (piece.rows.first + first + line) * epilogue.channels +
-                                    channel) = *reinterpret_cast<const uint4*>(slab + place(line, chunk));
+        if (first + line < piece.rows.count && channel < epilogue.channels) {
+          const auto eight = *reinterpret_cast<const uint4*>(slab + place(line, chunk));
+          const int64_t row = piece.rows.first + first + line;
+          *reinterpret_cast<uint4*>(epilogue.bf16_out() + row * epilogue.channels + channel) = eight;
+          if constexpr (Epilogue::kFlagsRows) epilogue.flag_if(any_nonfinite(eight), row);
+        }
       }
     }
 }

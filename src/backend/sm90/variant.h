@@ -39,6 +39,11 @@ inline constexpr std::array<Variant, 6> kVariants = {{
     {128, 48, 16, 2, 4, 2, 1e30, true, "wgmma_256x128"},
 }};
 
+// Whether gemm1 says which routed rows have NaN or Inf, where requantize does not look at them.
+inline bool flags_rows(const MoeConfig& config, const Variant& variant) {
+  return variant.tensor_lines && config->activation_format == ActivationFormat::kBf16;
+}
+
 // Units are cut along K where K is long enough to share, and where bits may depend on the batch.
 inline bool splits(const MoeConfig& config, int64_t k_tiles) { return !config->batch_invariant && k_tiles >= 4; }
 

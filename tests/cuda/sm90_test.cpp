@@ -65,10 +65,11 @@ TEST(Sm90Work, EveryChunkOnce) {
     for (int groups : {1, 3, 8})
       for (int chunks : {1, 4, 9})
         for (int blocks : {1, 5, 132})
-          for (bool split : {false, true}) {
+          for (int least_saved : {-1, 0, 3}) {  // -1: nothing is cut
             SCOPED_TRACE(testing::Message()
-                         << tiles << " " << groups << " " << chunks << " " << blocks << " " << split);
-            const sm90::Work work(sm90::WorkShape(groups, chunks, blocks, split), tiles);
+                         << tiles << " " << groups << " " << chunks << " " << blocks << " " << least_saved);
+            const bool split = least_saved >= 0;
+            const sm90::Work work(sm90::WorkShape(groups, chunks, blocks, split, least_saved), tiles);
             std::vector<int> done(static_cast<size_t>(tiles * groups * chunks));
             std::set<int> places;
             int most = 0, least = 1 << 30;
@@ -90,7 +91,9 @@ TEST(Sm90Work, EveryChunkOnce) {
               least = std::min(least, sum);
             }
             for (int times : done) ASSERT_EQ(times, 1);
-            EXPECT_LE(most - least, split ? 1 : chunks);
+            EXPECT_LE(most - least, least_saved == 0 ? 1 : chunks);
+            const int even = (tiles * groups * chunks + blocks - 1) / blocks;
+            EXPECT_LT(most - even, least_saved > 0 ? least_saved : split ? 1 : chunks + 1);
             for (int unit = 0; unit * chunks < work.split_chunks; ++unit) {
               const int first = work.block_of(unit * chunks), last = work.block_of(unit * chunks + chunks - 1);
               const sm90::UnitPieces pieces = work.pieces_of(unit);

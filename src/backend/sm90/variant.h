@@ -47,6 +47,13 @@ inline bool flags_rows(const MoeConfig& config, const Variant& variant) {
 // Units are cut along K where K is long enough to share, and where bits may depend on the batch.
 inline bool splits(const MoeConfig& config, int64_t k_tiles) { return !config->batch_invariant && k_tiles >= 4; }
 
+// Where weights are what a GEMM waits for, finishing a cut unit takes as long as reading so many bytes of them: units
+// are not cut for less.
+inline constexpr int64_t kCutBytes = 80 * 1024;
+constexpr int64_t least_saved_chunks(const Variant& variant) {
+  return variant.tensor_lines ? 0 : cuda::ceil_div(kCutBytes, variant.row_blocks * cuda::kTileBytes);
+}
+
 // The first variant is taken in place of the second where a multiprocessor has few chunks of 512 weight rows: there
 // smaller ones are shared out more evenly, and the last one to arrive leaves less to multiply.
 inline constexpr int64_t kFewChunks = 24;  // of one GEMM and multiprocessor

@@ -4,7 +4,7 @@
 // units = w * blocks + rest, every block takes w whole units, and the rest is cut into equal runs of chunks, one a
 // block as long as there are chunks, so that every multiprocessor reads the same number of weight bytes. A unit cut
 // that way leaves fp32 sums of its pieces, which the block that arrives last adds in the order of K: the bits depend on
-// the launch, not on who that is.
+// the launch, not on who that is. Where that would save a block few chunks, the rest is dealt out in whole units too.
 //
 // Whole units are dealt back and forth, 0 1 2, 2 1 0, 0 1 2: tiles come in the order of their width, and so every block
 // gets as much of the wide ones.
@@ -41,14 +41,16 @@ struct WorkShape {
   int32_t groups, chunks_of_unit;
   int32_t blocks;
   bool split;
+  int32_t least_saved;                    // chunks that cutting must take from the longest run to be done
   Divider by_blocks, by_chunks, by_turn;  // turn: units of kTilesTogether tiles
 
   WorkShape() = default;
-  WorkShape(int32_t groups_, int32_t chunks_, int32_t blocks_, bool split_)
+  WorkShape(int32_t groups_, int32_t chunks_, int32_t blocks_, bool split_, int32_t least_saved_)
       : groups(groups_),
         chunks_of_unit(chunks_),
         blocks(blocks_),
         split(split_),
+        least_saved(least_saved_),
         by_blocks(blocks_),
         by_chunks(chunks_),
         by_turn(kTilesTogether * groups_) {}
@@ -81,7 +83,12 @@ struct Work {
 
   NVFP4_MOE_HOST_DEVICE Work(const WorkShape& shape_, int32_t tiles_) : shape(shape_), tiles(tiles_) {
     const int32_t units = tiles * shape.groups;
-    whole_units = shape.split ? shape.by_blocks(units) * shape.blocks : units;
+    whole_units = units;
+    if (shape.split) {
+      const int32_t rest = units - shape.by_blocks(units) * shape.blocks;
+      const int32_t run = shape.by_blocks(rest * shape.chunks_of_unit + shape.blocks - 1);
+      if (shape.chunks_of_unit - run >= shape.least_saved) whole_units -= rest;
+    }
     split_chunks = (units - whole_units) * shape.chunks_of_unit;
     split_blocks = split_chunks < shape.blocks ? split_chunks : shape.blocks;
     const int32_t tail = tiles % kTilesTogether;

@@ -50,10 +50,13 @@ __device__ void add(uint64_t& counter, uint64_t value) {
   if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
 }
 
-// A warp a row, or 32 flags of rows; one warp of all sums quantize's counts.
-template <bool kFlags>
-__device__ void count(const CountArgs& args, int64_t tokens, int64_t warp, int64_t warps) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+// A warp a row, or 32 flags of rows; with few tokens a block a row, so that a long one is read at once. One warp of all
+// sums quantize's counts.
+template <bool kFew>
+__device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int64_t blocks) {
+  constexpr int kReaders = kFew ? kThreads : 32;  // of a row
+  const int lane = static_cast<int>(threadIdx.x % 32), reader = static_cast<int>(threadIdx.x) % kReaders;
+  const int64_t warp = block * (kThreads / 32) + threadIdx.x / 32, warps = blocks * (kThreads / 32);
   if (warp == 0 && args.token_counts != nullptr) {
     LineCounts sum{};
     for (int64_t t = lane; t < tokens; t += 32) {
@@ -69,24 +72,24 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t warp, int64
   uint64_t nonfinite = 0;
   for (const CountArgs::Intermediate& part : args.parts) {
     if (part.bf16 == nullptr) continue;
-    if (kFlags && part.flags != nullptr) {
+    if (!kFew && part.flags != nullptr) {
       for (int64_t first = warp * 32; first < *part.row_count; first += warps * 32)
         nonfinite +=
             __popc(__ballot_sync(0xFFFFFFFFu, first + lane < *part.row_count && part.flags[first + lane] != 0));
       continue;
     }
-    for (int64_t row = warp; row < *part.row_count; row += warps) {
+    for (int64_t row = kFew ? block : warp; row < *part.row_count; row += kFew ? blocks : warps) {
       bool bad = false;
 #pragma unroll 4
-      for (int64_t i = lane * 8; i < part.k; i += 32 * 8) {
+      for (int64_t i = reader * 8; i < part.k; i += kReaders * 8) {
         const uint4 eight = *reinterpret_cast<const uint4*>(part.bf16 + row * part.k + i);
         for (uint32_t two : {eight.x, eight.y, eight.z, eight.w})
           bad |= (two & 0x7F80u) == 0x7F80u || (two & 0x7F800000u) == 0x7F800000u;
       }
-      nonfinite += __any_sync(0xFFFFFFFFu, bad);
+      nonfinite += (kFew ? __syncthreads_or(bad) : __any_sync(0xFFFFFFFFu, bad)) != 0;
     }
   }
-  if (lane == 0) add(args.status->nonfinite_rows, nonfinite);
+  if (reader == 0) add(args.status->nonfinite_rows, nonfinite);
 }
 
 template <int kBytes>
@@ -154,8 +157,7 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
   if (blockIdx.x >= args.tokens) {
     wait_for_previous();
     const int64_t block = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
-    count<kChannels == kManyChannels>(counts, args.tokens, block * (kThreads / 32) + threadIdx.x / 32,
-                                      (gridDim.x - args.tokens) * gridDim.y * (kThreads / 32));
+    count<kChannels == kFewChannels>(counts, args.tokens, block, (gridDim.x - args.tokens) * gridDim.y);
     return;
   }
   const int64_t token = blockIdx.x;
@@ -220,7 +222,7 @@ void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_
   const bool few = batch.tokens <= kFewTokens;
   const int64_t channels_of_block = kThreads * (few ? kFewChannels : kManyChannels);
   const int64_t blocks_of_token = (config->hidden_size + channels_of_block - 1) / channels_of_block;
-  const int64_t rows_of_blocks = blocks_of_token * (kThreads / 32);
+  const int64_t rows_of_blocks = blocks_of_token * (few ? 1 : kThreads / 32);
   const int64_t more = (rows_to_count + rows_of_blocks - 1) / rows_of_blocks;
   const dim3 grid(static_cast<unsigned>(batch.tokens + more), static_cast<unsigned>(blocks_of_token));
   const auto launch = [&](auto row) {

@@ -51,7 +51,7 @@ __global__ void route_scan(RouteArgs args, int32_t* chunk_counts) {
   let_next_start();
   wait_for_previous();
   extern __shared__ TileKey keys[];  // (E), under widest_first
-  scan(args, chunk_counts, args.chunk_bad_ids, keys);
+  scan_counts(args, chunk_counts, args.chunk_bad_ids, keys);
 }
 __global__ void route_place(RouteArgs args, int32_t* chunk_counts) {
   extern __shared__ int32_t counts[];  // (warps, E)

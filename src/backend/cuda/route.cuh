@@ -7,7 +7,8 @@
 //   scan    row_offsets over the experts; chunk_counts become the first row of an expert in a chunk
 //   place   a choice's row = that + the earlier choices of its expert in the chunk
 //
-// Up to kRouteOneBlock choices one block does all three with its counters in shared memory; above, a kernel each, where
+// Few choices one block sorts as bits of their experts' masks. Up to kRouteOneBlock choices one block does all three
+// with its counters in shared memory; above, a kernel each, where
 // a chunk is a block's, a part of it each warp's. Only the warp that owns a chunk or a part writes its counters, so
 // there is no atomic on them and the order is that of the choices.
 #pragma once
@@ -38,6 +39,7 @@ struct RouteArgs {
   int64_t first, count;  // the local range
   int64_t chunk;         // choices of one chunk
   int32_t chunks;
+  int32_t words;  // of an expert's mask, a bit a choice; 0: one block sorts by chunks
   RunStatus* status;
   int32_t* row_of_choice;  // (choices)
   int32_t* choice_of_row;  // (R)
@@ -161,19 +163,18 @@ __device__ inline void list_tiles(const RouteArgs& args, int32_t expert, int32_t
     args.tiles[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
 }
 
-// counts (chunks, E): rows in the chunk -> first row of the expert in the chunk; bad_ids (chunks). One block. keys: (E)
-// shared, under widest_first.
-__device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids, TileKey* keys) {
-  constexpr int kAtOnce = 8;  // chunks whose counts are read at once
+// row_offsets, tiles and the rest that is no choice's own. rows_of(e) once an expert, then start_at(e, its first row).
+// bad_ids (chunks). One block. keys: (E) shared, under widest_first.
+template <class RowsOf, class StartAt>
+__device__ void scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
+                     const StartAt& start_at) {
   __shared__ Sums warp_sums[32];
   Sums before;
 #pragma unroll 1
   for (int64_t first = 0; first < args.count; first += blockDim.x) {
     const int64_t e = first + threadIdx.x;
     Sums own;
-    if (e < args.count)
-#pragma unroll kAtOnce
-      for (int32_t chunk = 0; chunk < args.chunks; ++chunk) own.rows += counts[chunk * args.count + e];
+    if (e < args.count) own.rows = rows_of(e);
     own.tiles = own.rows <= args.rows_of_tile ? own.rows != 0 : (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
     Sums total;
     Sums start = block_exclusive(own, warp_sums, total);
@@ -186,18 +187,7 @@ __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32
         keys[e] = TileKey(static_cast<int32_t>(e), step, own.tiles);
       else
         list_tiles(args, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles, own.tiles);
-      int32_t row = start.rows;
-#pragma unroll 1
-      for (int32_t chunk = 0; chunk < args.chunks; chunk += kAtOnce) {
-        int32_t rows[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) rows[i] = chunk + i < args.chunks ? counts[(chunk + i) * args.count + e] : 0;
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (chunk + i < args.chunks) counts[(chunk + i) * args.count + e] = row;
-          row += rows[i];
-        }
-      }
+      start_at(e, start.rows);
     }
     before.rows += total.rows;
     before.tiles += total.tiles;
@@ -229,6 +219,85 @@ __device__ inline void scan(const RouteArgs& args, int32_t* counts, const uint32
   if (args.shared_row_offsets != nullptr) {
     args.shared_row_offsets[0] = 0;
     args.shared_row_offsets[1] = args.tokens;
+  }
+}
+
+// counts (chunks, E): rows in the chunk -> first row of the expert in the chunk. One block.
+__device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids, TileKey* keys) {
+  constexpr int kAtOnce = 8;  // chunks whose counts are read at once
+  const auto rows_of = [&](int64_t e) {
+    int32_t rows = 0;
+#pragma unroll kAtOnce
+    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) rows += counts[chunk * args.count + e];
+    return rows;
+  };
+  scan(args, bad_ids, keys, rows_of, [&](int64_t e, int32_t row) {
+#pragma unroll 1
+    for (int32_t chunk = 0; chunk < args.chunks; chunk += kAtOnce) {
+      int32_t rows[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) rows[i] = chunk + i < args.chunks ? counts[(chunk + i) * args.count + e] : 0;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (chunk + i < args.chunks) counts[(chunk + i) * args.count + e] = row;
+        row += rows[i];
+      }
+    }
+  });
+}
+
+// The whole step by one block. masks (words, E): the choices of each expert as bits, so that a row's place among its
+// expert's is a count of bits; starts (E): first rows; before (words, E): the expert's rows of earlier words.
+struct RouteBits {
+  uint32_t* masks;
+  int32_t* starts;
+  uint16_t* before;
+  static constexpr int64_t bytes(int64_t words, int64_t experts) { return (words * 6 + 4) * experts; }
+  __device__ RouteBits(const RouteArgs& args, int32_t* shared)
+      : masks(reinterpret_cast<uint32_t*>(shared)),
+        starts(shared + args.words * args.count),
+        before(reinterpret_cast<uint16_t*>(starts + args.count)) {}
+};
+__device__ inline void route_by_bits(const RouteArgs& args, int32_t* shared) {
+  __shared__ uint32_t bad_ids;
+  const RouteBits bits(args, shared);
+  const auto experts = static_cast<int32_t>(args.count), thread = static_cast<int32_t>(threadIdx.x),
+             threads = static_cast<int32_t>(blockDim.x);
+  if (thread == 0) bad_ids = 0;
+#pragma unroll 1
+  for (int32_t i = thread; i < args.words * experts; i += threads) bits.masks[i] = 0;
+  __syncthreads();
+#pragma unroll 2
+  for (int32_t choice = thread; choice < args.choices; choice += threads) {
+    bool bad = false;
+    const int expert = local_expert(args, choice, args.choices, bad);
+    if (expert >= 0) atomicOr(bits.masks + choice / 32 * experts + expert, 1u << choice % 32);
+    if (bad) atomicAdd(&bad_ids, 1u);
+  }
+  __syncthreads();
+  const auto rows_of = [&](int64_t e) {
+    int32_t rows = 0;
+#pragma unroll 4
+    for (int32_t word = 0; word < args.words; ++word) {
+      const auto i = word * experts + static_cast<int32_t>(e);
+      bits.before[i] = static_cast<uint16_t>(rows);
+      rows += __popc(bits.masks[i]);
+    }
+    return rows;
+  };
+  scan(args, &bad_ids, nullptr, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
+  __syncthreads();
+#pragma unroll 2
+  for (int32_t choice = thread; choice < args.choices; choice += threads) {
+    bool bad = false;
+    const int expert = local_expert(args, choice, args.choices, bad);
+    int32_t row = -1;
+    if (expert >= 0) {
+      const int32_t i = choice / 32 * experts + expert;
+      row = bits.starts[expert] + bits.before[i] + __popc(bits.masks[i] & ((1u << choice % 32) - 1));
+      args.choice_of_row[row] = choice;
+    }
+    args.row_of_choice[choice] = row;
   }
 }
 
@@ -296,12 +365,13 @@ __device__ inline void route_few(const RouteArgs& args) {
 // The whole step by one block, a warp a chunk. counts: (chunks, E) shared.
 __device__ inline void route_by_one_block(const RouteArgs& args, int32_t* counts) {
   if (args.choices <= 32) return route_few(args);
+  if (args.words > 0) return route_by_bits(args, counts);
   __shared__ uint32_t bad_ids[32];
   const int warp = static_cast<int>(threadIdx.x / 32);
   int32_t* const own = counts + warp * args.count;
   if (warp < args.chunks) bad_ids[warp] = count_chunk(args, warp, own);
   __syncthreads();
-  scan(args, counts, bad_ids, reinterpret_cast<TileKey*>(counts + (args.chunks * args.count + 1) / 2 * 2));
+  scan_counts(args, counts, bad_ids, reinterpret_cast<TileKey*>(counts + (args.chunks * args.count + 1) / 2 * 2));
   __syncthreads();
   if (warp < args.chunks) place_chunk(args, warp, own);
 }
@@ -337,13 +407,22 @@ inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
   return args;
 }
 
-// How one block routes: as many warps as there are chunks and room for their counters. Sets the chunks.
+// How one block routes: by bits where they fit and tiles are in the order of the experts; else as many warps as there
+// are chunks and room for their counters. Sets words and chunks.
 struct OneBlock {
   static constexpr int64_t kCounterBytes = 40 * 1024, kMostWarps = 8;
   unsigned threads;
   size_t shared_bytes;
 
   explicit OneBlock(RouteArgs& args) {
+    const int64_t words = ceil_div(args.choices, 32);
+    if (!args.widest_first && RouteBits::bytes(words, args.count) <= kCounterBytes) {
+      args.words = static_cast<int32_t>(words);
+      args.chunks = 1;  // one number of bad ids
+      threads = static_cast<unsigned>(kMostWarps * 32);
+      shared_bytes = static_cast<size_t>(RouteBits::bytes(words, args.count));
+      return;
+    }
     const int64_t fitting = kCounterBytes / (args.count * static_cast<int64_t>(sizeof(int32_t)));
     const int64_t useful = ceil_div(args.choices, 32);
     const int64_t warps = std::max<int64_t>(1, std::min<int64_t>({kMostWarps, fitting, useful}));

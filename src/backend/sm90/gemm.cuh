@@ -232,36 +232,57 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
 // loop: a block that comes here is the first of its multiprocessor, which waits for every instruction.
 template <class S, class Epilogue>
 __device__ void finish_unit(const GemmArgs& args, const Epilogue& epilogue, const UnitPieces& pieces, uint32_t index) {
-  constexpr int kAtOnce = 8;  // pieces whose sums are read at once
+  // Read at once; or so many pieces of one item.
+  constexpr int kItems = S::kMathGroups == 2 ? 4 : 2, kPieces = S::kMathGroups == 2 ? 3 : 4, kAtOnce = kItems * kPieces;
   const PieceInfo& own = SharedPlaces<S>::piece(index);
   const LineFactor* const factors = SharedPlaces<S>::factors(index);
   const int lane = static_cast<int>(threadIdx.x % 4), row_thread = static_cast<int>(threadIdx.x) - lane;
   const TileRows rows = own.rows;
-  const int pairs = (rows.count + 1) / 2;  // of lines
+  const int items = (rows.count + 1) / 2 * S::kM64;  // pairs of lines
+  const bool few = pieces.count <= kPieces;
 #pragma unroll 1
-  for (int item = lane; item < pairs * S::kM64; item += 4) {
-    const int m = item % S::kM64, pair = item / S::kM64;
-    float4 total = make_float4(0, 0, 0, 0);
+  for (int first_item = lane; first_item < items; first_item += few ? 4 * kItems : 4) {
+    float4 totals[kItems] = {};
     int32_t first = 0;
 #pragma unroll 1
     do {
       float4 parts[kAtOnce];
+      const auto there = [&](int i) {
+        return first_item + (few ? i / kPieces * 4 : 0) < items && first + (few ? i % kPieces : i) < pieces.count;
+      };
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (first + i < pieces.count)
-          parts[i] = __ldcg(partial_place<S>(args, pieces.partial(first + i), m, pair / 4, row_thread + pair % 4));
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int item = first_item + (few ? i / kPieces * 4 : 0), m = item % S::kM64, pair = item / S::kM64;
+        if (there(i))
+          parts[i] = __ldcg(partial_place<S>(args, pieces.partial(first + (few ? i % kPieces : i)), m, pair / 4,
+                                             row_thread + pair % 4));
+      }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (first + i < pieces.count)
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (!there(i)) continue;
+        const auto add = [&](float4& total) {
           total.x += parts[i].x, total.y += parts[i].y, total.z += parts[i].z, total.w += parts[i].w;
+        };
+        if (few)
+          add(totals[i / kPieces]);
+        else
+          add(totals[0]);
+      }
       first += kAtOnce;
     } while (first < pieces.count);
-    const int32_t weight_row = own.weight_row + row_of<S>(row_thread, m);
 #pragma unroll 1
-    for (int line = pair * 2; line < min(pair * 2 + 2, rows.count); ++line) {
-      const bool first = line % 2 == 0;
-      epilogue.store(rows.first + line, weight_row, (first ? total.x : total.y) * kSumFactor,
-                     (first ? total.z : total.w) * kSumFactor, own.scales, factors[line]);
+    for (int item = first_item; item < min(items, first_item + (few ? 4 * kItems : 4)); item += 4) {
+      const int m = item % S::kM64, pair = item / S::kM64;
+      const int32_t weight_row = own.weight_row + row_of<S>(row_thread, m);
+      const float4 total = totals[0];
+#pragma unroll
+      for (int i = 1; i < kItems; ++i) totals[i - 1] = totals[i];
+#pragma unroll 1
+      for (int line = pair * 2; line < min(pair * 2 + 2, rows.count); ++line) {
+        const bool even = line % 2 == 0;
+        epilogue.store(rows.first + line, weight_row, (even ? total.x : total.y) * kSumFactor,
+                       (even ? total.z : total.w) * kSumFactor, own.scales, factors[line]);
+      }
     }
   }
 }

@@ -97,12 +97,6 @@ __device__ inline void sync_threads(int index) {
   asm volatile("bar.sync %0, %1;" ::"r"(index), "n"(kThreads) : "memory");
 }
 
-// The same without waiting, where the other threads wait.
-template <int kThreads>
-__device__ inline void arrive_threads(int index) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(index), "n"(kThreads) : "memory");
-}
-
 // Registers of a thread of this warpgroup from here on.
 template <int kRegisters>
 __device__ inline void take_registers() {

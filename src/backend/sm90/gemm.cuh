@@ -33,7 +33,6 @@ template <class S>
 struct MathState {
   RingPlace<S::kStages> place;
   uint32_t scale_base = kScaleBase;
-  bool releases = true;   // whether what has been multiplied is let go
   uint4 codes[S::kM64];   // of 64 k, a k16 step a word
   uint2 scales[S::kM64];  // of the same
   uint32_t fragments[S::kFragments][S::kGroupSteps * S::kM64 * 4];
@@ -147,7 +146,7 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, Sums<S>& sums) {
   wgmma_wait<0>();
 #pragma unroll
   for (auto& m64 : sums) pin(reinterpret_cast<float(&)[kN / 2]>(m64));
-  release<S>(previous, state.releases);
+  release<S>(previous, true);
 }
 
 // With the narrowest product that holds the piece's lines.
@@ -232,57 +231,34 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
 // loop: a block that comes here is the first of its multiprocessor, which waits for every instruction.
 template <class S, class Epilogue>
 __device__ void finish_unit(const GemmArgs& args, const Epilogue& epilogue, const UnitPieces& pieces, uint32_t index) {
-  // Read at once; or so many pieces of one item.
-  constexpr int kItems = S::kMathGroups == 2 ? 4 : 2, kPieces = S::kMathGroups == 2 ? 3 : 4, kAtOnce = kItems * kPieces;
+  constexpr int kAtOnce = 8;  // pieces whose sums are read at once
   const PieceInfo& own = SharedPlaces<S>::piece(index);
   const LineFactor* const factors = SharedPlaces<S>::factors(index);
   const int lane = static_cast<int>(threadIdx.x % 4), row_thread = static_cast<int>(threadIdx.x) - lane;
   const TileRows rows = own.rows;
-  const int items = (rows.count + 1) / 2 * S::kM64;  // pairs of lines
-  const bool few = pieces.count <= kPieces;
+  const int pairs = (rows.count + 1) / 2;  // of lines
 #pragma unroll 1
-  for (int first_item = lane; first_item < items; first_item += few ? 4 * kItems : 4) {
-    float4 totals[kItems] = {};
-    int32_t first = 0;
+  for (int item = lane; item < pairs * S::kM64; item += 4) {
+    const int m = item % S::kM64, pair = item / S::kM64;
+    float4 total = make_float4(0, 0, 0, 0);
 #pragma unroll 1
-    do {
+    for (int32_t first = 0; first < pieces.count; first += kAtOnce) {
       float4 parts[kAtOnce];
-      const auto there = [&](int i) {
-        return first_item + (few ? i / kPieces * 4 : 0) < items && first + (few ? i % kPieces : i) < pieces.count;
-      };
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int item = first_item + (few ? i / kPieces * 4 : 0), m = item % S::kM64, pair = item / S::kM64;
-        if (there(i))
-          parts[i] = __ldcg(partial_place<S>(args, pieces.partial(first + (few ? i % kPieces : i)), m, pair / 4,
-                                             row_thread + pair % 4));
-      }
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i < pieces.count)
+          parts[i] = __ldcg(partial_place<S>(args, pieces.partial(first + i), m, pair / 4, row_thread + pair % 4));
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (!there(i)) continue;
-        const auto add = [&](float4& total) {
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i < pieces.count)
           total.x += parts[i].x, total.y += parts[i].y, total.z += parts[i].z, total.w += parts[i].w;
-        };
-        if (few)
-          add(totals[i / kPieces]);
-        else
-          add(totals[0]);
-      }
-      first += kAtOnce;
-    } while (first < pieces.count);
+    }
+    const int32_t weight_row = own.weight_row + row_of<S>(row_thread, m);
 #pragma unroll 1
-    for (int item = first_item; item < min(items, first_item + (few ? 4 * kItems : 4)); item += 4) {
-      const int m = item % S::kM64, pair = item / S::kM64;
-      const int32_t weight_row = own.weight_row + row_of<S>(row_thread, m);
-      const float4 total = totals[0];
-#pragma unroll
-      for (int i = 1; i < kItems; ++i) totals[i - 1] = totals[i];
-#pragma unroll 1
-      for (int line = pair * 2; line < min(pair * 2 + 2, rows.count); ++line) {
-        const bool even = line % 2 == 0;
-        epilogue.store(rows.first + line, weight_row, (even ? total.x : total.y) * kSumFactor,
-                       (even ? total.z : total.w) * kSumFactor, own.scales, factors[line]);
-      }
+    for (int line = pair * 2; line < min(pair * 2 + 2, rows.count); ++line) {
+      const bool first = line % 2 == 0;
+      epilogue.store(rows.first + line, weight_row, (first ? total.x : total.y) * kSumFactor,
+                     (first ? total.z : total.w) * kSumFactor, own.scales, factors[line]);
     }
   }
 }
@@ -338,30 +314,22 @@ __device__ inline int32_t arrive_globally(int32_t* counter) {
 }
 
 // After a block's last piece: it arrives at the units that it has a piece of, one or two, and finishes those at which
-// it is the last. All math threads. index: of the last piece; that of the piece before is still there too. A rehearsal
-// finishes a unit of no pieces.
+// it is the last. All math threads. index: of the last piece; that of the piece before is still there too.
 template <class S, class Epilogue>
-__device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, const Work& work, uint32_t index,
-                             bool rehearsal) {
-  int32_t last_unit = 0, units = 1;
-  if (!rehearsal) {
-    const int32_t begin = work.split_begin(static_cast<int32_t>(blockIdx.x)),
-                  end = work.split_begin(static_cast<int32_t>(blockIdx.x) + 1);
-    if (begin == end) return;
-    last_unit = work.shape.by_chunks(end - 1), units = last_unit - work.shape.by_chunks(begin) + 1;
-  }
+__device__ void finish_units(const GemmArgs& args, const Epilogue& epilogue, const Work& work, uint32_t index) {
+  const int32_t begin = work.split_begin(static_cast<int32_t>(blockIdx.x)),
+                end = work.split_begin(static_cast<int32_t>(blockIdx.x) + 1);
+  if (begin == end) return;
+  const int32_t last_unit = work.shape.by_chunks(end - 1), units = last_unit - work.shape.by_chunks(begin) + 1;
   sync_threads<S::kMathThreads>(2);  // all sums are stored
   if (static_cast<int32_t>(threadIdx.x) < units) {
     const auto i = static_cast<int32_t>(threadIdx.x);
-    UnitPieces pieces{0, -1, 0};
-    if (!rehearsal) {
-      int32_t* const counter = args.arrivals + last_unit - i;
-      pieces = work.pieces_of(last_unit - i);
-      if (pieces.count == 1 || arrive_globally(counter) != pieces.count - 1)
-        pieces.count = 0;
-      else
-        *counter = 0;
-    }
+    int32_t* const counter = args.arrivals + last_unit - i;
+    UnitPieces pieces = work.pieces_of(last_unit - i);
+    if (pieces.count == 1 || arrive_globally(counter) != pieces.count - 1)
+      pieces.count = 0;
+    else
+      *counter = 0;
     SharedPlaces<S>::to_finish()[i] = pieces;
   }
   sync_threads<S::kMathThreads>(2);
@@ -384,55 +352,6 @@ __device__ void touch(const Parameters& parameters) {
     asm volatile("" ::"r"(*reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(&parameters) + at)));
 }
 
-inline constexpr int32_t kNoWeightRow = 1 << 30;  // beyond all there are
-
-// The math warpgroups. What they are to do is there once everyone has arrived at barrier 7.
-//
-// A variant of few lines first rehearses: it multiplies whatever the last stage holds by every width, finishes a unit
-// of no pieces, and stores nothing. An instruction that the multiprocessor has not had yet comes from L2 in half a
-// microsecond, but behind the weights in four; while a block waits for the kernel before it, nothing is in the way. The
-// last stage and the second piece's place are the rehearsal's first, and released like any others.
-template <class S, class Epilogue>
-__device__ void multiply_all(const GemmArgs& args, const Epilogue& epilogue) {
-  const Work& work = SharedPlaces<S>::work();
-  MathState<S> state;
-  asm volatile("" : "+r"(state.scale_base));  // held in a register
-  bool rehearsal = S::kRehearses;
-  uint32_t index = 1;
-  int32_t left = S::kLines / 8;  // widths
-#pragma unroll 1
-  while (true) {
-    if (!rehearsal) {
-      cuda::wait_for_previous();  // before any sums are stored, and in every block
-      sync_threads<S::kThreads>(7);
-      left = work.chunks_of(static_cast<int32_t>(blockIdx.x));
-      if (left == 0) return;
-      index = 0;
-      state.place = {};
-    }
-#pragma unroll 1
-    while (left > 0) {
-      if (rehearsal) {
-        sync_threads<S::kMathThreads>(2);
-        if (threadIdx.x == 0) SharedPlaces<S>::piece(1) = {{0, 0, left * 8}, {}, kNoWeightRow, 1, -1};
-        sync_threads<S::kMathThreads>(2);
-        state.place = {S::kStages - 1, 1};
-        state.releases = left == 1;
-      } else {
-        wait(SharedPlaces<S>::piece_full(index), index / 2 & 1);
-      }
-      left -= SharedPlaces<S>::piece(index).chunks;
-      multiply_piece<S>(args, epilogue, index, state);
-      __syncwarp();
-      arrive_if(SharedPlaces<S>::piece_free(index), state.releases && threadIdx.x % 32 == 0);
-      if (!rehearsal) ++index;
-    }
-    finish_units<S>(args, epilogue, work, rehearsal ? index : index - 1, rehearsal);
-    if (!rehearsal) return;
-    rehearsal = false;
-  }
-}
-
 template <class S, class Epilogue, class Lines>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines& lines) {
   static_assert(!Epilogue::kFlagsRows || (Epilogue::kJoined && S::kIs.tensor_lines));
@@ -452,24 +371,38 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     barrier_init(SharedPlaces<S>::begun(), kLineThreads);
     barrier_init_done();
   }
-  __syncthreads();
-  if (threadIdx.x < S::kMathThreads) {
-    take_registers<S::kMathRegisters>();
-    return multiply_all<S>(args, epilogue);
-  }
-  leave_registers<S::kLoadRegisters>();
   if (!args.routed) {  // what comes after this kernel may rely on route as soon as it starts
     cuda::wait_for_previous();
     cuda::let_next_start();
   }
-  Work& work = SharedPlaces<S>::work();
-  if (threadIdx.x == S::kMathThreads) work = Work(args.work, tiles_of<S::kLines>(args));
-  sync_threads<S::kThreads - S::kMathThreads>(8);
-  arrive_threads<S::kThreads>(7);
-  if (threadIdx.x >= S::kMathThreads + 32)
-    load_lines<S>(args, epilogue, lines, work);
-  else if (threadIdx.x == S::kMathThreads)
-    load_copies<S>(args, lines, work);
+  if (threadIdx.x == 0) SharedPlaces<S>::work() = Work(args.work, tiles_of<S::kLines>(args));
+  __syncthreads();
+  const Work& work = SharedPlaces<S>::work();
+
+  if (threadIdx.x >= S::kMathThreads) {
+    leave_registers<S::kLoadRegisters>();
+    if (threadIdx.x >= S::kMathThreads + 32)
+      load_lines<S>(args, epilogue, lines, work);
+    else if (threadIdx.x == S::kMathThreads)
+      load_copies<S>(args, lines, work);
+    return;
+  }
+  take_registers<S::kMathRegisters>();
+  cuda::wait_for_previous();  // before any sums are stored, and in every block
+  MathState<S> state;
+  asm volatile("" : "+r"(state.scale_base));  // held in a register
+  int32_t left = work.chunks_of(static_cast<int32_t>(blockIdx.x));
+  if (left == 0) return;
+  uint32_t index = 0;
+#pragma unroll 1
+  for (; left > 0; ++index) {
+    wait(SharedPlaces<S>::piece_full(index), index / 2 & 1);
+    left -= SharedPlaces<S>::piece(index).chunks;
+    multiply_piece<S>(args, epilogue, index, state);
+    __syncwarp();
+    arrive_if(SharedPlaces<S>::piece_free(index), threadIdx.x % 32 == 0);
+  }
+  finish_units<S>(args, epilogue, work, index - 1);
 }
 
 }  // namespace nvfp4_moe::sm90

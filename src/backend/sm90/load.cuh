@@ -73,7 +73,7 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
         cuda::wait_for_previous();
         if constexpr (!S::kIs.tensor_lines) wait(SharedPlaces<S>::begun(), 0);
       }
-      wait_for_stage<S>(place);
+      wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
       const uint32_t barrier = SharedPlaces<S>::full(place.stage);
       const uint32_t stage = shared_address(SharedPlaces<S>::stage(place.stage));
       arrive_expecting(barrier, bytes);
@@ -107,7 +107,7 @@ class Description {
   __device__ Description(const GemmArgs& args, const Epilogue& epilogue, const Piece& piece, uint32_t index, int thread)
       : index_(index), thread_(thread), rows_(rows_of_tile<S::kLines>(args, piece.unit.tile)) {
     if (index == 0) cuda::wait_for_previous();
-    wait_for_piece_place<S>(index);
+    wait(SharedPlaces<S>::piece_free(index), (index / 2 & 1) ^ 1);
     for (int i = thread; i < rows_.count; i += kLineThreads) {
       const int64_t row = rows_.first + i;
       const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
@@ -175,7 +175,7 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
       const int32_t k = (piece.first_chunk + chunk) * cuda::kTileK + column * 8;
       const bool valid = k < source.k;
       const uint16_t* const from = source.x + (valid ? k : 0);
-      wait_for_stage<S>(place);
+      wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
       const uint32_t stage = shared_address(SharedPlaces<S>::stage(place.stage));
 #pragma unroll 1
       for (int first = 0; first < rows.count; first += kBatch * kLinesAtOnce) {

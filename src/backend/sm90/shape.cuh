@@ -101,7 +101,6 @@ struct Shape {
   static constexpr int kStageBytes = kLineBytes + kRowBlocks * static_cast<int>(cuda::kTileBytes);
   static_assert(kStageBytes % 1024 == 0);  // the swizzle's period
 
-  static constexpr bool kRehearses = kLines <= 16;  // gemm.cuh, multiply_all
   static constexpr int kWorkBytes = 128;
   static_assert(sizeof(Work) + 2 * sizeof(UnitPieces) <= kWorkBytes);
   // After the stages: slabs, factors and line indices of two pieces, what they are, the work and who is last, barriers.
@@ -165,18 +164,5 @@ struct RingPlace {
     return stage + 1 == kStages ? RingPlace{0, parity ^ 1} : RingPlace{stage + 1, parity};
   }
 };
-
-// A loading thread before it fills a stage, and before it describes a piece: the last stage and the second piece's
-// place are first released by the rehearsal.
-template <class S>
-__device__ void wait_for_stage(const RingPlace<S::kStages>& place) {
-  const uint32_t ahead = S::kRehearses && place.stage == S::kStages - 1;
-  wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1 ^ ahead);
-}
-template <class S>
-__device__ void wait_for_piece_place(uint32_t index) {
-  const uint32_t ahead = S::kRehearses ? index & 1 : 0;
-  wait(SharedPlaces<S>::piece_free(index), (index / 2 & 1) ^ 1 ^ ahead);
-}
 
 }  // namespace nvfp4_moe::sm90

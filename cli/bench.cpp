@@ -19,7 +19,6 @@
 #include "cli/subject.h"
 #include "cli/timed_layer.h"
 #include "cli/verb.h"
-#include "core/float_formats.h"
 #include "moe/placed_batch.h"
 
 namespace nvfp4_moe::cli {
@@ -50,12 +49,6 @@ struct Configuration {
   const char* format() const { return to_string(subject.options.activation_format); }
 };
 
-std::vector<float> widened(const std::vector<uint16_t>& values) {
-  std::vector<float> out;
-  for (const uint16_t value : values) out.push_back(bf16_to_float(value));
-  return out;
-}
-
 // Empty where the backend agrees with the reference on the first experts.
 Result<std::string> disagreement(const Configuration& configuration, const std::string& device, uint64_t seed,
                                  Executor& executor) {
@@ -69,7 +62,7 @@ Result<std::string> disagreement(const Configuration& configuration, const std::
     NVFP4_MOE_ASSIGN(const TimedLayer one, TimedLayer::open(few, name, place, kCheckTokens, 1, executor, {}));
     RandomTokens tokens = random_tokens(few.options, few.range, kCheckTokens, seed);
     NVFP4_MOE_TRY(run_from_host(one.layer(), tokens.batch()).status());
-    outs.push_back(widened(tokens.out));
+    outs.push_back(tokens.out_floats());
   }
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(few.options));
   const Comparison comparison = compare(outs[0].data(), outs[1].data(), kCheckTokens, few.options.hidden_size);

@@ -103,12 +103,6 @@ Status run_layer(const MoeConfig& config, const std::string& backend, const std:
   return run_from_host(*layer, tokens.batch()).status();
 }
 
-std::vector<float> widened(const std::vector<uint16_t>& values) {
-  std::vector<float> out;
-  for (const uint16_t value : values) out.push_back(bf16_to_float(value));
-  return out;
-}
-
 Result<MoeConfig> tiny_config(ActivationFormat format) {
   MoeOptions options;
   options.num_experts = 8;
@@ -146,7 +140,7 @@ std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& 
         SelfTest test{"tiny layer " + suffix + ", " + where, status.ok(), status.message()};
         if (status.ok()) {
           const Comparison comparison =
-              compare(widened(expected.out).data(), widened(actual.out).data(), actual.tokens, sizes.hidden_size);
+              compare(expected.out_floats().data(), actual.out_floats().data(), actual.tokens, sizes.hidden_size);
           test.detail = broken_limit(comparison, layer_limits(*config));
           test.ok = test.detail.empty();
           if (test.ok) test.detail = fmt::format("against reference: cosine {:.8f}", comparison.cosine);

@@ -78,6 +78,12 @@ Batch RandomTokens::batch() {
   return batch;
 }
 
+std::vector<float> RandomTokens::out_floats() const {
+  std::vector<float> floats;
+  for (const uint16_t value : out) floats.push_back(bf16_to_float(value));
+  return floats;
+}
+
 RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed) {
   Random random(mixed(seed, 0x746F6B656E73u, static_cast<uint64_t>(tokens)));
   RandomTokens made;

@@ -22,6 +22,7 @@ struct RandomTokens {
   std::vector<uint16_t> out;     // (tokens, hidden_size) bf16
   int64_t tokens = 0;
   Batch batch();  // borrows all of these
+  std::vector<float> out_floats() const;
 };
 RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed);
 

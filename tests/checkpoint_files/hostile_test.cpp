@@ -1,7 +1,5 @@
 // Hostile files: each case of the table, every truncation of a good file, and every byte of its header disturbed.
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "checkpoint/safetensors.h"
 #include "support/hostile_safetensors.h"
@@ -11,15 +9,10 @@ namespace nvfp4_moe {
 namespace {
 
 using test::HostileCase;
+using test::read_file;
 using test::TempDir;
 using testing::HasSubstr;
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream bytes;
-  bytes << file.rdbuf();
-  return bytes.str();
-}
 std::span<const std::byte> as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 // One line that a terminal shows as it is, and short enough to be read.

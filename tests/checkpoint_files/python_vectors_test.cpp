@@ -1,7 +1,5 @@
 // The safetensors package's own file, read and written again; made by scripts/make_safetensors_vectors.py.
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "checkpoint/safetensors.h"
 #include "support/support.h"
@@ -9,16 +7,10 @@
 namespace nvfp4_moe {
 namespace {
 
+using test::read_file;
 using test::TempDir;
 
 const std::string kVectors = NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/";
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream bytes;
-  bytes << file.rdbuf();
-  return bytes.str();
-}
 
 std::string hex(std::span<const std::byte> bytes) {
   std::string text;

@@ -14,7 +14,7 @@ namespace {
 
 using test::Grid;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kDoubleInf = std::numeric_limits<double>::infinity();
 constexpr float kFloatInf = std::numeric_limits<float>::infinity();
 constexpr float kFloatNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -74,7 +74,7 @@ TEST(FloatFormats, EveryBoundaryRoundsToEvenAndItsNeighboursAwayFromIt) {
     for (size_t i = 0; i < f.grid.max_index() + (f.grid.saturates ? 0 : 1); ++i) {
       const double mid = f.grid.midpoint(i);
       // A double that float would round onto the boundary: rounding twice would then go to even.
-      const double above = std::nextafter(mid, kInf);
+      const double above = std::nextafter(mid, kDoubleInf);
       const double below = std::nextafter(mid, 0.0);
       const auto even = static_cast<unsigned>(i + i % 2);
       const auto lower = static_cast<unsigned>(i);
@@ -130,7 +130,7 @@ TEST(FloatFormats, InfinityAndOverflow) {
   EXPECT_EQ(e4m3_from_float(465.0f), 0x7E);  // torch's cast gives NaN here
   EXPECT_EQ(bf16_from_float(kFloatInf), 0x7F80);
   EXPECT_EQ(bf16_from_double(1e300), 0x7F80);
-  EXPECT_EQ(bf16_from_double(-kInf), 0xFF80);
+  EXPECT_EQ(bf16_from_double(-kDoubleInf), 0xFF80);
   EXPECT_EQ(bf16_from_double(1e-300), 0);
   EXPECT_EQ(fp16_from_float(65519.996f), 0x7BFF);
   EXPECT_EQ(fp16_from_float(65520.0f), 0x7C00);

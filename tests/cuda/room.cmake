@@ -6,3 +6,4 @@ add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scr
                                  ${PROJECT_BINARY_DIR}/CMakeFiles/nvfp4_moe_cuda_objects.dir
                                  ${PROJECT_BINARY_DIR}/CMakeFiles/nvfp4_moe_sm90_objects.dir)
 set_tests_properties(cuda/ptxas PROPERTIES LABELS cuda)
+set_target_properties(test_cuda PROPERTIES UNITY_BUILD OFF)

@@ -1,4 +1,4 @@
-// What every test room shares: a temporary directory and matchers for Status and Result.
+// What every test room shares: a temporary directory, a file's bytes, and matchers for Status and Result.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -24,6 +24,8 @@ class TempDir {
  private:
   std::filesystem::path path_;
 };
+
+std::string read_file(const std::string& path);
 
 inline const Status& status_of(const Status& status) { return status; }
 template <class T>

@@ -15,7 +15,7 @@
 namespace nvfp4_moe::cli {
 namespace {
 
-// What a layer takes once its workspace has been touched is told by runs that follow the first, where that is short.
+// One run is one sample: where it is short, more follow.
 constexpr double kRepeatSeconds = 1.0;
 
 struct RunVerb {

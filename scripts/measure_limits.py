@@ -30,7 +30,6 @@ FIGURES = {
     "alu": "sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active",
     "fma": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-    "tensor_hmma": "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
     "clock_ghz": "smsp__cycles_elapsed.avg.per_second",
 }
 STALL = re.compile(r"smsp__average_warps?_issue_stalled_(\w+?)_per_issue_active\.ratio")
@@ -102,8 +101,7 @@ def main():
             name = "gemm1" if "gemm1" in kernel["Kernel Name"] else "gemm2"
             row = {"shape": shape, "T": tokens, "kernel": name, **figures_of(kernel, units)}
             result["rows"].append(row)
-            tensor = row["tensor"] if row["tensor"] is not None else row["tensor_hmma"]
-            shown = [row[key] for key in ("memory", "l2", "issue", "alu", "fma")] + [tensor]
+            shown = [row[key] for key in ("memory", "l2", "issue", "alu", "fma", "tensor")]
             cells_text = ["-" if value is None else f"{value:.0f}" for value in shown]
             stalls = ", ".join(f"{key} {value:.1f}" for key, value in row["stalls"].items())
             us = "-" if row["us"] is None else f"{row['us']:.1f}"

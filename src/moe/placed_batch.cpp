@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 namespace nvfp4_moe {
 
@@ -44,6 +45,8 @@ Result<TimedRun> run_from_host(const MoeLayer& layer, const Batch& host, double 
   NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer, host));
   NVFP4_MOE_ASSIGN(const Buffer workspace,
                    layer.backend().allocate(std::max<size_t>(layer.workspace_bytes(), 1), layer.weights().device));
+  // A host's pages come when they are first touched: the workspace's cost, not the run's.
+  if (layer.backend().memory == nullptr) std::memset(workspace.data(), 0, workspace.size_bytes());
   const auto timed = [&]() -> Result<double> {
     const auto start = std::chrono::steady_clock::now();
     NVFP4_MOE_TRY(layer.run(placed.batch(), workspace.data(), workspace.size_bytes()));

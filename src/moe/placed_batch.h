@@ -25,7 +25,7 @@ class PlacedBatch {
 
 struct TimedRun {
   RunStatus status;           // of the first run
-  double seconds = 0;         // of the first run alone: nothing is warmed up
+  double seconds = 0;         // of the first run alone, in a workspace whose pages are there
   std::vector<double> again;  // seconds of each further run, ascending
   double median_again() const { return again[again.size() / 2]; }
 };

@@ -134,7 +134,9 @@ TEST_F(OnGpu, BenchTimesSteps) {
     double sum_us = 0;
     for (const auto& step : json["steps"]) {
       const bool gemm = step["step"] == "gemm1_swiglu" || step["step"] == "gemm2";
-      EXPECT_GT(step["median_us"], gemm ? 1.0 : -0.0001) << step;
+      if (gemm) {
+        EXPECT_GT(step["median_us"], 1.0) << step;
+      }
       sum_us += step["median_us"].get<double>();
     }
     EXPECT_GT(sum_us, 0.9 * json["timings"][0]["median_us"].get<double>());

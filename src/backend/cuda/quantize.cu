@@ -1,4 +1,6 @@
 // quantize's and requantize's kernels and their launches.
+#include <algorithm>
+
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/quantize.cuh"
 #include "backend/cuda/steps.h"
@@ -20,12 +22,31 @@ __global__ void __launch_bounds__(kEightsThreads) quantize_by_eights(LineArgs ar
   else
     expect_line(args, blockIdx.x, false);
 }
+// Of rows, which may be far fewer than the bound: a block takes every gridDim.x-th and reads one ahead.
 __global__ void __launch_bounds__(kEightsThreads) requantize_by_eights(LineArgs args) {
   let_next_start();
-  // Route is done: gemm1 waits for it before it lets this kernel start.
-  const bool has_row = blockIdx.x < __ldcg(args.line_count);
+  const int64_t rows = __ldcg(args.line_count);  // route is done: gemm1 waits for it before it lets this kernel start
   wait_for_previous();
-  if (has_row) quantize_line_by_eights(args, blockIdx.x, read_eight(args, blockIdx.x, threadIdx.x));
+  int64_t row = blockIdx.x;
+  if (row >= rows) return;
+  uint4 first = read_eight(args, row, threadIdx.x);
+#pragma unroll 1
+  while (true) {
+    const int64_t next = row + gridDim.x;
+    const uint4 ahead = next < rows ? read_eight(args, next, threadIdx.x) : first;
+    quantize_line_by_eights(args, row, first);
+    if (next >= rows) return;
+    __syncthreads();  // the next row's magnitudes take the same place
+    row = next;
+    first = ahead;
+  }
+}
+// As many blocks as run at once, at 64 registers a thread.
+unsigned requantize_blocks(int64_t rows, unsigned threads) {
+  int device = 0, multiprocessors = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  return static_cast<unsigned>(std::min<int64_t>(rows, int64_t{multiprocessors} * (kEightsThreads / threads)));
 }
 
 template <DType kType>
@@ -96,7 +117,7 @@ void requantize(const HostCall& call, const HostPart& part) {
   if (config->activation_format != ActivationFormat::kNvfp4)
     launch<count_nonfinite_rows>(blocks, threads, 0, call.stream, args);
   else if (quantizes_by_eights(args, DType::kBf16))
-    launch<requantize_by_eights>(blocks, by_eights, 0, call.stream, args);
+    launch<requantize_by_eights>(requantize_blocks(rows, by_eights), by_eights, 0, call.stream, args);
   else
     launch<quantize_nvfp4<DType::kBf16>>(blocks, threads, 0, call.stream, args);
 }

@@ -21,15 +21,26 @@ TEST(PackedTile, EveryHalfComesBack) {
   }
 }
 
-// The shifts and masks of widen (gemm_tile.cuh): e2m1 2^-126 at bf16's bits 15, 8, 7, 6.
-TEST(PackedTile, AShiftAndAMaskGiveTheCode) {
-  constexpr uint32_t kMask = 0x81C0;
-  for (uint32_t half = 0; half < 0x10000; ++half) {
-    const uint32_t fragments[] = {half & kMask, half << 3 & kMask, half << 6 & kMask,
-                                  (half << 1 & 0x8000) | (half >> 3 & 0x0180) | (half >> 7 & 0x0040)};
-    for (int i = 0; i < 4; ++i)
-      ASSERT_EQ(bf16(fragments[i]) * 0x1p126, e2m1_to_float(static_cast<uint8_t>(unpack_half(half, i)))) << half;
-  }
+// e2m1 2^-126 in bf16, whatever stands in the other half: a word's halves do not disturb each other.
+TEST(PackedTile, PairsAreTheCodes) {
+  for (uint32_t half = 0; half < 0x10000; ++half)
+    for (uint32_t other : {0u, 0xFFFFu, half, half * 40503u & 0xFFFFu}) {
+      const CodePairs pairs = code_pairs(half | other << 16);
+      for (int i = 0; i < 4; ++i) {
+        ASSERT_EQ(bf16(pairs.a[i] & 0xFFFF) * 0x1p126, e2m1_to_float(static_cast<uint8_t>(unpack_half(half, i))));
+        ASSERT_EQ(bf16(pairs.a[i] >> 16) * 0x1p126, e2m1_to_float(static_cast<uint8_t>(unpack_half(other, i))));
+      }
+    }
+}
+
+TEST(PackedTile, ScaleWordsGiveBothSteps) {
+  for (uint32_t even = 0; even < 256; ++even)
+    for (uint32_t odd = 0; odd < 256; ++odd) {
+      const uint32_t even_pair = even | (255 - odd) << 16, odd_pair = odd | (even ^ 0x5A) << 16;
+      const uint32_t word = pack_scales(even_pair, odd_pair);
+      ASSERT_EQ(scales_in_place(word, false) & kScalesMask, even_pair << 4);
+      ASSERT_EQ(scales_in_place(word, true) & kScalesMask, odd_pair << 4);
+    }
 }
 
 TEST(PackedTile, ScalesAreTheSameNumbersAndComeBack) {

@@ -58,17 +58,14 @@ __device__ inline int64_t line_of_row(const GemmArgs& args, int64_t row) {
   return args.choice_of_row == nullptr ? row : args.choice_of_row[row] / args.top_k;
 }
 
-// Eight codes of one k16 step as the A fragment; scale_pair: bytes of rows r (bits 0..7) and r + 8 (bits 16..23).
-__device__ inline void widen(uint32_t codes, uint32_t scale_pair, uint32_t (&a)[4]) {
-  constexpr uint32_t kMask = 0x81C081C0u;      // s e e m at bits 15, 8, 7, 6 of both halves
+// Eight codes of one k16 step as the A fragment, with the scales of an even or odd step.
+__device__ inline void widen(uint32_t codes, uint32_t scale_word, bool odd, uint32_t (&a)[4]) {
   constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // lifts e2m1 2^-126 to e2m1
-  const uint32_t scales = (scale_pair << 4) + 0x3A803A80u;
-  const uint32_t scale_low = __byte_perm(scales, 0, 0x1010), scale_high = __byte_perm(scales, 0, 0x3232);
-  const uint32_t last = ((codes << 1) & 0x80008000u) | ((codes >> 3) & 0x01800180u) | ((codes >> 7) & 0x00400040u);
-  a[0] = multiply_bf16x2(multiply_bf16x2(codes & kMask, kTwoTo126), scale_low);
-  a[1] = multiply_bf16x2(multiply_bf16x2((codes << 3) & kMask, kTwoTo126), scale_high);
-  a[2] = multiply_bf16x2(multiply_bf16x2((codes << 6) & kMask, kTwoTo126), scale_low);
-  a[3] = multiply_bf16x2(multiply_bf16x2(last, kTwoTo126), scale_high);
+  const uint32_t scales = (scales_in_place(scale_word, odd) & kScalesMask) + 0x3A803A80u;
+  const uint32_t scale_of_row[2] = {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
+  const CodePairs pairs = code_pairs(codes);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = multiply_bf16x2(multiply_bf16x2(pairs.a[i], kTwoTo126), scale_of_row[i % 2]);
 }
 
 // One step of a lane's weights: codes of four k16 steps and the scales of its two rows.

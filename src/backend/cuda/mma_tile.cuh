@@ -45,8 +45,8 @@ struct MmaTile {
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {  // two k16 steps: one word of scales, one load of four matrices
           uint32_t a[2][4];
-          widen(words[2 * pair], scale_words[pair] & 0x00FF00FFu, a[0]);
-          widen(words[2 * pair + 1], scale_words[pair] >> 8 & 0x00FF00FFu, a[1]);
+          widen(words[2 * pair], scale_words[pair], false, a[0]);
+          widen(words[2 * pair + 1], scale_words[pair], true, a[1]);
 #pragma unroll
           for (int n = 0; n < kRows / 8; ++n) {
             const int line = n * 8 + lane % 8, piece = pair * 4 + lane / 8;

@@ -2,7 +2,7 @@
 // inverse.
 //
 // Rows travel as they are into staging memory, 128 packed rows of a whole K at least; one thread then writes one lane's
-// 16 bytes of codes, and every fourth one the 8 scale bytes of its two rows. Rows and k beyond the matrix are code 0
+// 16 bytes of codes, and every fourth one the scales of its two rows. Rows and k beyond the matrix are code 0
 // under scale 0. A block of scale 0 has codes 0 in the tiles: its own codes, where they are others, stay on the host.
 #include <cstring>
 #include <vector>
@@ -54,7 +54,7 @@ __global__ void pack_tiles(Staged staged, int64_t units, int64_t k_tiles, uint8_
   const Unit unit(index, k_tiles);
   const int c = unit.lane % 4;
   uint32_t words[kStepsPerLane];
-  uint32_t scales[2][kStepsPerLane];  // (row r and r + 8, step) UE5M3
+  uint32_t scales[kStepsPerLane] = {};  // UE5M3 of row r, and of r + 8 in bits 16..23
   for (int step = 0; step < kStepsPerLane; ++step) {
     const int64_t block = unit.block(step);
     uint32_t pairs[4] = {};  // bytes of a0..a3: low nibble even k
@@ -69,7 +69,7 @@ __global__ void pack_tiles(Staged staged, int64_t units, int64_t k_tiles, uint8_
           pairs[i + 2] = codes[c + 4];
         }
       }
-      scales[i][step] = scale_to_ue5m3(scale);
+      scales[step] |= scale_to_ue5m3(scale) << 16 * i;
     }
     words[step] = pack_half(pairs[0] & 15, pairs[1] & 15, pairs[2] & 15, pairs[3] & 15) |
                   pack_half(pairs[0] >> 4, pairs[1] >> 4, pairs[2] >> 4, pairs[3] >> 4) << 16;
@@ -78,10 +78,8 @@ __global__ void pack_tiles(Staged staged, int64_t units, int64_t k_tiles, uint8_
   *reinterpret_cast<uint4*>(tile + lane_offset(unit.group, unit.half, unit.lane)) =
       make_uint4(words[0], words[1], words[2], words[3]);
   if (c != 0) return;
-  uint32_t out[2];
-  for (int w = 0; w < 2; ++w)
-    out[w] = scales[0][2 * w] | scales[0][2 * w + 1] << 8 | scales[1][2 * w] << 16 | scales[1][2 * w + 1] << 24;
-  *reinterpret_cast<uint2*>(tile + scale_offset(unit.group, unit.half, unit.lane / 4)) = make_uint2(out[0], out[1]);
+  *reinterpret_cast<uint2*>(tile + scale_offset(unit.group, unit.half, unit.lane / 4)) =
+      make_uint2(pack_scales(scales[0], scales[1]), pack_scales(scales[2], scales[3]));
 }
 
 __global__ void unpack_tiles(Staged staged, int64_t units, int64_t k_tiles, const uint8_t* tiles) {
@@ -91,11 +89,12 @@ __global__ void unpack_tiles(Staged staged, int64_t units, int64_t k_tiles, cons
   const int c = unit.lane % 4;
   const uint8_t* tile = tiles + (unit.row_tile * k_tiles + unit.k_tile) * kTileBytes;
   const auto* words = reinterpret_cast<const uint32_t*>(tile + lane_offset(unit.group, unit.half, unit.lane));
-  const uint8_t* scales = tile + scale_offset(unit.group, unit.half, unit.lane / 4);
+  const auto* scales = reinterpret_cast<const uint32_t*>(tile + scale_offset(unit.group, unit.half, unit.lane / 4));
   for (int step = 0; step < kStepsPerLane; ++step) {
     const int64_t block = unit.block(step);
     if (block >= staged.k / 16) continue;
     const uint32_t low = words[step] & 0xFFFF, high = words[step] >> 16;
+    const uint32_t pair = scales_in_place(scales[step / 2], step % 2 != 0);
     for (int i = 0; i < 2; ++i) {
       const JoinedRow row = staged_row(staged, unit.row(i));
       if (row.row < 0) continue;
@@ -104,7 +103,7 @@ __global__ void unpack_tiles(Staged staged, int64_t units, int64_t k_tiles, cons
       codes[c + 4] = static_cast<uint8_t>(unpack_half(low, i + 2) | unpack_half(high, i + 2) << 4);
       if (c == 0)
         staged.scales[row.projection][row.row * (staged.k / 16) + block] =
-            static_cast<uint8_t>(scale_from_ue5m3(scales[step / 2 * 4 + i * 2 + step % 2]));
+            static_cast<uint8_t>(scale_from_ue5m3(pair >> (4 + 16 * i) & 0xFF));
     }
   }
 }

@@ -1,10 +1,12 @@
 // Packed weights -> the A fragment of wgmma, in registers (the bit layout: backend/cuda/packed_tile.h).
 //
-// Three masks and shifts give three pairs of bf16 e2m1 * 2^-126, three more the fourth; a scale byte of UE5M3 becomes
-// bf16 s * 2^107, and one multiplication gives e2m1 * s * 2^-19, exactly. The factor 2^19 is left for the sums.
+// A word gives four pairs of bf16 e2m1 * 2^-126, two scale bytes of UE5M3 become bf16 s * 2^107, and one multiplication
+// of each gives e2m1 * s * 2^-19, exactly. The factor 2^19 is left for the sums.
 #pragma once
 
 #include <cstdint>
+
+#include "backend/cuda/packed_tile.h"
 
 namespace nvfp4_moe::sm90 {
 
@@ -29,21 +31,19 @@ __device__ inline uint32_t times_high(uint32_t pair, uint32_t scales) {
   return product;
 }
 
-// codes: a lane's word of one k16 step. scale_word: bytes (r, even step), (r, odd), (r + 8, even), (r + 8, odd).
-// scale_base: kScaleBase in a register, which saves a move at every use. fragment: 4 words.
+// codes: a lane's word of one k16 step, an even or an odd one. scale_base: kScaleBase in a register, which saves a move
+// at every use. fragment: 4 words.
 template <bool kOddStep>
 __device__ inline void dequantize(uint32_t codes, uint32_t scale_word, uint32_t scale_base, uint32_t* fragment) {
-  constexpr uint32_t kMask = 0x81C081C0u;
-  uint32_t scales;
-  if constexpr (kOddStep)  // (word >> 4 & 0x0FF00FF0) | base
-    asm("lop3.b32 %0, %1, 0x0FF00FF0, %2, 0xEA;" : "=r"(scales) : "r"(scale_word >> 4), "r"(scale_base));
-  else
-    asm("mad.lo.u32 %0, %1, 16, %2;" : "=r"(scales) : "r"(scale_word & 0x00FF00FFu), "r"(scale_base));
-  const uint32_t last = ((codes << 1) & 0x80008000u) | ((codes >> 3) & 0x01800180u) | ((codes >> 7) & 0x00400040u);
-  fragment[0] = times_low(codes & kMask, scales);
-  fragment[1] = times_high((codes << 3) & kMask, scales);
-  fragment[2] = times_low((codes << 6) & kMask, scales);
-  fragment[3] = times_high(last, scales);
+  uint32_t scales;  // (word & mask) | base, with the base in a register
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
+      : "=r"(scales)
+      : "r"(cuda::scales_in_place(scale_word, kOddStep)), "n"(cuda::kScalesMask), "r"(scale_base));
+  const cuda::CodePairs pairs = cuda::code_pairs(codes);
+  fragment[0] = times_low(pairs.a[0], scales);
+  fragment[1] = times_high(pairs.a[1], scales);
+  fragment[2] = times_low(pairs.a[2], scales);
+  fragment[3] = times_high(pairs.a[3], scales);
 }
 
 }  // namespace nvfp4_moe::sm90

@@ -65,11 +65,12 @@ TEST(Sm90Work, EveryChunkOnce) {
     for (int groups : {1, 3, 8})
       for (int chunks : {1, 4, 9})
         for (int blocks : {1, 5, 132})
-          for (int least_saved : {-1, 0, 3}) {  // -1: nothing is cut
-            SCOPED_TRACE(testing::Message()
-                         << tiles << " " << groups << " " << chunks << " " << blocks << " " << least_saved);
+          for (const auto& [least_saved, most_pieces] : std::vector<std::pair<int, int>>{
+                   {-1, 9}, {0, 9}, {3, 9}, {0, 3}, {3, 2}}) {  // -1: nothing is cut
+            SCOPED_TRACE(testing::Message() << tiles << " " << groups << " " << chunks << " " << blocks << " "
+                                            << least_saved << " " << most_pieces);
             const bool split = least_saved >= 0;
-            const sm90::Work work(sm90::WorkShape(groups, chunks, blocks, split, least_saved), tiles);
+            const sm90::Work work(sm90::WorkShape(groups, chunks, blocks, split, least_saved, most_pieces), tiles);
             std::vector<int> done(static_cast<size_t>(tiles * groups * chunks));
             std::set<int> places;
             int most = 0, least = 1 << 30;
@@ -91,13 +92,16 @@ TEST(Sm90Work, EveryChunkOnce) {
               least = std::min(least, sum);
             }
             for (int times : done) ASSERT_EQ(times, 1);
-            EXPECT_LE(most - least, least_saved == 0 ? 1 : chunks);
-            const int even = (tiles * groups * chunks + blocks - 1) / blocks;
+            EXPECT_LE(most - least, least_saved == 0 && most_pieces == 9 ? 1 : chunks);
+            const int units = tiles * groups, shortest = (chunks + most_pieces - 1) / most_pieces;
+            const int even = std::max((units * chunks + blocks - 1) / blocks,
+                                      units / blocks * chunks + (units % blocks != 0 ? shortest : 0));
             EXPECT_LT(most - even, least_saved > 0 ? least_saved : split ? 1 : chunks + 1);
             for (int unit = 0; unit * chunks < work.split_chunks; ++unit) {
               const int first = work.block_of(unit * chunks), last = work.block_of(unit * chunks + chunks - 1);
               const sm90::UnitPieces pieces = work.pieces_of(unit);
               EXPECT_EQ(pieces.count, last - first + 1);
+              EXPECT_LE(pieces.count, most_pieces + 1);
               for (int block = first; block <= last; ++block) {
                 ASSERT_LT(work.split_begin(block), work.split_begin(block + 1));
                 EXPECT_EQ(pieces.partial(block - first), work.partial_of(block, unit));

@@ -108,7 +108,8 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, Sums<S>& sums) {
   int previous = 0;
 #pragma unroll 1
   for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-    const uint64_t lines = lines_descriptor(shared_address(SharedPlaces<S>::stage(state.place.stage)));
+    uint64_t lines = lines_descriptor(shared_address(SharedPlaces<S>::stage(state.place.stage)));
+    asm volatile("" : "+l"(lines));  // else places in it are or'ed by halves, three instructions for one
     const RingPlace<S::kStages> next = state.place.next();
     const bool more = chunk + 1 < chunks;
 #pragma unroll

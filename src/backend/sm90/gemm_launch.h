@@ -36,7 +36,8 @@ inline GemmArgs gemm_args(const HostCall& call, const HostPart& part, const Part
   args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
   args.work = WorkShape(static_cast<int32_t>(cuda::ceil_div(tiles.row_tiles, kVariants[plan.variant].row_blocks)),
                         args.k_tiles, blocks_of_device(), splits(call.weights.config, tiles.k_tiles),
-                        static_cast<int32_t>(least_saved_chunks(kVariants[plan.variant])));
+                        static_cast<int32_t>(least_saved_chunks(kVariants[plan.variant])),
+                        most_pieces(kVariants[plan.variant]));
   args.by_top_k = Divider(static_cast<int32_t>(call.weights.config->top_k));
   args.row_offsets = part.row_offsets;
   args.tiles = plan.shared ? nullptr : scratch.common.tiles;

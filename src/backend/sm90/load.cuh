@@ -4,8 +4,9 @@
 //                        boxes: they lie in the order of the rows already
 //   warps 1-3            what a piece is and its line factors. In the other variants the lines, gathered by 16 bytes
 //
-// Both ways leave the 128-byte swizzle that wgmma reads. Lines beyond a tile's count are left as they were: they reach
-// columns that nobody reads. k beyond K is filled with zeros, since 0 times a stale NaN is NaN.
+// Both ways leave the 128-byte swizzle that wgmma reads. Lines beyond a tile's count reach columns that nobody reads;
+// those that are multiplied all the same are zeros where lines are gathered, since zeros cost the least power. k beyond K
+// is filled with zeros, since 0 times a stale NaN is NaN.
 #pragma once
 
 #include <cstdint>
@@ -171,6 +172,7 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
     const TileRows& rows = description.rows();
     sync_threads<kLineThreads>(1);
     const int32_t* const lines = SharedPlaces<S>::lines(index);
+    const int multiplied = (rows.count + 7) / 8 * 8;
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, place = place.next()) {
       const int32_t k = (piece.first_chunk + chunk) * cuda::kTileK + column * 8;
       const bool valid = k < source.k;
@@ -183,9 +185,12 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) line[b] = lines[own_line + first + b * kLinesAtOnce];
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b)
+        for (int b = 0; b < kBatch; ++b) {
+          const int i = own_line + first + b * kLinesAtOnce;
+          const bool has_row = i < rows.count;
           copy_line(stage + places[b % kPeriod] + (first + b / kPeriod * kPeriod * kLinesAtOnce) * 128,
-                    from + int64_t{line[b]} * source.k, valid, own_line + first + b * kLinesAtOnce < rows.count);
+                    has_row ? from + int64_t{line[b]} * source.k : from, valid && has_row, i < multiplied);
+        }
       }
       arrive_after_copies(SharedPlaces<S>::full(place.stage));
       if (chunk == 0) {

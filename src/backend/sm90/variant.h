@@ -50,9 +50,15 @@ inline bool splits(const MoeConfig& config, int64_t k_tiles) { return !config->b
 // Where weights are what a GEMM waits for, finishing a cut unit takes as long as reading so many bytes of them: units
 // are not cut for less.
 inline constexpr int64_t kCutBytes = 80 * 1024;
+// The same of a wide tile, in chunks.
+inline constexpr int64_t kCutChunks = 10;
+inline constexpr int32_t kMostPieces = 4;
 constexpr int64_t least_saved_chunks(const Variant& variant) {
-  return variant.tensor_lines ? 0 : cuda::ceil_div(kCutBytes, variant.row_blocks * cuda::kTileBytes);
+  return variant.tensor_lines ? kCutChunks : cuda::ceil_div(kCutBytes, variant.row_blocks * cuda::kTileBytes);
 }
+// Whoever finishes a cut unit reads the sums of all its pieces, each of which takes as long as multiplying a chunk
+// where tiles are wide.
+constexpr int32_t most_pieces(const Variant& variant) { return variant.tensor_lines ? kMostPieces : 1 << 15; }
 
 // The first variant is taken in place of the second where a multiprocessor has few chunks of 512 weight rows: there
 // smaller ones are shared out more evenly, and the last one to arrive leaves less to multiply.

@@ -2,9 +2,10 @@
 //
 // A unit is one tile of lines times one group of weight rows over the whole of K, kt chunks of 128 k. With
 // units = w * blocks + rest, every block takes w whole units, and the rest is cut into equal runs of chunks, one a
-// block as long as there are chunks, so that every multiprocessor reads the same number of weight bytes. A unit cut
-// that way leaves fp32 sums of its pieces, which the block that arrives last adds in the order of K: the bits depend on
-// the launch, not on who that is. Where that would save a block few chunks, the rest is dealt out in whole units too.
+// block as long as a unit is in few enough pieces, so that every multiprocessor reads the same number of weight bytes.
+// A unit cut that way leaves fp32 sums of its pieces, which the block that arrives last adds in the order of K: the
+// bits depend on the launch, not on who that is. Where that would save a block few chunks, the rest is dealt out in
+// whole units too.
 //
 // Whole units are dealt back and forth, 0 1 2, 2 1 0, 0 1 2: tiles come in the order of their width, and so every block
 // gets as much of the wide ones.
@@ -41,19 +42,22 @@ struct WorkShape {
   int32_t groups, chunks_of_unit;
   int32_t blocks;
   bool split;
-  int32_t least_saved;                    // chunks that cutting must take from the longest run to be done
-  Divider by_blocks, by_chunks, by_turn;  // turn: units of kTilesTogether tiles
+  int32_t least_saved;  // chunks that cutting must take from the longest run to be done
+  int32_t most_pieces;  // of a unit, where the blocks would do for more
+  Divider by_blocks, by_chunks, by_turn, by_pieces;  // turn: units of kTilesTogether tiles
 
   WorkShape() = default;
-  WorkShape(int32_t groups_, int32_t chunks_, int32_t blocks_, bool split_, int32_t least_saved_)
+  WorkShape(int32_t groups_, int32_t chunks_, int32_t blocks_, bool split_, int32_t least_saved_, int32_t most_pieces_)
       : groups(groups_),
         chunks_of_unit(chunks_),
         blocks(blocks_),
         split(split_),
         least_saved(least_saved_),
+        most_pieces(most_pieces_ < chunks_ ? most_pieces_ : chunks_),
         by_blocks(blocks_),
         by_chunks(chunks_),
-        by_turn(kTilesTogether * groups_) {}
+        by_turn(kTilesTogether * groups_),
+        by_pieces(most_pieces) {}
 };
 
 struct Unit {
@@ -84,13 +88,18 @@ struct Work {
   NVFP4_MOE_HOST_DEVICE Work(const WorkShape& shape_, int32_t tiles_) : shape(shape_), tiles(tiles_) {
     const int32_t units = tiles * shape.groups;
     whole_units = units;
+    split_blocks = shape.blocks;
     if (shape.split) {
       const int32_t rest = units - shape.by_blocks(units) * shape.blocks;
-      const int32_t run = shape.by_blocks(rest * shape.chunks_of_unit + shape.blocks - 1);
-      if (shape.chunks_of_unit - run >= shape.least_saved) whole_units -= rest;
+      const bool few = rest * shape.most_pieces < shape.blocks;
+      const int32_t run = few ? shape.by_pieces(shape.chunks_of_unit + shape.most_pieces - 1)
+                              : shape.by_blocks(rest * shape.chunks_of_unit + shape.blocks - 1);
+      if (shape.chunks_of_unit - run >= shape.least_saved) {
+        whole_units -= rest;
+        if (few) split_blocks = rest * shape.most_pieces;
+      }
     }
     split_chunks = (units - whole_units) * shape.chunks_of_unit;
-    split_blocks = split_chunks < shape.blocks ? split_chunks : shape.blocks;
     const int32_t tail = tiles % kTilesTogether;
     tail_multiplier = tail == 0 ? 0 : ((1 << kTailShift) + tail - 1) / tail;
   }
@@ -107,8 +116,8 @@ struct Work {
   }
   // The run of split chunks that is a block's: [split_begin(b), split_begin(b + 1)); empty from split_blocks on.
   NVFP4_MOE_HOST_DEVICE int32_t split_begin(int32_t block) const {
-    if (split_blocks < shape.blocks) return block < split_blocks ? block : split_blocks;  // a chunk a block
-    return shape.by_blocks(split_chunks * block);
+    if (split_blocks == shape.blocks) return shape.by_blocks(split_chunks * block);
+    return block < split_blocks ? shape.by_pieces(shape.chunks_of_unit * block) : split_chunks;
   }
   NVFP4_MOE_HOST_DEVICE int32_t block_of(int32_t split_chunk) const {
     return ((split_chunk + 1) * split_blocks - 1) / split_chunks;

@@ -76,6 +76,7 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       ASSERT_CUDA(cudaMalloc(&workspace, (*gpu)->workspace_bytes()));
       ASSERT_CUDA(cudaMemset(workspace, 0xFF, (*gpu)->workspace_bytes()));
       ASSERT_CUDA(cudaMemcpy(device_x, x.data(), x_bytes, cudaMemcpyHostToDevice));
+      ASSERT_CUDA(cudaDeviceSynchronize());  // the stream below waits for nobody else's
       batch.x = device_x;
       batch.out = device_out;
       cudaStream_t stream = nullptr;

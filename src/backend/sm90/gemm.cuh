@@ -174,8 +174,8 @@ __device__ inline int thread_anew() {
 
 // The sums of one m64 tile to the epilogue. factor(line) for lines below rows.count.
 template <int kN, class Epilogue, class Factor>
-__device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, const TileRows& rows, int32_t weight_row,
-                       const float (&sums)[kN / 2], const Factor& factor) {
+__device__ void finish(const Epilogue& epilogue, const TileRows& rows, int32_t weight_row, const float (&sums)[kN / 2],
+                       const Factor& factor) {
   const int first_line = static_cast<int>(threadIdx.x % 4) * 2;
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
@@ -183,8 +183,7 @@ __device__ void finish(const Epilogue& epilogue, const ExpertScales& scales, con
     for (int i = 0; i < 2; ++i) {
       const int line = j * 8 + first_line + i;
       if (line < rows.count)
-        epilogue.store(rows.first + line, weight_row, sums[j * 4 + i] * kSumFactor, sums[j * 4 + 2 + i] * kSumFactor,
-                       scales, factor(line));
+        epilogue.store(rows.first + line, weight_row, sums[j * 4 + i], sums[j * 4 + 2 + i], factor(line));
     }
 }
 
@@ -209,13 +208,15 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
   const LineFactor* const factors = SharedPlaces<S>::factors(index);
   const int thread = thread_anew();
   if constexpr (S::kIs.tensor_lines) {
-    if (piece.partial < 0 && epilogue.bf16_out() != nullptr)
-      return store_whole<S>(epilogue, piece, factors, sums, thread);
+    if (piece.partial < 0 && epilogue.bf16_out() != nullptr) {
+      if (epilogue.plain()) return store_whole<S, true>(epilogue, piece, factors, sums, thread);
+      return store_whole<S, false>(epilogue, piece, factors, sums, thread);
+    }
   }
 #pragma unroll
   for (int m = 0; m < S::kM64; ++m) {
     if (piece.partial < 0) {
-      finish<S::kLines>(epilogue, piece.scales, piece.rows, piece.weight_row + row_of<S>(thread, m), sums[m],
+      finish<S::kLines>(epilogue, piece.rows, piece.weight_row + row_of<S>(thread, m), sums[m],
                         [&](int line) { return factors[line]; });
     } else {
 #pragma unroll
@@ -258,8 +259,8 @@ __device__ void finish_unit(const GemmArgs& args, const Epilogue& epilogue, cons
 #pragma unroll 1
     for (int line = pair * 2; line < min(pair * 2 + 2, rows.count); ++line) {
       const bool first = line % 2 == 0;
-      epilogue.store(rows.first + line, weight_row, (first ? total.x : total.y) * kSumFactor,
-                     (first ? total.z : total.w) * kSumFactor, own.scales, factors[line]);
+      epilogue.store(rows.first + line, weight_row, first ? total.x : total.y, first ? total.z : total.w,
+                     factors[line]);
     }
   }
 }
@@ -300,7 +301,7 @@ __device__ void finish_wide_unit(const GemmArgs& args, const Epilogue& epilogue,
       eight.count -= (first_quad + q) * 8;
 #pragma unroll
       for (int m = 0; m < S::kM64; ++m)
-        finish<8>(epilogue, own.scales, eight, own.weight_row + row_of<S>(thread, m), sums[q][m],
+        finish<8>(epilogue, eight, own.weight_row + row_of<S>(thread, m), sums[q][m],
                   [&](int line) { return factors[(first_quad + q) * 8 + line]; });
     }
   }

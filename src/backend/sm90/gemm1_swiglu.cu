@@ -17,18 +17,19 @@ namespace {
 // up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are infinite. NaN stays NaN.
 struct GatedActivation {
   float gate_limit, exponent, product_limit, up_limit, up_offset;  // e^(-a g') = 2^(exponent g')
+  bool plain;                                                      // SwiGLU: no limits, offset 0
 
-  static GatedActivation of(const MoeConfig& config) {
+  static GatedActivation from(const MoeConfig& config) {
     constexpr float kNone = std::numeric_limits<float>::infinity();
     constexpr float kLog2E = 1.44269504f;
     const float limit = config->swiglu_limit.value_or(kNone);
     switch (config->activation) {
       case Activation::kSwiglu: break;
-      case Activation::kSwigluClamped: return {limit, -kLog2E, kNone, limit, 0};
-      case Activation::kSwigluStep: return {kNone, -kLog2E, limit, limit, 0};
-      case Activation::kSwigluOai: return {limit, -kLog2E * config->swiglu_alpha, kNone, limit, 1};
+      case Activation::kSwigluClamped: return {limit, -kLog2E, kNone, limit, 0, false};
+      case Activation::kSwigluStep: return {kNone, -kLog2E, limit, limit, 0, false};
+      case Activation::kSwigluOai: return {limit, -kLog2E * config->swiglu_alpha, kNone, limit, 1, false};
     }
-    return {kNone, -kLog2E, kNone, kNone, 0};
+    return {kNone, -kLog2E, kNone, kNone, 0, true};
   }
   __device__ static float at_most(float x, float most) {
     float y;
@@ -52,10 +53,12 @@ struct GatedActivation {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
-  __device__ float operator()(float g, float u) const {
-    const float gate = at_most(g, gate_limit);
-    const float product = at_most(gate * reciprocal(1.0f + power_of_two(exponent * gate)), product_limit);
-    return product * (within(u, up_limit) + up_offset);
+  template <bool kPlain>
+  __device__ float gated(float g, float u) const {
+    const float gate = kPlain ? g : at_most(g, gate_limit);
+    const float product = gate * reciprocal(1.0f + power_of_two(exponent * gate));
+    if constexpr (kPlain) return product * u;
+    return at_most(product, product_limit) * (within(u, up_limit) + up_offset);
   }
 };
 
@@ -79,21 +82,22 @@ struct SwigluEpilogue {
   __device__ ExpertScales scales(int32_t expert) const {
     return {tensor_scales[expert].gate, tensor_scales[expert].up};
   }
-  __device__ LineFactor factor(int32_t line, int32_t choice) const {
+  __device__ LineScale line_scale_of(int32_t line, int32_t choice) const {
     const float scale = line_scale != nullptr ? line_scale[line] : 1.0f;
     return {nonfinite[line] != 0 ? __uint_as_float(0x7FC00000u) : scale,
             router_weights != nullptr ? router_weights[choice] : 1.0f};
   }
-  __device__ float value(float gate_sum, float up_sum, const ExpertScales& scales, const LineFactor& factor) const {
-    const float g = gate_sum * (factor.scale * scales.first), u = up_sum * (factor.scale * scales.second);
-    return activation(g, u) * factor.weight;
+  __device__ bool plain() const { return activation.plain; }
+  template <bool kPlain>
+  __device__ float value(float gate_sum, float up_sum, const LineFactor& factor) const {
+    return activation.gated<kPlain>(gate_sum * factor.first, up_sum * factor.second) * factor.weight;
   }
   // weight_row: of gate; 8 further is up of the same channel.
-  __device__ void store(int64_t row, int32_t weight_row, float gate_sum, float up_sum, const ExpertScales& scales,
-                        const LineFactor& factor) const {
+  __device__ void store(int64_t row, int32_t weight_row, float gate_sum, float up_sum, const LineFactor& factor) const {
     const int64_t channel = cuda::joined_row(weight_row).row;
     if (channel >= channels) return;
-    const uint16_t bits = cuda::bf16_from_float(value(gate_sum, up_sum, scales, factor));
+    const float h = plain() ? value<true>(gate_sum, up_sum, factor) : value<false>(gate_sum, up_sum, factor);
+    const uint16_t bits = cuda::bf16_from_float(h);
     out[row * channels + channel] = bits;
     if constexpr (kFlags) flag_if((bits & 0x7F80u) == 0x7F80u, row);
   }
@@ -126,7 +130,7 @@ void run_gemm1(const HostCall& call, const HostPart& part, bool in_rows) {
     epilogue.nonfinite = call.buffers.hidden.nonfinite;
     epilogue.router_weights =
         config->router_weight == RouterWeight::kBeforeDown && !plan.shared ? call.batch.topk_weights : nullptr;
-    epilogue.activation = GatedActivation::of(config);
+    epilogue.activation = GatedActivation::from(config);
     epilogue.out = part.intermediate.bf16;
     epilogue.channels = part.intermediate_size;
     if (!plan.shared && flags_rows(config, kVariants[plan.variant])) epilogue.flags = part.intermediate.nonfinite;

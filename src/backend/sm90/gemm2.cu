@@ -20,17 +20,15 @@ struct RowEpilogue {
   __device__ uint16_t* bf16_out() const { return out_fp32 ? nullptr : static_cast<uint16_t*>(out); }
 
   __device__ ExpertScales scales(int32_t expert) const { return {tensor_scales[expert].down, 0}; }
-  __device__ LineFactor factor(int32_t line, int32_t) const {
+  __device__ LineScale line_scale_of(int32_t line, int32_t) const {
     return {line_scale != nullptr ? line_scale[line] : 1.0f, 1.0f};
   }
-  __device__ float value(float sum, const ExpertScales& scales, const LineFactor& factor) const {
-    return sum * (factor.scale * scales.first);
-  }
-  __device__ void store(int64_t row, int32_t channel, float sum, float sum_8_further, const ExpertScales& scales,
-                        const LineFactor& factor) const {
+  __device__ bool plain() const { return true; }
+  __device__ float value(float sum, const LineFactor& factor) const { return sum * factor.first; }
+  __device__ void store(int64_t row, int32_t channel, float sum, float sum_8_further, const LineFactor& factor) const {
     const int64_t at = row * channels + channel;
-    if (channel < channels) store_one(at, value(sum, scales, factor));
-    if (channel + 8 < channels) store_one(at + 8, value(sum_8_further, scales, factor));
+    if (channel < channels) store_one(at, value(sum, factor));
+    if (channel + 8 < channels) store_one(at + 8, value(sum_8_further, factor));
   }
   __device__ void store_one(int64_t at, float value) const {
     if (out_fp32)

@@ -114,18 +114,17 @@ class Description {
       const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
       const int32_t line = args.choice_of_row != nullptr ? args.by_top_k(choice) : choice;
       if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index)[i] = line;
-      factor_ = epilogue.factor(line, choice);
-      if constexpr (!kLater) SharedPlaces<S>::factors(index)[i] = factor_;
+      line_ = epilogue.line_scale_of(line, choice);
+      scales_ = epilogue.scales(rows_.expert);
+      if constexpr (!kLater) SharedPlaces<S>::factors(index)[i] = LineFactor(line_, scales_);
     }
-    if (thread == 0) scales_ = epilogue.scales(rows_.expert);
   }
   __device__ const TileRows& rows() const { return rows_; }
   __device__ void complete(const Piece& piece) const {
     if constexpr (kLater)
-      if (thread_ < rows_.count) SharedPlaces<S>::factors(index_)[thread_] = factor_;
+      if (thread_ < rows_.count) SharedPlaces<S>::factors(index_)[thread_] = LineFactor(line_, scales_);
     if (thread_ == 0)
-      SharedPlaces<S>::piece(index_) = {rows_, scales_, piece.unit.group * S::kRowBlocks * 128, piece.chunks,
-                                        piece.partial};
+      SharedPlaces<S>::piece(index_) = {rows_, piece.unit.group * S::kRowBlocks * 128, piece.chunks, piece.partial};
     arrive(SharedPlaces<S>::piece_full(index_));
   }
 
@@ -134,7 +133,7 @@ class Description {
   uint32_t index_;
   int thread_;
   TileRows rows_;
-  LineFactor factor_{};
+  LineScale line_{};
   ExpertScales scales_{};
 };
 

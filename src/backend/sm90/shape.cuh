@@ -9,6 +9,7 @@
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/scratch.h"
 #include "backend/sm90/barrier.cuh"
+#include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/variant.h"
 #include "backend/sm90/work.h"
 
@@ -47,10 +48,21 @@ inline constexpr int kBoxLines = 32, kBoxK = 64, kBoxBytes = kBoxLines * kBoxK *
 struct ExpertScales {
   float first, second;
 };
-// What a line brings into its sums, by row of the output.
-struct LineFactor {
+// What a line brings into its sums.
+struct LineScale {
   float scale;   // the line's own, NaN where it is flagged
   float weight;  // the router's, or 1
+};
+// What the sums of one line and one expert are multiplied by.
+struct alignas(16) LineFactor {
+  float first, second;  // alpha = fl32(line scale * tensor scale) of each tensor scale, times kSumFactor, which is exact
+  float weight;
+
+  LineFactor() = default;
+  __device__ LineFactor(const LineScale& line, const ExpertScales& scales)
+      : first(line.scale * scales.first * kSumFactor),
+        second(line.scale * scales.second * kSumFactor),
+        weight(line.weight) {}
 };
 
 // The rows of one tile.
@@ -61,7 +73,6 @@ struct TileRows {
 // A piece as the math warpgroups see it, made by those that load.
 struct PieceInfo {
   TileRows rows;
-  ExpertScales scales;
   int32_t weight_row;  // the first
   int32_t chunks, partial;
 };

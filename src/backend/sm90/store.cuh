@@ -34,10 +34,10 @@ __device__ inline bool any_nonfinite(const uint4& eight) {
   return (carries & 0x80008000u) != 0;
 }
 
-// One math warpgroup; sums as wgmma leaves them. A slab has the channels of one m64 tile, or where two rows give one
+// One math warpgroup; sums as wgmma leaves them. kPlain: epilogue.plain(), known when compiling. A slab has the channels of one m64 tile, or where two rows give one
 // channel, of all: 64 or 32. Of its line i 16 bytes c lie at c ^ i, or at c ^ i / 2 where two lines share the banks, so
 // that neither way of access meets in a bank.
-template <class S, class Epilogue>
+template <class S, bool kPlain, class Epilogue>
 __device__ void store_whole(const Epilogue& epilogue, const PieceInfo& piece, const LineFactor* factors,
                             const float (&sums)[S::kM64][S::kLines / 2], int thread_of_block) {
   constexpr bool kJoined = Epilogue::kJoined;  // two rows give one channel
@@ -73,10 +73,9 @@ __device__ void store_whole(const Epilogue& epilogue, const PieceInfo& piece, co
           for (int n = 0; n < 2; ++n) {
             const int at = line / 2 + n;
             if constexpr (kJoined)
-              values[n] =
-                  epilogue.value(sums[i][at] * kSumFactor, sums[i][at + 2] * kSumFactor, piece.scales, factor[n]);
+              values[n] = epilogue.template value<kPlain>(sums[i][at], sums[i][at + 2], factor[n]);
             else
-              values[n] = epilogue.value(sums[s][at + 2 * i] * kSumFactor, piece.scales, factor[n]);
+              values[n] = epilogue.value(sums[s][at + 2 * i], factor[n]);
           }
           pairs[i] = bf16_pair(values[0], values[1]);
         }

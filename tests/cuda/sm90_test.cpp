@@ -65,8 +65,8 @@ TEST(Sm90Work, EveryChunkOnce) {
     for (int groups : {1, 3, 8})
       for (int chunks : {1, 4, 9})
         for (int blocks : {1, 5, 132})
-          for (const auto& [least_saved, most_pieces] : std::vector<std::pair<int, int>>{
-                   {-1, 9}, {0, 9}, {3, 9}, {0, 3}, {3, 2}}) {  // -1: nothing is cut
+          for (const auto& [least_saved, most_pieces] :
+               std::vector<std::pair<int, int>>{{-1, 9}, {0, 9}, {3, 9}, {0, 3}, {3, 2}}) {  // -1: nothing is cut
             SCOPED_TRACE(testing::Message() << tiles << " " << groups << " " << chunks << " " << blocks << " "
                                             << least_saved << " " << most_pieces);
             const bool split = least_saved >= 0;

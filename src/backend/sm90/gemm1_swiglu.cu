@@ -17,7 +17,7 @@ namespace {
 // up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are infinite. NaN stays NaN.
 struct GatedActivation {
   float gate_limit, exponent, product_limit, up_limit, up_offset;  // e^(-a g') = 2^(exponent g')
-  bool plain;                                                      // SwiGLU: no limits, offset 0
+  bool plain;                                                      // no limits
 
   static GatedActivation from(const MoeConfig& config) {
     constexpr float kNone = std::numeric_limits<float>::infinity();
@@ -53,12 +53,12 @@ struct GatedActivation {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
+  // kPlain: no limits; the same bits.
   template <bool kPlain>
   __device__ float gated(float g, float u) const {
     const float gate = kPlain ? g : at_most(g, gate_limit);
     const float product = gate * reciprocal(1.0f + power_of_two(exponent * gate));
-    if constexpr (kPlain) return product * u;
-    return at_most(product, product_limit) * (within(u, up_limit) + up_offset);
+    return kPlain ? product * (u + up_offset) : at_most(product, product_limit) * (within(u, up_limit) + up_offset);
   }
 };
 
@@ -96,8 +96,7 @@ struct SwigluEpilogue {
   __device__ void store(int64_t row, int32_t weight_row, float gate_sum, float up_sum, const LineFactor& factor) const {
     const int64_t channel = cuda::joined_row(weight_row).row;
     if (channel >= channels) return;
-    const float h = plain() ? value<true>(gate_sum, up_sum, factor) : value<false>(gate_sum, up_sum, factor);
-    const uint16_t bits = cuda::bf16_from_float(h);
+    const uint16_t bits = cuda::bf16_from_float(value<false>(gate_sum, up_sum, factor));
     out[row * channels + channel] = bits;
     if constexpr (kFlags) flag_if((bits & 0x7F80u) == 0x7F80u, row);
   }

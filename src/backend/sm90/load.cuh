@@ -5,8 +5,8 @@
 //   warps 1-3            what a piece is and its line factors. In the other variants the lines, gathered by 16 bytes
 //
 // Both ways leave the 128-byte swizzle that wgmma reads. Lines beyond a tile's count reach columns that nobody reads;
-// those that are multiplied all the same are zeros where lines are gathered, since zeros cost the least power. k beyond K
-// is filled with zeros, since 0 times a stale NaN is NaN.
+// of gathered ones those that are multiplied all the same are zeros, which take the least power. k beyond K is filled
+// with zeros, since 0 times a stale NaN is NaN.
 #pragma once
 
 #include <cstdint>
@@ -171,13 +171,14 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
     const TileRows& rows = description.rows();
     sync_threads<kLineThreads>(1);
     const int32_t* const lines = SharedPlaces<S>::lines(index);
-    const int multiplied = (rows.count + 7) / 8 * 8;
+    const int eights = S::kRowBlocks > 2 ? (rows.count + 7) / 8 * 8 : rows.count;
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, place = place.next()) {
       const int32_t k = (piece.first_chunk + chunk) * cuda::kTileK + column * 8;
       const bool valid = k < source.k;
       const uint16_t* const from = source.x + (valid ? k : 0);
       wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
       const uint32_t stage = shared_address(SharedPlaces<S>::stage(place.stage));
+      const int written = chunk < S::kStages ? eights : rows.count;  // then the zeros are there
 #pragma unroll 1
       for (int first = 0; first < rows.count; first += kBatch * kLinesAtOnce) {
         int32_t line[kBatch];  // read at once, since no read may pass a copy
@@ -188,7 +189,7 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
           const int i = own_line + first + b * kLinesAtOnce;
           const bool has_row = i < rows.count;
           copy_line(stage + places[b % kPeriod] + (first + b / kPeriod * kPeriod * kLinesAtOnce) * 128,
-                    has_row ? from + int64_t{line[b]} * source.k : from, valid && has_row, i < multiplied);
+                    has_row ? from + int64_t{line[b]} * source.k : from, valid && has_row, i < written);
         }
       }
       arrive_after_copies(SharedPlaces<S>::full(place.stage));

@@ -55,7 +55,8 @@ struct LineScale {
 };
 // What the sums of one line and one expert are multiplied by.
 struct alignas(16) LineFactor {
-  float first, second;  // alpha = fl32(line scale * tensor scale) of each tensor scale, times kSumFactor, which is exact
+  float first,
+      second;  // alpha = fl32(line scale * tensor scale) of each tensor scale, times kSumFactor, which is exact
   float weight;
 
   LineFactor() = default;

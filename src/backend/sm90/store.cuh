@@ -34,9 +34,9 @@ __device__ inline bool any_nonfinite(const uint4& eight) {
   return (carries & 0x80008000u) != 0;
 }
 
-// One math warpgroup; sums as wgmma leaves them. kPlain: epilogue.plain(), known when compiling. A slab has the channels of one m64 tile, or where two rows give one
-// channel, of all: 64 or 32. Of its line i 16 bytes c lie at c ^ i, or at c ^ i / 2 where two lines share the banks, so
-// that neither way of access meets in a bank.
+// One math warpgroup; sums as wgmma leaves them. kPlain: epilogue.plain(), known when compiling. A slab has the
+// channels of one m64 tile, or where two rows give one channel, of all: 64 or 32. Of its line i 16 bytes c lie at c ^
+// i, or at c ^ i / 2 where two lines share the banks, so that neither way of access meets in a bank.
 template <class S, bool kPlain, class Epilogue>
 __device__ void store_whole(const Epilogue& epilogue, const PieceInfo& piece, const LineFactor* factors,
                             const float (&sums)[S::kM64][S::kLines / 2], int thread_of_block) {

@@ -42,8 +42,9 @@ struct WorkShape {
   int32_t groups, chunks_of_unit;
   int32_t blocks;
   bool split;
-  int32_t least_saved;  // chunks that cutting must take from the longest run to be done
-  int32_t most_pieces;  // of a unit, where the blocks would do for more
+  int32_t least_saved;                               // chunks that cutting must take from the longest run to be done
+  int32_t most_pieces;                               // of a unit, where the blocks would do for more
+  int32_t least_run;                                 // chunks of the longest of so many
   Divider by_blocks, by_chunks, by_turn, by_pieces;  // turn: units of kTilesTogether tiles
 
   WorkShape() = default;
@@ -54,6 +55,7 @@ struct WorkShape {
         split(split_),
         least_saved(least_saved_),
         most_pieces(most_pieces_ < chunks_ ? most_pieces_ : chunks_),
+        least_run((chunks_ + most_pieces - 1) / most_pieces),
         by_blocks(blocks_),
         by_chunks(chunks_),
         by_turn(kTilesTogether * groups_),
@@ -92,8 +94,7 @@ struct Work {
     if (shape.split) {
       const int32_t rest = units - shape.by_blocks(units) * shape.blocks;
       const bool few = rest * shape.most_pieces < shape.blocks;
-      const int32_t run = few ? shape.by_pieces(shape.chunks_of_unit + shape.most_pieces - 1)
-                              : shape.by_blocks(rest * shape.chunks_of_unit + shape.blocks - 1);
+      const int32_t run = few ? shape.least_run : shape.by_blocks(rest * shape.chunks_of_unit + shape.blocks - 1);
       if (shape.chunks_of_unit - run >= shape.least_saved) {
         whole_units -= rest;
         if (few) split_blocks = rest * shape.most_pieces;

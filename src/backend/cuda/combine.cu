@@ -22,7 +22,8 @@ constexpr int kThreads = 128;
 // Channels of a thread: wide reads where the memory is the limit, short code where a block runs it once.
 constexpr int kManyChannels = 8, kFewChannels = 4;
 constexpr int64_t kFewTokens = 64;
-constexpr int kChoices = 8;  // whose rows are read at once
+constexpr int64_t kManyTokens = 2048;  // from here on a block does a whole token: its choices are read once
+constexpr int kChoices = 8;            // whose rows are read at once
 
 struct CombineArgs {
   const void* rows;              // (R, H) row_format
@@ -150,7 +151,7 @@ struct Choices {
   }
 };
 
-// A block a token and kThreads * kChannels channels.
+// A block a token and kThreads * kChannels channels at a time, every gridDim.y-th time.
 template <DType kRow, DType kOut, int kChannels>
 __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts) {
   let_next_start();
@@ -164,33 +165,42 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
   // Route is done: the GEMMs have begun, and they wait for it before they let this kernel start.
   Choices choices(args, token, 0);
   wait_for_previous();
-  const int64_t channel = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
-  if (channel >= args.hidden) return;
-  float acc[kChannels] = {};
-  for (int64_t first = 0; first < args.top_k; first += kChoices) {
-    if (first != 0) choices = Choices(args, token, first);
-    Channels<kRow, kChannels> read[kChoices];
+  const auto combine_channels = [&](int32_t channel) {
+    float acc[kChannels] = {};
+    for (int64_t first = 0; first < args.top_k; first += kChoices) {
+      if (args.top_k > kChoices) choices = Choices(args, token, first);
+      Channels<kRow, kChannels> read[kChoices];
 #pragma unroll
-    for (int i = 0; i < kChoices; ++i)
-      if (choices.rows[i] >= 0) read[i].read(args.rows, choices.rows[i] * args.hidden + channel);
+      for (int i = 0; i < kChoices; ++i)
+        if (choices.rows[i] >= 0) read[i].read(args.rows, choices.rows[i] * args.hidden + channel);
 #pragma unroll
-    for (int i = 0; i < kChoices; ++i) {
-      if (choices.rows[i] < 0) continue;
+      for (int i = 0; i < kChoices; ++i) {
+        if (choices.rows[i] < 0) continue;
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c)
+          acc[c] =
+              args.weights != nullptr ? fmaf(choices.weights[i], read[i].value(c), acc[c]) : acc[c] + read[i].value(c);
+      }
+    }
+    if (args.shared_rows != nullptr) {
+      Channels<kRow, kChannels> read;
+      read.read(args.shared_rows, token * args.hidden + channel);
 #pragma unroll
       for (int c = 0; c < kChannels; ++c)
-        acc[c] =
-            args.weights != nullptr ? fmaf(choices.weights[i], read[i].value(c), acc[c]) : acc[c] + read[i].value(c);
+        acc[c] = args.shared_weights != nullptr ? fmaf(args.shared_weights[token], read.value(c), acc[c])
+                                                : acc[c] + read.value(c);
     }
+    store_channels<kOut>(args.out, token * args.hidden + channel, acc);
+  };
+  const auto hidden = static_cast<int32_t>(args.hidden);
+  auto channel = static_cast<int32_t>((blockIdx.y * kThreads + threadIdx.x) * kChannels);
+  if constexpr (kChannels == kFewChannels) {
+    if (channel < hidden) combine_channels(channel);
+  } else {
+#pragma unroll 1
+    for (; channel < hidden; channel += static_cast<int32_t>(gridDim.y) * kThreads * kChannels)
+      combine_channels(channel);
   }
-  if (args.shared_rows != nullptr) {
-    Channels<kRow, kChannels> read;
-    read.read(args.shared_rows, token * args.hidden + channel);
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c)
-      acc[c] = args.shared_weights != nullptr ? fmaf(args.shared_weights[token], read.value(c), acc[c])
-                                              : acc[c] + read.value(c);
-  }
-  store_channels<kOut>(args.out, token * args.hidden + channel, acc);
 }
 
 template <DType kRow, int kChannels>
@@ -221,7 +231,8 @@ void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_
   args.hidden = config->hidden_size;
   const bool few = batch.tokens <= kFewTokens;
   const int64_t channels_of_block = kThreads * (few ? kFewChannels : kManyChannels);
-  const int64_t blocks_of_token = (config->hidden_size + channels_of_block - 1) / channels_of_block;
+  const int64_t blocks_of_token =
+      batch.tokens >= kManyTokens ? 1 : (config->hidden_size + channels_of_block - 1) / channels_of_block;
   const int64_t rows_of_blocks = blocks_of_token * (few ? 1 : kThreads / 32);
   const int64_t more = (rows_to_count + rows_of_blocks - 1) / rows_of_blocks;
   const dim3 grid(static_cast<unsigned>(batch.tokens + more), static_cast<unsigned>(blocks_of_token));

@@ -45,6 +45,9 @@ bool starts_early() {
   return (early.load() & bit) != 0;
 }
 
+// More than this of dynamic shared memory a kernel must be allowed.
+inline constexpr size_t kSharedBytesOfAll = 48 * 1024;
+
 // The kernel in the stream; a launch that fails leaves its error for cudaGetLastError.
 template <auto kKernel, class... Args>
 void launch(dim3 blocks, unsigned threads, size_t shared_bytes, void* stream, const Args&... args) {
@@ -58,6 +61,8 @@ void launch(dim3 blocks, unsigned threads, size_t shared_bytes, void* stream, co
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &early;
   config.numAttrs = starts_early<kKernel>() ? 1 : 0;
+  if (shared_bytes > kSharedBytesOfAll)
+    cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   cudaLaunchKernelEx(&config, kKernel, args...);
 }
 

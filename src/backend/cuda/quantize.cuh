@@ -33,7 +33,8 @@ inline unsigned line_threads(int64_t k) {
   return static_cast<unsigned>(std::min<int64_t>(kLineThreads, (k / kBlock + 31) / 32 * 32));
 }
 inline unsigned eights_threads(int64_t k, int64_t lines) {
-  return static_cast<unsigned>(std::min<int64_t>(lines <= 512 ? kEightsThreads : 512, (k / 8 + 31) / 32 * 32));
+  const int64_t most = lines <= 512 ? kEightsThreads : 512, turns = ceil_div(k / 8, most);
+  return static_cast<unsigned>(std::max<int64_t>(1, ceil_div(k / 8, 32 * turns)) * 32);
 }
 
 enum class LineScale : int { kDynamic, kPowerOfTwo, kCompat };
@@ -194,7 +195,16 @@ __device__ void quantize_blocks(const LineArgs& args, int64_t line, const Rule& 
   add(args.counters.zeroed, counts.zeroed);
 }
 
-__device__ inline void quantize_eights(const LineArgs& args, int64_t line, uint4 x, float inverse) {
+// Where a line's operand goes, eight elements at a time.
+struct OperandLine {
+  uint4* eights;
+  __device__ OperandLine(const LineArgs& args, int64_t line)
+      : eights(reinterpret_cast<uint4*>(args.operand) + line * (args.k / 8)) {}
+  __device__ void put(int64_t i, const uint4& eight) const { eights[i] = eight; }
+};
+
+template <class Operand>
+__device__ void quantize_eights(const LineArgs& args, int64_t line, uint4 x, float inverse, const Operand& operand) {
   const int64_t eights = args.k / 8;
   BlockCounts counts;
 #pragma unroll 1
@@ -203,7 +213,7 @@ __device__ inline void quantize_eights(const LineArgs& args, int64_t line, uint4
     if (first != 0) x = read_eight(args, line, i);
     const Eight eight = quantize_eight(x, inverse);
     if (i >= eights) continue;
-    reinterpret_cast<uint4*>(args.operand)[at] = eight.operand;
+    operand.put(i, eight.operand);
     if (args.out.codes != nullptr) {
       reinterpret_cast<uint32_t*>(args.out.codes)[at] = eight.codes;
       if (i % 2 == 0) args.out.block_scales[at / 2] = static_cast<uint8_t>(eight.scale);
@@ -221,7 +231,8 @@ __device__ inline void count_line(uint64_t* counter, uint64_t value) {
 }
 
 // What a line's largest magnitude decides: its scale, or that it is flagged, which returns false.
-__device__ inline bool begin_line(const LineArgs& args, int64_t line, uint32_t amax) {
+template <class Operand>
+__device__ bool begin_line(const LineArgs& args, int64_t line, uint32_t amax, const Operand& operand) {
   if (amax < kInfBits) {
     if (args.line_count == nullptr) count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock));
     if (threadIdx.x == 0) args.out.line_scale[line] = args.rule.scale_of(amax);
@@ -236,7 +247,7 @@ __device__ inline bool begin_line(const LineArgs& args, int64_t line, uint32_t a
     for (int64_t i = threadIdx.x; i < args.k / kBlock; i += blockDim.x)
       args.out.block_scales[line * (args.k / kBlock) + i] = 0;
   }
-  for (int64_t i = threadIdx.x; i < args.k; i += blockDim.x) args.operand[line * args.k + i] = 0;
+  for (int64_t i = threadIdx.x; i < args.k / 8; i += blockDim.x) operand.put(i, make_uint4(0, 0, 0, 0));
   count_line(args.counters.nonfinite, 1);
   if (args.line_count != nullptr) count_line(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock));
   return false;
@@ -256,17 +267,22 @@ __device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) 
   expect_line(args, line, has_row);
   if (!has_row) return;
   const uint32_t amax = line_magnitude<kType>(args, line * args.k);
-  if (!begin_line(args, line, amax)) return;
+  if (!begin_line(args, line, amax, OperandLine(args, line))) return;
   if (args.policy == LineScale::kCompat)
     quantize_blocks<kType>(args, line, CompatRule{args.rule.inverse});
   else
     quantize_blocks<kType>(args, line, PowerOfTwoRule{args.rule.inverse_of(amax)});
 }
 // The same by eights, of a line that has a row; first: the thread's first eight.
-__device__ inline void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first) {
+template <class Operand>
+__device__ void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first,
+                                        const Operand& operand) {
   expect_line(args, line, true);
   const uint32_t amax = magnitude_by_eights(args, line, first);
-  if (begin_line(args, line, amax)) quantize_eights(args, line, first, args.rule.inverse_of(amax));
+  if (begin_line(args, line, amax, operand)) quantize_eights(args, line, first, args.rule.inverse_of(amax), operand);
+}
+__device__ inline void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first) {
+  quantize_line_by_eights(args, line, first, OperandLine(args, line));
 }
 
 // A block's line of hidden in bf16 for the tensor cores, and its flag.

@@ -8,9 +8,9 @@
 //   place   a choice's row = that + the earlier choices of its expert in the chunk
 //
 // Few choices one block sorts as bits of their experts' masks. Up to kRouteOneBlock choices one block does all three
-// with its counters in shared memory; above, a kernel each, where
-// a chunk is a block's, a part of it each warp's. Only the warp that owns a chunk or a part writes its counters, so
-// there is no atomic on them and the order is that of the choices.
+// with its counters in shared memory; above, a kernel each, where a chunk is a block's, a part of it each warp's. Only
+// the warp that owns a chunk or a part writes its counters, so there is no atomic on them and the order is that of the
+// choices.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -247,15 +247,20 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
 }
 
 // The whole step by one block. masks (words, E): the choices of each expert as bits, so that a row's place among its
-// expert's is a count of bits; starts (E): first rows; before (words, E): the expert's rows of earlier words.
+// expert's is a count of bits; starts (E): first rows; before (words, E): the expert's rows of earlier words; keys (E)
+// under widest_first.
 struct RouteBits {
+  TileKey* keys;
   uint32_t* masks;
   int32_t* starts;
   uint16_t* before;
-  static constexpr int64_t bytes(int64_t words, int64_t experts) { return (words * 6 + 4) * experts; }
+  static constexpr int64_t bytes(int64_t words, int64_t experts, bool widest_first) {
+    return (words * 6 + 4 + (widest_first ? static_cast<int64_t>(sizeof(TileKey)) : 0)) * experts;
+  }
   __device__ RouteBits(const RouteArgs& args, int32_t* shared)
-      : masks(reinterpret_cast<uint32_t*>(shared)),
-        starts(shared + args.words * args.count),
+      : keys(reinterpret_cast<TileKey*>(shared)),
+        masks(reinterpret_cast<uint32_t*>(keys + (args.widest_first ? args.count : 0))),
+        starts(reinterpret_cast<int32_t*>(masks + args.words * args.count)),
         before(reinterpret_cast<uint16_t*>(starts + args.count)) {}
 };
 __device__ inline void route_by_bits(const RouteArgs& args, int32_t* shared) {
@@ -285,7 +290,7 @@ __device__ inline void route_by_bits(const RouteArgs& args, int32_t* shared) {
     }
     return rows;
   };
-  scan(args, &bad_ids, nullptr, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
+  scan(args, &bad_ids, bits.keys, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
   __syncthreads();
 #pragma unroll 2
   for (int32_t choice = thread; choice < args.choices; choice += threads) {
@@ -407,20 +412,22 @@ inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
   return args;
 }
 
-// How one block routes: by bits where they fit and tiles are in the order of the experts; else as many warps as there
-// are chunks and room for their counters. Sets words and chunks.
+// How one block routes: by bits where they fit; else as many warps as there are chunks and room for their counters.
+// Sets words and chunks.
 struct OneBlock {
+  static constexpr int64_t kBitBytes = 98 * 1024;  // every GPU since Ampere gives a block 99 KiB
   static constexpr int64_t kCounterBytes = 40 * 1024, kMostWarps = 8;
   unsigned threads;
   size_t shared_bytes;
 
   explicit OneBlock(RouteArgs& args) {
     const int64_t words = ceil_div(args.choices, 32);
-    if (!args.widest_first && RouteBits::bytes(words, args.count) <= kCounterBytes) {
+    const int64_t bit_bytes = RouteBits::bytes(words, args.count, args.widest_first);
+    if (bit_bytes <= kBitBytes) {
       args.words = static_cast<int32_t>(words);
       args.chunks = 1;  // one number of bad ids
       threads = static_cast<unsigned>(kMostWarps * 32);
-      shared_bytes = static_cast<size_t>(RouteBits::bytes(words, args.count));
+      shared_bytes = static_cast<size_t>(bit_bytes);
       return;
     }
     const int64_t fitting = kCounterBytes / (args.count * static_cast<int64_t>(sizeof(int32_t)));

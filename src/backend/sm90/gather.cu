@@ -1,4 +1,4 @@
-// One block a token: its line is read once and written to each of its rows.
+// One block a token: its line is read once and written, as it is, rounded or quantized, to each of its rows.
 #include <cuda_runtime.h>
 
 #include <type_traits>
@@ -75,6 +75,29 @@ __global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::Lin
   cuda::count_line(args.counters.nonfinite, 1);
 }
 
+// quantize by eights, but for where the operand goes. Requantize clears the flags.
+struct OperandRows {
+  const RowsOfTokens& to;
+  int64_t token;
+  __device__ void put(int64_t i, const uint4& eight) const {
+#pragma unroll 8
+    for (int32_t k = 0; k < to.top_k; ++k) {
+      const int32_t row = to.row_of_choice[token * to.top_k + k];
+      if (row >= 0) to.rows[int64_t{row} * to.pieces + i] = eight;
+    }
+  }
+};
+__global__ void __launch_bounds__(cuda::kEightsThreads) sm90_quantize_into_rows(cuda::LineArgs args, RowsOfTokens to) {
+  cuda::let_next_start();
+  cuda::wait_for_previous();
+  const int64_t token = blockIdx.x;
+  bool has_row = false;
+#pragma unroll 8
+  for (int32_t k = 0; k < to.top_k; ++k) has_row |= to.row_of_choice[token * to.top_k + k] >= 0;
+  if (!has_row) return cuda::expect_line(args, token, false);
+  cuda::quantize_line_by_eights(args, token, cuda::read_eight(args, token, threadIdx.x), OperandRows{to, token});
+}
+
 RowsOfTokens rows_of_tokens(const HostCall& call, const HostPart& part) {
   const MoeConfig& config = call.weights.config;
   return {reinterpret_cast<uint4*>(gathered(part)), part.intermediate.nonfinite, call.buffers.row_of_choice,
@@ -92,15 +115,21 @@ const uint16_t* gather_rows(const HostCall& call, const HostPart& part, const ui
 bool quantizes_into_rows(const HostCall& call) {
   const MoeConfig& config = call.weights.config;
   const Variant& variant = kVariants[routed_variant(config, call.weights.range, call.batch.tokens)];
-  return flags_rows(config, variant) && call.buffers.shared.experts == 0 && !cuda::routes_and_quantizes_at_once(call);
+  return variant.tensor_lines && call.buffers.shared.experts == 0 && !cuda::routes_and_quantizes_at_once(call) &&
+         (config->activation_format == ActivationFormat::kBf16 ||
+          cuda::quantizes_by_eights(cuda::hidden_lines(call), call.batch.hidden_dtype));
 }
 
 void quantize_into_rows(const HostCall& call) {
   if (!quantizes_into_rows(call)) return cuda::quantize(call);
+  const auto tokens = static_cast<unsigned>(call.batch.tokens);
+  const cuda::LineArgs lines = cuda::hidden_lines(call);
+  const RowsOfTokens rows = rows_of_tokens(call, call.buffers.routed);
+  if (call.weights.config->activation_format == ActivationFormat::kNvfp4)
+    return cuda::launch<sm90_quantize_into_rows>(tokens, cuda::eights_threads(lines.k, call.batch.tokens), 0,
+                                                 call.stream, lines, rows);
   const auto launch = [&](auto type) {
-    cuda::launch<sm90_round_into_rows<type.value>>(static_cast<unsigned>(call.batch.tokens), kGatherThreads, 0,
-                                                   call.stream, cuda::hidden_lines(call),
-                                                   rows_of_tokens(call, call.buffers.routed));
+    cuda::launch<sm90_round_into_rows<type.value>>(tokens, kGatherThreads, 0, call.stream, lines, rows);
   };
   switch (call.batch.hidden_dtype) {
     case DType::kF32: return launch(std::integral_constant<DType, DType::kF32>{});

@@ -141,7 +141,6 @@ void run_gemm1(const HostCall& call, const HostPart& part, bool in_rows) {
     using S = Shape<variant.value>;
     const auto launch = [&](auto lines) {
       constexpr auto kKernel = sm90_gemm1_kernel<variant.value, decltype(lines)>;
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
       cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, call.stream, args,
                             fill(SwigluEpilogue<S::kIs.tensor_lines>{}), lines);
     };

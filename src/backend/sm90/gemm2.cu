@@ -75,7 +75,6 @@ void gemm2(const HostCall& call, const HostPart& part) {
     using S = Shape<variant.value>;
     const auto launch = [&](auto lines) {
       constexpr auto kKernel = sm90_gemm2_kernel<variant.value, decltype(lines)>;
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
       cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, call.stream, args, epilogue, lines);
     };
     if constexpr (S::kIs.tensor_lines)

@@ -211,6 +211,25 @@ TEST_F(Sm90SmallLayer, TensorCopiesAgreeWithThePlainKernels) {
     }
 }
 
+// The walk's steps, one after the other, as anyone may call them.
+std::vector<uint8_t> run_steps(test::HostRun& parts, const CaseData& data) {
+  std::vector<uint8_t> out(data.out_bytes());
+  const Batch batch = parts.place(data.batch(out.data()));
+  const HostCall call = parts.call(batch, serial_executor());
+  const HostSteps& steps = *kSm90Backend.steps;
+  steps.route(call);
+  steps.quantize(call);
+  for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+    if (part->experts == 0) continue;
+    steps.gemm1_swiglu(call, *part);
+    steps.requantize(call, *part);
+    steps.gemm2(call, *part);
+  }
+  steps.combine(call);
+  parts.fetch(batch, out.data());
+  return out;
+}
+
 // A run takes kernels together and leaves codes out; its bits and counts are those of the steps.
 void Sm90Layer::expect_run_is_its_steps(int64_t tokens, IntermediateScale scale, DataKind values) {
   SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(scale) << ", " << to_string(values));
@@ -225,19 +244,7 @@ void Sm90Layer::expect_run_is_its_steps(int64_t tokens, IntermediateScale scale,
   ASSERT_OK(data);
   test::HostRun whole(kSm90Backend, *data), parts(kSm90Backend, *data);
   ASSERT_TRUE(whole.ok() && parts.ok());
-  std::vector<uint8_t> out(data->out_bytes());
-  const Batch batch = parts.place(data->batch(out.data()));
-  const HostCall call = parts.call(batch, serial_executor());
-  const HostSteps& steps = *kSm90Backend.steps;
-  steps.route(call);
-  steps.quantize(call);
-  for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
-    steps.gemm1_swiglu(call, *part);
-    steps.requantize(call, *part);
-    steps.gemm2(call, *part);
-  }
-  steps.combine(call);
-  parts.fetch(batch, out.data());
+  const std::vector<uint8_t> out = run_steps(parts, *data);
   EXPECT_EQ(test::difference(out, whole.run(*data), small.out_dtype, small.options.hidden_size), "");
   EXPECT_EQ(std::memcmp(whole.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
   EXPECT_EQ(whole.broken_guard(), -1);
@@ -252,6 +259,37 @@ TEST_F(Sm90Layer, ARunIsItsSteps) {
 TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   expect_run_is_its_steps(3, IntermediateScale::kDynamicToken, DataKind::kNan);
   expect_run_is_its_steps(36, IntermediateScale::kFixed, DataKind::kNormal);
+}
+
+// So many that a warp quantizes a line, and that hidden goes to the rows as it is quantized.
+TEST_F(Sm90SmallLayer, ManyLinesAreQuantizedByWarps) {
+  for (DataKind values : {DataKind::kNormal, DataKind::kNan}) {
+    Case spec = Sm90Layer::spec({64, 2, 2200, Routing::kPartlyNone}, ActivationFormat::kNvfp4);
+    spec.options.hidden_size = 528;
+    spec.options.intermediate_size = 144;
+    spec.data = values;
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    ASSERT_TRUE(sm90::kVariants[sm90::routed_variant(data->config, spec.range, spec.tokens)].tensor_lines);
+    test::HostRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
+    ASSERT_TRUE(own.ok() && parts.ok() && host.ok());
+    const std::vector<uint8_t> bytes = own.run(*data);
+    EXPECT_EQ(test::difference(run_steps(parts, *data), bytes, spec.out_dtype, spec.options.hidden_size), "");
+    EXPECT_EQ(std::memcmp(own.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
+    EXPECT_EQ(own.broken_guard(), -1);
+    const auto expected = test::to_floats(host.run(*data), spec.out_dtype),
+               actual = test::to_floats(bytes, spec.out_dtype);
+    EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
+                           layer_limits(data->config, spec.tokens)),
+              "");
+    const RunStatus &counts = *own.buffers().status, &host_counts = *host.buffers().status;
+    EXPECT_EQ(counts.nonfinite_tokens, host_counts.nonfinite_tokens);
+    EXPECT_EQ(counts.nonfinite_rows, host_counts.nonfinite_rows);
+    EXPECT_EQ(counts.hidden_blocks, host_counts.hidden_blocks);
+    EXPECT_EQ(counts.hidden_saturated, host_counts.hidden_saturated);
+    EXPECT_EQ(counts.hidden_zeroed, host_counts.hidden_zeroed);
+    EXPECT_EQ(counts.intermediate_blocks, host_counts.intermediate_blocks);
+  }
 }
 
 // Where a kernel of its own takes hidden to the rows, and gemm1 flags rows for the count.

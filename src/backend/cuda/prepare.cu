@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads_of(kWork), 1024 / threads_of(kWork))
   else if (has_row)
     quantize_line_by_eights(lines, token, read_eight(lines, token, threadIdx.x));
   else
-    expect_line(lines, token, false);
+    expect_line(lines, token, false, Team::block());
 }
 
 template <DType kType>

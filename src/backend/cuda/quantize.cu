@@ -20,7 +20,19 @@ __global__ void __launch_bounds__(kEightsThreads) quantize_by_eights(LineArgs ar
   if (wanted(args, blockIdx.x))
     quantize_line_by_eights(args, blockIdx.x, read_eight(args, blockIdx.x, threadIdx.x));
   else
-    expect_line(args, blockIdx.x, false);
+    expect_line(args, blockIdx.x, false, Team::block());
+}
+// The same, a warp a token.
+__global__ void __launch_bounds__(kWarpLineThreads, 4) quantize_by_warps(LineArgs args, int64_t tokens) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t token = (int64_t{blockIdx.x} * kWarpLineThreads + threadIdx.x) / 32;
+  if (token >= tokens) return;
+  const Team team = Team::warp();
+  if (wanted(args, token))
+    quantize_line_by_warp(args, token, read_eight(args, token, team.rank), OperandLine(args, token));
+  else
+    expect_line(args, token, false, team);
 }
 // Of rows, which may be far fewer than the bound: a block takes every gridDim.x-th and reads one ahead.
 __global__ void __launch_bounds__(kEightsThreads) requantize_by_eights(LineArgs args) {
@@ -41,12 +53,29 @@ __global__ void __launch_bounds__(kEightsThreads) requantize_by_eights(LineArgs 
     first = ahead;
   }
 }
+// The same, a warp each: the next row's first eight are on their way while it works on one.
+__global__ void __launch_bounds__(kWarpLineThreads, 4) requantize_by_warps(LineArgs args) {
+  let_next_start();
+  const int64_t rows = __ldcg(args.line_count), warps = int64_t{gridDim.x} * (kWarpLineThreads / 32);
+  wait_for_previous();
+  int64_t row = (int64_t{blockIdx.x} * kWarpLineThreads + threadIdx.x) / 32;
+  const int lane = Team::warp().rank;
+  uint4 first = row < rows ? read_eight(args, row, lane) : uint4{};
+#pragma unroll 1
+  while (row < rows) {
+    const int64_t next = row + warps;
+    const uint4 ahead = next < rows ? read_eight(args, next, lane) : first;
+    quantize_line_by_warp(args, row, first, OperandLine(args, row));
+    row = next;
+    first = ahead;
+  }
+}
 // As many blocks as run at once, at 64 registers a thread.
-unsigned requantize_blocks(int64_t rows, unsigned threads) {
+unsigned resident_blocks(int64_t blocks, unsigned threads) {
   int device = 0, multiprocessors = 1;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  return static_cast<unsigned>(std::min<int64_t>(rows, int64_t{multiprocessors} * (kEightsThreads / threads)));
+  return static_cast<unsigned>(std::min<int64_t>(blocks, int64_t{multiprocessors} * (kEightsThreads / threads)));
 }
 
 template <DType kType>
@@ -63,13 +92,17 @@ __global__ void __launch_bounds__(kLineThreads) count_nonfinite_rows(LineArgs ar
   const int64_t line = blockIdx.x;
   if (!wanted(args, line)) return;
   if (threadIdx.x == 0) args.out.nonfinite[line] = 0;
-  if (line_magnitude<DType::kBf16>(args, line * args.k) >= kInfBits) count_line(args.counters.nonfinite, 1);
+  if (line_magnitude<DType::kBf16>(args, line * args.k) >= kInfBits)
+    count_line(args.counters.nonfinite, 1, Team::block());
 }
 
 template <DType kType>
 void launch_hidden(const LineArgs& args, ActivationFormat format, int64_t lines, void* stream) {
   const auto blocks = static_cast<unsigned>(lines);
-  if (format == ActivationFormat::kNvfp4 && quantizes_by_eights(args, kType))
+  if (format == ActivationFormat::kNvfp4 && quantizes_by_eights(args, kType) && by_warps(lines))
+    launch<quantize_by_warps>(static_cast<unsigned>(ceil_div(lines, kWarpLineThreads / 32)), kWarpLineThreads, 0,
+                              stream, args, lines);
+  else if (format == ActivationFormat::kNvfp4 && quantizes_by_eights(args, kType))
     launch<quantize_by_eights>(blocks, eights_threads(args.k, lines), 0, stream, args);
   else if (format == ActivationFormat::kNvfp4)
     launch<quantize_nvfp4<kType>>(blocks, line_threads(args.k), 0, stream, args);
@@ -92,6 +125,14 @@ void quantize(const HostCall& call) {
     default: return launch_hidden<DType::kBf16>(args, config->activation_format, tokens, call.stream);
   }
 }
+
+namespace {
+// Routed rows if every expert had as many.
+int64_t local_rows(const HostCall& call) {
+  const MoeConfig& config = call.weights.config;
+  return call.batch.tokens * config->top_k * call.weights.range.count / config->num_experts;
+}
+}  // namespace
 
 void requantize(const HostCall& call, const HostPart& part) {
   const MoeConfig& config = call.weights.config;
@@ -116,8 +157,11 @@ void requantize(const HostCall& call, const HostPart& part) {
   const unsigned threads = line_threads(args.k), by_eights = eights_threads(args.k, rows);
   if (config->activation_format != ActivationFormat::kNvfp4)
     launch<count_nonfinite_rows>(blocks, threads, 0, call.stream, args);
+  else if (quantizes_by_eights(args, DType::kBf16) && by_warps(shared ? rows : local_rows(call)))
+    launch<requantize_by_warps>(resident_blocks(ceil_div(rows, kWarpLineThreads / 32), kWarpLineThreads),
+                                kWarpLineThreads, 0, call.stream, args);
   else if (quantizes_by_eights(args, DType::kBf16))
-    launch<requantize_by_eights>(requantize_blocks(rows, by_eights), by_eights, 0, call.stream, args);
+    launch<requantize_by_eights>(resident_blocks(rows, by_eights), by_eights, 0, call.stream, args);
   else
     launch<quantize_nvfp4<DType::kBf16>>(blocks, threads, 0, call.stream, args);
 }

@@ -25,6 +25,7 @@
 namespace nvfp4_moe::cuda {
 
 inline constexpr int kLineThreads = 256, kEightsThreads = 1024;  // at most
+inline constexpr int kWarpLineThreads = 256;                     // where a warp has a line
 inline constexpr int kLineWarps = kLineThreads / 32;
 inline constexpr int kBlock = 16;
 // Of a line of k: no more than have a block to quantize, or eight elements. A block of many threads is done soonest,
@@ -95,6 +96,13 @@ __device__ inline bool wanted(const LineArgs& args, int64_t line) {
   return false;
 }
 
+// Who works on a line together: a block, or where lines are many a warp, which waits for no other.
+struct Team {
+  int rank, size;
+  __device__ static Team block() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
+  __device__ static Team warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
+};
+
 // The largest of all threads' magnitudes.
 __device__ inline uint32_t block_magnitude(uint32_t magnitude) {
   __shared__ uint32_t warp_magnitudes[kEightsThreads / 32];
@@ -119,17 +127,18 @@ __device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
   return block_magnitude(magnitude);
 }
 
-// A line by eights: those of a thread lie blockDim.x apart, and its first one stays in registers.
+// A line by eights: those of a thread lie a team apart, and its first one stays in registers.
 __device__ inline uint4 read_eight(const LineArgs& args, int64_t line, int64_t i) {
   if (i >= args.k / 8) return make_uint4(0, 0, 0, 0);
   return __ldcg(static_cast<const uint4*>(args.x) + line * (args.k / 8) + i);
 }
-__device__ inline uint32_t magnitude_by_eights(const LineArgs& args, int64_t line, const uint4& first) {
+// Of one thread, as fp32's bits.
+__device__ inline uint32_t magnitude_by_eights(const LineArgs& args, int64_t line, const uint4& first, Team team) {
   uint32_t magnitudes = larger_magnitudes(first);
 #pragma unroll 4
-  for (int64_t i = threadIdx.x + blockDim.x; i < args.k / 8; i += blockDim.x)
+  for (int64_t i = team.rank + team.size; i < args.k / 8; i += team.size)
     magnitudes = __vmaxu2(magnitudes, larger_magnitudes(read_eight(args, line, i)));
-  return block_magnitude(larger_half(magnitudes));
+  return larger_half(magnitudes);
 }
 
 // Both rules: an element's scaled magnitude, and what the boundaries between e2m1's values are multiplied by to compare
@@ -204,14 +213,16 @@ struct OperandLine {
 };
 
 template <class Operand>
-__device__ void quantize_eights(const LineArgs& args, int64_t line, uint4 x, float inverse, const Operand& operand) {
+__device__ void quantize_eights(const LineArgs& args, int64_t line, uint4 x, float inverse, const Operand& operand,
+                                Team team) {
   const int64_t eights = args.k / 8;
   BlockCounts counts;
 #pragma unroll 1
-  for (int64_t first = 0; first < eights; first += blockDim.x) {  // whole warps
-    const int64_t i = first + threadIdx.x, at = line * eights + i;
-    if (first != 0) x = read_eight(args, line, i);
+  for (int64_t first = 0; first < eights; first += team.size) {  // whole warps
+    const int64_t i = first + team.rank, at = line * eights + i;
+    const uint4 next = read_eight(args, line, i + team.size);
     const Eight eight = quantize_eight(x, inverse);
+    x = next;
     if (i >= eights) continue;
     operand.put(i, eight.operand);
     if (args.out.codes != nullptr) {
@@ -226,48 +237,48 @@ __device__ void quantize_eights(const LineArgs& args, int64_t line, uint4 x, flo
   add(args.counters.zeroed, counts.zeroed);
 }
 
-__device__ inline void count_line(uint64_t* counter, uint64_t value) {
-  if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
+__device__ inline void count_line(uint64_t* counter, uint64_t value, Team team) {
+  if (team.rank == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
 }
 
 // What a line's largest magnitude decides: its scale, or that it is flagged, which returns false.
 template <class Operand>
-__device__ bool begin_line(const LineArgs& args, int64_t line, uint32_t amax, const Operand& operand) {
+__device__ bool begin_line(const LineArgs& args, int64_t line, uint32_t amax, const Operand& operand, Team team) {
   if (amax < kInfBits) {
-    if (args.line_count == nullptr) count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock));
-    if (threadIdx.x == 0) args.out.line_scale[line] = args.rule.scale_of(amax);
+    if (args.line_count == nullptr) count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock), team);
+    if (team.rank == 0) args.out.line_scale[line] = args.rule.scale_of(amax);
     return true;
   }
-  if (threadIdx.x == 0) {
+  if (team.rank == 0) {
     args.out.nonfinite[line] = 1;
     args.out.line_scale[line] = __uint_as_float(0x7FC00000u);
   }
   if (args.out.codes != nullptr) {
-    for (int64_t i = threadIdx.x; i < args.k / 2; i += blockDim.x) args.out.codes[line * (args.k / 2) + i] = 0;
-    for (int64_t i = threadIdx.x; i < args.k / kBlock; i += blockDim.x)
+    for (int64_t i = team.rank; i < args.k / 2; i += team.size) args.out.codes[line * (args.k / 2) + i] = 0;
+    for (int64_t i = team.rank; i < args.k / kBlock; i += team.size)
       args.out.block_scales[line * (args.k / kBlock) + i] = 0;
   }
-  for (int64_t i = threadIdx.x; i < args.k / 8; i += blockDim.x) operand.put(i, make_uint4(0, 0, 0, 0));
-  count_line(args.counters.nonfinite, 1);
-  if (args.line_count != nullptr) count_line(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock));
+  for (int64_t i = team.rank; i < args.k / 8; i += team.size) operand.put(i, make_uint4(0, 0, 0, 0));
+  count_line(args.counters.nonfinite, 1, team);
+  if (args.line_count != nullptr) count_line(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock), team);
   return false;
 }
 
 // What is known of a line before it is read.
-__device__ inline void expect_line(const LineArgs& args, int64_t line, bool has_row) {
-  if (threadIdx.x == 0 && (has_row || args.line_count == nullptr)) args.out.nonfinite[line] = 0;
+__device__ inline void expect_line(const LineArgs& args, int64_t line, bool has_row, Team team) {
+  if (team.rank == 0 && (has_row || args.line_count == nullptr)) args.out.nonfinite[line] = 0;
   // Rows are counted at once, less those that turn out to be flagged: an atomic a row would wait in line.
   if (args.line_count != nullptr && line == 0)
-    count_line(args.counters.blocks, static_cast<uint64_t>(*args.line_count * (args.k / kBlock)));
+    count_line(args.counters.blocks, static_cast<uint64_t>(*args.line_count * (args.k / kBlock)), team);
 }
 
 // A block's line, to NVFP4.
 template <DType kType>
 __device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) {
-  expect_line(args, line, has_row);
+  expect_line(args, line, has_row, Team::block());
   if (!has_row) return;
   const uint32_t amax = line_magnitude<kType>(args, line * args.k);
-  if (!begin_line(args, line, amax, OperandLine(args, line))) return;
+  if (!begin_line(args, line, amax, OperandLine(args, line), Team::block())) return;
   if (args.policy == LineScale::kCompat)
     quantize_blocks<kType>(args, line, CompatRule{args.rule.inverse});
   else
@@ -277,12 +288,23 @@ __device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) 
 template <class Operand>
 __device__ void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first,
                                         const Operand& operand) {
-  expect_line(args, line, true);
-  const uint32_t amax = magnitude_by_eights(args, line, first);
-  if (begin_line(args, line, amax, operand)) quantize_eights(args, line, first, args.rule.inverse_of(amax), operand);
+  const Team team = Team::block();
+  expect_line(args, line, true, team);
+  const uint32_t amax = block_magnitude(magnitude_by_eights(args, line, first, team));
+  if (begin_line(args, line, amax, operand, team))
+    quantize_eights(args, line, first, args.rule.inverse_of(amax), operand, team);
 }
 __device__ inline void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first) {
   quantize_line_by_eights(args, line, first, OperandLine(args, line));
+}
+// The same of a warp.
+template <class Operand>
+__device__ void quantize_line_by_warp(const LineArgs& args, int64_t line, const uint4& first, const Operand& operand) {
+  const Team team = Team::warp();
+  expect_line(args, line, true, team);
+  const uint32_t amax = __reduce_max_sync(0xFFFFFFFFu, magnitude_by_eights(args, line, first, team));
+  if (begin_line(args, line, amax, operand, team))
+    quantize_eights(args, line, first, args.rule.inverse_of(amax), operand, team);
 }
 
 // A block's line of hidden in bf16 for the tensor cores, and its flag.
@@ -306,9 +328,11 @@ __device__ void round_line(const LineArgs& args, int64_t line, bool has_row) {
   }
   if (!__syncthreads_or(magnitude >= kInfBits)) return;
   if (threadIdx.x == 0) args.out.nonfinite[line] = 1;
-  count_line(args.counters.nonfinite, 1);
+  count_line(args.counters.nonfinite, 1, Team::block());
 }
 
+// Whether so many lines go a warp each: then there are enough to fill every multiprocessor.
+inline bool by_warps(int64_t lines) { return lines >= 2048; }
 // Whether lines of that type go by eights.
 inline bool quantizes_by_eights(const LineArgs& args, DType dtype) {
   return dtype == DType::kBf16 && args.policy != LineScale::kCompat && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;

@@ -72,13 +72,19 @@ __global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::Lin
   });
   if (!__syncthreads_or(magnitude >= cuda::kInfBits)) return;
   if (threadIdx.x == 0) args.out.nonfinite[token] = 1;
-  cuda::count_line(args.counters.nonfinite, 1);
+  cuda::count_line(args.counters.nonfinite, 1, cuda::Team::block());
 }
 
 // quantize by eights, but for where the operand goes. Requantize clears the flags.
 struct OperandRows {
   const RowsOfTokens& to;
   int64_t token;
+  __device__ bool any() const {
+    bool any = false;
+#pragma unroll 8
+    for (int32_t k = 0; k < to.top_k; ++k) any |= to.row_of_choice[token * to.top_k + k] >= 0;
+    return any;
+  }
   __device__ void put(int64_t i, const uint4& eight) const {
 #pragma unroll 8
     for (int32_t k = 0; k < to.top_k; ++k) {
@@ -90,12 +96,19 @@ struct OperandRows {
 __global__ void __launch_bounds__(cuda::kEightsThreads) sm90_quantize_into_rows(cuda::LineArgs args, RowsOfTokens to) {
   cuda::let_next_start();
   cuda::wait_for_previous();
-  const int64_t token = blockIdx.x;
-  bool has_row = false;
-#pragma unroll 8
-  for (int32_t k = 0; k < to.top_k; ++k) has_row |= to.row_of_choice[token * to.top_k + k] >= 0;
-  if (!has_row) return cuda::expect_line(args, token, false);
-  cuda::quantize_line_by_eights(args, token, cuda::read_eight(args, token, threadIdx.x), OperandRows{to, token});
+  const OperandRows rows{to, blockIdx.x};
+  if (!rows.any()) return cuda::expect_line(args, rows.token, false, cuda::Team::block());
+  cuda::quantize_line_by_eights(args, rows.token, cuda::read_eight(args, rows.token, threadIdx.x), rows);
+}
+// The same, a warp a token.
+__global__ void __launch_bounds__(cuda::kWarpLineThreads, 4)
+    sm90_quantize_into_rows_by_warps(cuda::LineArgs args, int64_t tokens, RowsOfTokens to) {
+  cuda::let_next_start();
+  cuda::wait_for_previous();
+  const OperandRows rows{to, (int64_t{blockIdx.x} * cuda::kWarpLineThreads + threadIdx.x) / 32};
+  if (rows.token >= tokens) return;
+  if (!rows.any()) return cuda::expect_line(args, rows.token, false, cuda::Team::warp());
+  cuda::quantize_line_by_warp(args, rows.token, cuda::read_eight(args, rows.token, cuda::Team::warp().rank), rows);
 }
 
 RowsOfTokens rows_of_tokens(const HostCall& call, const HostPart& part) {
@@ -125,7 +138,12 @@ void quantize_into_rows(const HostCall& call) {
   const auto tokens = static_cast<unsigned>(call.batch.tokens);
   const cuda::LineArgs lines = cuda::hidden_lines(call);
   const RowsOfTokens rows = rows_of_tokens(call, call.buffers.routed);
-  if (call.weights.config->activation_format == ActivationFormat::kNvfp4)
+  const bool nvfp4 = call.weights.config->activation_format == ActivationFormat::kNvfp4;
+  if (nvfp4 && cuda::by_warps(call.batch.tokens))
+    return cuda::launch<sm90_quantize_into_rows_by_warps>(
+        static_cast<unsigned>(cuda::ceil_div(call.batch.tokens, cuda::kWarpLineThreads / 32)), cuda::kWarpLineThreads,
+        0, call.stream, lines, call.batch.tokens, rows);
+  if (nvfp4)
     return cuda::launch<sm90_quantize_into_rows>(tokens, cuda::eights_threads(lines.k, call.batch.tokens), 0,
                                                  call.stream, lines, rows);
   const auto launch = [&](auto type) {

@@ -48,3 +48,6 @@ add_cuda_objects(nvfp4_moe_sm90_objects sm90)  # wgmma is in the architecture-sp
 set_target_properties(nvfp4_moe_sm90_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)
 # A device assert is a function call, and ptxas serializes wgmma around calls.
 target_compile_definitions(nvfp4_moe_sm90_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
+if(NVFP4_MOE_RACECHECK)
+  target_compile_definitions(nvfp4_moe_sm90_objects PRIVATE NVFP4_MOE_RACECHECK)
+endif()

@@ -34,6 +34,17 @@ __device__ inline void arrive_if(uint32_t barrier, bool yes) {
       "r"(static_cast<uint32_t>(yes))
       : "memory");
 }
+// A warp's arrival where yes, once all its lanes are there: one lane's. racecheck of compute-sanitizer looks at lanes
+// one by one and takes that for the one lane's alone, so that in a build for it every lane arrives.
+#ifdef NVFP4_MOE_RACECHECK
+inline constexpr int kArrivalsOfWarp = 32;
+#else
+inline constexpr int kArrivalsOfWarp = 1;
+#endif
+__device__ inline void arrive_as_warp(uint32_t barrier, bool yes) {
+  __syncwarp();
+  arrive_if(barrier, yes && threadIdx.x % 32 < kArrivalsOfWarp);
+}
 // Returns once the phase of that parity has completed.
 __device__ inline void wait(uint32_t barrier, uint32_t parity) {
   uint32_t done = 0;

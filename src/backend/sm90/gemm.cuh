@@ -1,12 +1,11 @@
 // The grouped GEMM of Hopper: packed weight rows as wgmma's A operand, widened to bf16 in registers, times lines of
 // activations from shared memory. What is done with the sums is the caller's Epilogue.
 //
-// One persistent block a multiprocessor, three or five warpgroups around a ring of stages of 128 k each:
+// One persistent block a multiprocessor, five warpgroups around a ring of stages of 128 k each:
 //
 //   loading   weights, lines of activations, what a piece is (load.cuh)
-//   math      each a share of the stage's weight rows: registers -> dequantize -> wgmma. Two warpgroups widen the next
-//             group of k16 steps while the tensor cores work on the one before. Of four each waits for its own
-//             products, and the others fill the time: half the fragments, and nothing to order by hand
+//   math      four, each a share of the stage's weight rows: registers -> dequantize -> wgmma. Each waits for its own
+//             products, and the others fill the time
 //
 // full[s]: the stage is there; empty[s]: all warps are done with it. piece_full[i], piece_free[i]: the same of what a
 // piece is and of its line factors, of which two pieces' are kept. begun: the first lines are on their way.
@@ -33,9 +32,9 @@ template <class S>
 struct MathState {
   RingPlace<S::kStages> place;
   uint32_t scale_base = kScaleBase;
-  uint4 codes[S::kM64];   // of 64 k, a k16 step a word
-  uint2 scales[S::kM64];  // of the same
-  uint32_t fragments[S::kFragments][S::kGroupSteps * S::kM64 * 4];
+  uint4 codes[S::kM64];                              // of 64 k, a k16 step a word
+  uint2 scales[S::kM64];                             // of the same
+  uint32_t fragments[S::kGroupSteps * S::kM64 * 4];  // of one commit group
 
   __device__ void read(int stage, int half) {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -52,7 +51,7 @@ struct MathState {
   // another of another width leave ptxas too few registers.
   __device__ void begin() {
     read_stage(place);
-    widen<0>(fragments[0]);
+    widen<0>();
   }
   // Once the stage is there.
   __device__ void read_stage(RingPlace<S::kStages> from) {
@@ -70,7 +69,7 @@ struct MathState {
   }
   // The group of k16 steps of the 64 k that were read last.
   template <int kGroup>
-  __device__ void widen(uint32_t* to) {
+  __device__ void widen() {
 #pragma unroll
     for (int i = 0; i < S::kGroupSteps; ++i)
 #pragma unroll
@@ -79,7 +78,7 @@ struct MathState {
         const uint32_t words[4] = {codes[m].x, codes[m].y, codes[m].z, codes[m].w};
         const int step = kFirst + i;
         const uint32_t scale_word = step / 2 == 0 ? scales[m].x : scales[m].y;
-        uint32_t* const fragment = to + (i * S::kM64 + m) * 4;
+        uint32_t* const fragment = fragments + (i * S::kM64 + m) * 4;
         if (step % 2 == 0)
           dequantize<false>(words[step], scale_word, scale_base, fragment);
         else
@@ -91,8 +90,7 @@ struct MathState {
 // One warp's arrival at the ring's empty barrier of a stage.
 template <class S>
 __device__ void release(int stage, bool yes) {
-  __syncwarp();
-  arrive_if(SharedPlaces<S>::empty(stage), yes && threadIdx.x % 32 == 0);
+  arrive_as_warp(SharedPlaces<S>::empty(stage), yes);
 }
 
 // Sums of all lines of a tile as wgmma leaves them: those of a narrower product are the first.
@@ -103,6 +101,7 @@ using Sums = float[S::kM64][S::kLines / 2];
 template <class S, int kN>
 __device__ void multiply(int32_t chunks, MathState<S>& state, Sums<S>& sums) {
   constexpr int kGroups = 4 / S::kGroupSteps;  // of 64 k
+  static_assert(kGroups <= 2);
   constexpr bool kReadFirst = S::kLines <= 16;
   state.begin();
   int previous = 0;
@@ -115,31 +114,24 @@ __device__ void multiply(int32_t chunks, MathState<S>& state, Sums<S>& sums) {
 #pragma unroll
     for (int g = 0; g < 2 * kGroups; ++g) {
       const int half = g / kGroups, of_half = g % kGroups;
-      uint32_t(&fragments)[S::kGroupSteps * S::kM64 * 4] = state.fragments[g % S::kFragments];
       // All of this half is widened with the last group: read on. Short products leave no time for that after them.
       if (kReadFirst && of_half == kGroups - 1) state.read_on(half, next, more);
-      pin(fragments);
+      pin(state.fragments);
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < S::kGroupSteps; ++i)
 #pragma unroll
         for (int m = 0; m < S::kM64; ++m)
-          wgmma(reinterpret_cast<float(&)[kN / 2]>(sums[m]), fragments + (i * S::kM64 + m) * 4,
+          wgmma(reinterpret_cast<float(&)[kN / 2]>(sums[m]), state.fragments + (i * S::kM64 + m) * 4,
                 lines + half * (S::kHalfLineBytes / 16) + 2 * (of_half * S::kGroupSteps + i));
       wgmma_commit();
       if (!kReadFirst && of_half == kGroups - 1) state.read_on(half, next, more);
-      wgmma_wait<S::kFragments - 1>();  // the fragments that are written next are free
+      wgmma_wait<0>();  // the fragments are free
       if (g == 0) release<S>(previous, chunk > 0);
-      uint32_t* const to = state.fragments[(g + 1) % S::kFragments];
-      if constexpr (kGroups == 4) {
-        if (of_half == 0) state.template widen<1>(to);
-        if (of_half == 1) state.template widen<2>(to);
-        if (of_half == 2) state.template widen<3>(to);
-        if (of_half == 3) state.template widen<0>(to);
-      } else {
-        if (of_half == 0) state.template widen<kGroups - 1>(to);
-        if (of_half == 1) state.template widen<0>(to);
-      }
+      if (of_half == kGroups - 1)
+        state.template widen<0>();
+      else
+        state.template widen<1>();
     }
     previous = state.place.stage;
     state.place = next;
@@ -364,11 +356,11 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     if (shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
     for (int s = 0; s < S::kStages; ++s) {
       barrier_init(SharedPlaces<S>::full(s), S::kIs.tensor_lines ? 1 : 1 + kLineThreads);
-      barrier_init(SharedPlaces<S>::empty(s), S::kMathThreads / 32);
+      barrier_init(SharedPlaces<S>::empty(s), S::kMathThreads / 32 * kArrivalsOfWarp);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(SharedPlaces<S>::piece_full(i), kLineThreads);
-      barrier_init(SharedPlaces<S>::piece_free(i), S::kMathThreads / 32);
+      barrier_init(SharedPlaces<S>::piece_free(i), S::kMathThreads / 32 * kArrivalsOfWarp);
     }
     barrier_init(SharedPlaces<S>::begun(), kLineThreads);
     barrier_init_done();
@@ -401,8 +393,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     wait(SharedPlaces<S>::piece_full(index), index / 2 & 1);
     left -= SharedPlaces<S>::piece(index).chunks;
     multiply_piece<S>(args, epilogue, index, state);
-    __syncwarp();
-    arrive_if(SharedPlaces<S>::piece_free(index), threadIdx.x % 32 == 0);
+    arrive_as_warp(SharedPlaces<S>::piece_free(index), true);
   }
   finish_units<S>(args, epilogue, work, index - 1);
 }

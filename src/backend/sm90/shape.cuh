@@ -98,15 +98,13 @@ struct Shape {
   static constexpr Variant kIs = kVariants[kVariant];
   static constexpr int kLines = kIs.lines;
   static constexpr int kRowBlocks = kIs.row_blocks;
-  static constexpr int kMathGroups = kIs.math_groups, kMathThreads = kMathGroups * 128;
+  static constexpr int kMathGroups = 4, kMathThreads = kMathGroups * 128;  // warpgroups that multiply; one more loads
   static constexpr int kThreads = kMathThreads + 128;
   static constexpr int kM64 = kRowBlocks * 2 / kMathGroups;  // of one math warpgroup
   static_assert(kM64 * kMathGroups == kRowBlocks * 2);
   // Of a thread: together what a block begins with, 65536 in equal shares of eights.
-  static constexpr int kMathRegisters = kMathGroups == 2 ? 224 : 104;
-  static constexpr int kLoadRegisters = kMathGroups == 2 ? 56 : 64;
+  static constexpr int kMathRegisters = 104, kLoadRegisters = 64;
   static constexpr int kGroupSteps = kIs.group_steps;
-  static constexpr int kFragments = kMathGroups == 2 ? 2 : 1;  // of how many commit groups a warpgroup has
   static constexpr int64_t kPartialQuads = kIs.partial_bytes() / 16;
   static constexpr int kHalfLineBytes = kLines * 128;  // 64 k of all lines
   static constexpr int kLineBytes = 2 * kHalfLineBytes;

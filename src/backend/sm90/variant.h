@@ -22,7 +22,6 @@ struct Variant {
   int least_lines;    // of the narrowest: a tile takes the narrowest that holds its lines
   int width_step;     // from one product to the next, a multiple of 8
   int row_blocks;     // of 128 weight rows
-  int math_groups;    // warpgroups that multiply, 2 or 4; one more loads
   int group_steps;    // k16 steps of one commit group
   double most_rows;   // taken up to so many rows an expert, on average
   bool tensor_lines;  // lines come by tensor copies, not by 16 bytes a thread
@@ -31,12 +30,12 @@ struct Variant {
   constexpr int64_t partial_bytes() const { return int64_t{row_blocks} * 128 * lines * 4; }
 };
 inline constexpr std::array<Variant, 6> kVariants = {{
-    {8, 8, 8, 2, 2, 4, 2.5, false, "wgmma_256x8"},
-    {8, 8, 8, 4, 2, 2, 2.5, false, "wgmma_512x8"},
-    {16, 8, 8, 4, 4, 2, 8.0, false, "wgmma_512x16"},
-    {32, 8, 8, 4, 4, 2, 19.0, false, "wgmma_512x32"},
-    {64, 24, 8, 2, 4, 4, 50.0, true, "wgmma_256x64"},
-    {128, 48, 16, 2, 4, 2, 1e30, true, "wgmma_256x128"},
+    {8, 8, 8, 2, 4, 2.5, false, "wgmma_256x8"},
+    {8, 8, 8, 4, 2, 2.5, false, "wgmma_512x8"},
+    {16, 8, 8, 4, 2, 8.0, false, "wgmma_512x16"},
+    {32, 8, 8, 4, 2, 19.0, false, "wgmma_512x32"},
+    {64, 24, 8, 2, 4, 50.0, true, "wgmma_256x64"},
+    {128, 48, 16, 2, 2, 1e30, true, "wgmma_256x128"},
 }};
 
 // Whether gemm1 says which routed rows have NaN or Inf, where requantize does not look at them.

@@ -188,17 +188,21 @@ TEST_F(Sm90Layer, EveryVariantAgreesWithThePlainKernels) {
   EXPECT_EQ(variants.size(), sm90::kVariants.size());
 }
 
-// The variants whose lines come by tensor copies, K no multiple of a box, small enough for compute-sanitizer.
+// The variants whose lines come by tensor copies, K no multiple of a box and long enough that units are cut, small
+// enough for compute-sanitizer.
 using Sm90SmallLayer = Sm90Layer;
 TEST_F(Sm90SmallLayer, TensorCopiesAgreeWithThePlainKernels) {
   for (int64_t tokens : {76, 110})
     for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
       Case spec = Sm90Layer::spec({4, 2, tokens, Routing::kUniform}, format);
-      spec.options.hidden_size = 528;
+      spec.options.hidden_size = 1808;
       spec.options.intermediate_size = 144;
       const auto data = make_case(spec);
       ASSERT_OK(data);
-      ASSERT_TRUE(sm90::kVariants[sm90::routed_variant(data->config, spec.range, tokens)].tensor_lines);
+      const sm90::Variant& variant = sm90::kVariants[sm90::routed_variant(data->config, spec.range, tokens)];
+      ASSERT_TRUE(variant.tensor_lines);
+      const int64_t chunks = cuda::ceil_div(spec.options.hidden_size, cuda::kTileK);
+      ASSERT_GE(chunks - cuda::ceil_div(chunks, sm90::most_pieces(variant)), sm90::least_saved_chunks(variant));
       test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
       const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);

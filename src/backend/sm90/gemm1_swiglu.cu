@@ -90,7 +90,8 @@ struct SwigluEpilogue {
   __device__ bool plain() const { return activation.plain; }
   template <bool kPlain>
   __device__ float value(float gate_sum, float up_sum, const LineFactor& factor) const {
-    return activation.gated<kPlain>(gate_sum * factor.first, up_sum * factor.second) * factor.weight;
+    return activation.gated<kPlain>(gate_sum * kSumFactor * factor.first, up_sum * kSumFactor * factor.second) *
+           factor.weight;
   }
   // weight_row: of gate; 8 further is up of the same channel.
   __device__ void store(int64_t row, int32_t weight_row, float gate_sum, float up_sum, const LineFactor& factor) const {

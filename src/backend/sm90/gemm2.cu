@@ -24,7 +24,7 @@ struct RowEpilogue {
     return {line_scale != nullptr ? line_scale[line] : 1.0f, 1.0f};
   }
   __device__ bool plain() const { return true; }
-  __device__ float value(float sum, const LineFactor& factor) const { return sum * factor.first; }
+  __device__ float value(float sum, const LineFactor& factor) const { return sum * kSumFactor * factor.first; }
   __device__ void store(int64_t row, int32_t channel, float sum, float sum_8_further, const LineFactor& factor) const {
     const int64_t at = row * channels + channel;
     if (channel < channels) store_one(at, value(sum, factor));

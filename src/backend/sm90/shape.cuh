@@ -9,7 +9,6 @@
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/scratch.h"
 #include "backend/sm90/barrier.cuh"
-#include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/variant.h"
 #include "backend/sm90/work.h"
 
@@ -53,17 +52,14 @@ struct LineScale {
   float scale;   // the line's own, NaN where it is flagged
   float weight;  // the router's, or 1
 };
-// What the sums of one line and one expert are multiplied by.
+// What the sums of one line and one expert are multiplied by: alpha = fl32(line scale * tensor scale) of each tensor
+// scale. (kSumFactor is not in it: a large alpha might overflow.)
 struct alignas(16) LineFactor {
-  float first,
-      second;  // alpha = fl32(line scale * tensor scale) of each tensor scale, times kSumFactor, which is exact
-  float weight;
+  float first, second, weight;
 
   LineFactor() = default;
   __device__ LineFactor(const LineScale& line, const ExpertScales& scales)
-      : first(line.scale * scales.first * kSumFactor),
-        second(line.scale * scales.second * kSumFactor),
-        weight(line.weight) {}
+      : first(line.scale * scales.first), second(line.scale * scales.second), weight(line.weight) {}
 };
 
 // The rows of one tile.

@@ -1,6 +1,6 @@
 // Layers on one Hopper GPU: sm90 and cuda in the same run, beside the floor.
 //
-//   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4] [--no-cuda]
+//   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4] [--batch-invariant] [--no-cuda]
 //
 // One line a shape and token count. A step is one run of a layer: ids and hidden in, output out; 4 to 16 steps, each
 // with a routing of its own and the next of the rotated layers, are one CUDA graph; the figure is the median replay
@@ -210,14 +210,11 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   return times;
 }
 
-void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, ActivationFormat format,
-                 bool with_cuda) {
-  MoeOptions options;
+void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, MoeOptions options, bool with_cuda) {
   options.num_experts = shape.experts;
   options.top_k = shape.top_k;
   options.hidden_size = shape.hidden;
   options.intermediate_size = shape.intermediate;
-  options.activation_format = format;
   const auto config = MoeConfig::make(options);
   must(config.status());
   const ExpertRange range{0, shape.local_experts};
@@ -286,7 +283,8 @@ int main(int argc, char** argv) {
   using namespace nvfp4_moe;
   std::vector<int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
   std::vector<std::string> names;
-  ActivationFormat format = ActivationFormat::kBf16;
+  MoeOptions options;
+  options.activation_format = ActivationFormat::kBf16;
   bool with_cuda = true;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -297,7 +295,10 @@ int main(int argc, char** argv) {
         if (*at == ',') ++at;
       }
     } else if (argument == "--format" && i + 1 < argc) {
-      format = std::string(argv[++i]) == "nvfp4" ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
+      const bool nvfp4 = std::string(argv[++i]) == "nvfp4";
+      options.activation_format = nvfp4 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
+    } else if (argument == "--batch-invariant") {
+      options.batch_invariant = true;
     } else if (argument == "--no-cuda") {
       with_cuda = false;
     } else {
@@ -306,9 +307,10 @@ int main(int argc, char** argv) {
   }
   const auto facts = device_facts("cuda:0");
   must(facts.status());
-  std::printf("%s, %s, us\n", facts->name.c_str(), to_string(format));
+  std::printf("%s, %s%s, us\n", facts->name.c_str(), to_string(options.activation_format),
+              options.batch_invariant ? ", batch invariant" : "");
   for (const LayerShape& shape : kShapes)
     if (names.empty() || std::find(names.begin(), names.end(), shape.name) != names.end())
-      bench_shape(shape, tokens, format, with_cuda);
+      bench_shape(shape, tokens, options, with_cuda);
   return 0;
 }

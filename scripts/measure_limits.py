@@ -90,7 +90,7 @@ def main():
         "what": "ncu: what limits gemm1 and gemm2, W4A16",
         "device": device.stdout.splitlines()[0] if device.stdout else "",
         "commit": options.commit,
-        "command": " ".join("FILE" if word == str(args.out) else word for word in sys.argv),
+        "command": " ".join("FILE" if word == options.out else word for word in sys.argv),
         "metrics": FIGURES,
         "rows": [],
     }

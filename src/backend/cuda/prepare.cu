@@ -21,8 +21,8 @@ template <DType kType, LineWork kWork>
 __global__ void __launch_bounds__(threads_of(kWork), 1024 / threads_of(kWork))
     route_and_quantize_kernel(RouteArgs route, LineArgs lines, LineCounts* token_counts) {
   extern __shared__ int32_t counts[];
-  let_next_start();
   wait_for_previous();
+  let_next_start();  // not before: sm90's gemm1 reads what the batch points at as soon as it starts
   if (blockIdx.x == 0) {
     route_by_one_block(route, counts);
     return;

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backend/cuda/few_choices.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps.h"
@@ -29,15 +30,8 @@ namespace nvfp4_moe::cuda {
 inline constexpr int kLeastSortedRows = 32;
 inline constexpr int64_t kMostSortedExperts = 1024;
 
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-
-struct RouteArgs {
-  const void* ids;  // (choices) int32 or int64, global
-  bool wide_ids;
-  int64_t choices;
-  int64_t num_experts;   // global
-  int64_t first, count;  // the local range
-  int64_t chunk;         // choices of one chunk
+struct RouteArgs : Choices {
+  int64_t chunk;  // choices of one chunk
   int32_t chunks;
   int32_t words;  // of an expert's mask, a bit a choice; 0: one block sorts by chunks
   RunStatus* status;
@@ -54,19 +48,6 @@ struct RouteArgs {
   int32_t* cleared;         // (cleared_count), or null
   int32_t cleared_count;
 };
-
-__device__ inline int64_t global_id(const RouteArgs& args, int64_t choice) {
-  return args.wide_ids ? static_cast<const int64_t*>(args.ids)[choice] : static_cast<const int32_t*>(args.ids)[choice];
-}
-
-// The local expert of a choice, or -1: none, another rank's, or no expert at all.
-__device__ inline int local_expert(const RouteArgs& args, int64_t choice, int64_t end, bool& bad) {
-  bad = false;
-  if (choice >= end) return -1;
-  const int64_t id = global_id(args, choice);
-  bad = id < -1 || id >= args.num_experts;
-  return !bad && id >= args.first && id < args.first + args.count ? static_cast<int>(id - args.first) : -1;
-}
 
 // body(choice, local expert, lanes of this group with the same expert), for a chunk's choices in order; one warp.
 template <class Body>
@@ -156,13 +137,6 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
   return tiles;
 }
 
-__device__ inline void list_tiles(const RouteArgs& args, int32_t expert, int32_t first_row, int32_t rows, int32_t step,
-                                  int32_t first_tile, int32_t tiles) {
-#pragma unroll 1
-  for (int32_t t = 0; t < tiles; ++t)
-    args.tiles[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
-}
-
 // row_offsets, tiles and the rest that is no choice's own. rows_of(e) once an expert, then start_at(e, its first row).
 // bad_ids (chunks). One block. keys: (E) shared, under widest_first.
 template <class RowsOf, class StartAt>
@@ -186,7 +160,7 @@ __device__ void scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* ke
       if (args.widest_first)
         keys[e] = TileKey(static_cast<int32_t>(e), step, own.tiles);
       else
-        list_tiles(args, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles, own.tiles);
+        list_tiles(args.tiles, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles, own.tiles);
       start_at(e, start.rows);
     }
     before.rows += total.rows;
@@ -200,8 +174,8 @@ __device__ void scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* ke
       const auto first_row = static_cast<int32_t>(args.row_offsets[e]);
       const int32_t rows = static_cast<int32_t>(args.row_offsets[e + 1]) - first_row;
       const TileKey key = keys[e];
-      list_tiles(args, e, first_row, rows, key.step(), tiles_before(keys, static_cast<int32_t>(args.count), key.order),
-                 key.tiles);
+      list_tiles(args.tiles, e, first_row, rows, key.step(),
+                 tiles_before(keys, static_cast<int32_t>(args.count), key.order), key.tiles);
     }
   }
 #pragma unroll 1
@@ -306,36 +280,18 @@ __device__ inline void route_by_bits(const RouteArgs& args, int32_t* shared) {
   }
 }
 
-// The whole step by one block, for up to 32 choices: each lane knows its own, and the others' by asking all of them.
-// Every warp does the same; experts are shared out over threads.
+// The whole step by one block, for up to 32 choices. Every warp does the same; experts are shared out over threads.
 __device__ inline void route_few(const RouteArgs& args) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  bool bad = false;
-  const int expert = local_expert(args, lane, args.choices, bad);
-  const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, bad)));
-  // Choices of smaller experts, and of the same one, all and earlier; the first choice of its expert counts tiles.
-  const unsigned same = __match_any_sync(kAllLanes, expert);
-  const bool first = expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1;
-  const int32_t rows = __popc(same);
-  const int32_t own_tiles =
-      first ? (rows <= args.rows_of_tile ? 1 : (rows + args.rows_of_tile - 1) / args.rows_of_tile) : 0;
-  int32_t smaller = 0, tiles_before = 0, all = 0, all_tiles = 0;
-#pragma unroll 4
-  for (int other = 0; other < 32; ++other) {
-    const int other_expert = __shfl_sync(kAllLanes, expert, other);
-    const int32_t other_tiles = __shfl_sync(kAllLanes, own_tiles, other);
-    const bool there = other_expert >= 0, before = there && other_expert < expert;
-    smaller += before;
-    tiles_before += before ? other_tiles : 0;
-    all += there;
-    all_tiles += other_tiles;
-  }
+  const FewChoices own(args, args.rows_of_tile);
+  const int lane = FewChoices::lane();
+  const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, own.bad)));
+  const int32_t all_rows = own.all_rows();
 #pragma unroll 1
   for (int64_t e = threadIdx.x; e < (args.count + 31) / 32 * 32; e += blockDim.x) {
     int32_t before = 0;
 #pragma unroll 4
-    for (int other = 0; other < 32; ++other) {
-      const int other_expert = __shfl_sync(kAllLanes, expert, other);
+    for (int other = 0; other < static_cast<int>(args.choices); ++other) {
+      const int other_expert = __shfl_sync(kAllLanes, own.expert, other);
       before += other_expert >= 0 && other_expert < e;
     }
     if (e < args.count) args.row_offsets[e] = before;
@@ -345,22 +301,17 @@ __device__ inline void route_few(const RouteArgs& args) {
     args.cleared[i] = 0;
   if (threadIdx.x >= 32) return;
   if (lane < args.choices) {
-    const int32_t row = expert >= 0 ? smaller + __popc(same & ((1u << lane) - 1)) : -1;
+    const int32_t row = own.row();
     args.row_of_choice[lane] = row;
     if (row >= 0) args.choice_of_row[row] = lane;
   }
-  if (first) {
-    const int32_t step = args.even_tiles ? even_tile_rows(rows, args.rows_of_tile) : args.rows_of_tile;
-#pragma unroll 1
-    for (int32_t t = 0; t < own_tiles; ++t)
-      args.tiles[tiles_before + t] = {expert, smaller + t * step, min(step, rows - t * step)};
-  }
+  own.list(args.tiles, args.rows_of_tile, args.even_tiles);
   if (lane != 0) return;
   RunStatus status;
   status.bad_expert_ids = bad_ids;
   *args.status = status;
-  args.row_offsets[args.count] = all;
-  *args.tile_count = all_tiles;
+  args.row_offsets[args.count] = all_rows;
+  *args.tile_count = own.all_tiles;
   if (args.shared_row_offsets != nullptr) {
     args.shared_row_offsets[0] = 0;
     args.shared_row_offsets[1] = args.tokens;
@@ -369,7 +320,7 @@ __device__ inline void route_few(const RouteArgs& args) {
 
 // The whole step by one block, a warp a chunk. counts: (chunks, E) shared.
 __device__ inline void route_by_one_block(const RouteArgs& args, int32_t* counts) {
-  if (args.choices <= 32) return route_few(args);
+  if (args.choices <= kFewChoices) return route_few(args);
   if (args.words > 0) return route_by_bits(args, counts);
   __shared__ uint32_t bad_ids[32];
   const int warp = static_cast<int>(threadIdx.x / 32);
@@ -388,12 +339,7 @@ inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
   const ExpertRange& range = call.weights.range;
   const Scratch scratch(config, range, batch.tokens, call.scratch);
   RouteArgs args{};
-  args.ids = batch.topk_ids;
-  args.wide_ids = batch.ids_dtype == DType::kI64;
-  args.choices = batch.tokens * config->top_k;
-  args.num_experts = config->num_experts;
-  args.first = range.first;
-  args.count = range.count;
+  static_cast<Choices&>(args) = choices_of(call);
   args.status = call.buffers.status;
   args.row_of_choice = call.buffers.row_of_choice;
   args.choice_of_row = call.buffers.routed.choice_of_row;

@@ -21,7 +21,7 @@ namespace {
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, product_rate, "wgmma m64n128k16"};
 constexpr HostSteps kSteps = {route, cuda::quantize, gemm1_swiglu, cuda::requantize, gemm2, cuda::combine};
 // The walk's, with the same results.
-constexpr HostSteps kWalk = {route, quantize_into_rows, gemm1_swiglu_of_rows, cuda::requantize, gemm2, cuda::combine};
+constexpr HostSteps kWalk = {route, quantize_into_rows, gemm1_swiglu_in_walk, cuda::requantize, gemm2, cuda::combine};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));

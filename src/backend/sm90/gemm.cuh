@@ -346,6 +346,16 @@ __device__ void touch(const Parameters& parameters) {
     asm volatile("" ::"r"(*reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(&parameters) + at)));
 }
 
+// What route leaves of few choices, by one warp for its block; and the block's work.
+template <class S>
+__device__ void route_here(const GemmArgs& args, const cuda::Choices& choices) {
+  const cuda::FewChoices own(choices, S::kLines);
+  FewRows& few = SharedPlaces<S>::few();
+  own.list(few.tiles, S::kLines, true);
+  if (own.row() >= 0) few.choice_of_row[own.row()] = cuda::FewChoices::lane();
+  if (cuda::FewChoices::lane() == 0) SharedPlaces<S>::work() = Work(args.work, own.all_tiles);
+}
+
 template <class S, class Epilogue, class Lines>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines& lines) {
   static_assert(!Epilogue::kFlagsRows || (Epilogue::kJoined && S::kIs.tensor_lines));
@@ -365,11 +375,15 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     barrier_init(SharedPlaces<S>::begun(), kLineThreads);
     barrier_init_done();
   }
-  if (!args.routed) {  // what comes after this kernel may rely on route as soon as it starts
-    cuda::wait_for_previous();
-    cuda::let_next_start();
+  if constexpr (Lines::kRoutesHere) {
+    if (threadIdx.x / 32 == 1) route_here<S>(args, lines.choices);
+  } else {
+    if (!args.routed) {  // what comes after this kernel may rely on route as soon as it starts
+      cuda::wait_for_previous();
+      cuda::let_next_start();
+    }
+    if (threadIdx.x == 0) SharedPlaces<S>::work() = Work(args.work, tiles_of<S>(args));
   }
-  if (threadIdx.x == 0) SharedPlaces<S>::work() = Work(args.work, tiles_of<S::kLines>(args));
   __syncthreads();
   const Work& work = SharedPlaces<S>::work();
 
@@ -383,6 +397,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
   }
   take_registers<S::kMathRegisters>();
   cuda::wait_for_previous();  // before any sums are stored, and in every block
+  if constexpr (Lines::kRoutesHere) cuda::let_next_start();  // not before, as above
   MathState<S> state;
   asm volatile("" : "+r"(state.scale_base));  // held in a register
   int32_t left = work.chunks_of(static_cast<int32_t>(blockIdx.x));

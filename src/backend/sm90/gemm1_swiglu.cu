@@ -111,8 +111,14 @@ __global__ void __launch_bounds__(Shape<kVariant>::kThreads, 1)
   gemm<Shape<kVariant>>(args, epilogue, lines);
 }
 
-// in_rows: quantize has left hidden in the order of the rows.
-void run_gemm1(const HostCall& call, const HostPart& part, bool in_rows) {
+// Whether each block routes for itself: in the walk, where the kernel before this one routes and lets this one start
+// once all before it have ended.
+bool routes_here(const HostCall& call, const PartPlan& plan) {
+  return !plan.shared && cuda::routes_and_quantizes_at_once(call) &&
+         call.batch.tokens * call.weights.config->top_k <= cuda::kFewChoices;
+}
+
+void run_gemm1(const HostCall& call, const HostPart& part, bool in_walk) {
   const MoeConfig& config = call.weights.config;
   if (call.batch.tokens == 0) return;
   const cuda::PackedLayout packed(config, call.weights.range);
@@ -147,10 +153,21 @@ void run_gemm1(const HostCall& call, const HostPart& part, bool in_rows) {
     };
     if constexpr (S::kIs.tensor_lines) {
       const int64_t lines = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
-      const uint16_t* const rows = plan.shared ? x : in_rows ? gathered(part) : gather_rows(call, part, x);
+      const uint16_t* const rows = plan.shared ? x : in_walk && quantizes_into_rows(call)
+                                                 ? gathered(part)
+                                                 : gather_rows(call, part, x);
       launch(tensor_lines(rows, lines, config->hidden_size));
     } else {
-      launch(CopiedLines{x, static_cast<int32_t>(config->hidden_size)});
+      const auto k = static_cast<int32_t>(config->hidden_size);
+      if constexpr (S::kMayRouteHere) {
+        if (in_walk && routes_here(call, plan)) {
+          const bool early = !nvfp4 && call.batch.hidden_dtype == DType::kBf16 &&
+                             reinterpret_cast<uintptr_t>(call.batch.hidden) % 16 == 0;
+          const auto* const own = early ? static_cast<const uint16_t*>(call.batch.hidden) : x;
+          return launch(ChosenLines{own, k, early, cuda::choices_of(call)});
+        }
+      }
+      launch(CopiedLines{x, k});
     }
   });
 }
@@ -158,8 +175,6 @@ void run_gemm1(const HostCall& call, const HostPart& part, bool in_rows) {
 }  // namespace
 
 void gemm1_swiglu(const HostCall& call, const HostPart& part) { run_gemm1(call, part, false); }
-void gemm1_swiglu_of_rows(const HostCall& call, const HostPart& part) {
-  run_gemm1(call, part, quantizes_into_rows(call));
-}
+void gemm1_swiglu_in_walk(const HostCall& call, const HostPart& part) { run_gemm1(call, part, true); }
 
 }  // namespace nvfp4_moe::sm90

@@ -19,7 +19,7 @@
 namespace nvfp4_moe::sm90 {
 
 // A block's pieces with their rows, which are read one piece ahead: the ring must not run dry on them.
-template <int kLines>
+template <class S, bool kHere>
 class PiecesAhead {
  public:
   __device__ PiecesAhead(const GemmArgs& args, const Work& work)
@@ -37,7 +37,7 @@ class PiecesAhead {
  private:
   __device__ void read() {
     more_ = pieces_.next(piece_);
-    if (more_) rows_ = rows_of_tile<kLines>(args_, piece_.unit.tile);
+    if (more_) rows_ = rows_of_tile<S, kHere>(args_, piece_.unit.tile);
   }
   const GemmArgs& args_;
   Pieces pieces_;
@@ -50,7 +50,7 @@ class PiecesAhead {
 template <class S, class Lines>
 __device__ void load_copies(const GemmArgs& args, const Lines& source, const Work& work) {
   const uint64_t policy = cache_policy<!S::kIs.tensor_lines>();  // wide: other tiles read the same weights
-  PiecesAhead<S::kLines> pieces(args, work);
+  PiecesAhead<S, Lines::kRoutesHere> pieces(args, work);
   RingPlace<S::kStages> place;
   const int64_t row_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
   // Weights before the kernel may wait, and before its first lines are on their way: with more in flight these and what
@@ -71,7 +71,7 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
     }
     for (int32_t chunk = 0; chunk < piece.chunks; ++chunk, from += cuda::kTileBytes, place = place.next()) {
       if (early-- == 0) {
-        cuda::wait_for_previous();
+        if constexpr (!Lines::kRoutesHere) cuda::wait_for_previous();
         if constexpr (!S::kIs.tensor_lines) wait(SharedPlaces<S>::begun(), 0);
       }
       wait(SharedPlaces<S>::empty(place.stage), place.parity ^ 1);
@@ -101,54 +101,79 @@ inline constexpr int kLineThreads = 96;
 
 // What the math warpgroups have to know of a piece and of its lines. All line threads, in two halves: copies of lines
 // do not wait for reads that only the math needs.
-template <class S, class Epilogue>
+template <class S, class Epilogue, class Lines>
 class Description {
  public:
   // Where the line warps find the lines.
-  __device__ Description(const GemmArgs& args, const Epilogue& epilogue, const Piece& piece, uint32_t index, int thread)
-      : index_(index), thread_(thread), rows_(rows_of_tile<S::kLines>(args, piece.unit.tile)) {
-    if (index == 0) cuda::wait_for_previous();
+  __device__ Description(const GemmArgs& args, const Epilogue& epilogue, const Lines& source, const Piece& piece,
+                         uint32_t index, int thread)
+      : epilogue_(epilogue),
+        index_(index),
+        thread_(thread),
+        rows_(rows_of_tile<S, Lines::kRoutesHere>(args, piece.unit.tile)) {
+    if constexpr (Lines::kRoutesHere) waits_later_ = index == 0 && source.early;
+    if (index == 0 && !waits_later_) cuda::wait_for_previous();
     wait(SharedPlaces<S>::piece_free(index), (index / 2 & 1) ^ 1);
     for (int i = thread; i < rows_.count; i += kLineThreads) {
       const int64_t row = rows_.first + i;
-      const int32_t choice = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
-      const int32_t line = args.choice_of_row != nullptr ? args.by_top_k(choice) : choice;
-      if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index)[i] = line;
-      line_ = epilogue.line_scale_of(line, choice);
-      scales_ = epilogue.scales(rows_.expert);
-      if constexpr (!kLater) SharedPlaces<S>::factors(index)[i] = LineFactor(line_, scales_);
+      if constexpr (Lines::kRoutesHere)
+        choice_ = SharedPlaces<S>::few().choice_of_row[row];
+      else
+        choice_ = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
+      line_ = Lines::kRoutesHere || args.choice_of_row != nullptr ? args.by_top_k(choice_) : choice_;
+      if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index)[i] = line_;
+      if (!waits_later_) read_scales();
+      if constexpr (!kLater) SharedPlaces<S>::factors(index)[i] = LineFactor(scale_, scales_);
     }
   }
   __device__ const TileRows& rows() const { return rows_; }
-  __device__ void complete(const Piece& piece) const {
+  // The chunk of a piece with whose copies the second half comes: it waits for route where the first did not, and then
+  // all stages' copies go before it.
+  __device__ int32_t completed_with(const Piece& piece) const {
+    return waits_later_ ? min(piece.chunks, S::kStages) - 1 : 0;
+  }
+  __device__ void complete(const Piece& piece) {
+    if (waits_later_) {
+      cuda::wait_for_previous();
+      if (thread_ < rows_.count) read_scales();
+    }
     if constexpr (kLater)
-      if (thread_ < rows_.count) SharedPlaces<S>::factors(index_)[thread_] = LineFactor(line_, scales_);
+      if (thread_ < rows_.count) SharedPlaces<S>::factors(index_)[thread_] = LineFactor(scale_, scales_);
     if (thread_ == 0)
       SharedPlaces<S>::piece(index_) = {rows_, piece.unit.group * S::kRowBlocks * 128, piece.chunks, piece.partial};
     arrive(SharedPlaces<S>::piece_full(index_));
   }
 
  private:
+  __device__ void read_scales() {
+    scale_ = epilogue_.line_scale_of(line_, choice_);
+    scales_ = epilogue_.scales(rows_.expert);
+  }
   static constexpr bool kLater = S::kLines <= 16;  // where latency counts; a thread has one line at most
+  static_assert(kLater || !Lines::kRoutesHere);
+  const Epilogue& epilogue_;
   uint32_t index_;
   int thread_;
+  bool waits_later_ = false;
   TileRows rows_;
-  LineScale line_{};
+  int32_t choice_ = 0, line_ = 0;
+  LineScale scale_{};
   ExpertScales scales_{};
 };
 
 template <class S, class Epilogue>
-__device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const TensorLines&, const Work& work) {
+__device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const TensorLines& source,
+                           const Work& work) {
   const int thread = static_cast<int>(threadIdx.x) - S::kMathThreads - 32;
   Pieces pieces(work, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (Piece piece; pieces.next(piece); ++index)
-    Description<S, Epilogue>(args, epilogue, piece, index, thread).complete(piece);
+    Description<S, Epilogue, TensorLines>(args, epilogue, source, piece, index, thread).complete(piece);
 }
 
-template <class S, class Epilogue>
-__device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const CopiedLines& source,
-                           const Work& work) {
+// Lines: CopiedLines or ChosenLines.
+template <class S, class Epilogue, class Lines>
+__device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const Lines& source, const Work& work) {
   constexpr int kPieces = 256 / 16;  // of 16 bytes in a line's 128 k
   constexpr int kLinesAtOnce = kLineThreads / kPieces;
   constexpr int kPeriod = 4;  // 4 x 6 lines are whole groups of eight
@@ -167,7 +192,7 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
   RingPlace<S::kStages> place;
   uint32_t index = 0;
   for (Piece piece; pieces.next(piece); ++index) {
-    const Description<S, Epilogue> description(args, epilogue, piece, index, thread);
+    Description<S, Epilogue, Lines> description(args, epilogue, source, piece, index, thread);
     const TileRows& rows = description.rows();
     sync_threads<kLineThreads>(1);
     const int32_t* const lines = SharedPlaces<S>::lines(index);
@@ -193,10 +218,8 @@ __device__ void load_lines(const GemmArgs& args, const Epilogue& epilogue, const
         }
       }
       arrive_after_copies(SharedPlaces<S>::full(place.stage));
-      if (chunk == 0) {
-        if (index == 0) arrive(SharedPlaces<S>::begun());
-        description.complete(piece);
-      }
+      if (chunk == 0 && index == 0) arrive(SharedPlaces<S>::begun());
+      if (chunk == description.completed_with(piece)) description.complete(piece);
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/few_choices.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/scratch.h"
 #include "backend/sm90/barrier.cuh"
@@ -36,10 +37,21 @@ struct GemmArgs {
 struct CopiedLines {
   const uint16_t* x;
   int32_t k;
+  static constexpr bool kRoutesHere = false;
+};
+// The same of few choices, which each block routes for itself while route does: it knows its weights, and may request
+// them, before route has ended.
+struct ChosenLines {
+  const uint16_t* x;
+  int32_t k;
+  bool early;  // x is the batch's own: there before this kernel starts, and not just once route has ended
+  cuda::Choices choices;
+  static constexpr bool kRoutesHere = true;
 };
 // Lines that lie in the order of the rows, as a variant with tensor_lines copies them: in boxes of kBoxLines x kBoxK.
 struct TensorLines {
   CUtensorMap map;
+  static constexpr bool kRoutesHere = false;
 };
 inline constexpr int kBoxLines = 32, kBoxK = 64, kBoxBytes = kBoxLines * kBoxK * 2;
 
@@ -67,27 +79,17 @@ struct TileRows {
   int64_t first;
   int32_t expert, count;
 };
+// What a block that routes few choices for itself keeps of them.
+struct FewRows {
+  cuda::RowTile tiles[cuda::kFewChoices];
+  int32_t choice_of_row[cuda::kFewChoices];
+};
 // A piece as the math warpgroups see it, made by those that load.
 struct PieceInfo {
   TileRows rows;
   int32_t weight_row;  // the first
   int32_t chunks, partial;
 };
-
-template <int kLines>
-__device__ TileRows rows_of_tile(const GemmArgs& args, int32_t tile) {
-  if (args.tiles == nullptr) {
-    const int64_t first = int64_t{tile} * kLines;
-    return {first, 0, static_cast<int32_t>(min(int64_t{kLines}, __ldcg(args.row_offsets + 1) - first))};
-  }
-  const int32_t* const found = reinterpret_cast<const int32_t*>(args.tiles + tile);  // not from L1, which may be older
-  return {__ldcg(found + 1), __ldcg(found), __ldcg(found + 2)};
-}
-template <int kLines>
-__device__ int32_t tiles_of(const GemmArgs& args) {
-  return args.tiles != nullptr ? __ldcg(args.tile_count)
-                               : static_cast<int32_t>((__ldcg(args.row_offsets + 1) + kLines - 1) / kLines);
-}
 
 template <size_t kVariant>
 struct Shape {
@@ -109,11 +111,14 @@ struct Shape {
 
   static constexpr int kWorkBytes = 128;
   static_assert(sizeof(Work) + 2 * sizeof(UnitPieces) <= kWorkBytes);
-  // After the stages: slabs, factors and line indices of two pieces, what they are, the work and who is last, barriers.
+  static constexpr bool kMayRouteHere = kLines == 8;
+  static constexpr int kFewBytes = kMayRouteHere ? (static_cast<int>(sizeof(FewRows)) + 15) / 16 * 16 : 0;
+  // After the stages: slabs, factors and line indices of two pieces, what they are, the work and who is last, few
+  // choices' rows, barriers.
   static constexpr int kSlabBytes = 16 * 1024 / kMathGroups;  // where a math warpgroup transposes what it stores
   static constexpr int kSlabsBytes = kIs.tensor_lines ? kMathGroups * kSlabBytes : 0;
   static constexpr int kUnitBytes = kSlabsBytes + 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
-                                    2 * static_cast<int>(sizeof(PieceInfo)) + kWorkBytes;
+                                    2 * static_cast<int>(sizeof(PieceInfo)) + kWorkBytes + kFewBytes;
   static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 48) / (kStageBytes + 16);
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   static_assert(kStages >= 3);
@@ -130,7 +135,8 @@ struct SharedPlaces {
   static constexpr int kLines = kFactors + 2 * S::kLines * static_cast<int>(sizeof(LineFactor));
   static constexpr int kPieces = kLines + 2 * S::kLines * static_cast<int>(sizeof(int32_t));
   static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
-  static constexpr int kFull = kWork + S::kWorkBytes, kEmpty = kFull + S::kStages * 8,
+  static constexpr int kFew = kWork + S::kWorkBytes;
+  static constexpr int kFull = kFew + S::kFewBytes, kEmpty = kFull + S::kStages * 8,
                        kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16, kBegun = kPieceFree + 16;
 
   __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
@@ -146,6 +152,7 @@ struct SharedPlaces {
     return reinterpret_cast<PieceInfo*>(shared_bytes + kPieces)[index % 2];
   }
   __device__ static Work& work() { return *reinterpret_cast<Work*>(shared_bytes + kWork); }
+  __device__ static FewRows& few() { return *reinterpret_cast<FewRows*>(shared_bytes + kFew); }
   // (2) The units that the block has to finish, from its last one on; count 0: it was not the last to arrive.
   __device__ static UnitPieces* to_finish() {
     return reinterpret_cast<UnitPieces*>(shared_bytes + kWork + sizeof(Work));
@@ -170,5 +177,25 @@ struct RingPlace {
     return stage + 1 == kStages ? RingPlace{0, parity ^ 1} : RingPlace{stage + 1, parity};
   }
 };
+
+// kHere: of what the block has routed for itself.
+template <class S, bool kHere>
+__device__ TileRows rows_of_tile(const GemmArgs& args, int32_t tile) {
+  if constexpr (kHere) {
+    const cuda::RowTile& found = SharedPlaces<S>::few().tiles[tile];
+    return {found.first_row, found.expert, found.rows};
+  }
+  if (args.tiles == nullptr) {
+    const int64_t first = int64_t{tile} * S::kLines;
+    return {first, 0, static_cast<int32_t>(min(int64_t{S::kLines}, __ldcg(args.row_offsets + 1) - first))};
+  }
+  const int32_t* const found = reinterpret_cast<const int32_t*>(args.tiles + tile);  // not from L1, which may be older
+  return {__ldcg(found + 1), __ldcg(found), __ldcg(found + 2)};
+}
+template <class S>
+__device__ int32_t tiles_of(const GemmArgs& args) {
+  return args.tiles != nullptr ? __ldcg(args.tile_count)
+                               : static_cast<int32_t>((__ldcg(args.row_offsets + 1) + S::kLines - 1) / S::kLines);
+}
 
 }  // namespace nvfp4_moe::sm90

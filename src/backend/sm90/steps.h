@@ -9,8 +9,8 @@ namespace nvfp4_moe::sm90 {
 cuda::Tiling tiling(const HostCall& call);
 void route(const HostCall& call);
 void gemm1_swiglu(const HostCall& call, const HostPart& part);
-// The walk's, of what quantize_into_rows leaves.
-void gemm1_swiglu_of_rows(const HostCall& call, const HostPart& part);
+// The walk's: of what quantize_into_rows leaves, or right after route_and_quantize.
+void gemm1_swiglu_in_walk(const HostCall& call, const HostPart& part);
 void gemm2(const HostCall& call, const HostPart& part);
 
 }  // namespace nvfp4_moe::sm90

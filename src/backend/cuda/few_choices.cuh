@@ -1,0 +1,95 @@
+// The choices of a batch, and what one warp knows at once of up to 32 of them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/scratch.h"
+
+namespace nvfp4_moe::cuda {
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+
+struct Choices {
+  const void* ids;  // (choices) int32 or int64, global
+  bool wide_ids;
+  int64_t choices;
+  int64_t num_experts;   // global
+  int64_t first, count;  // the local range
+};
+
+inline Choices choices_of(const HostCall& call) {
+  const MoeConfig& config = call.weights.config;
+  return {call.batch.topk_ids,
+          call.batch.ids_dtype == DType::kI64,
+          call.batch.tokens * config->top_k,
+          config->num_experts,
+          call.weights.range.first,
+          call.weights.range.count};
+}
+
+// From L2: a kernel may read them that began before the one that wrote them was known to have ended (sm90's gemm1).
+__device__ inline int64_t global_id(const Choices& args, int64_t choice) {
+  return args.wide_ids ? __ldcg(static_cast<const long long*>(args.ids) + choice)
+                       : __ldcg(static_cast<const int32_t*>(args.ids) + choice);
+}
+
+// The local expert of a choice, or -1: none, another rank's, or no expert at all.
+__device__ inline int local_expert(const Choices& args, int64_t choice, int64_t end, bool& bad) {
+  bad = false;
+  if (choice >= end) return -1;
+  const int64_t id = global_id(args, choice);
+  bad = id < -1 || id >= args.num_experts;
+  return !bad && id >= args.first && id < args.first + args.count ? static_cast<int>(id - args.first) : -1;
+}
+
+// The tiles of one expert's rows, step each, from first_tile on.
+__device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row, int32_t rows, int32_t step,
+                                  int32_t first_tile, int32_t tiles) {
+#pragma unroll 1
+  for (int32_t t = 0; t < tiles; ++t)
+    to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
+}
+
+inline constexpr int kFewChoices = 32;
+
+// Up to 32 choices, a lane each, routed by one warp: each lane knows its own, and the others' by asking all of them.
+struct FewChoices {
+  int expert;     // of this lane's choice, or -1
+  bool bad;       // its id is no expert's
+  unsigned same;  // lanes with the same expert
+  bool first;     // of its expert: this lane lists its tiles
+  int32_t tiles;  // of its expert where first, else 0
+  int32_t rows_before = 0, tiles_before = 0;  // of smaller experts
+  int32_t all_tiles = 0;
+
+  __device__ FewChoices(const Choices& args, int rows_of_tile) {
+    expert = local_expert(args, lane(), args.choices, bad);
+    same = __match_any_sync(kAllLanes, expert);
+    first = expert >= 0 && lane() == __ffs(static_cast<int>(same)) - 1;
+    tiles = first ? (rows() <= rows_of_tile ? 1 : (rows() + rows_of_tile - 1) / rows_of_tile) : 0;
+#pragma unroll 4
+    for (int other = 0; other < static_cast<int>(args.choices); ++other) {
+      const int other_expert = __shfl_sync(kAllLanes, expert, other);
+      const int32_t other_tiles = __shfl_sync(kAllLanes, tiles, other);
+      const bool before = other_expert >= 0 && other_expert < expert;
+      rows_before += before;
+      tiles_before += before ? other_tiles : 0;
+      all_tiles += other_tiles;
+    }
+  }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ int32_t rows() const { return __popc(same); }  // of its expert
+  // The row of this lane's choice, or -1. Choices of one expert are in their own order.
+  __device__ int32_t row() const { return expert >= 0 ? rows_before + __popc(same & ((1u << lane()) - 1)) : -1; }
+  __device__ int32_t all_rows() const { return __popc(__ballot_sync(kAllLanes, expert >= 0)); }
+  // The tiles of this lane's expert, if it is the one that lists them.
+  __device__ void list(RowTile* to, int rows_of_tile, bool even_tiles) const {
+    if (!first) return;
+    list_tiles(to, expert, rows_before, rows(), even_tiles ? even_tile_rows(rows(), rows_of_tile) : rows_of_tile,
+               tiles_before, tiles);
+  }
+};
+
+}  // namespace nvfp4_moe::cuda

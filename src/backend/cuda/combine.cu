@@ -52,12 +52,15 @@ __device__ void add(uint64_t& counter, uint64_t value) {
 }
 
 // A warp a row, or 32 flags of rows; with few tokens a block a row, so that a long one is read at once. One warp of all
-// sums quantize's counts.
+// sums quantize's counts. What route and quantize left is there before this kernel waits: see combine_tokens.
 template <bool kFew>
 __device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int64_t blocks) {
   constexpr int kReaders = kFew ? kThreads : 32;  // of a row
   const int lane = static_cast<int>(threadIdx.x % 32), reader = static_cast<int>(threadIdx.x) % kReaders;
   const int64_t warp = block * (kThreads / 32) + threadIdx.x / 32, warps = blocks * (kThreads / 32);
+  int64_t row_counts[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) row_counts[i] = args.parts[i].bf16 != nullptr ? __ldcg(args.parts[i].row_count) : 0;
   if (warp == 0 && args.token_counts != nullptr) {
     LineCounts sum{};
     for (int64_t t = lane; t < tokens; t += 32) {
@@ -70,16 +73,18 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int6
     add(args.status->hidden_saturated, sum.saturated);
     add(args.status->hidden_zeroed, sum.zeroed);
   }
+  wait_for_previous();
   uint64_t nonfinite = 0;
-  for (const CountArgs::Intermediate& part : args.parts) {
-    if (part.bf16 == nullptr) continue;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const CountArgs::Intermediate& part = args.parts[i];
+    const int64_t rows = row_counts[i];
     if (!kFew && part.flags != nullptr) {
-      for (int64_t first = warp * 32; first < *part.row_count; first += warps * 32)
-        nonfinite +=
-            __popc(__ballot_sync(0xFFFFFFFFu, first + lane < *part.row_count && part.flags[first + lane] != 0));
+      for (int64_t first = warp * 32; first < rows; first += warps * 32)
+        nonfinite += __popc(__ballot_sync(0xFFFFFFFFu, first + lane < rows && part.flags[first + lane] != 0));
       continue;
     }
-    for (int64_t row = kFew ? block : warp; row < *part.row_count; row += kFew ? blocks : warps) {
+    for (int64_t row = kFew ? block : warp; row < rows; row += kFew ? blocks : warps) {
       bool bad = false;
 #pragma unroll 4
       for (int64_t i = reader * 8; i < part.k; i += kReaders * 8) {
@@ -156,7 +161,6 @@ template <DType kRow, DType kOut, int kChannels>
 __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts) {
   let_next_start();
   if (blockIdx.x >= args.tokens) {
-    wait_for_previous();
     const int64_t block = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
     count<kChannels == kFewChannels>(counts, args.tokens, block, (gridDim.x - args.tokens) * gridDim.y);
     return;

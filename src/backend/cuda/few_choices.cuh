@@ -11,7 +11,7 @@ namespace nvfp4_moe::cuda {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-struct Choices {
+struct ChoiceIds {
   const void* ids;  // (choices) int32 or int64, global
   bool wide_ids;
   int64_t choices;
@@ -19,7 +19,7 @@ struct Choices {
   int64_t first, count;  // the local range
 };
 
-inline Choices choices_of(const HostCall& call) {
+inline ChoiceIds choices_of(const HostCall& call) {
   const MoeConfig& config = call.weights.config;
   return {call.batch.topk_ids,
           call.batch.ids_dtype == DType::kI64,
@@ -30,13 +30,13 @@ inline Choices choices_of(const HostCall& call) {
 }
 
 // From L2: a kernel may read them that began before the one that wrote them was known to have ended (sm90's gemm1).
-__device__ inline int64_t global_id(const Choices& args, int64_t choice) {
+__device__ inline int64_t global_id(const ChoiceIds& args, int64_t choice) {
   return args.wide_ids ? __ldcg(static_cast<const long long*>(args.ids) + choice)
                        : __ldcg(static_cast<const int32_t*>(args.ids) + choice);
 }
 
 // The local expert of a choice, or -1: none, another rank's, or no expert at all.
-__device__ inline int local_expert(const Choices& args, int64_t choice, int64_t end, bool& bad) {
+__device__ inline int local_expert(const ChoiceIds& args, int64_t choice, int64_t end, bool& bad) {
   bad = false;
   if (choice >= end) return -1;
   const int64_t id = global_id(args, choice);
@@ -64,7 +64,7 @@ struct FewChoices {
   int32_t rows_before = 0, tiles_before = 0;  // of smaller experts
   int32_t all_tiles = 0;
 
-  __device__ FewChoices(const Choices& args, int rows_of_tile) {
+  __device__ FewChoices(const ChoiceIds& args, int rows_of_tile) {
     expert = local_expert(args, lane(), args.choices, bad);
     same = __match_any_sync(kAllLanes, expert);
     first = expert >= 0 && lane() == __ffs(static_cast<int>(same)) - 1;

@@ -30,7 +30,7 @@ namespace nvfp4_moe::cuda {
 inline constexpr int kLeastSortedRows = 32;
 inline constexpr int64_t kMostSortedExperts = 1024;
 
-struct RouteArgs : Choices {
+struct RouteArgs : ChoiceIds {
   int64_t chunk;  // choices of one chunk
   int32_t chunks;
   int32_t words;  // of an expert's mask, a bit a choice; 0: one block sorts by chunks
@@ -339,7 +339,7 @@ inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
   const ExpertRange& range = call.weights.range;
   const Scratch scratch(config, range, batch.tokens, call.scratch);
   RouteArgs args{};
-  static_cast<Choices&>(args) = choices_of(call);
+  static_cast<ChoiceIds&>(args) = choices_of(call);
   args.status = call.buffers.status;
   args.row_of_choice = call.buffers.row_of_choice;
   args.choice_of_row = call.buffers.routed.choice_of_row;

@@ -8,7 +8,8 @@
 //             products, and the others fill the time
 //
 // full[s]: the stage is there; empty[s]: all warps are done with it. piece_full[i], piece_free[i]: the same of what a
-// piece is and of its line factors, of which two pieces' are kept. begun: the first lines are on their way.
+// piece is and of its line factors, of which two pieces' are kept. factors_full[i]: under kFactorsLater the factors are
+// there too. begun: the first lines are on their way.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -196,6 +197,7 @@ __device__ void multiply_piece(const GemmArgs& args, const Epilogue& epilogue, u
     pin(m64);
   }
   multiply_narrowest<S, S::kLines>(SharedPlaces<S>::piece(index), state, sums);
+  if constexpr (S::kFactorsLater) wait(SharedPlaces<S>::factors_full(index), index / 2 & 1);
   const PieceInfo piece = SharedPlaces<S>::piece(index);  // not before, so that no register holds it meanwhile
   const LineFactor* const factors = SharedPlaces<S>::factors(index);
   const int thread = thread_anew();
@@ -348,7 +350,7 @@ __device__ void touch(const Parameters& parameters) {
 
 // What route leaves of few choices, by one warp for its block; and the block's work.
 template <class S>
-__device__ void route_here(const GemmArgs& args, const cuda::Choices& choices) {
+__device__ void route_here(const GemmArgs& args, const cuda::ChoiceIds& choices) {
   const cuda::FewChoices own(choices, S::kLines);
   FewRows& few = SharedPlaces<S>::few();
   own.list(few.tiles, S::kLines, true);
@@ -370,6 +372,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(SharedPlaces<S>::piece_full(i), kLineThreads);
+      barrier_init(SharedPlaces<S>::factors_full(i), kLineThreads);
       barrier_init(SharedPlaces<S>::piece_free(i), S::kMathThreads / 32 * kArrivalsOfWarp);
     }
     barrier_init(SharedPlaces<S>::begun(), kLineThreads);

@@ -18,27 +18,26 @@
 
 namespace nvfp4_moe::sm90 {
 
-// A block's pieces with their rows, which are read one piece ahead: the ring must not run dry on them.
+// A block's pieces with their rows. look_ahead() reads the next one's: the ring must not run dry on them, and the first
+// piece's copies must not wait for the second's.
 template <class S, bool kHere>
 class PiecesAhead {
  public:
   __device__ PiecesAhead(const GemmArgs& args, const Work& work)
       : args_(args), pieces_(work, static_cast<int32_t>(blockIdx.x)) {
-    read();
+    look_ahead();
   }
-  __device__ bool next(Piece& piece, TileRows& rows) {
-    if (!more_) return false;
+  __device__ bool next(Piece& piece, TileRows& rows) const {
     piece = piece_;
     rows = rows_;
-    read();
-    return true;
+    return more_;
   }
-
- private:
-  __device__ void read() {
+  __device__ void look_ahead() {
     more_ = pieces_.next(piece_);
     if (more_) rows_ = rows_of_tile<S, kHere>(args_, piece_.unit.tile);
   }
+
+ private:
   const GemmArgs& args_;
   Pieces pieces_;
   Piece piece_;
@@ -93,6 +92,7 @@ __device__ void load_copies(const GemmArgs& args, const Lines& source, const Wor
           copy_box(to + S::kHalfLineBytes, source.map, k + kBoxK, line, barrier);
         }
       }
+      if (chunk == 0) pieces.look_ahead();
     }
   }
 }
@@ -104,26 +104,28 @@ inline constexpr int kLineThreads = 96;
 template <class S, class Epilogue, class Lines>
 class Description {
  public:
-  // Where the line warps find the lines.
+  // Where the line warps find the lines. Under kFactorsLater a thread has one line at most, and what it may find before
+  // the kernels before this one have ended, it finds before.
   __device__ Description(const GemmArgs& args, const Epilogue& epilogue, const Lines& source, const Piece& piece,
                          uint32_t index, int thread)
       : epilogue_(epilogue),
         index_(index),
         thread_(thread),
         rows_(rows_of_tile<S, Lines::kRoutesHere>(args, piece.unit.tile)) {
-    if constexpr (Lines::kRoutesHere) waits_later_ = index == 0 && source.early;
-    if (index == 0 && !waits_later_) cuda::wait_for_previous();
     wait(SharedPlaces<S>::piece_free(index), (index / 2 & 1) ^ 1);
-    for (int i = thread; i < rows_.count; i += kLineThreads) {
-      const int64_t row = rows_.first + i;
-      if constexpr (Lines::kRoutesHere)
-        choice_ = SharedPlaces<S>::few().choice_of_row[row];
-      else
-        choice_ = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
-      line_ = Lines::kRoutesHere || args.choice_of_row != nullptr ? args.by_top_k(choice_) : choice_;
-      if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index)[i] = line_;
-      if (!waits_later_) read_scales();
-      if constexpr (!kLater) SharedPlaces<S>::factors(index)[i] = LineFactor(scale_, scales_);
+    if constexpr (S::kFactorsLater) {
+      if constexpr (Lines::kRoutesHere) waits_later_ = index == 0 && source.early;
+      if (has_line()) find_line(args, thread);
+      publish(piece);
+      if (index == 0 && !waits_later_) cuda::wait_for_previous();
+      if (has_line() && !waits_later_) read_scales();
+    } else {
+      if (index == 0) cuda::wait_for_previous();
+      for (int i = thread; i < rows_.count; i += kLineThreads) {
+        find_line(args, i);
+        read_scales();
+        SharedPlaces<S>::factors(index)[i] = LineFactor(scale_, scales_);
+      }
     }
   }
   __device__ const TileRows& rows() const { return rows_; }
@@ -133,24 +135,37 @@ class Description {
     return waits_later_ ? min(piece.chunks, S::kStages) - 1 : 0;
   }
   __device__ void complete(const Piece& piece) {
-    if (waits_later_) {
-      cuda::wait_for_previous();
-      if (thread_ < rows_.count) read_scales();
+    if constexpr (S::kFactorsLater) {
+      if (waits_later_) cuda::wait_for_previous();
+      if (has_line() && waits_later_) read_scales();
+      if (has_line()) SharedPlaces<S>::factors(index_)[thread_] = LineFactor(scale_, scales_);
+      arrive(SharedPlaces<S>::factors_full(index_));
+    } else {
+      publish(piece);
     }
-    if constexpr (kLater)
-      if (thread_ < rows_.count) SharedPlaces<S>::factors(index_)[thread_] = LineFactor(scale_, scales_);
-    if (thread_ == 0)
-      SharedPlaces<S>::piece(index_) = {rows_, piece.unit.group * S::kRowBlocks * 128, piece.chunks, piece.partial};
-    arrive(SharedPlaces<S>::piece_full(index_));
   }
 
  private:
+  __device__ bool has_line() const { return thread_ < rows_.count; }
+  __device__ void find_line(const GemmArgs& args, int i) {
+    const int64_t row = rows_.first + i;
+    if constexpr (Lines::kRoutesHere)
+      choice_ = SharedPlaces<S>::few().choice_of_row[row];
+    else
+      choice_ = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
+    line_ = Lines::kRoutesHere || args.choice_of_row != nullptr ? args.by_top_k(choice_) : choice_;
+    if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index_)[i] = line_;
+  }
   __device__ void read_scales() {
     scale_ = epilogue_.line_scale_of(line_, choice_);
     scales_ = epilogue_.scales(rows_.expert);
   }
-  static constexpr bool kLater = S::kLines <= 16;  // where latency counts; a thread has one line at most
-  static_assert(kLater || !Lines::kRoutesHere);
+  __device__ void publish(const Piece& piece) const {
+    if (thread_ == 0)
+      SharedPlaces<S>::piece(index_) = {rows_, piece.unit.group * S::kRowBlocks * 128, piece.chunks, piece.partial};
+    arrive(SharedPlaces<S>::piece_full(index_));
+  }
+  static_assert(S::kFactorsLater || !Lines::kRoutesHere);
   const Epilogue& epilogue_;
   uint32_t index_;
   int thread_;

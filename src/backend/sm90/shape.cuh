@@ -45,7 +45,7 @@ struct ChosenLines {
   const uint16_t* x;
   int32_t k;
   bool early;  // x is the batch's own: there before this kernel starts, and not just once route has ended
-  cuda::Choices choices;
+  cuda::ChoiceIds choices;
   static constexpr bool kRoutesHere = true;
 };
 // Lines that lie in the order of the rows, as a variant with tensor_lines copies them: in boxes of kBoxLines x kBoxK.
@@ -111,6 +111,8 @@ struct Shape {
 
   static constexpr int kWorkBytes = 128;
   static_assert(sizeof(Work) + 2 * sizeof(UnitPieces) <= kWorkBytes);
+  // Where latency counts, a piece is multiplied before its line factors are there.
+  static constexpr bool kFactorsLater = kLines <= 16;
   static constexpr bool kMayRouteHere = kLines == 8;
   static constexpr int kFewBytes = kMayRouteHere ? (static_cast<int>(sizeof(FewRows)) + 15) / 16 * 16 : 0;
   // After the stages: slabs, factors and line indices of two pieces, what they are, the work and who is last, few
@@ -119,10 +121,11 @@ struct Shape {
   static constexpr int kSlabsBytes = kIs.tensor_lines ? kMathGroups * kSlabBytes : 0;
   static constexpr int kUnitBytes = kSlabsBytes + 2 * kLines * static_cast<int>(sizeof(int32_t) + sizeof(LineFactor)) +
                                     2 * static_cast<int>(sizeof(PieceInfo)) + kWorkBytes + kFewBytes;
-  static constexpr int kMostStages = (kSharedBytes - kUnitBytes - 48) / (kStageBytes + 16);
+  static constexpr int kBarrierBytes = 64;  // besides the stages'
+  static constexpr int kMostStages = (kSharedBytes - kUnitBytes - kBarrierBytes) / (kStageBytes + 16);
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   static_assert(kStages >= 3);
-  static constexpr int kBytes = kStages * (kStageBytes + 16) + kUnitBytes + 48;
+  static constexpr int kBytes = kStages * (kStageBytes + 16) + kUnitBytes + kBarrierBytes;
 };
 
 extern __shared__ __align__(1024) uint8_t shared_bytes[];
@@ -137,7 +140,8 @@ struct SharedPlaces {
   static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
   static constexpr int kFew = kWork + S::kWorkBytes;
   static constexpr int kFull = kFew + S::kFewBytes, kEmpty = kFull + S::kStages * 8,
-                       kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16, kBegun = kPieceFree + 16;
+                       kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16, kFactorsFull = kPieceFree + 16,
+                       kBegun = kFactorsFull + 16;
 
   __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
   __device__ static uint8_t* slab(int math_group) { return shared_bytes + kSlabs + math_group * S::kSlabBytes; }
@@ -161,6 +165,9 @@ struct SharedPlaces {
   __device__ static uint32_t empty(int stage) { return shared_address(shared_bytes) + kEmpty + stage * 8; }
   __device__ static uint32_t piece_full(uint32_t index) {
     return shared_address(shared_bytes) + kPieceFull + index % 2 * 8;
+  }
+  __device__ static uint32_t factors_full(uint32_t index) {
+    return shared_address(shared_bytes) + kFactorsFull + index % 2 * 8;
   }
   __device__ static uint32_t begun() { return shared_address(shared_bytes) + kBegun; }
   __device__ static uint32_t piece_free(uint32_t index) {

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
     return;
   }
   const int64_t token = blockIdx.x;
-  // Route is done: the GEMMs have begun, and they wait for it before they let this kernel start.
+  // Route has ended before gemm1 lets any kernel start.
   Choices choices(args, token, 0);
   wait_for_previous();
   const auto combine_channels = [&](int32_t channel) {

@@ -3,7 +3,9 @@
 //
 // A kernel begins once every block of the one before it has called let_next_start or has ended, and may do what depends
 // on no other kernel until wait_for_previous, which returns once all kernels before it have ended and what they wrote
-// is there. Every block of every kernel calls it, so that "the one before has ended" means all of them.
+// is there. Every block of every kernel calls it, so that "the one before has ended" means all of them. A kernel that
+// lets the next one start only after it has waited gives it, and all that follow, what was before it as soon as they
+// begin: route's results, the batch.
 #pragma once
 
 #include <cuda_runtime.h>

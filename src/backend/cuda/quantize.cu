@@ -10,13 +10,13 @@ namespace {
 
 template <DType kType>
 __global__ void __launch_bounds__(kLineThreads) quantize_nvfp4(LineArgs args) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();  // gemm1 may rely on route as soon as it starts
   quantize_line<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 __global__ void __launch_bounds__(kEightsThreads) quantize_by_eights(LineArgs args) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();  // gemm1 may rely on route as soon as it starts
   if (wanted(args, blockIdx.x))
     quantize_line_by_eights(args, blockIdx.x, read_eight(args, blockIdx.x, threadIdx.x));
   else
@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kEightsThreads) quantize_by_eights(LineArgs ar
 }
 // The same, a warp a token.
 __global__ void __launch_bounds__(kWarpLineThreads, 4) quantize_by_warps(LineArgs args, int64_t tokens) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();  // gemm1 may rely on route as soon as it starts
   const int64_t token = (int64_t{blockIdx.x} * kWarpLineThreads + threadIdx.x) / 32;
   if (token >= tokens) return;
   const Team team = Team::warp();
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kWarpLineThreads, 4) quantize_by_warps(LineArg
 // Of rows, which may be far fewer than the bound: a block takes every gridDim.x-th and reads one ahead.
 __global__ void __launch_bounds__(kEightsThreads) requantize_by_eights(LineArgs args) {
   let_next_start();
-  const int64_t rows = __ldcg(args.line_count);  // route is done: gemm1 waits for it before it lets this kernel start
+  const int64_t rows = __ldcg(args.line_count);  // route has ended before gemm1 lets this kernel start
   wait_for_previous();
   int64_t row = blockIdx.x;
   if (row >= rows) return;
@@ -80,8 +80,8 @@ unsigned resident_blocks(int64_t blocks, unsigned threads) {
 
 template <DType kType>
 __global__ void __launch_bounds__(kLineThreads) round_lines(LineArgs args) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();  // gemm1 may rely on route as soon as it starts
   round_line<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "backend/cuda/few_choices.cuh"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps.h"
@@ -237,26 +238,31 @@ struct RouteBits {
         starts(reinterpret_cast<int32_t*>(masks + args.words * args.count)),
         before(reinterpret_cast<uint16_t*>(starts + args.count)) {}
 };
-__device__ inline void route_by_bits(const RouteArgs& args, int32_t* shared) {
+// kPer: choices of a thread, at most. Their ids are read at once, and only once.
+template <int kPer>
+__device__ void route_by_bits(const RouteArgs& args, int32_t* shared) {
   __shared__ uint32_t bad_ids;
   const RouteBits bits(args, shared);
   const auto experts = static_cast<int32_t>(args.count), thread = static_cast<int32_t>(threadIdx.x),
              threads = static_cast<int32_t>(blockDim.x);
+  int own[kPer];
+  bool bad[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) own[i] = local_expert(args, thread + i * threads, args.choices, bad[i]);
   if (thread == 0) bad_ids = 0;
-#pragma unroll 1
+#pragma unroll 4
   for (int32_t i = thread; i < args.words * experts; i += threads) bits.masks[i] = 0;
   __syncthreads();
-#pragma unroll 2
-  for (int32_t choice = thread; choice < args.choices; choice += threads) {
-    bool bad = false;
-    const int expert = local_expert(args, choice, args.choices, bad);
-    if (expert >= 0) atomicOr(bits.masks + choice / 32 * experts + expert, 1u << choice % 32);
-    if (bad) atomicAdd(&bad_ids, 1u);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int32_t choice = thread + i * threads;
+    if (own[i] >= 0) atomicOr(bits.masks + choice / 32 * experts + own[i], 1u << choice % 32);
+    if (bad[i]) atomicAdd(&bad_ids, 1u);
   }
   __syncthreads();
   const auto rows_of = [&](int64_t e) {
     int32_t rows = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int32_t word = 0; word < args.words; ++word) {
       const auto i = word * experts + static_cast<int32_t>(e);
       bits.before[i] = static_cast<uint16_t>(rows);
@@ -266,14 +272,14 @@ __device__ inline void route_by_bits(const RouteArgs& args, int32_t* shared) {
   };
   scan(args, &bad_ids, bits.keys, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
   __syncthreads();
-#pragma unroll 2
-  for (int32_t choice = thread; choice < args.choices; choice += threads) {
-    bool bad = false;
-    const int expert = local_expert(args, choice, args.choices, bad);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int32_t choice = thread + i * threads;
+    if (choice >= args.choices) continue;
     int32_t row = -1;
-    if (expert >= 0) {
-      const int32_t i = choice / 32 * experts + expert;
-      row = bits.starts[expert] + bits.before[i] + __popc(bits.masks[i] & ((1u << choice % 32) - 1));
+    if (own[i] >= 0) {
+      const int32_t at = choice / 32 * experts + own[i];
+      row = bits.starts[own[i]] + bits.before[at] + __popc(bits.masks[at] & ((1u << choice % 32) - 1));
       args.choice_of_row[row] = choice;
     }
     args.row_of_choice[choice] = row;
@@ -318,10 +324,52 @@ __device__ inline void route_few(const RouteArgs& args) {
   }
 }
 
+// How one block routes: by bits where the device has room for them; else as many warps as there are chunks and room for
+// their counters. Sets words and chunks.
+struct OneBlock {
+  static constexpr int64_t kCounterBytes = 40 * 1024, kMostWarps = 8;
+  static constexpr int kThreads = static_cast<int>(kMostWarps) * 32;  // at least, by bits
+  unsigned threads;
+  size_t shared_bytes;
+
+  explicit OneBlock(RouteArgs& args) {
+    const int64_t words = ceil_div(args.choices, 32);
+    const int64_t bit_bytes = RouteBits::bytes(words, args.count, args.widest_first);
+    if (bit_bytes <= static_cast<int64_t>(kSharedBytesOfAll) || bit_bytes <= most_shared_bytes()) {
+      args.words = static_cast<int32_t>(words);
+      args.chunks = 1;  // one number of bad ids
+      threads = kThreads;
+      shared_bytes = static_cast<size_t>(bit_bytes);
+      return;
+    }
+    const int64_t fitting = kCounterBytes / (args.count * static_cast<int64_t>(sizeof(int32_t)));
+    const int64_t useful = ceil_div(args.choices, 32);
+    const int64_t warps = std::max<int64_t>(1, std::min<int64_t>({kMostWarps, fitting, useful}));
+    args.chunk = ceil_div(ceil_div(args.choices, warps), 32) * 32;
+    args.chunks = static_cast<int32_t>(args.chunk == 0 ? 0 : ceil_div(args.choices, args.chunk));
+    threads = static_cast<unsigned>(warps * 32);
+    shared_bytes = static_cast<size_t>(warps * args.count) * sizeof(int32_t);
+    if (args.widest_first) shared_bytes += (static_cast<size_t>(args.count) + 1) * sizeof(TileKey);  // at even places
+  }
+
+ private:
+  // Of a block of the current device, besides what route's kernels declare.
+  static int64_t most_shared_bytes() {
+    int device = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes - 2048;
+  }
+};
+
 // The whole step by one block, a warp a chunk. counts: (chunks, E) shared.
 __device__ inline void route_by_one_block(const RouteArgs& args, int32_t* counts) {
   if (args.choices <= kFewChoices) return route_few(args);
-  if (args.words > 0) return route_by_bits(args, counts);
+  if (args.words > 0) {
+    constexpr int kFew = 4, kMost = static_cast<int>(kRouteOneBlock) / OneBlock::kThreads;
+    if (args.choices <= kFew * OneBlock::kThreads) return route_by_bits<kFew>(args, counts);
+    return route_by_bits<kMost>(args, counts);
+  }
   __shared__ uint32_t bad_ids[32];
   const int warp = static_cast<int>(threadIdx.x / 32);
   int32_t* const own = counts + warp * args.count;
@@ -357,34 +405,5 @@ inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
   args.cleared_count = tiling.cleared_count;
   return args;
 }
-
-// How one block routes: by bits where they fit; else as many warps as there are chunks and room for their counters.
-// Sets words and chunks.
-struct OneBlock {
-  static constexpr int64_t kBitBytes = 98 * 1024;  // every GPU since Ampere gives a block 99 KiB
-  static constexpr int64_t kCounterBytes = 40 * 1024, kMostWarps = 8;
-  unsigned threads;
-  size_t shared_bytes;
-
-  explicit OneBlock(RouteArgs& args) {
-    const int64_t words = ceil_div(args.choices, 32);
-    const int64_t bit_bytes = RouteBits::bytes(words, args.count, args.widest_first);
-    if (bit_bytes <= kBitBytes) {
-      args.words = static_cast<int32_t>(words);
-      args.chunks = 1;  // one number of bad ids
-      threads = static_cast<unsigned>(kMostWarps * 32);
-      shared_bytes = static_cast<size_t>(bit_bytes);
-      return;
-    }
-    const int64_t fitting = kCounterBytes / (args.count * static_cast<int64_t>(sizeof(int32_t)));
-    const int64_t useful = ceil_div(args.choices, 32);
-    const int64_t warps = std::max<int64_t>(1, std::min<int64_t>({kMostWarps, fitting, useful}));
-    args.chunk = ceil_div(ceil_div(args.choices, warps), 32) * 32;
-    args.chunks = static_cast<int32_t>(args.chunk == 0 ? 0 : ceil_div(args.choices, args.chunk));
-    threads = static_cast<unsigned>(warps * 32);
-    shared_bytes = static_cast<size_t>(warps * args.count) * sizeof(int32_t);
-    if (args.widest_first) shared_bytes += (static_cast<size_t>(args.count) + 1) * sizeof(TileKey);  // at even places
-  }
-};
 
 }  // namespace nvfp4_moe::cuda

@@ -46,16 +46,16 @@ __device__ void write_rows(const RowsOfTokens& to, int64_t token, const Read& re
 }
 
 __global__ void __launch_bounds__(kGatherThreads) sm90_gather_rows(const uint4* x, RowsOfTokens to) {
-  cuda::let_next_start();
   cuda::wait_for_previous();
+  cuda::let_next_start();  // gemm1 relies on route as soon as it starts
   write_rows(to, blockIdx.x, [&](int64_t piece) { return x[piece]; });
 }
 
 // round_lines, but for where the line goes.
 template <DType kType>
 __global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::LineArgs args, RowsOfTokens to) {
-  cuda::let_next_start();
   cuda::wait_for_previous();
+  cuda::let_next_start();  // gemm1 relies on route as soon as it starts
   const int64_t token = blockIdx.x;
   if (threadIdx.x == 0) args.out.nonfinite[token] = 0;
   uint32_t magnitude = 0;
@@ -94,8 +94,8 @@ struct OperandRows {
   }
 };
 __global__ void __launch_bounds__(cuda::kEightsThreads) sm90_quantize_into_rows(cuda::LineArgs args, RowsOfTokens to) {
-  cuda::let_next_start();
   cuda::wait_for_previous();
+  cuda::let_next_start();  // gemm1 relies on route as soon as it starts
   const OperandRows rows{to, blockIdx.x};
   if (!rows.any()) return cuda::expect_line(args, rows.token, false, cuda::Team::block());
   cuda::quantize_line_by_eights(args, rows.token, cuda::read_eight(args, rows.token, threadIdx.x), rows);
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(cuda::kEightsThreads) sm90_quantize_into_rows(
 // The same, a warp a token.
 __global__ void __launch_bounds__(cuda::kWarpLineThreads, 4)
     sm90_quantize_into_rows_by_warps(cuda::LineArgs args, int64_t tokens, RowsOfTokens to) {
-  cuda::let_next_start();
   cuda::wait_for_previous();
+  cuda::let_next_start();  // gemm1 relies on route as soon as it starts
   const OperandRows rows{to, (int64_t{blockIdx.x} * cuda::kWarpLineThreads + threadIdx.x) / 32};
   if (rows.token >= tokens) return;
   if (!rows.any()) return cuda::expect_line(args, rows.token, false, cuda::Team::warp());

@@ -126,8 +126,10 @@ void run_gemm1(const HostCall& call, const HostPart& part, bool in_walk) {
   const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   GemmArgs args = gemm_args(call, part, plan, plan.layout.gate_up, scratch);
+  // Whether a kernel lies between route and this one, which has waited for route.
+  args.routed = (kVariants[plan.variant].tensor_lines && !plan.shared) ||
+                (in_walk && (plan.shared || !cuda::routes_and_quantizes_at_once(call)));
   args.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset;
-  args.routed = false;
   const uint16_t* const x = nvfp4 ? scratch.common.hidden_operand : call.buffers.hidden.bf16;
   args.choice_of_row = part.choice_of_row;
   const auto fill = [&](auto epilogue) {

@@ -35,13 +35,15 @@ __device__ inline int64_t global_id(const ChoiceIds& args, int64_t choice) {
                        : __ldcg(static_cast<const int32_t*>(args.ids) + choice);
 }
 
-// The local expert of a choice, or -1: none, another rank's, or no expert at all.
-__device__ inline int local_expert(const ChoiceIds& args, int64_t choice, int64_t end, bool& bad) {
-  bad = false;
-  if (choice >= end) return -1;
-  const int64_t id = global_id(args, choice);
-  bad = id < -1 || id >= args.num_experts;
-  return !bad && id >= args.first && id < args.first + args.count ? static_cast<int>(id - args.first) : -1;
+// The local expert of an id, or -1: none, another rank's, or no expert at all, which bad counts.
+__device__ inline int local_expert(const ChoiceIds& args, int64_t id, uint32_t& bad) {
+  const bool no_expert = id < -1 || id >= args.num_experts;
+  bad += no_expert;
+  return !no_expert && id >= args.first && id < args.first + args.count ? static_cast<int>(id - args.first) : -1;
+}
+// The same of a choice below end; none beyond.
+__device__ inline int local_expert(const ChoiceIds& args, int64_t choice, int64_t end, uint32_t& bad) {
+  return choice < end ? local_expert(args, global_id(args, choice), bad) : -1;
 }
 
 // The tiles of one expert's rows, step each, from first_tile on.
@@ -57,7 +59,7 @@ inline constexpr int kFewChoices = 32;
 // Up to 32 choices, a lane each, routed by one warp: each lane knows its own, and the others' by asking all of them.
 struct FewChoices {
   int expert;     // of this lane's choice, or -1
-  bool bad;       // its id is no expert's
+  uint32_t bad = 0;  // 1: its id is no expert's
   unsigned same;  // lanes with the same expert
   bool first;     // of its expert: this lane lists its tiles
   int32_t tiles;  // of its expert where first, else 0

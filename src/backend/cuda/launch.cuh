@@ -52,13 +52,13 @@ inline constexpr size_t kSharedBytesOfAll = 48 * 1024;
 
 // The kernel in the stream; a launch that fails leaves its error for cudaGetLastError.
 template <auto kKernel, class... Args>
-void launch(dim3 blocks, unsigned threads, size_t shared_bytes, void* stream, const Args&... args) {
+void launch(dim3 blocks, dim3 threads, size_t shared_bytes, void* stream, const Args&... args) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
-  config.blockDim = dim3(threads);
+  config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &early;

@@ -14,21 +14,21 @@ namespace {
 // What becomes of a line.
 enum class LineWork { kRound, kQuantize, kQuantizeByEights };
 
-constexpr int threads_of(LineWork work) { return work == LineWork::kQuantizeByEights ? kEightsThreads : kLineThreads; }
-
-// 1024 threads a multiprocessor: without a number ptxas takes 48 registers and spills on some architectures.
+// Blocks of (threads of a line) x (as many of these as route wants); a line has the first of them.
 template <DType kType, LineWork kWork>
-__global__ void __launch_bounds__(threads_of(kWork), 1024 / threads_of(kWork))
+__global__ void __launch_bounds__(OneBlock::kManyThreads, 1)
     route_and_quantize_kernel(RouteArgs route, LineArgs lines, LineCounts* token_counts) {
-  extern __shared__ int32_t counts[];
+  extern __shared__ uint4 route_shared[];
   wait_for_previous();
   let_next_start();  // not before: sm90's gemm1 reads what the batch points at as soon as it starts
   if (blockIdx.x == 0) {
-    route_by_one_block(route, counts);
+    route_by_one_block(route, route_shared);
     return;
   }
+  if (threadIdx.y != 0) return;
   const int64_t token = blockIdx.x - 1;
-  bool has_row = route.shared_row_offsets != nullptr, bad = false;
+  bool has_row = route.shared_row_offsets != nullptr;
+  uint32_t bad = 0;
 #pragma unroll 1
   for (int64_t choice = token * route.top_k; choice < (token + 1) * route.top_k && !has_row; ++choice)
     has_row = local_expert(route, choice, route.choices, bad) >= 0;
@@ -51,8 +51,9 @@ void launch_prepare(const HostCall& call, RouteArgs route, const LineArgs& lines
   const OneBlock block(route);
   const auto blocks = static_cast<unsigned>(1 + call.batch.tokens);
   const auto launch_as = [&](auto work, unsigned threads) {
-    launch<route_and_quantize_kernel<kType, work.value>>(blocks, threads, block.shared_bytes, call.stream, route, lines,
-                                                         token_counts);
+    const unsigned of_route = std::max(1u, block.threads / threads);
+    launch<route_and_quantize_kernel<kType, work.value>>(blocks, dim3(threads, of_route), block.shared_bytes,
+                                                         call.stream, route, lines, token_counts);
   };
   if (call.weights.config->activation_format != ActivationFormat::kNvfp4)
     return launch_as(std::integral_constant<LineWork, LineWork::kRound>{}, kLineThreads);
@@ -70,7 +71,7 @@ bool routes_and_quantizes_at_once(const HostCall& call) {
 }
 
 void route_and_quantize(const HostCall& call, const Tiling& tiling) {
-  static_assert(OneBlock::kMostWarps * 32 <= kLineThreads);
+  static_assert(OneBlock::kFewThreads <= kLineThreads && OneBlock::kMostPer * OneBlock::kManyThreads / 2 >= kRouteOneBlock);
   const RouteArgs route = route_args(call, tiling);
   const LineArgs lines = hidden_lines(call);
   LineCounts* const counts =

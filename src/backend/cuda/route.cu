@@ -8,11 +8,11 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-__global__ void route_one_block(RouteArgs args) {
-  extern __shared__ int32_t counts[];  // (chunks, E)
+__global__ void __launch_bounds__(OneBlock::kManyThreads) route_one_block(RouteArgs args) {
+  extern __shared__ uint4 route_shared[];
   let_next_start();
   wait_for_previous();
-  route_by_one_block(args, counts);
+  route_by_one_block(args, route_shared);
 }
 
 // Warps of a block that counts or places a chunk.

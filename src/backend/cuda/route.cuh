@@ -31,10 +31,14 @@ namespace nvfp4_moe::cuda {
 inline constexpr int kLeastSortedRows = 32;
 inline constexpr int64_t kMostSortedExperts = 1024;
 
+// A thread's place in a block that routes, which route_and_quantize makes two-dimensional.
+__device__ inline int32_t thread_of_block() { return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); }
+__device__ inline int32_t threads_of_block() { return static_cast<int32_t>(blockDim.x * blockDim.y); }
+
 struct RouteArgs : ChoiceIds {
   int64_t chunk;  // choices of one chunk
   int32_t chunks;
-  int32_t words;  // of an expert's mask, a bit a choice; 0: one block sorts by chunks
+  int32_t segments;  // of 128 choices, of experts' masks, a bit a choice; 0: one block sorts by chunks
   RunStatus* status;
   int32_t* row_of_choice;  // (choices)
   int32_t* choice_of_row;  // (R)
@@ -57,7 +61,7 @@ __device__ void for_each_group(const RouteArgs& args, int64_t chunk, const Body&
   const int64_t begin = chunk * args.chunk, end = min(begin + args.chunk, args.choices);
 #pragma unroll 1
   for (int64_t group = begin; group < end; group += 32) {
-    bool bad = false;
+    uint32_t bad = 0;
     const int expert = local_expert(args, group + lane, end, bad);
     body(group + lane, expert, __match_any_sync(kAllLanes, expert), bad, end);
     __syncwarp();
@@ -71,7 +75,7 @@ __device__ inline unsigned count_chunk(const RouteArgs& args, int64_t chunk, int
   for (int64_t e = lane; e < args.count; e += 32) counts[e] = 0;
   __syncwarp();
   unsigned bad_ids = 0;
-  for_each_group(args, chunk, [&](int64_t, int expert, unsigned same, bool bad, int64_t) {
+  for_each_group(args, chunk, [&](int64_t, int expert, unsigned same, uint32_t bad, int64_t) {
     bad_ids += bad;
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] += __popc(same);
   });
@@ -81,7 +85,7 @@ __device__ inline unsigned count_chunk(const RouteArgs& args, int64_t chunk, int
 // row_of_choice and choice_of_row of the chunk; counts (E) are the next row of each expert. One warp.
 __device__ inline void place_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for_each_group(args, chunk, [&](int64_t choice, int expert, unsigned same, bool, int64_t end) {
+  for_each_group(args, chunk, [&](int64_t choice, int expert, unsigned same, uint32_t, int64_t end) {
     const int32_t base = expert >= 0 ? counts[expert] : 0;
     __syncwarp();
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] = base + __popc(same);
@@ -98,8 +102,7 @@ struct Sums {
 
 // Exclusive sums over the block's threads; total is that of all. warp_sums: (32) shared.
 __device__ inline Sums block_exclusive(Sums own, Sums* warp_sums, Sums& total) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int warps = static_cast<int>(blockDim.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = thread_of_block() / 32, warps = threads_of_block() / 32;
   Sums sum = own;
 #pragma unroll 1
   for (int step = 1; step < 32; step *= 2) {
@@ -139,15 +142,16 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
 }
 
 // row_offsets, tiles and the rest that is no choice's own. rows_of(e) once an expert, then start_at(e, its first row).
-// bad_ids (chunks). One block. keys: (E) shared, under widest_first.
+// bad_ids (chunks). One block. keys: (E) shared, under widest_first. Returns the rows of all.
 template <class RowsOf, class StartAt>
-__device__ void scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
+__device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
                      const StartAt& start_at) {
   __shared__ Sums warp_sums[32];
+  const int32_t thread = thread_of_block(), threads = threads_of_block();
   Sums before;
 #pragma unroll 1
-  for (int64_t first = 0; first < args.count; first += blockDim.x) {
-    const int64_t e = first + threadIdx.x;
+  for (int64_t first = 0; first < args.count; first += threads) {
+    const int64_t e = first + thread;
     Sums own;
     if (e < args.count) own.rows = rows_of(e);
     own.tiles = own.rows <= args.rows_of_tile ? own.rows != 0 : (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
@@ -168,10 +172,10 @@ __device__ void scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* ke
     before.tiles += total.tiles;
   }
   if (args.widest_first) {
-    if (threadIdx.x == 0) args.row_offsets[args.count] = before.rows;
+    if (thread == 0) args.row_offsets[args.count] = before.rows;
     __syncthreads();
 #pragma unroll 1
-    for (auto e = static_cast<int32_t>(threadIdx.x); e < args.count; e += static_cast<int32_t>(blockDim.x)) {
+    for (int32_t e = thread; e < args.count; e += threads) {
       const auto first_row = static_cast<int32_t>(args.row_offsets[e]);
       const int32_t rows = static_cast<int32_t>(args.row_offsets[e + 1]) - first_row;
       const TileKey key = keys[e];
@@ -180,14 +184,13 @@ __device__ void scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* ke
     }
   }
 #pragma unroll 1
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < args.cleared_count; i += static_cast<int32_t>(blockDim.x))
-    args.cleared[i] = 0;
-  if (threadIdx.x >= 32) return;
+  for (int32_t i = thread; i < args.cleared_count; i += threads) args.cleared[i] = 0;
+  if (thread >= 32) return before.rows;
   uint32_t own_bad_ids = 0;
-  for (auto chunk = static_cast<int32_t>(threadIdx.x); chunk < args.chunks; chunk += 32) own_bad_ids += bad_ids[chunk];
+  for (int32_t chunk = thread; chunk < args.chunks; chunk += 32) own_bad_ids += bad_ids[chunk];
   RunStatus status;
   status.bad_expert_ids = __reduce_add_sync(kAllLanes, own_bad_ids);
-  if (threadIdx.x != 0) return;
+  if (thread != 0) return before.rows;
   *args.status = status;
   args.row_offsets[args.count] = before.rows;
   *args.tile_count = before.tiles;
@@ -195,6 +198,7 @@ __device__ void scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* ke
     args.shared_row_offsets[0] = 0;
     args.shared_row_offsets[1] = args.tokens;
   }
+  return before.rows;
 }
 
 // counts (chunks, E): rows in the chunk -> first row of the expert in the chunk. One block.
@@ -221,79 +225,110 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
   });
 }
 
-// The whole step by one block. masks (words, E): the choices of each expert as bits, so that a row's place among its
-// expert's is a count of bits; starts (E): first rows; before (words, E): the expert's rows of earlier words; keys (E)
-// under widest_first.
+// The whole step by one block. masks (segments, E): the choices of each expert as bits, 128 at a time, so that a row's
+// place among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments; starts (E):
+// first rows; keys (E) under widest_first; order (choices): choice_of_row, to be written as a whole.
 struct RouteBits {
+  static constexpr int kSegment = 128;
+  uint4* masks;
   TileKey* keys;
-  uint32_t* masks;
   int32_t* starts;
-  uint16_t* before;
-  static constexpr int64_t bytes(int64_t words, int64_t experts, bool widest_first) {
-    return (words * 6 + 4 + (widest_first ? static_cast<int64_t>(sizeof(TileKey)) : 0)) * experts;
+  uint16_t *before, *order;
+  static constexpr int64_t bytes(int64_t choices, int64_t experts, bool widest_first) {
+    return (ceil_div(choices, kSegment) * 18 + (widest_first ? static_cast<int64_t>(sizeof(TileKey)) : 0) + 4) * experts +
+           choices * 2;
   }
-  __device__ RouteBits(const RouteArgs& args, int32_t* shared)
-      : keys(reinterpret_cast<TileKey*>(shared)),
-        masks(reinterpret_cast<uint32_t*>(keys + (args.widest_first ? args.count : 0))),
-        starts(reinterpret_cast<int32_t*>(masks + args.words * args.count)),
-        before(reinterpret_cast<uint16_t*>(starts + args.count)) {}
+  __device__ RouteBits(const RouteArgs& args, void* shared)
+      : masks(static_cast<uint4*>(shared)),
+        keys(reinterpret_cast<TileKey*>(masks + args.segments * args.count)),
+        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first ? args.count : 0))),
+        before(reinterpret_cast<uint16_t*>(starts + args.count)),
+        order(before + args.segments * args.count) {}
 };
-// kPer: choices of a thread, at most. Their ids are read at once, and only once.
+
+// The local experts of a thread's choices, or -1; the ids are on their way at once. bad: counts those of no expert.
 template <int kPer>
-__device__ void route_by_bits(const RouteArgs& args, int32_t* shared) {
+__device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32_t& bad) {
+  int64_t ids[kPer];
+  const int64_t first = thread_of_block(), step = threads_of_block();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) ids[i] = first + i * step < args.choices ? global_id(args, first + i * step) : -1;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) experts[i] = local_expert(args, ids[i], bad);
+}
+
+// kPer: choices of a thread, at most.
+template <int kPer>
+__device__ void route_by_bits(const RouteArgs& args, void* shared) {
   __shared__ uint32_t bad_ids;
   const RouteBits bits(args, shared);
-  const auto experts = static_cast<int32_t>(args.count), thread = static_cast<int32_t>(threadIdx.x),
-             threads = static_cast<int32_t>(blockDim.x);
-  int own[kPer];
-  bool bad[kPer];
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) own[i] = local_expert(args, thread + i * threads, args.choices, bad[i]);
+  const auto count = static_cast<int32_t>(args.count);
+  const int32_t thread = thread_of_block(), threads = threads_of_block(), masks = args.segments * count;
+  int experts[kPer];
+  uint32_t bad = 0;
+  read_experts(args, experts, bad);
   if (thread == 0) bad_ids = 0;
-#pragma unroll 4
-  for (int32_t i = thread; i < args.words * experts; i += threads) bits.masks[i] = 0;
+#pragma unroll 1
+  for (int32_t i = thread; i < masks; i += threads) bits.masks[i] = uint4{};
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int32_t choice = thread + i * threads;
-    if (own[i] >= 0) atomicOr(bits.masks + choice / 32 * experts + own[i], 1u << choice % 32);
-    if (bad[i]) atomicAdd(&bad_ids, 1u);
+    if (experts[i] < 0) continue;
+    auto* const words = reinterpret_cast<uint32_t*>(bits.masks + choice / RouteBits::kSegment * count + experts[i]);
+    atomicOr(words + choice / 32 % 4, 1u << choice % 32);
+  }
+  if (bad != 0) atomicAdd(&bad_ids, bad);
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t i = thread; i < masks; i += threads) {
+    const uint4 mask = bits.masks[i];
+    bits.before[i] = static_cast<uint16_t>(__popc(mask.x) + __popc(mask.y) + __popc(mask.z) + __popc(mask.w));
   }
   __syncthreads();
   const auto rows_of = [&](int64_t e) {
     int32_t rows = 0;
 #pragma unroll 8
-    for (int32_t word = 0; word < args.words; ++word) {
-      const auto i = word * experts + static_cast<int32_t>(e);
-      bits.before[i] = static_cast<uint16_t>(rows);
-      rows += __popc(bits.masks[i]);
+    for (int32_t segment = 0; segment < args.segments; ++segment) {
+      uint16_t& own = bits.before[segment * count + e];
+      const int32_t here = own;
+      own = static_cast<uint16_t>(rows);
+      rows += here;
     }
     return rows;
   };
-  scan(args, &bad_ids, bits.keys, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
+  const int32_t rows =
+      scan(args, &bad_ids, bits.keys, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int32_t choice = thread + i * threads;
     if (choice >= args.choices) continue;
     int32_t row = -1;
-    if (own[i] >= 0) {
-      const int32_t at = choice / 32 * experts + own[i];
-      row = bits.starts[own[i]] + bits.before[at] + __popc(bits.masks[at] & ((1u << choice % 32) - 1));
-      args.choice_of_row[row] = choice;
+    if (experts[i] >= 0) {
+      const int32_t at = choice / RouteBits::kSegment * count + experts[i], word = choice / 32 % 4;
+      const uint4 mask = bits.masks[at];
+      const uint32_t own = (1u << choice % 32) - 1;  // of the choice's own word
+      row = bits.starts[experts[i]] + bits.before[at] + __popc(mask.x & (word > 0 ? ~0u : own)) +
+            __popc(mask.y & (word > 1 ? ~0u : word == 1 ? own : 0)) +
+            __popc(mask.z & (word > 2 ? ~0u : word == 2 ? own : 0)) + __popc(mask.w & (word == 3 ? own : 0));
+      bits.order[row] = static_cast<uint16_t>(choice);
     }
     args.row_of_choice[choice] = row;
   }
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t row = thread; row < rows; row += threads) args.choice_of_row[row] = bits.order[row];
 }
 
 // The whole step by one block, for up to 32 choices. Every warp does the same; experts are shared out over threads.
 __device__ inline void route_few(const RouteArgs& args) {
   const FewChoices own(args, args.rows_of_tile);
   const int lane = FewChoices::lane();
-  const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, own.bad)));
+  const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, own.bad != 0)));
   const int32_t all_rows = own.all_rows();
 #pragma unroll 1
-  for (int64_t e = threadIdx.x; e < (args.count + 31) / 32 * 32; e += blockDim.x) {
+  for (int64_t e = thread_of_block(); e < (args.count + 31) / 32 * 32; e += threads_of_block()) {
     int32_t before = 0;
 #pragma unroll 4
     for (int other = 0; other < static_cast<int>(args.choices); ++other) {
@@ -303,9 +338,8 @@ __device__ inline void route_few(const RouteArgs& args) {
     if (e < args.count) args.row_offsets[e] = before;
   }
 #pragma unroll 1
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < args.cleared_count; i += static_cast<int32_t>(blockDim.x))
-    args.cleared[i] = 0;
-  if (threadIdx.x >= 32) return;
+  for (int32_t i = thread_of_block(); i < args.cleared_count; i += threads_of_block()) args.cleared[i] = 0;
+  if (thread_of_block() >= 32) return;
   if (lane < args.choices) {
     const int32_t row = own.row();
     args.row_of_choice[lane] = row;
@@ -325,20 +359,20 @@ __device__ inline void route_few(const RouteArgs& args) {
 }
 
 // How one block routes: by bits where the device has room for them; else as many warps as there are chunks and room for
-// their counters. Sets words and chunks.
+// their counters. Sets segments and chunks.
 struct OneBlock {
   static constexpr int64_t kCounterBytes = 40 * 1024, kMostWarps = 8;
-  static constexpr int kThreads = static_cast<int>(kMostWarps) * 32;  // at least, by bits
-  unsigned threads;
+  static constexpr int kFewThreads = 256, kManyThreads = 1024;
+  static constexpr int kMostPer = 8;  // choices of a thread by bits
+  unsigned threads;                   // by bits at least, if that makes kMostPer
   size_t shared_bytes;
 
   explicit OneBlock(RouteArgs& args) {
-    const int64_t words = ceil_div(args.choices, 32);
-    const int64_t bit_bytes = RouteBits::bytes(words, args.count, args.widest_first);
+    const int64_t bit_bytes = RouteBits::bytes(args.choices, args.count, args.widest_first);
     if (bit_bytes <= static_cast<int64_t>(kSharedBytesOfAll) || bit_bytes <= most_shared_bytes()) {
-      args.words = static_cast<int32_t>(words);
+      args.segments = static_cast<int32_t>(ceil_div(args.choices, RouteBits::kSegment));
       args.chunks = 1;  // one number of bad ids
-      threads = kThreads;
+      threads = args.choices <= kFewThreads ? kFewThreads : kManyThreads;
       shared_bytes = static_cast<size_t>(bit_bytes);
       return;
     }
@@ -362,16 +396,15 @@ struct OneBlock {
   }
 };
 
-// The whole step by one block, a warp a chunk. counts: (chunks, E) shared.
-__device__ inline void route_by_one_block(const RouteArgs& args, int32_t* counts) {
+// The whole step by one block, a warp a chunk. shared: of OneBlock's bytes, at a multiple of 16.
+__device__ inline void route_by_one_block(const RouteArgs& args, void* shared) {
   if (args.choices <= kFewChoices) return route_few(args);
-  if (args.words > 0) {
-    constexpr int kFew = 4, kMost = static_cast<int>(kRouteOneBlock) / OneBlock::kThreads;
-    if (args.choices <= kFew * OneBlock::kThreads) return route_by_bits<kFew>(args, counts);
-    return route_by_bits<kMost>(args, counts);
-  }
+  if (args.segments > 0)
+    return args.choices <= threads_of_block() ? route_by_bits<1>(args, shared)
+                                              : route_by_bits<OneBlock::kMostPer>(args, shared);
   __shared__ uint32_t bad_ids[32];
-  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int warp = thread_of_block() / 32;
+  auto* const counts = static_cast<int32_t*>(shared);  // (chunks, E)
   int32_t* const own = counts + warp * args.count;
   if (warp < args.chunks) bad_ids[warp] = count_chunk(args, warp, own);
   __syncthreads();

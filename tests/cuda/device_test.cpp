@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -53,6 +54,8 @@ class CudaDevice : public test::BackendTest {
                            layer_limits(data.config, data.spec.tokens)),
               "");
   }
+  // route alone, against the reference's.
+  void expect_routed_in_order(const Case& spec);
 };
 
 // hidden, ids, router weights and what another seed gives; ids of the last tokens -1.
@@ -116,24 +119,68 @@ TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
     test::HostRun walk(*GetParam(), *data), stepwise(*GetParam(), *data);
     ASSERT_TRUE(walk.ok() && stepwise.ok());
     const std::vector<uint8_t> expected = walk.run(*data);
-    std::vector<uint8_t> out(data->out_bytes());
-    const Batch placed = stepwise.place(data->batch(out.data()));
-    const HostCall call = stepwise.call(placed, serial_executor());
-    const HostSteps& steps = *GetParam()->steps;
-    steps.route(call);
-    steps.quantize(call);
-    for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
-      if (part->experts == 0) continue;
-      steps.gemm1_swiglu(call, *part);
-      steps.requantize(call, *part);
-      steps.gemm2(call, *part);
-    }
-    steps.combine(call);
-    stepwise.fetch(placed, out.data());
+    const std::vector<uint8_t> out = stepwise.run_steps(*data);
     EXPECT_EQ(same(*data, expected, out), "");
     EXPECT_EQ(std::memcmp(walk.buffers().status, stepwise.buffers().status, sizeof(RunStatus)), 0);
     if (HasFailure()) return;
   }
+}
+
+// What a run's first kernels read, the run before has only just written: a kernel that looked at the batch too early would
+// see what was there before. Pairs of runs, the first's out the second's hidden, without a wait and with one after each.
+TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
+  constexpr size_t kBatches = 8, kPairs = 64;
+  for (const char* choice : {"w4a16/", "w4a4/", "w4a16_shared/"})
+    for (int64_t tokens : {1, 3, 16, 40, 600}) {
+      Case spec = shaped(choice, 12, 2, 512, 256, tokens);
+      SCOPED_TRACE(spec.name + " " + std::to_string(tokens));
+      const auto data = make_case(spec);
+      ASSERT_OK(data);
+      test::HostRun run(*GetParam(), *data);
+      ASSERT_TRUE(run.ok());
+      std::vector<uint8_t> out(data->out_bytes());
+      Batch first = run.place(data->batch(out.data()));
+      const size_t line_bytes = data->hidden.size(), id_bytes = data->topk_ids.size();
+      ASSERT_EQ(line_bytes, data->out_bytes());
+      std::vector<uint8_t> script;  // hidden and ids of each batch
+      for (size_t i = 0; i < kBatches; ++i) {
+        spec.seed = i + 1;
+        const auto other = make_case(spec);
+        ASSERT_OK(other);
+        script.insert(script.end(), other->hidden.begin(), other->hidden.end());
+        script.insert(script.end(), other->topk_ids.begin(), other->topk_ids.end());
+        script.resize((script.size() + 255) / 256 * 256);
+      }
+      auto source = GetParam()->allocate(script.size(), 0), outs = GetParam()->allocate((kPairs + 1) * line_bytes, 0);
+      ASSERT_OK(source);
+      ASSERT_OK(outs);
+      ASSERT_CUDA(cudaMemcpy(source->data(), script.data(), script.size(), cudaMemcpyHostToDevice));
+      auto* const ids = const_cast<void*>(first.topk_ids);
+      Batch second = first;
+      first.out = outs->data() + kPairs * line_bytes;
+      second.hidden = first.out;
+      const auto run_pairs = [&](bool wait) {
+        std::vector<uint8_t> results(kPairs * line_bytes);
+        for (size_t pair = 0; pair < kPairs; ++pair) {
+          const std::byte* const from = source->data() + pair % kBatches * (script.size() / kBatches);
+          EXPECT_EQ(cudaSuccess, cudaMemcpyAsync(ids, from + line_bytes, id_bytes, cudaMemcpyDeviceToDevice, nullptr));
+          first.hidden = from;
+          second.out = outs->data() + pair * line_bytes;
+          for (const Batch* batch : {&first, &second}) {
+            EXPECT_OK(run.run_into(*batch, serial_executor()));
+            if (wait) EXPECT_EQ(cudaSuccess, cudaDeviceSynchronize());
+          }
+        }
+        EXPECT_EQ(cudaSuccess, cudaMemcpy(results.data(), outs->data(), results.size(), cudaMemcpyDeviceToHost));
+        return results;
+      };
+      const std::vector<uint8_t> expected = run_pairs(true);
+      EXPECT_EQ(same(*data, expected, run_pairs(false)), "");
+      const std::vector<float> values = test::to_floats(expected, spec.out_dtype);
+      const auto ordinary = std::count_if(values.begin(), values.end(), [](float v) { return std::isnormal(v); });
+      EXPECT_GT(ordinary, static_cast<std::ptrdiff_t>(values.size() / 2));
+      if (HasFailure()) return;
+    }
 }
 
 TEST_P(CudaDevice, TwoHundredRepeatsGiveTheSameBits) {
@@ -179,31 +226,45 @@ TEST_P(CudaDevice, RandomShapesAgreeWithTheCpu) {
   }
 }
 
-// More choices than one block of route takes, on both sides of the limit, and ranges of experts.
+void CudaDevice::expect_routed_in_order(const Case& spec) {
+  const auto data = make_case(spec);
+  ASSERT_OK(data);
+  test::HostRun expected(kReferenceBackend, *data), actual(*GetParam(), *data);
+  ASSERT_TRUE(expected.ok() && actual.ok());
+  std::vector<uint8_t> out(data->out_bytes());
+  const Batch host = data->batch(out.data()), device = actual.place(host);
+  kReferenceBackend.steps->route(expected.call(host, serial_executor()));
+  GetParam()->steps->route(actual.call(device, serial_executor()));
+  actual.fetch(device, out.data());
+  const HostBuffers &e = expected.buffers(), &a = actual.buffers();
+  const int64_t experts = spec.range.count, rows = e.routed.row_offsets[experts];
+  EXPECT_TRUE(std::equal(e.row_of_choice, e.row_of_choice + spec.tokens * 8, a.row_of_choice));
+  EXPECT_TRUE(std::equal(e.routed.row_offsets, e.routed.row_offsets + experts + 1, a.routed.row_offsets));
+  EXPECT_TRUE(std::equal(e.routed.choice_of_row, e.routed.choice_of_row + rows, a.routed.choice_of_row));
+  EXPECT_EQ(e.status->bad_expert_ids, a.status->bad_expert_ids);
+  EXPECT_EQ(actual.broken_guard(), -1);
+}
+
+// Every way of routing: one warp, one block, several, on both sides of their limits; masks of experts that fit in shared
+// memory and such that do not; ranges of experts.
 TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
-  for (Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kBadIds, Routing::kDuplicates})
-    for (int64_t tokens : {511, 512, 513, 4000}) {
-      Case spec = shaped("w4a16/", 300, 8, 16, 16, tokens);
-      spec.routing = routing;
-      spec.range = routing == Routing::kZipf ? ExpertRange{0, 300} : ExpertRange{20, 257};
-      SCOPED_TRACE(std::string(to_string(routing)) + " " + std::to_string(tokens));
-      const auto data = make_case(spec);
-      ASSERT_OK(data);
-      test::HostRun expected(kReferenceBackend, *data), actual(*GetParam(), *data);
-      ASSERT_TRUE(expected.ok() && actual.ok());
-      std::vector<uint8_t> out(data->out_bytes());
-      const Batch host = data->batch(out.data()), device = actual.place(host);
-      kReferenceBackend.steps->route(expected.call(host, serial_executor()));
-      GetParam()->steps->route(actual.call(device, serial_executor()));
-      actual.fetch(device, out.data());
-      const HostBuffers &e = expected.buffers(), &a = actual.buffers();
-      const int64_t rows = e.routed.row_offsets[spec.range.count];
-      EXPECT_TRUE(std::equal(e.row_of_choice, e.row_of_choice + tokens * 8, a.row_of_choice));
-      EXPECT_TRUE(std::equal(e.routed.row_offsets, e.routed.row_offsets + spec.range.count + 1, a.routed.row_offsets));
-      EXPECT_TRUE(std::equal(e.routed.choice_of_row, e.routed.choice_of_row + rows, a.routed.choice_of_row));
-      EXPECT_EQ(e.status->bad_expert_ids, a.status->bad_expert_ids);
-      EXPECT_EQ(actual.broken_guard(), -1);
-    }
+  struct Experts {
+    int64_t count;
+    ExpertRange range;
+  };
+  for (const Experts& experts : {Experts{9, {0, 9}}, Experts{300, {0, 300}}, Experts{300, {20, 257}},
+                                 Experts{2100, {7, 2000}}})
+    for (Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kBadIds, Routing::kDuplicates})
+      for (int64_t tokens : {4, 5, 33, 65, 511, 512, 513, 4000, 8200}) {
+        if (tokens > 4000 && (experts.count != 300 || routing != Routing::kBadIds)) continue;
+        Case spec = shaped("w4a16/", experts.count, 8, 16, 16, tokens);
+        spec.routing = routing;
+        spec.range = experts.range;
+        SCOPED_TRACE(std::string(to_string(routing)) + " " + std::to_string(tokens) + " tokens, " +
+                     std::to_string(experts.range.count) + " experts");
+        expect_routed_in_order(spec);
+        if (HasFailure()) return;
+      }
 }
 
 // Codes under a scale of 0 count for nothing and still come back.

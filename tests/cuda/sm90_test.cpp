@@ -215,25 +215,6 @@ TEST_F(Sm90SmallLayer, TensorCopiesAgreeWithThePlainKernels) {
     }
 }
 
-// The walk's steps, one after the other, as anyone may call them.
-std::vector<uint8_t> run_steps(test::HostRun& parts, const CaseData& data) {
-  std::vector<uint8_t> out(data.out_bytes());
-  const Batch batch = parts.place(data.batch(out.data()));
-  const HostCall call = parts.call(batch, serial_executor());
-  const HostSteps& steps = *kSm90Backend.steps;
-  steps.route(call);
-  steps.quantize(call);
-  for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
-    if (part->experts == 0) continue;
-    steps.gemm1_swiglu(call, *part);
-    steps.requantize(call, *part);
-    steps.gemm2(call, *part);
-  }
-  steps.combine(call);
-  parts.fetch(batch, out.data());
-  return out;
-}
-
 // A run takes kernels together and leaves codes out; its bits and counts are those of the steps.
 void Sm90Layer::expect_run_is_its_steps(int64_t tokens, IntermediateScale scale, DataKind values) {
   SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(scale) << ", " << to_string(values));
@@ -248,7 +229,7 @@ void Sm90Layer::expect_run_is_its_steps(int64_t tokens, IntermediateScale scale,
   ASSERT_OK(data);
   test::HostRun whole(kSm90Backend, *data), parts(kSm90Backend, *data);
   ASSERT_TRUE(whole.ok() && parts.ok());
-  const std::vector<uint8_t> out = run_steps(parts, *data);
+  const std::vector<uint8_t> out = parts.run_steps(*data);
   EXPECT_EQ(test::difference(out, whole.run(*data), small.out_dtype, small.options.hidden_size), "");
   EXPECT_EQ(std::memcmp(whole.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
   EXPECT_EQ(whole.broken_guard(), -1);
@@ -278,7 +259,7 @@ TEST_F(Sm90SmallLayer, ManyLinesAreQuantizedByWarps) {
     test::HostRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
     ASSERT_TRUE(own.ok() && parts.ok() && host.ok());
     const std::vector<uint8_t> bytes = own.run(*data);
-    EXPECT_EQ(test::difference(run_steps(parts, *data), bytes, spec.out_dtype, spec.options.hidden_size), "");
+    EXPECT_EQ(test::difference(parts.run_steps(*data), bytes, spec.out_dtype, spec.options.hidden_size), "");
     EXPECT_EQ(std::memcmp(own.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
     EXPECT_EQ(own.broken_guard(), -1);
     const auto expected = test::to_floats(host.run(*data), spec.out_dtype),

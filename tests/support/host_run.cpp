@@ -146,6 +146,24 @@ std::vector<uint8_t> HostRun::run(const CaseData& data, Executor* executor) {
   return out;
 }
 
+std::vector<uint8_t> HostRun::run_steps(const CaseData& data) {
+  std::vector<uint8_t> out(data.out_bytes(), static_cast<uint8_t>(kPoison));
+  const Batch batch = place(data.batch(out.data()));
+  const HostCall walk = call(batch, serial_executor());
+  const HostSteps& steps = *backend_->steps;
+  steps.route(walk);
+  steps.quantize(walk);
+  for (const HostPart* part : {&walk.buffers.routed, &walk.buffers.shared}) {
+    if (part->experts == 0) continue;
+    steps.gemm1_swiglu(walk, *part);
+    steps.requantize(walk, *part);
+    steps.gemm2(walk, *part);
+  }
+  steps.combine(walk);
+  fetch(batch, out.data());
+  return out;
+}
+
 Status HostRun::run_into(const Batch& batch, Executor& executor, void* stream) const {
   std::byte* const base = backend_->memory == nullptr ? base_ : device_base_;
   NVFP4_MOE_ASSIGN(const Workspace workspace, Workspace::make(base, plan_.workspace.total_bytes(), plan_.workspace));

@@ -35,6 +35,8 @@ class HostRun {
   void poison();
   // Runs the layer; returns out's bytes, which are poisoned before. Executor: serial unless given.
   std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr);
+  // The same by the backend's steps, one after the other.
+  std::vector<uint8_t> run_steps(const CaseData& data);
   // The run alone, into batch.out, of a batch that place has given. On a device it has not finished then.
   Status run_into(const Batch& batch, Executor& executor, void* stream = nullptr) const;
 

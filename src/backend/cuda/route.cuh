@@ -1,16 +1,16 @@
 // route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work through.
 //
 // topk_ids (T, k) -> row_of_choice (T k), choice_of_row (R), row_offsets (E + 1), tiles; clears the run's status. A
-// stable counting sort over chunks of choices, a warp each:
+// stable counting sort:
 //
-//   count   rows of each expert in every chunk                          chunk_counts (chunks, E)
-//   scan    row_offsets over the experts; chunk_counts become the first row of an expert in a chunk
+//   count   rows of each expert in every chunk of choices               chunk_counts (chunks, E)
+//   scan    row_offsets over the experts, tiles; the first row of an expert in a chunk
 //   place   a choice's row = that + the earlier choices of its expert in the chunk
 //
-// Few choices one block sorts as bits of their experts' masks. Up to kRouteOneBlock choices one block does all three
-// with its counters in shared memory; above, a kernel each, where a chunk is a block's, a part of it each warp's. Only
-// the warp that owns a chunk or a part writes its counters, so there is no atomic on them and the order is that of the
-// choices.
+// Up to 32 choices one warp sorts by asking all lanes. Else the earlier choices are a count of bits: an expert's choices
+// are a mask in shared memory. Up to kRouteOneBlock choices are one block's; above, a block has a chunk of them
+// (route.cu). Where experts' masks do not fit, a warp each sorts a part with counters of its own, so that there is no
+// atomic on them and the order is that of the choices.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -246,6 +246,22 @@ struct RouteBits {
         order(before + args.segments * args.count) {}
 };
 
+__device__ inline int32_t count_bits(const uint4& mask) {
+  return __popc(mask.x) + __popc(mask.y) + __popc(mask.z) + __popc(mask.w);
+}
+// Of the bits of a segment's mask, those of choices before this one.
+__device__ inline int32_t count_bits_before(const uint4& mask, int32_t choice) {
+  const int32_t word = choice / 32 % 4;
+  const uint32_t own = (1u << choice % 32) - 1;  // of the choice's own word
+  return __popc(mask.x & (word > 0 ? ~0u : own)) + __popc(mask.y & (word > 1 ? ~0u : word == 1 ? own : 0)) +
+         __popc(mask.z & (word > 2 ? ~0u : word == 2 ? own : 0)) + __popc(mask.w & (word == 3 ? own : 0));
+}
+// masks (segments, E) in shared memory.
+__device__ inline void set_bit(uint4* masks, int32_t experts, int32_t choice, int expert) {
+  auto* const words = reinterpret_cast<uint32_t*>(masks + choice / RouteBits::kSegment * experts + expert);
+  atomicOr(words + choice / 32 % 4, 1u << choice % 32);
+}
+
 // The local experts of a thread's choices, or -1; the ids are on their way at once. bad: counts those of no expert.
 template <int kPer>
 __device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32_t& bad) {
@@ -274,17 +290,12 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int32_t choice = thread + i * threads;
-    if (experts[i] < 0) continue;
-    auto* const words = reinterpret_cast<uint32_t*>(bits.masks + choice / RouteBits::kSegment * count + experts[i]);
-    atomicOr(words + choice / 32 % 4, 1u << choice % 32);
+    if (experts[i] >= 0) set_bit(bits.masks, count, choice, experts[i]);
   }
   if (bad != 0) atomicAdd(&bad_ids, bad);
   __syncthreads();
 #pragma unroll 1
-  for (int32_t i = thread; i < masks; i += threads) {
-    const uint4 mask = bits.masks[i];
-    bits.before[i] = static_cast<uint16_t>(__popc(mask.x) + __popc(mask.y) + __popc(mask.z) + __popc(mask.w));
-  }
+  for (int32_t i = thread; i < masks; i += threads) bits.before[i] = static_cast<uint16_t>(count_bits(bits.masks[i]));
   __syncthreads();
   const auto rows_of = [&](int64_t e) {
     int32_t rows = 0;
@@ -306,12 +317,8 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
     if (choice >= args.choices) continue;
     int32_t row = -1;
     if (experts[i] >= 0) {
-      const int32_t at = choice / RouteBits::kSegment * count + experts[i], word = choice / 32 % 4;
-      const uint4 mask = bits.masks[at];
-      const uint32_t own = (1u << choice % 32) - 1;  // of the choice's own word
-      row = bits.starts[experts[i]] + bits.before[at] + __popc(mask.x & (word > 0 ? ~0u : own)) +
-            __popc(mask.y & (word > 1 ? ~0u : word == 1 ? own : 0)) +
-            __popc(mask.z & (word > 2 ? ~0u : word == 2 ? own : 0)) + __popc(mask.w & (word == 3 ? own : 0));
+      const int32_t at = choice / RouteBits::kSegment * count + experts[i];
+      row = bits.starts[experts[i]] + bits.before[at] + count_bits_before(bits.masks[at], choice);
       bits.order[row] = static_cast<uint16_t>(choice);
     }
     args.row_of_choice[choice] = row;
@@ -372,7 +379,7 @@ struct OneBlock {
     if (bit_bytes <= static_cast<int64_t>(kSharedBytesOfAll) || bit_bytes <= most_shared_bytes()) {
       args.segments = static_cast<int32_t>(ceil_div(args.choices, RouteBits::kSegment));
       args.chunks = 1;  // one number of bad ids
-      threads = args.choices <= kFewThreads ? kFewThreads : kManyThreads;
+      threads = args.choices <= 2 * kFewThreads ? kFewThreads : kManyThreads;
       shared_bytes = static_cast<size_t>(bit_bytes);
       return;
     }
@@ -386,7 +393,6 @@ struct OneBlock {
     if (args.widest_first) shared_bytes += (static_cast<size_t>(args.count) + 1) * sizeof(TileKey);  // at even places
   }
 
- private:
   // Of a block of the current device, besides what route's kernels declare.
   static int64_t most_shared_bytes() {
     int device = 0, bytes = 0;

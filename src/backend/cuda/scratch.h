@@ -44,8 +44,8 @@ inline int64_t tile_bound(int64_t rows, int64_t experts, int rows_of_tile) {
   return std::min(rows, rows / rows_of_tile + experts);
 }
 
-// Choices that one warp of route sorts after counting; more warps, more counters.
-inline constexpr int64_t kRouteChunk = 1024;
+// Choices that one block of route counts and places, where there are more than one block takes.
+inline constexpr int kRouteChunk = 1024;
 // Up to so many choices are routed by one thread block.
 inline constexpr int64_t kRouteOneBlock = 4096;
 

@@ -168,7 +168,9 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
           second.out = outs->data() + pair * line_bytes;
           for (const Batch* batch : {&first, &second}) {
             EXPECT_OK(run.run_into(*batch, serial_executor()));
-            if (wait) EXPECT_EQ(cudaSuccess, cudaDeviceSynchronize());
+            if (wait) {
+              EXPECT_EQ(cudaSuccess, cudaDeviceSynchronize());
+            }
           }
         }
         EXPECT_EQ(cudaSuccess, cudaMemcpy(results.data(), outs->data(), results.size(), cudaMemcpyDeviceToHost));

@@ -212,7 +212,8 @@ struct OperandLine {
   __device__ void put(int64_t i, const uint4& eight) const { eights[i] = eight; }
 };
 
-template <class Operand>
+// kCodes: whether codes and block scales are wanted beside the operand.
+template <bool kCodes, class Operand>
 __device__ void quantize_eights(const LineArgs& args, int64_t line, uint4 x, float inverse, const Operand& operand,
                                 Team team) {
   const int64_t eights = args.k / 8;
@@ -225,7 +226,7 @@ __device__ void quantize_eights(const LineArgs& args, int64_t line, uint4 x, flo
     x = next;
     if (i >= eights) continue;
     operand.put(i, eight.operand);
-    if (args.out.codes != nullptr) {
+    if constexpr (kCodes) {
       reinterpret_cast<uint32_t*>(args.out.codes)[at] = eight.codes;
       if (i % 2 == 0) args.out.block_scales[at / 2] = static_cast<uint8_t>(eight.scale);
     }
@@ -284,6 +285,16 @@ __device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) 
   else
     quantize_blocks<kType>(args, line, PowerOfTwoRule{args.rule.inverse_of(amax)});
 }
+template <class Operand>
+__device__ void finish_line_by_eights(const LineArgs& args, int64_t line, uint32_t amax, const uint4& first,
+                                      const Operand& operand, Team team) {
+  if (!begin_line(args, line, amax, operand, team)) return;
+  const float inverse = args.rule.inverse_of(amax);
+  if (args.out.codes != nullptr)
+    quantize_eights<true>(args, line, first, inverse, operand, team);
+  else
+    quantize_eights<false>(args, line, first, inverse, operand, team);
+}
 // The same by eights, of a line that has a row; first: the thread's first eight.
 template <class Operand>
 __device__ void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first,
@@ -291,8 +302,7 @@ __device__ void quantize_line_by_eights(const LineArgs& args, int64_t line, cons
   const Team team = Team::block();
   expect_line(args, line, true, team);
   const uint32_t amax = block_magnitude(magnitude_by_eights(args, line, first, team));
-  if (begin_line(args, line, amax, operand, team))
-    quantize_eights(args, line, first, args.rule.inverse_of(amax), operand, team);
+  finish_line_by_eights(args, line, amax, first, operand, team);
 }
 __device__ inline void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first) {
   quantize_line_by_eights(args, line, first, OperandLine(args, line));
@@ -303,8 +313,7 @@ __device__ void quantize_line_by_warp(const LineArgs& args, int64_t line, const 
   const Team team = Team::warp();
   expect_line(args, line, true, team);
   const uint32_t amax = __reduce_max_sync(0xFFFFFFFFu, magnitude_by_eights(args, line, first, team));
-  if (begin_line(args, line, amax, operand, team))
-    quantize_eights(args, line, first, args.rule.inverse_of(amax), operand, team);
+  finish_line_by_eights(args, line, amax, first, operand, team);
 }
 
 // A block's line of hidden in bf16 for the tensor cores, and its flag.

@@ -1,8 +1,8 @@
-// Eight bf16 elements to NVFP4, two in an instruction, where the line's scale s is a power of two.
+// Eight bf16 elements to NVFP4, where the line's scale s is a power of two.
 //
-// Magnitudes are compared as integers, which order as bf16 does. y = x / s is exact or far below every boundary, and a
-// boundary of e2m1 times the block's e4m3 has 7 significant bits, so that it is bf16 too: the codes are those of
-// quantize_block.
+// y = x / s is exact or far below every boundary. The quotient t of y and the block's e4m3 is rounded to e2m1 by adding
+// and taking off a number whose unit is e2m1's at t. t is right to the last bit where it lies on a boundary between two
+// values of e2m1, and elsewhere 2^-15 away from one or more, so that the codes are those of quantize_block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,9 +35,32 @@ __device__ inline uint32_t larger_magnitudes(const uint4& x) {
 // The larger of two magnitudes in bf16, as fp32's bits.
 __device__ inline uint32_t larger_half(uint32_t pair) { return max(pair << 16, pair & 0xFFFF0000u); }
 
+// 1 / v within an ulp or so.
+__device__ inline float near_inverse(float v) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
+  return inverse;
+}
+
+// A magnitude t as e2m1's nearest, ties to the even code.
+struct NearestE2m1 {
+  float value;
+  uint32_t code;
+
+  // y / v, where inverse is near 1 / v; 0 where it is 0.
+  __device__ NearestE2m1(float y, float v, float inverse) {
+    const float near = fabsf(y) * inverse;
+    const float t = fminf(fmaf(fmaf(-near, v, fabsf(y)), inverse, near), 6.0f);
+    const uint32_t exponent = max(__float_as_uint(t) & 0x7F800000u, 0x3F800000u);
+    const uint32_t offset = exponent + 0x0B400000u;  // 1.5 2^22 as much: its unit is half of 2^exponent
+    const float sum = t + __uint_as_float(offset);
+    value = sum - __uint_as_float(offset);
+    code = __float_as_uint(sum) - offset + (exponent >> 22) - (127u << 1);
+  }
+};
+
 // inverse = 1 / s. A whole warp: a block's other half is that of the lane beside.
 __device__ inline Eight quantize_eight(const uint4& x, float inverse) {
-  constexpr uint32_t kSigns = 0x80008000u, kOne = 0x00010001u;
   uint32_t magnitudes = larger_magnitudes(x);
   magnitudes = __vmaxu2(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, 1));
   const uint32_t amax = larger_half(magnitudes);
@@ -47,50 +70,21 @@ __device__ inline Eight quantize_eight(const uint4& x, float inverse) {
   eight.saturated = scale > 448;
   eight.zeroed = eight.scale == 0 && amax != 0;
 
-  const uint32_t v = __byte_perm(__float_as_uint(e4m3_to_float(eight.scale)), 0, 0x3232);
-  const uint32_t of_boundaries = eight.scale != 0 ? v : 0x7F007F00u;  // a block of scale 0 reaches none
-  // What a magnitude must reach for each code from 1 on. A tie goes to the even code: up to the even ones, and for the
-  // odd ones the boundary itself is not enough.
-  const uint32_t least[7] = {multiply_pairs(of_boundaries, 0x3E803E80u) + kOne,   // 0.25
-                             multiply_pairs(of_boundaries, 0x3F403F40u),          // 0.75
-                             multiply_pairs(of_boundaries, 0x3FA03FA0u) + kOne,   // 1.25
-                             multiply_pairs(of_boundaries, 0x3FE03FE0u),          // 1.75
-                             multiply_pairs(of_boundaries, 0x40204020u) + kOne,   // 2.5
-                             multiply_pairs(of_boundaries, 0x40604060u),          // 3.5
-                             multiply_pairs(of_boundaries, 0x40A040A0u) + kOne};  // 5
-  // e2m1's magnitudes times v: the low bytes of codes 0..3 and 4..7, the high bytes.
-  const uint32_t values[4] = {multiply_pairs(v, 0x3F000000u), multiply_pairs(v, 0x3FC03F80u),
-                              multiply_pairs(v, 0x40404000u), multiply_pairs(v, 0x40C04080u)};
-  const uint32_t low[2] = {__byte_perm(values[0], values[1], 0x6420), __byte_perm(values[2], values[3], 0x6420)};
-  const uint32_t high[2] = {__byte_perm(values[0], values[1], 0x7531), __byte_perm(values[2], values[3], 0x7531)};
-
-  const uint32_t signs = eight.scale != 0 ? kSigns : 0;
+  const float v = e4m3_to_float(eight.scale);
+  const float inverse_v = eight.scale != 0 ? near_inverse(v) : 0;
+  const uint32_t signs = eight.scale != 0 ? 0x80008000u : 0;
+  const uint32_t v_pair = __byte_perm(__float_as_uint(v), 0, 0x3232);
   const uint32_t inverse_pair = __byte_perm(__float_as_uint(inverse), 0, 0x3232);
   const uint32_t words[4] = {x.x, x.y, x.z, x.w};
   uint32_t operand[4];
   eight.codes = 0;
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    uint32_t two[2];  // of each pair, bits 15..12 of a half: the code
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const uint32_t y = multiply_pairs(words[i + j], inverse_pair) | kSigns;
-      uint32_t reached[7];  // in a half's bit 15; with it set no half borrows from the other
-#pragma unroll
-      for (int c = 0; c < 7; ++c) reached[c] = y - least[c];
-      const uint32_t bit1 = reached[1] ^ reached[3] ^ reached[5];
-      const uint32_t bit0 = reached[0] ^ reached[1] ^ reached[2] ^ reached[3] ^ reached[4] ^ reached[5] ^ reached[6];
-      two[j] = (words[i + j] & signs) | (reached[3] >> 1 & 0x40004000u) | (bit1 >> 2 & 0x20002000u) |
-               (bit0 >> 3 & 0x10001000u);
-    }
-    // Nibbles 0..3 of the low half: elements 0, 2 lie 8 bits apart in it, 1 and 3 in the high half.
-    uint32_t four = two[0] >> 12 | two[1] >> 4;
-    four = (four | four >> 12) & 0xFFFFu;
-    eight.codes |= four << i * 8;
-    const uint32_t select = four & 0x7777u;
-    const uint32_t low_bytes = __byte_perm(low[0], low[1], select), high_bytes = __byte_perm(high[0], high[1], select);
-    operand[i] = __byte_perm(low_bytes, high_bytes, 0x5140) | (words[i] & signs);
-    operand[i + 1] = __byte_perm(low_bytes, high_bytes, 0x7362) | (words[i + 1] & signs);
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t y = multiply_pairs(words[i], inverse_pair), sign = words[i] & signs;
+    const NearestE2m1 low(__uint_as_float(y << 16), v, inverse_v), high(__uint_as_float(y & 0xFFFF0000u), v, inverse_v);
+    const __nv_bfloat162 values = __floats2bfloat162_rn(low.value, high.value);
+    operand[i] = multiply_pairs(reinterpret_cast<const uint32_t&>(values), v_pair) | sign;
+    eight.codes |= (low.code | high.code << 4 | (sign >> 12 & 0x8) | (sign >> 24 & 0x80)) << i * 8;
   }
   eight.operand = make_uint4(operand[0], operand[1], operand[2], operand[3]);
   return eight;

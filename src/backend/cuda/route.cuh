@@ -370,7 +370,7 @@ __device__ inline void route_few(const RouteArgs& args) {
 struct OneBlock {
   static constexpr int64_t kCounterBytes = 40 * 1024, kMostWarps = 8;
   static constexpr int kFewThreads = 256, kManyThreads = 1024;
-  static constexpr int kMostPer = 8;  // choices of a thread by bits
+  static constexpr int kMostPer = 4;  // choices of a thread by bits
   unsigned threads;                   // by bits at least, if that makes kMostPer
   size_t shared_bytes;
 

@@ -47,7 +47,7 @@ inline int64_t tile_bound(int64_t rows, int64_t experts, int rows_of_tile) {
 // Choices that one block of route counts and places, where there are more than one block takes.
 inline constexpr int kRouteChunk = 1024;
 // Up to so many choices are routed by one thread block.
-inline constexpr int64_t kRouteOneBlock = 4096;
+inline constexpr int64_t kRouteOneBlock = 2048;
 
 struct Scratch {
   uint16_t* hidden_operand = nullptr;  // (T, H) bf16, e2m1 * e4m3 exactly; nvfp4 only

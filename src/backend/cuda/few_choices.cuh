@@ -1,4 +1,4 @@
-// The choices of a batch, and how a few threads route up to 128 of them.
+// The choices of a batch, and what one warp knows at once of up to 32 of them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +8,8 @@
 #include "backend/cuda/scratch.h"
 
 namespace nvfp4_moe::cuda {
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 struct ChoiceIds {
   const void* ids;  // (choices) int32 or int64, global
@@ -52,62 +54,43 @@ __device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row
     to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
 }
 
-inline constexpr int kFewChoices = 128;
+inline constexpr int kFewChoices = 32;
 
-// Up to kFewChoices choices, a thread each, which looks at all the others: what routing makes of its own.
+// Up to 32 choices, a lane each, routed by one warp: each lane knows its own, and the others' by asking all of them.
 struct FewChoices {
-  struct alignas(16) Shared {
-    int32_t experts[kFewChoices];  // of each choice, or -1
-    int32_t tiles[kFewChoices];    // of a choice's expert where it is the first of it, else 0
-  };
-  int32_t expert = -1;
-  uint32_t bad = 0;      // 1: the id is no expert's
-  int32_t row = -1;      // choices of one expert are in their own order
-  int32_t all_rows = 0, all_tiles = 0;
+  int expert;     // of this lane's choice, or -1
+  uint32_t bad = 0;  // 1: its id is no expert's
+  unsigned same;  // lanes with the same expert
+  bool first;     // of its expert: this lane lists its tiles
+  int32_t tiles;  // of its expert where first, else 0
+  int32_t rows_before = 0, tiles_before = 0;  // of smaller experts
+  int32_t all_tiles = 0;
 
-  // kFewChoices threads or more, thread 0 the first; sync: all of them. Lists the tiles of the thread's expert if the
-  // choice is the first of it.
-  template <class Sync>
-  __device__ FewChoices(const ChoiceIds& args, Shared& shared, int32_t thread, int rows_of_tile, bool even_tiles,
-                        RowTile* to, const Sync& sync) {
-    if (thread < kFewChoices) {
-      expert = local_expert(args, thread, args.choices, bad);
-      shared.experts[thread] = expert;
-    }
-    sync();
-    int32_t rows = 0, earlier = 0, rows_before = 0;  // of the same expert, of smaller ones
-    each(args, shared.experts, [&](int32_t i, int32_t other) {
-      rows += other == expert;
-      earlier += other == expert && i < thread;
-      rows_before += is_before(other);
-      all_rows += other >= 0;
-    });
-    if (expert >= 0) row = rows_before + earlier;
-    const int32_t tiles =
-        expert < 0 || earlier != 0 ? 0 : rows <= rows_of_tile ? 1 : (rows + rows_of_tile - 1) / rows_of_tile;
-    if (thread < kFewChoices) shared.tiles[thread] = tiles;
-    sync();
-    int32_t tiles_before = 0;
-    each(args, shared.tiles, [&](int32_t i, int32_t others) {
-      all_tiles += others;
-      tiles_before += is_before(shared.experts[i]) ? others : 0;
-    });
-    const int32_t step = even_tiles ? even_tile_rows(rows, rows_of_tile) : rows_of_tile;
-    list_tiles(to, expert, rows_before, rows, step, tiles_before, tiles);
-  }
-  // body(i, values[i]) of all choices, four at a time: those beyond are -1 and 0.
-  template <class Body>
-  __device__ static void each(const ChoiceIds& args, const int32_t* values, const Body& body) {
-#pragma unroll 2
-    for (int32_t i = 0; i < static_cast<int32_t>(args.choices); i += 4) {
-      const int4 four = *reinterpret_cast<const int4*>(values + i);
-      body(i, four.x), body(i + 1, four.y), body(i + 2, four.z), body(i + 3, four.w);
+  __device__ FewChoices(const ChoiceIds& args, int rows_of_tile) {
+    expert = local_expert(args, lane(), args.choices, bad);
+    same = __match_any_sync(kAllLanes, expert);
+    first = expert >= 0 && lane() == __ffs(static_cast<int>(same)) - 1;
+    tiles = first ? (rows() <= rows_of_tile ? 1 : (rows() + rows_of_tile - 1) / rows_of_tile) : 0;
+#pragma unroll 4
+    for (int other = 0; other < static_cast<int>(args.choices); ++other) {
+      const int other_expert = __shfl_sync(kAllLanes, expert, other);
+      const int32_t other_tiles = __shfl_sync(kAllLanes, tiles, other);
+      const bool before = other_expert >= 0 && other_expert < expert;
+      rows_before += before;
+      tiles_before += before ? other_tiles : 0;
+      all_tiles += other_tiles;
     }
   }
-
- private:
-  __device__ bool is_before(int32_t other) const {
-    return static_cast<uint32_t>(other) < static_cast<uint32_t>(expert);  // -1 is before none
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ int32_t rows() const { return __popc(same); }  // of its expert
+  // The row of this lane's choice, or -1. Choices of one expert are in their own order.
+  __device__ int32_t row() const { return expert >= 0 ? rows_before + __popc(same & ((1u << lane()) - 1)) : -1; }
+  __device__ int32_t all_rows() const { return __popc(__ballot_sync(kAllLanes, expert >= 0)); }
+  // The tiles of this lane's expert, if it is the one that lists them.
+  __device__ void list(RowTile* to, int rows_of_tile, bool even_tiles) const {
+    if (!first) return;
+    list_tiles(to, expert, rows_before, rows(), even_tiles ? even_tile_rows(rows(), rows_of_tile) : rows_of_tile,
+               tiles_before, tiles);
   }
 };
 

@@ -7,7 +7,7 @@
 //   scan    row_offsets over the experts, tiles; the first row of an expert in a chunk
 //   place   a choice's row = that + the earlier choices of its expert in the chunk
 //
-// Few choices each look at all others (few_choices.cuh). Else the earlier choices are a count of bits: an expert's choices
+// Up to 32 choices one warp sorts by asking all lanes. Else the earlier choices are a count of bits: an expert's choices
 // are a mask in shared memory. Up to kRouteOneBlock choices are one block's; above, a block has a chunk of them
 // (route.cu). Where experts' masks do not fit, a warp each sorts a part with counters of its own, so that there is no
 // atomic on them and the order is that of the choices.
@@ -30,8 +30,6 @@ namespace nvfp4_moe::cuda {
 // all others: blocks that take turns at the list then get the same work.
 inline constexpr int kLeastSortedRows = 32;
 inline constexpr int64_t kMostSortedExperts = 1024;
-
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 // A thread's place in a block that routes, which route_and_quantize makes two-dimensional.
 __device__ inline int32_t thread_of_block() { return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); }
@@ -330,27 +328,36 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
   for (int32_t row = thread; row < rows; row += threads) args.choice_of_row[row] = bits.order[row];
 }
 
-// The whole step by one block, for up to kFewChoices choices.
+// The whole step by one block, for up to 32 choices. Every warp does the same; experts are shared out over threads.
 __device__ inline void route_few(const RouteArgs& args) {
-  __shared__ FewChoices::Shared shared;
-  const int32_t thread = thread_of_block(), threads = threads_of_block();
-  const FewChoices own(args, shared, thread, args.rows_of_tile, args.even_tiles, args.tiles, [] { __syncthreads(); });
-  const int bad_ids = __syncthreads_count(own.bad != 0);
-  if (thread < args.choices) args.row_of_choice[thread] = own.row;
-  if (own.row >= 0) args.choice_of_row[own.row] = thread;
+  const FewChoices own(args, args.rows_of_tile);
+  const int lane = FewChoices::lane();
+  const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, own.bad != 0)));
+  const int32_t all_rows = own.all_rows();
 #pragma unroll 1
-  for (int32_t e = thread; e < args.count; e += threads) {
+  for (int64_t e = thread_of_block(); e < (args.count + 31) / 32 * 32; e += threads_of_block()) {
     int32_t before = 0;
-    FewChoices::each(args, shared.experts, [&](int32_t, int32_t other) { before += other >= 0 && other < e; });
-    args.row_offsets[e] = before;
+#pragma unroll 4
+    for (int other = 0; other < static_cast<int>(args.choices); ++other) {
+      const int other_expert = __shfl_sync(kAllLanes, own.expert, other);
+      before += other_expert >= 0 && other_expert < e;
+    }
+    if (e < args.count) args.row_offsets[e] = before;
   }
 #pragma unroll 1
-  for (int32_t i = thread; i < args.cleared_count; i += threads) args.cleared[i] = 0;
-  if (thread != 0) return;
+  for (int32_t i = thread_of_block(); i < args.cleared_count; i += threads_of_block()) args.cleared[i] = 0;
+  if (thread_of_block() >= 32) return;
+  if (lane < args.choices) {
+    const int32_t row = own.row();
+    args.row_of_choice[lane] = row;
+    if (row >= 0) args.choice_of_row[row] = lane;
+  }
+  own.list(args.tiles, args.rows_of_tile, args.even_tiles);
+  if (lane != 0) return;
   RunStatus status;
-  status.bad_expert_ids = static_cast<uint64_t>(bad_ids);
+  status.bad_expert_ids = bad_ids;
   *args.status = status;
-  args.row_offsets[args.count] = own.all_rows;
+  args.row_offsets[args.count] = all_rows;
   *args.tile_count = own.all_tiles;
   if (args.shared_row_offsets != nullptr) {
     args.shared_row_offsets[0] = 0;

@@ -348,14 +348,14 @@ __device__ void touch(const Parameters& parameters) {
     asm volatile("" ::"r"(*reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(&parameters) + at)));
 }
 
-// What route leaves of few choices, by the loading warpgroup for its block; and the block's work.
+// What route leaves of few choices, by one warp for its block; and the block's work.
 template <class S>
 __device__ void route_here(const GemmArgs& args, const cuda::ChoiceIds& choices) {
+  const cuda::FewChoices own(choices, S::kLines);
   FewRows& few = SharedPlaces<S>::few();
-  const auto thread = static_cast<int32_t>(threadIdx.x) - S::kMathThreads;
-  const cuda::FewChoices own(choices, few.choices, thread, S::kLines, true, few.tiles, [] { sync_threads<128>(3); });
-  if (own.row >= 0) few.choice_of_row[own.row] = thread;
-  if (thread == 0) SharedPlaces<S>::work() = Work(args.work, own.all_tiles);
+  own.list(few.tiles, S::kLines, true);
+  if (own.row() >= 0) few.choice_of_row[own.row()] = cuda::FewChoices::lane();
+  if (cuda::FewChoices::lane() == 0) SharedPlaces<S>::work() = Work(args.work, own.all_tiles);
 }
 
 template <class S, class Epilogue, class Lines>
@@ -379,7 +379,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     barrier_init_done();
   }
   if constexpr (Lines::kRoutesHere) {
-    if (threadIdx.x >= S::kMathThreads) route_here<S>(args, lines.choices);
+    if (threadIdx.x / 32 == 1) route_here<S>(args, lines.choices);
   } else {
     if (!args.routed) {  // what comes after this kernel may rely on route as soon as it starts
       cuda::wait_for_previous();

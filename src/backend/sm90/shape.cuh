@@ -81,7 +81,6 @@ struct TileRows {
 };
 // What a block that routes few choices for itself keeps of them.
 struct FewRows {
-  cuda::FewChoices::Shared choices;
   cuda::RowTile tiles[cuda::kFewChoices];
   int32_t choice_of_row[cuda::kFewChoices];
 };
@@ -140,7 +139,6 @@ struct SharedPlaces {
   static constexpr int kPieces = kLines + 2 * S::kLines * static_cast<int>(sizeof(int32_t));
   static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
   static constexpr int kFew = kWork + S::kWorkBytes;
-  static_assert(kFew % alignof(FewRows) == 0);
   static constexpr int kFull = kFew + S::kFewBytes, kEmpty = kFull + S::kStages * 8,
                        kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16, kFactorsFull = kPieceFree + 16,
                        kBegun = kFactorsFull + 16;

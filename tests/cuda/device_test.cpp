@@ -126,8 +126,9 @@ TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
   }
 }
 
-// What a run's first kernels read, the run before has only just written: a kernel that looked at the batch too early would
-// see what was there before. Pairs of runs, the first's out the second's hidden, without a wait and with one after each.
+// What a run's first kernels read, the run before has only just written: a kernel that looked at the batch too early
+// would see what was there before. Pairs of runs, the first's out the second's hidden, without a wait and with one
+// after each.
 TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
   constexpr size_t kBatches = 8, kPairs = 64;
   for (const char* choice : {"w4a16/", "w4a4/", "w4a16_shared/"})
@@ -248,15 +249,15 @@ void CudaDevice::expect_routed_in_order(const Case& spec) {
   EXPECT_EQ(actual.broken_guard(), -1);
 }
 
-// Every way of routing: one warp, one block, several, on both sides of their limits; masks of experts that fit in shared
-// memory and such that do not; ranges of experts.
+// Every way of routing: one warp, one block, several, on both sides of their limits; masks of experts that fit in
+// shared memory and such that do not; ranges of experts.
 TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
   struct Experts {
     int64_t count;
     ExpertRange range;
   };
-  for (const Experts& experts : {Experts{9, {0, 9}}, Experts{300, {0, 300}}, Experts{300, {20, 257}},
-                                 Experts{2100, {7, 2000}}})
+  for (const Experts& experts :
+       {Experts{9, {0, 9}}, Experts{300, {0, 300}}, Experts{300, {20, 257}}, Experts{2100, {7, 2000}}})
     for (Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kBadIds, Routing::kDuplicates})
       for (int64_t tokens : {4, 5, 33, 65, 255, 256, 257, 513, 4000, 8200}) {
         if (tokens > 4000 && (experts.count != 300 || routing != Routing::kBadIds)) continue;

@@ -50,19 +50,18 @@ __device__ inline int local_expert(const ChoiceIds& args, int64_t choice, int64_
 __device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row, int32_t rows, int32_t step,
                                   int32_t first_tile, int32_t tiles) {
 #pragma unroll 1
-  for (int32_t t = 0; t < tiles; ++t)
-    to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
+  for (int32_t t = 0; t < tiles; ++t) to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
 }
 
 inline constexpr int kFewChoices = 32;
 
 // Up to 32 choices, a lane each, routed by one warp: each lane knows its own, and the others' by asking all of them.
 struct FewChoices {
-  int expert;     // of this lane's choice, or -1
-  uint32_t bad = 0;  // 1: its id is no expert's
-  unsigned same;  // lanes with the same expert
-  bool first;     // of its expert: this lane lists its tiles
-  int32_t tiles;  // of its expert where first, else 0
+  int expert;                                 // of this lane's choice, or -1
+  uint32_t bad = 0;                           // 1: its id is no expert's
+  unsigned same;                              // lanes with the same expert
+  bool first;                                 // of its expert: this lane lists its tiles
+  int32_t tiles;                              // of its expert where first, else 0
   int32_t rows_before = 0, tiles_before = 0;  // of smaller experts
   int32_t all_tiles = 0;
 

@@ -17,6 +17,7 @@
 #include "backend/cuda/pack.h"
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/scratch.h"
+#include "backend/cuda/spans.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
@@ -52,7 +53,7 @@ Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_for
 }
 
 // The workspace, measured (base null) and placed by one walk. T tokens, K cols.
-struct LinearSpans {
+struct LinearSpans : Spans {
   int64_t* row_offsets = nullptr;  // (2) 0, tokens of the product
   RunStatus* status = nullptr;
   HostActivations lines;        // (T, K)
@@ -60,9 +61,8 @@ struct LinearSpans {
   uint16_t* operand = nullptr;  // (T, K) bf16
   float* staged = nullptr;      // (min(T, kStagedTokens), channels)
   std::byte* scratch = nullptr;
-  size_t total_bytes = 0;
 
-  LinearSpans(const LinearWeights& weights, int64_t tokens, size_t scratch_bytes, std::byte* base) : base_(base) {
+  LinearSpans(const LinearWeights& weights, int64_t tokens, size_t scratch_bytes, std::byte* base) : Spans(base) {
     row_offsets = take<int64_t>(2);
     status = take<RunStatus>(1);
     lines.nonfinite = take<uint8_t>(tokens);
@@ -78,15 +78,6 @@ struct LinearSpans {
     staged = take<float>(std::min(tokens, kStagedTokens) * channels_of(weights.rows));
     scratch = take<std::byte>(static_cast<int64_t>(scratch_bytes));
   }
-
- private:
-  template <class T>
-  T* take(int64_t count) {
-    T* const place = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes);
-    total_bytes += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
-    return place;
-  }
-  std::byte* base_;
 };
 
 // Before a product of `rows` lines.

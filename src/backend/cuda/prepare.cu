@@ -71,7 +71,8 @@ bool routes_and_quantizes_at_once(const HostCall& call) {
 }
 
 void route_and_quantize(const HostCall& call, const Tiling& tiling) {
-  static_assert(OneBlock::kFewThreads <= kLineThreads && OneBlock::kMostPer * OneBlock::kManyThreads / 2 >= kRouteOneBlock);
+  static_assert(OneBlock::kFewThreads <= kLineThreads &&
+                OneBlock::kMostPer * OneBlock::kManyThreads / 2 >= kRouteOneBlock);
   const RouteArgs route = route_args(call, tiling);
   const LineArgs lines = hidden_lines(call);
   LineCounts* const counts =

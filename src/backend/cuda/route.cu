@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kRouteChunk) route_place_by_bits(RouteArgs arg
   if (expert >= 0) set_bit(bits.masks, count, thread, expert);
   __syncthreads();
   if (lists) {
-    scan(args, args.chunk_bad_ids, bits.keys, [&](int64_t e) { return bits.totals[e]; }, [](int64_t, int32_t) {});
+    scan(
+        args, args.chunk_bad_ids, bits.keys, [&](int64_t e) { return bits.totals[e]; }, [](int64_t, int32_t) {});
     return;
   }
   int32_t before = 0;
@@ -174,8 +175,8 @@ void route_in_tiles(const HostCall& call, const Tiling& tiling) {
   while (parts > 1 && parts * args.count * static_cast<int64_t>(sizeof(int32_t)) > OneBlock::kCounterBytes) parts /= 2;
   const size_t key_bytes = args.widest_first ? static_cast<size_t>(args.count) * sizeof(TileKey) : 0;
   launch<route_scan>(1, 1024, key_bytes, call.stream, args, chunk_counts);
-  launch<route_place>(chunks, static_cast<unsigned>(parts * 32), static_cast<size_t>(parts) * counter_bytes, call.stream,
-                      args, chunk_counts);
+  launch<route_place>(chunks, static_cast<unsigned>(parts * 32), static_cast<size_t>(parts) * counter_bytes,
+                      call.stream, args, chunk_counts);
 }
 
 Tiling tiling(const HostCall& call) {

@@ -7,8 +7,8 @@
 //   scan    row_offsets over the experts, tiles; the first row of an expert in a chunk
 //   place   a choice's row = that + the earlier choices of its expert in the chunk
 //
-// Up to 32 choices one warp sorts by asking all lanes. Else the earlier choices are a count of bits: an expert's choices
-// are a mask in shared memory. Up to kRouteOneBlock choices are one block's; above, a block has a chunk of them
+// Up to 32 choices one warp sorts by asking all lanes. Else the earlier choices are a count of bits: an expert's
+// choices are a mask in shared memory. Up to kRouteOneBlock choices are one block's; above, a block has a chunk of them
 // (route.cu). Where experts' masks do not fit, a warp each sorts a part with counters of its own, so that there is no
 // atomic on them and the order is that of the choices.
 #pragma once
@@ -145,7 +145,7 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
 // bad_ids (chunks). One block. keys: (E) shared, under widest_first. Returns the rows of all.
 template <class RowsOf, class StartAt>
 __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
-                     const StartAt& start_at) {
+                        const StartAt& start_at) {
   __shared__ Sums warp_sums[32];
   const int32_t thread = thread_of_block(), threads = threads_of_block();
   Sums before;
@@ -235,7 +235,8 @@ struct RouteBits {
   int32_t* starts;
   uint16_t *before, *order;
   static constexpr int64_t bytes(int64_t choices, int64_t experts, bool widest_first) {
-    return (ceil_div(choices, kSegment) * 18 + (widest_first ? static_cast<int64_t>(sizeof(TileKey)) : 0) + 4) * experts +
+    return (ceil_div(choices, kSegment) * 18 + (widest_first ? static_cast<int64_t>(sizeof(TileKey)) : 0) + 4) *
+               experts +
            choices * 2;
   }
   __device__ RouteBits(const RouteArgs& args, void* shared)
@@ -253,8 +254,14 @@ __device__ inline int32_t count_bits(const uint4& mask) {
 __device__ inline int32_t count_bits_before(const uint4& mask, int32_t choice) {
   const int32_t word = choice / 32 % 4;
   const uint32_t own = (1u << choice % 32) - 1;  // of the choice's own word
-  return __popc(mask.x & (word > 0 ? ~0u : own)) + __popc(mask.y & (word > 1 ? ~0u : word == 1 ? own : 0)) +
-         __popc(mask.z & (word > 2 ? ~0u : word == 2 ? own : 0)) + __popc(mask.w & (word == 3 ? own : 0));
+  return __popc(mask.x & (word > 0 ? ~0u : own)) +
+         __popc(mask.y & (word > 1    ? ~0u
+                          : word == 1 ? own
+                                      : 0)) +
+         __popc(mask.z & (word > 2    ? ~0u
+                          : word == 2 ? own
+                                      : 0)) +
+         __popc(mask.w & (word == 3 ? own : 0));
 }
 // masks (segments, E) in shared memory.
 __device__ inline void set_bit(uint4* masks, int32_t experts, int32_t choice, int expert) {
@@ -308,8 +315,7 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
     }
     return rows;
   };
-  const int32_t rows =
-      scan(args, &bad_ids, bits.keys, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
+  const int32_t rows = scan(args, &bad_ids, bits.keys, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {

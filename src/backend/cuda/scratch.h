@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend/cuda/packed_tile.h"
+#include "backend/cuda/spans.h"
 #include "backend/host_layer.h"
 #include "core/config.h"
 
@@ -49,7 +50,7 @@ inline constexpr int kRouteChunk = 1024;
 // Up to so many choices are routed by one thread block.
 inline constexpr int64_t kRouteOneBlock = 2048;
 
-struct Scratch {
+struct Scratch : Spans {
   uint16_t* hidden_operand = nullptr;  // (T, H) bf16, e2m1 * e4m3 exactly; nvfp4 only
   uint16_t* routed_operand = nullptr;  // (R, I) the same of the intermediate
   uint16_t* shared_operand = nullptr;  // (T, Is)
@@ -58,10 +59,9 @@ struct Scratch {
   int32_t* chunk_counts = nullptr;     // (chunks, E) rows of each expert before and in a chunk of choices
   uint32_t* chunk_bad_ids = nullptr;   // (chunks)
   LineCounts* token_counts = nullptr;  // (T) of batches that one block routes
-  size_t total_bytes = 0;
 
   // base null: measures. tokens: of the call, or the limit.
-  Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, std::byte* base) : base_(base) {
+  Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, std::byte* base) : Spans(base) {
     const int64_t rows = tokens * config->top_k;
     if (config->activation_format == ActivationFormat::kNvfp4) {
       hidden_operand = take<uint16_t>(tokens * config->hidden_size);
@@ -75,15 +75,6 @@ struct Scratch {
     chunk_bad_ids = take<uint32_t>(chunks);
     token_counts = take<LineCounts>(std::min(tokens, kRouteOneBlock));
   }
-
- private:
-  template <class T>
-  T* take(int64_t count) {
-    T* const place = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes);
-    total_bytes += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
-    return place;
-  }
-  std::byte* base_;
 };
 
 }  // namespace nvfp4_moe::cuda

@@ -399,7 +399,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Lines
     return;
   }
   take_registers<S::kMathRegisters>();
-  cuda::wait_for_previous();  // before any sums are stored, and in every block
+  cuda::wait_for_previous();                                 // before any sums are stored, and in every block
   if constexpr (Lines::kRoutesHere) cuda::let_next_start();  // not before, as above
   MathState<S> state;
   asm volatile("" : "+r"(state.scale_base));  // held in a register

@@ -155,9 +155,9 @@ void run_gemm1(const HostCall& call, const HostPart& part, bool in_walk) {
     };
     if constexpr (S::kIs.tensor_lines) {
       const int64_t lines = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
-      const uint16_t* const rows = plan.shared ? x : in_walk && quantizes_into_rows(call)
-                                                 ? gathered(part)
-                                                 : gather_rows(call, part, x);
+      const uint16_t* const rows = plan.shared                            ? x
+                                   : in_walk && quantizes_into_rows(call) ? gathered(part)
+                                                                          : gather_rows(call, part, x);
       launch(tensor_lines(rows, lines, config->hidden_size));
     } else {
       const auto k = static_cast<int32_t>(config->hidden_size);

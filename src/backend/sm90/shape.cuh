@@ -140,8 +140,8 @@ struct SharedPlaces {
   static constexpr int kWork = kPieces + 2 * static_cast<int>(sizeof(PieceInfo));
   static constexpr int kFew = kWork + S::kWorkBytes;
   static constexpr int kFull = kFew + S::kFewBytes, kEmpty = kFull + S::kStages * 8,
-                       kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16, kFactorsFull = kPieceFree + 16,
-                       kBegun = kFactorsFull + 16;
+                       kPieceFull = kEmpty + S::kStages * 8, kPieceFree = kPieceFull + 16,
+                       kFactorsFull = kPieceFree + 16, kBegun = kFactorsFull + 16;
 
   __device__ static uint8_t* stage(int index) { return shared_bytes + index * S::kStageBytes; }
   __device__ static uint8_t* slab(int math_group) { return shared_bytes + kSlabs + math_group * S::kSlabBytes; }

@@ -141,7 +141,8 @@ class Sm90Layer : public ::testing::Test {
     const std::string reason = test::why_not_here(kSm90Backend);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
-  static void expect_run_is_its_steps(int64_t tokens, IntermediateScale scale, DataKind values);
+  static void expect_run_is_its_steps(int64_t tokens, IntermediateScale scale, DataKind values,
+                                      ActivationFormat format = ActivationFormat::kNvfp4);
   static Case spec(const Ragged& ragged, ActivationFormat format) {
     Case spec;
     spec.name = "ragged";
@@ -216,9 +217,10 @@ TEST_F(Sm90SmallLayer, TensorCopiesAgreeWithThePlainKernels) {
 }
 
 // A run takes kernels together and leaves codes out; its bits and counts are those of the steps.
-void Sm90Layer::expect_run_is_its_steps(int64_t tokens, IntermediateScale scale, DataKind values) {
+void Sm90Layer::expect_run_is_its_steps(int64_t tokens, IntermediateScale scale, DataKind values,
+                                        ActivationFormat format) {
   SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(scale) << ", " << to_string(values));
-  Case small = spec({4, 2, tokens, Routing::kUniform}, ActivationFormat::kNvfp4);
+  Case small = spec({4, 2, tokens, Routing::kUniform}, format);
   small.options.hidden_size = 528;
   small.options.intermediate_size = 656;
   small.options.shared_intermediate_size = 144;
@@ -243,7 +245,25 @@ TEST_F(Sm90Layer, ARunIsItsSteps) {
 // Few enough for compute-sanitizer.
 TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   expect_run_is_its_steps(3, IntermediateScale::kDynamicToken, DataKind::kNan);
+  expect_run_is_its_steps(3, IntermediateScale::kDynamicToken, DataKind::kNan, ActivationFormat::kBf16);
   expect_run_is_its_steps(36, IntermediateScale::kFixed, DataKind::kNormal);
+}
+
+// Choices for which a block of route and quantize has more threads than a line does.
+TEST_F(Sm90SmallLayer, ManyChoicesOfOneBlock) {
+  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+    Case spec = Sm90Layer::spec({64, 4, 160, Routing::kPartlyNone}, format);
+    spec.options.hidden_size = 64;
+    spec.options.intermediate_size = 48;
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    test::HostRun own(kSm90Backend, *data), parts(kSm90Backend, *data);
+    ASSERT_TRUE(own.ok() && parts.ok());
+    const std::vector<uint8_t> bytes = own.run(*data);
+    EXPECT_EQ(test::difference(parts.run_steps(*data), bytes, spec.out_dtype, spec.options.hidden_size), "");
+    EXPECT_EQ(std::memcmp(own.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
+    EXPECT_EQ(own.broken_guard(), -1);
+  }
 }
 
 // So many that a warp quantizes a line, and that hidden goes to the rows as it is quantized.

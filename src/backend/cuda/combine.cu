@@ -51,6 +51,13 @@ __device__ void add(uint64_t& counter, uint64_t value) {
   if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
 }
 
+// Not from L1, which may be older: this kernel has not waited yet.
+__device__ LineCounts from_l2(const LineCounts* counts) {
+  const auto* const halves = reinterpret_cast<const ulonglong2*>(counts);
+  const ulonglong2 first = __ldcg(halves), second = __ldcg(halves + 1);
+  return {first.x, first.y, second.x, second.y};
+}
+
 // A warp a row, or 32 flags of rows; with few tokens a block a row, so that a long one is read at once. One warp of all
 // sums quantize's counts. What route and quantize left is there before this kernel waits: see combine_tokens.
 template <bool kFew>
@@ -64,7 +71,7 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int6
   if (warp == 0 && args.token_counts != nullptr) {
     LineCounts sum{};
     for (int64_t t = lane; t < tokens; t += 32) {
-      const LineCounts& own = args.token_counts[t];
+      const LineCounts own = from_l2(args.token_counts + t);
       sum.nonfinite += own.nonfinite, sum.blocks += own.blocks;
       sum.saturated += own.saturated, sum.zeroed += own.zeroed;
     }

@@ -152,7 +152,7 @@ class Description {
     if constexpr (Lines::kRoutesHere)
       choice_ = SharedPlaces<S>::few().choice_of_row[row];
     else
-      choice_ = args.choice_of_row != nullptr ? args.choice_of_row[row] : static_cast<int32_t>(row);
+      choice_ = args.choice_of_row != nullptr ? __ldcg(args.choice_of_row + row) : static_cast<int32_t>(row);
     line_ = Lines::kRoutesHere || args.choice_of_row != nullptr ? args.by_top_k(choice_) : choice_;
     if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index_)[i] = line_;
   }

@@ -20,7 +20,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/packed_layout.h"
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "core/random.h"
 #include "moe/layer.h"
 

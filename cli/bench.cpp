@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "check/judge.h"
 #include "cli/bandwidth.h"
 #include "cli/bench_cell.h"
 #include "cli/cpu_peaks.h"
@@ -19,6 +18,7 @@
 #include "cli/subject.h"
 #include "cli/timed_layer.h"
 #include "cli/verb.h"
+#include "judge/judge.h"
 #include "moe/placed_batch.h"
 
 namespace nvfp4_moe::cli {

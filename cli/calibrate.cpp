@@ -1,12 +1,12 @@
 // calibrate: static activation scales, measured by the reference on sample hidden states.
-#include "check/calibrate.h"
+#include "verify/calibrate.h"
 
 #include <fmt/format.h>
 
-#include "checkpoint/quantize_checkpoint.h"
 #include "cli/layers.h"
 #include "cli/lists.h"
 #include "cli/verb.h"
+#include "convert/quantize_checkpoint.h"
 
 namespace nvfp4_moe::cli {
 namespace {

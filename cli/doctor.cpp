@@ -8,7 +8,6 @@
 #include <cmath>
 #include <utility>
 
-#include "check/judge.h"
 #include "cli/host.h"
 #include "cli/layers.h"
 #include "cli/lists.h"
@@ -16,6 +15,7 @@
 #include "cli/verb.h"
 #include "core/float_formats.h"
 #include "core/scale_layout.h"
+#include "judge/judge.h"
 #include "moe/layer.h"
 #include "moe/placed_batch.h"
 #include "moe/registry.h"

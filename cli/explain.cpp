@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "cli/layers.h"
 #include "cli/lists.h"
 #include "cli/subject.h"

@@ -6,10 +6,10 @@
 #include <limits>
 #include <sstream>
 
-#include "checkpoint/quantize_checkpoint.h"
 #include "cli/layers.h"
 #include "cli/lists.h"
 #include "cli/verb.h"
+#include "convert/quantize_checkpoint.h"
 
 namespace nvfp4_moe::cli {
 namespace {

@@ -4,13 +4,13 @@
 // Output: `out` (T, H) in hidden's dtype.
 #include <fmt/format.h>
 
-#include "check/states.h"
 #include "cli/layers.h"
 #include "cli/lists.h"
 #include "cli/subject.h"
 #include "cli/verb.h"
 #include "moe/placed_batch.h"
 #include "moe/repro.h"
+#include "verify/states.h"
 
 namespace nvfp4_moe::cli {
 namespace {

@@ -1,5 +1,5 @@
 // synthesize: a small model directory with a real one's shape and names, from a seed. The demo's input.
-#include "checkpoint/synthesize.h"
+#include "convert/synthesize.h"
 
 #include <fmt/format.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "cli/random_layer.h"
 #include "cli/subject.h"
 #include "core/executor.h"

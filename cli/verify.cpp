@@ -1,6 +1,6 @@
 // verify: the checkpoint as this build packs and runs it, against the file's bytes, the exact reference, and the
 // original weights. Exit code 1 names what failed by layer, expert, tensor and coordinate, or by token and channel.
-#include "check/verify.h"
+#include "verify/verify.h"
 
 #include <fmt/format.h>
 

@@ -6,22 +6,29 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CONTRACT = ["backend/backend.h", "backend/device_formats.h", "backend/host_layer.h"]
-# room -> what its files may include, as path prefixes under src/ (or include/)
+CONTRACT = ["backend/backend.h", "backend/device_formats.h", "backend/layer_steps.h"]
+CHECKPOINT = ["core/", "safetensors/", "checkpoint/"]
+MOE = [*CHECKPOINT, *CONTRACT, "judge/", "moe/"]
+# room -> what its files may include, as path prefixes under src/ (or include/); src/CMakeLists.txt enforces the same
 ALLOWED = {
     "src/core/": ["core/"],
-    "src/checkpoint/": ["core/", "checkpoint/"],
+    "src/safetensors/": ["core/", "safetensors/"],
+    "src/checkpoint/": CHECKPOINT,
+    "src/convert/": [*CHECKPOINT, "convert/"],
+    "src/judge/": ["core/", "judge/"],
+    "src/backend/": ["core/", *CONTRACT],
     "src/backend/reference/": ["core/", *CONTRACT, "backend/reference/"],
     "src/backend/cpu/": ["core/", *CONTRACT, "backend/cpu/"],
     "src/backend/cuda/": ["core/", *CONTRACT, "backend/cuda/"],
+    "src/backend/sm80/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm80/"],
     "src/backend/sm90/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm90/"],
-    "src/backend/": ["core/", *CONTRACT],
-    "src/check/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/"],
-    "src/moe/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/", "nvfp4_moe/"],
+    "src/moe/": MOE,
+    "src/verify/": [*MOE, "verify/"],
+    "src/c_api/": [*MOE, "c_api/", "nvfp4_moe/"],
     "include/": ["nvfp4_moe/"],
     # target.h: macros alone, for the loops that measure what an instruction set does at most
-    "cli/": ["core/", "checkpoint/", *CONTRACT, "backend/cpu/target.h", "moe/", "check/", "cli/", "nvfp4_moe/"],
-    "python/": ["core/", "checkpoint/", *CONTRACT, "moe/", "check/", "nvfp4_moe/"],
+    "cli/": [*MOE, "convert/", "verify/", "backend/cpu/target.h", "cli/", "nvfp4_moe/"],
+    "python/": [*MOE, "convert/", "verify/", "nvfp4_moe/"],
 }
 # The reference judges core's codec, so it must not use it.
 FORBIDDEN = {"src/backend/reference/": ["core/float_formats.h", "core/quantize.h", "core/dequantize.h"]}
@@ -29,14 +36,14 @@ FORBIDDEN = {"src/backend/reference/": ["core/float_formats.h", "core/quantize.h
 OUTSIDE = {
     "src/core/": r"(nlohmann|fmt|CLI|cuda)",
     "include/": r"(nlohmann|fmt|CLI|cuda|torch)",
-    "src/checkpoint/": r"cuda",
-    "src/moe/": r"cuda",
-    "src/check/": r"cuda",
     "src/backend/cpu/": r"cuda",
     "src/backend/reference/": r"cuda",
     "cli/": r"cuda",
     "python/": r"cuda",
     "src/": r"(torch|CLI)",
+}
+OUTSIDE |= {
+    f"src/{room}/": r"cuda" for room in ("safetensors", "checkpoint", "convert", "judge", "moe", "verify", "c_api")
 }
 INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')
 

@@ -2,7 +2,7 @@
 
 #include <mutex>
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "errors.h"
 #include "moe/env.h"
 

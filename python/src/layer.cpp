@@ -10,12 +10,12 @@
 #include <string>
 #include <utility>
 
-#include "check/calibrate.h"
 #include "dicts.h"
 #include "layer_source.h"
 #include "moe/packed_cache.h"
 #include "options.h"
 #include "progress.h"
+#include "verify/calibrate.h"
 
 namespace nvfp4_moe::python {
 

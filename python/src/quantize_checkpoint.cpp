@@ -1,5 +1,5 @@
 // quantize_checkpoint from Python, with a progress callback.
-#include "checkpoint/quantize_checkpoint.h"
+#include "convert/quantize_checkpoint.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -8,10 +8,10 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/files.h"
 #include "checkpoint/float_source.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/mxfp4.h"
+#include "safetensors/files.h"
 
 namespace nvfp4_moe {
 namespace {

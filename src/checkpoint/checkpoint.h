@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
 #include "core/config.h"
 #include "core/nvfp4_view.h"
 #include "core/progress.h"
 #include "core/status.h"
+#include "safetensors/safetensors.h"
 
 namespace nvfp4_moe {
 

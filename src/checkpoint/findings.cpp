@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "checkpoint/files.h"
+#include "safetensors/files.h"
 
 namespace nvfp4_moe {
 

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "checkpoint/files.h"
+#include "safetensors/files.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -7,10 +7,10 @@
 #include <initializer_list>
 #include <limits>
 
-#include "checkpoint/files.h"
-#include "checkpoint/json_strict.h"
 #include "checkpoint/names.h"
 #include "checkpoint/quant_config.h"
+#include "safetensors/files.h"
+#include "safetensors/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {

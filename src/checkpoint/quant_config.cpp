@@ -6,8 +6,8 @@
 #include <set>
 #include <vector>
 
-#include "checkpoint/files.h"
-#include "checkpoint/json_strict.h"
+#include "safetensors/files.h"
+#include "safetensors/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {

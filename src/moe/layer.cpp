@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "moe/layer_debug.h"
 #include "moe/registry.h"
 

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <filesystem>
 
-#include "check/judge.h"
+#include "judge/judge.h"
 #include "moe/registry.h"
 #include "moe/repro.h"
 

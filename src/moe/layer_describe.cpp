@@ -1,7 +1,7 @@
 // describe_json: what a layer really does, every named choice of the numeric contract included.
 #include <nlohmann/json.hpp>
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
 

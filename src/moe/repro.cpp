@@ -5,10 +5,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/safetensors.h"
 #include "moe/config_json.h"
 #include "moe/placed_batch.h"
 #include "moe/registry.h"
+#include "safetensors/safetensors.h"
 
 namespace nvfp4_moe {
 namespace {

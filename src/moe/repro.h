@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-#include "check/judge.h"
+#include "judge/judge.h"
 #include "moe/layer.h"
 
 namespace nvfp4_moe {

@@ -1,7 +1,7 @@
 // Hostile files: each case of the table, every truncation of a good file, and every byte of its header disturbed.
 #include <set>
 
-#include "checkpoint/safetensors.h"
+#include "safetensors/safetensors.h"
 #include "support/hostile_safetensors.h"
 #include "support/support.h"
 

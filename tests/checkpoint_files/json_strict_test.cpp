@@ -1,9 +1,9 @@
 // Strict JSON, and text that is safe to print.
-#include "checkpoint/json_strict.h"
+#include "safetensors/json_strict.h"
 
 #include <fstream>
 
-#include "checkpoint/files.h"
+#include "safetensors/files.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

@@ -1,7 +1,7 @@
 // The safetensors package's own file, read and written again; made by scripts/make_safetensors_vectors.py.
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/safetensors.h"
+#include "safetensors/safetensors.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "safetensors/safetensors.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

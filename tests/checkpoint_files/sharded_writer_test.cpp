@@ -1,5 +1,5 @@
 // ShardedWriter: plan, stream, index, resume.
-#include "checkpoint/sharded_writer.h"
+#include "safetensors/sharded_writer.h"
 
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,6 @@
 // What every verb promises: exit codes, streams, JSON, colours, repro lines.
-#include "checkpoint/safetensors.h"
 #include "cli/run_tool.h"
+#include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
 #include "support/hostile_safetensors.h"
 #include "support/support.h"

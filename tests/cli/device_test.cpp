@@ -1,8 +1,8 @@
 // --device: what the verbs say where there is no such device, and on a machine with a GPU (skipped by name elsewhere)
 // run, replay, verify, bench, explain and doctor on it.
-#include "checkpoint/safetensors.h"
 #include "cli/run_tool.h"
 #include "moe/layer.h"
+#include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 

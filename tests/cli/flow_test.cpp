@@ -4,9 +4,9 @@
 #include <fstream>
 #include <tuple>
 
-#include "checkpoint/safetensors.h"
 #include "cli/run_tool.h"
 #include "core/float_formats.h"
+#include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 

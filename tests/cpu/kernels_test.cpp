@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "check/cases.h"
+#include "cases/cases.h"
 #include "core/float_formats.h"
 #include "support/backends.h"
 #include "support/host_run.h"

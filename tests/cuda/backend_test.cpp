@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "check/cases.h"
+#include "cases/cases.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
 #include "support/support.h"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "check/cases.h"
-#include "check/judge.h"
+#include "cases/cases.h"
 #include "core/random.h"
+#include "judge/judge.h"
 #include "moe/layer.h"
 #include "support/backends.h"
 #include "support/host_run.h"

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "check/cases.h"
-#include "check/judge.h"
+#include "cases/cases.h"
+#include "judge/judge.h"
 #include "moe/c_layer.h"
 #include "support/backends.h"
 #include "support/host_run.h"

@@ -8,10 +8,10 @@
 #include <cstring>
 #include <vector>
 
-#include "check/judge.h"
 #include "core/float_formats.h"
 #include "core/quantize.h"
 #include "core/random.h"
+#include "judge/judge.h"
 #include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"

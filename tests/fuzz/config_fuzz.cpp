@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "checkpoint/json_strict.h"
 #include "checkpoint/model_config.h"
 #include "fuzz/require.h"
+#include "safetensors/json_strict.h"
 
 using namespace nvfp4_moe;
 

@@ -10,10 +10,10 @@
 #include <cstring>
 #include <string>
 
-#include "checkpoint/safetensors.h"
-#include "checkpoint/safetensors_plan.h"
-#include "checkpoint/safetensors_shape.h"
 #include "fuzz/require.h"
+#include "safetensors/plan.h"
+#include "safetensors/safetensors.h"
+#include "safetensors/shape.h"
 
 using namespace nvfp4_moe;
 

@@ -1,5 +1,5 @@
 // The judges are judged: a plausible result passes, every planted fault turns red and is named by its coordinates.
-#include "check/judge.h"
+#include "judge/judge.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "check/cases.h"
+#include "cases/cases.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

@@ -6,8 +6,8 @@
 #include <new>
 #include <vector>
 
-#include "backend/host_layer.h"
-#include "check/cases.h"
+#include "backend/layer_steps.h"
+#include "cases/cases.h"
 #include "core/executor.h"
 #include "support/backends.h"
 #include "support/host_run.h"

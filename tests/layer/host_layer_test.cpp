@@ -1,6 +1,4 @@
 // The walk over a host workspace, and the activation scales that config and checkpoint decide.
-#include "backend/host_layer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/layer_steps.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

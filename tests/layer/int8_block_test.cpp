@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "check/cases.h"
-#include "check/judge.h"
+#include "cases/cases.h"
 #include "core/executor.h"
+#include "judge/judge.h"
 #include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"

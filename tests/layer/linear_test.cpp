@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "check/cases.h"
-#include "check/judge.h"
+#include "cases/cases.h"
 #include "core/executor.h"
 #include "core/float_formats.h"
 #include "core/quantize.h"
+#include "judge/judge.h"
 #include "support/backends.h"
 #include "support/host_run.h"
 #include "support/spec_oracle.h"

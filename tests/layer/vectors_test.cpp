@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "check/cases.h"
-#include "check/judge.h"
-#include "checkpoint/safetensors.h"
+#include "cases/cases.h"
+#include "judge/judge.h"
+#include "safetensors/safetensors.h"
 #include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "backend/host_layer.h"
-#include "check/cases.h"
-#include "check/judge.h"
+#include "backend/layer_steps.h"
+#include "cases/cases.h"
+#include "judge/judge.h"
 #include "support/backends.h"
 #include "support/host_run.h"
 #include "support/support.h"

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "check/judge.h"
+#include "judge/judge.h"
 #include "moe/tiny.h"
 #include "support/backends.h"
 

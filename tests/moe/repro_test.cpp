@@ -5,9 +5,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/safetensors.h"
 #include "moe/config_json.h"
 #include "moe/tiny.h"
+#include "safetensors/safetensors.h"
 #include "support/backends.h"
 
 namespace nvfp4_moe {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

@@ -1,4 +1,4 @@
-#include "checkpoint/quantize_checkpoint.h"
+#include "convert/quantize_checkpoint.h"
 
 #include <cmath>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/float_experts.h"
-#include "checkpoint/synthesize.h"
+#include "convert/synthesize.h"
 #include "core/float_formats.h"
 #include "support/support.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/synthesize.h"
+#include "convert/synthesize.h"
 
 #include <cmath>
 #include <cstring>

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/host_layer.h"
-#include "check/cases.h"
+#include "backend/layer_steps.h"
+#include "cases/cases.h"
 #include "support/host_run.h"
 #include "support/spec_oracle.h"
 #include "support/support.h"

@@ -10,9 +10,9 @@
 #include <random>
 #include <stdexcept>
 
-#include "checkpoint/safetensors.h"
 #include "core/float_formats.h"
 #include "core/quantize.h"
+#include "safetensors/safetensors.h"
 
 namespace nvfp4_moe::test {
 namespace {

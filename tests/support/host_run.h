@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/host_layer.h"
-#include "check/cases.h"
+#include "backend/layer_steps.h"
+#include "cases/cases.h"
 
 namespace nvfp4_moe::test {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "check/cases.h"
+#include "cases/cases.h"
 
 namespace nvfp4_moe::test {
 

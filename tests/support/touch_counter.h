@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "checkpoint/safetensors.h"
+#include "safetensors/safetensors.h"
 
 namespace nvfp4_moe::test {
 

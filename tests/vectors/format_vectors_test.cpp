@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
 #include "core/dequantize.h"
 #include "core/float_formats.h"
 #include "core/quantize.h"
 #include "core/scale_layout.h"
+#include "safetensors/safetensors.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

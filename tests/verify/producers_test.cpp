@@ -1,7 +1,7 @@
 // Checkpoints that ModelOpt's and compressed-tensors' own exporters wrote (scripts/make_checkpoint_vectors.py): they
 // load, unpack to their own bytes, and run as the reference says.
-#include "check/verify.h"
 #include "support/support.h"
+#include "verify/verify.h"
 
 namespace nvfp4_moe {
 namespace {

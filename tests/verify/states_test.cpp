@@ -1,14 +1,14 @@
-#include "check/states.h"
+#include "verify/states.h"
 
 #include <cmath>
 #include <set>
 
-#include "check/calibrate.h"
-#include "checkpoint/quantize_checkpoint.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/synthesize.h"
+#include "convert/quantize_checkpoint.h"
+#include "convert/synthesize.h"
 #include "core/float_formats.h"
+#include "safetensors/safetensors.h"
 #include "support/support.h"
+#include "verify/calibrate.h"
 
 namespace nvfp4_moe {
 namespace {

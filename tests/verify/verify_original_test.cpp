@@ -1,6 +1,6 @@
 // The half-step criterion on trial: every correctly rounded quantizer passes, in the operation orders that producers
 // use, and every planted fault fails at its coordinate.
-#include "check/verify_original.h"
+#include "verify/verify_original.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,14 +1,14 @@
 // The engine on trial: a clean checkpoint passes on every count; each fault, planted in what is packed, in the file, or
 // in a kernel's result, is found and named by layer, expert, tensor and coordinate.
-#include "check/verify.h"
+#include "verify/verify.h"
 
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/quantize_checkpoint.h"
-#include "checkpoint/synthesize.h"
+#include "convert/quantize_checkpoint.h"
+#include "convert/synthesize.h"
 #include "core/float_formats.h"
 #include "moe/layer.h"
 #include "support/support.h"

@@ -5,7 +5,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/scratch.h"
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cpu {
 

@@ -12,7 +12,7 @@
 #include "backend/cpu/pack.h"
 #include "backend/cpu/scratch.h"
 #include "backend/cpu/steps.h"
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 
 namespace nvfp4_moe {
 namespace cpu {

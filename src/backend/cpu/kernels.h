@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "backend/cpu/panel.h"
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "core/config.h"
 #include "core/dtype.h"
 #include "core/float_formats.h"

@@ -7,7 +7,7 @@
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
 #include "backend/cpu/scratch.h"
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cpu {
 namespace {

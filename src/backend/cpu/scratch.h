@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "backend/cpu/kernels.h"
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cpu {
 

@@ -1,4 +1,4 @@
-// The steps of the layer (backend/host_layer.h tells what each reads and writes), each in a file of its own.
+// The steps of the layer (backend/layer_steps.h tells what each reads and writes), each in a file of its own.
 //
 // A GEMM reads operands (kernels.h) that are made from its input once per call: by the step itself, or by the
 // quantization before it where the whole layer runs and the line is still in cache (LayerScratch*, Operands* not null).
@@ -7,7 +7,7 @@
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/scratch.h"
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cpu {
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "backend/backend.h"
-#include "backend/cuda/steps.h"
-#include "backend/host_layer.h"
+#include "backend/cuda/steps/steps.h"
+#include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cuda {
 

@@ -69,4 +69,9 @@ struct PackedLayout {
   }
 };
 
+// Device pointers of one expert-indexed array of tensor scales.
+inline const TensorScales* tensor_scales(const PackedWeights& weights, bool shared) {
+  return reinterpret_cast<const TensorScales*>(weights.bytes.data()) + (shared ? weights.range.count : 0);
+}
+
 }  // namespace nvfp4_moe::cuda

@@ -8,7 +8,7 @@
 
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/spans.h"
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "core/config.h"
 
 namespace nvfp4_moe::cuda {

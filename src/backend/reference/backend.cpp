@@ -1,7 +1,7 @@
 // The reference backend: the definition of the layer on a host. Supports everything legal, chosen last.
 #include "backend/backend.h"
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe {

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "backend/reference/wide_sum.h"
 #include "core/nvfp4_view.h"
 

@@ -6,7 +6,7 @@
 //   bf16        double    added in increasing k; times the tensor scale
 #pragma once
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "backend/reference/exact.h"
 #include "backend/reference/wide_sum.h"
 

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "core/config.h"
 #include "core/dtype.h"
 

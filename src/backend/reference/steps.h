@@ -1,7 +1,7 @@
 // The steps of the reference layer, in the order they run, one file each; and the view of packed weights they read.
 #pragma once
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 #include "core/nvfp4_view.h"
 
 namespace nvfp4_moe::reference {

@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
-#include "backend/cuda/launch.cuh"
-#include "backend/cuda/quantize.cuh"
-#include "backend/cuda/steps.h"
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/steps/quantize.cuh"
+#include "backend/cuda/steps/steps.h"
 #include "backend/sm90/gather.h"
 #include "backend/sm90/variant.h"
 

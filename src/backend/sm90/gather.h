@@ -2,7 +2,7 @@
 // is free until gemm2. Who writes them also clears the flags of rows that gemm1 sets.
 #pragma once
 
-#include "backend/host_layer.h"
+#include "backend/layer_steps.h"
 
 namespace nvfp4_moe::sm90 {
 

@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/launch.cuh"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/sm90/barrier.cuh"
 #include "backend/sm90/dequantize.cuh"

@@ -5,7 +5,7 @@
 // fragment, so that both sums are in one lane. Rows of a flagged token are NaN: their line scale is.
 #include <limits>
 
-#include "backend/cuda/formats.cuh"
+#include "backend/cuda/steps/formats.cuh"
 #include "backend/sm90/gather.h"
 #include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"

@@ -2,7 +2,7 @@
 //
 // row = alpha_down * dot in fp32, alpha = fl32(line scale * tensor scale), then row_format. A flagged row is NaN: its
 // line scale is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
-#include "backend/cuda/formats.cuh"
+#include "backend/cuda/steps/formats.cuh"
 #include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"
 

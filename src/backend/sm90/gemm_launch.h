@@ -1,7 +1,7 @@
 // What both GEMMs take from a call: the part's sides and its variant.
 #pragma once
 
-#include "backend/cuda/gemm_launch.h"
+#include "backend/cuda/packed_layout.h"
 #include "backend/sm90/gemm.cuh"
 #include "backend/sm90/scratch.h"
 #include "backend/sm90/tensor_map.h"

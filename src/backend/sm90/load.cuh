@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/launch.cuh"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/sm90/barrier.cuh"
 #include "backend/sm90/shape.cuh"
 #include "backend/sm90/work.h"

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "backend/cuda/device.h"
-#include "backend/cuda/measure.h"
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/device/measure.h"
 #include "backend/sm90/measure.h"
 #include "backend/sm90/wgmma.cuh"
 

@@ -1,4 +1,4 @@
-#include "backend/cuda/steps.h"
+#include "backend/cuda/steps/steps.h"
 #include "backend/sm90/scratch.h"
 #include "backend/sm90/steps.h"
 #include "backend/sm90/variant.h"

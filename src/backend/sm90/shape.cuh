@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "backend/cuda/few_choices.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/scratch.h"
+#include "backend/cuda/steps/few_choices.cuh"
 #include "backend/sm90/barrier.cuh"
 #include "backend/sm90/variant.h"
 #include "backend/sm90/work.h"

@@ -1,8 +1,8 @@
-// The steps of the layer that Hopper does in its own way; the others are those of backend/cuda/steps.h.
+// The steps of the layer that Hopper does in its own way; the others are those of backend/cuda/steps/steps.h.
 #pragma once
 
-#include "backend/cuda/steps.h"
-#include "backend/host_layer.h"
+#include "backend/cuda/steps/steps.h"
+#include "backend/layer_steps.h"
 
 namespace nvfp4_moe::sm90 {
 

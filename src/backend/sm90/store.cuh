@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/formats.cuh"
+#include "backend/cuda/steps/formats.cuh"
 #include "backend/sm90/barrier.cuh"
 #include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/shape.cuh"

@@ -3,7 +3,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
-#include "backend/cuda/check.h"
+#include "backend/cuda/device/check.h"
 
 namespace nvfp4_moe::sm90 {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "checkpoint/safetensors.h"
-#include "checkpoint/sharded_writer.h"
+#include "safetensors/safetensors.h"
+#include "safetensors/sharded_writer.h"
 
 namespace nvfp4_moe {
 namespace {

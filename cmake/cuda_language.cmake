@@ -1,0 +1,29 @@
+# Whether the CUDA backends are built, and CMake's language for them.
+#
+# NVFP4_MOE_CUDA: ON needs nvcc, OFF builds without, AUTO (the default) takes it where it is found. The run time is linked
+# statically and the driver is looked for when a device is asked for, so that one build runs with and without a GPU.
+if(NVFP4_MOE_CUDA STREQUAL "AUTO")
+  include(CheckLanguage)
+  check_language(CUDA)
+  set(NVFP4_MOE_WITH_CUDA ${CMAKE_CUDA_COMPILER})
+else()
+  set(NVFP4_MOE_WITH_CUDA ${NVFP4_MOE_CUDA})
+endif()
+if(NOT NVFP4_MOE_WITH_CUDA)
+  return()
+endif()
+
+# Real code for each generation and PTX of the last one: nothing is compiled when a layer is opened.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
+endif()
+enable_language(CUDA)
+if(NVFP4_MOE_CUDA STREQUAL "AUTO" AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+  message(STATUS "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is older than 12.8: building without CUDA")
+  set(NVFP4_MOE_WITH_CUDA OFF)
+  return()
+endif()
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+endif()
+find_package(CUDAToolkit 12.8 REQUIRED)

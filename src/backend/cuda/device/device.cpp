@@ -1,0 +1,102 @@
+#include "backend/cuda/device/device.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+namespace nvfp4_moe {
+namespace cuda {
+
+DeviceGuard::DeviceGuard(int device) {
+  int current = -1;
+  status_ = check(cudaGetDevice(&current), "cudaGetDevice");
+  if (!status_.ok() || current == device) return;
+  status_ = check(cudaSetDevice(device), "cudaSetDevice");
+  if (status_.ok()) previous_ = current;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+Result<Buffer> allocate(size_t size_bytes, int device) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  void* data = nullptr;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  NVFP4_MOE_TRY(check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode"));
+  const cudaError_t error = cudaMalloc(&data, std::max<size_t>(size_bytes, 1));
+  NVFP4_MOE_TRY(check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode"));
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // an allocation that failed leaves the context as it was
+    return check(error, ("cuda:" + std::to_string(device) + ": " + std::to_string(size_bytes) + " bytes").c_str());
+  }
+  return Buffer(static_cast<std::byte*>(data), size_bytes, [device](std::byte* bytes, size_t) {
+    const DeviceGuard release(device);
+    cudaFree(bytes);
+  });
+}
+
+namespace {
+
+Status copy(int device, void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  auto* const queue = static_cast<cudaStream_t>(stream);
+  if (size_bytes != 0) NVFP4_MOE_TRY(check(cudaMemcpyAsync(to, from, size_bytes, kind, queue), "copy"));
+  return check(cudaStreamSynchronize(queue), "copy");
+}
+
+}  // namespace
+
+Status to_device(int device, void* to, const void* from, size_t size_bytes, void* stream) {
+  return copy(device, to, from, size_bytes, cudaMemcpyHostToDevice, stream);
+}
+
+Status to_host(int device, void* to, const void* from, size_t size_bytes, void* stream) {
+  return copy(device, to, from, size_bytes, cudaMemcpyDeviceToHost, stream);
+}
+
+Status synchronize(int device) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+Result<uint64_t> capture_id(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  const cudaError_t error = cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id);
+  // The legacy stream cannot be asked while another stream is captured, and is never captured itself.
+  if (error == cudaErrorStreamCaptureImplicit) {
+    cudaGetLastError();
+    return uint64_t{0};
+  }
+  NVFP4_MOE_TRY(check(error, "cudaStreamGetCaptureInfo"));
+  return uint64_t{status == cudaStreamCaptureStatusActive ? id : 0};
+}
+
+}  // namespace cuda
+
+Result<DeviceFacts> cuda_device_facts(int index) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    return unsupported("device cuda:" + std::to_string(index) + ": " + cudaGetErrorString(error));
+  }
+  if (index < 0 || index >= count)
+    return unsupported("device cuda:" + std::to_string(index) + ": this machine has " + std::to_string(count) +
+                       " CUDA devices");
+  cudaDeviceProp properties{};
+  NVFP4_MOE_TRY(cuda::check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties"));
+  DeviceFacts facts;
+  facts.kind = DeviceKind::kCuda;
+  facts.index = index;
+  facts.name = properties.name;
+  facts.compute_capability = properties.major * 10 + properties.minor;
+  facts.compute_units = properties.multiProcessorCount;
+  facts.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  return facts;
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,34 @@
+// The devices of this machine and memory on them: facts, allocation, copies, and the guard that makes one current.
+#pragma once
+
+#include <cstddef>
+
+#include "backend/backend.h"
+#include "backend/cuda/device/check.h"
+
+namespace nvfp4_moe::cuda {
+
+// Makes `device` current for the calling thread until the end of the scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  int previous_ = -1;  // -1: nothing to restore
+  Status status_;
+};
+
+// Device memory of at least size_bytes, aligned to 256 bytes; not zeroed. Allowed while a stream is being captured: the
+// memory is there at once and no part of the graph.
+Result<Buffer> allocate(size_t size_bytes, int device);
+Status to_device(int device, void* to, const void* from, size_t size_bytes, void* stream);
+Status to_host(int device, void* to, const void* from, size_t size_bytes, void* stream);
+
+Status synchronize(int device);
+Result<uint64_t> capture_id(void* stream);
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,290 @@
+// combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
+//
+// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the choices that have a row; acc + row under
+// before_down. Then the shared expert's row, then one rounding to out's type. A token without any row gives zeros. The
+// order is fixed, so the bits are those of every other backend.
+//
+// combine_and_count gives some blocks more to the same kernel, which count what the walk left out.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/scratch.h"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/cuda/steps/steps.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+// Channels of a thread: wide reads where the memory is the limit, short code where a block runs it once.
+constexpr int kManyChannels = 8, kFewChannels = 4;
+constexpr int64_t kFewTokens = 64;
+constexpr int64_t kManyTokens = 2048;  // from here on a block does a whole token: its choices are read once
+constexpr int kChoices = 8;            // whose rows are read at once
+
+struct CombineArgs {
+  const void* rows;              // (R, H) row_format
+  const void* shared_rows;       // (T, H), or null
+  const int32_t* row_of_choice;  // (T, top_k)
+  const float* weights;          // (T, top_k), or null: rows are added as they are
+  const float* shared_weights;   // (T), or null
+  void* out;                     // (T, H)
+  int64_t tokens, top_k, hidden;
+};
+
+// What the blocks beyond the tokens count.
+struct CountArgs {
+  RunStatus* status;
+  const LineCounts* token_counts;  // (T) of quantize, or null
+  struct Intermediate {
+    const uint16_t* bf16;      // (R, k), or null
+    const uint8_t* flags;      // (R) of rows with NaN or Inf, or null: they are looked for
+    const int64_t* row_count;  // R
+    int64_t k;
+  } parts[2];
+};
+
+__device__ void add(uint64_t& counter, uint64_t value) {
+  if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
+}
+
+// Not from L1, which may be older: this kernel has not waited yet.
+__device__ LineCounts from_l2(const LineCounts* counts) {
+  const auto* const halves = reinterpret_cast<const ulonglong2*>(counts);
+  const ulonglong2 first = __ldcg(halves), second = __ldcg(halves + 1);
+  return {first.x, first.y, second.x, second.y};
+}
+
+// A warp a row, or 32 flags of rows; with few tokens a block a row, so that a long one is read at once. One warp of all
+// sums quantize's counts. What route and quantize left is there before this kernel waits: see combine_tokens.
+template <bool kFew>
+__device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int64_t blocks) {
+  constexpr int kReaders = kFew ? kThreads : 32;  // of a row
+  const int lane = static_cast<int>(threadIdx.x % 32), reader = static_cast<int>(threadIdx.x) % kReaders;
+  const int64_t warp = block * (kThreads / 32) + threadIdx.x / 32, warps = blocks * (kThreads / 32);
+  int64_t row_counts[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) row_counts[i] = args.parts[i].bf16 != nullptr ? __ldcg(args.parts[i].row_count) : 0;
+  if (warp == 0 && args.token_counts != nullptr) {
+    LineCounts sum{};
+    for (int64_t t = lane; t < tokens; t += 32) {
+      const LineCounts own = from_l2(args.token_counts + t);
+      sum.nonfinite += own.nonfinite, sum.blocks += own.blocks;
+      sum.saturated += own.saturated, sum.zeroed += own.zeroed;
+    }
+    add(args.status->nonfinite_tokens, sum.nonfinite);
+    add(args.status->hidden_blocks, sum.blocks);
+    add(args.status->hidden_saturated, sum.saturated);
+    add(args.status->hidden_zeroed, sum.zeroed);
+  }
+  wait_for_previous();
+  uint64_t nonfinite = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const CountArgs::Intermediate& part = args.parts[i];
+    const int64_t rows = row_counts[i];
+    if (!kFew && part.flags != nullptr) {
+      for (int64_t first = warp * 32; first < rows; first += warps * 32)
+        nonfinite += __popc(__ballot_sync(0xFFFFFFFFu, first + lane < rows && part.flags[first + lane] != 0));
+      continue;
+    }
+    for (int64_t row = kFew ? block : warp; row < rows; row += kFew ? blocks : warps) {
+      bool bad = false;
+#pragma unroll 4
+      for (int64_t i = reader * 8; i < part.k; i += kReaders * 8) {
+        const uint4 eight = *reinterpret_cast<const uint4*>(part.bf16 + row * part.k + i);
+        for (uint32_t two : {eight.x, eight.y, eight.z, eight.w})
+          bad |= (two & 0x7F80u) == 0x7F80u || (two & 0x7F800000u) == 0x7F800000u;
+      }
+      nonfinite += (kFew ? __syncthreads_or(bad) : __any_sync(0xFFFFFFFFu, bad)) != 0;
+    }
+  }
+  if (reader == 0) add(args.status->nonfinite_rows, nonfinite);
+}
+
+template <int kBytes>
+struct VectorOf {
+  using Type = uint4;
+};
+template <>
+struct VectorOf<8> {
+  using Type = uint2;
+};
+
+template <DType kOut, int kChannels>
+__device__ void store_channels(void* out, int64_t at, const float (&values)[kChannels]) {
+  constexpr int kBytes = kChannels * (kOut == DType::kF32 ? 4 : 2);
+  if (reinterpret_cast<uintptr_t>(out) % 16 != 0) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) store_element<kOut>(out, at + i, values[i]);
+    return;
+  }
+  __align__(16) uint8_t bytes[kBytes];
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) store_element<kOut>(bytes, i, values[i]);
+  using Vector = typename VectorOf<kBytes>::Type;
+  auto* const to = reinterpret_cast<Vector*>(static_cast<uint8_t*>(out) + at * (kBytes / kChannels));
+#pragma unroll
+  for (int i = 0; i < kBytes / static_cast<int>(sizeof(Vector)); ++i) to[i] = reinterpret_cast<const Vector*>(bytes)[i];
+}
+
+// A thread's channels of a row, as they are read: reads that nothing is computed from yet may all be on their way.
+template <DType kRow, int kChannels>
+struct Channels {
+  static constexpr int kBytes = kChannels * (kRow == DType::kF32 ? 4 : 2);
+  using Vector = typename VectorOf<kBytes>::Type;
+  static constexpr int kVectors = kBytes / static_cast<int>(sizeof(Vector));
+  Vector vectors[kVectors];
+
+  __device__ void read(const void* rows, int64_t first) {
+    const auto* const from = reinterpret_cast<const Vector*>(rows) + first * kVectors / kChannels;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) vectors[i] = __ldcg(from + i);
+  }
+  __device__ float value(int channel) const { return load_element<kRow>(vectors, channel); }
+};
+
+// Some choices of a token: the row of each, or -1, and its weight.
+struct Choices {
+  int32_t rows[kChoices];
+  float weights[kChoices];
+
+  __device__ Choices(const CombineArgs& args, int64_t token, int64_t first) {
+#pragma unroll
+    for (int i = 0; i < kChoices; ++i) {
+      const int64_t choice = token * args.top_k + first + i;
+      const bool there = first + i < args.top_k;
+      rows[i] = there ? __ldcg(args.row_of_choice + choice) : -1;
+      weights[i] = there && args.weights != nullptr ? __ldcg(args.weights + choice) : 1.0f;
+    }
+  }
+};
+
+// A block a token and kThreads * kChannels channels at a time, every gridDim.y-th time.
+template <DType kRow, DType kOut, int kChannels>
+__global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts) {
+  let_next_start();
+  if (blockIdx.x >= args.tokens) {
+    const int64_t block = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
+    count<kChannels == kFewChannels>(counts, args.tokens, block, (gridDim.x - args.tokens) * gridDim.y);
+    return;
+  }
+  const int64_t token = blockIdx.x;
+  // Route has ended before gemm1 lets any kernel start.
+  Choices choices(args, token, 0);
+  wait_for_previous();
+  const auto combine_channels = [&](int32_t channel) {
+    float acc[kChannels] = {};
+    for (int64_t first = 0; first < args.top_k; first += kChoices) {
+      if (args.top_k > kChoices) choices = Choices(args, token, first);
+      Channels<kRow, kChannels> read[kChoices];
+#pragma unroll
+      for (int i = 0; i < kChoices; ++i)
+        if (choices.rows[i] >= 0) read[i].read(args.rows, choices.rows[i] * args.hidden + channel);
+#pragma unroll
+      for (int i = 0; i < kChoices; ++i) {
+        if (choices.rows[i] < 0) continue;
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c)
+          acc[c] =
+              args.weights != nullptr ? fmaf(choices.weights[i], read[i].value(c), acc[c]) : acc[c] + read[i].value(c);
+      }
+    }
+    if (args.shared_rows != nullptr) {
+      Channels<kRow, kChannels> read;
+      read.read(args.shared_rows, token * args.hidden + channel);
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c)
+        acc[c] = args.shared_weights != nullptr ? fmaf(args.shared_weights[token], read.value(c), acc[c])
+                                                : acc[c] + read.value(c);
+    }
+    store_channels<kOut>(args.out, token * args.hidden + channel, acc);
+  };
+  const auto hidden = static_cast<int32_t>(args.hidden);
+  auto channel = static_cast<int32_t>((blockIdx.y * kThreads + threadIdx.x) * kChannels);
+  if constexpr (kChannels == kFewChannels) {
+    if (channel < hidden) combine_channels(channel);
+  } else {
+#pragma unroll 1
+    for (; channel < hidden; channel += static_cast<int32_t>(gridDim.y) * kThreads * kChannels)
+      combine_channels(channel);
+  }
+}
+
+template <DType kRow, int kChannels>
+void launch_rows(const CombineArgs& args, const CountArgs& counts, DType out, dim3 grid, void* stream) {
+  switch (out) {
+    case DType::kF32:
+      return launch<combine_tokens<kRow, DType::kF32, kChannels>>(grid, kThreads, 0, stream, args, counts);
+    case DType::kF16:
+      return launch<combine_tokens<kRow, DType::kF16, kChannels>>(grid, kThreads, 0, stream, args, counts);
+    default: return launch<combine_tokens<kRow, DType::kBf16, kChannels>>(grid, kThreads, 0, stream, args, counts);
+  }
+}
+
+// rows_to_count: 0: no further blocks.
+void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_to_count) {
+  const Batch& batch = call.batch;
+  const MoeConfig& config = call.weights.config;
+  if (batch.tokens == 0) return;
+  CombineArgs args{};
+  args.rows = call.buffers.routed.rows_out;
+  args.shared_rows = call.buffers.shared.experts > 0 ? call.buffers.shared.rows_out : nullptr;
+  args.row_of_choice = call.buffers.row_of_choice;
+  args.weights = config->router_weight == RouterWeight::kAfterDown ? batch.topk_weights : nullptr;
+  args.shared_weights = batch.shared_weights;
+  args.out = batch.out;
+  args.tokens = batch.tokens;
+  args.top_k = config->top_k;
+  args.hidden = config->hidden_size;
+  const bool few = batch.tokens <= kFewTokens;
+  const int64_t channels_of_block = kThreads * (few ? kFewChannels : kManyChannels);
+  const int64_t blocks_of_token =
+      batch.tokens >= kManyTokens ? 1 : (config->hidden_size + channels_of_block - 1) / channels_of_block;
+  const int64_t rows_of_blocks = blocks_of_token * (few ? 1 : kThreads / 32);
+  const int64_t more = (rows_to_count + rows_of_blocks - 1) / rows_of_blocks;
+  const dim3 grid(static_cast<unsigned>(batch.tokens + more), static_cast<unsigned>(blocks_of_token));
+  const auto launch = [&](auto row) {
+    if (few)
+      launch_rows<row.value, kFewChannels>(args, counts, batch.out_dtype, grid, call.stream);
+    else
+      launch_rows<row.value, kManyChannels>(args, counts, batch.out_dtype, grid, call.stream);
+  };
+  if (config->row_format == RowFormat::kBf16)
+    launch(std::integral_constant<DType, DType::kBf16>{});
+  else
+    launch(std::integral_constant<DType, DType::kF32>{});
+}
+
+}  // namespace
+
+void combine(const HostCall& call) { launch_combine(call, {}, 0); }
+
+void combine_and_count(const HostCall& call, const Tiling& tiling) {
+  const MoeConfig& config = call.weights.config;
+  CountArgs counts{};
+  int64_t rows = 0;
+  counts.status = call.buffers.status;
+  if (routes_and_quantizes_at_once(call)) {
+    counts.token_counts = Scratch(config, call.weights.range, call.batch.tokens, call.scratch).token_counts;
+    rows = 1;
+  }
+  if (config->activation_format == ActivationFormat::kBf16) {
+    int index = 0;
+    for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+      if (part->experts == 0) continue;
+      const bool routed = part->choice_of_row != nullptr,
+                 flagged = routed && tiling.flags_rows && call.batch.tokens > kFewTokens;
+      counts.parts[index++] = {part->intermediate.bf16, flagged ? part->intermediate.nonfinite : nullptr,
+                               part->row_offsets + part->experts, part->intermediate_size};
+      const int64_t own_rows = call.batch.tokens * (routed ? config->top_k : 1);
+      rows += flagged ? ceil_div(own_rows, 32) : own_rows;
+    }
+  }
+  launch_combine(call, counts, rows);
+}
+
+}  // namespace nvfp4_moe::cuda

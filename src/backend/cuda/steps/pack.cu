@@ -1,0 +1,288 @@
+// pack: checkpoint rows -> tiles in the order of the tensor cores' A fragments (packed_tile.h), and unpack, its
+// inverse.
+//
+// Rows travel as they are into staging memory, 128 packed rows of a whole K at least; one thread then writes one lane's
+// 16 bytes of codes, and every fourth one the scales of its two rows. Rows and k beyond the matrix are code 0
+// under scale 0. A block of scale 0 has codes 0 in the tiles: its own codes, where they are others, stay on the host.
+#include <cstring>
+#include <vector>
+
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/packed_layout.h"
+#include "backend/cuda/steps/pack.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+// Staged rows of one or two matrices, contiguous: rows [first, first + count) of the checkpoint's.
+struct Staged {
+  uint8_t* codes[2];   // (count, K/2)
+  uint8_t* scales[2];  // (count, K/16)
+  int64_t rows;        // count
+  int64_t k;
+  int projections;  // 1: down; 2: gate and up, joined in granules of 8
+};
+
+// Row m of the staged tiles: its projection and staged row, or row -1 where the matrix has none.
+__device__ JoinedRow staged_row(const Staged& staged, int64_t m) {
+  JoinedRow found = staged.projections == 2 ? joined_row(m) : JoinedRow{0, m};
+  if (found.row >= staged.rows) found.row = -1;
+  return found;
+}
+
+// One thread a (row tile, k tile, group, half, lane).
+struct Unit {
+  int64_t row_tile, k_tile;
+  int group, half, lane;
+  __device__ explicit Unit(int64_t index, int64_t k_tiles) {
+    lane = static_cast<int>(index % 32);
+    half = static_cast<int>(index / 32 % kHalves);
+    group = static_cast<int>(index / (32 * kHalves) % kGroups);
+    const int64_t tile = index / (32 * kHalves * kGroups);
+    k_tile = tile % k_tiles;
+    row_tile = tile / k_tiles;
+  }
+  __device__ int64_t row(int i) const { return row_tile * kTileRows + group * kGroupRows + lane / 4 + 8 * i; }
+  __device__ int64_t block(int step) const { return k_tile * (kTileK / 16) + half * kStepsPerLane + step; }
+};
+constexpr int kUnitsPerTile = 32 * kHalves * kGroups;
+constexpr int kThreads = 256;
+
+__global__ void pack_tiles(Staged staged, int64_t units, int64_t k_tiles, uint8_t* tiles) {
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (index >= units) return;
+  const Unit unit(index, k_tiles);
+  const int c = unit.lane % 4;
+  uint32_t words[kStepsPerLane];
+  uint32_t scales[kStepsPerLane] = {};  // UE5M3 of row r, and of r + 8 in bits 16..23
+  for (int step = 0; step < kStepsPerLane; ++step) {
+    const int64_t block = unit.block(step);
+    uint32_t pairs[4] = {};  // bytes of a0..a3: low nibble even k
+    for (int i = 0; i < 2; ++i) {
+      const JoinedRow row = staged_row(staged, unit.row(i));
+      uint32_t scale = 0;
+      if (row.row >= 0 && block < staged.k / 16) {
+        scale = staged.scales[row.projection][row.row * (staged.k / 16) + block];
+        const uint8_t* codes = staged.codes[row.projection] + row.row * (staged.k / 2) + block * 8;
+        if (scale != 0) {
+          pairs[i] = codes[c];
+          pairs[i + 2] = codes[c + 4];
+        }
+      }
+      scales[step] |= scale_to_ue5m3(scale) << 16 * i;
+    }
+    words[step] = pack_half(pairs[0] & 15, pairs[1] & 15, pairs[2] & 15, pairs[3] & 15) |
+                  pack_half(pairs[0] >> 4, pairs[1] >> 4, pairs[2] >> 4, pairs[3] >> 4) << 16;
+  }
+  uint8_t* tile = tiles + (unit.row_tile * k_tiles + unit.k_tile) * kTileBytes;
+  *reinterpret_cast<uint4*>(tile + lane_offset(unit.group, unit.half, unit.lane)) =
+      make_uint4(words[0], words[1], words[2], words[3]);
+  if (c != 0) return;
+  *reinterpret_cast<uint2*>(tile + scale_offset(unit.group, unit.half, unit.lane / 4)) =
+      make_uint2(pack_scales(scales[0], scales[1]), pack_scales(scales[2], scales[3]));
+}
+
+__global__ void unpack_tiles(Staged staged, int64_t units, int64_t k_tiles, const uint8_t* tiles) {
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (index >= units) return;
+  const Unit unit(index, k_tiles);
+  const int c = unit.lane % 4;
+  const uint8_t* tile = tiles + (unit.row_tile * k_tiles + unit.k_tile) * kTileBytes;
+  const auto* words = reinterpret_cast<const uint32_t*>(tile + lane_offset(unit.group, unit.half, unit.lane));
+  const auto* scales = reinterpret_cast<const uint32_t*>(tile + scale_offset(unit.group, unit.half, unit.lane / 4));
+  for (int step = 0; step < kStepsPerLane; ++step) {
+    const int64_t block = unit.block(step);
+    if (block >= staged.k / 16) continue;
+    const uint32_t low = words[step] & 0xFFFF, high = words[step] >> 16;
+    const uint32_t pair = scales_in_place(scales[step / 2], step % 2 != 0);
+    for (int i = 0; i < 2; ++i) {
+      const JoinedRow row = staged_row(staged, unit.row(i));
+      if (row.row < 0) continue;
+      uint8_t* codes = staged.codes[row.projection] + row.row * (staged.k / 2) + block * 8;
+      codes[c] = static_cast<uint8_t>(unpack_half(low, i) | unpack_half(high, i) << 4);
+      codes[c + 4] = static_cast<uint8_t>(unpack_half(low, i + 2) | unpack_half(high, i + 2) << 4);
+      if (c == 0)
+        staged.scales[row.projection][row.row * (staged.k / 16) + block] =
+            static_cast<uint8_t>(scale_from_ue5m3(pair >> (4 + 16 * i) & 0xFF));
+    }
+  }
+}
+
+// Packing and unpacking run in the stream of their own thread, so that neither waits for another thread's work.
+const cudaStream_t kStream = cudaStreamPerThread;
+
+// The matrices that share tiles: gate and up, or down alone.
+struct Joined {
+  MatrixTiles tiles;
+  int projections;
+  int64_t rows, k;  // of each
+  int64_t rows_per_tile() const { return kTileRows / projections; }
+};
+
+// Device memory that rows go through.
+struct Staging {
+  std::byte* data;
+  int64_t size_bytes;
+};
+
+// body(first row, staged memory, threads, their tiles) for every run of tiles that fits into staging. tiles: of the
+// joined matrices.
+template <class Body>
+Status for_each_run(const Staging& memory, const Joined& joined, std::byte* joined_tiles, const Body& body) {
+  auto* const staging = reinterpret_cast<uint8_t*>(memory.data);
+  auto* const tiles = reinterpret_cast<uint8_t*>(joined_tiles);
+  const int64_t row_bytes = joined.k / 2 + joined.k / 16;
+  const int64_t tile_bytes = joined.rows_per_tile() * joined.projections * row_bytes;
+  const int64_t most = std::max<int64_t>(1, memory.size_bytes / tile_bytes);
+  for (int64_t tile = 0; tile < joined.tiles.row_tiles; tile += most) {
+    const int64_t count = std::min(most, joined.tiles.row_tiles - tile);
+    const int64_t first = tile * joined.rows_per_tile();
+    const int64_t rows = std::min(count * joined.rows_per_tile(), joined.rows - first);
+    Staged staged{{}, {}, rows, joined.k, joined.projections};
+    uint8_t* next = staging;
+    for (int p = 0; p < joined.projections; ++p) {
+      staged.codes[p] = next;
+      staged.scales[p] = next + rows * (joined.k / 2);
+      next += rows * row_bytes;
+    }
+    const int64_t units = count * joined.tiles.k_tiles * kUnitsPerTile;
+    NVFP4_MOE_TRY(body(first, staged, units, tiles + tile * joined.tiles.k_tiles * kTileBytes));
+  }
+  return {};
+}
+
+unsigned grid_of(int64_t units) { return static_cast<unsigned>(ceil_div(units, kThreads)); }
+
+Status pack_joined(const Staging& staging, const Joined& joined, std::byte* joined_tiles,
+                   const Nvfp4View* const (&views)[2]) {
+  return for_each_run(
+      staging, joined, joined_tiles, [&](int64_t first, const Staged& staged, int64_t units, uint8_t* tiles) {
+        for (int p = 0; p < joined.projections; ++p) {
+          const Nvfp4View& view = *views[p];
+          const auto copy = [&](uint8_t* to, size_t width, const uint8_t* from, int64_t stride) {
+            return check(cudaMemcpy2DAsync(to, width, from, static_cast<size_t>(stride), width,
+                                           static_cast<size_t>(staged.rows), cudaMemcpyHostToDevice, kStream),
+                         "pack: copy");
+          };
+          NVFP4_MOE_TRY(
+              copy(staged.codes[p], static_cast<size_t>(joined.k / 2), view.row_codes(first), view.codes_stride));
+          NVFP4_MOE_TRY(
+              copy(staged.scales[p], static_cast<size_t>(joined.k / 16), view.row_scales(first), view.scales_stride));
+        }
+        pack_tiles<<<grid_of(units), kThreads, 0, kStream>>>(staged, units, joined.tiles.k_tiles, tiles);
+        return check_launch("pack_tiles");
+      });
+}
+
+Status unpack_joined(const Staging& staging, const Joined& joined, std::byte* joined_tiles,
+                     Nvfp4Buffers* const (&out)[2]) {
+  for (int p = 0; p < joined.projections; ++p) {
+    out[p]->codes.resize(static_cast<size_t>(joined.rows * (joined.k / 2)));
+    out[p]->block_scales.resize(static_cast<size_t>(joined.rows * (joined.k / 16)));
+  }
+  return for_each_run(
+      staging, joined, joined_tiles, [&](int64_t first, const Staged& staged, int64_t units, const uint8_t* tiles) {
+        unpack_tiles<<<grid_of(units), kThreads, 0, kStream>>>(staged, units, joined.tiles.k_tiles, tiles);
+        NVFP4_MOE_TRY(check_launch("unpack_tiles"));
+        for (int p = 0; p < joined.projections; ++p) {
+          const auto copy = [&](uint8_t* to, const uint8_t* from, int64_t row_bytes) {
+            return check(cudaMemcpyAsync(to + first * row_bytes, from, static_cast<size_t>(staged.rows * row_bytes),
+                                         cudaMemcpyDeviceToHost, kStream),
+                         "unpack: copy");
+          };
+          NVFP4_MOE_TRY(copy(out[p]->codes.data(), staged.codes[p], joined.k / 2));
+          NVFP4_MOE_TRY(copy(out[p]->block_scales.data(), staged.scales[p], joined.k / 16));
+        }
+        return check(cudaStreamSynchronize(kStream), "unpack");
+      });
+}
+
+// Codes that are not all 0 under a scale of 0, which no quantizer of this library writes.
+void keep_zero_scale_codes(const Nvfp4View& view, int projection, std::vector<ZeroScaleCodes>& kept) {
+  for (int64_t row = 0; row < view.rows; ++row) {
+    const uint8_t* scales = view.row_scales(row);
+    const uint8_t* const end = scales + view.cols / 16;
+    for (const uint8_t* at = scales; (at = static_cast<const uint8_t*>(std::memchr(at, 0, end - at))) != nullptr;
+         ++at) {
+      ZeroScaleCodes found{projection, row * (view.cols / 16) + (at - scales), {}};
+      std::memcpy(found.codes.data(), view.row_codes(row) + (at - scales) * 8, found.codes.size());
+      if (found.codes != decltype(found.codes){}) kept.push_back(found);
+    }
+  }
+}
+
+struct ExpertPlace {
+  PackedLayout layout;
+  Joined gate_up, down;
+  int64_t gate_up_offset, down_offset;
+
+  ExpertPlace(const PackedWeights& weights, int64_t expert) : layout(weights.config, weights.range) {
+    const PartLayout& part = layout.part_of(expert);
+    const MoeConfig& config = weights.config;
+    const int64_t hidden = config->hidden_size;
+    const int64_t intermediate = expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
+    gate_up = {part.gate_up, 2, intermediate, hidden};
+    down = {part.down, 1, hidden, intermediate};
+    gate_up_offset = layout.expert_offset(expert);
+    down_offset = gate_up_offset + part.gate_up.bytes();
+  }
+};
+
+}  // namespace
+
+size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
+  return static_cast<size_t>(PackedLayout(config, range).total_bytes());
+}
+
+Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
+  const DeviceGuard guard(weights.device);
+  NVFP4_MOE_TRY(guard.status());
+  const ExpertPlace place(weights, local_expert);
+  TensorScales& scales = weights.tensor_scales_of(local_expert);
+  scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
+  NVFP4_MOE_TRY(check(cudaMemcpyAsync(weights.bytes.data() + index * static_cast<int64_t>(sizeof(TensorScales)),
+                                      &scales, sizeof(scales), cudaMemcpyHostToDevice, kStream),
+                      "pack: tensor scales"));
+  const Staging staging{weights.bytes.data() + place.layout.staging_offset, place.layout.staging_bytes};
+  std::byte* const bytes = weights.bytes.data();
+  NVFP4_MOE_TRY(pack_joined(staging, place.gate_up, bytes + place.gate_up_offset, {&source.gate, &source.up}));
+  NVFP4_MOE_TRY(pack_joined(staging, place.down, bytes + place.down_offset, {&source.down, nullptr}));
+
+  weights.zero_scale_codes.resize(weights.tensor_scales.size());
+  std::vector<ZeroScaleCodes>& kept = weights.zero_scale_codes[static_cast<size_t>(index)];
+  kept.clear();
+  keep_zero_scale_codes(source.gate, 0, kept);
+  keep_zero_scale_codes(source.up, 1, kept);
+  keep_zero_scale_codes(source.down, 2, kept);
+  return check(cudaStreamSynchronize(kStream), "pack");
+}
+
+Status pack_matrix(int device, const Nvfp4View& source, std::byte* tiles) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols};
+  const int64_t staging_bytes = std::max(PackedLayout::kStagingBytes, kTileRows * (source.cols / 16 * 9));
+  NVFP4_MOE_ASSIGN(const Buffer memory, allocate(static_cast<size_t>(staging_bytes), device));
+  NVFP4_MOE_TRY(pack_joined({memory.data(), staging_bytes}, matrix, tiles, {&source, nullptr}));
+  return check(cudaStreamSynchronize(kStream), "pack");
+}
+
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
+  const DeviceGuard guard(weights.device);
+  NVFP4_MOE_TRY(guard.status());
+  const ExpertPlace place(weights, local_expert);
+  // Memory of its own: several threads may unpack one layer at once.
+  NVFP4_MOE_ASSIGN(const Buffer memory, allocate(static_cast<size_t>(place.layout.staging_bytes), weights.device));
+  const Staging staging{memory.data(), place.layout.staging_bytes};
+  std::byte* const bytes = weights.bytes.data();
+  NVFP4_MOE_TRY(unpack_joined(staging, place.gate_up, bytes + place.gate_up_offset, {&out.gate, &out.up}));
+  NVFP4_MOE_TRY(unpack_joined(staging, place.down, bytes + place.down_offset, {&out.down, nullptr}));
+  const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
+  Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
+  for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(index)])
+    std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(), kept.codes.size());
+  return {};
+}
+
+}  // namespace nvfp4_moe::cuda

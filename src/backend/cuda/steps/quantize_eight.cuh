@@ -1,0 +1,93 @@
+// Eight bf16 elements to NVFP4, where the line's scale s is a power of two.
+//
+// y = x / s is exact or far below every boundary. The quotient t of y and the block's e4m3 is rounded to e2m1 by adding
+// and taking off a number whose unit is e2m1's at t. t is right to the last bit where it lies on a boundary between two
+// values of e2m1, and elsewhere 2^-15 away from one or more, so that the codes are those of quantize_block.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "backend/cuda/steps/formats.cuh"
+
+namespace nvfp4_moe::cuda {
+
+// Half of a block of 16.
+struct Eight {
+  uint32_t codes;  // a nibble each
+  uint4 operand;   // e2m1 * e4m3 in bf16
+  // Of the whole block:
+  uint32_t scale;  // the e4m3 byte
+  bool saturated, zeroed;
+};
+
+__device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 product =
+      __hmul2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(product);
+}
+// The magnitudes of eight elements, the larger ones of two each time.
+__device__ inline uint32_t larger_magnitudes(const uint4& x) {
+  constexpr uint32_t kMagnitudes = 0x7FFF7FFFu;
+  return __vmaxu2(__vmaxu2(x.x & kMagnitudes, x.y & kMagnitudes), __vmaxu2(x.z & kMagnitudes, x.w & kMagnitudes));
+}
+// The larger of two magnitudes in bf16, as fp32's bits.
+__device__ inline uint32_t larger_half(uint32_t pair) { return max(pair << 16, pair & 0xFFFF0000u); }
+
+// 1 / v within an ulp or so.
+__device__ inline float near_inverse(float v) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
+  return inverse;
+}
+
+// A magnitude t as e2m1's nearest, ties to the even code.
+struct NearestE2m1 {
+  float value;
+  uint32_t code;
+
+  // y / v, where inverse is near 1 / v; 0 where it is 0.
+  __device__ NearestE2m1(float y, float v, float inverse) {
+    const float near = fabsf(y) * inverse;
+    const float t = fminf(fmaf(fmaf(-near, v, fabsf(y)), inverse, near), 6.0f);
+    const uint32_t exponent = max(__float_as_uint(t) & 0x7F800000u, 0x3F800000u);
+    const uint32_t offset = exponent + 0x0B400000u;  // 1.5 2^22 as much: its unit is half of 2^exponent
+    const float sum = t + __uint_as_float(offset);
+    value = sum - __uint_as_float(offset);
+    code = __float_as_uint(sum) - offset + (exponent >> 22) - (127u << 1);
+  }
+};
+
+// inverse = 1 / s. A whole warp: a block's other half is that of the lane beside.
+__device__ inline Eight quantize_eight(const uint4& x, float inverse) {
+  uint32_t magnitudes = larger_magnitudes(x);
+  magnitudes = __vmaxu2(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, 1));
+  const uint32_t amax = larger_half(magnitudes);
+  const float scale = (__uint_as_float(amax) * inverse) * (1.0f / 6.0f);
+  Eight eight;
+  eight.scale = e4m3_from_float(scale);
+  eight.saturated = scale > 448;
+  eight.zeroed = eight.scale == 0 && amax != 0;
+
+  const float v = e4m3_to_float(eight.scale);
+  const float inverse_v = eight.scale != 0 ? near_inverse(v) : 0;
+  const uint32_t signs = eight.scale != 0 ? 0x80008000u : 0;
+  const uint32_t v_pair = __byte_perm(__float_as_uint(v), 0, 0x3232);
+  const uint32_t inverse_pair = __byte_perm(__float_as_uint(inverse), 0, 0x3232);
+  const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+  uint32_t operand[4];
+  eight.codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t y = multiply_pairs(words[i], inverse_pair), sign = words[i] & signs;
+    const NearestE2m1 low(__uint_as_float(y << 16), v, inverse_v), high(__uint_as_float(y & 0xFFFF0000u), v, inverse_v);
+    const __nv_bfloat162 values = __floats2bfloat162_rn(low.value, high.value);
+    operand[i] = multiply_pairs(reinterpret_cast<const uint32_t&>(values), v_pair) | sign;
+    eight.codes |= (low.code | high.code << 4 | (sign >> 12 & 0x8) | (sign >> 24 & 0x80)) << i * 8;
+  }
+  eight.operand = make_uint4(operand[0], operand[1], operand[2], operand[3]);
+  return eight;
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,454 @@
+// route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work through.
+//
+// topk_ids (T, k) -> row_of_choice (T k), choice_of_row (R), row_offsets (E + 1), tiles; clears the run's status. A
+// stable counting sort:
+//
+//   count   rows of each expert in every chunk of choices               chunk_counts (chunks, E)
+//   scan    row_offsets over the experts, tiles; the first row of an expert in a chunk
+//   place   a choice's row = that + the earlier choices of its expert in the chunk
+//
+// Up to 32 choices one warp sorts by asking all lanes. Else the earlier choices are a count of bits: an expert's
+// choices are a mask in shared memory. Up to kRouteOneBlock choices are one block's; above, a block has a chunk of them
+// (route.cu). Where experts' masks do not fit, a warp each sorts a part with counters of its own, so that there is no
+// atomic on them and the order is that of the choices.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/scratch.h"
+#include "backend/cuda/steps/few_choices.cuh"
+#include "backend/cuda/steps/steps.h"
+
+namespace nvfp4_moe::cuda {
+
+// Tiles are in the order of their rows, the most first, where their products differ much and each expert can look at
+// all others: blocks that take turns at the list then get the same work.
+inline constexpr int kLeastSortedRows = 32;
+inline constexpr int64_t kMostSortedExperts = 1024;
+
+// A thread's place in a block that routes, which route_and_quantize makes two-dimensional.
+__device__ inline int32_t thread_of_block() { return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); }
+__device__ inline int32_t threads_of_block() { return static_cast<int32_t>(blockDim.x * blockDim.y); }
+
+struct RouteArgs : ChoiceIds {
+  int64_t chunk;  // choices of one chunk
+  int32_t chunks;
+  int32_t segments;  // of 128 choices, of experts' masks, a bit a choice; 0: one block sorts by chunks
+  RunStatus* status;
+  int32_t* row_of_choice;  // (choices)
+  int32_t* choice_of_row;  // (R)
+  int64_t* row_offsets;    // (E + 1)
+  int rows_of_tile;
+  bool even_tiles, widest_first;
+  RowTile* tiles;
+  int32_t* tile_count;
+  int64_t* shared_row_offsets;  // (2), or null
+  int64_t tokens, top_k;
+  uint32_t* chunk_bad_ids;  // (chunks); unused by one block
+  int32_t* cleared;         // (cleared_count), or null
+  int32_t cleared_count;
+};
+
+// body(choice, local expert, lanes of this group with the same expert), for a chunk's choices in order; one warp.
+template <class Body>
+__device__ void for_each_group(const RouteArgs& args, int64_t chunk, const Body& body) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t begin = chunk * args.chunk, end = min(begin + args.chunk, args.choices);
+#pragma unroll 1
+  for (int64_t group = begin; group < end; group += 32) {
+    uint32_t bad = 0;
+    const int expert = local_expert(args, group + lane, end, bad);
+    body(group + lane, expert, __match_any_sync(kAllLanes, expert), bad, end);
+    __syncwarp();
+  }
+}
+
+// counts (E): rows of each expert in the chunk. Returns its bad ids. One warp.
+__device__ inline unsigned count_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+  for (int64_t e = lane; e < args.count; e += 32) counts[e] = 0;
+  __syncwarp();
+  unsigned bad_ids = 0;
+  for_each_group(args, chunk, [&](int64_t, int expert, unsigned same, uint32_t bad, int64_t) {
+    bad_ids += bad;
+    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] += __popc(same);
+  });
+  return __reduce_add_sync(kAllLanes, bad_ids);
+}
+
+// row_of_choice and choice_of_row of the chunk; counts (E) are the next row of each expert. One warp.
+__device__ inline void place_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for_each_group(args, chunk, [&](int64_t choice, int expert, unsigned same, uint32_t, int64_t end) {
+    const int32_t base = expert >= 0 ? counts[expert] : 0;
+    __syncwarp();
+    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] = base + __popc(same);
+    if (choice >= end) return;
+    const int32_t row = expert >= 0 ? base + __popc(same & ((1u << lane) - 1)) : -1;
+    args.row_of_choice[choice] = row;
+    if (row >= 0) args.choice_of_row[row] = static_cast<int32_t>(choice);
+  });
+}
+
+struct Sums {
+  int32_t rows = 0, tiles = 0;
+};
+
+// Exclusive sums over the block's threads; total is that of all. warp_sums: (32) shared.
+__device__ inline Sums block_exclusive(Sums own, Sums* warp_sums, Sums& total) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = thread_of_block() / 32, warps = threads_of_block() / 32;
+  Sums sum = own;
+#pragma unroll 1
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step), tiles = __shfl_up_sync(kAllLanes, sum.tiles, step);
+    if (lane >= step) sum.rows += rows, sum.tiles += tiles;
+  }
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  Sums before;
+  total = Sums{};
+#pragma unroll 1
+  for (int w = 0; w < warps; ++w) {
+    if (w == warp) before = total;
+    total.rows += warp_sums[w].rows;
+    total.tiles += warp_sums[w].tiles;
+  }
+  __syncthreads();
+  return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
+}
+
+// An expert's place in the list of tiles, and how many it has.
+struct alignas(8) TileKey {
+  uint32_t order;  // larger: earlier; rows of its tiles, then the expert
+  int32_t tiles;
+
+  TileKey() = default;
+  __device__ TileKey(int32_t expert, int32_t step, int32_t tiles_)
+      : order(static_cast<uint32_t>(step << 16 | (0xFFFF - expert))), tiles(tiles_) {}
+  __device__ int32_t step() const { return static_cast<int32_t>(order >> 16); }
+};
+
+__device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint32_t order) {
+  int32_t tiles = 0;
+#pragma unroll 8
+  for (int32_t e = 0; e < count; ++e) tiles += keys[e].order > order ? keys[e].tiles : 0;
+  return tiles;
+}
+
+// row_offsets, tiles and the rest that is no choice's own. rows_of(e) once an expert, then start_at(e, its first row).
+// bad_ids (chunks). One block. keys: (E) shared, under widest_first. Returns the rows of all.
+template <class RowsOf, class StartAt>
+__device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
+                        const StartAt& start_at) {
+  __shared__ Sums warp_sums[32];
+  const int32_t thread = thread_of_block(), threads = threads_of_block();
+  Sums before;
+#pragma unroll 1
+  for (int64_t first = 0; first < args.count; first += threads) {
+    const int64_t e = first + thread;
+    Sums own;
+    if (e < args.count) own.rows = rows_of(e);
+    own.tiles = own.rows <= args.rows_of_tile ? own.rows != 0 : (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
+    Sums total;
+    Sums start = block_exclusive(own, warp_sums, total);
+    start.rows += before.rows;
+    start.tiles += before.tiles;
+    if (e < args.count) {
+      args.row_offsets[e] = start.rows;
+      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.rows_of_tile) : args.rows_of_tile;
+      if (args.widest_first)
+        keys[e] = TileKey(static_cast<int32_t>(e), step, own.tiles);
+      else
+        list_tiles(args.tiles, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles, own.tiles);
+      start_at(e, start.rows);
+    }
+    before.rows += total.rows;
+    before.tiles += total.tiles;
+  }
+  if (args.widest_first) {
+    if (thread == 0) args.row_offsets[args.count] = before.rows;
+    __syncthreads();
+#pragma unroll 1
+    for (int32_t e = thread; e < args.count; e += threads) {
+      const auto first_row = static_cast<int32_t>(args.row_offsets[e]);
+      const int32_t rows = static_cast<int32_t>(args.row_offsets[e + 1]) - first_row;
+      const TileKey key = keys[e];
+      list_tiles(args.tiles, e, first_row, rows, key.step(),
+                 tiles_before(keys, static_cast<int32_t>(args.count), key.order), key.tiles);
+    }
+  }
+#pragma unroll 1
+  for (int32_t i = thread; i < args.cleared_count; i += threads) args.cleared[i] = 0;
+  if (thread >= 32) return before.rows;
+  uint32_t own_bad_ids = 0;
+  for (int32_t chunk = thread; chunk < args.chunks; chunk += 32) own_bad_ids += bad_ids[chunk];
+  RunStatus status;
+  status.bad_expert_ids = __reduce_add_sync(kAllLanes, own_bad_ids);
+  if (thread != 0) return before.rows;
+  *args.status = status;
+  args.row_offsets[args.count] = before.rows;
+  *args.tile_count = before.tiles;
+  if (args.shared_row_offsets != nullptr) {
+    args.shared_row_offsets[0] = 0;
+    args.shared_row_offsets[1] = args.tokens;
+  }
+  return before.rows;
+}
+
+// counts (chunks, E): rows in the chunk -> first row of the expert in the chunk. One block.
+__device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids, TileKey* keys) {
+  constexpr int kAtOnce = 8;  // chunks whose counts are read at once
+  const auto rows_of = [&](int64_t e) {
+    int32_t rows = 0;
+#pragma unroll kAtOnce
+    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) rows += counts[chunk * args.count + e];
+    return rows;
+  };
+  scan(args, bad_ids, keys, rows_of, [&](int64_t e, int32_t row) {
+#pragma unroll 1
+    for (int32_t chunk = 0; chunk < args.chunks; chunk += kAtOnce) {
+      int32_t rows[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) rows[i] = chunk + i < args.chunks ? counts[(chunk + i) * args.count + e] : 0;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (chunk + i < args.chunks) counts[(chunk + i) * args.count + e] = row;
+        row += rows[i];
+      }
+    }
+  });
+}
+
+// The whole step by one block. masks (segments, E): the choices of each expert as bits, 128 at a time, so that a row's
+// place among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments; starts (E):
+// first rows; keys (E) under widest_first; order (choices): choice_of_row, to be written as a whole.
+struct RouteBits {
+  static constexpr int kSegment = 128;
+  uint4* masks;
+  TileKey* keys;
+  int32_t* starts;
+  uint16_t *before, *order;
+  static constexpr int64_t bytes(int64_t choices, int64_t experts, bool widest_first) {
+    return (ceil_div(choices, kSegment) * 18 + (widest_first ? static_cast<int64_t>(sizeof(TileKey)) : 0) + 4) *
+               experts +
+           choices * 2;
+  }
+  __device__ RouteBits(const RouteArgs& args, void* shared)
+      : masks(static_cast<uint4*>(shared)),
+        keys(reinterpret_cast<TileKey*>(masks + args.segments * args.count)),
+        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first ? args.count : 0))),
+        before(reinterpret_cast<uint16_t*>(starts + args.count)),
+        order(before + args.segments * args.count) {}
+};
+
+__device__ inline int32_t count_bits(const uint4& mask) {
+  return __popc(mask.x) + __popc(mask.y) + __popc(mask.z) + __popc(mask.w);
+}
+// Of the bits of a segment's mask, those of choices before this one.
+__device__ inline int32_t count_bits_before(const uint4& mask, int32_t choice) {
+  const int32_t word = choice / 32 % 4;
+  const uint32_t own = (1u << choice % 32) - 1;  // of the choice's own word
+  return __popc(mask.x & (word > 0 ? ~0u : own)) +
+         __popc(mask.y & (word > 1    ? ~0u
+                          : word == 1 ? own
+                                      : 0)) +
+         __popc(mask.z & (word > 2    ? ~0u
+                          : word == 2 ? own
+                                      : 0)) +
+         __popc(mask.w & (word == 3 ? own : 0));
+}
+// masks (segments, E) in shared memory.
+__device__ inline void set_bit(uint4* masks, int32_t experts, int32_t choice, int expert) {
+  auto* const words = reinterpret_cast<uint32_t*>(masks + choice / RouteBits::kSegment * experts + expert);
+  atomicOr(words + choice / 32 % 4, 1u << choice % 32);
+}
+
+// The local experts of a thread's choices, or -1; the ids are on their way at once. bad: counts those of no expert.
+template <int kPer>
+__device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32_t& bad) {
+  int64_t ids[kPer];
+  const int64_t first = thread_of_block(), step = threads_of_block();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) ids[i] = first + i * step < args.choices ? global_id(args, first + i * step) : -1;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) experts[i] = local_expert(args, ids[i], bad);
+}
+
+// kPer: choices of a thread, at most.
+template <int kPer>
+__device__ void route_by_bits(const RouteArgs& args, void* shared) {
+  __shared__ uint32_t bad_ids;
+  const RouteBits bits(args, shared);
+  const auto count = static_cast<int32_t>(args.count);
+  const int32_t thread = thread_of_block(), threads = threads_of_block(), masks = args.segments * count;
+  int experts[kPer];
+  uint32_t bad = 0;
+  read_experts(args, experts, bad);
+  if (thread == 0) bad_ids = 0;
+#pragma unroll 1
+  for (int32_t i = thread; i < masks; i += threads) bits.masks[i] = uint4{};
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int32_t choice = thread + i * threads;
+    if (experts[i] >= 0) set_bit(bits.masks, count, choice, experts[i]);
+  }
+  if (bad != 0) atomicAdd(&bad_ids, bad);
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t i = thread; i < masks; i += threads) bits.before[i] = static_cast<uint16_t>(count_bits(bits.masks[i]));
+  __syncthreads();
+  const auto rows_of = [&](int64_t e) {
+    int32_t rows = 0;
+#pragma unroll 8
+    for (int32_t segment = 0; segment < args.segments; ++segment) {
+      uint16_t& own = bits.before[segment * count + e];
+      const int32_t here = own;
+      own = static_cast<uint16_t>(rows);
+      rows += here;
+    }
+    return rows;
+  };
+  const int32_t rows = scan(args, &bad_ids, bits.keys, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int32_t choice = thread + i * threads;
+    if (choice >= args.choices) continue;
+    int32_t row = -1;
+    if (experts[i] >= 0) {
+      const int32_t at = choice / RouteBits::kSegment * count + experts[i];
+      row = bits.starts[experts[i]] + bits.before[at] + count_bits_before(bits.masks[at], choice);
+      bits.order[row] = static_cast<uint16_t>(choice);
+    }
+    args.row_of_choice[choice] = row;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t row = thread; row < rows; row += threads) args.choice_of_row[row] = bits.order[row];
+}
+
+// The whole step by one block, for up to 32 choices. Every warp does the same; experts are shared out over threads.
+__device__ inline void route_few(const RouteArgs& args) {
+  const FewChoices own(args, args.rows_of_tile);
+  const int lane = FewChoices::lane();
+  const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, own.bad != 0)));
+  const int32_t all_rows = own.all_rows();
+#pragma unroll 1
+  for (int64_t e = thread_of_block(); e < (args.count + 31) / 32 * 32; e += threads_of_block()) {
+    int32_t before = 0;
+#pragma unroll 4
+    for (int other = 0; other < static_cast<int>(args.choices); ++other) {
+      const int other_expert = __shfl_sync(kAllLanes, own.expert, other);
+      before += other_expert >= 0 && other_expert < e;
+    }
+    if (e < args.count) args.row_offsets[e] = before;
+  }
+#pragma unroll 1
+  for (int32_t i = thread_of_block(); i < args.cleared_count; i += threads_of_block()) args.cleared[i] = 0;
+  if (thread_of_block() >= 32) return;
+  if (lane < args.choices) {
+    const int32_t row = own.row();
+    args.row_of_choice[lane] = row;
+    if (row >= 0) args.choice_of_row[row] = lane;
+  }
+  own.list(args.tiles, args.rows_of_tile, args.even_tiles);
+  if (lane != 0) return;
+  RunStatus status;
+  status.bad_expert_ids = bad_ids;
+  *args.status = status;
+  args.row_offsets[args.count] = all_rows;
+  *args.tile_count = own.all_tiles;
+  if (args.shared_row_offsets != nullptr) {
+    args.shared_row_offsets[0] = 0;
+    args.shared_row_offsets[1] = args.tokens;
+  }
+}
+
+// How one block routes: by bits where the device has room for them; else as many warps as there are chunks and room for
+// their counters. Sets segments and chunks.
+struct OneBlock {
+  static constexpr int64_t kCounterBytes = 40 * 1024, kMostWarps = 8;
+  static constexpr int kFewThreads = 256, kManyThreads = 1024;
+  static constexpr int kMostPer = 4;  // choices of a thread by bits
+  unsigned threads;                   // by bits at least, if that makes kMostPer
+  size_t shared_bytes;
+
+  explicit OneBlock(RouteArgs& args) {
+    const int64_t bit_bytes = RouteBits::bytes(args.choices, args.count, args.widest_first);
+    if (bit_bytes <= static_cast<int64_t>(kSharedBytesOfAll) || bit_bytes <= most_shared_bytes()) {
+      args.segments = static_cast<int32_t>(ceil_div(args.choices, RouteBits::kSegment));
+      args.chunks = 1;  // one number of bad ids
+      threads = args.choices <= 2 * kFewThreads ? kFewThreads : kManyThreads;
+      shared_bytes = static_cast<size_t>(bit_bytes);
+      return;
+    }
+    const int64_t fitting = kCounterBytes / (args.count * static_cast<int64_t>(sizeof(int32_t)));
+    const int64_t useful = ceil_div(args.choices, 32);
+    const int64_t warps = std::max<int64_t>(1, std::min<int64_t>({kMostWarps, fitting, useful}));
+    args.chunk = ceil_div(ceil_div(args.choices, warps), 32) * 32;
+    args.chunks = static_cast<int32_t>(args.chunk == 0 ? 0 : ceil_div(args.choices, args.chunk));
+    threads = static_cast<unsigned>(warps * 32);
+    shared_bytes = static_cast<size_t>(warps * args.count) * sizeof(int32_t);
+    if (args.widest_first) shared_bytes += (static_cast<size_t>(args.count) + 1) * sizeof(TileKey);  // at even places
+  }
+
+  // Of a block of the current device, besides what route's kernels declare.
+  static int64_t most_shared_bytes() {
+    int device = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes - 2048;
+  }
+};
+
+// The whole step by one block, a warp a chunk. shared: of OneBlock's bytes, at a multiple of 16.
+__device__ inline void route_by_one_block(const RouteArgs& args, void* shared) {
+  if (args.choices <= kFewChoices) return route_few(args);
+  if (args.segments > 0)
+    return args.choices <= threads_of_block() ? route_by_bits<1>(args, shared)
+                                              : route_by_bits<OneBlock::kMostPer>(args, shared);
+  __shared__ uint32_t bad_ids[32];
+  const int warp = thread_of_block() / 32;
+  auto* const counts = static_cast<int32_t*>(shared);  // (chunks, E)
+  int32_t* const own = counts + warp * args.count;
+  if (warp < args.chunks) bad_ids[warp] = count_chunk(args, warp, own);
+  __syncthreads();
+  scan_counts(args, counts, bad_ids, reinterpret_cast<TileKey*>(counts + (args.chunks * args.count + 1) / 2 * 2));
+  __syncthreads();
+  if (warp < args.chunks) place_chunk(args, warp, own);
+}
+
+// All but the chunks.
+inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
+  const Batch& batch = call.batch;
+  const MoeConfig& config = call.weights.config;
+  const ExpertRange& range = call.weights.range;
+  const Scratch scratch(config, range, batch.tokens, call.scratch);
+  RouteArgs args{};
+  static_cast<ChoiceIds&>(args) = choices_of(call);
+  args.status = call.buffers.status;
+  args.row_of_choice = call.buffers.row_of_choice;
+  args.choice_of_row = call.buffers.routed.choice_of_row;
+  args.row_offsets = call.buffers.routed.row_offsets;
+  args.rows_of_tile = tiling.rows;
+  args.even_tiles = tiling.even;
+  args.widest_first = tiling.even && tiling.rows >= kLeastSortedRows && range.count <= kMostSortedExperts;
+  args.tiles = scratch.tiles;
+  args.tile_count = scratch.tile_count;
+  args.shared_row_offsets = call.buffers.shared.experts > 0 ? call.buffers.shared.row_offsets : nullptr;
+  args.tokens = batch.tokens;
+  args.top_k = config->top_k;
+  args.chunk_bad_ids = scratch.chunk_bad_ids;
+  args.cleared = tiling.cleared;
+  args.cleared_count = tiling.cleared_count;
+  return args;
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,187 @@
+// The one walk over a host layer's workspace, and the activation scales that config and checkpoint decide.
+//
+// walk() names every array once; called with a layout it measures, called with a workspace it places. Arrays that a
+// config does not need (codes under bf16, the shared part without a shared expert) have no span at all. Names come as
+// two literals, so that placing, which every run does, allocates nothing.
+#include "backend/layer_steps.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "core/float_formats.h"
+#include "core/quantize.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// 16x: SwiGLU's output at run time may lie above what calibration saw, and headroom costs nothing (numerics.md).
+constexpr float kFixedHeadroom = 16.0f;
+
+template <class Place>
+class Walk {
+ public:
+  Walk(const MoeConfig& config, Place& place) : config_(config), place_(place) {}
+
+  HostBuffers operator()(const ExpertRange& range, size_t tokens) {
+    const auto top_k = static_cast<size_t>(config_->top_k);
+    const auto hidden = static_cast<size_t>(config_->hidden_size);
+    HostBuffers buffers;
+    buffers.status = take<RunStatus>("", "status", 1);
+    buffers.row_of_choice = take<int32_t>("", "row_of_choice", tokens * top_k);
+    buffers.hidden = activations("hidden", tokens, hidden, config_->activation_format == ActivationFormat::kBf16);
+    buffers.routed = part("routed", range.count, config_->intermediate_size, tokens * top_k, hidden);
+    buffers.routed.choice_of_row = take<int32_t>("routed", ".choice_of_row", tokens * top_k);
+    if (config_->shared_intermediate_size > 0)
+      buffers.shared = part("shared", 1, config_->shared_intermediate_size, tokens, hidden);
+    return buffers;
+  }
+
+ private:
+  template <class T>
+  T* take(const char* part, const char* name, size_t count) {
+    return reinterpret_cast<T*>(place_(part, name, count * sizeof(T)));
+  }
+
+  HostActivations activations(const char* name, size_t lines, size_t k, bool bf16) {
+    HostActivations result;
+    if (bf16) result.bf16 = take<uint16_t>(name, ".bf16", lines * k);
+    if (config_->activation_format == ActivationFormat::kNvfp4) {
+      result.codes = take<uint8_t>(name, ".codes", lines * (k / 2));
+      result.block_scales = take<uint8_t>(name, ".block_scales", lines * (k / 16));
+      result.line_scale = take<float>(name, ".line_scale", lines);
+    }
+    if (config_->activation_format == ActivationFormat::kInt8Block) {
+      result.int8_codes = take<int8_t>(name, ".int8_codes", lines * k);
+      result.int8_scales = take<float>(name, ".int8_scales", lines * (k / 16));
+    }
+    result.nonfinite = take<uint8_t>(name, ".nonfinite", lines);
+    return result;
+  }
+
+  HostPart part(const char* name, int64_t experts, int64_t intermediate_size, size_t rows, size_t hidden) {
+    const size_t row_bytes = hidden * (config_->row_format == RowFormat::kBf16 ? sizeof(uint16_t) : sizeof(float));
+    HostPart part;
+    part.experts = experts;
+    part.intermediate_size = intermediate_size;
+    part.row_offsets = take<int64_t>(name, ".row_offsets", static_cast<size_t>(experts) + 1);
+    part.intermediate = activations(name, rows, static_cast<size_t>(intermediate_size), true);
+    part.rows_out = place_(name, ".rows_out", rows * row_bytes);
+    return part;
+  }
+
+  const MoeConfig& config_;
+  Place& place_;
+};
+
+// The smallest power of two s with bound <= 2688 s, exactly; within the range of normal floats.
+float smallest_scale_for(double bound) {
+  int exponent = 0;
+  std::frexp(bound / kNvfp4Range, &exponent);
+  while (std::ldexp(kNvfp4Range, exponent - 1) >= bound && exponent > -126) --exponent;
+  while (std::ldexp(kNvfp4Range, exponent) < bound && exponent < 127) ++exponent;
+  return static_cast<float>(std::ldexp(1.0, std::min(std::max(exponent, -126), 127)));
+}
+
+Result<float> checkpoint_scale(const std::optional<float>& scale, const char* choice, const char* input_scale) {
+  if (!scale.has_value())
+    return invalid_argument(std::string(choice) + ": expected a checkpoint with " + input_scale + ", got none");
+  if (!std::isfinite(*scale) || *scale <= 0)
+    return invalid_argument(std::string(choice) + ": expected a finite positive " + input_scale + ", got " +
+                            std::to_string(*scale));
+  return *scale;
+}
+
+// |SwiGLU's output| never exceeds this; 0 where the activation has no bound. The gate's factor is at most L from above,
+// and from below it reaches -0.2785 (the minimum of silu; of g sigmoid(a g) a part of 1/a), which counts for small L.
+double activation_bound(const MoeConfig& config) {
+  if (config->activation == Activation::kSwiglu || !config->swiglu_limit.has_value()) return 0;
+  constexpr double kSiluDepth = 0.27846455;  // 0.278464542..., rounded up
+  const double limit = *config->swiglu_limit;
+  const bool oai = config->activation == Activation::kSwigluOai;
+  const double gate = std::max(limit, oai ? kSiluDepth / static_cast<double>(config->swiglu_alpha) : kSiluDepth);
+  double bound = gate * (oai ? limit + 1 : limit);
+  if (config->router_weight == RouterWeight::kBeforeDown)
+    bound *= std::max(1.0, static_cast<double>(config->max_router_weight));
+  return bound;
+}
+
+Result<float> hidden_scale(const MoeConfig& config, const LayerScales& scales) {
+  switch (config->activation_scale) {
+    case ActivationScale::kDynamicToken: return 0.0f;
+    case ActivationScale::kStatic: {
+      NVFP4_MOE_ASSIGN(const float scale,
+                       checkpoint_scale(scales.hidden, "activation_scale static", "gate/up input_scale"));
+      return round_up_to_power_of_two(round_up_to_power_of_two(scale) * config->static_headroom);
+    }
+    case ActivationScale::kCompat:
+      return checkpoint_scale(scales.hidden, "activation_scale compat", "gate/up input_scale");
+  }
+  return invalid_argument("activation_scale: expected a named choice, got " +
+                          std::to_string(static_cast<int>(config->activation_scale)));
+}
+
+Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& scales) {
+  switch (config->intermediate_scale) {
+    case IntermediateScale::kDynamicToken: return 0.0f;
+    case IntermediateScale::kCompat:
+      return checkpoint_scale(scales.intermediate, "intermediate_scale compat", "down input_scale");
+    case IntermediateScale::kFixed: {
+      if (config->intermediate_fixed.has_value()) return *config->intermediate_fixed;
+      if (const double bound = activation_bound(config); bound > 0) return smallest_scale_for(bound);
+      const char* choice = "intermediate_scale fixed without a given power of two or a swiglu limit";
+      NVFP4_MOE_ASSIGN(const float scale, checkpoint_scale(scales.intermediate, choice, "down input_scale"));
+      return round_up_to_power_of_two(round_up_to_power_of_two(scale) * kFixedHeadroom);
+    }
+  }
+  return invalid_argument("intermediate_scale: expected a named choice, got " +
+                          std::to_string(static_cast<int>(config->intermediate_scale)));
+}
+
+}  // namespace
+
+WorkspaceLayout host_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
+                            size_t guard_bytes) {
+  WorkspaceLayout layout(guard_bytes);
+  auto measure = [&](const char* part, const char* name, size_t size_bytes) {
+    layout.add(std::string(part) + name, size_bytes);
+    return static_cast<std::byte*>(nullptr);
+  };
+  Walk(config, measure)(range, static_cast<size_t>(limits.max_tokens));
+  return layout;
+}
+
+HostBuffers host_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace) {
+  int index = 0;
+  auto place = [&](const char*, const char*, size_t) { return workspace.at<std::byte>(index++); };
+  return Walk(config, place)(range, 0);
+}
+
+Status check_host_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {
+  if (limits.max_tokens < 0)
+    return invalid_argument("max_tokens: expected 0 or more, got " + std::to_string(limits.max_tokens));
+  const int64_t most_choices = std::numeric_limits<int32_t>::max();  // a row's choice is an int32
+  if (limits.max_tokens > most_choices / config->top_k)
+    return invalid_argument("max_tokens: expected at most " + std::to_string(most_choices / config->top_k) +
+                            " at top_k " + std::to_string(config->top_k) + ", got " +
+                            std::to_string(limits.max_tokens));
+  // An upper estimate in double: 4 bytes an element of hidden, intermediate and rows_out, with room for the rest.
+  const double line = 8.0 * static_cast<double>(config->hidden_size) + 64.0 +
+                      4.0 * static_cast<double>(std::max(config->intermediate_size, config->shared_intermediate_size));
+  const double estimate = static_cast<double>(limits.max_tokens) * static_cast<double>(config->top_k + 2) * line +
+                          8.0 * static_cast<double>(range.count);
+  if (estimate > 0x1p60)
+    return invalid_argument("max_tokens: expected a workspace that fits into memory, got " +
+                            std::to_string(limits.max_tokens) + " tokens");
+  return {};
+}
+
+Result<ActivationScales> resolve_activation_scales(const MoeConfig& config, const LayerScales& scales) {
+  if (config->activation_format != ActivationFormat::kNvfp4) return ActivationScales{};
+  NVFP4_MOE_ASSIGN(const float hidden, hidden_scale(config, scales));
+  NVFP4_MOE_ASSIGN(const float intermediate, intermediate_scale(config, scales));
+  return ActivationScales{hidden, intermediate};
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,12 @@
+// gemm1_swiglu on mma.sync.
+#include "backend/cuda/steps/steps.h"
+#include "backend/sm80/gemm1_swiglu.cuh"
+#include "backend/sm80/mma_tile.cuh"
+
+namespace nvfp4_moe::cuda {
+
+void gemm1_swiglu(const HostCall& call, const HostPart& part) {
+  launch_gemm1_swiglu<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(call, part);
+}
+
+}  // namespace nvfp4_moe::cuda

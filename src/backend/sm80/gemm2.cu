@@ -1,0 +1,12 @@
+// gemm2 on mma.sync.
+#include "backend/cuda/steps/steps.h"
+#include "backend/sm80/gemm2.cuh"
+#include "backend/sm80/mma_tile.cuh"
+
+namespace nvfp4_moe::cuda {
+
+void gemm2(const HostCall& call, const HostPart& part) {
+  launch_gemm2<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(call, part);
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,27 @@
+// What both GEMMs take from a call: their sides, and how many tiles of lines there may be.
+#pragma once
+
+#include "backend/cuda/packed_layout.h"
+#include "backend/cuda/scratch.h"
+#include "backend/layer_steps.h"
+
+namespace nvfp4_moe::cuda {
+
+// One part of a layer as a grouped GEMM sees it.
+struct PartTiles {
+  bool shared;
+  const PartLayout& layout;
+  int rows_of_tile;    // kSmallTileRows or kLargeTileRows
+  int64_t tile_bound;  // of lines
+
+  PartTiles(const HostCall& call, const HostPart& part, const PackedLayout& packed)
+      : shared(&part == &call.buffers.shared),
+        layout(shared ? packed.shared : packed.routed),
+        rows_of_tile(shared ? shared_tile_rows(call.batch.tokens) : tile_rows(call.weights.config, call.batch.tokens)),
+        tile_bound(shared
+                       ? ceil_div(call.batch.tokens, rows_of_tile)
+                       : cuda::tile_bound(call.batch.tokens * call.weights.config->top_k, part.experts, rows_of_tile)) {
+  }
+};
+
+}  // namespace nvfp4_moe::cuda

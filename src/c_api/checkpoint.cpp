@@ -1,0 +1,130 @@
+// The C interface: checkpoints, and layers opened from them.
+#include <nlohmann/json.hpp>
+
+#include "c_api/layer.h"
+#include "moe/config_json.h"
+#include "moe/packed_cache.h"
+
+using nvfp4_moe::Status;
+namespace api = nvfp4_moe::c_api;
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Names come from files; what is not UTF-8 in them is replaced rather than thrown about.
+Status write_json(const Json& json, char** out) {
+  return api::write_text(json.dump(-1, ' ', false, Json::error_handler_t::replace), out);
+}
+
+Json to_json(const nvfp4_moe::Finding& finding) {
+  return {{"severity", to_string(finding.severity)},
+          {"id", finding.id},
+          {"layer", finding.layer},
+          {"expert", finding.expert},
+          {"tensor", finding.tensor},
+          {"expected", finding.expected},
+          {"actual", finding.actual},
+          {"count", finding.count},
+          {"text", to_string(finding)}};
+}
+
+}  // namespace
+
+extern "C" {
+
+nvfp4_moe_code nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
+    *checkpoint = nullptr;
+    NVFP4_MOE_TRY(api::check_pointer("path", path));
+    NVFP4_MOE_ASSIGN(nvfp4_moe::Checkpoint opened, nvfp4_moe::Checkpoint::open(path));
+    *checkpoint = new nvfp4_moe_checkpoint{std::move(opened)};
+    return {};
+  });
+}
+
+void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint) { delete checkpoint; }
+
+nvfp4_moe_code nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint, char** json) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("json", json));
+    *json = nullptr;
+    NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
+    const nvfp4_moe::ModelInfo& model = checkpoint->checkpoint.model();
+    Json info;
+    info["architecture"] = model.architecture;
+    info["model_type"] = model.model_type;
+    info["family"] = model.family;
+    info["format"] = to_string(model.format);
+    info["quant_method"] = model.quant_method;
+    info["quant_algo"] = model.quant_algo;
+    info["producer"] = model.producer;
+    info["layers"] = model.layers;
+    info["shared_experts"] = model.shared_experts;
+    info["config"] = Json::parse(nvfp4_moe::to_json(model.options));
+    Json files = Json::array();
+    for (const auto& file : checkpoint->checkpoint.index().files())
+      files.push_back({{"path", file->path()}, {"size_bytes", file->size_bytes()}});
+    info["files"] = files;
+    info["size_bytes"] = checkpoint->checkpoint.index().size_bytes();
+    return write_json(info, json);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer, char** json) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("json", json));
+    *json = nullptr;
+    NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
+    const nvfp4_moe::Checkpoint& files = checkpoint->checkpoint;
+    std::vector<nvfp4_moe::Finding> findings;
+    if (layer == -1) {
+      findings = files.findings();
+    } else {
+      NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions options, files.layer_options(layer));
+      NVFP4_MOE_ASSIGN(findings, files.validate(layer, {0, options.num_experts}));
+    }
+    Json list = Json::array();
+    for (const nvfp4_moe::Finding& finding : findings) list.push_back(to_json(finding));
+    return write_json(list, json);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                           nvfp4_moe_config* config) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions options, checkpoint->checkpoint.layer_options(layer));
+    return api::write_struct("config", api::to_c(options), config);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                               const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
+                                               nvfp4_moe_layer** out) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("out", out));
+    *out = nullptr;
+    NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
+    NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
+    std::optional<nvfp4_moe::MoeOptions> moe_options;
+    if (config != nullptr) {
+      NVFP4_MOE_ASSIGN(moe_options, api::read_config(config));
+    }
+    auto handle = std::make_unique<nvfp4_moe_layer>();
+    NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
+    layer_options.executor = handle->executor.get();
+    const nvfp4_moe::IntermediateSlice slice{given.slice_first, given.slice_count};
+    nvfp4_moe::CacheOptions cache;
+    if (given.cache_directory != nullptr) cache.directory = given.cache_directory;
+    cache.checksum = given.cache_checksum != 0;
+    NVFP4_MOE_ASSIGN(handle->layer, nvfp4_moe::open_checkpoint_layer(checkpoint->checkpoint, layer, moe_options, slice,
+                                                                     layer_options, cache, api::progress_fn(given)));
+    *out = handle.release();
+    return {};
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,125 @@
+#include "c_api/common.h"
+
+#include <algorithm>
+
+#include "moe/log.h"
+
+namespace nvfp4_moe::c_api {
+namespace {
+
+// The C codes are the library's; the C++ compiler holds the two lists together.
+static_assert(NVFP4_MOE_OK == static_cast<int>(Code::kOk));
+static_assert(NVFP4_MOE_CHECK_FAILED == static_cast<int>(Code::kCheckFailed));
+static_assert(NVFP4_MOE_INVALID_ARGUMENT == static_cast<int>(Code::kInvalidArgument));
+static_assert(NVFP4_MOE_UNSUPPORTED == static_cast<int>(Code::kUnsupported));
+static_assert(NVFP4_MOE_BAD_INPUT == static_cast<int>(Code::kBadInput));
+static_assert(NVFP4_MOE_IO == static_cast<int>(Code::kIo));
+static_assert(NVFP4_MOE_OUT_OF_MEMORY == static_cast<int>(Code::kOutOfMemory));
+static_assert(NVFP4_MOE_BUSY == static_cast<int>(Code::kBusy));
+static_assert(NVFP4_MOE_INTERNAL == static_cast<int>(Code::kInternal));
+static_assert(NVFP4_MOE_CANCELLED == static_cast<int>(Code::kCancelled));
+
+// Longer messages are cut.
+thread_local char last_error[2048];
+
+// A host's own threads as an Executor. Ranges that the host gets wrong are cut to the loop, so that a wrong host
+// computes wrong values but writes nowhere else.
+class HostExecutor : public Executor {
+ public:
+  HostExecutor(nvfp4_moe_parallel_for parallel_for, void* user, int threads)
+      : parallel_for_(parallel_for), user_(user), threads_(threads) {}
+
+  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+    if (count <= 0) return;
+    Call call{&body, count};
+    parallel_for_(
+        count, std::max<int64_t>(grain, 1),
+        [](void* context, int64_t begin, int64_t end) {
+          const Call& loop = *static_cast<const Call*>(context);
+          begin = std::max<int64_t>(begin, 0);
+          end = std::min(end, loop.count);
+          if (begin < end) (*loop.body)(begin, end);
+        },
+        &call, user_);
+  }
+  int threads() const override { return threads_; }
+
+ private:
+  struct Call {
+    const Body* body;
+    int64_t count;
+  };
+  nvfp4_moe_parallel_for parallel_for_;
+  void* user_;
+  int threads_;
+};
+
+}  // namespace
+
+nvfp4_moe_code fail(Code code, const char* message) noexcept {
+  const size_t length = std::min(std::strlen(message), sizeof(last_error) - 1);
+  // A message may quote a caller's string (a backend's name, a path): it stays one line all the same.
+  for (size_t i = 0; i < length; ++i) {
+    const auto byte = static_cast<unsigned char>(message[i]);
+    last_error[i] = byte < 0x20 || byte == 0x7F ? '?' : message[i];
+  }
+  last_error[length] = '\0';
+  return static_cast<nvfp4_moe_code>(code);
+}
+
+Result<DType> read_dtype(const char* name, nvfp4_moe_dtype value, DType fallback) {
+  switch (value) {
+    case NVFP4_MOE_DTYPE_DEFAULT: return fallback;
+    case NVFP4_MOE_BF16: return DType::kBf16;
+    case NVFP4_MOE_F16: return DType::kF16;
+    case NVFP4_MOE_F32: return DType::kF32;
+    case NVFP4_MOE_I32: return DType::kI32;
+    case NVFP4_MOE_I64: return DType::kI64;
+    default: return invalid_argument(std::string(name) + ": expected 0 to 5, got " + std::to_string(value));
+  }
+}
+
+Status write_text(const std::string& text, char** out) {
+  char* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr)
+    return Status(Code::kOutOfMemory, "memory: expected " + std::to_string(text.size() + 1) + " bytes, got none");
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  *out = copy;
+  return {};
+}
+
+Result<std::unique_ptr<Executor>> make_executor(nvfp4_moe_parallel_for parallel_for, void* user, int32_t threads) {
+  if (threads < 0 || threads > 4096)
+    return invalid_argument("threads: expected 0 to 4096, got " + std::to_string(threads));
+  if (parallel_for != nullptr)
+    return std::unique_ptr<Executor>(new HostExecutor(parallel_for, user, std::max(threads, 1)));
+  if (threads > 0) return make_thread_pool(threads);
+  return std::unique_ptr<Executor>();
+}
+
+}  // namespace nvfp4_moe::c_api
+
+using nvfp4_moe::Code;
+
+extern "C" {
+
+const char* nvfp4_moe_version(void) { return NVFP4_MOE_VERSION; }
+
+int32_t nvfp4_moe_abi_version(void) { return NVFP4_MOE_ABI_VERSION; }
+
+const char* nvfp4_moe_last_error(void) { return nvfp4_moe::c_api::last_error; }
+
+const char* nvfp4_moe_code_name(nvfp4_moe_code code) {
+  return code < 0 || code > NVFP4_MOE_CANCELLED ? "unknown" : nvfp4_moe::to_string(static_cast<Code>(code));
+}
+
+void nvfp4_moe_text_free(char* text) { std::free(text); }
+
+void nvfp4_moe_set_log_callback(nvfp4_moe_log_fn callback, void* user) {
+  nvfp4_moe::c_api::guarded([&] {
+    nvfp4_moe::set_log_callback(callback, user);
+    return nvfp4_moe::Status();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,80 @@
+#include "convert/checkpoint_copy.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "safetensors/files.h"
+
+namespace nvfp4_moe {
+
+namespace fs = std::filesystem;
+
+Status check_apart(const std::string& in, const std::string& out) {
+  std::error_code error;
+  const fs::path a = fs::weakly_canonical(in, error), b = fs::weakly_canonical(out, error);
+  const auto contains = [](const fs::path& outer, const fs::path& inner) {
+    return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+  };
+  if (contains(a, b) || contains(b, a))
+    return invalid_argument(out + ": expected a directory apart from the source " + in);
+  return {};
+}
+
+Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer) {
+  constexpr uint64_t kPiece = 16ull << 20;
+  const std::byte* data = from.data();
+  const uint64_t size = from.info->size_bytes();
+  for (uint64_t at = 0; at < size; at += kPiece) {
+    const auto count = static_cast<size_t>(std::min(kPiece, size - at));
+    from.file->prefetch(data + at, count);
+    NVFP4_MOE_TRY(writer.write(from.info->name, {data + at, count}));
+    from.file->release(data + at, count);
+  }
+  return {};
+}
+
+Result<std::vector<std::string>> copy_other_files(const std::string& in, const std::string& out) {
+  // Weights in any format would contradict the new ones, or double the directory's size.
+  constexpr const char* kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"};
+  std::vector<std::string> copied;
+  std::error_code error;
+  for (auto it = fs::recursive_directory_iterator(in, fs::directory_options::skip_permission_denied, error);
+       !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+    const fs::path relative = it->path().lexically_relative(in);
+    const std::string name = it->path().filename().string();
+    if (name.starts_with('.')) {
+      if (it->is_directory(error)) it.disable_recursion_pending();
+      continue;
+    }
+    if (!it->is_regular_file(error)) continue;
+    if (name == "config.json" && !relative.has_parent_path()) continue;
+    if (name == "hf_quant_config.json" || name.ends_with(".index.json")) continue;
+    const std::string extension = it->path().extension().string();
+    if (std::find(std::begin(kWeights), std::end(kWeights), extension) != std::end(kWeights)) continue;
+    const fs::path target = fs::path(out) / relative;
+    fs::create_directories(target.parent_path(), error);
+    if (!fs::copy_file(it->path(), target, fs::copy_options::overwrite_existing, error))
+      return io_error(it->path().string() + ": cannot copy to " + target.string() + ": " + error.message());
+    copied.push_back(relative.string());
+  }
+  if (error) return io_error(in + ": " + error.message());
+  std::sort(copied.begin(), copied.end());
+  return copied;
+}
+
+Status write_text_file(const std::string& path, const std::string& text) {
+  const std::string temporary = path + ".partial";
+  {
+    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+    file << text;
+    file.close();
+    if (!file) return errno_status(temporary, "cannot write", errno);
+  }
+  std::error_code error;
+  fs::rename(temporary, path, error);
+  return error ? io_error(path + ": " + error.message()) : Status();
+}
+
+}  // namespace nvfp4_moe

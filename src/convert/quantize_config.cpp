@@ -1,0 +1,120 @@
+#include "convert/quantize_config.h"
+
+#include <nlohmann/json.hpp>
+
+namespace nvfp4_moe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json producer() { return {{"name", "nvfp4-moe"}, {"version", NVFP4_MOE_VERSION}}; }
+
+// Exact module names, then stems as patterns: shell style for ModelOpt, regular expressions for compressed-tensors.
+Json not_quantized(const QuantizedModules& m) {
+  Json names = Json::array();
+  for (const std::string& name : m.kept) names.push_back(name);
+  for (const std::string& stem : m.kept_stems) {
+    if (m.format == OutputFormat::kModelOpt) {
+      names.push_back(stem + "*");
+      continue;
+    }
+    std::string pattern = "re:^";
+    for (const char c : stem) {
+      if (c == '.') pattern += '\\';
+      pattern += c;
+    }
+    names.push_back(pattern + ".*");
+  }
+  return names;
+}
+
+Json compressed_tensors(const QuantizedModules& m) {
+  const auto arguments = [](Json dynamic) {
+    return Json{{"actorder", nullptr},
+                {"block_structure", nullptr},
+                {"dynamic", std::move(dynamic)},
+                {"group_size", 16},
+                {"num_bits", 4},
+                {"scale_dtype", "torch.float8_e4m3fn"},
+                {"strategy", "tensor_group"},
+                {"symmetric", true},
+                {"type", "float"}};
+  };
+  return {{"config_groups",
+           {{"group_0",
+             {{"format", "nvfp4-pack-quantized"},
+              {"input_activations", arguments("local")},
+              {"output_activations", nullptr},
+              {"targets", {"Linear"}},
+              {"weights", arguments(false)}}}}},
+          {"format", "nvfp4-pack-quantized"},
+          {"global_compression_ratio", nullptr},
+          {"ignore", not_quantized(m)},
+          {"kv_cache_scheme", nullptr},
+          {"quant_method", "compressed-tensors"},
+          {"quantization_status", "compressed"}};
+}
+
+Json modelopt(const QuantizedModules& m) {
+  const Json arguments = {{"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+  return {{"config_groups",
+           {{"group_0", {{"input_activations", arguments}, {"weights", arguments}, {"targets", {"Linear"}}}}}},
+          {"ignore", not_quantized(m)},
+          {"quant_algo", "NVFP4"},
+          {"producer", producer()},
+          {"quant_method", "modelopt"}};
+}
+
+Json nvfp4_layers(const std::vector<std::string>& names) {
+  Json layers = Json::object();
+  for (const std::string& name : names) layers[name] = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
+  return layers;
+}
+
+// The dense layers' own description stays; where they are not FP8, modules_to_not_convert says so.
+Json modelopt_v4(const QuantizedModules& m, Json source) {
+  if (!source.is_object()) source = Json::object();
+  const bool dense_is_fp8 = source.value("quant_method", "") == "fp8";
+  source["quant_method"] = "fp8";
+  if (!source.contains("activation_scheme")) source["activation_scheme"] = "dynamic";
+  if (!source.contains("weight_block_size")) source["weight_block_size"] = {128, 128};
+  source["moe_quant_algo"] = "NVFP4";
+  source["quant_algo"] = "MIXED_PRECISION";
+  source["group_size"] = 16;
+  source["quantized_layers"] = nvfp4_layers(m.expert_stems);
+  Json ignore = {"*.attn.*", "*.ffn.shared_experts.*", "head", "mtp.*"};
+  for (const std::string& stem : m.kept_stems) ignore.push_back(stem + ".*");
+  source["ignore"] = std::move(ignore);
+  if (!dense_is_fp8) source["modules_to_not_convert"] = m.kept;
+  source["producer"] = producer();
+  return source;
+}
+
+}  // namespace
+
+Result<ConfigFiles> quantized_config_files(const std::string& source_config, const QuantizedModules& m) {
+  Json config = Json::parse(source_config, nullptr, false);
+  if (!config.is_object()) return bad_input("config.json: expected a JSON object");
+  ConfigFiles files;
+  if (m.format == OutputFormat::kCompressedTensors) {
+    config["quantization_config"] = compressed_tensors(m);
+  } else {
+    Json quantization = {{"quant_algo", m.deepseek_v4 ? "MIXED_PRECISION" : "NVFP4"},
+                         {"kv_cache_quant_algo", nullptr},
+                         {"group_size", 16},
+                         {"exclude_modules", not_quantized(m)}};
+    if (m.deepseek_v4) {
+      config["expert_dtype"] = "fp4";
+      config["quantization_config"] = modelopt_v4(m, config.value("quantization_config", Json()));
+      quantization["quantized_layers"] = nvfp4_layers(m.modules);
+    } else {
+      config["quantization_config"] = modelopt(m);
+    }
+    files.hf_quant_config = Json{{"producer", producer()}, {"quantization", std::move(quantization)}}.dump(2) + "\n";
+  }
+  // Names come from files: what is not UTF-8 was refused when they were opened.
+  files.config = config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return files;
+}
+
+}  // namespace nvfp4_moe

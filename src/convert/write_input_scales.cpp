@@ -1,0 +1,139 @@
+// Copies a checkpoint with other activation scales. All of it is copied, not linked and patched: a tensor that lay in
+// two shards would be read by some loaders from the one and by some from the other.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/names.h"
+#include "convert/checkpoint_copy.h"
+#include "convert/quantize_checkpoint.h"
+#include "safetensors/files.h"
+
+namespace nvfp4_moe {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// W4A16 checkpoints have no activation scales, and engines that see one in them would not read it.
+Status check_quantizes_activations(const Checkpoint& checkpoint, const std::string& config_text) {
+  const Json config = Json::parse(config_text, nullptr, false);
+  bool weight_only = checkpoint.model().quant_algo == "W4A16_NVFP4";
+  if (checkpoint.model().format == SourceFormat::kCompressedTensors && config.is_object()) {
+    for (const auto& group : config.value("/quantization_config/config_groups"_json_pointer, Json::object()))
+      weight_only = weight_only || !group.is_object() || group.value("input_activations", Json()).is_null();
+  }
+  if (weight_only)
+    return unsupported("expected a checkpoint with quantized activations, got a weight-only one (W4A16)");
+  return {};
+}
+
+struct Output {
+  TensorInfo info;
+  TensorIndex::Ref copy;  // null info: `value` is written
+  float value = 0;
+};
+
+Result<std::vector<Output>> plan(const Checkpoint& checkpoint, const std::map<int64_t, LayerScales>& scales) {
+  const bool reciprocal = checkpoint.model().format == SourceFormat::kCompressedTensors;
+  const std::string_view part = reciprocal ? "input_global_scale" : "input_scale";
+  const std::string_view after = reciprocal ? "weight_global_scale" : "weight_scale_2";
+  const FamilyNames* family = family_names(checkpoint.model().family);
+  if (family == nullptr) return unsupported("family " + checkpoint.model().family + ": its tensor names are not known");
+  std::vector<Output> outputs;
+  for (const auto& file : checkpoint.index().files()) {
+    for (const TensorInfo& info : file->header().tensors) {
+      const TensorIndex::Ref ref = checkpoint.index().find(info.name);
+      if (ref.file != file.get()) continue;
+      Output output;
+      output.info = info;
+      output.info.begin = 0;
+      output.info.end = info.size_bytes();
+      output.copy = ref;
+      const std::optional<MoeTensorName> name = parse_moe_tensor_name(*family, info.name);
+      const bool ours = name && name->role == TensorRole::kExpert && scales.contains(name->layer);
+      if (ours && (name->part == part || name->part == after)) {
+        const LayerScales& layer = scales.at(name->layer);
+        const float scale = (name->projection == Projection::kDown ? layer.intermediate : layer.hidden).value_or(1.0f);
+        Output scalar;
+        scalar.info = output.info;
+        scalar.info.name.replace(info.name.size() - name->part.size(), name->part.size(), part);
+        scalar.value = reciprocal ? static_cast<float>(1.0 / static_cast<double>(scale)) : scale;
+        if (name->part == part) {
+          if (info.dtype != DType::kF32 || info.size_bytes() != sizeof(float))
+            return bad_input(info.name + ": expected one F32, got " + describe(info));
+          outputs.push_back(std::move(scalar));
+          continue;
+        }
+        if (checkpoint.index().find(scalar.info.name).info == nullptr) outputs.push_back(std::move(scalar));
+      }
+      outputs.push_back(std::move(output));
+    }
+  }
+  return outputs;
+}
+
+}  // namespace
+
+Status write_input_scales(const std::string& in, const std::string& out, const std::map<int64_t, LayerScales>& scales,
+                          uint64_t max_shard_bytes, const ProgressFn& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& [layer, s] : scales) {
+    for (const std::optional<float>& scale : {s.hidden, s.intermediate}) {
+      if (scale && !(*scale >= 0x1p-126f && std::isfinite(*scale)))
+        return invalid_argument(
+            fmt::format("input scale of layer {}: expected a positive normal number, got {}", layer, *scale));
+    }
+  }
+  NVFP4_MOE_TRY(check_apart(in, out));
+  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(in));
+  const ModelInfo& model = checkpoint.model();
+  if (model.format != SourceFormat::kModelOpt && model.format != SourceFormat::kCompressedTensors)
+    return unsupported(fmt::format("{}: expected a per-expert NVFP4 checkpoint, got {}", in, to_string(model.format)));
+  const std::set<int64_t> layers(model.layers.begin(), model.layers.end());
+  for (const auto& [layer, s] : scales) {
+    if (!layers.contains(layer))
+      return invalid_argument(fmt::format("layer {}: the checkpoint has no such MoE layer", layer));
+  }
+  NVFP4_MOE_ASSIGN(const std::string config, read_text_file((fs::path(in) / "config.json").string()));
+  NVFP4_MOE_TRY(check_quantizes_activations(checkpoint, config).in(in));
+  NVFP4_MOE_ASSIGN(const std::vector<Output> outputs, plan(checkpoint, scales));
+
+  std::error_code error;
+  fs::create_directories(out, error);
+  if (!fs::is_directory(out, error)) return io_error(out + ": cannot create the directory");
+  if (!fs::is_empty(out, error)) return invalid_argument(out + ": expected a new or empty directory");
+  std::vector<TensorInfo> tensors;
+  for (const Output& output : outputs) tensors.push_back(output.info);
+  NVFP4_MOE_ASSIGN(ShardedWriter writer, ShardedWriter::create(out, tensors, max_shard_bytes, {{"format", "pt"}}));
+  Progress told{
+      "write scales", "", 0, static_cast<int64_t>(outputs.size()), 0, static_cast<int64_t>(writer.data_bytes()), 0};
+  for (const Output& output : outputs) {
+    if (output.copy.info != nullptr) {
+      NVFP4_MOE_TRY(copy_tensor(output.copy, writer));
+    } else {
+      NVFP4_MOE_TRY(writer.write(output.info.name, std::as_bytes(std::span(&output.value, 1))));
+    }
+    told.item = output.info.name;
+    ++told.done;
+    told.done_bytes += static_cast<int64_t>(output.info.size_bytes());
+    told.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (progress && !progress(told))
+      return Status(Code::kCancelled, "write scales: cancelled after " + output.info.name);
+  }
+  NVFP4_MOE_TRY(writer.finish());
+  NVFP4_MOE_TRY(copy_other_files(in, out).status());
+  const std::string hf = (fs::path(in) / "hf_quant_config.json").string();
+  if (fs::exists(hf, error)) {
+    NVFP4_MOE_ASSIGN(const std::string text, read_text_file(hf));
+    NVFP4_MOE_TRY(write_text_file((fs::path(out) / "hf_quant_config.json").string(), text));
+  }
+  return write_text_file((fs::path(out) / "config.json").string(), config);
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,183 @@
+// The judges. docs/numerics.md, "Limits of a whole layer", derives every number here; change both or neither.
+#include "judge/judge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A token's error counts against its own norm, or a tenth of the mean norm: a token that cancels to nothing is no news.
+constexpr double kNormFloor = 0.1;
+
+// Rms of one bf16 ulp relative to the rms of values spread evenly over a binade: 2^-7 / sqrt(7/3).
+const double kBf16Step = 0x1p-7 / std::sqrt(7.0 / 3.0);
+// Mean |d| of a Gaussian of rms 1.
+const double kMeanAbs = std::sqrt(2.0 / M_PI);
+
+// What one event (a code or a block scale that falls on the other side of a tie) adds to the squared error of a row,
+// in units of one element's mean square: on average, and at most. Events per element and relative error of SwiGLU.
+constexpr double kEventMean = 0.14;
+constexpr double kEventMost = 1.0;
+constexpr double kEventsPerError = 3.0;
+// The same under int8_block. A block's step is 1/127 of its amax, so an event (a code, or the scale of a whole block,
+// that falls on the other side) is small but not rare: its mean worth is given per unit of error, and at most one
+// block's elements all differ by a step of an amax 5.6 times the rms.
+constexpr double kInt8WorthPerError = 0.025;
+constexpr double kInt8EventMost = 1.0 / 32.0;
+// A bound is broken by chance in one batch of e^21, about 10^9.
+constexpr double kLogOdds = 21.0;
+
+// Rms error of gemm1's gate and up together, relative to their own rms: (K/16 + 1) 2^-25 of sum|p|, which is
+// (2/pi) sqrt(K) of the rms on signed data; twice, for gate and up.
+double gemm1_relative_error(int64_t k) {
+  const double n = static_cast<double>(k);
+  return 2.0 * (n / 16.0 + 1.0) * 0x1p-25 * (2.0 / M_PI) * std::sqrt(n);
+}
+
+// What flipped codes and scales of the second quantization add to the squared error.
+struct Flips {
+  double worth_per_error = 0;  // per intermediate element, on average, times gemm1's relative error
+  double most = 0;             // of one event
+};
+Flips flips_of(ActivationFormat format) {
+  switch (format) {
+    case ActivationFormat::kNvfp4: return {kEventsPerError * kEventMean, kEventMost};
+    case ActivationFormat::kInt8Block: return {kInt8WorthPerError, kInt8EventMost};
+    case ActivationFormat::kBf16: break;
+  }
+  return {};  // nothing is quantized
+}
+
+// Bernstein's bound of the flips' share of the output's squared norm, over `elements` intermediate values.
+double flip_share(const Flips& flips, double elements, double relative_error, double log_odds) {
+  const double mean = flips.worth_per_error * relative_error * elements;
+  const double worst = mean + std::sqrt(2.0 * mean * flips.most * log_odds) + flips.most * log_odds / 3.0;
+  return worst / elements;
+}
+
+double ratio(double error, double norm) { return error == 0 ? 0 : norm > 0 ? error / norm : kInfinity; }
+
+}  // namespace
+
+Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels) {
+  Comparison result;
+  result.tokens = tokens;
+  result.channels = channels;
+  std::vector<double> norms(static_cast<size_t>(tokens)), errors(static_cast<size_t>(tokens));
+  std::vector<double> largest(static_cast<size_t>(tokens));
+  double dot = 0, expected_sq = 0, actual_sq = 0, error_sq = 0;
+  for (int64_t t = 0; t < tokens; ++t) {
+    double token_sq = 0, token_error_sq = 0, token_largest = 0;
+    for (int64_t c = 0; c < channels; ++c) {
+      const double e = expected[t * channels + c], a = actual[t * channels + c];
+      if (!std::isfinite(e) || !std::isfinite(a)) {
+        // Both non-finite agree only if they are the same thing: NaN and NaN, or the same infinity.
+        const bool same = (std::isnan(e) && std::isnan(a)) || e == a;
+        if (!same && result.nonfinite_mismatches++ == 0) {
+          result.nonfinite_token = t;
+          result.nonfinite_channel = c;
+        }
+        continue;
+      }
+      const double error = std::fabs(a - e);
+      if (error > result.max_abs || result.max_token < 0) {
+        result.max_abs = error;
+        result.max_token = t;
+        result.max_channel = c;
+        result.max_expected = e;
+        result.max_actual = a;
+      }
+      token_largest = std::max(token_largest, error);
+      token_sq += e * e;
+      token_error_sq += error * error;
+      dot += e * a;
+      actual_sq += a * a;
+    }
+    expected_sq += token_sq;
+    error_sq += token_error_sq;
+    norms[static_cast<size_t>(t)] = std::sqrt(token_sq);
+    errors[static_cast<size_t>(t)] = std::sqrt(token_error_sq);
+    largest[static_cast<size_t>(t)] = token_largest;
+  }
+
+  const auto used = std::count_if(norms.begin(), norms.end(), [](double n) { return n > 0; });
+  double sum = 0;
+  for (double n : norms) sum += n;
+  const double floor = used > 0 ? kNormFloor * sum / static_cast<double>(used) : 0;
+  for (size_t t = 0; t < norms.size(); ++t) {
+    // A token that must be exactly zero has no floor to hide behind.
+    const double norm = norms[t] > 0 ? std::max(norms[t], floor) : 0;
+    const double error = ratio(errors[t], norm);
+    if (error > result.worst_token_l2 || result.worst_token < 0) {
+      result.worst_token_l2 = error;
+      result.worst_token = static_cast<int64_t>(t);
+    }
+    result.worst_element =
+        std::max(result.worst_element, ratio(largest[t], norm / std::sqrt(static_cast<double>(channels))));
+  }
+  result.relative_l2 = ratio(std::sqrt(error_sq), std::sqrt(expected_sq));
+  if (expected_sq > 0 && actual_sq > 0)
+    result.cosine = dot / (std::sqrt(expected_sq) * std::sqrt(actual_sq));
+  else
+    result.cosine = expected_sq == actual_sq ? 1 : 0;
+  return result;
+}
+
+LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
+  const double count = static_cast<double>(std::max<int64_t>(tokens, 1));
+  // Three roundings to bf16 (intermediate, row, output): sqrt(kMeanAbs e step) has its fixed point at
+  // kMeanAbs * step, and no token can lose more than one largest ulp (2^-7) at each of the three.
+  double batch_sq = std::pow(kMeanAbs * kBf16Step, 2);
+  double token_sq = 3.0 * std::pow(0x1p-7, 2);
+  if (count == 1) batch_sq = token_sq;
+  const Flips flips = flips_of(config->activation_format);
+  const double elements = static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
+  const double error = gemm1_relative_error(config->hidden_size);
+  batch_sq += flip_share(flips, elements * count, error, kLogOdds);
+  token_sq += flip_share(flips, elements, error, kLogOdds + std::log(count));
+  LayerLimits limits;
+  limits.relative_l2 = std::sqrt(batch_sq);
+  limits.cosine = 1.0 - batch_sq;  // cos >= sqrt(1 - e^2) >= 1 - e^2
+  limits.worst_token_l2 = std::sqrt(token_sq);
+  limits.worst_element = 6.0 * limits.worst_token_l2;
+  return limits;
+}
+
+std::string broken_limit(const Comparison& comparison, const LayerLimits& limits) {
+  const std::string where =
+      comparison.max_token < 0
+          ? std::string()
+          : fmt::format("; largest error {:.4g} at token {} channel {}: expected {:.6g}, got {:.6g}",
+                        comparison.max_abs, comparison.max_token, comparison.max_channel, comparison.max_expected,
+                        comparison.max_actual);
+  if (comparison.nonfinite_mismatches > 0)
+    return fmt::format("{} elements differ in being finite, the first at token {} channel {}{}",
+                       comparison.nonfinite_mismatches, comparison.nonfinite_token, comparison.nonfinite_channel,
+                       where);
+  // Written as !(x <= limit), so that a NaN metric breaks its limit.
+  if (!(comparison.relative_l2 <= limits.relative_l2))
+    return fmt::format("relative L2 {:.4g}, limit {:.4g}{}", comparison.relative_l2, limits.relative_l2, where);
+  if (!(comparison.cosine >= limits.cosine))
+    return fmt::format("cosine {:.8f}, limit {:.8f}{}", comparison.cosine, limits.cosine, where);
+  if (!(comparison.worst_token_l2 <= limits.worst_token_l2))
+    return fmt::format("token {} relative L2 {:.4g}, limit {:.4g}{}", comparison.worst_token, comparison.worst_token_l2,
+                       limits.worst_token_l2, where);
+  if (!(comparison.worst_element <= limits.worst_element))
+    return fmt::format("worst element {:.4g} of its token's rms, limit {:.4g}{}", comparison.worst_element,
+                       limits.worst_element, where);
+  return {};
+}
+
+double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output) {
+  const double steps = static_cast<double>(k) / 16.0 + static_cast<double>(splits);
+  return steps * 0x1p-22 * sum_abs + half_ulp_of_output;
+}
+
+}  // namespace nvfp4_moe

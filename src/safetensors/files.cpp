@@ -1,0 +1,153 @@
+// Whole text files and printable text; see files.h.
+#include "safetensors/files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+
+namespace nvfp4_moe {
+namespace {
+
+// Length of the well-formed UTF-8 sequence at the head of `text`, 0 where there is none; its scalar value in `value`.
+size_t utf8_length(std::string_view text, uint32_t& value) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) {
+    value = lead;
+    return 1;
+  }
+  size_t length = 0;
+  uint32_t least = 0;
+  if ((lead & 0xE0) == 0xC0) {
+    length = 2, least = 0x80, value = lead & 0x1F;
+  } else if ((lead & 0xF0) == 0xE0) {
+    length = 3, least = 0x800, value = lead & 0x0F;
+  } else if ((lead & 0xF8) == 0xF0) {
+    length = 4, least = 0x10000, value = lead & 0x07;
+  } else {
+    return 0;
+  }
+  if (text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+    value = value << 6 | (byte(i) & 0x3Fu);
+  }
+  if (value < least || value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) return 0;
+  return length;
+}
+
+// What could break a line or disguise a name on a terminal.
+bool is_control(uint32_t value) {
+  return value < 0x20 || (value >= 0x7F && value < 0xA0) || (value >= 0x200E && value <= 0x200F) ||
+         (value >= 0x2028 && value <= 0x202E) || (value >= 0x2066 && value <= 0x2069) || value == 0xFEFF;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, size_t max_bytes) {
+  std::string out;
+  size_t at = 0;
+  while (at < text.size()) {
+    uint32_t value = 0;
+    const size_t length = utf8_length(text.substr(at), value);
+    if (at + (length == 0 ? 1 : length) > max_bytes) return out + "...";
+    if (length == 0 || is_control(value) || value == '\\') {
+      for (size_t i = 0; i < (length == 0 ? 1 : length); ++i)
+        out += fmt::format("\\x{:02X}", static_cast<uint8_t>(text[at + i]));
+    } else {
+      out += text.substr(at, length);
+    }
+    at += length == 0 ? 1 : length;
+  }
+  return out;
+}
+
+size_t find_invalid_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    uint32_t value = 0;
+    const size_t length = utf8_length(text.substr(at), value);
+    if (length == 0) return at;
+    at += length;
+  }
+  return std::string_view::npos;
+}
+
+Status errno_status(const std::string& path, std::string_view what, int error_number) {
+  return io_error(
+      fmt::format("{}: {}: {}", printable(path, 4096), what, std::generic_category().message(error_number)));
+}
+
+Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
+  // O_NONBLOCK: opening a FIFO without a writer would wait for ever otherwise.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return errno_status(path, "cannot open", errno);
+  struct stat facts {};
+  if (::fstat(fd, &facts) != 0) {
+    const int error_number = errno;
+    ::close(fd);
+    return errno_status(path, "cannot stat", error_number);
+  }
+  const bool regular = S_ISREG(facts.st_mode);
+  if (!regular || static_cast<uint64_t>(facts.st_size) > max_bytes) {
+    ::close(fd);
+    if (!regular) return bad_input(fmt::format("{}: expected a regular file", printable(path, 4096)));
+    return bad_input(fmt::format("{}: expected at most {} bytes, got {}", printable(path, 4096), max_bytes,
+                                 static_cast<uint64_t>(facts.st_size)));
+  }
+  std::string text(static_cast<size_t>(facts.st_size), '\0');
+  size_t filled = 0;
+  while (filled < text.size()) {
+    const ssize_t got = ::read(fd, text.data() + filled, text.size() - filled);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      const int error_number = errno;
+      ::close(fd);
+      return errno_status(path, "cannot read", error_number);
+    }
+    if (got == 0) break;
+    filled += static_cast<size_t>(got);
+  }
+  ::close(fd);
+  text.resize(filled);
+  return text;
+}
+
+void sync_directory(const std::string& directory) {
+  const int fd = ::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  (void)::fsync(fd);
+  ::close(fd);
+}
+
+Status write_text_file(const std::string& path, std::string_view text) {
+  const std::string partial = path + ".partial";
+  const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+  if (fd < 0) return errno_status(partial, "cannot create", errno);
+  Status status;
+  while (!text.empty() && status.ok()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written >= 0)
+      text.remove_prefix(static_cast<size_t>(written));
+    else if (errno != EINTR)
+      status = errno_status(partial, "cannot write", errno);
+  }
+  if (status.ok() && ::fsync(fd) != 0) status = errno_status(partial, "cannot sync", errno);
+  ::close(fd);
+  if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0)
+    status = errno_status(path, "cannot rename into place", errno);
+  if (!status.ok()) {
+    ::unlink(partial.c_str());
+    return status;
+  }
+  sync_directory(std::filesystem::path(path).parent_path().string());
+  return status;
+}
+
+}  // namespace nvfp4_moe

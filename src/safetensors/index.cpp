@@ -1,0 +1,181 @@
+// A checkpoint's tensors over its files: by model.safetensors.index.json, by directory listing, or one file.
+//
+// With an index, a tensor that its shard holds but the map does not name is taken from there: the map contradicts
+// nothing. A name that two files hold, or that the map places elsewhere, is refused. Files that the map does not name
+// are not opened (a directory may hold the model a second time in another layout).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "safetensors/files.h"
+#include "safetensors/json_strict.h"
+#include "safetensors/safetensors.h"
+
+namespace nvfp4_moe {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::string_view kSuffix = ".safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+
+// A file of the same directory and nothing else.
+bool is_plain_shard_name(std::string_view name) {
+  return name.size() > kSuffix.size() && name.size() <= 255 && name.ends_with(kSuffix) &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+}
+
+using WeightMap = std::map<std::string, std::string, std::less<>>;  // tensor -> shard
+
+Result<WeightMap> read_weight_map(const std::string& path) {
+  JsonLimits limits;
+  limits.max_depth = 8;
+  NVFP4_MOE_ASSIGN(const json index, read_json_file(path, limits));
+  const std::string shown = printable(path, 4096);
+  if (!index.is_object())
+    return bad_input(fmt::format("{}: expected an object with weight_map, got {}", shown, describe_json(index)));
+  if (index.contains("metadata") && !index["metadata"].is_object())
+    return bad_input(fmt::format("{}: metadata: expected an object, got {}", shown, describe_json(index["metadata"])));
+  if (!index.contains("weight_map")) return bad_input(fmt::format("{}: expected weight_map, got none", shown));
+  const json& map = index["weight_map"];
+  if (!map.is_object() || map.empty())
+    return bad_input(
+        fmt::format("{}: weight_map: expected an object of tensor to file, got {}", shown, describe_json(map)));
+  WeightMap result;
+  for (const auto& [tensor, file] : map.items()) {
+    if (!file.is_string() || !is_plain_shard_name(file.get_ref<const std::string&>()))
+      return bad_input(
+          fmt::format("{}: weight_map: tensor '{}': expected the plain name of a .safetensors file beside it, got {}",
+                      shown, printable(tensor), describe_json(file)));
+    result.emplace(tensor, file.get<std::string>());
+  }
+  return result;
+}
+
+// "model-00002-of-00005.safetensors" -> ("model-", 2, 5).
+struct ShardName {
+  std::string stem;
+  uint32_t number = 0;
+  uint32_t count = 0;
+};
+std::optional<ShardName> parse_shard_name(std::string_view name) {
+  name.remove_suffix(kSuffix.size());
+  const size_t of = name.rfind("-of-");
+  if (of == std::string_view::npos) return std::nullopt;
+  const size_t dash = of == 0 ? std::string_view::npos : name.rfind('-', of - 1);
+  if (dash == std::string_view::npos) return std::nullopt;
+  const auto number = [](std::string_view digits) -> std::optional<uint32_t> {
+    uint32_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+    return value;
+  };
+  const auto index = number(name.substr(dash + 1, of - dash - 1));
+  const auto count = number(name.substr(of + 4));
+  if (!index || !count) return std::nullopt;
+  return ShardName{std::string(name.substr(0, dash + 1)), *index, *count};
+}
+
+// Without an index nothing else would tell that a numbered shard is missing.
+Status check_shards_complete(const std::string& directory, const std::vector<std::string>& names) {
+  std::map<std::pair<std::string, uint32_t>, std::set<uint32_t>> sets;
+  for (const std::string& name : names)
+    if (const auto shard = parse_shard_name(name)) sets[{shard->stem, shard->count}].insert(shard->number);
+  for (const auto& [key, numbers] : sets)
+    if (numbers.size() != key.second || *numbers.rbegin() - *numbers.begin() + 1 != key.second)
+      return bad_input(fmt::format("{}: expected the {} shards {}*-of-{:05}{}, got {}", printable(directory, 4096),
+                                   key.second, printable(key.first), key.second, kSuffix, numbers.size()));
+  return {};
+}
+
+Result<std::vector<std::string>> list_safetensors(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entries(directory, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (name.size() > kSuffix.size() && name.ends_with(kSuffix)) names.push_back(name);
+  }
+  if (error) return errno_status(directory, "cannot list", error.value());
+  if (names.empty())
+    return bad_input(
+        fmt::format("{}: expected {} or *{} files, got neither", printable(directory, 4096), kIndexName, kSuffix));
+  std::sort(names.begin(), names.end());
+  NVFP4_MOE_TRY(check_shards_complete(directory, names));
+  return names;
+}
+
+}  // namespace
+
+Result<TensorIndex> TensorIndex::open(const std::string& path) {
+  std::error_code error;
+  const fs::file_status facts = fs::status(path, error);
+  if (!fs::exists(facts)) return errno_status(path, "cannot open", error ? error.value() : ENOENT);
+
+  TensorIndex index;
+  std::vector<std::string> names;
+  std::optional<WeightMap> weight_map;
+  if (fs::is_directory(facts)) {
+    index.directory_ = path;
+    const std::string index_path = (fs::path(path) / kIndexName).string();
+    if (fs::exists(fs::symlink_status(index_path, error))) {
+      NVFP4_MOE_ASSIGN(weight_map, read_weight_map(index_path));
+      std::set<std::string> shards;
+      for (const auto& [tensor, shard] : *weight_map) shards.insert(shard);
+      names.assign(shards.begin(), shards.end());
+    } else {
+      NVFP4_MOE_ASSIGN(names, list_safetensors(path));
+    }
+  } else {
+    index.directory_ = fs::path(path).has_parent_path() ? fs::path(path).parent_path().string() : std::string(".");
+    names.push_back(fs::path(path).filename().string());
+  }
+
+  for (const std::string& name : names) {
+    const std::string file_path = fs::is_directory(facts) ? (fs::path(index.directory_) / name).string() : path;
+    if (weight_map && !fs::exists(file_path, error))
+      return bad_input(fmt::format("{}: weight_map names shard '{}', which is not there",
+                                   printable((fs::path(path) / kIndexName).string(), 4096), printable(name)));
+    NVFP4_MOE_ASSIGN(SafetensorsFile opened, SafetensorsFile::open(file_path));
+    index.files_.push_back(std::make_unique<SafetensorsFile>(std::move(opened)));
+    const SafetensorsFile* file = index.files_.back().get();
+    for (const TensorInfo& info : file->header().tensors) {
+      if (weight_map) {
+        const auto mapped = weight_map->find(info.name);
+        if (mapped != weight_map->end() && mapped->second != name)
+          return bad_input(fmt::format("{}: tensor '{}': the index places it in '{}', but this file holds it too",
+                                       printable(file_path, 4096), printable(info.name), printable(mapped->second)));
+      }
+      const auto [position, inserted] = index.tensors_.emplace(info.name, Ref{file, &info});
+      if (!inserted)
+        return bad_input(fmt::format("{}: tensor '{}': '{}' holds it too", printable(file_path, 4096),
+                                     printable(info.name), printable(position->second.file->path(), 4096)));
+    }
+  }
+  if (weight_map)
+    for (const auto& [tensor, shard] : *weight_map)
+      if (!index.tensors_.contains(tensor))
+        return bad_input(fmt::format("{}: tensor '{}': the index places it in '{}', which does not hold it",
+                                     printable((fs::path(path) / kIndexName).string(), 4096), printable(tensor),
+                                     printable(shard)));
+  return index;
+}
+
+TensorIndex::Ref TensorIndex::find(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? Ref{} : found->second;
+}
+
+uint64_t TensorIndex::size_bytes() const {
+  uint64_t total = 0;
+  for (const auto& file : files_) total += file->size_bytes();
+  return total;
+}
+
+}  // namespace nvfp4_moe

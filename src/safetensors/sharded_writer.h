@@ -1,0 +1,54 @@
+// A checkpoint written as shards: model-00001-of-000NN.safetensors in order, then model.safetensors.index.json.
+//
+// The plan (which tensor goes to which shard, at which offset) follows from the list of tensors and the shard size
+// alone, before a byte is computed. So a run that was interrupted is resumed by creating the same writer again: a shard
+// that is there under its final name, with the planned header and size, is complete (shards are renamed into place only
+// when whole), and needs() says which tensors still have to be computed. What else the bytes depend on (options,
+// source) belongs into `metadata`: it is part of the header, so a shard made otherwise is not taken for complete.
+// The index is written last and removed first: a directory that has one is whole.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/status.h"
+#include "safetensors/safetensors.h"
+
+namespace nvfp4_moe {
+
+class ShardedWriter {
+ public:
+  // The directory must exist. A tensor larger than max_shard_bytes has a shard of its own. Shards of another plan
+  // that lie in the directory stay; the index does not name them.
+  static Result<ShardedWriter> create(const std::string& directory, std::vector<TensorInfo> tensors,
+                                      uint64_t max_shard_bytes, const std::map<std::string, std::string>& metadata);
+
+  // False where the tensor's shard is complete already (or there is no such tensor).
+  bool needs(std::string_view tensor) const;
+  // The next bytes of a tensor. Tensors come in the order of the list, whole, in as many pieces as the caller likes;
+  // those that are not needed may be left out, and are ignored where they are given. Empty tensors need no call.
+  Status write(std::string_view tensor, std::span<const std::byte> bytes);
+  // Checks that every needed byte came, finishes the last shard and writes the index.
+  Status finish();
+
+  size_t shards() const;
+  size_t complete_shards() const;      // that create() found
+  uint64_t data_bytes() const;         // of all tensors: the index's total_size
+  uint64_t needed_data_bytes() const;  // of the tensors that create() found missing
+
+  ShardedWriter(ShardedWriter&&) noexcept;
+  ShardedWriter& operator=(ShardedWriter&&) noexcept;
+  ~ShardedWriter();  // an unfinished shard is removed, complete ones stay
+
+ private:
+  ShardedWriter();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace nvfp4_moe

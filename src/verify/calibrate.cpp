@@ -1,0 +1,163 @@
+// Runs route, quantize and gemm1_swiglu of the reference on each layer, with bf16 activations: what is measured is the
+// model's own activations, not those of a layer that already quantizes them.
+#include "verify/calibrate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <set>
+
+#include "backend/layer_steps.h"
+#include "core/float_formats.h"
+#include "core/quantize.h"
+#include "moe/layer.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// max |x| over (count) bf16 values; NaN if any is NaN.
+float bf16_amax(const uint16_t* x, int64_t count) {
+  float most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float a = std::fabs(bf16_to_float(x[i]));
+    if (!(a <= most)) most = a;
+    if (std::isnan(most)) return most;
+  }
+  return most;
+}
+
+struct Seen {
+  std::vector<uint8_t> token;  // (tokens) 1 where the token has a choice
+  int64_t tokens = 0;
+  int64_t experts = 0;
+};
+
+Seen who_is_seen(const Batch& batch, const MoeOptions& options) {
+  Seen seen;
+  seen.token.resize(static_cast<size_t>(batch.tokens));
+  std::set<int64_t> experts;
+  for (int64_t choice = 0; choice < batch.tokens * options.top_k; ++choice) {
+    const int64_t id = batch.ids_dtype == DType::kI32 ? static_cast<const int32_t*>(batch.topk_ids)[choice]
+                                                      : static_cast<const int64_t*>(batch.topk_ids)[choice];
+    if (id < 0 || id >= options.num_experts) continue;
+    experts.insert(id);
+    seen.token[static_cast<size_t>(choice / options.top_k)] = 1;
+  }
+  seen.tokens = std::count(seen.token.begin(), seen.token.end(), uint8_t{1});
+  seen.experts = static_cast<int64_t>(experts.size());
+  return seen;
+}
+
+Result<float> hidden_amax(const Batch& batch, const Seen& seen, int64_t hidden_size, const std::string& states) {
+  std::vector<float> row(static_cast<size_t>(hidden_size));
+  const int64_t row_bytes = hidden_size * bits(batch.hidden_dtype) / 8;
+  float most = 0;
+  for (int64_t t = 0; t < batch.tokens; ++t) {
+    if (seen.token[static_cast<size_t>(t)] == 0) continue;
+    to_floats(static_cast<const std::byte*>(batch.hidden) + t * row_bytes, batch.hidden_dtype, hidden_size, row.data());
+    const float amax = row_amax(row);
+    if (!std::isfinite(amax)) return bad_input(fmt::format("{}: token {} holds NaN or Inf", states, t));
+    most = std::max(most, amax);
+  }
+  return most;
+}
+
+// max |SwiGLU output| over all routed rows of the range's experts.
+Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& config, const ExpertRange& range,
+                                const Batch& batch, Executor& executor, const std::string& states) {
+  LayerOptions options;
+  options.range = range;
+  options.limits.max_tokens = std::max<int64_t>(batch.tokens, 1);
+  options.executor = &executor;
+  NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
+                   MoeLayer::open_on(kReferenceBackend, config, source, options));
+  NVFP4_MOE_ASSIGN(const Buffer bytes, allocate_pages(std::max<size_t>(layer->workspace_bytes(), 1)));
+  NVFP4_MOE_ASSIGN(const Workspace workspace,
+                   Workspace::make(bytes.data(), bytes.size_bytes(), layer->plan().workspace));
+  const HostBuffers buffers = host_buffers(config, layer->weights().range, workspace);
+  const HostCall call{layer->weights(), batch, buffers, executor, nullptr};
+  const HostSteps& steps = *kReferenceBackend.steps;
+  steps.route(call);
+  steps.quantize(call);
+  steps.gemm1_swiglu(call, buffers.routed);
+  const HostPart& part = buffers.routed;
+  const int64_t rows = part.row_offsets[part.experts];
+  const float amax = bf16_amax(part.intermediate.bf16, rows * part.intermediate_size);
+  if (!std::isfinite(amax)) return bad_input(fmt::format("{}: their intermediate overflows", states));
+  return amax;
+}
+
+float scale_of(float amax) { return tensor_scale_from_amax(static_cast<double>(amax)); }
+
+}  // namespace
+
+Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
+                                         const Batch& batch, Executor& executor, const std::string& states) {
+  options.activation_format = ActivationFormat::kBf16;
+  options.activation_scale = ActivationScale::kDynamicToken;
+  options.intermediate_scale = IntermediateScale::kDynamicToken;
+  options.intermediate_fixed.reset();
+  options.shared_intermediate_size = 0;  // the shared expert has no place in the routed experts' scales
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
+  const Seen seen = who_is_seen(batch, options);
+  LayerCalibration layer;
+  layer.tokens = seen.tokens;
+  layer.experts_seen = seen.experts;
+  layer.router_weighted = options.router_weight == RouterWeight::kBeforeDown;
+  layer.source = states;
+  NVFP4_MOE_ASSIGN(layer.hidden_amax, hidden_amax(batch, seen, options.hidden_size, states));
+  NVFP4_MOE_ASSIGN(layer.intermediate_amax, intermediate_amax(source, config, range, batch, executor, states));
+  return layer;
+}
+
+LayerScales LayerCalibration::scales() const { return {scale_of(hidden_amax), scale_of(intermediate_amax)}; }
+
+std::map<int64_t, LayerScales> Calibration::scales() const {
+  std::map<int64_t, LayerScales> all;
+  for (const LayerCalibration& layer : layers) all[layer.layer] = layer.scales();
+  return all;
+}
+
+Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const std::vector<int64_t>& all = checkpoint.model().layers;
+  const std::vector<int64_t>& layers = options.layers.empty() ? all : options.layers;
+  Executor& executor = options.executor == nullptr ? serial_executor() : *options.executor;
+  Calibration calibration;
+  int64_t unseen = 0;
+  for (const int64_t number : layers) {
+    if (std::find(all.begin(), all.end(), number) == all.end())
+      return invalid_argument(fmt::format("layer {}: expected one of the model's {} MoE layers", number, all.size()));
+    NVFP4_MOE_ASSIGN(const MoeOptions o, checkpoint.layer_options(number));
+    LayerStates states;
+    if (options.input.empty()) {
+      states = seeded_states(o, number, options.states);
+    } else {
+      NVFP4_MOE_ASSIGN(states, load_states(options.input, o, number, options.states));
+    }
+    NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, number));
+    auto measured = calibrate_layer(source, o, {0, o.num_experts}, states.batch(), executor, states.source);
+    if (!measured.ok()) return measured.status().in(fmt::format("layer {}", number));
+    LayerCalibration& layer = *measured;
+    layer.layer = number;
+    unseen += o.num_experts - layer.experts_seen;
+    calibration.layers.push_back(layer);
+    const std::string item = "layer " + std::to_string(number);
+    if (options.progress && !options.progress({"calibrate", item, static_cast<int64_t>(calibration.layers.size()),
+                                               static_cast<int64_t>(layers.size()), 0, 0, seconds()}))
+      return Status(Code::kCancelled, "calibrate: cancelled after " + item);
+  }
+  if (options.input.empty())
+    calibration.notes.push_back(
+        "hidden states are seeded random numbers, not a model's: the scales serve tests and demos only");
+  if (unseen > 0)
+    calibration.notes.push_back(
+        fmt::format("{} experts were named by no token; they get their layer's scales", unseen));
+  calibration.seconds = seconds();
+  return calibration;
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,57 @@
+// calibrate: static activation scales measured by running the reference's steps on sample hidden states.
+//
+// Per layer, over the tokens that have at least one choice: hidden amax = max |hidden|; intermediate amax = max over
+// rows of |bf16(SwiGLU)|, with the router weight in it iff the layer's router_weight is before_down (where it
+// multiplies the intermediate before it is quantized). scale = amax/2688 (ModelOpt's direction). Both are maxima over
+// all experts, so they suit every rank. write_input_scales (convert/quantize_checkpoint.h) puts them into a
+// checkpoint; QuantizeOptions::input_scales into one being made.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "core/executor.h"
+#include "core/progress.h"
+#include "moe/layer.h"
+#include "verify/states.h"
+
+namespace nvfp4_moe {
+
+struct CalibrateOptions {
+  std::vector<int64_t> layers;   // empty: all
+  std::string input;             // states file (verify/states.h); empty: seeded states, which say nothing of real data
+  StatesOptions states;          // of the file (tokens), or of the seeded fallback
+  Executor* executor = nullptr;  // null: serial
+  ProgressFn progress;
+};
+
+struct LayerCalibration {
+  int64_t layer = 0;
+  int64_t tokens = 0;        // with at least one choice
+  int64_t experts_seen = 0;  // experts that any choice named
+  float hidden_amax = 0;
+  float intermediate_amax = 0;
+  bool router_weighted = false;  // intermediate_amax has the router weight in it
+  std::string source;            // LayerStates::source
+  LayerScales scales() const;    // amax/2688; 1 where amax is 0
+};
+
+struct Calibration {
+  std::vector<LayerCalibration> layers;
+  double seconds = 0;
+  std::vector<std::string> notes;  // the seeded fallback, experts never seen
+  std::map<int64_t, LayerScales> scales() const;
+};
+std::string to_json(const Calibration& calibration, int indent = 2);
+
+// One layer's share of it: its experts in `range` on the batch's hidden states, ids and weights (out is not looked at).
+// `states` names the batch in messages and in the result. kBadInput where the states hold NaN or Inf.
+Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
+                                         const Batch& batch, Executor& executor, const std::string& states);
+
+// kBadInput where a layer's states hold NaN or Inf.
+Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,118 @@
+#include "verify/verify_packed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/float_formats.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr size_t kMaxFaults = 8;
+
+struct Matrix {
+  const char* projection;
+  const Nvfp4View& file;
+  const Nvfp4Buffers& packed;
+  float packed_scale;
+};
+
+// Differing bytes of two rows; sets `first` to the first one's position.
+uint64_t differing(const uint8_t* a, const uint8_t* b, int64_t count, int64_t& first) {
+  first = -1;
+  if (std::memcmp(a, b, static_cast<size_t>(count)) == 0) return 0;
+  uint64_t total = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (a[i] == b[i]) continue;
+    if (first < 0) first = i;
+    ++total;
+  }
+  return total;
+}
+
+std::string code_text(uint8_t code) { return fmt::format("0x{:X} ({})", code, e2m1_to_float(code)); }
+std::string scale_text(uint8_t byte) { return fmt::format("0x{:02X} ({})", byte, e4m3_to_float(byte)); }
+
+void compare(const Matrix& m, WeightFault fault, PackedCheck& out) {
+  const int64_t code_bytes = m.file.cols / 2, scale_bytes = m.file.cols / kBlockElems;
+  uint64_t differences = 0;
+  bool found = false;
+  fault.projection = m.projection;
+  for (int64_t r = 0; r < m.file.rows; ++r) {
+    int64_t code_at = -1, scale_at = -1;
+    const uint8_t* codes = m.packed.codes.data() + r * code_bytes;
+    const uint8_t* scales = m.packed.block_scales.data() + r * scale_bytes;
+    differences += differing(m.file.row_codes(r), codes, code_bytes, code_at);
+    differences += differing(m.file.row_scales(r), scales, scale_bytes, scale_at);
+    if (found || (code_at < 0 && scale_at < 0)) continue;
+    found = true;
+    fault.row = r;
+    if (code_at >= 0 && (scale_at < 0 || code_at * 2 < scale_at * kBlockElems)) {
+      const uint8_t expected = m.file.row_codes(r)[code_at], actual = codes[code_at];
+      const bool low = low_code(expected) != low_code(actual);
+      fault.what = "code";
+      fault.col = code_at * 2 + (low ? 0 : 1);
+      fault.expected = code_text(low ? low_code(expected) : high_code(expected));
+      fault.actual = code_text(low ? low_code(actual) : high_code(actual));
+    } else {
+      fault.what = "block_scale";
+      fault.col = scale_at * kBlockElems;
+      fault.expected = scale_text(m.file.row_scales(r)[scale_at]);
+      fault.actual = scale_text(scales[scale_at]);
+    }
+  }
+  if (m.file.tensor_scale != m.packed_scale) {
+    differences += sizeof(float);
+    if (!found) {
+      found = true;
+      fault.what = "tensor_scale";
+      fault.expected = fmt::format("{}", m.file.tensor_scale);
+      fault.actual = fmt::format("{}", m.packed_scale);
+    }
+  }
+  out.bytes_compared += static_cast<uint64_t>(m.file.rows * (code_bytes + scale_bytes)) + sizeof(float);
+  out.differing_bytes += differences;
+  if (!found) return;
+  ++out.faulty_tensors;
+  if (out.faults.size() < kMaxFaults) out.faults.push_back(std::move(fault));
+}
+
+}  // namespace
+
+Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer,
+                                 const std::function<Status(int64_t expert)>& told) {
+  PackedCheck out;
+  ExpertBuffers packed;
+  const ExpertRange& range = layer.weights().range;
+  const int64_t last = layer.config()->shared_intermediate_size > 0 ? range.count : range.count - 1;
+  for (int64_t local = 0; local <= last; ++local) {
+    const bool shared = local == range.count;
+    const int64_t index = shared ? kSharedExpert : local;
+    const int64_t global = shared ? -1 : range.global(local);
+    NVFP4_MOE_ASSIGN(const LoadedExpert file,
+                     shared ? checkpoint.shared_expert(number) : checkpoint.expert(number, global));
+    NVFP4_MOE_TRY(layer.unpack_expert(index, packed));
+    const TensorScales& scales = layer.weights().tensor_scales_of(index);
+    const Matrix matrices[] = {{"gate", file.source.gate, packed.gate, scales.gate},
+                               {"up", file.source.up, packed.up, scales.up},
+                               {"down", file.source.down, packed.down, scales.down}};
+    for (const Matrix& m : matrices) {
+      WeightFault fault;
+      fault.layer = number;
+      fault.expert = global;
+      fault.tensor =
+          shared ? std::string("shared expert ") + m.projection : checkpoint.tensor_name(number, global, m.projection);
+      compare(m, std::move(fault), out);
+    }
+    ++out.experts;
+    if (!shared) {
+      checkpoint.release(number, global);
+      NVFP4_MOE_TRY(told(global));
+    }
+  }
+  return out;
+}
+
+}  // namespace nvfp4_moe

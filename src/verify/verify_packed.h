@@ -1,0 +1,18 @@
+// Step b of verify: what a backend packed, unpacked again and compared with the file's own bytes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "checkpoint/checkpoint.h"
+#include "moe/layer.h"
+#include "verify/verify.h"
+
+namespace nvfp4_moe {
+
+// Compares every local expert of `layer` (and its shared expert) with checkpoint's. Errors are those of reading or
+// unpacking; differences are faults of the result. `told` hears of each expert and may stop the walk.
+Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer,
+                                 const std::function<Status(int64_t expert)>& told);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,264 @@
+// The table itself: which combinations of shape, routing, data and choices are cases.
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "cases/cases.h"
+
+namespace nvfp4_moe {
+namespace {
+
+struct Shape {
+  int64_t experts, top_k, hidden, intermediate;
+};
+// K multiples of 16 that are not of 64, output counts that are no multiple of a panel, and plain ones.
+constexpr Shape kShapes[] = {
+    {8, 2, 64, 48}, {16, 4, 256, 128}, {4, 2, 80, 112}, {8, 3, 208, 80}, {32, 8, 128, 64},
+};
+constexpr Routing kRoutings[] = {Routing::kUniform, Routing::kZipf,      Routing::kDuplicates,   Routing::kPartlyNone,
+                                 Routing::kBadIds,  Routing::kOneExpert, Routing::kEmptyExperts, Routing::kAllNone};
+constexpr DataKind kData[] = {DataKind::kNormal, DataKind::kOutliers,   DataKind::kTiny,
+                              DataKind::kZeros,  DataKind::kSaturating, DataKind::kNan};
+// Below, at and above the tiles of 16, 32 and 128 lines.
+constexpr int64_t kTokens[] = {0, 1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129};
+
+struct Choice {
+  const char* name;
+  std::function<void(Case&)> apply;
+};
+
+void bf16(Case& c) { c.options.activation_format = ActivationFormat::kBf16; }
+void int8(Case& c) { c.options.activation_format = ActivationFormat::kInt8Block; }
+// Limits low enough that many values meet them.
+void clamp(Case& c, Activation activation, float limit) {
+  c.options.activation = activation;
+  c.options.swiglu_limit = limit;
+}
+void before_down(Case& c) {
+  c.options.router_weight = RouterWeight::kBeforeDown;
+  c.options.max_router_weight = 2.5f;
+}
+
+const std::vector<Choice>& choices() {
+  using A = Activation;
+  using H = ActivationScale;
+  using I = IntermediateScale;
+  static const std::vector<Choice> all = {
+      {"w4a4", [](Case&) {}},
+      {"w4a16", bf16},
+      {"w4a8", int8},
+      {"w4a4_static",
+       [](Case& c) {
+         c.options.activation_scale = H::kStatic;
+         c.options.static_headroom = 4;
+       }},
+      {"w4a4_compat",
+       [](Case& c) {
+         c.options.activation_scale = H::kCompat;
+         c.options.intermediate_scale = I::kCompat;
+       }},
+      // Only here alpha is no power of two times the tensor scale, and fp32 rows and output show its last bit.
+      {"w4a4_compat_rows_fp32",
+       [](Case& c) {
+         c.options.activation_scale = H::kCompat;
+         c.options.intermediate_scale = I::kCompat;
+         c.options.row_format = RowFormat::kFp32;
+         c.out_dtype = DType::kF32;
+       }},
+      {"w4a4_fixed_given",
+       [](Case& c) {
+         c.options.intermediate_scale = I::kFixed;
+         c.options.intermediate_fixed = 0x1p-7f;
+       }},
+      {"w4a4_fixed_clamp",
+       [](Case& c) {
+         clamp(c, A::kSwigluClamped, 2);
+         c.options.intermediate_scale = I::kFixed;
+       }},
+      {"w4a4_fixed_clamp_oai_before_down",
+       [](Case& c) {
+         clamp(c, A::kSwigluOai, 2.5f);
+         before_down(c);
+         c.options.intermediate_scale = I::kFixed;
+       }},
+      {"w4a4_fixed_checkpoint",
+       [](Case& c) {
+         c.options.activation_scale = H::kStatic;
+         c.options.intermediate_scale = I::kFixed;
+       }},
+      {"w4a4_clamped", [](Case& c) { clamp(c, A::kSwigluClamped, 1.5f); }},
+      {"w4a4_step", [](Case& c) { clamp(c, A::kSwigluStep, 1); }},
+      {"w4a4_oai", [](Case& c) { clamp(c, A::kSwigluOai, 1.25f); }},
+      {"w4a16_clamped",
+       [](Case& c) {
+         bf16(c);
+         clamp(c, A::kSwigluClamped, 1.5f);
+       }},
+      {"w4a16_step",
+       [](Case& c) {
+         bf16(c);
+         clamp(c, A::kSwigluStep, 1);
+       }},
+      {"w4a16_oai",
+       [](Case& c) {
+         bf16(c);
+         clamp(c, A::kSwigluOai, 1.25f);
+         c.options.swiglu_alpha = 1.5f;
+       }},
+      {"w4a4_before_down", before_down},
+      {"w4a16_before_down",
+       [](Case& c) {
+         bf16(c);
+         before_down(c);
+       }},
+      {"w4a4_rows_fp32", [](Case& c) { c.options.row_format = RowFormat::kFp32; }},
+      {"w4a16_rows_fp32",
+       [](Case& c) {
+         bf16(c);
+         c.options.row_format = RowFormat::kFp32;
+       }},
+      {"w4a4_shared",
+       [](Case& c) {
+         c.options.shared_intermediate_size = 96;
+         c.shared_weights = true;
+       }},
+      {"w4a4_shared_before_down",
+       [](Case& c) {
+         before_down(c);
+         c.options.shared_intermediate_size = 32;
+       }},
+      {"w4a16_shared",
+       [](Case& c) {
+         bf16(c);
+         c.options.shared_intermediate_size = 144;
+         c.shared_weights = true;
+       }},
+      {"w4a4_ep",
+       [](Case& c) {
+         c.range = {c.options.num_experts / 4, c.options.num_experts / 2};
+       }},
+      {"w4a16_ep_i64",
+       [](Case& c) {
+         bf16(c);
+         c.range = {c.options.num_experts / 2, c.options.num_experts / 4};
+         c.ids_dtype = DType::kI64;
+       }},
+      {"w4a4_i64_fp32",
+       [](Case& c) {
+         c.ids_dtype = DType::kI64;
+         c.hidden_dtype = c.out_dtype = DType::kF32;
+       }},
+      {"w4a4_fp16", [](Case& c) { c.hidden_dtype = c.out_dtype = DType::kF16; }},
+      {"w4a16_fp16_to_fp32",
+       [](Case& c) {
+         bf16(c);
+         c.hidden_dtype = DType::kF16;
+         c.out_dtype = DType::kF32;
+       }},
+      {"w4a16_fp32_to_bf16",
+       [](Case& c) {
+         bf16(c);
+         c.hidden_dtype = DType::kF32;
+       }},
+      {"w4a8_clamped",
+       [](Case& c) {
+         int8(c);
+         clamp(c, A::kSwigluClamped, 1.5f);
+       }},
+      {"w4a8_oai_before_down",
+       [](Case& c) {
+         int8(c);
+         clamp(c, A::kSwigluOai, 1.25f);
+         before_down(c);
+       }},
+      {"w4a8_step_fp16",
+       [](Case& c) {
+         int8(c);
+         clamp(c, A::kSwigluStep, 1);
+         c.hidden_dtype = c.out_dtype = DType::kF16;
+       }},
+      // hidden of fp32: codes and scales follow the two fp32 divisions, not the quotients of bf16 numbers.
+      {"w4a8_rows_fp32_i64",
+       [](Case& c) {
+         int8(c);
+         c.options.row_format = RowFormat::kFp32;
+         c.hidden_dtype = c.out_dtype = DType::kF32;
+         c.ids_dtype = DType::kI64;
+       }},
+      {"w4a8_shared_ep",
+       [](Case& c) {
+         int8(c);
+         c.options.shared_intermediate_size = 96;
+         c.shared_weights = true;
+         c.range = {c.options.num_experts / 4, c.options.num_experts / 2};
+       }},
+      {"w4a4_batch_invariant", [](Case& c) { c.options.batch_invariant = true; }},
+  };
+  return all;
+}
+
+Case make(const Choice& choice, const Shape& shape, Routing routing, int64_t tokens, DataKind data, uint64_t seed) {
+  Case c;
+  c.options.num_experts = shape.experts;
+  c.options.top_k = shape.top_k;
+  c.options.hidden_size = shape.hidden;
+  c.options.intermediate_size = shape.intermediate;
+  c.range = {0, shape.experts};
+  c.tokens = tokens;
+  c.routing = routing;
+  c.data = data;
+  c.seed = seed;
+  choice.apply(c);
+  c.name = std::string(choice.name) + "/e" + std::to_string(shape.experts) + "_k" + std::to_string(shape.top_k) + "_h" +
+           std::to_string(shape.hidden) + "_i" + std::to_string(shape.intermediate) + "/" + to_string(routing) + "_t" +
+           std::to_string(tokens) + "/" + to_string(data);
+  return c;
+}
+
+std::vector<Case> build() {
+  std::vector<Case> table;
+  auto add = [&](const Choice& choice, const Shape& shape, Routing routing, int64_t tokens, DataKind data) {
+    Case c = make(choice, shape, routing, tokens, data, 1000 + table.size());
+    for (const Case& other : table)
+      if (other.name == c.name) return;
+    table.push_back(std::move(c));
+  };
+  // Every choice meets every shape, and walks through routings and data at coprime steps.
+  size_t turn = 0;
+  for (const Choice& choice : choices())
+    for (const Shape& shape : kShapes) {
+      add(choice, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17), kData[turn * 5 % 6]);
+      ++turn;
+    }
+  const std::vector<Choice>& all = choices();
+  for (size_t format : {0u, 1u, 2u}) {
+    for (Routing routing : kRoutings) add(all[format], kShapes[2], routing, 24, DataKind::kNormal);
+    for (int64_t tokens : kTokens) add(all[format], kShapes[0], Routing::kZipf, tokens, DataKind::kNormal);
+    add(all[format], kShapes[3], Routing::kUniform, 12, DataKind::kHuge);
+  }
+  for (const Choice& choice : all) {  // every scale policy meets every data kind
+    if (std::string(choice.name).find("static") == std::string::npos &&
+        std::string(choice.name).find("fixed") == std::string::npos &&
+        std::string(choice.name).find("compat") == std::string::npos && &choice != &all[0] && &choice != &all[1] &&
+        &choice != &all[2])
+      continue;
+    for (DataKind data : kData) add(choice, kShapes[3], Routing::kUniform, 10, data);
+  }
+  return table;
+}
+
+}  // namespace
+
+const std::vector<Case>& case_table() {
+  static const std::vector<Case> table = build();
+  return table;
+}
+
+std::vector<Case> cases_named(const std::string& part) {
+  std::vector<Case> found;
+  std::copy_if(case_table().begin(), case_table().end(), std::back_inserter(found),
+               [&](const Case& c) { return c.name.find(part) != std::string::npos; });
+  return found;
+}
+
+}  // namespace nvfp4_moe

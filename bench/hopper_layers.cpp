@@ -195,18 +195,18 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
     own.topk_ids = ids + step * ids_of_step;
     must(backend.run(layer_of(step), *plan, own, *workspace, RunContext{nullptr, stream}));
   });
-  const HostBuffers buffers = host_buffers(first.config, first.range, *workspace);
+  const LayerBuffers buffers = layer_buffers(first.config, first.range, *workspace);
   const int span = static_cast<int>(plan->workspace.spans().size()) - 1;
-  const auto call = [&](int step, cudaStream_t stream) {
-    return HostCall{layer_of(step), batch, buffers, serial_executor(), workspace->at<std::byte>(span), stream};
+  const auto step = [&](int step, cudaStream_t stream) {
+    return StepContext{layer_of(step), batch, buffers, serial_executor(), workspace->at<std::byte>(span), stream};
   };
   // A run may have gone another way than by hidden in memory, which gemm1 alone starts from.
-  backend.steps->quantize(call(0, nullptr));
+  backend.steps->quantize(step(0, nullptr));
   must(cudaDeviceSynchronize());
   times.gemm1 = time_graph(
-      steps, [&](int step, cudaStream_t stream) { backend.steps->gemm1_swiglu(call(step, stream), buffers.routed); });
+      steps, [&](int step, cudaStream_t stream) { backend.steps->gemm1_swiglu(step(step, stream), buffers.routed); });
   times.gemm2 = time_graph(
-      steps, [&](int step, cudaStream_t stream) { backend.steps->gemm2(call(step, stream), buffers.routed); });
+      steps, [&](int step, cudaStream_t stream) { backend.steps->gemm2(step(step, stream), buffers.routed); });
   return times;
 }
 

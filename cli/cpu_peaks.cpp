@@ -23,7 +23,7 @@ NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vnni")
 constexpr int kVnniBlocks = 12;
 void vnni_scaled(int64_t rounds) {
   const __m512i weights = _mm512_set1_epi8(3), line = _mm512_set1_epi8(-5);
-  const __m512 line_scale = _mm512_set1_ps(0.75f);
+  const __m512 row_scale = _mm512_set1_ps(0.75f);
   __m512i bias = _mm512_set1_epi32(7);
   __m512 block_scale = _mm512_set1_ps(1.25f), acc[kVnniBlocks];
   for (__m512& part : acc) part = _mm512_setzero_ps();
@@ -34,7 +34,7 @@ void vnni_scaled(int64_t rounds) {
       __m512i sum = bias;
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) sum = _mm512_dpbusd_epi32(sum, weights, line);
-      part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(block_scale, line_scale), part);
+      part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(block_scale, row_scale), part);
     }
   }
   for (__m512& part : acc) asm volatile("" : "+v"(part));
@@ -94,7 +94,7 @@ constexpr int kMaddubsHalves = 6;
 void maddubs_scaled(int64_t rounds) {
   __m256i weights = _mm256_set1_epi8(3);
   const __m256i line = _mm256_set1_epi8(-5), one = _mm256_set1_epi16(1), bias = _mm256_set1_epi32(7);
-  const __m256 line_scale = _mm256_set1_ps(0.75f);
+  const __m256 row_scale = _mm256_set1_ps(0.75f);
   __m256 block_scale = _mm256_set1_ps(1.25f), acc[kMaddubsHalves];
   for (__m256& part : acc) part = _mm256_setzero_ps();
   for (int64_t i = 0; i < rounds; ++i) {
@@ -105,7 +105,7 @@ void maddubs_scaled(int64_t rounds) {
       for (int j = 0; j < 3; ++j) sum = _mm256_add_epi16(sum, fresh_products(weights, line));
       sum = _mm256_add_epi32(_mm256_madd_epi16(sum, one), bias);
       asm volatile("" : "+x"(block_scale));
-      part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(block_scale, line_scale), part);
+      part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(block_scale, row_scale), part);
     }
   }
   for (__m256& part : acc) asm volatile("" : "+x"(part));

@@ -20,16 +20,16 @@ double microseconds(Clock::time_point begin, Clock::time_point end) {
 
 // Calls time(step, function) for the six steps, in their order.
 template <class Time>
-void walk_steps(const HostSteps& steps, const HostCall& call, const Time& time) {
-  time(0, [&] { steps.route(call); });
-  time(1, [&] { steps.quantize(call); });
-  for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+void walk_steps(const LayerSteps& steps, const StepContext& step, const Time& time) {
+  time(0, [&] { steps.route(step); });
+  time(1, [&] { steps.quantize(step); });
+  for (const PartBuffers* part : {&step.buffers.routed, &step.buffers.shared}) {
     if (part->experts == 0) continue;
-    time(kGemm1, [&] { steps.gemm1_swiglu(call, *part); });
-    time(3, [&] { steps.requantize(call, *part); });
-    time(kGemm2, [&] { steps.gemm2(call, *part); });
+    time(kGemm1, [&] { steps.gemm1_swiglu(step, *part); });
+    time(3, [&] { steps.requantize(step, *part); });
+    time(kGemm2, [&] { steps.gemm2(step, *part); });
   }
-  time(5, [&] { steps.combine(call); });
+  time(5, [&] { steps.combine(step); });
 }
 
 }  // namespace
@@ -147,14 +147,14 @@ Result<RunTimes> TimedLayer::time_runs(const Repeat& repeat) {
   return times;
 }
 
-Result<std::array<double, kSteps>> TimedLayer::time_host_steps(const Repeat& repeat, const HostBuffers& buffers,
-                                                               std::byte* scratch) {
+Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat, const LayerBuffers& buffers,
+                                                          std::byte* scratch) {
   std::array<std::vector<double>, kSteps> us;
   NVFP4_MOE_TRY(repeat_calls(repeat, [&](RandomTokens& tokens, const MoeLayer& layer, bool count) -> Status {
                   const Batch batch = tokens.batch();
-                  const HostCall call{layer.weights(), batch, buffers, layer.executor(), scratch};
+                  const StepContext step{layer.weights(), batch, buffers, layer.executor(), scratch};
                   std::array<double, kSteps> of_run{};
-                  walk_steps(*layer.backend().steps, call, [&](size_t step, const auto& work) {
+                  walk_steps(*layer.backend().steps, step, [&](size_t step, const auto& work) {
                     const auto begin = Clock::now();
                     work();
                     of_run[step] += microseconds(begin, Clock::now());
@@ -168,7 +168,7 @@ Result<std::array<double, kSteps>> TimedLayer::time_host_steps(const Repeat& rep
 }
 
 // A graph of the calls up to one takes so much longer than a graph of the calls before it.
-Result<std::array<double, kSteps>> TimedLayer::time_device_steps(const Repeat& repeat, const HostBuffers& buffers,
+Result<std::array<double, kSteps>> TimedLayer::time_device_steps(const Repeat& repeat, const LayerBuffers& buffers,
                                                                  std::byte* scratch) const {
   const DeviceMeasures& measures = *layer().backend().measures;
   const int device = layer().weights().device;
@@ -180,10 +180,10 @@ Result<std::array<double, kSteps>> TimedLayer::time_device_steps(const Repeat& r
     const auto first_calls = [&](void* stream) -> Status {
       for (size_t batch = 0; batch < placed_.size(); ++batch) {
         const MoeLayer& copy = *copies_[batch % copies_.size()];
-        const HostCall call{copy.weights(), placed_[batch].batch(), buffers, copy.executor(), scratch, stream};
+        const StepContext step{copy.weights(), placed_[batch].batch(), buffers, copy.executor(), scratch, stream};
         size_t taken = 0;
         all_taken = true;
-        walk_steps(*copy.backend().steps, call, [&](size_t step, const auto& work) {
+        walk_steps(*copy.backend().steps, step, [&](size_t step, const auto& work) {
           all_taken &= ++taken <= calls;
           if (taken > calls) return;
           last_step = step;
@@ -208,12 +208,12 @@ Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) 
     return unsupported(std::string("--steps: backend ") + first.backend().name + " does not show its steps");
   NVFP4_MOE_ASSIGN(const Workspace workspace,
                    Workspace::make(workspace_.data(), workspace_.size_bytes(), first.plan().workspace));
-  const HostBuffers buffers = host_buffers(first.config(), range_, workspace);
+  const LayerBuffers buffers = layer_buffers(first.config(), range_, workspace);
   // A backend's own span lies behind those of every layer.
-  const auto own = static_cast<int>(host_layout(first.config(), range_, first.plan().limits).spans().size());
+  const auto own = static_cast<int>(layer_layout(first.config(), range_, first.plan().limits).spans().size());
   std::byte* const scratch =
       own < static_cast<int>(first.plan().workspace.spans().size()) ? workspace.at<std::byte>(own) : nullptr;
-  return on_device ? time_device_steps(repeat, buffers, scratch) : time_host_steps(repeat, buffers, scratch);
+  return on_device ? time_device_steps(repeat, buffers, scratch) : time_steps(repeat, buffers, scratch);
 }
 
 }  // namespace nvfp4_moe::cli

@@ -24,7 +24,7 @@ namespace nvfp4_moe {
 
 struct Backend;
 struct DeviceFormats;  // backend/device_formats.h
-struct HostSteps;
+struct LayerSteps;
 
 // The local index that names the shared expert (MoeOptions::shared_intermediate_size > 0).
 inline constexpr int64_t kSharedExpert = -1;
@@ -149,7 +149,7 @@ struct Backend {
   Status (*linear_run)(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                        const RunContext& context);
 
-  const HostSteps* steps;  // the same layer, one step at a time; null where it is not made of these steps
+  const LayerSteps* steps;  // the same layer, one step at a time; null where it is not made of these steps
 
   // null: weights, workspaces and batches lie in host memory.
   const DeviceMemory* memory = nullptr;

@@ -24,15 +24,15 @@ class Walk {
  public:
   Walk(const MoeConfig& config, Place& place) : config_(config), place_(place) {}
 
-  HostBuffers operator()(const ExpertRange& range, size_t tokens) {
+  LayerBuffers operator()(const ExpertRange& range, size_t tokens) {
     const auto top_k = static_cast<size_t>(config_->top_k);
     const auto hidden = static_cast<size_t>(config_->hidden_size);
-    HostBuffers buffers;
+    LayerBuffers buffers;
     buffers.status = take<RunStatus>("", "status", 1);
-    buffers.row_of_choice = take<int32_t>("", "row_of_choice", tokens * top_k);
+    buffers.row_of_assignment = take<int32_t>("", "row_of_assignment", tokens * top_k);
     buffers.hidden = activations("hidden", tokens, hidden, config_->activation_format == ActivationFormat::kBf16);
     buffers.routed = part("routed", range.count, config_->intermediate_size, tokens * top_k, hidden);
-    buffers.routed.choice_of_row = take<int32_t>("routed", ".choice_of_row", tokens * top_k);
+    buffers.routed.assignment_of_row = take<int32_t>("routed", ".assignment_of_row", tokens * top_k);
     if (config_->shared_intermediate_size > 0)
       buffers.shared = part("shared", 1, config_->shared_intermediate_size, tokens, hidden);
     return buffers;
@@ -44,13 +44,13 @@ class Walk {
     return reinterpret_cast<T*>(place_(part, name, count * sizeof(T)));
   }
 
-  HostActivations activations(const char* name, size_t lines, size_t k, bool bf16) {
-    HostActivations result;
+  ActivationBuffers activations(const char* name, size_t lines, size_t k, bool bf16) {
+    ActivationBuffers result;
     if (bf16) result.bf16 = take<uint16_t>(name, ".bf16", lines * k);
     if (config_->activation_format == ActivationFormat::kNvfp4) {
       result.codes = take<uint8_t>(name, ".codes", lines * (k / 2));
       result.block_scales = take<uint8_t>(name, ".block_scales", lines * (k / 16));
-      result.line_scale = take<float>(name, ".line_scale", lines);
+      result.row_scale = take<float>(name, ".row_scale", lines);
     }
     if (config_->activation_format == ActivationFormat::kInt8Block) {
       result.int8_codes = take<int8_t>(name, ".int8_codes", lines * k);
@@ -60,9 +60,9 @@ class Walk {
     return result;
   }
 
-  HostPart part(const char* name, int64_t experts, int64_t intermediate_size, size_t rows, size_t hidden) {
+  PartBuffers part(const char* name, int64_t experts, int64_t intermediate_size, size_t rows, size_t hidden) {
     const size_t row_bytes = hidden * (config_->row_format == RowFormat::kBf16 ? sizeof(uint16_t) : sizeof(float));
-    HostPart part;
+    PartBuffers part;
     part.experts = experts;
     part.intermediate_size = intermediate_size;
     part.row_offsets = take<int64_t>(name, ".row_offsets", static_cast<size_t>(experts) + 1);
@@ -141,8 +141,8 @@ Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& sca
 
 }  // namespace
 
-WorkspaceLayout host_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
-                            size_t guard_bytes) {
+WorkspaceLayout layer_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
+                             size_t guard_bytes) {
   WorkspaceLayout layout(guard_bytes);
   auto measure = [&](const char* part, const char* name, size_t size_bytes) {
     layout.add(std::string(part) + name, size_bytes);
@@ -152,13 +152,13 @@ WorkspaceLayout host_layout(const MoeConfig& config, const ExpertRange& range, c
   return layout;
 }
 
-HostBuffers host_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace) {
+LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace) {
   int index = 0;
   auto place = [&](const char*, const char*, size_t) { return workspace.at<std::byte>(index++); };
   return Walk(config, place)(range, 0);
 }
 
-Status check_host_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {
+Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {
   if (limits.max_tokens < 0)
     return invalid_argument("max_tokens: expected 0 or more, got " + std::to_string(limits.max_tokens));
   const int64_t most_choices = std::numeric_limits<int32_t>::max();  // a row's choice is an int32

@@ -14,63 +14,63 @@
 namespace nvfp4_moe {
 
 // Activations of one GEMM, one line per token (gemm1) or per row (gemm2). Lines that hold NaN or Inf are flagged.
-struct HostActivations {
+struct ActivationBuffers {
   uint8_t* codes = nullptr;         // (lines, K/2)           nvfp4
   uint8_t* block_scales = nullptr;  // (lines, K/16) linear   nvfp4
-  float* line_scale = nullptr;      // (lines) tensor scale   nvfp4
+  float* row_scale = nullptr;       // (lines) tensor scale   nvfp4
   uint16_t* bf16 = nullptr;         // (lines, K)             bf16 format, and always for the intermediate
   int8_t* int8_codes = nullptr;     // (lines, K)             int8_block
   float* int8_scales = nullptr;     // (lines, K/16)          int8_block
   uint8_t* nonfinite = nullptr;     // (lines) 1 where the line's output must be NaN
 };
 
-struct HostPart {
-  int64_t experts = 0;               // E, or 1 for the shared part
-  int64_t intermediate_size = 0;     // I
-  int64_t* row_offsets = nullptr;    // (experts + 1) first row of each expert
-  int32_t* choice_of_row = nullptr;  // (R) token * top_k + k of each row; the shared part: null, row = token
-  HostActivations intermediate;      // (R, I)
-  void* rows_out = nullptr;          // (R, H) bf16 or fp32 by config row_format
-  bool down_only = false;            // the part's weights are those of `down` alone: a dense linear
+struct PartBuffers {
+  int64_t experts = 0;                   // E, or 1 for the shared part
+  int64_t intermediate_size = 0;         // I
+  int64_t* row_offsets = nullptr;        // (experts + 1) first row of each expert
+  int32_t* assignment_of_row = nullptr;  // (R) token * top_k + k of each row; the shared part: null, row = token
+  ActivationBuffers intermediate;        // (R, I)
+  void* rows_out = nullptr;              // (R, H) bf16 or fp32 by config row_format
+  bool down_only = false;                // the part's weights are those of `down` alone: a dense linear
 };
 
-struct HostBuffers {
+struct LayerBuffers {
   RunStatus* status = nullptr;
-  int32_t* row_of_choice = nullptr;  // (T k) row of each choice, -1 where it takes none
-  HostActivations hidden;            // (T, H)
-  HostPart routed;
-  HostPart shared;  // experts = 0 where the layer has no shared expert
+  int32_t* row_of_assignment = nullptr;  // (T k) row of each choice, -1 where it takes none
+  ActivationBuffers hidden;              // (T, H)
+  PartBuffers routed;
+  PartBuffers shared;  // experts = 0 where the layer has no shared expert
 };
 
 // The one walk: the layout of a host layer's workspace. Backends may append spans of their own after it.
-WorkspaceLayout host_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
-                            size_t guard_bytes = 0);
-HostBuffers host_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace);
-// kInvalidArgument where host_layout would overflow, or rows would not fit into int32; plan calls it first.
-Status check_host_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
+WorkspaceLayout layer_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
+                             size_t guard_bytes = 0);
+LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace);
+// kInvalidArgument where layer_layout would overflow, or rows would not fit into int32; plan calls it first.
+Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
-struct HostCall {
+struct StepContext {
   const PackedWeights& weights;
   const Batch& batch;
-  const HostBuffers& buffers;
+  const LayerBuffers& buffers;
   Executor& executor;
   std::byte* scratch = nullptr;  // the backend's own spans, if it has any
   void* stream = nullptr;        // device backends
 };
 
 // token of a row, for either part.
-inline int64_t token_of_row(const HostPart& part, int64_t row, int64_t top_k) {
-  return part.choice_of_row == nullptr ? row : part.choice_of_row[row] / top_k;
+inline int64_t token_of_row(const PartBuffers& part, int64_t row, int64_t top_k) {
+  return part.assignment_of_row == nullptr ? row : part.assignment_of_row[row] / top_k;
 }
 
 // The layer, one function a step, in the order they run.
-struct HostSteps {
-  void (*route)(const HostCall&);                          // ids -> row_of_choice, choice_of_row, row_offsets
-  void (*quantize)(const HostCall&);                       // hidden -> buffers.hidden
-  void (*gemm1_swiglu)(const HostCall&, const HostPart&);  // hidden, gate, up -> part.intermediate.bf16
-  void (*requantize)(const HostCall&, const HostPart&);    // part.intermediate.bf16 -> codes, scales, flags
-  void (*gemm2)(const HostCall&, const HostPart&);         // part.intermediate, down -> part.rows_out
-  void (*combine)(const HostCall&);                        // rows_out, weights -> out
+struct LayerSteps {
+  void (*route)(const StepContext&);     // ids -> row_of_assignment, assignment_of_row, row_offsets
+  void (*quantize)(const StepContext&);  // hidden -> buffers.hidden
+  void (*gemm1_swiglu)(const StepContext&, const PartBuffers&);  // hidden, gate, up -> part.intermediate.bf16
+  void (*requantize)(const StepContext&, const PartBuffers&);    // part.intermediate.bf16 -> codes, scales, flags
+  void (*gemm2)(const StepContext&, const PartBuffers&);         // part.intermediate, down -> part.rows_out
+  void (*combine)(const StepContext&);                           // rows_out, weights -> out
 };
 
 // Backend::allocate of host backends: zero-filled pages.

@@ -228,7 +228,7 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
 Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
   NVFP4_MOE_ASSIGN(const Workspace spans,
                    Workspace::make(const_cast<void*>(workspace), workspace_bytes, plan_.workspace));
-  const RunStatus* const status = host_buffers(weights_->config, weights_->range, spans).status;
+  const RunStatus* const status = layer_buffers(weights_->config, weights_->range, spans).status;
   if (backend_->memory == nullptr) return *status;
   RunStatus copy;
   NVFP4_MOE_TRY(backend_->memory->to_host(weights_->device, &copy, status, sizeof(copy), stream));

@@ -76,13 +76,13 @@ Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& conf
   NVFP4_MOE_ASSIGN(const Buffer bytes, allocate_pages(std::max<size_t>(layer->workspace_bytes(), 1)));
   NVFP4_MOE_ASSIGN(const Workspace workspace,
                    Workspace::make(bytes.data(), bytes.size_bytes(), layer->plan().workspace));
-  const HostBuffers buffers = host_buffers(config, layer->weights().range, workspace);
-  const HostCall call{layer->weights(), batch, buffers, executor, nullptr};
-  const HostSteps& steps = *kReferenceBackend.steps;
-  steps.route(call);
-  steps.quantize(call);
-  steps.gemm1_swiglu(call, buffers.routed);
-  const HostPart& part = buffers.routed;
+  const LayerBuffers buffers = layer_buffers(config, layer->weights().range, workspace);
+  const StepContext step{layer->weights(), batch, buffers, executor, nullptr};
+  const LayerSteps& steps = *kReferenceBackend.steps;
+  steps.route(step);
+  steps.quantize(step);
+  steps.gemm1_swiglu(step, buffers.routed);
+  const PartBuffers& part = buffers.routed;
   const int64_t rows = part.row_offsets[part.experts];
   const float amax = bf16_amax(part.intermediate.bf16, rows * part.intermediate_size);
   if (!std::isfinite(amax)) return bad_input(fmt::format("{}: their intermediate overflows", states));

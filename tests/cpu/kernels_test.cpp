@@ -9,7 +9,7 @@
 #include "cases/cases.h"
 #include "core/float_formats.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::cpu {
@@ -60,7 +60,7 @@ TEST(Kernels, LayersOf8BitActivationsHaveTheSameBits) {
     std::vector<uint8_t> expected;
     for (const Backend& backend : cpu_instruction_sets()) {
       if (!test::why_not_here(backend).empty()) continue;
-      test::HostRun run(backend, *data);
+      test::CaseRun run(backend, *data);
       ASSERT_TRUE(run.ok());
       const std::vector<uint8_t> out = run.run(*data);
       if (expected.empty()) expected = out;

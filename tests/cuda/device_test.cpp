@@ -15,7 +15,7 @@
 #include "judge/judge.h"
 #include "moe/layer.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -44,7 +44,7 @@ class CudaDevice : public test::BackendTest {
   }
   // The layer against the CPU's, which the reference judges; fast enough for real sizes.
   void expect_agreement(const CaseData& data) {
-    test::HostRun expected(kCpuBackend, data), actual(*GetParam(), data);
+    test::CaseRun expected(kCpuBackend, data), actual(*GetParam(), data);
     ASSERT_TRUE(expected.ok() && actual.ok());
     const auto pool = make_thread_pool();
     const std::vector<float> e = test::to_floats(expected.run(data, pool.get()), data.spec.out_dtype);
@@ -67,7 +67,7 @@ TEST_P(CudaDevice, CapturedGraphReplaysWithOtherContents) {
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    test::HostRun captured(*GetParam(), *data), eager(*GetParam(), *data);
+    test::CaseRun captured(*GetParam(), *data), eager(*GetParam(), *data);
     ASSERT_TRUE(captured.ok() && eager.ok());
     std::vector<uint8_t> out(data->out_bytes());
     const Batch placed = captured.place(data->batch(out.data()));
@@ -116,7 +116,7 @@ TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
     const auto data = make_case(spec);
     ASSERT_OK(data);
     if (test::declines(*GetParam(), data->config)) continue;
-    test::HostRun walk(*GetParam(), *data), stepwise(*GetParam(), *data);
+    test::CaseRun walk(*GetParam(), *data), stepwise(*GetParam(), *data);
     ASSERT_TRUE(walk.ok() && stepwise.ok());
     const std::vector<uint8_t> expected = walk.run(*data);
     const std::vector<uint8_t> out = stepwise.run_steps(*data);
@@ -138,7 +138,7 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
       auto data = make_case(spec);
       ASSERT_OK(data);
       data->topk_weights.assign(data->topk_weights.size(), 0.5f);  // none is 0
-      test::HostRun run(*GetParam(), *data);
+      test::CaseRun run(*GetParam(), *data);
       ASSERT_TRUE(run.ok());
       std::vector<uint8_t> out(data->out_bytes());
       Batch first = run.place(data->batch(out.data()));
@@ -191,7 +191,7 @@ TEST_P(CudaDevice, TwoHundredRepeatsGiveTheSameBits) {
   for (const char* choice : {"w4a4/", "w4a16/", "w4a4_shared/", "w4a4_before_down/"}) {
     const auto data = make_case(shaped(choice, 16, 4, 256, 128, 150));
     ASSERT_OK(data);
-    test::HostRun run(*GetParam(), *data);
+    test::CaseRun run(*GetParam(), *data);
     ASSERT_TRUE(run.ok());
     const std::vector<uint8_t> first = run.run(*data);
     for (int repeat = 1; repeat < 200; ++repeat) {
@@ -233,18 +233,18 @@ TEST_P(CudaDevice, RandomShapesAgreeWithTheCpu) {
 void CudaDevice::expect_routed_in_order(const Case& spec) {
   const auto data = make_case(spec);
   ASSERT_OK(data);
-  test::HostRun expected(kReferenceBackend, *data), actual(*GetParam(), *data);
+  test::CaseRun expected(kReferenceBackend, *data), actual(*GetParam(), *data);
   ASSERT_TRUE(expected.ok() && actual.ok());
   std::vector<uint8_t> out(data->out_bytes());
   const Batch host = data->batch(out.data()), device = actual.place(host);
   kReferenceBackend.steps->route(expected.call(host, serial_executor()));
   GetParam()->steps->route(actual.call(device, serial_executor()));
   actual.fetch(device, out.data());
-  const HostBuffers &e = expected.buffers(), &a = actual.buffers();
+  const LayerBuffers &e = expected.buffers(), &a = actual.buffers();
   const int64_t experts = spec.range.count, rows = e.routed.row_offsets[experts];
-  EXPECT_TRUE(std::equal(e.row_of_choice, e.row_of_choice + spec.tokens * 8, a.row_of_choice));
+  EXPECT_TRUE(std::equal(e.row_of_assignment, e.row_of_assignment + spec.tokens * 8, a.row_of_assignment));
   EXPECT_TRUE(std::equal(e.routed.row_offsets, e.routed.row_offsets + experts + 1, a.routed.row_offsets));
-  EXPECT_TRUE(std::equal(e.routed.choice_of_row, e.routed.choice_of_row + rows, a.routed.choice_of_row));
+  EXPECT_TRUE(std::equal(e.routed.assignment_of_row, e.routed.assignment_of_row + rows, a.routed.assignment_of_row));
   EXPECT_EQ(e.status->bad_expert_ids, a.status->bad_expert_ids);
   EXPECT_EQ(actual.broken_guard(), -1);
 }
@@ -283,7 +283,7 @@ TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
           matrix->block_scales[block] = 0;
           std::fill_n(matrix->codes.begin() + static_cast<int64_t>(block * 8), 8, one == &silent ? 0x00 : 0x7B);
         }
-  test::HostRun run(*GetParam(), *data), silent_run(*GetParam(), silent);
+  test::CaseRun run(*GetParam(), *data), silent_run(*GetParam(), silent);
   ASSERT_TRUE(run.ok() && silent_run.ok());
   EXPECT_EQ(run.run(*data), silent_run.run(silent));
   for (int64_t e = 0; e < 4; ++e) {

@@ -12,7 +12,7 @@
 #include "judge/judge.h"
 #include "moe/c_layer.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -94,7 +94,7 @@ TEST_F(CudaLayer, RunsReplacesAndUnpacks) {
   RunStatus status;
   const std::vector<uint8_t> out = run(**layer, *data, stream, &status);
 
-  test::HostRun backend((*layer)->backend(), *data);
+  test::CaseRun backend((*layer)->backend(), *data);
   ASSERT_TRUE(backend.ok());
   EXPECT_EQ(out, backend.run(*data));
   EXPECT_EQ(status.hidden_blocks, backend.buffers().status->hidden_blocks);
@@ -105,7 +105,7 @@ TEST_F(CudaLayer, RunsReplacesAndUnpacks) {
   changed.experts[0] = data->experts[1];
   changed.tensor_scales[0] = data->tensor_scales[1];
   ASSERT_OK((*layer)->replace_expert(0, changed.expert(0)));
-  test::HostRun fresh((*layer)->backend(), changed);
+  test::CaseRun fresh((*layer)->backend(), changed);
   EXPECT_EQ(run(**layer, *data, stream, nullptr), fresh.run(changed));
   ExpertBuffers unpacked;
   ASSERT_OK((*layer)->unpack_expert(0, unpacked));

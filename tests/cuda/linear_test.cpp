@@ -13,7 +13,7 @@
 #include "core/random.h"
 #include "judge/judge.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

@@ -16,7 +16,7 @@
 #include "moe/layer.h"
 #include "moe/registry.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -175,7 +175,7 @@ TEST_F(Sm90Layer, EveryVariantAgreesWithThePlainKernels) {
       const auto data = make_case(spec);
       ASSERT_OK(data);
       variants.insert(sm90::routed_variant(data->config, spec.range, spec.tokens));
-      test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+      test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
       const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
       const std::vector<uint8_t> bytes = own.run(*data);
@@ -204,7 +204,7 @@ TEST_F(Sm90SmallLayer, TensorCopiesAgreeWithThePlainKernels) {
       ASSERT_TRUE(variant.tensor_lines);
       const int64_t chunks = cuda::ceil_div(spec.options.hidden_size, cuda::kTileK);
       ASSERT_GE(chunks - cuda::ceil_div(chunks, sm90::most_pieces(variant)), sm90::least_saved_chunks(variant));
-      test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+      test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
       const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
       const auto actual = test::to_floats(own.run(*data), spec.out_dtype);
@@ -229,7 +229,7 @@ void Sm90Layer::expect_run_is_its_steps(int64_t tokens, IntermediateScale scale,
   small.data = values;
   const auto data = make_case(small);
   ASSERT_OK(data);
-  test::HostRun whole(kSm90Backend, *data), parts(kSm90Backend, *data);
+  test::CaseRun whole(kSm90Backend, *data), parts(kSm90Backend, *data);
   ASSERT_TRUE(whole.ok() && parts.ok());
   const std::vector<uint8_t> out = parts.run_steps(*data);
   EXPECT_EQ(test::difference(out, whole.run(*data), small.out_dtype, small.options.hidden_size), "");
@@ -257,7 +257,7 @@ TEST_F(Sm90SmallLayer, ManyChoicesOfOneBlock) {
     spec.options.intermediate_size = 48;
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    test::HostRun own(kSm90Backend, *data), parts(kSm90Backend, *data);
+    test::CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data);
     ASSERT_TRUE(own.ok() && parts.ok());
     const std::vector<uint8_t> bytes = own.run(*data);
     EXPECT_EQ(test::difference(parts.run_steps(*data), bytes, spec.out_dtype, spec.options.hidden_size), "");
@@ -276,7 +276,7 @@ TEST_F(Sm90SmallLayer, ManyLinesAreQuantizedByWarps) {
     const auto data = make_case(spec);
     ASSERT_OK(data);
     ASSERT_TRUE(sm90::kVariants[sm90::routed_variant(data->config, spec.range, spec.tokens)].tensor_lines);
-    test::HostRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
+    test::CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
     ASSERT_TRUE(own.ok() && parts.ok() && host.ok());
     const std::vector<uint8_t> bytes = own.run(*data);
     EXPECT_EQ(test::difference(parts.run_steps(*data), bytes, spec.out_dtype, spec.options.hidden_size), "");
@@ -318,7 +318,7 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
     };
     fill(3, 0x7FC0);     // NaN
     fill(1200, 0x7F00);  // 2^127: the sums overflow
-    test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+    test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
     ASSERT_TRUE(plain.ok() && own.ok());
     const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
     const std::vector<uint8_t> bytes = own.run(*data);
@@ -340,7 +340,7 @@ TEST_F(Sm90Layer, BatchInvariantBitsInEveryVariant) {
     spec.options.batch_invariant = true;
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    test::HostRun all(kSm90Backend, *data);
+    test::CaseRun all(kSm90Backend, *data);
     ASSERT_TRUE(all.ok());
     const std::vector<uint8_t> expected = all.run(*data);
     const size_t line = static_cast<size_t>(spec.options.hidden_size) * sizeof(float);
@@ -361,7 +361,7 @@ TEST_F(Sm90Layer, TinyIntermediatesCount) {
   auto data = make_case(spec);
   ASSERT_OK(data);
   for (float& weight : data->topk_weights) weight *= 0x1p-108f;
-  test::HostRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+  test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
   ASSERT_TRUE(plain.ok() && own.ok());
   const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
   const auto actual = test::to_floats(own.run(*data), spec.out_dtype);

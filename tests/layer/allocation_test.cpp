@@ -10,7 +10,7 @@
 #include "cases/cases.h"
 #include "core/executor.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace {
@@ -39,7 +39,7 @@ TEST_P(Allocation, NoneInsideARun) {
     const auto data = make_case(spec);
     ASSERT_OK(data);
     if (test::declines(*GetParam(), data->config)) continue;
-    test::HostRun host(*GetParam(), *data);
+    test::CaseRun host(*GetParam(), *data);
     std::vector<uint8_t> out(data->out_bytes());
     const Batch batch = host.place(data->batch(out.data()));
     if (GetParam()->memory != nullptr) EXPECT_OK(host.run_into(batch, serial_executor()));  // a driver's first launch

@@ -11,7 +11,7 @@
 #include "core/executor.h"
 #include "judge/judge.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -33,7 +33,7 @@ std::vector<float> output(const Backend& backend, ActivationFormat format, DataK
   spec.out_dtype = DType::kF32;
   const auto data = make_case(spec);
   EXPECT_OK(data);
-  test::HostRun host(backend, *data);
+  test::CaseRun host(backend, *data);
   EXPECT_TRUE(host.ok());
   return test::to_floats(host.run(*data), DType::kF32);
 }

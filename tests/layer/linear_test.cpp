@@ -15,7 +15,7 @@
 #include "core/quantize.h"
 #include "judge/judge.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/spec_oracle.h"
 #include "support/support.h"
 

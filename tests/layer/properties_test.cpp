@@ -15,13 +15,13 @@
 #include "core/executor.h"
 #include "judge/judge.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
-using test::HostRun;
+using test::CaseRun;
 
 // Row `from` of an array of rows becomes row `to` of another.
 void copy_row(const std::vector<uint8_t>& in, int64_t from, std::vector<uint8_t>& out, int64_t to, size_t row_bytes) {
@@ -91,7 +91,7 @@ class Properties : public test::BackendTest {
     EXPECT_GT(used, 40);
   }
   std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr) {
-    HostRun host(*GetParam(), data);
+    CaseRun host(*GetParam(), data);
     EXPECT_TRUE(host.ok());
     std::vector<uint8_t> out = host.run(data, executor);
     EXPECT_EQ(host.broken_guard(), -1);
@@ -180,7 +180,7 @@ TEST_P(Properties, NanTokenSpoilsOnlyItsRow) {
       has_row = has_row || (data.id(victim, k) >= 0 && data.id(victim, k) < data.spec.options.num_experts &&
                             data.spec.range.local(data.id(victim, k)).has_value());
     const std::vector<uint8_t> clean = run(data);
-    HostRun host(*GetParam(), spoilt);
+    CaseRun host(*GetParam(), spoilt);
     const std::vector<uint8_t> out = host.run(spoilt);
     EXPECT_EQ(host.buffers().status->nonfinite_tokens, has_row ? 1u : 0u);
     const std::vector<float> values = test::to_floats(out, data.spec.out_dtype);
@@ -213,7 +213,7 @@ TEST_P(Properties, WorkspaceReplaysWithOtherContentsAndFewerTokens) {
     other.experts = data.experts;
     other.tensor_scales = data.tensor_scales;
 
-    HostRun reused(*GetParam(), data, data.spec.tokens + 5);
+    CaseRun reused(*GetParam(), data, data.spec.tokens + 5);
     reused.run(data);
     const std::vector<uint8_t> second = reused.run(other);
     EXPECT_EQ(same(other, run(other), second), "");
@@ -243,7 +243,7 @@ TEST_P(Properties, ZeroTokensAreANoOp) {
   spec.tokens = 0;
   const auto data = make_case(spec);
   ASSERT_OK(data);
-  HostRun host(*GetParam(), *data, 8);
+  CaseRun host(*GetParam(), *data, 8);
   EXPECT_TRUE(host.run(*data).empty());
   EXPECT_EQ(host.broken_guard(), -1);
   EXPECT_EQ(host.buffers().status->hidden_blocks, 0u);
@@ -259,7 +259,7 @@ TEST_P(Properties, ExpertParallelSumsToTheWhole) {
     spec.out_dtype = DType::kF32;
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    HostRun host(*GetParam(), *data);
+    CaseRun host(*GetParam(), *data);
     const std::vector<float> whole = test::to_floats(host.run(*data), DType::kF32);
     const int64_t hidden = spec.options.hidden_size, top_k = spec.options.top_k, ranks = 4;
     std::vector<float> sum(whole.size(), 0.0f);
@@ -283,7 +283,7 @@ TEST_P(Properties, ExpertParallelSumsToTheWhole) {
       double sum_abs = 0;
       const auto token = static_cast<int64_t>(i) / hidden, channel = static_cast<int64_t>(i) % hidden;
       for (int64_t k = 0; k < top_k; ++k) {
-        const int64_t row = host.buffers().row_of_choice[token * top_k + k];
+        const int64_t row = host.buffers().row_of_assignment[token * top_k + k];
         if (row < 0) continue;
         const int64_t at = row * hidden + channel;
         const float value =

@@ -11,7 +11,7 @@
 #include "judge/judge.h"
 #include "safetensors/safetensors.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -144,7 +144,7 @@ TEST_P(LayerVectors, AgreeWithTorch) {
     const CaseData data = vectors.data(options);
     if (test::declines(*GetParam(), data.config)) continue;
     const std::vector<uint8_t> expected = vectors.bytes(std::string("out.") + layer.name);
-    test::HostRun host(*GetParam(), data);
+    test::CaseRun host(*GetParam(), data);
     ASSERT_TRUE(host.ok());
     const std::vector<uint8_t> actual = host.run(data);
     ASSERT_EQ(expected.size(), actual.size());

@@ -10,14 +10,14 @@
 #include "cases/cases.h"
 #include "judge/judge.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
 std::vector<float> output(const Backend& backend, const CaseData& data) {
-  test::HostRun host(backend, data);
+  test::CaseRun host(backend, data);
   EXPECT_TRUE(host.ok());
   return test::to_floats(host.run(data), data.spec.out_dtype);
 }

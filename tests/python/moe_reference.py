@@ -379,12 +379,12 @@ def intermediate_scales(options: Options, input_scale) -> LineScales:
     return LineScales("power", 16 * float(power_of_two(exponent)))
 
 
-def _alpha(line_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
-    return round_to(product_to_odd(line_scale, torch.full_like(line_scale, tensor_scale)), FP32)
+def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
+    return round_to(product_to_odd(row_scale, torch.full_like(row_scale, tensor_scale)), FP32)
 
 
-def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requantize):
-    """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), line_scale (R, 1)."""
+def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requantize):
+    """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), row_scale (R, 1)."""
     gate, up, down = (decode(matrix, expert) for matrix in weights)
     scale_of = [float(matrix[2][expert]) for matrix in weights]
     w4a4, bf16 = (options.activation_format == name for name in ("nvfp4", "bf16"))
@@ -393,8 +393,8 @@ def _rows(options, weights, expert, x, line_scale, router_weight, accuracy, requ
     if w4a4:
         largest = max(float((x.abs() @ matrix.abs().T).amax()) for matrix in (gate, up))
         assert largest < 2.0**31, "sum|p| in units of 2^-21 would pass float64's 53 bits: choose a smaller hidden_size"
-    g = gemm(point, gate, _alpha(line_scale, scale_of[0]), gemm1, FP32)
-    u = gemm(point, up, _alpha(line_scale, scale_of[1]), gemm1, FP32)
+    g = gemm(point, gate, _alpha(row_scale, scale_of[0]), gemm1, FP32)
+    u = gemm(point, up, _alpha(row_scale, scale_of[1]), gemm1, FP32)
     h = activate(options, g, u, accuracy)
     too_large = torch.maximum(h.lo.abs(), h.hi.abs()).amax(-1) > FP32.largest
     if options.router_weight == "before_down":

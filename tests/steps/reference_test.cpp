@@ -8,7 +8,7 @@
 
 #include "backend/layer_steps.h"
 #include "cases/cases.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/spec_oracle.h"
 #include "support/support.h"
 
@@ -36,7 +36,7 @@ TEST_P(ReferenceAgainstContract, EveryBit) {
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    test::HostRun run(kReferenceBackend, *data);
+    test::CaseRun run(kReferenceBackend, *data);
     ASSERT_TRUE(run.ok());
     const std::vector<float> actual = test::to_floats(run.run(*data), spec.out_dtype);
     const test::OracleResult oracle = test::oracle_layer(*data);

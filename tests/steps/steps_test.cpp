@@ -15,7 +15,7 @@
 #include "cases/cases.h"
 #include "judge/judge.h"
 #include "support/backends.h"
-#include "support/host_run.h"
+#include "support/case_run.h"
 #include "support/spec_oracle.h"
 #include "support/support.h"
 
@@ -42,54 +42,55 @@ class StepPair {
         other_out_(data.out_bytes()) {}
 
   bool ok() const { return reference_.ok() && other_.ok(); }
-  const HostBuffers& expected() const { return reference_.buffers(); }
-  const HostBuffers& actual() const { return other_.buffers(); }
+  const LayerBuffers& expected() const { return reference_.buffers(); }
+  const LayerBuffers& actual() const { return other_.buffers(); }
   const MoeOptions& options() const { return data_.spec.options; }
   ActivationFormat format() const { return options().activation_format; }
 
   // Takes the step on both sides from the same arrays.
-  void step(const std::function<void(const HostSteps&, const HostCall&)>& take) {
+  void step(const std::function<void(const LayerSteps&, const StepContext&)>& take) {
     other_.copy_arrays(reference_);
     const Batch batch = data_.batch(reference_out_.data());
     const Batch other_batch = other_.place(data_.batch(other_out_.data()));
-    take(*reference_.backend().steps, reference_.call(batch, serial_executor()));
-    take(*other_.backend().steps, other_.call(other_batch, serial_executor()));
+    take(*reference_.backend().steps, reference_.step(batch, serial_executor()));
+    take(*other_.backend().steps, other_.step(other_batch, serial_executor()));
     other_.fetch(other_batch, other_out_.data());
     EXPECT_EQ(other_.broken_guard(), -1);
   }
 
   void walk() {
-    step([](const HostSteps& s, const HostCall& call) { s.route(call); });
+    step([](const LayerSteps& s, const StepContext& step) { s.route(step); });
     compare_routing();
-    step([](const HostSteps& s, const HostCall& call) { s.quantize(call); });
+    step([](const LayerSteps& s, const StepContext& step) { s.quantize(step); });
     compare_hidden();
-    walk_part(expected().routed, &HostBuffers::routed);
-    if (expected().shared.experts > 0) walk_part(expected().shared, &HostBuffers::shared);
-    step([](const HostSteps& s, const HostCall& call) { s.combine(call); });
+    walk_part(expected().routed, &LayerBuffers::routed);
+    if (expected().shared.experts > 0) walk_part(expected().shared, &LayerBuffers::shared);
+    step([](const LayerSteps& s, const StepContext& step) { s.combine(step); });
     EXPECT_EQ(test::difference(reference_out_, other_out_, data_.spec.out_dtype, options().hidden_size), "");
     compare_status();
   }
 
  private:
-  void walk_part(const HostPart& part, HostPart HostBuffers::*which) {
-    step([&](const HostSteps& s, const HostCall& call) { s.gemm1_swiglu(call, call.buffers.*which); });
+  void walk_part(const PartBuffers& part, PartBuffers LayerBuffers::*which) {
+    step([&](const LayerSteps& s, const StepContext& step) { s.gemm1_swiglu(step, step.buffers.*which); });
     compare_gemm1(part, actual().*which);
-    step([&](const HostSteps& s, const HostCall& call) { s.requantize(call, call.buffers.*which); });
+    step([&](const LayerSteps& s, const StepContext& step) { s.requantize(step, step.buffers.*which); });
     const int64_t rows = part.row_offsets[part.experts];
     for (int64_t row = 0; row < rows; ++row)
       compare_line(part.intermediate, (actual().*which).intermediate, row, part.intermediate_size, "row");
     compare_status();
-    step([&](const HostSteps& s, const HostCall& call) { s.gemm2(call, call.buffers.*which); });
+    step([&](const LayerSteps& s, const StepContext& step) { s.gemm2(step, step.buffers.*which); });
     compare_gemm2(part, actual().*which);
   }
 
   void compare_routing() {
     const int64_t choices = data_.spec.tokens * options().top_k;
-    for (int64_t i = 0; i < choices; ++i) ASSERT_EQ(expected().row_of_choice[i], actual().row_of_choice[i]) << i;
+    for (int64_t i = 0; i < choices; ++i)
+      ASSERT_EQ(expected().row_of_assignment[i], actual().row_of_assignment[i]) << i;
     for (int64_t e = 0; e <= data_.spec.range.count; ++e)
       ASSERT_EQ(expected().routed.row_offsets[e], actual().routed.row_offsets[e]) << "expert " << e;
     for (int64_t row = 0; row < expected().routed.row_offsets[data_.spec.range.count]; ++row)
-      ASSERT_EQ(expected().routed.choice_of_row[row], actual().routed.choice_of_row[row]) << "row " << row;
+      ASSERT_EQ(expected().routed.assignment_of_row[row], actual().routed.assignment_of_row[row]) << "row " << row;
     for (int e = 0; e <= expected().shared.experts && expected().shared.experts > 0; ++e)
       ASSERT_EQ(expected().shared.row_offsets[e], actual().shared.row_offsets[e]);
     compare_status();
@@ -99,13 +100,13 @@ class StepPair {
     for (int64_t t = 0; t < data_.spec.tokens; ++t) {
       bool has_row = expected().shared.experts > 0;
       for (int64_t k = 0; k < options().top_k; ++k)
-        has_row = has_row || expected().row_of_choice[t * options().top_k + k] >= 0;
+        has_row = has_row || expected().row_of_assignment[t * options().top_k + k] >= 0;
       if (has_row) compare_line(expected().hidden, actual().hidden, t, options().hidden_size, "token");
     }
     compare_status();
   }
 
-  void compare_line(const HostActivations& e, const HostActivations& a, int64_t line, int64_t k, const char* what) {
+  void compare_line(const ActivationBuffers& e, const ActivationBuffers& a, int64_t line, int64_t k, const char* what) {
     ASSERT_EQ(e.nonfinite[line], a.nonfinite[line]) << what << " " << line;
     if (e.nonfinite[line] != 0) return;
     if (format() == ActivationFormat::kBf16) {
@@ -121,7 +122,7 @@ class StepPair {
         ASSERT_EQ(e.int8_codes[line * k + i], a.int8_codes[line * k + i]) << what << " " << line << " element " << i;
       return;
     }
-    ASSERT_EQ(e.line_scale[line], a.line_scale[line]) << what << " " << line;
+    ASSERT_EQ(e.row_scale[line], a.row_scale[line]) << what << " " << line;
     for (int64_t i = 0; i < k / 16; ++i)
       ASSERT_EQ(e.block_scales[line * (k / 16) + i], a.block_scales[line * (k / 16) + i])
           << what << " " << line << " block " << i;
@@ -167,12 +168,12 @@ class StepPair {
     return result;
   }
   // One line as numbers, with its own scale.
-  std::vector<double> line_values(const HostActivations& lines, int64_t line, int64_t k) const {
+  std::vector<double> line_values(const ActivationBuffers& lines, int64_t line, int64_t k) const {
     std::vector<double> values(static_cast<size_t>(k));
     switch (format()) {
       case ActivationFormat::kNvfp4:
         values = test::oracle_decode(lines.codes + line * (k / 2), lines.block_scales + line * (k / 16), 1, k);
-        for (double& value : values) value *= lines.line_scale[line];
+        for (double& value : values) value *= lines.row_scale[line];
         break;
       case ActivationFormat::kBf16:
         for (int64_t i = 0; i < k; ++i) values[static_cast<size_t>(i)] = bf16(lines.bf16[line * k + i]);
@@ -186,8 +187,8 @@ class StepPair {
     return values;
   }
   static double bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-  ExpertSource source(const HostPart& part, int64_t expert) const {
-    return data_.expert(part.choice_of_row == nullptr ? kSharedExpert : expert);
+  ExpertSource source(const PartBuffers& part, int64_t expert) const {
+    return data_.expert(part.assignment_of_row == nullptr ? kSharedExpert : expert);
   }
 
   // actual lies within `error` of exact before it is rounded to dtype; both non-finite in the same way agree.
@@ -207,7 +208,7 @@ class StepPair {
     EXPECT_LE(std::fabs(actual - exact), bound) << where << ": expected " << exact << ", got " << actual;
   }
 
-  void compare_gemm1(const HostPart& expected_part, const HostPart& part) {
+  void compare_gemm1(const PartBuffers& expected_part, const PartBuffers& part) {
     const int64_t k = options().hidden_size, n_count = part.intermediate_size;
     for (int64_t e = 0; e < expected_part.experts; ++e) {
       if (expected_part.row_offsets[e] == expected_part.row_offsets[e + 1]) continue;
@@ -215,8 +216,9 @@ class StepPair {
       const Weight gate = decode(weights.gate), up = decode(weights.up);
       for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1]; ++row) {
         const int64_t token = token_of_row(expected_part, row, options().top_k);
-        const bool weigh = options().router_weight == RouterWeight::kBeforeDown && part.choice_of_row != nullptr;
-        const double router = weigh ? data_.topk_weights[static_cast<size_t>(expected_part.choice_of_row[row])] : 1.0;
+        const bool weigh = options().router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
+        const double router =
+            weigh ? data_.topk_weights[static_cast<size_t>(expected_part.assignment_of_row[row])] : 1.0;
         const bool bad = expected().hidden.nonfinite[token] != 0;
         const std::vector<double> line = bad ? std::vector<double>() : line_values(expected().hidden, token, k);
         for (int64_t n = 0; n < n_count; ++n) {
@@ -243,7 +245,7 @@ class StepPair {
     expect_near(h * router, error * router, actual, DType::kBf16, where);
   }
 
-  void compare_gemm2(const HostPart& expected_part, const HostPart& part) {
+  void compare_gemm2(const PartBuffers& expected_part, const PartBuffers& part) {
     const int64_t k = part.intermediate_size, n_count = options().hidden_size;
     const DType dtype = options().row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
     for (int64_t e = 0; e < expected_part.experts; ++e) {
@@ -265,7 +267,7 @@ class StepPair {
   }
 
   const CaseData& data_;
-  test::HostRun reference_, other_;
+  test::CaseRun reference_, other_;
   std::vector<uint8_t> reference_out_, other_out_;
 };
 
@@ -293,7 +295,7 @@ TEST_P(Unpack, GivesTheSourceBack) {
     const auto data = make_case(spec);
     ASSERT_OK(data);
     if (test::declines(*GetParam(), data->config)) continue;
-    test::HostRun run(*GetParam(), *data);
+    test::CaseRun run(*GetParam(), *data);
     ASSERT_TRUE(run.ok());
     for (int64_t e = spec.options.shared_intermediate_size > 0 ? kSharedExpert : 0; e < spec.range.count; ++e) {
       ExpertBuffers out;

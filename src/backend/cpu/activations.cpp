@@ -10,7 +10,7 @@
 namespace nvfp4_moe::cpu {
 
 ConvertedLine convert_line(const Kernels& kernels, const void* data, DType dtype, int64_t line, int64_t k,
-                           ActivationFormat format, float scale, bool compat, const HostActivations& activations,
+                           ActivationFormat format, float scale, bool compat, const ActivationBuffers& activations,
                            int64_t out_line) {
   ConvertedLine result;
   const void* x = static_cast<const std::byte*>(data) + line * k * bits(dtype) / 8;
@@ -41,19 +41,19 @@ ConvertedLine convert_line(const Kernels& kernels, const void* data, DType dtype
   uint8_t* codes = activations.codes + out_line * k / 2;
   uint8_t* block_scales = activations.block_scales + out_line * k / kBlockElems;
   if (result.nonfinite) {
-    activations.line_scale[out_line] = scale == 0.0f ? 1.0f : scale;
+    activations.row_scale[out_line] = scale == 0.0f ? 1.0f : scale;
     std::memset(codes, 0, static_cast<size_t>(k / 2));
     std::memset(block_scales, 0, static_cast<size_t>(k / kBlockElems));
     return result;
   }
   if (scale == 0.0f) scale = dynamic_token_scale(amax);
-  activations.line_scale[out_line] = scale;
+  activations.row_scale[out_line] = scale;
   result.counts = kernels.quantize(
       {.x = x, .dtype = dtype, .k = k, .scale = scale, .compat = compat, .codes = codes, .block_scales = block_scales});
   return result;
 }
 
-void write_operands(const Kernels& kernels, const HostActivations& activations, int64_t line,
+void write_operands(const Kernels& kernels, const ActivationBuffers& activations, int64_t line,
                     const Operands& operands) {
   const int64_t k = operands.k;
   if (operands.format == ActivationFormat::kBf16)

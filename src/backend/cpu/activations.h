@@ -17,9 +17,10 @@ struct ConvertedLine {
   bool nonfinite = false;
 };
 ConvertedLine convert_line(const Kernels& kernels, const void* data, DType dtype, int64_t line, int64_t k,
-                           ActivationFormat format, float scale, bool compat, const HostActivations& activations,
+                           ActivationFormat format, float scale, bool compat, const ActivationBuffers& activations,
                            int64_t out_line);
 
-void write_operands(const Kernels& kernels, const HostActivations& activations, int64_t line, const Operands& operands);
+void write_operands(const Kernels& kernels, const ActivationBuffers& activations, int64_t line,
+                    const Operands& operands);
 
 }  // namespace nvfp4_moe::cpu

@@ -22,29 +22,29 @@ Plan make_plan(const char* backend, const Kernels& kernels, const MoeConfig& con
                const Limits& limits) {
   const char* gemm = kernels.multiplication(config->activation_format).name;
   const std::string lines = std::string(kernels.name) + "_lines";
-  Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = host_layout(config, range, limits)};
+  Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = layer_layout(config, range, limits)};
   plan.workspace.add("cpu.scratch", LayerScratch(config, range, limits.max_tokens, kernels, nullptr).total_bytes);
   plan.steps = {{"route", "counting_sort"}, {"quantize", lines}, {"gemm1_swiglu", gemm},
                 {"requantize", lines},      {"gemm2", gemm},     {"combine", lines}};
   return plan;
 }
 
-LayerScratch scratch_of(const HostCall& call, const Kernels& kernels) {
-  return LayerScratch(call.weights.config, call.weights.range, call.batch.tokens, kernels, call.scratch);
+LayerScratch scratch_of(const StepContext& step, const Kernels& kernels) {
+  return LayerScratch(step.weights.config, step.weights.range, step.batch.tokens, kernels, step.scratch);
 }
 
 // The layer, a line a step.
-void run_layer(const HostCall& call, const Kernels& kernels) {
-  const LayerScratch scratch = scratch_of(call, kernels);
-  route(call);
-  quantize(call, kernels, &scratch);
-  for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+void run_layer(const StepContext& step, const Kernels& kernels) {
+  const LayerScratch scratch = scratch_of(step, kernels);
+  route(step);
+  quantize(step, kernels, &scratch);
+  for (const PartBuffers* part : {&step.buffers.routed, &step.buffers.shared}) {
     if (part->experts == 0) continue;
-    multiply_gate_up(call, *part, kernels, scratch);
-    requantize(call, *part, kernels, &scratch.intermediate(*part));
-    multiply_down(call, *part, kernels, scratch);
+    multiply_gate_up(step, *part, kernels, scratch);
+    requantize(step, *part, kernels, &scratch.intermediate(*part));
+    multiply_down(step, *part, kernels, scratch);
   }
-  combine(call, kernels);
+  combine(step, kernels);
 }
 
 // Which instruction set an entry runs.
@@ -66,13 +66,13 @@ struct Entry {
   }
   static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
                            const Limits& limits, const DeviceFacts&) {
-    NVFP4_MOE_TRY(check_host_limits(config, range, limits));
+    NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
     NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
     return make_plan(kKernels == best ? "cpu" : kKernels().backend_name, kKernels(), config, range, limits);
   }
   static Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
                     const RunContext& context) {
-    const HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
+    const LayerBuffers buffers = layer_buffers(weights.config, weights.range, workspace);
     const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
     run_layer({weights, batch, buffers, *context.executor, workspace.at<std::byte>(own_span)}, kKernels());
     return {};
@@ -85,23 +85,23 @@ struct Entry {
     return cpu::linear_run(weights, batch, workspace, context, kKernels());
   }
 
-  static void quantize(const HostCall& call) { cpu::quantize(call, kKernels(), nullptr); }
-  static void gemm1_swiglu(const HostCall& call, const HostPart& part) {
-    const LayerScratch scratch = scratch_of(call, kKernels());
-    hidden_operands(call, kKernels(), scratch);
-    multiply_gate_up(call, part, kKernels(), scratch);
+  static void quantize(const StepContext& step) { cpu::quantize(step, kKernels(), nullptr); }
+  static void gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
+    const LayerScratch scratch = scratch_of(step, kKernels());
+    hidden_operands(step, kKernels(), scratch);
+    multiply_gate_up(step, part, kKernels(), scratch);
   }
-  static void requantize(const HostCall& call, const HostPart& part) {
-    cpu::requantize(call, part, kKernels(), nullptr);
+  static void requantize(const StepContext& step, const PartBuffers& part) {
+    cpu::requantize(step, part, kKernels(), nullptr);
   }
-  static void gemm2(const HostCall& call, const HostPart& part) {
-    const LayerScratch scratch = scratch_of(call, kKernels());
-    intermediate_operands(call, part, kKernels(), scratch.intermediate(part));
-    multiply_down(call, part, kKernels(), scratch);
+  static void gemm2(const StepContext& step, const PartBuffers& part) {
+    const LayerScratch scratch = scratch_of(step, kKernels());
+    intermediate_operands(step, part, kKernels(), scratch.intermediate(part));
+    multiply_down(step, part, kKernels(), scratch);
   }
-  static void combine(const HostCall& call) { cpu::combine(call, kKernels()); }
+  static void combine(const StepContext& step) { cpu::combine(step, kKernels()); }
 
-  static constexpr HostSteps kSteps{route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+  static constexpr LayerSteps kSteps{route, quantize, gemm1_swiglu, requantize, gemm2, combine};
 };
 
 template <const Kernels& (*kKernels)()>

@@ -5,9 +5,9 @@
 
 namespace nvfp4_moe::cpu {
 
-void combine(const HostCall& call, const Kernels& kernels) {
-  const auto body = [&](int64_t begin, int64_t end) { kernels.combine(call, begin, end); };
-  call.executor.parallel_for(call.batch.tokens, 4, std::ref(body));  // by reference: nothing is allocated
+void combine(const StepContext& step, const Kernels& kernels) {
+  const auto body = [&](int64_t begin, int64_t end) { kernels.combine(step, begin, end); };
+  step.executor.parallel_for(step.batch.tokens, 4, std::ref(body));  // by reference: nothing is allocated
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -4,10 +4,10 @@
 
 namespace nvfp4_moe::cpu {
 
-float line_alpha(const HostActivations& activations, int64_t line, float tensor_scale) {
+float line_alpha(const ActivationBuffers& activations, int64_t line, float tensor_scale) {
   if (activations.nonfinite[line] != 0) return std::numeric_limits<float>::quiet_NaN();
-  if (activations.line_scale == nullptr) return tensor_scale;
-  return static_cast<float>(static_cast<double>(activations.line_scale[line]) * static_cast<double>(tensor_scale));
+  if (activations.row_scale == nullptr) return tensor_scale;
+  return static_cast<float>(static_cast<double>(activations.row_scale[line]) * static_cast<double>(tensor_scale));
 }
 
 void prefetch_lines(const LineBlock& block, const Operands& operands) {

@@ -28,7 +28,7 @@ struct LineBlock {
 };
 
 // alpha of a line: rounded once; NaN, which marks the line's results, where it is flagged.
-float line_alpha(const HostActivations& activations, int64_t line, float tensor_scale);
+float line_alpha(const ActivationBuffers& activations, int64_t line, float tensor_scale);
 
 // The least range of strips: what lines cost to come into L2 is shared by a few.
 constexpr int64_t least_strips(int64_t rows) { return rows > 32 ? 4 : 1; }

@@ -5,22 +5,23 @@
 
 namespace nvfp4_moe::cpu {
 
-void multiply_gate_up(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch) {
-  const MoeOptions& options = call.weights.config.options();
-  const bool weighted = options.router_weight == RouterWeight::kBeforeDown && part.choice_of_row != nullptr;
+void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
+                      const LayerScratch& scratch) {
+  const MoeOptions& options = step.weights.config.options();
+  const bool weighted = options.router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
   const int64_t strips = panels_of(part.intermediate_size);
   const Operands& operands = scratch.gemm1(part);
   const bool by_row = scratch.by_row(part);
-  for_each_strip(call, part, strips, scratch.active_experts, [&](int64_t expert, int64_t begin, int64_t end) {
-    const TensorScales& scales = expert_scales(call.weights, part, expert);
+  for_each_strip(step, part, strips, scratch.active_experts, [&](int64_t expert, int64_t begin, int64_t end) {
+    const TensorScales& scales = expert_scales(step.weights, part, expert);
     const int64_t first_row = part.row_offsets[expert];
     const auto prepare = [&](LineBlock& block) {
       for (int64_t i = 0; i < block.count; ++i) {
         const int64_t row = first_row + block.first + i, token = token_of_row(part, row, options.top_k);
         block.lines[i] = operands.line(by_row ? row : token);
-        block.alpha[0][i] = line_alpha(call.buffers.hidden, token, scales.gate);
-        block.alpha[1][i] = line_alpha(call.buffers.hidden, token, scales.up);
-        if (weighted) block.weight[i] = call.batch.topk_weights[part.choice_of_row[row]];
+        block.alpha[0][i] = line_alpha(step.buffers.hidden, token, scales.gate);
+        block.alpha[1][i] = line_alpha(step.buffers.hidden, token, scales.up);
+        if (weighted) block.weight[i] = step.batch.topk_weights[part.assignment_of_row[row]];
       }
     };
     const auto finish = [&](const LineBlock& block, int64_t strip, int64_t) {
@@ -33,7 +34,7 @@ void multiply_gate_up(const HostCall& call, const HostPart& part, const Kernels&
                                .out = part.intermediate.bf16 + row * part.intermediate_size + strip * kPanelRows,
                                .stride = part.intermediate_size});
     };
-    multiply_strips(kernels, operands, expert_bytes(call.weights, part, expert), kStripPanels * strips, begin, end,
+    multiply_strips(kernels, operands, expert_bytes(step.weights, part, expert), kStripPanels * strips, begin, end,
                     part.row_offsets[expert + 1] - first_row, prepare, finish);
   });
 }

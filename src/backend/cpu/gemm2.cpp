@@ -3,15 +3,16 @@
 
 namespace nvfp4_moe::cpu {
 
-void multiply_down(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch) {
-  const MoeOptions& options = call.weights.config.options();
+void multiply_down(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
+                   const LayerScratch& scratch) {
+  const MoeOptions& options = step.weights.config.options();
   const ExpertPanels layout{options.hidden_size, part.intermediate_size};
   const DType row_dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   const int64_t hidden = options.hidden_size, panels = panels_of(hidden);
   const Operands& operands = scratch.intermediate(part);
-  for_each_strip(call, part, strips_of(panels), scratch.active_experts,
+  for_each_strip(step, part, strips_of(panels), scratch.active_experts,
                  [&](int64_t expert, int64_t begin, int64_t end) {
-                   const float tensor_scale = expert_scales(call.weights, part, expert).down;
+                   const float tensor_scale = expert_scales(step.weights, part, expert).down;
                    const int64_t first_row = part.row_offsets[expert];
                    const auto prepare = [&](LineBlock& block) {
                      for (int64_t i = 0; i < block.count; ++i) {
@@ -24,7 +25,7 @@ void multiply_down(const HostCall& call, const HostPart& part, const Kernels& ke
                      round_block(kernels, block, strip_panels, part.rows_out, row_dtype, hidden,
                                  first_row + block.first, strip * kStripRows);
                    };
-                   multiply_strips(kernels, operands, expert_bytes(call.weights, part, expert) + layout.down(0), panels,
+                   multiply_strips(kernels, operands, expert_bytes(step.weights, part, expert) + layout.down(0), panels,
                                    begin, end, part.row_offsets[expert + 1] - first_row, prepare, finish);
                  });
 }

@@ -105,7 +105,7 @@ struct QuantizeLine {
 };
 struct LineCounts {
   uint64_t blocks = 0, saturated = 0, zeroed = 0;
-  float line_scale = 1.0f;
+  float row_scale = 1.0f;
 };
 
 struct Kernels {
@@ -131,7 +131,7 @@ struct Kernels {
   // int8_block, of a finite line: codes (k), scales (k/16).
   LineCounts (*quantize_int8)(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales);
   void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
-  void (*combine)(const HostCall& call, int64_t first_token, int64_t end_token);
+  void (*combine)(const StepContext& step, int64_t first_token, int64_t end_token);
 };
 
 // Every table of this build, the best first; portable, which runs anywhere, is the last. A new instruction set is a

@@ -15,7 +15,7 @@ namespace {
 // The converted input and its operands: one walk that measures and places, without a WorkspaceLayout, whose names would
 // be allocated by every run. T tokens, K = cols.
 struct LinearScratch {
-  HostActivations input;
+  ActivationBuffers input;
   Operands operands;
   size_t total_bytes = 0;
 
@@ -25,7 +25,7 @@ struct LinearScratch {
     if (weights.activation_format == ActivationFormat::kNvfp4) {
       input.codes = spans.take<uint8_t>(tokens * weights.cols / 2);          // (T, K/2)
       input.block_scales = spans.take<uint8_t>(tokens * weights.cols / 16);  // (T, K/16)
-      input.line_scale = spans.take<float>(tokens);                          // (T)
+      input.row_scale = spans.take<float>(tokens);                           // (T)
     } else if (weights.activation_format == ActivationFormat::kInt8Block) {
       input.int8_codes = spans.take<int8_t>(tokens * weights.cols);       // (T, K)
       input.int8_scales = spans.take<float>(tokens * weights.cols / 16);  // (T, K/16)

@@ -76,7 +76,7 @@ LineCounts quantize_line(const QuantizeLine& line) {
   const float inverse = 1.0f / line.scale;      // compat: the global scale
   const float inverse_global = 1.0f / inverse;  // compat only
   const int64_t blocks = line.k / kBlockElems;
-  LineCounts counts{.blocks = static_cast<uint64_t>(blocks), .line_scale = line.scale};
+  LineCounts counts{.blocks = static_cast<uint64_t>(blocks), .row_scale = line.scale};
   for (int64_t first = 0; first < blocks; first += kLanes) {
     const int64_t count = std::min<int64_t>(kLanes, blocks - first);
     int32_t amax_bits[kLanes] = {};
@@ -197,28 +197,28 @@ void round_lines(const RoundLines& lines) {
   }
 }
 
-void combine_tokens(const HostCall& call, int64_t first_token, int64_t end_token) {
-  const MoeOptions& options = call.weights.config.options();
+void combine_tokens(const StepContext& step, int64_t first_token, int64_t end_token) {
+  const MoeOptions& options = step.weights.config.options();
   const DType row_dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   const int64_t hidden = options.hidden_size, top_k = options.top_k;
   const bool before_down = options.router_weight == RouterWeight::kBeforeDown;
-  const HostPart& shared = call.buffers.shared;
+  const PartBuffers& shared = step.buffers.shared;
   for (int64_t token = first_token; token < end_token; ++token) {
-    const int32_t* rows = call.buffers.row_of_choice + token * top_k;
-    const float* weights = call.batch.topk_weights + token * top_k;
+    const int32_t* rows = step.buffers.row_of_assignment + token * top_k;
+    const float* weights = step.batch.topk_weights + token * top_k;
     for (int64_t h = 0; h < hidden; h += kLanes) {
       F acc = splat(0.0f);
       for (int64_t k = 0; k < top_k; ++k) {
         if (rows[k] < 0) continue;
-        const F row = load16(call.buffers.routed.rows_out, row_dtype, rows[k] * hidden + h);
+        const F row = load16(step.buffers.routed.rows_out, row_dtype, rows[k] * hidden + h);
         acc = before_down ? acc + row : fma(splat(weights[k]), row, acc);
       }
       if (shared.experts > 0) {
         const F row = load16(shared.rows_out, row_dtype, token * hidden + h);
-        const float* weight = call.batch.shared_weights;
+        const float* weight = step.batch.shared_weights;
         acc = weight == nullptr ? acc + row : fma(splat(weight[token]), row, acc);
       }
-      store16(call.batch.out, call.batch.out_dtype, token * hidden + h, acc);
+      store16(step.batch.out, step.batch.out_dtype, token * hidden + h, acc);
     }
   }
 }

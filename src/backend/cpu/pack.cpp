@@ -49,12 +49,12 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   return {};
 }
 
-const uint8_t* expert_bytes(const PackedWeights& weights, const HostPart& part, int64_t expert) {
-  return bytes_of_expert(weights, part.choice_of_row == nullptr ? kSharedExpert : expert);
+const uint8_t* expert_bytes(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
+  return bytes_of_expert(weights, part.assignment_of_row == nullptr ? kSharedExpert : expert);
 }
 
-const TensorScales& expert_scales(const PackedWeights& weights, const HostPart& part, int64_t expert) {
-  return weights.tensor_scales_of(part.choice_of_row == nullptr ? kSharedExpert : expert);
+const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
+  return weights.tensor_scales_of(part.assignment_of_row == nullptr ? kSharedExpert : expert);
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -13,17 +13,17 @@ int64_t id_at(const Batch& batch, int64_t choice) {
 
 }  // namespace
 
-void route(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
-  const ExpertRange& range = call.weights.range;
-  const HostBuffers& buffers = call.buffers;
-  const int64_t choices = call.batch.tokens * config->top_k;
+void route(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  const ExpertRange& range = step.weights.range;
+  const LayerBuffers& buffers = step.buffers;
+  const int64_t choices = step.batch.tokens * config->top_k;
   *buffers.status = RunStatus{};
 
   int64_t* offsets = buffers.routed.row_offsets;
   std::fill(offsets, offsets + range.count + 1, 0);
   for (int64_t choice = 0; choice < choices; ++choice) {
-    const int64_t id = id_at(call.batch, choice);
+    const int64_t id = id_at(step.batch, choice);
     const auto local = range.local(id);
     if (local)
       ++offsets[*local + 1];
@@ -34,19 +34,19 @@ void route(const HostCall& call) {
 
   // offsets[e] serves as expert e's next free row, then all are shifted back by one expert.
   for (int64_t choice = 0; choice < choices; ++choice) {
-    const auto local = range.local(id_at(call.batch, choice));
-    buffers.row_of_choice[choice] = -1;
+    const auto local = range.local(id_at(step.batch, choice));
+    buffers.row_of_assignment[choice] = -1;
     if (!local) continue;
     const int64_t row = offsets[*local]++;
-    buffers.row_of_choice[choice] = static_cast<int32_t>(row);
-    buffers.routed.choice_of_row[row] = static_cast<int32_t>(choice);
+    buffers.row_of_assignment[choice] = static_cast<int32_t>(row);
+    buffers.routed.assignment_of_row[row] = static_cast<int32_t>(choice);
   }
   for (int64_t e = range.count; e > 0; --e) offsets[e] = offsets[e - 1];
   offsets[0] = 0;
 
   if (buffers.shared.experts > 0) {
     buffers.shared.row_offsets[0] = 0;
-    buffers.shared.row_offsets[1] = call.batch.tokens;
+    buffers.shared.row_offsets[1] = step.batch.tokens;
   }
 }
 

@@ -74,11 +74,15 @@ struct LayerScratch {
       shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, spans, same_bits);
     total_bytes = spans.total_bytes();
   }
-  const Operands& intermediate(const HostPart& part) const { return part.choice_of_row == nullptr ? shared : routed; }
+  const Operands& intermediate(const PartBuffers& part) const {
+    return part.assignment_of_row == nullptr ? shared : routed;
+  }
   // gemm1's operands are one line a row, in the order of rows, and not one a token.
-  bool by_row(const HostPart& part) const { return part.choice_of_row == nullptr || hidden_rows.bytes != nullptr; }
-  const Operands& gemm1(const HostPart& part) const {
-    return part.choice_of_row != nullptr && hidden_rows.bytes != nullptr ? hidden_rows : hidden;
+  bool by_row(const PartBuffers& part) const {
+    return part.assignment_of_row == nullptr || hidden_rows.bytes != nullptr;
+  }
+  const Operands& gemm1(const PartBuffers& part) const {
+    return part.assignment_of_row != nullptr && hidden_rows.bytes != nullptr ? hidden_rows : hidden;
   }
 };
 

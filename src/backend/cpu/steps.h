@@ -11,27 +11,29 @@
 
 namespace nvfp4_moe::cpu {
 
-void route(const HostCall& call);
-void quantize(const HostCall& call, const Kernels& kernels, const LayerScratch* scratch);
-void multiply_gate_up(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch);
-void requantize(const HostCall& call, const HostPart& part, const Kernels& kernels, const Operands* operands);
-void multiply_down(const HostCall& call, const HostPart& part, const Kernels& kernels, const LayerScratch& scratch);
-void combine(const HostCall& call, const Kernels& kernels);
+void route(const StepContext& step);
+void quantize(const StepContext& step, const Kernels& kernels, const LayerScratch* scratch);
+void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
+                      const LayerScratch& scratch);
+void requantize(const StepContext& step, const PartBuffers& part, const Kernels& kernels, const Operands* operands);
+void multiply_down(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
+                   const LayerScratch& scratch);
+void combine(const StepContext& step, const Kernels& kernels);
 
 // hidden's and the intermediate's operands from their arrays.
-void hidden_operands(const HostCall& call, const Kernels& kernels, const LayerScratch& scratch);
-void intermediate_operands(const HostCall& call, const HostPart& part, const Kernels& kernels,
+void hidden_operands(const StepContext& step, const Kernels& kernels, const LayerScratch& scratch);
+void intermediate_operands(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                            const Operands& operands);
 
 // Calls body(expert, begin, end) over runs of strips of every expert that has rows, in parallel.
 template <class Body>
-void for_each_strip(const HostCall& call, const HostPart& part, int64_t strips, int32_t* active_experts,
+void for_each_strip(const StepContext& step, const PartBuffers& part, int64_t strips, int32_t* active_experts,
                     const Body& body) {
   int64_t active = 0;
   for (int64_t e = 0; e < part.experts; ++e)
     if (part.row_offsets[e] < part.row_offsets[e + 1]) active_experts[active++] = static_cast<int32_t>(e);
   const int64_t least = active == 0 ? 1 : least_strips(part.row_offsets[part.experts] / active);
-  for_ranges(call.executor, active * strips, least, [&](int64_t begin, int64_t end) {
+  for_ranges(step.executor, active * strips, least, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end;) {
       const int64_t run = std::min(end, (i / strips + 1) * strips);
       body(int64_t{active_experts[i / strips]}, i % strips, i % strips + (run - i));
@@ -41,7 +43,7 @@ void for_each_strip(const HostCall& call, const HostPart& part, int64_t strips, 
 }
 
 // The packed bytes and tensor scales of a part's expert.
-const uint8_t* expert_bytes(const PackedWeights& weights, const HostPart& part, int64_t expert);
-const TensorScales& expert_scales(const PackedWeights& weights, const HostPart& part, int64_t expert);
+const uint8_t* expert_bytes(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
+const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
 
 }  // namespace nvfp4_moe::cpu

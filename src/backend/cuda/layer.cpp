@@ -29,14 +29,14 @@ Status supports_config(const MoeConfig& config) {
 
 Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scratch_bytes, const MoeConfig& config,
                        const ExpertRange& range, const LayerScales& scales, const Limits& limits) {
-  NVFP4_MOE_TRY(check_host_limits(config, range, limits));
+  NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   if (range.count > kMostExperts)
     return unsupported("local experts: expected at most " + std::to_string(kMostExperts) + ", got " +
                        std::to_string(range.count));
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   const char* lines = nvfp4 ? "nvfp4_and_bf16_operand" : "bf16";
-  Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = host_layout(config, range, limits)};
+  Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = layer_layout(config, range, limits)};
   plan.workspace.add(std::string(backend) + ".scratch", scratch_bytes);
   plan.steps = {{"route", "counting_sort"},
                 {"quantize", lines},
@@ -47,29 +47,29 @@ Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scra
   return plan;
 }
 
-Status run_layer(const HostSteps& steps, Tiling (*tiling)(const HostCall&), const PackedWeights& weights,
+Status run_layer(const LayerSteps& steps, Tiling (*tiling)(const StepContext&), const PackedWeights& weights,
                  const Plan& plan, const Batch& batch, const Workspace& workspace, const RunContext& context) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
-  HostBuffers buffers = host_buffers(weights.config, weights.range, workspace);
+  LayerBuffers buffers = layer_buffers(weights.config, weights.range, workspace);
   if (context.status != nullptr) buffers.status = context.status;
   // The GEMMs read operands: codes are for those who take a step by itself.
   buffers.hidden.codes = buffers.routed.intermediate.codes = buffers.shared.intermediate.codes = nullptr;
   const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
-  const HostCall call{weights, batch, buffers, serial_executor(), workspace.at<std::byte>(own_span), context.stream};
-  if (routes_and_quantizes_at_once(call)) {
-    route_and_quantize(call, tiling(call));
+  const StepContext step{weights, batch, buffers, serial_executor(), workspace.at<std::byte>(own_span), context.stream};
+  if (routes_and_quantizes_at_once(step)) {
+    route_and_quantize(step, tiling(step));
   } else {
-    steps.route(call);
-    steps.quantize(call);
+    steps.route(step);
+    steps.quantize(step);
   }
-  for (const HostPart* part : {&buffers.routed, &buffers.shared}) {
+  for (const PartBuffers* part : {&buffers.routed, &buffers.shared}) {
     if (part->experts == 0) continue;
-    steps.gemm1_swiglu(call, *part);
-    if (weights.config->activation_format == ActivationFormat::kNvfp4) steps.requantize(call, *part);
-    steps.gemm2(call, *part);
+    steps.gemm1_swiglu(step, *part);
+    if (weights.config->activation_format == ActivationFormat::kNvfp4) steps.requantize(step, *part);
+    steps.gemm2(step, *part);
   }
-  combine_and_count(call, tiling(call));
+  combine_and_count(step, tiling(step));
   return check_launch("launch");
 }
 

@@ -17,7 +17,7 @@ Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or
 Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scratch_bytes, const MoeConfig& config,
                        const ExpertRange& range, const LayerScales& scales, const Limits& limits);
 // Enqueues the layer in context.stream: the steps, or the shorter walk of steps.h with the same results.
-Status run_layer(const HostSteps& steps, Tiling (*tiling)(const HostCall&), const PackedWeights& weights,
+Status run_layer(const LayerSteps& steps, Tiling (*tiling)(const StepContext&), const PackedWeights& weights,
                  const Plan& plan, const Batch& batch, const Workspace& workspace, const RunContext& context);
 
 }  // namespace nvfp4_moe::cuda

@@ -8,7 +8,7 @@ namespace nvfp4_moe {
 namespace reference {
 namespace {
 
-constexpr HostSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+constexpr LayerSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
 
 Status supports(const MoeConfig&, const DeviceFacts& device) {
   if (device.kind != DeviceKind::kCpu) return unsupported("reference: expected host memory, got a " + device.name);
@@ -17,7 +17,7 @@ Status supports(const MoeConfig&, const DeviceFacts& device) {
 
 Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
                   const DeviceFacts&) {
-  NVFP4_MOE_TRY(check_host_limits(config, range, limits));
+  NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   const bool bf16 = config->activation_format == ActivationFormat::kBf16;
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
@@ -34,7 +34,7 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
                 {"requantize", bf16 ? "none" : lines},
                 {"gemm2", dots},
                 {"combine", "fp32 fma, increasing k"}};
-  plan.workspace = host_layout(config, range, limits);
+  plan.workspace = layer_layout(config, range, limits);
   return plan;
 }
 

@@ -11,10 +11,10 @@
 
 namespace nvfp4_moe::reference {
 
-void combine(const HostCall& call) {
-  const Batch& batch = call.batch;
-  const HostBuffers& buffers = call.buffers;
-  const MoeConfig& config = call.weights.config;
+void combine(const StepContext& step) {
+  const Batch& batch = step.batch;
+  const LayerBuffers& buffers = step.buffers;
+  const MoeConfig& config = step.weights.config;
   const int64_t hidden = config->hidden_size, top_k = config->top_k;
   const bool weigh = config->router_weight == RouterWeight::kAfterDown;
   const DType row_dtype = config->row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
@@ -22,7 +22,7 @@ void combine(const HostCall& call) {
   auto element = [&](int64_t token, int64_t channel) {
     float acc = 0;
     for (int64_t k = 0; k < top_k; ++k) {
-      const int64_t choice = token * top_k + k, row = buffers.row_of_choice[choice];
+      const int64_t choice = token * top_k + k, row = buffers.row_of_assignment[choice];
       if (row < 0) continue;
       const auto value = static_cast<float>(load(buffers.routed.rows_out, row_dtype, row * hidden + channel));
       acc = weigh ? std::fma(batch.topk_weights[choice], value, acc) : acc + value;
@@ -37,7 +37,7 @@ void combine(const HostCall& call) {
     for (int64_t token = begin; token < end; ++token)
       for (int64_t c = 0; c < hidden; ++c) store(batch.out, batch.out_dtype, token * hidden + c, element(token, c));
   };
-  call.executor.parallel_for(batch.tokens, 4, std::ref(body));
+  step.executor.parallel_for(batch.tokens, 4, std::ref(body));
 }
 
 }  // namespace nvfp4_moe::reference

@@ -55,8 +55,8 @@ struct DoubleChunk {
 
 }  // namespace
 
-void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
-          Tile<int64_t>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
+          int64_t n0, Tile<int64_t>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
   IntegerChunk chunk;
@@ -81,8 +81,8 @@ void dots(const HostActivations& activations, const int64_t* lines, int line_cou
   }
 }
 
-void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
-          Tile<WideSum>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
+          int64_t n0, Tile<WideSum>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
   IntegerChunk chunk;
@@ -105,8 +105,8 @@ void dots(const HostActivations& activations, const int64_t* lines, int line_cou
   }
 }
 
-void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
-          Tile<double>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
+          int64_t n0, Tile<double>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
   DoubleChunk chunk;

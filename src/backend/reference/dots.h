@@ -27,13 +27,13 @@ struct Tile {
 
 // sum[m][n] = dot of activation line lines[m] with weight row n0 + n, in units of 2^-20, without tensor scales.
 // m < line_count <= kLines; n < min(kTileN, rows - n0), the other columns are unspecified.
-void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
-          Tile<int64_t>& tile);
+void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
+          int64_t n0, Tile<int64_t>& tile);
 // The same for bf16 lines, in units of one.
-void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
-          Tile<double>& tile);
+void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
+          int64_t n0, Tile<double>& tile);
 // The same for int8_block lines, exact.
-void dots(const HostActivations& activations, const int64_t* lines, int line_count, const Nvfp4View& weight, int64_t n0,
-          Tile<WideSum>& tile);
+void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
+          int64_t n0, Tile<WideSum>& tile);
 
 }  // namespace nvfp4_moe::reference

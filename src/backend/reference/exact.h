@@ -54,8 +54,8 @@ inline double scale_exact(int64_t accumulator, float alpha, const FloatFormat& f
 }
 
 // The factor of an accumulator: computed in double, which holds the product of two floats exactly, and rounded once.
-inline float alpha_of(float line_scale, float tensor_scale) {
-  return static_cast<float>(double{line_scale} * double{tensor_scale});
+inline float alpha_of(float row_scale, float tensor_scale) {
+  return static_cast<float>(double{row_scale} * double{tensor_scale});
 }
 
 }  // namespace nvfp4_moe::reference

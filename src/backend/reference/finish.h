@@ -12,15 +12,15 @@
 
 namespace nvfp4_moe::reference {
 
-inline double finish(const HostActivations& lines, int64_t line, int64_t dot, float tensor_scale,
+inline double finish(const ActivationBuffers& lines, int64_t line, int64_t dot, float tensor_scale,
                      const FloatFormat& format) {
-  return scale_exact(dot, alpha_of(lines.line_scale[line], tensor_scale), format);
+  return scale_exact(dot, alpha_of(lines.row_scale[line], tensor_scale), format);
 }
-inline double finish(const HostActivations&, int64_t, const WideSum& dot, float tensor_scale,
+inline double finish(const ActivationBuffers&, int64_t, const WideSum& dot, float tensor_scale,
                      const FloatFormat& format) {
   return scale_exact(dot, tensor_scale, format);
 }
-inline double finish(const HostActivations&, int64_t, double dot, float tensor_scale, const FloatFormat& format) {
+inline double finish(const ActivationBuffers&, int64_t, double dot, float tensor_scale, const FloatFormat& format) {
   return round_to(format, dot * tensor_scale);
 }
 

@@ -34,11 +34,11 @@ double activate(const MoeConfig& config, double g, double u) {
 
 // Outputs [n0, n0 + kTileN) of every row of one expert.
 template <class Accumulator>
-void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int64_t n0) {
-  const MoeConfig& config = call.weights.config;
-  const HostActivations& hidden = call.buffers.hidden;
-  const ExpertSource weights = expert_view(call, part, expert);
-  const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.choice_of_row != nullptr;
+void expert_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
+  const MoeConfig& config = step.weights.config;
+  const ActivationBuffers& hidden = step.buffers.hidden;
+  const ExpertSource weights = expert_view(step, part, expert);
+  const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
 
   constexpr int kLines = Tile<Accumulator>::kLines;
@@ -50,7 +50,7 @@ void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int
     dots(hidden, tokens, count, weights.gate, n0, gate);
     dots(hidden, tokens, count, weights.up, n0, up);
     for (int m = 0; m < count; ++m) {
-      const double weight = weigh ? call.batch.topk_weights[part.choice_of_row[row0 + m]] : 1.0;
+      const double weight = weigh ? step.batch.topk_weights[part.assignment_of_row[row0 + m]] : 1.0;
       uint16_t* out = part.intermediate.bf16 + (row0 + m) * part.intermediate_size;
       for (int64_t n = n0; n < n_end; ++n) {
         const double g = finish(hidden, tokens[m], gate.sum[m][n - n0], weights.gate.tensor_scale, kFp32);
@@ -64,16 +64,16 @@ void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int
 
 }  // namespace
 
-void gemm1_swiglu(const HostCall& call, const HostPart& part) {
+void gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const int64_t tiles = (part.intermediate_size + kTileN - 1) / kTileN;
   auto body = [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
-      with_accumulator(call.weights.config->activation_format,
-                       [&]<class Accumulator>() { expert_tile<Accumulator>(call, part, expert, n0); });
+      with_accumulator(step.weights.config->activation_format,
+                       [&]<class Accumulator>() { expert_tile<Accumulator>(step, part, expert, n0); });
     }
   };
-  call.executor.parallel_for(part.experts * tiles, 1, std::ref(body));
+  step.executor.parallel_for(part.experts * tiles, 1, std::ref(body));
 }
 
 }  // namespace nvfp4_moe::reference

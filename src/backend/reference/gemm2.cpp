@@ -13,11 +13,11 @@ namespace nvfp4_moe::reference {
 namespace {
 
 template <class Accumulator>
-void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int64_t n0) {
-  const MoeConfig& config = call.weights.config;
-  const HostActivations& lines = part.intermediate;
+void expert_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
+  const MoeConfig& config = step.weights.config;
+  const ActivationBuffers& lines = part.intermediate;
   const DType row_dtype = config->row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
-  const Nvfp4View down = expert_view(call, part, expert).down;
+  const Nvfp4View down = expert_view(step, part, expert).down;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, config->hidden_size);
 
   constexpr int kLines = Tile<Accumulator>::kLines;
@@ -40,16 +40,16 @@ void expert_tile(const HostCall& call, const HostPart& part, int64_t expert, int
 
 }  // namespace
 
-void gemm2(const HostCall& call, const HostPart& part) {
-  const int64_t tiles = (call.weights.config->hidden_size + kTileN - 1) / kTileN;
+void gemm2(const StepContext& step, const PartBuffers& part) {
+  const int64_t tiles = (step.weights.config->hidden_size + kTileN - 1) / kTileN;
   auto body = [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
-      with_accumulator(call.weights.config->activation_format,
-                       [&]<class Accumulator>() { expert_tile<Accumulator>(call, part, expert, n0); });
+      with_accumulator(step.weights.config->activation_format,
+                       [&]<class Accumulator>() { expert_tile<Accumulator>(step, part, expert, n0); });
     }
   };
-  call.executor.parallel_for(part.experts * tiles, 1, std::ref(body));
+  step.executor.parallel_for(part.experts * tiles, 1, std::ref(body));
 }
 
 }  // namespace nvfp4_moe::reference

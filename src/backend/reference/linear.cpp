@@ -19,13 +19,13 @@ namespace {
 // The converted input in the workspace, wide elements first so that each array is aligned: one walk that measures (from
 // null) and places. T tokens.
 struct LinearSpans {
-  HostActivations lines;
+  ActivationBuffers lines;
   size_t total_bytes = 0;
 
   LinearSpans(std::byte* base, const LinearWeights& weights, int64_t tokens) : base_(base) {
     switch (weights.activation_format) {
       case ActivationFormat::kNvfp4:
-        lines.line_scale = take<float>(tokens);                            // (T)
+        lines.row_scale = take<float>(tokens);                             // (T)
         lines.codes = take<uint8_t>(tokens * (weights.cols / 2));          // (T, cols/2)
         lines.block_scales = take<uint8_t>(tokens * (weights.cols / 16));  // (T, cols/16)
         break;
@@ -55,7 +55,7 @@ Nvfp4View packed_view(const LinearWeights& weights) {
 }
 
 template <class Accumulator>
-void output_tile(const Nvfp4View& weight, const LinearBatch& batch, const HostActivations& lines, int64_t n0) {
+void output_tile(const Nvfp4View& weight, const LinearBatch& batch, const ActivationBuffers& lines, int64_t n0) {
   const int64_t n_end = std::min<int64_t>(n0 + kTileN, weight.rows);
   constexpr int kLines = Tile<Accumulator>::kLines;
   for (int64_t token0 = 0; token0 < batch.tokens; token0 += kLines) {
@@ -106,7 +106,7 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   if (nvfp4 && policy.kind != ScalePolicy::kDynamicToken && !(policy.scale > 0 && std::isfinite(policy.scale)))
     return invalid_argument("linear input_scale: expected a finite positive number, got " +
                             std::to_string(policy.scale));
-  const HostActivations lines = LinearSpans(workspace, weights, batch.tokens).lines;
+  const ActivationBuffers lines = LinearSpans(workspace, weights, batch.tokens).lines;
   auto quantize_lines = [&](int64_t begin, int64_t end) {
     LineCounts counts;
     for (int64_t t = begin; t < end; ++t) {

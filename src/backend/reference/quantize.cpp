@@ -11,47 +11,47 @@
 namespace nvfp4_moe::reference {
 namespace {
 
-bool has_row(const HostCall& call, int64_t token) {
-  if (call.buffers.shared.experts > 0) return true;
-  const int64_t top_k = call.weights.config->top_k;
+bool has_row(const StepContext& step, int64_t token) {
+  if (step.buffers.shared.experts > 0) return true;
+  const int64_t top_k = step.weights.config->top_k;
   for (int64_t k = 0; k < top_k; ++k)
-    if (call.buffers.row_of_choice[token * top_k + k] >= 0) return true;
+    if (step.buffers.row_of_assignment[token * top_k + k] >= 0) return true;
   return false;
 }
 
-ScalePolicy hidden_policy(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
+ScalePolicy hidden_policy(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
   if (config->activation_scale == ActivationScale::kDynamicToken) return {};
-  const float scale = resolve_activation_scales(config, call.weights.scales)->hidden;  // plan has seen it succeed
+  const float scale = resolve_activation_scales(config, step.weights.scales)->hidden;  // plan has seen it succeed
   return {config->activation_scale == ActivationScale::kCompat ? ScalePolicy::kCompat : ScalePolicy::kPowerOfTwo,
           scale};
 }
 
 }  // namespace
 
-void quantize(const HostCall& call) {
-  const Batch& batch = call.batch;
-  const HostActivations& hidden = call.buffers.hidden;
-  const int64_t cols = call.weights.config->hidden_size;
-  const ActivationFormat format = call.weights.config->activation_format;
-  const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? hidden_policy(call) : ScalePolicy{};
+void quantize(const StepContext& step) {
+  const Batch& batch = step.batch;
+  const ActivationBuffers& hidden = step.buffers.hidden;
+  const int64_t cols = step.weights.config->hidden_size;
+  const ActivationFormat format = step.weights.config->activation_format;
+  const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? hidden_policy(step) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
     LineCounts counts;
     uint64_t nonfinite = 0;
     for (int64_t token = begin; token < end; ++token) {
       hidden.nonfinite[token] = 0;
-      if (!has_row(call, token)) continue;
+      if (!has_row(step, token)) continue;
       convert_line(format, batch.hidden, batch.hidden_dtype, token * cols, cols, policy, hidden, token, counts);
       nonfinite += hidden.nonfinite[token];
     }
-    RunStatus& status = *call.buffers.status;
+    RunStatus& status = *step.buffers.status;
     add_count(status.nonfinite_tokens, nonfinite);
     add_count(status.hidden_blocks, counts.blocks);
     add_count(status.hidden_saturated, counts.saturated);
     add_count(status.hidden_zeroed, counts.zeroed);
   };
-  call.executor.parallel_for(batch.tokens, 4, std::ref(body));
+  step.executor.parallel_for(batch.tokens, 4, std::ref(body));
 }
 
 }  // namespace nvfp4_moe::reference

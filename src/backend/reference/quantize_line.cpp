@@ -63,7 +63,7 @@ void quantize_block(const float (&x)[kBlock], const Rule& rule, uint8_t* codes, 
 }  // namespace
 
 void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
-                   const HostActivations& out, int64_t line, LineCounts& counts) {
+                   const ActivationBuffers& out, int64_t line, LineCounts& counts) {
   uint8_t* codes = out.codes + line * (cols / 2);
   uint8_t* block_scales = out.block_scales + line * (cols / kBlock);
   double amax = 0;
@@ -77,13 +77,13 @@ void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, cons
   if (!finite) {
     std::fill_n(codes, cols / 2, uint8_t{0});
     std::fill_n(block_scales, cols / kBlock, uint8_t{0});
-    out.line_scale[line] = std::numeric_limits<float>::quiet_NaN();
+    out.row_scale[line] = std::numeric_limits<float>::quiet_NaN();
     return;
   }
   int exponent = 0;
   if (policy.kind == ScalePolicy::kDynamicToken) exponent = dynamic_exponent(amax);
   if (policy.kind == ScalePolicy::kPowerOfTwo) exponent = std::ilogb(policy.scale);
-  out.line_scale[line] =
+  out.row_scale[line] =
       policy.kind == ScalePolicy::kCompat ? policy.scale : static_cast<float>(std::ldexp(1.0, exponent));
   for (int64_t b = 0; b < cols / kBlock; ++b) {
     float block[kBlock];
@@ -95,7 +95,7 @@ void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, cons
   }
 }
 
-void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out, int64_t line) {
+void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out, int64_t line) {
   bool finite = true;
   for (int64_t i = 0; i < cols; ++i) {
     const double value = load(x, dtype, first + i);

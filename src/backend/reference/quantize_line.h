@@ -22,22 +22,22 @@ struct ScalePolicy {
   float scale = 0;
 };
 
-// x: cols elements of dtype, beginning at element `first`. Writes line `line` of codes, block_scales, line_scale and
+// x: cols elements of dtype, beginning at element `first`. Writes line `line` of codes, block_scales, row_scale and
 // nonfinite. A line with NaN or Inf gets the flag, zero codes and scales, and a NaN line scale; it counts no blocks.
 void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
-                   const HostActivations& out, int64_t line, LineCounts& counts);
+                   const ActivationBuffers& out, int64_t line, LineCounts& counts);
 
 // int8_block: writes line `line` of int8_codes, int8_scales and nonfinite. A line with NaN or Inf gets the flag, zero
 // codes and NaN scales; it counts no blocks. No scale saturates; counts.zeroed are blocks whose codes alone are all 0.
-void quantize_line_int8(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out,
+void quantize_line_int8(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out,
                         int64_t line, LineCounts& counts);
 
 // Rounds a line to bf16 and flags it where it holds NaN or Inf.
-void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out, int64_t line);
+void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out, int64_t line);
 
 // The line in the format of the layer; policy and counts belong to the formats that quantize.
 inline void convert_line(ActivationFormat format, const void* x, DType dtype, int64_t first, int64_t cols,
-                         const ScalePolicy& policy, const HostActivations& out, int64_t line, LineCounts& counts) {
+                         const ScalePolicy& policy, const ActivationBuffers& out, int64_t line, LineCounts& counts) {
   switch (format) {
     case ActivationFormat::kNvfp4: return quantize_line(x, dtype, first, cols, policy, out, line, counts);
     case ActivationFormat::kBf16: return round_line(x, dtype, first, cols, out, line);

@@ -18,7 +18,7 @@ constexpr double kLeastScale = 0x1p-116;
 
 }  // namespace
 
-void quantize_line_int8(const void* x, DType dtype, int64_t first, int64_t cols, const HostActivations& out,
+void quantize_line_int8(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out,
                         int64_t line, LineCounts& counts) {
   int8_t* codes = out.int8_codes + line * cols;
   float* scales = out.int8_scales + line * (cols / kBlock);

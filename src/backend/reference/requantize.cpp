@@ -12,10 +12,10 @@
 namespace nvfp4_moe::reference {
 namespace {
 
-ScalePolicy intermediate_policy(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
+ScalePolicy intermediate_policy(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
   if (config->intermediate_scale == IntermediateScale::kDynamicToken) return {};
-  const float scale = resolve_activation_scales(config, call.weights.scales)->intermediate;  // plan has seen it succeed
+  const float scale = resolve_activation_scales(config, step.weights.scales)->intermediate;  // plan has seen it succeed
   return {config->intermediate_scale == IntermediateScale::kCompat ? ScalePolicy::kCompat : ScalePolicy::kPowerOfTwo,
           scale};
 }
@@ -28,11 +28,11 @@ bool all_finite(const uint16_t* line, int64_t cols) {
 
 }  // namespace
 
-void requantize(const HostCall& call, const HostPart& part) {
-  const HostActivations& lines = part.intermediate;
+void requantize(const StepContext& step, const PartBuffers& part) {
+  const ActivationBuffers& lines = part.intermediate;
   const int64_t cols = part.intermediate_size;
-  const ActivationFormat format = call.weights.config->activation_format;
-  const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? intermediate_policy(call) : ScalePolicy{};
+  const ActivationFormat format = step.weights.config->activation_format;
+  const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? intermediate_policy(step) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
     LineCounts counts;
@@ -43,13 +43,13 @@ void requantize(const HostCall& call, const HostPart& part) {
       if (format != ActivationFormat::kBf16)
         convert_line(format, lines.bf16, DType::kBf16, row * cols, cols, policy, lines, row, counts);
     }
-    RunStatus& status = *call.buffers.status;
+    RunStatus& status = *step.buffers.status;
     add_count(status.nonfinite_rows, nonfinite);
     add_count(status.intermediate_blocks, counts.blocks);
     add_count(status.intermediate_saturated, counts.saturated);
     add_count(status.intermediate_zeroed, counts.zeroed);
   };
-  call.executor.parallel_for(part.row_offsets[part.experts], 4, std::ref(body));
+  step.executor.parallel_for(part.row_offsets[part.experts], 4, std::ref(body));
 }
 
 }  // namespace nvfp4_moe::reference

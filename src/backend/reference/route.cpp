@@ -1,6 +1,6 @@
 // route: expert ids -> the rows of each local expert.
 //
-// topk_ids (T, k) -> row_of_choice (T k), choice_of_row (R), row_offsets (E + 1); clears the run's status. Rows of an
+// topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1); clears the run's status. Rows of an
 // expert are in increasing token * k + k. An id of -1, or of an expert that another rank holds, takes no row; any other
 // id outside [0, num_experts) is counted and takes none either. The shared part's rows are the tokens.
 #include <algorithm>
@@ -10,11 +10,11 @@
 
 namespace nvfp4_moe::reference {
 
-void route(const HostCall& call) {
-  const Batch& batch = call.batch;
-  const HostBuffers& buffers = call.buffers;
-  const MoeConfig& config = call.weights.config;
-  const ExpertRange& range = call.weights.range;
+void route(const StepContext& step) {
+  const Batch& batch = step.batch;
+  const LayerBuffers& buffers = step.buffers;
+  const MoeConfig& config = step.weights.config;
+  const ExpertRange& range = step.weights.range;
   const int64_t choices = batch.tokens * config->top_k;
   int64_t* offsets = buffers.routed.row_offsets;
 
@@ -40,8 +40,8 @@ void route(const HostCall& call) {
   // offsets[e] walks over e's rows and ends where e + 1 begins: shifted by one, it is itself again.
   for (int64_t choice = 0; choice < choices; ++choice) {
     const auto expert = local_expert(choice);
-    buffers.row_of_choice[choice] = expert ? static_cast<int32_t>(offsets[*expert]++) : -1;
-    if (expert) buffers.routed.choice_of_row[buffers.row_of_choice[choice]] = static_cast<int32_t>(choice);
+    buffers.row_of_assignment[choice] = expert ? static_cast<int32_t>(offsets[*expert]++) : -1;
+    if (expert) buffers.routed.assignment_of_row[buffers.row_of_assignment[choice]] = static_cast<int32_t>(choice);
   }
   for (int64_t e = range.count; e > 0; --e) offsets[e] = offsets[e - 1];
   offsets[0] = 0;

@@ -6,12 +6,12 @@
 
 namespace nvfp4_moe::reference {
 
-void route(const HostCall& call);
-void quantize(const HostCall& call);
-void gemm1_swiglu(const HostCall& call, const HostPart& part);
-void requantize(const HostCall& call, const HostPart& part);
-void gemm2(const HostCall& call, const HostPart& part);
-void combine(const HostCall& call);
+void route(const StepContext& step);
+void quantize(const StepContext& step);
+void gemm1_swiglu(const StepContext& step, const PartBuffers& part);
+void requantize(const StepContext& step, const PartBuffers& part);
+void gemm2(const StepContext& step, const PartBuffers& part);
+void combine(const StepContext& step);
 
 // run.cpp: all of them.
 Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
@@ -23,8 +23,8 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
 ExpertSource expert_view(const PackedWeights& weights, int64_t local_expert);
 // The view of expert e of a part.
-inline ExpertSource expert_view(const HostCall& call, const HostPart& part, int64_t expert) {
-  return expert_view(call.weights, &part == &call.buffers.shared ? kSharedExpert : expert);
+inline ExpertSource expert_view(const StepContext& step, const PartBuffers& part, int64_t expert) {
+  return expert_view(step.weights, &part == &step.buffers.shared ? kSharedExpert : expert);
 }
 
 // linear.cpp

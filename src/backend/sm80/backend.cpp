@@ -16,7 +16,7 @@ namespace cuda {
 namespace {
 
 constexpr DeviceMeasures kMeasures = {time_graph, read_rate, product_rate, "mma.sync m16n8k16"};
-constexpr HostSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+constexpr LayerSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(supports_device(device));

@@ -5,8 +5,8 @@
 
 namespace nvfp4_moe::cuda {
 
-void gemm1_swiglu(const HostCall& call, const HostPart& part) {
-  launch_gemm1_swiglu<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(call, part);
+void gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
+  launch_gemm1_swiglu<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(step, part);
 }
 
 }  // namespace nvfp4_moe::cuda

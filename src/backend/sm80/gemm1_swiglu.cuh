@@ -18,7 +18,7 @@ namespace nvfp4_moe::cuda {
 struct Gemm1Args {
   GemmArgs gemm;
   const TensorScales* tensor_scales;  // (E)
-  const float* line_scale;            // (T), or null: 1
+  const float* row_scale;             // (T), or null: 1
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by choice, or null: 1
   GatedActivation activation;
@@ -42,12 +42,12 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
     const int64_t line = line_of_row(args.gemm, rows.first + i);
     const TensorScales& tensor = args.tensor_scales[rows.expert];
-    const double line_scale = args.nonfinite[line] != 0    ? double{__uint_as_float(0x7FC00000u)}
-                              : args.line_scale != nullptr ? double{args.line_scale[line]}
-                                                           : 1.0;
-    factors[i] = {static_cast<float>(line_scale * double{tensor.gate}),
-                  static_cast<float>(line_scale * double{tensor.up}),
-                  args.router_weights != nullptr ? args.router_weights[args.gemm.choice_of_row[rows.first + i]] : 1.0f};
+    const double row_scale = args.nonfinite[line] != 0   ? double{__uint_as_float(0x7FC00000u)}
+                             : args.row_scale != nullptr ? double{args.row_scale[line]}
+                                                         : 1.0;
+    factors[i] = {
+        static_cast<float>(row_scale * double{tensor.gate}), static_cast<float>(row_scale * double{tensor.up}),
+        args.router_weights != nullptr ? args.router_weights[args.gemm.assignment_of_row[rows.first + i]] : 1.0f};
   }  // multiply's barriers come before they are read
 
   Sums<kRows> sums;
@@ -69,26 +69,26 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
     }
 }
 
-inline Gemm1Args gemm1_args(const HostCall& call, const HostPart& part, const PartTiles& tiles) {
-  const MoeConfig& config = call.weights.config;
-  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
+inline Gemm1Args gemm1_args(const StepContext& step, const PartBuffers& part, const PartTiles& tiles) {
+  const MoeConfig& config = step.weights.config;
+  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   Gemm1Args args{};
-  args.gemm.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + tiles.layout.offset;
+  args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset;
   args.gemm.expert_stride = tiles.layout.expert_stride;
   args.gemm.k_tiles = tiles.layout.gate_up.k_tiles;
   args.gemm.k = config->hidden_size;
-  args.gemm.x = nvfp4 ? scratch.hidden_operand : call.buffers.hidden.bf16;
-  args.gemm.choice_of_row = part.choice_of_row;
+  args.gemm.x = nvfp4 ? scratch.hidden_operand : step.buffers.hidden.bf16;
+  args.gemm.assignment_of_row = part.assignment_of_row;
   args.gemm.top_k = config->top_k;
   args.gemm.row_offsets = part.row_offsets;
   args.gemm.tiles = tiles.shared ? nullptr : scratch.tiles;
   args.gemm.tile_count = scratch.tile_count;
-  args.tensor_scales = tensor_scales(call.weights, tiles.shared);
-  args.line_scale = nvfp4 ? call.buffers.hidden.line_scale : nullptr;
-  args.nonfinite = call.buffers.hidden.nonfinite;
+  args.tensor_scales = tensor_scales(step.weights, tiles.shared);
+  args.row_scale = nvfp4 ? step.buffers.hidden.row_scale : nullptr;
+  args.nonfinite = step.buffers.hidden.nonfinite;
   args.router_weights =
-      config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? call.batch.topk_weights : nullptr;
+      config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
   args.activation = {config->activation, config->swiglu_limit.value_or(0.0f), config->swiglu_alpha};
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;
@@ -97,16 +97,16 @@ inline Gemm1Args gemm1_args(const HostCall& call, const HostPart& part, const Pa
 
 // SmallTile, LargeTile: Tiles of kSmallTileRows and kLargeTileRows.
 template <class SmallTile, class LargeTile>
-void launch_gemm1_swiglu(const HostCall& call, const HostPart& part) {
-  if (call.batch.tokens == 0) return;
-  const PackedLayout packed(call.weights.config, call.weights.range);
-  const PartTiles tiles(call, part, packed);
-  const Gemm1Args args = gemm1_args(call, part, tiles);
+void launch_gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return;
+  const PackedLayout packed(step.weights.config, step.weights.range);
+  const PartTiles tiles(step, part, packed);
+  const Gemm1Args args = gemm1_args(step, part, tiles);
   const dim3 grid = gemm_grid(tiles.tile_bound, tiles.layout.gate_up.row_tiles);
   if (tiles.rows_of_tile == kSmallTileRows)
-    launch<gemm1_swiglu_kernel<SmallTile>>(grid, kGemmThreads, 0, call.stream, args);
+    launch<gemm1_swiglu_kernel<SmallTile>>(grid, kGemmThreads, 0, step.stream, args);
   else
-    launch<gemm1_swiglu_kernel<LargeTile>>(grid, kGemmThreads, 0, call.stream, args);
+    launch<gemm1_swiglu_kernel<LargeTile>>(grid, kGemmThreads, 0, step.stream, args);
 }
 
 }  // namespace nvfp4_moe::cuda

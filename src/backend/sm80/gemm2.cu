@@ -5,8 +5,8 @@
 
 namespace nvfp4_moe::cuda {
 
-void gemm2(const HostCall& call, const HostPart& part) {
-  launch_gemm2<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(call, part);
+void gemm2(const StepContext& step, const PartBuffers& part) {
+  launch_gemm2<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(step, part);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -16,7 +16,7 @@ namespace nvfp4_moe::cuda {
 struct Gemm2Args {
   GemmArgs gemm;
   const TensorScales* tensor_scales;  // (E)
-  const float* line_scale;            // (R), or null: 1
+  const float* row_scale;             // (R), or null: 1
   void* out;                          // (R, H) kRow
   int64_t hidden;
 };
@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
   const BlockRows rows = rows_of_block<kRows>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
-    const double line_scale = args.line_scale != nullptr ? double{args.line_scale[rows.first + i]} : 1.0;
-    alphas[i] = static_cast<float>(line_scale * double{args.tensor_scales[rows.expert].down});
+    const double row_scale = args.row_scale != nullptr ? double{args.row_scale[rows.first + i]} : 1.0;
+    alphas[i] = static_cast<float>(row_scale * double{args.tensor_scales[rows.expert].down});
   }  // multiply's barriers come before they are read
 
   Sums<kRows> sums;
@@ -51,12 +51,12 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
     }
 }
 
-inline Gemm2Args gemm2_args(const HostCall& call, const HostPart& part, const PartTiles& tiles) {
-  const MoeConfig& config = call.weights.config;
-  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
+inline Gemm2Args gemm2_args(const StepContext& step, const PartBuffers& part, const PartTiles& tiles) {
+  const MoeConfig& config = step.weights.config;
+  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   Gemm2Args args{};
-  args.gemm.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + tiles.layout.offset +
+  args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset +
                       (part.down_only ? 0 : tiles.layout.gate_up.bytes());
   args.gemm.expert_stride = tiles.layout.expert_stride;
   args.gemm.k_tiles = tiles.layout.down.k_tiles;
@@ -65,8 +65,8 @@ inline Gemm2Args gemm2_args(const HostCall& call, const HostPart& part, const Pa
   args.gemm.row_offsets = part.row_offsets;
   args.gemm.tiles = tiles.shared ? nullptr : scratch.tiles;
   args.gemm.tile_count = scratch.tile_count;
-  args.tensor_scales = tensor_scales(call.weights, tiles.shared);
-  args.line_scale = part.intermediate.line_scale;  // null under bf16, but for a linear
+  args.tensor_scales = tensor_scales(step.weights, tiles.shared);
+  args.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
   args.out = part.rows_out;
   args.hidden = config->hidden_size;
   return args;
@@ -74,23 +74,23 @@ inline Gemm2Args gemm2_args(const HostCall& call, const HostPart& part, const Pa
 
 // SmallTile, LargeTile: Tiles of kSmallTileRows and kLargeTileRows.
 template <class SmallTile, class LargeTile>
-void launch_gemm2(const HostCall& call, const HostPart& part) {
-  if (call.batch.tokens == 0) return;
-  const PackedLayout packed(call.weights.config, call.weights.range);
-  const PartTiles tiles(call, part, packed);
-  const Gemm2Args args = gemm2_args(call, part, tiles);
+void launch_gemm2(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return;
+  const PackedLayout packed(step.weights.config, step.weights.range);
+  const PartTiles tiles(step, part, packed);
+  const Gemm2Args args = gemm2_args(step, part, tiles);
   const dim3 grid = gemm_grid(tiles.tile_bound, tiles.layout.down.row_tiles);
   const bool small = tiles.rows_of_tile == kSmallTileRows;
-  if (call.weights.config->row_format == RowFormat::kBf16) {
+  if (step.weights.config->row_format == RowFormat::kBf16) {
     if (small)
-      launch<gemm2_kernel<SmallTile, DType::kBf16>>(grid, kGemmThreads, 0, call.stream, args);
+      launch<gemm2_kernel<SmallTile, DType::kBf16>>(grid, kGemmThreads, 0, step.stream, args);
     else
-      launch<gemm2_kernel<LargeTile, DType::kBf16>>(grid, kGemmThreads, 0, call.stream, args);
+      launch<gemm2_kernel<LargeTile, DType::kBf16>>(grid, kGemmThreads, 0, step.stream, args);
   } else {
     if (small)
-      launch<gemm2_kernel<SmallTile, DType::kF32>>(grid, kGemmThreads, 0, call.stream, args);
+      launch<gemm2_kernel<SmallTile, DType::kF32>>(grid, kGemmThreads, 0, step.stream, args);
     else
-      launch<gemm2_kernel<LargeTile, DType::kF32>>(grid, kGemmThreads, 0, call.stream, args);
+      launch<gemm2_kernel<LargeTile, DType::kF32>>(grid, kGemmThreads, 0, step.stream, args);
   }
 }
 

@@ -14,13 +14,13 @@ struct PartTiles {
   int rows_of_tile;    // kSmallTileRows or kLargeTileRows
   int64_t tile_bound;  // of lines
 
-  PartTiles(const HostCall& call, const HostPart& part, const PackedLayout& packed)
-      : shared(&part == &call.buffers.shared),
+  PartTiles(const StepContext& step, const PartBuffers& part, const PackedLayout& packed)
+      : shared(&part == &step.buffers.shared),
         layout(shared ? packed.shared : packed.routed),
-        rows_of_tile(shared ? shared_tile_rows(call.batch.tokens) : tile_rows(call.weights.config, call.batch.tokens)),
+        rows_of_tile(shared ? shared_tile_rows(step.batch.tokens) : tile_rows(step.weights.config, step.batch.tokens)),
         tile_bound(shared
-                       ? ceil_div(call.batch.tokens, rows_of_tile)
-                       : cuda::tile_bound(call.batch.tokens * call.weights.config->top_k, part.experts, rows_of_tile)) {
+                       ? ceil_div(step.batch.tokens, rows_of_tile)
+                       : cuda::tile_bound(step.batch.tokens * step.weights.config->top_k, part.experts, rows_of_tile)) {
   }
 };
 

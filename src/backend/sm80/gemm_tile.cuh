@@ -28,9 +28,9 @@ struct GemmArgs {
   const uint8_t* weights;  // tiles of expert 0
   int64_t expert_stride;   // bytes
   int64_t k_tiles;
-  int64_t k;                     // columns of x; the weights' padding beyond is 0
-  const uint16_t* x;             // (lines, K) bf16
-  const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
+  int64_t k;                         // columns of x; the weights' padding beyond is 0
+  const uint16_t* x;                 // (lines, K) bf16
+  const int32_t* assignment_of_row;  // (R): line = choice / top_k; null: line = row
   int64_t top_k;
   const int64_t* row_offsets;  // (2) of dense rows
   const RowTile* tiles;        // null: one expert, dense rows
@@ -55,7 +55,7 @@ __device__ BlockRows rows_of_block(const GemmArgs& args) {
   return {tile.expert, tile.first_row, tile.rows};
 }
 __device__ inline int64_t line_of_row(const GemmArgs& args, int64_t row) {
-  return args.choice_of_row == nullptr ? row : args.choice_of_row[row] / args.top_k;
+  return args.assignment_of_row == nullptr ? row : args.assignment_of_row[row] / args.top_k;
 }
 
 // Eight codes of one k16 step as the A fragment, with the scales of an even or odd step.

@@ -19,9 +19,9 @@ namespace sm90 {
 namespace {
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, product_rate, "wgmma m64n128k16"};
-constexpr HostSteps kSteps = {route, cuda::quantize, gemm1_swiglu, cuda::requantize, gemm2, cuda::combine};
+constexpr LayerSteps kSteps = {route, cuda::quantize, gemm1_swiglu, cuda::requantize, gemm2, cuda::combine};
 // The walk's, with the same results.
-constexpr HostSteps kWalk = {route, quantize_into_rows, gemm1_swiglu_in_walk, cuda::requantize, gemm2, cuda::combine};
+constexpr LayerSteps kWalk = {route, quantize_into_rows, gemm1_swiglu_in_walk, cuda::requantize, gemm2, cuda::combine};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
@@ -32,7 +32,7 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
 
 Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
                   const DeviceFacts&) {
-  NVFP4_MOE_TRY(check_host_limits(config, range, limits));
+  NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   const std::string gemm = std::string(kVariants[routed_variant(config, range, limits.max_tokens)].name) +
                            (nvfp4 ? "_w4a4_as_bf16" : "_w4a16");

@@ -19,7 +19,7 @@ constexpr int kMostRows = 8;  // of a token at a time
 struct RowsOfTokens {
   uint4* rows;     // (R, pieces)
   uint8_t* flags;  // (R), cleared
-  const int32_t* row_of_choice;
+  const int32_t* row_of_assignment;
   int32_t top_k, pieces;  // of 16 bytes
 };
 
@@ -30,7 +30,7 @@ __device__ void write_rows(const RowsOfTokens& to, int64_t token, const Read& re
     bool any = false;
 #pragma unroll
     for (int k = 0; k < kMostRows; ++k) {
-      row[k] = first + k < to.top_k ? to.row_of_choice[token * to.top_k + first + k] : -1;
+      row[k] = first + k < to.top_k ? to.row_of_assignment[token * to.top_k + first + k] : -1;
       any |= row[k] >= 0;
       if (row[k] >= 0 && threadIdx.x == 0) to.flags[row[k]] = 0;
     }
@@ -82,13 +82,13 @@ struct OperandRows {
   __device__ bool any() const {
     bool any = false;
 #pragma unroll 8
-    for (int32_t k = 0; k < to.top_k; ++k) any |= to.row_of_choice[token * to.top_k + k] >= 0;
+    for (int32_t k = 0; k < to.top_k; ++k) any |= to.row_of_assignment[token * to.top_k + k] >= 0;
     return any;
   }
   __device__ void put(int64_t i, const uint4& eight) const {
 #pragma unroll 8
     for (int32_t k = 0; k < to.top_k; ++k) {
-      const int32_t row = to.row_of_choice[token * to.top_k + k];
+      const int32_t row = to.row_of_assignment[token * to.top_k + k];
       if (row >= 0) to.rows[int64_t{row} * to.pieces + i] = eight;
     }
   }
@@ -111,45 +111,45 @@ __global__ void __launch_bounds__(cuda::kWarpLineThreads, 4)
   cuda::quantize_line_by_warp(args, rows.token, cuda::read_eight(args, rows.token, cuda::Team::warp().rank), rows);
 }
 
-RowsOfTokens rows_of_tokens(const HostCall& call, const HostPart& part) {
-  const MoeConfig& config = call.weights.config;
-  return {reinterpret_cast<uint4*>(gathered(part)), part.intermediate.nonfinite, call.buffers.row_of_choice,
+RowsOfTokens rows_of_tokens(const StepContext& step, const PartBuffers& part) {
+  const MoeConfig& config = step.weights.config;
+  return {reinterpret_cast<uint4*>(gathered(part)), part.intermediate.nonfinite, step.buffers.row_of_assignment,
           static_cast<int32_t>(config->top_k), static_cast<int32_t>(config->hidden_size / 8)};
 }
 
 }  // namespace
 
-const uint16_t* gather_rows(const HostCall& call, const HostPart& part, const uint16_t* x) {
-  cuda::launch<sm90_gather_rows>(static_cast<unsigned>(call.batch.tokens), kGatherThreads, 0, call.stream,
-                                 reinterpret_cast<const uint4*>(x), rows_of_tokens(call, part));
+const uint16_t* gather_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x) {
+  cuda::launch<sm90_gather_rows>(static_cast<unsigned>(step.batch.tokens), kGatherThreads, 0, step.stream,
+                                 reinterpret_cast<const uint4*>(x), rows_of_tokens(step, part));
   return gathered(part);
 }
 
-bool quantizes_into_rows(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
-  const Variant& variant = kVariants[routed_variant(config, call.weights.range, call.batch.tokens)];
-  return variant.tensor_lines && call.buffers.shared.experts == 0 && !cuda::routes_and_quantizes_at_once(call) &&
+bool quantizes_into_rows(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  const Variant& variant = kVariants[routed_variant(config, step.weights.range, step.batch.tokens)];
+  return variant.tensor_lines && step.buffers.shared.experts == 0 && !cuda::routes_and_quantizes_at_once(step) &&
          (config->activation_format == ActivationFormat::kBf16 ||
-          cuda::quantizes_by_eights(cuda::hidden_lines(call), call.batch.hidden_dtype));
+          cuda::quantizes_by_eights(cuda::hidden_lines(step), step.batch.hidden_dtype));
 }
 
-void quantize_into_rows(const HostCall& call) {
-  if (!quantizes_into_rows(call)) return cuda::quantize(call);
-  const auto tokens = static_cast<unsigned>(call.batch.tokens);
-  const cuda::LineArgs lines = cuda::hidden_lines(call);
-  const RowsOfTokens rows = rows_of_tokens(call, call.buffers.routed);
-  const bool nvfp4 = call.weights.config->activation_format == ActivationFormat::kNvfp4;
-  if (nvfp4 && cuda::by_warps(call.batch.tokens))
+void quantize_into_rows(const StepContext& step) {
+  if (!quantizes_into_rows(step)) return cuda::quantize(step);
+  const auto tokens = static_cast<unsigned>(step.batch.tokens);
+  const cuda::LineArgs lines = cuda::hidden_lines(step);
+  const RowsOfTokens rows = rows_of_tokens(step, step.buffers.routed);
+  const bool nvfp4 = step.weights.config->activation_format == ActivationFormat::kNvfp4;
+  if (nvfp4 && cuda::by_warps(step.batch.tokens))
     return cuda::launch<sm90_quantize_into_rows_by_warps>(
-        static_cast<unsigned>(cuda::ceil_div(call.batch.tokens, cuda::kWarpLineThreads / 32)), cuda::kWarpLineThreads,
-        0, call.stream, lines, call.batch.tokens, rows);
+        static_cast<unsigned>(cuda::ceil_div(step.batch.tokens, cuda::kWarpLineThreads / 32)), cuda::kWarpLineThreads,
+        0, step.stream, lines, step.batch.tokens, rows);
   if (nvfp4)
-    return cuda::launch<sm90_quantize_into_rows>(tokens, cuda::eights_threads(lines.k, call.batch.tokens), 0,
-                                                 call.stream, lines, rows);
+    return cuda::launch<sm90_quantize_into_rows>(tokens, cuda::eights_threads(lines.k, step.batch.tokens), 0,
+                                                 step.stream, lines, rows);
   const auto launch = [&](auto type) {
-    cuda::launch<sm90_round_into_rows<type.value>>(tokens, kGatherThreads, 0, call.stream, lines, rows);
+    cuda::launch<sm90_round_into_rows<type.value>>(tokens, kGatherThreads, 0, step.stream, lines, rows);
   };
-  switch (call.batch.hidden_dtype) {
+  switch (step.batch.hidden_dtype) {
     case DType::kF32: return launch(std::integral_constant<DType, DType::kF32>{});
     case DType::kF16: return launch(std::integral_constant<DType, DType::kF16>{});
     default: return launch(std::integral_constant<DType, DType::kBf16>{});

@@ -6,13 +6,13 @@
 
 namespace nvfp4_moe::sm90 {
 
-inline uint16_t* gathered(const HostPart& part) { return static_cast<uint16_t*>(part.rows_out); }
+inline uint16_t* gathered(const PartBuffers& part) { return static_cast<uint16_t*>(part.rows_out); }
 // x (T, H) bf16 -> (R, H), which it returns.
-const uint16_t* gather_rows(const HostCall& call, const HostPart& part, const uint16_t* x);
+const uint16_t* gather_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x);
 
 // quantize as the walk calls it: hidden goes to the rows at once, where nothing else needs it. The same call's answer
 // for gemm1.
-bool quantizes_into_rows(const HostCall& call);
-void quantize_into_rows(const HostCall& call);
+bool quantizes_into_rows(const StepContext& step);
+void quantize_into_rows(const StepContext& step);
 
 }  // namespace nvfp4_moe::sm90

@@ -354,7 +354,7 @@ __device__ void route_here(const GemmArgs& args, const cuda::ChoiceIds& choices)
   const cuda::FewChoices own(choices, S::kLines);
   FewRows& few = SharedPlaces<S>::few();
   own.list(few.tiles, S::kLines, true);
-  if (own.row() >= 0) few.choice_of_row[own.row()] = cuda::FewChoices::lane();
+  if (own.row() >= 0) few.assignment_of_row[own.row()] = cuda::FewChoices::lane();
   if (cuda::FewChoices::lane() == 0) SharedPlaces<S>::work() = Work(args.work, own.all_tiles);
 }
 

@@ -65,7 +65,7 @@ struct GatedActivation {
 template <bool kFlags>
 struct SwigluEpilogue {
   const TensorScales* tensor_scales;  // (E)
-  const float* line_scale;            // (T), or null: 1
+  const float* row_scale;             // (T), or null: 1
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by choice, or null: 1
   GatedActivation activation;
@@ -83,7 +83,7 @@ struct SwigluEpilogue {
     return {tensor_scales[expert].gate, tensor_scales[expert].up};
   }
   __device__ LineScale line_scale_of(int32_t line, int32_t choice) const {
-    const float scale = line_scale != nullptr ? line_scale[line] : 1.0f;
+    const float scale = row_scale != nullptr ? row_scale[line] : 1.0f;
     return {nonfinite[line] != 0 ? __uint_as_float(0x7FC00000u) : scale,
             router_weights != nullptr ? router_weights[choice] : 1.0f};
   }
@@ -113,31 +113,31 @@ __global__ void __launch_bounds__(Shape<kVariant>::kThreads, 1)
 
 // Whether each block routes for itself: in the walk, where the kernel before this one routes and lets this one start
 // once all before it have ended.
-bool routes_here(const HostCall& call, const PartPlan& plan) {
-  return !plan.shared && cuda::routes_and_quantizes_at_once(call) &&
-         call.batch.tokens * call.weights.config->top_k <= cuda::kFewChoices;
+bool routes_here(const StepContext& step, const PartPlan& plan) {
+  return !plan.shared && cuda::routes_and_quantizes_at_once(step) &&
+         step.batch.tokens * step.weights.config->top_k <= cuda::kFewChoices;
 }
 
-void run_gemm1(const HostCall& call, const HostPart& part, bool in_walk) {
-  const MoeConfig& config = call.weights.config;
-  if (call.batch.tokens == 0) return;
-  const cuda::PackedLayout packed(config, call.weights.range);
-  const PartPlan plan(call, part, packed);
-  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
+void run_gemm1(const StepContext& step, const PartBuffers& part, bool in_walk) {
+  const MoeConfig& config = step.weights.config;
+  if (step.batch.tokens == 0) return;
+  const cuda::PackedLayout packed(config, step.weights.range);
+  const PartPlan plan(step, part, packed);
+  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  GemmArgs args = gemm_args(call, part, plan, plan.layout.gate_up, scratch);
+  GemmArgs args = gemm_args(step, part, plan, plan.layout.gate_up, scratch);
   // Whether a kernel lies between route and this one, which has waited for route.
   args.routed = (kVariants[plan.variant].tensor_lines && !plan.shared) ||
-                (in_walk && (plan.shared || !cuda::routes_and_quantizes_at_once(call)));
-  args.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset;
-  const uint16_t* const x = nvfp4 ? scratch.common.hidden_operand : call.buffers.hidden.bf16;
-  args.choice_of_row = part.choice_of_row;
+                (in_walk && (plan.shared || !cuda::routes_and_quantizes_at_once(step)));
+  args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + plan.layout.offset;
+  const uint16_t* const x = nvfp4 ? scratch.common.hidden_operand : step.buffers.hidden.bf16;
+  args.assignment_of_row = part.assignment_of_row;
   const auto fill = [&](auto epilogue) {
-    epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
-    epilogue.line_scale = nvfp4 ? call.buffers.hidden.line_scale : nullptr;
-    epilogue.nonfinite = call.buffers.hidden.nonfinite;
+    epilogue.tensor_scales = cuda::tensor_scales(step.weights, plan.shared);
+    epilogue.row_scale = nvfp4 ? step.buffers.hidden.row_scale : nullptr;
+    epilogue.nonfinite = step.buffers.hidden.nonfinite;
     epilogue.router_weights =
-        config->router_weight == RouterWeight::kBeforeDown && !plan.shared ? call.batch.topk_weights : nullptr;
+        config->router_weight == RouterWeight::kBeforeDown && !plan.shared ? step.batch.topk_weights : nullptr;
     epilogue.activation = GatedActivation::from(config);
     epilogue.out = part.intermediate.bf16;
     epilogue.channels = part.intermediate_size;
@@ -150,23 +150,23 @@ void run_gemm1(const HostCall& call, const HostPart& part, bool in_walk) {
     using S = Shape<variant.value>;
     const auto launch = [&](auto lines) {
       constexpr auto kKernel = sm90_gemm1_kernel<variant.value, decltype(lines)>;
-      cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, call.stream, args,
+      cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, step.stream, args,
                             fill(SwigluEpilogue<S::kIs.tensor_lines>{}), lines);
     };
     if constexpr (S::kIs.tensor_lines) {
-      const int64_t lines = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
+      const int64_t lines = step.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
       const uint16_t* const rows = plan.shared                            ? x
-                                   : in_walk && quantizes_into_rows(call) ? gathered(part)
-                                                                          : gather_rows(call, part, x);
+                                   : in_walk && quantizes_into_rows(step) ? gathered(part)
+                                                                          : gather_rows(step, part, x);
       launch(tensor_lines(rows, lines, config->hidden_size));
     } else {
       const auto k = static_cast<int32_t>(config->hidden_size);
       if constexpr (S::kMayRouteHere) {
-        if (in_walk && routes_here(call, plan)) {
-          const bool early = !nvfp4 && call.batch.hidden_dtype == DType::kBf16 &&
-                             reinterpret_cast<uintptr_t>(call.batch.hidden) % 16 == 0;
-          const auto* const own = early ? static_cast<const uint16_t*>(call.batch.hidden) : x;
-          return launch(ChosenLines{own, k, early, cuda::choices_of(call)});
+        if (in_walk && routes_here(step, plan)) {
+          const bool early = !nvfp4 && step.batch.hidden_dtype == DType::kBf16 &&
+                             reinterpret_cast<uintptr_t>(step.batch.hidden) % 16 == 0;
+          const auto* const own = early ? static_cast<const uint16_t*>(step.batch.hidden) : x;
+          return launch(ChosenLines{own, k, early, cuda::choices_of(step)});
         }
       }
       launch(CopiedLines{x, k});
@@ -176,7 +176,7 @@ void run_gemm1(const HostCall& call, const HostPart& part, bool in_walk) {
 
 }  // namespace
 
-void gemm1_swiglu(const HostCall& call, const HostPart& part) { run_gemm1(call, part, false); }
-void gemm1_swiglu_in_walk(const HostCall& call, const HostPart& part) { run_gemm1(call, part, true); }
+void gemm1_swiglu(const StepContext& step, const PartBuffers& part) { run_gemm1(step, part, false); }
+void gemm1_swiglu_in_walk(const StepContext& step, const PartBuffers& part) { run_gemm1(step, part, true); }
 
 }  // namespace nvfp4_moe::sm90

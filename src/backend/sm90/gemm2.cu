@@ -11,7 +11,7 @@ namespace {
 
 struct RowEpilogue {
   const TensorScales* tensor_scales;  // (E)
-  const float* line_scale;            // (R), or null: 1
+  const float* row_scale;             // (R), or null: 1
   void* out;                          // (R, H) bf16, or fp32
   bool out_fp32;
   int64_t channels;  // H
@@ -21,7 +21,7 @@ struct RowEpilogue {
 
   __device__ ExpertScales scales(int32_t expert) const { return {tensor_scales[expert].down, 0}; }
   __device__ LineScale line_scale_of(int32_t line, int32_t) const {
-    return {line_scale != nullptr ? line_scale[line] : 1.0f, 1.0f};
+    return {row_scale != nullptr ? row_scale[line] : 1.0f, 1.0f};
   }
   __device__ bool plain() const { return true; }
   __device__ float value(float sum, const LineFactor& factor) const { return sum * kSumFactor * factor.first; }
@@ -47,25 +47,25 @@ __global__ void __launch_bounds__(Shape<kVariant>::kThreads, 1)
 
 }  // namespace
 
-void gemm2(const HostCall& call, const HostPart& part) {
-  const MoeConfig& config = call.weights.config;
-  if (call.batch.tokens == 0) return;
-  const cuda::PackedLayout packed(config, call.weights.range);
-  const PartPlan plan(call, part, packed);
-  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
+void gemm2(const StepContext& step, const PartBuffers& part) {
+  const MoeConfig& config = step.weights.config;
+  if (step.batch.tokens == 0) return;
+  const cuda::PackedLayout packed(config, step.weights.range);
+  const PartPlan plan(step, part, packed);
+  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  GemmArgs args = gemm_args(call, part, plan, plan.layout.down, scratch);
-  args.weights = reinterpret_cast<const uint8_t*>(call.weights.bytes.data()) + plan.layout.offset +
+  GemmArgs args = gemm_args(step, part, plan, plan.layout.down, scratch);
+  args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + plan.layout.offset +
                  (part.down_only ? 0 : plan.layout.gate_up.bytes());
   args.waits_long = nvfp4;
   args.routed = !part.down_only;  // a linear has no route, and what stands for it comes just before this kernel
   const uint16_t* const x = !nvfp4        ? part.intermediate.bf16
                             : plan.shared ? scratch.common.shared_operand
                                           : scratch.common.routed_operand;
-  const int64_t rows = call.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
+  const int64_t rows = step.batch.tokens * (plan.shared ? 1 : config->top_k);  // at most
   RowEpilogue epilogue{};
-  epilogue.tensor_scales = cuda::tensor_scales(call.weights, plan.shared);
-  epilogue.line_scale = part.intermediate.line_scale;  // null under bf16, but for a linear
+  epilogue.tensor_scales = cuda::tensor_scales(step.weights, plan.shared);
+  epilogue.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
   epilogue.out = part.rows_out;
   epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
   epilogue.channels = config->hidden_size;
@@ -75,7 +75,7 @@ void gemm2(const HostCall& call, const HostPart& part) {
     using S = Shape<variant.value>;
     const auto launch = [&](auto lines) {
       constexpr auto kKernel = sm90_gemm2_kernel<variant.value, decltype(lines)>;
-      cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, call.stream, args, epilogue, lines);
+      cuda::launch<kKernel>(blocks, S::kThreads, S::kBytes, step.stream, args, epilogue, lines);
     };
     if constexpr (S::kIs.tensor_lines)
       launch(tensor_lines(x, rows, part.intermediate_size));

@@ -13,11 +13,11 @@ struct PartPlan {
   const cuda::PartLayout& layout;
   size_t variant;  // of kVariants
 
-  PartPlan(const HostCall& call, const HostPart& part, const cuda::PackedLayout& packed)
-      : shared(&part == &call.buffers.shared),
+  PartPlan(const StepContext& step, const PartBuffers& part, const cuda::PackedLayout& packed)
+      : shared(&part == &step.buffers.shared),
         layout(shared ? packed.shared : packed.routed),
-        variant(shared ? shared_variant(call.batch.tokens)
-                       : routed_variant(call.weights.config, call.weights.range, call.batch.tokens)) {}
+        variant(shared ? shared_variant(step.batch.tokens)
+                       : routed_variant(step.weights.config, step.weights.range, step.batch.tokens)) {}
 };
 
 inline int32_t blocks_of_device() {
@@ -28,17 +28,17 @@ inline int32_t blocks_of_device() {
 }
 
 // All but weights, x, k and routed.
-inline GemmArgs gemm_args(const HostCall& call, const HostPart& part, const PartPlan& plan,
+inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const PartPlan& plan,
                           const cuda::MatrixTiles& tiles, const Scratch& scratch) {
   GemmArgs args{};
   args.expert_stride = plan.layout.expert_stride;
   args.row_tiles = static_cast<int32_t>(tiles.row_tiles);
   args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
   args.work = WorkShape(static_cast<int32_t>(cuda::ceil_div(tiles.row_tiles, kVariants[plan.variant].row_blocks)),
-                        args.k_tiles, blocks_of_device(), splits(call.weights.config, tiles.k_tiles),
+                        args.k_tiles, blocks_of_device(), splits(step.weights.config, tiles.k_tiles),
                         static_cast<int32_t>(least_saved_chunks(kVariants[plan.variant])),
                         most_pieces(kVariants[plan.variant]));
-  args.by_top_k = Divider(static_cast<int32_t>(call.weights.config->top_k));
+  args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
   args.row_offsets = part.row_offsets;
   args.tiles = plan.shared ? nullptr : scratch.common.tiles;
   args.tile_count = scratch.common.tile_count;

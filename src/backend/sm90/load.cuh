@@ -150,10 +150,10 @@ class Description {
   __device__ void find_line(const GemmArgs& args, int i) {
     const int64_t row = rows_.first + i;
     if constexpr (Lines::kRoutesHere)
-      choice_ = SharedPlaces<S>::few().choice_of_row[row];
+      choice_ = SharedPlaces<S>::few().assignment_of_row[row];
     else
-      choice_ = args.choice_of_row != nullptr ? __ldcg(args.choice_of_row + row) : static_cast<int32_t>(row);
-    line_ = Lines::kRoutesHere || args.choice_of_row != nullptr ? args.by_top_k(choice_) : choice_;
+      choice_ = args.assignment_of_row != nullptr ? __ldcg(args.assignment_of_row + row) : static_cast<int32_t>(row);
+    line_ = Lines::kRoutesHere || args.assignment_of_row != nullptr ? args.by_top_k(choice_) : choice_;
     if constexpr (!S::kIs.tensor_lines) SharedPlaces<S>::lines(index_)[i] = line_;
   }
   __device__ void read_scales() {

@@ -5,12 +5,12 @@
 
 namespace nvfp4_moe::sm90 {
 
-cuda::Tiling tiling(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
-  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
-  const Variant& variant = kVariants[routed_variant(config, call.weights.range, call.batch.tokens)];
+cuda::Tiling tiling(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
+  const Variant& variant = kVariants[routed_variant(config, step.weights.range, step.batch.tokens)];
   return {variant.lines, true, scratch.arrivals, kMostBlocks, flags_rows(config, variant)};
 }
-void route(const HostCall& call) { cuda::route_in_tiles(call, tiling(call)); }
+void route(const StepContext& step) { cuda::route_in_tiles(step, tiling(step)); }
 
 }  // namespace nvfp4_moe::sm90

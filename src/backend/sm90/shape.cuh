@@ -22,9 +22,9 @@ struct GemmArgs {
   int32_t row_tiles, k_tiles;
   WorkShape work;
   Divider by_top_k;
-  const int32_t* choice_of_row;  // (R): line = choice / top_k; null: line = row
-  const int64_t* row_offsets;    // (2) of dense rows
-  const cuda::RowTile* tiles;    // null: one expert, dense rows
+  const int32_t* assignment_of_row;  // (R): line = choice / top_k; null: line = row
+  const int64_t* row_offsets;        // (2) of dense rows
+  const cuda::RowTile* tiles;        // null: one expert, dense rows
   const int32_t* tile_count;
   float* partials;    // (2 blocks) x partial_bytes of the variant
   int32_t* arrivals;  // (blocks) of the pieces of a unit that is cut; 0 before and after
@@ -82,7 +82,7 @@ struct TileRows {
 // What a block that routes few choices for itself keeps of them.
 struct FewRows {
   cuda::RowTile tiles[cuda::kFewChoices];
-  int32_t choice_of_row[cuda::kFewChoices];
+  int32_t assignment_of_row[cuda::kFewChoices];
 };
 // A piece as the math warpgroups see it, made by those that load.
 struct PieceInfo {

@@ -6,11 +6,11 @@
 
 namespace nvfp4_moe::sm90 {
 
-cuda::Tiling tiling(const HostCall& call);
-void route(const HostCall& call);
-void gemm1_swiglu(const HostCall& call, const HostPart& part);
+cuda::Tiling tiling(const StepContext& step);
+void route(const StepContext& step);
+void gemm1_swiglu(const StepContext& step, const PartBuffers& part);
 // The walk's: of what quantize_into_rows leaves, or right after route_and_quantize.
-void gemm1_swiglu_in_walk(const HostCall& call, const HostPart& part);
-void gemm2(const HostCall& call, const HostPart& part);
+void gemm1_swiglu_in_walk(const StepContext& step, const PartBuffers& part);
+void gemm2(const StepContext& step, const PartBuffers& part);
 
 }  // namespace nvfp4_moe::sm90

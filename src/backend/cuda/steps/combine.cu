@@ -26,12 +26,12 @@ constexpr int64_t kManyTokens = 2048;  // from here on a block does a whole toke
 constexpr int kChoices = 8;            // whose rows are read at once
 
 struct CombineArgs {
-  const void* rows;              // (R, H) row_format
-  const void* shared_rows;       // (T, H), or null
-  const int32_t* row_of_choice;  // (T, top_k)
-  const float* weights;          // (T, top_k), or null: rows are added as they are
-  const float* shared_weights;   // (T), or null
-  void* out;                     // (T, H)
+  const void* rows;                  // (R, H) row_format
+  const void* shared_rows;           // (T, H), or null
+  const int32_t* row_of_assignment;  // (T, top_k)
+  const float* weights;              // (T, top_k), or null: rows are added as they are
+  const float* shared_weights;       // (T), or null
+  void* out;                         // (T, H)
   int64_t tokens, top_k, hidden;
 };
 
@@ -157,7 +157,7 @@ struct Choices {
     for (int i = 0; i < kChoices; ++i) {
       const int64_t choice = token * args.top_k + first + i;
       const bool there = first + i < args.top_k;
-      rows[i] = there ? __ldcg(args.row_of_choice + choice) : -1;
+      rows[i] = there ? __ldcg(args.row_of_assignment + choice) : -1;
       weights[i] = there && args.weights != nullptr ? __ldcg(args.weights + choice) : 1.0f;
     }
   }
@@ -226,14 +226,14 @@ void launch_rows(const CombineArgs& args, const CountArgs& counts, DType out, di
 }
 
 // rows_to_count: 0: no further blocks.
-void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_to_count) {
-  const Batch& batch = call.batch;
-  const MoeConfig& config = call.weights.config;
+void launch_combine(const StepContext& step, const CountArgs& counts, int64_t rows_to_count) {
+  const Batch& batch = step.batch;
+  const MoeConfig& config = step.weights.config;
   if (batch.tokens == 0) return;
   CombineArgs args{};
-  args.rows = call.buffers.routed.rows_out;
-  args.shared_rows = call.buffers.shared.experts > 0 ? call.buffers.shared.rows_out : nullptr;
-  args.row_of_choice = call.buffers.row_of_choice;
+  args.rows = step.buffers.routed.rows_out;
+  args.shared_rows = step.buffers.shared.experts > 0 ? step.buffers.shared.rows_out : nullptr;
+  args.row_of_assignment = step.buffers.row_of_assignment;
   args.weights = config->router_weight == RouterWeight::kAfterDown ? batch.topk_weights : nullptr;
   args.shared_weights = batch.shared_weights;
   args.out = batch.out;
@@ -249,9 +249,9 @@ void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_
   const dim3 grid(static_cast<unsigned>(batch.tokens + more), static_cast<unsigned>(blocks_of_token));
   const auto launch = [&](auto row) {
     if (few)
-      launch_rows<row.value, kFewChannels>(args, counts, batch.out_dtype, grid, call.stream);
+      launch_rows<row.value, kFewChannels>(args, counts, batch.out_dtype, grid, step.stream);
     else
-      launch_rows<row.value, kManyChannels>(args, counts, batch.out_dtype, grid, call.stream);
+      launch_rows<row.value, kManyChannels>(args, counts, batch.out_dtype, grid, step.stream);
   };
   if (config->row_format == RowFormat::kBf16)
     launch(std::integral_constant<DType, DType::kBf16>{});
@@ -261,30 +261,30 @@ void launch_combine(const HostCall& call, const CountArgs& counts, int64_t rows_
 
 }  // namespace
 
-void combine(const HostCall& call) { launch_combine(call, {}, 0); }
+void combine(const StepContext& step) { launch_combine(step, {}, 0); }
 
-void combine_and_count(const HostCall& call, const Tiling& tiling) {
-  const MoeConfig& config = call.weights.config;
+void combine_and_count(const StepContext& step, const Tiling& tiling) {
+  const MoeConfig& config = step.weights.config;
   CountArgs counts{};
   int64_t rows = 0;
-  counts.status = call.buffers.status;
-  if (routes_and_quantizes_at_once(call)) {
-    counts.token_counts = Scratch(config, call.weights.range, call.batch.tokens, call.scratch).token_counts;
+  counts.status = step.buffers.status;
+  if (routes_and_quantizes_at_once(step)) {
+    counts.token_counts = Scratch(config, step.weights.range, step.batch.tokens, step.scratch).token_counts;
     rows = 1;
   }
   if (config->activation_format == ActivationFormat::kBf16) {
     int index = 0;
-    for (const HostPart* part : {&call.buffers.routed, &call.buffers.shared}) {
+    for (const PartBuffers* part : {&step.buffers.routed, &step.buffers.shared}) {
       if (part->experts == 0) continue;
-      const bool routed = part->choice_of_row != nullptr,
-                 flagged = routed && tiling.flags_rows && call.batch.tokens > kFewTokens;
+      const bool routed = part->assignment_of_row != nullptr,
+                 flagged = routed && tiling.flags_rows && step.batch.tokens > kFewTokens;
       counts.parts[index++] = {part->intermediate.bf16, flagged ? part->intermediate.nonfinite : nullptr,
                                part->row_offsets + part->experts, part->intermediate_size};
-      const int64_t own_rows = call.batch.tokens * (routed ? config->top_k : 1);
+      const int64_t own_rows = step.batch.tokens * (routed ? config->top_k : 1);
       rows += flagged ? ceil_div(own_rows, 32) : own_rows;
     }
   }
-  launch_combine(call, counts, rows);
+  launch_combine(step, counts, rows);
 }
 
 }  // namespace nvfp4_moe::cuda

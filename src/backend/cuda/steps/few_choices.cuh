@@ -19,14 +19,14 @@ struct ChoiceIds {
   int64_t first, count;  // the local range
 };
 
-inline ChoiceIds choices_of(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
-  return {call.batch.topk_ids,
-          call.batch.ids_dtype == DType::kI64,
-          call.batch.tokens * config->top_k,
+inline ChoiceIds choices_of(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  return {step.batch.topk_ids,
+          step.batch.ids_dtype == DType::kI64,
+          step.batch.tokens * config->top_k,
           config->num_experts,
-          call.weights.range.first,
-          call.weights.range.count};
+          step.weights.range.first,
+          step.weights.range.count};
 }
 
 // From L2: a kernel may read them that began before the one that wrote them was known to have ended (sm90's gemm1).

@@ -56,8 +56,8 @@ Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_for
 struct LinearSpans : Spans {
   int64_t* row_offsets = nullptr;  // (2) 0, tokens of the product
   RunStatus* status = nullptr;
-  HostActivations lines;        // (T, K)
-  float* line_scale = nullptr;  // (T)
+  ActivationBuffers lines;      // (T, K)
+  float* row_scale = nullptr;   // (T)
   uint16_t* operand = nullptr;  // (T, K) bf16
   float* staged = nullptr;      // (min(T, kStagedTokens), channels)
   std::byte* scratch = nullptr;
@@ -66,12 +66,12 @@ struct LinearSpans : Spans {
     row_offsets = take<int64_t>(2);
     status = take<RunStatus>(1);
     lines.nonfinite = take<uint8_t>(tokens);
-    line_scale = take<float>(tokens);
+    row_scale = take<float>(tokens);
     operand = take<uint16_t>(tokens * weights.cols);
     if (weights.activation_format == ActivationFormat::kNvfp4) {
       lines.codes = take<uint8_t>(tokens * weights.cols / 2);
       lines.block_scales = take<uint8_t>(tokens * weights.cols / 16);
-      lines.line_scale = line_scale;
+      lines.row_scale = row_scale;
     } else {
       lines.bf16 = operand;
     }
@@ -87,9 +87,9 @@ __global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleare
 }
 
 // The scales of bf16 lines: 1, NaN where the line is flagged.
-__global__ void __launch_bounds__(kThreads) linear_flags(const uint8_t* nonfinite, int64_t lines, float* line_scale) {
+__global__ void __launch_bounds__(kThreads) linear_flags(const uint8_t* nonfinite, int64_t lines, float* row_scale) {
   const int64_t line = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (line < lines) line_scale[line] = nonfinite[line] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
+  if (line < lines) row_scale[line] = nonfinite[line] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
 }
 
 // (lines, channels) fp32 to (lines, rows), each rounded once.
@@ -165,7 +165,7 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
     lines.tokens = tokens;
     lines.hidden = batch.x;
     lines.hidden_dtype = batch.x_dtype;
-    HostBuffers buffers;
+    LayerBuffers buffers;
     buffers.status = spans.status;
     buffers.hidden = spans.lines;
     buffers.shared.experts = 1;  // so that every token has a row
@@ -173,7 +173,7 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
   }
   if (weights.activation_format == ActivationFormat::kBf16)
     linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(spans.lines.nonfinite,
-                                                                                             tokens, spans.line_scale);
+                                                                                             tokens, spans.row_scale);
 
   const PackedWeights packed{
       product, kNoExperts, {}, {}, Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {}), weights.device};
@@ -181,19 +181,19 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
   for (int64_t first = 0; first < tokens; first += most) {
     Batch rows;
     rows.tokens = std::min(most, tokens - first);
-    HostBuffers buffers;
-    HostPart& part = buffers.shared;
+    LayerBuffers buffers;
+    PartBuffers& part = buffers.shared;
     part.experts = 1;
     part.intermediate_size = weights.cols;
     part.down_only = true;
     part.row_offsets = spans.row_offsets;
     part.intermediate.bf16 = spans.operand + first * weights.cols;
-    part.intermediate.line_scale = spans.line_scale + first;
+    part.intermediate.row_scale = spans.row_scale + first;
     part.rows_out = direct ? batch.out : spans.staged;
-    const HostCall call{packed, rows, buffers, serial_executor(), spans.scratch, context.stream};
-    const Tiling tiling = steps.tiling(call);
+    const StepContext step{packed, rows, buffers, serial_executor(), spans.scratch, context.stream};
+    const Tiling tiling = steps.tiling(step);
     linear_begin<<<1, kThreads, 0, stream>>>(spans.row_offsets, rows.tokens, tiling.cleared, tiling.cleared_count);
-    steps.gemm2(call, part);
+    steps.gemm2(step, part);
     if (!direct) store(batch, first, rows.tokens, channels, weights.rows, spans.staged, stream);
   }
   return check_launch("linear");

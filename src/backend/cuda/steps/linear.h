@@ -8,8 +8,8 @@ namespace nvfp4_moe::cuda {
 
 // What a backend brings to it.
 struct LinearSteps {
-  void (*gemm2)(const HostCall& call, const HostPart& part);
-  Tiling (*tiling)(const HostCall& call);  // names the counters that gemm2 wants cleared
+  void (*gemm2)(const StepContext& step, const PartBuffers& part);
+  Tiling (*tiling)(const StepContext& step);  // names the counters that gemm2 wants cleared
   size_t (*scratch_bytes)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
 };
 

@@ -47,40 +47,40 @@ __global__ void __launch_bounds__(OneBlock::kManyThreads, 1)
 }
 
 template <DType kType>
-void launch_prepare(const HostCall& call, RouteArgs route, const LineArgs& lines, LineCounts* token_counts) {
+void launch_prepare(const StepContext& step, RouteArgs route, const LineArgs& lines, LineCounts* token_counts) {
   const OneBlock block(route);
-  const auto blocks = static_cast<unsigned>(1 + call.batch.tokens);
+  const auto blocks = static_cast<unsigned>(1 + step.batch.tokens);
   const auto launch_as = [&](auto work, unsigned threads) {
     const unsigned of_route = std::max(1u, block.threads / threads);
     launch<route_and_quantize_kernel<kType, work.value>>(blocks, dim3(threads, of_route), block.shared_bytes,
-                                                         call.stream, route, lines, token_counts);
+                                                         step.stream, route, lines, token_counts);
   };
-  if (call.weights.config->activation_format != ActivationFormat::kNvfp4)
+  if (step.weights.config->activation_format != ActivationFormat::kNvfp4)
     return launch_as(std::integral_constant<LineWork, LineWork::kRound>{}, kLineThreads);
   if constexpr (kType == DType::kBf16)
     if (quantizes_by_eights(lines, kType))
       return launch_as(std::integral_constant<LineWork, LineWork::kQuantizeByEights>{},
-                       std::max<unsigned>(kLineThreads, eights_threads(lines.k, call.batch.tokens)));
+                       std::max<unsigned>(kLineThreads, eights_threads(lines.k, step.batch.tokens)));
   launch_as(std::integral_constant<LineWork, LineWork::kQuantize>{}, kLineThreads);
 }
 
 }  // namespace
 
-bool routes_and_quantizes_at_once(const HostCall& call) {
-  return call.batch.tokens > 0 && call.batch.tokens * call.weights.config->top_k <= kRouteOneBlock;
+bool routes_and_quantizes_at_once(const StepContext& step) {
+  return step.batch.tokens > 0 && step.batch.tokens * step.weights.config->top_k <= kRouteOneBlock;
 }
 
-void route_and_quantize(const HostCall& call, const Tiling& tiling) {
+void route_and_quantize(const StepContext& step, const Tiling& tiling) {
   static_assert(OneBlock::kFewThreads <= kLineThreads &&
                 OneBlock::kMostPer * OneBlock::kManyThreads / 2 >= kRouteOneBlock);
-  const RouteArgs route = route_args(call, tiling);
-  const LineArgs lines = hidden_lines(call);
+  const RouteArgs route = route_args(step, tiling);
+  const LineArgs lines = hidden_lines(step);
   LineCounts* const counts =
-      Scratch(call.weights.config, call.weights.range, call.batch.tokens, call.scratch).token_counts;
-  switch (call.batch.hidden_dtype) {
-    case DType::kF32: return launch_prepare<DType::kF32>(call, route, lines, counts);
-    case DType::kF16: return launch_prepare<DType::kF16>(call, route, lines, counts);
-    default: return launch_prepare<DType::kBf16>(call, route, lines, counts);
+      Scratch(step.weights.config, step.weights.range, step.batch.tokens, step.scratch).token_counts;
+  switch (step.batch.hidden_dtype) {
+    case DType::kF32: return launch_prepare<DType::kF32>(step, route, lines, counts);
+    case DType::kF16: return launch_prepare<DType::kF16>(step, route, lines, counts);
+    default: return launch_prepare<DType::kBf16>(step, route, lines, counts);
   }
 }
 

@@ -112,42 +112,42 @@ void launch_hidden(const LineArgs& args, ActivationFormat format, int64_t lines,
 
 }  // namespace
 
-void quantize(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
-  const int64_t tokens = call.batch.tokens;
+void quantize(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  const int64_t tokens = step.batch.tokens;
   if (tokens == 0) return;
-  LineArgs args = hidden_lines(call);
-  if (call.buffers.shared.experts == 0) args.row_of_choice = call.buffers.row_of_choice;
+  LineArgs args = hidden_lines(step);
+  if (step.buffers.shared.experts == 0) args.row_of_assignment = step.buffers.row_of_assignment;
   args.top_k = config->top_k;
-  switch (call.batch.hidden_dtype) {
-    case DType::kF32: return launch_hidden<DType::kF32>(args, config->activation_format, tokens, call.stream);
-    case DType::kF16: return launch_hidden<DType::kF16>(args, config->activation_format, tokens, call.stream);
-    default: return launch_hidden<DType::kBf16>(args, config->activation_format, tokens, call.stream);
+  switch (step.batch.hidden_dtype) {
+    case DType::kF32: return launch_hidden<DType::kF32>(args, config->activation_format, tokens, step.stream);
+    case DType::kF16: return launch_hidden<DType::kF16>(args, config->activation_format, tokens, step.stream);
+    default: return launch_hidden<DType::kBf16>(args, config->activation_format, tokens, step.stream);
   }
 }
 
 namespace {
 // Routed rows if every expert had as many.
-int64_t local_rows(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
-  return call.batch.tokens * config->top_k * call.weights.range.count / config->num_experts;
+int64_t local_rows(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  return step.batch.tokens * config->top_k * step.weights.range.count / config->num_experts;
 }
 }  // namespace
 
-void requantize(const HostCall& call, const HostPart& part) {
-  const MoeConfig& config = call.weights.config;
-  const bool shared = &part == &call.buffers.shared;
-  const int64_t rows = call.batch.tokens * (shared ? 1 : config->top_k);  // at most
+void requantize(const StepContext& step, const PartBuffers& part) {
+  const MoeConfig& config = step.weights.config;
+  const bool shared = &part == &step.buffers.shared;
+  const int64_t rows = step.batch.tokens * (shared ? 1 : config->top_k);  // at most
   if (rows == 0) return;
-  RunStatus& status = *call.buffers.status;
-  const Scratch scratch(config, call.weights.range, call.batch.tokens, call.scratch);
+  RunStatus& status = *step.buffers.status;
+  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
   LineArgs args{};
   args.x = part.intermediate.bf16;
   args.k = part.intermediate_size;
   args.policy = config->intermediate_scale == IntermediateScale::kDynamicToken ? LineScale::kDynamic
                 : config->intermediate_scale == IntermediateScale::kCompat     ? LineScale::kCompat
                                                                                : LineScale::kPowerOfTwo;
-  args.rule = LineRule(args.policy, resolve_activation_scales(config, call.weights.scales)->intermediate);
+  args.rule = LineRule(args.policy, resolve_activation_scales(config, step.weights.scales)->intermediate);
   args.out = part.intermediate;
   args.operand = shared ? scratch.shared_operand : scratch.routed_operand;
   args.counters = {&status.nonfinite_rows, &status.intermediate_blocks, &status.intermediate_saturated,
@@ -156,14 +156,14 @@ void requantize(const HostCall& call, const HostPart& part) {
   const auto blocks = static_cast<unsigned>(rows);
   const unsigned threads = line_threads(args.k), by_eights = eights_threads(args.k, rows);
   if (config->activation_format != ActivationFormat::kNvfp4)
-    launch<count_nonfinite_rows>(blocks, threads, 0, call.stream, args);
-  else if (quantizes_by_eights(args, DType::kBf16) && by_warps(shared ? rows : local_rows(call)))
+    launch<count_nonfinite_rows>(blocks, threads, 0, step.stream, args);
+  else if (quantizes_by_eights(args, DType::kBf16) && by_warps(shared ? rows : local_rows(step)))
     launch<requantize_by_warps>(resident_blocks(ceil_div(rows, kWarpLineThreads / 32), kWarpLineThreads),
-                                kWarpLineThreads, 0, call.stream, args);
+                                kWarpLineThreads, 0, step.stream, args);
   else if (quantizes_by_eights(args, DType::kBf16))
-    launch<requantize_by_eights>(resident_blocks(rows, by_eights), by_eights, 0, call.stream, args);
+    launch<requantize_by_eights>(resident_blocks(rows, by_eights), by_eights, 0, step.stream, args);
   else
-    launch<quantize_nvfp4<DType::kBf16>>(blocks, threads, 0, call.stream, args);
+    launch<quantize_nvfp4<DType::kBf16>>(blocks, threads, 0, step.stream, args);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -75,10 +75,10 @@ struct LineArgs {
   int64_t k;
   LineScale policy;
   LineRule rule;
-  HostActivations out;  // codes null: neither codes nor block scales are wanted
-  uint16_t* operand;    // (lines, K), or null
+  ActivationBuffers out;  // codes null: neither codes nor block scales are wanted
+  uint16_t* operand;      // (lines, K), or null
   Counters counters;
-  const int32_t* row_of_choice;  // (T, top_k): lines are tokens, those without a row are left out; null: all lines
+  const int32_t* row_of_assignment;  // (T, top_k): lines are tokens, those without a row are left out; null: all lines
   int64_t top_k;
   const int64_t* line_count;  // lines are rows, so many of them; null: as many as blocks
 };
@@ -90,9 +90,9 @@ __device__ inline void add(uint64_t* counter, unsigned value) {
 
 __device__ inline bool wanted(const LineArgs& args, int64_t line) {
   if (args.line_count != nullptr) return line < *args.line_count;
-  if (args.row_of_choice == nullptr) return true;
+  if (args.row_of_assignment == nullptr) return true;
   for (int64_t k = 0; k < args.top_k; ++k)
-    if (args.row_of_choice[line * args.top_k + k] >= 0) return true;
+    if (args.row_of_assignment[line * args.top_k + k] >= 0) return true;
   return false;
 }
 
@@ -247,12 +247,12 @@ template <class Operand>
 __device__ bool begin_line(const LineArgs& args, int64_t line, uint32_t amax, const Operand& operand, Team team) {
   if (amax < kInfBits) {
     if (args.line_count == nullptr) count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock), team);
-    if (team.rank == 0) args.out.line_scale[line] = args.rule.scale_of(amax);
+    if (team.rank == 0) args.out.row_scale[line] = args.rule.scale_of(amax);
     return true;
   }
   if (team.rank == 0) {
     args.out.nonfinite[line] = 1;
-    args.out.line_scale[line] = __uint_as_float(0x7FC00000u);
+    args.out.row_scale[line] = __uint_as_float(0x7FC00000u);
   }
   if (args.out.codes != nullptr) {
     for (int64_t i = team.rank; i < args.k / 2; i += team.size) args.out.codes[line * (args.k / 2) + i] = 0;
@@ -348,19 +348,19 @@ inline bool quantizes_by_eights(const LineArgs& args, DType dtype) {
 }
 
 // Of quantize: hidden's lines, all of them, counted in the run's status.
-inline LineArgs hidden_lines(const HostCall& call) {
-  const MoeConfig& config = call.weights.config;
-  RunStatus& status = *call.buffers.status;
+inline LineArgs hidden_lines(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  RunStatus& status = *step.buffers.status;
   LineArgs args{};
-  args.x = call.batch.hidden;
+  args.x = step.batch.hidden;
   args.k = config->hidden_size;
   args.policy = config->activation_scale == ActivationScale::kDynamicToken ? LineScale::kDynamic
                 : config->activation_scale == ActivationScale::kCompat     ? LineScale::kCompat
                                                                            : LineScale::kPowerOfTwo;
   args.rule = LineRule(args.policy,
-                       resolve_activation_scales(config, call.weights.scales)->hidden);  // plan has seen it succeed
-  args.out = call.buffers.hidden;
-  args.operand = Scratch(config, call.weights.range, call.batch.tokens, call.scratch).hidden_operand;
+                       resolve_activation_scales(config, step.weights.scales)->hidden);  // plan has seen it succeed
+  args.out = step.buffers.hidden;
+  args.operand = Scratch(config, step.weights.range, step.batch.tokens, step.scratch).hidden_operand;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};
   return args;
 }

@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(kRouteChunk) route_place_by_bits(RouteArgs arg
   if (expert >= 0) {
     const int32_t at = thread / RouteBits::kSegment * count + expert;
     row = bits.firsts[at] + count_bits_before(bits.masks[at], thread);
-    args.choice_of_row[row] = static_cast<int32_t>(choice);
+    args.assignment_of_row[row] = static_cast<int32_t>(choice);
   }
-  args.row_of_choice[choice] = row;
+  args.row_of_assignment[choice] = row;
 }
 
 // Any number of chunks and experts: counts become first rows, and a warp each places its part of a chunk.
@@ -151,37 +151,37 @@ __global__ void route_place(RouteArgs args, int32_t* chunk_counts) {
 
 }  // namespace
 
-void route_in_tiles(const HostCall& call, const Tiling& tiling) {
-  RouteArgs args = route_args(call, tiling);
+void route_in_tiles(const StepContext& step, const Tiling& tiling) {
+  RouteArgs args = route_args(step, tiling);
   if (args.choices <= kRouteOneBlock) {
     const OneBlock block(args);
-    launch<route_one_block>(1, block.threads, block.shared_bytes, call.stream, args);
+    launch<route_one_block>(1, block.threads, block.shared_bytes, step.stream, args);
     return;
   }
   int32_t* const chunk_counts =
-      Scratch(call.weights.config, call.weights.range, call.batch.tokens, call.scratch).chunk_counts;
+      Scratch(step.weights.config, step.weights.range, step.batch.tokens, step.scratch).chunk_counts;
   args.chunk = kRouteChunk;
   args.chunks = static_cast<int32_t>(ceil_div(args.choices, kRouteChunk));
   const auto chunks = static_cast<unsigned>(args.chunks);
   const auto counter_bytes = static_cast<size_t>(args.count) * sizeof(int32_t);
-  launch<route_count>(chunks, kRouteChunk, counter_bytes, call.stream, args, chunk_counts);
+  launch<route_count>(chunks, kRouteChunk, counter_bytes, step.stream, args, chunk_counts);
   const int64_t place_bytes = PlaceBits::bytes(args.count);
   if (args.chunks <= kMostPlacedChunks && place_bytes <= OneBlock::most_shared_bytes()) {
-    launch<route_place_by_bits>(chunks + 1, kRouteChunk, static_cast<size_t>(place_bytes), call.stream, args,
+    launch<route_place_by_bits>(chunks + 1, kRouteChunk, static_cast<size_t>(place_bytes), step.stream, args,
                                 chunk_counts);
     return;
   }
   int64_t parts = 8;  // warps of a chunk; a power of two, so that it divides a chunk
   while (parts > 1 && parts * args.count * static_cast<int64_t>(sizeof(int32_t)) > OneBlock::kCounterBytes) parts /= 2;
   const size_t key_bytes = args.widest_first ? static_cast<size_t>(args.count) * sizeof(TileKey) : 0;
-  launch<route_scan>(1, 1024, key_bytes, call.stream, args, chunk_counts);
+  launch<route_scan>(1, 1024, key_bytes, step.stream, args, chunk_counts);
   launch<route_place>(chunks, static_cast<unsigned>(parts * 32), static_cast<size_t>(parts) * counter_bytes,
-                      call.stream, args, chunk_counts);
+                      step.stream, args, chunk_counts);
 }
 
-Tiling tiling(const HostCall& call) {
-  return {tile_rows(call.weights.config, call.batch.tokens), false, nullptr, 0, false};
+Tiling tiling(const StepContext& step) {
+  return {tile_rows(step.weights.config, step.batch.tokens), false, nullptr, 0, false};
 }
-void route(const HostCall& call) { route_in_tiles(call, tiling(call)); }
+void route(const StepContext& step) { route_in_tiles(step, tiling(step)); }
 
 }  // namespace nvfp4_moe::cuda

@@ -1,6 +1,6 @@
 // route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work through.
 //
-// topk_ids (T, k) -> row_of_choice (T k), choice_of_row (R), row_offsets (E + 1), tiles; clears the run's status. A
+// topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1), tiles; clears the run's status. A
 // stable counting sort:
 //
 //   count   rows of each expert in every chunk of choices               chunk_counts (chunks, E)
@@ -40,9 +40,9 @@ struct RouteArgs : ChoiceIds {
   int32_t chunks;
   int32_t segments;  // of 128 choices, of experts' masks, a bit a choice; 0: one block sorts by chunks
   RunStatus* status;
-  int32_t* row_of_choice;  // (choices)
-  int32_t* choice_of_row;  // (R)
-  int64_t* row_offsets;    // (E + 1)
+  int32_t* row_of_assignment;  // (choices)
+  int32_t* assignment_of_row;  // (R)
+  int64_t* row_offsets;        // (E + 1)
   int rows_of_tile;
   bool even_tiles, widest_first;
   RowTile* tiles;
@@ -82,7 +82,7 @@ __device__ inline unsigned count_chunk(const RouteArgs& args, int64_t chunk, int
   return __reduce_add_sync(kAllLanes, bad_ids);
 }
 
-// row_of_choice and choice_of_row of the chunk; counts (E) are the next row of each expert. One warp.
+// row_of_assignment and assignment_of_row of the chunk; counts (E) are the next row of each expert. One warp.
 __device__ inline void place_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   for_each_group(args, chunk, [&](int64_t choice, int expert, unsigned same, uint32_t, int64_t end) {
@@ -91,8 +91,8 @@ __device__ inline void place_chunk(const RouteArgs& args, int64_t chunk, int32_t
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] = base + __popc(same);
     if (choice >= end) return;
     const int32_t row = expert >= 0 ? base + __popc(same & ((1u << lane) - 1)) : -1;
-    args.row_of_choice[choice] = row;
-    if (row >= 0) args.choice_of_row[row] = static_cast<int32_t>(choice);
+    args.row_of_assignment[choice] = row;
+    if (row >= 0) args.assignment_of_row[row] = static_cast<int32_t>(choice);
   });
 }
 
@@ -227,7 +227,7 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
 
 // The whole step by one block. masks (segments, E): the choices of each expert as bits, 128 at a time, so that a row's
 // place among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments; starts (E):
-// first rows; keys (E) under widest_first; order (choices): choice_of_row, to be written as a whole.
+// first rows; keys (E) under widest_first; order (choices): assignment_of_row, to be written as a whole.
 struct RouteBits {
   static constexpr int kSegment = 128;
   uint4* masks;
@@ -327,11 +327,11 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
       row = bits.starts[experts[i]] + bits.before[at] + count_bits_before(bits.masks[at], choice);
       bits.order[row] = static_cast<uint16_t>(choice);
     }
-    args.row_of_choice[choice] = row;
+    args.row_of_assignment[choice] = row;
   }
   __syncthreads();
 #pragma unroll 1
-  for (int32_t row = thread; row < rows; row += threads) args.choice_of_row[row] = bits.order[row];
+  for (int32_t row = thread; row < rows; row += threads) args.assignment_of_row[row] = bits.order[row];
 }
 
 // The whole step by one block, for up to 32 choices. Every warp does the same; experts are shared out over threads.
@@ -355,8 +355,8 @@ __device__ inline void route_few(const RouteArgs& args) {
   if (thread_of_block() >= 32) return;
   if (lane < args.choices) {
     const int32_t row = own.row();
-    args.row_of_choice[lane] = row;
-    if (row >= 0) args.choice_of_row[row] = lane;
+    args.row_of_assignment[lane] = row;
+    if (row >= 0) args.assignment_of_row[row] = lane;
   }
   own.list(args.tiles, args.rows_of_tile, args.even_tiles);
   if (lane != 0) return;
@@ -426,23 +426,23 @@ __device__ inline void route_by_one_block(const RouteArgs& args, void* shared) {
 }
 
 // All but the chunks.
-inline RouteArgs route_args(const HostCall& call, const Tiling& tiling) {
-  const Batch& batch = call.batch;
-  const MoeConfig& config = call.weights.config;
-  const ExpertRange& range = call.weights.range;
-  const Scratch scratch(config, range, batch.tokens, call.scratch);
+inline RouteArgs route_args(const StepContext& step, const Tiling& tiling) {
+  const Batch& batch = step.batch;
+  const MoeConfig& config = step.weights.config;
+  const ExpertRange& range = step.weights.range;
+  const Scratch scratch(config, range, batch.tokens, step.scratch);
   RouteArgs args{};
-  static_cast<ChoiceIds&>(args) = choices_of(call);
-  args.status = call.buffers.status;
-  args.row_of_choice = call.buffers.row_of_choice;
-  args.choice_of_row = call.buffers.routed.choice_of_row;
-  args.row_offsets = call.buffers.routed.row_offsets;
+  static_cast<ChoiceIds&>(args) = choices_of(step);
+  args.status = step.buffers.status;
+  args.row_of_assignment = step.buffers.row_of_assignment;
+  args.assignment_of_row = step.buffers.routed.assignment_of_row;
+  args.row_offsets = step.buffers.routed.row_offsets;
   args.rows_of_tile = tiling.rows;
   args.even_tiles = tiling.even;
   args.widest_first = tiling.even && tiling.rows >= kLeastSortedRows && range.count <= kMostSortedExperts;
   args.tiles = scratch.tiles;
   args.tile_count = scratch.tile_count;
-  args.shared_row_offsets = call.buffers.shared.experts > 0 ? call.buffers.shared.row_offsets : nullptr;
+  args.shared_row_offsets = step.buffers.shared.experts > 0 ? step.buffers.shared.row_offsets : nullptr;
   args.tokens = batch.tokens;
   args.top_k = config->top_k;
   args.chunk_bad_ids = scratch.chunk_bad_ids;

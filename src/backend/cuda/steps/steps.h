@@ -14,24 +14,24 @@ struct Tiling {
   int32_t cleared_count;
   bool flags_rows;  // gemm1 says of each routed row whether it has NaN or Inf, in intermediate.nonfinite
 };
-Tiling tiling(const HostCall& call);  // of this backend
+Tiling tiling(const StepContext& step);  // of this backend
 
-void route(const HostCall& call);
-void route_in_tiles(const HostCall& call, const Tiling& tiling);
-void quantize(const HostCall& call);
-void gemm1_swiglu(const HostCall& call, const HostPart& part);
-void requantize(const HostCall& call, const HostPart& part);
-void gemm2(const HostCall& call, const HostPart& part);
-void combine(const HostCall& call);
+void route(const StepContext& step);
+void route_in_tiles(const StepContext& step, const Tiling& tiling);
+void quantize(const StepContext& step);
+void gemm1_swiglu(const StepContext& step, const PartBuffers& part);
+void requantize(const StepContext& step, const PartBuffers& part);
+void gemm2(const StepContext& step, const PartBuffers& part);
+void combine(const StepContext& step);
 
 // What the walk does in place of steps, with the same results: fewer kernels, one after the other, count.
 //
 // route and quantize as one kernel, for batches that one block routes; quantize's counts are left for
 // combine_and_count.
-bool routes_and_quantizes_at_once(const HostCall& call);
-void route_and_quantize(const HostCall& call, const Tiling& tiling);
+bool routes_and_quantizes_at_once(const StepContext& step);
+void route_and_quantize(const StepContext& step, const Tiling& tiling);
 // combine, and beside it what is not counted yet: those counts, and requantize's of the bf16 format, which has nothing
 // else to do there.
-void combine_and_count(const HostCall& call, const Tiling& tiling);
+void combine_and_count(const StepContext& step, const Tiling& tiling);
 
 }  // namespace nvfp4_moe::cuda

@@ -1,4 +1,6 @@
 // The walk over a host workspace, and the activation scales that config and checkpoint decide.
+#include "backend/layer_steps.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "backend/layer_steps.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -136,7 +137,7 @@ TEST(ActivationScalesOfALayer, Int8BlocksHaveTheirOwn) {
   EXPECT_EQ(resolved(options, {0.01f, 0.02f}).intermediate, 0);
 }
 
-TEST(HostLayout, PlacesWhatItMeasures) {
+TEST(LayerLayout, PlacesWhatItMeasures) {
   for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
     for (int64_t shared : {0, 32}) {
       MoeOptions options = small();
@@ -145,12 +146,12 @@ TEST(HostLayout, PlacesWhatItMeasures) {
       const auto config = MoeConfig::make(options);
       ASSERT_OK(config);
       const ExpertRange range{2, 4};
-      const WorkspaceLayout layout = host_layout(*config, range, {10}, 64);
+      const WorkspaceLayout layout = layer_layout(*config, range, {10}, 64);
       std::vector<std::byte> storage(layout.total_bytes() + 256);
       std::byte* base = storage.data() + (256 - reinterpret_cast<uintptr_t>(storage.data()) % 256);
       const auto workspace = Workspace::make(base, layout.total_bytes(), layout);
       ASSERT_OK(workspace);
-      const HostBuffers buffers = host_buffers(*config, range, *workspace);
+      const LayerBuffers buffers = layer_buffers(*config, range, *workspace);
       const auto at = [&](const char* name) -> const void* {
         for (const auto& span : layout.spans())
           if (span.name == name) return base + span.offset_bytes;
@@ -163,8 +164,8 @@ TEST(HostLayout, PlacesWhatItMeasures) {
       };
       EXPECT_EQ(buffers.status, at("status"));
       EXPECT_EQ(layout.span(0).name, "status");
-      EXPECT_EQ(buffers.row_of_choice, at("row_of_choice"));
-      EXPECT_EQ(size("row_of_choice"), 10u * 2 * 4);
+      EXPECT_EQ(buffers.row_of_assignment, at("row_of_assignment"));
+      EXPECT_EQ(size("row_of_assignment"), 10u * 2 * 4);
       EXPECT_EQ(buffers.hidden.codes, at("hidden.codes"));
       EXPECT_EQ(buffers.hidden.bf16, at("hidden.bf16"));
       EXPECT_EQ(buffers.hidden.int8_codes, at("hidden.int8_codes"));
@@ -180,21 +181,21 @@ TEST(HostLayout, PlacesWhatItMeasures) {
       EXPECT_EQ(size("routed.rows_out"), 20u * 64 * 2);
       EXPECT_EQ(buffers.routed.row_offsets, at("routed.row_offsets"));
       EXPECT_EQ(size("routed.row_offsets"), 5u * 8);
-      EXPECT_EQ(buffers.routed.choice_of_row, at("routed.choice_of_row"));
+      EXPECT_EQ(buffers.routed.assignment_of_row, at("routed.assignment_of_row"));
       EXPECT_EQ(buffers.shared.experts, shared > 0 ? 1 : 0);
-      EXPECT_EQ(buffers.shared.choice_of_row, nullptr);
+      EXPECT_EQ(buffers.shared.assignment_of_row, nullptr);
       EXPECT_EQ(size("shared.bf16"), shared > 0 ? 10u * 32 * 2 : 0u);
     }
   }
 }
 
-TEST(HostLimits, RowsFitInt32) {
+TEST(LayerLimitsOfABackend, RowsFitInt32) {
   const auto config = MoeConfig::make(small());
   ASSERT_OK(config);
-  EXPECT_OK(check_host_limits(*config, {0, 8}, {1 << 20}));
-  EXPECT_FALSE(check_host_limits(*config, {0, 8}, {-1}).ok());
-  EXPECT_FALSE(check_host_limits(*config, {0, 8}, {int64_t{1} << 31}).ok());
-  EXPECT_FALSE(check_host_limits(*config, {0, 8}, {std::numeric_limits<int64_t>::max()}).ok());
+  EXPECT_OK(check_layer_limits(*config, {0, 8}, {1 << 20}));
+  EXPECT_FALSE(check_layer_limits(*config, {0, 8}, {-1}).ok());
+  EXPECT_FALSE(check_layer_limits(*config, {0, 8}, {int64_t{1} << 31}).ok());
+  EXPECT_FALSE(check_layer_limits(*config, {0, 8}, {std::numeric_limits<int64_t>::max()}).ok());
 }
 
 }  // namespace

@@ -20,16 +20,16 @@ std::vector<const Backend*> step_backends();
 // step_backends without the reference: those that are compared with it.
 std::vector<const Backend*> judged_backends();
 
-class HostRun {
+class CaseRun {
  public:
   // max_tokens < 0: the case's own count. Fails the current test and is !ok() where pack or plan fail.
-  HostRun(const Backend& backend, const CaseData& data, int64_t max_tokens = -1);
+  CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens = -1);
   bool ok() const { return ok_; }
 
   const Backend& backend() const { return *backend_; }
   PackedWeights& weights() { return weights_; }
   const Plan& plan() const { return plan_; }
-  const HostBuffers& buffers() const { return buffers_; }
+  const LayerBuffers& buffers() const { return buffers_; }
 
   // Fills every byte of the workspace, guards included, with a pattern that is NaN in every float format.
   void poison();
@@ -48,9 +48,9 @@ class HostRun {
   int64_t broken_guard() const;
 
   // A call for single steps of a batch that place has given. Its buffers are the backend's own, not the mirror.
-  HostCall call(const Batch& batch, Executor& executor) const;
+  StepContext step(const Batch& batch, Executor& executor) const;
   // Copies the arrays of the host walk from another run of the same case.
-  void copy_arrays(const HostRun& from);
+  void copy_arrays(const CaseRun& from);
 
  private:
   size_t out_bytes(const Batch& batch) const;
@@ -64,9 +64,9 @@ class HostRun {
   std::byte* base_ = nullptr;
   Buffer device_workspace_, device_batch_;  // devices only
   std::byte* device_base_ = nullptr;
-  HostBuffers device_buffers_;
-  size_t host_spans_ = 0;  // the walk's; a backend's own come after
-  HostBuffers buffers_;
+  LayerBuffers device_buffers_;
+  size_t layer_spans_ = 0;  // the walk's; a backend's own come after
+  LayerBuffers buffers_;
 };
 
 // (tokens, channels) of a dtype as floats.

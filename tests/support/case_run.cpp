@@ -1,4 +1,4 @@
-#include "support/host_run.h"
+#include "support/case_run.h"
 
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ std::vector<const Backend*> judged_backends() {
   return list;
 }
 
-HostRun::HostRun(const Backend& backend, const CaseData& data, int64_t max_tokens)
+CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens)
     : backend_(&backend), weights_{data.config, data.spec.range, data.scales, {}, {}} {
   const bool shared = data.spec.options.shared_intermediate_size > 0;
   weights_.tensor_scales.resize(static_cast<size_t>(data.spec.range.count) + 1);
@@ -63,7 +63,7 @@ HostRun::HostRun(const Backend& backend, const CaseData& data, int64_t max_token
   EXPECT_OK(plan);
   if (!plan.ok()) return;
   plan_ = std::move(*plan);
-  host_spans_ = host_layout(data.config, data.spec.range, limits).spans().size();
+  layer_spans_ = layer_layout(data.config, data.spec.range, limits).spans().size();
   plan_.workspace = with_guards(plan_.workspace);
   storage_.resize(plan_.workspace.total_bytes() + 3 * kAlignment);  // guards before and after
   const auto address = reinterpret_cast<uintptr_t>(storage_.data());
@@ -71,36 +71,36 @@ HostRun::HostRun(const Backend& backend, const CaseData& data, int64_t max_token
   const auto workspace = Workspace::make(base_, plan_.workspace.total_bytes(), plan_.workspace);
   EXPECT_OK(workspace);
   if (!workspace.ok()) return;
-  buffers_ = host_buffers(data.config, data.spec.range, *workspace);
+  buffers_ = layer_buffers(data.config, data.spec.range, *workspace);
   if (backend.memory != nullptr) {
     auto memory = backend.allocate(plan_.workspace.total_bytes() + 2 * kAlignment, 0);
     EXPECT_OK(memory);
     if (!memory.ok()) return;
     device_workspace_ = std::move(*memory);
     device_base_ = device_workspace_.data() + kAlignment;
-    device_buffers_ = host_buffers(data.config, data.spec.range,
-                                   *Workspace::make(device_base_, plan_.workspace.total_bytes(), plan_.workspace));
+    device_buffers_ = layer_buffers(data.config, data.spec.range,
+                                    *Workspace::make(device_base_, plan_.workspace.total_bytes(), plan_.workspace));
   }
   poison();
   ok_ = true;
 }
 
-void HostRun::poison() {
+void CaseRun::poison() {
   std::fill(storage_.begin(), storage_.end(), kPoison);
   upload_workspace();
 }
 
-void HostRun::upload_workspace() {
+void CaseRun::upload_workspace() {
   if (backend_->memory != nullptr)
     EXPECT_OK(backend_->memory->to_device(0, device_workspace_.data(), base_ - kAlignment,
                                           device_workspace_.size_bytes(), nullptr));
 }
 
-size_t HostRun::out_bytes(const Batch& batch) const {
+size_t CaseRun::out_bytes(const Batch& batch) const {
   return static_cast<size_t>(batch.tokens * weights_.config->hidden_size * bits(batch.out_dtype) / 8);
 }
 
-Batch HostRun::place(const Batch& batch) {
+Batch CaseRun::place(const Batch& batch) {
   if (backend_->memory == nullptr) return batch;
   Batch placed = batch;
   const auto& config = weights_.config;
@@ -131,14 +131,14 @@ Batch HostRun::place(const Batch& batch) {
   return placed;
 }
 
-void HostRun::fetch(const Batch& placed, void* out) {
+void CaseRun::fetch(const Batch& placed, void* out) {
   if (backend_->memory == nullptr) return;
   EXPECT_OK(backend_->memory->to_host(0, base_ - kAlignment, device_workspace_.data(), device_workspace_.size_bytes(),
                                       nullptr));
   if (out_bytes(placed) != 0) EXPECT_OK(backend_->memory->to_host(0, out, placed.out, out_bytes(placed), nullptr));
 }
 
-std::vector<uint8_t> HostRun::run(const CaseData& data, Executor* executor) {
+std::vector<uint8_t> CaseRun::run(const CaseData& data, Executor* executor) {
   std::vector<uint8_t> out(data.out_bytes(), static_cast<uint8_t>(kPoison));
   const Batch batch = place(data.batch(out.data()));
   EXPECT_OK(run_into(batch, executor != nullptr ? *executor : serial_executor()));
@@ -146,14 +146,14 @@ std::vector<uint8_t> HostRun::run(const CaseData& data, Executor* executor) {
   return out;
 }
 
-std::vector<uint8_t> HostRun::run_steps(const CaseData& data) {
+std::vector<uint8_t> CaseRun::run_steps(const CaseData& data) {
   std::vector<uint8_t> out(data.out_bytes(), static_cast<uint8_t>(kPoison));
   const Batch batch = place(data.batch(out.data()));
-  const HostCall walk = call(batch, serial_executor());
-  const HostSteps& steps = *backend_->steps;
+  const StepContext walk = step(batch, serial_executor());
+  const LayerSteps& steps = *backend_->steps;
   steps.route(walk);
   steps.quantize(walk);
-  for (const HostPart* part : {&walk.buffers.routed, &walk.buffers.shared}) {
+  for (const PartBuffers* part : {&walk.buffers.routed, &walk.buffers.shared}) {
     if (part->experts == 0) continue;
     steps.gemm1_swiglu(walk, *part);
     steps.requantize(walk, *part);
@@ -164,14 +164,14 @@ std::vector<uint8_t> HostRun::run_steps(const CaseData& data) {
   return out;
 }
 
-Status HostRun::run_into(const Batch& batch, Executor& executor, void* stream) const {
+Status CaseRun::run_into(const Batch& batch, Executor& executor, void* stream) const {
   std::byte* const base = backend_->memory == nullptr ? base_ : device_base_;
   NVFP4_MOE_ASSIGN(const Workspace workspace, Workspace::make(base, plan_.workspace.total_bytes(), plan_.workspace));
   const RunContext context{&executor, stream};
   return backend_->run(weights_, plan_, batch, workspace, context);
 }
 
-int64_t HostRun::broken_guard() const {
+int64_t CaseRun::broken_guard() const {
   std::vector<bool> inside(storage_.size());
   const auto start = static_cast<size_t>(base_ - storage_.data());
   for (const auto& span : plan_.workspace.spans())
@@ -181,16 +181,16 @@ int64_t HostRun::broken_guard() const {
   return -1;
 }
 
-HostCall HostRun::call(const Batch& batch, Executor& executor) const {
+StepContext CaseRun::step(const Batch& batch, Executor& executor) const {
   const auto& spans = plan_.workspace.spans();
   const bool host = backend_->memory == nullptr;
   std::byte* const base = host ? base_ : device_base_;
-  std::byte* scratch = host_spans_ < spans.size() ? base + spans[host_spans_].offset_bytes : nullptr;
-  return HostCall{weights_, batch, host ? buffers_ : device_buffers_, executor, scratch};
+  std::byte* scratch = layer_spans_ < spans.size() ? base + spans[layer_spans_].offset_bytes : nullptr;
+  return StepContext{weights_, batch, host ? buffers_ : device_buffers_, executor, scratch};
 }
 
-void HostRun::copy_arrays(const HostRun& from) {
-  for (size_t i = 0; i < host_spans_; ++i) {
+void CaseRun::copy_arrays(const CaseRun& from) {
+  for (size_t i = 0; i < layer_spans_; ++i) {
     const auto& to_span = plan_.workspace.span(static_cast<int>(i));
     const auto& from_span = from.plan_.workspace.span(static_cast<int>(i));
     if (to_span.size_bytes != 0)

@@ -183,9 +183,8 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   must(facts.status());
   auto plan = backend.plan(first.config, first.range, {}, {batch.tokens}, *facts);
   must(plan.status());
-  const DeviceArray memory(plan->workspace.total_bytes());
-  auto workspace = Workspace::make(memory.data, plan->workspace.total_bytes(), plan->workspace);
-  must(workspace.status());
+  const DeviceArray memory(plan->workspace.total_bytes);
+  auto* const workspace = reinterpret_cast<std::byte*>(memory.data);
   const auto layer_of = [&](int step) -> const PackedWeights& {
     return layers[static_cast<size_t>(step) % layers.size()];
   };
@@ -193,12 +192,12 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   times.layer = time_graph(steps, [&](int step, cudaStream_t stream) {
     Batch own = batch;
     own.topk_ids = ids + step * ids_of_step;
-    must(backend.run(layer_of(step), *plan, own, *workspace, RunContext{nullptr, stream}));
+    must(backend.run(layer_of(step), *plan, own, workspace, RunContext{nullptr, stream}));
   });
-  const LayerBuffers buffers = layer_buffers(first.config, first.range, *workspace);
-  const int span = static_cast<int>(plan->workspace.spans().size()) - 1;
+  Arena arena(workspace);
+  const LayerBuffers buffers = layer_buffers(first.config, first.range, batch.tokens, arena);
   const auto step = [&](int step, cudaStream_t stream) {
-    return StepContext{layer_of(step), batch, buffers, serial_executor(), workspace->at<std::byte>(span), stream};
+    return StepContext{layer_of(step), batch, buffers, serial_executor(), arena, stream};
   };
   // A run may have gone another way than by hidden in memory, which gemm1 alone starts from.
   backend.steps->quantize(step(0, nullptr));

@@ -84,7 +84,7 @@ void report_plan(const Plan& plan, Report& report) {
   report.line("");
   report.table("steps", steps);
   Table spans({{"name", "workspace span", false}, {"offset_bytes", "offset"}, {"size_bytes", "bytes"}});
-  for (const WorkspaceLayout::Span& span : plan.workspace.spans()) {
+  for (const Span& span : plan.workspace.spans) {
     spans.add(
         {cell(span.name), cell(static_cast<int64_t>(span.offset_bytes)), cell(static_cast<int64_t>(span.size_bytes))});
   }
@@ -126,7 +126,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   report.line("");
   report.fact("scales", fmt::format("hidden: {}; intermediate: {}", scale_text(hidden), scale_text(intermediate)));
   report.fact("memory", fmt::format("packed {}, workspace {} for up to {} tokens, shared by all layers",
-                                    bytes_text(packed_bytes), bytes_text(plan.workspace.total_bytes()), verb.tokens));
+                                    bytes_text(packed_bytes), bytes_text(plan.workspace.total_bytes), verb.tokens));
   Json& json = report.json();
   json["layer"] = subject.name;
   json["device"] = report.common().device;
@@ -135,7 +135,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   json["activation_scale"] = {{"hidden", hidden}, {"intermediate", intermediate}};
   json["max_tokens"] = verb.tokens;
   json["packed_bytes"] = packed_bytes;
-  json["workspace_bytes"] = plan.workspace.total_bytes();
+  json["workspace_bytes"] = plan.workspace.total_bytes;
   return {};
 }
 

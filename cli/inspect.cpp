@@ -252,7 +252,7 @@ Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64
       NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
       const ExpertRange range{0, (options.num_experts + ranks - 1) / ranks};
       NVFP4_MOE_ASSIGN(const Plan plan, backend.plan(config, range, {}, Limits{max_tokens}, device));
-      seen[key] = {backend.packed_bytes(config, range), plan.workspace.total_bytes()};
+      seen[key] = {backend.packed_bytes(config, range), plan.workspace.total_bytes};
     }
     need.experts_bytes += seen[key].first;
     need.workspace_bytes = std::max(need.workspace_bytes, seen[key].second);

@@ -148,7 +148,7 @@ Result<RunTimes> TimedLayer::time_runs(const Repeat& repeat) {
 }
 
 Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat, const LayerBuffers& buffers,
-                                                          std::byte* scratch) {
+                                                          const Arena& scratch) {
   std::array<std::vector<double>, kSteps> us;
   NVFP4_MOE_TRY(repeat_calls(repeat, [&](RandomTokens& tokens, const MoeLayer& layer, bool count) -> Status {
                   const Batch batch = tokens.batch();
@@ -169,7 +169,7 @@ Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat, 
 
 // A graph of the calls up to one takes so much longer than a graph of the calls before it.
 Result<std::array<double, kSteps>> TimedLayer::time_device_steps(const Repeat& repeat, const LayerBuffers& buffers,
-                                                                 std::byte* scratch) const {
+                                                                 const Arena& scratch) const {
   const DeviceMeasures& measures = *layer().backend().measures;
   const int device = layer().weights().device;
   std::array<double, kSteps> us{};
@@ -206,14 +206,9 @@ Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) 
   const bool on_device = first.backend().memory != nullptr;
   if (first.backend().steps == nullptr || (on_device && first.backend().measures == nullptr))
     return unsupported(std::string("--steps: backend ") + first.backend().name + " does not show its steps");
-  NVFP4_MOE_ASSIGN(const Workspace workspace,
-                   Workspace::make(workspace_.data(), workspace_.size_bytes(), first.plan().workspace));
-  const LayerBuffers buffers = layer_buffers(first.config(), range_, workspace);
-  // A backend's own span lies behind those of every layer.
-  const auto own = static_cast<int>(layer_layout(first.config(), range_, first.plan().limits).spans().size());
-  std::byte* const scratch =
-      own < static_cast<int>(first.plan().workspace.spans().size()) ? workspace.at<std::byte>(own) : nullptr;
-  return on_device ? time_device_steps(repeat, buffers, scratch) : time_steps(repeat, buffers, scratch);
+  Arena arena(workspace_.data());
+  const LayerBuffers buffers = layer_buffers(first.config(), range_, batches_.front().batch().tokens, arena);
+  return on_device ? time_device_steps(repeat, buffers, arena) : time_steps(repeat, buffers, arena);
 }
 
 }  // namespace nvfp4_moe::cli

@@ -56,9 +56,10 @@ class TimedLayer {
         copies_(std::move(copies)),
         workspace_(std::move(workspace)) {}
   Result<RunTimes> time_replays(const Repeat& repeat) const;
-  Result<std::array<double, kSteps>> time_steps(const Repeat& repeat, const LayerBuffers& buffers, std::byte* scratch);
+  Result<std::array<double, kSteps>> time_steps(const Repeat& repeat, const LayerBuffers& buffers,
+                                                const Arena& scratch);
   Result<std::array<double, kSteps>> time_device_steps(const Repeat& repeat, const LayerBuffers& buffers,
-                                                       std::byte* scratch) const;
+                                                       const Arena& scratch) const;
   template <class Body>
   Result<std::vector<size_t>> repeat_calls(const Repeat& repeat, const Body& body);
 

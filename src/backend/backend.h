@@ -139,8 +139,11 @@ struct Backend {
   Result<Plan> (*plan)(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
                        const Limits& limits, const DeviceFacts& device);
   // Preconditions (checked by moe/, not here): batch.tokens <= limits, pointers and dtypes valid.
-  Status (*run)(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+  // workspace: workspace_bytes of batch.tokens, at a multiple of Arena::kAlignment.
+  Status (*run)(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
                 const RunContext& context);
+  // What a run of so many tokens needs; grows with them. Cheap enough to be asked before every run.
+  size_t (*workspace_bytes)(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens);
 
   // A dense linear; null, all four, where the backend has none.
   size_t (*linear_bytes)(int64_t rows, int64_t cols);

@@ -1,8 +1,6 @@
 // The one walk over a host layer's workspace, and the activation scales that config and checkpoint decide.
 //
-// walk() names every array once; called with a layout it measures, called with a workspace it places. Arrays that a
-// config does not need (codes under bf16, the shared part without a shared expert) have no span at all. Names come as
-// two literals, so that placing, which every run does, allocates nothing.
+// Arrays that a config does not need (codes under bf16, the shared part without a shared expert) take no memory.
 #include "backend/layer_steps.h"
 
 #include <algorithm>
@@ -19,60 +17,53 @@ namespace {
 // 16x: SwiGLU's output at run time may lie above what calibration saw, and headroom costs nothing (numerics.md).
 constexpr float kFixedHeadroom = 16.0f;
 
-template <class Place>
 class Walk {
  public:
-  Walk(const MoeConfig& config, Place& place) : config_(config), place_(place) {}
+  Walk(const MoeConfig& config, Arena& arena) : config_(config), arena_(arena) {}
 
-  LayerBuffers operator()(const ExpertRange& range, size_t tokens) {
-    const auto top_k = static_cast<size_t>(config_->top_k);
-    const auto hidden = static_cast<size_t>(config_->hidden_size);
+  LayerBuffers operator()(const ExpertRange& range, int64_t tokens) {
+    const int64_t top_k = config_->top_k, hidden = config_->hidden_size;
     LayerBuffers buffers;
-    buffers.status = take<RunStatus>("", "status", 1);
-    buffers.row_of_assignment = take<int32_t>("", "row_of_assignment", tokens * top_k);
+    buffers.status = arena_.take<RunStatus>("", "status", 1);
+    buffers.row_of_assignment = arena_.take<int32_t>("", "row_of_assignment", tokens * top_k);
     buffers.hidden = activations("hidden", tokens, hidden, config_->activation_format == ActivationFormat::kBf16);
     buffers.routed = part("routed", range.count, config_->intermediate_size, tokens * top_k, hidden);
-    buffers.routed.assignment_of_row = take<int32_t>("routed", ".assignment_of_row", tokens * top_k);
+    buffers.routed.assignment_of_row = arena_.take<int32_t>("routed", ".assignment_of_row", tokens * top_k);
     if (config_->shared_intermediate_size > 0)
       buffers.shared = part("shared", 1, config_->shared_intermediate_size, tokens, hidden);
     return buffers;
   }
 
  private:
-  template <class T>
-  T* take(const char* part, const char* name, size_t count) {
-    return reinterpret_cast<T*>(place_(part, name, count * sizeof(T)));
-  }
-
-  ActivationBuffers activations(const char* name, size_t lines, size_t k, bool bf16) {
+  ActivationBuffers activations(const char* name, int64_t rows, int64_t k, bool bf16) {
     ActivationBuffers result;
-    if (bf16) result.bf16 = take<uint16_t>(name, ".bf16", lines * k);
+    if (bf16) result.bf16 = arena_.take<uint16_t>(name, ".bf16", rows * k);
     if (config_->activation_format == ActivationFormat::kNvfp4) {
-      result.codes = take<uint8_t>(name, ".codes", lines * (k / 2));
-      result.block_scales = take<uint8_t>(name, ".block_scales", lines * (k / 16));
-      result.row_scale = take<float>(name, ".row_scale", lines);
+      result.codes = arena_.take<uint8_t>(name, ".codes", rows * (k / 2));
+      result.block_scales = arena_.take<uint8_t>(name, ".block_scales", rows * (k / 16));
+      result.row_scale = arena_.take<float>(name, ".row_scale", rows);
     }
     if (config_->activation_format == ActivationFormat::kInt8Block) {
-      result.int8_codes = take<int8_t>(name, ".int8_codes", lines * k);
-      result.int8_scales = take<float>(name, ".int8_scales", lines * (k / 16));
+      result.int8_codes = arena_.take<int8_t>(name, ".int8_codes", rows * k);
+      result.int8_scales = arena_.take<float>(name, ".int8_scales", rows * (k / 16));
     }
-    result.nonfinite = take<uint8_t>(name, ".nonfinite", lines);
+    result.nonfinite = arena_.take<uint8_t>(name, ".nonfinite", rows);
     return result;
   }
 
-  PartBuffers part(const char* name, int64_t experts, int64_t intermediate_size, size_t rows, size_t hidden) {
-    const size_t row_bytes = hidden * (config_->row_format == RowFormat::kBf16 ? sizeof(uint16_t) : sizeof(float));
+  PartBuffers part(const char* name, int64_t experts, int64_t intermediate_size, int64_t rows, int64_t hidden) {
+    const int64_t row_bytes = hidden * (config_->row_format == RowFormat::kBf16 ? 2 : 4);
     PartBuffers part;
     part.experts = experts;
     part.intermediate_size = intermediate_size;
-    part.row_offsets = take<int64_t>(name, ".row_offsets", static_cast<size_t>(experts) + 1);
-    part.intermediate = activations(name, rows, static_cast<size_t>(intermediate_size), true);
-    part.rows_out = place_(name, ".rows_out", rows * row_bytes);
+    part.row_offsets = arena_.take<int64_t>(name, ".row_offsets", experts + 1);
+    part.intermediate = activations(name, rows, intermediate_size, true);
+    part.rows_out = arena_.take<std::byte>(name, ".rows_out", rows * row_bytes);
     return part;
   }
 
   const MoeConfig& config_;
-  Place& place_;
+  Arena& arena_;
 };
 
 // The smallest power of two s with bound <= 2688 s, exactly; within the range of normal floats.
@@ -141,21 +132,8 @@ Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& sca
 
 }  // namespace
 
-WorkspaceLayout layer_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
-                             size_t guard_bytes) {
-  WorkspaceLayout layout(guard_bytes);
-  auto measure = [&](const char* part, const char* name, size_t size_bytes) {
-    layout.add(std::string(part) + name, size_bytes);
-    return static_cast<std::byte*>(nullptr);
-  };
-  Walk(config, measure)(range, static_cast<size_t>(limits.max_tokens));
-  return layout;
-}
-
-LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace) {
-  int index = 0;
-  auto place = [&](const char*, const char*, size_t) { return workspace.at<std::byte>(index++); };
-  return Walk(config, place)(range, 0);
+LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena) {
+  return Walk(config, arena)(range, tokens);
 }
 
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {

@@ -42,11 +42,9 @@ struct LayerBuffers {
   PartBuffers shared;  // experts = 0 where the layer has no shared expert
 };
 
-// The one walk: the layout of a host layer's workspace. Backends may append spans of their own after it.
-WorkspaceLayout layer_layout(const MoeConfig& config, const ExpertRange& range, const Limits& limits,
-                             size_t guard_bytes = 0);
-LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, const Workspace& workspace);
-// kInvalidArgument where layer_layout would overflow, or rows would not fit into int32; plan calls it first.
+// The one walk over the arrays of a run of so many tokens. A backend takes arrays of its own after it.
+LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena);
+// kInvalidArgument where the walk would overflow, or rows would not fit into int32; plan calls it first.
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
 struct StepContext {
@@ -54,8 +52,8 @@ struct StepContext {
   const Batch& batch;
   const LayerBuffers& buffers;
   Executor& executor;
-  std::byte* scratch = nullptr;  // the backend's own spans, if it has any
-  void* stream = nullptr;        // device backends
+  Arena scratch = {};      // behind the layer's arrays: where the backend's own begin
+  void* stream = nullptr;  // device backends
 };
 
 // token of a row, for either part.

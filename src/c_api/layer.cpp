@@ -235,7 +235,7 @@ nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_la
     NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerScales scales, api::input_scales(hidden_scale, intermediate_scale));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerNeeds needs, nvfp4_moe::plan_layer(moe_config, scales, layer_options));
-    if (workspace_bytes != nullptr) *workspace_bytes = needs.plan.workspace.total_bytes();
+    if (workspace_bytes != nullptr) *workspace_bytes = needs.plan.workspace.total_bytes;
     if (packed_bytes != nullptr) *packed_bytes = needs.packed_bytes;
     return text == nullptr ? Status() : api::write_text(to_string(needs.plan), text);
   });

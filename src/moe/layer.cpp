@@ -53,13 +53,6 @@ std::string place(const LayerSource& source, int64_t local_expert, const ExpertR
 
 int64_t matrix_bytes(const Nvfp4View& view) { return view.rows * (view.cols / 2 + view.cols / 16); }
 
-// The layout again with bytes between its spans; indices and names stay.
-WorkspaceLayout with_guards(const WorkspaceLayout& layout, size_t guard_bytes) {
-  WorkspaceLayout guarded(guard_bytes);
-  for (const auto& span : layout.spans()) guarded.add(span.name, span.size_bytes);
-  return guarded;
-}
-
 // One use of the weights, counted for as long as it lives; false while they are being replaced. Atomics only: a run
 // takes no lock.
 class Use {
@@ -161,7 +154,6 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::prepare(const Backend& backend, cons
   std::unique_ptr<MoeLayer> layer(new MoeLayer);
   layer->backend_ = &backend;
   NVFP4_MOE_ASSIGN(layer->plan_, backend.plan(config, range, scales, options.limits, device));
-  if (options.guard_bytes > 0) layer->plan_.workspace = with_guards(layer->plan_.workspace, options.guard_bytes);
   layer->executor_ = options.executor;
   if (layer->executor_ == nullptr) {
     layer->owned_executor_ = make_thread_pool(env.threads);
@@ -218,17 +210,21 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
 Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream,
                      RunStatus* status) const {
   NVFP4_MOE_TRY(check_batch(batch, workspace, workspace_bytes));
-  NVFP4_MOE_ASSIGN(const Workspace spans, Workspace::make(workspace, workspace_bytes, plan_.workspace));
+  NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, this->workspace_bytes(batch.tokens)));
   const Use use(uses_);
   if (!use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
   const RunContext context{executor_, stream, status};
-  return debug_ ? debug_->run(*this, batch, spans, context) : backend_->run(*weights_, plan_, batch, spans, context);
+  auto* const bytes = static_cast<std::byte*>(workspace);
+  return debug_ ? debug_->run(*this, batch, bytes, context) : backend_->run(*weights_, plan_, batch, bytes, context);
+}
+
+size_t MoeLayer::workspace_bytes(int64_t tokens) const {
+  return backend_->workspace_bytes(weights_->config, weights_->range, plan_, tokens);
 }
 
 Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
-  NVFP4_MOE_ASSIGN(const Workspace spans,
-                   Workspace::make(const_cast<void*>(workspace), workspace_bytes, plan_.workspace));
-  const RunStatus* const status = layer_buffers(weights_->config, weights_->range, spans).status;
+  NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, sizeof(RunStatus)));
+  const auto* const status = static_cast<const RunStatus*>(workspace);  // every walk begins with it
   if (backend_->memory == nullptr) return *status;
   RunStatus copy;
   NVFP4_MOE_TRY(backend_->memory->to_host(weights_->device, &copy, status, sizeof(copy), stream));

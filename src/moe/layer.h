@@ -31,7 +31,6 @@ struct LayerOptions {
   ExpertRange range;             // count 0: all experts
   Limits limits;
   Executor* executor = nullptr;  // null: the layer owns a pool (NVFP4_MOE_THREADS, else one thread per core)
-  size_t guard_bytes = 0;        // tests: bytes between workspace spans
 };
 
 // One line of `explain`: a backend and why it was or was not chosen.
@@ -69,7 +68,9 @@ class MoeLayer {
   const PackedWeights& weights() const { return *weights_; }
   const Plan& plan() const { return plan_; }
   Executor& executor() const { return *executor_; }
-  size_t workspace_bytes() const { return plan_.workspace.total_bytes(); }
+  // What a run of so many tokens needs at least; grows with them. Without a number: of as many as the layer takes.
+  size_t workspace_bytes(int64_t tokens) const;
+  size_t workspace_bytes() const { return plan_.workspace.total_bytes; }
   std::string describe_json() const;  // backend, kernel per step, scale policy, sizes, notes
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at

@@ -45,7 +45,7 @@ Status check_against(const MoeLayer& reference, const Batch& batch, const char* 
 
 }  // namespace
 
-Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, const Workspace& workspace,
+Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, std::byte* workspace,
                        const RunContext& context) const {
   const std::string dump = dump_directory.empty() ? "" : next_dump(dump_directory);
   if (!dump.empty()) {  // before the call, so that a crash leaves it behind

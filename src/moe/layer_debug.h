@@ -14,7 +14,7 @@ struct LayerDebug {
   std::unique_ptr<MoeLayer> reference;  // null: no check
 
   // Runs `layer` on the checked batch, with whatever was asked for before and after.
-  Status run(const MoeLayer& layer, const Batch& batch, const Workspace& workspace, const RunContext& context) const;
+  Status run(const MoeLayer& layer, const Batch& batch, std::byte* workspace, const RunContext& context) const;
 };
 
 }  // namespace nvfp4_moe

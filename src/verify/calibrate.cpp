@@ -74,10 +74,9 @@ Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& conf
   NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
                    MoeLayer::open_on(kReferenceBackend, config, source, options));
   NVFP4_MOE_ASSIGN(const Buffer bytes, allocate_pages(std::max<size_t>(layer->workspace_bytes(), 1)));
-  NVFP4_MOE_ASSIGN(const Workspace workspace,
-                   Workspace::make(bytes.data(), bytes.size_bytes(), layer->plan().workspace));
-  const LayerBuffers buffers = layer_buffers(config, layer->weights().range, workspace);
-  const StepContext step{layer->weights(), batch, buffers, executor, nullptr};
+  Arena arena(bytes.data());
+  const LayerBuffers buffers = layer_buffers(config, layer->weights().range, batch.tokens, arena);
+  const StepContext step{layer->weights(), batch, buffers, executor};
   const LayerSteps& steps = *kReferenceBackend.steps;
   steps.route(step);
   steps.quantize(step);

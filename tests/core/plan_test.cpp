@@ -1,7 +1,8 @@
-// Workspace layouts: placement, guards, and the refusals of Workspace::make.
+// Workspace layouts: placement, guards, and what check_workspace refuses.
 #include "core/plan.h"
 
 #include <limits>
+#include <vector>
 
 #include "core/buffer.h"
 #include "support/support.h"
@@ -9,70 +10,74 @@
 namespace nvfp4_moe {
 namespace {
 
-TEST(WorkspaceLayout, SpansAreAlignedDisjointAndInOrder) {
+// Takes arrays of these sizes in bytes from an arena.
+WorkspaceLayout layout_of(const std::vector<int64_t>& sizes, size_t guard_bytes = 0) {
+  const auto walk = [&](Arena& arena) {
+    for (const int64_t size : sizes) arena.take<std::byte>("array", ".bytes", size);
+  };
+  return WorkspaceLayout::of(walk, guard_bytes);
+}
+
+TEST(Arena, ArraysAreAlignedDisjointAndInOrder) {
   for (const size_t guard : {0, 1, 64, 4096}) {
-    WorkspaceLayout layout(guard);
-    const size_t sizes[] = {1, 0, 256, 255, 257, 100000};
-    for (size_t i = 0; i < 6; ++i) EXPECT_EQ(layout.add("span" + std::to_string(i), sizes[i]), static_cast<int>(i));
+    const std::vector<int64_t> sizes = {1, 0, 256, 255, 257, 100000};
+    const WorkspaceLayout layout = layout_of(sizes, guard);
+    ASSERT_EQ(layout.spans.size(), sizes.size());
     size_t end = 0;
-    for (size_t i = 0; i < 6; ++i) {
-      const auto& span = layout.span(static_cast<int>(i));
-      EXPECT_EQ(span.name, "span" + std::to_string(i));
-      EXPECT_EQ(span.size_bytes, sizes[i]);
-      EXPECT_EQ(span.offset_bytes % WorkspaceLayout::kAlignment, 0u);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const Span& span = layout.spans[i];
+      EXPECT_EQ(span.name, "array.bytes");
+      EXPECT_EQ(span.size_bytes, static_cast<size_t>(sizes[i]));
+      EXPECT_EQ(span.offset_bytes % Arena::kAlignment, 0u);
       EXPECT_GE(span.offset_bytes, end + (i == 0 ? 0 : guard)) << i;
       end = span.offset_bytes + span.size_bytes;
     }
-    EXPECT_EQ(layout.total_bytes(), end + guard) << "a guard follows the last span too";
+    EXPECT_EQ(layout.total_bytes, end + guard) << "a guard follows the last array too";
   }
 }
 
-TEST(WorkspaceLayout, SameSpansAreEqual) {
-  WorkspaceLayout a, b;
-  a.add("x", 10);
-  b.add("x", 10);
-  EXPECT_EQ(a, b);
-  b.add("y", 10);
-  EXPECT_NE(a, b);
-}
-
-TEST(WorkspaceLayout, OverflowStaysTooLargeInsteadOfWrapping) {
-  WorkspaceLayout layout;
-  layout.add("huge", std::numeric_limits<size_t>::max() - 10);
-  layout.add("more", 1000);
-  EXPECT_GE(layout.total_bytes(), std::numeric_limits<size_t>::max() - 1000);
-  alignas(256) std::byte bytes[256];
-  EXPECT_FALSE(Workspace::make(bytes, sizeof bytes, layout).ok());
-}
-
-TEST(Workspace, GivesTheSpansOfItsLayout) {
-  WorkspaceLayout layout;
-  const int first = layout.add("first", 40);
-  const int second = layout.add("second", 16);
-  auto buffer = allocate_pages(layout.total_bytes());
+TEST(Arena, PlacesWhereItMeasured) {
+  auto buffer = allocate_pages(4096);
   ASSERT_OK(buffer);
-  const auto workspace = Workspace::make(buffer->data(), buffer->size_bytes(), layout);
-  ASSERT_OK(workspace);
-  EXPECT_EQ(reinterpret_cast<std::byte*>(workspace->at<float>(first)), buffer->data());
-  EXPECT_EQ(reinterpret_cast<std::byte*>(workspace->at<int64_t>(second)), buffer->data() + 256);
-  EXPECT_EQ(workspace->base(), buffer->data());
+  Arena arena(buffer->data());
+  EXPECT_EQ(reinterpret_cast<std::byte*>(arena.take<float>("a", "", 10)), buffer->data());
+  EXPECT_EQ(reinterpret_cast<std::byte*>(arena.take<int64_t>("b", "", 2)), buffer->data() + 256);
+  EXPECT_EQ(arena.size_bytes(), 256u + 16);
+  Arena copy = arena;  // goes on from where the first one is, and leaves it there
+  EXPECT_EQ(copy.take<std::byte>("c", "", 1), buffer->data() + 512);
+  EXPECT_EQ(arena.size_bytes(), 256u + 16);
+  EXPECT_EQ(Arena().take<float>("a", "", 10), nullptr);
+}
+
+TEST(Arena, SameArraysAreEqual) {
+  EXPECT_EQ(layout_of({10}), layout_of({10}));
+  EXPECT_NE(layout_of({10}), layout_of({10, 10}));
+}
+
+TEST(Arena, OverflowStaysTooLargeInsteadOfWrapping) {
+  Arena arena;
+  arena.take<float>("huge", "", std::numeric_limits<int64_t>::max());
+  arena.take<float>("more", "", 1000);
+  EXPECT_GE(arena.size_bytes(), std::numeric_limits<size_t>::max() - 1000);
+  alignas(256) std::byte bytes[256];
+  EXPECT_FALSE(check_workspace(bytes, sizeof bytes, arena.size_bytes()).ok());
 }
 
 TEST(Workspace, RefusesNullMisalignedAndSmall) {
-  WorkspaceLayout layout;
-  layout.add("span", 300);
   alignas(256) std::byte bytes[1024];
-  EXPECT_EQ(Workspace::make(nullptr, 1024, layout).status().message(), "workspace: expected 300 bytes, got null");
-  EXPECT_EQ(Workspace::make(bytes + 16, 1000, layout).status().message(),
+  EXPECT_EQ(check_workspace(nullptr, 1024, 300).message(), "workspace: expected 300 bytes, got null");
+  EXPECT_EQ(check_workspace(bytes + 16, 1000, 300).message(),
             "workspace: expected a base aligned to 256 bytes, got one 16 bytes past");
-  EXPECT_EQ(Workspace::make(bytes, 299, layout).status().message(), "workspace: expected at least 300 bytes, got 299");
-  EXPECT_OK(Workspace::make(bytes, 300, layout));
-  EXPECT_OK(Workspace::make(nullptr, 0, WorkspaceLayout()));
+  EXPECT_EQ(check_workspace(bytes, 299, 300).message(), "workspace: expected at least 300 bytes, got 299");
+  EXPECT_OK(check_workspace(bytes, 300, 300));
+  EXPECT_OK(check_workspace(nullptr, 0, 0));
 }
 
 TEST(Plan, PrintsItsSteps) {
-  Plan plan{"reference", {128}, {{"route", "scalar"}, {"gemm1_swiglu", "exact"}}, WorkspaceLayout()};
-  plan.workspace.add("routing", 48);
+  const Plan plan{
+      "reference", {128}, {}, {{"route", "scalar"}, {"gemm1_swiglu", "exact"}}, WorkspaceLayout::of([](Arena& arena) {
+        arena.take<int64_t>("routing", "", 6);
+      })};
   EXPECT_EQ(to_string(plan),
             "backend reference, max_tokens 128\n"
             "  step route: scalar\n"

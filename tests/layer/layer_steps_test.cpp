@@ -146,24 +146,24 @@ TEST(LayerLayout, PlacesWhatItMeasures) {
       const auto config = MoeConfig::make(options);
       ASSERT_OK(config);
       const ExpertRange range{2, 4};
-      const WorkspaceLayout layout = layer_layout(*config, range, {10}, 64);
-      std::vector<std::byte> storage(layout.total_bytes() + 256);
+      const auto layout = WorkspaceLayout::of([&](Arena& arena) { layer_buffers(*config, range, 10, arena); }, 64);
+      std::vector<std::byte> storage(layout.total_bytes + 256);
       std::byte* base = storage.data() + (256 - reinterpret_cast<uintptr_t>(storage.data()) % 256);
-      const auto workspace = Workspace::make(base, layout.total_bytes(), layout);
-      ASSERT_OK(workspace);
-      const LayerBuffers buffers = layer_buffers(*config, range, *workspace);
+      Arena arena(base, 64);
+      const LayerBuffers buffers = layer_buffers(*config, range, 10, arena);
+      EXPECT_EQ(arena.size_bytes(), layout.total_bytes);
       const auto at = [&](const char* name) -> const void* {
-        for (const auto& span : layout.spans())
+        for (const auto& span : layout.spans)
           if (span.name == name) return base + span.offset_bytes;
         return nullptr;
       };
       const auto size = [&](const char* name) {
-        for (const auto& span : layout.spans())
+        for (const auto& span : layout.spans)
           if (span.name == name) return span.size_bytes;
         return size_t{0};
       };
       EXPECT_EQ(buffers.status, at("status"));
-      EXPECT_EQ(layout.span(0).name, "status");
+      EXPECT_EQ(layout.spans[0].name, "status");
       EXPECT_EQ(buffers.row_of_assignment, at("row_of_assignment"));
       EXPECT_EQ(size("row_of_assignment"), 10u * 2 * 4);
       EXPECT_EQ(buffers.hidden.codes, at("hidden.codes"));

@@ -266,7 +266,7 @@ TEST(Layer, GuardBytesBetweenSpansStayUntouched) {
   moe_options.shared_intermediate_size = 32;
   const TinyLayer tiny(moe_options);
   LayerOptions options = tiny_layer_options();
-  options.guard_bytes = 512;
+  options.limits.guard_bytes = 512;
   auto layer = MoeLayer::open(tiny.config(), tiny.source(), options);
   ASSERT_OK(layer);
   const Buffer workspace = workspace_of(**layer);
@@ -274,7 +274,7 @@ TEST(Layer, GuardBytesBetweenSpansStayUntouched) {
   TinyBatch batch(tiny.options, 16);
   ASSERT_OK((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()));
   std::vector<bool> owned(workspace.size_bytes());
-  for (const auto& span : (*layer)->plan().workspace.spans())
+  for (const auto& span : (*layer)->plan().workspace.spans)
     for (size_t i = 0; i < span.size_bytes; ++i) owned[span.offset_bytes + i] = true;
   size_t guards = 0;
   for (size_t i = 0; i < owned.size(); ++i) {
@@ -282,7 +282,7 @@ TEST(Layer, GuardBytesBetweenSpansStayUntouched) {
     ++guards;
     ASSERT_EQ(static_cast<uint8_t>(workspace.data()[i]), 0xA5) << "byte " << i;
   }
-  EXPECT_GE(guards, 512 * ((*layer)->plan().workspace.spans().size() - 1));
+  EXPECT_GE(guards, 512 * ((*layer)->plan().workspace.spans.size() - 1));
 }
 
 TEST(Layer, UnpackGivesTheSourceBack) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/float_formats.h"
+#include "moe/layer.h"
 #include "moe/registry.h"
 #include "support/support.h"
 
@@ -15,13 +16,7 @@ namespace {
 
 constexpr std::byte kPoison{0xFF};  // NaN as fp32, bf16, fp16 and E4M3; -1 as an integer
 constexpr size_t kGuardBytes = 64;
-constexpr size_t kAlignment = WorkspaceLayout::kAlignment;
-
-WorkspaceLayout with_guards(const WorkspaceLayout& layout) {
-  WorkspaceLayout guarded(kGuardBytes);
-  for (const auto& span : layout.spans()) guarded.add(span.name, span.size_bytes);
-  return guarded;
-}
+constexpr size_t kAlignment = Arena::kAlignment;
 
 }  // namespace
 
@@ -58,28 +53,26 @@ CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_token
     EXPECT_OK(packed);
     if (!packed.ok()) return;
   }
-  const Limits limits{max_tokens < 0 ? data.spec.tokens : max_tokens};
-  auto plan = backend.plan(data.config, data.spec.range, data.scales, limits, {});
+  const Limits limits{max_tokens < 0 ? data.spec.tokens : max_tokens, kGuardBytes};
+  const auto device = device_facts(backend.memory == nullptr ? "cpu" : "cuda:0");
+  EXPECT_OK(device);
+  if (!device.ok()) return;
+  auto plan = backend.plan(data.config, data.spec.range, data.scales, limits, *device);
   EXPECT_OK(plan);
   if (!plan.ok()) return;
   plan_ = std::move(*plan);
-  layer_spans_ = layer_layout(data.config, data.spec.range, limits).spans().size();
-  plan_.workspace = with_guards(plan_.workspace);
-  storage_.resize(plan_.workspace.total_bytes() + 3 * kAlignment);  // guards before and after
+  tokens_ = data.spec.tokens;
+  storage_.resize(plan_.workspace.total_bytes + 3 * kAlignment);  // guards before and after
   const auto address = reinterpret_cast<uintptr_t>(storage_.data());
   base_ = storage_.data() + (2 * kAlignment - address % kAlignment);
-  const auto workspace = Workspace::make(base_, plan_.workspace.total_bytes(), plan_.workspace);
-  EXPECT_OK(workspace);
-  if (!workspace.ok()) return;
-  buffers_ = layer_buffers(data.config, data.spec.range, *workspace);
+  Arena arena(base_, kGuardBytes);
+  buffers_ = layer_buffers(data.config, data.spec.range, tokens_, arena);
   if (backend.memory != nullptr) {
-    auto memory = backend.allocate(plan_.workspace.total_bytes() + 2 * kAlignment, 0);
+    auto memory = backend.allocate(plan_.workspace.total_bytes + 2 * kAlignment, 0);
     EXPECT_OK(memory);
     if (!memory.ok()) return;
     device_workspace_ = std::move(*memory);
     device_base_ = device_workspace_.data() + kAlignment;
-    device_buffers_ = layer_buffers(data.config, data.spec.range,
-                                    *Workspace::make(device_base_, plan_.workspace.total_bytes(), plan_.workspace));
   }
   poison();
   ok_ = true;
@@ -166,15 +159,17 @@ std::vector<uint8_t> CaseRun::run_steps(const CaseData& data) {
 
 Status CaseRun::run_into(const Batch& batch, Executor& executor, void* stream) const {
   std::byte* const base = backend_->memory == nullptr ? base_ : device_base_;
-  NVFP4_MOE_ASSIGN(const Workspace workspace, Workspace::make(base, plan_.workspace.total_bytes(), plan_.workspace));
   const RunContext context{&executor, stream};
-  return backend_->run(weights_, plan_, batch, workspace, context);
+  return backend_->run(weights_, plan_, batch, base, context);
 }
 
 int64_t CaseRun::broken_guard() const {
   std::vector<bool> inside(storage_.size());
   const auto start = static_cast<size_t>(base_ - storage_.data());
-  for (const auto& span : plan_.workspace.spans())
+  const Limits limits{tokens_, kGuardBytes};
+  const auto plan = backend_->plan(weights_.config, weights_.range, weights_.scales, limits, plan_.device);
+  EXPECT_OK(plan);
+  for (const Span& span : plan->workspace.spans)
     for (size_t i = 0; i < span.size_bytes; ++i) inside[start + span.offset_bytes + i] = true;
   for (size_t i = 0; i < storage_.size(); ++i)
     if (!inside[i] && storage_[i] != kPoison) return static_cast<int64_t>(i) - static_cast<int64_t>(start);
@@ -182,20 +177,16 @@ int64_t CaseRun::broken_guard() const {
 }
 
 StepContext CaseRun::step(const Batch& batch, Executor& executor) const {
-  const auto& spans = plan_.workspace.spans();
-  const bool host = backend_->memory == nullptr;
-  std::byte* const base = host ? base_ : device_base_;
-  std::byte* scratch = layer_spans_ < spans.size() ? base + spans[layer_spans_].offset_bytes : nullptr;
-  return StepContext{weights_, batch, host ? buffers_ : device_buffers_, executor, scratch};
+  Arena arena(backend_->memory == nullptr ? base_ : device_base_, kGuardBytes);
+  const LayerBuffers buffers = layer_buffers(weights_.config, weights_.range, batch.tokens, arena);
+  return StepContext{weights_, batch, buffers, executor, arena};
 }
 
 void CaseRun::copy_arrays(const CaseRun& from) {
-  for (size_t i = 0; i < layer_spans_; ++i) {
-    const auto& to_span = plan_.workspace.span(static_cast<int>(i));
-    const auto& from_span = from.plan_.workspace.span(static_cast<int>(i));
-    if (to_span.size_bytes != 0)
-      std::memcpy(base_ + to_span.offset_bytes, from.base_ + from_span.offset_bytes, to_span.size_bytes);
-  }
+  // The layer's arrays come first in every backend's walk, with the same sizes.
+  Arena arena(nullptr, kGuardBytes);
+  layer_buffers(weights_.config, weights_.range, tokens_, arena);
+  std::memcpy(base_, from.base_, arena.size_bytes());
   upload_workspace();
 }
 

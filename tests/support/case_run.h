@@ -44,7 +44,7 @@ class CaseRun {
   Batch place(const Batch& batch);
   // On a device: waits, then copies its workspace to the mirror and placed.out to out.
   void fetch(const Batch& placed, void* out);
-  // The first byte outside all spans that is no longer the pattern: its offset, or -1.
+  // The first byte outside all arrays of a run of the case that is no longer the pattern: its offset, or -1.
   int64_t broken_guard() const;
 
   // A call for single steps of a batch that place has given. Its buffers are the backend's own, not the mirror.
@@ -64,8 +64,7 @@ class CaseRun {
   std::byte* base_ = nullptr;
   Buffer device_workspace_, device_batch_;  // devices only
   std::byte* device_base_ = nullptr;
-  LayerBuffers device_buffers_;
-  size_t layer_spans_ = 0;  // the walk's; a backend's own come after
+  int64_t tokens_ = 0;  // of the case
   LayerBuffers buffers_;
 };
 

@@ -18,19 +18,31 @@ namespace nvfp4_moe {
 namespace cpu {
 namespace {
 
+// Everything that a run of so many tokens keeps.
+void take_arrays(const MoeConfig& config, const ExpertRange& range, int64_t tokens, const Kernels& kernels,
+                 Arena& arena) {
+  layer_buffers(config, range, tokens, arena);
+  LayerScratch(config, range, tokens, kernels, arena);
+}
+
 Plan make_plan(const char* backend, const Kernels& kernels, const MoeConfig& config, const ExpertRange& range,
-               const Limits& limits) {
+               const Limits& limits, const DeviceFacts& device) {
   const char* gemm = kernels.multiplication(config->activation_format).name;
   const std::string lines = std::string(kernels.name) + "_lines";
-  Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = layer_layout(config, range, limits)};
-  plan.workspace.add("cpu.scratch", LayerScratch(config, range, limits.max_tokens, kernels, nullptr).total_bytes);
+  const auto walk = [&](Arena& arena) { take_arrays(config, range, limits.max_tokens, kernels, arena); };
+  Plan plan{.backend = backend,
+            .limits = limits,
+            .device = device,
+            .steps = {},
+            .workspace = WorkspaceLayout::of(walk, limits.guard_bytes)};
   plan.steps = {{"route", "counting_sort"}, {"quantize", lines}, {"gemm1_swiglu", gemm},
                 {"requantize", lines},      {"gemm2", gemm},     {"combine", lines}};
   return plan;
 }
 
 LayerScratch scratch_of(const StepContext& step, const Kernels& kernels) {
-  return LayerScratch(step.weights.config, step.weights.range, step.batch.tokens, kernels, step.scratch);
+  Arena arena = step.scratch;
+  return LayerScratch(step.weights.config, step.weights.range, step.batch.tokens, kernels, arena);
 }
 
 // The layer, a line a step.
@@ -65,17 +77,22 @@ struct Entry {
     return {};
   }
   static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
-                           const Limits& limits, const DeviceFacts&) {
+                           const Limits& limits, const DeviceFacts& device) {
     NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
     NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
-    return make_plan(kKernels == best ? "cpu" : kKernels().backend_name, kKernels(), config, range, limits);
+    return make_plan(kKernels == best ? "cpu" : kKernels().backend_name, kKernels(), config, range, limits, device);
   }
-  static Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+  static Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
                     const RunContext& context) {
-    const LayerBuffers buffers = layer_buffers(weights.config, weights.range, workspace);
-    const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
-    run_layer({weights, batch, buffers, *context.executor, workspace.at<std::byte>(own_span)}, kKernels());
+    Arena arena(workspace, plan.limits.guard_bytes);
+    const LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
+    run_layer({weights, batch, buffers, *context.executor, arena}, kKernels());
     return {};
+  }
+  static size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens) {
+    Arena arena(nullptr, plan.limits.guard_bytes);
+    take_arrays(config, range, tokens, kKernels(), arena);
+    return arena.size_bytes();
   }
   static size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
     return cpu::linear_workspace_bytes(weights, max_tokens, kKernels());
@@ -116,6 +133,7 @@ constexpr Backend make_backend(const char* name, int priority, std::string (*cho
           .unpack_expert = unpack_expert,
           .plan = Functions::plan,
           .run = Functions::run,
+          .workspace_bytes = Functions::workspace_bytes,
           .linear_bytes = linear_bytes,
           .linear_pack = linear_pack,
           .linear_workspace_bytes = Functions::linear_workspace_bytes,

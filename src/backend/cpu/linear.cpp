@@ -12,28 +12,24 @@
 namespace nvfp4_moe::cpu {
 namespace {
 
-// The converted input and its operands: one walk that measures and places, without a WorkspaceLayout, whose names would
-// be allocated by every run. T tokens, K = cols.
+// The converted input and its operands. T tokens, K = cols.
 struct LinearScratch {
   ActivationBuffers input;
   Operands operands;
-  size_t total_bytes = 0;
 
-  LinearScratch(const LinearWeights& weights, int64_t tokens, const Kernels& kernels, std::byte* base) {
-    Spans spans(base);
-    input.nonfinite = spans.take<uint8_t>(tokens);  // (T)
+  LinearScratch(const LinearWeights& weights, int64_t tokens, const Kernels& kernels, Arena& arena) {
+    input.nonfinite = arena.take<uint8_t>("x", ".nonfinite", tokens);  // (T)
     if (weights.activation_format == ActivationFormat::kNvfp4) {
-      input.codes = spans.take<uint8_t>(tokens * weights.cols / 2);          // (T, K/2)
-      input.block_scales = spans.take<uint8_t>(tokens * weights.cols / 16);  // (T, K/16)
-      input.row_scale = spans.take<float>(tokens);                           // (T)
+      input.codes = arena.take<uint8_t>("x", ".codes", tokens * weights.cols / 2);                 // (T, K/2)
+      input.block_scales = arena.take<uint8_t>("x", ".block_scales", tokens * weights.cols / 16);  // (T, K/16)
+      input.row_scale = arena.take<float>("x", ".row_scale", tokens);                              // (T)
     } else if (weights.activation_format == ActivationFormat::kInt8Block) {
-      input.int8_codes = spans.take<int8_t>(tokens * weights.cols);       // (T, K)
-      input.int8_scales = spans.take<float>(tokens * weights.cols / 16);  // (T, K/16)
+      input.int8_codes = arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);        // (T, K)
+      input.int8_scales = arena.take<float>("x", ".int8_scales", tokens * weights.cols / 16);  // (T, K/16)
     } else {
-      input.bf16 = spans.take<uint16_t>(tokens * weights.cols);  // (T, K)
+      input.bf16 = arena.take<uint16_t>("x", ".bf16", tokens * weights.cols);  // (T, K)
     }
-    operands = Operands::make(weights.activation_format, weights.cols, tokens, kernels, spans, false);
-    total_bytes = spans.total_bytes();
+    operands = Operands::make(weights.activation_format, weights.cols, tokens, kernels, arena, "x", false);
   }
 };
 
@@ -48,12 +44,15 @@ Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
 }
 
 size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens, const Kernels& kernels) {
-  return LinearScratch(weights, max_tokens, kernels, nullptr).total_bytes;
+  Arena arena;
+  LinearScratch(weights, max_tokens, kernels, arena);
+  return arena.size_bytes();
 }
 
 Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                   const RunContext& context, const Kernels& kernels) {
-  const LinearScratch scratch(weights, batch.tokens, kernels, workspace);
+  Arena arena(workspace);
+  const LinearScratch scratch(weights, batch.tokens, kernels, arena);
   const bool compat = weights.activation_scale == ActivationScale::kCompat;
   const float scale = weights.activation_scale == ActivationScale::kDynamicToken ? 0.0f : weights.input_scale;
   const auto convert = [&](int64_t begin, int64_t end) {

@@ -1,7 +1,6 @@
 // The CPU backend's own memory during a run: activation operands as its kernels read them, and the experts with rows.
 //
-// One walk measures (base null) and places. Lines lie as if the batch had as many tokens as it has, so the same bytes
-// serve every batch up to the plan's limit.
+// Lines lie as if the batch had as many tokens as it has.
 #pragma once
 
 #include <cstddef>
@@ -11,24 +10,6 @@
 #include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cpu {
-
-// Arrays one after the other, each at the workspace's alignment.
-class Spans {
- public:
-  explicit Spans(std::byte* base) : base_(base) {}
-  template <class T>
-  T* take(int64_t count) {
-    T* span = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes_);
-    constexpr size_t kAlign = WorkspaceLayout::kAlignment;
-    total_bytes_ += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
-    return span;
-  }
-  size_t total_bytes() const { return total_bytes_; }
-
- private:
-  std::byte* base_;
-  size_t total_bytes_ = 0;
-};
 
 // How far lines lie apart: an odd number of cache lines, so that the same k of many lines falls into different sets of
 // a cache. (Lines of 4096 bytes would all fall into one.)
@@ -42,12 +23,12 @@ struct Operands {
   std::byte* bytes = nullptr;
   bool same_bits = false;  // OperandLines::same_bits
 
-  static Operands make(ActivationFormat format, int64_t k, int64_t lines, const Kernels& kernels, Spans& spans,
-                       bool same_bits) {
+  static Operands make(ActivationFormat format, int64_t k, int64_t lines, const Kernels& kernels, Arena& arena,
+                       const char* name, bool same_bits) {
     const Multiplication& multiplication = kernels.multiplication(format);
     const int64_t line_bytes = pitch_bytes(chunks_of(k) * multiplication.chunk_bytes);
     const int64_t readable = lines + multiplication.tile_lines - 1;
-    return {format, k, line_bytes, spans.take<std::byte>(readable * line_bytes), same_bits};
+    return {format, k, line_bytes, arena.take<std::byte>("operands.", name, readable * line_bytes), same_bits};
   }
   std::byte* line(int64_t i) const { return bytes + i * line_bytes; }
 };
@@ -58,21 +39,20 @@ struct LayerScratch {
   Operands hidden_rows;               // (T k, H) a line for each row, where lines must lie at one distance; or empty
   Operands routed;                    // (T k, I)
   Operands shared;                    // (T, shared I)
-  size_t total_bytes = 0;
 
   LayerScratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, const Kernels& kernels,
-               std::byte* base) {
+               Arena& arena) {
     const ActivationFormat format = config->activation_format;
     const bool same_bits = config->batch_invariant;
-    Spans spans(base);
-    active_experts = spans.take<int32_t>(range.count);
-    hidden = Operands::make(format, config->hidden_size, tokens, kernels, spans, same_bits);
+    active_experts = arena.take<int32_t>("cpu.", "active_experts", range.count);
+    hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena, "hidden", same_bits);
     if (kernels.multiplication(format).tile_lines > 1)
-      hidden_rows = Operands::make(format, config->hidden_size, tokens * config->top_k, kernels, spans, same_bits);
-    routed = Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels, spans, same_bits);
+      hidden_rows =
+          Operands::make(format, config->hidden_size, tokens * config->top_k, kernels, arena, "hidden_rows", same_bits);
+    routed =
+        Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels, arena, "routed", same_bits);
     if (config->shared_intermediate_size > 0)
-      shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, spans, same_bits);
-    total_bytes = spans.total_bytes();
+      shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, arena, "shared", same_bits);
   }
   const Operands& intermediate(const PartBuffers& part) const {
     return part.assignment_of_row == nullptr ? shared : routed;

@@ -27,8 +27,9 @@ Status supports_config(const MoeConfig& config) {
       "activation_format int8_block: int8 tensor cores have no scale per 16 elements; nvfp4 and bf16 run here");
 }
 
-Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scratch_bytes, const MoeConfig& config,
-                       const ExpertRange& range, const LayerScales& scales, const Limits& limits) {
+Result<Plan> make_plan(const char* backend, const std::string& gemm, TakeScratch take_scratch, const MoeConfig& config,
+                       const ExpertRange& range, const LayerScales& scales, const Limits& limits,
+                       const DeviceFacts& device) {
   NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   if (range.count > kMostExperts)
@@ -36,8 +37,15 @@ Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scra
                        std::to_string(range.count));
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   const char* lines = nvfp4 ? "nvfp4_and_bf16_operand" : "bf16";
-  Plan plan{.backend = backend, .limits = limits, .steps = {}, .workspace = layer_layout(config, range, limits)};
-  plan.workspace.add(std::string(backend) + ".scratch", scratch_bytes);
+  const auto walk = [&](Arena& arena) {
+    layer_buffers(config, range, limits.max_tokens, arena);
+    take_scratch(config, range, limits.max_tokens, arena);
+  };
+  Plan plan{.backend = backend,
+            .limits = limits,
+            .device = device,
+            .steps = {},
+            .workspace = WorkspaceLayout::of(walk, limits.guard_bytes)};
   plan.steps = {{"route", "counting_sort"},
                 {"quantize", lines},
                 {"gemm1_swiglu", gemm},
@@ -47,16 +55,24 @@ Result<Plan> make_plan(const char* backend, const std::string& gemm, size_t scra
   return plan;
 }
 
+size_t workspace_bytes(TakeScratch take_scratch, const MoeConfig& config, const ExpertRange& range, const Plan& plan,
+                       int64_t tokens) {
+  Arena arena(nullptr, plan.limits.guard_bytes);
+  layer_buffers(config, range, tokens, arena);
+  take_scratch(config, range, tokens, arena);
+  return arena.size_bytes();
+}
+
 Status run_layer(const LayerSteps& steps, Tiling (*tiling)(const StepContext&), const PackedWeights& weights,
-                 const Plan& plan, const Batch& batch, const Workspace& workspace, const RunContext& context) {
+                 const Plan& plan, const Batch& batch, std::byte* workspace, const RunContext& context) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
-  LayerBuffers buffers = layer_buffers(weights.config, weights.range, workspace);
+  Arena arena(workspace, plan.limits.guard_bytes);
+  LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
   if (context.status != nullptr) buffers.status = context.status;
   // The GEMMs read operands: codes are for those who take a step by itself.
   buffers.hidden.codes = buffers.routed.intermediate.codes = buffers.shared.intermediate.codes = nullptr;
-  const int own_span = static_cast<int>(plan.workspace.spans().size()) - 1;
-  const StepContext step{weights, batch, buffers, serial_executor(), workspace.at<std::byte>(own_span), context.stream};
+  const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream};
   if (routes_and_quantizes_at_once(step)) {
     route_and_quantize(step, tiling(step));
   } else {

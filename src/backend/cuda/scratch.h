@@ -1,4 +1,4 @@
-// What the cuda backend keeps beside the walk's arrays, in one span of the workspace: the tensor cores' operands and
+// What the CUDA backends keep beside the layer's arrays: the tensor cores' operands and
 // the work list that route builds on the device, since no one on the host knows how many rows an expert has.
 #pragma once
 
@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "backend/cuda/packed_tile.h"
-#include "backend/cuda/spans.h"
 #include "backend/layer_steps.h"
 #include "core/config.h"
 
@@ -50,7 +49,7 @@ inline constexpr int kRouteChunk = 1024;
 // Up to so many choices are routed by one thread block.
 inline constexpr int64_t kRouteOneBlock = 2048;
 
-struct Scratch : Spans {
+struct Scratch {
   uint16_t* hidden_operand = nullptr;  // (T, H) bf16, e2m1 * e4m3 exactly; nvfp4 only
   uint16_t* routed_operand = nullptr;  // (R, I) the same of the intermediate
   uint16_t* shared_operand = nullptr;  // (T, Is)
@@ -60,21 +59,26 @@ struct Scratch : Spans {
   uint32_t* chunk_bad_ids = nullptr;   // (chunks)
   LineCounts* token_counts = nullptr;  // (T) of batches that one block routes
 
-  // base null: measures. tokens: of the call, or the limit.
-  Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, std::byte* base) : Spans(base) {
+  Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena) {
     const int64_t rows = tokens * config->top_k;
     if (config->activation_format == ActivationFormat::kNvfp4) {
-      hidden_operand = take<uint16_t>(tokens * config->hidden_size);
-      routed_operand = take<uint16_t>(rows * config->intermediate_size);
-      shared_operand = take<uint16_t>(tokens * config->shared_intermediate_size);
+      hidden_operand = arena.take<uint16_t>("cuda.", "hidden_operand", tokens * config->hidden_size);
+      routed_operand = arena.take<uint16_t>("cuda.", "routed_operand", rows * config->intermediate_size);
+      shared_operand = arena.take<uint16_t>("cuda.", "shared_operand", tokens * config->shared_intermediate_size);
     }
-    tiles = take<RowTile>(tile_bound(rows, range.count, kLeastTileRows));
-    tile_count = take<int32_t>(1);
+    tiles = arena.take<RowTile>("cuda.", "tiles", tile_bound(rows, range.count, kLeastTileRows));
+    tile_count = arena.take<int32_t>("cuda.", "tile_count", 1);
     const int64_t chunks = (rows + kRouteChunk - 1) / kRouteChunk;
-    chunk_counts = take<int32_t>(chunks * range.count);
-    chunk_bad_ids = take<uint32_t>(chunks);
-    token_counts = take<LineCounts>(std::min(tokens, kRouteOneBlock));
+    chunk_counts = arena.take<int32_t>("cuda.", "chunk_counts", chunks * range.count);
+    chunk_bad_ids = arena.take<uint32_t>("cuda.", "chunk_bad_ids", chunks);
+    token_counts = arena.take<LineCounts>("cuda.", "token_counts", std::min(tokens, kRouteOneBlock));
   }
+  // Of a step: its arrays lie behind the layer's.
+  explicit Scratch(const StepContext& step) : Scratch(step, step.scratch) {}
+
+ private:
+  Scratch(const StepContext& step, Arena arena)
+      : Scratch(step.weights.config, step.weights.range, step.batch.tokens, arena) {}
 };
 
 }  // namespace nvfp4_moe::cuda

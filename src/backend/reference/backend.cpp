@@ -16,7 +16,7 @@ Status supports(const MoeConfig&, const DeviceFacts& device) {
 }
 
 Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
-                  const DeviceFacts&) {
+                  const DeviceFacts& device) {
   NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   const bool bf16 = config->activation_format == ActivationFormat::kBf16;
@@ -34,8 +34,16 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
                 {"requantize", bf16 ? "none" : lines},
                 {"gemm2", dots},
                 {"combine", "fp32 fma, increasing k"}};
-  plan.workspace = layer_layout(config, range, limits);
+  plan.device = device;
+  plan.workspace = WorkspaceLayout::of([&](Arena& arena) { layer_buffers(config, range, limits.max_tokens, arena); },
+                                       limits.guard_bytes);
   return plan;
+}
+
+size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens) {
+  Arena arena(nullptr, plan.limits.guard_bytes);
+  layer_buffers(config, range, tokens, arena);
+  return arena.size_bytes();
 }
 
 }  // namespace
@@ -51,6 +59,7 @@ const Backend kReferenceBackend = {
     .unpack_expert = reference::unpack_expert,
     .plan = reference::plan,
     .run = reference::run,
+    .workspace_bytes = reference::workspace_bytes,
     .linear_bytes = reference::linear_bytes,
     .linear_pack = reference::linear_pack,
     .linear_workspace_bytes = reference::linear_workspace_bytes,

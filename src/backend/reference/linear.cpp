@@ -16,36 +16,27 @@
 namespace nvfp4_moe::reference {
 namespace {
 
-// The converted input in the workspace, wide elements first so that each array is aligned: one walk that measures (from
-// null) and places. T tokens.
-struct LinearSpans {
+// The converted input in the workspace. T tokens.
+struct LinearArrays {
   ActivationBuffers lines;
-  size_t total_bytes = 0;
 
-  LinearSpans(std::byte* base, const LinearWeights& weights, int64_t tokens) : base_(base) {
+  LinearArrays(Arena& arena, const LinearWeights& weights, int64_t tokens) {
     switch (weights.activation_format) {
       case ActivationFormat::kNvfp4:
-        lines.row_scale = take<float>(tokens);                             // (T)
-        lines.codes = take<uint8_t>(tokens * (weights.cols / 2));          // (T, cols/2)
-        lines.block_scales = take<uint8_t>(tokens * (weights.cols / 16));  // (T, cols/16)
+        lines.row_scale = arena.take<float>("x", ".row_scale", tokens);                                // (T)
+        lines.codes = arena.take<uint8_t>("x", ".codes", tokens * (weights.cols / 2));                 // (T, cols/2)
+        lines.block_scales = arena.take<uint8_t>("x", ".block_scales", tokens * (weights.cols / 16));  // (T, cols/16)
         break;
-      case ActivationFormat::kBf16: lines.bf16 = take<uint16_t>(tokens * weights.cols); break;  // (T, cols)
+      case ActivationFormat::kBf16:
+        lines.bf16 = arena.take<uint16_t>("x", ".bf16", tokens * weights.cols);  // (T, cols)
+        break;
       case ActivationFormat::kInt8Block:
-        lines.int8_scales = take<float>(tokens * (weights.cols / 16));  // (T, cols/16)
-        lines.int8_codes = take<int8_t>(tokens * weights.cols);         // (T, cols)
+        lines.int8_scales = arena.take<float>("x", ".int8_scales", tokens * (weights.cols / 16));  // (T, cols/16)
+        lines.int8_codes = arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);          // (T, cols)
         break;
     }
-    lines.nonfinite = take<uint8_t>(tokens);  // (T)
+    lines.nonfinite = arena.take<uint8_t>("x", ".nonfinite", tokens);  // (T)
   }
-
- private:
-  template <class T>
-  T* take(int64_t count) {
-    T* span = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + total_bytes);
-    total_bytes += static_cast<size_t>(count) * sizeof(T);
-    return span;
-  }
-  std::byte* base_;
 };
 
 Nvfp4View packed_view(const LinearWeights& weights) {
@@ -94,7 +85,9 @@ Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
 }
 
 size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
-  return LinearSpans(nullptr, weights, max_tokens).total_bytes;
+  Arena arena;
+  LinearArrays(arena, weights, max_tokens);
+  return arena.size_bytes();
 }
 
 Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
@@ -106,7 +99,8 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   if (nvfp4 && policy.kind != ScalePolicy::kDynamicToken && !(policy.scale > 0 && std::isfinite(policy.scale)))
     return invalid_argument("linear input_scale: expected a finite positive number, got " +
                             std::to_string(policy.scale));
-  const ActivationBuffers lines = LinearSpans(workspace, weights, batch.tokens).lines;
+  Arena arena(workspace);
+  const ActivationBuffers lines = LinearArrays(arena, weights, batch.tokens).lines;
   auto quantize_lines = [&](int64_t begin, int64_t end) {
     LineCounts counts;
     for (int64_t t = begin; t < end; ++t) {

@@ -3,9 +3,10 @@
 
 namespace nvfp4_moe::reference {
 
-Status run(const PackedWeights& weights, const Plan&, const Batch& batch, const Workspace& workspace,
+Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
            const RunContext& context) {
-  const LayerBuffers buffers = layer_buffers(weights.config, weights.range, workspace);
+  Arena arena(workspace, plan.limits.guard_bytes);
+  const LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
   const StepContext step{weights, batch, buffers, *context.executor};
   route(step);
   quantize(step);

@@ -23,22 +23,26 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
   return supports_config(config);
 }
 
-Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
-                  const DeviceFacts&) {
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  return make_plan("cuda", nvfp4 ? "mma_m16n8k16_w4a4_as_bf16" : "mma_m16n8k16_w4a16",
-                   Scratch(config, range, limits.max_tokens, nullptr).total_bytes, config, range, scales, limits);
+void take_scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena) {
+  Scratch(config, range, tokens, arena);
+}
+size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens) {
+  return cuda::workspace_bytes(take_scratch, config, range, plan, tokens);
 }
 
-Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
+                  const DeviceFacts& device) {
+  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
+  return make_plan("cuda", nvfp4 ? "mma_m16n8k16_w4a4_as_bf16" : "mma_m16n8k16_w4a16", take_scratch, config, range,
+                   scales, limits, device);
+}
+
+Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
            const RunContext& context) {
   return cuda::run_layer(kSteps, tiling, weights, plan, batch, workspace, context);
 }
 
-size_t linear_scratch_bytes(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
-  return Scratch(config, range, tokens, nullptr).total_bytes;
-}
-constexpr LinearSteps kLinear = {gemm2, tiling, linear_scratch_bytes};
+constexpr LinearSteps kLinear = {gemm2, tiling, take_scratch};
 size_t bytes_of_linear(const LinearWeights& weights, int64_t max_tokens) {
   return cuda::linear_workspace_bytes(kLinear, weights, max_tokens);
 }
@@ -60,6 +64,7 @@ constinit const Backend kCudaBackend = {
     .unpack_expert = cuda::unpack_expert,
     .plan = cuda::plan,
     .run = cuda::run,
+    .workspace_bytes = cuda::workspace_bytes,
     .linear_bytes = cuda::linear_bytes,
     .linear_pack = cuda::linear_pack,
     .linear_workspace_bytes = cuda::bytes_of_linear,

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
 
 inline Gemm1Args gemm1_args(const StepContext& step, const PartBuffers& part, const PartTiles& tiles) {
   const MoeConfig& config = step.weights.config;
-  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
+  const Scratch scratch(step);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   Gemm1Args args{};
   args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset;

@@ -30,14 +30,20 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
   return cuda::supports_config(config);
 }
 
+void take_scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena) {
+  Scratch(config, range, tokens, arena);
+}
+size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens) {
+  return cuda::workspace_bytes(take_scratch, config, range, plan, tokens);
+}
+
 Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
-                  const DeviceFacts&) {
+                  const DeviceFacts& device) {
   NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   const std::string gemm = std::string(kVariants[routed_variant(config, range, limits.max_tokens)].name) +
                            (nvfp4 ? "_w4a4_as_bf16" : "_w4a16");
-  return cuda::make_plan("sm90", gemm, Scratch(config, range, limits.max_tokens, nullptr).total_bytes, config, range,
-                         scales, limits);
+  return cuda::make_plan("sm90", gemm, take_scratch, config, range, scales, limits, device);
 }
 
 // Of weights: the first thing that a process asks of a device, and where what run needs of the driver is looked for.
@@ -46,15 +52,12 @@ Result<Buffer> allocate(size_t size_bytes, int device) {
   return cuda::allocate(size_bytes, device);
 }
 
-Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
            const RunContext& context) {
   return cuda::run_layer(kWalk, tiling, weights, plan, batch, workspace, context);
 }
 
-size_t linear_scratch_bytes(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
-  return Scratch(config, range, tokens, nullptr).total_bytes;
-}
-constexpr cuda::LinearSteps kLinear = {gemm2, tiling, linear_scratch_bytes};
+constexpr cuda::LinearSteps kLinear = {gemm2, tiling, take_scratch};
 size_t bytes_of_linear(const LinearWeights& weights, int64_t max_tokens) {
   return cuda::linear_workspace_bytes(kLinear, weights, max_tokens);
 }
@@ -76,6 +79,7 @@ constinit const Backend kSm90Backend = {
     .unpack_expert = cuda::unpack_expert,
     .plan = sm90::plan,
     .run = sm90::run,
+    .workspace_bytes = sm90::workspace_bytes,
     .linear_bytes = cuda::linear_bytes,
     .linear_pack = cuda::linear_pack,
     .linear_workspace_bytes = sm90::bytes_of_linear,

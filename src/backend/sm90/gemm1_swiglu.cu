@@ -123,7 +123,7 @@ void run_gemm1(const StepContext& step, const PartBuffers& part, bool in_walk) {
   if (step.batch.tokens == 0) return;
   const cuda::PackedLayout packed(config, step.weights.range);
   const PartPlan plan(step, part, packed);
-  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
+  const Scratch scratch(step);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   GemmArgs args = gemm_args(step, part, plan, plan.layout.gate_up, scratch);
   // Whether a kernel lies between route and this one, which has waited for route.

@@ -52,7 +52,7 @@ void gemm2(const StepContext& step, const PartBuffers& part) {
   if (step.batch.tokens == 0) return;
   const cuda::PackedLayout packed(config, step.weights.range);
   const PartPlan plan(step, part, packed);
-  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
+  const Scratch scratch(step);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   GemmArgs args = gemm_args(step, part, plan, plan.layout.down, scratch);
   args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + plan.layout.offset +

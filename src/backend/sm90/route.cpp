@@ -7,7 +7,7 @@ namespace nvfp4_moe::sm90 {
 
 cuda::Tiling tiling(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
-  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
+  const Scratch scratch(step);
   const Variant& variant = kVariants[routed_variant(config, step.weights.range, step.batch.tokens)];
   return {variant.lines, true, scratch.arrivals, kMostBlocks, flags_rows(config, variant)};
 }

@@ -11,29 +11,28 @@
 namespace nvfp4_moe::sm90 {
 
 struct Scratch {
-  static constexpr size_t kArrivalBytes = (kMostBlocks * sizeof(int32_t) + 255) / 256 * 256;
   cuda::Scratch common;
   int32_t* arrivals = nullptr;  // (kMostBlocks), cleared by route and by the last to arrive
   float* partials = nullptr;    // two a block
-  size_t total_bytes = 0;
 
-  // base null: measures. tokens: of the call, or the limit.
-  Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, std::byte* base)
-      : common(config, range, tokens, base) {
-    if (base != nullptr) {
-      arrivals = reinterpret_cast<int32_t*>(base + common.total_bytes);
-      partials = reinterpret_cast<float*>(base + common.total_bytes + kArrivalBytes);
-    }
-    total_bytes = common.total_bytes + kArrivalBytes;
+  Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena)
+      : common(config, range, tokens, arena) {
+    arrivals = arena.take<int32_t>("sm90.", "arrivals", kMostBlocks);
     const int64_t longest_k =
         std::max({config->hidden_size, config->intermediate_size, config->shared_intermediate_size});
-    if (!splits(config, cuda::ceil_div(longest_k, cuda::kTileK))) return;
-    const bool shared = config->shared_intermediate_size > 0;
-    const size_t last = std::max(routed_variant(config, range, tokens), shared ? shared_variant(tokens) : 0);
     int64_t largest = 0;
-    for (size_t i = 0; i <= last; ++i) largest = std::max(largest, kVariants[i].partial_bytes());
-    total_bytes += static_cast<size_t>(2 * kMostBlocks * largest);
+    if (splits(config, cuda::ceil_div(longest_k, cuda::kTileK))) {
+      const bool shared = config->shared_intermediate_size > 0;
+      const size_t last = std::max(routed_variant(config, range, tokens), shared ? shared_variant(tokens) : 0);
+      for (size_t i = 0; i <= last; ++i) largest = std::max(largest, kVariants[i].partial_bytes());
+    }
+    partials = arena.take<float>("sm90.", "partials", 2 * kMostBlocks * largest / static_cast<int64_t>(sizeof(float)));
   }
+  explicit Scratch(const StepContext& step) : Scratch(step, step.scratch) {}
+
+ private:
+  Scratch(const StepContext& step, Arena arena)
+      : Scratch(step.weights.config, step.weights.range, step.batch.tokens, arena) {}
 };
 
 }  // namespace nvfp4_moe::sm90

@@ -95,6 +95,7 @@ Result<DeviceFacts> cuda_device_facts(int index) {
   facts.name = properties.name;
   facts.compute_capability = properties.major * 10 + properties.minor;
   facts.compute_units = properties.multiProcessorCount;
+  facts.cta_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
   facts.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   return facts;
 }

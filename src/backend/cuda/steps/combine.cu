@@ -269,7 +269,7 @@ void combine_and_count(const StepContext& step, const Tiling& tiling) {
   int64_t rows = 0;
   counts.status = step.buffers.status;
   if (routes_and_quantizes_at_once(step)) {
-    counts.token_counts = Scratch(config, step.weights.range, step.batch.tokens, step.scratch).token_counts;
+    counts.token_counts = Scratch(step).token_counts;
     rows = 1;
   }
   if (config->activation_format == ActivationFormat::kBf16) {

@@ -14,7 +14,6 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/scratch.h"
-#include "backend/cuda/spans.h"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/linear.h"
 #include "backend/cuda/steps/pack.h"
@@ -52,31 +51,31 @@ Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_for
   return MoeConfig::make(options);
 }
 
-// The workspace, measured (base null) and placed by one walk. T tokens, K cols.
-struct LinearSpans : Spans {
+// The workspace. T tokens, K cols.
+struct LinearArrays {
   int64_t* row_offsets = nullptr;  // (2) 0, tokens of the product
   RunStatus* status = nullptr;
   ActivationBuffers lines;      // (T, K)
   float* row_scale = nullptr;   // (T)
   uint16_t* operand = nullptr;  // (T, K) bf16
   float* staged = nullptr;      // (min(T, kStagedTokens), channels)
-  std::byte* scratch = nullptr;
+  Arena scratch;                // of quantize's and gemm2's steps, which come one after the other
 
-  LinearSpans(const LinearWeights& weights, int64_t tokens, size_t scratch_bytes, std::byte* base) : Spans(base) {
-    row_offsets = take<int64_t>(2);
-    status = take<RunStatus>(1);
-    lines.nonfinite = take<uint8_t>(tokens);
+  LinearArrays(const LinearWeights& weights, int64_t tokens, size_t scratch_bytes, Arena& arena) {
+    row_offsets = arena.take<int64_t>("linear.", "row_offsets", 2);
+    status = arena.take<RunStatus>("linear.", "status", 1);
+    lines.nonfinite = arena.take<uint8_t>("linear.", "nonfinite", tokens);
     row_scale = take<float>(tokens);
-    operand = take<uint16_t>(tokens * weights.cols);
+    operand = arena.take<uint16_t>("linear.", "operand", tokens * weights.cols);
     if (weights.activation_format == ActivationFormat::kNvfp4) {
-      lines.codes = take<uint8_t>(tokens * weights.cols / 2);
-      lines.block_scales = take<uint8_t>(tokens * weights.cols / 16);
+      lines.codes = arena.take<uint8_t>("linear.", "codes", tokens * weights.cols / 2);
+      lines.block_scales = arena.take<uint8_t>("linear.", "block_scales", tokens * weights.cols / 16);
       lines.row_scale = row_scale;
     } else {
       lines.bf16 = operand;
     }
-    staged = take<float>(std::min(tokens, kStagedTokens) * channels_of(weights.rows));
-    scratch = take<std::byte>(static_cast<int64_t>(scratch_bytes));
+    staged = arena.take<float>("linear.", "staged", std::min(tokens, kStagedTokens) * channels_of(weights.rows));
+    scratch = Arena(arena.take<std::byte>("linear.", "scratch", static_cast<int64_t>(scratch_bytes)));
   }
 };
 
@@ -117,7 +116,10 @@ void store(const LinearBatch& batch, int64_t first, int64_t count, int64_t chann
 }
 
 size_t scratch_bytes(const LinearSteps& steps, const MoeConfig& product, const MoeConfig& line, int64_t tokens) {
-  return std::max(steps.scratch_bytes(product, kNoExperts, tokens), Scratch(line, kNoExperts, 0, nullptr).total_bytes);
+  Arena of_line, of_product;
+  Scratch(line, kNoExperts, 0, of_line);
+  steps.take_scratch(product, kNoExperts, tokens, of_product);
+  return std::max(of_product.size_bytes(), of_line.size_bytes());
 }
 
 }  // namespace
@@ -140,7 +142,9 @@ Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
 size_t linear_workspace_bytes(const LinearSteps& steps, const LinearWeights& weights, int64_t max_tokens) {
   // linear_pack has made both.
   const MoeConfig line = *line_config(weights), product = *product_config(weights, RowFormat::kFp32);
-  return LinearSpans(weights, max_tokens, scratch_bytes(steps, product, line, max_tokens), nullptr).total_bytes;
+  Arena arena;
+  LinearArrays(weights, max_tokens, scratch_bytes(steps, product, line, max_tokens), arena);
+  return arena.size_bytes();
 }
 
 Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const LinearBatch& batch,
@@ -155,9 +159,10 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
   const RowFormat row_format = direct && batch.out_dtype == DType::kBf16 ? RowFormat::kBf16 : RowFormat::kFp32;
   NVFP4_MOE_ASSIGN(const MoeConfig line, line_config(weights));
   NVFP4_MOE_ASSIGN(const MoeConfig product, product_config(weights, row_format));
-  const LinearSpans spans(weights, tokens, scratch_bytes(steps, product, line, tokens), workspace);
+  Arena arena(workspace);
+  const LinearArrays arrays(weights, tokens, scratch_bytes(steps, product, line, tokens), arena);
   auto* const stream = static_cast<cudaStream_t>(context.stream);
-  NVFP4_MOE_TRY(check(cudaMemsetAsync(spans.status, 0, sizeof(RunStatus), stream), "linear"));
+  NVFP4_MOE_TRY(check(cudaMemsetAsync(arrays.status, 0, sizeof(RunStatus), stream), "linear"));
 
   {  // Quantize finds its operand first in its scratch.
     const PackedWeights nothing{line, kNoExperts, LayerScales{weights.input_scale, {}}, {}, {}, weights.device};
@@ -166,14 +171,15 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
     lines.hidden = batch.x;
     lines.hidden_dtype = batch.x_dtype;
     LayerBuffers buffers;
-    buffers.status = spans.status;
-    buffers.hidden = spans.lines;
+    buffers.status = arrays.status;
+    buffers.hidden = arrays.lines;
     buffers.shared.experts = 1;  // so that every token has a row
-    quantize({nothing, lines, buffers, serial_executor(), reinterpret_cast<std::byte*>(spans.operand), context.stream});
+    quantize({nothing, lines, buffers, serial_executor(), Arena(reinterpret_cast<std::byte*>(arrays.operand)),
+              context.stream});
   }
   if (weights.activation_format == ActivationFormat::kBf16)
-    linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(spans.lines.nonfinite,
-                                                                                             tokens, spans.row_scale);
+    linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(arrays.lines.nonfinite,
+                                                                                             tokens, arrays.row_scale);
 
   const PackedWeights packed{
       product, kNoExperts, {}, {}, Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {}), weights.device};
@@ -186,15 +192,15 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
     part.experts = 1;
     part.intermediate_size = weights.cols;
     part.down_only = true;
-    part.row_offsets = spans.row_offsets;
-    part.intermediate.bf16 = spans.operand + first * weights.cols;
-    part.intermediate.row_scale = spans.row_scale + first;
-    part.rows_out = direct ? batch.out : spans.staged;
-    const StepContext step{packed, rows, buffers, serial_executor(), spans.scratch, context.stream};
+    part.row_offsets = arrays.row_offsets;
+    part.intermediate.bf16 = arrays.operand + first * weights.cols;
+    part.intermediate.row_scale = arrays.row_scale + first;
+    part.rows_out = direct ? batch.out : arrays.staged;
+    const StepContext step{packed, rows, buffers, serial_executor(), arrays.scratch, context.stream};
     const Tiling tiling = steps.tiling(step);
-    linear_begin<<<1, kThreads, 0, stream>>>(spans.row_offsets, rows.tokens, tiling.cleared, tiling.cleared_count);
+    linear_begin<<<1, kThreads, 0, stream>>>(arrays.row_offsets, rows.tokens, tiling.cleared, tiling.cleared_count);
     steps.gemm2(step, part);
-    if (!direct) store(batch, first, rows.tokens, channels, weights.rows, spans.staged, stream);
+    if (!direct) store(batch, first, rows.tokens, channels, weights.rows, arrays.staged, stream);
   }
   return check_launch("linear");
 }

@@ -10,7 +10,7 @@ namespace nvfp4_moe::cuda {
 struct LinearSteps {
   void (*gemm2)(const StepContext& step, const PartBuffers& part);
   Tiling (*tiling)(const StepContext& step);  // names the counters that gemm2 wants cleared
-  size_t (*scratch_bytes)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
+  void (*take_scratch)(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena);
 };
 
 size_t linear_bytes(int64_t rows, int64_t cols);

@@ -75,8 +75,7 @@ void route_and_quantize(const StepContext& step, const Tiling& tiling) {
                 OneBlock::kMostPer * OneBlock::kManyThreads / 2 >= kRouteOneBlock);
   const RouteArgs route = route_args(step, tiling);
   const LineArgs lines = hidden_lines(step);
-  LineCounts* const counts =
-      Scratch(step.weights.config, step.weights.range, step.batch.tokens, step.scratch).token_counts;
+  LineCounts* const counts = Scratch(step).token_counts;
   switch (step.batch.hidden_dtype) {
     case DType::kF32: return launch_prepare<DType::kF32>(step, route, lines, counts);
     case DType::kF16: return launch_prepare<DType::kF16>(step, route, lines, counts);

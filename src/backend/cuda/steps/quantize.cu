@@ -140,7 +140,7 @@ void requantize(const StepContext& step, const PartBuffers& part) {
   const int64_t rows = step.batch.tokens * (shared ? 1 : config->top_k);  // at most
   if (rows == 0) return;
   RunStatus& status = *step.buffers.status;
-  const Scratch scratch(config, step.weights.range, step.batch.tokens, step.scratch);
+  const Scratch scratch(step);
   LineArgs args{};
   args.x = part.intermediate.bf16;
   args.k = part.intermediate_size;

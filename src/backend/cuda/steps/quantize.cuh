@@ -360,7 +360,7 @@ inline LineArgs hidden_lines(const StepContext& step) {
   args.rule = LineRule(args.policy,
                        resolve_activation_scales(config, step.weights.scales)->hidden);  // plan has seen it succeed
   args.out = step.buffers.hidden;
-  args.operand = Scratch(config, step.weights.range, step.batch.tokens, step.scratch).hidden_operand;
+  args.operand = Scratch(step).hidden_operand;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};
   return args;
 }

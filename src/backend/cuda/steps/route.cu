@@ -158,8 +158,7 @@ void route_in_tiles(const StepContext& step, const Tiling& tiling) {
     launch<route_one_block>(1, block.threads, block.shared_bytes, step.stream, args);
     return;
   }
-  int32_t* const chunk_counts =
-      Scratch(step.weights.config, step.weights.range, step.batch.tokens, step.scratch).chunk_counts;
+  int32_t* const chunk_counts = Scratch(step).chunk_counts;
   args.chunk = kRouteChunk;
   args.chunks = static_cast<int32_t>(ceil_div(args.choices, kRouteChunk));
   const auto chunks = static_cast<unsigned>(args.chunks);

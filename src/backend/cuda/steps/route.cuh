@@ -430,7 +430,7 @@ inline RouteArgs route_args(const StepContext& step, const Tiling& tiling) {
   const Batch& batch = step.batch;
   const MoeConfig& config = step.weights.config;
   const ExpertRange& range = step.weights.range;
-  const Scratch scratch(config, range, batch.tokens, step.scratch);
+  const Scratch scratch(step);
   RouteArgs args{};
   static_cast<ChoiceIds&>(args) = choices_of(step);
   args.status = step.buffers.status;

@@ -6,6 +6,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "core/float_formats.h"
+#include "support/backends.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::cpu {
@@ -78,37 +79,37 @@ struct Problem {
 constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 80, 81, 128};
 constexpr int64_t kSizes[] = {16, 32, 48, 64, 80, 128, 336, 1040, 2048};
 
-std::vector<const Kernels*> faster_than_portable() {
-  std::vector<const Kernels*> list;
-  for (const Kernels* kernels : kAllKernels)
-    if (kernels != &kPortableKernels && kernels->runs_here()) list.push_back(kernels);
-  return list;
-}
+class Multiply : public test::KernelsTest {
+ protected:
+  // portable's slow loop no longer changes behind so few.
+  bool too_many(int64_t count) const { return &kernels() == &kPortableKernels && count > 9; }
+};
+INSTANTIATE_TEST_SUITE_P(Cpu, Multiply, ::testing::ValuesIn(test::instruction_sets()),
+                         test::hardware_test_name<Kernels>);
 
-TEST(Multiply, W4A4HasThePortableBitsForAnyNumberOfLines) {
+TEST_P(Multiply, W4A4HasThePortableBitsForAnyNumberOfLines) {
   for (const int64_t k : kSizes) {
     for (const int64_t panels : {1, 2}) {
       const Problem problem(k, panels, 128, static_cast<uint32_t>(k + panels));
       const std::vector<float> all = problem.nvfp4(kPortableKernels, 128);
-      for (const Kernels* kernels : faster_than_portable()) {
-        for (const int64_t count : kCounts) {
-          const std::vector<float> some = problem.nvfp4(*kernels, count);
-          ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
-              << kernels->name << " K " << k << " panels " << panels << " lines " << count;
-        }
+      for (const int64_t count : kCounts) {
+        if (too_many(count)) continue;
+        const std::vector<float> some = problem.nvfp4(kernels(), count);
+        ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
+            << "K " << k << " panels " << panels << " lines " << count;
       }
     }
   }
 }
 
 // |err| <= (K/4 + 4) 2^-24 sum |p| (docs/numerics.md), for the sum as it leaves the multiplication.
-TEST(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
+TEST_P(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
   for (const int64_t k : kSizes) {
     for (const int64_t panels : {1, 2}) {
       const Problem problem(k, panels, 128, static_cast<uint32_t>(7 * k + panels));
       const int64_t rows = panels * kPanelRows;
       std::vector<double> exact(static_cast<size_t>(128 * rows)), size(exact.size());
-      for (int64_t i = 0; i < 128; ++i)
+      for (int64_t i = 0; i < 128 && !too_many(i + 1); ++i)
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t e = 0; e < k; ++e) {
             const double product = problem.weight(r, e) *
@@ -117,31 +118,25 @@ TEST(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
             size[static_cast<size_t>(i * rows + r)] += std::fabs(product);
           }
       const double bound = (static_cast<double>(k) / 4 + 4) * 0x1p-24;
-      for (const Kernels* kernels : kAllKernels) {
-        if (!kernels->runs_here()) continue;
-        for (const int64_t count : kCounts) {
-          if (kernels == &kPortableKernels && count > 9) continue;  // a slow loop that no longer changes
-          const std::vector<float> some = problem.bf16(*kernels, 0, count, false);
-          for (size_t i = 0; i < some.size(); ++i)
-            ASSERT_LE(std::fabs(static_cast<double>(some[i]) - exact[i]), bound * size[i])
-                << kernels->name << " K " << k << " panels " << panels << " lines " << count << " element " << i;
-        }
+      for (const int64_t count : kCounts) {
+        if (too_many(count)) continue;
+        const std::vector<float> some = problem.bf16(kernels(), 0, count, false);
+        for (size_t i = 0; i < some.size(); ++i)
+          ASSERT_LE(std::fabs(static_cast<double>(some[i]) - exact[i]), bound * size[i])
+              << "K " << k << " panels " << panels << " lines " << count << " element " << i;
       }
     }
   }
 }
 
-TEST(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
+TEST_P(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
   const Problem problem(1040, 2, 128, 3);
-  for (const Kernels* kernels : kAllKernels) {
-    if (!kernels->runs_here()) continue;
-    const std::vector<float> all = problem.bf16(*kernels, 0, 128, true);
-    for (const int64_t count : {1, 2, 8, 9, 17, 33, 50, 65}) {
-      const int64_t first = 128 - count;
-      const std::vector<float> some = problem.bf16(*kernels, first, count, true);
-      ASSERT_EQ(std::memcmp(some.data(), all.data() + first * 2 * kPanelRows, some.size() * sizeof(float)), 0)
-          << kernels->name << " lines " << count;
-    }
+  const std::vector<float> all = problem.bf16(kernels(), 0, 128, true);
+  for (const int64_t count : {1, 2, 8, 9, 17, 33, 50, 65}) {
+    const int64_t first = 128 - count;
+    const std::vector<float> some = problem.bf16(kernels(), first, count, true);
+    ASSERT_EQ(std::memcmp(some.data(), all.data() + first * 2 * kPanelRows, some.size() * sizeof(float)), 0)
+        << "lines " << count;
   }
 }
 

@@ -44,7 +44,7 @@ class CudaDevice : public test::BackendTest {
   }
   // The layer against the CPU's, which the reference judges; fast enough for real sizes.
   void expect_agreement(const CaseData& data) {
-    test::CaseRun expected(kCpuBackend, data), actual(*GetParam(), data);
+    test::CaseRun expected(kCpuBackend, data), actual(backend(), data);
     ASSERT_TRUE(expected.ok() && actual.ok());
     const auto pool = make_thread_pool();
     const std::vector<float> e = test::to_floats(expected.run(data, pool.get()), data.spec.out_dtype);
@@ -62,12 +62,12 @@ class CudaDevice : public test::BackendTest {
 TEST_P(CudaDevice, CapturedGraphReplaysWithOtherContents) {
   int graphs = 0;
   for (const Case& spec : case_table()) {
-    if (spec.tokens < 9 || spec.tokens > 33 || test::declines(*GetParam(), *MoeConfig::make(spec.options))) continue;
+    if (spec.tokens < 9 || spec.tokens > 33 || test::declines(backend(), *MoeConfig::make(spec.options))) continue;
     if (++graphs % 4 != 0) continue;
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    test::CaseRun captured(*GetParam(), *data), eager(*GetParam(), *data);
+    test::CaseRun captured(backend(), *data), eager(backend(), *data);
     ASSERT_TRUE(captured.ok() && eager.ok());
     std::vector<uint8_t> out(data->out_bytes());
     const Batch placed = captured.place(data->batch(out.data()));
@@ -115,8 +115,8 @@ TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    if (test::declines(*GetParam(), data->config)) continue;
-    test::CaseRun walk(*GetParam(), *data), stepwise(*GetParam(), *data);
+    if (test::declines(backend(), data->config)) continue;
+    test::CaseRun walk(backend(), *data), stepwise(backend(), *data);
     ASSERT_TRUE(walk.ok() && stepwise.ok());
     const std::vector<uint8_t> expected = walk.run(*data);
     const std::vector<uint8_t> out = stepwise.run_steps(*data);
@@ -138,7 +138,7 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
       auto data = make_case(spec);
       ASSERT_OK(data);
       data->topk_weights.assign(data->topk_weights.size(), 0.5f);  // none is 0
-      test::CaseRun run(*GetParam(), *data);
+      test::CaseRun run(backend(), *data);
       ASSERT_TRUE(run.ok());
       std::vector<uint8_t> out(data->out_bytes());
       Batch first = run.place(data->batch(out.data()));
@@ -153,7 +153,7 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
         script.insert(script.end(), other->topk_ids.begin(), other->topk_ids.end());
         script.resize((script.size() + 255) / 256 * 256);
       }
-      auto source = GetParam()->allocate(script.size(), 0), outs = GetParam()->allocate((kPairs + 1) * line_bytes, 0);
+      auto source = backend().allocate(script.size(), 0), outs = backend().allocate((kPairs + 1) * line_bytes, 0);
       ASSERT_OK(source);
       ASSERT_OK(outs);
       ASSERT_CUDA(cudaMemcpy(source->data(), script.data(), script.size(), cudaMemcpyHostToDevice));
@@ -191,7 +191,7 @@ TEST_P(CudaDevice, TwoHundredRepeatsGiveTheSameBits) {
   for (const char* choice : {"w4a4/", "w4a16/", "w4a4_shared/", "w4a4_before_down/"}) {
     const auto data = make_case(shaped(choice, 16, 4, 256, 128, 150));
     ASSERT_OK(data);
-    test::CaseRun run(*GetParam(), *data);
+    test::CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
     const std::vector<uint8_t> first = run.run(*data);
     for (int repeat = 1; repeat < 200; ++repeat) {
@@ -233,12 +233,12 @@ TEST_P(CudaDevice, RandomShapesAgreeWithTheCpu) {
 void CudaDevice::expect_routed_in_order(const Case& spec) {
   const auto data = make_case(spec);
   ASSERT_OK(data);
-  test::CaseRun expected(kReferenceBackend, *data), actual(*GetParam(), *data);
+  test::CaseRun expected(kReferenceBackend, *data), actual(backend(), *data);
   ASSERT_TRUE(expected.ok() && actual.ok());
   std::vector<uint8_t> out(data->out_bytes());
   const Batch host = data->batch(out.data()), device = actual.place(host);
   kReferenceBackend.steps->route(expected.call(host, serial_executor()));
-  GetParam()->steps->route(actual.call(device, serial_executor()));
+  backend().steps->route(actual.call(device, serial_executor()));
   actual.fetch(device, out.data());
   const LayerBuffers &e = expected.buffers(), &a = actual.buffers();
   const int64_t experts = spec.range.count, rows = e.routed.row_offsets[experts];
@@ -283,12 +283,12 @@ TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
           matrix->block_scales[block] = 0;
           std::fill_n(matrix->codes.begin() + static_cast<int64_t>(block * 8), 8, one == &silent ? 0x00 : 0x7B);
         }
-  test::CaseRun run(*GetParam(), *data), silent_run(*GetParam(), silent);
+  test::CaseRun run(backend(), *data), silent_run(backend(), silent);
   ASSERT_TRUE(run.ok() && silent_run.ok());
   EXPECT_EQ(run.run(*data), silent_run.run(silent));
   for (int64_t e = 0; e < 4; ++e) {
     ExpertBuffers out;
-    ASSERT_OK(GetParam()->unpack_expert(run.weights(), e, out));
+    ASSERT_OK(backend().unpack_expert(run.weights(), e, out));
     const ExpertBuffers& in = data->experts[static_cast<size_t>(e)];
     EXPECT_EQ(out.gate.codes, in.gate.codes);
     EXPECT_EQ(out.up.codes, in.up.codes);
@@ -297,12 +297,8 @@ TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
   }
 }
 
-std::vector<const Backend*> device_backends() {
-  std::vector<const Backend*> list = test::step_backends();
-  std::erase_if(list, [](const Backend* backend) { return backend->memory == nullptr; });
-  return list;
-}
-INSTANTIATE_TEST_SUITE_P(Backends, CudaDevice, ::testing::ValuesIn(device_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaDevice, ::testing::ValuesIn(test::device_backends()),
+                         test::hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -56,7 +56,7 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
                    std::to_string(shape.cols) + " " + std::to_string(shape.tokens));
       const Weight weight(shape.rows, shape.cols);
       const auto host = NvfpLinear::open(weight.view(), options("cpu", "cpu", format, shape.tokens));
-      const auto gpu = NvfpLinear::open(weight.view(), options(GetParam()->name, "cuda:0", format, shape.tokens));
+      const auto gpu = NvfpLinear::open(weight.view(), options(backend().name, "cuda:0", format, shape.tokens));
       ASSERT_OK(host);
       ASSERT_OK(gpu);
       Random random(7);
@@ -114,21 +114,16 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
 
 TEST_P(CudaLinear, DeclinesInt8BlockAndHosts) {
   const Weight weight(32, 32);
-  EXPECT_EQ(NvfpLinear::open(weight.view(), options(GetParam()->name, "cuda:0", ActivationFormat::kInt8Block, 4))
+  EXPECT_EQ(NvfpLinear::open(weight.view(), options(backend().name, "cuda:0", ActivationFormat::kInt8Block, 4))
                 .status()
                 .code(),
             Code::kUnsupported);
-  EXPECT_EQ(
-      NvfpLinear::open(weight.view(), options(GetParam()->name, "cpu", ActivationFormat::kBf16, 4)).status().code(),
-      Code::kUnsupported);
+  EXPECT_EQ(NvfpLinear::open(weight.view(), options(backend().name, "cpu", ActivationFormat::kBf16, 4)).status().code(),
+            Code::kUnsupported);
 }
 
-std::vector<const Backend*> device_backends() {
-  std::vector<const Backend*> list = test::step_backends();
-  std::erase_if(list, [](const Backend* backend) { return backend->memory == nullptr; });
-  return list;
-}
-INSTANTIATE_TEST_SUITE_P(Backends, CudaLinear, ::testing::ValuesIn(device_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaLinear, ::testing::ValuesIn(test::device_backends()),
+                         test::hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe

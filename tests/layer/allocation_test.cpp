@@ -38,11 +38,11 @@ TEST_P(Allocation, NoneInsideARun) {
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    if (test::declines(*GetParam(), data->config)) continue;
-    test::CaseRun host(*GetParam(), *data);
+    if (test::declines(backend(), data->config)) continue;
+    test::CaseRun host(backend(), *data);
     std::vector<uint8_t> out(data->out_bytes());
     const Batch batch = host.place(data->batch(out.data()));
-    if (GetParam()->memory != nullptr) EXPECT_OK(host.run_into(batch, serial_executor()));  // a driver's first launch
+    if (backend().memory != nullptr) EXPECT_OK(host.run_into(batch, serial_executor()));  // a driver's first launch
     for (Executor* executor : {&serial_executor(), pool.get()}) {
       const int64_t before = allocations.load();
       const Status status = host.run_into(batch, *executor);
@@ -53,7 +53,8 @@ TEST_P(Allocation, NoneInsideARun) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Allocation, ::testing::ValuesIn(test::step_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Allocation, ::testing::ValuesIn(test::step_backends()),
+                         test::hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe

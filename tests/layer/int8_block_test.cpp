@@ -44,13 +44,13 @@ double nmse(const std::vector<float>& expected, const std::vector<float>& actual
   return c.relative_l2 * c.relative_l2;
 }
 
-class Int8BlockLayer : public ::testing::TestWithParam<const Backend*> {};
+class Int8BlockLayer : public test::BackendTest {};
 
 // hidden is bf16, so the bf16 layer multiplies it as it is: the truth for both quantized formats.
 TEST_P(Int8BlockLayer, ErrsAHundredTimesLessThanNvfp4) {
   const std::vector<float> truth = output(kReferenceBackend, ActivationFormat::kBf16, DataKind::kNormal);
-  const double int8 = nmse(truth, output(*GetParam(), ActivationFormat::kInt8Block, DataKind::kNormal));
-  const double nvfp4 = nmse(truth, output(*GetParam(), ActivationFormat::kNvfp4, DataKind::kNormal));
+  const double int8 = nmse(truth, output(backend(), ActivationFormat::kInt8Block, DataKind::kNormal));
+  const double nvfp4 = nmse(truth, output(backend(), ActivationFormat::kNvfp4, DataKind::kNormal));
   RecordProperty("int8_block_nmse", std::to_string(int8));
   RecordProperty("nvfp4_nmse", std::to_string(nvfp4));
   EXPECT_LE(int8, 1e-4);
@@ -61,7 +61,7 @@ TEST_P(Int8BlockLayer, ErrsAHundredTimesLessThanNvfp4) {
 // One channel in 32 twenty times larger: it takes the resolution of its own block and of no other.
 TEST_P(Int8BlockLayer, OutliersStayInTheirBlock) {
   const std::vector<float> truth = output(kReferenceBackend, ActivationFormat::kBf16, DataKind::kOutliers);
-  EXPECT_LE(nmse(truth, output(*GetParam(), ActivationFormat::kInt8Block, DataKind::kOutliers)), 2.5e-4);
+  EXPECT_LE(nmse(truth, output(backend(), ActivationFormat::kInt8Block, DataKind::kOutliers)), 2.5e-4);
 }
 
 // y = W x with weights of one: the blocks' sums are 16 * 127 times their scales.
@@ -120,7 +120,8 @@ TEST(Int8BlockReference, RoundsOnce) {
   EXPECT_EQ(ones_times(kReferenceBackend, x).front(), -(0x1p24f + 2));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Int8BlockLayer, ::testing::ValuesIn(test::host_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Int8BlockLayer, ::testing::ValuesIn(test::host_backends()),
+                         test::hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -108,17 +108,17 @@ class LinearOfBackend : public test::BackendTest {};
 TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
   const struct { int64_t rows, cols, tokens; } shapes[] = {{48, 80, 1}, {80, 208, 5}, {33, 64, 17}, {96, 128, 34}};
   for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
-    if (format == ActivationFormat::kInt8Block && GetParam()->memory != nullptr) continue;  // declined by name
+    if (format == ActivationFormat::kInt8Block && backend().memory != nullptr) continue;  // declined by name
     for (ActivationScale scale : {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kCompat}) {
       if (format == ActivationFormat::kInt8Block && scale != ActivationScale::kDynamicToken) continue;  // not legal
       for (DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
         for (const auto& shape : shapes) {
           SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(scale) + " " + to_string(dtype) + " " +
                        std::to_string(shape.rows) + "x" + std::to_string(shape.cols));
-          const Linear linear(*GetParam(), shape.rows, shape.cols, format, scale);
+          const Linear linear(backend(), shape.rows, shape.cols, format, scale);
           const std::vector<uint8_t> x = make_x(shape.tokens, shape.cols, dtype, shape.tokens > 2);
           const std::vector<float> out =
-              test::to_floats(linear.run(*GetParam(), x, dtype, shape.tokens, dtype, serial_executor()), dtype);
+              test::to_floats(linear.run(backend(), x, dtype, shape.tokens, dtype, serial_executor()), dtype);
           const std::vector<float> values = test::to_floats(x, dtype);
           const std::vector<double> w =
               test::oracle_decode(linear.codes.data(), linear.block_scales.data(), shape.rows, shape.cols);
@@ -160,16 +160,16 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
 }
 
 TEST_P(LinearOfBackend, ThreadsDoNotShow) {
-  const Linear linear(*GetParam(), 208, 128, ActivationFormat::kNvfp4, ActivationScale::kDynamicToken);
+  const Linear linear(backend(), 208, 128, ActivationFormat::kNvfp4, ActivationScale::kDynamicToken);
   const std::vector<uint8_t> x = make_x(40, 128, DType::kBf16, true);
   const auto pool = make_thread_pool(5);
-  EXPECT_EQ(test::difference(linear.run(*GetParam(), x, DType::kBf16, 40, DType::kF32, serial_executor()),
-                             linear.run(*GetParam(), x, DType::kBf16, 40, DType::kF32, *pool), DType::kF32, 208),
+  EXPECT_EQ(test::difference(linear.run(backend(), x, DType::kBf16, 40, DType::kF32, serial_executor()),
+                             linear.run(backend(), x, DType::kBf16, 40, DType::kF32, *pool), DType::kF32, 208),
             "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, LinearOfBackend, ::testing::ValuesIn(test::step_backends()),
-                         test::backend_test_name);
+                         test::hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -84,14 +84,14 @@ class Properties : public test::BackendTest {
       spec.options.batch_invariant = true;
       const auto data = make_case(spec);
       ASSERT_OK(data);
-      if (test::declines(*GetParam(), data->config)) continue;
+      if (test::declines(backend(), data->config)) continue;
       body(*data);
       if (HasFatalFailure() || HasNonfatalFailure()) return;
     }
     EXPECT_GT(used, 40);
   }
   std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr) {
-    CaseRun host(*GetParam(), data);
+    CaseRun host(backend(), data);
     EXPECT_TRUE(host.ok());
     std::vector<uint8_t> out = host.run(data, executor);
     EXPECT_EQ(host.broken_guard(), -1);
@@ -180,7 +180,7 @@ TEST_P(Properties, NanTokenSpoilsOnlyItsRow) {
       has_row = has_row || (data.id(victim, k) >= 0 && data.id(victim, k) < data.spec.options.num_experts &&
                             data.spec.range.local(data.id(victim, k)).has_value());
     const std::vector<uint8_t> clean = run(data);
-    CaseRun host(*GetParam(), spoilt);
+    CaseRun host(backend(), spoilt);
     const std::vector<uint8_t> out = host.run(spoilt);
     EXPECT_EQ(host.buffers().status->nonfinite_tokens, has_row ? 1u : 0u);
     const std::vector<float> values = test::to_floats(out, data.spec.out_dtype);
@@ -213,7 +213,7 @@ TEST_P(Properties, WorkspaceReplaysWithOtherContentsAndFewerTokens) {
     other.experts = data.experts;
     other.tensor_scales = data.tensor_scales;
 
-    CaseRun reused(*GetParam(), data, data.spec.tokens + 5);
+    CaseRun reused(backend(), data, data.spec.tokens + 5);
     reused.run(data);
     const std::vector<uint8_t> second = reused.run(other);
     EXPECT_EQ(same(other, run(other), second), "");
@@ -243,7 +243,7 @@ TEST_P(Properties, ZeroTokensAreANoOp) {
   spec.tokens = 0;
   const auto data = make_case(spec);
   ASSERT_OK(data);
-  CaseRun host(*GetParam(), *data, 8);
+  CaseRun host(backend(), *data, 8);
   EXPECT_TRUE(host.run(*data).empty());
   EXPECT_EQ(host.broken_guard(), -1);
   EXPECT_EQ(host.buffers().status->hidden_blocks, 0u);
@@ -259,7 +259,7 @@ TEST_P(Properties, ExpertParallelSumsToTheWhole) {
     spec.out_dtype = DType::kF32;
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    CaseRun host(*GetParam(), *data);
+    CaseRun host(backend(), *data);
     const std::vector<float> whole = test::to_floats(host.run(*data), DType::kF32);
     const int64_t hidden = spec.options.hidden_size, top_k = spec.options.top_k, ranks = 4;
     std::vector<float> sum(whole.size(), 0.0f);
@@ -298,7 +298,8 @@ TEST_P(Properties, ExpertParallelSumsToTheWhole) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Properties, ::testing::ValuesIn(test::step_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Properties, ::testing::ValuesIn(test::step_backends()),
+                         test::hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -142,13 +142,13 @@ TEST_P(LayerVectors, AgreeWithTorch) {
     options.intermediate_size = kIntermediate;
     layer.choose(options);
     const CaseData data = vectors.data(options);
-    if (test::declines(*GetParam(), data.config)) continue;
+    if (test::declines(backend(), data.config)) continue;
     const std::vector<uint8_t> expected = vectors.bytes(std::string("out.") + layer.name);
-    test::CaseRun host(*GetParam(), data);
+    test::CaseRun host(backend(), data);
     ASSERT_TRUE(host.ok());
     const std::vector<uint8_t> actual = host.run(data);
     ASSERT_EQ(expected.size(), actual.size());
-    if (GetParam() == &kReferenceBackend) {
+    if (&backend() == &kReferenceBackend) {
       EXPECT_EQ(test::difference(expected, actual, DType::kBf16, kHidden), "");
       continue;
     }
@@ -157,7 +157,8 @@ TEST_P(LayerVectors, AgreeWithTorch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LayerVectors, ::testing::ValuesIn(test::step_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, LayerVectors, ::testing::ValuesIn(test::step_backends()),
+                         test::hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -34,12 +34,13 @@ TEST_P(WholeLayer, AgreesWithTheReference) {
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    if (test::declines(*GetParam(), data->config)) continue;
-    EXPECT_EQ(verdict(*data, output(kReferenceBackend, *data), output(*GetParam(), *data)), "");
+    if (test::declines(backend(), data->config)) continue;
+    EXPECT_EQ(verdict(*data, output(kReferenceBackend, *data), output(backend(), *data)), "");
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::judged_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::judged_backends()),
+                         test::hardware_test_name<Backend>);
 
 void other_format(CaseData& data, int steps) {
   auto& format = data.spec.options.activation_format;

@@ -278,8 +278,8 @@ TEST_P(Steps, EveryCaseEveryStep) {
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    if (test::declines(*GetParam(), data->config)) continue;
-    StepPair pair(*GetParam(), *data);
+    if (test::declines(backend(), data->config)) continue;
+    StepPair pair(backend(), *data);
     ASSERT_TRUE(pair.ok());
     pair.walk();
     if (::testing::Test::HasFailure()) return;  // one case's coordinates are enough
@@ -294,12 +294,12 @@ TEST_P(Unpack, GivesTheSourceBack) {
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    if (test::declines(*GetParam(), data->config)) continue;
-    test::CaseRun run(*GetParam(), *data);
+    if (test::declines(backend(), data->config)) continue;
+    test::CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
     for (int64_t e = spec.options.shared_intermediate_size > 0 ? kSharedExpert : 0; e < spec.range.count; ++e) {
       ExpertBuffers out;
-      ASSERT_OK(GetParam()->unpack_expert(run.weights(), e, out));
+      ASSERT_OK(backend().unpack_expert(run.weights(), e, out));
       const ExpertBuffers& in = data->experts[static_cast<size_t>(e == kSharedExpert ? spec.range.count : e)];
       EXPECT_EQ(out.gate.codes, in.gate.codes);
       EXPECT_EQ(out.gate.block_scales, in.gate.block_scales);
@@ -312,8 +312,10 @@ TEST_P(Unpack, GivesTheSourceBack) {
 }
 
 // The reference's own steps are judged by the oracle in reference_test.cpp, bit for bit.
-INSTANTIATE_TEST_SUITE_P(Backends, Steps, ::testing::ValuesIn(test::judged_backends()), test::backend_test_name);
-INSTANTIATE_TEST_SUITE_P(Backends, Unpack, ::testing::ValuesIn(test::step_backends()), test::backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Steps, ::testing::ValuesIn(test::judged_backends()),
+                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, Unpack, ::testing::ValuesIn(test::step_backends()),
+                         test::hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -1,32 +1,104 @@
-// The backends that a test goes through, every CPU instruction set among them. One that this host cannot run is skipped
-// by name.
+// The backends and instruction sets that a test goes through. A machine runs some of them and skips the others by name.
+//
+// That is decided here and nowhere else: the lists hold parameters that only HardwareTest can open, and it asks the
+// machine first. A fixture of its own over `const Backend*` or `const cpu::Kernels*` does not compile.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <ostream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/kernels.h"
 
 namespace nvfp4_moe::test {
 
-// Empty where this host runs the backend, else why not.
+// Empty where this machine runs it (Backend::supports decides, Kernels::runs_here), else why not.
 std::string why_not_here(const Backend& backend);
+std::string why_not_here(const cpu::Kernels& kernels);
 // Whether it declines this layer, by name, on this host or its first device: cases of other backends.
 bool declines(const Backend& backend, const MoeConfig& config);
-// Those of the registry that this host runs in host memory, in its order.
+
+template <class T>
+class HardwareTest;
+
+// One backend or instruction set as the parameter of a test.
+template <class T>
+class HardwareParam {
+ public:
+  explicit HardwareParam(const T& value) : value_(&value) {}
+  // "cpu_avx2": for names of tests.
+  std::string name() const;
+  friend void PrintTo(const HardwareParam& param, std::ostream* out) { *out << param.name(); }
+
+ private:
+  friend class HardwareTest<T>;
+  const T* value_;
+};
+using BackendParam = HardwareParam<Backend>;
+using KernelsParam = HardwareParam<cpu::Kernels>;
+template <>
+std::string HardwareParam<Backend>::name() const;
+template <>
+std::string HardwareParam<cpu::Kernels>::name() const;
+
+// The base of every test over them: skipped, with the reason, where this machine does not run its parameter.
+template <class T>
+class HardwareTest : public ::testing::TestWithParam<HardwareParam<T>> {
+ protected:
+  void SetUp() final {
+    const T& value = *this->GetParam().value_;
+    const std::string reason = why_not_here(value);
+    if (!reason.empty()) GTEST_SKIP() << this->GetParam().name() << ": " << reason;
+    checked_ = &value;
+  }
+  // Throws before SetUp: in a fixture's constructor nothing is known of the machine.
+  const T& checked() const {
+    if (checked_ == nullptr)
+      throw std::logic_error("a test's backend was asked for before SetUp looked at the machine");
+    return *checked_;
+  }
+
+ private:
+  const T* checked_ = nullptr;
+};
+
+class BackendTest : public HardwareTest<Backend> {
+ protected:
+  const Backend& backend() const { return checked(); }
+};
+class KernelsTest : public HardwareTest<cpu::Kernels> {
+ protected:
+  const cpu::Kernels& kernels() const { return checked(); }
+};
+
+// Every backend of the registry that is made of steps, "cpu" as its instruction sets.
+std::vector<BackendParam> step_backends();
+// The same without the reference: those that are compared with it.
+std::vector<BackendParam> judged_backends();
+// Those of step_backends in host memory, and those of devices.
+std::vector<BackendParam> host_backends();
+std::vector<BackendParam> device_backends();
+// The CPU's instruction sets, the best first, as backends and as their tables of functions.
+std::vector<BackendParam> instruction_set_backends();
+std::vector<KernelsParam> instruction_sets();
+
+template <class T>
+std::string hardware_test_name(const ::testing::TestParamInfo<HardwareParam<T>>& info) {
+  return info.param.name();
+}
+
+// For tests of another kind that loop over what they can open: the registry's that this host runs in host memory, in
+// its order.
 std::vector<const Backend*> runnable_backends();
 
-// A test of one backend.
-class BackendTest : public ::testing::TestWithParam<const Backend*> {
- protected:
-  void SetUp() override {
-    const std::string reason = why_not_here(*GetParam());
-    if (!reason.empty()) GTEST_SKIP() << GetParam()->name << ": " << reason;
-  }
-};
-// "cpu:avx2" as the name of a test: cpu_avx2.
-std::string backend_test_name(const ::testing::TestParamInfo<const Backend*>& info);
-
 }  // namespace nvfp4_moe::test
+
+// Declared and never defined, so that no fixture goes around HardwareTest.
+template <>
+class testing::WithParamInterface<const nvfp4_moe::Backend*>;
+template <>
+class testing::WithParamInterface<const nvfp4_moe::cpu::Kernels*>;

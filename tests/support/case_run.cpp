@@ -8,7 +8,7 @@
 
 #include "core/float_formats.h"
 #include "moe/layer.h"
-#include "moe/registry.h"
+#include "support/backends.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::test {
@@ -20,28 +20,11 @@ constexpr size_t kAlignment = Arena::kAlignment;
 
 }  // namespace
 
-std::vector<const Backend*> host_backends() {
-  std::vector<const Backend*> list = {&kReferenceBackend};
-  for (const Backend* backend : backends())
-    if (backend->memory == nullptr && backend != &kReferenceBackend && backend != &kCpuBackend) list.push_back(backend);
-  return list;
-}
-
-std::vector<const Backend*> step_backends() {
-  std::vector<const Backend*> list = host_backends();
-  for (const Backend* backend : backends())
-    if (backend->memory != nullptr && backend->steps != nullptr) list.push_back(backend);
-  return list;
-}
-
-std::vector<const Backend*> judged_backends() {
-  std::vector<const Backend*> list = step_backends();
-  std::erase(list, &kReferenceBackend);
-  return list;
-}
-
 CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens)
     : backend_(&backend), weights_{data.config, data.spec.range, data.scales, {}, {}} {
+  const std::string reason = why_not_here(backend);
+  EXPECT_EQ(reason, "") << backend.name << " does not run on this machine";
+  if (!reason.empty()) return;
   const bool shared = data.spec.options.shared_intermediate_size > 0;
   weights_.tensor_scales.resize(static_cast<size_t>(data.spec.range.count) + 1);
   auto bytes = backend.allocate(backend.packed_bytes(data.config, data.spec.range), 0);
@@ -94,7 +77,7 @@ size_t CaseRun::out_bytes(const Batch& batch) const {
 }
 
 Batch CaseRun::place(const Batch& batch) {
-  if (backend_->memory == nullptr) return batch;
+  if (!ok_ || backend_->memory == nullptr) return batch;
   Batch placed = batch;
   const auto& config = weights_.config;
   const auto tokens = static_cast<size_t>(batch.tokens), choices = tokens * static_cast<size_t>(config->top_k);
@@ -125,7 +108,7 @@ Batch CaseRun::place(const Batch& batch) {
 }
 
 void CaseRun::fetch(const Batch& placed, void* out) {
-  if (backend_->memory == nullptr) return;
+  if (!ok_ || backend_->memory == nullptr) return;
   EXPECT_OK(backend_->memory->to_host(0, base_ - kAlignment, device_workspace_.data(), device_workspace_.size_bytes(),
                                       nullptr));
   if (out_bytes(placed) != 0) EXPECT_OK(backend_->memory->to_host(0, out, placed.out, out_bytes(placed), nullptr));
@@ -141,6 +124,8 @@ std::vector<uint8_t> CaseRun::run(const CaseData& data, Executor* executor) {
 
 std::vector<uint8_t> CaseRun::run_steps(const CaseData& data) {
   std::vector<uint8_t> out(data.out_bytes(), static_cast<uint8_t>(kPoison));
+  EXPECT_TRUE(ok_) << backend_->name << ": no run to take steps of";
+  if (!ok_) return out;
   const Batch batch = place(data.batch(out.data()));
   const StepContext walk = step(batch, serial_executor());
   const LayerSteps& steps = *backend_->steps;
@@ -158,6 +143,7 @@ std::vector<uint8_t> CaseRun::run_steps(const CaseData& data) {
 }
 
 Status CaseRun::run_into(const Batch& batch, Executor& executor, void* stream) const {
+  if (!ok_) return unsupported(std::string("a run of ") + backend_->name + ": expected one that was made, see above");
   std::byte* const base = backend_->memory == nullptr ? base_ : device_base_;
   const RunContext context{&executor, stream};
   return backend_->run(weights_, plan_, batch, base, context);

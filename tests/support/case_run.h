@@ -12,17 +12,10 @@
 
 namespace nvfp4_moe::test {
 
-// Every backend of the build with steps in host memory, the reference first; "cpu" as its instruction sets, each of
-// which a host runs or skips by name.
-std::vector<const Backend*> host_backends();
-// The same and those of devices.
-std::vector<const Backend*> step_backends();
-// step_backends without the reference: those that are compared with it.
-std::vector<const Backend*> judged_backends();
-
 class CaseRun {
  public:
-  // max_tokens < 0: the case's own count. Fails the current test and is !ok() where pack or plan fail.
+  // max_tokens < 0: the case's own count. Fails the current test and is !ok() where this machine does not run the
+  // backend, or where pack or plan fail; a run of it then fails too, in words, and computes nothing.
   CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens = -1);
   bool ok() const { return ok_; }
 

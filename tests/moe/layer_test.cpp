@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "judge/judge.h"
+#include "moe/linear.h"
 #include "moe/tiny.h"
 #include "support/backends.h"
 
@@ -387,6 +388,67 @@ TEST(Registry, ExplainsEveryBackend) {
     EXPECT_FALSE(choice.chosen || choice.supported);  // no host backend takes a GPU
   EXPECT_EQ(choose_backend(config, gpu, "auto").status().code(), Code::kUnsupported);
   EXPECT_EQ(choose_backend(config, gpu, "reference").status().code(), Code::kUnsupported);
+}
+
+// "auto" gives the layer to the CPU's best instruction set of this host, which the long tier's old CPUs ask for by
+// name.
+TEST(Registry, AutoRunsAnInstructionSetOfThisHost) {
+  const auto backend = choose_backend(TinyLayer().config(), host_facts(), "auto");
+  ASSERT_OK(backend);
+  ASSERT_EQ(*backend, &kCpuBackend);
+  const std::string choice = kCpuBackend.choice();
+  ASSERT_EQ(choice.rfind("runs cpu:", 0), 0u) << choice;
+  const Backend* chosen = find_backend(choice.substr(5));
+  ASSERT_NE(chosen, nullptr) << choice;
+  EXPECT_EQ(why_not_here(*chosen), "");
+  RecordProperty("auto", chosen->name);
+}
+
+// Forced backends that would end in an illegal instruction: every way to open one says what is missing.
+class Forced : public testing::TestWithParam<std::string> {
+ protected:
+  static void expect_refused(const Status& status, const std::string& reason) {
+    EXPECT_EQ(status.code(), Code::kUnsupported);
+    EXPECT_THAT(status.message(), HasSubstr(reason));
+  }
+};
+
+TEST_P(Forced, IsRefusedWhereTheHostLacksIt) {
+  const Backend& backend = *find_backend("cpu:" + GetParam());
+  const std::string reason = why_not_here(backend);
+  if (reason.empty()) GTEST_SKIP() << backend.name << ": this host runs it";
+  EXPECT_THAT(reason, HasSubstr("this one lacks it"));
+  const TinyLayer tiny;
+  LayerOptions options = tiny_layer_options();
+  expect_refused(MoeLayer::open_on(backend, tiny.config(), tiny.source(), options).status(), reason);
+  options.backend = backend.name;
+  expect_refused(MoeLayer::open(tiny.config(), tiny.source(), options).status(), reason);
+  expect_refused(plan_layer(tiny.config(), {}, options).status(), reason);
+  std::mt19937 random(1);
+  const Matrix weight = Matrix::random(16, 32, 0.25f, random);
+  LinearOptions for_linear;
+  for_linear.max_tokens = 1;
+  for_linear.backend = backend.name;
+  expect_refused(NvfpLinear::open(weight.view(), for_linear).status(), reason);
+}
+
+std::vector<std::string> instruction_set_names() {
+  std::vector<std::string> names;
+  for (const Backend& backend : cpu_instruction_sets()) names.emplace_back(std::string(backend.name).substr(4));
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Names, Forced, testing::ValuesIn(instruction_set_names()),
+                         [](const testing::TestParamInfo<std::string>& forced) { return forced.param; });
+
+// On a host that runs everything too: a backend that declines is not opened, however it is handed over.
+TEST(Layer, IsNotOpenedOnABackendThatDeclines) {
+  Backend declining = kCpuBackend;
+  declining.name = "cpu:other";
+  declining.supports = [](const MoeConfig&, const DeviceFacts&) { return unsupported("expected another CPU"); };
+  const TinyLayer tiny;
+  const Status status = MoeLayer::open_on(declining, tiny.config(), tiny.source(), tiny_layer_options()).status();
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_EQ(status.message(), "backend cpu:other: expected another CPU");
 }
 
 TEST(Registry, HostFacts) {

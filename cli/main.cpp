@@ -5,9 +5,9 @@
 #include <new>
 #include <string_view>
 
-#include "cli/console.h"
-#include "cli/exit_code.h"
-#include "cli/verb.h"
+#include "cli/console/console.h"
+#include "cli/console/exit_code.h"
+#include "cli/console/verb.h"
 
 namespace nvfp4_moe::cli {
 namespace {

@@ -6,12 +6,12 @@
 #include <set>
 #include <thread>
 
-#include "cli/all_threads.h"
-#include "cli/bandwidth.h"
-#include "cli/cpu_peaks.h"
-#include "cli/host.h"
+#include "cli/bench/all_threads.h"
+#include "cli/bench/bandwidth.h"
+#include "cli/bench/cpu_peaks.h"
+#include "cli/bench/host.h"
+#include "cli/bench/timed_layer.h"
 #include "cli/run_tool.h"
-#include "cli/timed_layer.h"
 #include "moe/registry.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"

@@ -4,14 +4,14 @@
 #include <mutex>
 #include <thread>
 
-#include "cli/choices.h"
-#include "cli/console.h"
-#include "cli/exit_code.h"
-#include "cli/layers.h"
-#include "cli/lists.h"
-#include "cli/progress_bar.h"
-#include "cli/table.h"
-#include "cli/verb.h"
+#include "cli/console/console.h"
+#include "cli/console/exit_code.h"
+#include "cli/console/lists.h"
+#include "cli/console/progress_bar.h"
+#include "cli/console/table.h"
+#include "cli/console/verb.h"
+#include "cli/verbs/choices.h"
+#include "cli/verbs/layers.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::cli {

@@ -1,0 +1,46 @@
+#include "cli/bench/shapes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace nvfp4_moe::cli {
+
+const std::vector<Shape>& shapes() {
+  // deepseek-v4-pro is one rank of eight; A and B are the sizes that CPU peers are measured at.
+  static const std::vector<Shape> list = {
+      {"deepseek-v4-pro", 384, 48, 6, 7168, 3072, 10.0f},
+      {"deepseek-v4-flash", 256, 256, 6, 4096, 2048, 10.0f},
+      {"qwen3-30b-a3b", 128, 128, 8, 2048, 768, 0.0f},
+      {"mixtral-8x7b", 8, 8, 2, 4096, 14336, 0.0f},
+      {"A", 64, 64, 6, 2048, 1408, 0.0f},
+      {"B", 16, 16, 6, 4096, 2048, 0.0f},
+  };
+  return list;
+}
+
+std::string shape_names() {
+  std::string names;
+  for (const Shape& shape : shapes()) names += (names.empty() ? "" : ", ") + std::string(shape.name);
+  return names;
+}
+
+Result<ShapedLayer> shaped_layer(const std::string& name, int64_t experts) {
+  const auto found = std::find_if(shapes().begin(), shapes().end(), [&](const Shape& s) { return name == s.name; });
+  if (found == shapes().end()) {
+    return invalid_argument(fmt::format("--shape: expected one of {}, got {}", shape_names(), name));
+  }
+  ShapedLayer layer;
+  layer.options.num_experts = experts > 0 ? experts : found->num_experts;
+  layer.options.top_k = std::min(found->top_k, layer.options.num_experts);
+  layer.options.hidden_size = found->hidden_size;
+  layer.options.intermediate_size = found->intermediate_size;
+  if (found->swiglu_limit > 0) {
+    layer.options.activation = Activation::kSwigluClamped;
+    layer.options.swiglu_limit = found->swiglu_limit;
+  }
+  layer.range = {0, experts > 0 ? experts : found->local_experts};
+  return layer;
+}
+
+}  // namespace nvfp4_moe::cli

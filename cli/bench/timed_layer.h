@@ -1,0 +1,83 @@
+// TimedLayer: a layer as `bench` times it, so that no call finds its weights in a cache: in several copies, with
+// batches that touch what was not touched for longest.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/layer_steps.h"
+#include "cli/bench/random_layer.h"
+#include "cli/verbs/subject.h"
+#include "core/executor.h"
+#include "moe/layer.h"
+#include "moe/placed_batch.h"
+
+namespace nvfp4_moe::cli {
+
+// How long to repeat a call.
+struct Repeat {
+  double seconds = 1.0;  // but at least five times
+  int64_t most_runs = 1000;
+};
+
+struct RunTimes {
+  // Of each run, ascending; never empty. On a device: of each replay of a graph of all batches, by the batch.
+  std::vector<double> us;
+  double experts = 0;  // touched by a run, mean
+  double at(double share) const { return us[static_cast<size_t>(share * static_cast<double>(us.size() - 1) + 0.5)]; }
+};
+
+inline constexpr const char* kStepNames[] = {"route", "quantize", "gemm1_swiglu", "requantize", "gemm2", "combine"};
+inline constexpr size_t kSteps = std::size(kStepNames);
+inline constexpr size_t kGemm1 = 2, kGemm2 = 4;
+
+class TimedLayer {
+ public:
+  // Packs `copies` copies. backend: a name of the registry. device: as in LayerOptions.
+  static Result<TimedLayer> open(const Subject& subject, const std::string& backend, const std::string& device,
+                                 int64_t max_tokens, int64_t copies, Executor& executor, const ProgressFn& progress);
+  const MoeLayer& layer() const { return *copies_.front(); }
+
+  // The batches of what is timed next: uniformly random routing, the same for every layer of the same sizes and seed.
+  Status prepare(int64_t tokens, uint64_t seed);
+  Result<RunTimes> time_runs(const Repeat& repeat);
+  // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the CPU backend makes its
+  // operands itself, out of the arrays between the steps, and a device routes and quantizes in two kernels, not one.
+  // kUnsupported where a backend does not show its steps.
+  Result<std::array<double, kSteps>> time_steps(const Repeat& repeat);
+
+ private:
+  TimedLayer(const Subject& subject, std::vector<std::unique_ptr<MoeLayer>> copies, Buffer workspace)
+      : options_(subject.options),
+        range_(subject.range),
+        copies_(std::move(copies)),
+        workspace_(std::move(workspace)) {}
+  Result<RunTimes> time_replays(const Repeat& repeat) const;
+  Result<std::array<double, kSteps>> time_steps(const Repeat& repeat, const LayerBuffers& buffers,
+                                                const Arena& scratch);
+  Result<std::array<double, kSteps>> time_device_steps(const Repeat& repeat, const LayerBuffers& buffers,
+                                                       const Arena& scratch) const;
+  template <class Body>
+  Result<std::vector<size_t>> repeat_calls(const Repeat& repeat, const Body& body);
+
+  MoeOptions options_;
+  ExpertRange range_;
+  std::vector<std::unique_ptr<MoeLayer>> copies_;
+  Buffer workspace_;
+  std::vector<RandomTokens> batches_;  // batch i runs on copy i % copies; as many for each copy
+  std::vector<PlacedBatch> placed_;    // on a device: the batches in its memory
+  std::vector<double> experts_;        // touched by each batch
+  size_t next_ = 0;                    // the batch of the next call
+};
+
+// Gives the experts of a batch other names, so that it touches those at the front of `oldest`, and moves these to its
+// back. The batch stays as random as it was: only which experts it means changes. Returns how many it touches.
+size_t touch_oldest(RandomTokens& batch, std::vector<int32_t>& oldest);
+
+// The median of what is not empty; of an even count, the mean of the two in the middle.
+double median(std::vector<double> values);
+
+}  // namespace nvfp4_moe::cli

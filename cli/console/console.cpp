@@ -1,0 +1,85 @@
+#include "cli/console/console.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace nvfp4_moe::cli {
+namespace {
+
+volatile std::sig_atomic_t g_interrupted = 0;
+int g_stdout_errno = 0;
+
+bool no_color() {
+  const char* value = std::getenv("NO_COLOR");  // any non-empty value, as no-color.org has it
+  return value != nullptr && *value != '\0';
+}
+
+}  // namespace
+
+void install_signal_handlers() {
+  std::signal(SIGPIPE, SIG_IGN);
+  struct sigaction action = {};
+  action.sa_handler = [](int) { g_interrupted = 1; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);  // the second Ctrl-C kills
+  sigaction(SIGINT, &action, nullptr);
+}
+
+bool interrupted() { return g_interrupted != 0; }
+
+bool stdout_has_color() {
+  static const bool value = isatty(STDOUT_FILENO) == 1 && !no_color();
+  return value;
+}
+
+bool stderr_is_terminal() {
+  static const bool value = isatty(STDERR_FILENO) == 1 && !no_color();
+  return value;
+}
+
+std::string printable(std::string_view text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) {
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+void print(std::string_view text) {
+  if (g_stdout_errno != 0) return;
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) g_stdout_errno = errno != 0 ? errno : EIO;
+}
+
+std::string close_stdout() {
+  errno = 0;
+  if (g_stdout_errno == 0 && std::fflush(stdout) != 0) g_stdout_errno = errno != 0 ? errno : EIO;
+  return g_stdout_errno == 0 || g_stdout_errno == EPIPE ? "" : std::strerror(g_stdout_errno);
+}
+
+void log_line(std::string_view text) { log_raw(printable(text) + "\n"); }
+
+void log_raw(std::string_view text) {
+  // One write per line keeps lines whole where several threads or processes share the stream.
+  while (!text.empty()) {
+    const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+    if (written <= 0) return;  // nowhere left to complain
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,61 @@
+// Verb: how a subcommand joins the parser. Each verb has a file of its own with one add_* function.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cli/console/report.h"
+
+namespace nvfp4_moe::cli {
+
+// What the command line asked for: filled by the parser, run once it is done.
+struct Invocation {
+  std::string verb;
+  CommonOptions common;
+  std::function<Status(Report&)> run;
+};
+
+// Adds the subcommand with the common options. `run` is called with the verb's own options after parsing.
+enum class UsesBackend : bool { kNo, kYes };
+template <class Options>
+CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& name, const std::string& description,
+                   UsesBackend uses_backend, Status (*run)(const Options&, Report&),
+                   const std::function<void(CLI::App&, Options&)>& add_options) {
+  CLI::App* verb = app.add_subcommand(name, description);
+  auto options = std::make_shared<Options>();
+  add_options(*verb, *options);
+  CommonOptions& common = invocation.common;
+  verb->add_flag("--json", common.json, "One JSON object on stdout instead of text")->group("Common");
+  verb->add_flag("--quiet", common.quiet, "No progress on stderr")->group("Common");
+  verb->add_option("--threads", common.threads, "Threads; 0: one per available core")
+      ->check(CLI::Range(0, 4096))
+      ->group("Common");
+  if (uses_backend == UsesBackend::kYes) {
+    verb->add_option("--backend", common.backend, "auto, or a backend's name (see doctor)")->group("Common");
+    verb->add_option("--device", common.device, "cpu, or cuda:N: where layers lie and run")
+        ->group("Common")
+        ->capture_default_str();
+  }
+  verb->callback([&invocation, name, options, run] {
+    invocation.verb = name;
+    invocation.run = [options, run](Report& report) { return run(*options, report); };
+  });
+  return verb;
+}
+
+void add_inspect(CLI::App& app, Invocation& invocation);
+void add_quantize(CLI::App& app, Invocation& invocation);
+void add_calibrate(CLI::App& app, Invocation& invocation);
+void add_verify(CLI::App& app, Invocation& invocation);
+void add_run(CLI::App& app, Invocation& invocation);
+void add_bench(CLI::App& app, Invocation& invocation);
+void add_doctor(CLI::App& app, Invocation& invocation);
+void add_explain(CLI::App& app, Invocation& invocation);
+void add_synthesize(CLI::App& app, Invocation& invocation);
+
+// The command as a shell takes it, for repro lines.
+std::string shell_quoted(const std::string& argument);
+
+}  // namespace nvfp4_moe::cli

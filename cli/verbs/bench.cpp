@@ -1,0 +1,358 @@
+// bench: how long a layer takes, beside what this host's or device's memory and arithmetic units could do.
+//
+// Before anything is timed, each backend is checked against the reference on a few tokens and experts of this very
+// layer. Configurations (backend x activation format) take turns, round after round, so that a change of the host's
+// speed meets all of them; figures are medians over the rounds, with the rounds' range. GB/s counts the touched
+// experts' packed bytes once per call. A host's rates are measured around each figure, a GPU's once: they are steady.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "cli/bench/bandwidth.h"
+#include "cli/bench/bench_cell.h"
+#include "cli/bench/cpu_peaks.h"
+#include "cli/bench/host.h"
+#include "cli/bench/timed_layer.h"
+#include "cli/console/lists.h"
+#include "cli/console/verb.h"
+#include "cli/verbs/layers.h"
+#include "cli/verbs/subject.h"
+#include "judge/judge.h"
+#include "moe/placed_batch.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+constexpr int64_t kCheckExperts = 4;
+constexpr int64_t kCheckTokens = 3;
+constexpr int64_t kMostCopies = 16;
+
+struct BenchVerb {
+  SubjectOptions subject;  // activation_format: a list
+  std::string tokens = "1,8,64";
+  int64_t rounds = 1;
+  Repeat repeat;
+  bool steps = false;
+};
+
+// One of the layers that take turns.
+struct Configuration {
+  std::string backend;  // as asked for
+  Subject subject;
+  std::optional<TimedLayer> timed;
+  const ComputePeak* peak = nullptr;  // of its GEMM; null where none is known, and on a device
+  std::string peak_name;              // empty where none is known
+  double read_gb_per_s = 0;           // on a device
+  double peak_gflop_per_s = 0;        // on a device
+
+  const char* format() const { return to_string(subject.options.activation_format); }
+};
+
+// Empty where the backend agrees with the reference on the first experts.
+Result<std::string> disagreement(const Configuration& configuration, const std::string& device, uint64_t seed,
+                                 Executor& executor) {
+  Subject few;
+  few.options = configuration.subject.options;
+  few.source = configuration.subject.source;
+  few.range = {configuration.subject.range.first, std::min(kCheckExperts, configuration.subject.range.count)};
+  std::vector<std::vector<float>> outs;
+  for (const auto& [name, place] :
+       {std::pair(std::string("reference"), std::string("cpu")), std::pair(configuration.backend, device)}) {
+    NVFP4_MOE_ASSIGN(const TimedLayer one, TimedLayer::open(few, name, place, kCheckTokens, 1, executor, {}));
+    RandomTokens tokens = random_tokens(few.options, few.range, kCheckTokens, seed);
+    NVFP4_MOE_TRY(run_from_host(one.layer(), tokens.batch()).status());
+    outs.push_back(tokens.out_floats());
+  }
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(few.options));
+  const Comparison comparison = compare(outs[0].data(), outs[1].data(), kCheckTokens, few.options.hidden_size);
+  return broken_limit(comparison, layer_limits(config, kCheckTokens));
+}
+
+// The product of --backend and --activation-format, each a list.
+Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const Report& report) {
+  Result<std::vector<std::string>> backends = parse_names(report.common().backend);
+  if (!backends.ok()) return backends.status().in("--backend");
+  std::vector<std::string> formats = {""};  // the subject's own
+  if (!verb.subject.choices.activation_format.empty()) {
+    Result<std::vector<std::string>> named = parse_names(verb.subject.choices.activation_format);
+    if (!named.ok()) return named.status().in("--activation-format");
+    formats = *std::move(named);
+  }
+  std::vector<Configuration> all;
+  for (const std::string& backend : *backends) {
+    for (const std::string& format : formats) {
+      Configuration one;
+      NVFP4_MOE_ASSIGN(one.backend, wanted_backend(backend));
+      SubjectOptions options = verb.subject;
+      options.choices.activation_format = format;
+      NVFP4_MOE_ASSIGN(one.subject, open_subject(options, CheckScales::kYes));
+      all.push_back(std::move(one));
+    }
+  }
+  return all;
+}
+
+// Copies of each layer that keep twice the last level of cache busy, as far as half of the free memory goes.
+Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFacts& device,
+                          const std::string& device_name) {
+  double packed_bytes = 0, most_bytes = 0;
+  for (const Configuration& one : all) {
+    NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(one.subject.options));
+    LayerOptions options;
+    options.backend = one.backend;
+    options.device = device_name;
+    options.range = one.subject.range;
+    options.limits.max_tokens = 1;
+    NVFP4_MOE_ASSIGN(const LayerNeeds needs, plan_layer(config, one.subject.source.scales, options));
+    packed_bytes += static_cast<double>(needs.packed_bytes);
+    most_bytes = std::max(most_bytes, static_cast<double>(needs.packed_bytes));
+  }
+  constexpr int64_t kLargestDeviceCache = int64_t{128} << 20;  // of any GPU
+  const bool on_device = device.kind == DeviceKind::kCuda;
+  const auto available =
+      static_cast<double>(on_device ? static_cast<uint64_t>(device.memory_bytes) : read_host().memory_available_bytes);
+  const auto cache_bytes =
+      static_cast<double>(on_device ? static_cast<uint64_t>(kLargestDeviceCache) : last_level_cache_bytes());
+  if (packed_bytes > available) {
+    return Status(
+        Code::kOutOfMemory,
+        fmt::format("memory: expected {} for the layers that take turns, got {} that are free (fewer at a "
+                    "time, or --experts)",
+                    bytes_text(static_cast<uint64_t>(packed_bytes)), bytes_text(static_cast<uint64_t>(available))));
+  }
+  const auto wanted = static_cast<int64_t>(2 * cache_bytes / most_bytes) + 1;
+  const auto room = static_cast<int64_t>(available / 2 / packed_bytes);
+  return std::clamp<int64_t>(std::min(wanted, room), 1, kMostCopies);
+}
+
+const ComputePeak* peak_of_layer(const MoeLayer& layer) {
+  for (const StepPlan& step : layer.plan().steps)
+    if (step.step == "gemm2") return peak_of_kernel(step.kernel);
+  return nullptr;
+}
+
+// What the device can do, measured once, by the instruction of each backend's GEMMs.
+Status measure_device(std::vector<Configuration>& all, const std::string& device, Report& report) {
+  Table table({{"name", "peak of " + device, false},
+               {"gb_per_s", "GB/s"},
+               {"gflop_per_s", "GFLOP/s"},
+               {"instructions", "by", false}});
+  const Cell none{"", nullptr};
+  double read_gb_per_s = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    Configuration& one = all[i];
+    const Backend& backend = one.timed->layer().backend();
+    if (backend.measures == nullptr)
+      return unsupported(std::string("bench: backend ") + backend.name + " cannot measure its device");
+    const int index = one.timed->layer().weights().device;
+    if (i == 0) {
+      NVFP4_MOE_ASSIGN(const double rate, backend.measures->read_rate(index));
+      read_gb_per_s = rate * 1e-9;
+      table.add({cell("read"), cell(read_gb_per_s, "{:.1f}"), none, cell("loads of up to 4 GiB")});
+    }
+    one.read_gb_per_s = read_gb_per_s;
+    one.peak_name = std::string("bf16 tensor cores, ") + backend.name;
+    const auto same = std::find_if(all.begin(), all.begin() + static_cast<int64_t>(i),
+                                   [&](const Configuration& other) { return other.peak_name == one.peak_name; });
+    if (same != all.begin() + static_cast<int64_t>(i)) {
+      one.peak_gflop_per_s = same->peak_gflop_per_s;
+      continue;
+    }
+    NVFP4_MOE_ASSIGN(const double flop_per_s, backend.measures->product_rate(index));
+    one.peak_gflop_per_s = flop_per_s * 1e-9;
+    table.add(
+        {cell(one.peak_name), none, cell(one.peak_gflop_per_s, "{:.0f}"), cell(backend.measures->product_instruction)});
+  }
+  report.table("peaks", table);
+  report.line("");
+  return {};
+}
+
+void report_peaks(ReadBandwidth& bandwidth, Report& report) {
+  Table table({{"name", "peak of all threads", false},
+               {"gb_per_s", "GB/s"},
+               {"gflop_per_s", "GFLOP/s"},
+               {"instructions", "by", false}});
+  const Cell none{"", nullptr};
+  table.add({cell("read"), cell(bandwidth.measure(report.executor()) * 1e-9, "{:.1f}"), none,
+             cell(fmt::format("loads of {}", bytes_text(bandwidth.size_bytes())))});
+  for (const ComputePeak& peak : compute_peaks()) {
+    if (!peak.runs_here()) continue;
+    table.add(
+        {cell(peak.name), none, cell(measure(peak, report.executor()) * 1e-9, "{:.1f}"), cell(peak.instructions)});
+  }
+  report.table("peaks", table);
+  report.line("");
+}
+
+Result<BenchRound> time_round(Configuration& one, int64_t tokens, const BenchVerb& verb, Executor& executor) {
+  const auto peak_now = [&] {
+    return one.peak == nullptr ? one.peak_gflop_per_s : measure(*one.peak, executor) * 1e-9;
+  };
+  BenchRound round;
+  const double before = peak_now();
+  NVFP4_MOE_ASSIGN(round.times, one.timed->time_runs(verb.repeat));
+  round.peak_gflop_per_s = std::max(before, peak_now());
+  round.work = work_of(one.timed->layer(), tokens, round.times.experts);
+  if (verb.steps) {
+    NVFP4_MOE_ASSIGN(round.step_us, one.timed->time_steps(verb.repeat));
+  }
+  return round;
+}
+
+Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& sweep, const BenchVerb& verb,
+                std::optional<ReadBandwidth>& bandwidth, Report& report) {
+  const bool on_device = !bandwidth;
+  const auto host_reads = [&] { return on_device ? 0.0 : bandwidth->measure(report.executor()) * 1e-9; };
+  std::vector<BenchCell> cells;
+  Json in_order = Json::array();
+  bool noisy = false;
+  {
+    ProgressBar bar(report.progress());
+    const ProgressFn tell = bar.callback();
+    Progress progress;
+    progress.what = "bench";
+    progress.total = static_cast<int64_t>(sweep.size() * all.size()) * verb.rounds;
+    for (const int64_t tokens : sweep) {
+      const std::string item = fmt::format("{} tokens", tokens);
+      progress.item = item;
+      const size_t first = cells.size();
+      for (Configuration& one : all) {
+        NVFP4_MOE_TRY(one.timed->prepare(tokens, verb.subject.seed));
+        cells.push_back({one.backend, one.format(), tokens, one.peak_name, {}});
+      }
+      // Before and after each, because the host's speed drifts.
+      double read_before = host_reads();
+      for (int64_t number = 0; number < verb.rounds; ++number) {
+        for (size_t i = 0; i < all.size(); ++i, ++progress.done) {
+          if (!tell(progress)) return Status(Code::kCancelled, "interrupted");
+          NVFP4_MOE_ASSIGN(BenchRound round, time_round(all[i], tokens, verb, report.executor()));
+          const double read_after = host_reads();
+          round.read_gb_per_s = on_device ? all[i].read_gb_per_s : std::max(read_before, read_after);
+          read_before = read_after;
+          noisy = noisy || round.times.at(0.9) > 1.5 * round.times.us.front();
+          BenchCell& cell = cells[first + i];
+          cell.rounds.push_back(std::move(round));
+          in_order.push_back(round_json(cell, cell.rounds.size() - 1));
+        }
+      }
+    }
+  }
+  report.table("timings", timings_table(cells, on_device));
+  if (verb.steps) {
+    report.line("");
+    report.table("steps", steps_table(cells));
+  }
+  report.json()["rounds"] = in_order;
+  report.json()["noisy"] = noisy;
+  if (noisy) {
+    report.fact("note",
+                fmt::format("p90 is more than 1.5 times the fastest run: this {} was busy", on_device ? "GPU" : "host"),
+                Style::kWarning);
+  }
+  return {};
+}
+
+// False where one disagrees with the reference: then nothing is timed.
+Result<bool> check_all(const std::vector<Configuration>& all, uint64_t seed, Report& report) {
+  bool agree = true;
+  for (const Configuration& one : all) {
+    NVFP4_MOE_ASSIGN(const std::string broken, disagreement(one, report.common().device, seed, report.executor()));
+    if (broken.empty()) continue;
+    agree = false;
+    const std::string what = fmt::format("{}, {} activations: not timed, because it disagrees with the reference: {}",
+                                         one.backend, one.format(), broken);
+    report.fail(what);
+    report.fact("FAIL", what, Style::kBad);
+  }
+  return agree;
+}
+
+Status bench(const BenchVerb& verb, Report& report) {
+  NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, parse_sweep(verb.tokens));
+  const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
+  if (most_tokens > int64_t{1} << 24) return invalid_argument("--tokens: at most 16777216");
+  NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
+  const std::string& device = report.common().device;
+  NVFP4_MOE_ASSIGN(const DeviceFacts facts, device_facts(device));
+  const bool on_device = facts.kind == DeviceKind::kCuda;
+  Executor& executor = report.executor();
+  const Subject& subject = all.front().subject;
+  const MoeOptions& sizes = subject.options;
+  report.json()["layer"] = subject.name;
+  report.fact("layer", fmt::format("{}: experts {}:{} of {}, top-{}, hidden {}, intermediate {}", subject.name,
+                                   subject.range.first, subject.range.count, sizes.num_experts, sizes.top_k,
+                                   sizes.hidden_size, sizes.intermediate_size));
+  NVFP4_MOE_ASSIGN(const bool agree, check_all(all, verb.subject.seed, report));
+  report.json()["checked"] = agree;
+  if (!agree) return {};
+
+  const HostFacts host = read_host();
+  std::optional<ReadBandwidth> bandwidth;
+  if (!on_device) {
+    NVFP4_MOE_ASSIGN(bandwidth, ReadBandwidth::make(host.memory_bytes, executor));
+  }
+  NVFP4_MOE_ASSIGN(const int64_t copies, copies_of(all, facts, device));
+  report.fact("host", fmt::format("{}, {} of {} threads", host.cpu, executor.threads(), host.threads));
+  report.json()["host"] = {{"cpu", host.cpu},
+                           {"threads", executor.threads()},
+                           {"available_threads", host.threads},
+                           {"last_level_cache_bytes", last_level_cache_bytes()}};
+  if (on_device) report.fact("device", fmt::format("{}, {} multiprocessors", facts.name, facts.compute_units));
+  report.json()["device"] = {{"name", device}, {"model", on_device ? Json(facts.name) : Json(nullptr)}};
+  report.json()["copies"] = copies;
+  report.json()["read_buffer_bytes"] = bandwidth ? Json(bandwidth->size_bytes()) : Json(nullptr);
+  Json described = Json::array();
+  for (Configuration& one : all) {
+    ProgressBar bar(report.progress());
+    NVFP4_MOE_ASSIGN(one.timed,
+                     TimedLayer::open(one.subject, one.backend, device, most_tokens, copies, executor, bar.callback()));
+    const MoeLayer& layer = one.timed->layer();
+    one.backend = layer.backend().name;
+    one.peak = on_device ? nullptr : peak_of_layer(layer);
+    if (one.peak != nullptr) one.peak_name = one.peak->name;
+    const size_t packed_bytes = layer.weights().bytes.size_bytes();
+    report.fact("backend",
+                fmt::format("{}, {} activations, packed {} x {} cop{}, checked against the reference", one.backend,
+                            one.format(), bytes_text(packed_bytes), copies, copies == 1 ? "y" : "ies"));
+    described.push_back({{"backend", one.backend},
+                         {"activation_format", one.format()},
+                         {"packed_bytes", packed_bytes},
+                         {"peak", one.peak == nullptr ? Json() : Json(one.peak->name)},
+                         {"describe", Json::parse(layer.describe_json(), nullptr, false)}});
+  }
+  report.json()["configurations"] = described;
+  report.line("");
+  if (on_device) {
+    NVFP4_MOE_TRY(measure_device(all, device, report));
+  } else {
+    report_peaks(*bandwidth, report);
+  }
+  return time_all(all, sweep, verb, bandwidth, report);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Invocation& invocation) {
+  add_verb<BenchVerb>(
+      app, invocation, "bench", "Times a layer beside the read bandwidth and compute peaks of where it runs",
+      UsesBackend::kYes, bench, [](CLI::App& verb, BenchVerb& options) {
+        add_subject(verb, options.subject, true);
+        verb.add_option("--tokens", options.tokens, "Sweep, for example 1,8,64..4096:x2")->capture_default_str();
+        verb.add_option("--rounds", options.rounds,
+                        "Medians of so many; all of --backend and --activation-format, "
+                        "which are lists here, take turns in each")
+            ->check(CLI::Range(int64_t{1}, int64_t{1000}))
+            ->capture_default_str();
+        verb.add_option("--seconds", options.repeat.seconds, "For each token count and round, at least 5 runs")
+            ->check(CLI::Range(0.0, 3600.0))
+            ->capture_default_str();
+        verb.add_option("--runs", options.repeat.most_runs, "At most, for each token count and round")
+            ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+            ->capture_default_str();
+        verb.add_flag("--steps", options.steps, "Also each step of the layer by itself");
+      });
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,96 @@
+// calibrate: static activation scales, measured by the reference on sample hidden states.
+#include "verify/calibrate.h"
+
+#include <fmt/format.h>
+
+#include "cli/console/lists.h"
+#include "cli/console/verb.h"
+#include "cli/verbs/layers.h"
+#include "convert/quantize_checkpoint.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+struct CalibrateVerb {
+  std::string path;
+  std::string layers;
+  std::string input;
+  std::optional<float> random_amplitude;
+  std::optional<int64_t> tokens;
+  uint64_t seed = 42;
+  std::string write;
+};
+
+Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
+  if (verb.input.empty() == !verb.random_amplitude) {
+    return invalid_argument("calibrate: expected one of --input FILE and --random AMPLITUDE");
+  }
+  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
+  CalibrateOptions options;
+  NVFP4_MOE_ASSIGN(options.layers, chosen_layers(checkpoint.model(), verb.layers));
+  options.input = verb.input;
+  options.states.seed = verb.seed;
+  options.states.tokens = verb.tokens.value_or(verb.input.empty() ? 128 : 0);
+  if (verb.random_amplitude) options.states.amplitude = *verb.random_amplitude;
+  options.executor = &report.executor();
+  Calibration calibration;
+  {
+    ProgressBar bar(report.progress());
+    options.progress = bar.callback();
+    NVFP4_MOE_ASSIGN(calibration, calibrate(checkpoint, options));
+  }
+
+  Table table({{"layer", "layer"},
+               {"tokens", "tokens"},
+               {"experts_seen", "experts seen"},
+               {"hidden_amax", "hidden amax"},
+               {"hidden_scale", "hidden scale"},
+               {"intermediate_amax", "intermediate amax"},
+               {"intermediate_scale", "intermediate scale"},
+               {"source", "states", false}});
+  for (const LayerCalibration& layer : calibration.layers) {
+    const LayerScales scales = layer.scales();
+    table.add({cell(layer.layer), cell(layer.tokens), cell(layer.experts_seen), cell(layer.hidden_amax, "{:.4g}"),
+               cell(scales.hidden.value_or(1.0f), "{:.4e}"), cell(layer.intermediate_amax, "{:.4g}"),
+               cell(scales.intermediate.value_or(1.0f), "{:.4e}"), cell(layer.source)});
+  }
+  report.table("layers", table);
+  for (const std::string& note : calibration.notes) report.fact("note", note);
+  report.json()["path"] = verb.path;
+  report.json()["notes"] = calibration.notes;
+  report.json()["elapsed_s"] = calibration.seconds;
+
+  if (verb.write.empty()) {
+    report.fact("next", checkpoint.model().format == SourceFormat::kFloat
+                            ? "nvfp4-moe quantize IN OUT --input-scales FILE, FILE being this command's --json output"
+                            : "the same command with --write OUT makes a copy with these scales");
+    return {};
+  }
+  {
+    ProgressBar bar(report.progress());
+    NVFP4_MOE_TRY(write_input_scales(verb.path, verb.write, calibration.scales(), 5ull << 30, bar.callback()));
+  }
+  report.json()["written"] = verb.write;
+  report.fact("wrote", verb.write + ": the same checkpoint with these input scales");
+  report.fact("next", "nvfp4-moe verify " + shell_quoted(verb.write) + " --activation-scale static");
+  return {};
+}
+
+}  // namespace
+
+void add_calibrate(CLI::App& app, Invocation& invocation) {
+  add_verb<CalibrateVerb>(
+      app, invocation, "calibrate", "Measure static activation scales from sample hidden states", UsesBackend::kNo,
+      calibrate_verb, [](CLI::App& verb, CalibrateVerb& options) {
+        verb.add_option("DIR", options.path, "Checkpoint directory")->required();
+        verb.add_option("--input", options.input, "safetensors with hidden, and topk_ids and topk_weights if known");
+        verb.add_option("--random", options.random_amplitude, "Seeded states of this amplitude instead of a file");
+        verb.add_option("--tokens", options.tokens, "Seeded: how many (default 128); of a file: at most this many")
+            ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+        verb.add_option("--layers", options.layers, "For example 0,3,5-9; default all");
+        verb.add_option("--random-state", options.seed, "Seed")->capture_default_str();
+        verb.add_option("--write", options.write, "Copy an NVFP4 checkpoint here with the measured scales in it");
+      });
+}
+
+}  // namespace nvfp4_moe::cli

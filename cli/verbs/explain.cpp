@@ -1,0 +1,154 @@
+// explain: which backend would run a layer here and why no other, with the plan, the workspace and the scale policy.
+// Packs nothing and runs nothing.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backend/layer_steps.h"
+#include "cli/console/lists.h"
+#include "cli/console/verb.h"
+#include "cli/verbs/layers.h"
+#include "cli/verbs/subject.h"
+#include "moe/config_json.h"
+#include "moe/layer.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+struct ExplainVerb {
+  SubjectOptions subject;
+  int64_t tokens = 8192;
+};
+
+std::string scale_text(const Json& how) {
+  if (how.is_null()) return "not quantized (bf16)";
+  return how.is_string() ? how.get<std::string>() : fmt::format("{:.6g} for every line", how.get<float>());
+}
+
+Status report_choices(const MoeConfig& config, const DeviceFacts& device, const std::string& forced, Report& report) {
+  Table table(
+      {{"backend", "backend", false}, {"chosen", "result", false}, {"supported", ""}, {"reason", "reason", false}});
+  for (const Choice& choice : explain(config, device, forced)) {
+    table.add({cell(choice.backend),
+               {result_text(choice), choice.chosen, choice.chosen ? Style::kGood : Style::kPlain},
+               {"", choice.supported},
+               cell(choice.reason)});
+  }
+  report.table("backends", table);
+  return {};
+}
+
+// The kernels of a step by how many tokens a call has, where they are not the same for all: plans differ at a few
+// counts, which halving finds.
+Status report_variants(const Backend& backend, const MoeConfig& config, const Subject& subject,
+                       const DeviceFacts& device, int64_t most_tokens, Report& report) {
+  const auto kernels = [&](int64_t tokens) -> Result<std::vector<StepPlan>> {
+    NVFP4_MOE_ASSIGN(Plan plan, backend.plan(config, subject.range, subject.source.scales, Limits{tokens}, device));
+    return std::move(plan.steps);
+  };
+  Table table({{"first_tokens", "tokens from"}, {"last_tokens", "to"}, {"kernel", "gemm1_swiglu, gemm2", false}});
+  for (int64_t first = 1; first <= most_tokens;) {
+    NVFP4_MOE_ASSIGN(const std::vector<StepPlan> here, kernels(first));
+    int64_t last = first, other = most_tokens + 1;  // [first, last] have these kernels, `other` does not
+    for (int64_t step = 1; last < most_tokens; step *= 2) {
+      const int64_t next = std::min(last + step, most_tokens);
+      NVFP4_MOE_ASSIGN(const std::vector<StepPlan> there, kernels(next));
+      if (here != there) {
+        other = next;
+        break;
+      }
+      last = next;
+    }
+    while (other - last > 1) {
+      const int64_t middle = last + (other - last) / 2;
+      NVFP4_MOE_ASSIGN(const std::vector<StepPlan> there, kernels(middle));
+      (here == there ? last : other) = middle;
+    }
+    std::string names;
+    for (const StepPlan& step : here) {
+      if (step.step != "gemm1_swiglu" && step.step != "gemm2") continue;
+      if (names.find(step.kernel) == std::string::npos) names += (names.empty() ? "" : ", ") + step.kernel;
+    }
+    table.add({cell(first), cell(last), cell(names)});
+    first = last + 1;
+  }
+  report.line("");
+  report.table("variants", table);
+  return {};
+}
+
+void report_plan(const Plan& plan, Report& report) {
+  Table steps({{"step", "step", false}, {"kernel", "kernel", false}});
+  for (const StepPlan& step : plan.steps) steps.add({cell(step.step), cell(step.kernel)});
+  report.line("");
+  report.table("steps", steps);
+  Table spans({{"name", "workspace span", false}, {"offset_bytes", "offset"}, {"size_bytes", "bytes"}});
+  for (const Span& span : plan.workspace.spans) {
+    spans.add(
+        {cell(span.name), cell(static_cast<int64_t>(span.offset_bytes)), cell(static_cast<int64_t>(span.size_bytes))});
+  }
+  report.line("");
+  report.table("workspace", spans);
+}
+
+Status explain_verb(const ExplainVerb& verb, Report& report) {
+  NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kNo));
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
+  NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
+  NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
+  const MoeOptions& sizes = config.options();
+  report.fact(
+      "layer",
+      fmt::format(
+          "{}: experts {}:{} of {}, top-{}, hidden {}, intermediate {}{}", subject.name, subject.range.first,
+          subject.range.count, sizes.num_experts, sizes.top_k, sizes.hidden_size, sizes.intermediate_size,
+          sizes.shared_intermediate_size > 0 ? fmt::format(", shared expert {}", sizes.shared_intermediate_size) : ""));
+  report.fact("numbers", fmt::format("{}{}, {} activations, router weight {}, rows {}", to_string(sizes.activation),
+                                     sizes.swiglu_limit ? fmt::format(" L={:g}", *sizes.swiglu_limit) : "",
+                                     to_string(sizes.activation_format), to_string(sizes.router_weight),
+                                     to_string(sizes.row_format)));
+  report.fact("device", fmt::format("{}, {} {}, {}", device.name, device.compute_units,
+                                    device.kind == DeviceKind::kCpu ? "threads" : "multiprocessors",
+                                    bytes_text(static_cast<uint64_t>(device.memory_bytes))));
+  report.line("");
+  NVFP4_MOE_TRY(report_choices(config, device, forced, report));
+  NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
+  NVFP4_MOE_ASSIGN(const ActivationScales scales, resolve_activation_scales(config, subject.source.scales));
+  NVFP4_MOE_ASSIGN(const Plan plan,
+                   backend->plan(config, subject.range, subject.source.scales, Limits{verb.tokens}, device));
+  report_plan(plan, report);
+  NVFP4_MOE_TRY(report_variants(*backend, config, subject, device, std::max<int64_t>(verb.tokens, 1), report));
+
+  const Json hidden = activation_scale_json(sizes.activation_format, scales.hidden);
+  const Json intermediate = activation_scale_json(sizes.activation_format, scales.intermediate);
+  const size_t packed_bytes = backend->packed_bytes(config, subject.range);
+  report.line("");
+  report.fact("scales", fmt::format("hidden: {}; intermediate: {}", scale_text(hidden), scale_text(intermediate)));
+  report.fact("memory", fmt::format("packed {}, workspace {} for up to {} tokens, shared by all layers",
+                                    bytes_text(packed_bytes), bytes_text(plan.workspace.total_bytes), verb.tokens));
+  Json& json = report.json();
+  json["layer"] = subject.name;
+  json["device"] = report.common().device;
+  json["backend"] = backend->name;
+  json["activation_format"] = to_string(sizes.activation_format);
+  json["activation_scale"] = {{"hidden", hidden}, {"intermediate", intermediate}};
+  json["max_tokens"] = verb.tokens;
+  json["packed_bytes"] = packed_bytes;
+  json["workspace_bytes"] = plan.workspace.total_bytes;
+  return {};
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, Invocation& invocation) {
+  add_verb<ExplainVerb>(app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan",
+                        UsesBackend::kYes, explain_verb, [](CLI::App& verb, ExplainVerb& options) {
+                          add_subject(verb, options.subject, true);
+                          verb.add_option("--tokens", options.tokens, "Most tokens of one call")
+                              ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+                              ->capture_default_str();
+                        });
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,50 @@
+#include "cli/verbs/layers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/console/lists.h"
+#include "moe/env.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe::cli {
+
+std::string list_text(const std::vector<int64_t>& ascending) {
+  std::string out;
+  for (size_t i = 0; i < ascending.size();) {
+    size_t end = i + 1;
+    while (end < ascending.size() && ascending[end] == ascending[end - 1] + 1) ++end;
+    if (!out.empty()) out += ",";
+    out += end - i == 1 ? fmt::format("{}", ascending[i]) : fmt::format("{}-{}", ascending[i], ascending[end - 1]);
+    i = end;
+  }
+  return out;
+}
+
+Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list) {
+  if (list.empty()) return model.layers;
+  NVFP4_MOE_ASSIGN(std::vector<int64_t> layers, parse_list(list));
+  for (const int64_t layer : layers) {
+    if (!std::binary_search(model.layers.begin(), model.layers.end(), layer)) {
+      return invalid_argument(
+          fmt::format("--layers: layer {} has no experts; those that have: {}", layer, list_text(model.layers)));
+    }
+  }
+  return layers;
+}
+
+const char* result_text(const Choice& choice) {
+  return choice.chosen ? "chosen" : choice.supported ? "not chosen" : "refused";
+}
+
+Result<std::string> wanted_backend(const std::string& option) {
+  NVFP4_MOE_ASSIGN(const Env env, read_env());
+  const std::string name = option == "auto" && !env.backend.empty() ? env.backend : option;
+  if (name != "auto" && find_backend(name) == nullptr) {
+    return invalid_argument(fmt::format("--backend: expected one of {}, got {}", backend_names(), name));
+  }
+  return name;
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,159 @@
+// quantize: a float checkpoint in, an NVFP4 checkpoint that inference engines read out, with what it cost (SQNR).
+#include <fmt/format.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "cli/console/lists.h"
+#include "cli/console/verb.h"
+#include "cli/verbs/layers.h"
+#include "convert/quantize_checkpoint.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+struct QuantizeVerb {
+  std::string in, out;
+  std::string format = "modelopt";
+  std::string layers;
+  std::string scales = "max";
+  std::string max_shard_size = "5GB";
+  std::string input_scales;
+  bool separate_gate_up = false;
+};
+
+// What `calibrate --json` wrote: {"layers": [{"layer", "hidden_scale", "intermediate_scale"}]}.
+Result<std::map<int64_t, LayerScales>> read_input_scales(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return io_error(fmt::format("{}: cannot be opened", path));
+  std::ostringstream text;
+  text << file.rdbuf();
+  const Json json = Json::parse(text.str(), nullptr, false);
+  const Status wrong = bad_input(fmt::format("{}: expected the output of nvfp4-moe calibrate --json", path));
+  if (!json.is_object() || !json.contains("layers") || !json["layers"].is_array()) return wrong;
+  std::map<int64_t, LayerScales> scales;
+  for (const Json& layer : json["layers"]) {
+    const auto number = [&](const char* key) {
+      return layer.is_object() && layer.contains(key) && layer[key].is_number();
+    };
+    if (!number("layer") || !number("hidden_scale") || !number("intermediate_scale")) return wrong;
+    const LayerScales value{layer["hidden_scale"].get<float>(), layer["intermediate_scale"].get<float>()};
+    for (const float scale : {*value.hidden, *value.intermediate}) {
+      if (!(scale > 0) || !std::isfinite(scale)) {
+        return bad_input(fmt::format("{}: layer {}: expected a positive finite scale, got {}", path,
+                                     layer["layer"].get<int64_t>(), scale));
+      }
+    }
+    scales[layer["layer"].get<int64_t>()] = value;
+  }
+  return scales;
+}
+
+Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
+  QuantizeOptions options;
+  NVFP4_MOE_ASSIGN(options.format, parse_output_format(verb.format));
+  if (!verb.layers.empty()) {
+    NVFP4_MOE_ASSIGN(options.layers, parse_list(verb.layers));
+  }
+  if (verb.scales != "max" && verb.scales != "mse") {
+    return invalid_argument(fmt::format("--scales: expected max or mse, got {}", verb.scales));
+  }
+  options.scales = verb.scales == "mse" ? ScaleSearch::kMse : ScaleSearch::kMax;
+  options.share_gate_up_scale = !verb.separate_gate_up;
+  NVFP4_MOE_ASSIGN(options.max_shard_bytes, parse_bytes(verb.max_shard_size));
+  if (!verb.input_scales.empty()) {
+    NVFP4_MOE_ASSIGN(options.input_scales, read_input_scales(verb.input_scales));
+  }
+  return options;
+}
+
+Status quantize(const QuantizeVerb& verb, Report& report) {
+  NVFP4_MOE_ASSIGN(QuantizeOptions options, engine_options(verb));
+  options.executor = &report.executor();
+  QuantizeResult result;
+  {
+    ProgressBar bar(report.progress());
+    options.progress = bar.callback();
+    NVFP4_MOE_ASSIGN(result, quantize_checkpoint(verb.in, verb.out, options));
+  }
+
+  Table table({{"layer", "layer"},
+               {"experts", "experts"},
+               {"gate_sqnr_db", "gate dB"},
+               {"up_sqnr_db", "up dB"},
+               {"down_sqnr_db", "down dB"},
+               {"sqnr_db", "SQNR dB"},
+               {"relative_error", "rel. error"},
+               {"saturated_scales", "at 448"},
+               {"zero_scales", "to zero"},
+               {"blocks", "blocks"}});
+  double worst_db = std::numeric_limits<double>::infinity();
+  int64_t worst_layer = -1;
+  for (const QuantizedLayer& layer : result.layers) {
+    const QuantizationQuality total = layer.total();
+    if (total.sqnr_db() < worst_db) {
+      worst_db = total.sqnr_db();
+      worst_layer = layer.layer;
+    }
+    const auto count = [](uint64_t value) { return cell(static_cast<int64_t>(value)); };
+    table.add({cell(layer.layer), cell(layer.experts), cell(layer.gate.sqnr_db(), "{:.2f}"),
+               cell(layer.up.sqnr_db(), "{:.2f}"), cell(layer.down.sqnr_db(), "{:.2f}"),
+               cell(total.sqnr_db(), "{:.2f}"), cell(total.relative_error(), "{:.3e}"),
+               count(total.counts.saturated_scales), count(total.counts.zero_scales), count(total.counts.blocks)});
+  }
+  report.table("layers", table);
+  std::string worst;
+  if (worst_layer >= 0) worst = fmt::format(" (worst: layer {}, {:.2f} dB)", worst_layer, worst_db);
+  report.fact("done", fmt::format("{} layers to {} ({} scales) in {}, mean SQNR {:.2f} dB{}", result.layers.size(),
+                                  to_string(result.format), verb.scales, duration_text(result.seconds),
+                                  result.mean_sqnr_db(), worst));
+  report.fact("wrote",
+              fmt::format("{} -> {} in {} shards{}; {} matrices quantized, {} tensors copied",
+                          bytes_text(result.source_bytes), bytes_text(result.written_bytes), result.shards,
+                          result.resumed_shards > 0 ? fmt::format(" ({} kept from before)", result.resumed_shards) : "",
+                          result.quantized_tensors, result.copied_tensors));
+  for (const std::string& note : result.notes) report.fact("note", note);
+  report.fact("next", fmt::format("nvfp4-moe verify {} --against {}", shell_quoted(verb.out), shell_quoted(verb.in)));
+
+  Json& json = report.json();
+  json["in"] = verb.in;
+  json["out"] = verb.out;
+  json["format"] = to_string(result.format);
+  json["scales"] = verb.scales;
+  json["mean_sqnr_db"] = result.mean_sqnr_db();
+  json["quantized_tensors"] = result.quantized_tensors;
+  json["copied_tensors"] = result.copied_tensors;
+  json["shards"] = result.shards;
+  json["resumed_shards"] = result.resumed_shards;
+  json["source_bytes"] = result.source_bytes;
+  json["expert_source_bytes"] = result.expert_source_bytes;
+  json["written_bytes"] = result.written_bytes;
+  json["copied_files"] = result.copied_files;
+  json["notes"] = result.notes;
+  json["elapsed_s"] = result.seconds;
+  return {};
+}
+
+}  // namespace
+
+void add_quantize(CLI::App& app, Invocation& invocation) {
+  add_verb<QuantizeVerb>(
+      app, invocation, "quantize", "Float checkpoint to NVFP4, streaming and resumable", UsesBackend::kNo, quantize,
+      [](CLI::App& verb, QuantizeVerb& options) {
+        verb.add_option("IN", options.in, "bf16, fp16 or fp32 checkpoint directory")->required();
+        verb.add_option("OUT", options.out, "Directory to write; an unfinished one is resumed")->required();
+        verb.add_option("--format", options.format, "modelopt or compressed-tensors")->capture_default_str();
+        verb.add_option("--layers", options.layers, "Layers to quantize, for example 0,3,5-9; default all");
+        verb.add_option("--scales", options.scales, "Block scales: max (of the block) or mse (best of two)")
+            ->capture_default_str();
+        verb.add_option("--max-shard-size", options.max_shard_size, "Largest file, for example 5GB")
+            ->capture_default_str();
+        verb.add_option("--input-scales", options.input_scales, "Activation scales: the output of calibrate --json");
+        verb.add_flag("--separate-gate-up", options.separate_gate_up,
+                      "gate and up keep tensor scales of their own (exact here; vLLM applies gate's to both)");
+      });
+}
+
+}  // namespace nvfp4_moe::cli

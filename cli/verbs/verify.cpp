@@ -1,0 +1,212 @@
+// verify: the checkpoint as this build packs and runs it, against the file's bytes, the exact reference, and the
+// original weights. Exit code 1 names what failed by layer, expert, tensor and coordinate, or by token and channel.
+#include "verify/verify.h"
+
+#include <fmt/format.h>
+
+#include "cli/console/lists.h"
+#include "cli/console/verb.h"
+#include "cli/verbs/choices.h"
+#include "cli/verbs/layers.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+struct VerifyVerb {
+  std::string path;
+  std::string against;
+  std::string layers;
+  std::string input;
+  std::optional<int64_t> tokens;
+  uint64_t seed = 42;
+  std::optional<double> limit_sqnr_db;
+  NumericChoices choices;
+  LocalPart part;
+};
+
+Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& model) {
+  VerifyOptions options;
+  options.against = verb.against;
+  NVFP4_MOE_ASSIGN(options.layers, chosen_layers(model, verb.layers));
+  NVFP4_MOE_ASSIGN(options.range, verb.part.range(model.options.num_experts));
+  options.input = verb.input;
+  options.states.seed = verb.seed;
+  options.states.tokens = verb.tokens.value_or(verb.input.empty() ? 32 : 0);
+  options.limit_sqnr_db = verb.limit_sqnr_db;
+  if (verb.limit_sqnr_db && verb.against.empty()) return invalid_argument("--limit: needs --against ORIGINAL");
+  MoeOptions probe = model.options;
+  NVFP4_MOE_TRY(verb.choices.apply(probe));  // unknown names are told before any work
+  options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
+  return options;
+}
+
+std::string coordinates(int64_t a, int64_t b) { return a < 0 ? "-" : fmt::format("({}, {})", a, b); }
+
+Cell none() { return {"", nullptr}; }
+
+void add_packed_row(const LayerVerification& layer, Table& table) {
+  const PackedCheck& check = *layer.packed;
+  const std::string first =
+      check.faults.empty() ? "" : fmt::format("expert {} {}", check.faults[0].expert, check.faults[0].projection);
+  const Cell where =
+      check.faults.empty() ? none() : cell(first + " " + coordinates(check.faults[0].row, check.faults[0].col));
+  table.add(
+      {cell(layer.layer), cell("file's bytes, unpacked"), none(), none(), none(), none(), where,
+       cell(check.passed() ? fmt::format("{} equal", bytes_text(check.bytes_compared))
+                           : fmt::format("{} bytes of {} tensors differ", check.differing_bytes, check.faulty_tensors)),
+       verdict(check.passed())});
+}
+
+void add_run_row(const LayerVerification& layer, Table& table) {
+  const RunCheck& check = *layer.run;
+  const Comparison& c = check.comparison;
+  table.add(
+      {cell(layer.layer),
+       cell("exact reference, " + check.backend),
+       cell(c.cosine, "{:.8f}"),
+       cell(c.relative_l2, "{:.1e}"),
+       {c.worst_token < 0 ? "" : fmt::format("{:.1e} (token {})", c.worst_token_l2, c.worst_token), c.worst_token_l2},
+       cell(c.max_abs, "{:.2e}"),
+       cell(c.max_abs > 0 ? coordinates(c.max_token, c.max_channel) : ""),
+       cell(fmt::format("L2 {:.0e}, token {:.0e}", check.limits.relative_l2, check.limits.worst_token_l2)),
+       verdict(check.passed())});
+}
+
+void add_original_row(const LayerVerification& layer, const std::optional<double>& limit, Table& table) {
+  const OriginalCheck& check = *layer.original;
+  // The place of the fault where there is one, else that of the largest error.
+  std::string where = fmt::format("expert {} {}", check.max_expert, coordinates(check.max_row, check.max_col));
+  if (!check.faults.empty()) {
+    const WeightFault& fault = check.faults.front();
+    where = fmt::format("expert {} {} {}", fault.expert, fault.projection, coordinates(fault.row, fault.col));
+  }
+  table.add({cell(layer.layer), cell(check.format + " original"), cell(check.cosine, "{:.8f}"),
+             cell(check.relative_l2, "{:.1e}"), none(), cell(check.max_abs, "{:.2e}"), cell(where),
+             cell(fmt::format("half step; {:.2f} dB{}", check.sqnr_db,
+                              limit ? fmt::format(" >= {:g}", *limit) : std::string())),
+             verdict(check.passed())});
+}
+
+// What was rounded away or clipped: by the run in its activations, by the quantization in its weights.
+void report_saturation(const VerifyReport& verified, Report& report) {
+  Table table({{"layer", "layer"},
+               {"hidden_blocks", "hidden blocks"},
+               {"hidden_saturated", "at 448"},
+               {"hidden_zeroed", "to zero"},
+               {"intermediate_blocks", "intermediate blocks"},
+               {"intermediate_saturated", "at 448"},
+               {"intermediate_zeroed", "to zero"},
+               {"nonfinite_rows", "non-finite rows"},
+               {"weights_saturated", "weights beyond their block"},
+               {"weight_blocks_zeroed", "weight blocks to zero"}});
+  const auto count = [](uint64_t value) { return cell(static_cast<int64_t>(value)); };
+  for (const LayerVerification& layer : verified.layers) {
+    if (!layer.run && !layer.original) continue;
+    std::vector<Cell> cells = {cell(layer.layer)};
+    if (layer.run) {
+      const RunStatus& s = layer.run->status;
+      cells.insert(cells.end(), {count(s.hidden_blocks), count(s.hidden_saturated), count(s.hidden_zeroed),
+                                 count(s.intermediate_blocks), count(s.intermediate_saturated),
+                                 count(s.intermediate_zeroed), count(s.nonfinite_rows)});
+    }
+    cells.resize(8);
+    if (layer.original) {
+      cells.push_back(count(layer.original->saturated));
+      cells.push_back(count(layer.original->zeroed_blocks));
+    }
+    table.add(std::move(cells));
+  }
+  if (table.empty()) return;
+  report.line("");
+  report.line("saturation");
+  report.table("saturation", table);
+}
+
+Status verify_verb(const VerifyVerb& verb, Report& report) {
+  VerifyOptions options;
+  {
+    NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
+    NVFP4_MOE_ASSIGN(options, engine_options(verb, checkpoint.model()));
+    NVFP4_MOE_ASSIGN(options.backend, wanted_backend(report.common().backend));
+    options.device = report.common().device;
+  }
+  options.executor = &report.executor();
+  VerifyReport verified;
+  {
+    ProgressBar bar(report.progress());
+    options.progress = bar.callback();
+    NVFP4_MOE_ASSIGN(verified, verify(verb.path, options));
+  }
+
+  report.fact("checked", fmt::format("{}: {} ({})", verb.path, verified.family, verified.format));
+  Table table({{"layer", "layer"},
+               {"vs", "vs", false},
+               {"cosine", "cosine"},
+               {"relative_l2", "rel. L2"},
+               {"worst_token_l2", "worst token"},
+               {"max_abs", "max abs"},
+               {"at", "at", false},
+               {"limit", "limit", false},
+               {"passed", "result", false}});
+  int64_t checks_by_themselves = 0;
+  for (const LayerVerification& layer : verified.layers) {
+    if (layer.packed) add_packed_row(layer, table);
+    if (layer.run) add_run_row(layer, table);
+    if (layer.original) add_original_row(layer, verb.limit_sqnr_db, table);
+    if (!layer.packed && !layer.run && !layer.original) {
+      table.add({cell(layer.layer), cell("its own scales"), none(), none(), none(), none(), none(), cell("no errors"),
+                 verdict(layer.passed())});
+    }
+    if (layer.run && layer.run->backend_is_reference) ++checks_by_themselves;
+    for (const std::string& failure : layer.failures) report.fail(failure);
+  }
+  report.table("checks", table);
+  report_saturation(verified, report);
+
+  report.line("");
+  for (const LayerVerification& layer : verified.layers) {
+    for (const std::string& failure : layer.failures) report.fact("FAIL", failure, Style::kBad);
+    if (layer.original && !layer.original->hint.empty()) report.fact("hint", layer.original->hint, Style::kWarning);
+  }
+  report.line(
+      "\"exact reference\" runs the same NVFP4 numbers without rounding in between: it judges the kernels. "
+      "\"original\" judges the quantization.");
+  if (checks_by_themselves > 0) {
+    report.fact("note", "the chosen backend is the reference itself: that comparison says nothing about kernels",
+                Style::kWarning);
+  }
+  report.fact("verdict",
+              verified.passed()
+                  ? fmt::format("{} layers passed in {}", verified.layers.size(), duration_text(verified.seconds))
+                  : fmt::format("{} of {} layers failed", verified.failed_layers(), verified.layers.size()),
+              verified.passed() ? Style::kGood : Style::kBad);
+  if (!verified.passed() && !report.failed()) report.fail("a check of the whole checkpoint failed");
+  report.json()["path"] = verb.path;
+  report.json()["device"] = options.device;
+  report.json()["against"] = verb.against.empty() ? Json(nullptr) : Json(verb.against);
+  report.json()["failed_layers"] = verified.failed_layers();
+  report.json()["elapsed_s"] = verified.seconds;
+  report.json()["details"] = Json::parse(to_json(verified), nullptr, false);
+  return {};
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, Invocation& invocation) {
+  add_verb<VerifyVerb>(
+      app, invocation, "verify", "Packed bytes, kernels and quantization of a checkpoint, checked", UsesBackend::kYes,
+      verify_verb, [](CLI::App& verb, VerifyVerb& options) {
+        verb.add_option("DIR", options.path, "Checkpoint directory")->required();
+        verb.add_option("--against", options.against, "The checkpoint it was quantized from");
+        verb.add_option("--layers", options.layers, "For example 0,3,5-9; default all");
+        verb.add_option("--tokens", options.tokens, "Seeded: how many (default 32; 0: do not run); of a file: at most")
+            ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+        verb.add_option("--input", options.input, "safetensors with hidden, and topk_ids and topk_weights if known");
+        verb.add_option("--limit", options.limit_sqnr_db, "With --against: fail a layer below this SQNR in dB");
+        verb.add_option("--random-state", options.seed, "Seed")->capture_default_str();
+        add_numeric_choices(verb, options.choices);
+        add_expert_range(verb, options.part);
+      });
+}
+
+}  // namespace nvfp4_moe::cli

@@ -7,7 +7,7 @@
 
 #include "cli/console/console.h"
 #include "cli/console/exit_code.h"
-#include "cli/console/verb.h"
+#include "cli/verbs/verbs.h"
 
 namespace nvfp4_moe::cli {
 namespace {

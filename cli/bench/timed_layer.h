@@ -10,7 +10,7 @@
 
 #include "backend/layer_steps.h"
 #include "cli/bench/random_layer.h"
-#include "cli/verbs/subject.h"
+#include "cli/bench/subject.h"
 #include "core/executor.h"
 #include "moe/layer.h"
 #include "moe/placed_batch.h"

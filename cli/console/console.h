@@ -18,6 +18,8 @@ bool stderr_is_terminal();
 
 // Control characters as \xNN.
 std::string printable(std::string_view text);
+// The argument as a shell takes it, for commands that are printed to be run.
+std::string shell_quoted(const std::string& argument);
 
 // Writes to stdout. Failures are remembered, not reported here.
 void print(std::string_view text);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cli/console/console.h"
+#include "cli/console/lists.h"
 
 namespace nvfp4_moe::cli {
 
@@ -22,6 +23,9 @@ Cell cell(double value, const char* format) {
   if (!std::isfinite(value)) return {fmt::format("{}", value), fmt::format("{}", value), Style::kPlain};
   return {fmt::format(fmt::runtime(format), value), value, Style::kPlain};
 }
+Cell count_cell(uint64_t count) { return {fmt::format("{}", count), count, Style::kPlain}; }
+Cell bytes_cell(uint64_t bytes) { return {bytes_text(bytes), bytes, Style::kPlain}; }
+Cell no_cell() { return {"", nullptr, Style::kPlain}; }
 Cell verdict(bool pass) { return {pass ? "pass" : "FAIL", pass, pass ? Style::kGood : Style::kBad}; }
 
 void Table::add(std::vector<Cell> cells) {

@@ -4,6 +4,7 @@
 // pasted into an issue as it is.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -31,6 +32,11 @@ Cell cell(const std::string& text, Style style = Style::kPlain);
 Cell cell(int64_t value);
 // fmt's format of the value, for example cell(x, "{:.3f}"); the JSON value keeps all digits.
 Cell cell(double value, const char* format);
+Cell count_cell(uint64_t count);
+// "1.3 GiB", and the number of bytes.
+Cell bytes_cell(uint64_t bytes);
+// Empty text and null: there is nothing to say here.
+Cell no_cell();
 // "pass" or "FAIL", true or false.
 Cell verdict(bool pass);
 

@@ -1,4 +1,4 @@
-// Verb: how a subcommand joins the parser. Each verb has a file of its own with one add_* function.
+// Verb: how a subcommand joins the parser, with the options that every verb has.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -44,18 +44,5 @@ CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& nam
   });
   return verb;
 }
-
-void add_inspect(CLI::App& app, Invocation& invocation);
-void add_quantize(CLI::App& app, Invocation& invocation);
-void add_calibrate(CLI::App& app, Invocation& invocation);
-void add_verify(CLI::App& app, Invocation& invocation);
-void add_run(CLI::App& app, Invocation& invocation);
-void add_bench(CLI::App& app, Invocation& invocation);
-void add_doctor(CLI::App& app, Invocation& invocation);
-void add_explain(CLI::App& app, Invocation& invocation);
-void add_synthesize(CLI::App& app, Invocation& invocation);
-
-// The command as a shell takes it, for repro lines.
-std::string shell_quoted(const std::string& argument);
 
 }  // namespace nvfp4_moe::cli

@@ -10,23 +10,16 @@
 #include <optional>
 
 #include "cli/bench/bandwidth.h"
-#include "cli/bench/bench_cell.h"
-#include "cli/bench/cpu_peaks.h"
+#include "cli/bench/configuration.h"
 #include "cli/bench/host.h"
-#include "cli/bench/timed_layer.h"
 #include "cli/console/lists.h"
-#include "cli/console/verb.h"
 #include "cli/verbs/layers.h"
-#include "cli/verbs/subject.h"
-#include "judge/judge.h"
-#include "moe/placed_batch.h"
+#include "cli/verbs/shared_options.h"
+#include "cli/verbs/subject_options.h"
+#include "cli/verbs/verbs.h"
 
 namespace nvfp4_moe::cli {
 namespace {
-
-constexpr int64_t kCheckExperts = 4;
-constexpr int64_t kCheckTokens = 3;
-constexpr int64_t kMostCopies = 16;
 
 struct BenchVerb {
   SubjectOptions subject;  // activation_format: a list
@@ -35,39 +28,6 @@ struct BenchVerb {
   Repeat repeat;
   bool steps = false;
 };
-
-// One of the layers that take turns.
-struct Configuration {
-  std::string backend;  // as asked for
-  Subject subject;
-  std::optional<TimedLayer> timed;
-  const ComputePeak* peak = nullptr;  // of its GEMM; null where none is known, and on a device
-  std::string peak_name;              // empty where none is known
-  double read_gb_per_s = 0;           // on a device
-  double peak_gflop_per_s = 0;        // on a device
-
-  const char* format() const { return to_string(subject.options.activation_format); }
-};
-
-// Empty where the backend agrees with the reference on the first experts.
-Result<std::string> disagreement(const Configuration& configuration, const std::string& device, uint64_t seed,
-                                 Executor& executor) {
-  Subject few;
-  few.options = configuration.subject.options;
-  few.source = configuration.subject.source;
-  few.range = {configuration.subject.range.first, std::min(kCheckExperts, configuration.subject.range.count)};
-  std::vector<std::vector<float>> outs;
-  for (const auto& [name, place] :
-       {std::pair(std::string("reference"), std::string("cpu")), std::pair(configuration.backend, device)}) {
-    NVFP4_MOE_ASSIGN(const TimedLayer one, TimedLayer::open(few, name, place, kCheckTokens, 1, executor, {}));
-    RandomTokens tokens = random_tokens(few.options, few.range, kCheckTokens, seed);
-    NVFP4_MOE_TRY(run_from_host(one.layer(), tokens.batch()).status());
-    outs.push_back(tokens.out_floats());
-  }
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(few.options));
-  const Comparison comparison = compare(outs[0].data(), outs[1].data(), kCheckTokens, few.options.hidden_size);
-  return broken_limit(comparison, layer_limits(config, kCheckTokens));
-}
 
 // The product of --backend and --activation-format, each a list.
 Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const Report& report) {
@@ -93,52 +53,16 @@ Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const R
   return all;
 }
 
-// Copies of each layer that keep twice the last level of cache busy, as far as half of the free memory goes.
-Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFacts& device,
-                          const std::string& device_name) {
-  double packed_bytes = 0, most_bytes = 0;
-  for (const Configuration& one : all) {
-    NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(one.subject.options));
-    LayerOptions options;
-    options.backend = one.backend;
-    options.device = device_name;
-    options.range = one.subject.range;
-    options.limits.max_tokens = 1;
-    NVFP4_MOE_ASSIGN(const LayerNeeds needs, plan_layer(config, one.subject.source.scales, options));
-    packed_bytes += static_cast<double>(needs.packed_bytes);
-    most_bytes = std::max(most_bytes, static_cast<double>(needs.packed_bytes));
-  }
-  constexpr int64_t kLargestDeviceCache = int64_t{128} << 20;  // of any GPU
-  const bool on_device = device.kind == DeviceKind::kCuda;
-  const auto available =
-      static_cast<double>(on_device ? static_cast<uint64_t>(device.memory_bytes) : read_host().memory_available_bytes);
-  const auto cache_bytes =
-      static_cast<double>(on_device ? static_cast<uint64_t>(kLargestDeviceCache) : last_level_cache_bytes());
-  if (packed_bytes > available) {
-    return Status(
-        Code::kOutOfMemory,
-        fmt::format("memory: expected {} for the layers that take turns, got {} that are free (fewer at a "
-                    "time, or --experts)",
-                    bytes_text(static_cast<uint64_t>(packed_bytes)), bytes_text(static_cast<uint64_t>(available))));
-  }
-  const auto wanted = static_cast<int64_t>(2 * cache_bytes / most_bytes) + 1;
-  const auto room = static_cast<int64_t>(available / 2 / packed_bytes);
-  return std::clamp<int64_t>(std::min(wanted, room), 1, kMostCopies);
-}
-
-const ComputePeak* peak_of_layer(const MoeLayer& layer) {
-  for (const StepPlan& step : layer.plan().steps)
-    if (step.step == "gemm2") return peak_of_kernel(step.kernel);
-  return nullptr;
+Table peaks_table(const std::string& whose) {
+  return Table({{"name", "peak of " + whose, false},
+                {"gb_per_s", "GB/s"},
+                {"gflop_per_s", "GFLOP/s"},
+                {"instructions", "by", false}});
 }
 
 // What the device can do, measured once, by the instruction of each backend's GEMMs.
 Status measure_device(std::vector<Configuration>& all, const std::string& device, Report& report) {
-  Table table({{"name", "peak of " + device, false},
-               {"gb_per_s", "GB/s"},
-               {"gflop_per_s", "GFLOP/s"},
-               {"instructions", "by", false}});
-  const Cell none{"", nullptr};
+  Table table = peaks_table(device);
   double read_gb_per_s = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     Configuration& one = all[i];
@@ -149,7 +73,7 @@ Status measure_device(std::vector<Configuration>& all, const std::string& device
     if (i == 0) {
       NVFP4_MOE_ASSIGN(const double rate, backend.measures->read_rate(index));
       read_gb_per_s = rate * 1e-9;
-      table.add({cell("read"), cell(read_gb_per_s, "{:.1f}"), none, cell("loads of up to 4 GiB")});
+      table.add({cell("read"), cell(read_gb_per_s, "{:.1f}"), no_cell(), cell("loads of up to 4 GiB")});
     }
     one.read_gb_per_s = read_gb_per_s;
     one.peak_name = std::string("bf16 tensor cores, ") + backend.name;
@@ -161,8 +85,8 @@ Status measure_device(std::vector<Configuration>& all, const std::string& device
     }
     NVFP4_MOE_ASSIGN(const double flop_per_s, backend.measures->product_rate(index));
     one.peak_gflop_per_s = flop_per_s * 1e-9;
-    table.add(
-        {cell(one.peak_name), none, cell(one.peak_gflop_per_s, "{:.0f}"), cell(backend.measures->product_instruction)});
+    table.add({cell(one.peak_name), no_cell(), cell(one.peak_gflop_per_s, "{:.0f}"),
+               cell(backend.measures->product_instruction)});
   }
   report.table("peaks", table);
   report.line("");
@@ -170,35 +94,16 @@ Status measure_device(std::vector<Configuration>& all, const std::string& device
 }
 
 void report_peaks(ReadBandwidth& bandwidth, Report& report) {
-  Table table({{"name", "peak of all threads", false},
-               {"gb_per_s", "GB/s"},
-               {"gflop_per_s", "GFLOP/s"},
-               {"instructions", "by", false}});
-  const Cell none{"", nullptr};
-  table.add({cell("read"), cell(bandwidth.measure(report.executor()) * 1e-9, "{:.1f}"), none,
+  Table table = peaks_table("all threads");
+  table.add({cell("read"), cell(bandwidth.measure(report.executor()) * 1e-9, "{:.1f}"), no_cell(),
              cell(fmt::format("loads of {}", bytes_text(bandwidth.size_bytes())))});
   for (const ComputePeak& peak : compute_peaks()) {
     if (!peak.runs_here()) continue;
     table.add(
-        {cell(peak.name), none, cell(measure(peak, report.executor()) * 1e-9, "{:.1f}"), cell(peak.instructions)});
+        {cell(peak.name), no_cell(), cell(measure(peak, report.executor()) * 1e-9, "{:.1f}"), cell(peak.instructions)});
   }
   report.table("peaks", table);
   report.line("");
-}
-
-Result<BenchRound> time_round(Configuration& one, int64_t tokens, const BenchVerb& verb, Executor& executor) {
-  const auto peak_now = [&] {
-    return one.peak == nullptr ? one.peak_gflop_per_s : measure(*one.peak, executor) * 1e-9;
-  };
-  BenchRound round;
-  const double before = peak_now();
-  NVFP4_MOE_ASSIGN(round.times, one.timed->time_runs(verb.repeat));
-  round.peak_gflop_per_s = std::max(before, peak_now());
-  round.work = work_of(one.timed->layer(), tokens, round.times.experts);
-  if (verb.steps) {
-    NVFP4_MOE_ASSIGN(round.step_us, one.timed->time_steps(verb.repeat));
-  }
-  return round;
 }
 
 Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& sweep, const BenchVerb& verb,
@@ -227,7 +132,7 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
       for (int64_t number = 0; number < verb.rounds; ++number) {
         for (size_t i = 0; i < all.size(); ++i, ++progress.done) {
           if (!tell(progress)) return Status(Code::kCancelled, "interrupted");
-          NVFP4_MOE_ASSIGN(BenchRound round, time_round(all[i], tokens, verb, report.executor()));
+          NVFP4_MOE_ASSIGN(BenchRound round, time_round(all[i], tokens, verb.repeat, verb.steps, report.executor()));
           const double read_after = host_reads();
           round.read_gb_per_s = on_device ? all[i].read_gb_per_s : std::max(read_before, read_after);
           read_before = read_after;
@@ -272,18 +177,15 @@ Result<bool> check_all(const std::vector<Configuration>& all, uint64_t seed, Rep
 Status bench(const BenchVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, parse_sweep(verb.tokens));
   const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
-  if (most_tokens > int64_t{1} << 24) return invalid_argument("--tokens: at most 16777216");
+  if (most_tokens > kMostTokens) return invalid_argument(fmt::format("--tokens: at most {}", kMostTokens));
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
   const std::string& device = report.common().device;
   NVFP4_MOE_ASSIGN(const DeviceFacts facts, device_facts(device));
   const bool on_device = facts.kind == DeviceKind::kCuda;
   Executor& executor = report.executor();
   const Subject& subject = all.front().subject;
-  const MoeOptions& sizes = subject.options;
   report.json()["layer"] = subject.name;
-  report.fact("layer", fmt::format("{}: experts {}:{} of {}, top-{}, hidden {}, intermediate {}", subject.name,
-                                   subject.range.first, subject.range.count, sizes.num_experts, sizes.top_k,
-                                   sizes.hidden_size, sizes.intermediate_size));
+  report.fact("layer", sizes_text(subject));
   NVFP4_MOE_ASSIGN(const bool agree, check_all(all, verb.subject.seed, report));
   report.json()["checked"] = agree;
   if (!agree) return {};

@@ -3,9 +3,11 @@
 
 #include <fmt/format.h>
 
+#include "cli/console/console.h"
 #include "cli/console/lists.h"
-#include "cli/console/verb.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/shared_options.h"
+#include "cli/verbs/verbs.h"
 #include "convert/quantize_checkpoint.h"
 
 namespace nvfp4_moe::cli {
@@ -82,13 +84,11 @@ void add_calibrate(CLI::App& app, Invocation& invocation) {
   add_verb<CalibrateVerb>(
       app, invocation, "calibrate", "Measure static activation scales from sample hidden states", UsesBackend::kNo,
       calibrate_verb, [](CLI::App& verb, CalibrateVerb& options) {
-        verb.add_option("DIR", options.path, "Checkpoint directory")->required();
-        verb.add_option("--input", options.input, "safetensors with hidden, and topk_ids and topk_weights if known");
+        add_checkpoint_directory(verb, options.path);
+        add_states(verb, options.input, options.tokens, 1, "how many (default 128)");
         verb.add_option("--random", options.random_amplitude, "Seeded states of this amplitude instead of a file");
-        verb.add_option("--tokens", options.tokens, "Seeded: how many (default 128); of a file: at most this many")
-            ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-        verb.add_option("--layers", options.layers, "For example 0,3,5-9; default all");
-        verb.add_option("--random-state", options.seed, "Seed")->capture_default_str();
+        add_layer_list(verb, options.layers, "Layers to measure");
+        add_seed(verb, options.seed);
         verb.add_option("--write", options.write, "Copy an NVFP4 checkpoint here with the measured scales in it");
       });
 }

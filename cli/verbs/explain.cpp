@@ -6,9 +6,10 @@
 
 #include "backend/layer_steps.h"
 #include "cli/console/lists.h"
-#include "cli/console/verb.h"
 #include "cli/verbs/layers.h"
-#include "cli/verbs/subject.h"
+#include "cli/verbs/shared_options.h"
+#include "cli/verbs/subject_options.h"
+#include "cli/verbs/verbs.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
@@ -85,8 +86,7 @@ void report_plan(const Plan& plan, Report& report) {
   report.table("steps", steps);
   Table spans({{"name", "workspace span", false}, {"offset_bytes", "offset"}, {"size_bytes", "bytes"}});
   for (const Span& span : plan.workspace.spans) {
-    spans.add(
-        {cell(span.name), cell(static_cast<int64_t>(span.offset_bytes)), cell(static_cast<int64_t>(span.size_bytes))});
+    spans.add({cell(span.name), count_cell(span.offset_bytes), count_cell(span.size_bytes)});
   }
   report.line("");
   report.table("workspace", spans);
@@ -98,12 +98,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
   const MoeOptions& sizes = config.options();
-  report.fact(
-      "layer",
-      fmt::format(
-          "{}: experts {}:{} of {}, top-{}, hidden {}, intermediate {}{}", subject.name, subject.range.first,
-          subject.range.count, sizes.num_experts, sizes.top_k, sizes.hidden_size, sizes.intermediate_size,
-          sizes.shared_intermediate_size > 0 ? fmt::format(", shared expert {}", sizes.shared_intermediate_size) : ""));
+  report.fact("layer", sizes_text(subject));
   report.fact("numbers", fmt::format("{}{}, {} activations, router weight {}, rows {}", to_string(sizes.activation),
                                      sizes.swiglu_limit ? fmt::format(" L={:g}", *sizes.swiglu_limit) : "",
                                      to_string(sizes.activation_format), to_string(sizes.router_weight),
@@ -142,13 +137,12 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
 }  // namespace
 
 void add_explain(CLI::App& app, Invocation& invocation) {
-  add_verb<ExplainVerb>(app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan",
-                        UsesBackend::kYes, explain_verb, [](CLI::App& verb, ExplainVerb& options) {
-                          add_subject(verb, options.subject, true);
-                          verb.add_option("--tokens", options.tokens, "Most tokens of one call")
-                              ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
-                              ->capture_default_str();
-                        });
+  add_verb<ExplainVerb>(
+      app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan", UsesBackend::kYes,
+      explain_verb, [](CLI::App& verb, ExplainVerb& options) {
+        add_subject(verb, options.subject, true);
+        add_token_count(verb, "--tokens", options.tokens, "Most tokens of one call")->capture_default_str();
+      });
 }
 
 }  // namespace nvfp4_moe::cli

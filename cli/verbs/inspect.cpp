@@ -2,18 +2,15 @@
 // chosen layers; never the codes. Findings that are errors make the exit code 1; what cannot be read at all makes it 4.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cctype>
-#include <map>
-#include <set>
-
 #include "checkpoint/checkpoint.h"
 #include "cli/console/lists.h"
-#include "cli/console/verb.h"
+#include "cli/verbs/findings.h"
+#include "cli/verbs/fit.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/shared_options.h"
+#include "cli/verbs/verbs.h"
 #include "core/float_formats.h"
 #include "moe/layer.h"
-#include "moe/registry.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -25,26 +22,6 @@ struct InspectOptions {
   int64_t max_tokens = 8192;
   bool no_scales = false;
 };
-
-// "model.layers.3.mlp.experts.17.up_proj" -> "model.layers.*.mlp.experts.*.up_proj": like tensors fold into one line.
-std::string folded_name(const std::string& name) {
-  std::string out;
-  bool word_begins = true, in_number = false;
-  for (const char c : name) {
-    const bool digit = std::isdigit(static_cast<unsigned char>(c)) != 0;
-    if (digit && (word_begins || in_number)) {
-      if (!in_number) out += '*';
-      in_number = true;
-    } else {
-      out += c;
-      in_number = false;
-    }
-    word_begins = c == '.';
-  }
-  return out;
-}
-
-bool is_ignored(const Finding& finding) { return finding.id.starts_with("ignored"); }
 
 void report_model(const Checkpoint& checkpoint, Report& report) {
   const ModelInfo& model = checkpoint.model();
@@ -123,8 +100,8 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
         all.push_back(finding);
       }
       table.add({cell(layer),
-                 {bytes_text(s.codes_bytes), s.codes_bytes},
-                 {bytes_text(s.scales_bytes), s.scales_bytes},
+                 bytes_cell(s.codes_bytes),
+                 bytes_cell(s.scales_bytes),
                  range_cell(s.tensor_scale_min, s.tensor_scale_max),
                  range_cell(e4m3_to_float(s.block_scale_min), e4m3_to_float(s.block_scale_max)),
                  {fmt::format("{:.2f} %", s.saturated_block_share * 100), s.saturated_block_share},
@@ -137,166 +114,6 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
   }
   report.line("");
   report.table("layer_statistics", table);
-  return {};
-}
-
-// One row per finding; notes of one kind fold into one row of the text, because a model has one per layer.
-Table findings_table(const std::vector<const Finding*>& findings, bool fold_notes) {
-  Table table({{"severity", "severity", false},
-               {"id", "finding", false},
-               {"layer", "layer"},
-               {"expert", "expert"},
-               {"tensor", "tensor", false},
-               {"expected", "expected", false},
-               {"actual", "actual", false},
-               {"count", "count"}});
-  std::set<std::string> folded;
-  for (const Finding* finding : findings) {
-    int64_t count = finding->count;
-    bool several = false;
-    if (fold_notes && finding->severity == Severity::kNote) {
-      if (!folded.insert(finding->id).second) continue;
-      for (const Finding* other : findings) {
-        if (other == finding || other->id != finding->id || other->severity != Severity::kNote) continue;
-        count += other->count;
-        several = true;
-      }
-    }
-    const auto number = [](int64_t value) { return value < 0 ? Cell{"", nullptr} : cell(value); };
-    const Style style = finding->severity == Severity::kError     ? Style::kBad
-                        : finding->severity == Severity::kWarning ? Style::kWarning
-                                                                  : Style::kPlain;
-    table.add({cell(to_string(finding->severity), style), cell(finding->id),
-               several ? cell("several") : number(finding->layer),
-               several ? Cell{"", nullptr} : number(finding->expert), cell(finding->tensor + (several ? ", ..." : "")),
-               cell(finding->expected), cell(finding->actual), cell(count)});
-  }
-  return table;
-}
-
-void report_findings(const std::vector<Finding>& findings, Report& report) {
-  int64_t errors = 0, warnings = 0;
-  std::vector<const Finding*> shown;
-  std::map<std::string, std::pair<int64_t, std::string>> ignored;  // folded name -> count, reason
-  for (const Finding& finding : findings) {
-    if (is_ignored(finding)) {
-      auto& [count, reason] = ignored[folded_name(finding.tensor)];
-      count += finding.count;
-      reason = finding.actual.empty() ? finding.expected : finding.actual;
-      continue;
-    }
-    errors += finding.severity == Severity::kError;
-    warnings += finding.severity == Severity::kWarning;
-    if (finding.severity == Severity::kError) report.fail(to_string(finding));
-    shown.push_back(&finding);
-  }
-  report.line("");
-  report.fact(
-      "findings",
-      fmt::format("{} error{}, {} warning{}", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s"),
-      errors > 0     ? Style::kBad
-      : warnings > 0 ? Style::kWarning
-                     : Style::kGood);
-  report.json()["errors"] = errors;
-  report.json()["warnings"] = warnings;
-  if (!shown.empty()) report.table("findings", findings_table(shown, true));
-  report.json()["findings"] = findings_table(shown, false).json();
-
-  Json json = Json::array();
-  int64_t total = 0;
-  for (const auto& [name, what] : ignored) {
-    total += what.first;
-    json.push_back({{"tensor", name}, {"count", what.first}, {"reason", what.second}});
-  }
-  report.json()["ignored"] = json;
-  if (total > 0) report.fact("ignored", fmt::format("{} tensors that are not routed experts:", total));
-  for (const auto& [name, what] : ignored) {
-    report.line(fmt::format("          {:>6}  {}{}", what.first, name, what.second.empty() ? "" : "  " + what.second));
-  }
-}
-
-// Bytes of the tensors that hold routed experts. All else stays on every rank (attention, embeddings, routers).
-uint64_t expert_bytes(const Checkpoint& checkpoint) {
-  std::set<std::string_view> counted;  // stacked experts share one tensor
-  uint64_t bytes = 0;
-  const auto& tensors = checkpoint.index().tensors();
-  for (const int64_t layer : checkpoint.model().layers) {
-    for (int64_t expert = 0; expert < checkpoint.model().options.num_experts; ++expert) {
-      for (const char* projection : {"gate", "up", "down"}) {
-        const std::string name = checkpoint.tensor_name(layer, expert, projection);
-        const std::string stem = name.substr(0, name.rfind('.') + 1);  // its scales lie beside it
-        for (auto at = tensors.lower_bound(stem); at != tensors.end() && at->first.starts_with(stem); ++at) {
-          if (counted.insert(at->first).second) bytes += at->second.info->size_bytes();
-        }
-      }
-    }
-  }
-  return bytes;
-}
-
-// Bytes one of `ranks` GPUs needs under expert parallel.
-struct Need {
-  uint64_t experts_bytes = 0;    // packed, of the layers that can be loaded
-  uint64_t workspace_bytes = 0;  // one, shared by all layers
-};
-
-Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64_t ranks, int64_t max_tokens,
-                     const DeviceFacts& device) {
-  Need need;
-  std::map<std::string, std::pair<uint64_t, uint64_t>> seen;  // layers of one shape are measured once
-  for (const int64_t layer : checkpoint.model().layers) {
-    NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
-    const std::string key =
-        fmt::format("{} {} {}", options.num_experts, options.hidden_size, options.intermediate_size);
-    if (!seen.contains(key)) {
-      NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
-      const ExpertRange range{0, (options.num_experts + ranks - 1) / ranks};
-      NVFP4_MOE_ASSIGN(const Plan plan, backend.plan(config, range, {}, Limits{max_tokens}, device));
-      seen[key] = {backend.packed_bytes(config, range), plan.workspace.total_bytes};
-    }
-    need.experts_bytes += seen[key].first;
-    need.workspace_bytes = std::max(need.workspace_bytes, seen[key].second);
-  }
-  return need;
-}
-
-// Which backend's packed layout stands for a GPU's: the codes and block scales are the same bytes in another order.
-Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const DeviceFacts& device,
-                  const std::vector<int64_t>& memories, int64_t max_tokens, Report& report) {
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(checkpoint.model().options));
-  NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
-
-  const uint64_t other_bytes = checkpoint.index().size_bytes() - expert_bytes(checkpoint);
-  std::vector<Column> columns = {{"ranks", "GPUs"},
-                                 {"experts_bytes", "experts each"},
-                                 {"other_bytes", "other tensors"},
-                                 {"workspace_bytes", "workspace"},
-                                 {"total_bytes", "sum"}};
-  for (const int64_t memory : memories) {
-    columns.push_back({fmt::format("fits_{}gb", memory), fmt::format("{} GB", memory), false});
-  }
-  Table table(columns);
-  for (const int64_t ranks : {1, 2, 4, 8}) {
-    if (ranks > checkpoint.model().options.num_experts) break;
-    NVFP4_MOE_ASSIGN(const Need need, need_of(checkpoint, *backend, ranks, max_tokens, device));
-    const uint64_t total = need.experts_bytes + other_bytes + need.workspace_bytes;
-    std::vector<Cell> cells = {{ranks == 1 ? "1" : fmt::format("{} (EP{})", ranks, ranks), ranks},
-                               {bytes_text(need.experts_bytes), need.experts_bytes},
-                               {bytes_text(other_bytes), other_bytes},
-                               {bytes_text(need.workspace_bytes), need.workspace_bytes},
-                               {bytes_text(total), total}};
-    for (const int64_t memory : memories) {
-      const bool fits = static_cast<double>(total) < static_cast<double>(memory) * 1e9;
-      cells.push_back({fits ? "fits" : "no", fits, fits ? Style::kGood : Style::kWarning});
-    }
-    table.add(std::move(cells));
-  }
-  report.line("");
-  report.fact("fit",
-              fmt::format("bytes per GPU, workspace at {} tokens; without KV cache and activations of other layers",
-                          max_tokens));
-  report.json()["fit_max_tokens"] = max_tokens;
-  report.table("fit", table);
   return {};
 }
 
@@ -328,11 +145,10 @@ void add_inspect(CLI::App& app, Invocation& invocation) {
       app, invocation, "inspect", "What a checkpoint is, its scales and faults, and whether it fits", UsesBackend::kYes,
       inspect, [](CLI::App& verb, InspectOptions& options) {
         verb.add_option("DIR", options.path, "Checkpoint directory, or one safetensors file")->required();
-        verb.add_option("--layers", options.layers, "Layers whose scales are read, for example 0,3,5-9; default all");
+        add_layer_list(verb, options.layers, "Layers whose scales are read");
         verb.add_option("--gpu-memory", options.gpu_memory, "GPU memories in GB to judge the fit by")
             ->capture_default_str();
-        verb.add_option("--max-tokens", options.max_tokens, "Tokens of one call, for the workspace")
-            ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+        add_token_count(verb, "--max-tokens", options.max_tokens, "Tokens of one call, for the workspace")
             ->capture_default_str();
         verb.add_flag("--no-scales", options.no_scales, "Read headers and config only");
       });

@@ -6,9 +6,11 @@
 #include <limits>
 #include <sstream>
 
+#include "cli/console/console.h"
 #include "cli/console/lists.h"
-#include "cli/console/verb.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/shared_options.h"
+#include "cli/verbs/verbs.h"
 #include "convert/quantize_checkpoint.h"
 
 namespace nvfp4_moe::cli {
@@ -97,11 +99,11 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
       worst_db = total.sqnr_db();
       worst_layer = layer.layer;
     }
-    const auto count = [](uint64_t value) { return cell(static_cast<int64_t>(value)); };
     table.add({cell(layer.layer), cell(layer.experts), cell(layer.gate.sqnr_db(), "{:.2f}"),
                cell(layer.up.sqnr_db(), "{:.2f}"), cell(layer.down.sqnr_db(), "{:.2f}"),
                cell(total.sqnr_db(), "{:.2f}"), cell(total.relative_error(), "{:.3e}"),
-               count(total.counts.saturated_scales), count(total.counts.zero_scales), count(total.counts.blocks)});
+               count_cell(total.counts.saturated_scales), count_cell(total.counts.zero_scales),
+               count_cell(total.counts.blocks)});
   }
   report.table("layers", table);
   std::string worst;
@@ -145,7 +147,7 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
         verb.add_option("IN", options.in, "bf16, fp16 or fp32 checkpoint directory")->required();
         verb.add_option("OUT", options.out, "Directory to write; an unfinished one is resumed")->required();
         verb.add_option("--format", options.format, "modelopt or compressed-tensors")->capture_default_str();
-        verb.add_option("--layers", options.layers, "Layers to quantize, for example 0,3,5-9; default all");
+        add_layer_list(verb, options.layers, "Layers to quantize");
         verb.add_option("--scales", options.scales, "Block scales: max (of the block) or mse (best of two)")
             ->capture_default_str();
         verb.add_option("--max-shard-size", options.max_shard_size, "Largest file, for example 5GB")

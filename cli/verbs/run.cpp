@@ -4,10 +4,12 @@
 // Output: `out` (T, H) in hidden's dtype.
 #include <fmt/format.h>
 
+#include "cli/console/console.h"
 #include "cli/console/lists.h"
-#include "cli/console/verb.h"
 #include "cli/verbs/layers.h"
-#include "cli/verbs/subject.h"
+#include "cli/verbs/shared_options.h"
+#include "cli/verbs/subject_options.h"
+#include "cli/verbs/verbs.h"
 #include "moe/placed_batch.h"
 #include "moe/repro.h"
 #include "verify/states.h"
@@ -43,8 +45,7 @@ void report_status(const RunStatus& status, Report& report) {
   Table table(
       {{"what", "of activations", false}, {"blocks", "blocks"}, {"saturated", "at 448"}, {"zeroed", "to zero"}});
   const auto row = [&](const char* what, uint64_t blocks, uint64_t saturated, uint64_t zeroed) {
-    table.add({cell(what), cell(static_cast<int64_t>(blocks)), cell(static_cast<int64_t>(saturated)),
-               cell(static_cast<int64_t>(zeroed))});
+    table.add({cell(what), count_cell(blocks), count_cell(saturated), count_cell(zeroed)});
   };
   row("hidden", status.hidden_blocks, status.hidden_saturated, status.hidden_zeroed);
   row("intermediate", status.intermediate_blocks, status.intermediate_saturated, status.intermediate_zeroed);
@@ -182,8 +183,7 @@ void add_run(CLI::App& app, Invocation& invocation) {
                       add_subject(verb, options.subject, false);
                       verb.add_option("--input", options.input, "safetensors: hidden, topk_ids, topk_weights");
                       verb.add_option("--output", options.output, "safetensors to write: out");
-                      verb.add_option("--tokens", options.tokens, "At most so many tokens of the input; 0: all")
-                          ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+                      add_token_count(verb, "--tokens", options.tokens, "At most so many tokens of the input; 0: all");
                       verb.add_option("--dump", options.dump, "Write the call, weights included, for --replay");
                       verb.add_option("--replay", options.replay,
                                       "Run a dumped call again; check it against its output and the reference");

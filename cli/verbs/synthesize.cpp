@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include "cli/console/console.h"
 #include "cli/console/lists.h"
-#include "cli/console/verb.h"
+#include "cli/verbs/shared_options.h"
+#include "cli/verbs/verbs.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -77,7 +79,7 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
         size("--intermediate", sizes.intermediate_size, "Intermediate size, a multiple of 16");
         size("--vocab", sizes.vocab_size, "Rows of the embedding");
         verb.add_option("--dtype", options.dtype, "BF16, F16 or F32")->capture_default_str();
-        verb.add_option("--random-state", sizes.seed, "Seed")->capture_default_str();
+        add_seed(verb, sizes.seed);
         verb.add_option("--max-shard-size", options.max_shard_size, "Largest file")->capture_default_str();
         verb.add_option("--of-size", options.of_size,
                         "Instead of sizes: about this many bytes of experts, for measurements");

@@ -5,9 +5,10 @@
 #include <fmt/format.h>
 
 #include "cli/console/lists.h"
-#include "cli/console/verb.h"
 #include "cli/verbs/choices.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/shared_options.h"
+#include "cli/verbs/verbs.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -42,16 +43,14 @@ Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& mo
 
 std::string coordinates(int64_t a, int64_t b) { return a < 0 ? "-" : fmt::format("({}, {})", a, b); }
 
-Cell none() { return {"", nullptr}; }
-
 void add_packed_row(const LayerVerification& layer, Table& table) {
   const PackedCheck& check = *layer.packed;
   const std::string first =
       check.faults.empty() ? "" : fmt::format("expert {} {}", check.faults[0].expert, check.faults[0].projection);
   const Cell where =
-      check.faults.empty() ? none() : cell(first + " " + coordinates(check.faults[0].row, check.faults[0].col));
+      check.faults.empty() ? no_cell() : cell(first + " " + coordinates(check.faults[0].row, check.faults[0].col));
   table.add(
-      {cell(layer.layer), cell("file's bytes, unpacked"), none(), none(), none(), none(), where,
+      {cell(layer.layer), cell("file's bytes, unpacked"), no_cell(), no_cell(), no_cell(), no_cell(), where,
        cell(check.passed() ? fmt::format("{} equal", bytes_text(check.bytes_compared))
                            : fmt::format("{} bytes of {} tensors differ", check.differing_bytes, check.faulty_tensors)),
        verdict(check.passed())});
@@ -81,7 +80,7 @@ void add_original_row(const LayerVerification& layer, const std::optional<double
     where = fmt::format("expert {} {} {}", fault.expert, fault.projection, coordinates(fault.row, fault.col));
   }
   table.add({cell(layer.layer), cell(check.format + " original"), cell(check.cosine, "{:.8f}"),
-             cell(check.relative_l2, "{:.1e}"), none(), cell(check.max_abs, "{:.2e}"), cell(where),
+             cell(check.relative_l2, "{:.1e}"), no_cell(), cell(check.max_abs, "{:.2e}"), cell(where),
              cell(fmt::format("half step; {:.2f} dB{}", check.sqnr_db,
                               limit ? fmt::format(" >= {:g}", *limit) : std::string())),
              verdict(check.passed())});
@@ -99,20 +98,20 @@ void report_saturation(const VerifyReport& verified, Report& report) {
                {"nonfinite_rows", "non-finite rows"},
                {"weights_saturated", "weights beyond their block"},
                {"weight_blocks_zeroed", "weight blocks to zero"}});
-  const auto count = [](uint64_t value) { return cell(static_cast<int64_t>(value)); };
   for (const LayerVerification& layer : verified.layers) {
     if (!layer.run && !layer.original) continue;
     std::vector<Cell> cells = {cell(layer.layer)};
     if (layer.run) {
       const RunStatus& s = layer.run->status;
-      cells.insert(cells.end(), {count(s.hidden_blocks), count(s.hidden_saturated), count(s.hidden_zeroed),
-                                 count(s.intermediate_blocks), count(s.intermediate_saturated),
-                                 count(s.intermediate_zeroed), count(s.nonfinite_rows)});
+      cells.insert(cells.end(),
+                   {count_cell(s.hidden_blocks), count_cell(s.hidden_saturated), count_cell(s.hidden_zeroed),
+                    count_cell(s.intermediate_blocks), count_cell(s.intermediate_saturated),
+                    count_cell(s.intermediate_zeroed), count_cell(s.nonfinite_rows)});
     }
     cells.resize(8);
     if (layer.original) {
-      cells.push_back(count(layer.original->saturated));
-      cells.push_back(count(layer.original->zeroed_blocks));
+      cells.push_back(count_cell(layer.original->saturated));
+      cells.push_back(count_cell(layer.original->zeroed_blocks));
     }
     table.add(std::move(cells));
   }
@@ -154,8 +153,8 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
     if (layer.run) add_run_row(layer, table);
     if (layer.original) add_original_row(layer, verb.limit_sqnr_db, table);
     if (!layer.packed && !layer.run && !layer.original) {
-      table.add({cell(layer.layer), cell("its own scales"), none(), none(), none(), none(), none(), cell("no errors"),
-                 verdict(layer.passed())});
+      table.add({cell(layer.layer), cell("its own scales"), no_cell(), no_cell(), no_cell(), no_cell(), no_cell(),
+                 cell("no errors"), verdict(layer.passed())});
     }
     if (layer.run && layer.run->backend_is_reference) ++checks_by_themselves;
     for (const std::string& failure : layer.failures) report.fail(failure);
@@ -193,20 +192,18 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
 }  // namespace
 
 void add_verify(CLI::App& app, Invocation& invocation) {
-  add_verb<VerifyVerb>(
-      app, invocation, "verify", "Packed bytes, kernels and quantization of a checkpoint, checked", UsesBackend::kYes,
-      verify_verb, [](CLI::App& verb, VerifyVerb& options) {
-        verb.add_option("DIR", options.path, "Checkpoint directory")->required();
-        verb.add_option("--against", options.against, "The checkpoint it was quantized from");
-        verb.add_option("--layers", options.layers, "For example 0,3,5-9; default all");
-        verb.add_option("--tokens", options.tokens, "Seeded: how many (default 32; 0: do not run); of a file: at most")
-            ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
-        verb.add_option("--input", options.input, "safetensors with hidden, and topk_ids and topk_weights if known");
-        verb.add_option("--limit", options.limit_sqnr_db, "With --against: fail a layer below this SQNR in dB");
-        verb.add_option("--random-state", options.seed, "Seed")->capture_default_str();
-        add_numeric_choices(verb, options.choices);
-        add_expert_range(verb, options.part);
-      });
+  add_verb<VerifyVerb>(app, invocation, "verify", "Packed bytes, kernels and quantization of a checkpoint, checked",
+                       UsesBackend::kYes, verify_verb, [](CLI::App& verb, VerifyVerb& options) {
+                         add_checkpoint_directory(verb, options.path);
+                         verb.add_option("--against", options.against, "The checkpoint it was quantized from");
+                         add_layer_list(verb, options.layers, "Layers to check");
+                         add_states(verb, options.input, options.tokens, 0, "how many (default 32; 0: do not run)");
+                         verb.add_option("--limit", options.limit_sqnr_db,
+                                         "With --against: fail a layer below this SQNR in dB");
+                         add_seed(verb, options.seed);
+                         add_numeric_choices(verb, options.choices);
+                         add_expert_range(verb, options.part);
+                       });
 }
 
 }  // namespace nvfp4_moe::cli

@@ -1,5 +1,16 @@
 # The executable under test, and its parts for the tests that need no process.
 target_sources(test_cli PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cli/run_tool.cpp)
-target_link_libraries(test_cli PRIVATE nvfp4_moe_cli)
+target_link_libraries(test_cli PRIVATE nvfp4_moe_cli_verbs)
 target_compile_definitions(test_cli PRIVATE NVFP4_MOE_TOOL="$<TARGET_FILE:nvfp4-moe>")
 add_dependencies(test_cli nvfp4-moe)
+
+# Which rooms the files of a room can include.
+function(add_cli_room_test room)
+  add_test(NAME cli/rooms.${room}
+           COMMAND sh ${CMAKE_CURRENT_SOURCE_DIR}/cli/rooms_test.sh ${CMAKE_CXX_COMPILER}
+                   "$<JOIN:$<TARGET_PROPERTY:nvfp4_moe_cli_${room},INCLUDE_DIRECTORIES>,:>" ${ARGN})
+  set_tests_properties(cli/rooms.${room} PROPERTIES LABELS cli)
+endfunction()
+add_cli_room_test(console +console -bench -verbs)
+add_cli_room_test(bench +console +bench -verbs)
+add_cli_room_test(verbs +console +bench +verbs)

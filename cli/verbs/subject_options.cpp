@@ -1,10 +1,11 @@
-#include "cli/verbs/subject.h"
+#include "cli/verbs/subject_options.h"
 
 #include <fmt/format.h>
 
 #include "cli/bench/random_layer.h"
 #include "cli/bench/shapes.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/shared_options.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -48,7 +49,7 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
     verb.add_option("--experts", options.experts, "With --shape: so many experts, all local")
         ->check(CLI::Range(int64_t{1}, int64_t{65536}));
   }
-  verb.add_option("--random-state", options.seed, "Seed")->capture_default_str();
+  add_seed(verb, options.seed);
   add_numeric_choices(verb, options.choices);
   add_expert_range(verb, options.part);
   add_intermediate_slice(verb, options.part);

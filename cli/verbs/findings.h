@@ -1,0 +1,14 @@
+// What is wrong with a checkpoint, and which of its tensors are left alone, as `inspect` tells them.
+#pragma once
+
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "cli/console/report.h"
+
+namespace nvfp4_moe::cli {
+
+// An error makes the report fail. Ignored tensors are listed by name, layer and expert numbers folded into '*'.
+void report_findings(const std::vector<Finding>& findings, Report& report);
+
+}  // namespace nvfp4_moe::cli

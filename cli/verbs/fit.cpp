@@ -1,0 +1,102 @@
+#include "cli/verbs/fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "moe/registry.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+// Bytes of the tensors that hold routed experts. All else stays on every rank (attention, embeddings, routers).
+uint64_t expert_bytes(const Checkpoint& checkpoint) {
+  std::set<std::string_view> counted;  // stacked experts share one tensor
+  uint64_t bytes = 0;
+  const auto& tensors = checkpoint.index().tensors();
+  for (const int64_t layer : checkpoint.model().layers) {
+    for (int64_t expert = 0; expert < checkpoint.model().options.num_experts; ++expert) {
+      for (const char* projection : {"gate", "up", "down"}) {
+        const std::string name = checkpoint.tensor_name(layer, expert, projection);
+        const std::string stem = name.substr(0, name.rfind('.') + 1);  // its scales lie beside it
+        for (auto at = tensors.lower_bound(stem); at != tensors.end() && at->first.starts_with(stem); ++at) {
+          if (counted.insert(at->first).second) bytes += at->second.info->size_bytes();
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
+// Bytes one of `ranks` GPUs needs under expert parallel.
+struct Need {
+  uint64_t experts_bytes = 0;    // packed, of the layers that can be loaded
+  uint64_t workspace_bytes = 0;  // one, shared by all layers
+};
+
+Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64_t ranks, int64_t max_tokens,
+                     const DeviceFacts& device) {
+  Need need;
+  std::map<std::string, std::pair<uint64_t, uint64_t>> seen;  // layers of one shape are measured once
+  for (const int64_t layer : checkpoint.model().layers) {
+    NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
+    const std::string key =
+        fmt::format("{} {} {}", options.num_experts, options.hidden_size, options.intermediate_size);
+    if (!seen.contains(key)) {
+      NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
+      const ExpertRange range{0, (options.num_experts + ranks - 1) / ranks};
+      NVFP4_MOE_ASSIGN(const Plan plan, backend.plan(config, range, {}, Limits{max_tokens}, device));
+      seen[key] = {backend.packed_bytes(config, range), plan.workspace.total_bytes};
+    }
+    need.experts_bytes += seen[key].first;
+    need.workspace_bytes = std::max(need.workspace_bytes, seen[key].second);
+  }
+  return need;
+}
+
+}  // namespace
+
+Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const DeviceFacts& device,
+                  const std::vector<int64_t>& memories, int64_t max_tokens, Report& report) {
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(checkpoint.model().options));
+  NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
+
+  const uint64_t other_bytes = checkpoint.index().size_bytes() - expert_bytes(checkpoint);
+  std::vector<Column> columns = {{"ranks", "GPUs"},
+                                 {"experts_bytes", "experts each"},
+                                 {"other_bytes", "other tensors"},
+                                 {"workspace_bytes", "workspace"},
+                                 {"total_bytes", "sum"}};
+  for (const int64_t memory : memories) {
+    columns.push_back({fmt::format("fits_{}gb", memory), fmt::format("{} GB", memory), false});
+  }
+  Table table(columns);
+  for (const int64_t ranks : {1, 2, 4, 8}) {
+    if (ranks > checkpoint.model().options.num_experts) break;
+    NVFP4_MOE_ASSIGN(const Need need, need_of(checkpoint, *backend, ranks, max_tokens, device));
+    const uint64_t total = need.experts_bytes + other_bytes + need.workspace_bytes;
+    std::vector<Cell> cells = {{ranks == 1 ? "1" : fmt::format("{} (EP{})", ranks, ranks), ranks},
+                               bytes_cell(need.experts_bytes),
+                               bytes_cell(other_bytes),
+                               bytes_cell(need.workspace_bytes),
+                               bytes_cell(total)};
+    for (const int64_t memory : memories) {
+      const bool fits = static_cast<double>(total) < static_cast<double>(memory) * 1e9;
+      cells.push_back({fits ? "fits" : "no", fits, fits ? Style::kGood : Style::kWarning});
+    }
+    table.add(std::move(cells));
+  }
+  report.line("");
+  report.fact("fit",
+              fmt::format("bytes per GPU, workspace at {} tokens; without KV cache and activations of other layers",
+                          max_tokens));
+  report.json()["fit_max_tokens"] = max_tokens;
+  report.table("fit", table);
+  return {};
+}
+
+}  // namespace nvfp4_moe::cli

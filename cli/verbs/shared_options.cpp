@@ -1,0 +1,28 @@
+#include "cli/verbs/shared_options.h"
+
+namespace nvfp4_moe::cli {
+
+void add_checkpoint_directory(CLI::App& verb, std::string& path) {
+  verb.add_option("DIR", path, "Checkpoint directory")->required();
+}
+
+void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what) {
+  verb.add_option("--layers", layers, what + ", for example 0,3,5-9; default all");
+}
+
+void add_seed(CLI::App& verb, uint64_t& seed) {
+  verb.add_option("--random-state", seed, "Seed")->capture_default_str();
+}
+
+void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& tokens, int64_t least_tokens,
+                const std::string& seeded) {
+  verb.add_option("--input", input, "safetensors with hidden, and topk_ids and topk_weights if known");
+  verb.add_option("--tokens", tokens, "Seeded: " + seeded + "; of a file: at most this many")
+      ->check(CLI::Range(least_tokens, kMostTokens));
+}
+
+CLI::Option* add_token_count(CLI::App& verb, const std::string& name, int64_t& tokens, const std::string& help) {
+  return verb.add_option(name, tokens, help)->check(CLI::Range(int64_t{0}, kMostTokens));
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,158 @@
+"""./dev's decisions, with stand-ins for the compilers, CMake and the GPU's tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CMAKE = """#!/bin/sh
+echo "$*" >>"$DEV_LOG"
+case $1 in
+  --preset)
+    case $2 in *gpu*) folder=build/gpu ;; *) folder=build/cpu ;; esac
+    mkdir -p $folder/cli && echo NVFP4_MOE_CLI:BOOL=ON >$folder/CMakeCache.txt
+    printf '#!/bin/sh\\necho "tool $*" >>"$DEV_LOG"\\n' >$folder/cli/nvfp4-moe
+    chmod +x $folder/cli/nvfp4-moe ;;
+  --build) for folder in build/*/; do : >$folder/libnvfp4_moe_internal.a; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def dev(tmp_path):
+    """A copy of ./dev beside stand-ins on PATH. Call: dev(verb, ...) -> (exit status, what it ran, what it said)."""
+    shutil.copy(ROOT / "dev", tmp_path / "dev")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+
+    def stand_in(name: str, text: str) -> None:
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+
+    stand_in("cmake", CMAKE)
+    stand_in("dpkg-query", "#!/bin/sh\necho install ok installed\n")
+    stand_in("nvidia-smi", "#!/bin/sh\necho No devices found.\nexit 6\n")
+    stand_in("nvcc", "#!/bin/sh\nexit 1\n")
+    stand_in("python3", "#!/bin/sh\nexit 1\n")
+    log = tmp_path / "log"
+
+    def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+        log.write_text("")
+        path = f"{tools}:{os.environ['PATH']}"
+        done = subprocess.run(
+            [tmp_path / "dev", *arguments],
+            env={**os.environ, "PATH": path, "DEV_LOG": str(log), "NO_COLOR": "1", **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, log.read_text(), done.stdout + done.stderr
+
+    run.stand_in = stand_in
+    run.folder = tmp_path
+    return run
+
+
+LISTS_A_GPU = "#!/bin/sh\necho 'GPU 0: a name (UUID: GPU-1)'\n"
+
+
+def test_demo_compiles_no_cuda_where_nvcc_is_but_no_gpu(dev):
+    code, ran, said = dev("demo")
+    assert code == 0, said
+    assert ran.startswith("--preset demo\n--build --preset demo ")
+    assert "tool verify .demo/nvfp4 --against .demo/bf16\n" in ran
+    presets = {
+        preset["name"]: preset for preset in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
+    }
+    assert presets["demo"]["cacheVariables"] == {"NVFP4_MOE_TESTS": "OFF", "NVFP4_MOE_CUDA": "OFF"}
+    assert presets["demo"]["binaryDir"] == "${sourceDir}/build/cpu", "where ./dev test goes on"
+
+
+def test_demo_leaves_a_folder_with_a_library_as_it_is(dev):
+    assert dev("demo")[0] == 0
+    code, ran, said = dev("demo")
+    assert code == 0, said
+    assert "--build --preset demo" in ran
+    assert not any(line.startswith("--preset") for line in ran.splitlines())
+
+
+def test_demo_turns_cuda_off_where_a_folder_has_no_library_yet(dev):
+    assert dev("demo")[0] == 0
+    (dev.folder / "build/cpu/libnvfp4_moe_internal.a").unlink()
+    _, ran, _ = dev("demo")
+    assert ran.startswith("--preset demo\n"), "a test run that was stopped while it compiled CUDA, for example"
+
+
+def test_wheel_turns_on_the_cuda_that_a_demo_in_its_folder_has_turned_off(dev):
+    assert dev("demo")[0] == 0
+    _, ran, _ = dev("wheel")
+    assert ran.startswith("--preset cpu -DNVFP4_MOE_CUDA=AUTO\n"), "and leaves the tests as they are"
+
+
+def test_demo_takes_the_gpu_that_is_listed(dev):
+    dev.stand_in("nvidia-smi", LISTS_A_GPU)
+    code, ran, said = dev("demo")
+    assert code == 0, said
+    assert ran.startswith("--preset gpu-demo\n")
+    assert "tool verify .demo/nvfp4 --against .demo/bf16 --device cuda:0\n" in ran
+
+
+def test_demo_that_insists_on_a_gpu_does_without_none(dev):
+    code, ran, said = dev("demo", "--gpu")
+    assert code == 2
+    assert ran == ""
+    assert "nvidia-smi lists none" in said
+
+
+def test_gpu_names_all_missing_headers_before_it_builds(dev):
+    dev.stand_in("nvidia-smi", LISTS_A_GPU)
+    dev.stand_in("c++", "#!/bin/sh\nexit 1\n")
+    code, ran, said = dev("gpu")
+    assert code == 2
+    assert ran == "", "nothing was configured or built"
+    for package in (
+        "nlohmann-json3-dev",
+        "libfmt-dev",
+        "libxxhash-dev",
+        "libgtest-dev",
+        "libgmock-dev",
+        "libcli11-dev",
+    ):
+        assert package in said, package
+
+
+def test_gpu_names_only_what_is_missing(dev):
+    dev.stand_in("nvidia-smi", LISTS_A_GPU)
+    dev.stand_in("c++", "#!/bin/sh\n! grep -q 'xxhash\\|CLI'\n")
+    code, ran, said = dev("gpu")
+    assert (code, ran) == (2, "")
+    assert "headers that this host lacks: libxxhash-dev (<xxhash.h>), libcli11-dev (<CLI/CLI.hpp>)" in said
+
+
+def test_gpu_does_without_the_command_line_alone(dev):
+    dev.stand_in("nvidia-smi", LISTS_A_GPU)
+    dev.stand_in("c++", "#!/bin/sh\n! grep -q CLI\n")
+    _, ran, said = dev("gpu")
+    assert "libcli11-dev (<CLI/CLI.hpp>)" in said
+    assert ran.startswith("--preset gpu "), "it goes on to configure"
+    assert "-DNVFP4_MOE_CLI=ON" not in ran
+
+
+def test_gpu_finds_headers_below_prefixes(dev):
+    dev.stand_in("nvidia-smi", LISTS_A_GPU)
+    for header in ("nlohmann/json.hpp", "fmt/format.h", "xxhash.h", "gtest/gtest.h", "gmock/gmock.h", "CLI/CLI.hpp"):
+        path = dev.folder / "prefix/include" / header
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    compiler = shutil.which("c++")
+    dev.stand_in("c++", f'#!/bin/sh\nexec {compiler} -nostdinc "$@"\n')
+    _, ran, said = dev("gpu", CMAKE_PREFIX_PATH=f"/nowhere:{dev.folder}/prefix")
+    assert "headers that this host lacks" not in said
+    assert ran.startswith("--preset gpu ")

@@ -71,11 +71,11 @@ uint64_t last_level_cache_bytes() {
 
 Result<ReadBandwidth> ReadBandwidth::make(uint64_t memory_bytes, Executor& executor) {
   const uint64_t wanted = std::max(uint64_t{256} << 20, 4 * last_level_cache_bytes());
-  const uint64_t pieces = std::max<uint64_t>(std::min(wanted, memory_bytes / 8) / kFillBytes, kStretches);
+  const uint64_t parts = std::max<uint64_t>(std::min(wanted, memory_bytes / 8) / kFillBytes, kStretches);
   ReadBandwidth bandwidth;
-  NVFP4_MOE_ASSIGN(bandwidth.buffer_, allocate_pages(pieces * kFillBytes));
+  NVFP4_MOE_ASSIGN(bandwidth.buffer_, allocate_pages(parts * kFillBytes));
   // Pages that were never written all map to one page of zeros, which would measure the cache.
-  executor.parallel_for(static_cast<int64_t>(pieces), 1, [&](int64_t begin, int64_t end) {
+  executor.parallel_for(static_cast<int64_t>(parts), 1, [&](int64_t begin, int64_t end) {
     std::memset(bandwidth.buffer_.data() + static_cast<uint64_t>(begin) * kFillBytes, 1,
                 static_cast<uint64_t>(end - begin) * kFillBytes);
   });

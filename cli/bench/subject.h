@@ -12,7 +12,7 @@ namespace nvfp4_moe::cli {
 struct Subject {
   std::unique_ptr<Checkpoint> checkpoint;  // null for a shape; outlives source
   std::string name;                        // "layer 3 of DIR", "shape A"
-  MoeOptions options;                      // sizes of this rank's slice, choices applied
+  MoeOptions options;                      // sizes of this rank's slice, the verb's options applied
   ExpertRange range;
   LayerSource source;
 };

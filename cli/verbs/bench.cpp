@@ -115,7 +115,7 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
   bool noisy = false;
   {
     ProgressBar bar(report.progress());
-    const ProgressFn tell = bar.callback();
+    const ProgressFn advance = bar.callback();
     Progress progress;
     progress.what = "bench";
     progress.total = static_cast<int64_t>(sweep.size() * all.size()) * verb.rounds;
@@ -131,7 +131,7 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
       double read_before = host_reads();
       for (int64_t number = 0; number < verb.rounds; ++number) {
         for (size_t i = 0; i < all.size(); ++i, ++progress.done) {
-          if (!tell(progress)) return Status(Code::kCancelled, "interrupted");
+          if (!advance(progress)) return Status(Code::kCancelled, "interrupted");
           NVFP4_MOE_ASSIGN(BenchRound round, time_round(all[i], tokens, verb.repeat, verb.steps, report.executor()));
           const double read_after = host_reads();
           round.read_gb_per_s = on_device ? all[i].read_gb_per_s : std::max(read_before, read_after);

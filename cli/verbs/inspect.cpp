@@ -82,14 +82,14 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
                {"findings", "findings"}});
   {
     ProgressBar bar(report.progress());
-    const ProgressFn tell = bar.callback();
+    const ProgressFn advance = bar.callback();
     Progress progress;
     progress.what = "inspect";
     progress.total = static_cast<int64_t>(layers.size());
     for (const int64_t layer : layers) {
       const std::string item = fmt::format("layer {}", layer);
       progress.item = item;
-      if (!tell(progress)) return Status(Code::kCancelled, "interrupted");
+      if (!advance(progress)) return Status(Code::kCancelled, "interrupted");
       NVFP4_MOE_ASSIGN(const MoeOptions sizes, checkpoint.layer_options(layer));
       const ExpertRange range{0, sizes.num_experts};
       NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, checkpoint.validate(layer, range));

@@ -36,7 +36,7 @@ Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& mo
   options.limit_sqnr_db = verb.limit_sqnr_db;
   if (verb.limit_sqnr_db && verb.against.empty()) return invalid_argument("--limit: needs --against ORIGINAL");
   MoeOptions probe = model.options;
-  NVFP4_MOE_TRY(verb.choices.apply(probe));  // unknown names are told before any work
+  NVFP4_MOE_TRY(verb.choices.apply(probe));  // unknown names are refused before any work
   options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
   return options;
 }

@@ -1,0 +1,107 @@
+"""The checks of ./dev check on trial: each must see what it is there to see, and no more."""
+
+from __future__ import annotations
+
+import json
+
+import check_rooms
+import check_words
+import pytest
+
+
+def words(path: str, text: str) -> list[str]:
+    return [word for word, _, _ in check_words.found_in(path, text)]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        ("src/core/a.h", "// The lines of the layer.\n", ["line"]),
+        ("src/core/a.h", 'return invalid_argument("choice 3");\n', ["choice"]),
+        ("src/core/a.h", "int64_t piece_of_k = kMostPieces;\n", ["piece", "piece"]),
+        ("src/core/a.h", "void f(const HostCall& call);\n", ["HostCall"]),
+        ("src/core/a.h", "Widened widen(x);  // dequantizes\n", ["widen", "widen"]),
+        ("src/backend/sm90/a.cuh", "const int unit = read_eight(p);\n", ["unit", "eight"]),
+        ("python/nvfp4_moe/a.py", '"""Of every line."""\nteam = 1\n', ["line", "team"]),
+        # Names of other things, sentences that use a word in its plain sense, and rooms where it means something else.
+        ("src/core/a.h", "// On the command line; a cache line; std::getline(file, text);\n", []),
+        ("src/core/a.h", "// eight lanes read the weights inline\nint underline_online = 0;\n", []),
+        ("src/core/a.h", '#include "core/line.h"\n', []),
+        ("src/safetensors/a.cpp", "const uint64_t unit = kChunk;\n", []),
+        ("cli/console/a.cpp", "log_line(two_lines);\n", []),
+    ],
+)
+def test_words(path, text, found):
+    assert words(path, text) == found
+
+
+def test_an_allowed_word_does_not_hide_another_in_the_same_place():
+    assert words("src/core/a.h", "int lines = 0;  // of the command line\n") == ["line"]
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A repository of one room, src/core, that may have two lines."""
+    for module in (check_words, check_rooms):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(check_words, "LEFT", tmp_path / "words_left.json")
+    monkeypatch.setattr(check_rooms, "LONG", tmp_path / "long_files.json")
+    monkeypatch.setattr(
+        check_rooms,
+        "tracked",
+        lambda *tops: sorted(
+            str(file.relative_to(tmp_path)) for top in tops or ("src",) for file in (tmp_path / top).rglob("*.h")
+        ),
+    )
+    monkeypatch.setattr("sys.argv", ["check"])
+    (tmp_path / "words_left.json").write_text(json.dumps({"src/core": {"line": 2}}))
+    return tmp_path
+
+
+def write(tree, path, text):
+    (tree / path).parent.mkdir(parents=True, exist_ok=True)
+    (tree / path).write_text(text)
+
+
+def test_a_room_may_keep_what_it_has_and_gets_no_more(tree, capsys, monkeypatch):
+    write(tree, "src/core/a.h", "int line, lines;\n")
+    assert check_words.main() == 0
+    write(tree, "src/core/b.h", "int line;\n")
+    assert check_words.main() == 1
+    assert 'src/core: 3 of "line", 2 at most' in capsys.readouterr().out
+    (tree / "src/core/b.h").unlink()
+    write(tree, "src/core/a.h", "int row;\n")
+    monkeypatch.setattr("sys.argv", ["check", "--lower"])
+    assert check_words.main() == 0
+    monkeypatch.setattr("sys.argv", ["check"])
+    write(tree, "src/core/a.h", "int line;\n")
+    assert check_words.main() == 1, "a word that has left a room stays out of it"
+
+
+def test_lower_raises_nothing(tree, monkeypatch):
+    write(tree, "src/core/a.h", "int line, lines, line_;  // choice\n")
+    monkeypatch.setattr("sys.argv", ["check", "--lower"])
+    assert check_words.main() == 1
+    assert json.loads((tree / "words_left.json").read_text()) == {"src/core": {"line": 2}}
+
+
+def test_rooms_in_a_circle(tree, capsys):
+    write(tree, "src/core/a.h", "#pragma once\n")
+    write(tree, "src/moe/a.h", '#include "core/a.h"\n')
+    write(tree, "src/judge/a.h", '#include "core/a.h"\n#include "moe/a.h"\n')
+    assert check_rooms.main() == 0
+    write(tree, "src/core/b.h", '#include "judge/a.h"\n')
+    assert check_rooms.main() == 1
+    out = capsys.readouterr().out
+    assert "src/core and src/judge include each other" in out
+    assert "src/core/b.h includes judge/a.h" in out
+
+
+def test_long_files_give_a_reason(tree, capsys):
+    write(tree, "src/core/a.h", "// A table.\n" + "int a;\n" * 399)
+    assert check_rooms.main() == 0
+    write(tree, "src/core/a.h", "// A table.\n" + "int a;\n" * 400)
+    assert check_rooms.main() == 1
+    assert "src/core/a.h: 401 lines" in capsys.readouterr().out
+    write(tree, "src/core/a.h", "// A table.\n// Long because it has one line a code.\n" + "int a;\n" * 400)
+    assert check_rooms.main() == 0

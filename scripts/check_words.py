@@ -207,15 +207,12 @@ def main():
                 for room, words in left.items()
             }
         )
-    totals = {
-        top: sum(sum(words.values()) for room, words in counts.items() if room.split("/")[0] == top) for top in TOPS
-    }
-    by_word = collections.Counter()
-    for words in counts.values():
-        by_word.update(words)
-    print("home-made words: " + ", ".join(f"{top} {number}" for top, number in totals.items()))
-    if by_word:
-        print("  " + ", ".join(f"{word} {number}" for word, number in by_word.most_common()))
+    for top in TOPS:
+        by_word = collections.Counter()
+        for room, words in counts.items():
+            by_word.update(words if room.split("/")[0] == top else {})
+        listed = ", ".join(f"{word} {number}" for word, number in by_word.most_common())
+        print(f"home-made words in {top}: {by_word.total()}" + (f" ({listed})" if listed else ""))
     print("\n".join(more), end="\n" if more else "")
     return 1 if more else 0
 

@@ -196,16 +196,17 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   });
   Arena arena(workspace);
   const LayerBuffers buffers = layer_buffers(first.config, first.range, batch.tokens, arena);
-  const auto step = [&](int step, cudaStream_t stream) {
-    return StepContext{layer_of(step), batch, buffers, serial_executor(), arena, stream};
+  const auto run_plan = backend.steps->plan(first, *plan, batch);
+  const auto at = [&](int step, cudaStream_t stream) {
+    return StepContext{layer_of(step), batch, buffers, serial_executor(), arena, stream, run_plan.get()};
   };
   // A run may have gone another way than by hidden in memory, which gemm1 alone starts from.
-  backend.steps->quantize(step(0, nullptr));
+  must(backend.steps->quantize(at(0, nullptr)));
   must(cudaDeviceSynchronize());
   times.gemm1 = time_graph(
-      steps, [&](int step, cudaStream_t stream) { backend.steps->gemm1_swiglu(step(step, stream), buffers.routed); });
+      steps, [&](int step, cudaStream_t stream) { must(backend.steps->gemm1_swiglu(at(step, stream), buffers.routed)); });
   times.gemm2 = time_graph(
-      steps, [&](int step, cudaStream_t stream) { backend.steps->gemm2(step(step, stream), buffers.routed); });
+      steps, [&](int step, cudaStream_t stream) { must(backend.steps->gemm2(at(step, stream), buffers.routed)); });
   return times;
 }
 

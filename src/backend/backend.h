@@ -89,6 +89,7 @@ struct LinearWeights {
   float input_scale = 0.0f;  // static: a power of two; compat: the checkpoint's number; else unused
   Buffer bytes;              // Backend::linear_bytes long
   int device = 0;            // index of the device that holds bytes; 0 in host memory
+  DeviceFacts facts;         // of that device
 };
 struct LinearBatch {
   int64_t tokens = 0;
@@ -144,6 +145,10 @@ struct Backend {
                 const RunContext& context);
   // What a run of so many tokens needs; grows with them. Cheap enough to be asked before every run.
   size_t (*workspace_bytes)(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens);
+
+  // What a run of so many tokens does, a step a line; null: what the plan says holds for every run.
+  std::vector<StepPlan> (*describe_run)(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
+                                        int64_t tokens) = nullptr;
 
   // A dense linear; null, all four, where the backend has none.
   size_t (*linear_bytes)(int64_t rows, int64_t cols);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "backend/backend.h"
 
@@ -47,13 +48,16 @@ LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, in
 // kInvalidArgument where the walk would overflow, or rows would not fit into int32; plan calls it first.
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
+struct RunPlan;  // of device backends (backend/cuda/run_plan.h): what one run does
+
 struct StepContext {
   const PackedWeights& weights;
   const Batch& batch;
   const LayerBuffers& buffers;
   Executor& executor;
-  Arena scratch = {};      // behind the layer's arrays: where the backend's own begin
-  void* stream = nullptr;  // device backends
+  Arena scratch = {};             // behind the layer's arrays: where the backend's own begin
+  void* stream = nullptr;         // device backends
+  const RunPlan* plan = nullptr;  // device backends
 };
 
 // token of a row, for either part.
@@ -61,15 +65,24 @@ inline int64_t token_of_row(const PartBuffers& part, int64_t row, int64_t top_k)
   return part.assignment_of_row == nullptr ? row : part.assignment_of_row[row] / top_k;
 }
 
-// The layer, one function a step, in the order they run.
+// The layer, one function a step, in the order they run. A step fails where it cannot be enqueued.
 struct LayerSteps {
-  void (*route)(const StepContext&);     // ids -> row_of_assignment, assignment_of_row, row_offsets
-  void (*quantize)(const StepContext&);  // hidden -> buffers.hidden
-  void (*gemm1_swiglu)(const StepContext&, const PartBuffers&);  // hidden, gate, up -> part.intermediate.bf16
-  void (*requantize)(const StepContext&, const PartBuffers&);    // part.intermediate.bf16 -> codes, scales, flags
-  void (*gemm2)(const StepContext&, const PartBuffers&);         // part.intermediate, down -> part.rows_out
-  void (*combine)(const StepContext&);                           // rows_out, weights -> out
+  Status (*route)(const StepContext&);     // ids -> row_of_assignment, assignment_of_row, row_offsets
+  Status (*quantize)(const StepContext&);  // hidden -> buffers.hidden
+  Status (*gemm1_swiglu)(const StepContext&, const PartBuffers&);  // hidden, gate, up -> part.intermediate.bf16
+  Status (*requantize)(const StepContext&, const PartBuffers&);    // part.intermediate.bf16 -> codes, scales, flags
+  Status (*gemm2)(const StepContext&, const PartBuffers&);         // part.intermediate, down -> part.rows_out
+  Status (*combine)(const StepContext&);                           // rows_out, weights -> out
+  // What the steps above find in StepContext::plan when they are called one by one; null: they need none.
+  std::shared_ptr<const RunPlan> (*plan)(const PackedWeights&, const Plan&, const Batch&) = nullptr;
 };
+
+// A step that cannot fail as an entry of LayerSteps.
+template <auto kStep, class... Part>
+Status succeed(const StepContext& step, Part&... part) {
+  kStep(step, part...);
+  return {};
+}
 
 // Backend::allocate of host backends: zero-filled pages.
 inline Result<Buffer> allocate_host(size_t size_bytes, int) { return allocate_pages(size_bytes); }

@@ -62,6 +62,7 @@ struct Plan {
   Limits limits;
   DeviceFacts device;
   std::vector<StepPlan> steps;
+  int gemm_config = -1;       // tests: the GEMM configuration that runs take in the place of their own choice
   WorkspaceLayout workspace;  // of a run of limits.max_tokens
   bool operator==(const Plan&) const = default;
 };

@@ -55,6 +55,7 @@ Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const 
   weights.input_scale = input_scale;
   NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols), device.index));
   weights.device = device.index;
+  weights.facts = device;
   NVFP4_MOE_TRY(backend.linear_pack(weights, view));
   return weights;
 }

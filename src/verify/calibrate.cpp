@@ -78,9 +78,9 @@ Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& conf
   const LayerBuffers buffers = layer_buffers(config, layer->weights().range, batch.tokens, arena);
   const StepContext step{layer->weights(), batch, buffers, executor};
   const LayerSteps& steps = *kReferenceBackend.steps;
-  steps.route(step);
-  steps.quantize(step);
-  steps.gemm1_swiglu(step, buffers.routed);
+  NVFP4_MOE_TRY(steps.route(step));
+  NVFP4_MOE_TRY(steps.quantize(step));
+  NVFP4_MOE_TRY(steps.gemm1_swiglu(step, buffers.routed));
   const PartBuffers& part = buffers.routed;
   const int64_t rows = part.row_offsets[part.experts];
   const float amax = bf16_amax(part.intermediate.bf16, rows * part.intermediate_size);

@@ -237,8 +237,8 @@ void CudaDevice::expect_routed_in_order(const Case& spec) {
   ASSERT_TRUE(expected.ok() && actual.ok());
   std::vector<uint8_t> out(data->out_bytes());
   const Batch host = data->batch(out.data()), device = actual.place(host);
-  kReferenceBackend.steps->route(expected.call(host, serial_executor()));
-  backend().steps->route(actual.call(device, serial_executor()));
+  ASSERT_OK(kReferenceBackend.steps->route(expected.step(host, serial_executor())));
+  ASSERT_OK(backend().steps->route(actual.step(device, serial_executor())));
   actual.fetch(device, out.data());
   const LayerBuffers &e = expected.buffers(), &a = actual.buffers();
   const int64_t experts = spec.range.count, rows = e.routed.row_offsets[experts];

@@ -129,15 +129,15 @@ std::vector<uint8_t> CaseRun::run_steps(const CaseData& data) {
   const Batch batch = place(data.batch(out.data()));
   const StepContext walk = step(batch, serial_executor());
   const LayerSteps& steps = *backend_->steps;
-  steps.route(walk);
-  steps.quantize(walk);
+  EXPECT_OK(steps.route(walk));
+  EXPECT_OK(steps.quantize(walk));
   for (const PartBuffers* part : {&walk.buffers.routed, &walk.buffers.shared}) {
     if (part->experts == 0) continue;
-    steps.gemm1_swiglu(walk, *part);
-    steps.requantize(walk, *part);
-    steps.gemm2(walk, *part);
+    EXPECT_OK(steps.gemm1_swiglu(walk, *part));
+    EXPECT_OK(steps.requantize(walk, *part));
+    EXPECT_OK(steps.gemm2(walk, *part));
   }
-  steps.combine(walk);
+  EXPECT_OK(steps.combine(walk));
   fetch(batch, out.data());
   return out;
 }
@@ -164,8 +164,9 @@ int64_t CaseRun::broken_guard() const {
 
 StepContext CaseRun::step(const Batch& batch, Executor& executor) const {
   Arena arena(backend_->memory == nullptr ? base_ : device_base_, kGuardBytes);
-  const LayerBuffers buffers = layer_buffers(weights_.config, weights_.range, batch.tokens, arena);
-  return StepContext{weights_, batch, buffers, executor, arena};
+  step_buffers_ = layer_buffers(weights_.config, weights_.range, batch.tokens, arena);
+  if (backend_->steps->plan != nullptr) step_plan_ = backend_->steps->plan(weights_, plan_, batch);
+  return StepContext{weights_, batch, step_buffers_, executor, arena, nullptr, step_plan_.get()};
 }
 
 void CaseRun::copy_arrays(const CaseRun& from) {

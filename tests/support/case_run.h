@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,8 @@ class CaseRun {
   std::byte* base_ = nullptr;
   Buffer device_workspace_, device_batch_;  // devices only
   std::byte* device_base_ = nullptr;
+  mutable LayerBuffers step_buffers_;  // of the step that was made last, and its plan
+  mutable std::shared_ptr<const RunPlan> step_plan_;
   int64_t tokens_ = 0;  // of the case
   LayerBuffers buffers_;
 };

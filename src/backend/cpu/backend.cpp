@@ -118,7 +118,9 @@ struct Entry {
   }
   static void combine(const StepContext& step) { cpu::combine(step, kKernels()); }
 
-  static constexpr LayerSteps kSteps{route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+  static constexpr LayerSteps kSteps{succeed<route>, succeed<quantize>, succeed<gemm1_swiglu, const PartBuffers>,
+                                     succeed<requantize, const PartBuffers>, succeed<gemm2, const PartBuffers>,
+                                     succeed<combine>};
 };
 
 template <const Kernels& (*kKernels)()>

@@ -6,8 +6,20 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-constexpr int kLeastCapability = 80;     // bf16 tensor cores, cp.async
-constexpr int64_t kMostExperts = 12032;  // route's counters of one chunk fill 48 KiB of shared memory, less 1 KiB
+constexpr int kLeastCapability = 80;    // bf16 tensor cores, cp.async
+constexpr int64_t kMaxExperts = 12032;  // route's counters of one chunk fill 48 KiB of shared memory, less 1 KiB
+
+// A run of so many tokens of bf16, aligned: what sizes and descriptions are made for.
+RunPlan default_run(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
+                    const Plan& plan, int64_t tokens) {
+  return make_run_plan(architecture.gemms, config, range, plan.device, {.tokens = tokens}, plan.gemm_config);
+}
+
+void take_arrays(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
+                 const RunPlan& run, Arena& arena) {
+  layer_buffers(config, range, run.tokens, arena);
+  architecture.take_scratch(config, range, run, arena);
+}
 
 }  // namespace
 
@@ -27,66 +39,83 @@ Status supports_config(const MoeConfig& config) {
       "activation_format int8_block: int8 tensor cores have no scale per 16 elements; nvfp4 and bf16 run here");
 }
 
-Result<Plan> make_plan(const char* backend, const std::string& gemm, TakeScratch take_scratch, const MoeConfig& config,
-                       const ExpertRange& range, const LayerScales& scales, const Limits& limits,
-                       const DeviceFacts& device) {
+Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
+                       const LayerScales& scales, const Limits& limits, const DeviceFacts& device) {
   NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
-  if (range.count > kMostExperts)
-    return unsupported("local experts: expected at most " + std::to_string(kMostExperts) + ", got " +
+  if (range.count > kMaxExperts)
+    return unsupported("local experts: expected at most " + std::to_string(kMaxExperts) + ", got " +
                        std::to_string(range.count));
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const char* lines = nvfp4 ? "nvfp4_and_bf16_operand" : "bf16";
-  const auto walk = [&](Arena& arena) {
-    layer_buffers(config, range, limits.max_tokens, arena);
-    take_scratch(config, range, limits.max_tokens, arena);
-  };
-  Plan plan{.backend = backend,
+  const char* rows = nvfp4 ? "nvfp4_and_bf16_operand" : "bf16";
+  const std::string gemm = std::string(architecture.gemm_kind) + (nvfp4 ? "_w4a4_as_bf16" : "_w4a16");
+  Plan plan{.backend = architecture.gemms.backend,
             .limits = limits,
             .device = device,
-            .steps = {},
-            .workspace = WorkspaceLayout::of(walk, limits.guard_bytes)};
-  plan.steps = {{"route", "counting_sort"},
-                {"quantize", lines},
-                {"gemm1_swiglu", gemm},
-                {"requantize", nvfp4 ? lines : "none"},
-                {"gemm2", gemm},
-                {"combine", "fp32_fma_in_order"}};
+            .steps = {{"route", "counting_sort"},
+                      {"quantize", rows},
+                      {"gemm1_swiglu", gemm},
+                      {"requantize", nvfp4 ? rows : "none"},
+                      {"gemm2", gemm},
+                      {"combine", "fp32_fma_in_order"}},
+            .workspace = {}};
+  const RunPlan run = default_run(architecture, config, range, plan, limits.max_tokens);
+  const auto walk = [&](Arena& arena) { take_arrays(architecture, config, range, run, arena); };
+  plan.workspace = WorkspaceLayout::of(walk, limits.guard_bytes);
   return plan;
 }
 
-size_t workspace_bytes(TakeScratch take_scratch, const MoeConfig& config, const ExpertRange& range, const Plan& plan,
-                       int64_t tokens) {
+size_t workspace_bytes(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
+                       const Plan& plan, int64_t tokens) {
   Arena arena(nullptr, plan.limits.guard_bytes);
-  layer_buffers(config, range, tokens, arena);
-  take_scratch(config, range, tokens, arena);
+  take_arrays(architecture, config, range, default_run(architecture, config, range, plan, tokens), arena);
   return arena.size_bytes();
 }
 
-Status run_layer(const LayerSteps& steps, Tiling (*tiling)(const StepContext&), const PackedWeights& weights,
-                 const Plan& plan, const Batch& batch, std::byte* workspace, const RunContext& context) {
+std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
+                                   const Plan& plan, int64_t tokens) {
+  return describe(architecture.gemms, config, default_run(architecture, config, range, plan, tokens));
+}
+
+Status run_route(const Architecture& architecture, const StepContext& step) {
+  return route(step, architecture.counters(step));
+}
+
+Status run_quantize(const Architecture& architecture, const StepContext& step) {
+  return step.plan->hidden.into_rows ? architecture.quantize_into_rows(step) : quantize(step);
+}
+
+Status run_layer(const Architecture& architecture, const PackedWeights& weights, const Plan& plan, const Batch& batch,
+                 std::byte* workspace, const RunContext& context) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
+  const RunPlan run = make_run_plan(architecture.gemms, weights.config, weights.range, plan.device, RunFacts::of(batch),
+                                    plan.gemm_config);
   Arena arena(workspace, plan.limits.guard_bytes);
   LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
   if (context.status != nullptr) buffers.status = context.status;
   // The GEMMs read operands: codes are for those who take a step by itself.
   buffers.hidden.codes = buffers.routed.intermediate.codes = buffers.shared.intermediate.codes = nullptr;
-  const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream};
-  if (routes_and_quantizes_at_once(step)) {
-    route_and_quantize(step, tiling(step));
+  const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run};
+  if (run.fused_route_quantize) {
+    NVFP4_MOE_TRY(route_and_quantize(step, architecture.counters(step)));
   } else {
-    steps.route(step);
-    steps.quantize(step);
+    NVFP4_MOE_TRY(run_route(architecture, step));
+    NVFP4_MOE_TRY(run_quantize(architecture, step));
   }
   for (const PartBuffers* part : {&buffers.routed, &buffers.shared}) {
     if (part->experts == 0) continue;
-    steps.gemm1_swiglu(step, *part);
-    if (weights.config->activation_format == ActivationFormat::kNvfp4) steps.requantize(step, *part);
-    steps.gemm2(step, *part);
+    NVFP4_MOE_TRY(architecture.gemm1_swiglu(step, *part));
+    NVFP4_MOE_TRY(requantize(step, *part));
+    NVFP4_MOE_TRY(architecture.gemm2(step, *part));
   }
-  combine_and_count(step, tiling(step));
-  return check_launch("launch");
+  return combine(step);
+}
+
+std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architecture, const PackedWeights& weights,
+                                                 const Plan& plan, const Batch& batch) {
+  return std::make_shared<const RunPlan>(make_run_plan(architecture.gemms, weights.config, weights.range, plan.device,
+                                                       RunFacts::of(batch, true), plan.gemm_config));
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -8,7 +8,9 @@ namespace nvfp4_moe {
 namespace reference {
 namespace {
 
-constexpr LayerSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+constexpr LayerSteps kSteps = {succeed<route>, succeed<quantize>, succeed<gemm1_swiglu, const PartBuffers>,
+                               succeed<requantize, const PartBuffers>, succeed<gemm2, const PartBuffers>,
+                               succeed<combine>};
 
 Status supports(const MoeConfig&, const DeviceFacts& device) {
   if (device.kind != DeviceKind::kCpu) return unsupported("reference: expected host memory, got a " + device.name);

@@ -14,7 +14,7 @@ void gemm2(const StepContext& step, const PartBuffers& part);
 void combine(const StepContext& step);
 
 // run.cpp: all of them.
-Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
            const RunContext& context);
 
 // pack.cpp: the checkpoint's arrays, contiguous, expert after expert.

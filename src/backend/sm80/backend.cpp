@@ -1,5 +1,5 @@
-// The plain CUDA backend's entry in the contract: every GPU from sm_80 up, mma.sync on bf16 operands. It is what runs
-// where no backend knows the architecture better, and the partner that those are compared with.
+// The plain CUDA backend's entry in the contract, "cuda": every GPU from sm_80 up, mma.sync on bf16 operands. It is what
+// runs where no backend knows the architecture better, and the partner that those are compared with.
 #include "backend/backend.h"
 
 #include "backend/cuda/device/device.h"
@@ -7,71 +7,62 @@
 #include "backend/cuda/layer.h"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/format.h"
-#include "backend/cuda/steps/linear.h"
 #include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/steps.h"
+#include "backend/sm80/config.h"
+#include "backend/sm80/steps.h"
 
 namespace nvfp4_moe {
-namespace cuda {
+namespace sm80 {
 namespace {
 
-constexpr DeviceMeasures kMeasures = {time_graph, read_rate, product_rate, "mma.sync m16n8k16"};
-constexpr LayerSteps kSteps = {route, quantize, gemm1_swiglu, requantize, gemm2, combine};
+void take_scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
+  cuda::Scratch(config, range, plan.tokens, arena);
+}
+int32_t* counters(const StepContext&) { return nullptr; }
+
+constexpr cuda::Architecture kArchitecture = {
+    .gemms = {"cuda", kConfigs, routed_config, shared_config, splits_k, 0},
+    .gemm_kind = "mma_m16n8k16",
+    .quantize_into_rows = nullptr,
+    .gemm1_swiglu = gemm1_swiglu,
+    .gemm2 = gemm2,
+    .take_scratch = take_scratch,
+    .counters = counters,
+};
+using Functions = cuda::BackendFunctions<kArchitecture>;
+
+constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
+constexpr LayerSteps kSteps = {Functions::route, Functions::quantize,  gemm1_swiglu, cuda::requantize, gemm2,
+                               cuda::combine,    Functions::plan_steps};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
-  NVFP4_MOE_TRY(supports_device(device));
-  return supports_config(config);
-}
-
-void take_scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena) {
-  Scratch(config, range, tokens, arena);
-}
-size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens) {
-  return cuda::workspace_bytes(take_scratch, config, range, plan, tokens);
-}
-
-Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
-                  const DeviceFacts& device) {
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  return make_plan("cuda", nvfp4 ? "mma_m16n8k16_w4a4_as_bf16" : "mma_m16n8k16_w4a16", take_scratch, config, range,
-                   scales, limits, device);
-}
-
-Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-           const RunContext& context) {
-  return cuda::run_layer(kSteps, tiling, weights, plan, batch, workspace, context);
-}
-
-constexpr LinearSteps kLinear = {gemm2, tiling, take_scratch};
-size_t bytes_of_linear(const LinearWeights& weights, int64_t max_tokens) {
-  return cuda::linear_workspace_bytes(kLinear, weights, max_tokens);
-}
-Status run_linear(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
-                  const RunContext& context) {
-  return cuda::linear_run(kLinear, weights, batch, workspace, context);
+  NVFP4_MOE_TRY(cuda::supports_device(device));
+  return cuda::supports_config(config);
 }
 
 }  // namespace
-}  // namespace cuda
+}  // namespace sm80
 
 constinit const Backend kCudaBackend = {
     .name = "cuda",
     .priority = 200,
-    .supports = cuda::supports,
+    .supports = sm80::supports,
     .packed_bytes = cuda::packed_bytes,
     .allocate = cuda::allocate,
     .pack_expert = cuda::pack_expert,
     .unpack_expert = cuda::unpack_expert,
-    .plan = cuda::plan,
-    .run = cuda::run,
-    .workspace_bytes = cuda::workspace_bytes,
+    .plan = sm80::Functions::plan,
+    .run = sm80::Functions::run,
+    .workspace_bytes = sm80::Functions::workspace_bytes,
+    .describe_run = sm80::Functions::describe_run,
     .linear_bytes = cuda::linear_bytes,
     .linear_pack = cuda::linear_pack,
-    .linear_workspace_bytes = cuda::bytes_of_linear,
-    .linear_run = cuda::run_linear,
-    .steps = &cuda::kSteps,
+    .linear_workspace_bytes = sm80::Functions::linear_workspace_bytes,
+    .linear_run = sm80::Functions::linear_run,
+    .steps = &sm80::kSteps,
     .memory = &cuda::kMemory,
-    .measures = &cuda::kMeasures,
+    .measures = &sm80::kMeasures,
     .formats = &cuda::kFormats,
 };
 

@@ -1,12 +1,101 @@
-// gemm1_swiglu on mma.sync.
-#include "backend/cuda/steps/steps.h"
-#include "backend/sm80/gemm1_swiglu.cuh"
-#include "backend/sm80/mma_tile.cuh"
+// gemm1_swiglu: hidden (T, H), joined gate/up tiles -> part.intermediate.bf16 (R, I).
+//
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale); the activation function, the
+// router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a
+// fragment, so that one lane has both accumulators. Rows of a nonfinite token are NaN: their alpha is.
+#include <cuda_runtime.h>
 
-namespace nvfp4_moe::cuda {
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/steps/activation.cuh"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/sm80/config.h"
+#include "backend/sm80/gemm.cuh"
+#include "backend/sm80/steps.h"
 
-void gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
-  launch_gemm1_swiglu<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(step, part);
+namespace nvfp4_moe::sm80 {
+namespace {
+
+struct Gemm1Args {
+  GemmArgs gemm;
+  const TensorScales* tensor_scales;  // (E)
+  const float* row_scale;             // (T), or null: 1
+  const uint8_t* nonfinite;           // (T)
+  const float* router_weights;        // (T k) by assignment, or null: 1
+  cuda::GatedActivation activation;
+  uint16_t* out;  // (R, I) bf16
+  int64_t intermediate;
+};
+
+struct RowFactors {
+  float gate, up, weight;
+};
+
+template <int kTileN>
+__global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
+  __shared__ RowFactors factors[kTileN];
+  cuda::wait_for_previous();
+  cuda::let_next_start();  // not before: what comes after this kernel may rely on route
+  const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
+  if (rows.count <= 0) return;
+  for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
+    const int64_t token = source_row(args.gemm, rows.first + i);
+    const TensorScales& tensor = args.tensor_scales[rows.expert];
+    const double row_scale = args.nonfinite[token] != 0  ? double{__uint_as_float(0x7FC00000u)}
+                             : args.row_scale != nullptr ? double{args.row_scale[token]}
+                                                         : 1.0;
+    factors[i] = {
+        static_cast<float>(row_scale * double{tensor.gate}), static_cast<float>(row_scale * double{tensor.up}),
+        args.router_weights != nullptr ? args.router_weights[args.gemm.assignment_of_row[rows.first + i]] : 1.0f};
+  }  // multiply's barriers come before they are read
+
+  Accumulators<kTileN> accumulators;
+  multiply<kTileN>(args.gemm, rows, blockIdx.y, accumulators);
+
+  const Fragment fragment;
+  const int64_t channel = int64_t{blockIdx.y} * (cuda::kTileRows / 2) + fragment.group * 8 + fragment.row;
+  if (channel >= args.intermediate) return;
+#pragma unroll
+  for (int n = 0; n < kTileN / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = n * 8 + fragment.n + i;
+      if (row >= rows.count) continue;
+      const RowFactors& factor = factors[row];
+      const float g = accumulators.at[n][i] * factor.gate, u = accumulators.at[n][2 + i] * factor.up;
+      args.out[(rows.first + row) * args.intermediate + channel] =
+          cuda::bf16_from_float(args.activation(g, u) * factor.weight);
+    }
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace
+
+Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return {};
+  const MoeConfig& config = step.weights.config;
+  const int tile_n = cuda::plan_of(step, part).gemm1.tile_n;
+  const PartTiles tiles(step, part, tile_n);
+  const cuda::Scratch scratch(step);
+  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
+  Gemm1Args args{};
+  args.gemm = gemm_args(part, tiles, scratch);
+  args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset;
+  args.gemm.k_tiles = tiles.layout.gate_up.k_tiles;
+  args.gemm.k = config->hidden_size;
+  args.gemm.x = nvfp4 ? scratch.hidden_operand : step.buffers.hidden.bf16;
+  args.gemm.assignment_of_row = part.assignment_of_row;
+  args.gemm.top_k = config->top_k;
+  args.tensor_scales = cuda::tensor_scales(step.weights, tiles.shared);
+  args.row_scale = nvfp4 ? step.buffers.hidden.row_scale : nullptr;
+  args.nonfinite = step.buffers.hidden.nonfinite;
+  args.router_weights =
+      config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
+  args.activation = {config->activation, config->swiglu_limit.value_or(0.0f), config->swiglu_alpha};
+  args.out = part.intermediate.bf16;
+  args.intermediate = part.intermediate_size;
+  const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);
+  if (tile_n == kSmallTileN)
+    return cuda::launch<gemm1_swiglu_kernel<kSmallTileN>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
+  return cuda::launch<gemm1_swiglu_kernel<kLargeTileN>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
+}
+
+}  // namespace nvfp4_moe::sm80

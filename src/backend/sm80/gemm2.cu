@@ -1,12 +1,86 @@
-// gemm2 on mma.sync.
-#include "backend/cuda/steps/steps.h"
-#include "backend/sm80/gemm2.cuh"
-#include "backend/sm80/mma_tile.cuh"
+// gemm2: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
+//
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), then row_format. A nonfinite row is NaN: its
+// alpha is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
+#include <cuda_runtime.h>
 
-namespace nvfp4_moe::cuda {
+#include <type_traits>
 
-void gemm2(const StepContext& step, const PartBuffers& part) {
-  launch_gemm2<MmaTile<kSmallTileRows>, MmaTile<kLargeTileRows>>(step, part);
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/sm80/config.h"
+#include "backend/sm80/gemm.cuh"
+#include "backend/sm80/steps.h"
+
+namespace nvfp4_moe::sm80 {
+namespace {
+
+struct Gemm2Args {
+  GemmArgs gemm;
+  const TensorScales* tensor_scales;  // (E)
+  const float* row_scale;             // (R), or null: 1
+  void* out;                          // (R, H) kRow
+  int64_t hidden;
+};
+
+template <int kTileN, DType kRow>
+__global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) {
+  __shared__ float alphas[kTileN];
+  cuda::wait_for_previous();
+  cuda::let_next_start();  // not before: what comes after this kernel may rely on route
+  const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
+  if (rows.count <= 0) return;
+  for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
+    const double row_scale = args.row_scale != nullptr ? double{args.row_scale[rows.first + i]} : 1.0;
+    alphas[i] = static_cast<float>(row_scale * double{args.tensor_scales[rows.expert].down});
+  }  // multiply's barriers come before they are read
+
+  Accumulators<kTileN> accumulators;
+  multiply<kTileN>(args.gemm, rows, blockIdx.y, accumulators);
+
+  const Fragment fragment;
+  const int64_t channel = int64_t{blockIdx.y} * cuda::kTileRows + fragment.group * cuda::kGroupRows + fragment.row;
+#pragma unroll
+  for (int n = 0; n < kTileN / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = n * 8 + fragment.n + i % 2;
+      const int64_t at = channel + i / 2 * 8;
+      if (row < rows.count && at < args.hidden)
+        cuda::store_element<kRow>(args.out, (rows.first + row) * args.hidden + at, accumulators.at[n][i] * alphas[row]);
+    }
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace
+
+Status gemm2(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return {};
+  const MoeConfig& config = step.weights.config;
+  const int tile_n = cuda::plan_of(step, part).gemm2.tile_n;
+  const PartTiles tiles(step, part, tile_n);
+  const cuda::Scratch scratch(step);
+  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
+  Gemm2Args args{};
+  args.gemm = gemm_args(part, tiles, scratch);
+  args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset +
+                      (part.down_only ? 0 : tiles.layout.gate_up.bytes());
+  args.gemm.k_tiles = tiles.layout.down.k_tiles;
+  args.gemm.k = part.intermediate_size;
+  args.gemm.x = !nvfp4 ? part.intermediate.bf16 : tiles.shared ? scratch.shared_operand : scratch.routed_operand;
+  args.tensor_scales = cuda::tensor_scales(step.weights, tiles.shared);
+  args.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
+  args.out = part.rows_out;
+  args.hidden = config->hidden_size;
+  const dim3 grid = tiles.grid(tiles.layout.down.row_tiles);
+  const auto launch = [&](auto tile, auto row) {
+    return cuda::launch<gemm2_kernel<tile.value, row.value>>("gemm2", grid, kGemmThreads, 0, step.stream, args);
+  };
+  const auto launch_tile = [&](auto tile) {
+    if (config->row_format == RowFormat::kBf16) return launch(tile, std::integral_constant<DType, DType::kBf16>{});
+    return launch(tile, std::integral_constant<DType, DType::kF32>{});
+  };
+  if (tile_n == kSmallTileN) return launch_tile(std::integral_constant<int, kSmallTileN>{});
+  return launch_tile(std::integral_constant<int, kLargeTileN>{});
+}
+
+}  // namespace nvfp4_moe::sm80

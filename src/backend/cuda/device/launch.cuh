@@ -14,6 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/device/check.h"
+#include "backend/cuda/steps/sizes.h"
+
 namespace nvfp4_moe::cuda {
 
 __device__ inline void let_next_start() {
@@ -47,25 +50,24 @@ bool starts_early() {
   return (early.load() & bit) != 0;
 }
 
-// More than this of dynamic shared memory a kernel must be allowed.
-inline constexpr size_t kSharedBytesOfAll = 48 * 1024;
-
-// The kernel in the stream; a launch that fails leaves its error for cudaGetLastError.
+// Enqueues a kernel that may start early; `name` is what a failure is told with. Every kernel of a run goes through here.
 template <auto kKernel, class... Args>
-void launch(dim3 blocks, dim3 threads, size_t shared_bytes, void* stream, const Args&... args) {
+Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, void* stream, const Args&... args) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
+  config.gridDim = ctas;
   config.blockDim = threads;
-  config.dynamicSmemBytes = shared_bytes;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &early;
   config.numAttrs = starts_early<kKernel>() ? 1 : 0;
   if (shared_bytes > kSharedBytesOfAll)
-    cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  cudaLaunchKernelEx(&config, kKernel, args...);
+    NVFP4_MOE_TRY(check(
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+        name));
+  return check(cudaLaunchKernelEx(&config, kKernel, args...), name);
 }
 
 }  // namespace nvfp4_moe::cuda

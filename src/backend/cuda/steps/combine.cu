@@ -4,7 +4,7 @@
 // before_down. Then the shared expert's row, then one rounding to out's type. A token without any row gives zeros. The
 // order is fixed, so the bits are those of every other backend.
 //
-// combine_and_count gives some blocks more to the same kernel, which count what the walk left out.
+// Where the plan says so, some CTAs more of the same kernel count what no step has counted.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -18,12 +18,8 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-// Channels of a thread: wide reads where the memory is the limit, short code where a block runs it once.
-constexpr int kManyChannels = 8, kFewChannels = 4;
-constexpr int64_t kFewTokens = 64;
-constexpr int64_t kManyTokens = 2048;  // from here on a block does a whole token: its choices are read once
-constexpr int kChoices = 8;            // whose rows are read at once
+constexpr int kThreads = kCombineThreads;
+constexpr int kAssignmentsAtOnce = 8;  // whose rows are read at once
 
 struct CombineArgs {
   const void* rows;                  // (R, H) row_format
@@ -38,7 +34,7 @@ struct CombineArgs {
 // What the blocks beyond the tokens count.
 struct CountArgs {
   RunStatus* status;
-  const LineCounts* token_counts;  // (T) of quantize, or null
+  const RowCounts* token_counts;  // (T) of quantize, or null
   struct Intermediate {
     const uint16_t* bf16;      // (R, k), or null
     const uint8_t* flags;      // (R) of rows with NaN or Inf, or null: they are looked for
@@ -52,7 +48,7 @@ __device__ void add(uint64_t& counter, uint64_t value) {
 }
 
 // Not from L1, which may be older: this kernel has not waited yet.
-__device__ LineCounts from_l2(const LineCounts* counts) {
+__device__ RowCounts from_l2(const RowCounts* counts) {
   const auto* const halves = reinterpret_cast<const ulonglong2*>(counts);
   const ulonglong2 first = __ldcg(halves), second = __ldcg(halves + 1);
   return {first.x, first.y, second.x, second.y};
@@ -69,9 +65,9 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int6
 #pragma unroll
   for (int i = 0; i < 2; ++i) row_counts[i] = args.parts[i].bf16 != nullptr ? __ldcg(args.parts[i].row_count) : 0;
   if (warp == 0 && args.token_counts != nullptr) {
-    LineCounts sum{};
+    RowCounts sum{};
     for (int64_t t = lane; t < tokens; t += 32) {
-      const LineCounts own = from_l2(args.token_counts + t);
+      const RowCounts own = from_l2(args.token_counts + t);
       sum.nonfinite += own.nonfinite, sum.blocks += own.blocks;
       sum.saturated += own.saturated, sum.zeroed += own.zeroed;
     }
@@ -95,8 +91,8 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int6
       bool bad = false;
 #pragma unroll 4
       for (int64_t i = reader * 8; i < part.k; i += kReaders * 8) {
-        const uint4 eight = *reinterpret_cast<const uint4*>(part.bf16 + row * part.k + i);
-        for (uint32_t two : {eight.x, eight.y, eight.z, eight.w})
+        const uint4 vec8 = *reinterpret_cast<const uint4*>(part.bf16 + row * part.k + i);
+        for (uint32_t two : {vec8.x, vec8.y, vec8.z, vec8.w})
           bad |= (two & 0x7F80u) == 0x7F80u || (two & 0x7F800000u) == 0x7F800000u;
       }
       nonfinite += (kFew ? __syncthreads_or(bad) : __any_sync(0xFFFFFFFFu, bad)) != 0;
@@ -148,17 +144,17 @@ struct Channels {
 };
 
 // Some choices of a token: the row of each, or -1, and its weight.
-struct Choices {
-  int32_t rows[kChoices];
-  float weights[kChoices];
+struct Assignments {
+  int32_t rows[kAssignmentsAtOnce];
+  float weights[kAssignmentsAtOnce];
 
-  __device__ Choices(const CombineArgs& args, int64_t token, int64_t first) {
+  __device__ Assignments(const CombineArgs& args, int64_t token, int64_t first) {
 #pragma unroll
-    for (int i = 0; i < kChoices; ++i) {
-      const int64_t choice = token * args.top_k + first + i;
+    for (int i = 0; i < kAssignmentsAtOnce; ++i) {
+      const int64_t assignment = token * args.top_k + first + i;
       const bool there = first + i < args.top_k;
-      rows[i] = there ? __ldcg(args.row_of_assignment + choice) : -1;
-      weights[i] = there && args.weights != nullptr ? __ldcg(args.weights + choice) : 1.0f;
+      rows[i] = there ? __ldcg(args.row_of_assignment + assignment) : -1;
+      weights[i] = there && args.weights != nullptr ? __ldcg(args.weights + assignment) : 1.0f;
     }
   }
 };
@@ -174,23 +170,23 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
   }
   const int64_t token = blockIdx.x;
   // Route has ended before gemm1 lets any kernel start.
-  Choices choices(args, token, 0);
+  Assignments assignments(args, token, 0);
   wait_for_previous();
   const auto combine_channels = [&](int32_t channel) {
     float acc[kChannels] = {};
-    for (int64_t first = 0; first < args.top_k; first += kChoices) {
-      if (args.top_k > kChoices) choices = Choices(args, token, first);
-      Channels<kRow, kChannels> read[kChoices];
+    for (int64_t first = 0; first < args.top_k; first += kAssignmentsAtOnce) {
+      if (args.top_k > kAssignmentsAtOnce) assignments = Assignments(args, token, first);
+      Channels<kRow, kChannels> read[kAssignmentsAtOnce];
 #pragma unroll
-      for (int i = 0; i < kChoices; ++i)
-        if (choices.rows[i] >= 0) read[i].read(args.rows, choices.rows[i] * args.hidden + channel);
+      for (int i = 0; i < kAssignmentsAtOnce; ++i)
+        if (assignments.rows[i] >= 0) read[i].read(args.rows, assignments.rows[i] * args.hidden + channel);
 #pragma unroll
-      for (int i = 0; i < kChoices; ++i) {
-        if (choices.rows[i] < 0) continue;
+      for (int i = 0; i < kAssignmentsAtOnce; ++i) {
+        if (assignments.rows[i] < 0) continue;
 #pragma unroll
         for (int c = 0; c < kChannels; ++c)
-          acc[c] =
-              args.weights != nullptr ? fmaf(choices.weights[i], read[i].value(c), acc[c]) : acc[c] + read[i].value(c);
+          acc[c] = args.weights != nullptr ? fmaf(assignments.weights[i], read[i].value(c), acc[c])
+                                           : acc[c] + read[i].value(c);
       }
     }
     if (args.shared_rows != nullptr) {
@@ -215,21 +211,40 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
 }
 
 template <DType kRow, int kChannels>
-void launch_rows(const CombineArgs& args, const CountArgs& counts, DType out, dim3 grid, void* stream) {
+Status launch_rows(const CombineArgs& args, const CountArgs& counts, DType out, dim3 grid, void* stream) {
   switch (out) {
     case DType::kF32:
-      return launch<combine_tokens<kRow, DType::kF32, kChannels>>(grid, kThreads, 0, stream, args, counts);
+      return launch<combine_tokens<kRow, DType::kF32, kChannels>>("combine", grid, kThreads, 0, stream, args, counts);
     case DType::kF16:
-      return launch<combine_tokens<kRow, DType::kF16, kChannels>>(grid, kThreads, 0, stream, args, counts);
-    default: return launch<combine_tokens<kRow, DType::kBf16, kChannels>>(grid, kThreads, 0, stream, args, counts);
+      return launch<combine_tokens<kRow, DType::kF16, kChannels>>("combine", grid, kThreads, 0, stream, args, counts);
+    default:
+      return launch<combine_tokens<kRow, DType::kBf16, kChannels>>("combine", grid, kThreads, 0, stream, args, counts);
   }
 }
 
-// rows_to_count: 0: no further blocks.
-void launch_combine(const StepContext& step, const CountArgs& counts, int64_t rows_to_count) {
+CountArgs count_args(const StepContext& step) {
+  const CombinePlan& plan = step.plan->combine;
+  CountArgs counts{};
+  counts.status = step.buffers.status;
+  if (plan.counts_hidden) counts.token_counts = Scratch(step).token_counts;
+  if (!plan.counts_intermediate) return counts;
+  int index = 0;
+  for (const PartBuffers* part : {&step.buffers.routed, &step.buffers.shared}) {
+    if (part->experts == 0) continue;
+    const bool flagged = part == &step.buffers.routed && plan.reads_flags;
+    counts.parts[index++] = {part->intermediate.bf16, flagged ? part->intermediate.nonfinite : nullptr,
+                             part->row_offsets + part->experts, part->intermediate_size};
+  }
+  return counts;
+}
+
+}  // namespace
+
+Status combine(const StepContext& step) {
   const Batch& batch = step.batch;
   const MoeConfig& config = step.weights.config;
-  if (batch.tokens == 0) return;
+  const CombinePlan& plan = step.plan->combine;
+  if (batch.tokens == 0) return {};
   CombineArgs args{};
   args.rows = step.buffers.routed.rows_out;
   args.shared_rows = step.buffers.shared.experts > 0 ? step.buffers.shared.rows_out : nullptr;
@@ -240,51 +255,15 @@ void launch_combine(const StepContext& step, const CountArgs& counts, int64_t ro
   args.tokens = batch.tokens;
   args.top_k = config->top_k;
   args.hidden = config->hidden_size;
-  const bool few = batch.tokens <= kFewTokens;
-  const int64_t channels_of_block = kThreads * (few ? kFewChannels : kManyChannels);
-  const int64_t blocks_of_token =
-      batch.tokens >= kManyTokens ? 1 : (config->hidden_size + channels_of_block - 1) / channels_of_block;
-  const int64_t rows_of_blocks = blocks_of_token * (few ? 1 : kThreads / 32);
-  const int64_t more = (rows_to_count + rows_of_blocks - 1) / rows_of_blocks;
-  const dim3 grid(static_cast<unsigned>(batch.tokens + more), static_cast<unsigned>(blocks_of_token));
+  const CountArgs counts = count_args(step);
+  const dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
   const auto launch = [&](auto row) {
-    if (few)
-      launch_rows<row.value, kFewChannels>(args, counts, batch.out_dtype, grid, step.stream);
-    else
-      launch_rows<row.value, kManyChannels>(args, counts, batch.out_dtype, grid, step.stream);
+    if (plan.channels == kFewChannels)
+      return launch_rows<row.value, kFewChannels>(args, counts, batch.out_dtype, grid, step.stream);
+    return launch_rows<row.value, kManyChannels>(args, counts, batch.out_dtype, grid, step.stream);
   };
-  if (config->row_format == RowFormat::kBf16)
-    launch(std::integral_constant<DType, DType::kBf16>{});
-  else
-    launch(std::integral_constant<DType, DType::kF32>{});
-}
-
-}  // namespace
-
-void combine(const StepContext& step) { launch_combine(step, {}, 0); }
-
-void combine_and_count(const StepContext& step, const Tiling& tiling) {
-  const MoeConfig& config = step.weights.config;
-  CountArgs counts{};
-  int64_t rows = 0;
-  counts.status = step.buffers.status;
-  if (routes_and_quantizes_at_once(step)) {
-    counts.token_counts = Scratch(step).token_counts;
-    rows = 1;
-  }
-  if (config->activation_format == ActivationFormat::kBf16) {
-    int index = 0;
-    for (const PartBuffers* part : {&step.buffers.routed, &step.buffers.shared}) {
-      if (part->experts == 0) continue;
-      const bool routed = part->assignment_of_row != nullptr,
-                 flagged = routed && tiling.flags_rows && step.batch.tokens > kFewTokens;
-      counts.parts[index++] = {part->intermediate.bf16, flagged ? part->intermediate.nonfinite : nullptr,
-                               part->row_offsets + part->experts, part->intermediate_size};
-      const int64_t own_rows = step.batch.tokens * (routed ? config->top_k : 1);
-      rows += flagged ? ceil_div(own_rows, 32) : own_rows;
-    }
-  }
-  launch_combine(step, counts, rows);
+  if (config->row_format == RowFormat::kBf16) return launch(std::integral_constant<DType, DType::kBf16>{});
+  return launch(std::integral_constant<DType, DType::kF32>{});
 }
 
 }  // namespace nvfp4_moe::cuda

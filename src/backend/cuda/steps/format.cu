@@ -30,12 +30,12 @@ __device__ void store_block(uint8_t* codes, uint8_t* block_scales, int64_t block
   reinterpret_cast<uint64_t*>(codes)[block] = packed;
 }
 
-// The largest magnitude of a line as bits; the whole block of kLineThreads. at(i): 16 elements from element i on.
+// The largest magnitude of a row as bits; the whole block of kRowThreads. at(i): 16 elements from element i on.
 template <class At>
 __device__ uint32_t block_magnitude(int64_t count, const At& at) {
-  __shared__ uint32_t warps[kLineWarps];
+  __shared__ uint32_t warps[kRowWarps];
   uint32_t magnitude = 0;
-  for (int64_t i = threadIdx.x * kBlock; i < count; i += kLineThreads * kBlock) {
+  for (int64_t i = threadIdx.x * kBlock; i < count; i += kRowThreads * kBlock) {
     float x[kBlock];
     at(i, x);
     magnitude = max(magnitude, amax_of(x));
@@ -59,22 +59,22 @@ __device__ void quantize_activations(const float (&x)[kBlock], const Rule& rule,
   store_block(codes, block_scales, block, packed, byte);
 }
 
-// One line of activations: its codes and block scales, all 0 where it is not finite, which is returned.
+// One row of activations: its codes and block scales, all 0 where it is not finite, which is returned.
 template <class At>
-__device__ bool quantize_line_of(int64_t count, const At& at, LineScale policy, float scale, float* used,
-                                 uint8_t* codes, uint8_t* block_scales) {
+__device__ bool quantize_row_of(int64_t count, const At& at, RowScale policy, float scale, float* used, uint8_t* codes,
+                                uint8_t* block_scales) {
   const uint32_t amax = block_magnitude(count, at);
   const bool finite = amax < kInfBits;
-  if (policy == LineScale::kDynamic) scale = power_of_two(dynamic_exponent(amax));
+  if (policy == RowScale::kDynamic) scale = power_of_two(dynamic_exponent(amax));
   *used = scale;
-  for (int64_t block = threadIdx.x; block < count / kBlock; block += kLineThreads) {
+  for (int64_t block = threadIdx.x; block < count / kBlock; block += kRowThreads) {
     if (!finite) {
       store_block(codes, block_scales, block, 0, 0);
       continue;
     }
     float x[kBlock];
     at(block * kBlock, x);
-    if (policy == LineScale::kCompat)
+    if (policy == RowScale::kCompat)
       quantize_activations(x, CompatRule{1.0f / scale}, codes, block_scales, block);
     else
       quantize_activations(x, PowerOfTwoRule{1.0f / scale}, codes, block_scales, block);
@@ -83,16 +83,15 @@ __device__ bool quantize_line_of(int64_t count, const At& at, LineScale policy, 
 }
 
 template <DType kType>
-__global__ void __launch_bounds__(kLineThreads) format_quantize_lines(DeviceQuantize call, LineScale policy) {
-  const int64_t line = blockIdx.x;
-  const auto at = [&](int64_t i, float(&x)[kBlock]) { load_elements<kType>(call.x, line * call.cols + i, x); };
+__global__ void __launch_bounds__(kRowThreads) format_quantize_rows(DeviceQuantize call, RowScale policy) {
+  const int64_t row = blockIdx.x;
+  const auto at = [&](int64_t i, float(&x)[kBlock]) { load_elements<kType>(call.x, row * call.cols + i, x); };
   float used;
-  const bool finite =
-      quantize_line_of(call.cols, at, policy, call.tensor_scale, &used, call.codes + line * (call.cols / 2),
-                       call.block_scales + line * (call.cols / 16));
+  const bool finite = quantize_row_of(call.cols, at, policy, call.tensor_scale, &used,
+                                      call.codes + row * (call.cols / 2), call.block_scales + row * (call.cols / 16));
   if (threadIdx.x != 0) return;
-  if (policy == LineScale::kDynamic)
-    call.scales[line] = finite ? used : __uint_as_float(kNanBits);
+  if (policy == RowScale::kDynamic)
+    call.scales[row] = finite ? used : __uint_as_float(kNanBits);
   else if (!finite)
     *call.scales = __uint_as_float(kNanBits);  // set before; all that write here write this
 }
@@ -240,11 +239,11 @@ __global__ void __launch_bounds__(kThreads) format_dequantize(DeviceDequantize c
 // ---- gemm1's output to gemm2's input
 
 template <DType kType>
-__global__ void __launch_bounds__(kLineThreads) format_swiglu_quantize(DeviceSwigluQuantize call) {
-  const int64_t line = blockIdx.x, inner = call.input.inner;
+__global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwigluQuantize call) {
+  const int64_t row = blockIdx.x, inner = call.input.inner;
   const auto h_at = [&](int64_t i, float(&h)[kBlock]) {
     float first[kBlock], second[kBlock];
-    const int64_t begin = line * 2 * inner;
+    const int64_t begin = row * 2 * inner;
     load_elements<kType>(call.input.data, begin + (call.input.interleaved ? 2 * i : i), first);
     load_elements<kType>(call.input.data, begin + (call.input.interleaved ? 2 * i + kBlock : inner + i), second);
 #pragma unroll
@@ -255,15 +254,14 @@ __global__ void __launch_bounds__(kLineThreads) format_swiglu_quantize(DeviceSwi
         up = j < kBlock / 2 ? first[(2 * j + 1) % kBlock] : second[(2 * j + 1) % kBlock];
       }
       const float value = call.activation(gate, up);
-      h[j] = bf16_to_float(bf16_from_float(call.row_weights == nullptr ? value : value * call.row_weights[line]));
+      h[j] = bf16_to_float(bf16_from_float(call.row_weights == nullptr ? value : value * call.row_weights[row]));
     }
   };
   float used;
-  const LineScale policy = call.power_of_two == 0.0f ? LineScale::kDynamic : LineScale::kPowerOfTwo;
-  const bool finite =
-      quantize_line_of(inner, h_at, policy, call.power_of_two, &used, call.out.codes + line * (inner / 2),
-                       call.out.block_scales + line * (inner / kBlock));
-  if (threadIdx.x == 0) call.out.row_scales[line] = finite ? used : __uint_as_float(kNanBits);
+  const RowScale policy = call.power_of_two == 0.0f ? RowScale::kDynamic : RowScale::kPowerOfTwo;
+  const bool finite = quantize_row_of(inner, h_at, policy, call.power_of_two, &used, call.out.codes + row * (inner / 2),
+                                      call.out.block_scales + row * (inner / kBlock));
+  if (threadIdx.x == 0) call.out.row_scales[row] = finite ? used : __uint_as_float(kNanBits);
 }
 
 // ---- the 128x4 layout
@@ -332,13 +330,13 @@ Status quantize(int device, const DeviceQuantize& call, void* queue) {
     });
     return check_launch("quantize");
   }
-  const LineScale policy = call.how == DeviceQuantizer::kDynamicToken ? LineScale::kDynamic
-                           : call.how == DeviceQuantizer::kCompat     ? LineScale::kCompat
-                                                                      : LineScale::kPowerOfTwo;
-  if (policy != LineScale::kDynamic) format_set_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
+  const RowScale policy = call.how == DeviceQuantizer::kDynamicToken ? RowScale::kDynamic
+                          : call.how == DeviceQuantizer::kCompat     ? RowScale::kCompat
+                                                                     : RowScale::kPowerOfTwo;
+  if (policy != RowScale::kDynamic) format_set_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
   if (call.rows > 0)
     with_dtype(call.dtype, [&](auto dtype) {
-      format_quantize_lines<dtype.value><<<static_cast<unsigned>(call.rows), kLineThreads, 0, stream>>>(call, policy);
+      format_quantize_rows<dtype.value><<<static_cast<unsigned>(call.rows), kRowThreads, 0, stream>>>(call, policy);
     });
   return check_launch("quantize");
 }
@@ -363,7 +361,7 @@ Status swiglu_quantize(int device, const DeviceSwigluQuantize& call, void* strea
   NVFP4_MOE_TRY(check_blocks("swiglu_quantize", call.input.rows));
   with_dtype(call.input.dtype, [&](auto dtype) {
     format_swiglu_quantize<dtype.value>
-        <<<static_cast<unsigned>(call.input.rows), kLineThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
+        <<<static_cast<unsigned>(call.input.rows), kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
   });
   return check_launch("swiglu_quantize");
 }

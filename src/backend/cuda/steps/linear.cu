@@ -1,22 +1,25 @@
 // A dense linear as two steps of a layer. To quantize, x is the hidden of a layer whose tokens all have rows; to gemm2,
-// the lines are the intermediate of a layer with nothing but a shared expert, of which there is nothing but `down`:
+// the quantized rows are the intermediate of a layer with nothing but a shared expert, of which there is nothing but
+// `down`:
 //
 //   packed: tensor scales of one expert (256 bytes) | tiles of down (rows, cols)
 //
-// The layer is one of bf16 activations either way: the operand is bf16 already, and a line's scale, NaN where the line
-// is flagged, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many rows as a layer may
-// have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some tokens at a time, and a
-// last kernel rounds them.
+// The layer is one of bf16 activations either way: the operand is bf16 already, and a row's scale, NaN where the row is
+// nonfinite, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many features as a layer
+// may have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some tokens at a time, and
+// a last kernel rounds them.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "backend/cuda/device/device.h"
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/layer.h"
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/linear.h"
 #include "backend/cuda/steps/pack.h"
+#include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
@@ -29,7 +32,7 @@ constexpr ExpertRange kNoExperts{0, 0};
 int64_t channels_of(int64_t rows) { return ceil_div(rows, 16) * 16; }
 
 // x to the layer that quantizes it: cols channels.
-Result<MoeConfig> line_config(const LinearWeights& weights) {
+Result<MoeConfig> x_config(const LinearWeights& weights) {
   MoeOptions options;
   options.num_experts = options.top_k = 1;
   options.hidden_size = weights.cols;
@@ -39,7 +42,7 @@ Result<MoeConfig> line_config(const LinearWeights& weights) {
   options.activation_scale = weights.activation_scale;
   return MoeConfig::make(options);
 }
-// The lines to the layer that multiplies them.
+// The quantized rows to the layer that multiplies them.
 Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_format) {
   MoeOptions options;
   options.num_experts = options.top_k = 1;
@@ -55,7 +58,7 @@ Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_for
 struct LinearArrays {
   int64_t* row_offsets = nullptr;  // (2) 0, tokens of the product
   RunStatus* status = nullptr;
-  ActivationBuffers lines;      // (T, K)
+  ActivationBuffers rows;       // (T, K)
   float* row_scale = nullptr;   // (T)
   uint16_t* operand = nullptr;  // (T, K) bf16
   float* staged = nullptr;      // (min(T, kStagedTokens), channels)
@@ -64,63 +67,74 @@ struct LinearArrays {
   LinearArrays(const LinearWeights& weights, int64_t tokens, size_t scratch_bytes, Arena& arena) {
     row_offsets = arena.take<int64_t>("linear.", "row_offsets", 2);
     status = arena.take<RunStatus>("linear.", "status", 1);
-    lines.nonfinite = arena.take<uint8_t>("linear.", "nonfinite", tokens);
-    row_scale = take<float>(tokens);
+    rows.nonfinite = arena.take<uint8_t>("linear.", "nonfinite", tokens);
+    row_scale = arena.take<float>("linear.", "row_scale", tokens);
     operand = arena.take<uint16_t>("linear.", "operand", tokens * weights.cols);
     if (weights.activation_format == ActivationFormat::kNvfp4) {
-      lines.codes = arena.take<uint8_t>("linear.", "codes", tokens * weights.cols / 2);
-      lines.block_scales = arena.take<uint8_t>("linear.", "block_scales", tokens * weights.cols / 16);
-      lines.row_scale = row_scale;
+      rows.codes = arena.take<uint8_t>("linear.", "codes", tokens * weights.cols / 2);
+      rows.block_scales = arena.take<uint8_t>("linear.", "block_scales", tokens * weights.cols / 16);
+      rows.row_scale = row_scale;
     } else {
-      lines.bf16 = operand;
+      rows.bf16 = operand;
     }
     staged = arena.take<float>("linear.", "staged", std::min(tokens, kStagedTokens) * channels_of(weights.rows));
     scratch = Arena(arena.take<std::byte>("linear.", "scratch", static_cast<int64_t>(scratch_bytes)));
   }
 };
 
-// Before a product of `rows` lines.
+// Before a product of so many rows.
 __global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleared, int32_t cleared_count) {
   if (threadIdx.x == 0) row_offsets[0] = 0, row_offsets[1] = rows;
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < cleared_count; i += kThreads) cleared[i] = 0;
 }
 
-// The scales of bf16 lines: 1, NaN where the line is flagged.
-__global__ void __launch_bounds__(kThreads) linear_flags(const uint8_t* nonfinite, int64_t lines, float* row_scale) {
-  const int64_t line = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (line < lines) row_scale[line] = nonfinite[line] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
+// The scales of bf16 rows: 1, NaN where the row is nonfinite.
+__global__ void __launch_bounds__(kThreads) linear_flags(const uint8_t* nonfinite, int64_t rows, float* row_scale) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row < rows) row_scale[row] = nonfinite[row] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
 }
 
-// (lines, channels) fp32 to (lines, rows), each rounded once.
+// (tokens, channels) fp32 to (tokens, features), each rounded once.
 template <DType kType>
 __global__ void __launch_bounds__(kThreads)
-    linear_store(const float* staged, int64_t lines, int64_t channels, int64_t rows, void* out) {
+    linear_store(const float* staged, int64_t tokens, int64_t channels, int64_t features, void* out) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (index >= lines * rows) return;
-  store_element<kType>(out, index, staged[index / rows * channels + index % rows]);
+  if (index >= tokens * features) return;
+  store_element<kType>(out, index, staged[index / features * channels + index % features]);
 }
 
-void store(const LinearBatch& batch, int64_t first, int64_t count, int64_t channels, int64_t rows, const float* staged,
-           cudaStream_t stream) {
+Status store(const LinearBatch& batch, int64_t first, int64_t count, int64_t channels, int64_t rows,
+             const float* staged, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(count * rows, kThreads));
   auto* const out = static_cast<std::byte*>(batch.out) + first * rows * (bits(batch.out_dtype) / 8);
   switch (batch.out_dtype) {
     case DType::kF32:
       linear_store<DType::kF32><<<blocks, kThreads, 0, stream>>>(staged, count, channels, rows, out);
-      return;
+      break;
     case DType::kF16:
       linear_store<DType::kF16><<<blocks, kThreads, 0, stream>>>(staged, count, channels, rows, out);
-      return;
+      break;
     default: linear_store<DType::kBf16><<<blocks, kThreads, 0, stream>>>(staged, count, channels, rows, out);
   }
+  return check_launch("linear_store");
 }
 
-size_t scratch_bytes(const LinearSteps& steps, const MoeConfig& product, const MoeConfig& line, int64_t tokens) {
-  Arena of_line, of_product;
-  Scratch(line, kNoExperts, 0, of_line);
-  steps.take_scratch(product, kNoExperts, tokens, of_product);
-  return std::max(of_product.size_bytes(), of_line.size_bytes());
-}
+// Both halves of a linear of so many tokens.
+struct Linear {
+  MoeConfig row, product;
+
+  // linear_pack has made both configs once.
+  Linear(const LinearWeights& weights, RowFormat row_format)
+      : row(*x_config(weights)), product(*product_config(weights, row_format)) {}
+  RunPlan plan(const Architecture& architecture, const LinearWeights& weights, const RunFacts& facts) const {
+    return make_linear_plan(architecture.gemms, row, product, weights.facts, facts);
+  }
+  size_t scratch_bytes(const Architecture& architecture, const RunPlan& run) const {
+    Arena arena;
+    architecture.take_scratch(product, kNoExperts, run, arena);
+    return arena.size_bytes();
+  }
+};
 
 }  // namespace
 
@@ -131,7 +145,7 @@ size_t linear_bytes(int64_t rows, int64_t cols) {
 Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
   if (weights.activation_format == ActivationFormat::kInt8Block)
     return unsupported("activation_format int8_block: int8 tensor cores have no scale per 16 elements");
-  NVFP4_MOE_TRY(line_config(weights).status().in("linear"));
+  NVFP4_MOE_TRY(x_config(weights).status().in("linear"));
   NVFP4_MOE_TRY(product_config(weights, RowFormat::kFp32).status().in("linear"));
   weights.tensor_scale = source.tensor_scale;
   const TensorScales scales{1.0f, 1.0f, source.tensor_scale};
@@ -139,15 +153,15 @@ Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
   return pack_matrix(weights.device, source, weights.bytes.data() + kTilesOffset);
 }
 
-size_t linear_workspace_bytes(const LinearSteps& steps, const LinearWeights& weights, int64_t max_tokens) {
-  // linear_pack has made both.
-  const MoeConfig line = *line_config(weights), product = *product_config(weights, RowFormat::kFp32);
+size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeights& weights, int64_t max_tokens) {
+  const Linear linear(weights, RowFormat::kFp32);
+  const RunPlan run = linear.plan(architecture, weights, {.tokens = max_tokens});
   Arena arena;
-  LinearArrays(weights, max_tokens, scratch_bytes(steps, product, line, max_tokens), arena);
+  LinearArrays(weights, max_tokens, linear.scratch_bytes(architecture, run), arena);
   return arena.size_bytes();
 }
 
-Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const LinearBatch& batch,
+Status linear_run(const Architecture& architecture, const LinearWeights& weights, const LinearBatch& batch,
                   std::byte* workspace, const RunContext& context) {
   const int64_t tokens = batch.tokens;
   if (tokens == 0) return {};
@@ -156,37 +170,39 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
   const int64_t channels = channels_of(weights.rows);
   const bool direct =
       channels == weights.rows && batch.out_dtype != DType::kF16 && reinterpret_cast<uintptr_t>(batch.out) % 16 == 0;
-  const RowFormat row_format = direct && batch.out_dtype == DType::kBf16 ? RowFormat::kBf16 : RowFormat::kFp32;
-  NVFP4_MOE_ASSIGN(const MoeConfig line, line_config(weights));
-  NVFP4_MOE_ASSIGN(const MoeConfig product, product_config(weights, row_format));
+  const Linear linear(weights, direct && batch.out_dtype == DType::kBf16 ? RowFormat::kBf16 : RowFormat::kFp32);
+  Batch hidden;
+  hidden.tokens = tokens;
+  hidden.hidden = batch.x;
+  hidden.hidden_dtype = batch.x_dtype;
+  const RunPlan run = linear.plan(architecture, weights, RunFacts::of(hidden));
   Arena arena(workspace);
-  const LinearArrays arrays(weights, tokens, scratch_bytes(steps, product, line, tokens), arena);
+  const LinearArrays arrays(weights, tokens, linear.scratch_bytes(architecture, run), arena);
   auto* const stream = static_cast<cudaStream_t>(context.stream);
   NVFP4_MOE_TRY(check(cudaMemsetAsync(arrays.status, 0, sizeof(RunStatus), stream), "linear"));
 
   {  // Quantize finds its operand first in its scratch.
-    const PackedWeights nothing{line, kNoExperts, LayerScales{weights.input_scale, {}}, {}, {}, weights.device};
-    Batch lines;
-    lines.tokens = tokens;
-    lines.hidden = batch.x;
-    lines.hidden_dtype = batch.x_dtype;
+    const PackedWeights nothing{linear.row, kNoExperts, LayerScales{weights.input_scale, {}}, {}, {}, weights.device};
     LayerBuffers buffers;
     buffers.status = arrays.status;
-    buffers.hidden = arrays.lines;
+    buffers.hidden = arrays.rows;
     buffers.shared.experts = 1;  // so that every token has a row
-    quantize({nothing, lines, buffers, serial_executor(), Arena(reinterpret_cast<std::byte*>(arrays.operand)),
-              context.stream});
+    NVFP4_MOE_TRY(quantize({nothing, hidden, buffers, serial_executor(),
+                            Arena(reinterpret_cast<std::byte*>(arrays.operand)), context.stream, &run}));
   }
-  if (weights.activation_format == ActivationFormat::kBf16)
-    linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(arrays.lines.nonfinite,
+  if (weights.activation_format == ActivationFormat::kBf16) {
+    linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(arrays.rows.nonfinite,
                                                                                              tokens, arrays.row_scale);
+    NVFP4_MOE_TRY(check_launch("linear_flags"));
+  }
 
   const PackedWeights packed{
-      product, kNoExperts, {}, {}, Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {}), weights.device};
+      linear.product, kNoExperts, {}, {}, Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {}), weights.device};
   const int64_t most = direct ? tokens : kStagedTokens;
   for (int64_t first = 0; first < tokens; first += most) {
     Batch rows;
     rows.tokens = std::min(most, tokens - first);
+    const RunPlan product = linear.plan(architecture, weights, {.tokens = rows.tokens});
     LayerBuffers buffers;
     PartBuffers& part = buffers.shared;
     part.experts = 1;
@@ -196,13 +212,14 @@ Status linear_run(const LinearSteps& steps, const LinearWeights& weights, const 
     part.intermediate.bf16 = arrays.operand + first * weights.cols;
     part.intermediate.row_scale = arrays.row_scale + first;
     part.rows_out = direct ? batch.out : arrays.staged;
-    const StepContext step{packed, rows, buffers, serial_executor(), arrays.scratch, context.stream};
-    const Tiling tiling = steps.tiling(step);
-    linear_begin<<<1, kThreads, 0, stream>>>(arrays.row_offsets, rows.tokens, tiling.cleared, tiling.cleared_count);
-    steps.gemm2(step, part);
-    if (!direct) store(batch, first, rows.tokens, channels, weights.rows, arrays.staged, stream);
+    const StepContext step{packed, rows, buffers, serial_executor(), arrays.scratch, context.stream, &product};
+    linear_begin<<<1, kThreads, 0, stream>>>(arrays.row_offsets, rows.tokens, architecture.counters(step),
+                                             product.route.cleared_counters);
+    NVFP4_MOE_TRY(check_launch("linear_begin"));
+    NVFP4_MOE_TRY(architecture.gemm2(step, part));
+    if (!direct) NVFP4_MOE_TRY(store(batch, first, rows.tokens, channels, weights.rows, arrays.staged, stream));
   }
-  return check_launch("linear");
+  return {};
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -12,17 +12,17 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 // What becomes of a line.
-enum class LineWork { kRound, kQuantize, kQuantizeByEights };
+enum class RowWork { kRound, kQuantize, kQuantizeVec8 };
 
 // Blocks of (threads of a line) x (as many of these as route wants); a line has the first of them.
-template <DType kType, LineWork kWork>
-__global__ void __launch_bounds__(OneBlock::kManyThreads, 1)
-    route_and_quantize_kernel(RouteArgs route, LineArgs lines, LineCounts* token_counts) {
+template <DType kType, RowWork kWork>
+__global__ void __launch_bounds__(kRouteManyThreads, 1)
+    route_and_quantize_kernel(RouteArgs route, RowArgs rows, RowCounts* token_counts) {
   extern __shared__ uint4 route_shared[];
   wait_for_previous();
   let_next_start();  // not before: sm90's gemm1 reads what the batch points at as soon as it starts
   if (blockIdx.x == 0) {
-    route_by_one_block(route, route_shared);
+    route_by_one_cta(route, route_shared);
     return;
   }
   if (threadIdx.y != 0) return;
@@ -30,56 +30,52 @@ __global__ void __launch_bounds__(OneBlock::kManyThreads, 1)
   bool has_row = route.shared_row_offsets != nullptr;
   uint32_t bad = 0;
 #pragma unroll 1
-  for (int64_t choice = token * route.top_k; choice < (token + 1) * route.top_k && !has_row; ++choice)
-    has_row = local_expert(route, choice, route.choices, bad) >= 0;
-  LineCounts& own = token_counts[token];
-  lines.counters = {&own.nonfinite, &own.blocks, &own.saturated, &own.zeroed};
-  if (threadIdx.x == 0) own = LineCounts{};
+  for (int64_t assignment = token * route.top_k; assignment < (token + 1) * route.top_k && !has_row; ++assignment)
+    has_row = local_expert(route, assignment, route.assignments, bad) >= 0;
+  RowCounts& own = token_counts[token];
+  rows.counters = {&own.nonfinite, &own.blocks, &own.saturated, &own.zeroed};
+  if (threadIdx.x == 0) own = RowCounts{};
   __syncthreads();
-  if constexpr (kWork == LineWork::kRound)
-    round_line<kType>(lines, token, has_row);
-  else if constexpr (kWork == LineWork::kQuantize)
-    quantize_line<kType>(lines, token, has_row);
+  if constexpr (kWork == RowWork::kRound)
+    round_row<kType>(rows, token, has_row);
+  else if constexpr (kWork == RowWork::kQuantize)
+    quantize_row<kType>(rows, token, has_row);
   else if (has_row)
-    quantize_line_by_eights(lines, token, read_eight(lines, token, threadIdx.x));
+    quantize_vec8_row(rows, token, load_vec8(rows, token, threadIdx.x));
   else
-    expect_line(lines, token, false, Team::block());
+    expect_row(rows, token, false, ThreadGroup::block());
 }
 
 template <DType kType>
-void launch_prepare(const StepContext& step, RouteArgs route, const LineArgs& lines, LineCounts* token_counts) {
-  const OneBlock block(route);
-  const auto blocks = static_cast<unsigned>(1 + step.batch.tokens);
-  const auto launch_as = [&](auto work, unsigned threads) {
-    const unsigned of_route = std::max(1u, block.threads / threads);
-    launch<route_and_quantize_kernel<kType, work.value>>(blocks, dim3(threads, of_route), block.shared_bytes,
-                                                         step.stream, route, lines, token_counts);
+Status launch_prepare(const StepContext& step, const RouteArgs& route, const RowArgs& rows, RowCounts* token_counts) {
+  const RoutePlan& plan = step.plan->route;
+  const auto ctas = static_cast<unsigned>(1 + step.batch.tokens);
+  const auto threads = static_cast<unsigned>(step.plan->hidden.threads);
+  const dim3 shape(threads, std::max(1u, static_cast<unsigned>(plan.threads) / threads));
+  const auto launch_as = [&](auto work) {
+    return launch<route_and_quantize_kernel<kType, work.value>>("route_and_quantize", ctas, shape, plan.shared_bytes,
+                                                                step.stream, route, rows, token_counts);
   };
-  if (step.weights.config->activation_format != ActivationFormat::kNvfp4)
-    return launch_as(std::integral_constant<LineWork, LineWork::kRound>{}, kLineThreads);
-  if constexpr (kType == DType::kBf16)
-    if (quantizes_by_eights(lines, kType))
-      return launch_as(std::integral_constant<LineWork, LineWork::kQuantizeByEights>{},
-                       std::max<unsigned>(kLineThreads, eights_threads(lines.k, step.batch.tokens)));
-  launch_as(std::integral_constant<LineWork, LineWork::kQuantize>{}, kLineThreads);
+  switch (step.plan->hidden.kernel) {
+    case QuantizeKernel::kRound: return launch_as(std::integral_constant<RowWork, RowWork::kRound>{});
+    case QuantizeKernel::kVec8Cta:
+      if constexpr (kType == DType::kBf16) return launch_as(std::integral_constant<RowWork, RowWork::kQuantizeVec8>{});
+      [[fallthrough]];
+    default: return launch_as(std::integral_constant<RowWork, RowWork::kQuantize>{});
+  }
 }
 
 }  // namespace
 
-bool routes_and_quantizes_at_once(const StepContext& step) {
-  return step.batch.tokens > 0 && step.batch.tokens * step.weights.config->top_k <= kRouteOneBlock;
-}
-
-void route_and_quantize(const StepContext& step, const Tiling& tiling) {
-  static_assert(OneBlock::kFewThreads <= kLineThreads &&
-                OneBlock::kMostPer * OneBlock::kManyThreads / 2 >= kRouteOneBlock);
-  const RouteArgs route = route_args(step, tiling);
-  const LineArgs lines = hidden_lines(step);
-  LineCounts* const counts = Scratch(step).token_counts;
+Status route_and_quantize(const StepContext& step, int32_t* cleared) {
+  static_assert(kRouteFewThreads <= kRowThreads && kAssignmentsPerThread * kRouteManyThreads / 2 >= kOneCtaAssignments);
+  const RouteArgs route = route_args(step, cleared);
+  const RowArgs rows = hidden_args(step);
+  RowCounts* const counts = Scratch(step).token_counts;
   switch (step.batch.hidden_dtype) {
-    case DType::kF32: return launch_prepare<DType::kF32>(step, route, lines, counts);
-    case DType::kF16: return launch_prepare<DType::kF16>(step, route, lines, counts);
-    default: return launch_prepare<DType::kBf16>(step, route, lines, counts);
+    case DType::kF32: return launch_prepare<DType::kF32>(step, route, rows, counts);
+    case DType::kF16: return launch_prepare<DType::kF16>(step, route, rows, counts);
+    default: return launch_prepare<DType::kBf16>(step, route, rows, counts);
   }
 }
 

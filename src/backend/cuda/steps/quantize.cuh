@@ -6,7 +6,7 @@
 //   bf16    hidden rounded once; of the intermediate, which is bf16 already, only its NaN and Inf are counted
 //
 // One block a line; lines of bf16 under a power of two are read once where the block has enough threads, and go by
-// eights (quantize_eight.cuh). The formulas, in this order of fp32 operations, are docs/numerics.md section 3 and
+// eights (quantize_vec8.cuh). The formulas, in this order of fp32 operations, are docs/numerics.md section 3 and
 // docs/format.md; a line with NaN or Inf gets its flag, zero codes, scales and operands, and a NaN line scale. Only
 // tokens that have a row are read: another one's line stays as it was, flag 0. Counters are sums of integers: their
 // order does not show.
@@ -20,25 +20,14 @@
 
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/quantize_eight.cuh"
+#include "backend/cuda/steps/quantize_vec8.cuh"
 
 namespace nvfp4_moe::cuda {
 
-inline constexpr int kLineThreads = 256, kEightsThreads = 1024;  // at most
-inline constexpr int kWarpLineThreads = 256;                     // where a warp has a line
-inline constexpr int kLineWarps = kLineThreads / 32;
+inline constexpr int kRowWarps = kRowThreads / 32;
 inline constexpr int kBlock = 16;
-// Of a line of k: no more than have a block to quantize, or eight elements. A block of many threads is done soonest,
-// smaller ones fill a multiprocessor.
-inline unsigned line_threads(int64_t k) {
-  return static_cast<unsigned>(std::min<int64_t>(kLineThreads, (k / kBlock + 31) / 32 * 32));
-}
-inline unsigned eights_threads(int64_t k, int64_t lines) {
-  const int64_t most = lines <= 512 ? kEightsThreads : 512, turns = ceil_div(k / 8, most);
-  return static_cast<unsigned>(std::max<int64_t>(1, ceil_div(k / 8, 32 * turns)) * 32);
-}
 
-enum class LineScale : int { kDynamic, kPowerOfTwo, kCompat };
+enum class RowScale : int { kDynamic, kPowerOfTwo, kCompat };
 
 // Exponent of the smallest power of two s with amax <= 2688 s, 2688 = 1.3125 * 2^11; 0 for a line of zeros.
 __device__ inline int dynamic_exponent(uint32_t amax) {
@@ -52,13 +41,13 @@ __device__ inline float power_of_two(int exponent) {  // -126 .. 127
 }
 
 // The scale of a line and its inverse by the line's largest magnitude, as finite bits.
-struct LineRule {
+struct RowScaleRule {
   bool dynamic;
   float scale, inverse;  // of every line, unless dynamic
 
-  LineRule() = default;
-  LineRule(LineScale policy, float scale_)
-      : dynamic(policy == LineScale::kDynamic), scale(scale_), inverse(1.0f / scale_) {}
+  RowScaleRule() = default;
+  RowScaleRule(RowScale policy, float scale_)
+      : dynamic(policy == RowScale::kDynamic), scale(scale_), inverse(1.0f / scale_) {}
   __device__ float scale_of(uint32_t amax) const { return dynamic ? power_of_two(dynamic_exponent(amax)) : scale; }
   __device__ float inverse_of(uint32_t amax) const { return dynamic ? power_of_two(-dynamic_exponent(amax)) : inverse; }
 };
@@ -70,17 +59,17 @@ struct Counters {
   uint64_t* zeroed;
 };
 
-struct LineArgs {
+struct RowArgs {
   const void* x;  // (lines, K)
   int64_t k;
-  LineScale policy;
-  LineRule rule;
+  RowScale policy;
+  RowScaleRule rule;
   ActivationBuffers out;  // codes null: neither codes nor block scales are wanted
   uint16_t* operand;      // (lines, K), or null
   Counters counters;
   const int32_t* row_of_assignment;  // (T, top_k): lines are tokens, those without a row are left out; null: all lines
   int64_t top_k;
-  const int64_t* line_count;  // lines are rows, so many of them; null: as many as blocks
+  const int64_t* row_count;  // lines are rows, so many of them; null: as many as blocks
 };
 
 __device__ inline void add(uint64_t* counter, unsigned value) {
@@ -88,24 +77,24 @@ __device__ inline void add(uint64_t* counter, unsigned value) {
   if (threadIdx.x % 32 == 0 && value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), uint64_t{value});
 }
 
-__device__ inline bool wanted(const LineArgs& args, int64_t line) {
-  if (args.line_count != nullptr) return line < *args.line_count;
+__device__ inline bool wanted(const RowArgs& args, int64_t row) {
+  if (args.row_count != nullptr) return row < *args.row_count;
   if (args.row_of_assignment == nullptr) return true;
   for (int64_t k = 0; k < args.top_k; ++k)
-    if (args.row_of_assignment[line * args.top_k + k] >= 0) return true;
+    if (args.row_of_assignment[row * args.top_k + k] >= 0) return true;
   return false;
 }
 
 // Who works on a line together: a block, or where lines are many a warp, which waits for no other.
-struct Team {
+struct ThreadGroup {
   int rank, size;
-  __device__ static Team block() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
-  __device__ static Team warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
+  __device__ static ThreadGroup block() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
+  __device__ static ThreadGroup warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
 };
 
 // The largest of all threads' magnitudes.
-__device__ inline uint32_t block_magnitude(uint32_t magnitude) {
-  __shared__ uint32_t warp_magnitudes[kEightsThreads / 32];
+__device__ inline uint32_t cta_magnitude(uint32_t magnitude) {
+  __shared__ uint32_t warp_magnitudes[kVec8Threads / 32];
   magnitude = __reduce_max_sync(0xFFFFFFFFu, magnitude);
   if (threadIdx.x % 32 == 0) warp_magnitudes[threadIdx.x / 32] = magnitude;
   __syncthreads();
@@ -116,7 +105,7 @@ __device__ inline uint32_t block_magnitude(uint32_t magnitude) {
 
 // max |x| of the line as bits: finite < Inf < NaN. The whole block.
 template <DType kType>
-__device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
+__device__ uint32_t row_magnitude(const RowArgs& args, int64_t first) {
   uint32_t magnitude = 0;
   for (int64_t i = threadIdx.x * kBlock; i < args.k; i += blockDim.x * kBlock) {
     float x[kBlock];
@@ -124,20 +113,20 @@ __device__ uint32_t line_magnitude(const LineArgs& args, int64_t first) {
 #pragma unroll
     for (float value : x) magnitude = max(magnitude, magnitude_bits(value));
   }
-  return block_magnitude(magnitude);
+  return cta_magnitude(magnitude);
 }
 
 // A line by eights: those of a thread lie a team apart, and its first one stays in registers.
-__device__ inline uint4 read_eight(const LineArgs& args, int64_t line, int64_t i) {
+__device__ inline uint4 load_vec8(const RowArgs& args, int64_t row, int64_t i) {
   if (i >= args.k / 8) return make_uint4(0, 0, 0, 0);
-  return __ldcg(static_cast<const uint4*>(args.x) + line * (args.k / 8) + i);
+  return __ldcg(static_cast<const uint4*>(args.x) + row * (args.k / 8) + i);
 }
 // Of one thread, as fp32's bits.
-__device__ inline uint32_t magnitude_by_eights(const LineArgs& args, int64_t line, const uint4& first, Team team) {
+__device__ inline uint32_t vec8_magnitude(const RowArgs& args, int64_t row, const uint4& first, ThreadGroup group) {
   uint32_t magnitudes = larger_magnitudes(first);
 #pragma unroll 4
-  for (int64_t i = team.rank + team.size; i < args.k / 8; i += team.size)
-    magnitudes = __vmaxu2(magnitudes, larger_magnitudes(read_eight(args, line, i)));
+  for (int64_t i = group.rank + group.size; i < args.k / 8; i += group.size)
+    magnitudes = __vmaxu2(magnitudes, larger_magnitudes(load_vec8(args, row, i)));
   return larger_half(magnitudes);
 }
 
@@ -163,7 +152,7 @@ struct BlockCounts {
 };
 
 template <class Rule>
-__device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const LineArgs& args, int64_t line,
+__device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const RowArgs& args, int64_t row,
                                int64_t block, BlockCounts& counts) {
   uint32_t amax_bits = 0;
 #pragma unroll
@@ -183,21 +172,21 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
   counts.saturated += scale > 448;
   counts.zeroed += byte == 0 && amax_bits != 0;
   if (args.out.codes != nullptr) {
-    args.out.block_scales[line * (args.k / kBlock) + block] = static_cast<uint8_t>(byte);
-    *reinterpret_cast<uint2*>(args.out.codes + line * (args.k / 2) + block * 8) = make_uint2(codes[0], codes[1]);
+    args.out.block_scales[row * (args.k / kBlock) + block] = static_cast<uint8_t>(byte);
+    *reinterpret_cast<uint2*>(args.out.codes + row * (args.k / 2) + block * 8) = make_uint2(codes[0], codes[1]);
   }
-  auto* const to = reinterpret_cast<uint4*>(args.operand + line * args.k + block * kBlock);
+  auto* const to = reinterpret_cast<uint4*>(args.operand + row * args.k + block * kBlock);
   to[0] = make_uint4(operand[0], operand[1], operand[2], operand[3]);
   to[1] = make_uint4(operand[4], operand[5], operand[6], operand[7]);
 }
 
 template <DType kType, class Rule>
-__device__ void quantize_blocks(const LineArgs& args, int64_t line, const Rule& rule) {
+__device__ void quantize_blocks(const RowArgs& args, int64_t row, const Rule& rule) {
   BlockCounts counts;
   for (int64_t block = threadIdx.x; block < args.k / kBlock; block += blockDim.x) {
     float x[kBlock];
-    load_elements<kType>(args.x, line * args.k + block * kBlock, x);
-    quantize_block(x, rule, args, line, block, counts);
+    load_elements<kType>(args.x, row * args.k + block * kBlock, x);
+    quantize_block(x, rule, args, row, block, counts);
   }
   __syncwarp();
   add(args.counters.saturated, counts.saturated);
@@ -205,160 +194,153 @@ __device__ void quantize_blocks(const LineArgs& args, int64_t line, const Rule& 
 }
 
 // Where a line's operand goes, eight elements at a time.
-struct OperandLine {
-  uint4* eights;
-  __device__ OperandLine(const LineArgs& args, int64_t line)
-      : eights(reinterpret_cast<uint4*>(args.operand) + line * (args.k / 8)) {}
-  __device__ void put(int64_t i, const uint4& eight) const { eights[i] = eight; }
+struct OperandRow {
+  uint4* vec8s;
+  __device__ OperandRow(const RowArgs& args, int64_t row)
+      : vec8s(reinterpret_cast<uint4*>(args.operand) + row * (args.k / 8)) {}
+  __device__ void put(int64_t i, const uint4& vec8) const { vec8s[i] = vec8; }
 };
 
 // kCodes: whether codes and block scales are wanted beside the operand.
 template <bool kCodes, class Operand>
-__device__ void quantize_eights(const LineArgs& args, int64_t line, uint4 x, float inverse, const Operand& operand,
-                                Team team) {
-  const int64_t eights = args.k / 8;
+__device__ void quantize_vec8s(const RowArgs& args, int64_t row, uint4 x, float inverse, const Operand& operand,
+                               ThreadGroup group) {
+  const int64_t vec8s = args.k / 8;
   BlockCounts counts;
 #pragma unroll 1
-  for (int64_t first = 0; first < eights; first += team.size) {  // whole warps
-    const int64_t i = first + team.rank, at = line * eights + i;
-    const uint4 next = read_eight(args, line, i + team.size);
-    const Eight eight = quantize_eight(x, inverse);
+  for (int64_t first = 0; first < vec8s; first += group.size) {  // whole warps
+    const int64_t i = first + group.rank, at = row * vec8s + i;
+    const uint4 next = load_vec8(args, row, i + group.size);
+    const Vec8 vec8 = quantize_vec8(x, inverse);
     x = next;
-    if (i >= eights) continue;
-    operand.put(i, eight.operand);
+    if (i >= vec8s) continue;
+    operand.put(i, vec8.operand);
     if constexpr (kCodes) {
-      reinterpret_cast<uint32_t*>(args.out.codes)[at] = eight.codes;
-      if (i % 2 == 0) args.out.block_scales[at / 2] = static_cast<uint8_t>(eight.scale);
+      reinterpret_cast<uint32_t*>(args.out.codes)[at] = vec8.codes;
+      if (i % 2 == 0) args.out.block_scales[at / 2] = static_cast<uint8_t>(vec8.scale);
     }
-    counts.saturated += i % 2 == 0 && eight.saturated;
-    counts.zeroed += i % 2 == 0 && eight.zeroed;
+    counts.saturated += i % 2 == 0 && vec8.saturated;
+    counts.zeroed += i % 2 == 0 && vec8.zeroed;
   }
   __syncwarp();
   add(args.counters.saturated, counts.saturated);
   add(args.counters.zeroed, counts.zeroed);
 }
 
-__device__ inline void count_line(uint64_t* counter, uint64_t value, Team team) {
-  if (team.rank == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
+__device__ inline void count_once(uint64_t* counter, uint64_t value, ThreadGroup group) {
+  if (group.rank == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
 }
 
 // What a line's largest magnitude decides: its scale, or that it is flagged, which returns false.
 template <class Operand>
-__device__ bool begin_line(const LineArgs& args, int64_t line, uint32_t amax, const Operand& operand, Team team) {
+__device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const Operand& operand, ThreadGroup group) {
   if (amax < kInfBits) {
-    if (args.line_count == nullptr) count_line(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock), team);
-    if (team.rank == 0) args.out.row_scale[line] = args.rule.scale_of(amax);
+    if (args.row_count == nullptr) count_once(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock), group);
+    if (group.rank == 0) args.out.row_scale[row] = args.rule.scale_of(amax);
     return true;
   }
-  if (team.rank == 0) {
-    args.out.nonfinite[line] = 1;
-    args.out.row_scale[line] = __uint_as_float(0x7FC00000u);
+  if (group.rank == 0) {
+    args.out.nonfinite[row] = 1;
+    args.out.row_scale[row] = __uint_as_float(0x7FC00000u);
   }
   if (args.out.codes != nullptr) {
-    for (int64_t i = team.rank; i < args.k / 2; i += team.size) args.out.codes[line * (args.k / 2) + i] = 0;
-    for (int64_t i = team.rank; i < args.k / kBlock; i += team.size)
-      args.out.block_scales[line * (args.k / kBlock) + i] = 0;
+    for (int64_t i = group.rank; i < args.k / 2; i += group.size) args.out.codes[row * (args.k / 2) + i] = 0;
+    for (int64_t i = group.rank; i < args.k / kBlock; i += group.size)
+      args.out.block_scales[row * (args.k / kBlock) + i] = 0;
   }
-  for (int64_t i = team.rank; i < args.k / 8; i += team.size) operand.put(i, make_uint4(0, 0, 0, 0));
-  count_line(args.counters.nonfinite, 1, team);
-  if (args.line_count != nullptr) count_line(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock), team);
+  for (int64_t i = group.rank; i < args.k / 8; i += group.size) operand.put(i, make_uint4(0, 0, 0, 0));
+  count_once(args.counters.nonfinite, 1, group);
+  if (args.row_count != nullptr) count_once(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock), group);
   return false;
 }
 
 // What is known of a line before it is read.
-__device__ inline void expect_line(const LineArgs& args, int64_t line, bool has_row, Team team) {
-  if (team.rank == 0 && (has_row || args.line_count == nullptr)) args.out.nonfinite[line] = 0;
+__device__ inline void expect_row(const RowArgs& args, int64_t row, bool has_row, ThreadGroup group) {
+  if (group.rank == 0 && (has_row || args.row_count == nullptr)) args.out.nonfinite[row] = 0;
   // Rows are counted at once, less those that turn out to be flagged: an atomic a row would wait in line.
-  if (args.line_count != nullptr && line == 0)
-    count_line(args.counters.blocks, static_cast<uint64_t>(*args.line_count * (args.k / kBlock)), team);
+  if (args.row_count != nullptr && row == 0)
+    count_once(args.counters.blocks, static_cast<uint64_t>(*args.row_count * (args.k / kBlock)), group);
 }
 
 // A block's line, to NVFP4.
 template <DType kType>
-__device__ void quantize_line(const LineArgs& args, int64_t line, bool has_row) {
-  expect_line(args, line, has_row, Team::block());
+__device__ void quantize_row(const RowArgs& args, int64_t row, bool has_row) {
+  expect_row(args, row, has_row, ThreadGroup::block());
   if (!has_row) return;
-  const uint32_t amax = line_magnitude<kType>(args, line * args.k);
-  if (!begin_line(args, line, amax, OperandLine(args, line), Team::block())) return;
-  if (args.policy == LineScale::kCompat)
-    quantize_blocks<kType>(args, line, CompatRule{args.rule.inverse});
+  const uint32_t amax = row_magnitude<kType>(args, row * args.k);
+  if (!begin_row(args, row, amax, OperandRow(args, row), ThreadGroup::block())) return;
+  if (args.policy == RowScale::kCompat)
+    quantize_blocks<kType>(args, row, CompatRule{args.rule.inverse});
   else
-    quantize_blocks<kType>(args, line, PowerOfTwoRule{args.rule.inverse_of(amax)});
+    quantize_blocks<kType>(args, row, PowerOfTwoRule{args.rule.inverse_of(amax)});
 }
 template <class Operand>
-__device__ void finish_line_by_eights(const LineArgs& args, int64_t line, uint32_t amax, const uint4& first,
-                                      const Operand& operand, Team team) {
-  if (!begin_line(args, line, amax, operand, team)) return;
+__device__ void finish_vec8_row(const RowArgs& args, int64_t row, uint32_t amax, const uint4& first,
+                                const Operand& operand, ThreadGroup group) {
+  if (!begin_row(args, row, amax, operand, group)) return;
   const float inverse = args.rule.inverse_of(amax);
   if (args.out.codes != nullptr)
-    quantize_eights<true>(args, line, first, inverse, operand, team);
+    quantize_vec8s<true>(args, row, first, inverse, operand, group);
   else
-    quantize_eights<false>(args, line, first, inverse, operand, team);
+    quantize_vec8s<false>(args, row, first, inverse, operand, group);
 }
 // The same by eights, of a line that has a row; first: the thread's first eight.
 template <class Operand>
-__device__ void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first,
-                                        const Operand& operand) {
-  const Team team = Team::block();
-  expect_line(args, line, true, team);
-  const uint32_t amax = block_magnitude(magnitude_by_eights(args, line, first, team));
-  finish_line_by_eights(args, line, amax, first, operand, team);
+__device__ void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4& first, const Operand& operand) {
+  const ThreadGroup group = ThreadGroup::block();
+  expect_row(args, row, true, group);
+  const uint32_t amax = cta_magnitude(vec8_magnitude(args, row, first, group));
+  finish_vec8_row(args, row, amax, first, operand, group);
 }
-__device__ inline void quantize_line_by_eights(const LineArgs& args, int64_t line, const uint4& first) {
-  quantize_line_by_eights(args, line, first, OperandLine(args, line));
+__device__ inline void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4& first) {
+  quantize_vec8_row(args, row, first, OperandRow(args, row));
 }
 // The same of a warp.
 template <class Operand>
-__device__ void quantize_line_by_warp(const LineArgs& args, int64_t line, const uint4& first, const Operand& operand) {
-  const Team team = Team::warp();
-  expect_line(args, line, true, team);
-  const uint32_t amax = __reduce_max_sync(0xFFFFFFFFu, magnitude_by_eights(args, line, first, team));
-  finish_line_by_eights(args, line, amax, first, operand, team);
+__device__ void quantize_vec8_row_by_warp(const RowArgs& args, int64_t row, const uint4& first,
+                                          const Operand& operand) {
+  const ThreadGroup group = ThreadGroup::warp();
+  expect_row(args, row, true, group);
+  const uint32_t amax = __reduce_max_sync(0xFFFFFFFFu, vec8_magnitude(args, row, first, group));
+  finish_vec8_row(args, row, amax, first, operand, group);
 }
 
 // A block's line of hidden in bf16 for the tensor cores, and its flag.
 template <DType kType>
-__device__ void round_line(const LineArgs& args, int64_t line, bool has_row) {
-  if (threadIdx.x == 0) args.out.nonfinite[line] = 0;
+__device__ void round_row(const RowArgs& args, int64_t row, bool has_row) {
+  if (threadIdx.x == 0) args.out.nonfinite[row] = 0;
   if (!has_row) return;
   uint32_t magnitude = 0;
   for (int64_t i = threadIdx.x * kBlock; i < args.k; i += blockDim.x * kBlock) {
     float x[kBlock];
-    load_elements<kType>(args.x, line * args.k + i, x);
+    load_elements<kType>(args.x, row * args.k + i, x);
     uint32_t words[kBlock / 2];
 #pragma unroll
     for (int j = 0; j < kBlock / 2; ++j) {
       magnitude = max(magnitude, max(magnitude_bits(x[2 * j]), magnitude_bits(x[2 * j + 1])));
       words[j] = uint32_t{bf16_from_float(x[2 * j])} | uint32_t{bf16_from_float(x[2 * j + 1])} << 16;
     }
-    auto* const to = reinterpret_cast<uint4*>(args.out.bf16 + line * args.k + i);
+    auto* const to = reinterpret_cast<uint4*>(args.out.bf16 + row * args.k + i);
     to[0] = make_uint4(words[0], words[1], words[2], words[3]);
     to[1] = make_uint4(words[4], words[5], words[6], words[7]);
   }
   if (!__syncthreads_or(magnitude >= kInfBits)) return;
-  if (threadIdx.x == 0) args.out.nonfinite[line] = 1;
-  count_line(args.counters.nonfinite, 1, Team::block());
-}
-
-// Whether so many lines go a warp each: then there are enough to fill every multiprocessor.
-inline bool by_warps(int64_t lines) { return lines >= 2048; }
-// Whether lines of that type go by eights.
-inline bool quantizes_by_eights(const LineArgs& args, DType dtype) {
-  return dtype == DType::kBf16 && args.policy != LineScale::kCompat && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+  if (threadIdx.x == 0) args.out.nonfinite[row] = 1;
+  count_once(args.counters.nonfinite, 1, ThreadGroup::block());
 }
 
 // Of quantize: hidden's lines, all of them, counted in the run's status.
-inline LineArgs hidden_lines(const StepContext& step) {
+inline RowArgs hidden_args(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   RunStatus& status = *step.buffers.status;
-  LineArgs args{};
+  RowArgs args{};
   args.x = step.batch.hidden;
   args.k = config->hidden_size;
-  args.policy = config->activation_scale == ActivationScale::kDynamicToken ? LineScale::kDynamic
-                : config->activation_scale == ActivationScale::kCompat     ? LineScale::kCompat
-                                                                           : LineScale::kPowerOfTwo;
-  args.rule = LineRule(args.policy,
-                       resolve_activation_scales(config, step.weights.scales)->hidden);  // plan has seen it succeed
+  args.policy = config->activation_scale == ActivationScale::kDynamicToken ? RowScale::kDynamic
+                : config->activation_scale == ActivationScale::kCompat     ? RowScale::kCompat
+                                                                           : RowScale::kPowerOfTwo;
+  args.rule = RowScaleRule(args.policy,
+                           resolve_activation_scales(config, step.weights.scales)->hidden);  // plan has seen it succeed
   args.out = step.buffers.hidden;
   args.operand = Scratch(step).hidden_operand;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};

@@ -8,11 +8,11 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-__global__ void __launch_bounds__(OneBlock::kManyThreads) route_one_block(RouteArgs args) {
+__global__ void __launch_bounds__(kRouteManyThreads) route_one_cta(RouteArgs args) {
   extern __shared__ uint4 route_shared[];
   let_next_start();
   wait_for_previous();
-  route_by_one_block(args, route_shared);
+  route_by_one_cta(args, route_shared);
 }
 
 // Rows of each expert in a block's chunk, in any order.
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kRouteChunk) route_count(RouteArgs args, int32
   wait_for_previous();
   const auto thread = static_cast<int64_t>(threadIdx.x), chunk = static_cast<int64_t>(blockIdx.x);
   uint32_t bad = 0;
-  const int expert = local_expert(args, chunk * kRouteChunk + thread, args.choices, bad);
+  const int expert = local_expert(args, chunk * kRouteChunk + thread, args.assignments, bad);
   for (int64_t e = thread; e < args.count; e += kRouteChunk) counts[e] = 0;
   __syncthreads();
   if (expert >= 0) atomicAdd(counts + expert, 1);
@@ -34,13 +34,12 @@ __global__ void __launch_bounds__(kRouteChunk) route_count(RouteArgs args, int32
 // scan and place in one, where there are few chunks and few enough experts: each block adds up all chunks' counts for
 // itself and places its chunk by bits, and one block more lists the tiles.
 struct PlaceBits {
-  static constexpr int32_t kSegments = kRouteChunk / RouteBits::kSegment;
+  static constexpr int32_t kSegments = kChunkSegments;
   uint4* masks;     // (kSegments, E)
   int32_t* firsts;  // (kSegments, E) first rows
   int32_t* totals;  // (E) rows
   int32_t* starts;  // (E) rows of earlier chunks, then first rows in the chunk
   TileKey* keys;    // (E), of the block that has no chunk, in the place of masks
-  static constexpr int64_t bytes(int64_t experts) { return (kSegments * 20 + 8) * experts; }
   __device__ PlaceBits(uint4* shared, int64_t experts)
       : masks(shared),
         firsts(reinterpret_cast<int32_t*>(masks + kSegments * experts)),
@@ -48,7 +47,6 @@ struct PlaceBits {
         starts(totals + experts),
         keys(reinterpret_cast<TileKey*>(shared)) {}
 };
-constexpr int64_t kMostPlacedChunks = 64;
 
 // totals and starts += what a thread has of all chunks' counts. All warps: some experts' chunks each.
 __device__ void add_counts(const RouteArgs& args, const int32_t* chunk_counts, int32_t chunk, const PlaceBits& bits) {
@@ -74,16 +72,16 @@ __device__ void add_counts(const RouteArgs& args, const int32_t* chunk_counts, i
 
 __global__ void __launch_bounds__(kRouteChunk) route_place_by_bits(RouteArgs args, const int32_t* chunk_counts) {
   extern __shared__ uint4 route_shared[];
-  __shared__ Sums warp_sums[32];
+  __shared__ Totals warp_totals[32];
   wait_for_previous();
   let_next_start();
   const auto thread = static_cast<int32_t>(threadIdx.x), chunk = static_cast<int32_t>(blockIdx.x);
   const auto count = static_cast<int32_t>(args.count);
   const PlaceBits bits(route_shared, count);
   const bool lists = chunk == args.chunks;
-  const int64_t choice = int64_t{chunk} * kRouteChunk + thread;
+  const int64_t assignment = int64_t{chunk} * kRouteChunk + thread;
   uint32_t bad = 0;
-  const int expert = local_expert(args, choice, args.choices, bad);  // beyond all of them where it lists
+  const int expert = local_expert(args, assignment, args.assignments, bad);  // beyond all of them where it lists
   for (int32_t i = thread; i < PlaceBits::kSegments * count; i += kRouteChunk) bits.masks[i] = uint4{};
   for (int32_t e = thread; e < count; e += kRouteChunk) bits.totals[e] = bits.starts[e] = 0;
   __syncthreads();
@@ -98,9 +96,9 @@ __global__ void __launch_bounds__(kRouteChunk) route_place_by_bits(RouteArgs arg
   int32_t before = 0;
   for (int32_t first = 0; first < count; first += kRouteChunk) {
     const int32_t e = first + thread;
-    Sums own, total;
+    Totals own, total;
     if (e < count) own.rows = bits.totals[e];
-    int32_t row = before + block_exclusive(own, warp_sums, total).rows;
+    int32_t row = before + cta_exclusive(own, warp_totals, total).rows;
     before += total.rows;
     if (e >= count) continue;
     row += bits.starts[e];
@@ -111,14 +109,14 @@ __global__ void __launch_bounds__(kRouteChunk) route_place_by_bits(RouteArgs arg
     }
   }
   __syncthreads();
-  if (choice >= args.choices) return;
+  if (assignment >= args.assignments) return;
   int32_t row = -1;
   if (expert >= 0) {
-    const int32_t at = thread / RouteBits::kSegment * count + expert;
+    const int32_t at = thread / kRouteSegment * count + expert;
     row = bits.firsts[at] + count_bits_before(bits.masks[at], thread);
-    args.assignment_of_row[row] = static_cast<int32_t>(choice);
+    args.assignment_of_row[row] = static_cast<int32_t>(assignment);
   }
-  args.row_of_assignment[choice] = row;
+  args.row_of_assignment[assignment] = row;
 }
 
 // Any number of chunks and experts: counts become first rows, and a warp each places its part of a chunk.
@@ -151,36 +149,23 @@ __global__ void route_place(RouteArgs args, int32_t* chunk_counts) {
 
 }  // namespace
 
-void route_in_tiles(const StepContext& step, const Tiling& tiling) {
-  RouteArgs args = route_args(step, tiling);
-  if (args.choices <= kRouteOneBlock) {
-    const OneBlock block(args);
-    launch<route_one_block>(1, block.threads, block.shared_bytes, step.stream, args);
-    return;
-  }
+Status route(const StepContext& step, int32_t* cleared) {
+  const RoutePlan& plan = step.plan->route;
+  const RouteArgs args = route_args(step, cleared);
+  if (plan.kernel == RouteKernel::kOneCta)
+    return launch<route_one_cta>("route", 1, plan.threads, plan.shared_bytes, step.stream, args);
   int32_t* const chunk_counts = Scratch(step).chunk_counts;
-  args.chunk = kRouteChunk;
-  args.chunks = static_cast<int32_t>(ceil_div(args.choices, kRouteChunk));
   const auto chunks = static_cast<unsigned>(args.chunks);
-  const auto counter_bytes = static_cast<size_t>(args.count) * sizeof(int32_t);
-  launch<route_count>(chunks, kRouteChunk, counter_bytes, step.stream, args, chunk_counts);
-  const int64_t place_bytes = PlaceBits::bytes(args.count);
-  if (args.chunks <= kMostPlacedChunks && place_bytes <= OneBlock::most_shared_bytes()) {
-    launch<route_place_by_bits>(chunks + 1, kRouteChunk, static_cast<size_t>(place_bytes), step.stream, args,
-                                chunk_counts);
-    return;
-  }
-  int64_t parts = 8;  // warps of a chunk; a power of two, so that it divides a chunk
-  while (parts > 1 && parts * args.count * static_cast<int64_t>(sizeof(int32_t)) > OneBlock::kCounterBytes) parts /= 2;
-  const size_t key_bytes = args.widest_first ? static_cast<size_t>(args.count) * sizeof(TileKey) : 0;
-  launch<route_scan>(1, 1024, key_bytes, step.stream, args, chunk_counts);
-  launch<route_place>(chunks, static_cast<unsigned>(parts * 32), static_cast<size_t>(parts) * counter_bytes,
-                      step.stream, args, chunk_counts);
+  const int64_t counter_bytes = args.count * static_cast<int64_t>(sizeof(int32_t));
+  NVFP4_MOE_TRY(
+      launch<route_count>("route_count", chunks, kRouteChunk, counter_bytes, step.stream, args, chunk_counts));
+  if (plan.kernel == RouteKernel::kPlaceByBits)
+    return launch<route_place_by_bits>("route_place_by_bits", chunks + 1, plan.threads, plan.shared_bytes, step.stream,
+                                       args, chunk_counts);
+  const int64_t key_bytes = args.widest_first ? args.count * kTileKeyBytes : 0;
+  NVFP4_MOE_TRY(launch<route_scan>("route_scan", 1, 1024, key_bytes, step.stream, args, chunk_counts));
+  return launch<route_place>("route_place", chunks, plan.chunk_parts * 32, plan.shared_bytes, step.stream, args,
+                             chunk_counts);
 }
-
-Tiling tiling(const StepContext& step) {
-  return {tile_rows(step.weights.config, step.batch.tokens), false, nullptr, 0, false};
-}
-void route(const StepContext& step) { route_in_tiles(step, tiling(step)); }
 
 }  // namespace nvfp4_moe::cuda

@@ -21,21 +21,16 @@
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/scratch.h"
-#include "backend/cuda/steps/few_choices.cuh"
+#include "backend/cuda/steps/small_batch.cuh"
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe::cuda {
 
-// Tiles are in the order of their rows, the most first, where their products differ much and each expert can look at
-// all others: blocks that take turns at the list then get the same work.
-inline constexpr int kLeastSortedRows = 32;
-inline constexpr int64_t kMostSortedExperts = 1024;
-
 // A thread's place in a block that routes, which route_and_quantize makes two-dimensional.
-__device__ inline int32_t thread_of_block() { return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); }
-__device__ inline int32_t threads_of_block() { return static_cast<int32_t>(blockDim.x * blockDim.y); }
+__device__ inline int32_t thread_of_cta() { return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); }
+__device__ inline int32_t threads_of_cta() { return static_cast<int32_t>(blockDim.x * blockDim.y); }
 
-struct RouteArgs : ChoiceIds {
+struct RouteArgs : AssignmentIds {
   int64_t chunk;  // choices of one chunk
   int32_t chunks;
   int32_t segments;  // of 128 choices, of experts' masks, a bit a choice; 0: one block sorts by chunks
@@ -43,7 +38,7 @@ struct RouteArgs : ChoiceIds {
   int32_t* row_of_assignment;  // (choices)
   int32_t* assignment_of_row;  // (R)
   int64_t* row_offsets;        // (E + 1)
-  int rows_of_tile;
+  int tile_n;
   bool even_tiles, widest_first;
   RowTile* tiles;
   int32_t* tile_count;
@@ -58,7 +53,7 @@ struct RouteArgs : ChoiceIds {
 template <class Body>
 __device__ void for_each_group(const RouteArgs& args, int64_t chunk, const Body& body) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t begin = chunk * args.chunk, end = min(begin + args.chunk, args.choices);
+  const int64_t begin = chunk * args.chunk, end = min(begin + args.chunk, args.assignments);
 #pragma unroll 1
   for (int64_t group = begin; group < end; group += 32) {
     uint32_t bad = 0;
@@ -85,39 +80,39 @@ __device__ inline unsigned count_chunk(const RouteArgs& args, int64_t chunk, int
 // row_of_assignment and assignment_of_row of the chunk; counts (E) are the next row of each expert. One warp.
 __device__ inline void place_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for_each_group(args, chunk, [&](int64_t choice, int expert, unsigned same, uint32_t, int64_t end) {
+  for_each_group(args, chunk, [&](int64_t assignment, int expert, unsigned same, uint32_t, int64_t end) {
     const int32_t base = expert >= 0 ? counts[expert] : 0;
     __syncwarp();
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] = base + __popc(same);
-    if (choice >= end) return;
+    if (assignment >= end) return;
     const int32_t row = expert >= 0 ? base + __popc(same & ((1u << lane) - 1)) : -1;
-    args.row_of_assignment[choice] = row;
-    if (row >= 0) args.assignment_of_row[row] = static_cast<int32_t>(choice);
+    args.row_of_assignment[assignment] = row;
+    if (row >= 0) args.assignment_of_row[row] = static_cast<int32_t>(assignment);
   });
 }
 
-struct Sums {
+struct Totals {
   int32_t rows = 0, tiles = 0;
 };
 
 // Exclusive sums over the block's threads; total is that of all. warp_sums: (32) shared.
-__device__ inline Sums block_exclusive(Sums own, Sums* warp_sums, Sums& total) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = thread_of_block() / 32, warps = threads_of_block() / 32;
-  Sums sum = own;
+__device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& total) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = thread_of_cta() / 32, warps = threads_of_cta() / 32;
+  Totals sum = own;
 #pragma unroll 1
   for (int step = 1; step < 32; step *= 2) {
     const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step), tiles = __shfl_up_sync(kAllLanes, sum.tiles, step);
     if (lane >= step) sum.rows += rows, sum.tiles += tiles;
   }
-  if (lane == 31) warp_sums[warp] = sum;
+  if (lane == 31) warp_totals[warp] = sum;
   __syncthreads();
-  Sums before;
-  total = Sums{};
+  Totals before;
+  total = Totals{};
 #pragma unroll 1
   for (int w = 0; w < warps; ++w) {
     if (w == warp) before = total;
-    total.rows += warp_sums[w].rows;
-    total.tiles += warp_sums[w].tiles;
+    total.rows += warp_totals[w].rows;
+    total.tiles += warp_totals[w].tiles;
   }
   __syncthreads();
   return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
@@ -146,22 +141,22 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
 template <class RowsOf, class StartAt>
 __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
                         const StartAt& start_at) {
-  __shared__ Sums warp_sums[32];
-  const int32_t thread = thread_of_block(), threads = threads_of_block();
-  Sums before;
+  __shared__ Totals warp_totals[32];
+  const int32_t thread = thread_of_cta(), threads = threads_of_cta();
+  Totals before;
 #pragma unroll 1
   for (int64_t first = 0; first < args.count; first += threads) {
     const int64_t e = first + thread;
-    Sums own;
+    Totals own;
     if (e < args.count) own.rows = rows_of(e);
-    own.tiles = own.rows <= args.rows_of_tile ? own.rows != 0 : (own.rows + args.rows_of_tile - 1) / args.rows_of_tile;
-    Sums total;
-    Sums start = block_exclusive(own, warp_sums, total);
+    own.tiles = own.rows <= args.tile_n ? own.rows != 0 : (own.rows + args.tile_n - 1) / args.tile_n;
+    Totals total;
+    Totals start = cta_exclusive(own, warp_totals, total);
     start.rows += before.rows;
     start.tiles += before.tiles;
     if (e < args.count) {
       args.row_offsets[e] = start.rows;
-      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.rows_of_tile) : args.rows_of_tile;
+      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.tile_n) : args.tile_n;
       if (args.widest_first)
         keys[e] = TileKey(static_cast<int32_t>(e), step, own.tiles);
       else
@@ -229,16 +224,10 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
 // place among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments; starts (E):
 // first rows; keys (E) under widest_first; order (choices): assignment_of_row, to be written as a whole.
 struct RouteBits {
-  static constexpr int kSegment = 128;
   uint4* masks;
   TileKey* keys;
   int32_t* starts;
   uint16_t *before, *order;
-  static constexpr int64_t bytes(int64_t choices, int64_t experts, bool widest_first) {
-    return (ceil_div(choices, kSegment) * 18 + (widest_first ? static_cast<int64_t>(sizeof(TileKey)) : 0) + 4) *
-               experts +
-           choices * 2;
-  }
   __device__ RouteBits(const RouteArgs& args, void* shared)
       : masks(static_cast<uint4*>(shared)),
         keys(reinterpret_cast<TileKey*>(masks + args.segments * args.count)),
@@ -251,9 +240,9 @@ __device__ inline int32_t count_bits(const uint4& mask) {
   return __popc(mask.x) + __popc(mask.y) + __popc(mask.z) + __popc(mask.w);
 }
 // Of the bits of a segment's mask, those of choices before this one.
-__device__ inline int32_t count_bits_before(const uint4& mask, int32_t choice) {
-  const int32_t word = choice / 32 % 4;
-  const uint32_t own = (1u << choice % 32) - 1;  // of the choice's own word
+__device__ inline int32_t count_bits_before(const uint4& mask, int32_t assignment) {
+  const int32_t word = assignment / 32 % 4;
+  const uint32_t own = (1u << assignment % 32) - 1;  // of the choice's own word
   return __popc(mask.x & (word > 0 ? ~0u : own)) +
          __popc(mask.y & (word > 1    ? ~0u
                           : word == 1 ? own
@@ -264,18 +253,18 @@ __device__ inline int32_t count_bits_before(const uint4& mask, int32_t choice) {
          __popc(mask.w & (word == 3 ? own : 0));
 }
 // masks (segments, E) in shared memory.
-__device__ inline void set_bit(uint4* masks, int32_t experts, int32_t choice, int expert) {
-  auto* const words = reinterpret_cast<uint32_t*>(masks + choice / RouteBits::kSegment * experts + expert);
-  atomicOr(words + choice / 32 % 4, 1u << choice % 32);
+__device__ inline void set_bit(uint4* masks, int32_t experts, int32_t assignment, int expert) {
+  auto* const words = reinterpret_cast<uint32_t*>(masks + assignment / kRouteSegment * experts + expert);
+  atomicOr(words + assignment / 32 % 4, 1u << assignment % 32);
 }
 
 // The local experts of a thread's choices, or -1; the ids are on their way at once. bad: counts those of no expert.
 template <int kPer>
 __device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32_t& bad) {
   int64_t ids[kPer];
-  const int64_t first = thread_of_block(), step = threads_of_block();
+  const int64_t first = thread_of_cta(), step = threads_of_cta();
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) ids[i] = first + i * step < args.choices ? global_id(args, first + i * step) : -1;
+  for (int i = 0; i < kPer; ++i) ids[i] = first + i * step < args.assignments ? global_id(args, first + i * step) : -1;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) experts[i] = local_expert(args, ids[i], bad);
 }
@@ -286,7 +275,7 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
   __shared__ uint32_t bad_ids;
   const RouteBits bits(args, shared);
   const auto count = static_cast<int32_t>(args.count);
-  const int32_t thread = thread_of_block(), threads = threads_of_block(), masks = args.segments * count;
+  const int32_t thread = thread_of_cta(), threads = threads_of_cta(), masks = args.segments * count;
   int experts[kPer];
   uint32_t bad = 0;
   read_experts(args, experts, bad);
@@ -296,8 +285,8 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const int32_t choice = thread + i * threads;
-    if (experts[i] >= 0) set_bit(bits.masks, count, choice, experts[i]);
+    const int32_t assignment = thread + i * threads;
+    if (experts[i] >= 0) set_bit(bits.masks, count, assignment, experts[i]);
   }
   if (bad != 0) atomicAdd(&bad_ids, bad);
   __syncthreads();
@@ -319,15 +308,15 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const int32_t choice = thread + i * threads;
-    if (choice >= args.choices) continue;
+    const int32_t assignment = thread + i * threads;
+    if (assignment >= args.assignments) continue;
     int32_t row = -1;
     if (experts[i] >= 0) {
-      const int32_t at = choice / RouteBits::kSegment * count + experts[i];
-      row = bits.starts[experts[i]] + bits.before[at] + count_bits_before(bits.masks[at], choice);
-      bits.order[row] = static_cast<uint16_t>(choice);
+      const int32_t at = assignment / kRouteSegment * count + experts[i];
+      row = bits.starts[experts[i]] + bits.before[at] + count_bits_before(bits.masks[at], assignment);
+      bits.order[row] = static_cast<uint16_t>(assignment);
     }
-    args.row_of_assignment[choice] = row;
+    args.row_of_assignment[assignment] = row;
   }
   __syncthreads();
 #pragma unroll 1
@@ -335,30 +324,30 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
 }
 
 // The whole step by one block, for up to 32 choices. Every warp does the same; experts are shared out over threads.
-__device__ inline void route_few(const RouteArgs& args) {
-  const FewChoices own(args, args.rows_of_tile);
-  const int lane = FewChoices::lane();
+__device__ inline void route_small_batch(const RouteArgs& args) {
+  const SmallBatch own(args, args.tile_n);
+  const int lane = SmallBatch::lane();
   const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, own.bad != 0)));
   const int32_t all_rows = own.all_rows();
 #pragma unroll 1
-  for (int64_t e = thread_of_block(); e < (args.count + 31) / 32 * 32; e += threads_of_block()) {
+  for (int64_t e = thread_of_cta(); e < (args.count + 31) / 32 * 32; e += threads_of_cta()) {
     int32_t before = 0;
 #pragma unroll 4
-    for (int other = 0; other < static_cast<int>(args.choices); ++other) {
+    for (int other = 0; other < static_cast<int>(args.assignments); ++other) {
       const int other_expert = __shfl_sync(kAllLanes, own.expert, other);
       before += other_expert >= 0 && other_expert < e;
     }
     if (e < args.count) args.row_offsets[e] = before;
   }
 #pragma unroll 1
-  for (int32_t i = thread_of_block(); i < args.cleared_count; i += threads_of_block()) args.cleared[i] = 0;
-  if (thread_of_block() >= 32) return;
-  if (lane < args.choices) {
+  for (int32_t i = thread_of_cta(); i < args.cleared_count; i += threads_of_cta()) args.cleared[i] = 0;
+  if (thread_of_cta() >= 32) return;
+  if (lane < args.assignments) {
     const int32_t row = own.row();
     args.row_of_assignment[lane] = row;
     if (row >= 0) args.assignment_of_row[row] = lane;
   }
-  own.list(args.tiles, args.rows_of_tile, args.even_tiles);
+  own.list(args.tiles, args.tile_n, args.even_tiles);
   if (lane != 0) return;
   RunStatus status;
   status.bad_expert_ids = bad_ids;
@@ -371,51 +360,14 @@ __device__ inline void route_few(const RouteArgs& args) {
   }
 }
 
-// How one block routes: by bits where the device has room for them; else as many warps as there are chunks and room for
-// their counters. Sets segments and chunks.
-struct OneBlock {
-  static constexpr int64_t kCounterBytes = 40 * 1024, kMostWarps = 8;
-  static constexpr int kFewThreads = 256, kManyThreads = 1024;
-  static constexpr int kMostPer = 4;  // choices of a thread by bits
-  unsigned threads;                   // by bits at least, if that makes kMostPer
-  size_t shared_bytes;
-
-  explicit OneBlock(RouteArgs& args) {
-    const int64_t bit_bytes = RouteBits::bytes(args.choices, args.count, args.widest_first);
-    if (bit_bytes <= static_cast<int64_t>(kSharedBytesOfAll) || bit_bytes <= most_shared_bytes()) {
-      args.segments = static_cast<int32_t>(ceil_div(args.choices, RouteBits::kSegment));
-      args.chunks = 1;  // one number of bad ids
-      threads = args.choices <= 2 * kFewThreads ? kFewThreads : kManyThreads;
-      shared_bytes = static_cast<size_t>(bit_bytes);
-      return;
-    }
-    const int64_t fitting = kCounterBytes / (args.count * static_cast<int64_t>(sizeof(int32_t)));
-    const int64_t useful = ceil_div(args.choices, 32);
-    const int64_t warps = std::max<int64_t>(1, std::min<int64_t>({kMostWarps, fitting, useful}));
-    args.chunk = ceil_div(ceil_div(args.choices, warps), 32) * 32;
-    args.chunks = static_cast<int32_t>(args.chunk == 0 ? 0 : ceil_div(args.choices, args.chunk));
-    threads = static_cast<unsigned>(warps * 32);
-    shared_bytes = static_cast<size_t>(warps * args.count) * sizeof(int32_t);
-    if (args.widest_first) shared_bytes += (static_cast<size_t>(args.count) + 1) * sizeof(TileKey);  // at even places
-  }
-
-  // Of a block of the current device, besides what route's kernels declare.
-  static int64_t most_shared_bytes() {
-    int device = 0, bytes = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes - 2048;
-  }
-};
-
 // The whole step by one block, a warp a chunk. shared: of OneBlock's bytes, at a multiple of 16.
-__device__ inline void route_by_one_block(const RouteArgs& args, void* shared) {
-  if (args.choices <= kFewChoices) return route_few(args);
+__device__ inline void route_by_one_cta(const RouteArgs& args, void* shared) {
+  if (args.assignments <= kSmallBatch) return route_small_batch(args);
   if (args.segments > 0)
-    return args.choices <= threads_of_block() ? route_by_bits<1>(args, shared)
-                                              : route_by_bits<OneBlock::kMostPer>(args, shared);
+    return args.assignments <= threads_of_cta() ? route_by_bits<1>(args, shared)
+                                                : route_by_bits<kAssignmentsPerThread>(args, shared);
   __shared__ uint32_t bad_ids[32];
-  const int warp = thread_of_block() / 32;
+  const int warp = thread_of_cta() / 32;
   auto* const counts = static_cast<int32_t*>(shared);  // (chunks, E)
   int32_t* const own = counts + warp * args.count;
   if (warp < args.chunks) bad_ids[warp] = count_chunk(args, warp, own);
@@ -425,29 +377,30 @@ __device__ inline void route_by_one_block(const RouteArgs& args, void* shared) {
   if (warp < args.chunks) place_chunk(args, warp, own);
 }
 
-// All but the chunks.
-inline RouteArgs route_args(const StepContext& step, const Tiling& tiling) {
+inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
   const Batch& batch = step.batch;
-  const MoeConfig& config = step.weights.config;
-  const ExpertRange& range = step.weights.range;
+  const RoutePlan& plan = step.plan->route;
   const Scratch scratch(step);
   RouteArgs args{};
-  static_cast<ChoiceIds&>(args) = choices_of(step);
+  static_cast<AssignmentIds&>(args) = assignment_ids(step);
+  args.chunk = plan.chunk;
+  args.chunks = plan.chunks;
+  args.segments = plan.segments;
   args.status = step.buffers.status;
   args.row_of_assignment = step.buffers.row_of_assignment;
   args.assignment_of_row = step.buffers.routed.assignment_of_row;
   args.row_offsets = step.buffers.routed.row_offsets;
-  args.rows_of_tile = tiling.rows;
-  args.even_tiles = tiling.even;
-  args.widest_first = tiling.even && tiling.rows >= kLeastSortedRows && range.count <= kMostSortedExperts;
+  args.tile_n = plan.tile_n;
+  args.even_tiles = plan.even_tiles;
+  args.widest_first = plan.widest_first;
   args.tiles = scratch.tiles;
   args.tile_count = scratch.tile_count;
   args.shared_row_offsets = step.buffers.shared.experts > 0 ? step.buffers.shared.row_offsets : nullptr;
   args.tokens = batch.tokens;
-  args.top_k = config->top_k;
+  args.top_k = step.weights.config->top_k;
   args.chunk_bad_ids = scratch.chunk_bad_ids;
-  args.cleared = tiling.cleared;
-  args.cleared_count = tiling.cleared_count;
+  args.cleared = cleared;
+  args.cleared_count = plan.cleared_counters;
   return args;
 }
 

@@ -1,37 +1,25 @@
-// The steps of the layer on a GPU, in the order they run. Each enqueues its kernels in call.stream and returns; a
-// launch that fails leaves its error for cudaGetLastError, which run reads once at its end.
+// The steps of the layer on a GPU, in the order they run. Each enqueues its kernels in step.stream by what step.plan says,
+// and fails where a launch does.
 #pragma once
 
+#include "backend/cuda/run_plan.h"
 #include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cuda {
 
-// What a backend's GEMMs want of route.
-struct Tiling {
-  int rows;          // of a tile, at most
-  bool even;         // an expert's tiles share its rows (even_tile_rows)
-  int32_t* cleared;  // (cleared_count) counters to be 0 after route; null: none
-  int32_t cleared_count;
-  bool flags_rows;  // gemm1 says of each routed row whether it has NaN or Inf, in intermediate.nonfinite
-};
-Tiling tiling(const StepContext& step);  // of this backend
+// cleared: (step.plan->route.cleared_counters) counters that are 0 after route, or null where there are none.
+Status route(const StepContext& step, int32_t* cleared);
+Status quantize(const StepContext& step);
+Status requantize(const StepContext& step, const PartBuffers& part);
+// out, and beside it what the plan says is not counted yet.
+Status combine(const StepContext& step);
 
-void route(const StepContext& step);
-void route_in_tiles(const StepContext& step, const Tiling& tiling);
-void quantize(const StepContext& step);
-void gemm1_swiglu(const StepContext& step, const PartBuffers& part);
-void requantize(const StepContext& step, const PartBuffers& part);
-void gemm2(const StepContext& step, const PartBuffers& part);
-void combine(const StepContext& step);
+// route and quantize as one kernel, for batches that one CTA routes. Quantize's counts are left for combine.
+Status route_and_quantize(const StepContext& step, int32_t* cleared);
 
-// What the walk does in place of steps, with the same results: fewer kernels, one after the other, count.
-//
-// route and quantize as one kernel, for batches that one block routes; quantize's counts are left for
-// combine_and_count.
-bool routes_and_quantizes_at_once(const StepContext& step);
-void route_and_quantize(const StepContext& step, const Tiling& tiling);
-// combine, and beside it what is not counted yet: those counts, and requantize's of the bf16 format, which has nothing
-// else to do there.
-void combine_and_count(const StepContext& step, const Tiling& tiling);
+// The part's share of the plan.
+inline const PartPlan& plan_of(const StepContext& step, const PartBuffers& part) {
+  return &part == &step.buffers.shared ? step.plan->shared : step.plan->routed;
+}
 
 }  // namespace nvfp4_moe::cuda

@@ -14,7 +14,7 @@
 namespace nvfp4_moe::cuda {
 
 // Half of a block of 16.
-struct Eight {
+struct Vec8 {
   uint32_t codes;  // a nibble each
   uint4 operand;   // e2m1 * e4m3 in bf16
   // Of the whole block:
@@ -60,34 +60,34 @@ struct NearestE2m1 {
 };
 
 // inverse = 1 / s. A whole warp: a block's other half is that of the lane beside.
-__device__ inline Eight quantize_eight(const uint4& x, float inverse) {
+__device__ inline Vec8 quantize_vec8(const uint4& x, float inverse) {
   uint32_t magnitudes = larger_magnitudes(x);
   magnitudes = __vmaxu2(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, 1));
   const uint32_t amax = larger_half(magnitudes);
   const float scale = (__uint_as_float(amax) * inverse) * (1.0f / 6.0f);
-  Eight eight;
-  eight.scale = e4m3_from_float(scale);
-  eight.saturated = scale > 448;
-  eight.zeroed = eight.scale == 0 && amax != 0;
+  Vec8 vec8;
+  vec8.scale = e4m3_from_float(scale);
+  vec8.saturated = scale > 448;
+  vec8.zeroed = vec8.scale == 0 && amax != 0;
 
-  const float v = e4m3_to_float(eight.scale);
-  const float inverse_v = eight.scale != 0 ? near_inverse(v) : 0;
-  const uint32_t signs = eight.scale != 0 ? 0x80008000u : 0;
+  const float v = e4m3_to_float(vec8.scale);
+  const float inverse_v = vec8.scale != 0 ? near_inverse(v) : 0;
+  const uint32_t signs = vec8.scale != 0 ? 0x80008000u : 0;
   const uint32_t v_pair = __byte_perm(__float_as_uint(v), 0, 0x3232);
   const uint32_t inverse_pair = __byte_perm(__float_as_uint(inverse), 0, 0x3232);
   const uint32_t words[4] = {x.x, x.y, x.z, x.w};
   uint32_t operand[4];
-  eight.codes = 0;
+  vec8.codes = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint32_t y = multiply_pairs(words[i], inverse_pair), sign = words[i] & signs;
     const NearestE2m1 low(__uint_as_float(y << 16), v, inverse_v), high(__uint_as_float(y & 0xFFFF0000u), v, inverse_v);
     const __nv_bfloat162 values = __floats2bfloat162_rn(low.value, high.value);
     operand[i] = multiply_pairs(reinterpret_cast<const uint32_t&>(values), v_pair) | sign;
-    eight.codes |= (low.code | high.code << 4 | (sign >> 12 & 0x8) | (sign >> 24 & 0x80)) << i * 8;
+    vec8.codes |= (low.code | high.code << 4 | (sign >> 12 & 0x8) | (sign >> 24 & 0x80)) << i * 8;
   }
-  eight.operand = make_uint4(operand[0], operand[1], operand[2], operand[3]);
-  return eight;
+  vec8.operand = make_uint4(operand[0], operand[1], operand[2], operand[3]);
+  return vec8;
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -11,15 +11,15 @@ namespace nvfp4_moe::cuda {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-struct ChoiceIds {
+struct AssignmentIds {
   const void* ids;  // (choices) int32 or int64, global
   bool wide_ids;
-  int64_t choices;
+  int64_t assignments;
   int64_t num_experts;   // global
   int64_t first, count;  // the local range
 };
 
-inline ChoiceIds choices_of(const StepContext& step) {
+inline AssignmentIds assignment_ids(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   return {step.batch.topk_ids,
           step.batch.ids_dtype == DType::kI64,
@@ -30,20 +30,20 @@ inline ChoiceIds choices_of(const StepContext& step) {
 }
 
 // From L2: a kernel may read them that began before the one that wrote them was known to have ended (sm90's gemm1).
-__device__ inline int64_t global_id(const ChoiceIds& args, int64_t choice) {
-  return args.wide_ids ? __ldcg(static_cast<const long long*>(args.ids) + choice)
-                       : __ldcg(static_cast<const int32_t*>(args.ids) + choice);
+__device__ inline int64_t global_id(const AssignmentIds& args, int64_t assignment) {
+  return args.wide_ids ? __ldcg(static_cast<const long long*>(args.ids) + assignment)
+                       : __ldcg(static_cast<const int32_t*>(args.ids) + assignment);
 }
 
 // The local expert of an id, or -1: none, another rank's, or no expert at all, which bad counts.
-__device__ inline int local_expert(const ChoiceIds& args, int64_t id, uint32_t& bad) {
+__device__ inline int local_expert(const AssignmentIds& args, int64_t id, uint32_t& bad) {
   const bool no_expert = id < -1 || id >= args.num_experts;
   bad += no_expert;
   return !no_expert && id >= args.first && id < args.first + args.count ? static_cast<int>(id - args.first) : -1;
 }
 // The same of a choice below end; none beyond.
-__device__ inline int local_expert(const ChoiceIds& args, int64_t choice, int64_t end, uint32_t& bad) {
-  return choice < end ? local_expert(args, global_id(args, choice), bad) : -1;
+__device__ inline int local_expert(const AssignmentIds& args, int64_t assignment, int64_t end, uint32_t& bad) {
+  return assignment < end ? local_expert(args, global_id(args, assignment), bad) : -1;
 }
 
 // The tiles of one expert's rows, step each, from first_tile on.
@@ -53,10 +53,8 @@ __device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row
   for (int32_t t = 0; t < tiles; ++t) to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
 }
 
-inline constexpr int kFewChoices = 32;
-
 // Up to 32 choices, a lane each, routed by one warp: each lane knows its own, and the others' by asking all of them.
-struct FewChoices {
+struct SmallBatch {
   int expert;                                 // of this lane's choice, or -1
   uint32_t bad = 0;                           // 1: its id is no expert's
   unsigned same;                              // lanes with the same expert
@@ -65,13 +63,13 @@ struct FewChoices {
   int32_t rows_before = 0, tiles_before = 0;  // of smaller experts
   int32_t all_tiles = 0;
 
-  __device__ FewChoices(const ChoiceIds& args, int rows_of_tile) {
-    expert = local_expert(args, lane(), args.choices, bad);
+  __device__ SmallBatch(const AssignmentIds& args, int tile_n) {
+    expert = local_expert(args, lane(), args.assignments, bad);
     same = __match_any_sync(kAllLanes, expert);
     first = expert >= 0 && lane() == __ffs(static_cast<int>(same)) - 1;
-    tiles = first ? (rows() <= rows_of_tile ? 1 : (rows() + rows_of_tile - 1) / rows_of_tile) : 0;
+    tiles = first ? (rows() <= tile_n ? 1 : (rows() + tile_n - 1) / tile_n) : 0;
 #pragma unroll 4
-    for (int other = 0; other < static_cast<int>(args.choices); ++other) {
+    for (int other = 0; other < static_cast<int>(args.assignments); ++other) {
       const int other_expert = __shfl_sync(kAllLanes, expert, other);
       const int32_t other_tiles = __shfl_sync(kAllLanes, tiles, other);
       const bool before = other_expert >= 0 && other_expert < expert;
@@ -86,10 +84,10 @@ struct FewChoices {
   __device__ int32_t row() const { return expert >= 0 ? rows_before + __popc(same & ((1u << lane()) - 1)) : -1; }
   __device__ int32_t all_rows() const { return __popc(__ballot_sync(kAllLanes, expert >= 0)); }
   // The tiles of this lane's expert, if it is the one that lists them.
-  __device__ void list(RowTile* to, int rows_of_tile, bool even_tiles) const {
+  __device__ void list(RowTile* to, int tile_n, bool even_tiles) const {
     if (!first) return;
-    list_tiles(to, expert, rows_before, rows(), even_tiles ? even_tile_rows(rows(), rows_of_tile) : rows_of_tile,
-               tiles_before, tiles);
+    list_tiles(to, expert, rows_before, rows(), even_tiles ? even_tile_rows(rows(), tile_n) : tile_n, tiles_before,
+               tiles);
   }
 };
 

@@ -1,0 +1,316 @@
+// The decisions of a run, in the order of its steps.
+#include "backend/cuda/run_plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "backend/cuda/steps/sizes.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+// What every decision below reads.
+struct Question {
+  const GemmTable& gemms;
+  const MoeConfig& config;
+  const ExpertRange& range;
+  const DeviceFacts& device;
+  const RunFacts& facts;
+
+  bool nvfp4() const { return config->activation_format == ActivationFormat::kNvfp4; }
+  int64_t tokens() const { return facts.tokens; }
+  int64_t assignments() const { return facts.tokens * config->top_k; }
+  bool has_shared() const { return config->shared_intermediate_size > 0; }
+};
+
+// ---- route
+
+// How one CTA routes: by bits where the device has room for them; else as many warps as there are chunks and room for
+// their counters.
+void plan_one_cta(const Question& q, RoutePlan& route) {
+  const int64_t experts = q.range.count, assignments = q.assignments();
+  const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.widest_first);
+  if (bit_bytes <= kSharedBytesOfAll || bit_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
+    route.segments = static_cast<int32_t>(ceil_div(assignments, kRouteSegment));
+    route.chunks = 1;  // one number of bad ids
+    route.threads = assignments <= 2 * kRouteFewThreads ? kRouteFewThreads : kRouteManyThreads;
+    route.shared_bytes = bit_bytes;
+    return;
+  }
+  const int64_t fitting = kRouteCounterBytes / (experts * static_cast<int64_t>(sizeof(int32_t)));
+  const int64_t useful = ceil_div(assignments, 32);
+  const int64_t warps = std::max<int64_t>(1, std::min<int64_t>({kRouteMaxWarps, fitting, useful}));
+  route.chunk = ceil_div(ceil_div(assignments, warps), 32) * 32;
+  route.chunks = static_cast<int32_t>(route.chunk == 0 ? 0 : ceil_div(assignments, route.chunk));
+  route.threads = static_cast<int>(warps * 32);
+  route.shared_bytes = warps * experts * static_cast<int64_t>(sizeof(int32_t));
+  if (route.widest_first) route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
+}
+
+RoutePlan plan_route(const Question& q, const GemmConfig& gemm) {
+  const int64_t experts = q.range.count;
+  RoutePlan route;
+  route.tile_n = gemm.tile_n;
+  route.even_tiles = gemm.even_tiles;
+  route.widest_first = gemm.even_tiles && gemm.tile_n >= kMinSortedTileN && experts <= kMaxSortedExperts;
+  route.cleared_counters = static_cast<int32_t>(q.gemms.max_ctas);
+  if (q.assignments() <= kOneCtaAssignments) {
+    plan_one_cta(q, route);
+    return route;
+  }
+  route.chunk = kRouteChunk;
+  route.chunks = static_cast<int32_t>(ceil_div(q.assignments(), kRouteChunk));
+  route.threads = kRouteChunk;
+  route.shared_bytes = place_bits_bytes(experts);
+  if (route.chunks <= kMaxPlacedChunks && route.shared_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
+    route.kernel = RouteKernel::kPlaceByBits;
+    return route;
+  }
+  route.kernel = RouteKernel::kScanPlace;
+  const int64_t counter_bytes = experts * static_cast<int64_t>(sizeof(int32_t));
+  route.chunk_parts = 8;  // a power of two, so that it divides a chunk
+  while (route.chunk_parts > 1 && route.chunk_parts * counter_bytes > kRouteCounterBytes) route.chunk_parts /= 2;
+  route.shared_bytes = route.chunk_parts * counter_bytes;
+  return route;
+}
+
+// ---- quantize
+
+QuantizePlan plan_hidden(const Question& q, bool fused, bool tma_rows) {
+  const int64_t k = q.config->hidden_size, tokens = q.tokens();
+  const bool vec8 = q.nvfp4() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned &&
+                    q.config->activation_scale != ActivationScale::kCompat;
+  QuantizePlan plan;
+  plan.ctas = tokens;
+  if (tokens == 0) return plan;
+  // The shared expert reads hidden once a token, so that the rows alone would not do.
+  plan.into_rows = tma_rows && !fused && !q.facts.single_steps && !q.has_shared() && (!q.nvfp4() || vec8);
+  if (!q.nvfp4()) {
+    plan.kernel = QuantizeKernel::kRound;
+    plan.threads = fused ? kRowThreads : plan.into_rows ? kIntoRowsThreads : row_threads(k);
+  } else if (!vec8) {
+    plan.kernel = QuantizeKernel::kAnyType;
+    plan.threads = fused ? kRowThreads : row_threads(k);
+  } else if (!fused && tokens >= kManyRows) {
+    plan.kernel = QuantizeKernel::kVec8Warp;
+    plan.threads = kWarpRowThreads;
+    plan.ctas = ceil_div(tokens, kWarpRowThreads / 32);
+  } else {
+    plan.kernel = QuantizeKernel::kVec8Cta;
+    plan.threads = fused ? std::max(kRowThreads, vec8_threads(k, tokens)) : vec8_threads(k, tokens);
+  }
+  return plan;
+}
+
+// rows: at most; expected: if every expert had as many. As many CTAs as run at once, where they take turns.
+QuantizePlan plan_requantize(const Question& q, int64_t k, int64_t rows, int64_t expected) {
+  QuantizePlan plan;
+  if (rows == 0 || (!q.nvfp4() && !q.facts.single_steps)) return plan;  // combine counts nonfinite rows
+  const auto resident = [&](int64_t ctas, int threads) {
+    return std::min<int64_t>(ctas, int64_t{q.device.compute_units} * (kVec8Threads / threads));
+  };
+  plan.ctas = rows;
+  plan.threads = row_threads(k);
+  if (!q.nvfp4()) {
+    plan.kernel = QuantizeKernel::kCountNonfinite;
+  } else if (q.config->intermediate_scale == IntermediateScale::kCompat) {
+    plan.kernel = QuantizeKernel::kAnyType;
+  } else if (expected >= kManyRows) {
+    plan.kernel = QuantizeKernel::kVec8Warp;
+    plan.threads = kWarpRowThreads;
+    plan.ctas = resident(ceil_div(rows, kWarpRowThreads / 32), kWarpRowThreads);
+  } else {
+    plan.kernel = QuantizeKernel::kVec8Cta;
+    plan.threads = vec8_threads(k, rows);
+    plan.ctas = resident(rows, plan.threads);
+  }
+  return plan;
+}
+
+// ---- the GEMMs
+
+GemmPlan plan_gemm(const Question& q, int index, int64_t k) {
+  GemmPlan gemm;
+  gemm.config = index;
+  gemm.tile_n = q.gemms.configs[static_cast<size_t>(index)].tile_n;
+  gemm.ctas = static_cast<int>(std::min<int64_t>(q.device.compute_units, q.gemms.max_ctas));
+  gemm.split_k = q.gemms.splits_k(q.config, k);
+  return gemm;
+}
+
+GemmPlan plan_gemm2(const Question& q, int index, int64_t k) {
+  GemmPlan gemm = plan_gemm(q, index, k);
+  if (q.gemms.configs[static_cast<size_t>(index)].tma_rows) gemm.rows = RowSource::kInRows;
+  gemm.after_route = true;
+  gemm.waits_for_quantize = q.nvfp4();
+  return gemm;
+}
+
+GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
+  const GemmConfig& config = q.gemms.configs[static_cast<size_t>(index)];
+  GemmPlan gemm = plan_gemm(q, index, q.config->hidden_size);
+  if (config.tma_rows) {
+    gemm.rows = run.hidden.into_rows ? RowSource::kInRows : RowSource::kGatheredFirst;
+  } else if (run.fused_route_quantize && config.fused_routing && q.assignments() <= kSmallBatch) {
+    gemm.rows = RowSource::kFusedRouting;
+    gemm.early_hidden = !q.nvfp4() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned;
+  }
+  // Between route and this kernel lies another one, which has waited for route: the gather, or quantize.
+  gemm.after_route = config.tma_rows || (!q.facts.single_steps && !run.fused_route_quantize);
+  gemm.flags_nonfinite = config.tma_rows && !q.nvfp4();
+  return gemm;
+}
+
+PartPlan plan_shared(const Question& q) {
+  const int index = q.gemms.shared(q.tokens());
+  const int64_t inner = q.config->shared_intermediate_size;
+  PartPlan part;
+  part.gemm1 = plan_gemm(q, index, q.config->hidden_size);
+  if (q.gemms.configs[static_cast<size_t>(index)].tma_rows) part.gemm1.rows = RowSource::kInRows;
+  part.gemm1.after_route = !q.facts.single_steps;  // the routed experts' GEMMs come before it
+  part.requantize = plan_requantize(q, inner, q.tokens(), q.tokens());
+  part.gemm2 = plan_gemm2(q, index, inner);
+  return part;
+}
+
+// ---- combine
+
+CombinePlan plan_combine(const Question& q, const RunPlan& run) {
+  const int64_t tokens = q.tokens();
+  CombinePlan combine;
+  const bool few = tokens <= kFewTokens;
+  combine.channels = few ? kFewChannels : kManyChannels;
+  combine.ctas_per_token =
+      tokens >= kManyTokens ? 1 : ceil_div(q.config->hidden_size, int64_t{kCombineThreads} * combine.channels);
+  if (q.facts.single_steps || tokens == 0) return combine;
+  combine.counts_hidden = run.fused_route_quantize;
+  combine.counts_intermediate = !q.nvfp4();
+  combine.reads_flags = run.routed.gemm1.flags_nonfinite && !few;
+  int64_t rows = combine.counts_hidden ? 1 : 0;
+  if (combine.counts_intermediate) {
+    rows += combine.reads_flags ? ceil_div(q.assignments(), 32) : q.assignments();
+    if (q.has_shared()) rows += tokens;
+  }
+  combine.counting_ctas = ceil_div(rows, combine.ctas_per_token * (few ? 1 : kCombineThreads / 32));
+  return combine;
+}
+
+// Of the largest configuration up to these, so that it grows with tokens; 0 where nothing is cut along K.
+int64_t partial_bytes(const Question& q, int last) {
+  const int64_t longest_k =
+      std::max({q.config->hidden_size, q.config->intermediate_size, q.config->shared_intermediate_size});
+  if (!q.gemms.splits_k(q.config, longest_k)) return 0;
+  int64_t largest = 0;
+  for (int i = 0; i <= last; ++i) largest = std::max(largest, q.gemms.configs[static_cast<size_t>(i)].partial_bytes);
+  return largest;
+}
+
+}  // namespace
+
+RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
+                      const DeviceFacts& device, const RunFacts& facts, int forced_config) {
+  const Question q{gemms, config, range, device, facts};
+  const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
+  const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
+  RunPlan run;
+  run.tokens = facts.tokens;
+  run.fused_route_quantize = !facts.single_steps && facts.tokens > 0 && q.assignments() <= kOneCtaAssignments;
+  run.route = plan_route(q, gemm);
+  run.hidden = plan_hidden(q, run.fused_route_quantize, gemm.tma_rows);
+  run.routed.gemm1 = plan_routed_gemm1(q, index, run);
+  run.routed.requantize = plan_requantize(q, config->intermediate_size, q.assignments(),
+                                          q.assignments() * range.count / config->num_experts);
+  run.routed.gemm2 = plan_gemm2(q, index, config->intermediate_size);
+  int last = index;
+  if (q.has_shared()) {
+    run.shared = plan_shared(q);
+    last = std::max(last, run.shared.gemm1.config);
+  }
+  run.combine = plan_combine(q, run);
+  run.partial_bytes = partial_bytes(q, last);
+  return run;
+}
+
+RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeConfig& product,
+                         const DeviceFacts& device, const RunFacts& facts) {
+  const ExpertRange none{0, 0};
+  RunPlan run;
+  run.tokens = facts.tokens;
+  const Question line{gemms, x, none, device, facts};
+  run.hidden = plan_hidden(line, false, false);
+  const Question q{gemms, product, none, device, facts};
+  const int index = gemms.shared(facts.tokens);
+  run.shared.gemm2 = plan_gemm2(q, index, product->shared_intermediate_size);
+  run.shared.gemm2.after_route = false;  // a linear has no route: what stands for it comes just before this kernel
+  run.route.cleared_counters = static_cast<int32_t>(gemms.max_ctas);
+  run.partial_bytes = partial_bytes(q, index);
+  return run;
+}
+
+namespace {
+
+const char* name_of(RouteKernel kernel) {
+  switch (kernel) {
+    case RouteKernel::kOneCta: return "one_cta";
+    case RouteKernel::kPlaceByBits: return "place_by_bits";
+    case RouteKernel::kScanPlace: return "scan_place";
+  }
+  return "";
+}
+const char* name_of(QuantizeKernel kernel) {
+  switch (kernel) {
+    case QuantizeKernel::kNone: return "none";
+    case QuantizeKernel::kRound: return "round_to_bf16";
+    case QuantizeKernel::kAnyType: return "nvfp4_any_type";
+    case QuantizeKernel::kVec8Cta: return "nvfp4_vec8_cta";
+    case QuantizeKernel::kVec8Warp: return "nvfp4_vec8_warp";
+    case QuantizeKernel::kCountNonfinite: return "count_nonfinite";
+  }
+  return "";
+}
+const char* name_of(RowSource rows) {
+  switch (rows) {
+    case RowSource::kGathered: return "rows gathered by each CTA";
+    case RowSource::kFusedRouting: return "routed and gathered by each CTA";
+    case RowSource::kGatheredFirst: return "rows by TMA after a gather";
+    case RowSource::kInRows: return "rows by TMA";
+  }
+  return "";
+}
+std::string text_of(const QuantizePlan& plan) {
+  std::string text = name_of(plan.kernel);
+  if (plan.kernel == QuantizeKernel::kNone) return text;
+  text += ", " + std::to_string(plan.ctas) + " x " + std::to_string(plan.threads) + " threads";
+  return plan.into_rows ? text + ", into expert order" : text;
+}
+std::string text_of(const GemmTable& gemms, const GemmPlan& plan, bool gemm1) {
+  std::string text = gemms.configs[static_cast<size_t>(plan.config)].name;
+  if (gemm1 || plan.rows == RowSource::kInRows) text += std::string(", ") + name_of(plan.rows);
+  if (plan.split_k) text += ", split-K";
+  return text;
+}
+
+}  // namespace
+
+std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, const RunPlan& plan) {
+  std::string route = std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
+  if (plan.route.even_tiles) route += ", rows shared evenly";
+  if (plan.route.widest_first) route += ", widest first";
+  std::vector<StepPlan> steps;
+  if (plan.fused_route_quantize) route += ", fused with quantize";
+  steps.push_back({"route", route});
+  steps.push_back({"quantize", text_of(plan.hidden)});
+  const auto add_part = [&](const PartPlan& part, const std::string& suffix) {
+    steps.push_back({"gemm1_swiglu" + suffix, text_of(gemms, part.gemm1, true)});
+    steps.push_back({"requantize" + suffix, text_of(part.requantize)});
+    steps.push_back({"gemm2" + suffix, text_of(gemms, part.gemm2, false)});
+  };
+  add_part(plan.routed, "");
+  if (config->shared_intermediate_size > 0) add_part(plan.shared, "_shared");
+  std::string combine = "fp32_fma_in_order, " + std::to_string(plan.combine.ctas_per_token) + " CTAs a token";
+  if (plan.combine.counting_ctas > 0) combine += ", counts what no step has";
+  steps.push_back({"combine", combine});
+  return steps;
+}
+
+}  // namespace nvfp4_moe::cuda

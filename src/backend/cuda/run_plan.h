@@ -1,0 +1,152 @@
+// RunPlan: what one run on a GPU does, decided once, before anything is enqueued, from the layer, the batch's size, types
+// and alignment, and what is known of the device.
+//
+// It holds plain values and no pointers: it can be compared and printed, and making one takes no device and no memory.
+// Each step gets it and decides nothing that stands here: what one step leaves for another (rows already in expert
+// order, nonfinite rows already flagged, counters not yet added up) is a field that both read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace nvfp4_moe {
+namespace cuda {
+
+// What the steps around the GEMMs know of a compiled GEMM configuration.
+struct GemmConfig {
+  const char* name;
+  int tile_n;             // rows of activations in a tile, at most
+  bool even_tiles;        // an expert's tiles share its rows evenly; else all but the last one are full
+  bool tma_rows;          // activations come by TMA and lie in the order of the rows; else each CTA gathers its tokens
+  bool fused_routing;     // each CTA can route a small batch for itself
+  int64_t partial_bytes;  // of the accumulators of one split-K partial
+};
+
+// An architecture's GEMMs.
+struct GemmTable {
+  const char* backend;  // its registry name
+  std::span<const GemmConfig> configs;
+  // Indices into configs for the routed experts and for the shared expert of a run. The host knows how many rows an
+  // expert has on average, not how many each has.
+  int (*routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
+  int (*shared)(int64_t tokens);
+  bool (*splits_k)(const MoeConfig& config, int64_t k);  // whether a GEMM of so long a K is cut along it
+  int64_t max_ctas;                                      // of one GEMM; 0: one a tile
+};
+
+enum class RouteKernel : uint8_t {
+  kOneCta,       // counts, scans and places by one CTA
+  kPlaceByBits,  // counts by chunks of assignments, then every CTA scans for itself and places its chunk
+  kScanPlace,    // counts by chunks, scans in one CTA, places: any number of chunks and experts
+};
+struct RoutePlan {
+  RouteKernel kernel = RouteKernel::kOneCta;
+  int threads = 0;
+  int64_t shared_bytes = 0;  // of the CTA that does the most
+  int32_t segments = 0;      // of 128 assignments, of the experts' bit masks; 0: one CTA sorts by chunks
+  int64_t chunk = 0;         // assignments of one chunk
+  int32_t chunks = 0;
+  int32_t chunk_parts = 0;  // warps that place a chunk, under kScanPlace
+  int tile_n = 0;           // what the routed GEMMs want of their tiles
+  bool even_tiles = false;
+  bool widest_first = false;     // tiles are listed in the order of their rows, the most first
+  int32_t cleared_counters = 0;  // the GEMMs' arrival counters, which route sets to 0
+  bool operator==(const RoutePlan&) const = default;
+};
+
+enum class QuantizeKernel : uint8_t {
+  kNone,
+  kRound,           // to bf16
+  kAnyType,         // to NVFP4, a CTA a row, any dtype and rule
+  kVec8Cta,         // to NVFP4, bf16 under a power of two, eight elements a thread, a CTA a row
+  kVec8Warp,        // the same, a warp a row
+  kCountNonfinite,  // the intermediate under bf16, which is multiplied as it is
+};
+struct QuantizePlan {
+  QuantizeKernel kernel = QuantizeKernel::kNone;
+  int threads = 0;  // of a CTA
+  int64_t ctas = 0;
+  bool into_rows = false;  // hidden is written to every row of its token, in expert order, and not once a token
+  bool operator==(const QuantizePlan&) const = default;
+};
+
+enum class RowSource : uint8_t {
+  kGathered,       // each CTA gathers the tokens of its rows
+  kFusedRouting,   // the same of a small batch, which each CTA routes for itself while route does
+  kGatheredFirst,  // by TMA, after a kernel of the GEMM's own has put the tokens in the order of the rows
+  kInRows,         // by TMA: they lie in the order of the rows already
+};
+struct GemmPlan {
+  int config = 0;  // index into the architecture's table
+  int tile_n = 0;
+  int ctas = 0;  // of a persistent kernel
+  bool split_k = false;
+  RowSource rows = RowSource::kGathered;
+  bool after_route = false;         // route has ended before this kernel begins, and not just before it waits
+  bool early_hidden = false;        // under kFusedRouting: rows are the batch's own, there before this kernel begins
+  bool waits_for_quantize = false;  // the kernel before it quantizes this GEMM's rows
+  bool flags_nonfinite = false;     // it says of each row whether it has NaN or Inf
+  bool operator==(const GemmPlan&) const = default;
+};
+
+// The routed experts, or the shared one.
+struct PartPlan {
+  GemmPlan gemm1, gemm2;
+  QuantizePlan requantize;
+  bool operator==(const PartPlan&) const = default;
+};
+
+struct CombinePlan {
+  int channels = 0;  // of a thread
+  int64_t ctas_per_token = 0;
+  int64_t counting_ctas = 0;         // times ctas_per_token: those that count what no step has counted
+  bool counts_hidden = false;        // what quantize left beside the status
+  bool counts_intermediate = false;  // nonfinite rows under bf16
+  bool reads_flags = false;          // of routed rows, which gemm1 has flagged; else it looks at the rows themselves
+  bool operator==(const CombinePlan&) const = default;
+};
+
+// What decides about a run besides the layer and its device.
+struct RunFacts {
+  int64_t tokens = 0;
+  DType hidden_dtype = DType::kBf16;
+  bool hidden_aligned = true;  // to 16 bytes
+  // The steps are called one by one, each from the arrays that it is declared to read: nothing is fused.
+  bool single_steps = false;
+
+  static RunFacts of(const Batch& batch, bool single_steps = false) {
+    return {batch.tokens, batch.hidden_dtype, reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0, single_steps};
+  }
+};
+
+}  // namespace cuda
+
+struct RunPlan {
+  int64_t tokens = 0;
+  bool fused_route_quantize = false;  // one kernel routes and quantizes hidden
+  cuda::RoutePlan route;
+  cuda::QuantizePlan hidden;
+  cuda::PartPlan routed, shared;  // shared: where the layer has such an expert
+  cuda::CombinePlan combine;
+  int64_t partial_bytes = 0;  // of one split-K partial; grows with tokens
+  bool operator==(const RunPlan&) const = default;
+};
+
+namespace cuda {
+
+// forced_config: an index that the routed GEMMs take in the place of the table's choice; -1: none.
+RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
+                      const DeviceFacts& device, const RunFacts& facts, int forced_config = -1);
+// Of a dense linear: hidden's quantization and the shared part's gemm2. x: the config of the layer that quantizes;
+// product: of the one that multiplies, whose shared expert is the matrix.
+RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeConfig& product,
+                         const DeviceFacts& device, const RunFacts& facts);
+// A step a line, for people.
+std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, const RunPlan& plan);
+
+}  // namespace cuda
+}  // namespace nvfp4_moe

@@ -1,0 +1,200 @@
+// The grouped GEMM of plain tensor cores, mma.sync m16n8k16, for every GPU from sm_80 up: a tile is 128 packed weight
+// rows times tile_n rows of activations over the whole of K.
+//
+// Weights are the A operand: each of eight warps owns 16 of the tile's weight rows, loads them 16 bytes a lane, coalesced
+// and some stages ahead, and dequantizes them to bf16 in registers (packed_tile.h): exactly e2m1 * e4m3, so that all
+// rounding is that of the fp32 accumulators. Activations are the B operand, gathered row by row into shared memory, 64 k
+// a stage; 16-byte vectors of a row lie at vector ^ (row % 8), so that ldmatrix meets no bank twice. A row's
+// accumulators depend on no other row.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/packed_layout.h"
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/scratch.h"
+#include "backend/cuda/steps/steps.h"
+
+namespace nvfp4_moe::sm80 {
+
+inline constexpr int kGemmThreads = 32 * cuda::kGroups;
+inline constexpr int kStageK = 64;  // k of a stage: one lane's 16 bytes
+inline constexpr int kStages = 4;
+
+// A grouped GEMM's operands.
+struct GemmArgs {
+  const uint8_t* weights;  // tiles of expert 0
+  int64_t expert_stride;   // bytes
+  int64_t k_tiles;
+  int64_t k;                         // columns of x; the weights' padding beyond is 0
+  const uint16_t* x;                 // (tokens or rows, K) bf16
+  const int32_t* assignment_of_row;  // (R): row of x = assignment / top_k; null: the row itself
+  int64_t top_k;
+  const int64_t* row_offsets;  // (2) of dense rows
+  const cuda::RowTile* tiles;  // null: one expert, dense rows
+  const int32_t* tile_count;
+};
+
+// The rows that this CTA works on.
+struct CtaRows {
+  int64_t expert = 0, first = 0;
+  int count = 0;  // 0: none
+};
+template <int kTileN>
+__device__ CtaRows rows_of_cta(const GemmArgs& args) {
+  CtaRows rows;
+  if (args.tiles == nullptr) {
+    rows.first = int64_t{blockIdx.x} * kTileN;
+    rows.count = static_cast<int>(min(int64_t{kTileN}, args.row_offsets[1] - rows.first));
+    return rows;
+  }
+  if (blockIdx.x >= *args.tile_count) return rows;
+  const cuda::RowTile tile = args.tiles[blockIdx.x];
+  return {tile.expert, tile.first_row, tile.rows};
+}
+__device__ inline int64_t source_row(const GemmArgs& args, int64_t row) {
+  return args.assignment_of_row == nullptr ? row : args.assignment_of_row[row] / args.top_k;
+}
+
+// Eight codes of one k16 step as the A fragment, with the scales of an even or odd step.
+__device__ inline void dequantize(uint32_t codes, uint32_t scale_word, bool odd, uint32_t (&a)[4]) {
+  constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // lifts e2m1 2^-126 to e2m1
+  const uint32_t scales = (cuda::scales_in_place(scale_word, odd) & cuda::kScalesMask) + 0x3A803A80u;
+  const uint32_t scale_of_row[2] = {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
+  const cuda::CodePairs pairs = cuda::code_pairs(codes);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    a[i] = cuda::multiply_bf16x2(cuda::multiply_bf16x2(pairs.a[i], kTwoTo126), scale_of_row[i % 2]);
+}
+
+// A stage of a lane's weights: codes of four k16 steps and the scales of its two weight rows.
+struct StageWeights {
+  uint4 codes;
+  uint2 scales;
+};
+// tiles: of the CTA's expert and tile of weight rows. Zeros at and beyond `stages`.
+__device__ inline StageWeights load_weights(const uint8_t* tiles, int64_t stage, int64_t stages) {
+  if (stage >= stages) return {};
+  const int lane = static_cast<int>(threadIdx.x % 32), group = static_cast<int>(threadIdx.x / 32);
+  const uint8_t* const tile = tiles + stage / cuda::kHalves * cuda::kTileBytes;
+  const int half = static_cast<int>(stage % cuda::kHalves);
+  return {*reinterpret_cast<const uint4*>(tile + cuda::lane_offset(group, half, lane)),
+          *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4))};
+}
+
+// Begins to copy a stage of the CTA's rows to shared memory (kTileN x 64 bf16); sources (kTileN): where each row is
+// read. Rows beyond the CTA's, and k beyond K, are zeros.
+template <int kTileN>
+__device__ void copy_rows(const GemmArgs& args, int count, const int64_t* sources, int64_t stage, uint32_t to) {
+  constexpr int kVectors = kStageK * 2 / 16;  // of 16 bytes
+  for (int i = static_cast<int>(threadIdx.x); i < kTileN * kVectors; i += kGemmThreads) {
+    const int row = i / kVectors, vector = i % kVectors;
+    const int64_t k = stage * kStageK + vector * 8;
+    const bool valid = row < count && k < args.k;
+    cuda::copy_async(to + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16),
+                     args.x + sources[row] * args.k + (valid ? k : 0), valid);
+  }
+  cuda::commit_copies();
+}
+
+template <int kTileN>
+struct Accumulators {
+  float at[kTileN / 8][4];  // (8 rows, d of mma_bf16)
+};
+
+// Where a lane's accumulators lie: weight rows `row` and row + 8 of group `group`, rows of activations `n` and n + 1 of
+// each eight.
+struct Fragment {
+  int group = static_cast<int>(threadIdx.x / 32);
+  int row = static_cast<int>(threadIdx.x % 32 / 4);
+  int n = static_cast<int>(threadIdx.x % 4 * 2);
+};
+
+// accumulators = weight rows of the tile times the CTA's rows. All threads.
+template <int kTileN>
+__device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weight_tile,
+                         Accumulators<kTileN>& accumulators) {
+  __shared__ alignas(128) uint16_t buffers[kStages][kTileN * kStageK];
+  __shared__ int64_t sources[kTileN];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  for (int i = thread; i < kTileN; i += kGemmThreads)
+    sources[i] = source_row(args, rows.first + min(i, rows.count - 1));
+  __syncthreads();
+
+  const int64_t stages = (args.k + kStageK - 1) / kStageK;
+  const uint8_t* const tiles =
+      args.weights + rows.expert * args.expert_stride + weight_tile * args.k_tiles * cuda::kTileBytes;
+  const auto address = [&](int buffer) { return static_cast<uint32_t>(__cvta_generic_to_shared(buffers[buffer])); };
+  StageWeights weights[kStages];
+#pragma unroll
+  for (int buffer = 0; buffer < kStages; ++buffer) weights[buffer] = load_weights(tiles, buffer, stages);
+#pragma unroll
+  for (int buffer = 0; buffer < kStages - 1; ++buffer)
+    copy_rows<kTileN>(args, rows.count, sources, buffer, address(buffer));
+#pragma unroll
+  for (auto& of_eight : accumulators.at)
+    for (float& value : of_eight) value = 0;
+
+  for (int64_t first = 0; first < stages; first += kStages) {
+#pragma unroll
+    for (int buffer = 0; buffer < kStages; ++buffer) {
+      const int64_t stage = first + buffer;
+      if (stage >= stages) break;
+      cuda::wait_copies<kStages - 2>();
+      __syncthreads();  // the stage is there for all, and all are done with the buffer that is filled next
+      copy_rows<kTileN>(args, rows.count, sources, stage + kStages - 1, address((buffer + kStages - 1) % kStages));
+      const StageWeights now = weights[buffer];
+      weights[buffer] = load_weights(tiles, stage + kStages, stages);
+      const uint32_t words[4] = {now.codes.x, now.codes.y, now.codes.z, now.codes.w};
+      const uint32_t scale_words[2] = {now.scales.x, now.scales.y};
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {  // two k16 steps: one word of scales, one load of four matrices
+        uint32_t a[2][4];
+        dequantize(words[2 * pair], scale_words[pair], false, a[0]);
+        dequantize(words[2 * pair + 1], scale_words[pair], true, a[1]);
+#pragma unroll
+        for (int n = 0; n < kTileN / 8; ++n) {
+          const int row = n * 8 + lane % 8, vector = pair * 4 + lane / 8;
+          uint32_t b[4];
+          cuda::load_matrices(b, address(buffer) + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16));
+          cuda::mma_bf16(accumulators.at[n], a[0], b[0], b[1]);
+          cuda::mma_bf16(accumulators.at[n], a[1], b[2], b[3]);
+        }
+      }
+    }
+  }
+  cuda::wait_copies<0>();
+}
+
+// What both GEMMs of a part take alike: the part's tiles of rows, and the grid: tiles of weight rows along y, tiles of
+// rows along x, so that CTAs that run together share weights.
+struct PartTiles {
+  bool shared;
+  cuda::PartLayout layout;
+  int64_t tiles;  // of rows, at most
+
+  PartTiles(const StepContext& step, const PartBuffers& part, int tile_n) : shared(&part == &step.buffers.shared) {
+    const cuda::PackedLayout packed(step.weights.config, step.weights.range);
+    layout = shared ? packed.shared : packed.routed;
+    tiles = shared ? cuda::ceil_div(step.batch.tokens, tile_n)
+                   : cuda::tile_bound(step.batch.tokens * step.weights.config->top_k, part.experts, tile_n);
+  }
+  dim3 grid(int64_t weight_tiles) const {
+    return dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(weight_tiles));
+  }
+};
+
+// All but weights, x, k and where rows are read.
+inline GemmArgs gemm_args(const PartBuffers& part, const PartTiles& tiles, const cuda::Scratch& scratch) {
+  GemmArgs args{};
+  args.expert_stride = tiles.layout.expert_stride;
+  args.row_offsets = part.row_offsets;
+  args.tiles = tiles.shared ? nullptr : scratch.tiles;
+  args.tile_count = scratch.tile_count;
+  return args;
+}
+
+}  // namespace nvfp4_moe::sm80

@@ -1,0 +1,11 @@
+// The steps that this architecture does in its own way; the others are those of backend/cuda/steps/steps.h.
+#pragma once
+
+#include "backend/layer_steps.h"
+
+namespace nvfp4_moe::sm80 {
+
+Status gemm1_swiglu(const StepContext& step, const PartBuffers& part);
+Status gemm2(const StepContext& step, const PartBuffers& part);
+
+}  // namespace nvfp4_moe::sm80

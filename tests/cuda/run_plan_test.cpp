@@ -1,0 +1,183 @@
+// The plan of a run, which needs no device: what is chosen, that steps agree about it, and that it costs little to make.
+#include "backend/cuda/run_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <string>
+
+#include "backend/cuda/steps/sizes.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+// A table of two configurations: a narrow one that gathers, and a wide one whose rows come by TMA.
+constexpr std::array<GemmConfig, 2> kConfigs = {{
+    {"narrow", 8, true, false, true, 4096},
+    {"wide", 64, true, true, false, 65536},
+}};
+int routed(const MoeConfig& config, const ExpertRange&, int64_t tokens) {
+  return tokens * config->top_k <= 8 * config->num_experts ? 0 : 1;
+}
+int shared(int64_t tokens) { return tokens <= 8 ? 0 : 1; }
+bool splits_k(const MoeConfig& config, int64_t k) { return !config->batch_invariant && k >= 512; }
+constexpr GemmTable kTable = {"table", kConfigs, routed, shared, splits_k, 144};
+
+DeviceFacts hopper() {
+  DeviceFacts facts;
+  facts.kind = DeviceKind::kCuda;
+  facts.name = "a GPU";
+  facts.compute_units = 132;
+  facts.compute_capability = 90;
+  facts.cta_shared_bytes = 227 * 1024;
+  return facts;
+}
+
+MoeOptions options() {
+  MoeOptions options;
+  options.num_experts = 128;
+  options.top_k = 8;
+  options.hidden_size = 2048;
+  options.intermediate_size = 768;
+  return options;
+}
+
+RunPlan plan_of(const MoeOptions& options, RunFacts facts, int forced = -1) {
+  const MoeConfig config = *MoeConfig::make(options);
+  return make_run_plan(kTable, config, {0, options.num_experts}, hopper(), facts, forced);
+}
+
+TEST(RunPlan, SmallBatchesRouteAndQuantizeInOneKernel) {
+  const RunPlan one = plan_of(options(), {.tokens = 1});
+  EXPECT_TRUE(one.fused_route_quantize);
+  EXPECT_TRUE(one.combine.counts_hidden);
+  EXPECT_EQ(one.routed.gemm1.rows, RowSource::kFusedRouting);
+  EXPECT_FALSE(one.routed.gemm1.after_route);
+  const RunPlan last = plan_of(options(), {.tokens = kOneCtaAssignments / 8});
+  EXPECT_TRUE(last.fused_route_quantize);
+  EXPECT_EQ(last.route.kernel, RouteKernel::kOneCta);
+  const RunPlan next = plan_of(options(), {.tokens = kOneCtaAssignments / 8 + 1});
+  EXPECT_FALSE(next.fused_route_quantize);
+  EXPECT_FALSE(next.combine.counts_hidden);
+  EXPECT_EQ(next.route.kernel, RouteKernel::kPlaceByBits);
+}
+
+TEST(RunPlan, ScansWhereBitsDoNotFit) {
+  MoeOptions many = options();
+  many.num_experts = 8192;
+  EXPECT_EQ(plan_of(many, {.tokens = 1024}).route.kernel, RouteKernel::kScanPlace);
+  const RunPlan plan = plan_of(options(), {.tokens = kMaxPlacedChunks * kRouteChunk / 8 + 1});
+  EXPECT_EQ(plan.route.kernel, RouteKernel::kScanPlace);
+  EXPECT_EQ(kRouteChunk % plan.route.chunk_parts, 0);
+}
+
+// What one step leaves is what the next one finds, over batches of all sizes, formats, types and alignments.
+TEST(RunPlan, NeighboursAgree) {
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
+    for (const int64_t shared_size : {0, 512})
+      for (const bool aligned : {false, true})
+        for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
+          for (const bool single : {false, true})
+            for (int64_t tokens = 1; tokens <= 16384; tokens = tokens * 3 / 2 + 1) {
+              MoeOptions layer = options();
+              layer.activation_format = format;
+              layer.shared_intermediate_size = shared_size;
+              const RunPlan plan = plan_of(layer, {tokens, dtype, aligned, single});
+              SCOPED_TRACE(std::to_string(tokens) + " tokens, " + to_string(format));
+              const GemmConfig& gemm = kConfigs[static_cast<size_t>(plan.routed.gemm1.config)];
+              EXPECT_EQ(plan.route.tile_n, gemm.tile_n);
+              EXPECT_EQ(plan.routed.gemm2.config, plan.routed.gemm1.config);
+              EXPECT_EQ(plan.hidden.into_rows, plan.routed.gemm1.rows == RowSource::kInRows);
+              EXPECT_EQ(plan.combine.counts_hidden, plan.fused_route_quantize);
+              if (plan.combine.reads_flags) EXPECT_TRUE(plan.routed.gemm1.flags_nonfinite);
+              if (plan.hidden.into_rows) EXPECT_EQ(shared_size, 0) << "the shared expert reads hidden once a token";
+              if (single) {
+                EXPECT_FALSE(plan.fused_route_quantize || plan.hidden.into_rows || plan.combine.counts_intermediate);
+                EXPECT_NE(plan.routed.requantize.kernel, QuantizeKernel::kNone);
+              }
+              const bool vec8 =
+                  plan.hidden.kernel == QuantizeKernel::kVec8Cta || plan.hidden.kernel == QuantizeKernel::kVec8Warp;
+              if (vec8) EXPECT_TRUE(aligned && dtype == DType::kBf16 && format == ActivationFormat::kNvfp4);
+              EXPECT_EQ(plan.routed.gemm2.waits_for_quantize, format == ActivationFormat::kNvfp4);
+              for (const QuantizePlan* quantize : {&plan.hidden, &plan.routed.requantize, &plan.shared.requantize}) {
+                if (quantize->kernel == QuantizeKernel::kNone) continue;
+                EXPECT_GT(quantize->ctas, 0);
+                EXPECT_GT(quantize->threads, 0);
+                EXPECT_LE(quantize->threads, kVec8Threads);
+                EXPECT_EQ(quantize->threads % 32, 0);
+              }
+            }
+}
+
+// One decision in one place: another configuration moves route's tiles, the way rows are brought, what quantize writes
+// and what combine counts with it.
+TEST(RunPlan, AForcedConfigurationMovesEveryStep) {
+  MoeOptions layer = options();
+  layer.activation_format = ActivationFormat::kBf16;
+  const RunFacts facts{.tokens = 512};
+  const RunPlan narrow = plan_of(layer, facts, 0), wide = plan_of(layer, facts, 1);
+  EXPECT_EQ(narrow.route.tile_n, 8);
+  EXPECT_EQ(wide.route.tile_n, 64);
+  EXPECT_FALSE(narrow.route.widest_first);
+  EXPECT_TRUE(wide.route.widest_first);
+  EXPECT_FALSE(narrow.hidden.into_rows);
+  EXPECT_TRUE(wide.hidden.into_rows);
+  EXPECT_EQ(narrow.routed.gemm1.rows, RowSource::kGathered);
+  EXPECT_EQ(wide.routed.gemm1.rows, RowSource::kInRows);
+  EXPECT_FALSE(narrow.combine.reads_flags);
+  EXPECT_TRUE(wide.combine.reads_flags);
+  EXPECT_LT(narrow.partial_bytes, wide.partial_bytes);
+  EXPECT_NE(describe(kTable, *MoeConfig::make(layer), narrow), describe(kTable, *MoeConfig::make(layer), wide));
+}
+
+TEST(RunPlan, BatchInvarianceNeverSplitsK) {
+  MoeOptions layer = options();
+  EXPECT_TRUE(plan_of(layer, {.tokens = 4}).routed.gemm1.split_k);
+  layer.batch_invariant = true;
+  const RunPlan plan = plan_of(layer, {.tokens = 4});
+  EXPECT_FALSE(plan.routed.gemm1.split_k);
+  EXPECT_FALSE(plan.routed.gemm2.split_k);
+  EXPECT_EQ(plan.partial_bytes, 0);
+}
+
+TEST(RunPlan, PartialsGrowWithTokens) {
+  int64_t before = 0;
+  for (int64_t tokens = 1; tokens <= 4096; ++tokens) {
+    const int64_t bytes = plan_of(options(), {.tokens = tokens}).partial_bytes;
+    EXPECT_GE(bytes, before) << tokens;
+    before = bytes;
+  }
+}
+
+TEST(RunPlan, OfNoTokensEnqueuesRouteAlone) {
+  const RunPlan plan = plan_of(options(), {.tokens = 0});
+  EXPECT_FALSE(plan.fused_route_quantize);
+  EXPECT_EQ(plan.hidden.kernel, QuantizeKernel::kNone);
+  EXPECT_EQ(plan.routed.requantize.kernel, QuantizeKernel::kNone);
+  EXPECT_EQ(plan.combine.counting_ctas, 0);
+}
+
+// Making one is arithmetic: it must not show beside the launches of a run, which take microseconds. The best of many,
+// so that another process's turn does not count.
+TEST(RunPlan, IsCheapToMake) {
+  const MoeConfig config = *MoeConfig::make(options());
+  const DeviceFacts device = hopper();
+  double best_us = 1e9;
+  int64_t sum = 0;
+  for (int round = 0; round < 50; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 100; ++i)
+      sum += make_run_plan(kTable, config, {0, 128}, device, {.tokens = 1 + i % 4}).combine.ctas_per_token;
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    best_us = std::min(best_us, took.count() / 100);
+  }
+  EXPECT_GT(sum, 0);
+  RecordProperty("plan_ns", std::to_string(best_us * 1000));
+  EXPECT_LT(best_us, 1.0);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::cuda

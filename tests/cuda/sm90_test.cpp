@@ -1,5 +1,5 @@
-// The Hopper backend beyond the case table, whose layers are small: who does what of a launch, and on a Hopper GPU
-// every compiled variant on ragged shapes that are cut along K.
+// The Hopper backend beyond the case table, whose layers are small: how a launch's work is scheduled, and on a Hopper
+// GPU every compiled configuration on ragged shapes whose tiles are split along K.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "backend/cuda/scratch.h"
-#include "backend/sm90/variant.h"
-#include "backend/sm90/work.h"
+#include "backend/sm90/config.h"
+#include "backend/sm90/kernels.h"
+#include "backend/sm90/scheduler.h"
 #include "cases/cases.h"
 #include "judge/judge.h"
 #include "moe/layer.h"
@@ -58,60 +59,75 @@ TEST(Sm90Backend, PlansWithoutADevice) {
   }
 }
 
-// Every chunk of every unit belongs to one piece of one block; cut pieces have places of their own, and whoever
-// finishes the unit finds them.
-TEST(Sm90Work, EveryChunkOnce) {
-  for (int tiles : {0, 1, 2, 7, 8, 9, 50})
-    for (int groups : {1, 3, 8})
-      for (int chunks : {1, 4, 9})
-        for (int blocks : {1, 5, 132})
-          for (const auto& [least_saved, most_pieces] :
-               std::vector<std::pair<int, int>>{{-1, 9}, {0, 9}, {3, 9}, {0, 3}, {3, 2}}) {  // -1: nothing is cut
-            SCOPED_TRACE(testing::Message() << tiles << " " << groups << " " << chunks << " " << blocks << " "
-                                            << least_saved << " " << most_pieces);
-            const bool split = least_saved >= 0;
-            const sm90::Work work(sm90::WorkShape(groups, chunks, blocks, split, least_saved, most_pieces), tiles);
-            std::vector<int> done(static_cast<size_t>(tiles * groups * chunks));
-            std::set<int> places;
+// Every k-block of every output tile belongs to one work tile of one cta; split ones have partials of their own, and
+// whoever reduces the tile finds them.
+TEST(Sm90Scheduler, EveryKBlockOnce) {
+  for (int n_tiles : {0, 1, 2, 7, 8, 9, 50})
+    for (int m_tiles : {1, 3, 8})
+      for (int k_blocks : {1, 4, 9})
+        for (int ctas : {1, 5, 132})
+          for (const auto& [min_saved, max_splits] :
+               std::vector<std::pair<int, int>>{{-1, 9}, {0, 9}, {3, 9}, {0, 3}, {3, 2}}) {  // -1: nothing is split
+            SCOPED_TRACE(testing::Message() << n_tiles << " " << m_tiles << " " << k_blocks << " " << ctas << " "
+                                            << min_saved << " " << max_splits);
+            const bool split_k = min_saved >= 0;
+            const sm90::Schedule schedule(sm90::ScheduleParams(m_tiles, k_blocks, ctas, split_k, min_saved, max_splits),
+                                          n_tiles);
+            std::vector<int> done(static_cast<size_t>(n_tiles * m_tiles * k_blocks));
+            std::set<int> partials;
             int most = 0, least = 1 << 30;
-            for (int block = 0; block < blocks; ++block) {
-              sm90::Pieces pieces(work, block);
+            for (int cta = 0; cta < ctas; ++cta) {
+              sm90::WorkTileIterator work_tiles(schedule, cta);
               int sum = 0;
-              for (sm90::Piece piece; pieces.next(piece);) {
-                sum += piece.chunks;
-                for (int chunk = 0; chunk < piece.chunks; ++chunk)
-                  ++done[static_cast<size_t>((piece.unit.tile * groups + piece.unit.group) * chunks +
-                                             piece.first_chunk + chunk)];
-                EXPECT_EQ(piece.partial < 0, piece.chunks == chunks);
-                if (piece.partial < 0) continue;
-                EXPECT_TRUE(places.insert(piece.partial).second);
-                EXPECT_LT(piece.partial, 2 * blocks);
+              for (sm90::WorkTile work; work_tiles.next(work);) {
+                sum += work.k_blocks;
+                for (int k_block = 0; k_block < work.k_blocks; ++k_block)
+                  ++done[static_cast<size_t>((work.tile.n_tile * m_tiles + work.tile.m_tile) * k_blocks +
+                                             work.first_k_block + k_block)];
+                EXPECT_EQ(work.partial < 0, work.k_blocks == k_blocks);
+                if (work.partial < 0) continue;
+                EXPECT_TRUE(partials.insert(work.partial).second);
+                EXPECT_LT(work.partial, 2 * ctas);
               }
-              EXPECT_EQ(sum, work.chunks_of(block));
+              EXPECT_EQ(sum, schedule.k_blocks_of(cta));
               most = std::max(most, sum);
               least = std::min(least, sum);
             }
             for (int times : done) ASSERT_EQ(times, 1);
-            EXPECT_LE(most - least, least_saved == 0 && most_pieces == 9 ? 1 : chunks);
-            const int units = tiles * groups, shortest = (chunks + most_pieces - 1) / most_pieces;
-            const int even = std::max((units * chunks + blocks - 1) / blocks,
-                                      units / blocks * chunks + (units % blocks != 0 ? shortest : 0));
-            EXPECT_LT(most - even, least_saved > 0 ? least_saved : split ? 1 : chunks + 1);
-            for (int unit = 0; unit * chunks < work.split_chunks; ++unit) {
-              const int first = work.block_of(unit * chunks), last = work.block_of(unit * chunks + chunks - 1);
-              const sm90::UnitPieces pieces = work.pieces_of(unit);
-              EXPECT_EQ(pieces.count, last - first + 1);
-              EXPECT_LE(pieces.count, most_pieces + 1);
-              for (int block = first; block <= last; ++block) {
-                ASSERT_LT(work.split_begin(block), work.split_begin(block + 1));
-                EXPECT_EQ(pieces.partial(block - first), work.partial_of(block, unit));
-                EXPECT_EQ(places.count(work.partial_of(block, unit)), first != last ? 1u : 0u);
+            EXPECT_LE(most - least, min_saved == 0 && max_splits == 9 ? 1 : k_blocks);
+            const int tiles = n_tiles * m_tiles, shortest = (k_blocks + max_splits - 1) / max_splits;
+            const int even = std::max((tiles * k_blocks + ctas - 1) / ctas,
+                                      tiles / ctas * k_blocks + (tiles % ctas != 0 ? shortest : 0));
+            EXPECT_LT(most - even, min_saved > 0 ? min_saved : split_k ? 1 : k_blocks + 1);
+            for (int tile = 0; tile * k_blocks < schedule.split_k_blocks; ++tile) {
+              const int first = schedule.cta_of(tile * k_blocks),
+                        last = schedule.cta_of(tile * k_blocks + k_blocks - 1);
+              const sm90::TileSplits splits = schedule.splits_of(tile);
+              EXPECT_EQ(splits.count, last - first + 1);
+              EXPECT_LE(splits.count, max_splits + 1);
+              for (int cta = first; cta <= last; ++cta) {
+                ASSERT_LT(schedule.split_begin(cta), schedule.split_begin(cta + 1));
+                EXPECT_EQ(splits.partial(cta - first), schedule.partial_of(cta, tile));
+                EXPECT_EQ(partials.count(schedule.partial_of(cta, tile)), first != last ? 1u : 0u);
               }
             }
           }
 }
 
-TEST(Sm90Work, DividersDivide) {
+// The launcher finds a configuration's kernels by its index, and for each of them both GEMMs of one kind of rows.
+TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
+  for (size_t i = 0; i < sm90::kGemmConfigs.size(); ++i) {
+    SCOPED_TRACE(sm90::kGemmConfigs[i].name);
+    const sm90::KernelEntry& kernels = sm90::kernel_entry(i);
+    EXPECT_EQ(kernels.config, i);
+    const bool tma = sm90::kGemmConfigs[i].tma_rows;
+    EXPECT_EQ(kernels.gemm1_tma != nullptr && kernels.gemm2_tma != nullptr, tma);
+    EXPECT_EQ(kernels.gemm1 != nullptr && kernels.gemm2 != nullptr, !tma);
+    EXPECT_EQ(kernels.gemm1_fused_routing != nullptr, sm90::kGemmConfigs[i].tile_n == 8);
+  }
+}
+
+TEST(Sm90Scheduler, DividersDivide) {
   for (int divisor : {1, 2, 3, 5, 7, 8, 96, 132, 144, 1000, 65535, 65536, 65537, 1 << 30, (1 << 30) + 1, 0x7FFFFFFF}) {
     const sm90::Divider by(divisor);
     for (int64_t multiple = 0; multiple <= 0x7FFFFFFF; multiple += int64_t{divisor} * (1 + 0x7FFFFFFF / divisor / 3000))
@@ -121,12 +137,12 @@ TEST(Sm90Work, DividersDivide) {
 }
 
 // As many tiles as full ones would be, none of them empty or too large, and no row left over.
-TEST(Sm90Work, EvenTilesHoldEveryRow) {
-  for (int lines : {8, 16, 32, 64, 128})
+TEST(Sm90Scheduler, EvenTilesHoldEveryRow) {
+  for (int tile_n : {8, 16, 32, 64, 128})
     for (int rows = 1; rows < 5000; ++rows) {
-      const int step = cuda::even_tile_rows(rows, lines), tiles = (rows + lines - 1) / lines;
-      ASSERT_TRUE(step <= lines && step % 8 == 0 && tiles * step >= rows && (tiles - 1) * step < rows)
-          << rows << " rows in tiles of " << lines << ": " << step;
+      const int step = cuda::even_tile_rows(rows, tile_n), tiles = (rows + tile_n - 1) / tile_n;
+      ASSERT_TRUE(step <= tile_n && step % 8 == 0 && tiles * step >= rows && (tiles - 1) * step < rows)
+          << rows << " rows in tiles of " << tile_n << ": " << step;
     }
 }
 
@@ -160,8 +176,8 @@ class Sm90Layer : public ::testing::Test {
   }
 };
 
-TEST_F(Sm90Layer, EveryVariantAgreesWithThePlainKernels) {
-  std::set<size_t> variants;
+TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
+  std::set<size_t> configs;
   for (const Ragged& ragged :
        {Ragged{4, 2, 1, Routing::kUniform}, Ragged{128, 4, 70, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
         Ragged{64, 4, 24, Routing::kUniform}, Ragged{64, 4, 96, Routing::kZipf}, Ragged{4, 2, 14, Routing::kZipf},
@@ -174,7 +190,7 @@ TEST_F(Sm90Layer, EveryVariantAgreesWithThePlainKernels) {
                                       << to_string(format));
       const auto data = make_case(spec);
       ASSERT_OK(data);
-      variants.insert(sm90::routed_variant(data->config, spec.range, spec.tokens));
+      configs.insert(sm90::routed_config(data->config, spec.range, spec.tokens));
       test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
       const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
@@ -186,13 +202,13 @@ TEST_F(Sm90Layer, EveryVariantAgreesWithThePlainKernels) {
       EXPECT_EQ(own.broken_guard(), -1);
       for (int again = 0; again < 3; ++again) ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
     }
-  EXPECT_EQ(variants.size(), sm90::kVariants.size());
+  EXPECT_EQ(configs.size(), sm90::kGemmConfigs.size());
 }
 
-// The variants whose lines come by tensor copies, K no multiple of a box and long enough that units are cut, small
-// enough for compute-sanitizer.
+// The configurations whose rows TMA copies, with K no multiple of a box and long enough that tiles are split, small enough
+// for compute-sanitizer.
 using Sm90SmallLayer = Sm90Layer;
-TEST_F(Sm90SmallLayer, TensorCopiesAgreeWithThePlainKernels) {
+TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
   for (int64_t tokens : {76, 110})
     for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
       Case spec = Sm90Layer::spec({4, 2, tokens, Routing::kUniform}, format);
@@ -200,10 +216,10 @@ TEST_F(Sm90SmallLayer, TensorCopiesAgreeWithThePlainKernels) {
       spec.options.intermediate_size = 144;
       const auto data = make_case(spec);
       ASSERT_OK(data);
-      const sm90::Variant& variant = sm90::kVariants[sm90::routed_variant(data->config, spec.range, tokens)];
-      ASSERT_TRUE(variant.tensor_lines);
-      const int64_t chunks = cuda::ceil_div(spec.options.hidden_size, cuda::kTileK);
-      ASSERT_GE(chunks - cuda::ceil_div(chunks, sm90::most_pieces(variant)), sm90::least_saved_chunks(variant));
+      const sm90::GemmConfig& gemm = sm90::kGemmConfigs[sm90::routed_config(data->config, spec.range, tokens)];
+      ASSERT_TRUE(gemm.tma_rows);
+      const int64_t k_blocks = cuda::ceil_div(spec.options.hidden_size, cuda::kTileK);
+      ASSERT_GE(k_blocks - cuda::ceil_div(k_blocks, sm90::max_splits(gemm)), sm90::min_saved_k_blocks(gemm));
       test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
       const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
@@ -249,8 +265,8 @@ TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   expect_run_is_its_steps(36, IntermediateScale::kFixed, DataKind::kNormal);
 }
 
-// Choices for which a block of route and quantize has more threads than a line does.
-TEST_F(Sm90SmallLayer, ManyChoicesOfOneBlock) {
+// Assignments for which a cta of route and quantize has more threads than a token does.
+TEST_F(Sm90SmallLayer, ManyAssignmentsOfOneCta) {
   for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
     Case spec = Sm90Layer::spec({64, 4, 160, Routing::kPartlyNone}, format);
     spec.options.hidden_size = 64;
@@ -266,8 +282,8 @@ TEST_F(Sm90SmallLayer, ManyChoicesOfOneBlock) {
   }
 }
 
-// So many that a warp quantizes a line, and that hidden goes to the rows as it is quantized.
-TEST_F(Sm90SmallLayer, ManyLinesAreQuantizedByWarps) {
+// So many that a warp quantizes a token, and that hidden goes to the rows as it is quantized.
+TEST_F(Sm90SmallLayer, ManyTokensAreQuantizedByWarps) {
   for (DataKind values : {DataKind::kNormal, DataKind::kNan}) {
     Case spec = Sm90Layer::spec({64, 2, 2200, Routing::kPartlyNone}, ActivationFormat::kNvfp4);
     spec.options.hidden_size = 528;
@@ -275,7 +291,7 @@ TEST_F(Sm90SmallLayer, ManyLinesAreQuantizedByWarps) {
     spec.data = values;
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    ASSERT_TRUE(sm90::kVariants[sm90::routed_variant(data->config, spec.range, spec.tokens)].tensor_lines);
+    ASSERT_TRUE(sm90::kGemmConfigs[sm90::routed_config(data->config, spec.range, spec.tokens)].tma_rows);
     test::CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
     ASSERT_TRUE(own.ok() && parts.ok() && host.ok());
     const std::vector<uint8_t> bytes = own.run(*data);
@@ -297,7 +313,7 @@ TEST_F(Sm90SmallLayer, ManyLinesAreQuantizedByWarps) {
   }
 }
 
-// Where a kernel of its own takes hidden to the rows, and gemm1 flags rows for the count.
+// Where a kernel of its own takes hidden to the rows, and gemm1 reports nonfinite rows for the count.
 TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
   for (DType dtype : {DType::kBf16, DType::kF32}) {
     Case spec = Sm90Layer::spec({64, 2, 2200, Routing::kUniform}, ActivationFormat::kBf16);
@@ -306,7 +322,7 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
     spec.hidden_dtype = dtype;
     auto data = make_case(spec);
     ASSERT_OK(data);
-    ASSERT_TRUE(sm90::kVariants[sm90::routed_variant(data->config, spec.range, spec.tokens)].tensor_lines);
+    ASSERT_TRUE(sm90::kGemmConfigs[sm90::routed_config(data->config, spec.range, spec.tokens)].tma_rows);
     const auto fill = [&](int64_t token, uint16_t bf16) {
       const size_t bytes = data->hidden.size() / static_cast<size_t>(spec.tokens * spec.options.hidden_size);
       for (int64_t i = 0; i < spec.options.hidden_size; ++i) {
@@ -317,7 +333,7 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
       }
     };
     fill(3, 0x7FC0);     // NaN
-    fill(1200, 0x7F00);  // 2^127: the sums overflow
+    fill(1200, 0x7F00);  // 2^127: the accumulators overflow
     test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
     ASSERT_TRUE(plain.ok() && own.ok());
     const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
@@ -333,8 +349,8 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
   }
 }
 
-// With batch_invariant a token has the same bits in every variant.
-TEST_F(Sm90Layer, BatchInvariantBitsInEveryVariant) {
+// With batch_invariant a token has the same bits in every configuration.
+TEST_F(Sm90Layer, BatchInvariantBitsInEveryConfiguration) {
   for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
     Case spec = Sm90Layer::spec({4, 2, 700, Routing::kUniform}, format);
     spec.options.batch_invariant = true;
@@ -343,18 +359,18 @@ TEST_F(Sm90Layer, BatchInvariantBitsInEveryVariant) {
     test::CaseRun all(kSm90Backend, *data);
     ASSERT_TRUE(all.ok());
     const std::vector<uint8_t> expected = all.run(*data);
-    const size_t line = static_cast<size_t>(spec.options.hidden_size) * sizeof(float);
+    const size_t row_bytes = static_cast<size_t>(spec.options.hidden_size) * sizeof(float);
     for (int64_t tokens : {1, 14, 36, 80, 180}) {
       CaseData first = *data;
       first.spec.tokens = tokens;
       const std::vector<uint8_t> actual = all.run(first);
-      ASSERT_EQ(actual.size(), static_cast<size_t>(tokens) * line);
+      ASSERT_EQ(actual.size(), static_cast<size_t>(tokens) * row_bytes);
       EXPECT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin())) << tokens << " " << to_string(format);
     }
   }
 }
 
-// Sums stand 2^19 below their values until the epilogue: far below 1 they are subnormal there, and still count.
+// Accumulators stand 2^19 below their values until the epilogue: far below 1 they are subnormal there, and still count.
 TEST_F(Sm90Layer, TinyIntermediatesCount) {
   Case spec = Sm90Layer::spec({4, 2, 14, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.router_weight = RouterWeight::kBeforeDown;
@@ -372,7 +388,7 @@ TEST_F(Sm90Layer, TinyIntermediatesCount) {
     largest = std::max(largest, std::fabs(double{expected[i]}));
   }
   EXPECT_GT(largest, 0x1p-120);
-  EXPECT_LT(largest, 0x1p-100);  // so that many sums are below 2^-126
+  EXPECT_LT(largest, 0x1p-100);  // so that many accumulators are below 2^-126
   EXPECT_LE(std::sqrt(error / norm), layer_limits(data->config, spec.tokens).relative_l2);
 }
 

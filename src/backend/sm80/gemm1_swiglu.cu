@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/activation.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/sm80/config.h"
@@ -33,8 +34,8 @@ struct RowFactors {
 template <int kTileN>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
   __shared__ RowFactors factors[kTileN];
-  cuda::wait_for_previous();
-  cuda::let_next_start();  // not before: what comes after this kernel may rely on route
+  cuda::ptx::grid_dependency_wait();
+  cuda::ptx::launch_dependents();  // not before: what comes after this kernel may rely on route
   const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {

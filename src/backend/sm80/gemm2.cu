@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/sm80/config.h"
 #include "backend/sm80/gemm.cuh"
@@ -26,8 +27,8 @@ struct Gemm2Args {
 template <int kTileN, DType kRow>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) {
   __shared__ float alphas[kTileN];
-  cuda::wait_for_previous();
-  cuda::let_next_start();  // not before: what comes after this kernel may rely on route
+  cuda::ptx::grid_dependency_wait();
+  cuda::ptx::launch_dependents();  // not before: what comes after this kernel may rely on route
   const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {

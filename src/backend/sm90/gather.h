@@ -1,5 +1,5 @@
-// Lines of tokens in the order of the rows, for variants that copy whole boxes of them: in the place of rows_out, which
-// is free until gemm2. Who writes them also clears the flags of rows that gemm1 sets.
+// Activations in expert order, for configurations whose rows TMA copies: in the place of rows_out, which is free until
+// gemm2. What writes them also clears part.intermediate.nonfinite, which gemm1 sets by rows.
 #pragma once
 
 #include "backend/layer_steps.h"
@@ -7,12 +7,7 @@
 namespace nvfp4_moe::sm90 {
 
 inline uint16_t* gathered(const PartBuffers& part) { return static_cast<uint16_t*>(part.rows_out); }
-// x (T, H) bf16 -> (R, H), which it returns.
-const uint16_t* gather_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x);
-
-// quantize as the walk calls it: hidden goes to the rows at once, where nothing else needs it. The same call's answer
-// for gemm1.
-bool quantizes_into_rows(const StepContext& step);
-void quantize_into_rows(const StepContext& step);
+// x (T, H) bf16 -> gathered(part) (R, H).
+Status gather_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x);
 
 }  // namespace nvfp4_moe::sm90

@@ -1,66 +1,62 @@
-// What both GEMMs take from a call: the part's sides and its variant.
+// What both GEMMs take from a step: the part's sides, and its configuration by the run's plan.
 #pragma once
 
 #include "backend/cuda/packed_layout.h"
-#include "backend/sm90/gemm.cuh"
+#include "backend/cuda/steps/steps.h"
+#include "backend/sm90/config.h"
+#include "backend/sm90/gemm_params.cuh"
+#include "backend/sm90/kernels.h"
 #include "backend/sm90/scratch.h"
 #include "backend/sm90/tensor_map.h"
 
 namespace nvfp4_moe::sm90 {
 
-struct PartPlan {
+// A part of a layer as a grouped GEMM sees it.
+struct GemmPart {
   bool shared;
-  const cuda::PartLayout& layout;
-  size_t variant;  // of kVariants
+  cuda::PartLayout layout;
+  int64_t rows;  // at most
 
-  PartPlan(const StepContext& step, const PartBuffers& part, const cuda::PackedLayout& packed)
-      : shared(&part == &step.buffers.shared),
-        layout(shared ? packed.shared : packed.routed),
-        variant(shared ? shared_variant(step.batch.tokens)
-                       : routed_variant(step.weights.config, step.weights.range, step.batch.tokens)) {}
+  GemmPart(const StepContext& step, const PartBuffers& part) : shared(&part == &step.buffers.shared) {
+    const cuda::PackedLayout packed(step.weights.config, step.weights.range);
+    layout = shared ? packed.shared : packed.routed;
+    rows = step.batch.tokens * (shared ? 1 : step.weights.config->top_k);
+  }
 };
 
-inline int32_t blocks_of_device() {
-  int device = 0, count = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count < kMostBlocks ? count : kMostBlocks;
-}
-
-// All but weights, x, k and routed.
-inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const PartPlan& plan,
-                          const cuda::MatrixTiles& tiles, const Scratch& scratch) {
+// All but weights and assignment_of_row.
+inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of,
+                          const cuda::GemmPlan& plan, const cuda::MatrixTiles& tiles, const Scratch& scratch) {
+  const GemmConfig& gemm = kGemmConfigs[static_cast<size_t>(plan.config)];
   GemmArgs args{};
-  args.expert_stride = plan.layout.expert_stride;
-  args.row_tiles = static_cast<int32_t>(tiles.row_tiles);
-  args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
-  args.work = WorkShape(static_cast<int32_t>(cuda::ceil_div(tiles.row_tiles, kVariants[plan.variant].row_blocks)),
-                        args.k_tiles, blocks_of_device(), splits(step.weights.config, tiles.k_tiles),
-                        static_cast<int32_t>(least_saved_chunks(kVariants[plan.variant])),
-                        most_pieces(kVariants[plan.variant]));
+  args.expert_stride = of.layout.expert_stride;
+  args.m_blocks = static_cast<int32_t>(tiles.row_tiles);
+  args.k_blocks = static_cast<int32_t>(tiles.k_tiles);
+  args.schedule = ScheduleParams(static_cast<int32_t>(cuda::ceil_div(tiles.row_tiles, gemm.tile_m / cuda::kTileRows)),
+                                 args.k_blocks, plan.ctas, plan.split_k, static_cast<int32_t>(min_saved_k_blocks(gemm)),
+                                 max_splits(gemm));
   args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
   args.row_offsets = part.row_offsets;
-  args.tiles = plan.shared ? nullptr : scratch.common.tiles;
-  args.tile_count = scratch.common.tile_count;
+  args.row_tiles = of.shared ? nullptr : scratch.common.tiles;
+  args.row_tile_count = scratch.common.tile_count;
   args.partials = scratch.partials;
   args.arrivals = scratch.arrivals;
+  args.waits_for_requantize = plan.waits_for_quantize;
+  args.after_route = plan.after_route;
   return args;
 }
 
-// (count, k) in the order of the rows.
-inline TensorLines tensor_lines(const uint16_t* x, int64_t count, int64_t k) {
-  return {lines_map(x, count, k, kBoxLines, kBoxK)};
+inline const KernelEntry& kernels_of(const cuda::GemmPlan& plan) {
+  return kernel_entry(static_cast<size_t>(plan.config));
+}
+inline LaunchSite launch_site(const StepContext& step, const cuda::GemmPlan& plan) {
+  return {static_cast<unsigned>(plan.ctas), step.stream};
 }
 
-// body(std::integral_constant<size_t, variant>) of a variant known at run time.
-template <class Body, size_t kVariant = 0>
-void with_variant(size_t variant, const Body& body) {
-  if constexpr (kVariant < kVariants.size()) {
-    if (variant == kVariant)
-      body(std::integral_constant<size_t, kVariant>{});
-    else
-      with_variant<Body, kVariant + 1>(variant, body);
-  }
+// x (count, k) bf16 in expert order.
+inline Result<TmaRows> tma_rows(const uint16_t* x, int64_t count, int64_t k) {
+  NVFP4_MOE_ASSIGN(const CUtensorMap map, rows_map(x, count, k, kBoxRows, kBoxK));
+  return TmaRows{map};
 }
 
 }  // namespace nvfp4_moe::sm90

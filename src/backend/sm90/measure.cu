@@ -5,14 +5,19 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/measure.h"
+#include "backend/cuda/ptx/address.cuh"
+#include "backend/cuda/ptx/fence.cuh"
+#include "backend/cuda/ptx/registers.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
 #include "backend/sm90/measure.h"
-#include "backend/sm90/wgmma.cuh"
 
 namespace nvfp4_moe::sm90 {
 namespace {
 
-constexpr int kGroups = 2, kMeasureThreads = kGroups * 128;
-constexpr int kLines = 128, kSteps = 4;  // B: 128 lines of 64 k
+namespace ptx = cuda::ptx;
+
+constexpr int kWarpgroups = 2, kMeasureThreads = kWarpgroups * 128;
+constexpr int kRows = 128, kSteps = 4;  // B: 128 rows of 64 k
 constexpr int kRounds = 1024;
 
 __device__ uint32_t operand(uint32_t seed) {  // magnitudes near 1, signs and low bits of a hash
@@ -22,29 +27,29 @@ __device__ uint32_t operand(uint32_t seed) {  // magnitudes near 1, signs and lo
 }
 
 __global__ void __launch_bounds__(kMeasureThreads, 1) sm90_multiply(float* out) {
-  __shared__ __align__(1024) uint32_t lines[kLines * 32];
-  for (int i = static_cast<int>(threadIdx.x); i < kLines * 32; i += kMeasureThreads) lines[i] = operand(i + 77777);
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __shared__ __align__(1024) uint32_t rows[kRows * 32];
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * 32; i += kMeasureThreads) rows[i] = operand(i + 77777);
+  ptx::fence_proxy_async_shared();
   __syncthreads();
-  const uint64_t b = lines_descriptor(static_cast<uint32_t>(__cvta_generic_to_shared(lines)));
+  const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(rows));
   uint32_t a[kSteps * 4];
 #pragma unroll
   for (int i = 0; i < kSteps * 4; ++i) a[i] = operand(threadIdx.x * 16 + i);
-  float sums[kLines / 2] = {};
-  pin(a);
-  pin(sums);
-  wgmma_fence();
+  float accumulators[kRows / 2] = {};
+  ptx::pin(a);
+  ptx::pin(accumulators);
+  ptx::wgmma_fence();
   for (int round = 0; round < kRounds; ++round) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) wgmma(sums, a + 4 * step, b + 2 * step);
-    wgmma_commit();
-    wgmma_wait<1>();
+    for (int step = 0; step < kSteps; ++step) ptx::wgmma(accumulators, a + 4 * step, b + 2 * step);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
   }
-  wgmma_wait<0>();
-  pin(sums);
+  ptx::wgmma_wait_group<0>();
+  ptx::pin(accumulators);
   float sum = 0;
 #pragma unroll
-  for (float value : sums) sum += value;
+  for (float value : accumulators) sum += value;
   if (sum == 0.12345f) *out = sum;
 }
 
@@ -54,11 +59,11 @@ Result<double> product_rate(int device) {
   int count = 0;
   NVFP4_MOE_TRY(cuda::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors"));
   NVFP4_MOE_ASSIGN(const Buffer out, cuda::allocate(256, device));
-  constexpr int kBlocksEach = 8;
-  const unsigned blocks = static_cast<unsigned>(count) * kBlocksEach;
-  const double flop = 2.0 * 64 * kLines * 16 * kSteps * kRounds * kGroups * blocks;
+  constexpr int kCtasEach = 8;
+  const unsigned ctas = static_cast<unsigned>(count) * kCtasEach;
+  const double flop = 2.0 * 64 * kRows * 16 * kSteps * kRounds * kWarpgroups * ctas;
   return cuda::best_rate(device, flop, [&](void* stream) {
-    sm90_multiply<<<blocks, kMeasureThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+    sm90_multiply<<<ctas, kMeasureThreads, 0, static_cast<cudaStream_t>(stream)>>>(
         reinterpret_cast<float*>(out.data()));
   });
 }

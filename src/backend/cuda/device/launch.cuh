@@ -1,11 +1,11 @@
-// Launches of a walk's kernels, each of which starts while the one before it still runs (programmatic dependent
-// launch, from sm_90 up; elsewhere these are ordinary launches).
+// Launches of a walk's kernels, each of which starts while the one before it still runs (programmatic dependent launch,
+// PDL, from sm_90 up; elsewhere these are ordinary launches).
 //
-// A kernel begins once every block of the one before it has called let_next_start or has ended, and may do what depends
-// on no other kernel until wait_for_previous, which returns once all kernels before it have ended and what they wrote
-// is there. Every block of every kernel calls it, so that "the one before has ended" means all of them. A kernel that
-// lets the next one start only after it has waited gives it, and all that follow, what was before it as soon as they
-// begin: route's results, the batch.
+// A kernel starts once every cta of the one before it has called ptx::launch_dependents or has ended. Until it calls
+// ptx::grid_dependency_wait it may do what depends on no other kernel; the call returns once all kernels before it have
+// ended and what they wrote is visible. Every cta of every kernel makes it, so that "the one before has ended" means all
+// of them. A kernel that calls launch_dependents only after it has waited itself gives the next one, and all that follow,
+// what was before it as soon as they start: route's results, the batch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,17 +18,6 @@
 #include "backend/cuda/steps/sizes.h"
 
 namespace nvfp4_moe::cuda {
-
-__device__ inline void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // Whether the current device may start this kernel early: its code must be one that waits. Such kernels also share one
 // division of the multiprocessor's memory, since a kernel that asks for another waits until the multiprocessor is

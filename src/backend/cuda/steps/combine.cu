@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/steps.h"
@@ -76,7 +77,7 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int6
     add(args.status->hidden_saturated, sum.saturated);
     add(args.status->hidden_zeroed, sum.zeroed);
   }
-  wait_for_previous();
+  ptx::grid_dependency_wait();
   uint64_t nonfinite = 0;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -162,7 +163,7 @@ struct Assignments {
 // A block a token and kThreads * kChannels channels at a time, every gridDim.y-th time.
 template <DType kRow, DType kOut, int kChannels>
 __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts) {
-  let_next_start();
+  ptx::launch_dependents();
   if (blockIdx.x >= args.tokens) {
     const int64_t block = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
     count<kChannels == kFewChannels>(counts, args.tokens, block, (gridDim.x - args.tokens) * gridDim.y);
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
   const int64_t token = blockIdx.x;
   // Route has ended before gemm1 lets any kernel start.
   Assignments assignments(args, token, 0);
-  wait_for_previous();
+  ptx::grid_dependency_wait();
   const auto combine_channels = [&](int32_t channel) {
     float acc[kChannels] = {};
     for (int64_t first = 0; first < args.top_k; first += kAssignmentsAtOnce) {

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/quantize.cuh"
 #include "backend/cuda/steps/route.cuh"
 #include "backend/cuda/steps/steps.h"
@@ -19,8 +20,8 @@ template <DType kType, RowWork kWork>
 __global__ void __launch_bounds__(kRouteManyThreads, 1)
     route_and_quantize_kernel(RouteArgs route, RowArgs rows, RowCounts* token_counts) {
   extern __shared__ uint4 route_shared[];
-  wait_for_previous();
-  let_next_start();  // not before: sm90's gemm1 reads what the batch points at as soon as it starts
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // not before: sm90's gemm1 reads what the batch points at as soon as it starts
   if (blockIdx.x == 0) {
     route_by_one_cta(route, route_shared);
     return;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/quantize.cuh"
 #include "backend/cuda/steps/steps.h"
 
@@ -10,13 +11,13 @@ namespace {
 
 template <DType kType>
 __global__ void __launch_bounds__(kRowThreads) quantize_nvfp4(RowArgs args) {
-  wait_for_previous();
-  let_next_start();  // gemm1 may rely on route as soon as it starts
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
   quantize_row<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 __global__ void __launch_bounds__(kVec8Threads) quantize_vec8_cta(RowArgs args) {
-  wait_for_previous();
-  let_next_start();  // gemm1 may rely on route as soon as it starts
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
   if (wanted(args, blockIdx.x))
     quantize_vec8_row(args, blockIdx.x, load_vec8(args, blockIdx.x, threadIdx.x));
   else
@@ -24,8 +25,8 @@ __global__ void __launch_bounds__(kVec8Threads) quantize_vec8_cta(RowArgs args) 
 }
 // The same, a warp a token.
 __global__ void __launch_bounds__(kWarpRowThreads, 4) quantize_vec8_warp(RowArgs args, int64_t tokens) {
-  wait_for_previous();
-  let_next_start();  // gemm1 may rely on route as soon as it starts
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
   const int64_t token = (int64_t{blockIdx.x} * kWarpRowThreads + threadIdx.x) / 32;
   if (token >= tokens) return;
   const ThreadGroup group = ThreadGroup::warp();
@@ -36,9 +37,9 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4) quantize_vec8_warp(RowArgs
 }
 // Of rows, which may be far fewer than the bound: a block takes every gridDim.x-th and reads one ahead.
 __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args) {
-  let_next_start();
+  ptx::launch_dependents();
   const int64_t rows = __ldcg(args.row_count);  // route has ended before gemm1 lets this kernel start
-  wait_for_previous();
+  ptx::grid_dependency_wait();
   int64_t row = blockIdx.x;
   if (row >= rows) return;
   uint4 first = load_vec8(args, row, threadIdx.x);
@@ -55,9 +56,9 @@ __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args
 }
 // The same, a warp each: the next row's first eight are on their way while it works on one.
 __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowArgs args) {
-  let_next_start();
+  ptx::launch_dependents();
   const int64_t rows = __ldcg(args.row_count), warps = int64_t{gridDim.x} * (kWarpRowThreads / 32);
-  wait_for_previous();
+  ptx::grid_dependency_wait();
   int64_t row = (int64_t{blockIdx.x} * kWarpRowThreads + threadIdx.x) / 32;
   const int lane = ThreadGroup::warp().rank;
   uint4 first = row < rows ? load_vec8(args, row, lane) : uint4{};
@@ -72,15 +73,15 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowAr
 }
 template <DType kType>
 __global__ void __launch_bounds__(kRowThreads) round_rows(RowArgs args) {
-  wait_for_previous();
-  let_next_start();  // gemm1 may rely on route as soon as it starts
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
   round_row<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 
 // The intermediate under bf16: multiplied as it is, so its flag stays 0.
 __global__ void __launch_bounds__(kRowThreads) count_nonfinite_rows(RowArgs args) {
-  let_next_start();
-  wait_for_previous();
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
   const int64_t row = blockIdx.x;
   if (!wanted(args, row)) return;
   if (threadIdx.x == 0) args.out.nonfinite[row] = 0;

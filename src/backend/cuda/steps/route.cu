@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/route.cuh"
 #include "backend/cuda/steps/steps.h"
 
@@ -10,16 +11,16 @@ namespace {
 
 __global__ void __launch_bounds__(kRouteManyThreads) route_one_cta(RouteArgs args) {
   extern __shared__ uint4 route_shared[];
-  let_next_start();
-  wait_for_previous();
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
   route_by_one_cta(args, route_shared);
 }
 
 // Rows of each expert in a block's chunk, in any order.
 __global__ void __launch_bounds__(kRouteChunk) route_count(RouteArgs args, int32_t* chunk_counts) {
   extern __shared__ int32_t counts[];  // (E)
-  let_next_start();
-  wait_for_previous();
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
   const auto thread = static_cast<int64_t>(threadIdx.x), chunk = static_cast<int64_t>(blockIdx.x);
   uint32_t bad = 0;
   const int expert = local_expert(args, chunk * kRouteChunk + thread, args.assignments, bad);
@@ -73,8 +74,8 @@ __device__ void add_counts(const RouteArgs& args, const int32_t* chunk_counts, i
 __global__ void __launch_bounds__(kRouteChunk) route_place_by_bits(RouteArgs args, const int32_t* chunk_counts) {
   extern __shared__ uint4 route_shared[];
   __shared__ Totals warp_totals[32];
-  wait_for_previous();
-  let_next_start();
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
   const auto thread = static_cast<int32_t>(threadIdx.x), chunk = static_cast<int32_t>(blockIdx.x);
   const auto count = static_cast<int32_t>(args.count);
   const PlaceBits bits(route_shared, count);
@@ -121,15 +122,15 @@ __global__ void __launch_bounds__(kRouteChunk) route_place_by_bits(RouteArgs arg
 
 // Any number of chunks and experts: counts become first rows, and a warp each places its part of a chunk.
 __global__ void route_scan(RouteArgs args, int32_t* chunk_counts) {
-  let_next_start();
-  wait_for_previous();
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
   extern __shared__ TileKey keys[];  // (E), under widest_first
   scan_counts(args, chunk_counts, args.chunk_bad_ids, keys);
 }
 __global__ void route_place(RouteArgs args, int32_t* chunk_counts) {
   extern __shared__ int32_t counts[];  // (warps, E)
-  let_next_start();
-  wait_for_previous();
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
   const auto parts = static_cast<int32_t>(blockDim.x / 32), own = static_cast<int32_t>(threadIdx.x / 32);
   args.chunk /= parts;
   const int64_t part = int64_t{blockIdx.x} * parts + own;

@@ -1,42 +1,44 @@
-// wgmma m64nNk16 with A in registers: one instruction of a warpgroup, and the fences and waits around it.
+// wgmma m64nNk16 with A in registers: the product of one warpgroup, and the fence, commit and wait around it.
 //
-// d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16. Warp w of the group holds rows 16w + r and + 8 with r = lane/4, c
-// = lane%4: a = (r, 2c..), (r + 8, 2c..), (r, 2c + 8..), (r + 8, 2c + 8..); d[4j..4j+3] = (r, n 8j + 2c), (r, + 1), (r
-// + 8, n 8j + 2c), (r + 8, + 1). b lies in shared memory, N lines of 128 bytes (64 k), swizzled by 128 bytes.
+// d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16. Warp w of the warpgroup holds rows 16w + r and 16w + r + 8, with
+// r = lane / 4 and c = lane % 4:
+//
+//   a        = (r, 2c..), (r + 8, 2c..), (r, 2c + 8..), (r + 8, 2c + 8..)
+//   d[4j..]  = (r, n 8j + 2c), (r, n 8j + 2c + 1), (r + 8, n 8j + 2c), (r + 8, n 8j + 2c + 1)
+//
+// b lies in shared memory K-major: N rows of 128 bytes (64 k) in the 128-byte swizzle.
+//
+// The instruction names every accumulator register as an operand of its own, so that its text differs with N. The macros
+// below write the sixteen texts; a template could not, since an asm string is no expression of template arguments.
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::cuda::ptx {
 
+// wgmma.fence: registers of a and d that were written before may be read by wgmma issued after it.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most kPending of the latest groups run.
+// wgmma.commit_group: closes the group of the products issued so far.
+__device__ inline void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending of the latest groups still run. The registers and the shared memory of the others
+// are free, and their d is there.
 template <int kPending>
-__device__ inline void wgmma_wait() {
+__device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Keeps the compiler from moving reads and writes of registers across a wait that it does not connect with them.
-template <int kCount>
-__device__ inline void pin(uint32_t (&values)[kCount]) {
-#pragma unroll
-  for (uint32_t& value : values) asm volatile("" : "+r"(value));
-}
-template <int kCount>
-__device__ inline void pin(float (&values)[kCount]) {
-#pragma unroll
-  for (float& value : values) asm volatile("" : "+f"(value));
-}
 
-// The descriptor of b at an address of shared memory, a multiple of 1024; 16 k further are 2 more.
-__device__ inline uint64_t lines_descriptor(uint32_t address) {
-  constexpr uint64_t kEightLines = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16, kSwizzle128 = 1ull << 62;
-  return kSwizzle128 | kEightLines | kLeading | ((address & 0x3FFFF) >> 4);
+// The matrix descriptor of b at an address of shared memory, a multiple of 1024, K-major in the 128-byte swizzle. 16 k
+// further are 2 more, in units of 16 bytes.
+__device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
+  constexpr uint64_t kStrideOf8Rows = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16, kSwizzle128 = 1ull << 62;
+  return kSwizzle128 | kStrideOf8Rows | kLeading | ((address & 0x3FFFF) >> 4);
 }
 
 // clang-format off
-// One overload a width N = 8 q, by the size of d. Operands stand in fours: d's are fours 0 .. q - 1, a is four q, and the
-// descriptor is the first of four q + 1.
+// One overload for each N = 8 q, by the size of d. Operands stand in fours: d's are fours 0 .. q - 1, a is four q, and
+// the descriptor is the first operand of four q + 1.
 #define NVFP4_MOE_FOUR_0 "%0, %1, %2, %3"
 #define NVFP4_MOE_FOUR_1 "%4, %5, %6, %7"
 #define NVFP4_MOE_FOUR_2 "%8, %9, %10, %11"
@@ -129,4 +131,4 @@ NVFP4_MOE_WGMMA(128, 16)
 #undef NVFP4_MOE_WGMMA
 // clang-format on
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::cuda::ptx

@@ -1,0 +1,15 @@
+// Addresses as PTX takes them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace nvfp4_moe::cuda::ptx {
+
+// The 32-bit address in the shared window of this cta. pointer: a generic one into shared memory.
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace nvfp4_moe::cuda::ptx

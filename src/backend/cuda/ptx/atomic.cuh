@@ -1,0 +1,18 @@
+// Atomic operations with a memory order, on counters at which ctas meet.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace nvfp4_moe::cuda::ptx {
+
+// atom.acq_rel.gpu.global.add of 1; returns the value before. What this thread wrote before (and what it has seen of its
+// cta's writes through a barrier) is visible to whoever adds later, and what earlier ones wrote is visible to this thread.
+__device__ inline int32_t atomic_increment_acq_rel(int32_t* counter) {
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+}  // namespace nvfp4_moe::cuda::ptx

@@ -1,0 +1,28 @@
+// cp.async: copies of 16 bytes a thread from global to shared memory, past L1.
+//
+// They write through the generic proxy: a reader of the asynchronous proxy, such as wgmma, needs fence.proxy.async
+// after it has seen them complete.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace nvfp4_moe::cuda::ptx {
+
+// cp.async.cg under a predicate. Where !valid it writes zeros and reads nothing. Both addresses are multiples of 16.
+__device__ inline void cp_async_16_if(uint32_t to, const void* from, bool valid, bool predicate) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\t"
+      "@p cp.async.cg.shared.global [%0], [%1], 16, %2;\n\t}" ::"r"(to),
+      "l"(from), "r"(valid ? 16 : 0), "r"(static_cast<uint32_t>(predicate))
+      : "memory");
+}
+
+// cp.async.mbarrier.arrive.noinc: one of the arrivals that mbarrier.init counted, made once all cp.async of this thread
+// so far have completed. The thread does not wait.
+__device__ inline void cp_async_mbarrier_arrive_noinc(uint32_t mbarrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(mbarrier) : "memory");
+}
+
+}  // namespace nvfp4_moe::cuda::ptx

@@ -1,0 +1,14 @@
+// bar.sync: the 16 hardware barriers of a cta, for some of its warps. Barrier 0 is __syncthreads's.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace nvfp4_moe::cuda::ptx {
+
+// bar.sync of kThreads threads, whole warps; index 1 to 15. Orders their accesses to memory as __syncthreads does.
+template <int kThreads>
+__device__ inline void named_barrier_sync(int index) {
+  asm volatile("bar.sync %0, %1;" ::"r"(index), "n"(kThreads) : "memory");
+}
+
+}  // namespace nvfp4_moe::cuda::ptx

@@ -1,0 +1,43 @@
+// The gated activation functions as gemm1's epilogue computes them: one formula for all.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <limits>
+
+#include "backend/cuda/ptx/arithmetic.cuh"
+#include "core/config.h"
+
+namespace nvfp4_moe::sm90 {
+
+// Every gated activation without a branch: h = at_most(g' sigmoid(a g'), product_limit) (within(u, up_limit) +
+// up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are infinite. NaN stays NaN.
+struct GatedActivation {
+  float gate_limit, exponent, product_limit, up_limit, up_offset;  // e^(-a g') = 2^(exponent g')
+  bool plain;                                                      // no limits
+
+  static GatedActivation from(const MoeConfig& config) {
+    constexpr float kNone = std::numeric_limits<float>::infinity();
+    constexpr float kLog2E = 1.44269504f;
+    const float limit = config->swiglu_limit.value_or(kNone);
+    switch (config->activation) {
+      case Activation::kSwiglu: break;
+      case Activation::kSwigluClamped: return {limit, -kLog2E, kNone, limit, 0, false};
+      case Activation::kSwigluStep: return {kNone, -kLog2E, limit, limit, 0, false};
+      case Activation::kSwigluOai: return {limit, -kLog2E * config->swiglu_alpha, kNone, limit, 1, false};
+    }
+    return {kNone, -kLog2E, kNone, kNone, 0, true};
+  }
+  __device__ static float at_most(float x, float most) { return cuda::ptx::min_nan(x, most); }
+  __device__ static float within(float x, float most) { return cuda::ptx::max_nan(at_most(x, most), -most); }
+  // kPlain: no limits; the same bits. That exponent * gate is rounded is a change of g by half an ulp, which g's own bound
+  // holds many times.
+  template <bool kPlain>
+  __device__ float gated(float g, float u) const {
+    const float gate = kPlain ? g : at_most(g, gate_limit);
+    const float product = gate * cuda::ptx::rcp_approx(1.0f + cuda::ptx::ex2_approx(exponent * gate));
+    return kPlain ? product * (u + up_offset) : at_most(product, product_limit) * (within(u, up_limit) + up_offset);
+  }
+};
+
+}  // namespace nvfp4_moe::sm90

@@ -1,0 +1,50 @@
+// gemm2's epilogue and kernel: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
+//
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), then row_format. A nonfinite row is NaN: its row
+// scale is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/sm90/gemm.cuh"
+#include "backend/sm90/gemm_params.cuh"
+
+namespace nvfp4_moe::sm90 {
+
+struct DownEpilogue : Gemm2Params {
+  static constexpr bool kJoined = false, kReportsNonfinite = false;
+  __device__ uint16_t* bf16_out() const { return out_fp32 ? nullptr : static_cast<uint16_t*>(out); }
+
+  __device__ ExpertScales scales(int32_t expert) const { return {tensor_scales[expert].down, 0}; }
+  // Rows are in expert order already, so that what the producer takes for a token is the row.
+  __device__ RowScale row_scale_of(int32_t row, int32_t) const {
+    return {row_scale != nullptr ? row_scale[row] : 1.0f, 1.0f};
+  }
+  __device__ bool plain() const { return true; }
+  __device__ float value(float accumulator, const RowFactor& factor) const {
+    return accumulator * kAccumulatorFactor * factor.first;
+  }
+  __device__ void store(int64_t row, int32_t channel, float first, float eight_further, const RowFactor& factor) const {
+    const int64_t at = row * channels + channel;
+    if (channel < channels) store_one(at, value(first, factor));
+    if (channel + 8 < channels) store_one(at + 8, value(eight_further, factor));
+  }
+  __device__ void store_one(int64_t at, float value) const {
+    if (out_fp32)
+      static_cast<float*>(out)[at] = value;
+    else
+      static_cast<uint16_t*>(out)[at] = cuda::bf16_from_float(value);
+  }
+};
+
+template <size_t kIndex, class Rows>
+__global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
+    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ DownEpilogue epilogue,
+                      const __grid_constant__ Rows rows) {
+  gemm<GemmTraits<kIndex>>(args, epilogue, rows);
+}
+
+}  // namespace nvfp4_moe::sm90

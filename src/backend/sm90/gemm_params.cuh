@@ -1,0 +1,96 @@
+// The parameters of the GEMM kernels: a grouped GEMM's sides, where its rows of activations come from, and what the
+// epilogues take.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/cuda/scratch.h"
+#include "backend/cuda/steps/small_batch.cuh"
+#include "backend/sm90/gated_activation.cuh"
+#include "backend/sm90/scheduler.h"
+
+namespace nvfp4_moe::sm90 {
+
+struct GemmArgs {
+  const uint8_t* weights;      // packed tiles of expert 0, (m_blocks, k_blocks) x kTileBytes
+  int64_t expert_stride;       // bytes
+  int32_t m_blocks, k_blocks;  // packed tiles of 128 weight rows, and of 128 k
+  ScheduleParams schedule;
+  Divider by_top_k;
+  const int32_t* assignment_of_row;  // (R): token = assignment / top_k; null: token = row
+  const int64_t* row_offsets;        // (2) of dense rows
+  const cuda::RowTile* row_tiles;    // (row_tile_count) by route; null: one expert, dense rows
+  const int32_t* row_tile_count;     // (1)
+  float* partials;                   // (2 ctas, tile_m, tile_n) of split tiles, in the accumulators' order
+  int32_t* arrivals;                 // (ctas) of the splits of a tile; 0 before and after
+  bool waits_for_requantize;         // and so has time to request more weights before its rows are there
+  bool after_route;                  // route has ended when this kernel starts, and not just when it has waited
+};
+
+// Rows of activations that are gathered by cp.async: x (T, k) bf16. k is a multiple of 16, and the weights' padding
+// beyond it is 0.
+struct GatheredRows {
+  const uint16_t* x;
+  int32_t k;
+  static constexpr bool kFusedRouting = false;
+};
+// The same of a batch that is small enough for each cta to route by itself while route does: the cta knows its weights,
+// and may request them, before route has ended.
+struct FusedRoutingRows {
+  const uint16_t* x;
+  int32_t k;
+  bool x_is_input;  // x is the batch's own hidden: there before this kernel starts, and not just once route has ended
+  cuda::AssignmentIds ids;
+  static constexpr bool kFusedRouting = true;
+};
+// Rows in expert order, (R, k) bf16, copied by TMA in boxes of kBoxRows x kBoxK.
+struct TmaRows {
+  CUtensorMap map;
+  static constexpr bool kFusedRouting = false;
+};
+inline constexpr int kBoxRows = 32, kBoxK = 64, kBoxBytes = kBoxRows * kBoxK * 2;
+
+// What gemm1's epilogue takes.
+struct Gemm1Params {
+  const TensorScales* tensor_scales;  // (E)
+  const float* row_scale;             // (T), or null: 1
+  const uint8_t* nonfinite;           // (T)
+  const float* router_weights;        // (T k) by assignment, or null: 1
+  GatedActivation activation;
+  uint16_t* out;            // (R, I) bf16
+  int64_t channels;         // I
+  uint8_t* nonfinite_rows;  // (R) set where a row has NaN or Inf, or null
+};
+// What gemm2's epilogue takes.
+struct Gemm2Params {
+  const TensorScales* tensor_scales;  // (E)
+  const float* row_scale;             // (R), or null: 1
+  void* out;                          // (R, H) bf16, or fp32
+  bool out_fp32;
+  int64_t channels;  // H
+};
+
+// Both GEMMs' tensor scales of one expert: gate's and up's, or down's.
+struct ExpertScales {
+  float first, second;
+};
+// What a row brings into its accumulators.
+struct RowScale {
+  float scale;   // the row's own, NaN where its token is nonfinite
+  float weight;  // the router's, or 1
+};
+// What the accumulators of one row and one expert are multiplied by: alpha = fl32(row scale * tensor scale) of each
+// tensor scale. kAccumulatorFactor is not in it: a large alpha might overflow.
+struct alignas(16) RowFactor {
+  float first, second, weight;
+
+  RowFactor() = default;
+  __device__ RowFactor(const RowScale& row, const ExpertScales& scales)
+      : first(row.scale * scales.first), second(row.scale * scales.second), weight(row.weight) {}
+};
+
+}  // namespace nvfp4_moe::sm90

@@ -1,0 +1,18 @@
+#include "backend/sm90/kernels.h"
+
+#include <array>
+
+#include "backend/sm90/config.h"
+
+namespace nvfp4_moe::sm90 {
+namespace {
+
+// In the order of kGemmConfigs.
+constexpr std::array<const KernelEntry*, kGemmConfigs.size()> kEntries = {&kM256N8,  &kM512N8,  &kM512N16,
+                                                                          &kM512N32, &kM256N64, &kM256N128};
+
+}  // namespace
+
+const KernelEntry& kernel_entry(size_t config) { return *kEntries[config]; }
+
+}  // namespace nvfp4_moe::sm90

@@ -1,0 +1,36 @@
+// The compiled kernels, as the host finds them: one entry for each of kGemmConfigs, each compiled by a file of its own
+// under configs/.
+#pragma once
+
+#include <cstddef>
+
+namespace nvfp4_moe::sm90 {
+
+struct GemmArgs;  // gemm_params.cuh
+struct Gemm1Params;
+struct Gemm2Params;
+struct GatheredRows;
+struct FusedRoutingRows;
+struct TmaRows;
+
+struct LaunchSite {
+  unsigned ctas;
+  void* stream;
+};
+
+// Enqueues a kernel of one configuration; null where the configuration does not take rows that way.
+struct KernelEntry {
+  size_t config;  // index in kGemmConfigs
+  Status (*gemm1)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
+  Status (*gemm1_fused_routing)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const FusedRoutingRows&);
+  Status (*gemm1_tma)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const TmaRows&);
+  Status (*gemm2)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const GatheredRows&);
+  Status (*gemm2_tma)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const TmaRows&);
+};
+
+// config: index in kGemmConfigs.
+const KernelEntry& kernel_entry(size_t config);
+
+extern const KernelEntry kM256N8, kM512N8, kM512N16, kM512N32, kM256N64, kM256N128;
+
+}  // namespace nvfp4_moe::sm90

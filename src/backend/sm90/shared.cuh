@@ -1,0 +1,196 @@
+// What a kernel's configuration fixes at compile time, and the shared memory of its ctas as one struct.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/ptx/address.cuh"
+#include "backend/sm90/config.h"
+#include "backend/sm90/gemm_params.cuh"
+#include "backend/sm90/scheduler.h"
+
+namespace nvfp4_moe::sm90 {
+
+namespace ptx = cuda::ptx;
+
+inline constexpr int kProducerRowThreads = 96;  // warps 1 to 3 of the producer
+
+// A warp arrives once, by one lane. compute-sanitizer's racecheck looks at lanes one by one and takes that for the
+// arrival of that lane alone, so that in a build for it every lane arrives.
+#ifdef NVFP4_MOE_RACECHECK
+inline constexpr int kArrivalsPerWarp = 32;
+#else
+inline constexpr int kArrivalsPerWarp = 1;
+#endif
+
+// The rows of one tile.
+struct TileRows {
+  int64_t first;
+  int32_t expert, count;
+};
+// What a cta that routes by itself keeps of it.
+struct alignas(16) FusedRouting {
+  cuda::RowTile row_tiles[cuda::kSmallBatch];
+  int32_t assignment_of_row[cuda::kSmallBatch];
+};
+// A work tile as the producer describes it to the consumers.
+struct WorkTileInfo {
+  TileRows rows;
+  int32_t weight_row;  // the first
+  int32_t k_blocks, partial;
+};
+
+// The constants of configuration kIndex.
+template <size_t kIndex>
+struct GemmTraits {
+  static constexpr GemmConfig kConfig = kGemmConfigs[kIndex];
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kMBlocks = kConfig.tile_m / cuda::kTileRows;
+  static constexpr bool kTmaRows = kConfig.tma_rows;
+  static constexpr int kConsumerWarpgroups = 4, kConsumerThreads = kConsumerWarpgroups * 128;
+  static constexpr int kThreads = kConsumerThreads + 128;  // and the producer warpgroup
+  // wgmmas of 64 weight rows of one consumer warpgroup.
+  static constexpr int kM64 = kConfig.tile_m / 64 / kConsumerWarpgroups;
+  static_assert(kM64 * kConsumerWarpgroups * 64 == kConfig.tile_m);
+  // Of a thread. Together what a cta begins with, 65536 in equal shares that are multiples of 8.
+  static constexpr int kConsumerRegisters = 104, kProducerRegisters = 64;
+  static constexpr int kStepsPerGroup = kConfig.steps_per_group;
+  static constexpr int64_t kPartialFloat4s = kConfig.partial_bytes() / 16;
+  static constexpr int kRowsOf64KBytes = kTileN * 128;  // 64 k of all rows of a tile
+  // Where latency counts, a work tile is multiplied before its row factors are there.
+  static constexpr bool kLateFactors = kTileN <= 16;
+  static constexpr bool kMayFuseRouting = kGemmConfigs[kIndex].fused_routing();
+  static constexpr int kStagingBytes = 16 * 1024 / kConsumerWarpgroups;  // of a warpgroup, to transpose what it stores
+};
+
+// One stage of the pipeline: a k-block of a tile's rows and of its weight rows.
+template <class Traits>
+struct alignas(1024) Stage {                            // the period of the swizzle
+  uint8_t rows[2][Traits::kRowsOf64KBytes];             // (half of the k-block, row) x 128 bytes, swizzled
+  uint8_t weights[Traits::kMBlocks][cuda::kTileBytes];  // packed tiles
+};
+template <class Traits>
+struct Staging {
+  alignas(16) uint8_t bytes[Traits::kConsumerWarpgroups][Traits::kStagingBytes];
+};
+
+// The shared memory of a cta with so many stages. Members that a configuration does without take no room. Barriers are
+// mbarriers, whose owner's instructions take their address alone; those in pairs belong to work tiles by turns, since the
+// producer describes the next one while the consumers are at one.
+template <class Traits, int kStageCount>
+struct SharedOf {
+  static constexpr int kStages = kStageCount;
+  struct NoStaging {};
+  struct NoRouting {};
+  struct Work {
+    Schedule schedule;
+    TileSplits
+        to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: it was not the last to arrive
+    uint8_t unused[128 - sizeof(Schedule) - 2 * sizeof(TileSplits)];
+  };
+
+  Stage<Traits> stages[kStages];
+  [[no_unique_address]] std::conditional_t<Traits::kTmaRows, Staging<Traits>, NoStaging> staging;
+  RowFactor factors[2][Traits::kTileN];
+  int32_t tokens[2][Traits::kTileN];  // of gathered rows
+  WorkTileInfo work_tiles[2];
+  Work work;
+  [[no_unique_address]] std::conditional_t<Traits::kMayFuseRouting, FusedRouting, NoRouting> routing;
+  uint64_t full[kStages];         // the stage is there
+  uint64_t empty[kStages];        // all consumer warps are done with it
+  uint64_t info_full[2];          // work_tiles[i] is there, and without kLateFactors factors[i]
+  uint64_t info_empty[2];         // all consumer warps are done with them
+  uint64_t factors_full[2];       // under kLateFactors: factors[i] is there
+  uint64_t first_rows_requested;  // copies of the first rows are on their way
+};
+
+// As many stages as fit; more than kMaxStages would only lengthen a cta's start.
+inline constexpr int kMaxStages = 8;
+template <class Traits, int kStageCount = kMaxStages>
+constexpr int fitting_stages() {
+  if constexpr (sizeof(SharedOf<Traits, kStageCount>) <= kMaxSharedBytes)
+    return kStageCount;
+  else
+    return fitting_stages<Traits, kStageCount - 1>();
+}
+
+template <class Traits>
+using Shared = SharedOf<Traits, fitting_stages<Traits>()>;
+
+// The contract with the copies, stmatrix, wgmma and mbarriers, which trust offsets rather than types.
+template <class Traits>
+struct LayoutCheck {
+  using S = Shared<Traits>;
+  static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 3);
+  static_assert(sizeof(Stage<Traits>) == Traits::kTileN * 256 + Traits::kMBlocks * cuda::kTileBytes, "no padding");
+  static_assert(sizeof(Stage<Traits>) % 1024 == 0, "every stage begins with a period of the swizzle");
+  static_assert(offsetof(Stage<Traits>, weights) % 1024 == 0, "rows are whole periods; bulk copies need 16");
+  static_assert(offsetof(S, stages) == 0, "shared memory begins at a multiple of 1024");
+  static_assert(offsetof(S, factors) ==
+                S::kStages * sizeof(Stage<Traits>) + (Traits::kTmaRows ? sizeof(Staging<Traits>) : size_t{0}));
+  static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, work) % 16 == 0);
+  static_assert(offsetof(S, full) == offsetof(S, work) + sizeof(typename S::Work) +
+                                         (Traits::kMayFuseRouting ? sizeof(FusedRouting) : size_t{0}));
+  static_assert(offsetof(S, full) % 8 == 0, "mbarriers");
+  static constexpr bool kPassed = true;
+};
+
+extern __shared__ __align__(1024) uint8_t shared_bytes[];
+template <class Traits>
+__device__ Shared<Traits>& shared() {
+  static_assert(LayoutCheck<Traits>::kPassed);
+  return *reinterpret_cast<Shared<Traits>*>(shared_bytes);
+}
+
+// Addresses of the shared window by offset: an address that is formed as a member's, through an object and an array,
+// costs the mainloop instructions.
+template <class Traits>
+__device__ uint8_t* stage_bytes(int stage) {
+  return shared_bytes + stage * static_cast<int>(sizeof(Stage<Traits>));
+}
+template <class Traits>
+inline constexpr int kWeightsOffset = static_cast<int>(offsetof(Stage<Traits>, weights));
+template <class Traits>
+__device__ uint8_t* staging_bytes(int warpgroup) {
+  return shared_bytes + static_cast<int>(offsetof(Shared<Traits>, staging)) + warpgroup * Traits::kStagingBytes;
+}
+// (kTileN) of a work tile.
+template <class Traits>
+__device__ RowFactor* row_factors(uint32_t index) {
+  return shared<Traits>().factors[0] + index % 2 * Traits::kTileN;
+}
+template <class Traits>
+__device__ int32_t* row_tokens(uint32_t index) {
+  return shared<Traits>().tokens[0] + index % 2 * Traits::kTileN;
+}
+#define NVFP4_MOE_BARRIER(name, member, Index, offset)                                                          \
+  template <class Traits>                                                                                       \
+  __device__ uint32_t name(Index index) {                                                                       \
+    return ptx::shared_address(shared_bytes) + static_cast<int>(offsetof(Shared<Traits>, member)) + (offset)*8; \
+  }
+NVFP4_MOE_BARRIER(full_barrier, full, int, index)
+NVFP4_MOE_BARRIER(empty_barrier, empty, int, index)
+NVFP4_MOE_BARRIER(info_full_barrier, info_full, uint32_t, index % 2)
+NVFP4_MOE_BARRIER(info_empty_barrier, info_empty, uint32_t, index % 2)
+NVFP4_MOE_BARRIER(factors_full_barrier, factors_full, uint32_t, index % 2)
+#undef NVFP4_MOE_BARRIER
+template <class Traits>
+__device__ uint32_t first_rows_barrier() {
+  return ptx::shared_address(shared_bytes) + static_cast<int>(offsetof(Shared<Traits>, first_rows_requested));
+}
+
+// A stage, and the parity of the pipeline's round through all of them.
+template <int kStages>
+struct PipelineState {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ PipelineState next() const {
+    return stage + 1 == kStages ? PipelineState{0, parity ^ 1} : PipelineState{stage + 1, parity};
+  }
+};
+
+}  // namespace nvfp4_moe::sm90

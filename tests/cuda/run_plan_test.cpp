@@ -92,15 +92,21 @@ TEST(RunPlan, NeighboursAgree) {
               EXPECT_EQ(plan.routed.gemm2.config, plan.routed.gemm1.config);
               EXPECT_EQ(plan.hidden.into_rows, plan.routed.gemm1.rows == RowSource::kInRows);
               EXPECT_EQ(plan.combine.counts_hidden, plan.fused_route_quantize);
-              if (plan.combine.reads_flags) EXPECT_TRUE(plan.routed.gemm1.flags_nonfinite);
-              if (plan.hidden.into_rows) EXPECT_EQ(shared_size, 0) << "the shared expert reads hidden once a token";
+              if (plan.combine.reads_flags) {
+                EXPECT_TRUE(plan.routed.gemm1.flags_nonfinite);
+              }
+              if (plan.hidden.into_rows) {
+                EXPECT_EQ(shared_size, 0) << "the shared expert reads hidden once a token";
+              }
               if (single) {
                 EXPECT_FALSE(plan.fused_route_quantize || plan.hidden.into_rows || plan.combine.counts_intermediate);
                 EXPECT_NE(plan.routed.requantize.kernel, QuantizeKernel::kNone);
               }
               const bool vec8 =
                   plan.hidden.kernel == QuantizeKernel::kVec8Cta || plan.hidden.kernel == QuantizeKernel::kVec8Warp;
-              if (vec8) EXPECT_TRUE(aligned && dtype == DType::kBf16 && format == ActivationFormat::kNvfp4);
+              if (vec8) {
+                EXPECT_TRUE(aligned && dtype == DType::kBf16 && format == ActivationFormat::kNvfp4);
+              }
               EXPECT_EQ(plan.routed.gemm2.waits_for_quantize, format == ActivationFormat::kNvfp4);
               for (const QuantizePlan* quantize : {&plan.hidden, &plan.routed.requantize, &plan.shared.requantize}) {
                 if (quantize->kernel == QuantizeKernel::kNone) continue;

@@ -18,18 +18,19 @@ double microseconds(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::micro>(end - begin).count();
 }
 
-// Calls time(step, function) for the six steps, in their order.
+// Calls time(step, function) for the six steps, in their order, until one fails.
 template <class Time>
-void walk_steps(const LayerSteps& steps, const StepContext& step, const Time& time) {
-  time(0, [&] { steps.route(step); });
-  time(1, [&] { steps.quantize(step); });
+Status walk_steps(const LayerSteps& steps, const StepContext& step, const Time& time) {
+  NVFP4_MOE_TRY(time(0, [&] { return steps.route(step); }));
+  NVFP4_MOE_TRY(time(1, [&] { return steps.quantize(step); }));
   for (const PartBuffers* part : {&step.buffers.routed, &step.buffers.shared}) {
     if (part->experts == 0) continue;
-    time(kGemm1, [&] { steps.gemm1_swiglu(step, *part); });
-    time(3, [&] { steps.requantize(step, *part); });
-    time(kGemm2, [&] { steps.gemm2(step, *part); });
+    NVFP4_MOE_TRY(time(kGemm1, [&] { return steps.gemm1_swiglu(step, *part); }));
+    NVFP4_MOE_TRY(time(3, [&] { return steps.requantize(step, *part); }));
+    NVFP4_MOE_TRY(time(kGemm2, [&] { return steps.gemm2(step, *part); }));
   }
-  time(5, [&] { steps.combine(step); });
+  NVFP4_MOE_TRY(time(5, [&] { return steps.combine(step); }));
+  return {};
 }
 
 }  // namespace
@@ -152,13 +153,15 @@ Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat, 
   std::array<std::vector<double>, kSteps> us;
   NVFP4_MOE_TRY(repeat_calls(repeat, [&](RandomTokens& tokens, const MoeLayer& layer, bool count) -> Status {
                   const Batch batch = tokens.batch();
-                  const StepContext step{layer.weights(), batch, buffers, layer.executor(), scratch};
+                  const StepContext context{layer.weights(), batch, buffers, layer.executor(), scratch};
                   std::array<double, kSteps> of_run{};
-                  walk_steps(*layer.backend().steps, step, [&](size_t step, const auto& work) {
-                    const auto begin = Clock::now();
-                    work();
-                    of_run[step] += microseconds(begin, Clock::now());
-                  });
+                  NVFP4_MOE_TRY(
+                      walk_steps(*layer.backend().steps, context, [&](size_t step, const auto& work) -> Status {
+                        const auto begin = Clock::now();
+                        NVFP4_MOE_TRY(work());
+                        of_run[step] += microseconds(begin, Clock::now());
+                        return {};
+                      }));
                   for (size_t step = 0; count && step < kSteps; ++step) us[step].push_back(of_run[step]);
                   return {};
                 }).status());
@@ -180,15 +183,18 @@ Result<std::array<double, kSteps>> TimedLayer::time_device_steps(const Repeat& r
     const auto first_calls = [&](void* stream) -> Status {
       for (size_t batch = 0; batch < placed_.size(); ++batch) {
         const MoeLayer& copy = *copies_[batch % copies_.size()];
-        const StepContext step{copy.weights(), placed_[batch].batch(), buffers, copy.executor(), scratch, stream};
+        const Batch& placed = placed_[batch].batch();
+        const LayerSteps& steps = *copy.backend().steps;
+        const auto plan = steps.plan == nullptr ? nullptr : steps.plan(copy.weights(), copy.plan(), placed);
+        const StepContext context{copy.weights(), placed, buffers, copy.executor(), scratch, stream, plan.get()};
         size_t taken = 0;
         all_taken = true;
-        walk_steps(*copy.backend().steps, step, [&](size_t step, const auto& work) {
+        NVFP4_MOE_TRY(walk_steps(steps, context, [&](size_t step, const auto& work) -> Status {
           all_taken &= ++taken <= calls;
-          if (taken > calls) return;
+          if (taken > calls) return {};
           last_step = step;
-          work();
-        });
+          return work();
+        }));
       }
       return {};
     };

@@ -42,19 +42,20 @@ Status report_choices(const MoeConfig& config, const DeviceFacts& device, const 
 
 // The kernels of a step by how many tokens a call has, where they are not the same for all: plans differ at a few
 // counts, which halving finds.
-Status report_variants(const Backend& backend, const MoeConfig& config, const Subject& subject,
-                       const DeviceFacts& device, int64_t most_tokens, Report& report) {
-  const auto kernels = [&](int64_t tokens) -> Result<std::vector<StepPlan>> {
-    NVFP4_MOE_ASSIGN(Plan plan, backend.plan(config, subject.range, subject.source.scales, Limits{tokens}, device));
-    return std::move(plan.steps);
+void report_variants(const Backend& backend, const MoeConfig& config, const Subject& subject, const Plan& plan,
+                     int64_t most_tokens, Report& report) {
+  const auto kernels = [&](int64_t tokens) {
+    std::vector<StepPlan> steps = describe_run(backend, config, subject.range, plan, tokens);
+    std::erase_if(steps, [](const StepPlan& step) { return step.step.find("gemm") == std::string::npos; });
+    return steps;
   };
   Table table({{"first_tokens", "tokens from"}, {"last_tokens", "to"}, {"kernel", "gemm1_swiglu, gemm2", false}});
   for (int64_t first = 1; first <= most_tokens;) {
-    NVFP4_MOE_ASSIGN(const std::vector<StepPlan> here, kernels(first));
+    const std::vector<StepPlan> here = kernels(first);
     int64_t last = first, other = most_tokens + 1;  // [first, last] have these kernels, `other` does not
     for (int64_t step = 1; last < most_tokens; step *= 2) {
       const int64_t next = std::min(last + step, most_tokens);
-      NVFP4_MOE_ASSIGN(const std::vector<StepPlan> there, kernels(next));
+      const std::vector<StepPlan> there = kernels(next);
       if (here != there) {
         other = next;
         break;
@@ -63,12 +64,11 @@ Status report_variants(const Backend& backend, const MoeConfig& config, const Su
     }
     while (other - last > 1) {
       const int64_t middle = last + (other - last) / 2;
-      NVFP4_MOE_ASSIGN(const std::vector<StepPlan> there, kernels(middle));
+      const std::vector<StepPlan> there = kernels(middle);
       (here == there ? last : other) = middle;
     }
     std::string names;
     for (const StepPlan& step : here) {
-      if (step.step != "gemm1_swiglu" && step.step != "gemm2") continue;
       if (names.find(step.kernel) == std::string::npos) names += (names.empty() ? "" : ", ") + step.kernel;
     }
     table.add({cell(first), cell(last), cell(names)});
@@ -76,12 +76,12 @@ Status report_variants(const Backend& backend, const MoeConfig& config, const Su
   }
   report.line("");
   report.table("variants", table);
-  return {};
 }
 
-void report_plan(const Plan& plan, Report& report) {
+// run: what a call of as many tokens as the plan allows does.
+void report_plan(const Plan& plan, const std::vector<StepPlan>& run, Report& report) {
   Table steps({{"step", "step", false}, {"kernel", "kernel", false}});
-  for (const StepPlan& step : plan.steps) steps.add({cell(step.step), cell(step.kernel)});
+  for (const StepPlan& step : run) steps.add({cell(step.step), cell(step.kernel)});
   report.line("");
   report.table("steps", steps);
   Table spans({{"name", "workspace span", false}, {"offset_bytes", "offset"}, {"size_bytes", "bytes"}});
@@ -112,8 +112,8 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const ActivationScales scales, resolve_activation_scales(config, subject.source.scales));
   NVFP4_MOE_ASSIGN(const Plan plan,
                    backend->plan(config, subject.range, subject.source.scales, Limits{verb.tokens}, device));
-  report_plan(plan, report);
-  NVFP4_MOE_TRY(report_variants(*backend, config, subject, device, std::max<int64_t>(verb.tokens, 1), report));
+  report_plan(plan, describe_run(*backend, config, subject.range, plan, verb.tokens), report);
+  report_variants(*backend, config, subject, plan, std::max<int64_t>(verb.tokens, 1), report);
 
   const Json hidden = activation_scale_json(sizes.activation_format, scales.hidden);
   const Json intermediate = activation_scale_json(sizes.activation_format, scales.intermediate);

@@ -43,6 +43,10 @@ struct Choice {
 // Pure: which backend takes this config on this device, and why the others do not.
 std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced = "auto");
 
+// What a run of so many tokens does under a plan of this backend, a step a line. Takes no device.
+std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& config, const ExpertRange& range,
+                                   const Plan& plan, int64_t tokens);
+
 // What a layer would need, without its weights. Pure but for the environment's backend.
 struct LayerNeeds {
   Plan plan;
@@ -71,6 +75,8 @@ class MoeLayer {
   // What a run of so many tokens needs at least; grows with them. Without a number: of as many as the layer takes.
   size_t workspace_bytes(int64_t tokens) const;
   size_t workspace_bytes() const { return plan_.workspace.total_bytes; }
+  // What a run of so many tokens of bf16 does, a step a line.
+  std::vector<StepPlan> describe_run(int64_t tokens) const;
   std::string describe_json() const;  // backend, kernel per step, scale policy, sizes, notes
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at

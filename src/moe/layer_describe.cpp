@@ -6,6 +6,16 @@
 #include "moe/layer.h"
 
 namespace nvfp4_moe {
+
+std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& config, const ExpertRange& range,
+                                   const Plan& plan, int64_t tokens) {
+  return backend.describe_run == nullptr ? plan.steps : backend.describe_run(config, range, plan, tokens);
+}
+
+std::vector<StepPlan> MoeLayer::describe_run(int64_t tokens) const {
+  return nvfp4_moe::describe_run(*backend_, weights_->config, weights_->range, plan_, tokens);
+}
+
 std::string MoeLayer::describe_json() const {
   const MoeConfig& config = weights_->config;
   nlohmann::ordered_json json;

@@ -267,7 +267,7 @@ TEST(Repro, RefusesToWriteBadBatches) {
 // ---- the environment
 
 // The reference with a fault in its result: token 1's sign is wrong.
-Status run_wrongly(const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+Status run_wrongly(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
                    const RunContext& context) {
   NVFP4_MOE_TRY(kReferenceBackend.run(weights, plan, batch, workspace, context));
   auto* out = static_cast<float*>(batch.out);
@@ -309,7 +309,7 @@ TEST(Environment, CheckFindsAWrongPacking) {
   const TinyLayer tiny;
   Backend wrong = like_reference("wrong");
   // Runs on other weights than it unpacks: the down projection's scale is off by 2.
-  wrong.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+  wrong.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
                  const RunContext& context) -> Status {
     PackedWeights other{weights.config, weights.range, weights.scales, weights.tensor_scales,
                         Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {})};
@@ -330,7 +330,7 @@ TEST(Environment, DumpWritesBeforeTheCallAndAfterIt) {
   dump_seen_by_run = directory.path().string();
   const TinyLayer tiny;
   Backend backend = like_reference("dumping");
-  backend.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, const Workspace& workspace,
+  backend.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
                    const RunContext& context) -> Status {
     int files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(dump_seen_by_run)) {

@@ -71,8 +71,8 @@ TEST(CudaBackend, PlansWithoutADevice) {
       const auto plan = kCudaBackend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu(90));
       ASSERT_OK(plan);
       EXPECT_EQ(plan->steps.size(), 6u);
-      EXPECT_GE(plan->workspace.total_bytes(), before);
-      before = plan->workspace.total_bytes();
+      EXPECT_GE(plan->workspace.total_bytes, before);
+      before = plan->workspace.total_bytes;
     }
   }
 }

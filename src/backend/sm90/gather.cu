@@ -20,7 +20,7 @@ constexpr int kRowsAtOnce = 8;  // of a token
 
 // Where tokens go.
 struct RowsOfTokens {
-  uint4* rows;                       // (R, vec8s) bf16 by eights
+  uint4* rows;                       // (R, vec8s) of 8 bf16
   uint8_t* nonfinite_rows;           // (R), cleared
   const int32_t* row_of_assignment;  // (T, top_k), -1: none
   int32_t top_k, vec8s;

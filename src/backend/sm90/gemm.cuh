@@ -62,9 +62,9 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
     for (float& accumulator : m64) accumulator = 0;
     ptx::pin(m64);
   }
-  multiply_narrowest<Traits, Traits::kTileN>(shared<Traits>().work_tiles[index % 2], state, accumulators);
+  multiply_narrowest<Traits, Traits::kTileN>(work_tile_info<Traits>(index), state, accumulators);
   if constexpr (Traits::kLateFactors) ptx::mbarrier_wait(factors_full_barrier<Traits>(index), index / 2 & 1);
-  const WorkTileInfo work = shared<Traits>().work_tiles[index % 2];  // read anew: no register held it meanwhile
+  const WorkTileInfo work = work_tile_info<Traits>(index);  // read anew: no register held it meanwhile
   const RowFactor* const factors = row_factors<Traits>(index);
   const int thread = ptx::read_tid_x();
   if constexpr (Traits::kTmaRows) {
@@ -81,24 +81,6 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
     else
       store_partial<Traits>(args, work, m, accumulators[m], thread);
   }
-}
-
-// The role of the consumer warpgroups.
-template <class Traits, class Epilogue>
-__device__ void consume_all(const GemmArgs& args, const Epilogue& epilogue, const Schedule& schedule) {
-  ConsumerState<Traits> state;
-  ptx::pin(state.scale_base);  // held in a register
-  int32_t left = schedule.k_blocks_of(static_cast<int32_t>(blockIdx.x));
-  if (left == 0) return;
-  uint32_t index = 0;
-#pragma unroll 1
-  for (; left > 0; ++index) {
-    ptx::mbarrier_wait(info_full_barrier<Traits>(index), index / 2 & 1);
-    left -= shared<Traits>().work_tiles[index % 2].k_blocks;
-    consume<Traits>(args, epilogue, index, state);
-    arrive_as_warp(info_empty_barrier<Traits>(index), true);
-  }
-  reduce_split_tiles<Traits>(args, epilogue, schedule, index - 1);
 }
 
 // The kernel. Rows: GatheredRows, FusedRoutingRows or TmaRows.
@@ -132,7 +114,19 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
   ptx::setmaxnreg_inc<Traits::kConsumerRegisters>();
   ptx::grid_dependency_wait();                                  // before anything is stored, and in every cta
   if constexpr (Rows::kFusedRouting) ptx::launch_dependents();  // not before, as above
-  consume_all<Traits>(args, epilogue, schedule);
+  ConsumerState<Traits> state;
+  ptx::pin(state.scale_base);  // held in a register
+  int32_t left = schedule.k_blocks_of(static_cast<int32_t>(blockIdx.x));
+  if (left == 0) return;
+  uint32_t index = 0;
+#pragma unroll 1
+  for (; left > 0; ++index) {
+    ptx::mbarrier_wait(info_full_barrier<Traits>(index), index / 2 & 1);
+    left -= work_tile_info<Traits>(index).k_blocks;
+    consume<Traits>(args, epilogue, index, state);
+    arrive_as_warp(info_empty_barrier<Traits>(index), true);
+  }
+  reduce_split_tiles<Traits>(args, epilogue, schedule, index - 1);
 }
 
 }  // namespace nvfp4_moe::sm90

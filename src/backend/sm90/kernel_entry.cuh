@@ -36,7 +36,8 @@ Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Par
 template <int kTileM, int kTileN>
 constexpr KernelEntry make_kernel_entry() {
   constexpr size_t kIndex = config_of(kTileM, kTileN);
-  KernelEntry entry{.config = kIndex};
+  KernelEntry entry{};
+  entry.config = kIndex;
   if constexpr (GemmTraits<kIndex>::kTmaRows) {
     entry.gemm1_tma = launch_gemm1<kIndex, TmaRows>;
     entry.gemm2_tma = launch_gemm2<kIndex, TmaRows>;

@@ -188,8 +188,7 @@ class Description {
   }
   __device__ void publish(const WorkTile& work) const {
     if (thread_ == 0)
-      shared<Traits>().work_tiles[index_ % 2] = {rows_, work.tile.m_tile * Traits::kMBlocks * 128, work.k_blocks,
-                                                 work.partial};
+      work_tile_info<Traits>(index_) = {rows_, work.tile.m_tile * Traits::kMBlocks * 128, work.k_blocks, work.partial};
     ptx::mbarrier_arrive(info_full_barrier<Traits>(index_));
   }
   static_assert(Traits::kLateFactors || !Rows::kFusedRouting);

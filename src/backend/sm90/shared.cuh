@@ -158,6 +158,10 @@ template <class Traits>
 __device__ uint8_t* staging_bytes(int warpgroup) {
   return shared_bytes + static_cast<int>(offsetof(Shared<Traits>, staging)) + warpgroup * Traits::kStagingBytes;
 }
+template <class Traits>
+__device__ WorkTileInfo& work_tile_info(uint32_t index) {
+  return shared<Traits>().work_tiles[index % 2];
+}
 // (kTileN) of a work tile.
 template <class Traits>
 __device__ RowFactor* row_factors(uint32_t index) {

@@ -41,7 +41,7 @@ template <class Traits, class Epilogue>
 __device__ void reduce_narrow_tile(const GemmArgs& args, const Epilogue& epilogue, const TileSplits& splits,
                                    uint32_t index) {
   constexpr int kAtOnce = 8;  // splits that are read at once
-  const WorkTileInfo& own = shared<Traits>().work_tiles[index % 2];
+  const WorkTileInfo& own = work_tile_info<Traits>(index);
   const RowFactor* const factors = row_factors<Traits>(index);
   const int lane = static_cast<int>(threadIdx.x % 4), first_thread = static_cast<int>(threadIdx.x) - lane;
   const TileRows rows = own.rows;
@@ -78,7 +78,7 @@ template <class Traits, class Epilogue>
 __device__ void reduce_wide_tile(const GemmArgs& args, const Epilogue& epilogue, const TileSplits& splits,
                                  uint32_t index) {
   constexpr int kOctets = 4;  // of eight rows
-  const WorkTileInfo own = shared<Traits>().work_tiles[index % 2];
+  const WorkTileInfo own = work_tile_info<Traits>(index);
   const RowFactor* const factors = row_factors<Traits>(index);
   const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1

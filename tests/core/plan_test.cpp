@@ -74,10 +74,11 @@ TEST(Workspace, RefusesNullMisalignedAndSmall) {
 }
 
 TEST(Plan, PrintsItsSteps) {
-  const Plan plan{
-      "reference", {128}, {}, {{"route", "scalar"}, {"gemm1_swiglu", "exact"}}, WorkspaceLayout::of([](Arena& arena) {
-        arena.take<int64_t>("routing", "", 6);
-      })};
+  Plan plan;
+  plan.backend = "reference";
+  plan.limits.max_tokens = 128;
+  plan.steps = {{"route", "scalar"}, {"gemm1_swiglu", "exact"}};
+  plan.workspace = WorkspaceLayout::of([](Arena& arena) { arena.take<int64_t>("routing", "", 6); });
   EXPECT_EQ(to_string(plan),
             "backend reference, max_tokens 128\n"
             "  step route: scalar\n"

@@ -44,7 +44,7 @@ CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_token
   EXPECT_OK(plan);
   if (!plan.ok()) return;
   plan_ = std::move(*plan);
-  tokens_ = data.spec.tokens;
+  tokens_ = last_tokens_ = data.spec.tokens;
   storage_.resize(plan_.workspace.total_bytes + 3 * kAlignment);  // guards before and after
   const auto address = reinterpret_cast<uintptr_t>(storage_.data());
   base_ = storage_.data() + (2 * kAlignment - address % kAlignment);
@@ -146,13 +146,14 @@ Status CaseRun::run_into(const Batch& batch, Executor& executor, void* stream) c
   if (!ok_) return unsupported(std::string("a run of ") + backend_->name + ": expected one that was made, see above");
   std::byte* const base = backend_->memory == nullptr ? base_ : device_base_;
   const RunContext context{&executor, stream};
+  last_tokens_ = batch.tokens;
   return backend_->run(weights_, plan_, batch, base, context);
 }
 
 int64_t CaseRun::broken_guard() const {
   std::vector<bool> inside(storage_.size());
   const auto start = static_cast<size_t>(base_ - storage_.data());
-  const Limits limits{tokens_, kGuardBytes};
+  const Limits limits{last_tokens_, kGuardBytes};
   const auto plan = backend_->plan(weights_.config, weights_.range, weights_.scales, limits, plan_.device);
   EXPECT_OK(plan);
   for (const Span& span : plan->workspace.spans)
@@ -165,6 +166,7 @@ int64_t CaseRun::broken_guard() const {
 StepContext CaseRun::step(const Batch& batch, Executor& executor) const {
   Arena arena(backend_->memory == nullptr ? base_ : device_base_, kGuardBytes);
   step_buffers_ = layer_buffers(weights_.config, weights_.range, batch.tokens, arena);
+  last_tokens_ = batch.tokens;
   if (backend_->steps->plan != nullptr) step_plan_ = backend_->steps->plan(weights_, plan_, batch);
   return StepContext{weights_, batch, step_buffers_, executor, arena, nullptr, step_plan_.get()};
 }

@@ -38,7 +38,7 @@ class CaseRun {
   Batch place(const Batch& batch);
   // On a device: waits, then copies its workspace to the mirror and placed.out to out.
   void fetch(const Batch& placed, void* out);
-  // The first byte outside all arrays of a run of the case that is no longer the pattern: its offset, or -1.
+  // The first byte outside all arrays of the last run that is no longer the pattern: its offset, or -1.
   int64_t broken_guard() const;
 
   // A call for single steps of a batch that place has given. Its buffers are the backend's own, not the mirror.
@@ -60,7 +60,8 @@ class CaseRun {
   std::byte* device_base_ = nullptr;
   mutable LayerBuffers step_buffers_;  // of the step that was made last, and its plan
   mutable std::shared_ptr<const RunPlan> step_plan_;
-  int64_t tokens_ = 0;  // of the case
+  mutable int64_t last_tokens_ = 0;  // of the last run or step
+  int64_t tokens_ = 0;               // of the case
   LayerBuffers buffers_;
 };
 

@@ -96,7 +96,7 @@ struct OperandRows {
     }
   }
 };
-__global__ void __launch_bounds__(cuda::kEightsThreads) sm90_quantize_into_rows(cuda::RowArgs args, RowsOfTokens to) {
+__global__ void __launch_bounds__(cuda::kVec8Threads) sm90_quantize_into_rows(cuda::RowArgs args, RowsOfTokens to) {
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();  // gemm1 relies on route as soon as it starts
   const OperandRows rows{to, blockIdx.x};
@@ -104,11 +104,11 @@ __global__ void __launch_bounds__(cuda::kEightsThreads) sm90_quantize_into_rows(
   cuda::quantize_vec8_row(args, rows.token, cuda::load_vec8(args, rows.token, threadIdx.x), rows);
 }
 // The same, a warp a token.
-__global__ void __launch_bounds__(cuda::kWarpLineThreads, 4)
+__global__ void __launch_bounds__(cuda::kWarpRowThreads, 4)
     sm90_quantize_into_rows_by_warps(cuda::RowArgs args, int64_t tokens, RowsOfTokens to) {
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();  // gemm1 relies on route as soon as it starts
-  const OperandRows rows{to, (int64_t{blockIdx.x} * cuda::kWarpLineThreads + threadIdx.x) / 32};
+  const OperandRows rows{to, (int64_t{blockIdx.x} * cuda::kWarpRowThreads + threadIdx.x) / 32};
   if (rows.token >= tokens) return;
   if (!rows.any()) return cuda::expect_row(args, rows.token, false, cuda::ThreadGroup::warp());
   cuda::quantize_vec8_row_by_warp(args, rows.token, cuda::load_vec8(args, rows.token, cuda::ThreadGroup::warp().rank),

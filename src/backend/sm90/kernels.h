@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "core/status.h"
+
 namespace nvfp4_moe::sm90 {
 
 struct GemmArgs;  // gemm_params.cuh

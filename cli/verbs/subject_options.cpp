@@ -26,7 +26,7 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
   if (check == CheckScales::kYes) {
     NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, subject.checkpoint->validate(layer, subject.range));
     for (const Finding& finding : findings) {
-      if (finding.severity == Severity::kError) return bad_input(to_string(finding));
+      if (finding.severity == Severity::kError) return error_of(finding);
     }
   }
   NVFP4_MOE_ASSIGN(subject.source, layer_source(*subject.checkpoint, layer, slice));

@@ -33,6 +33,9 @@ struct Finding {
   std::string actual;
   int64_t count = 1;  // how many times this finding stands for (like ones are folded per layer)
 };
+// What stops at the finding: kBadInput "layer 3 expert 7 NAME: expected ..., got ... [input_scale_zero]", whose
+// finding() is the id. more: how many other errors there are.
+Status error_of(const Finding& finding, int64_t more = 0);
 std::string to_string(const Finding& finding);  // "error input_scale_zero: layer 3 expert 7 ...: expected ..., got ..."
 
 enum class SourceFormat : uint8_t {

@@ -44,6 +44,11 @@ std::string to_string(const Finding& finding) {
   return out;
 }
 
+Status error_of(const Finding& finding, int64_t more) {
+  const std::string others = more > 0 ? fmt::format(" (and {} more)", more) : "";
+  return bad_input(describe_place(finding) + others).of_finding(finding.id);
+}
+
 std::string float_string(float value) {
   if (std::isnan(value)) return "NaN";
   return fmt::format("{}", value);
@@ -68,7 +73,7 @@ bool FindingList::has_error() const {
 
 Status FindingList::first_error() const {
   for (const Finding& finding : findings_) {
-    if (finding.severity == Severity::kError) return bad_input(describe_place(finding));
+    if (finding.severity == Severity::kError) return error_of(finding);
   }
   return {};
 }

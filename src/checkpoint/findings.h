@@ -16,7 +16,7 @@ class FindingList {
   void add(Finding finding);
   void add_always(Finding finding) { findings_.push_back(std::move(finding)); }  // one that folds with nothing
   bool has_error() const;
-  // The first error as a kBadInput "layer 12 expert 7 NAME: expected ..., got ...".
+  // The first error as error_of says it.
   Status first_error() const;
   std::vector<Finding> take() { return std::move(findings_); }
   const std::vector<Finding>& all() const { return findings_; }

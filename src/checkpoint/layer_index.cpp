@@ -273,7 +273,7 @@ class Builder {
                       fmt::format("experts 0 to {}", experts - 1),
                       fmt::format("expert {}", e)};
       // Numbers that begin at 1, or a config of another model: which tensor is which expert is then unknown.
-      if (entry.refusal.ok()) entry.refusal = bad_input(describe_place(finding));
+      if (entry.refusal.ok()) entry.refusal = error_of(finding);
       findings_.add(std::move(finding));
     }
   }

@@ -2,6 +2,8 @@
 //
 // A Status is a code plus one line that names the thing, what was expected and what came, for example
 // "layer 12 expert 7 up_proj.weight_scale: expected (1536, 448) F8_E4M3, got (1536, 224)".
+// A failure that a named finding of a checkpoint causes carries the finding's id, at the end of its line and by itself:
+// "...: expected a finite scale, got NaN [tensor_scale_nan]".
 // Nothing in the library prints, aborts or throws across include/.
 #pragma once
 
@@ -34,13 +36,26 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
+  const std::string& finding() const { return finding_; }  // empty where no finding is behind the failure
 
   // The same failure with `where` put in front: "where: message".
-  Status in(const std::string& where) const { return ok() ? *this : Status(code_, where + ": " + message_); }
+  Status in(const std::string& where) const {
+    Status status = *this;
+    if (!ok()) status.message_ = where + ": " + message_;
+    return status;
+  }
+  // The same failure, caused by the finding of that id.
+  Status of_finding(const std::string& id) const {
+    Status status = *this;
+    status.message_ += " [" + id + "]";
+    status.finding_ = id;
+    return status;
+  }
 
  private:
   Code code_ = Code::kOk;
   std::string message_;
+  std::string finding_;
 };
 
 inline Status invalid_argument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }

@@ -232,7 +232,7 @@ Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRa
     if (errors++ == 0) first = &finding;
   }
   if (errors == 0) return {};
-  return bad_input(to_string(*first) + (errors > 1 ? " (and " + std::to_string(errors - 1) + " more)" : ""));
+  return error_of(*first, errors - 1);
 }
 
 }  // namespace

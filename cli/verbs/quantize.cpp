@@ -55,14 +55,11 @@ Result<std::map<int64_t, LayerScales>> read_input_scales(const std::string& path
 
 Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
   QuantizeOptions options;
-  NVFP4_MOE_ASSIGN(options.format, parse_output_format(verb.format));
+  NVFP4_MOE_ASSIGN(options.format, parse<OutputFormat>(verb.format, "--format"));
   if (!verb.layers.empty()) {
     NVFP4_MOE_ASSIGN(options.layers, parse_list(verb.layers));
   }
-  if (verb.scales != "max" && verb.scales != "mse") {
-    return invalid_argument(fmt::format("--scales: expected max or mse, got {}", verb.scales));
-  }
-  options.scales = verb.scales == "mse" ? ScaleSearch::kMse : ScaleSearch::kMax;
+  NVFP4_MOE_ASSIGN(options.scales, parse<ScaleSearch>(verb.scales, "--scales"));
   options.share_gate_up_scale = !verb.separate_gate_up;
   NVFP4_MOE_ASSIGN(options.max_shard_bytes, parse_bytes(verb.max_shard_size));
   if (!verb.input_scales.empty()) {

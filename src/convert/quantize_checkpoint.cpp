@@ -179,7 +179,7 @@ Json plan_json(const std::string& in, const TensorIndex& index, const std::set<i
           {"files", std::move(files)},
           {"format", to_string(options.format)},
           {"layers", layers},
-          {"scales", options.scales == ScaleSearch::kMse ? "mse" : "max"},
+          {"scales", to_string(options.scales)},
           {"share_gate_up_scale", options.share_gate_up_scale},
           {"input_scales", std::move(scales)},
           {"max_shard_bytes", options.max_shard_bytes}};
@@ -428,15 +428,7 @@ void add_notes(const QuantizeOptions& options, const OutputPlan& plan, const std
 
 }  // namespace
 
-const char* to_string(OutputFormat format) {
-  return format == OutputFormat::kCompressedTensors ? "compressed-tensors" : "modelopt";
-}
-
-Result<OutputFormat> parse_output_format(const std::string& name) {
-  if (name == "modelopt") return OutputFormat::kModelOpt;
-  if (name == "compressed-tensors") return OutputFormat::kCompressedTensors;
-  return invalid_argument("format: expected modelopt or compressed-tensors, got " + name);
-}
+const char* to_string(OutputFormat format) { return name_of(format); }
 
 double QuantizationQuality::sqnr_db() const {
   if (sum_sq_error == 0) return std::numeric_limits<double>::infinity();

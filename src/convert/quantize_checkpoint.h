@@ -35,8 +35,12 @@
 namespace nvfp4_moe {
 
 enum class OutputFormat : uint8_t { kModelOpt, kCompressedTensors };
-const char* to_string(OutputFormat);  // "modelopt", "compressed-tensors"
-Result<OutputFormat> parse_output_format(const std::string& name);
+const char* to_string(OutputFormat);
+template <>
+struct EnumNames<OutputFormat> {
+  static constexpr const char* kWhat = "output_format";
+  static constexpr std::array kAll = {"modelopt", "compressed-tensors"};
+};
 
 struct QuantizeOptions {
   OutputFormat format = OutputFormat::kModelOpt;

@@ -1,4 +1,4 @@
-// Names of the configuration's choices, and the checks behind MoeConfig::make.
+// The checks behind MoeConfig::make.
 #include "core/config.h"
 
 #include <array>
@@ -15,64 +15,6 @@ namespace {
 constexpr int64_t kMaxDimension = int64_t{1} << 20;
 // Expert ids and counts stay small integers everywhere; published models have at most 512 experts.
 constexpr int64_t kMaxExperts = 65536;
-
-template <class Enum>
-struct Names;
-template <>
-struct Names<Activation> {
-  static constexpr const char* kWhat = "activation";
-  static constexpr std::array kAll = {"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"};
-};
-template <>
-struct Names<ActivationFormat> {
-  static constexpr const char* kWhat = "activation_format";
-  static constexpr std::array kAll = {"nvfp4", "bf16", "int8_block"};
-};
-template <>
-struct Names<ActivationScale> {
-  static constexpr const char* kWhat = "activation_scale";
-  static constexpr std::array kAll = {"dynamic_token", "static", "compat"};
-};
-template <>
-struct Names<IntermediateScale> {
-  static constexpr const char* kWhat = "intermediate_scale";
-  static constexpr std::array kAll = {"dynamic_token", "fixed", "compat"};
-};
-template <>
-struct Names<RouterWeight> {
-  static constexpr const char* kWhat = "router_weight";
-  static constexpr std::array kAll = {"after_down", "before_down"};
-};
-template <>
-struct Names<RowFormat> {
-  static constexpr const char* kWhat = "row_format";
-  static constexpr std::array kAll = {"bf16", "fp32"};
-};
-
-template <class Enum>
-bool is_named(Enum value) {
-  return static_cast<size_t>(value) < Names<Enum>::kAll.size();
-}
-
-template <class Enum>
-const char* name_of(Enum value) {
-  return is_named(value) ? Names<Enum>::kAll[static_cast<size_t>(value)] : "?";
-}
-
-template <class Enum>
-std::string legal_names() {
-  std::string names;
-  for (const char* name : Names<Enum>::kAll) names += (names.empty() ? "" : ", ") + std::string(name);
-  return names;
-}
-
-// An enum that came through the C ABI may hold any integer.
-template <class Enum>
-Status check_named(Enum value) {
-  if (is_named(value)) return {};
-  return invalid_argument(std::string(Names<Enum>::kWhat) + ": expected one of " + legal_names<Enum>() + ", got " +
-                          std::to_string(static_cast<int>(value)));
-}
 
 std::string text(float value) {
   char buffer[32];
@@ -130,24 +72,10 @@ const char* to_string(IntermediateScale value) { return name_of(value); }
 const char* to_string(RouterWeight value) { return name_of(value); }
 const char* to_string(RowFormat value) { return name_of(value); }
 
-template <class Enum>
-Result<Enum> parse(std::string_view name) {
-  for (size_t i = 0; i < Names<Enum>::kAll.size(); ++i)
-    if (name == Names<Enum>::kAll[i]) return static_cast<Enum>(i);
-  return invalid_argument(std::string(Names<Enum>::kWhat) + ": expected one of " + legal_names<Enum>() + ", got \"" +
-                          std::string(name) + "\"");
-}
-template Result<Activation> parse<Activation>(std::string_view);
-template Result<ActivationFormat> parse<ActivationFormat>(std::string_view);
-template Result<ActivationScale> parse<ActivationScale>(std::string_view);
-template Result<IntermediateScale> parse<IntermediateScale>(std::string_view);
-template Result<RouterWeight> parse<RouterWeight>(std::string_view);
-template Result<RowFormat> parse<RowFormat>(std::string_view);
-
 template <class Scale>
 Status check_scale_choice(ActivationFormat format, Scale scale) {
   if (format != ActivationFormat::kInt8Block || scale == Scale::kDynamicToken) return {};
-  return invalid_argument(std::string(Names<Scale>::kWhat) +
+  return invalid_argument(std::string(EnumNames<Scale>::kWhat) +
                           ": expected dynamic_token with activation_format int8_block (each block of 16 has its own "
                           "scale), got " +
                           to_string(scale));

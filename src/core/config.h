@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/enum_names.h"
 #include "core/status.h"
 
 namespace nvfp4_moe {
@@ -28,9 +29,37 @@ const char* to_string(ActivationScale);
 const char* to_string(IntermediateScale);
 const char* to_string(RouterWeight);
 const char* to_string(RowFormat);
-// parse<E>("name"): the value, or an invalid_argument that lists the legal names.
-template <class Enum>
-Result<Enum> parse(std::string_view name);
+
+template <>
+struct EnumNames<Activation> {
+  static constexpr const char* kWhat = "activation";
+  static constexpr std::array kAll = {"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"};
+};
+template <>
+struct EnumNames<ActivationFormat> {
+  static constexpr const char* kWhat = "activation_format";
+  static constexpr std::array kAll = {"nvfp4", "bf16", "int8_block"};
+};
+template <>
+struct EnumNames<ActivationScale> {
+  static constexpr const char* kWhat = "activation_scale";
+  static constexpr std::array kAll = {"dynamic_token", "static", "compat"};
+};
+template <>
+struct EnumNames<IntermediateScale> {
+  static constexpr const char* kWhat = "intermediate_scale";
+  static constexpr std::array kAll = {"dynamic_token", "fixed", "compat"};
+};
+template <>
+struct EnumNames<RouterWeight> {
+  static constexpr const char* kWhat = "router_weight";
+  static constexpr std::array kAll = {"after_down", "before_down"};
+};
+template <>
+struct EnumNames<RowFormat> {
+  static constexpr const char* kWhat = "row_format";
+  static constexpr std::array kAll = {"bf16", "fp32"};
+};
 
 // int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale beside it, since
 // quantizing without that scale would be another computation than the one asked for. Under bf16, where nothing is

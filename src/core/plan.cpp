@@ -2,6 +2,9 @@
 #include "core/plan.h"
 
 namespace nvfp4_moe {
+
+const char* to_string(DeviceKind kind) { return name_of(kind); }
+
 Status check_workspace(const void* base, size_t size_bytes, size_t needed_bytes) {
   if (base == nullptr && needed_bytes != 0)
     return invalid_argument("workspace: expected " + std::to_string(needed_bytes) + " bytes, got null");

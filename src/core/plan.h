@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/arena.h"
+#include "core/enum_names.h"
 #include "core/status.h"
 
 namespace nvfp4_moe {
@@ -21,6 +22,12 @@ struct Limits {
 };
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
+const char* to_string(DeviceKind);  // as a device's name begins: "cpu", "cuda"
+template <>
+struct EnumNames<DeviceKind> {
+  static constexpr const char* kWhat = "device";
+  static constexpr std::array kAll = {"cpu", "cuda"};
+};
 
 struct DeviceFacts {
   DeviceKind kind = DeviceKind::kCpu;

@@ -183,6 +183,9 @@ Status nonfinite_element(const float* row, int64_t r, int64_t cols) {
 
 }  // namespace
 
+const char* to_string(ScaleSearch search) { return name_of(search); }
+const char* to_string(QuantizeMode mode) { return name_of(mode); }
+
 QuantizeCounts& QuantizeCounts::operator+=(const QuantizeCounts& other) {
   blocks += other.blocks;
   saturated_scales += other.saturated_scales;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/enum_names.h"
 #include "core/status.h"
 
 namespace nvfp4_moe {
@@ -26,6 +27,28 @@ struct QuantizeCounts {
 enum class ScaleSearch : uint8_t {
   kMax,  // block scale = RNE(amax / (6 s))
   kMse,  // the E4M3 neighbours of amax/6 and of amax/4 (over s) compete by squared error; ties go to the max choice
+};
+
+// Where a tensor scale comes from, by the names of docs/numerics.md.
+enum class QuantizeMode : uint8_t {
+  kWeights,       // a given number, or amax / 2688 of the whole array; block scales by a ScaleSearch
+  kDynamicToken,  // each row's own power of two
+  kStatic,        // a given number, rounded up to a power of two
+  kCompat,        // a given number as it is, in vLLM's operation order
+};
+
+const char* to_string(ScaleSearch);
+const char* to_string(QuantizeMode);
+
+template <>
+struct EnumNames<ScaleSearch> {
+  static constexpr const char* kWhat = "scales";
+  static constexpr std::array kAll = {"max", "mse"};
+};
+template <>
+struct EnumNames<QuantizeMode> {
+  static constexpr const char* kWhat = "mode";
+  static constexpr std::array kAll = {"weights", "dynamic_token", "static", "compat"};
 };
 
 // s = fl32(amax / 2688) computed in double; 1 where that is 0.

@@ -46,16 +46,12 @@ Result<Env> read_env() {
     env.check = check == "1";
   }
   if (const auto level = variable("NVFP4_MOE_LOG"); !level.empty()) {
-    constexpr std::string_view kNames[] = {"off", "error", "warning", "info", "debug"};
-    int found = -1;
-    for (int i = 0; i < 5; ++i) {
-      if (level == kNames[i]) found = i;
-    }
-    if (found < 0) return bad_variable("NVFP4_MOE_LOG", "off, error, warning, info or debug", level);
-    env.log_level = static_cast<LogLevel>(found);
+    NVFP4_MOE_ASSIGN(env.log_level, parse<LogLevel>(level, "environment NVFP4_MOE_LOG"));
   }
   return env;
 }
+
+const char* to_string(LogLevel level) { return name_of(level); }
 
 void set_log_callback(LogFn callback, void* user) {
   LogState& state = log_state();

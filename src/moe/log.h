@@ -3,9 +3,17 @@
 
 #include <string>
 
+#include "core/enum_names.h"
+
 namespace nvfp4_moe {
 
 enum class LogLevel : int { kOff = 0, kError = 1, kWarning = 2, kInfo = 3, kDebug = 4 };
+const char* to_string(LogLevel);  // as NVFP4_MOE_LOG spells it: "off", "error", "warning", "info", "debug"
+template <>
+struct EnumNames<LogLevel> {
+  static constexpr const char* kWhat = "NVFP4_MOE_LOG";
+  static constexpr std::array kAll = {"off", "error", "warning", "info", "debug"};
+};
 
 using LogFn = void (*)(int level, const char* text, void* user);
 

@@ -80,7 +80,7 @@ enum { /* intermediate_scale, of SwiGLU's output */
        NVFP4_MOE_INTERMEDIATE_COMPAT = 2
 };
 enum { NVFP4_MOE_WEIGHT_AFTER_DOWN = 0, NVFP4_MOE_WEIGHT_BEFORE_DOWN = 1 }; /* router_weight */
-enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_F32 = 1 };                   /* row_format */
+enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_FP32 = 1 };                  /* row_format */
 enum { NVFP4_MOE_SEARCH_MAX = 0, NVFP4_MOE_SEARCH_MSE = 1 };                /* scale search of nvfp4_moe_quantize */
 
 /* A local expert index that names the shared expert. */
@@ -383,13 +383,14 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype d
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
                                                               int64_t cols, uint8_t* codes, uint8_t* block_scales,
                                                               float* row_scales, nvfp4_moe_quantize_counts* counts);
-/* Activations with one given power of two. Rows with NaN or Inf get zero codes and scales, and are counted. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_given(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                                      float power_of_two, uint8_t* codes, uint8_t* block_scales,
-                                                      nvfp4_moe_quantize_counts* counts);
-/* Activations in vLLM's operation order with any positive input scale. */
+/* Activations with one power of two. tensor_scale: in, a positive number; out, the power of two it was rounded up to,
+ * which was used. Rows with NaN or Inf get zero codes and scales, and are counted. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_static(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                                       float* tensor_scale, uint8_t* codes, uint8_t* block_scales,
+                                                       nvfp4_moe_quantize_counts* counts);
+/* Activations in vLLM's operation order with any positive normal number. Rows with NaN or Inf as above. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                                       float input_scale, uint8_t* codes, uint8_t* block_scales,
+                                                       float tensor_scale, uint8_t* codes, uint8_t* block_scales,
                                                        nvfp4_moe_quantize_counts* counts);
 /* Options of nvfp4_moe_swiglu_quantize. */
 typedef struct nvfp4_moe_swiglu {
@@ -445,14 +446,13 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_unswizzle_scales(const uint8_t* swizzled,
  * ---- */
 enum {
   NVFP4_MOE_QUANTIZE_WEIGHTS = 0,       /* tensor_scale: a positive number to be used, or 0: amax/2688 of x */
-  NVFP4_MOE_QUANTIZE_WEIGHTS_MSE = 1,   /* likewise, block scales by SEARCH_MSE */
-  NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN = 2, /* tensor_scale: 0 */
-  NVFP4_MOE_QUANTIZE_GIVEN = 3,         /* tensor_scale: a power of two */
-  NVFP4_MOE_QUANTIZE_COMPAT = 4         /* tensor_scale: the input scale */
+  NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN = 1, /* tensor_scale: 0 */
+  NVFP4_MOE_QUANTIZE_STATIC = 2,        /* tensor_scale: a positive number, rounded up to a power of two */
+  NVFP4_MOE_QUANTIZE_COMPAT = 3         /* tensor_scale: the input scale, a positive normal number */
 };
-/* scales: DYNAMIC_TOKEN (rows), NaN for a row with NaN or Inf; the others one number, what was used, NaN where weights
- * hold NaN or Inf. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_quantize(int32_t device, int32_t how, const void* x,
+/* search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE. scales: DYNAMIC_TOKEN (rows), NaN for a row
+ * with NaN or Inf; the others one number, what was used, NaN where weights hold NaN or Inf. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_quantize(int32_t device, int32_t mode, int32_t search, const void* x,
                                                        nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
                                                        float tensor_scale, uint8_t* codes, uint8_t* block_scales,
                                                        float* scales, void* stream);

@@ -67,43 +67,43 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
   std::vector<float> x = normal(kRows * kCols, 3);
   const OnGpu<float> device_x(x);
   struct Way {
-    int32_t how;
+    int32_t mode;
     float scale;
+    int32_t search = NVFP4_MOE_SEARCH_MAX;
   };
   for (const Way way : {Way{NVFP4_MOE_QUANTIZE_WEIGHTS, 0.0f}, Way{NVFP4_MOE_QUANTIZE_WEIGHTS, 0.003f},
-                        Way{NVFP4_MOE_QUANTIZE_WEIGHTS_MSE, 0.0f}, Way{NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, 0.0f},
-                        Way{NVFP4_MOE_QUANTIZE_GIVEN, 0x1p-9f}, Way{NVFP4_MOE_QUANTIZE_COMPAT, 0.0017f}}) {
-    const bool dynamic = way.how == NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN;
+                        Way{NVFP4_MOE_QUANTIZE_WEIGHTS, 0.0f, NVFP4_MOE_SEARCH_MSE},
+                        Way{NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, 0.0f}, Way{NVFP4_MOE_QUANTIZE_STATIC, 0x1p-9f},
+                        Way{NVFP4_MOE_QUANTIZE_STATIC, 0.003f}, Way{NVFP4_MOE_QUANTIZE_COMPAT, 0.0017f}}) {
+    const bool dynamic = way.mode == NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN;
     std::vector<uint8_t> codes(kCodes), scales(kScales);
     std::vector<float> tensor_scales(dynamic ? kRows : 1, way.scale);
-    switch (way.how) {
+    switch (way.mode) {
       case NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN:
         ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize_dynamic_token(x.data(), NVFP4_MOE_F32, kRows, kCols, codes.data(),
                                                                  scales.data(), tensor_scales.data(), nullptr));
         break;
-      case NVFP4_MOE_QUANTIZE_GIVEN:
-        ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize_given(x.data(), NVFP4_MOE_F32, kRows, kCols, way.scale, codes.data(),
-                                                         scales.data(), nullptr));
+      case NVFP4_MOE_QUANTIZE_STATIC:
+        ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_F32, kRows, kCols, tensor_scales.data(),
+                                                          codes.data(), scales.data(), nullptr));
         break;
       case NVFP4_MOE_QUANTIZE_COMPAT:
         ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_F32, kRows, kCols, way.scale,
                                                           codes.data(), scales.data(), nullptr));
         break;
       default:
-        ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize(
-                                    x.data(), NVFP4_MOE_F32, kRows, kCols,
-                                    way.how == NVFP4_MOE_QUANTIZE_WEIGHTS ? NVFP4_MOE_SEARCH_MAX : NVFP4_MOE_SEARCH_MSE,
-                                    tensor_scales.data(), codes.data(), scales.data(), nullptr));
+        ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize(x.data(), NVFP4_MOE_F32, kRows, kCols, way.search,
+                                                   tensor_scales.data(), codes.data(), scales.data(), nullptr));
     }
     const OnGpu<uint8_t> device_codes(kCodes), device_scales(kScales);
     const OnGpu<float> device_tensor_scales(tensor_scales.size());
     ASSERT_EQ(NVFP4_MOE_OK,
-              nvfp4_moe_device_quantize(0, way.how, device_x.get(), NVFP4_MOE_F32, kRows, kCols, way.scale,
+              nvfp4_moe_device_quantize(0, way.mode, way.search, device_x.get(), NVFP4_MOE_F32, kRows, kCols, way.scale,
                                         device_codes.get(), device_scales.get(), device_tensor_scales.get(), nullptr))
         << nvfp4_moe_last_error();
-    EXPECT_EQ(device_codes.host(), codes) << way.how;
-    EXPECT_EQ(device_scales.host(), scales) << way.how;
-    EXPECT_EQ(bits(device_tensor_scales.host()), bits(tensor_scales)) << way.how;
+    EXPECT_EQ(device_codes.host(), codes) << way.mode;
+    EXPECT_EQ(device_scales.host(), scales) << way.mode;
+    EXPECT_EQ(bits(device_tensor_scales.host()), bits(tensor_scales)) << way.mode;
 
     const OnGpu<float> back(kRows * kCols);
     ASSERT_EQ(NVFP4_MOE_OK,
@@ -114,7 +114,7 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
       ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_dequantize(codes.data() + row * kCols / 2, scales.data() + row * kCols / 16,
                                                    tensor_scales[dynamic ? static_cast<size_t>(row) : 0], 1, kCols,
                                                    NVFP4_MOE_F32, expected.data() + row * kCols));
-    EXPECT_EQ(bits(back.host()), bits(expected)) << way.how;
+    EXPECT_EQ(bits(back.host()), bits(expected)) << way.mode;
   }
 }
 
@@ -124,14 +124,14 @@ TEST_F(CApiOnGpu, NonFiniteNumbersGiveNanScales) {
   x[5 * kCols + 7] = std::numeric_limits<float>::infinity();
   const OnGpu<float> device_x(x), row_scales(kRows), tensor_scale(1);
   const OnGpu<uint8_t> codes(kCodes), scales(kScales);
-  ASSERT_EQ(NVFP4_MOE_OK,
-            nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, device_x.get(), NVFP4_MOE_F32, kRows, kCols,
-                                      0.0f, codes.get(), scales.get(), row_scales.get(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, NVFP4_MOE_SEARCH_MAX,
+                                                    device_x.get(), NVFP4_MOE_F32, kRows, kCols, 0.0f, codes.get(),
+                                                    scales.get(), row_scales.get(), nullptr));
   const std::vector<float> rows = row_scales.host();
   for (int64_t row = 0; row < kRows; ++row) EXPECT_EQ(std::isnan(rows[static_cast<size_t>(row)]), row == 5) << row;
-  ASSERT_EQ(NVFP4_MOE_OK,
-            nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, device_x.get(), NVFP4_MOE_F32, kRows, kCols, 0.0f,
-                                      codes.get(), scales.get(), tensor_scale.get(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, NVFP4_MOE_SEARCH_MAX, device_x.get(),
+                                                    NVFP4_MOE_F32, kRows, kCols, 0.0f, codes.get(), scales.get(),
+                                                    tensor_scale.get(), nullptr));
   EXPECT_TRUE(std::isnan(tensor_scale.host()[0]));
 }
 

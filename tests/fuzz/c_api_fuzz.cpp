@@ -383,7 +383,8 @@ class Session {
       check(nvfp4_moe_quantize_dynamic_token(x, dtype, said_rows, said_cols, codes, scales, a_.maybe(a_.floats(rows)),
                                              counts));
     } else if (which == 2) {
-      check(nvfp4_moe_quantize_given(x, dtype, said_rows, said_cols, a_.scale(), codes, scales, counts));
+      float tensor_scale = a_.scale();
+      check(nvfp4_moe_quantize_static(x, dtype, said_rows, said_cols, a_.maybe(&tensor_scale), codes, scales, counts));
     } else if (which == 3) {
       check(nvfp4_moe_quantize_compat(x, dtype, said_rows, said_cols, a_.scale(), codes, scales, counts));
     } else if (which == 4) {

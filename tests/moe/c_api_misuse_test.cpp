@@ -212,8 +212,9 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   scale = 0;
   EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, &scale, codes, scales, &counts), invalid);
   EXPECT_EQ(nvfp4_moe_quantize_dynamic_token(x, NVFP4_MOE_F32, 1, 16, codes, scales, nullptr, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize_given(x, NVFP4_MOE_F32, 1, 16, 3.0f, codes, scales, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize_given(x, NVFP4_MOE_F32, 1, 16, NAN, codes, scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_static(x, NVFP4_MOE_F32, 1, 16, nullptr, codes, scales, nullptr), invalid);
+  for (float fixed : {0.0f, -1.0f, NAN, INFINITY})
+    EXPECT_EQ(nvfp4_moe_quantize_static(x, NVFP4_MOE_F32, 1, 16, &fixed, codes, scales, nullptr), invalid) << fixed;
   EXPECT_EQ(nvfp4_moe_quantize_compat(x, NVFP4_MOE_F32, 1, 16, 0.0f, codes, scales, nullptr), invalid);
   int8_t int8_codes[16];
   float int8_scales[1];
@@ -262,18 +263,21 @@ TEST(CApiMisuse, DeviceFormats) {
   alignas(8) uint8_t codes[8] = {};
   uint8_t scales[1] = {};
   float scale = 0;
-  const auto quantize = [&](int32_t device, int32_t how, const void* in, int64_t cols, float tensor_scale) {
-    return nvfp4_moe_device_quantize(device, how, in, NVFP4_MOE_F32, 1, cols, tensor_scale, codes, scales, &scale,
-                                     nullptr);
+  const auto quantize = [&](int32_t device, int32_t mode, const void* in, int64_t cols, float tensor_scale,
+                            int32_t search = NVFP4_MOE_SEARCH_MAX) {
+    return nvfp4_moe_device_quantize(device, mode, search, in, NVFP4_MOE_F32, 1, cols, tensor_scale, codes, scales,
+                                     &scale, nullptr);
   };
   EXPECT_EQ(quantize(-1, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, 5, x, 16, 0), invalid);
+  EXPECT_EQ(quantize(0, 4, x, 16, 0), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0, 2), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_MSE), invalid);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, nullptr, 16, 0), invalid);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 17, 0), invalid);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, -1), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS_MSE, x, 16, NAN), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, NAN, NVFP4_MOE_SEARCH_MSE), invalid);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, x, 16, 1), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_GIVEN, x, 16, 3), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_STATIC, x, 16, 0), invalid);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_COMPAT, x, 16, 0), invalid);
   const auto dequantize = [&](int32_t scale_of_row, const float* given, void* out) {
     return nvfp4_moe_device_dequantize(0, codes, scales, given, scale_of_row, 1, 16, NVFP4_MOE_F32, out, nullptr);

@@ -299,8 +299,10 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   EXPECT_EQ(int8_codes, int8_codes2);
   EXPECT_EQ(std::memcmp(int8_scales.data(), int8_scales2.data(), int8_scales.size() * sizeof(float)), 0);
   EXPECT_TRUE(std::isnan(int8_scales[4]) && std::isfinite(int8_scales[3]));
-  ASSERT_EQ(nvfp4_moe_quantize_given(x.data(), NVFP4_MOE_F32, 8, 64, 0x1p-9f, codes.data(), scales.data(), &counts),
+  float fixed = 0x1.8p-10f;  // between two powers
+  ASSERT_EQ(nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_F32, 8, 64, &fixed, codes.data(), scales.data(), &counts),
             NVFP4_MOE_OK);
+  EXPECT_EQ(fixed, 0x1p-9f) << "the power of two that was used";
   EXPECT_EQ(counts.nonfinite_rows, 1u);
   EXPECT_EQ(std::count(codes.begin() + 32, codes.begin() + 64, 0), 32);
   EXPECT_EQ(nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_F32, 8, 64, 0.0013f, codes.data(), scales.data(), &counts),

@@ -1,0 +1,15 @@
+// What the format functions do on the host once their arguments are checked (moe/formats.h).
+#pragma once
+
+#include "core/quantize.h"
+#include "core/status.h"
+#include "moe/formats.h"
+
+namespace nvfp4_moe::formats::host {
+
+// A kStatic tensor scale is a power of two already.
+Status quantize(const Quantize& call, QuantizeCounts& counts);
+Status quantize_int8_block(const QuantizeInt8Block& call, QuantizeCounts& counts);
+Status dequantize(const Dequantize& call);
+
+}  // namespace nvfp4_moe::formats::host

@@ -8,13 +8,16 @@ An NVFP4 tensor (..., K), K a multiple of 16, is three things:
 
     value = e2m1(code) * e4m3(scale) * tensor_scale
 
-Arrays come in through DLPack from any framework, in host memory. A torch tensor gives torch tensors back, everything
-else NumPy arrays. quantize, dequantize, silu_mul_quantize, swizzle and unswizzle also take torch tensors (2.10 or later)
-in a GPU's memory: with the host's bits, in torch's current stream, and without waiting, so that a CUDA graph can hold them. bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8,
-ml_dtypes or torch float8_e4m3fn. Non-contiguous arrays are copied.
+Arrays come in through DLPack or the buffer protocol from any framework. A torch tensor gives torch tensors back,
+everything else NumPy arrays. quantize, dequantize, silu_mul_quantize, swizzle and unswizzle also take torch tensors in a
+GPU's memory: with the host's bits, in torch's current stream, and without waiting, so that a CUDA graph can hold them.
+bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8, ml_dtypes or torch
+float8_e4m3fn. Non-contiguous arrays are copied.
 
-Errors: ValueError for an argument, a subclass of nvfp4_moe.Error (a RuntimeError) for everything else, each with one
-line that names the thing, what was expected and what came. Any function may be called from several threads.
+Errors: subclasses of nvfp4_moe.Error, each with one line that names the thing, what was expected and what came, and each
+also the built-in exception that says the same: InvalidArgument and BadInput (a file's content) are ValueErrors,
+Unsupported is a NotImplementedError, IoError an OSError, OutOfMemory a MemoryError; Busy, Cancelled, CheckFailed and
+Internal are RuntimeErrors. What is no array at all is a TypeError. Any function may be called from several threads.
 """
 
 from __future__ import annotations
@@ -24,13 +27,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from . import _core
-from ._arrays import borrow as _borrow
-from ._arrays import lend as _lend
-from ._arrays import on_gpu as _on_gpu
-from ._arrays import torch_of as _torch_of
 from ._core import (
     BadInput,
     Busy,
@@ -39,6 +36,7 @@ from ._core import (
     Checkpoint,
     Error,
     Internal,
+    InvalidArgument,
     IoError,
     OutOfMemory,
     Unsupported,
@@ -55,6 +53,7 @@ __all__ = [
     "Checkpoint",
     "Error",
     "Internal",
+    "InvalidArgument",
     "IoError",
     "MoeConfig",
     "MoeLayer",
@@ -101,11 +100,7 @@ def quantize(
     dynamic_token, NaN for a row that holds NaN or Inf. The other modes raise ValueError on such a row. Of a tensor on a GPU
     tensor_scale is float32 () there, and instead of raising, NaN where x holds NaN or Inf.
     """
-    if _on_gpu(x):
-        return _core.device_quantize(_borrow(x), mode, tensor_scale, scales)
-    torch = _torch_of(x)
-    codes, block_scales, scale = _core.quantize(_borrow(x), mode, tensor_scale, scales)
-    return _lend(codes, torch), _lend(block_scales, torch), _lend(scale, torch)
+    return _core.quantize(x, mode, tensor_scale, scales)
 
 
 def silu_mul_quantize(
@@ -128,27 +123,9 @@ def silu_mul_quantize(
     Returns (codes uint8 (..., I/2), scales uint8 (..., I/16), row_scales float32 (...)); a row scale is NaN where the
     row holds NaN or Inf. Raises ValueError on shapes, dtypes and choices.
     """
-    if _on_gpu(gate_up):
-        return _core.device_silu_mul_quantize(
-            _borrow(gate_up),
-            activation,
-            swiglu_limit,
-            swiglu_alpha,
-            interleaved,
-            None if row_weights is None else _borrow(row_weights),
-            power_of_two,
-        )
-    torch = _torch_of(gate_up)
-    codes, block_scales, row_scales = _core.silu_mul_quantize(
-        _borrow(gate_up),
-        activation,
-        swiglu_limit,
-        swiglu_alpha,
-        interleaved,
-        None if row_weights is None else _borrow(row_weights),
-        power_of_two,
+    return _core.silu_mul_quantize(
+        gate_up, activation, swiglu_limit, swiglu_alpha, interleaved, row_weights, power_of_two
     )
-    return _lend(codes, torch), _lend(block_scales, torch), _lend(row_scales, torch)
 
 
 def dequantize(codes: Any, scales: Any, tensor_scale: Any, dtype: str = "float32") -> Any:
@@ -158,55 +135,41 @@ def dequantize(codes: Any, scales: Any, tensor_scale: Any, dtype: str = "float32
     uint16, its bits. Raises ValueError on shapes that do not belong together. On a GPU a tensor_scale of several numbers lies
     there too, and what a host refuses (block scales above 0x7E, a scale that is NaN) gives NaN.
     """
-    if _on_gpu(codes):
-        if not _on_gpu(tensor_scale):
-            number = np.asarray(_borrow(tensor_scale), dtype=np.float32)
-            if number.size != 1:
-                raise ValueError(f"tensor_scale: expected one number, or float32 on codes' device, got {number.shape}")
-            scale: Any = float(number.reshape(()))
-        else:
-            scale = _borrow(tensor_scale.reshape(()) if tensor_scale.numel() == 1 else tensor_scale)
-        return _core.device_dequantize(_borrow(codes), _borrow(scales), scale, dtype)
-    torch = _torch_of(codes)
-    row_scales = np.asarray(_borrow(tensor_scale), dtype=np.float32)
-    if row_scales.size == 1:
-        row_scales = row_scales.reshape(())
-    out = _core.dequantize(_borrow(codes), _borrow(scales), row_scales, dtype)
-    return _lend(out, torch, bits_of=dtype)
+    return _core.dequantize(codes, scales, tensor_scale, dtype)
 
 
 def pack(codes: Any) -> Any:
     """uint8 (..., K) of codes 0..15 to uint8 (..., K/2), the even element in the low nibble. K even."""
-    return _lend(_core.pack(_borrow(codes)), _torch_of(codes))
+    return _core.pack(codes)
 
 
-def unpack(bytes: Any) -> Any:
+def unpack(packed: Any) -> Any:
     """uint8 (..., K/2) to uint8 (..., K) of codes 0..15: the inverse of pack."""
-    return _lend(_core.unpack(_borrow(bytes)), _torch_of(bytes))
+    return _core.unpack(packed)
 
 
 def encode_e2m1(x: Any) -> Any:
     """Elementwise to E2M1 codes 0..15, uint8, x's shape: nearest even, saturating at 6; NaN gives 7 (+6).
 
     float64 is rounded once, from the float64."""
-    return _lend(_core.encode_e2m1(_borrow(x)), _torch_of(x))
+    return _core.encode_e2m1(x)
 
 
 def decode_e2m1(codes: Any) -> Any:
     """Elementwise: float32 values of codes 0..15 (higher bits are ignored)."""
-    return _lend(_core.decode_e2m1(_borrow(codes)), _torch_of(codes))
+    return _core.decode_e2m1(codes)
 
 
 def encode_e4m3(x: Any) -> Any:
     """Elementwise to E4M3 bytes, uint8, x's shape: nearest even, saturating at 448; NaN gives 0x7F.
 
     float64 is rounded once, from the float64."""
-    return _lend(_core.encode_e4m3(_borrow(x)), _torch_of(x))
+    return _core.encode_e4m3(x)
 
 
-def decode_e4m3(bytes: Any) -> Any:
+def decode_e4m3(encoded: Any) -> Any:
     """Elementwise: float32 values of all 256 bytes; 0x7F and 0xFF are NaN."""
-    return _lend(_core.decode_e4m3(_borrow(bytes)), _torch_of(bytes))
+    return _core.decode_e4m3(encoded)
 
 
 def to_fp8(codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] | None = None) -> tuple[Any, Any]:
@@ -214,9 +177,7 @@ def to_fp8(codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] 
 
     block=None: one float for the whole matrix. block=(128, 128): float32 (ceil(rows/128), ceil(K/128)).
     """
-    torch = _torch_of(codes)
-    out, out_scales = _core.to_fp8(_borrow(codes), _borrow(scales), float(tensor_scale), block)
-    return _lend(out, torch), _lend(out_scales, torch)
+    return _core.to_fp8(codes, scales, float(tensor_scale), block)
 
 
 def swizzle(scales: Any) -> Any:
@@ -224,16 +185,12 @@ def swizzle(scales: Any) -> Any:
 
     Padding bytes are zero. Leading dimensions (experts) stay: each matrix is laid out by itself.
     """
-    if _on_gpu(scales):
-        return _core.device_swizzle(_borrow(scales))
-    return _lend(_core.swizzle(_borrow(scales)), _torch_of(scales))
+    return _core.swizzle(scales)
 
 
 def unswizzle(swizzled: Any, rows: int, cols: int) -> Any:
     """The inverse of swizzle: uint8 (..., bytes) to (..., rows, cols), cols = K/16."""
-    if _on_gpu(swizzled):
-        return _core.device_unswizzle(_borrow(swizzled), rows, cols)
-    return _lend(_core.unswizzle(_borrow(swizzled), rows, cols), _torch_of(swizzled))
+    return _core.unswizzle(swizzled, rows, cols)
 
 
 def swizzle_experts(scales: Any, row_offsets: Any) -> Any:
@@ -242,8 +199,7 @@ def swizzle_experts(scales: Any, row_offsets: Any) -> Any:
     row_offsets: (experts + 1) ascending, from 0 to rows. Expert e's tiles begin at row
     expert_scale_row(row_offsets[e], e), a multiple of 128; the bytes hold any distribution of as many rows.
     """
-    offsets = np.ascontiguousarray(_borrow(row_offsets), dtype=np.int64)
-    return _lend(_core.swizzle_experts(_borrow(scales), offsets), _torch_of(scales))
+    return _core.swizzle_experts(scales, row_offsets)
 
 
 def expert_scale_row(row_offset: int, expert: int) -> int:
@@ -279,7 +235,7 @@ def quantize_checkpoint(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    format: str = "modelopt",
+    output_format: str = "modelopt",
     layers: Sequence[int] = (),
     scales: str = "max",
     share_gate_up_scale: bool = True,
@@ -288,8 +244,9 @@ def quantize_checkpoint(
     threads: int = 0,
     progress: Callable[[dict[str, Any]], bool | None] | None = None,
 ) -> dict[str, Any]:
-    """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`: format "modelopt" or "compressed-tensors".
+    """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`.
 
+    output_format: "modelopt" or "compressed-tensors".
     layers: the MoE layers to quantize, all where empty. scales: "max" or "mse". share_gate_up_scale: one tensor scale
     for gate and up, as vLLM expects. input_scales: by layer (hidden, intermediate), amax/2688. threads=0: one per core.
     progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
@@ -300,7 +257,7 @@ def quantize_checkpoint(
     return _core.quantize_checkpoint(
         os.fspath(source),
         os.fspath(out),
-        format,
+        output_format,
         list(layers),
         scales,
         share_gate_up_scale,
@@ -321,5 +278,5 @@ def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cp
     defaults = json.loads(_core.default_options())
     for name in options:
         if name not in defaults:
-            raise ValueError(f"options: expected one of {', '.join(defaults)}, got {name}")
+            raise InvalidArgument(f"options: expected one of {', '.join(defaults)}, got {name}")
     return _core.explain(json.dumps({**defaults, **options}), backend, device)

@@ -1,12 +1,13 @@
-"""Arrays of other frameworks in and out: what the compiled module cannot see through DLPack alone.
+"""Arrays of other frameworks: what the compiled module (python/src/tensor.h) cannot do through DLPack alone.
 
 NumPy has no bfloat16 and no FP8 of its own, and its DLPack export refuses those of ml_dtypes: they cross as their bits.
-A torch input gives torch outputs; everything else gives NumPy arrays. torch is never imported here.
+torch is never imported here.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,10 @@ import numpy as np
 _NUMPY_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float4_e2m1fn": np.uint8}
 
 
-def torch_of(*arrays: Any) -> Any:
-    """The torch module if one of the arrays is a tensor, else None."""
+def _torch_of(array: Any) -> Any:
+    """The torch module if the array is a tensor, else None."""
     torch = sys.modules.get("torch")
-    if torch is not None and any(isinstance(array, torch.Tensor) for array in arrays):
-        return torch
-    return None
-
-
-def on_gpu(array: Any) -> bool:
-    """Whether the array is a torch tensor in a GPU's memory."""
-    torch = torch_of(array)
-    return torch is not None and array.is_cuda
+    return torch if torch is not None and isinstance(array, torch.Tensor) else None
 
 
 def view(array: Any) -> Any:
@@ -35,28 +28,38 @@ def view(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         bits = _NUMPY_BITS.get(array.dtype.name)
         return None if bits is None else array.view(bits)
-    torch = torch_of(array)
+    torch = _torch_of(array)
     if torch is None:
         return None
     byte_like = [getattr(torch, name, None) for name in ("float8_e4m3fn", "float4_e2m1fn_x2")]
     return array.detach().view(torch.uint8) if array.dtype in byte_like else array.detach()
 
 
-def borrow(array: Any) -> Any:
-    """The array as something the compiled module reads without a copy, where its memory is contiguous."""
-    if isinstance(array, np.ndarray):
-        bits = view(array)
-        return array if bits is None else np.ascontiguousarray(bits).reshape(array.shape)
-    if torch_of(array) is not None:
-        return view(array).contiguous()
-    return array if hasattr(array, "__dlpack__") else np.asarray(array)
+def as_array(value: Any) -> Any:
+    """Arrays as they are; numbers and lists as NumPy arrays."""
+    return value if isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") else np.asarray(value)
 
 
-def lend(array: Any, torch: Any, bits_of: str | None = None) -> Any:
-    """A NumPy result as the caller's framework has it; bits_of names the 16-bit float that uint16 stands for."""
-    if bits_of == "float16":
-        array = array.view(np.float16)
-    if torch is None or not isinstance(array, np.ndarray):
-        return array
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if bits_of == "bfloat16" else tensor
+def contiguous(array: Any) -> Any:
+    """A row-major, aligned copy of an array that is not: a tensor of a tensor, else a NumPy array."""
+    if _torch_of(array) is not None:
+        return array.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+    return np.array(array if isinstance(array, np.ndarray) else np.from_dlpack(array), order="C")
+
+
+def empty_like(array: Any, shape: Sequence[int], dtype: str) -> Any:
+    """A tensor like a tensor, on its device; a NumPy array, with uint16 for bfloat16, like everything else."""
+    torch = _torch_of(array)
+    if torch is not None:
+        return array.new_empty(tuple(shape), dtype=getattr(torch, dtype))
+    return np.empty(tuple(shape), dtype="uint16" if dtype == "bfloat16" else dtype)
+
+
+def cast(array: Any, dtype: str) -> np.ndarray[Any, Any]:
+    """The numbers of an array, or a list of them, as a row-major NumPy array of another dtype."""
+    torch = _torch_of(array)
+    if torch is not None:
+        array = array.detach().to("cpu", getattr(torch, dtype)).numpy()
+    elif not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
+        array = np.from_dlpack(array)
+    return np.array(array, dtype=dtype, order="C")

@@ -8,10 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from . import _core
-from ._arrays import borrow
+from ._arrays import cast
 from .config import MoeConfig
 
 ProgressFn = Callable[[dict[str, Any]], "bool | None"]
@@ -21,7 +19,7 @@ def _largest(scale: Any) -> float | None:
     """An activation scale: one number, or the maximum over an array of every expert's."""
     if scale is None or isinstance(scale, (int, float)):
         return scale
-    values = np.asarray(borrow(scale), dtype=np.float64)
+    values = cast(scale, "float64")
     return float(values.max()) if values.size else None
 
 
@@ -29,7 +27,9 @@ def _scale_pair(input_scale: Any) -> tuple[float | None, float | None] | None:
     if input_scale is None:
         return None
     if not isinstance(input_scale, (tuple, list)) or len(input_scale) != 2:
-        raise ValueError(f"input_scale: expected None or (hidden, intermediate), got {type(input_scale).__name__}")
+        raise _core.InvalidArgument(
+            f"input_scale: expected None or (hidden, intermediate), got {type(input_scale).__name__}"
+        )
     return _largest(input_scale[0]), _largest(input_scale[1])
 
 
@@ -128,7 +128,7 @@ class MoeLayer(_core.Layer):
         first_expert: int = 0,
         num_local_experts: int = 0,
         *,
-        slice: tuple[int, int] | None = None,
+        intermediate_slice: tuple[int, int] | None = None,
         max_tokens: int = 8192,
         device: str = "cpu",
         backend: str = "auto",
@@ -140,7 +140,7 @@ class MoeLayer(_core.Layer):
         """One MoE layer of a model directory; only its local experts' weights are read.
 
         checkpoint: a directory, or an open nvfp4_moe.Checkpoint (which several layers may share). num_local_experts 0
-        with first_expert 0: all. slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
+        with first_expert 0: all. intermediate_slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
         parallel). choices: fields of MoeConfig that differ from the checkpoint's, for example activation_format="bf16".
         cache_directory: where packed layers are kept and mapped from on the next start; cache_checksum compares all
         bytes, not headers and times.
@@ -149,11 +149,11 @@ class MoeLayer(_core.Layer):
         """
         if not isinstance(checkpoint, _core.Checkpoint):
             checkpoint = _core.Checkpoint(os.fspath(checkpoint))
-        config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, slice))
+        config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, intermediate_slice))
         known = [field.name for field in dataclasses.fields(MoeConfig)]
         for name in choices:
             if name not in known:
-                raise ValueError(f"choices: expected fields of MoeConfig ({', '.join(known)}), got {name}")
+                raise _core.InvalidArgument(f"choices: expected fields of MoeConfig ({', '.join(known)}), got {name}")
         config = dataclasses.replace(config, **choices)
         return cls(
             _core.open_checkpoint(
@@ -162,7 +162,7 @@ class MoeLayer(_core.Layer):
                 config.to_json(),
                 first_expert,
                 num_local_experts,
-                slice,
+                intermediate_slice,
                 max_tokens,
                 device,
                 backend,
@@ -218,7 +218,9 @@ class Nvfp4Linear(_core.Linear):
         """
         codes = weight[0]
         if len(codes.shape) != 2:
-            raise ValueError(f"weight codes: expected (out_features, in_features/2), got {tuple(codes.shape)}")
+            raise _core.InvalidArgument(
+                f"weight codes: expected (out_features, in_features/2), got {tuple(codes.shape)}"
+            )
         rows, half = codes.shape
         return cls(
             _core.open_linear(

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "arrays.h"
 #include "dicts.h"
 #include "layer.h"
 #include "moe/config_json.h"

@@ -5,7 +5,8 @@
 
 #include <cstring>
 
-#include "arrays.h"
+#include "core/float_formats.h"
+#include "tensor.h"
 
 namespace nvfp4_moe::python {
 
@@ -39,21 +40,19 @@ Dict to_dict(const LayerStatistics& s) {
 }
 
 Dict to_dict(const Nvfp4View& view) {
-  const size_t rows = static_cast<size_t>(view.rows);
-  const size_t code_cols = static_cast<size_t>(view.cols / 2);
-  const size_t scale_cols = static_cast<size_t>(view.cols / kBlockElems);
-  Output<uint8_t> codes({rows, code_cols});
-  Output<uint8_t> scales({rows, scale_cols});
+  const int64_t code_cols = view.cols / 2, scale_cols = view.cols / kBlockElems;
+  const Tensor codes = Tensor::numpy({view.rows, code_cols}, DType::kU8);
+  const Tensor scales = Tensor::numpy({view.rows, scale_cols}, DType::kU8);
   {
-    nb::gil_scoped_release release;
-    for (size_t r = 0; r < rows; ++r) {
-      std::memcpy(codes.data + r * code_cols, view.row_codes(static_cast<int64_t>(r)), code_cols);
-      std::memcpy(scales.data + r * scale_cols, view.row_scales(static_cast<int64_t>(r)), scale_cols);
+    const nb::gil_scoped_release release;
+    for (int64_t r = 0; r < view.rows; ++r) {
+      std::memcpy(codes.data() + r * code_cols, view.row_codes(r), static_cast<size_t>(code_cols));
+      std::memcpy(scales.data() + r * scale_cols, view.row_scales(r), static_cast<size_t>(scale_cols));
     }
   }
   Dict d;
-  d["codes"] = codes.array();
-  d["scales"] = scales.array();
+  d["codes"] = codes.object();
+  d["scales"] = scales.object();
   d["tensor_scale"] = static_cast<double>(view.tensor_scale);
   return d;
 }

@@ -1,12 +1,24 @@
 // Structs of the library as Python dicts, keyed by their field names.
 #pragma once
 
-#include "arrays.h"
+#include <nanobind/nanobind.h>
+
+#include <string>
+
 #include "checkpoint/checkpoint.h"
 #include "core/batch.h"
 #include "core/progress.h"
 
 namespace nvfp4_moe::python {
+
+namespace nb = nanobind;
+
+using Dict = nb::typed<nb::dict, nb::str, nb::any>;
+
+// A JSON object of the library as Python objects.
+inline Dict parse_json(const std::string& text) {
+  return nb::cast<nb::dict>(nb::module_::import_("json").attr("loads")(text));
+}
 
 Dict to_dict(const Finding& finding);
 Dict to_dict(const LayerStatistics& statistics);

@@ -14,36 +14,57 @@ namespace {
 struct ErrorClass {
   Code code;
   const char* name;
+  PyObject* const* builtin;  // the base beside Error
   const char* doc;
 };
-constexpr std::array<ErrorClass, 8> kClasses = {{
-    {Code::kCheckFailed, "CheckFailed", "A comparison ran and did not hold."},
-    {Code::kUnsupported, "Unsupported", "Legal, but nothing here takes it."},
-    {Code::kBadInput, "BadInput", "A file's content is wrong."},
-    {Code::kIo, "IoError", "The operating system refused a file operation."},
-    {Code::kOutOfMemory, "OutOfMemory", "An allocation failed."},
-    {Code::kBusy, "Busy", "The object is in use elsewhere."},
-    {Code::kInternal, "Internal", "A fault of the library."},
-    {Code::kCancelled, "Cancelled", "A progress callback asked to stop."},
+const std::array<ErrorClass, 9> kClasses = {{
+    {Code::kCheckFailed, "CheckFailed", &PyExc_RuntimeError, "A comparison ran and did not hold."},
+    {Code::kInvalidArgument, "InvalidArgument", &PyExc_ValueError, "An option, shape, dtype or value is wrong."},
+    {Code::kUnsupported, "Unsupported", &PyExc_NotImplementedError, "Legal, but nothing here takes it."},
+    {Code::kBadInput, "BadInput", &PyExc_ValueError, "A file's, or a weight array's, content is wrong."},
+    {Code::kIo, "IoError", &PyExc_OSError, "The operating system refused a file operation."},
+    {Code::kOutOfMemory, "OutOfMemory", &PyExc_MemoryError, "An allocation failed."},
+    {Code::kBusy, "Busy", &PyExc_RuntimeError, "The object is in use elsewhere."},
+    {Code::kInternal, "Internal", &PyExc_RuntimeError, "A fault of the library."},
+    {Code::kCancelled, "Cancelled", &PyExc_RuntimeError, "A progress callback asked to stop."},
 }};
 
 // Indexed by Code. Owned references that live as long as the process, as the module does.
 std::array<PyObject*, 16> classes{};
 
+// Leaves a Python error set, whatever happens.
+void raise(const Failure& failure) {
+  PyObject* const type = classes[static_cast<size_t>(failure.code())];
+  const std::string text = failure.what();
+  // A message may quote a file: what is not UTF-8 in it is replaced.
+  PyObject* const message = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (message == nullptr) return;
+  PyObject* const error = PyObject_CallOneArg(type, message);
+  Py_DECREF(message);
+  if (error == nullptr) return;
+  if (!failure.finding().empty()) {
+    PyObject* const id = PyUnicode_FromString(failure.finding().c_str());
+    if (id == nullptr || PyObject_SetAttrString(error, "finding", id) != 0) PyErr_Clear();
+    Py_XDECREF(id);
+  }
+  PyErr_SetObject(type, error);
+  Py_DECREF(error);
+}
+
 void translate(const std::exception_ptr& exception, void*) {
   try {
     std::rethrow_exception(exception);
   } catch (const Failure& failure) {
-    PyObject* type = classes[static_cast<size_t>(failure.code())];
-    PyErr_SetString(type != nullptr ? type : PyExc_ValueError, failure.what());
+    raise(failure);
   }
 }
 
-PyObject* make_class(nb::module_& m, const char* name, const char* doc, PyObject* base, Code code) {
+PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb::tuple& bases, Code code) {
   const std::string full_name = nb::cast<std::string>(m.attr("__name__")) + "." + name;
   nb::dict attributes;
   attributes["code"] = static_cast<int>(code);
-  PyObject* type = PyErr_NewExceptionWithDoc(full_name.c_str(), doc, base, attributes.ptr());
+  attributes["finding"] = nb::none();
+  PyObject* type = PyErr_NewExceptionWithDoc(full_name.c_str(), doc, bases.ptr(), attributes.ptr());
   if (type == nullptr) nb::raise_python_error();
   m.attr(name) = nb::handle(type);
   return type;
@@ -52,11 +73,14 @@ PyObject* make_class(nb::module_& m, const char* name, const char* doc, PyObject
 }  // namespace
 
 void bind_errors(nb::module_& m) {
-  PyObject* base = make_class(m, "Error", "Base of this library's errors; `code` is the command line's status.",
-                              PyExc_RuntimeError, Code::kInternal);
-  for (const ErrorClass& entry : kClasses) {
-    classes[static_cast<size_t>(entry.code)] = make_class(m, entry.name, entry.doc, base, entry.code);
-  }
+  PyObject* const base =
+      make_class(m, "Error",
+                 "Base of this library's errors. code: the command line's status. finding: the id of the checkpoint's\n"
+                 "finding that caused it, as nvfp4_moe.inspect lists them, or None.",
+                 nb::make_tuple(nb::handle(PyExc_Exception)), Code::kInternal);
+  for (const ErrorClass& entry : kClasses)
+    classes[static_cast<size_t>(entry.code)] =
+        make_class(m, entry.name, entry.doc, nb::make_tuple(nb::handle(base), nb::handle(*entry.builtin)), entry.code);
   nb::register_exception_translator(translate);
 }
 

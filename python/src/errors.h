@@ -1,6 +1,8 @@
-// Failures of the library as Python exceptions that carry its text.
+// Failures of the library as Python exceptions that carry its text, its code and, where a finding of a checkpoint is
+// behind one, the finding's id.
 //
-// kInvalidArgument becomes ValueError; every other code a class of its own under nvfp4_moe.Error (a RuntimeError).
+// Every class derives from nvfp4_moe.Error and from the built-in exception that a caller catches anyway: ValueError for
+// an argument and for bad input, OSError, MemoryError, NotImplementedError, else RuntimeError.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,6 +19,7 @@ class Failure : public std::exception {
   explicit Failure(Status status) : status_(std::move(status)) {}
   const char* what() const noexcept override { return status_.message().c_str(); }
   Code code() const { return status_.code(); }
+  const std::string& finding() const { return status_.finding(); }
 
  private:
   Status status_;
@@ -35,8 +38,7 @@ T take(Result<T> result) {
 
 void bind_errors(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
-void bind_device_formats(nanobind::module_& m);
-void bind_layouts(nanobind::module_& m);
+void bind_codecs(nanobind::module_& m);
 void bind_checkpoint(nanobind::module_& m);
 void bind_layer(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);

@@ -318,10 +318,11 @@ void bind_layer(nb::module_& m) {
         nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
         nb::arg("backend"), nb::arg("progress").none());
   m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
-        nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("slice").none(), nb::arg("max_tokens"),
-        nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"), nb::arg("cache_checksum"),
-        nb::arg("progress").none());
-  m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("slice").none());
+        nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
+        nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),
+        nb::arg("cache_checksum"), nb::arg("progress").none());
+  m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"),
+        nb::arg("intermediate_slice").none());
   m.def(
       "check_config", [](const std::string& json) { (void)config_of(json); }, nb::arg("config"));
 

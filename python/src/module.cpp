@@ -10,8 +10,7 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = NVFP4_MOE_VERSION;
   nvfp4_moe::python::bind_errors(m);
   nvfp4_moe::python::bind_formats(m);
-  nvfp4_moe::python::bind_device_formats(m);
-  nvfp4_moe::python::bind_layouts(m);
+  nvfp4_moe::python::bind_codecs(m);
   nvfp4_moe::python::bind_checkpoint(m);
   nvfp4_moe::python::bind_quantize_checkpoint(m);
   nvfp4_moe::python::bind_layer(m);

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <string_view>
+#include <utility>
 
 #include "moe/layer.h"
 #include "moe/registry.h"
@@ -57,11 +58,31 @@ std::string dtype_name(const nb::dlpack::dtype& dtype) {
   }
 }
 
+nb::module_ arrays_module() { return nb::module_::import_("nvfp4_moe._arrays"); }
+
+// As NumPy and torch spell it.
+const char* name_of_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kU8: return "uint8";
+    case DType::kI64: return "int64";
+    case DType::kF16: return "float16";
+    case DType::kBf16: return "bfloat16";
+    case DType::kF64: return "float64";
+    default: return "float32";
+  }
+}
+
 void set_error(void* context, const char* kind, const char* message) {
   *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
 }
 
 }  // namespace
+
+std::string to_string(const Sizes& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
 
 std::string to_string(const Device& device) {
   if (device.is_host()) return "cpu";
@@ -80,8 +101,35 @@ const DeviceMemory* memory_of(const Device& device) {
   return device.type == nb::device::cuda::value ? device_memory(DeviceKind::kCuda) : nullptr;
 }
 
-Tensor::Tensor(nb::handle object, const char* name) : object_(object), name_(name) {
+Tensor::Tensor(nb::handle object, const char* name) : object_(nb::borrow(object)), name_(name) {
   if (!borrow_fast(Py_TYPE(object.ptr()))) borrow_slow();
+}
+
+Tensor Tensor::contiguous(nb::handle object, const char* name) {
+  const bool known = exchange_of(Py_TYPE(object.ptr())) != nullptr;
+  Tensor array(known ? nb::borrow(object) : arrays_module().attr("as_array")(object), name);
+  if (array.is_contiguous() && array.is_aligned()) return array;
+  return Tensor(arrays_module().attr("contiguous")(array.object_), name);
+}
+
+Tensor Tensor::numpy(const Sizes& shape, DType dtype) {
+  return Tensor(arrays_module().attr("empty_like")(nb::none(), shape, name_of_dtype(dtype)), "out");
+}
+
+Tensor Tensor::empty_like(const Sizes& shape, DType dtype) const {
+  if (exchange_ != nullptr) {
+    const Kind kind = dtype == DType::kU8 ? Kind::UInt : dtype == DType::kBf16 ? Kind::Bfloat : Kind::Float;
+    return Tensor(new_array(shape, {static_cast<uint8_t>(kind), static_cast<uint8_t>(bits(dtype)), 1}), "out");
+  }
+  Tensor made(arrays_module().attr("empty_like")(object_, shape, name_of_dtype(dtype)), "out");
+  if (made.device() != device())
+    fail(std::string(name_) + ": expected an array in host memory, or a torch tensor, got " + class_of(object_) +
+         " on " + to_string(device()));
+  return made;
+}
+
+Tensor Tensor::cast(DType dtype) const {
+  return Tensor(arrays_module().attr("cast")(object_, name_of_dtype(dtype)), name_);
 }
 
 bool Tensor::borrow_fast(PyTypeObject* type) {
@@ -100,7 +148,7 @@ bool Tensor::borrow_fast(PyTypeObject* type) {
 void Tensor::borrow_slow() {
   exchange_ = nullptr;
   if (!nb::try_cast(object_, owned_, false)) {
-    const nb::object lent = nb::module_::import_("nvfp4_moe._arrays").attr("view")(object_);
+    const nb::object lent = arrays_module().attr("view")(object_);
     if (lent.is_none() || !nb::try_cast(lent, owned_, false)) {
       throw nb::type_error((std::string(name_) + ": expected an array, got " + class_of(object_)).c_str());
     }
@@ -139,6 +187,17 @@ bool Tensor::is_contiguous() const {
   return contiguous;
 }
 
+int64_t Tensor::count() const {
+  int64_t count = 1;
+  for (int32_t i = 0; i < view_.ndim; ++i) count *= view_.shape[i];
+  return count;
+}
+
+bool Tensor::is_aligned() const {
+  const auto bytes = static_cast<uintptr_t>(view_.dtype.bits / 8);
+  return bytes == 0 || reinterpret_cast<uintptr_t>(data()) % bytes == 0;
+}
+
 bool Tensor::is_floating() const {
   const int bits = view_.dtype.bits;
   if (view_.dtype.lanes != 1) return false;
@@ -154,11 +213,15 @@ bool Tensor::is_index() const {
          (view_.dtype.bits == 32 || view_.dtype.bits == 64);
 }
 bool Tensor::is_bytes() const {
-  const Kind kind = static_cast<Kind>(view_.dtype.code);
+  const auto kind = static_cast<Kind>(view_.dtype.code);
+  if (kind == Kind::Float4_E2M1FN) return view_.dtype.lanes == 2 && view_.dtype.bits == 4;
   return view_.dtype.lanes == 1 && view_.dtype.bits == 8 && (kind == Kind::UInt || kind == Kind::Float8_E4M3FN);
 }
 bool Tensor::is_f32() const {
   return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Float && view_.dtype.bits == 32;
+}
+bool Tensor::is_f64() const {
+  return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Float && view_.dtype.bits == 64;
 }
 
 DType Tensor::dtype() const {
@@ -167,15 +230,13 @@ DType Tensor::dtype() const {
     case Kind::Int: return bits == 32 ? DType::kI32 : DType::kI64;
     case Kind::UInt: return bits == 16 ? DType::kBf16 : DType::kU8;
     case Kind::Bfloat: return DType::kBf16;
-    case Kind::Float: return bits == 16 ? DType::kF16 : DType::kF32;
+    case Kind::Float: return bits == 16 ? DType::kF16 : bits == 64 ? DType::kF64 : DType::kF32;
     default: return DType::kU8;
   }
 }
 
 std::string Tensor::describe() const {
-  std::string shape = "(";
-  for (int32_t i = 0; i < view_.ndim; ++i) shape += (i == 0 ? "" : ", ") + std::to_string(view_.shape[i]);
-  return shape + (view_.ndim == 1 ? ",) " : ") ") + dtype_name(view_.dtype) + " on " + to_string(device()) +
+  return to_string(shape()) + " " + dtype_name(view_.dtype) + " on " + to_string(device()) +
          (is_contiguous() ? "" : ", not contiguous");
 }
 
@@ -196,7 +257,7 @@ void* Tensor::stream_or(nb::handle given) const {
   return stream;
 }
 
-nb::object Tensor::new_like(const std::vector<int64_t>& shape) const {
+nb::object Tensor::new_like(const Sizes& shape) const {
   if (exchange_ == nullptr) {
     const nb::module_ numpy = nb::module_::import_("numpy");
     const nb::tuple sizes = nb::tuple(nb::cast(shape));
@@ -210,17 +271,7 @@ nb::object Tensor::new_like(const std::vector<int64_t>& shape) const {
   return new_array(shape, view_.dtype);
 }
 
-nb::object Tensor::new_like(const std::vector<int64_t>& shape, DType dtype) const {
-  if (exchange_ == nullptr)
-    fail(std::string(name_) +
-         ": expected a framework that makes arrays through DLPack's exchange table (torch 2.10 or "
-         "later), got " +
-         class_of(object_));
-  const Kind kind = dtype == DType::kU8 ? Kind::UInt : dtype == DType::kBf16 ? Kind::Bfloat : Kind::Float;
-  return new_array(shape, {static_cast<uint8_t>(kind), static_cast<uint8_t>(bits(dtype)), 1});
-}
-
-nb::object Tensor::new_array(const std::vector<int64_t>& shape, const nb::dlpack::dtype& dtype) const {
+nb::object Tensor::new_array(const Sizes& shape, const nb::dlpack::dtype& dtype) const {
   nb::dlpack::dltensor prototype = view_;
   prototype.dtype = dtype;
   prototype.data = nullptr;

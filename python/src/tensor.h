@@ -1,9 +1,11 @@
-// One array of a call, borrowed from any framework without a copy: pointer, shape, strides, dtype and device, and fresh
-// arrays of the same framework for outputs.
+// The one array type of the binding: an array of any framework and device, in and out. Borrowed without a copy
+// (pointer, shape, strides, dtype, device; the Python object is kept alive), or fresh, for a result, in the framework
+// of an input.
 //
 // A type with DLPack's exchange table (torch 2.10 and later) costs some tens of nanoseconds; everything else goes
 // through the buffer protocol, `__dlpack__`, and for what those refuse (ml_dtypes, older torch) the package's
-// `_arrays`. uint16 stands for bfloat16 bits, as in arrays.h; FP8 E4M3 stands for its bytes where bytes are wanted.
+// `_arrays`. uint16 stands for bfloat16 bits, since NumPy has no bfloat16; FP8 E4M3 (and packed E2M1) stands for its
+// bytes where bytes are wanted. Every function here needs the interpreter lock but the accessors of the view.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -35,10 +37,28 @@ Device device_named(const std::string& name);
 // How this build reads memory of that device; null on the host and where it cannot.
 const DeviceMemory* memory_of(const Device& device);
 
+using Sizes = std::vector<int64_t>;
+std::string to_string(const Sizes& shape);  // "(2, 16)", "(3,)", "()"
+
 class Tensor {
  public:
-  // The array behind a Python object, which must outlive the Tensor. TypeError where it is no array.
+  // The array behind a Python object, as it lies. name, for messages, must outlive the Tensor. TypeError where it is no
+  // array.
   Tensor(nb::handle object, const char* name);
+  // The same, but numbers and lists are arrays too, and what is not row-major and aligned to its elements is copied.
+  static Tensor contiguous(nb::handle object, const char* name);
+  // A fresh NumPy array, contents undefined.
+  static Tensor numpy(const Sizes& shape, DType dtype);
+  // A fresh row-major array of this one's framework and device (NumPy where the framework has no way to make one);
+  // dtype: U8, F32, F16 or BF16. ValueError where that is no host's memory.
+  Tensor empty_like(const Sizes& shape, DType dtype) const;
+  // This array's numbers in host memory, row-major, as F32, F64 or I64.
+  Tensor cast(DType dtype) const;
+
+  Tensor(Tensor&&) = default;  // not copied: the view points to what it owns
+  Tensor& operator=(Tensor&&) = default;
+
+  const nb::object& object() const { return object_; }
 
   const char* name() const { return name_; }
   int32_t ndim() const { return view_.ndim; }
@@ -46,14 +66,21 @@ class Tensor {
   int64_t stride(int32_t i) const { return view_.strides[i]; }  // elements
   Device device() const { return {view_.device.device_type, view_.device.device_id}; }
   std::byte* data() const { return static_cast<std::byte*>(view_.data) + view_.byte_offset; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data());
+  }
+  Sizes shape() const { return Sizes(view_.shape, view_.shape + view_.ndim); }
+  int64_t count() const;  // of elements
   bool is_writable() const;
   bool is_contiguous() const;
 
   bool is_floating() const;  // BF16, F16 or F32; uint16 is BF16
   bool is_index() const;     // int32 or int64
-  bool is_bytes() const;     // uint8 or float8_e4m3fn
+  bool is_bytes() const;     // uint8, float8_e4m3fn, or pairs of float4_e2m1fn
   bool is_f32() const;
-  DType dtype() const;  // of one of the four kinds above
+  bool is_f64() const;
+  DType dtype() const;  // of one of the five kinds above
 
   std::string describe() const;  // "(4, 64) float32 on cpu"
   // ValueError "NAME: expected EXPECTED, got (4, 64) float32 on cpu".
@@ -62,18 +89,16 @@ class Tensor {
   // The stream that work on this array belongs to: `given` (an integer, or an object with cuda_stream), or where that
   // is None the framework's current one of the device; null on the host and where the framework does not tell.
   void* stream_or(nb::handle given) const;
-  // An uninitialized contiguous array of this one's framework, device and dtype (NumPy where the framework has no way
-  // to make one).
-  nb::object new_like(const std::vector<int64_t>& shape) const;
-  // The same with another dtype: uint8, or one of floats. ValueError where the framework has no way to make one.
-  nb::object new_like(const std::vector<int64_t>& shape, DType dtype) const;
+  // As empty_like, of this array's own dtype, and by itself.
+  nb::object new_like(const Sizes& shape) const;
 
  private:
-  nb::object new_array(const std::vector<int64_t>& shape, const nb::dlpack::dtype& dtype) const;
+  nb::object new_array(const Sizes& shape, const nb::dlpack::dtype& dtype) const;
   bool borrow_fast(PyTypeObject* type);
   void borrow_slow();
+  bool is_aligned() const;
 
-  nb::handle object_;
+  nb::object object_;
   const char* name_;
   nb::dlpack::dltensor view_{};
   const DlpackExchange* exchange_ = nullptr;  // null: the slow way

@@ -163,7 +163,7 @@ def test_their_converter_gives_what_we_write(written, tmp_path):
 
 def test_quantizing_again_gives_the_same_bytes(written, tmp_path):
     original, directories = written
-    nv.quantize_checkpoint(original, tmp_path / "again", format="modelopt", input_scales=INPUT_SCALES, threads=2)
+    nv.quantize_checkpoint(original, tmp_path / "again", output_format="modelopt", input_scales=INPUT_SCALES, threads=2)
     for file in directories["modelopt"].iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
 
@@ -180,8 +180,8 @@ def test_progress_and_its_errors(made, tmp_path):
     with pytest.raises(ZeroDivisionError):
         nv.quantize_checkpoint(original, tmp_path / "raised", progress=lambda _: 1 / 0)
     with pytest.raises(ValueError, match="told"):
-        nv.quantize_checkpoint(original, tmp_path / "told", format="compressed-tensors")
-    with pytest.raises(ValueError, match="format"):
-        nv.quantize_checkpoint(original, tmp_path / "x", format="gguf")
+        nv.quantize_checkpoint(original, tmp_path / "told", output_format="compressed-tensors")
+    with pytest.raises(ValueError, match="output_format: expected one of modelopt, compressed-tensors"):
+        nv.quantize_checkpoint(original, tmp_path / "x", output_format="gguf")
     with pytest.raises(nv.Error):
         nv.quantize_checkpoint(tmp_path / "nowhere", tmp_path / "x")

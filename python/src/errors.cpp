@@ -42,8 +42,8 @@ void raise(const Failure& failure) {
   PyObject* const error = PyObject_CallOneArg(type, message);
   Py_DECREF(message);
   if (error == nullptr) return;
-  if (!failure.finding().empty()) {
-    PyObject* const id = PyUnicode_FromString(failure.finding().c_str());
+  if (const std::string finding = failure.finding(); !finding.empty()) {
+    PyObject* const id = PyUnicode_FromString(finding.c_str());
     if (id == nullptr || PyObject_SetAttrString(error, "finding", id) != 0) PyErr_Clear();
     Py_XDECREF(id);
   }

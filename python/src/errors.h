@@ -19,7 +19,7 @@ class Failure : public std::exception {
   explicit Failure(Status status) : status_(std::move(status)) {}
   const char* what() const noexcept override { return status_.message().c_str(); }
   Code code() const { return status_.code(); }
-  const std::string& finding() const { return status_.finding(); }
+  std::string finding() const { return status_.finding(); }
 
  private:
   Status status_;

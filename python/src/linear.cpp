@@ -1,4 +1,4 @@
-// nvfp4_moe.Nvfp4Linear: a dense NVFP4 linear y = x W^T (F18).
+// nvfp4_moe.Nvfp4Linear: a dense NVFP4 linear y = x W^T.
 #include "moe/linear.h"
 
 #include <nanobind/stl/optional.h>

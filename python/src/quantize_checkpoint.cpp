@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dicts.h"
+#include "errors.h"
 #include "progress.h"
 
 namespace nvfp4_moe::python {

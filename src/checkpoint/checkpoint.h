@@ -1,7 +1,7 @@
 // Checkpoint: a model directory as experts. Knows tensor names and config files, knows no device.
 //
 // Opening reads headers and config only. expert() touches that expert's (or slice's) codes and block scales, and
-// nothing of the other experts' (F24); the per-expert scalars of all experts are read by layer_scales().
+// nothing of the other experts'; the per-expert scalars of all experts are read by layer_scales().
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace nvfp4_moe {
 enum class Severity : uint8_t { kNote, kWarning, kError };
 const char* to_string(Severity);
 
-// One named oddity or fault of a checkpoint (F26).
+// One named oddity or fault of a checkpoint.
 struct Finding {
   Severity severity = Severity::kNote;
   std::string id;      // stable name: "input_scale_zero", "block_scale_nan", "gate_up_scale_mismatch", ...

@@ -1,5 +1,5 @@
 // The gated activation functions of the contract (docs/numerics.md) on one pair of gemm1's outputs, and the pass that
-// applies one to a row and quantizes the result (F5).
+// applies one to a row and quantizes the result.
 //
 // Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN stays NaN. Plain code
 // for one element: a backend that vectorizes it keeps this as its measure.

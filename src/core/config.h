@@ -84,7 +84,7 @@ struct MoeOptions {
   RouterWeight router_weight = RouterWeight::kAfterDown;
   RowFormat row_format = RowFormat::kBf16;
   bool batch_invariant = false;
-  int64_t shared_intermediate_size = 0;  // 0: no shared expert (F44)
+  int64_t shared_intermediate_size = 0;  // 0: no shared expert
   bool operator==(const MoeOptions&) const = default;
 };
 

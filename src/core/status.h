@@ -7,6 +7,7 @@
 // Nothing in the library prints, aborts or throws across include/.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,7 +37,10 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
-  const std::string& finding() const { return finding_; }  // empty where no finding is behind the failure
+  // The id of the finding behind the failure; empty where there is none.
+  std::string finding() const {
+    return finding_size_ == 0 ? "" : message_.substr(message_.size() - 1 - finding_size_, finding_size_);
+  }
 
   // The same failure with `where` put in front: "where: message".
   Status in(const std::string& where) const {
@@ -48,14 +52,14 @@ class [[nodiscard]] Status {
   Status of_finding(const std::string& id) const {
     Status status = *this;
     status.message_ += " [" + id + "]";
-    status.finding_ = id;
+    status.finding_size_ = static_cast<uint32_t>(id.size());
     return status;
   }
 
  private:
   Code code_ = Code::kOk;
+  uint32_t finding_size_ = 0;  // the message ends with "[", so many characters and "]"
   std::string message_;
-  std::string finding_;
 };
 
 inline Status invalid_argument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }

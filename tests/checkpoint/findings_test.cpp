@@ -16,6 +16,7 @@ using test::BuilderOptions;
 using test::CheckpointBuilder;
 using test::Plant;
 using test::TempDir;
+using testing::EndsWith;
 using testing::HasSubstr;
 
 std::set<std::string> ids(const std::vector<Finding>& findings) {
@@ -66,6 +67,8 @@ TEST_P(Planted, IsToldByItsOwnId) {
     EXPECT_THAT(loaded.status().message(), HasSubstr("layer 1 expert 3 "));
     EXPECT_THAT(loaded.status().message(), HasSubstr(": expected "));
     EXPECT_THAT(loaded.status().message(), HasSubstr(", got "));
+    EXPECT_EQ(loaded.status().finding(), *expectation.ids.begin());
+    EXPECT_THAT(loaded.status().message(), EndsWith(" [" + *expectation.ids.begin() + "]"));
   }
   EXPECT_OK(checkpoint->expert(1, 2));  // its neighbours load
 }

@@ -26,6 +26,15 @@ TEST(Status, PropagatesThroughAssign) {
   EXPECT_EQ(status.in("layer 3").message(), "layer 3: value: expected even, got 3");
 }
 
+TEST(Status, KeepsItsFinding) {
+  const Status status = bad_input("scale: expected finite, got NaN").of_finding("tensor_scale_nan");
+  EXPECT_EQ(status.in("layer 3").message(), "layer 3: scale: expected finite, got NaN [tensor_scale_nan]");
+  EXPECT_EQ(status.in("layer 3").finding(), "tensor_scale_nan");
+  EXPECT_EQ(status.in("layer 3").code(), Code::kBadInput);
+  EXPECT_EQ(bad_input("scale").in("layer 3").finding(), "");
+  EXPECT_TRUE(Status().in("layer 3").ok());
+}
+
 TEST(DType, NamesGoBothWays) {
   for (int value = 0; value <= static_cast<int>(DType::kF4); ++value) {
     const auto dtype = static_cast<DType>(value);

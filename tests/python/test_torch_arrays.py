@@ -24,3 +24,27 @@ def test_torch_in_torch_out():
     assert isinstance(rows, torch.Tensor) and rows.shape == (6,)
     transposed = torch.from_numpy(X[:, :16].copy()).T.contiguous().T
     assert torch.equal(nv.quantize(transposed)[0], nv.quantize(transposed.contiguous())[0])
+
+
+def test_layouts_dtypes_and_scales_of_torch():
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(X)
+    rows = nv.quantize(x, mode="dynamic_token")
+    assert all(isinstance(array, torch.Tensor) for array in rows) and rows[2].dtype == torch.float32
+    back = nv.dequantize(*rows)
+    for scale in (rows[2].double(), rows[2].to(torch.bfloat16), rows[2].numpy(), rows[2].tolist()):  # powers of two
+        assert torch.equal(nv.dequantize(rows[0], rows[1], scale), back)
+    assert torch.equal(nv.dequantize(rows[0], rows[1].view(torch.float8_e4m3fn), rows[2]), back)
+    if hasattr(torch, "float4_e2m1fn_x2"):
+        assert torch.equal(nv.dequantize(rows[0].view(torch.float4_e2m1fn_x2), rows[1], rows[2]), back)
+    swizzled = nv.swizzle(rows[1])
+    assert torch.equal(nv.unswizzle(swizzled, 6, 4), rows[1])
+    gate_up = torch.from_numpy(X).requires_grad_()
+    assert isinstance(nv.silu_mul_quantize(gate_up, row_weights=torch.ones(6))[2], torch.Tensor)
+    assert nv.quantize(x.new_empty((0, 16)))[0].shape == (0, 8)
+    assert isinstance(nv.to_fp8(*nv.quantize(x), (16, 16))[1], torch.Tensor)
+    assert nv.pack(nv.unpack(rows[0])).dtype == torch.uint8
+    with pytest.raises(ValueError, match=r"row_weights: expected \(6,\) float32 on cpu, got \(5,\)"):
+        nv.silu_mul_quantize(x, row_weights=torch.ones(5))
+    with pytest.raises(ValueError, match="meta"):
+        nv.quantize(torch.empty((2, 16), device="meta"))

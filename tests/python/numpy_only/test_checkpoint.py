@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import nvfp4_moe as nv
 import pytest
@@ -21,7 +23,9 @@ def test_inspect(model):
 def test_quantize_and_read_back(model, form, tmp_path):
     directory, tensors = model
     seen = []
-    done = nv.quantize_checkpoint(directory, tmp_path / "out", format=form, progress=lambda p: seen.append(p) or None)
+    done = nv.quantize_checkpoint(
+        directory, tmp_path / "out", output_format=form, progress=lambda p: seen.append(p) or None
+    )
     assert [layer["layer"] for layer in done["layers"]] == [0, 1] and seen
     told = nv.inspect(tmp_path / "out")
     assert told["format"] == form and set(told["statistics"]) == {0, 1}
@@ -45,3 +49,19 @@ def test_progress_cancels(model, tmp_path):
         nv.quantize_checkpoint(model[0], tmp_path / "out2", progress=lambda _: 1 / 0)
     with pytest.raises(TypeError):
         nv.quantize_checkpoint(model[0], tmp_path / "out3", progress=3)
+
+
+def test_an_error_names_the_finding_behind_it(model, tmp_path):
+    nv.quantize_checkpoint(model[0], tmp_path, layers=[0])
+    (file,) = tmp_path.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    data[begin + header["model.layers.0.mlp.experts.2.up_proj.weight_scale"]["data_offsets"][0]] = 0x7F
+    file.write_bytes(data)
+    (finding,) = [found["id"] for found in nv.inspect(tmp_path)["findings"] if found["severity"] == "error"]
+    for load in (nv.load_expert, nv.MoeLayer.from_checkpoint):
+        with pytest.raises(nv.BadInput, match=r"layer 0 expert 2 .*: expected .* \[block_scale_nan\]") as told:
+            load(tmp_path, 0, 2) if load is nv.load_expert else load(tmp_path, 0)
+        assert told.value.finding == finding == "block_scale_nan"
+    assert nv.load_expert(tmp_path, 0, 1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import inspect
+import operator
+import pickle
 import subprocess
 import sys
 
@@ -173,31 +177,43 @@ def test_thresholds_in_double_are_one_rounding():
 
 
 ERRORS = {
-    "x: expected a last dimension that is a positive multiple of 16": lambda: nv.quantize(X[:, :5]),
-    "x: expected float32, float16 or bfloat16": lambda: nv.quantize(X.astype(np.float64)),
-    "x: expected at least one dimension": lambda: nv.quantize(np.float32(1)),
-    "mode: expected weights, dynamic_token, static or compat, got foo": lambda: nv.quantize(X, mode="foo"),
-    "scales: expected max or mse": lambda: nv.quantize(X, scales="min"),
+    r"x: expected K \(cols\) to be a multiple of 16, got 5": lambda: nv.quantize(X[:, :5]),
+    r"x: expected \(..., K\) bfloat16 .*, float16 or float32, got \(6, 64\) float64 on cpu": lambda: nv.quantize(
+        X.astype(np.float64)
+    ),
+    r"x: expected \(..., K\) .*, got \(\) float32": lambda: nv.quantize(np.float32(1)),
+    'mode: expected one of weights, dynamic_token, static, compat, got "foo"': lambda: nv.quantize(X, mode="foo"),
+    'scales: expected one of max, mse, got "min"': lambda: nv.quantize(X, scales="min"),
     "tensor_scale: mode static needs one": lambda: nv.quantize(X, mode="static"),
     "tensor_scale: expected a positive finite float32": lambda: nv.quantize(X, tensor_scale=-1.0),
     "tensor_scale: expected a positive": lambda: nv.quantize(X, mode="compat", tensor_scale=1e-60),
-    r"scales: expected \(6, 4\) for codes \(6, 32\), got \(4, 6\)": lambda: nv.dequantize(
+    r"scales: expected \(6, 4\) uint8 on cpu, got \(4, 6\) uint8 on cpu": lambda: nv.dequantize(
         np.zeros((6, 32), np.uint8), np.zeros((4, 6), np.uint8), 1.0
     ),
-    "tensor_scale: expected one number or": lambda: nv.dequantize(
+    r"tensor_scale: expected one number or \(6,\) float32 on cpu, got \(4,\)": lambda: nv.dequantize(
         np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), np.ones(4)
     ),
     "dtype: expected float32, bfloat16 or float16": lambda: nv.dequantize(
         np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, "float64"
     ),
-    "codes: expected bytes": lambda: nv.dequantize(X, np.zeros((6, 4), np.uint8), 1.0),
-    "codes: expected 0..15, element 3 is 16": lambda: nv.pack(np.array([[1, 2, 3, 16]], np.uint8)),
-    "swizzled: expected a last dimension of 512 bytes": lambda: nv.unswizzle(np.zeros(511, np.uint8), 5, 4),
-    "rows, cols: expected sizes": lambda: nv.unswizzle(np.zeros(512, np.uint8), -1, 4),
-    "rows, cols: expected sizes, got 1099511627776": lambda: nv.unswizzle(np.zeros(512, np.uint8), 1 << 40, 1 << 40),
-    "row_offsets: expected offsets from 0 to 6": lambda: nv.swizzle_experts(np.zeros((6, 4), np.uint8), [0, 7]),
+    r"codes: expected \(..., K/2\) uint8, got \(6, 64\) float32 on cpu": lambda: nv.dequantize(
+        X, np.zeros((6, 4), np.uint8), 1.0
+    ),
+    "codes: expected 0 to 15, element 3 is 16": lambda: nv.pack(np.array([[1, 2, 3, 16]], np.uint8)),
+    r"swizzled: expected \(..., 512\) uint8 for \(5, 4\) scales, got \(511,\)": lambda: nv.unswizzle(
+        np.zeros(511, np.uint8), 5, 4
+    ),
+    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(-1, 4\)": lambda: nv.unswizzle(
+        np.zeros(512, np.uint8), -1, 4
+    ),
+    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(1099511627776": lambda: nv.unswizzle(
+        np.zeros(512, np.uint8), 1 << 40, 1 << 40
+    ),
+    "row_offsets: expected offsets from 0 to 6, got 0 to 7": lambda: nv.swizzle_experts(
+        np.zeros((6, 4), np.uint8), [0, 7]
+    ),
     "row_offsets: expected not to decrease": lambda: nv.swizzle_experts(np.zeros((6, 4), np.uint8), [0, 5, 4, 6]),
-    "block: expected None or two positive sizes": lambda: nv.to_fp8(
+    "block: expected none, or 1 to 2\\^30 rows and columns, got": lambda: nv.to_fp8(
         np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, (0, 128)
     ),
 }
@@ -209,10 +225,73 @@ def test_errors_name_the_argument(message):
         ERRORS[message]()
 
 
-def test_error_classes():
-    assert issubclass(nv.Error, RuntimeError) and not issubclass(nv.Error, ValueError)
-    for cls, code in ((nv.CheckFailed, 1), (nv.Unsupported, 3), (nv.BadInput, 4), (nv.IoError, 5)):
-        assert issubclass(cls, nv.Error) and cls.code == code
+@pytest.mark.parametrize(
+    ("cls", "code", "builtin"),
+    [
+        (nv.CheckFailed, 1, RuntimeError),
+        (nv.InvalidArgument, 2, ValueError),
+        (nv.Unsupported, 3, NotImplementedError),
+        (nv.BadInput, 4, ValueError),
+        (nv.IoError, 5, OSError),
+        (nv.OutOfMemory, 6, MemoryError),
+        (nv.Busy, 7, RuntimeError),
+        (nv.Internal, 8, RuntimeError),
+        (nv.Cancelled, 9, RuntimeError),
+    ],
+)
+def test_errors_are_the_built_in_ones_too(cls, code, builtin):
+    assert cls.__bases__ == (nv.Error, builtin) and cls.code == code and cls.finding is None
+    assert cls.__module__ == "nvfp4_moe" and nv.Error.__bases__ == (Exception,)
+    error = pickle.loads(pickle.dumps(cls("what: expected this, got that")))
+    assert type(error) is cls and str(error) == "what: expected this, got that"
+
+
+def test_every_failure_is_one_of_them(tmp_path):
+    with pytest.raises(nv.InvalidArgument):
+        nv.quantize(X[:, :5])
+    with pytest.raises(nv.InvalidArgument):
+        nv.explain({"num_expert": 8})
+    with pytest.raises(OSError, match="nowhere") as told:
+        nv.inspect(tmp_path / "nowhere")
+    assert isinstance(told.value, nv.IoError) and told.value.finding is None
+    with pytest.raises(NotImplementedError):
+        nv.explain({"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 64}, device="cuda:999")
+
+
+def test_no_parameter_shadows_a_builtin():
+    for public in [*nv.__all__, *(f"MoeLayer.{name}" for name in dir(nv.MoeLayer) if not name.startswith("_"))]:
+        thing = operator.attrgetter(public)(nv)
+        try:
+            parameters = inspect.signature(thing).parameters
+        except (TypeError, ValueError):  # no signature: a property, or compiled
+            continue
+        assert not [name for name in parameters if hasattr(builtins, name)], public
+
+
+def test_arrays_of_every_kind():
+    """Numbers and lists, strides, alignment and read-only memory: one array type takes them all, and copies only where
+    it must."""
+    expected = nv.quantize(X, mode="dynamic_token")
+    crooked = np.frombuffer(b"\0" + X.tobytes(), np.float32, offset=1).reshape(X.shape)
+    assert not crooked.flags.aligned
+    for x in (np.asfortranarray(X), X[::-1].copy()[::-1], crooked):
+        assert all(np.array_equal(a, b) for a, b in zip(nv.quantize(x, mode="dynamic_token"), expected, strict=True))
+    codes, scales, rows = expected
+    for given in (rows, rows.tolist(), rows.astype(np.float64), memoryview(rows)):
+        assert np.array_equal(nv.dequantize(codes, scales, given), nv.dequantize(*expected))
+    for one in (0.5, np.float32(0.5), np.array(0.5), np.array([0.5]), [0.5]):
+        assert np.array_equal(nv.dequantize(codes, scales, one), nv.dequantize(codes, scales, 0.5))
+    assert nv.encode_e2m1([1.0, 6.0]).tolist() == [2, 7] and nv.encode_e4m3(1.0).shape == ()
+    assert nv.quantize(np.zeros((0, 16), np.float32))[2] == 1.0
+    with pytest.raises(TypeError, match="expected an array"):
+        nv.quantize("weights")
+    nan_row = nv.quantize(np.full((1, 16), np.nan, np.float32), mode="dynamic_token")
+    assert np.isnan(nv.dequantize(*nan_row)).all()
+
+
+def test_a_size_too_large_for_any_memory():
+    with pytest.raises(ValueError, match="matrices: expected"):
+        nv.unswizzle(np.zeros(512, np.uint8), 1 << 30, 1 << 30)
 
 
 def test_explain():

@@ -1,0 +1,278 @@
+// The front of the format functions: one set of checks for the host and a device. A table that only notes its calls
+// stands for a device, so that what reaches one is seen without having one.
+#include "moe/formats.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/support.h"
+
+namespace nvfp4_moe::formats {
+namespace {
+
+using testing::HasSubstr;
+
+struct Noted {
+  int calls = 0;
+  int device = -1;
+  void* stream = nullptr;
+  DeviceQuantize quantize;
+  DeviceDequantize dequantize;
+  DeviceSwigluQuantize swiglu;
+  int64_t matrices = 0;
+};
+Noted noted;
+
+Status note(int device, void* stream) {
+  ++noted.calls;
+  noted.device = device;
+  noted.stream = stream;
+  return {};
+}
+constexpr DeviceFormats kNoting = {
+    [](int device, const DeviceQuantize& call, void* stream) {
+      noted.quantize = call;
+      return note(device, stream);
+    },
+    [](int device, const DeviceDequantize& call, void* stream) {
+      noted.dequantize = call;
+      return note(device, stream);
+    },
+    [](int device, const DeviceSwigluQuantize& call, void* stream) {
+      noted.swiglu = call;
+      return note(device, stream);
+    },
+    [](int device, const uint8_t*, int64_t matrices, int64_t, int64_t, uint8_t*, void* stream) {
+      noted.matrices = matrices;
+      return note(device, stream);
+    },
+    [](int device, const uint8_t*, int64_t matrices, int64_t, int64_t, uint8_t*, void* stream) {
+      noted.matrices = matrices;
+      return note(device, stream);
+    },
+};
+
+constexpr int64_t kRows = 3, kCols = 32;
+
+class Formats : public testing::Test {
+ protected:
+  Formats() {
+    noted = {};
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 13) - 6;
+    q.x = x.data();
+    q.dtype = DType::kF32;
+    q.rows = kRows;
+    q.cols = kCols;
+    q.codes = codes.data();
+    q.block_scales = block_scales.data();
+    q.scales = scales.data();
+    d.codes = codes.data();
+    d.block_scales = block_scales.data();
+    d.rows = kRows;
+    d.cols = kCols;
+    d.out_dtype = DType::kF32;
+    d.out = out.data();
+    s.gate_up = x.data();
+    s.dtype = DType::kF32;
+    s.rows = kRows;
+    s.inner = 16;
+    s.out = {codes.data(), block_scales.data(), scales.data()};
+    m = {block_scales.data(), 1, kRows, 2, swizzled.data()};
+  }
+
+  std::vector<float> x = std::vector<float>(kRows * kCols);
+  std::vector<uint8_t> codes = std::vector<uint8_t>(kRows * kCols / 2);
+  std::vector<uint8_t> block_scales = std::vector<uint8_t>(kRows * kCols / 16);
+  std::vector<float> scales = std::vector<float>(kRows);
+  std::vector<float> out = std::vector<float>(kRows * kCols);
+  std::vector<uint8_t> swizzled = std::vector<uint8_t>(512);
+  Quantize q;
+  Dequantize d;
+  SwigluQuantize s;
+  ScaleMatrices m;
+  QuantizeCounts counts;
+  int queue = 0;
+  Place device = Place::cuda(2, &queue, &kNoting);
+};
+
+// Each mistake is told in the same words on the host and on a device, where nothing is enqueued.
+TEST_F(Formats, TellOneMistakeInOneWay) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const struct {
+    const char* expected;
+    std::function<Status(const Place&)> call;
+  } mistakes[] = {
+      {"mode: expected one of weights, dynamic_token, static, compat, got 9",
+       [&](const Place& place) { return q.mode = static_cast<QuantizeMode>(9), quantize(place, q, counts); }},
+      {"scales: mse is for mode weights, got mode static",
+       [&](const Place& place) {
+         return q.mode = QuantizeMode::kStatic, q.search = ScaleSearch::kMse, quantize(place, q, counts);
+       }},
+      {"tensor_scale: mode compat needs one, got none",
+       [&](const Place& place) { return q.mode = QuantizeMode::kCompat, quantize(place, q, counts); }},
+      {"tensor_scale: expected a positive normal float32, got 0",
+       [&](const Place& place) {
+         return q.mode = QuantizeMode::kCompat, q.tensor_scale = 1e-40f, quantize(place, q, counts);
+       }},
+      {"tensor_scale: expected none, since dynamic_token chooses one per row, got 1",
+       [&](const Place& place) {
+         return q.mode = QuantizeMode::kDynamicToken, q.tensor_scale = 1.0f, quantize(place, q, counts);
+       }},
+      {"tensor_scale: expected a positive finite float32, or none, got nan",
+       [&](const Place& place) { return q.tensor_scale = nan, quantize(place, q, counts); }},
+      {"tensor_scale: expected a positive finite float32, got -1",
+       [&](const Place& place) {
+         return q.mode = QuantizeMode::kStatic, q.tensor_scale = -1.0f, quantize(place, q, counts);
+       }},
+      {"x: expected K (cols) to be a multiple of 16, got 17",
+       [&](const Place& place) { return q.cols = 17, quantize(place, q, counts); }},
+      {"x: expected 0 to 2^30 rows", [&](const Place& place) { return q.rows = -1, quantize(place, q, counts); }},
+      {"x dtype: expected BF16, F16 or F32, got I32",
+       [&](const Place& place) { return q.dtype = DType::kI32, quantize(place, q, counts); }},
+      {"x: expected a pointer, got null",
+       [&](const Place& place) { return q.x = nullptr, quantize(place, q, counts); }},
+      {"x: expected an address that is a multiple of 4",
+       [&](const Place& place) {
+         return q.x = reinterpret_cast<const std::byte*>(x.data()) + 1, quantize(place, q, counts);
+       }},
+      {"block_scales: expected a pointer, got null",
+       [&](const Place& place) { return q.block_scales = nullptr, quantize(place, q, counts); }},
+      {"scales: expected a pointer, got null",
+       [&](const Place& place) { return q.scales = nullptr, quantize(place, q, counts); }},
+      {"codes: expected K, two to a byte, to be a multiple of 16, got 8",
+       [&](const Place& place) { return d.cols = 8, dequantize(place, d); }},
+      {"out dtype: expected BF16, F16 or F32, got U8",
+       [&](const Place& place) { return d.out_dtype = DType::kU8, dequantize(place, d); }},
+      {"out: expected a pointer, got null", [&](const Place& place) { return d.out = nullptr, dequantize(place, d); }},
+      {"scales: expected a pointer, got null",
+       [&](const Place& place) { return d.scale_of_row = true, dequantize(place, d); }},
+      {"swiglu_limit: expected",
+       [&](const Place& place) { return s.activation = Activation::kSwigluStep, swiglu_quantize(place, s, counts); }},
+      {"power_of_two: expected a normal power of two, got 3",
+       [&](const Place& place) { return s.power_of_two = 3.0f, swiglu_quantize(place, s, counts); }},
+      {"gate_up: expected I, half a row, to be a multiple of 16, got 17",
+       [&](const Place& place) { return s.inner = 17, swiglu_quantize(place, s, counts); }},
+      {"row_scales: expected a pointer, got null",
+       [&](const Place& place) { return s.out.row_scales = nullptr, swiglu_quantize(place, s, counts); }},
+      {"(rows, scale_cols): expected 0 to 2^30 each, got (-1, 2)",
+       [&](const Place& place) { return m.rows = -1, swizzle_scales(place, m); }},
+      {"matrices: expected 0 to 2^30 of at most 2^40 scales together, got 1073741824 of (1048576, 2)",
+       [&](const Place& place) { return m.matrices = 1 << 30, m.rows = 1 << 20, unswizzle_scales(place, m); }},
+      {"linear: expected a pointer, got null",
+       [&](const Place& place) { return m.from = nullptr, swizzle_scales(place, m); }},
+      {"linear: expected a pointer, got null",
+       [&](const Place& place) { return m.to = nullptr, unswizzle_scales(place, m); }},
+  };
+  const Quantize right_q = q;
+  const Dequantize right_d = d;
+  const SwigluQuantize right_s = s;
+  const ScaleMatrices right_m = m;
+  for (const auto& mistake : mistakes) {
+    std::string told[2];
+    for (const bool on_device : {false, true}) {
+      q = right_q;
+      d = right_d;
+      s = right_s;
+      m = right_m;
+      const Status status = mistake.call(on_device ? device : Place::host());
+      EXPECT_EQ(status.code(), Code::kInvalidArgument) << mistake.expected;
+      EXPECT_THAT(status.message(), HasSubstr(mistake.expected));
+      told[on_device ? 1 : 0] = status.message();
+    }
+    EXPECT_EQ(told[0], told[1]);
+  }
+  EXPECT_EQ(noted.calls, 0);
+  q = right_q;
+  EXPECT_THAT(quantize(Place::cuda(-1, nullptr, &kNoting), q, counts).message(),
+              HasSubstr("device: expected N of cuda:N, got -1"));
+}
+
+TEST_F(Formats, ReachTheDeviceAsItsContractSays) {
+  const struct {
+    QuantizeMode mode;
+    ScaleSearch search;
+    std::optional<float> scale;
+    DeviceQuantizer how;
+    float passed;
+  } ways[] = {
+      {QuantizeMode::kWeights, ScaleSearch::kMax, {}, DeviceQuantizer::kWeights, 0.0f},
+      {QuantizeMode::kWeights, ScaleSearch::kMse, 0.3f, DeviceQuantizer::kWeightsMse, 0.3f},
+      {QuantizeMode::kDynamicToken, ScaleSearch::kMax, {}, DeviceQuantizer::kDynamicToken, 0.0f},
+      {QuantizeMode::kStatic, ScaleSearch::kMax, 0.3f, DeviceQuantizer::kPowerOfTwo, 0.5f},
+      {QuantizeMode::kCompat, ScaleSearch::kMax, 0.3f, DeviceQuantizer::kCompat, 0.3f},
+  };
+  for (const auto& way : ways) {
+    q.mode = way.mode;
+    q.search = way.search;
+    q.tensor_scale = way.scale;
+    ASSERT_OK(quantize(device, q, counts));
+    EXPECT_EQ(noted.quantize.how, way.how) << way.mode;
+    EXPECT_EQ(noted.quantize.tensor_scale, way.passed) << way.mode;
+    EXPECT_EQ(noted.quantize.scales, scales.data());
+    EXPECT_EQ(noted.device, 2);
+    EXPECT_EQ(noted.stream, &queue);
+  }
+  EXPECT_EQ(counts.blocks, 0u) << "only a host counts";
+  d.scales = scales.data();
+  d.scale_of_row = true;
+  ASSERT_OK(dequantize(device, d));
+  EXPECT_TRUE(noted.dequantize.scale_of_row);
+  s.interleaved = true;
+  s.power_of_two = 0.25f;
+  ASSERT_OK(swiglu_quantize(device, s, counts));
+  EXPECT_TRUE(noted.swiglu.input.interleaved);
+  EXPECT_EQ(noted.swiglu.power_of_two, 0.25f);
+  m.matrices = 0;
+  const int before = noted.calls;
+  ASSERT_OK(swizzle_scales(device, m));
+  q.mode = QuantizeMode::kDynamicToken;
+  q.tensor_scale = {};
+  q.rows = 0;
+  ASSERT_OK(quantize(device, q, counts));
+  EXPECT_EQ(noted.calls, before) << "nothing to do enqueues nothing";
+  q.mode = QuantizeMode::kWeights;
+  ASSERT_OK(quantize(device, q, counts));
+  EXPECT_EQ(noted.calls, before + 1) << "but the one scale is written";
+}
+
+TEST_F(Formats, RowsThatAreNotFinite) {
+  x[kCols + 3] = std::numeric_limits<float>::infinity();
+  for (const QuantizeMode mode : {QuantizeMode::kWeights, QuantizeMode::kStatic, QuantizeMode::kCompat}) {
+    q.mode = mode;
+    q.tensor_scale = 0.5f;
+    const Status status = quantize(Place::host(), q, counts);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << mode;
+    EXPECT_EQ(status.message(), "x: expected finite values, row 1 holds NaN or Inf");
+  }
+  counts = {};
+  q.nonfinite_rows = NonfiniteRows::kZeroed;
+  ASSERT_OK(quantize(Place::host(), q, counts));
+  EXPECT_EQ(counts.nonfinite_rows, 1u);
+  EXPECT_EQ(codes[kCols / 2 + 1], 0);
+  q.mode = QuantizeMode::kDynamicToken;
+  q.tensor_scale = {};
+  ASSERT_OK(quantize(Place::host(), q, counts));
+  EXPECT_TRUE(std::isfinite(scales[0]) && std::isnan(scales[1]) && std::isfinite(scales[2]));
+  d.scales = scales.data();
+  d.scale_of_row = true;
+  ASSERT_OK(dequantize(Place::host(), d));
+  for (int64_t i = 0; i < kRows * kCols; ++i) EXPECT_EQ(std::isnan(out[static_cast<size_t>(i)]), i / kCols == 1) << i;
+}
+
+TEST_F(Formats, EnumsArePrintedByTheirNames) {
+  EXPECT_EQ(testing::PrintToString(QuantizeMode::kDynamicToken), "dynamic_token");
+  EXPECT_EQ(testing::PrintToString(ScaleSearch::kMse), "mse");
+  EXPECT_EQ(testing::PrintToString(ActivationFormat::kInt8Block), "int8_block");
+  EXPECT_EQ(testing::PrintToString(RowFormat::kFp32), "fp32");
+  EXPECT_EQ(testing::PrintToString(DType::kBf16), "BF16");
+  EXPECT_EQ(testing::PrintToString(Code::kBadInput), "bad input");
+  EXPECT_EQ(*parse<QuantizeMode>("static"), QuantizeMode::kStatic);
+  EXPECT_EQ(parse<ScaleSearch>("min", "--scales").status().message(),
+            "--scales: expected one of max, mse, got \"min\"");
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::formats

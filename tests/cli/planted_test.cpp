@@ -62,6 +62,21 @@ TEST_P(PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
   }
 }
 
+// An error that a finding causes names it, at the end of the line and by itself in JSON.
+TEST(PlantedFindings, AreNamedByTheErrorTheyCause) {
+  CheckpointBuilder planted({.format = SourceFormat::kModelOpt});
+  const int64_t layer = planted.layers().back();
+  planted.plant(Plant::kNanBlockScale, layer, 3);
+  const TempDir dir;
+  ASSERT_OK(planted.write(dir.file("planted")));
+  const ToolRun run =
+      run_tool({"bench", dir.file("planted"), "--layer", std::to_string(layer), "--tokens", "1", "--quiet", "--json"});
+  EXPECT_EQ(run.exit_code, 4) << run.out << run.err;
+  EXPECT_THAT(run.err, testing::EndsWith(" [block_scale_nan]\n"));
+  EXPECT_EQ(run.json()["error"]["code"], "bad_input");
+  EXPECT_EQ(run.json()["error"]["finding"], "block_scale_nan");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, PlantedFaults,
     testing::Values(PlantedCase{Plant::kFlippedCode, "gate"}, PlantedCase{Plant::kScaleTimesTwo, "up"},

@@ -184,9 +184,8 @@ Status dequantize(const Place& place, const Dequantize& call) {
   NVFP4_MOE_TRY(check_place(place));
   NVFP4_MOE_TRY(check_codes_matrix(call.rows, call.cols, call.codes, call.block_scales));
   NVFP4_MOE_TRY(check_activation_dtype("out", call.out_dtype));
-  if (call.scale_of_row) NVFP4_MOE_TRY(check_pointer("scales", call.scales));
   if (call.rows == 0 || call.cols == 0) return {};
-  if (call.scales != nullptr)
+  if (call.scales != nullptr || call.scale_of_row)
     NVFP4_MOE_TRY(check_array({"scales", call.scales, DType::kF32, call.scale_of_row ? call.rows : 1}));
   NVFP4_MOE_TRY(check_array({"out", call.out, call.out_dtype, call.rows * call.cols}));
   if (place.is_host()) return host::dequantize(call);

@@ -20,7 +20,7 @@ def written(made, tmp_path_factory):
     original = made("qwen3_moe") / "original"
     out = tmp_path_factory.mktemp("written")
     for name in ("modelopt", "compressed-tensors"):
-        done = nv.quantize_checkpoint(original, out / name, format=name, input_scales=INPUT_SCALES)
+        done = nv.quantize_checkpoint(original, out / name, output_format=name, input_scales=INPUT_SCALES)
         assert [layer["layer"] for layer in done["layers"]] == [0, 1] and done["quantized_tensors"] == 24
     return original, {name: out / name for name in ("modelopt", "compressed-tensors")}
 

@@ -492,7 +492,7 @@ def test_silu_mul_quantize_is_its_parts():
         nv.silu_mul_quantize(gate_up, power_of_two=0.3)
     with pytest.raises(ValueError, match="swiglu_limit: expected a limit"):
         nv.silu_mul_quantize(gate_up, activation="swiglu_oai")
-    with pytest.raises(ValueError, match=r"row_weights: expected \(5,\) float32, got \(4,\) float32"):
+    with pytest.raises(ValueError, match=r"row_weights: expected \(5,\) float32 on cpu, got \(4,\) float32 on cpu"):
         nv.silu_mul_quantize(gate_up, row_weights=router[:4])
 
 

@@ -2,8 +2,7 @@
  *
  * Rules that hold everywhere
  * - Every fallible function returns an nvfp4_moe_code. NVFP4_MOE_OK is 0. After another code, nvfp4_moe_last_error() of
- *   the same thread says what, where, expected and got, and ends with the id of the checkpoint's finding, as in
- *   "[block_scale_nan]", where one is behind it. Nothing throws, prints, exits or aborts.
+ *   the same thread says what, where, expected, got, and "[id]" of a checkpoint's finding. Nothing throws or prints.
  * - Every struct begins with `size_t struct_size`, which the caller sets to sizeof(the struct). Structs only grow at
  *   their end: a shorter struct of an older header is accepted, and one of a newer header too as long as what this
  *   library does not know of it is zero. All other fields may be zero: zero is the default.

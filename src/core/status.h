@@ -2,7 +2,7 @@
 //
 // A Status is a code plus one line that names the thing, what was expected and what came, for example
 // "layer 12 expert 7 up_proj.weight_scale: expected (1536, 448) F8_E4M3, got (1536, 224)".
-// A failure that a named finding of a checkpoint causes carries the finding's id, at the end of its line and by itself:
+// A failure that a named finding of a checkpoint causes carries the finding's id, at its end and by itself:
 // "...: expected a finite scale, got NaN [tensor_scale_nan]".
 // Nothing in the library prints, aborts or throws across include/.
 #pragma once

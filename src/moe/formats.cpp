@@ -1,5 +1,5 @@
-// The front's checks, and where the work goes. A device's table is asked for last, so that a mistake in a call is told
-// as one in every build.
+// The front's checks, and where the work goes. A device's table is asked for last, so that a mistake in a call is
+// reported as one in every build.
 #include "moe/formats.h"
 
 #include <cmath>

@@ -383,8 +383,7 @@ class Session {
       check(nvfp4_moe_quantize_dynamic_token(x, dtype, said_rows, said_cols, codes, scales, a_.maybe(a_.floats(rows)),
                                              counts));
     } else if (which == 2) {
-      float tensor_scale = a_.scale();
-      check(nvfp4_moe_quantize_static(x, dtype, said_rows, said_cols, a_.maybe(&tensor_scale), codes, scales, counts));
+      check(nvfp4_moe_quantize_static(x, dtype, said_rows, said_cols, a_.maybe(a_.floats(1)), codes, scales, counts));
     } else if (which == 3) {
       check(nvfp4_moe_quantize_compat(x, dtype, said_rows, said_cols, a_.scale(), codes, scales, counts));
     } else if (which == 4) {

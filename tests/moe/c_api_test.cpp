@@ -6,7 +6,6 @@
 #include "core/quantize.h"
 #include "core/scale_layout.h"
 #include "moe/c_layer.h"
-#include "support/checkpoint_builder.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -187,21 +186,6 @@ TEST(CApi, CheckpointsOpenRunAndTell) {
   EXPECT_EQ(nlohmann::json::parse(api::Layer(checkpoint, 0, options).describe())["intermediate_size"], 32);
   options.slice_count = 48;
   EXPECT_THROW(api::Layer(checkpoint, 0, options), api::Error);
-}
-
-TEST(CApi, ErrorsNameTheFindingBehindThem) {
-  test::CheckpointBuilder builder({.model_type = "deepseek_v4"});
-  builder.plant(test::Plant::kNanBlockScale, 1, 3);
-  const TempDir directory;
-  ASSERT_OK(builder.write(directory.path().string()));
-  const api::Checkpoint checkpoint(directory.path().string());
-  auto options = api::make<nvfp4_moe_layer_options>();
-  options.max_tokens = 1;
-  options.threads = 1;
-  nvfp4_moe_layer* layer = nullptr;
-  EXPECT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), 1, nullptr, &options, &layer), NVFP4_MOE_BAD_INPUT);
-  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("layer 1 expert 3 "));
-  EXPECT_THAT(nvfp4_moe_last_error(), testing::EndsWith("[block_scale_nan]"));
 }
 
 TEST(CApi, ReprosAreWrittenAndReplayed) {
@@ -411,14 +395,6 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
             NVFP4_MOE_OK);
   EXPECT_TRUE(std::isnan(row_scales[3])) << "an infinity that nothing clamps is carried by the row's scale";
   EXPECT_EQ(std::count(codes.begin() + 3 * kInner / 2, codes.begin() + 4 * kInner / 2, 0), kInner / 2);
-}
-
-TEST(CApi, NamesAndVersions) {
-  EXPECT_EQ(api::version(), "0.1.0");
-  EXPECT_EQ(nvfp4_moe_abi_version(), NVFP4_MOE_ABI_VERSION);
-  EXPECT_STREQ(nvfp4_moe_code_name(NVFP4_MOE_OUT_OF_MEMORY), "out of memory");
-  EXPECT_STREQ(nvfp4_moe_code_name(-1), "unknown");
-  EXPECT_STREQ(nvfp4_moe_code_name(100), "unknown");
 }
 
 }  // namespace

@@ -550,11 +550,8 @@ def test_a_checkpoints_layer(model, tmp_path):
     assert w4a16.config.activation_format == "bf16" and (w4a16.first_expert, w4a16.num_local_experts) == (2, 1)
     cached = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, activation_format="bf16", cache_directory=tmp_path / "cache")
     assert np.array_equal(w4a16.run(*inputs), cached.run(*inputs)) and len(list((tmp_path / "cache").iterdir())) == 1
-    slices = [
-        nv.MoeLayer.from_checkpoint(opened, 1, intermediate_slice=part, row_format="fp32")
-        for part in ((0, 32), (32, 16))
-    ]
-    assert [s.config.intermediate_size for s in slices] == [32, 16]
+    cut = [nv.MoeLayer.from_checkpoint(opened, 1, intermediate_slice=s, row_format="fp32") for s in ((0, 32), (32, 16))]
+    assert [s.config.intermediate_size for s in cut] == [32, 16]
     with pytest.raises(ValueError, match="choices: expected fields of MoeConfig .* got activation_fromat"):
         nv.MoeLayer.from_checkpoint(opened, 1, activation_fromat="bf16")
     with pytest.raises(ValueError):

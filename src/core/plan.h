@@ -17,7 +17,9 @@ namespace nvfp4_moe {
 
 struct Limits {
   int64_t max_tokens = 0;
-  size_t guard_bytes = 0;  // tests: bytes between a workspace's arrays
+  // Tests:
+  size_t guard_bytes = 0;  // between a workspace's arrays
+  int gemm_config = -1;    // the GEMM configuration that routed experts take in the place of the run's choice
   bool operator==(const Limits&) const = default;
 };
 
@@ -69,7 +71,6 @@ struct Plan {
   Limits limits;
   DeviceFacts device;
   std::vector<StepPlan> steps;
-  int gemm_config = -1;       // tests: the GEMM configuration that runs take in the place of their own choice
   WorkspaceLayout workspace;  // of a run of limits.max_tokens
   bool operator==(const Plan&) const = default;
 };

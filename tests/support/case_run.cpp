@@ -20,7 +20,7 @@ constexpr size_t kAlignment = Arena::kAlignment;
 
 }  // namespace
 
-CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens)
+CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens, int gemm_config)
     : backend_(&backend), weights_{data.config, data.spec.range, data.scales, {}, {}} {
   const std::string reason = why_not_here(backend);
   EXPECT_EQ(reason, "") << backend.name << " does not run on this machine";
@@ -36,7 +36,7 @@ CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_token
     EXPECT_OK(packed);
     if (!packed.ok()) return;
   }
-  const Limits limits{max_tokens < 0 ? data.spec.tokens : max_tokens, kGuardBytes};
+  const Limits limits{max_tokens < 0 ? data.spec.tokens : max_tokens, kGuardBytes, gemm_config};
   const auto device = device_facts(backend.memory == nullptr ? "cpu" : "cuda:0");
   EXPECT_OK(device);
   if (!device.ok()) return;
@@ -153,7 +153,7 @@ Status CaseRun::run_into(const Batch& batch, Executor& executor, void* stream) c
 int64_t CaseRun::broken_guard() const {
   std::vector<bool> inside(storage_.size());
   const auto start = static_cast<size_t>(base_ - storage_.data());
-  const Limits limits{last_tokens_, kGuardBytes};
+  const Limits limits{last_tokens_, kGuardBytes, plan_.limits.gemm_config};
   const auto plan = backend_->plan(weights_.config, weights_.range, weights_.scales, limits, plan_.device);
   EXPECT_OK(plan);
   for (const Span& span : plan->workspace.spans)

@@ -17,7 +17,8 @@ class CaseRun {
  public:
   // max_tokens < 0: the case's own count. Fails the current test and is !ok() where this machine does not run the
   // backend, or where pack or plan fail; a run of it then fails too, in words, and computes nothing.
-  CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens = -1);
+  // gemm_config: Limits::gemm_config.
+  CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens = -1, int gemm_config = -1);
   bool ok() const { return ok_; }
 
   const Backend& backend() const { return *backend_; }

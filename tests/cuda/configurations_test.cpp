@@ -1,0 +1,66 @@
+// One kernel decision lives in one place: the configuration of a run's GEMMs is changed in its plan, and every step
+// follows. Tiles of another size, rows that come another way, counters and flags that move with them: the bits stay.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "backend/sm80/config.h"
+#include "backend/sm90/config.h"
+#include "cases/cases.h"
+#include "support/backends.h"
+#include "support/case_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+struct Architecture {
+  const Backend* backend;
+  int configs;
+};
+
+class Configurations : public ::testing::TestWithParam<int> {};
+
+// Cases that no configuration may split along K: there the order of every sum is fixed. Of every size, format, routing
+// and kind of data in the table.
+TEST_P(Configurations, OfARunGiveTheSameBits) {
+  const Architecture all[] = {{&kCudaBackend, static_cast<int>(sm80::kConfigs.size())},
+                              {&kSm90Backend, static_cast<int>(sm90::kGemmConfigs.size())}};
+  const Architecture& of = all[GetParam()];
+  const std::string reason = test::why_not_here(*of.backend);
+  if (!reason.empty()) GTEST_SKIP() << of.backend->name << ": " << reason;
+  int compared = 0;
+  for (const Case& entry : case_table()) {
+    Case spec = entry;
+    spec.options.batch_invariant = true;
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    if (test::declines(*of.backend, data->config) || spec.tokens == 0) continue;
+    SCOPED_TRACE(spec.name);
+    test::CaseRun chosen(*of.backend, *data);
+    ASSERT_TRUE(chosen.ok());
+    const std::vector<uint8_t> expected = chosen.run(*data);
+    const RunStatus status = *chosen.buffers().status;
+    for (int config = 0; config < of.configs; ++config) {
+      test::CaseRun forced(*of.backend, *data, -1, config);
+      ASSERT_TRUE(forced.ok());
+      const auto steps = of.backend->describe_run(data->config, spec.range, forced.plan(), spec.tokens);
+      ASSERT_EQ(test::difference(expected, forced.run(*data), spec.out_dtype, spec.options.hidden_size), "")
+          << steps[2].kernel;
+      EXPECT_EQ(forced.broken_guard(), -1) << steps[2].kernel;
+      const RunStatus& own = *forced.buffers().status;
+      EXPECT_EQ(own.nonfinite_rows, status.nonfinite_rows) << steps[2].kernel;
+      EXPECT_EQ(own.nonfinite_tokens, status.nonfinite_tokens) << steps[2].kernel;
+      EXPECT_EQ(own.hidden_blocks, status.hidden_blocks) << steps[2].kernel;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 10 * of.configs);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Configurations, ::testing::Values(0, 1),
+                         [](const auto& info) { return info.param == 0 ? "cuda" : "sm90"; });
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -27,10 +27,11 @@ struct DownEpilogue : Gemm2Params {
   __device__ float value(float accumulator, const RowFactor& factor) const {
     return accumulator * kAccumulatorFactor * factor.first;
   }
-  __device__ void store(int64_t row, int32_t channel, float first, float eight_further, const RowFactor& factor) const {
+  // first, second: accumulators of channels `channel` and 8 further.
+  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor) const {
     const int64_t at = row * channels + channel;
     if (channel < channels) store_one(at, value(first, factor));
-    if (channel + 8 < channels) store_one(at + 8, value(eight_further, factor));
+    if (channel + 8 < channels) store_one(at + 8, value(second, factor));
   }
   __device__ void store_one(int64_t at, float value) const {
     if (out_fp32)

@@ -55,7 +55,7 @@ inline LaunchSite launch_site(const StepContext& step, const cuda::GemmPlan& pla
 
 // x (count, k) bf16 in expert order.
 inline Result<TmaRows> tma_rows(const uint16_t* x, int64_t count, int64_t k) {
-  NVFP4_MOE_ASSIGN(const CUtensorMap map, rows_map(x, count, k, kBoxRows, kBoxK));
+  NVFP4_MOE_ASSIGN(const CUtensorMap map, rows_map(x, count, k, kTmaTileRows, kTmaTileK));
   return TmaRows{map};
 }
 

@@ -47,12 +47,12 @@ struct FusedRoutingRows {
   cuda::AssignmentIds ids;
   static constexpr bool kFusedRouting = true;
 };
-// Rows in expert order, (R, k) bf16, copied by TMA in boxes of kBoxRows x kBoxK.
+// Rows in expert order, (R, k) bf16, copied by TMA in tiles of kTmaTileRows x kTmaTileK.
 struct TmaRows {
   CUtensorMap map;
   static constexpr bool kFusedRouting = false;
 };
-inline constexpr int kBoxRows = 32, kBoxK = 64, kBoxBytes = kBoxRows * kBoxK * 2;
+inline constexpr int kTmaTileRows = 32, kTmaTileK = 64, kTmaTileBytes = kTmaTileRows * kTmaTileK * 2;
 
 // What gemm1's epilogue takes.
 struct Gemm1Params {

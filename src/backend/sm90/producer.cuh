@@ -1,6 +1,6 @@
 // The producer warpgroup: weights, rows of activations and their factors into the stages.
 //
-//   warp 0, one thread   weights: bulk copies of whole packed tiles. Under kTmaRows the rows too, in boxes
+//   warp 0, one thread   weights: bulk copies of whole packed tiles. Under kTmaRows the rows too, by TMA tiles
 //   warps 1-3            work tile infos and row factors. Without kTmaRows the rows, gathered by 16 bytes a thread
 //
 // Both ways leave rows in the 128-byte swizzle that wgmma reads. Rows beyond a tile's count reach columns that nobody
@@ -90,10 +90,10 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
     const uint8_t* from = args.weights + rows.expert * args.expert_stride + first_m_block * m_block_bytes +
                           work.first_k_block * cuda::kTileBytes;
     auto bytes = static_cast<uint32_t>(m_blocks * cuda::kTileBytes);
-    int32_t boxes = 0;
+    int32_t tma_tiles = 0;
     if constexpr (Traits::kTmaRows) {
-      boxes = (rows.count + kBoxRows - 1) / kBoxRows;
-      bytes += static_cast<uint32_t>(2 * boxes * kBoxBytes);
+      tma_tiles = (rows.count + kTmaTileRows - 1) / kTmaTileRows;
+      bytes += static_cast<uint32_t>(2 * tma_tiles * kTmaTileBytes);
     }
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, from += cuda::kTileBytes, state = state.next()) {
       if (early-- == 0) {
@@ -112,11 +112,11 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
       if constexpr (Traits::kTmaRows) {
         const int32_t k = (work.first_k_block + k_block) * cuda::kTileK;
 #pragma unroll 1
-        for (int32_t box = 0; box < boxes; ++box) {
-          const uint32_t to = stage + box * kBoxBytes;
-          const int32_t row = static_cast<int32_t>(rows.first) + box * kBoxRows;
+        for (int32_t tile = 0; tile < tma_tiles; ++tile) {
+          const uint32_t to = stage + tile * kTmaTileBytes;
+          const int32_t row = static_cast<int32_t>(rows.first) + tile * kTmaTileRows;
           ptx::copy_tensor_2d(to, source.map, k, row, full);
-          ptx::copy_tensor_2d(to + Traits::kRowsOf64KBytes, source.map, k + kBoxK, row, full);
+          ptx::copy_tensor_2d(to + Traits::kRowsOf64KBytes, source.map, k + kTmaTileK, row, full);
         }
       }
       if (k_block == 0) work_tiles.look_ahead();

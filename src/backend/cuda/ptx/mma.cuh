@@ -7,7 +7,7 @@
 
 namespace nvfp4_moe::cuda {
 
-// d += a b, m16n8k16, bf16 in, fp32 sums. With r = lane/4, c = lane%4: a = (r, 2c..), (r+8, 2c..), (r, 2c+8..), (r+8,
+// d += a b, m16n8k16, bf16 in, fp32 accumulators. With r = lane/4, c = lane%4: a = (r, 2c..), (r+8, 2c..), (r, 2c+8..), (r+8,
 // 2c+8..); b = (k 2c.., n r), (k 2c+8.., n r); d = (r, n 2c), (r, n 2c+1), (r+8, n 2c), (r+8, n 2c+1).
 __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(

@@ -1,4 +1,4 @@
-// What the compiler is told about registers. Only the last function is an instruction.
+// What the compiler must know about registers. Only the last function is an instruction.
 #pragma once
 
 #include <cuda_runtime.h>

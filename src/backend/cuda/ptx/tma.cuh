@@ -31,8 +31,8 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
       : "memory");
 }
 
-// cp.async.bulk.tensor.2d: a box of a tensor from the element at (x, y) on, x the contiguous dimension. Elements outside
-// the tensor are zeros. The barrier receives the whole box's bytes, those outside included.
+// cp.async.bulk.tensor.2d: a tile of a tensor from the element at (x, y) on, x the contiguous dimension. Elements outside
+// the tensor are zeros. The barrier receives the whole tile's bytes, those outside included.
 __device__ inline void copy_tensor_2d(uint32_t to, const CUtensorMap& map, int32_t x, int32_t y, uint32_t mbarrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::

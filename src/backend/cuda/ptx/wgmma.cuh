@@ -30,7 +30,7 @@ __device__ inline void wgmma_wait_group() {
 }
 
 // The matrix descriptor of b at an address of shared memory, a multiple of 1024, K-major in the 128-byte swizzle. 16 k
-// further are 2 more, in units of 16 bytes.
+// further are 2 more: the descriptor counts by 16 bytes.
 __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
   constexpr uint64_t kStrideOf8Rows = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16, kSwizzle128 = 1ull << 62;
   return kSwizzle128 | kStrideOf8Rows | kLeading | ((address & 0x3FFFF) >> 4);

@@ -107,7 +107,7 @@ int run(const std::string& device, int repeats) {
       layer = *std::move(opened);
     });
     const double warmup_s = seconds([&] {
-      auto workspace = layer->backend().allocate(layer->workspace_bytes(), facts->index);
+      auto workspace = layer->backend().allocate(layer->workspace_bytes(), facts->index, "workspace");
       must(workspace.status());
       must(layer->warmup(workspace->data(), layer->workspace_bytes()));
     });

@@ -71,7 +71,7 @@ PackedWeights make_layer(const MoeConfig& config, const ExpertRange& range, uint
   PackedWeights weights{config, range, {}, {}, {}};
   weights.tensor_scales.assign(static_cast<size_t>(range.count) + 1, {1e-3f, 1e-3f, 1e-3f});
   weights.zero_scale_codes.resize(static_cast<size_t>(range.count) + 1);
-  auto bytes = kSm90Backend.allocate(kSm90Backend.packed_bytes(config, range), 0);
+  auto bytes = kSm90Backend.allocate(kSm90Backend.packed_bytes(config, range), 0, "packed weights");
   must(bytes.status());
   weights.bytes = std::move(*bytes);
   Random random(seed);

@@ -67,7 +67,8 @@ Result<TimedLayer> TimedLayer::open(const Subject& subject, const std::string& b
     layers.push_back(std::move(layer));
   }
   const MoeLayer& first = *layers.front();
-  NVFP4_MOE_ASSIGN(Buffer workspace, first.backend().allocate(first.workspace_bytes(), first.weights().device));
+  NVFP4_MOE_ASSIGN(Buffer workspace,
+                   first.backend().allocate(first.workspace_bytes(), first.weights().device, "workspace"));
   return TimedLayer(subject, std::move(layers), std::move(workspace));
 }
 

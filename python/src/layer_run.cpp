@@ -33,7 +33,7 @@ Status OpenLayer::prepare() {
   if (!device.is_host()) {
     const Backend& backend = layer->backend();
     const RunStatus nothing;
-    NVFP4_MOE_ASSIGN(device_status, backend.allocate(sizeof(nothing), device.index));
+    NVFP4_MOE_ASSIGN(device_status, backend.allocate(sizeof(nothing), device.index, "run status"));
     NVFP4_MOE_TRY(backend.memory->to_device(device.index, device_status.data(), &nothing, sizeof(nothing), nullptr));
   }
   return workspaces->lease(layer->workspace_bytes()).status();

@@ -131,7 +131,8 @@ struct Backend {
 
   size_t (*packed_bytes)(const MoeConfig& config, const ExpertRange& range);
   // Memory for packed weights and workspaces, aligned to 256 bytes, on the device of that index (host backends: 0).
-  Result<Buffer> (*allocate)(size_t size_bytes, int device);
+  // purpose: what it is for, "packed weights of layer 12", which kOutOfMemory says beside what was asked and free.
+  Result<Buffer> (*allocate)(size_t size_bytes, int device, const char* purpose);
   // Writes one expert's codes and block scales into weights.bytes and its tensor scales into weights.tensor_scales.
   Status (*pack_expert)(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
   // The source back, bit for bit.

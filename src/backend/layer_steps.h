@@ -85,7 +85,9 @@ Status succeed(const StepContext& step, Part&... part) {
 }
 
 // Backend::allocate of host backends: zero-filled pages.
-inline Result<Buffer> allocate_host(size_t size_bytes, int) { return allocate_pages(size_bytes); }
+inline Result<Buffer> allocate_host(size_t size_bytes, int, const char* purpose) {
+  return allocate_pages(size_bytes, purpose);
+}
 
 // The tensor scale of every line under `static`, `fixed` and `compat`, decided once from config and checkpoint;
 // kInvalidArgument where the config asks for one and nothing provides it (spec 3.4).

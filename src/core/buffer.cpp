@@ -1,18 +1,30 @@
 #include "core/buffer.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <string>
 
 #include "core/memory_nodes.h"
 
 namespace nvfp4_moe {
 
-Result<Buffer> allocate_pages(size_t size_bytes) {
+Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& place, size_t free_bytes,
+                     size_t total_bytes) {
+  return {Code::kOutOfMemory, std::string(purpose) + ": expected " + std::to_string(size_bytes) + " bytes on " + place +
+                                  ", " + std::to_string(free_bytes) + " of " + std::to_string(total_bytes) +
+                                  " are free"};
+}
+
+Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose) {
   if (size_bytes == 0) return Buffer();
   void* data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED)
-    return Status(Code::kOutOfMemory, "memory: expected " + std::to_string(size_bytes) + " bytes, got none");
+  if (data == MAP_FAILED) {
+    const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return out_of_memory(purpose, size_bytes, "cpu", static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page_bytes,
+                         static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes);
+  }
   // Weights are read once per call from end to end: with 4 KB pages a core's prefetchers stop at every page, and its
   // page walks wait for memory. Where the system declines, small pages serve.
   constexpr size_t kHugePage = size_t{1} << 21;

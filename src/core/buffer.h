@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "core/status.h"
@@ -37,7 +38,11 @@ class Buffer {
   std::function<void(std::byte*, size_t)> release_;
 };
 
-// Anonymous zero-filled pages (mmap): touched only where written, returned to the system on release.
-Result<Buffer> allocate_pages(size_t size_bytes);
+// Anonymous zero-filled pages (mmap): touched only where written, returned to the system on release. purpose: what they
+// are for, which kOutOfMemory says beside what was asked and what was free.
+Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose = "memory");
+// kOutOfMemory: "PURPOSE: expected SIZE bytes on PLACE, FREE of TOTAL are free".
+Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& place, size_t free_bytes,
+                     size_t total_bytes);
 
 }  // namespace nvfp4_moe

@@ -175,7 +175,9 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
     return invalid_argument("layer source: expected a shared expert (shared_intermediate_size " +
                             std::to_string(config->shared_intermediate_size) + "), got none");
 
-  NVFP4_MOE_ASSIGN(weights_->bytes, backend_->allocate(backend_->packed_bytes(config, range), weights_->device));
+  const std::string purpose = source.name.empty() ? "packed weights" : "packed weights of " + source.name;
+  NVFP4_MOE_ASSIGN(weights_->bytes,
+                   backend_->allocate(backend_->packed_bytes(config, range), weights_->device, purpose.c_str()));
 
   Progress told;
   told.what = "pack";

@@ -53,7 +53,8 @@ Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const 
   weights.activation_format = options.activation_format;
   weights.activation_scale = options.activation_scale;
   weights.input_scale = input_scale;
-  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols), device.index));
+  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols), device.index,
+                                                   "packed weights of a linear"));
   weights.device = device.index;
   weights.facts = device;
   NVFP4_MOE_TRY(backend.linear_pack(weights, view));

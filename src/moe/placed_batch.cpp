@@ -15,7 +15,7 @@ Result<PlacedBatch> PlacedBatch::place(const MoeLayer& layer, const Batch& host)
   const int device = layer.weights().device;
   const auto copy = [&](const void* from, int64_t count, DType dtype) -> Result<void*> {
     const auto size_bytes = static_cast<size_t>(count * (bits(dtype) / 8));
-    NVFP4_MOE_ASSIGN(Buffer bytes, layer.backend().allocate(std::max<size_t>(size_bytes, 1), device));
+    NVFP4_MOE_ASSIGN(Buffer bytes, layer.backend().allocate(std::max<size_t>(size_bytes, 1), device, "a batch"));
     if (from != nullptr) NVFP4_MOE_TRY(memory->to_device(device, bytes.data(), from, size_bytes, nullptr));
     made.copies_.push_back(std::move(bytes));
     return static_cast<void*>(made.copies_.back().data());
@@ -43,8 +43,8 @@ Status PlacedBatch::fetch(void* stream) const {
 
 Result<TimedRun> run_from_host(const MoeLayer& layer, const Batch& host, double repeat_seconds) {
   NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer, host));
-  NVFP4_MOE_ASSIGN(const Buffer workspace,
-                   layer.backend().allocate(std::max<size_t>(layer.workspace_bytes(), 1), layer.weights().device));
+  NVFP4_MOE_ASSIGN(const Buffer workspace, layer.backend().allocate(std::max<size_t>(layer.workspace_bytes(), 1),
+                                                                    layer.weights().device, "workspace"));
   // A host's pages come when they are first touched: the workspace's cost, not the run's.
   if (layer.backend().memory == nullptr) std::memset(workspace.data(), 0, workspace.size_bytes());
   const auto timed = [&]() -> Result<double> {

@@ -36,7 +36,7 @@ class InputArrays {
   Result<T*> place(std::vector<T>& values) {
     if (backend_.memory == nullptr) return values.data();
     const size_t size_bytes = values.size() * sizeof(T);
-    NVFP4_MOE_ASSIGN(Buffer copy, backend_.allocate(size_bytes, device_));
+    NVFP4_MOE_ASSIGN(Buffer copy, backend_.allocate(size_bytes, device_, "warmup's batch"));
     NVFP4_MOE_TRY(backend_.memory->to_device(device_, copy.data(), values.data(), size_bytes, stream_));
     copies_.push_back(std::move(copy));
     return reinterpret_cast<T*>(copies_.back().data());

@@ -40,7 +40,7 @@ Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* strea
       }
     }
   }
-  NVFP4_MOE_ASSIGN(Buffer buffer, allocate_(std::max<size_t>(size_bytes, 1), device_));
+  NVFP4_MOE_ASSIGN(Buffer buffer, allocate_(std::max<size_t>(size_bytes, 1), device_, "workspace"));
   const std::lock_guard lock(mutex_);
   free_.reserve(++workspaces_);  // so that the end of a lease allocates nothing
   total_bytes_ += buffer.size_bytes();

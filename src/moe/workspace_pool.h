@@ -20,7 +20,7 @@ namespace nvfp4_moe {
 
 class WorkspacePool {
  public:
-  using Allocate = Result<Buffer> (*)(size_t size_bytes, int device);  // Backend::allocate
+  using Allocate = Result<Buffer> (*)(size_t size_bytes, int device, const char* purpose);  // Backend::allocate
   explicit WorkspacePool(Allocate allocate, int device = 0) : allocate_(allocate), device_(device) {}
 
   class Lease {

@@ -1,6 +1,8 @@
 // Workspace layouts: placement, guards, and what check_workspace refuses.
 #include "core/plan.h"
 
+#include <gmock/gmock.h>
+
 #include <limits>
 #include <vector>
 
@@ -105,7 +107,11 @@ TEST(Buffer, PagesAreZeroAndTooManyAreAnError) {
   auto buffer = allocate_pages(10000);
   ASSERT_OK(buffer);
   for (size_t i = 0; i < 10000; ++i) ASSERT_EQ(buffer->data()[i], std::byte{0});
-  EXPECT_EQ(allocate_pages(size_t{1} << 60).status().code(), Code::kOutOfMemory);
+  const Status refused = allocate_pages(size_t{1} << 60, "packed weights of layer 12").status();
+  EXPECT_EQ(refused.code(), Code::kOutOfMemory);
+  EXPECT_THAT(refused.message(),
+              testing::MatchesRegex(
+                  "packed weights of layer 12: expected 1152921504606846976 bytes on cpu, [0-9]+ of [0-9]+ are free"));
   EXPECT_OK(allocate_pages(0));
 }
 

@@ -153,7 +153,8 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
         script.insert(script.end(), other->topk_ids.begin(), other->topk_ids.end());
         script.resize((script.size() + 255) / 256 * 256);
       }
-      auto source = backend().allocate(script.size(), 0), outs = backend().allocate((kPairs + 1) * line_bytes, 0);
+      auto source = backend().allocate(script.size(), 0, "script"),
+           outs = backend().allocate((kPairs + 1) * line_bytes, 0, "outs");
       ASSERT_OK(source);
       ASSERT_OK(outs);
       ASSERT_CUDA(cudaMemcpy(source->data(), script.data(), script.size(), cudaMemcpyHostToDevice));

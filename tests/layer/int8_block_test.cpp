@@ -72,7 +72,7 @@ std::vector<float> ones_times(const Backend& backend, const std::vector<float>& 
   weights.rows = 1;
   weights.cols = cols;
   weights.activation_format = ActivationFormat::kInt8Block;
-  weights.bytes = std::move(*backend.allocate(backend.linear_bytes(1, cols), 0));
+  weights.bytes = std::move(*backend.allocate(backend.linear_bytes(1, cols), 0, "packed weights"));
   EXPECT_OK(backend.linear_pack(weights, Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, 1, cols)));
   const Buffer workspace = std::move(*allocate_pages(backend.linear_workspace_bytes(weights, 1)));
   std::vector<float> out(1);

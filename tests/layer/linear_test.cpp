@@ -42,7 +42,7 @@ struct Linear {
     weights.activation_scale = scale;
     if (scale == ActivationScale::kStatic) weights.input_scale = 0x1p-8f;
     if (scale == ActivationScale::kCompat) weights.input_scale = 0.0019f;
-    auto bytes = backend.allocate(backend.linear_bytes(rows, cols), 0);
+    auto bytes = backend.allocate(backend.linear_bytes(rows, cols), 0, "packed weights");
     EXPECT_OK(bytes);
     weights.bytes = std::move(*bytes);
     EXPECT_OK(backend.linear_pack(weights,
@@ -73,7 +73,7 @@ struct Linear {
     const size_t used = backend.linear_workspace_bytes(weights, tokens);
     std::vector<uint8_t> space(used + 256, 0xFF);
     const auto placed = [&](const std::vector<uint8_t>& bytes) {
-      auto buffer = backend.allocate(bytes.size(), 0);
+      auto buffer = backend.allocate(bytes.size(), 0, "batch");
       EXPECT_OK(buffer);
       EXPECT_OK(backend.memory->to_device(0, buffer->data(), bytes.data(), bytes.size(), nullptr));
       return *std::move(buffer);

@@ -172,6 +172,20 @@ TEST(Layer, RefusesSizesThatOverflow) {
   EXPECT_EQ(plan_layer(*config, {}, tiny_layer_options()).status().code(), Code::kInvalidArgument);
 }
 
+TEST(Layer, SaysWhatMemoryWasFor) {
+  MoeOptions options;
+  options.num_experts = options.top_k = 1;
+  options.hidden_size = options.intermediate_size = int64_t{1} << 24;  // more than an address space holds
+  LayerSource source;
+  source.name = "layer 12";
+  source.expert = [](int64_t) -> Result<LoadedExpert> { return LoadedExpert(); };
+  LayerOptions layer_options;
+  layer_options.limits.max_tokens = 1;
+  const auto layer = MoeLayer::open(*MoeConfig::make(options), source, layer_options);
+  EXPECT_EQ(layer.status().code(), Code::kOutOfMemory);
+  EXPECT_EQ(layer.status().message().rfind("packed weights of layer 12: expected ", 0), 0u) << layer.status().message();
+}
+
 TEST(Layer, RefusesBadBatches) {
   MoeOptions options = tiny_options();
   const TinyLayer tiny(options);

@@ -16,11 +16,11 @@ namespace nvfp4_moe {
 namespace {
 
 std::atomic<int> allocations{0};
-Result<Buffer> counted(size_t size_bytes, int) {
+Result<Buffer> counted(size_t size_bytes, int, const char*) {
   ++allocations;
   return allocate_pages(size_bytes);
 }
-Result<Buffer> refused(size_t, int) { return Status(Code::kOutOfMemory, "no memory"); }
+Result<Buffer> refused(size_t, int, const char*) { return Status(Code::kOutOfMemory, "no memory"); }
 
 TEST(WorkspacePool, OneWorkspaceServesAllThatFollowEachOther) {
   allocations = 0;

@@ -27,7 +27,7 @@ CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_token
   if (!reason.empty()) return;
   const bool shared = data.spec.options.shared_intermediate_size > 0;
   weights_.tensor_scales.resize(static_cast<size_t>(data.spec.range.count) + 1);
-  auto bytes = backend.allocate(backend.packed_bytes(data.config, data.spec.range), 0);
+  auto bytes = backend.allocate(backend.packed_bytes(data.config, data.spec.range), 0, "packed weights");
   EXPECT_OK(bytes);
   if (!bytes.ok()) return;
   weights_.bytes = std::move(*bytes);
@@ -51,7 +51,7 @@ CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_token
   Arena arena(base_, kGuardBytes);
   buffers_ = layer_buffers(data.config, data.spec.range, tokens_, arena);
   if (backend.memory != nullptr) {
-    auto memory = backend.allocate(plan_.workspace.total_bytes + 2 * kAlignment, 0);
+    auto memory = backend.allocate(plan_.workspace.total_bytes + 2 * kAlignment, 0, "workspace");
     EXPECT_OK(memory);
     if (!memory.ok()) return;
     device_workspace_ = std::move(*memory);
@@ -95,7 +95,8 @@ Batch CaseRun::place(const Batch& batch) {
   std::vector<std::byte> bytes;
   for (const auto& array : arrays)
     bytes.resize(bytes.size() + (array.size_bytes + kAlignment) / kAlignment * kAlignment);
-  if (device_batch_.size_bytes() < bytes.size()) device_batch_ = std::move(*backend_->allocate(bytes.size(), 0));
+  if (device_batch_.size_bytes() < bytes.size())
+    device_batch_ = std::move(*backend_->allocate(bytes.size(), 0, "batch"));
   size_t offset = 0;
   for (const auto& array : arrays) {
     if (array.from != nullptr && array.size_bytes != 0)

@@ -57,9 +57,9 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
 }
 
 // Of weights: the first thing that a process asks of a device, and where what run needs of the driver is looked for.
-Result<Buffer> allocate(size_t size_bytes, int device) {
+Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   NVFP4_MOE_TRY(find_tensor_map_encoder());
-  return cuda::allocate(size_bytes, device);
+  return cuda::allocate(size_bytes, device, purpose);
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kMeasureThreads, 1) sm90_multiply(float* out) 
 Result<double> product_rate(int device) {
   int count = 0;
   NVFP4_MOE_TRY(cuda::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors"));
-  NVFP4_MOE_ASSIGN(const Buffer out, cuda::allocate(256, device));
+  NVFP4_MOE_ASSIGN(const Buffer out, cuda::allocate(256, device, "a measure's output"));
   constexpr int kCtasEach = 8;
   const unsigned ctas = static_cast<unsigned>(count) * kCtasEach;
   const double flop = 2.0 * 64 * kRows * 16 * kSteps * kRounds * kWarpgroups * ctas;

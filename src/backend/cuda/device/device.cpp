@@ -19,20 +19,40 @@ DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) cudaSetDevice(previous_);
 }
 
-Result<Buffer> allocate(size_t size_bytes, int device) {
+namespace {
+
+// Memory may come and go while another stream is captured: for as long as this lives, its thread's calls leave captures
+// alone.
+class OutsideCaptures {
+ public:
+  OutsideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~OutsideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideCaptures(const OutsideCaptures&) = delete;
+  OutsideCaptures& operator=(const OutsideCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace
+
+Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
   void* data = nullptr;
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  NVFP4_MOE_TRY(check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode"));
   const cudaError_t error = cudaMalloc(&data, std::max<size_t>(size_bytes, 1));
-  NVFP4_MOE_TRY(check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode"));
   if (error != cudaSuccess) {
     cudaGetLastError();  // an allocation that failed leaves the context as it was
-    return check(error, ("cuda:" + std::to_string(device) + ": " + std::to_string(size_bytes) + " bytes").c_str());
+    const std::string place = "cuda:" + std::to_string(device);
+    size_t free_bytes = 0, total_bytes = 0;
+    if (error == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
+      return out_of_memory(purpose, size_bytes, place, free_bytes, total_bytes);
+    return check(error, (std::string(purpose) + ": " + std::to_string(size_bytes) + " bytes on " + place).c_str());
   }
   return Buffer(static_cast<std::byte*>(data), size_bytes, [device](std::byte* bytes, size_t) {
     const DeviceGuard release(device);
+    const OutsideCaptures outside;
     cudaFree(bytes);
   });
 }

@@ -22,9 +22,9 @@ class DeviceGuard {
   Status status_;
 };
 
-// Device memory of at least size_bytes, aligned to 256 bytes; not zeroed. Allowed while a stream is being captured: the
-// memory is there at once and no part of the graph.
-Result<Buffer> allocate(size_t size_bytes, int device);
+// Device memory of at least size_bytes, aligned to 256 bytes; not zeroed. Allowed while a stream is being captured, as
+// is giving it back: the memory is there at once and no part of the graph. purpose: what it is for, in kOutOfMemory.
+Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose);
 Status to_device(int device, void* to, const void* from, size_t size_bytes, void* stream);
 Status to_host(int device, void* to, const void* from, size_t size_bytes, void* stream);
 

@@ -145,7 +145,7 @@ Result<double> read_rate(int device) {
   NVFP4_MOE_TRY(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
   constexpr size_t kPiece = size_t{kThreads} * kLoads * sizeof(uint4);
   const size_t size_bytes = std::min<size_t>(size_t{4} << 30, free_bytes / 2) / kPiece * kPiece;
-  NVFP4_MOE_ASSIGN(const Buffer buffer, allocate(size_bytes + 256, device));
+  NVFP4_MOE_ASSIGN(const Buffer buffer, allocate(size_bytes + 256, device, "a buffer beyond every cache"));
   NVFP4_MOE_TRY(check(cudaMemset(buffer.data(), 1, size_bytes + 256), "cudaMemset"));
   NVFP4_MOE_TRY(check(cudaDeviceSynchronize(), "cudaMemset"));
   return best_rate(device, static_cast<double>(size_bytes), [&](void* stream) {
@@ -157,7 +157,7 @@ Result<double> read_rate(int device) {
 
 Result<double> product_rate(int device) {
   NVFP4_MOE_ASSIGN(const int count, multiprocessors(device));
-  NVFP4_MOE_ASSIGN(const Buffer out, allocate(256, device));
+  NVFP4_MOE_ASSIGN(const Buffer out, allocate(256, device, "a measure's output"));
   const unsigned blocks = static_cast<unsigned>(count) * 4;
   const double flop = 2.0 * 16 * 8 * 16 * kSums * kRounds * (kThreads / 32) * blocks;
   return best_rate(device, flop, [&](void* stream) {

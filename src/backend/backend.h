@@ -55,6 +55,8 @@ struct PackedWeights {
   int device = 0;                           // index of the device that holds bytes; 0 in host memory
   // Like tensor_scales; empty where the layout keeps all codes itself.
   std::vector<std::vector<ZeroScaleCodes>> zero_scale_codes = {};
+  // What pack_expert keeps from one expert to the next; whoever packs gives it back when done.
+  Buffer staging = {};
 
   const TensorScales& tensor_scales_of(int64_t local_expert) const {
     return tensor_scales[static_cast<size_t>(local_expert == kSharedExpert ? range.count : local_expert)];
@@ -107,6 +109,10 @@ struct DeviceMemory {
   Status (*synchronize)(int device);  // waits for all work of the device
   // A number of its own for the graph that the stream is being captured into; 0 where it is not.
   Result<uint64_t> (*capture_id)(void* stream);
+  Result<Buffer> (*allocate)(size_t size_bytes, int device, const char* purpose);
+  // (rows, row_bytes) from rows stride_bytes apart to rows that follow each other, both on the device. Only enqueues.
+  Status (*gather_rows)(int device, void* to, const void* from, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
+                        void* stream);
 };
 
 // What times a device and says what it can do at most, for `bench`.
@@ -134,6 +140,8 @@ struct Backend {
   // purpose: what it is for, "packed weights of layer 12", which kOutOfMemory says beside what was asked and free.
   Result<Buffer> (*allocate)(size_t size_bytes, int device, const char* purpose);
   // Writes one expert's codes and block scales into weights.bytes and its tensor scales into weights.tensor_scales.
+  // Returns once it is packed, and the source may go. Host arrays have been checked before (moe/); those of a source on
+  // the device, which only backends with `memory` take, are checked here, kBadInput before anything is written.
   Status (*pack_expert)(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
   // The source back, bit for bit.
   Status (*unpack_expert)(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);

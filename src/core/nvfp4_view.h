@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+
+#include "core/status.h"
 
 namespace nvfp4_moe {
 
@@ -30,7 +33,17 @@ struct ExpertSource {
   Nvfp4View gate;  // (intermediate, hidden)
   Nvfp4View up;    // (intermediate, hidden)
   Nvfp4View down;  // (hidden, intermediate)
+  // Where codes and block scales of all three lie: in host memory, or in that of the layer's device, where what writes
+  // them is enqueued in `stream` before the packer gets them.
+  bool on_device = false;
+  void* stream = nullptr;  // on_device: null is the device's default stream
 };
+
+// What every check of block scales says of the first illegal one. matrix: "gate".
+inline Status illegal_block_scale(const char* matrix, uint8_t byte, int64_t row, int64_t block) {
+  return bad_input(std::string(matrix) + " block scale: expected E4M3 with sign 0 and not NaN, got byte " +
+                   std::to_string(byte) + " at row " + std::to_string(row) + " block " + std::to_string(block));
+}
 
 // Which global experts this rank holds. The only place where global ids become local ones.
 struct ExpertRange {

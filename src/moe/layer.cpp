@@ -74,9 +74,8 @@ class Use {
   bool counted_ = false;
 };
 
-}  // namespace
-
-Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols) {
+// Everything about a matrix but its block scales.
+Status check_view(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols) {
   const auto where = [name](const char* what) { return std::string(name) + what + ": expected "; };
   if (view.rows != rows || view.cols != cols)
     return invalid_argument(where("") + "(" + std::to_string(rows) + ", " + std::to_string(cols) + "), got (" +
@@ -91,25 +90,43 @@ Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64
                             std::to_string(view.scales_stride));
   if (!std::isfinite(view.tensor_scale) || view.tensor_scale < 0)
     return bad_input(where(" tensor scale") + "a finite number >= 0, got " + std::to_string(view.tensor_scale));
-  for (int64_t row = 0; row < rows; ++row) {
+  return {};
+}
+
+Status check_block_scales(const char* name, const Nvfp4View& view) {
+  const int64_t blocks = view.cols / 16;
+  for (int64_t row = 0; row < view.rows; ++row) {
     const uint8_t* scales = view.row_scales(row);
     uint8_t largest = 0;
-    for (int64_t block = 0; block < cols / 16; ++block) largest = std::max(largest, scales[block]);
+    for (int64_t block = 0; block < blocks; ++block) largest = std::max(largest, scales[block]);
     if (largest < 0x7F) continue;  // all positive and none NaN
-    for (int64_t block = 0; block < cols / 16; ++block) {
+    for (int64_t block = 0; block < blocks; ++block) {
       if (scales[block] < 0x7F) continue;
-      return bad_input(where(" block scale") + "E4M3 with sign 0 and not NaN, got byte " +
-                       std::to_string(scales[block]) + " at row " + std::to_string(row) + " block " +
-                       std::to_string(block));
+      return illegal_block_scale(name, scales[block], row, block);
     }
   }
   return {};
 }
 
-Status check_expert_source(const ExpertSource& source, int64_t hidden_size, int64_t intermediate_size) {
-  NVFP4_MOE_TRY(check_matrix("gate", source.gate, intermediate_size, hidden_size));
-  NVFP4_MOE_TRY(check_matrix("up", source.up, intermediate_size, hidden_size));
-  return check_matrix("down", source.down, hidden_size, intermediate_size);
+}  // namespace
+
+Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols) {
+  NVFP4_MOE_TRY(check_view(name, view, rows, cols));
+  return check_block_scales(name, view);
+}
+
+Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) const {
+  const MoeConfig& config = weights_->config;
+  const int64_t hidden_size = config->hidden_size;
+  const int64_t intermediate_size =
+      local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
+  if (source.on_device && backend_->memory == nullptr)
+    return invalid_argument(std::string("codes, block scales: expected host memory (backend ") + backend_->name +
+                            "), got a device's");
+  const auto check = source.on_device ? check_view : check_matrix;  // a device's block scales are the packer's to check
+  NVFP4_MOE_TRY(check("gate", source.gate, intermediate_size, hidden_size));
+  NVFP4_MOE_TRY(check("up", source.up, intermediate_size, hidden_size));
+  return check("down", source.down, hidden_size, intermediate_size);
 }
 
 Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales, const LayerOptions& options) {
@@ -192,9 +209,7 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
     {
       NVFP4_MOE_ASSIGN(const LoadedExpert loaded,
                        expert == kSharedExpert ? source.shared_expert() : source.expert(range.global(expert)));
-      const int64_t intermediate_size =
-          expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
-      NVFP4_MOE_TRY(check_expert_source(loaded.source, config->hidden_size, intermediate_size).in(item));
+      NVFP4_MOE_TRY(check_source(loaded.source, expert).in(item));
       NVFP4_MOE_TRY(backend_->pack_expert(*weights_, expert, loaded.source).in(item));
       told.done_bytes +=
           matrix_bytes(loaded.source.gate) + matrix_bytes(loaded.source.up) + matrix_bytes(loaded.source.down);
@@ -206,6 +221,7 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
     told.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!progress(told)) return Status(Code::kCancelled, item + ": packing was cancelled by the progress callback");
   }
+  weights_->staging = {};
   return {};
 }
 
@@ -245,10 +261,7 @@ Status MoeLayer::check_local_expert(int64_t local_expert) const {
 
 Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
   NVFP4_MOE_TRY(check_local_expert(local_expert));
-  const MoeConfig& config = weights_->config;
-  NVFP4_MOE_TRY(check_expert_source(
-      source, config->hidden_size,
-      local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size));
+  NVFP4_MOE_TRY(check_source(source, local_expert));
   int64_t idle = 0;
   if (!uses_.compare_exchange_strong(idle, -1, std::memory_order_acquire, std::memory_order_relaxed))
     return Status(Code::kBusy, "replace: expected a layer at rest, got " +
@@ -260,7 +273,9 @@ Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source
   } release{uses_};
   // On a device a call that has returned may still run. No new one starts: uses_ is -1.
   if (backend_->memory != nullptr) NVFP4_MOE_TRY(backend_->memory->synchronize(weights_->device));
-  NVFP4_MOE_TRY(backend_->pack_expert(*weights_, local_expert, source));
+  const Status packed = backend_->pack_expert(*weights_, local_expert, source);
+  weights_->staging = {};
+  NVFP4_MOE_TRY(packed);
   if (debug_ && debug_->reference) return debug_->reference->replace_expert(local_expert, source);
   return {};
 }

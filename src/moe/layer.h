@@ -94,8 +94,10 @@ class MoeLayer {
   // What the last run in this workspace noticed. On a device: once all work of the stream is done, which it waits for.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
 
-  // Replaces one expert's weights in place (F43): no allocation; kBusy while a run is in flight. The source is checked
-  // before anything is written. local_expert may be kSharedExpert.
+  // Replaces one expert's weights in place: kBusy while a run is in flight. The source is checked before anything is
+  // written. A host's layer allocates nothing; a device's takes staging memory, of 8 MiB as a rule (128 rows of a very
+  // long K are more), and gives it back: where that fails, kOutOfMemory, the expert is as it was. local_expert may be
+  // kSharedExpert.
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
   // kBusy while weights are being replaced.
   Status unpack_expert(int64_t local_expert, ExpertBuffers& out) const;
@@ -111,6 +113,8 @@ class MoeLayer {
   // The reference beside it and the dump directory, where the environment asks for them. Needs the experts.
   Status attach_debug(const Env& env, const LayerOptions& options);
   Status check_local_expert(int64_t local_expert) const;
+  // check_matrix for all three; the block scales of arrays on a device are left to Backend::pack_expert.
+  Status check_source(const ExpertSource& source, int64_t local_expert) const;
 
   const Backend* backend_ = nullptr;
   std::unique_ptr<PackedWeights> weights_;
@@ -130,9 +134,8 @@ DeviceFacts host_facts();
 // Of "cpu" or "cuda:N"; kInvalidArgument for another name, kUnsupported where this build or machine has no such device.
 Result<DeviceFacts> device_facts(const std::string& device);
 
-// kInvalidArgument or kBadInput, naming the projection, unless the source has the config's shapes, lies in memory, and
-// holds only legal scales: block scales with sign 0 and not NaN, tensor scales finite and not negative.
-Status check_expert_source(const ExpertSource& source, int64_t hidden_size, int64_t intermediate_size);
+// kInvalidArgument or kBadInput, naming the matrix, unless it is (rows, cols), lies in host memory, and holds only legal
+// scales: block scales with sign 0 and not NaN, a tensor scale finite and not negative.
 Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols);
 
 }  // namespace nvfp4_moe

@@ -126,6 +126,25 @@ TEST(Layer, RefusesBadExperts) {
               HasSubstr("expert 0: up codes: expected a pointer, got null"));
 }
 
+TEST(Layer, OfAHostRefusesArraysOnADevice) {
+  const TinyLayer tiny;
+  LayerSource source = tiny.source();
+  source.expert = [&](int64_t e) -> Result<LoadedExpert> {
+    LoadedExpert loaded;
+    loaded.source = tiny.experts[static_cast<size_t>(e)].source();
+    loaded.source.on_device = true;
+    return loaded;
+  };
+  const auto refused = MoeLayer::open(tiny.config(), source, tiny_layer_options());
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), HasSubstr("expert 0: codes, block scales: expected host memory"));
+  const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  ExpertSource on_device = tiny.experts[1].source();
+  on_device.on_device = true;
+  EXPECT_EQ((*layer)->replace_expert(0, on_device).code(), Code::kInvalidArgument);
+}
+
 TEST(Layer, RefusesBadOptions) {
   const TinyLayer tiny;
   struct Case {

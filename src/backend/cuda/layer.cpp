@@ -23,7 +23,7 @@ void take_arrays(const Architecture& architecture, const MoeConfig& config, cons
 
 }  // namespace
 
-constinit const DeviceMemory kMemory = {to_device, to_host, synchronize, capture_id};
+constinit const DeviceMemory kMemory = {to_device, to_host, synchronize, capture_id, allocate, gather_rows};
 
 Status supports_device(const DeviceFacts& device) {
   if (device.kind != DeviceKind::kCuda) return unsupported("device: expected a CUDA device, got " + device.name);

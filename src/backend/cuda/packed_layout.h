@@ -1,13 +1,8 @@
 // Where the parts of a packed layer lie in its device memory.
 //
-//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles, down tiles | expert 1 | ... | shared expert |
-//   staging
-//
-// Staging holds the checkpoint's rows of a few tiles on their way in or out, so that packing one expert anew allocates
-// nothing.
+//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles, down tiles | expert 1 | ... | shared expert
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 #include "backend/backend.h"
@@ -36,8 +31,7 @@ struct PartLayout {
 
 struct PackedLayout {
   PartLayout routed, shared;
-  int64_t staging_offset = 0;
-  int64_t staging_bytes = 0;
+  int64_t total_bytes = 0;
 
   PackedLayout(const MoeConfig& config, const ExpertRange& range) {
     const int64_t hidden = config->hidden_size;
@@ -47,18 +41,12 @@ struct PackedLayout {
     offset += range.count * routed.expert_stride;
     shared = part(offset, hidden, config->shared_intermediate_size);
     offset += shared.expert_stride;
-    staging_offset = offset;
-    const int64_t largest_k =
-        std::max({hidden, config->intermediate_size, config->shared_intermediate_size}) / 16 * 9;  // bytes a row
-    staging_bytes = (std::max<int64_t>(kStagingBytes, kTileRows * largest_k) + 255) / 256 * 256;
+    total_bytes = offset;
   }
-  int64_t total_bytes() const { return staging_offset + staging_bytes; }
   const PartLayout& part_of(int64_t local_expert) const { return local_expert == kSharedExpert ? shared : routed; }
   int64_t expert_offset(int64_t local_expert) const {
     return local_expert == kSharedExpert ? shared.offset : routed.offset + local_expert * routed.expert_stride;
   }
-
-  static constexpr int64_t kStagingBytes = 8 << 20;  // large enough that a copy's start costs little
 
  private:
   static PartLayout part(int64_t offset, int64_t hidden, int64_t intermediate) {

@@ -77,6 +77,16 @@ Status to_host(int device, void* to, const void* from, size_t size_bytes, void* 
   return copy(device, to, from, size_bytes, cudaMemcpyDeviceToHost, stream);
 }
 
+Status gather_rows(int device, void* to, const void* from, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
+                   void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const auto width = static_cast<size_t>(row_bytes);
+  return check(cudaMemcpy2DAsync(to, width, from, static_cast<size_t>(stride_bytes), width, static_cast<size_t>(rows),
+                                 cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)),
+               "gather_rows");
+}
+
 Status synchronize(int device) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());

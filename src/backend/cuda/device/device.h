@@ -28,6 +28,9 @@ Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose);
 Status to_device(int device, void* to, const void* from, size_t size_bytes, void* stream);
 Status to_host(int device, void* to, const void* from, size_t size_bytes, void* stream);
 
+Status gather_rows(int device, void* to, const void* from, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
+                   void* stream);
+
 Status synchronize(int device);
 Result<uint64_t> capture_id(void* stream);
 

@@ -1,34 +1,46 @@
 // pack: checkpoint rows -> tiles in the order of the tensor cores' A fragments (packed_tile.h), and unpack, its
 // inverse.
 //
-// Rows travel as they are into staging memory, 128 packed rows of a whole K at least; one thread then writes one lane's
-// 16 bytes of codes, and every fourth one the scales of its two rows. Rows and k beyond the matrix are code 0
-// under scale 0. A block of scale 0 has codes 0 in the tiles: its own codes, where they are others, stay on the host.
+// Rows of the host travel as they are into staging memory, 128 packed rows of a whole K at least; rows on the device are
+// read where they lie. One thread then writes one lane's 16 bytes of codes, and every fourth one the scales of its two
+// rows. Rows and k beyond the matrix are code 0 under scale 0. A block of scale 0 has codes 0 in the tiles: its own
+// codes, where they are others, stay on the host.
+#include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/steps/pack.h"
+#include "backend/cuda/steps/source_check.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
 
-// Staged rows of one or two matrices, contiguous: rows [first, first + count) of the checkpoint's.
-struct Staged {
-  uint8_t* codes[2];   // (count, K/2)
-  uint8_t* scales[2];  // (count, K/16)
-  int64_t rows;        // count
+// Rows of one or two matrices of equal size, in device memory: staged ones, or a whole source.
+template <class Byte>
+struct DeviceRows {
+  struct Matrix {
+    Byte* codes;            // (rows, K/2); row r at codes + r * codes_stride
+    Byte* scales;           // (rows, K/16)
+    int64_t codes_stride;   // bytes
+    int64_t scales_stride;  // bytes
+  };
+  Matrix matrices[2];
+  int64_t rows;  // of each
   int64_t k;
   int projections;  // 1: down; 2: gate and up, joined in granules of 8
-};
 
-// Row m of the staged tiles: its projection and staged row, or row -1 where the matrix has none.
-__device__ JoinedRow staged_row(const Staged& staged, int64_t m) {
-  JoinedRow found = staged.projections == 2 ? joined_row(m) : JoinedRow{0, m};
-  if (found.row >= staged.rows) found.row = -1;
-  return found;
-}
+  // Row m of their tiles: its projection and row, or row -1 where the matrix has none.
+  __device__ JoinedRow at(int64_t m) const {
+    JoinedRow found = projections == 2 ? joined_row(m) : JoinedRow{0, m};
+    if (found.row >= rows) found.row = -1;
+    return found;
+  }
+};
+using SourceRows = DeviceRows<const uint8_t>;
+using StagedRows = DeviceRows<uint8_t>;
 
 // One thread a (row tile, k tile, group, half, lane).
 struct Unit {
@@ -48,7 +60,7 @@ struct Unit {
 constexpr int kUnitsPerTile = 32 * kHalves * kGroups;
 constexpr int kThreads = 256;
 
-__global__ void pack_tiles(Staged staged, int64_t units, int64_t k_tiles, uint8_t* tiles) {
+__global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t units, int64_t k_tiles, uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index >= units) return;
   const Unit unit(index, k_tiles);
@@ -59,11 +71,12 @@ __global__ void pack_tiles(Staged staged, int64_t units, int64_t k_tiles, uint8_
     const int64_t block = unit.block(step);
     uint32_t pairs[4] = {};  // bytes of a0..a3: low nibble even k
     for (int i = 0; i < 2; ++i) {
-      const JoinedRow row = staged_row(staged, unit.row(i));
+      const JoinedRow row = source.at(unit.row(i));
       uint32_t scale = 0;
-      if (row.row >= 0 && block < staged.k / 16) {
-        scale = staged.scales[row.projection][row.row * (staged.k / 16) + block];
-        const uint8_t* codes = staged.codes[row.projection] + row.row * (staged.k / 2) + block * 8;
+      if (row.row >= 0 && block < source.k / 16) {
+        const SourceRows::Matrix& matrix = source.matrices[row.projection];
+        scale = matrix.scales[row.row * matrix.scales_stride + block];
+        const uint8_t* codes = matrix.codes + row.row * matrix.codes_stride + block * 8;
         if (scale != 0) {
           pairs[i] = codes[c];
           pairs[i + 2] = codes[c + 4];
@@ -82,7 +95,8 @@ __global__ void pack_tiles(Staged staged, int64_t units, int64_t k_tiles, uint8_
       make_uint2(pack_scales(scales[0], scales[1]), pack_scales(scales[2], scales[3]));
 }
 
-__global__ void unpack_tiles(Staged staged, int64_t units, int64_t k_tiles, const uint8_t* tiles) {
+__global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t units, int64_t k_tiles,
+                             const uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index >= units) return;
   const Unit unit(index, k_tiles);
@@ -96,19 +110,21 @@ __global__ void unpack_tiles(Staged staged, int64_t units, int64_t k_tiles, cons
     const uint32_t low = words[step] & 0xFFFF, high = words[step] >> 16;
     const uint32_t pair = scales_in_place(scales[step / 2], step % 2 != 0);
     for (int i = 0; i < 2; ++i) {
-      const JoinedRow row = staged_row(staged, unit.row(i));
+      const JoinedRow row = staged.at(unit.row(i));
       if (row.row < 0) continue;
-      uint8_t* codes = staged.codes[row.projection] + row.row * (staged.k / 2) + block * 8;
+      const StagedRows::Matrix& matrix = staged.matrices[row.projection];
+      uint8_t* codes = matrix.codes + row.row * matrix.codes_stride + block * 8;
       codes[c] = static_cast<uint8_t>(unpack_half(low, i) | unpack_half(high, i) << 4);
       codes[c + 4] = static_cast<uint8_t>(unpack_half(low, i + 2) | unpack_half(high, i + 2) << 4);
       if (c == 0)
-        staged.scales[row.projection][row.row * (staged.k / 16) + block] =
+        matrix.scales[row.row * matrix.scales_stride + block] =
             static_cast<uint8_t>(scale_from_ue5m3(pair >> (4 + 16 * i) & 0xFF));
     }
   }
 }
 
-// Packing and unpacking run in the stream of their own thread, so that neither waits for another thread's work.
+// Packing from the host and unpacking run in the stream of their own thread, so that neither waits for another thread's
+// work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
 // The matrices that share tiles: gate and up, or down alone.
@@ -119,30 +135,28 @@ struct Joined {
   int64_t rows_per_tile() const { return kTileRows / projections; }
 };
 
-// Device memory that rows go through.
-struct Staging {
-  std::byte* data;
-  int64_t size_bytes;
-};
+constexpr int64_t kStagingBytes = 8 << 20;  // large enough that a copy's start costs little
+
+// Device memory that rows of the host go through, for rows of at most largest_k.
+int64_t staging_bytes(int64_t largest_k) { return std::max(kStagingBytes, kTileRows * (largest_k / 16 * 9)); }
 
 // body(first row, staged memory, threads, their tiles) for every run of tiles that fits into staging. tiles: of the
 // joined matrices.
 template <class Body>
-Status for_each_run(const Staging& memory, const Joined& joined, std::byte* joined_tiles, const Body& body) {
-  auto* const staging = reinterpret_cast<uint8_t*>(memory.data);
+Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joined_tiles, const Body& body) {
+  auto* const staging = reinterpret_cast<uint8_t*>(memory.data());
   auto* const tiles = reinterpret_cast<uint8_t*>(joined_tiles);
   const int64_t row_bytes = joined.k / 2 + joined.k / 16;
   const int64_t tile_bytes = joined.rows_per_tile() * joined.projections * row_bytes;
-  const int64_t most = std::max<int64_t>(1, memory.size_bytes / tile_bytes);
+  const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(memory.size_bytes()) / tile_bytes);
   for (int64_t tile = 0; tile < joined.tiles.row_tiles; tile += most) {
     const int64_t count = std::min(most, joined.tiles.row_tiles - tile);
     const int64_t first = tile * joined.rows_per_tile();
     const int64_t rows = std::min(count * joined.rows_per_tile(), joined.rows - first);
-    Staged staged{{}, {}, rows, joined.k, joined.projections};
+    StagedRows staged{{}, rows, joined.k, joined.projections};
     uint8_t* next = staging;
     for (int p = 0; p < joined.projections; ++p) {
-      staged.codes[p] = next;
-      staged.scales[p] = next + rows * (joined.k / 2);
+      staged.matrices[p] = {next, next + rows * (joined.k / 2), joined.k / 2, joined.k / 16};
       next += rows * row_bytes;
     }
     const int64_t units = count * joined.tiles.k_tiles * kUnitsPerTile;
@@ -153,10 +167,26 @@ Status for_each_run(const Staging& memory, const Joined& joined, std::byte* join
 
 unsigned grid_of(int64_t units) { return static_cast<unsigned>(ceil_div(units, kThreads)); }
 
-Status pack_joined(const Staging& staging, const Joined& joined, std::byte* joined_tiles,
+Status launch_pack(const SourceRows& rows, int64_t units, int64_t k_tiles, uint8_t* tiles, cudaStream_t stream) {
+  pack_tiles<<<grid_of(units), kThreads, 0, stream>>>(rows, units, k_tiles, tiles);
+  return check_launch("pack_tiles");
+}
+
+// Rows on the device, where they lie.
+Status pack_in_place(const Joined& joined, std::byte* tiles, const Nvfp4View* const (&views)[2], cudaStream_t stream) {
+  SourceRows source{{}, joined.rows, joined.k, joined.projections};
+  for (int p = 0; p < joined.projections; ++p)
+    source.matrices[p] = {views[p]->codes, views[p]->block_scales, views[p]->codes_stride, views[p]->scales_stride};
+  return launch_pack(source, joined.tiles.row_tiles * joined.tiles.k_tiles * kUnitsPerTile, joined.tiles.k_tiles,
+                     reinterpret_cast<uint8_t*>(tiles), stream);
+}
+
+// Rows of the host, a few tiles at a time through staging.
+Status pack_joined(const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
                    const Nvfp4View* const (&views)[2]) {
   return for_each_run(
-      staging, joined, joined_tiles, [&](int64_t first, const Staged& staged, int64_t units, uint8_t* tiles) {
+      staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t units, uint8_t* tiles) {
+        SourceRows source{{}, staged.rows, staged.k, staged.projections};
         for (int p = 0; p < joined.projections; ++p) {
           const Nvfp4View& view = *views[p];
           const auto copy = [&](uint8_t* to, size_t width, const uint8_t* from, int64_t stride) {
@@ -164,24 +194,24 @@ Status pack_joined(const Staging& staging, const Joined& joined, std::byte* join
                                            static_cast<size_t>(staged.rows), cudaMemcpyHostToDevice, kStream),
                          "pack: copy");
           };
+          const StagedRows::Matrix& to = staged.matrices[p];
+          NVFP4_MOE_TRY(copy(to.codes, static_cast<size_t>(joined.k / 2), view.row_codes(first), view.codes_stride));
           NVFP4_MOE_TRY(
-              copy(staged.codes[p], static_cast<size_t>(joined.k / 2), view.row_codes(first), view.codes_stride));
-          NVFP4_MOE_TRY(
-              copy(staged.scales[p], static_cast<size_t>(joined.k / 16), view.row_scales(first), view.scales_stride));
+              copy(to.scales, static_cast<size_t>(joined.k / 16), view.row_scales(first), view.scales_stride));
+          source.matrices[p] = {to.codes, to.scales, to.codes_stride, to.scales_stride};
         }
-        pack_tiles<<<grid_of(units), kThreads, 0, kStream>>>(staged, units, joined.tiles.k_tiles, tiles);
-        return check_launch("pack_tiles");
+        return launch_pack(source, units, joined.tiles.k_tiles, tiles, kStream);
       });
 }
 
-Status unpack_joined(const Staging& staging, const Joined& joined, std::byte* joined_tiles,
+Status unpack_joined(const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
                      Nvfp4Buffers* const (&out)[2]) {
   for (int p = 0; p < joined.projections; ++p) {
     out[p]->codes.resize(static_cast<size_t>(joined.rows * (joined.k / 2)));
     out[p]->block_scales.resize(static_cast<size_t>(joined.rows * (joined.k / 16)));
   }
   return for_each_run(
-      staging, joined, joined_tiles, [&](int64_t first, const Staged& staged, int64_t units, const uint8_t* tiles) {
+      staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t units, const uint8_t* tiles) {
         unpack_tiles<<<grid_of(units), kThreads, 0, kStream>>>(staged, units, joined.tiles.k_tiles, tiles);
         NVFP4_MOE_TRY(check_launch("unpack_tiles"));
         for (int p = 0; p < joined.projections; ++p) {
@@ -190,8 +220,8 @@ Status unpack_joined(const Staging& staging, const Joined& joined, std::byte* jo
                                          cudaMemcpyDeviceToHost, kStream),
                          "unpack: copy");
           };
-          NVFP4_MOE_TRY(copy(out[p]->codes.data(), staged.codes[p], joined.k / 2));
-          NVFP4_MOE_TRY(copy(out[p]->block_scales.data(), staged.scales[p], joined.k / 16));
+          NVFP4_MOE_TRY(copy(out[p]->codes.data(), staged.matrices[p].codes, joined.k / 2));
+          NVFP4_MOE_TRY(copy(out[p]->block_scales.data(), staged.matrices[p].scales, joined.k / 16));
         }
         return check(cudaStreamSynchronize(kStream), "unpack");
       });
@@ -212,59 +242,95 @@ void keep_zero_scale_codes(const Nvfp4View& view, int projection, std::vector<Ze
 }
 
 struct ExpertPlace {
-  PackedLayout layout;
   Joined gate_up, down;
-  int64_t gate_up_offset, down_offset;
+  std::byte* gate_up_tiles;
+  std::byte* down_tiles;
+  int64_t index;          // in the arrays that hold the shared expert last
+  int64_t staging_bytes;  // for rows of either
 
-  ExpertPlace(const PackedWeights& weights, int64_t expert) : layout(weights.config, weights.range) {
+  ExpertPlace(const PackedWeights& weights, int64_t expert) {
+    const PackedLayout layout(weights.config, weights.range);
     const PartLayout& part = layout.part_of(expert);
     const MoeConfig& config = weights.config;
     const int64_t hidden = config->hidden_size;
     const int64_t intermediate = expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
     gate_up = {part.gate_up, 2, intermediate, hidden};
     down = {part.down, 1, hidden, intermediate};
-    gate_up_offset = layout.expert_offset(expert);
-    down_offset = gate_up_offset + part.gate_up.bytes();
+    gate_up_tiles = weights.bytes.data() + layout.expert_offset(expert);
+    down_tiles = gate_up_tiles + part.gate_up.bytes();
+    index = expert == kSharedExpert ? weights.range.count : expert;
+    staging_bytes = cuda::staging_bytes(std::max(hidden, intermediate));
   }
 };
+
+// weights.staging of at least so many bytes.
+Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
+  if (static_cast<int64_t>(weights.staging.size_bytes()) >= size_bytes) return {};
+  weights.staging = {};
+  NVFP4_MOE_ASSIGN(weights.staging, allocate(static_cast<size_t>(size_bytes), weights.device, "staging for packing"));
+  return {};
+}
+
+Status put_tensor_scales(PackedWeights& weights, const ExpertPlace& place, const ExpertSource& source,
+                         cudaStream_t stream) {
+  TensorScales& scales = weights.tensor_scales[static_cast<size_t>(place.index)];
+  scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  std::byte* const to = weights.bytes.data() + place.index * static_cast<int64_t>(sizeof(TensorScales));
+  return check(cudaMemcpyAsync(to, &scales, sizeof(scales), cudaMemcpyHostToDevice, stream), "pack: tensor scales");
+}
+
+// The expert, and what it keeps of codes under a scale of 0.
+Result<std::vector<ZeroScaleCodes>> pack_from_host(PackedWeights& weights, const ExpertPlace& place,
+                                                   const ExpertSource& source) {
+  NVFP4_MOE_TRY(reserve_staging(weights, place.staging_bytes));
+  NVFP4_MOE_TRY(put_tensor_scales(weights, place, source, kStream));
+  NVFP4_MOE_TRY(pack_joined(weights.staging, place.gate_up, place.gate_up_tiles, {&source.gate, &source.up}));
+  NVFP4_MOE_TRY(pack_joined(weights.staging, place.down, place.down_tiles, {&source.down, nullptr}));
+  std::vector<ZeroScaleCodes> kept;
+  keep_zero_scale_codes(source.gate, 0, kept);
+  keep_zero_scale_codes(source.up, 1, kept);
+  keep_zero_scale_codes(source.down, 2, kept);
+  NVFP4_MOE_TRY(check(cudaStreamSynchronize(kStream), "pack"));
+  return kept;
+}
+
+Result<std::vector<ZeroScaleCodes>> pack_from_device(PackedWeights& weights, const ExpertPlace& place,
+                                                     const ExpertSource& source) {
+  const auto stream = static_cast<cudaStream_t>(source.stream);
+  NVFP4_MOE_TRY(reserve_staging(weights, kSourceCheckBytes));
+  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
+                   check_device_source(source, weights.device, weights.staging.data()));
+  NVFP4_MOE_TRY(put_tensor_scales(weights, place, source, stream));
+  NVFP4_MOE_TRY(pack_in_place(place.gate_up, place.gate_up_tiles, {&source.gate, &source.up}, stream));
+  NVFP4_MOE_TRY(pack_in_place(place.down, place.down_tiles, {&source.down, nullptr}, stream));
+  NVFP4_MOE_TRY(check(cudaStreamSynchronize(stream), "pack"));
+  return kept;
+}
 
 }  // namespace
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
-  return static_cast<size_t>(PackedLayout(config, range).total_bytes());
+  return static_cast<size_t>(PackedLayout(config, range).total_bytes);
 }
 
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const ExpertPlace place(weights, local_expert);
-  TensorScales& scales = weights.tensor_scales_of(local_expert);
-  scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
-  const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
-  NVFP4_MOE_TRY(check(cudaMemcpyAsync(weights.bytes.data() + index * static_cast<int64_t>(sizeof(TensorScales)),
-                                      &scales, sizeof(scales), cudaMemcpyHostToDevice, kStream),
-                      "pack: tensor scales"));
-  const Staging staging{weights.bytes.data() + place.layout.staging_offset, place.layout.staging_bytes};
-  std::byte* const bytes = weights.bytes.data();
-  NVFP4_MOE_TRY(pack_joined(staging, place.gate_up, bytes + place.gate_up_offset, {&source.gate, &source.up}));
-  NVFP4_MOE_TRY(pack_joined(staging, place.down, bytes + place.down_offset, {&source.down, nullptr}));
-
+  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept, source.on_device ? pack_from_device(weights, place, source)
+                                                                      : pack_from_host(weights, place, source));
   weights.zero_scale_codes.resize(weights.tensor_scales.size());
-  std::vector<ZeroScaleCodes>& kept = weights.zero_scale_codes[static_cast<size_t>(index)];
-  kept.clear();
-  keep_zero_scale_codes(source.gate, 0, kept);
-  keep_zero_scale_codes(source.up, 1, kept);
-  keep_zero_scale_codes(source.down, 2, kept);
-  return check(cudaStreamSynchronize(kStream), "pack");
+  weights.zero_scale_codes[static_cast<size_t>(place.index)] = std::move(kept);
+  return {};
 }
 
 Status pack_matrix(int device, const Nvfp4View& source, std::byte* tiles) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols};
-  const int64_t staging_bytes = std::max(PackedLayout::kStagingBytes, kTileRows * (source.cols / 16 * 9));
-  NVFP4_MOE_ASSIGN(const Buffer memory, allocate(static_cast<size_t>(staging_bytes), device));
-  NVFP4_MOE_TRY(pack_joined({memory.data(), staging_bytes}, matrix, tiles, {&source, nullptr}));
+  const auto size_bytes = static_cast<size_t>(staging_bytes(source.cols));
+  NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, device, "staging for packing"));
+  NVFP4_MOE_TRY(pack_joined(staging, matrix, tiles, {&source, nullptr}));
   return check(cudaStreamSynchronize(kStream), "pack");
 }
 
@@ -273,14 +339,12 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   NVFP4_MOE_TRY(guard.status());
   const ExpertPlace place(weights, local_expert);
   // Memory of its own: several threads may unpack one layer at once.
-  NVFP4_MOE_ASSIGN(const Buffer memory, allocate(static_cast<size_t>(place.layout.staging_bytes), weights.device));
-  const Staging staging{memory.data(), place.layout.staging_bytes};
-  std::byte* const bytes = weights.bytes.data();
-  NVFP4_MOE_TRY(unpack_joined(staging, place.gate_up, bytes + place.gate_up_offset, {&out.gate, &out.up}));
-  NVFP4_MOE_TRY(unpack_joined(staging, place.down, bytes + place.down_offset, {&out.down, nullptr}));
-  const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
+  const auto size_bytes = static_cast<size_t>(place.staging_bytes);
+  NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, weights.device, "staging for unpacking"));
+  NVFP4_MOE_TRY(unpack_joined(staging, place.gate_up, place.gate_up_tiles, {&out.gate, &out.up}));
+  NVFP4_MOE_TRY(unpack_joined(staging, place.down, place.down_tiles, {&out.down, nullptr}));
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
-  for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(index)])
+  for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(place.index)])
     std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(), kept.codes.size());
   return {};
 }

@@ -1,0 +1,245 @@
+// Experts whose arrays lie on the layer's device: packed as those of the host are, checked with the host's words, in
+// the order of their stream.
+#include <cuda_runtime.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/backend.h"
+#include "cases/cases.h"
+#include "moe/layer.h"
+#include "support/backends.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr int64_t kExperts = 3, kHidden = 272, kIntermediate = 144;
+constexpr int64_t kSlack = 5;  // bytes between rows on the device, so that nothing is aligned
+
+// The arrays of one expert on the device, rows kSlack further apart than they are long.
+class DeviceExpert {
+ public:
+  explicit DeviceExpert(const ExpertSource& host) : source_(host) {
+    source_.on_device = true;
+    for (Nvfp4View* view : {&source_.gate, &source_.up, &source_.down}) {
+      view->codes = copy(view->codes, view->rows, view->cols / 2, view->codes_stride);
+      view->block_scales = copy(view->block_scales, view->rows, view->cols / 16, view->scales_stride);
+    }
+  }
+  ~DeviceExpert() {
+    for (void* bytes : copies_) cudaFree(bytes);
+  }
+  DeviceExpert(const DeviceExpert&) = delete;
+  DeviceExpert& operator=(const DeviceExpert&) = delete;
+  ExpertSource& source() { return source_; }
+
+ private:
+  // stride: of the host's rows, then of the copy's.
+  const uint8_t* copy(const uint8_t* from, int64_t rows, int64_t row_bytes, int64_t& stride) {
+    const auto width = static_cast<size_t>(row_bytes), pitch = width + kSlack;
+    void* to = nullptr;
+    EXPECT_EQ(cudaMalloc(&to, pitch * static_cast<size_t>(rows) + 1), cudaSuccess);
+    copies_.push_back(to);
+    auto* const first = static_cast<uint8_t*>(to) + 1;
+    EXPECT_EQ(cudaMemcpy2D(first, pitch, from, static_cast<size_t>(stride), width, static_cast<size_t>(rows),
+                           cudaMemcpyHostToDevice),
+              cudaSuccess);
+    stride = static_cast<int64_t>(pitch);
+    return first;
+  }
+  ExpertSource source_;
+  std::vector<void*> copies_;
+};
+
+class CudaPack : public test::BackendTest {
+ protected:
+  // zero_every: so many blocks apart lies one of scale 0 that holds codes.
+  static CaseData case_with_zero_scales(size_t zero_every) {
+    Case spec = cases_named("w4a16/").front();
+    spec.options.num_experts = kExperts;
+    spec.options.top_k = 2;
+    spec.options.hidden_size = kHidden;
+    spec.options.intermediate_size = kIntermediate;
+    spec.range = {0, kExperts};
+    spec.tokens = 3;
+    spec.routing = Routing::kUniform;
+    spec.data = DataKind::kNormal;
+    CaseData data = *make_case(spec);
+    for (ExpertBuffers& expert : data.experts)
+      for (Nvfp4Buffers* matrix : {&expert.gate, &expert.up, &expert.down})
+        for (size_t block = 1; block < matrix->block_scales.size(); block += zero_every) {
+          matrix->block_scales[block] = 0;
+          for (size_t i = 0; i < 8; ++i) matrix->codes[block * 8 + i] = static_cast<uint8_t>(block + i);
+        }
+    return data;
+  }
+  PackedWeights empty_weights(const CaseData& data) const {
+    PackedWeights weights{data.config, data.spec.range, data.scales, std::vector<TensorScales>(kExperts), {}};
+    auto bytes = backend().allocate(backend().packed_bytes(data.config, data.spec.range), 0, "packed weights");
+    EXPECT_OK(bytes);
+    weights.bytes = std::move(*bytes);
+    EXPECT_EQ(cudaMemset(weights.bytes.data(), 0xA5, weights.bytes.size_bytes()), cudaSuccess);
+    return weights;
+  }
+  static std::vector<uint8_t> bytes_of(const PackedWeights& weights) {
+    std::vector<uint8_t> bytes(weights.bytes.size_bytes());
+    EXPECT_EQ(cudaMemcpy(bytes.data(), weights.bytes.data(), bytes.size(), cudaMemcpyDeviceToHost), cudaSuccess);
+    return bytes;
+  }
+  static LayerOptions options() {
+    LayerOptions options;
+    options.device = "cuda:0";
+    options.range = {0, kExperts};
+    options.limits.max_tokens = 3;
+    return options;
+  }
+};
+
+// A few blocks of scale 0 with codes, and more than the report of one pass holds.
+TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
+  for (const size_t zero_every : {1000u, 37u, 2u}) {
+    SCOPED_TRACE(zero_every);
+    const CaseData data = case_with_zero_scales(zero_every);
+    PackedWeights host = empty_weights(data), device = empty_weights(data);
+    for (int64_t e = 0; e < kExperts; ++e) {
+      ASSERT_OK(backend().pack_expert(host, e, data.expert(e)));
+      DeviceExpert lent(data.expert(e));
+      ASSERT_OK(backend().pack_expert(device, e, lent.source()));
+      ASSERT_EQ(device.tensor_scales[static_cast<size_t>(e)], host.tensor_scales[static_cast<size_t>(e)]);
+      const auto& expected = host.zero_scale_codes[static_cast<size_t>(e)];
+      const auto& actual = device.zero_scale_codes[static_cast<size_t>(e)];
+      ASSERT_EQ(actual.size(), expected.size());
+      ASSERT_FALSE(actual.empty());
+      for (size_t i = 0; i < actual.size(); ++i) {
+        ASSERT_EQ(actual[i].projection, expected[i].projection);
+        ASSERT_EQ(actual[i].block, expected[i].block);
+        ASSERT_EQ(actual[i].codes, expected[i].codes);
+      }
+    }
+    EXPECT_EQ(bytes_of(device), bytes_of(host));
+  }
+}
+
+TEST_P(CudaPack, RefusesInTheWordsOfTheHostAndWritesNothing) {
+  const CaseData good = case_with_zero_scales(1000);
+  PackedWeights weights = empty_weights(good);
+  const std::vector<uint8_t> before = bytes_of(weights);
+  for (const int value : {0x7F, 0x80, 0xFF}) {
+    const auto byte = static_cast<uint8_t>(value);
+    CaseData bad = good;
+    // The first one in the order of rows is named, of the first matrix that has any.
+    bad.experts[1].up.block_scales[50 * (kHidden / 16) + 7] = byte;
+    bad.experts[1].up.block_scales[50 * (kHidden / 16) + 8] = 0x90;
+    bad.experts[1].up.block_scales.back() = 0x7F;
+    bad.experts[1].down.block_scales.front() = 0x7F;
+    const std::string expected = check_matrix("up", bad.expert(1).up, kIntermediate, kHidden).message();
+    ASSERT_THAT(expected, testing::HasSubstr("got byte " + std::to_string(value) + " at row 50 block 7"));
+    DeviceExpert lent(bad.expert(1));
+    const Status refused = backend().pack_expert(weights, 1, lent.source());
+    EXPECT_EQ(refused.code(), Code::kBadInput);
+    EXPECT_EQ(refused.message(), expected);
+  }
+  ExpertSource host = good.expert(0);
+  host.on_device = true;
+  const Status refused = backend().pack_expert(weights, 0, host);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_EQ(refused.message(), "gate codes: expected memory of cuda:0, got host memory");
+  EXPECT_EQ(bytes_of(weights), before);
+}
+
+// The arrays are written in a stream of their own after a while, and are gone once open has returned.
+TEST_P(CudaPack, WaitsForTheSourcesStream) {
+  const CaseData data = case_with_zero_scales(1000);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  LayerSource source;
+  source.scales = data.scales;
+  std::vector<std::unique_ptr<DeviceExpert>> lent, right;
+  for (int64_t e = 0; e < kExperts; ++e) {
+    lent.push_back(std::make_unique<DeviceExpert>(data.expert(e)));
+    right.push_back(std::make_unique<DeviceExpert>(data.expert(e)));
+    // What is there before the stream has come to it is refused.
+    auto* const scales = const_cast<uint8_t*>(lent.back()->source().down.block_scales);
+    ASSERT_EQ(cudaMemset(scales, 0xFF, kIntermediate / 16), cudaSuccess);
+  }
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  ASSERT_EQ(cudaLaunchHostFunc(
+                stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }, nullptr),
+            cudaSuccess);
+  for (int64_t e = 0; e < kExperts; ++e) {
+    ExpertSource& one = lent[static_cast<size_t>(e)]->source();
+    one.stream = stream;
+    ASSERT_EQ(cudaMemcpyAsync(const_cast<uint8_t*>(one.down.block_scales),
+                              right[static_cast<size_t>(e)]->source().down.block_scales, kIntermediate / 16,
+                              cudaMemcpyDeviceToDevice, stream),
+              cudaSuccess);
+  }
+  source.expert = [&](int64_t e) -> Result<LoadedExpert> {
+    LoadedExpert loaded;
+    loaded.source = lent[static_cast<size_t>(e)]->source();
+    return loaded;
+  };
+  const auto layer = MoeLayer::open_on(backend(), data.config, source, options());
+  lent.clear();
+  ASSERT_OK(layer);
+  for (int64_t e = 0; e < kExperts; ++e) {
+    ExpertBuffers out;
+    ASSERT_OK((*layer)->unpack_expert(e, out));
+    const ExpertBuffers& in = data.experts[static_cast<size_t>(e)];
+    EXPECT_EQ(out.gate.codes, in.gate.codes);
+    EXPECT_EQ(out.up.block_scales, in.up.block_scales);
+    EXPECT_EQ(out.down.codes, in.down.codes);
+    EXPECT_EQ(out.down.block_scales, in.down.block_scales);
+  }
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+// A layer keeps its tiles and tensor scales, and no memory that packing needed. A replacement that is refused leaves the
+// expert as it was.
+TEST_P(CudaPack, KeepsNoStagingAndReplacesFromTheDevice) {
+  const CaseData data = case_with_zero_scales(1000);
+  LayerSource source;
+  source.scales = data.scales;
+  source.expert = [&](int64_t e) -> Result<LoadedExpert> {
+    LoadedExpert loaded;
+    loaded.source = data.expert(e);
+    return loaded;
+  };
+  const auto layer = MoeLayer::open_on(backend(), data.config, source, options());
+  ASSERT_OK(layer);
+  EXPECT_EQ((*layer)->weights().staging.size_bytes(), 0u);
+  EXPECT_LT((*layer)->weights().bytes.size_bytes(), size_t{1} << 20);
+
+  DeviceExpert other(data.expert(2));
+  ASSERT_OK((*layer)->replace_expert(0, other.source()));
+  EXPECT_EQ((*layer)->weights().staging.size_bytes(), 0u);
+  CaseData bad = data;
+  bad.experts[1].gate.block_scales[3] = 0xFF;
+  DeviceExpert illegal(bad.expert(1));
+  EXPECT_EQ((*layer)->replace_expert(0, illegal.source()).code(), Code::kBadInput);
+  ExpertBuffers out;
+  ASSERT_OK((*layer)->unpack_expert(0, out));
+  EXPECT_EQ(out.gate.codes, data.experts[2].gate.codes);
+  EXPECT_EQ(out.down.codes, data.experts[2].down.codes);
+  EXPECT_EQ(out.down.block_scales, data.experts[2].down.block_scales);
+}
+
+TEST_P(CudaPack, SaysWhatMemoryWasFor) {
+  const auto refused = backend().allocate(size_t{1} << 44, 0, "packed weights of layer 12");
+  EXPECT_EQ(refused.status().code(), Code::kOutOfMemory);
+  EXPECT_THAT(refused.status().message(),
+              testing::MatchesRegex(
+                  "packed weights of layer 12: expected 17592186044416 bytes on cuda:0, [0-9]+ of [0-9]+ are free"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, CudaPack, ::testing::ValuesIn(test::device_backends()),
+                         test::hardware_test_name<Backend>);
+
+}  // namespace
+}  // namespace nvfp4_moe

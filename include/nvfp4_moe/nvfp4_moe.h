@@ -202,7 +202,9 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_che
                                                              const nvfp4_moe_layer_options* options,
                                                              nvfp4_moe_layer** out);
 
-/* One expert's arrays. H hidden_size, I its intermediate size. */
+/* One expert's arrays. H hidden_size, I its intermediate size. on_device 1: codes and block scales lie in the memory of
+ * the layer's device, written by work that is enqueued in `stream` (a cudaStream_t of that device, NULL the default one);
+ * they are packed there, in the same stream. on_device 0: in host memory, and stream is NULL. */
 typedef struct nvfp4_moe_expert {
   size_t struct_size;
   const uint8_t* gate_codes;        /* (I, H/2) */
@@ -214,7 +216,8 @@ typedef struct nvfp4_moe_expert {
   float gate_tensor_scale;
   float up_tensor_scale;
   float down_tensor_scale;
-  int32_t reserved; /* 0 */
+  int32_t on_device; /* 0 or 1 */
+  void* stream;
 } nvfp4_moe_expert;
 
 /* A layer's E local experts, stacked. A stride is the distance in bytes between one expert's array and the next one's;
@@ -234,11 +237,14 @@ typedef struct nvfp4_moe_layer_tensors {
   int64_t gate_up_scales_stride;
   int64_t down_codes_stride;
   int64_t down_scales_stride;
-  const nvfp4_moe_expert* shared; /* NULL: none */
+  const nvfp4_moe_expert* shared; /* NULL: none; it says itself where its arrays lie */
   float hidden_scale;             /* input scales, each the maximum over ALL experts of the layer; 0: none */
   float intermediate_scale;
+  int32_t on_device; /* as in nvfp4_moe_expert; tensor scales are in host memory always */
+  int32_t reserved;  /* 0 */
+  void* stream;
 } nvfp4_moe_layer_tensors;
-/* Any thread. */
+/* The arrays are the caller's again once it returns. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config,
                                                           const nvfp4_moe_layer_tensors* tensors,
                                                           const nvfp4_moe_layer_options* options,
@@ -288,8 +294,11 @@ typedef struct nvfp4_moe_run_status {
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,
                                                         size_t workspace_bytes, nvfp4_moe_run_status* status);
 
-/* Replaces one expert in place; the result is byte-identical to a fresh load. local_expert: 0 to expert_count - 1, or
- * NVFP4_MOE_SHARED_EXPERT. Any thread; NVFP4_MOE_BUSY while a run or another replacement is in flight. */
+/* Replaces one expert in place; the result is byte-identical to a fresh load. The arrays are checked before anything is
+ * written. A layer in host memory allocates nothing; one on a device takes 8 MiB of staging memory there (128 rows where
+ * they are more) while it works: NVFP4_MOE_OUT_OF_MEMORY leaves the expert as it was. local_expert: 0 to
+ * expert_count - 1, or NVFP4_MOE_SHARED_EXPERT. Any thread; NVFP4_MOE_BUSY while a run or another replacement is in
+ * flight. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
                                                             const nvfp4_moe_expert* expert);
 

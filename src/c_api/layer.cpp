@@ -107,13 +107,24 @@ Result<LayerScales> input_scales(float hidden, float intermediate) {
   return scales;
 }
 
+// Where the arrays of an expert, or of all, lie.
+Status check_place(const char* name, int32_t on_device, void* stream) {
+  if (on_device != 0 && on_device != 1)
+    return invalid_argument(std::string(name) + ".on_device: expected 0 or 1, got " + std::to_string(on_device));
+  if (on_device == 0 && stream != nullptr)
+    return invalid_argument(std::string(name) + ".stream: expected null for arrays in host memory, got a pointer");
+  return {};
+}
+
 Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_expert e, read_struct(name, expert));
-  NVFP4_MOE_TRY(check_zero("expert.reserved", e.reserved));
+  NVFP4_MOE_TRY(check_place(name, e.on_device, e.stream));
   ExpertSource source;
   source.gate = Nvfp4View::contiguous(e.gate_codes, e.gate_block_scales, e.gate_tensor_scale, inner, hidden);
   source.up = Nvfp4View::contiguous(e.up_codes, e.up_block_scales, e.up_tensor_scale, inner, hidden);
   source.down = Nvfp4View::contiguous(e.down_codes, e.down_block_scales, e.down_tensor_scale, hidden, inner);
+  source.on_device = e.on_device == 1;
+  source.stream = e.stream;
   return source;
 }
 
@@ -146,6 +157,8 @@ struct Stacked {
                   {"down_block_scales", t.down_block_scales},
                   {"down_tensor_scales", t.down_tensor_scales}};
     for (const auto& array : arrays) NVFP4_MOE_TRY(check_pointer(array.name, array.data));
+    NVFP4_MOE_TRY(check_zero("tensors.reserved", t.reserved));
+    NVFP4_MOE_TRY(check_place("tensors", t.on_device, t.stream));
     int64_t values = 0;
     if (__builtin_mul_overflow(s.hidden, s.inner, &values))
       return invalid_argument("hidden_size x intermediate_size: expected a size in memory, got " +
@@ -166,6 +179,8 @@ struct Stacked {
                                              t.up_tensor_scales[e], inner, hidden);
     loaded.source.down = Nvfp4View::contiguous(t.down_codes + e * down_codes, t.down_block_scales + e * down_scales,
                                                t.down_tensor_scales[e], hidden, inner);
+    loaded.source.on_device = t.on_device == 1;
+    loaded.source.stream = t.stream;
     return loaded;
   }
 };

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <iterator>
+#include <memory>
 #include <vector>
 
 #include "cases/cases.h"
@@ -155,6 +157,47 @@ TEST_F(CudaLayer, RunsThroughC) {
   EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), batch.tokens, c.tiny.options.hidden_size),
                          layer_limits(c.tiny.config(), batch.tokens)),
             "");
+}
+
+// Arrays on the layer's device, through C: the same bytes, and an expert replaced from there.
+TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
+  test::CLayer c;
+  c.options.device = "cuda:0";
+  const api::Layer expected = c.open();
+  std::vector<std::unique_ptr<DeviceBytes>> copies;
+  for (const auto& array : c.arrays) copies.push_back(std::make_unique<DeviceBytes>(array));
+  const uint8_t** const fields[] = {&c.tensors.gate_codes, &c.tensors.gate_block_scales,
+                                    &c.tensors.up_codes,   &c.tensors.up_block_scales,
+                                    &c.tensors.down_codes, &c.tensors.down_block_scales};
+  for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = static_cast<const uint8_t*>(copies[i]->data());
+  c.tensors.on_device = 1;
+  api::Layer layer = c.open();
+  nvfp4_moe_expert replacement = test::CLayer::expert(c.tiny.experts[0]);
+  replacement.gate_codes = c.tensors.gate_codes;
+  replacement.gate_block_scales = c.tensors.gate_block_scales;
+  replacement.up_codes = c.tensors.up_codes;
+  replacement.up_block_scales = c.tensors.up_block_scales;
+  replacement.down_codes = c.tensors.down_codes;
+  replacement.down_block_scales = c.tensors.down_block_scales;
+  replacement.on_device = 1;
+  ASSERT_EQ(nvfp4_moe_layer_replace_expert(layer.get(), 1, &replacement), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  copies.clear();  // the arrays are the caller's again
+  const auto same_expert = [&](const api::Layer& actual, int64_t at, size_t from) {
+    const test::Expert& e = c.tiny.experts[from];
+    std::vector<uint8_t> codes(e.down.codes.size()), scales(e.down.block_scales.size());
+    auto out = api::make<nvfp4_moe_expert_out>();
+    out.down_codes = codes.data();
+    out.down_block_scales = scales.data();
+    ASSERT_EQ(nvfp4_moe_layer_unpack_expert(actual.get(), at, &out), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+    EXPECT_EQ(codes, e.down.codes);
+    EXPECT_EQ(scales, e.down.block_scales);
+    EXPECT_EQ(out.down_tensor_scale, e.down.tensor_scale);
+  };
+  for (const size_t e : {size_t{0}, c.tiny.experts.size() - 1}) {
+    same_expert(expected, static_cast<int64_t>(e), e);
+    same_expert(layer, static_cast<int64_t>(e), e);
+  }
+  same_expert(layer, 1, 0);
 }
 
 TEST_F(CudaLayer, RefusesInt8BlockByName) {

@@ -168,7 +168,7 @@ class Session {
     e.gate_tensor_scale = a_.scale();
     e.up_tensor_scale = a_.scale();
     e.down_tensor_scale = a_.scale();
-    e.reserved = a_.rarely(5) ? 1 : 0;
+    e.on_device = a_.rarely(5) ? 1 : 0;
     return e;
   }
 

@@ -101,6 +101,10 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"hidden_scale", [](CLayer& c) { c.tensors.hidden_scale = -1; }},
       {"intermediate_scale", [](CLayer& c) { c.tensors.intermediate_scale = NAN; }},
       {"tensors.shared: expected null", [](CLayer& c) { c.tensors.shared = &c.shared; }},
+      {"tensors.reserved: expected 0", [](CLayer& c) { c.tensors.reserved = 1; }},
+      {"tensors.on_device: expected 0 or 1, got 2", [](CLayer& c) { c.tensors.on_device = 2; }},
+      {"tensors.stream: expected null", [](CLayer& c) { c.tensors.stream = &c; }},
+      {"expert 0: codes, block scales: expected host memory", [](CLayer& c) { c.tensors.on_device = 1; }},
       {"expert 1: up tensor scale", [](CLayer& c) { c.scales[1][1] = INFINITY; }, NVFP4_MOE_BAD_INPUT},
       {"expert 0: down block scale", [](CLayer& c) { c.arrays[5][0] = 0xFF; }, NVFP4_MOE_BAD_INPUT},
   };

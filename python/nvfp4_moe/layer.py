@@ -60,7 +60,9 @@ class MoeLayer(_core.Layer):
         gate, up, down: (codes, scales, tensor_scale): codes uint8 (E_local, rows, K/2), scales uint8 or float8_e4m3fn
           (E_local, rows, K/16), tensor_scale float32 (E_local) or one number; rows, K = I, H for gate and up, H, I for
           down. Experts and rows may lie apart, so that gate and up may be halves of one (E, 2I, H/2) tensor. The arrays
-          are copied one expert at a time and not kept.
+          are copied one expert at a time and not kept: they are the caller's again on return. Tensors that all lie on
+          the layer's GPU are packed there, after what their framework's current stream holds; those of another device
+          go through the host.
         input_scale: (hidden, intermediate) of the checkpoint, each a number, None, or an array over ALL experts of the
           layer, of which the maximum counts. Needed by activation_scale "static" and "compat".
         first_expert: global id of the first local expert. max_tokens: the most that run will get.
@@ -102,8 +104,10 @@ class MoeLayer(_core.Layer):
     ) -> MoeLayer:
         """From bfloat16, float16 or float32 weights, quantized to NVFP4 one expert at a time as they are packed.
 
-        gate, up: (E_local, I, H), down: (E_local, H, I), of any strides. Each matrix gets a tensor scale of its own,
-        amax/2688. Everything else as in from_tensors; BadInput also where a weight is NaN or Inf.
+        gate, up: (E_local, I, H), down: (E_local, H, I): all in host memory, of any strides, or all on the layer's GPU,
+        contiguous along the last dimension, where they are quantized to the same bytes without a way through the host.
+        Each matrix gets a tensor scale of its own, amax/2688. Everything else as in from_tensors; BadInput also where a
+        weight is NaN or Inf.
         """
         return cls(
             _core.open_floats(

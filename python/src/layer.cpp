@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dicts.h"
+#include "float_stack.h"
 #include "layer_source.h"
 #include "moe/packed_cache.h"
 #include "options.h"
@@ -88,7 +89,7 @@ class PyLayer {
   std::shared_ptr<OpenLayer> open_;
 };
 
-// gate, up and down as Stacks of the config's shapes; expert_of(gate, up, down, host) gives LayerSource::expert.
+// gate, up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
 template <class Stack, class ExpertOf>
 PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down,
                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
@@ -105,7 +106,7 @@ PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle 
   const OpenOptions options(device, backend, first_expert, experts, max_tokens);
   LayerSource source;
   source.scales = scales_of(input_scale);
-  source.expert = expert_of(gates, ups, downs, *options.host);
+  source.expert = expert_of(gates, ups, downs, options);
   return PyLayer::make(options, std::move(progress),
                        [&](const ProgressFn& told) { return MoeLayer::open(config, source, options.layer, told); });
 }
@@ -113,18 +114,12 @@ PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle 
 PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
                      const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
                      const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress) {
-  return open_arrays<MatrixStack>(
-      config, gate, up, down, input_scale, first_expert, max_tokens, device, backend, std::move(progress),
-      [first_expert](const MatrixStack& gates, const MatrixStack& ups, const MatrixStack& downs, Host&) {
-        return [&, first_expert](int64_t global) -> Result<LoadedExpert> {
-          const int64_t e = global - first_expert;
-          LoadedExpert loaded;
-          NVFP4_MOE_ASSIGN(loaded.source.gate, gates.expert(e, loaded));
-          NVFP4_MOE_ASSIGN(loaded.source.up, ups.expert(e, loaded));
-          NVFP4_MOE_ASSIGN(loaded.source.down, downs.expert(e, loaded));
-          return loaded;
-        };
-      });
+  return open_arrays<MatrixStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
+                                  std::move(progress),
+                                  [first_expert](const MatrixStack& gates, const MatrixStack& ups,
+                                                 const MatrixStack& downs, const OpenOptions& options) {
+                                    return nvfp4_source(gates, ups, downs, first_expert, options.device);
+                                  });
 }
 
 PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
@@ -132,8 +127,9 @@ PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, n
                     const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress) {
   return open_arrays<FloatStack>(
       config, gate, up, down, input_scale, first_expert, max_tokens, device, backend, std::move(progress),
-      [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs, Host& host) {
-        return quantizing_source(gates, ups, downs, first_expert, *host.executor);
+      [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs,
+                     const OpenOptions& options) {
+        return quantizing_source(gates, ups, downs, first_expert, options.device, *options.host->executor);
       });
 }
 
@@ -223,8 +219,8 @@ int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
 void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down) {
   MoeLayer& layer = *self.open().layer;
   const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
-  const ExpertSource source = {read_matrix(gate, "gate", inner, hidden), read_matrix(up, "up", inner, hidden),
-                               read_matrix(down, "down", hidden, inner)};
+  // Arrays on the device need no stream: replace_expert waits for all that is enqueued there.
+  const ExpertSource source = read_expert(gate, up, down, hidden, inner, self.open().device);
   const nb::gil_scoped_release release;
   check(layer.replace_expert(local_expert, source));
 }
@@ -306,7 +302,10 @@ void bind_layer(nb::module_& m) {
            "gets a dict (what, item, done, total, elapsed_s); returning False cancels (Cancelled).")
       .def("replace_expert", &replace_expert, nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
            "New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16),\n"
-           "tensor_scale). local_expert -1 is the shared one. Raises Busy while a run is in flight.")
+           "tensor_scale), contiguous, all in host memory or all on the layer's device. local_expert -1 is the shared\n"
+           "one. On a GPU it waits for all work of the device and takes 8 MiB there while it works. Raises Busy while "
+           "a\n"
+           "run is in flight, BadInput on illegal scales; the expert is then as it was.")
       .def("expert", &expert, nb::arg("local_expert"),
            "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"
            "\"scales\", \"tensor_scale\"}, copies. local_expert -1 is the shared one.");

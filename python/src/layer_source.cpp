@@ -1,10 +1,9 @@
 #include "layer_source.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
-
-#include "checkpoint/float_source.h"
 
 namespace nvfp4_moe::python {
 
@@ -27,11 +26,11 @@ std::array<nb::object, 3> three_of(nb::handle arrays, const char* name) {
 
 bool can_read(const Tensor& array) { return array.device().is_host() || memory_of(array.device()) != nullptr; }
 
-// size_bytes of an array from byte `offset` on, in host memory.
-Status read_bytes(const Tensor& array, int64_t offset, void* to, size_t size_bytes) {
+// size_bytes of an array from byte `offset` on, in host memory. stream: where what writes the array is queued.
+Status read_bytes(const Tensor& array, int64_t offset, void* to, size_t size_bytes, void* stream) {
   const std::byte* const from = array.data() + offset;
   if (!array.device().is_host())
-    return memory_of(array.device())->to_host(array.device().index, to, from, size_bytes, nullptr);
+    return memory_of(array.device())->to_host(array.device().index, to, from, size_bytes, stream);
   std::memcpy(to, from, size_bytes);
   return {};
 }
@@ -63,51 +62,22 @@ std::vector<float> tensor_scales_of(nb::handle value, const char* stack, int64_t
   const Tensor array(value, name.c_str());
   if (array.is_f32() && can_read(array) && array.ndim() == 1 && array.shape(0) == experts) {
     std::vector<float> scales(count);
-    if (array.stride(0) == 1) {
-      check(read_bytes(array, 0, scales.data(), count * sizeof(float)));
-    } else {
-      for (size_t e = 0; e < count; ++e)
-        check(read_bytes(array, static_cast<int64_t>(e * sizeof(float)) * array.stride(0), &scales[e], sizeof(float)));
-    }
+    if (count == 0) return scales;
+    // One read, whatever lies between the numbers.
+    const int64_t last = (experts - 1) * array.stride(0), first = std::min<int64_t>(last, 0);
+    std::vector<float> span(static_cast<size_t>(std::abs(last) + 1));
+    check(read_bytes(array, first * static_cast<int64_t>(sizeof(float)), span.data(), span.size() * sizeof(float),
+                     array.ready_stream()));
+    for (int64_t e = 0; e < experts; ++e)
+      scales[static_cast<size_t>(e)] = span[static_cast<size_t>(e * array.stride(0) - first)];
     return scales;
   }
   if (array.is_f32() && can_read(array) && array.ndim() == 0) {
     float scale = 0;
-    check(read_bytes(array, 0, &scale, sizeof(scale)));
+    check(read_bytes(array, 0, &scale, sizeof(scale), array.ready_stream()));
     return std::vector<float>(count, scale);
   }
   array.fail_expected("(" + std::to_string(experts) + ",) float32 on cpu or cuda, or one number");
-}
-
-FloatMatrix matrix_of(const FloatStack& stack, int64_t local_expert) {
-  const Tensor& array = stack.array();
-  const int64_t size = bits(array.dtype()) / 8;
-  return {reinterpret_cast<const uint8_t*>(array.data()) + local_expert * array.stride(0) * size,
-          array.dtype(),
-          stack.rows(),
-          stack.cols(),
-          array.stride(1) * size,
-          array.stride(2) * size};
-}
-
-// Quantizes one matrix into storage of the loaded expert.
-Result<Nvfp4View> quantize_into(LoadedExpert& loaded, const FloatMatrix& matrix, Executor& executor) {
-  NVFP4_MOE_ASSIGN(const float scale, float_matrix_scale(matrix));
-  std::vector<uint8_t>& codes = loaded.storage.emplace_back(static_cast<size_t>(matrix.rows * (matrix.cols / 2)));
-  uint8_t* const code_bytes = codes.data();
-  std::vector<uint8_t>& scales = loaded.storage.emplace_back(static_cast<size_t>(matrix.rows * (matrix.cols / 16)));
-  uint8_t* const scale_bytes = scales.data();
-  constexpr int64_t kRows = 32;
-  executor.parallel_for(matrix.rows, kRows, [&](int64_t begin, int64_t end) {
-    FloatMatrix rows = matrix;
-    rows.data += begin * matrix.row_stride;
-    rows.rows = end - begin;
-    QuantizeCounts counts;
-    // Cannot fail: the scale's pass has seen every element finite.
-    (void)quantize_float_matrix(rows, scale, code_bytes + begin * (matrix.cols / 2),
-                                scale_bytes + begin * (matrix.cols / 16), counts);
-  });
-  return Nvfp4View::contiguous(code_bytes, scale_bytes, scale, matrix.rows, matrix.cols);
 }
 
 }  // namespace
@@ -121,51 +91,76 @@ MatrixStack::MatrixStack(nb::handle arrays, const char* name, int64_t rows, int6
       cols_(cols) {
   check_bytes(codes_, -1, rows, cols / 2);
   check_bytes(scales_, experts(), rows, cols / 16);
-  // What made the arrays may still run, in a stream of the framework's.
-  for (const Tensor* array : {&codes_, &scales_})
-    if (!array->device().is_host()) check(memory_of(array->device())->synchronize(array->device().index));
+  codes_stream_ = codes_.ready_stream();
+  scales_stream_ = scales_.ready_stream();
   tensor_scales_ = tensor_scales_of(three_of(arrays, name)[2], name, experts());
 }
 
-Result<Nvfp4View> MatrixStack::expert(int64_t local_expert, LoadedExpert& loaded) const {
-  // (rows, cols) bytes of one expert and the distance of its rows.
-  const auto bytes_of = [&](const Tensor& array, int64_t cols, int64_t& stride) -> Result<const uint8_t*> {
+Nvfp4View MatrixStack::view(int64_t local_expert) const {
+  const auto first_of = [&](const Tensor& array) {
+    return reinterpret_cast<const uint8_t*>(array.data()) + local_expert * array.stride(0);
+  };
+  return {first_of(codes_), first_of(scales_), tensor_scales_[static_cast<size_t>(local_expert)], rows_, cols_,
+          codes_.stride(1), scales_.stride(1)};
+}
+
+Result<Nvfp4View> MatrixStack::host_view(int64_t local_expert, LoadedExpert& loaded) const {
+  // (rows, cols) bytes of one expert from a device, rows `stride` apart; then the copy's stride.
+  const auto fetch = [&](const Tensor& array, void* stream, int64_t cols, int64_t& stride) -> Result<const uint8_t*> {
     const int64_t offset = local_expert * array.stride(0);
-    stride = array.stride(1);
-    if (array.device().is_host()) return reinterpret_cast<const uint8_t*>(array.data()) + offset;
     std::vector<uint8_t>& copy = loaded.storage.emplace_back(static_cast<size_t>(rows_ * cols));
     const int64_t run = stride == cols ? rows_ : 1;  // rows that follow each other
     for (int64_t row = 0; row < rows_; row += run)
       NVFP4_MOE_TRY(
-          read_bytes(array, offset + row * stride, copy.data() + row * cols, static_cast<size_t>(run * cols)));
+          read_bytes(array, offset + row * stride, copy.data() + row * cols, static_cast<size_t>(run * cols), stream));
     stride = cols;
     return copy.data();
   };
-  Nvfp4View view;
-  view.tensor_scale = tensor_scales_[static_cast<size_t>(local_expert)];
-  view.rows = rows_;
-  view.cols = cols_;
-  NVFP4_MOE_ASSIGN(view.codes, bytes_of(codes_, cols_ / 2, view.codes_stride));
-  NVFP4_MOE_ASSIGN(view.block_scales, bytes_of(scales_, cols_ / 16, view.scales_stride));
+  Nvfp4View view = this->view(local_expert);
+  if (!codes_.device().is_host()) {
+    NVFP4_MOE_ASSIGN(view.codes, fetch(codes_, codes_stream_, cols_ / 2, view.codes_stride));
+  }
+  if (!scales_.device().is_host()) {
+    NVFP4_MOE_ASSIGN(view.block_scales, fetch(scales_, scales_stream_, cols_ / 16, view.scales_stride));
+  }
   return view;
 }
 
-FloatStack::FloatStack(nb::handle array, const char* name, int64_t rows, int64_t cols)
-    : array_(array, name), rows_(rows), cols_(cols) {
-  const bool right = array_.is_floating() && array_.device().is_host() && array_.ndim() == 3 &&
-                     array_.shape(1) == rows && array_.shape(2) == cols;
-  if (!right) array_.fail_expected(shape_text(-1, rows, cols) + " bfloat16, float16 or float32 on cpu");
+ExpertFn nvfp4_source(const MatrixStack& gate, const MatrixStack& up, const MatrixStack& down, int64_t first_expert,
+                      const Device& layer_device) {
+  const bool on_device =
+      !layer_device.is_host() && gate.lies_on(layer_device) && up.lies_on(layer_device) && down.lies_on(layer_device);
+  if (!on_device)
+    return [&gate, &up, &down, first_expert](int64_t global_expert) -> Result<LoadedExpert> {
+      const int64_t e = global_expert - first_expert;
+      LoadedExpert loaded;
+      NVFP4_MOE_ASSIGN(loaded.source.gate, gate.host_view(e, loaded));
+      NVFP4_MOE_ASSIGN(loaded.source.up, up.host_view(e, loaded));
+      NVFP4_MOE_ASSIGN(loaded.source.down, down.host_view(e, loaded));
+      return loaded;
+    };
+  void* const stream = gate.stream();
+  // Arrays of several frameworks may be in several streams, of which the packer gets one.
+  if (!gate.is_in(stream) || !up.is_in(stream) || !down.is_in(stream))
+    check(memory_of(layer_device)->synchronize(layer_device.index));
+  return [&gate, &up, &down, first_expert, stream](int64_t global_expert) -> Result<LoadedExpert> {
+    const int64_t e = global_expert - first_expert;
+    LoadedExpert loaded;
+    loaded.source = {gate.view(e), up.view(e), down.view(e), true, stream};
+    return loaded;
+  };
 }
 
-Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols) {
+Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device) {
   const auto three = three_of(arrays, name);
   const std::string codes_name = std::string(name) + " codes", scales_name = std::string(name) + " scales";
   const Tensor codes(three[0], codes_name.c_str()), scales(three[1], scales_name.c_str());
   const auto check = [&](const Tensor& array, int64_t last) {
-    const bool right = array.is_bytes() && array.device().is_host() && array.ndim() == 2 && array.shape(0) == rows &&
+    const bool right = array.is_bytes() && array.device() == device && array.ndim() == 2 && array.shape(0) == rows &&
                        array.shape(1) == last && array.is_contiguous();
     if (!right)
-      array.fail_expected("(" + std::to_string(rows) + ", " + std::to_string(last) + ") uint8 on cpu, contiguous");
+      array.fail_expected("(" + std::to_string(rows) + ", " + std::to_string(last) + ") uint8 on " + to_string(device) +
+                          ", contiguous");
   };
   check(codes, cols / 2);
   check(scales, cols / 16);
@@ -174,25 +169,15 @@ Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t
                                number_of(three[2], std::string(name) + " tensor_scale"), rows, cols);
 }
 
-std::function<Result<LoadedExpert>(int64_t global_expert)> quantizing_source(const FloatStack& gate,
-                                                                             const FloatStack& up,
-                                                                             const FloatStack& down,
-                                                                             int64_t first_expert, Executor& executor) {
-  return [&gate, &up, &down, &executor, first_expert](int64_t global_expert) -> Result<LoadedExpert> {
-    const int64_t e = global_expert - first_expert;
-    LoadedExpert loaded;
-    const struct {
-      const char* name;
-      const FloatStack& stack;
-      Nvfp4View& view;
-    } parts[] = {{"gate", gate, loaded.source.gate}, {"up", up, loaded.source.up}, {"down", down, loaded.source.down}};
-    for (const auto& part : parts) {
-      auto view = quantize_into(loaded, matrix_of(part.stack, e), executor);
-      if (!view.ok()) return view.status().in("expert " + std::to_string(global_expert) + " " + part.name);
-      part.view = *view;
-    }
-    return loaded;
-  };
+ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, int64_t hidden, int64_t inner,
+                         const Device& layer_device) {
+  // Where the first array lies, all have to.
+  const bool on_host = Tensor(three_of(gate, "gate")[0], "gate codes").device().is_host();
+  const Device device = on_host ? Device() : layer_device;
+  ExpertSource source = {read_matrix(gate, "gate", inner, hidden, device), read_matrix(up, "up", inner, hidden, device),
+                         read_matrix(down, "down", hidden, inner, device)};
+  source.on_device = !device.is_host();
+  return source;
 }
 
 }  // namespace nvfp4_moe::python

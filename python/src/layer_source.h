@@ -1,4 +1,4 @@
-// Experts that lie in a caller's arrays, as the library's views: NVFP4 as it is, floats to be quantized.
+// Experts that lie in a caller's NVFP4 arrays, as the library's views.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,53 +7,49 @@
 #include <string>
 #include <vector>
 
-#include "core/executor.h"
 #include "moe/layer.h"
 #include "tensor.h"
 
 namespace nvfp4_moe::python {
 
+using ExpertFn = std::function<Result<LoadedExpert>(int64_t global_expert)>;  // LayerSource::expert
+
 // A stack of NVFP4 matrices: (codes (E, rows, cols/2), scales (E, rows, cols/16), tensor_scale (E) or one number).
-// Experts and rows may lie apart (a slice of a larger tensor); the last dimension may not. On the host, or on a GPU,
-// from where one expert at a time is copied.
+// Experts and rows may lie apart (a slice of a larger tensor); the last dimension may not. On the host or on a GPU;
+// tensor scales on a GPU are read once, here.
 class MatrixStack {
  public:
   // arrays: the tuple as Python gave it, which must outlive the stack. ValueError on shapes and dtypes.
   MatrixStack(nb::handle arrays, const char* name, int64_t rows, int64_t cols);
   MatrixStack(const MatrixStack&) = delete;  // its tensors point to its names
   int64_t experts() const { return codes_.shape(0); }
+  bool lies_on(const Device& device) const { return codes_.device() == device && scales_.device() == device; }
+  void* stream() const { return codes_stream_; }  // see Tensor::ready_stream
+  bool is_in(const void* stream) const { return codes_stream_ == stream && scales_stream_ == stream; }
+  // One expert where it lies.
+  Nvfp4View view(int64_t local_expert) const;
   // One expert in host memory: where it is, or a copy that `loaded` keeps.
-  Result<Nvfp4View> expert(int64_t local_expert, LoadedExpert& loaded) const;
+  Result<Nvfp4View> host_view(int64_t local_expert, LoadedExpert& loaded) const;
 
  private:
   std::string codes_name_, scales_name_;
   Tensor codes_, scales_;
+  void* codes_stream_ = nullptr;
+  void* scales_stream_ = nullptr;
   std::vector<float> tensor_scales_;  // (E)
   int64_t rows_, cols_;
 };
 
-// A stack of float matrices (E, rows, cols) of any strides.
-class FloatStack {
- public:
-  FloatStack(nb::handle array, const char* name, int64_t rows, int64_t cols);
-  int64_t experts() const { return array_.shape(0); }
-  const Tensor& array() const { return array_; }
-  int64_t rows() const { return rows_; }
-  int64_t cols() const { return cols_; }
+// The experts of three stacks: where they lie if that is the layer's device for all arrays, else in host memory. The
+// stacks must outlive it.
+ExpertFn nvfp4_source(const MatrixStack& gate, const MatrixStack& up, const MatrixStack& down, int64_t first_expert,
+                      const Device& layer_device);
 
- private:
-  Tensor array_;
-  int64_t rows_, cols_;
-};
-
-// One expert's (codes (rows, cols/2), scales (rows, cols/16), tensor_scale), contiguous.
-Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols);
-
-// Quantizes each expert when it is asked for, each matrix under a tensor scale of its own. The stacks and the executor
-// must outlive it.
-std::function<Result<LoadedExpert>(int64_t global_expert)> quantizing_source(const FloatStack& gate,
-                                                                             const FloatStack& up,
-                                                                             const FloatStack& down,
-                                                                             int64_t first_expert, Executor& executor);
+// One expert's (codes (rows, cols/2), scales (rows, cols/16), tensor_scale), contiguous, all on `device`.
+Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device = {});
+// gate and up (inner, hidden), down (hidden, inner), all on the host or all on the layer's device, where what writes them
+// has to be waited for.
+ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, int64_t hidden, int64_t inner,
+                         const Device& layer_device);
 
 }  // namespace nvfp4_moe::python

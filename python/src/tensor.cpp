@@ -257,6 +257,12 @@ void* Tensor::stream_or(nb::handle given) const {
   return stream;
 }
 
+void* Tensor::ready_stream() const {
+  const DeviceMemory* const memory = memory_of(device());
+  if (exchange_ == nullptr && memory != nullptr) check(memory->synchronize(device().index));
+  return stream_or(nb::none());
+}
+
 nb::object Tensor::new_like(const Sizes& shape) const {
   if (exchange_ == nullptr) {
     const nb::module_ numpy = nb::module_::import_("numpy");

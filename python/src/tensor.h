@@ -91,6 +91,9 @@ class Tensor {
   void* stream_or(nb::handle given) const;
   // As empty_like, of this array's own dtype, and by itself.
   nb::object new_like(const Sizes& shape) const;
+  // The stream in which work that writes this array is queued: the framework's current one; where the framework does not
+  // tell, all work of the device is waited for, and any stream will do. Null on the host.
+  void* ready_stream() const;
 
  private:
   nb::object new_array(const Sizes& shape, const nb::dlpack::dtype& dtype) const;

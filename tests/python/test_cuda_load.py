@@ -1,0 +1,241 @@
+"""A layer opened, and an expert replaced, from tensors on a GPU: the bytes, the errors and the order of streams.
+
+Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+def why_not() -> str:
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    try:
+        nv.explain({"num_experts": 2, "top_k": 1, "hidden_size": 16, "intermediate_size": 16}, device="cuda:0")
+    except nv.Unsupported as refused:
+        return str(refused)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
+
+EXPERTS, HIDDEN, INTER = 5, 272, 144
+CONFIG = nv.MoeConfig(
+    num_experts=EXPERTS, top_k=2, hidden_size=HIDDEN, intermediate_size=INTER, activation_format="bf16"
+)
+SHAPES = {"gate": (INTER, HIDDEN), "up": (INTER, HIDDEN), "down": (HIDDEN, INTER)}
+Stacks = dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def stacks(seed: int = 0) -> Stacks:
+    """NVFP4 weights in host memory, with some codes under a scale of 0."""
+    random = np.random.default_rng(seed)
+    made = {}
+    for name, (rows, cols) in SHAPES.items():
+        codes = random.integers(0, 256, (EXPERTS, rows, cols // 2), dtype=np.uint8)
+        scales = random.integers(0x40, 0x7F, (EXPERTS, rows, cols // 16), dtype=np.uint8)
+        scales[:, 3::29, 1::4] = 0
+        tensor_scales = random.uniform(1e-4, 1e-3, EXPERTS).astype(np.float32)
+        made[name] = (torch.from_numpy(codes), torch.from_numpy(scales), torch.from_numpy(tensor_scales))
+    return made
+
+
+def on_gpu(weights: Stacks) -> Stacks:
+    return {name: tuple(part.cuda() for part in parts) for name, parts in weights.items()}
+
+
+def opened(weights: Stacks, **options: object) -> nv.MoeLayer:
+    return nv.MoeLayer.from_tensors(CONFIG, **weights, device="cuda:0", max_tokens=4, **options)
+
+
+def assert_holds(layer: nv.MoeLayer, weights: Stacks) -> None:
+    for e in range(EXPERTS):
+        kept = layer.expert(e)
+        for name, (codes, scales, tensor_scale) in weights.items():
+            assert np.array_equal(kept[name]["codes"], codes[e].numpy()), (e, name)
+            assert np.array_equal(kept[name]["scales"], scales[e].view(torch.uint8).numpy()), (e, name)
+            assert kept[name]["tensor_scale"] == tensor_scale[e].item(), (e, name)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4, HIDDEN, generator=g).bfloat16().cuda()
+    ids = torch.rand(4, EXPERTS, generator=g).topk(2, dim=1).indices.int().cuda()
+    return hidden, ids, torch.rand(4, 2, generator=g).cuda()
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda"])
+def test_the_bytes_are_those_of_host_tensors(backend: str) -> None:
+    weights = stacks()
+    layer = opened(on_gpu(weights), backend=backend)
+    assert_holds(layer, weights)
+    assert torch.equal(layer.run(*batch()), opened(weights, backend=backend).run(*batch()))
+    # Tiles and tensor scales; no memory that only packing needs.
+    assert layer.describe()["packed_bytes"] < 1 << 20
+
+
+def test_rows_may_lie_apart() -> None:
+    """gate and up halves of one tensor, down a slice of columns at an odd address, scales as float8, numbers strided."""
+    weights = stacks()
+    lent = on_gpu(weights)
+    both = [torch.cat([lent["gate"][i], lent["up"][i]], dim=1) for i in (0, 1)]
+    lent["gate"] = (both[0][:, :INTER], both[1][:, :INTER].view(torch.float8_e4m3fn), lent["gate"][2])
+    lent["up"] = (both[0][:, INTER:], both[1][:, INTER:], lent["up"][2].repeat_interleave(3)[::3])
+    wide = [torch.full((EXPERTS, HIDDEN, lent["down"][i].shape[2] + 7), 0xFF, dtype=torch.uint8).cuda() for i in (0, 1)]
+    for i in (0, 1):
+        wide[i][:, :, 3:-4] = lent["down"][i]
+    lent["down"] = (wide[0][:, :, 3:-4], wide[1][:, :, 3:-4], lent["down"][2])
+    assert_holds(opened(lent), weights)
+
+
+def test_host_and_gpu_tensors_may_mix() -> None:
+    weights = stacks()
+    lent = on_gpu(weights)
+    assert_holds(opened({"gate": weights["gate"], "up": lent["up"], "down": lent["down"]}), weights)
+    # A layer in host memory takes them as well.
+    assert_holds(nv.MoeLayer.from_tensors(CONFIG, **lent, max_tokens=4), weights)
+
+
+def late_in_a_stream(weights: Stacks) -> tuple[torch.cuda.Stream, Stacks]:
+    """Tensors that hold illegal scales until their stream has slept."""
+    right = on_gpu(weights)
+    late = {name: tuple(torch.full_like(part, 255) for part in parts) for name, parts in right.items()}
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(300_000_000)
+        for name, parts in right.items():
+            for to, part in zip(late[name], parts, strict=True):
+                to.copy_(part)
+    return stream, late
+
+
+def test_packing_follows_the_current_stream() -> None:
+    weights = stacks()
+    stream, late = late_in_a_stream(weights)
+    with torch.cuda.stream(stream):
+        layer = opened(late)
+        for parts in late.values():  # the caller's again
+            for part in parts:
+                part.fill_(255)
+    assert_holds(layer, weights)
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
+def test_illegal_scales_are_told_as_on_the_host(byte: int) -> None:
+    weights = stacks()
+    weights["up"][1][3, 77, 5] = byte
+    weights["up"][1][3, 99, 0] = 0x7F
+    with pytest.raises(nv.BadInput) as on_host:
+        opened(weights)
+    with pytest.raises(nv.BadInput) as on_device:
+        opened(on_gpu(weights))
+    assert f"got byte {byte} at row 77 block 5" in str(on_host.value)
+    assert str(on_device.value) == str(on_host.value)
+    weights = stacks()
+    weights["down"][2][1] = float("nan")
+    with pytest.raises(nv.BadInput, match="expert 1: down tensor scale"):
+        opened(on_gpu(weights))
+
+
+def one(weights: Stacks, e: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    return [tuple(part[e] for part in parts) for parts in weights.values()]
+
+
+def test_an_expert_is_replaced_from_the_gpu() -> None:
+    weights, other = stacks(), stacks(1)
+    layer = opened(weights)
+    stream, late = late_in_a_stream(other)
+    with torch.cuda.stream(stream):
+        layer.replace_expert(2, *one(late, 4))
+    for old, new in zip(weights.values(), other.values(), strict=True):
+        for to, part in zip(old, new, strict=True):
+            to[2] = part[4]
+    assert_holds(layer, weights)
+    illegal = on_gpu(stacks(2))
+    illegal["down"][1][0, 0, 0] = 0xFF
+    with pytest.raises(nv.BadInput, match="down block scale: .* got byte 255 at row 0 block 0"):
+        layer.replace_expert(2, *one(illegal, 0))
+    gate, up, down = one(on_gpu(other), 0)
+    with pytest.raises(
+        ValueError, match=r"down codes: expected \(272, 72\) uint8 on cuda:0, contiguous, got .* on cpu"
+    ):
+        layer.replace_expert(2, gate, up, tuple(part.cpu() for part in down))
+    assert_holds(layer, weights)
+
+
+# ---- from floats
+
+
+def floats(dtype: torch.dtype, seed: int = 0) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    made = {name: torch.randn(EXPERTS, *shape, generator=g).to(dtype) for name, shape in SHAPES.items()}
+    made["up"][1] = 0
+    return made
+
+
+def from_floats(weights: dict[str, torch.Tensor]) -> nv.MoeLayer:
+    return nv.MoeLayer.from_bf16(CONFIG, **weights, device="cuda:0", max_tokens=4)
+
+
+def assert_same_experts(actual: nv.MoeLayer, expected: nv.MoeLayer) -> None:
+    for e in range(EXPERTS):
+        one, other = actual.expert(e), expected.expert(e)
+        for name in SHAPES:
+            assert np.array_equal(one[name]["codes"], other[name]["codes"]), (e, name)
+            assert np.array_equal(one[name]["scales"], other[name]["scales"]), (e, name)
+            assert one[name]["tensor_scale"] == other[name]["tensor_scale"], (e, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_floats_on_the_gpu_are_quantized_to_the_hosts_bytes(dtype: torch.dtype) -> None:
+    weights = floats(dtype)
+    expected = from_floats(weights)
+    lent = {name: part.cuda() for name, part in weights.items()}
+    assert_same_experts(from_floats(lent), expected)
+    # Rows apart, at addresses that are no multiple of 16 bytes; gate and up halves of one tensor.
+    both = torch.cat([lent["gate"], lent["up"]], dim=1)
+    wide = torch.zeros(EXPERTS, HIDDEN, INTER + 5, dtype=dtype).cuda()
+    wide[:, :, 3:-2] = lent["down"]
+    apart = {"gate": both[:, :INTER], "up": both[:, INTER:], "down": wide[:, :, 3:-2]}
+    assert_same_experts(from_floats(apart), expected)
+
+
+def test_floats_follow_the_current_stream() -> None:
+    weights = floats(torch.bfloat16)
+    expected = from_floats(weights)
+    right = {name: part.cuda() for name, part in weights.items()}
+    late = {name: torch.full_like(part, float("nan")) for name, part in right.items()}
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(300_000_000)
+        for name, part in right.items():
+            late[name].copy_(part)
+        layer = from_floats(late)
+        for part in late.values():
+            part.fill_(float("nan"))
+    assert_same_experts(layer, expected)
+
+
+def test_floats_that_are_refused() -> None:
+    weights = floats(torch.bfloat16)
+    weights["down"][2, 200, 17] = float("inf")
+    lent = {name: part.cuda() for name, part in weights.items()}
+    with pytest.raises(nv.BadInput) as on_host:
+        from_floats(weights)
+    with pytest.raises(nv.BadInput) as on_device:
+        from_floats(lent)
+    assert "expert 2 down: (200, 17): expected a finite weight" in str(on_host.value)
+    assert str(on_device.value) == str(on_host.value)
+    with pytest.raises(ValueError, match="down: expected gate, up and down on cpu, or all of them on cuda:0, got"):
+        from_floats({**lent, "down": weights["down"]})
+    with pytest.raises(ValueError, match="gate: expected gate, up and down on cpu, got"):
+        nv.MoeLayer.from_bf16(CONFIG, **lent, max_tokens=4)
+    with pytest.raises(ValueError, match="on cuda contiguous along the last dimension"):
+        from_floats({**lent, "up": lent["up"].transpose(1, 2).contiguous().transpose(1, 2)})

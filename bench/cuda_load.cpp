@@ -1,14 +1,17 @@
-// How long a layer takes from host memory to its first answer on a GPU: deepseek-v4-flash's 256 experts.
+// How long a layer takes from its weights to its first answer on a GPU: deepseek-v4-flash's 256 experts.
 //
-//   bench_cuda_load [--device cuda:N] [--repeats N]
+//   bench_cuda_load [--device cuda:N] [--repeats N] [--commit SHA]
 //
-// JSON on stdout. The weights lie in ordinary memory, every expert's its own, as a loader that read files leaves them.
-// "context": what CUDA's first call takes; "open": packing, with all checks; "warmup": the layer's own. Beside them,
-// what bounds packing: the rate of plain copies of the same bytes from ordinary and from page-locked memory.
+// JSON on stdout. The same weights, every expert's its own, in three places, one load after the other in each repeat:
+// "pageable" memory, as a loader that read files leaves them; "pinned" (page-locked) memory; and "cuda", the GPU itself.
+// "context": what CUDA's first call takes; "open": packing, with all checks; "warmup": the layer's own. "best_open_s" is
+// the smallest of each, "cuda_over_pinned" their quotient, which is to be at most 1. Beside them, what bounds packing
+// from the host: the rate of plain copies of the same bytes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -52,35 +55,61 @@ void fill(uint8_t* bytes, uint64_t seed) {
   }
 }
 
-LayerSource source_of(const uint8_t* experts) {
+LayerSource source_of(const uint8_t* experts, bool on_device) {
   LayerSource source;
-  source.expert = [experts](int64_t e) -> Result<LoadedExpert> {
+  source.expert = [experts, on_device](int64_t e) -> Result<LoadedExpert> {
     const uint8_t* const codes = experts + e * kExpertBytes;
     const auto view = [&](int p, int64_t rows, int64_t cols) {
       return Nvfp4View::contiguous(codes + p * kCodes, codes + 3 * kCodes + p * kScales, 1e-4f, rows, cols);
     };
     LoadedExpert loaded;
-    loaded.source = {view(0, kIntermediate, kHidden), view(1, kIntermediate, kHidden), view(2, kHidden, kIntermediate)};
+    loaded.source = {view(0, kIntermediate, kHidden), view(1, kIntermediate, kHidden), view(2, kHidden, kIntermediate),
+                     on_device};
     return loaded;
   };
   return source;
 }
 
-int run(const std::string& device, int repeats) {
-  const std::unique_ptr<uint8_t[]> experts(new uint8_t[kExperts * kExpertBytes]);
+struct Place {
+  const char* name;
+  const uint8_t* experts;  // (kExperts, kExpertBytes)
+  bool on_device;
+  double best_open_s = INFINITY;
+};
+
+struct Options {
+  std::string device = "cuda:0";
+  int repeats = 3;
+  std::string commit = "unknown";
+  std::string command;
+};
+
+int run(const Options& given) {
+  constexpr auto kBytes = static_cast<size_t>(kExperts * kExpertBytes);
+  const std::unique_ptr<uint8_t[]> pageable(new uint8_t[kBytes]);
   std::vector<std::thread> threads;
   const auto workers = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
   for (int64_t t = 0; t < workers; ++t)
     threads.emplace_back([&, t] {
       for (int64_t e = t; e < kExperts; e += workers)
-        fill(experts.get() + e * kExpertBytes, static_cast<uint64_t>(e + 1));
+        fill(pageable.get() + e * kExpertBytes, static_cast<uint64_t>(e + 1));
     });
   for (std::thread& thread : threads) thread.join();
 
-  const double context_s = seconds([] { must(cudaFree(nullptr)); });
-  const auto facts = device_facts(device);
+  const auto facts = device_facts(given.device);
   must(facts.status());
   must(cudaSetDevice(facts->index));
+  const double context_s = seconds([] { must(cudaFree(nullptr)); });
+  void* pinned = nullptr;
+  void* on_device = nullptr;
+  must(cudaMallocHost(&pinned, kBytes));
+  must(cudaMalloc(&on_device, kBytes));
+  std::memcpy(pinned, pageable.get(), kBytes);
+  must(cudaMemcpy(on_device, pinned, kBytes, cudaMemcpyHostToDevice));
+  Place places[] = {{"pageable", pageable.get(), false},
+                    {"pinned", static_cast<const uint8_t*>(pinned), false},
+                    {"cuda", static_cast<const uint8_t*>(on_device), true}};
+
   MoeOptions options;
   options.num_experts = kExperts;
   options.top_k = kTopK;
@@ -91,49 +120,51 @@ int run(const std::string& device, int repeats) {
   const auto config = MoeConfig::make(options);
   must(config.status());
   LayerOptions layer_options;
-  layer_options.device = device;
+  layer_options.device = given.device;
   layer_options.limits.max_tokens = kMaxTokens;
 
-  std::printf(
-      "{\"device\": \"%s\", \"experts\": %lld, \"hidden\": %lld, \"intermediate\": %lld, \"source_bytes\": %lld, ",
-      facts->name.c_str(), static_cast<long long>(kExperts), static_cast<long long>(kHidden),
-      static_cast<long long>(kIntermediate), static_cast<long long>(kExperts * kExpertBytes));
-  std::printf("\"context_s\": %.3f, \"loads\": [", context_s);
-  for (int i = 0; i < repeats; ++i) {
-    std::unique_ptr<MoeLayer> layer;
-    const double open_s = seconds([&] {
-      auto opened = MoeLayer::open(*config, source_of(experts.get()), layer_options);
-      must(opened.status());
-      layer = *std::move(opened);
-    });
-    const double warmup_s = seconds([&] {
-      auto workspace = layer->backend().allocate(layer->workspace_bytes(), facts->index, "workspace");
-      must(workspace.status());
-      must(layer->warmup(workspace->data(), layer->workspace_bytes()));
-    });
-    std::printf("%s{\"backend\": \"%s\", \"open_s\": %.3f, \"warmup_s\": %.3f, \"open_gb_per_s\": %.2f}",
-                i == 0 ? "" : ", ", layer->backend().name, open_s, warmup_s,
-                static_cast<double>(kExperts * kExpertBytes) * 1e-9 / open_s);
-    std::fflush(stdout);
-  }
+  std::printf("{\"device\": \"%s\", \"commit\": \"%s\", \"command\": \"%s\", \"experts\": %lld, ", facts->name.c_str(),
+              given.commit.c_str(), given.command.c_str(), static_cast<long long>(kExperts));
+  std::printf("\"hidden\": %lld, \"intermediate\": %lld, \"source_bytes\": %lld, \"context_s\": %.3f, \"loads\": [",
+              static_cast<long long>(kHidden), static_cast<long long>(kIntermediate), static_cast<long long>(kBytes),
+              context_s);
+  const char* separator = "";
+  for (int i = 0; i < given.repeats; ++i)
+    for (Place& place : places) {
+      std::unique_ptr<MoeLayer> layer;
+      const double open_s = seconds([&] {
+        auto opened = MoeLayer::open(*config, source_of(place.experts, place.on_device), layer_options);
+        must(opened.status());
+        layer = *std::move(opened);
+      });
+      place.best_open_s = std::min(place.best_open_s, open_s);
+      const double warmup_s = seconds([&] {
+        auto workspace = layer->backend().allocate(layer->workspace_bytes(), facts->index, "workspace");
+        must(workspace.status());
+        must(layer->warmup(workspace->data(), layer->workspace_bytes()));
+      });
+      std::printf(
+          "%s{\"from\": \"%s\", \"backend\": \"%s\", \"open_s\": %.4f, \"warmup_s\": %.3f, \"open_gb_per_s\": %.2f}",
+          separator, place.name, layer->backend().name, open_s, warmup_s, static_cast<double>(kBytes) * 1e-9 / open_s);
+      std::fflush(stdout);
+      separator = ", ";
+    }
+  std::printf("], \"best_open_s\": {");
+  for (const Place& place : places)
+    std::printf("%s\"%s\": %.4f", &place == places ? "" : ", ", place.name, place.best_open_s);
+  std::printf("}, \"cuda_over_pinned\": %.3f, ", places[2].best_open_s / places[1].best_open_s);
 
-  void* to = nullptr;
-  void* locked = nullptr;
   constexpr size_t kCopied = size_t{1} << 30;
-  must(cudaMalloc(&to, kCopied));
-  must(cudaMallocHost(&locked, kCopied));
-  std::memset(locked, 1, kCopied);
   const auto rate = [&](const void* from) {
     const double s = seconds([&] {
-      must(cudaMemcpy(to, from, kCopied, cudaMemcpyHostToDevice));
+      must(cudaMemcpy(on_device, from, kCopied, cudaMemcpyHostToDevice));
       must(cudaDeviceSynchronize());
     });
     return static_cast<double>(kCopied) * 1e-9 / s;
   };
-  std::printf("], \"copy_gb_per_s\": {\"ordinary\": %.2f, \"page_locked\": %.2f}}\n", rate(experts.get()),
-              rate(locked));
-  cudaFreeHost(locked);
-  cudaFree(to);
+  std::printf("\"copy_gb_per_s\": {\"pageable\": %.2f, \"pinned\": %.2f}}\n", rate(pageable.get()), rate(pinned));
+  cudaFreeHost(pinned);
+  cudaFree(on_device);
   return 0;
 }
 
@@ -141,11 +172,13 @@ int run(const std::string& device, int repeats) {
 }  // namespace nvfp4_moe
 
 int main(int argc, char** argv) {
-  std::string device = "cuda:0";
-  int repeats = 3;
+  nvfp4_moe::Options options;
   for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::string(argv[i]) == "--device") device = argv[i + 1];
-    if (std::string(argv[i]) == "--repeats") repeats = std::atoi(argv[i + 1]);
+    if (std::string(argv[i]) == "--device") options.device = argv[i + 1];
+    if (std::string(argv[i]) == "--repeats") options.repeats = std::atoi(argv[i + 1]);
+    if (std::string(argv[i]) == "--commit") options.commit = argv[i + 1];
   }
-  return nvfp4_moe::run(device, repeats);
+  options.command = "bench_cuda_load";
+  for (int i = 1; i < argc; ++i) options.command += std::string(" ") + argv[i];
+  return nvfp4_moe::run(options);
 }

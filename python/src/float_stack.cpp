@@ -1,5 +1,6 @@
 #include "float_stack.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <memory>

@@ -303,9 +303,8 @@ void bind_layer(nb::module_& m) {
       .def("replace_expert", &replace_expert, nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
            "New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16),\n"
            "tensor_scale), contiguous, all in host memory or all on the layer's device. local_expert -1 is the shared\n"
-           "one. On a GPU it waits for all work of the device and takes 8 MiB there while it works. Raises Busy while "
-           "a\n"
-           "run is in flight, BadInput on illegal scales; the expert is then as it was.")
+           "one. On a GPU it waits for all work of the device, and takes 8 MiB there while it works. Raises Busy\n"
+           "while a run is in flight; BadInput on illegal scales, and the expert is as it was.")
       .def("expert", &expert, nb::arg("local_expert"),
            "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"
            "\"scales\", \"tensor_scale\"}, copies. local_expert -1 is the shared one.");

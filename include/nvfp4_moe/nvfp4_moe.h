@@ -1,4 +1,5 @@
 /* nvfp4-moe: mixture-of-experts layers with NVFP4 weights. The C interface; C11 and C++.
+ * Long because the C interface is one header.
  *
  * Rules that hold everywhere
  * - Every fallible function returns an nvfp4_moe_code. NVFP4_MOE_OK is 0. After another code, nvfp4_moe_last_error() of

@@ -40,7 +40,7 @@ Nvfp4View& view_of(ExpertSource& source, size_t projection) {
   return projection == 0 ? source.gate : projection == 1 ? source.up : source.down;
 }
 
-std::string place(int64_t global_expert, size_t projection) {
+std::string name_of(int64_t global_expert, size_t projection) {
   return "expert " + std::to_string(global_expert) + " " + kNames[projection];
 }
 
@@ -88,7 +88,7 @@ class GpuQuantizer {
     loaded.source.stream = stream_;
     for (size_t p = 0; p < stacks_.size(); ++p) {
       const FloatStack& stack = *stacks_[p];
-      if (std::isnan(tensor_scales[p])) return why_nan(stack, first_of(stack, e)).in(place(global_expert, p));
+      if (std::isnan(tensor_scales[p])) return why_nan(stack, first_of(stack, e)).in(name_of(global_expert, p));
       view_of(loaded.source, p) =
           Nvfp4View::contiguous(codes_at(p), block_scales_at(p), tensor_scales[p], stack.rows(), stack.cols());
     }
@@ -196,7 +196,7 @@ ExpertFn quantizing_source(const FloatStack& gate, const FloatStack& up, const F
       const FloatStack& stack = *stacks[p];
       const FloatMatrix matrix = floats::matrix_of(stack, floats::first_of(stack, global_expert - first_expert));
       auto view = floats::quantize_into(loaded, matrix, executor);
-      if (!view.ok()) return view.status().in(floats::place(global_expert, p));
+      if (!view.ok()) return view.status().in(floats::name_of(global_expert, p));
       floats::view_of(loaded.source, p) = *view;
     }
     return loaded;

@@ -1,4 +1,5 @@
 // The C interface: layers from arrays, plan, run, refit, repros.
+// Long because one C object has one file, and most of it is the checks of its structs.
 #include "c_api/layer.h"
 
 #include <cmath>
@@ -108,7 +109,7 @@ Result<LayerScales> input_scales(float hidden, float intermediate) {
 }
 
 // Where the arrays of an expert, or of all, lie.
-Status check_place(const char* name, int32_t on_device, void* stream) {
+Status check_memory(const char* name, int32_t on_device, void* stream) {
   if (on_device != 0 && on_device != 1)
     return invalid_argument(std::string(name) + ".on_device: expected 0 or 1, got " + std::to_string(on_device));
   if (on_device == 0 && stream != nullptr)
@@ -118,7 +119,7 @@ Status check_place(const char* name, int32_t on_device, void* stream) {
 
 Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_expert e, read_struct(name, expert));
-  NVFP4_MOE_TRY(check_place(name, e.on_device, e.stream));
+  NVFP4_MOE_TRY(check_memory(name, e.on_device, e.stream));
   ExpertSource source;
   source.gate = Nvfp4View::contiguous(e.gate_codes, e.gate_block_scales, e.gate_tensor_scale, inner, hidden);
   source.up = Nvfp4View::contiguous(e.up_codes, e.up_block_scales, e.up_tensor_scale, inner, hidden);
@@ -158,7 +159,7 @@ struct Stacked {
                   {"down_tensor_scales", t.down_tensor_scales}};
     for (const auto& array : arrays) NVFP4_MOE_TRY(check_pointer(array.name, array.data));
     NVFP4_MOE_TRY(check_zero("tensors.reserved", t.reserved));
-    NVFP4_MOE_TRY(check_place("tensors", t.on_device, t.stream));
+    NVFP4_MOE_TRY(check_memory("tensors", t.on_device, t.stream));
     int64_t values = 0;
     if (__builtin_mul_overflow(s.hidden, s.inner, &values))
       return invalid_argument("hidden_size x intermediate_size: expected a size in memory, got " +

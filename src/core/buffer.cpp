@@ -10,9 +10,9 @@
 
 namespace nvfp4_moe {
 
-Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& place, size_t free_bytes,
+Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& where, size_t free_bytes,
                      size_t total_bytes) {
-  return {Code::kOutOfMemory, std::string(purpose) + ": expected " + std::to_string(size_bytes) + " bytes on " + place +
+  return {Code::kOutOfMemory, std::string(purpose) + ": expected " + std::to_string(size_bytes) + " bytes on " + where +
                                   ", " + std::to_string(free_bytes) + " of " + std::to_string(total_bytes) +
                                   " are free"};
 }

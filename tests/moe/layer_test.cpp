@@ -126,25 +126,6 @@ TEST(Layer, RefusesBadExperts) {
               HasSubstr("expert 0: up codes: expected a pointer, got null"));
 }
 
-TEST(Layer, OfAHostRefusesArraysOnADevice) {
-  const TinyLayer tiny;
-  LayerSource source = tiny.source();
-  source.expert = [&](int64_t e) -> Result<LoadedExpert> {
-    LoadedExpert loaded;
-    loaded.source = tiny.experts[static_cast<size_t>(e)].source();
-    loaded.source.on_device = true;
-    return loaded;
-  };
-  const auto refused = MoeLayer::open(tiny.config(), source, tiny_layer_options());
-  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
-  EXPECT_THAT(refused.status().message(), HasSubstr("expert 0: codes, block scales: expected host memory"));
-  const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
-  ASSERT_OK(layer);
-  ExpertSource on_device = tiny.experts[1].source();
-  on_device.on_device = true;
-  EXPECT_EQ((*layer)->replace_expert(0, on_device).code(), Code::kInvalidArgument);
-}
-
 TEST(Layer, RefusesBadOptions) {
   const TinyLayer tiny;
   struct Case {
@@ -189,20 +170,6 @@ TEST(Layer, RefusesSizesThatOverflow) {
   const auto config = MoeConfig::make(options);
   if (!config.ok()) return;  // refused one step earlier
   EXPECT_EQ(plan_layer(*config, {}, tiny_layer_options()).status().code(), Code::kInvalidArgument);
-}
-
-TEST(Layer, SaysWhatMemoryWasFor) {
-  MoeOptions options;
-  options.num_experts = options.top_k = 1;
-  options.hidden_size = options.intermediate_size = int64_t{1} << 24;  // more than an address space holds
-  LayerSource source;
-  source.name = "layer 12";
-  source.expert = [](int64_t) -> Result<LoadedExpert> { return LoadedExpert(); };
-  LayerOptions layer_options;
-  layer_options.limits.max_tokens = 1;
-  const auto layer = MoeLayer::open(*MoeConfig::make(options), source, layer_options);
-  EXPECT_EQ(layer.status().code(), Code::kOutOfMemory);
-  EXPECT_EQ(layer.status().message().rfind("packed weights of layer 12: expected ", 0), 0u) << layer.status().message();
 }
 
 TEST(Layer, RefusesBadBatches) {

@@ -44,11 +44,11 @@ Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   const cudaError_t error = cudaMalloc(&data, std::max<size_t>(size_bytes, 1));
   if (error != cudaSuccess) {
     cudaGetLastError();  // an allocation that failed leaves the context as it was
-    const std::string place = "cuda:" + std::to_string(device);
+    const std::string where = "cuda:" + std::to_string(device);
     size_t free_bytes = 0, total_bytes = 0;
     if (error == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
-      return out_of_memory(purpose, size_bytes, place, free_bytes, total_bytes);
-    return check(error, (std::string(purpose) + ": " + std::to_string(size_bytes) + " bytes on " + place).c_str());
+      return out_of_memory(purpose, size_bytes, where, free_bytes, total_bytes);
+    return check(error, (std::string(purpose) + ": " + std::to_string(size_bytes) + " bytes on " + where).c_str());
   }
   return Buffer(static_cast<std::byte*>(data), size_bytes, [device](std::byte* bytes, size_t) {
     const DeviceGuard release(device);

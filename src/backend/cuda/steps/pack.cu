@@ -167,13 +167,14 @@ Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joine
 
 unsigned grid_of(int64_t units) { return static_cast<unsigned>(ceil_div(units, kThreads)); }
 
-Status launch_pack(const SourceRows& rows, int64_t units, int64_t k_tiles, uint8_t* tiles, cudaStream_t stream) {
-  pack_tiles<<<grid_of(units), kThreads, 0, stream>>>(rows, units, k_tiles, tiles);
+Status launch_pack(const SourceRows& rows, int64_t threads, int64_t k_tiles, uint8_t* tiles, cudaStream_t stream) {
+  pack_tiles<<<grid_of(threads), kThreads, 0, stream>>>(rows, threads, k_tiles, tiles);
   return check_launch("pack_tiles");
 }
 
 // Rows on the device, where they lie.
-Status pack_in_place(const Joined& joined, std::byte* tiles, const Nvfp4View* const (&views)[2], cudaStream_t stream) {
+Status pack_device_rows(const Joined& joined, std::byte* tiles, const Nvfp4View* const (&views)[2],
+                        cudaStream_t stream) {
   SourceRows source{{}, joined.rows, joined.k, joined.projections};
   for (int p = 0; p < joined.projections; ++p)
     source.matrices[p] = {views[p]->codes, views[p]->block_scales, views[p]->codes_stride, views[p]->scales_stride};
@@ -241,14 +242,14 @@ void keep_zero_scale_codes(const Nvfp4View& view, int projection, std::vector<Ze
   }
 }
 
-struct ExpertPlace {
+struct PackedExpert {
   Joined gate_up, down;
   std::byte* gate_up_tiles;
   std::byte* down_tiles;
   int64_t index;          // in the arrays that hold the shared expert last
   int64_t staging_bytes;  // for rows of either
 
-  ExpertPlace(const PackedWeights& weights, int64_t expert) {
+  PackedExpert(const PackedWeights& weights, int64_t expert) {
     const PackedLayout layout(weights.config, weights.range);
     const PartLayout& part = layout.part_of(expert);
     const MoeConfig& config = weights.config;
@@ -271,21 +272,21 @@ Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
   return {};
 }
 
-Status put_tensor_scales(PackedWeights& weights, const ExpertPlace& place, const ExpertSource& source,
+Status put_tensor_scales(PackedWeights& weights, const PackedExpert& packed, const ExpertSource& source,
                          cudaStream_t stream) {
-  TensorScales& scales = weights.tensor_scales[static_cast<size_t>(place.index)];
+  TensorScales& scales = weights.tensor_scales[static_cast<size_t>(packed.index)];
   scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
-  std::byte* const to = weights.bytes.data() + place.index * static_cast<int64_t>(sizeof(TensorScales));
+  std::byte* const to = weights.bytes.data() + packed.index * static_cast<int64_t>(sizeof(TensorScales));
   return check(cudaMemcpyAsync(to, &scales, sizeof(scales), cudaMemcpyHostToDevice, stream), "pack: tensor scales");
 }
 
 // The expert, and what it keeps of codes under a scale of 0.
-Result<std::vector<ZeroScaleCodes>> pack_from_host(PackedWeights& weights, const ExpertPlace& place,
+Result<std::vector<ZeroScaleCodes>> pack_from_host(PackedWeights& weights, const PackedExpert& packed,
                                                    const ExpertSource& source) {
-  NVFP4_MOE_TRY(reserve_staging(weights, place.staging_bytes));
-  NVFP4_MOE_TRY(put_tensor_scales(weights, place, source, kStream));
-  NVFP4_MOE_TRY(pack_joined(weights.staging, place.gate_up, place.gate_up_tiles, {&source.gate, &source.up}));
-  NVFP4_MOE_TRY(pack_joined(weights.staging, place.down, place.down_tiles, {&source.down, nullptr}));
+  NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
+  NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, kStream));
+  NVFP4_MOE_TRY(pack_joined(weights.staging, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}));
+  NVFP4_MOE_TRY(pack_joined(weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
   std::vector<ZeroScaleCodes> kept;
   keep_zero_scale_codes(source.gate, 0, kept);
   keep_zero_scale_codes(source.up, 1, kept);
@@ -294,15 +295,15 @@ Result<std::vector<ZeroScaleCodes>> pack_from_host(PackedWeights& weights, const
   return kept;
 }
 
-Result<std::vector<ZeroScaleCodes>> pack_from_device(PackedWeights& weights, const ExpertPlace& place,
+Result<std::vector<ZeroScaleCodes>> pack_from_device(PackedWeights& weights, const PackedExpert& packed,
                                                      const ExpertSource& source) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   NVFP4_MOE_TRY(reserve_staging(weights, kSourceCheckBytes));
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
                    check_device_source(source, weights.device, weights.staging.data()));
-  NVFP4_MOE_TRY(put_tensor_scales(weights, place, source, stream));
-  NVFP4_MOE_TRY(pack_in_place(place.gate_up, place.gate_up_tiles, {&source.gate, &source.up}, stream));
-  NVFP4_MOE_TRY(pack_in_place(place.down, place.down_tiles, {&source.down, nullptr}, stream));
+  NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, stream));
+  NVFP4_MOE_TRY(pack_device_rows(packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}, stream));
+  NVFP4_MOE_TRY(pack_device_rows(packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
   NVFP4_MOE_TRY(check(cudaStreamSynchronize(stream), "pack"));
   return kept;
 }
@@ -316,11 +317,11 @@ size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
-  const ExpertPlace place(weights, local_expert);
-  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept, source.on_device ? pack_from_device(weights, place, source)
-                                                                      : pack_from_host(weights, place, source));
+  const PackedExpert packed(weights, local_expert);
+  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept, source.on_device ? pack_from_device(weights, packed, source)
+                                                                      : pack_from_host(weights, packed, source));
   weights.zero_scale_codes.resize(weights.tensor_scales.size());
-  weights.zero_scale_codes[static_cast<size_t>(place.index)] = std::move(kept);
+  weights.zero_scale_codes[static_cast<size_t>(packed.index)] = std::move(kept);
   return {};
 }
 
@@ -337,14 +338,14 @@ Status pack_matrix(int device, const Nvfp4View& source, std::byte* tiles) {
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
-  const ExpertPlace place(weights, local_expert);
+  const PackedExpert packed(weights, local_expert);
   // Memory of its own: several threads may unpack one layer at once.
-  const auto size_bytes = static_cast<size_t>(place.staging_bytes);
+  const auto size_bytes = static_cast<size_t>(packed.staging_bytes);
   NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, weights.device, "staging for unpacking"));
-  NVFP4_MOE_TRY(unpack_joined(staging, place.gate_up, place.gate_up_tiles, {&out.gate, &out.up}));
-  NVFP4_MOE_TRY(unpack_joined(staging, place.down, place.down_tiles, {&out.down, nullptr}));
+  NVFP4_MOE_TRY(unpack_joined(staging, packed.gate_up, packed.gate_up_tiles, {&out.gate, &out.up}));
+  NVFP4_MOE_TRY(unpack_joined(staging, packed.down, packed.down_tiles, {&out.down, nullptr}));
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
-  for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(place.index)])
+  for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(packed.index)])
     std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(), kept.codes.size());
   return {};
 }

@@ -72,7 +72,7 @@ Result<Report> check_all(const ExpertSource& source, Report* report, Found* foun
   return result;
 }
 
-Status check_place(const char* matrix, const char* array, const void* data, int device) {
+Status check_memory(const char* matrix, const char* array, const void* data, int device) {
   cudaPointerAttributes attributes{};
   NVFP4_MOE_TRY(check(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes"));
   const bool on_device = attributes.type == cudaMemoryTypeDevice;
@@ -86,8 +86,8 @@ Status check_place(const char* matrix, const char* array, const void* data, int 
 Result<std::vector<ZeroScaleCodes>> check_device_source(const ExpertSource& source, int device, std::byte* scratch) {
   const Nvfp4View* const matrices[kMatrices] = {&source.gate, &source.up, &source.down};
   for (int p = 0; p < kMatrices; ++p) {
-    NVFP4_MOE_TRY(check_place(kNames[p], "codes", matrices[p]->codes, device));
-    NVFP4_MOE_TRY(check_place(kNames[p], "block scales", matrices[p]->block_scales, device));
+    NVFP4_MOE_TRY(check_memory(kNames[p], "codes", matrices[p]->codes, device));
+    NVFP4_MOE_TRY(check_memory(kNames[p], "block scales", matrices[p]->block_scales, device));
   }
   auto* const report = reinterpret_cast<Report*>(scratch);
   auto* found = reinterpret_cast<Found*>(scratch + kFoundOffset);

@@ -180,7 +180,7 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
   replacement.down_codes = c.tensors.down_codes;
   replacement.down_block_scales = c.tensors.down_block_scales;
   replacement.on_device = 1;
-  ASSERT_EQ(nvfp4_moe_layer_replace_expert(layer.get(), 1, &replacement), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  layer.replace_expert(1, replacement);
   copies.clear();  // the arrays are the caller's again
   const auto same_expert = [&](const api::Layer& actual, int64_t at, size_t from) {
     const test::Expert& e = c.tiny.experts[from];

@@ -15,7 +15,7 @@ int main(int argc, char** argv) try {
   auto options = make<nvfp4_moe_layer_options>();
   options.max_tokens = 4;
   const Layer layer(checkpoint, layer_index, options);
-  const Workspace workspace(layer.workspace_bytes());
+  const Workspace workspace(layer.workspace_bytes(4));
 
   std::vector<float> hidden(4 * config.hidden_size, 0.5f), out(hidden.size());      // (tokens, hidden_size)
   std::vector<int32_t> ids(4 * config.top_k);                                       // (tokens, top_k)

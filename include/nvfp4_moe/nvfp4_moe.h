@@ -255,8 +255,10 @@ NVFP4_MOE_API void nvfp4_moe_layer_close(nvfp4_moe_layer* layer);
 
 /* JSON: backend, kernels, every numeric choice, sizes, notes. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** json);
-/* Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, size_t* bytes);
+/* What a run of so many tokens needs at least: grows with them, so that max_tokens' serves every run. tokens: 0 to
+ * max_tokens. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens,
+                                                             size_t* bytes);
 
 /* T tokens, k = top_k, H hidden_size. out and the workspace overlap nothing else. */
 typedef struct nvfp4_moe_batch {
@@ -272,8 +274,8 @@ typedef struct nvfp4_moe_batch {
   nvfp4_moe_dtype out_dtype;    /* BF16, F16 or F32; default: hidden's */
   int32_t reserved;             /* 0 */
 } nvfp4_moe_batch;
-/* workspace: workspace_bytes at least nvfp4_moe_layer_workspace_bytes, 256-byte aligned, in the backend's memory;
- * layers that run one after the other may share it. stream: a device backend's stream, NULL on the CPU. Allocates
+/* workspace: workspace_bytes at least nvfp4_moe_layer_workspace_bytes of the batch's tokens, 256-byte aligned, in the
+ * backend's memory; layers that run one after the other may share it. stream: a device backend's stream, NULL on the CPU. Allocates
  * nothing, waits for nothing but its own work on the CPU. Any thread, each with a workspace of its own. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
                                                  void* workspace, size_t workspace_bytes, void* stream);
@@ -356,8 +358,9 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_open(const nvfp4_moe_linear_option
 NVFP4_MOE_API void nvfp4_moe_linear_close(nvfp4_moe_linear* linear);
 /* Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear, char** json);
-/* Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, size_t* bytes);
+/* As nvfp4_moe_layer_workspace_bytes. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, int64_t tokens,
+                                                              size_t* bytes);
 typedef struct nvfp4_moe_linear_batch {
   size_t struct_size;
   int64_t tokens;

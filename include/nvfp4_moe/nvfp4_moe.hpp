@@ -110,9 +110,10 @@ class Layer {
   }
 
   std::string describe() const { return text_of(nvfp4_moe_layer_describe, get()); }
-  std::size_t workspace_bytes() const {
+  // What a run of so many tokens needs at least; grows with them.
+  std::size_t workspace_bytes(std::int64_t tokens) const {
     std::size_t bytes = 0;
-    check(nvfp4_moe_layer_workspace_bytes(get(), &bytes));
+    check(nvfp4_moe_layer_workspace_bytes(get(), tokens, &bytes));
     return bytes;
   }
   void run(const nvfp4_moe_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
@@ -146,9 +147,10 @@ class Linear {
     handle_.reset(handle);
   }
   std::string describe() const { return text_of(nvfp4_moe_linear_describe, get()); }
-  std::size_t workspace_bytes() const {
+  // What a run of so many tokens needs at least; grows with them.
+  std::size_t workspace_bytes(std::int64_t tokens) const {
     std::size_t bytes = 0;
-    check(nvfp4_moe_linear_workspace_bytes(get(), &bytes));
+    check(nvfp4_moe_linear_workspace_bytes(get(), tokens, &bytes));
     return bytes;
   }
   void run(const nvfp4_moe_linear_batch& batch, const Workspace& workspace, void* stream = nullptr) const {

@@ -162,7 +162,7 @@ struct Backend {
   // A dense linear; null, all four, where the backend has none.
   size_t (*linear_bytes)(int64_t rows, int64_t cols);
   Status (*linear_pack)(LinearWeights& weights, const Nvfp4View& source);
-  size_t (*linear_workspace_bytes)(const LinearWeights& weights, int64_t max_tokens);
+  size_t (*linear_workspace_bytes)(const LinearWeights& weights, int64_t tokens);  // grows with them; cheap
   Status (*linear_run)(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                        const RunContext& context);
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "backend/layer_steps.h"
+#include "moe/batch_check.h"
 #include "moe/registry.h"
 #include "moe/repro.h"
 
@@ -308,11 +309,12 @@ nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** jso
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, size_t* bytes) {
+nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens, size_t* bytes) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
-    *bytes = layer->layer->workspace_bytes();
+    NVFP4_MOE_TRY(nvfp4_moe::check_tokens(tokens, layer->layer->plan().limits.max_tokens));
+    *bytes = layer->layer->workspace_bytes(tokens);
     return {};
   });
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "c_api/common.h"
+#include "moe/batch_check.h"
 
 struct nvfp4_moe_linear {
   std::unique_ptr<nvfp4_moe::Executor> executor;  // null: the linear's own
@@ -52,11 +53,12 @@ nvfp4_moe_code nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear, char** 
   });
 }
 
-nvfp4_moe_code nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, size_t* bytes) {
+nvfp4_moe_code nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, int64_t tokens, size_t* bytes) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("linear", linear));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
-    *bytes = linear->linear->workspace_bytes();
+    NVFP4_MOE_TRY(nvfp4_moe::check_tokens(tokens, linear->linear->max_tokens()));
+    *bytes = linear->linear->workspace_bytes(tokens);
     return {};
   });
 }

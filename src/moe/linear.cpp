@@ -97,7 +97,6 @@ Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view, cons
   if (linear->backend_ == nullptr) return unsupported("backend: none takes this linear: " + reasons);
 
   linear->max_tokens_ = options.max_tokens;
-  linear->workspace_bytes_ = linear->backend_->linear_workspace_bytes(linear->weights_, options.max_tokens);
   linear->executor_ = options.executor;
   if (linear->executor_ == nullptr) {
     linear->owned_executor_ = make_thread_pool(env.threads);
@@ -110,10 +109,10 @@ Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspa
   NVFP4_MOE_TRY(check_tokens(batch.tokens, max_tokens_));
   NVFP4_MOE_TRY(check_activation_dtype("x", batch.x_dtype));
   NVFP4_MOE_TRY(check_activation_dtype("out", batch.out_dtype));
-  if (workspace_bytes < workspace_bytes_)
-    return invalid_argument("workspace: expected at least " + std::to_string(workspace_bytes_) + " bytes, got " +
+  if (const size_t needed = this->workspace_bytes(batch.tokens); workspace_bytes < needed)
+    return invalid_argument("workspace: expected at least " + std::to_string(needed) + " bytes, got " +
                             std::to_string(workspace_bytes));
-  if (workspace_bytes_ > 0 && (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
+  if (workspace_bytes > 0 && (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
     return invalid_argument(std::string("workspace: expected a 256-byte aligned pointer, got ") +
                             (workspace == nullptr ? "null" : "another address"));
   if (batch.tokens == 0) return {};
@@ -138,7 +137,7 @@ std::string NvfpLinear::describe_json() const {
   json["activation_scale"] = activation_scale_json(weights_.activation_format, weights_.input_scale);
   json["max_tokens"] = max_tokens_;
   json["packed_bytes"] = weights_.bytes.size_bytes();
-  json["workspace_bytes"] = workspace_bytes_;
+  json["workspace_bytes"] = workspace_bytes();
   return json.dump();
 }
 

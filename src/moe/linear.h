@@ -34,11 +34,13 @@ class NvfpLinear {
   const Backend& backend() const { return *backend_; }
   const LinearWeights& weights() const { return weights_; }
   int64_t max_tokens() const { return max_tokens_; }
-  size_t workspace_bytes() const { return workspace_bytes_; }
+  // What a run of so many tokens needs at least; grows with them. Without a number: of max_tokens().
+  size_t workspace_bytes(int64_t tokens) const { return backend_->linear_workspace_bytes(weights_, tokens); }
+  size_t workspace_bytes() const { return workspace_bytes(max_tokens_); }
   std::string describe_json() const;
 
   // Checks the batch, then runs. Several threads may run one linear at once, each with a workspace of its own
-  // (256-byte aligned).
+  // (256-byte aligned, workspace_bytes of the batch's tokens).
   Status run(const LinearBatch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
 
  private:
@@ -46,7 +48,6 @@ class NvfpLinear {
   const Backend* backend_ = nullptr;
   LinearWeights weights_;
   int64_t max_tokens_ = 0;
-  size_t workspace_bytes_ = 0;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
 };

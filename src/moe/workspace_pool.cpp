@@ -18,8 +18,8 @@ WorkspacePool::Lease::~Lease() {
 }
 
 Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* stream, uint64_t capture) {
-  Buffer outgrown;  // released after the lock
   {
+    Buffer outgrown;  // goes after the lock and before more is asked for
     const std::lock_guard lock(mutex_);
     auto found = free_.end();  // the largest of the stream
     for (auto it = free_.begin(); it != free_.end(); ++it)
@@ -40,11 +40,26 @@ Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* strea
       }
     }
   }
-  NVFP4_MOE_ASSIGN(Buffer buffer, allocate_(std::max<size_t>(size_bytes, 1), device_, "workspace"));
+  NVFP4_MOE_ASSIGN(Buffer buffer, allocate_(std::max<size_t>(size_bytes, 1), stream));
   const std::lock_guard lock(mutex_);
   free_.reserve(++workspaces_);  // so that the end of a lease allocates nothing
   total_bytes_ += buffer.size_bytes();
   return Lease(this, stream, capture, std::move(buffer));
+}
+
+size_t WorkspacePool::release() {
+  std::vector<Free> free;  // both go after the lock
+  std::vector<Buffer> of_graphs;
+  size_t released = 0;
+  const std::lock_guard lock(mutex_);
+  for (const Free& one : free_) released += one.buffer.size_bytes();
+  for (const Buffer& one : of_graphs_) released += one.size_bytes();
+  workspaces_ -= free_.size();
+  total_bytes_ -= released;
+  free.swap(free_);
+  of_graphs.swap(of_graphs_);
+  free_.reserve(workspaces_);  // so that the end of a lease allocates nothing
+  return released;
 }
 
 size_t WorkspacePool::total_bytes() const {

@@ -141,16 +141,16 @@ TEST_F(CudaLayer, RunsThroughC) {
     return bytes;
   };
   const DeviceBytes hidden(copy_of(batch.hidden)), ids(copy_of(batch.ids)), weights(copy_of(batch.weights));
-  const DeviceBytes out(batch.out.size() * sizeof(float)), workspace(layer.workspace_bytes());
+  const DeviceBytes out(batch.out.size() * sizeof(float)), workspace(layer.workspace_bytes(9));
   nvfp4_moe_batch placed = test::c_batch(batch);
   placed.hidden = hidden.data();
   placed.topk_ids = ids.data();
   placed.topk_weights = static_cast<const float*>(weights.data());
   placed.out = out.data();
-  ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(), nullptr), NVFP4_MOE_OK)
+  ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(9), nullptr), NVFP4_MOE_OK)
       << nvfp4_moe_last_error();
   auto status = api::make<nvfp4_moe_run_status>();
-  ASSERT_EQ(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(), &status), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(9), &status), NVFP4_MOE_OK);
   EXPECT_GT(status.hidden_blocks, 0u);
   std::vector<float> actual(batch.out.size());
   ASSERT_EQ(cudaMemcpy(actual.data(), out.data(), actual.size() * sizeof(float), cudaMemcpyDeviceToHost), cudaSuccess);

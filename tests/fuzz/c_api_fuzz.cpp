@@ -5,6 +5,7 @@
 // beside crashes and leaks: codes are known ones, every failure has a one-line text, and leaves no handle behind.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -258,7 +259,7 @@ class Session {
     const nvfp4_moe_batch* batch = a_.structure(b);
 
     size_t size = 0;
-    if (layer_ != nullptr) REQUIRE(check(nvfp4_moe_layer_workspace_bytes(layer_, &size)));
+    if (layer_ != nullptr) REQUIRE(check(nvfp4_moe_layer_workspace_bytes(layer_, std::min(tokens, kMaxTokens), &size)));
     void* memory = std::aligned_alloc(256, (size + 511) / 256 * 256);
     std::memset(memory, 0xA5, size);
     char* workspace = static_cast<char*>(memory);
@@ -281,7 +282,7 @@ class Session {
     char** out = a_.maybe(&json);
     check_text_or_null(nvfp4_moe_layer_describe(layer_, out), out, json);
     size_t bytes = 0;
-    check(nvfp4_moe_layer_workspace_bytes(layer_, a_.maybe(&bytes)));
+    check(nvfp4_moe_layer_workspace_bytes(layer_, a_.in(-1, kMaxTokens + 1), a_.maybe(&bytes)));
     check(nvfp4_moe_layer_run_status(layer_, nullptr, 0, a_.structure(nvfp4_moe_run_status{})));
     if (a_.rarely(3)) {
       nvfp4_moe_layer_close(layer_);
@@ -355,7 +356,8 @@ class Session {
     b.out_dtype = a_.enumerator(4);
     if (a_.rarely()) b.tokens = -1;
     size_t size = 0;
-    if (linear_ != nullptr) REQUIRE(check(nvfp4_moe_linear_workspace_bytes(linear_, &size)));
+    if (linear_ != nullptr)
+      REQUIRE(check(nvfp4_moe_linear_workspace_bytes(linear_, std::clamp<int64_t>(b.tokens, 0, kMaxTokens), &size)));
     void* memory = std::aligned_alloc(256, (size + 511) / 256 * 256);
     char* workspace = static_cast<char*>(memory) + (a_.rarely() ? 1 : 0);
     check(nvfp4_moe_linear_run(linear_, a_.structure(b), a_.maybe(workspace), a_.rarely() ? size / 2 : size, nullptr));

@@ -31,7 +31,7 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   EXPECT_EQ(layer, nullptr);
 
   const api::Layer open = c.open();
-  const api::Workspace workspace(open.workspace_bytes());
+  const api::Workspace workspace(open.workspace_bytes(4));
   TinyBatch batch(c.tiny.options, 4);
   open.run(c_batch(batch), workspace);
   struct NewerStatus {
@@ -125,7 +125,7 @@ TEST(CApiMisuse, OpeningRefuses) {
 TEST(CApiMisuse, RunningRefuses) {
   const CLayer c;
   const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes());
+  const api::Workspace workspace(layer.workspace_bytes(16));
   TinyBatch batch(c.tiny.options, 4);
   struct Case {
     const char* text;
@@ -181,7 +181,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_checkpoint_config(nullptr, 0, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_layer_open_checkpoint(nullptr, 0, nullptr, nullptr, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_layer_describe(nullptr, &text), invalid);
-  EXPECT_EQ(nvfp4_moe_layer_workspace_bytes(nullptr, &bytes), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_workspace_bytes(nullptr, 1, &bytes), invalid);
   EXPECT_EQ(nvfp4_moe_layer_run_status(nullptr, nullptr, 0, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_layer_replace_expert(nullptr, 0, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_layer_unpack_expert(nullptr, 0, nullptr), invalid);
@@ -193,7 +193,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_plan(nullptr, nullptr, 0, 0, &text, nullptr, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_linear_open(nullptr, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_linear_describe(nullptr, &text), invalid);
-  EXPECT_EQ(nvfp4_moe_linear_workspace_bytes(nullptr, &bytes), invalid);
+  EXPECT_EQ(nvfp4_moe_linear_workspace_bytes(nullptr, 1, &bytes), invalid);
   EXPECT_EQ(nvfp4_moe_linear_run(nullptr, nullptr, nullptr, 0, nullptr), invalid);
   EXPECT_EQ(text, nullptr);
   nvfp4_moe_checkpoint_close(nullptr);

@@ -20,7 +20,7 @@ TEST(CApi, RunsTheSameLayer) {
   TinyBatch batch(options, 9);
   const std::vector<float> expected = c.expected(batch);
   const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes());
+  const api::Workspace workspace(layer.workspace_bytes(16));
   batch.out.assign(batch.out.size(), -1.0f);
   layer.run(c_batch(batch), workspace);
   EXPECT_TRUE(same_bits(batch.out, expected));
@@ -47,7 +47,7 @@ TEST(CApi, GateAndUpMayBeHalvesOfOneTensor) {
   c.tensors.gate_up_codes_stride = 2 * codes;
   c.tensors.gate_up_scales_stride = 2 * scales;
   const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes());
+  const api::Workspace workspace(layer.workspace_bytes(16));
   layer.run(c_batch(batch), workspace);
   EXPECT_TRUE(same_bits(batch.out, expected));
   c.tensors.gate_up_codes_stride = 5;
@@ -72,7 +72,7 @@ TEST(CApi, HostThreadsAreLent) {
     body(context, count, count + 5);
   };
   const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes());
+  const api::Workspace workspace(layer.workspace_bytes(16));
   layer.run(c_batch(batch), workspace);
   EXPECT_GT(calls, 0);
   EXPECT_TRUE(same_bits(batch.out, expected));
@@ -126,7 +126,7 @@ TEST(CApi, PlansAndExplainsWithoutWeights) {
   ASSERT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, &text, &workspace_bytes, &packed_bytes), NVFP4_MOE_OK);
   EXPECT_THAT(text, HasSubstr("gemm1_swiglu"));
   nvfp4_moe_text_free(text);
-  EXPECT_EQ(workspace_bytes, c.open().workspace_bytes());
+  EXPECT_EQ(workspace_bytes, c.open().workspace_bytes(c.options.max_tokens));
   EXPECT_GT(packed_bytes, 0u);
   EXPECT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, nullptr, nullptr, nullptr), NVFP4_MOE_OK);
   nvfp4_moe_config config = c.config;
@@ -174,7 +174,7 @@ TEST(CApi, CheckpointsOpenRunAndTell) {
   for (int i = 0; i < 3; ++i) {
     options.cache_directory = i == 0 ? nullptr : cache.c_str();
     const api::Layer layer(checkpoint, 0, options, i == 2 ? &config : nullptr);
-    const api::Workspace workspace(layer.workspace_bytes());
+    const api::Workspace workspace(layer.workspace_bytes(4));
     layer.run(c_batch(batch), workspace);
     outs.push_back(batch.out);
   }
@@ -188,12 +188,27 @@ TEST(CApi, CheckpointsOpenRunAndTell) {
   EXPECT_THROW(api::Layer(checkpoint, 0, options), api::Error);
 }
 
+TEST(CApi, AWorkspaceOfTheBatchsTokensIsEnough) {
+  const CLayer c;
+  const api::Layer layer = c.open();
+  TinyBatch batch(c.tiny.options, 2);
+  const std::vector<float> expected = c.expected(batch);
+  EXPECT_LT(layer.workspace_bytes(2), layer.workspace_bytes(16));
+  const api::Workspace workspace(layer.workspace_bytes(2));
+  layer.run(c_batch(batch), workspace);
+  EXPECT_TRUE(same_bits(batch.out, expected));
+  TinyBatch larger(c.tiny.options, 16);
+  EXPECT_THROW(layer.run(c_batch(larger), workspace), api::Error);
+  EXPECT_THROW(layer.workspace_bytes(-1), api::Error);
+  EXPECT_THROW(layer.workspace_bytes(17), api::Error);
+}
+
 TEST(CApi, ReprosAreWrittenAndReplayed) {
   const CLayer c;
   const TempDir directory;
   const std::string path = directory.file("repro.safetensors");
   const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes());
+  const api::Workspace workspace(layer.workspace_bytes(16));
   TinyBatch batch(c.tiny.options, 3);
   layer.run(c_batch(batch), workspace);
   const nvfp4_moe_batch call = c_batch(batch);
@@ -224,7 +239,7 @@ TEST(CApi, LinearRuns) {
   options.threads = 1;
   options.activation_format = NVFP4_MOE_ACTIVATIONS_BF16;
   const api::Linear linear(options);
-  const api::Workspace workspace(linear.workspace_bytes());
+  const api::Workspace workspace(linear.workspace_bytes(2));
   const std::vector<float> x(2 * 96, 1.0f);
   std::vector<float> out(2 * 40);
   auto batch = api::make<nvfp4_moe_linear_batch>();

@@ -164,6 +164,11 @@ TEST(Linear, Refuses) {
   EXPECT_EQ(run(batch), Code::kInvalidArgument);
   EXPECT_EQ((*linear)->run(input.batch, workspace.data(), (*linear)->workspace_bytes() - 1).code(),
             Code::kInvalidArgument);
+  const Input two(2, 16, 32);
+  EXPECT_LT((*linear)->workspace_bytes(2), (*linear)->workspace_bytes());
+  EXPECT_OK((*linear)->run(two.batch, workspace.data(), (*linear)->workspace_bytes(2)));
+  EXPECT_EQ((*linear)->run(two.batch, workspace.data(), (*linear)->workspace_bytes(2) - 1).code(),
+            Code::kInvalidArgument);
   EXPECT_EQ((*linear)->run(input.batch, nullptr, workspace.size_bytes()).code(), Code::kInvalidArgument);
   EXPECT_EQ(run(LinearBatch{}), Code::kOk);  // no tokens
 }

@@ -16,11 +16,21 @@ namespace nvfp4_moe {
 namespace {
 
 std::atomic<int> allocations{0};
-Result<Buffer> counted(size_t size_bytes, int, const char*) {
+Result<Buffer> counted(size_t size_bytes, void*) {
   ++allocations;
   return allocate_pages(size_bytes);
 }
-Result<Buffer> refused(size_t, int, const char*) { return Status(Code::kOutOfMemory, "no memory"); }
+// Bytes that live, and the most that ever did.
+std::atomic<size_t> living{0}, most{0};
+Result<Buffer> measured(size_t size_bytes, void*) {
+  living += size_bytes;
+  if (living > most) most = living.load();
+  auto* const bytes = new (std::align_val_t{256}) std::byte[size_bytes];
+  return Buffer(bytes, size_bytes, [](std::byte* data, size_t size) {
+    living -= size;
+    ::operator delete[](data, std::align_val_t{256});
+  });
+}
 
 TEST(WorkspacePool, OneWorkspaceServesAllThatFollowEachOther) {
   allocations = 0;
@@ -90,14 +100,69 @@ TEST(WorkspacePool, CapturesKeepTheirWorkspaces) {
   EXPECT_EQ(pool.total_bytes(), 1000u + 900 + 900 + 5000);
 }
 
-TEST(WorkspacePool, ARefusalIsToldAndLeavesThePoolAsItWas) {
-  WorkspacePool pool(refused);
+TEST(WorkspacePool, AnOutgrownOneGoesBeforeMoreIsAskedFor) {
+  living = most = 0;
+  WorkspacePool pool(measured);
+  { ASSERT_OK(pool.lease(1000)); }
+  { ASSERT_OK(pool.lease(4000)); }
+  EXPECT_EQ(most, 4000u);
+  EXPECT_EQ(living, 4000u);
+}
+
+TEST(WorkspacePool, ReleaseGivesBackAllThatNoLeaseHolds) {
+  living = most = 0;
+  WorkspacePool pool(measured);
+  int stream = 0;
+  {
+    { ASSERT_OK(pool.lease(1000)); }
+    { ASSERT_OK(pool.lease(2000, &stream)); }
+    { ASSERT_OK(pool.lease(300, nullptr, 7)); }
+    { ASSERT_OK(pool.lease(400, nullptr, 7)); }  // outgrows the capture's first one, which stays
+    const auto held = pool.lease(50, &stream, 8);
+    ASSERT_OK(held);
+    EXPECT_EQ(pool.release(), 3700u);
+    EXPECT_EQ(living, 50u);
+    EXPECT_EQ(pool.total_bytes(), 50u);
+    EXPECT_EQ(pool.release(), 0u);
+  }
+  EXPECT_EQ(pool.release(), 50u);
+  EXPECT_EQ(living, 0u);
+  ASSERT_OK(pool.lease(10));  // usable as before
+  EXPECT_EQ(pool.total_bytes(), 10u);
+}
+
+TEST(WorkspacePool, ItsEndGivesBackAll) {
+  living = 0;
+  {
+    WorkspacePool pool(measured);
+    { ASSERT_OK(pool.lease(1000)); }
+    { ASSERT_OK(pool.lease(300, nullptr, 7)); }
+    { ASSERT_OK(pool.lease(400, nullptr, 7)); }
+    EXPECT_EQ(living, 1700u);
+  }
+  EXPECT_EQ(living, 0u);
+}
+
+TEST(WorkspacePool, ARefusalIsToldAndLeavesThePoolUsable) {
+  bool refuses = true;
+  WorkspacePool pool([&](size_t size_bytes, void* stream) -> Result<Buffer> {
+    if (refuses) return Status(Code::kOutOfMemory, "no memory");
+    return counted(size_bytes, stream);
+  });
   EXPECT_EQ(pool.lease(1).status().code(), Code::kOutOfMemory);
   EXPECT_EQ(pool.total_bytes(), 0u);
+  refuses = false;
+  { ASSERT_OK(pool.lease(1000)); }
+  refuses = true;
+  EXPECT_EQ(pool.lease(2000).status().code(), Code::kOutOfMemory);
+  EXPECT_EQ(pool.total_bytes(), 0u);  // the outgrown one went to make room
+  refuses = false;
+  ASSERT_OK(pool.lease(2000));
+  EXPECT_EQ(pool.total_bytes(), 2000u);
 }
 
 TEST(WorkspacePool, ThreadsNeverHoldTheSameBytes) {
-  WorkspacePool pool(allocate_host);
+  WorkspacePool pool([](size_t size_bytes, void*) { return allocate_host(size_bytes, 0); });
   std::atomic<int> mixed{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)

@@ -44,12 +44,12 @@ def main() -> None:
     numpy_inputs = layers.batch(0)
     inputs = [torch.from_numpy(array) for array in numpy_inputs]
     out, numpy_out = torch.empty_like(inputs[0]), np.empty_like(numpy_inputs[0])
-    op, functional, handle = torch.ops.nvfp4.moe_gemm.default, torch.ops.nvfp4.moe_gemm.functional, layer.handle
+    op, op_out, handle = torch.ops.nvfp4.moe_gemm.default, torch.ops.nvfp4.moe_gemm.out, layer.handle
     calls = {
         "run_torch_out": lambda: layer.run(*inputs, out),
         "run_torch": lambda: layer.run(*inputs),
-        "op_out": lambda: op(out, *inputs, handle),
-        "op_functional": lambda: functional(*inputs, handle),
+        "op_out": lambda: op_out(*inputs, handle, out=out),
+        "op": lambda: op(*inputs, handle),
         "run_numpy_out": lambda: layer.run(*numpy_inputs, numpy_out),
     }
     nothing = min(medians_us(lambda: None))

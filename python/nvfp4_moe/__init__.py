@@ -22,6 +22,7 @@ Internal are RuntimeErrors. What is no array at all is a TypeError. Any function
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,7 @@ __all__ = [
     "pack",
     "quantize",
     "quantize_checkpoint",
+    "release_workspaces",
     "silu_mul_quantize",
     "swizzle",
     "swizzle_experts",
@@ -280,3 +282,18 @@ def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cp
         if name not in defaults:
             raise InvalidArgument(f"options: expected one of {', '.join(defaults)}, got {name}")
     return _core.explain(json.dumps({**defaults, **options}), backend, device)
+
+
+def release_workspaces(device: str | None = None) -> int:
+    """Gives back every workspace that no run holds, on one device ("cpu", "cuda:N") or on all; returns their bytes.
+
+    What lay in torch's memory goes back to torch's caching allocator (torch.cuda.empty_cache() hands it on). The next
+    run takes a workspace anew. Runs may go on meanwhile, as may graphs that torch captured. Not while a graph may still
+    be replayed that another framework than torch captured: its workspace goes too. Closing the last layer gives back
+    the same. Raises ValueError for a name that is no device's, Unsupported where there is no such device.
+    """
+    return _core.release_workspaces(None if device is None else str(device))
+
+
+# While torch can still take its memory back, whatever order the interpreter drops modules and layers in.
+atexit.register(release_workspaces)

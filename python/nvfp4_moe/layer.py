@@ -37,7 +37,8 @@ class MoeLayer(_core.Layer):
     """One MoE layer's local experts, packed for a backend, ready to run.
 
     Made by from_tensors, from_checkpoint or from_bf16; run(hidden, topk_ids, topk_weights) computes it. All layers of a
-    process share one pool of threads (NVFP4_MOE_THREADS, else one per core) and one workspace per device and stream.
+    process share one pool of threads (NVFP4_MOE_THREADS, else one per core) and one workspace per device and stream, of
+    the size that the largest run took; release_workspaces() gives them back.
     """
 
     @classmethod

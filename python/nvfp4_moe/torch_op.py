@@ -1,9 +1,9 @@
 """torch operators over nvfp4_moe's layers and formats. Importing this module registers them under torch.ops.nvfp4.
 
-    moe_gemm(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> ()
-    moe_gemm.functional(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor
-    linear(Tensor(a!) out, Tensor x, SymInt handle) -> ()
-    linear.functional(Tensor x, SymInt handle, SymInt out_features) -> Tensor
+    moe_gemm(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor
+    moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> Tensor(a!)
+    linear(Tensor x, SymInt handle, SymInt out_features) -> Tensor
+    linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> Tensor(a!)
     quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)
     dequantize(Tensor codes, Tensor scales, Tensor tensor_scale, ScalarType dtype=float32) -> Tensor
     silu_mul_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
@@ -17,7 +17,11 @@ dispatcher, and a symbolic one, so that a graph compiled with dynamic=True serve
 none gave out, is a ValueError. Arguments are checked where the op runs, with the messages of MoeLayer.run.
 
 Every op has a fake implementation, breaks no graph (torch.compile(fullgraph=True)), takes symbolic token counts, and
-has no gradient. The out forms allocate nothing. Inputs must be contiguous.
+has no gradient. The out forms return out. They are tagged as such (torch.Tag.out), so that a compiler may put them in the
+default's place; compiling a program that calls one itself needs a torch that has the tag. Inputs must be contiguous.
+
+No op takes a workspace: an argument that is written makes an op impure for every graph that holds it, while in torch's
+graphs a workspace comes out of the graph's own pool. MoeLayer.run takes one.
 
 Source of the registration's form: torch.library's define/impl, which costs about half of its custom_op decorator.
 """
@@ -41,6 +45,7 @@ __all__ = ["library"]
 
 # Inputs reach the kernels with the strides they have in eager mode: contiguous, or they are refused there too.
 _TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
+_OUT_TAGS = (torch.Tag.out,) if hasattr(torch.Tag, "out") else ()  # since torch 2.13
 _DEVICES = ("CPU", "CUDA")
 
 library = torch.library.Library("nvfp4", "DEF")
@@ -48,8 +53,8 @@ library = torch.library.Library("nvfp4", "DEF")
 
 def _op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Defines an op with one kernel for every device that a layer can live on, and its fake."""
-    library.define(schema, tags=_TAGS)
     name = schema.partition("(")[0]  # with its overload, which define's answer lacks
+    library.define(schema, tags=(*_TAGS, *_OUT_TAGS) if name.endswith(".out") else _TAGS)
     for device in _DEVICES:
         library.impl(name, kernel, device)
     torch.library.register_fake(f"nvfp4::{name}", fake, lib=library)
@@ -57,29 +62,30 @@ def _op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> No
 
 # ---- layers by handle
 
-_op(
-    "moe_gemm(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> ()",
-    _core.moe_gemm,
-    lambda out, hidden, topk_ids, topk_weights, handle: None,
-)
-_op(
-    "moe_gemm.functional(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor",
-    _core.moe_gemm_new,
-    lambda hidden, topk_ids, topk_weights, handle: hidden.new_empty(hidden.shape),
-)
-_op("linear(Tensor(a!) out, Tensor x, SymInt handle) -> ()", _core.linear, lambda out, x, handle: None)
 
-
-def _linear_functional(x: Tensor, handle: int, out_features: int) -> Tensor:
-    out = x.new_empty((x.shape[0], out_features))
-    _core.linear(out, x, handle)
+def _out_fake(*inputs: Any, out: Tensor) -> Tensor:
     return out
 
 
 _op(
-    "linear.functional(Tensor x, SymInt handle, SymInt out_features) -> Tensor",
-    _linear_functional,
+    "moe_gemm(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor",
+    _core.moe_gemm,
+    lambda hidden, topk_ids, topk_weights, handle: hidden.new_empty(hidden.shape),
+)
+_op(
+    "moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> Tensor(a!)",
+    _core.moe_gemm,
+    _out_fake,
+)
+_op(
+    "linear(Tensor x, SymInt handle, SymInt out_features) -> Tensor",
+    _core.linear,
     lambda x, handle, out_features: x.new_empty((x.shape[0], out_features)),
+)
+_op(
+    "linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> Tensor(a!)",
+    _core.linear,
+    _out_fake,
 )
 
 

@@ -1,30 +1,52 @@
 #include "host.h"
 
 #include <mutex>
+#include <vector>
 
-#include "backend/layer_steps.h"
 #include "errors.h"
 #include "moe/env.h"
 
 namespace nvfp4_moe::python {
 
-Host::Host(int threads) : executor(make_thread_pool(threads)), workspaces(allocate_host) {}
+namespace {
 
-WorkspacePool& Host::workspaces_of(const Backend& backend, int device) {
-  if (backend.memory == nullptr) return workspaces;
+std::mutex living_mutex;
+std::weak_ptr<Host> living;
+
+}  // namespace
+
+Host::Host(int threads) : executor(make_thread_pool(threads)) {}
+
+Workspaces& Host::workspaces_of(const Backend& backend, int device) {
+  const int key = backend.memory == nullptr ? kHost : device;
   const std::lock_guard lock(mutex_);
-  return devices_.try_emplace(device, backend.allocate, device).first->second;
+  return workspaces_.try_emplace(key, backend, device).first->second;
+}
+
+size_t Host::release_workspaces(const Device* device) {
+  std::vector<Workspaces*> chosen;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [key, workspaces] : workspaces_)
+      if (device == nullptr || key == (device->is_host() ? kHost : device->index)) chosen.push_back(&workspaces);
+  }
+  size_t released = 0;
+  for (Workspaces* workspaces : chosen) released += workspaces->release();
+  return released;
 }
 
 std::shared_ptr<Host> shared_host() {
-  static std::mutex mutex;
-  static std::weak_ptr<Host> living;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(living_mutex);
   if (std::shared_ptr<Host> host = living.lock()) return host;
   const Env env = take(read_env());
   const auto host = std::make_shared<Host>(env.threads);
   living = host;
   return host;
+}
+
+std::shared_ptr<Host> living_host() {
+  const std::lock_guard lock(living_mutex);
+  return living.lock();
 }
 
 }  // namespace nvfp4_moe::python

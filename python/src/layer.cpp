@@ -13,6 +13,7 @@
 #include "dicts.h"
 #include "float_stack.h"
 #include "layer_source.h"
+#include "moe/batch_check.h"
 #include "moe/packed_cache.h"
 #include "options.h"
 #include "progress.h"
@@ -157,8 +158,8 @@ std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
 }
 
 nb::object run(const PyLayer& self, nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, nb::handle out,
-               nb::handle stream, nb::handle shared_weights) {
-  return run_layer(self.open(), {hidden, topk_ids, topk_weights, shared_weights, out, stream});
+               nb::handle stream, nb::handle shared_weights, nb::handle workspace) {
+  return run_layer(self.open(), {hidden, topk_ids, topk_weights, shared_weights, out, stream, workspace});
 }
 
 Dict status(const PyLayer& self) {
@@ -205,8 +206,15 @@ void warmup(const PyLayer& self, std::optional<ProgressCallback> progress) {
   Status status;
   {
     const nb::gil_scoped_release release;
-    const auto workspace = take(self.open().workspaces->lease(self.layer().workspace_bytes()));
-    status = self.layer().warmup(workspace.data(), workspace.size_bytes(), nullptr, function);
+    const MoeLayer& layer = self.layer();
+    if (layer.backend().memory == nullptr) {  // kept, with its pages there
+      const auto workspace = take(self.open().workspaces->own.lease(layer.workspace_bytes()));
+      status = layer.warmup(workspace.data(), workspace.size_bytes(), nullptr, function);
+    } else {
+      const Buffer workspace =
+          take(layer.backend().allocate(layer.workspace_bytes(), layer.weights().device, "workspace"));
+      status = layer.warmup(workspace.data(), workspace.size_bytes(), nullptr, function);
+    }
   }
   callback.rethrow();
   check(status);
@@ -248,10 +256,12 @@ constexpr const char* kRunDoc =
     "-1, or an expert of another rank, adds nothing. topk_weights: (T, top_k) float32. out: (T, hidden_size) of the\n"
     "three dtypes, memory of its own; None makes one of hidden's framework, dtype and device. stream: for arrays on\n"
     "a GPU, an integer or a stream object; None is torch's current stream for torch tensors, else the default one.\n"
-    "shared_weights: (T,) float32 factors of the shared expert's output, None for 1. All on the layer's device,\n"
-    "contiguous. T is at most max_tokens; 0 is legal.\n\n"
-    "Raises ValueError, naming the array, what was expected and what came; Busy while replace_expert runs. May be\n"
-    "called from several threads. No gradient flows.";
+    "shared_weights: (T,) float32 factors of the shared expert's output, None for 1. workspace: (bytes,) uint8 at a\n"
+    "multiple of 256, at least workspace_bytes(T), for this run alone until it has ended in its stream; None takes\n"
+    "one of the library's (docs/python.md, Memory). All on the layer's device, contiguous. T is at most max_tokens; 0\n"
+    "is legal.\n\n"
+    "Raises ValueError, naming the array, what was expected and what came; OutOfMemory where there is no memory for a\n"
+    "workspace; Busy while replace_expert runs. May be called from several threads. No gradient flows.";
 
 }  // namespace
 
@@ -260,10 +270,10 @@ void bind_layer(nb::module_& m) {
       .def(nb::init<const PyLayer&>(), nb::arg("opened"))
       .def("run", &run, nb::arg("hidden").none(), nb::arg("topk_ids").none(), nb::arg("topk_weights").none(),
            nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(), nb::kw_only(),
-           nb::arg("shared_weights") = nb::none(),
+           nb::arg("shared_weights") = nb::none(), nb::arg("workspace") = nb::none(),
            nb::sig(
                "def run(self, hidden: Any, topk_ids: Any, topk_weights: Any, out: Any = None, stream: Any = None, *, "
-               "shared_weights: Any = None) -> Any"),
+               "shared_weights: Any = None, workspace: Any = None) -> Any"),
            kRunDoc)
       .def(
           "describe_json", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
@@ -275,9 +285,15 @@ void bind_layer(nb::module_& m) {
       .def_prop_ro(
           "handle", [](const PyLayer& self) { return self.open().handle; },
           "The integer that stands for this layer in torch ops. It does not keep the layer alive.")
-      .def_prop_ro(
-          "workspace_bytes", [](const PyLayer& self) { return self.layer().workspace_bytes(); },
-          "Bytes of workspace a run takes. All layers of a device and stream share one of the largest size.")
+      .def(
+          "workspace_bytes",
+          [](const PyLayer& self, std::optional<int64_t> tokens) {
+            const int64_t most = self.layer().plan().limits.max_tokens;
+            check(check_tokens(tokens.value_or(most), most));
+            return self.layer().workspace_bytes(tokens.value_or(most));
+          },
+          nb::arg("tokens") = nb::none(),
+          "Bytes of workspace that a run of so many tokens takes at least; grows with them. None: max_tokens.")
       .def_prop_ro(
           "max_tokens", [](const PyLayer& self) { return self.layer().plan().limits.max_tokens; },
           "The most tokens a run may have.")
@@ -327,20 +343,23 @@ void bind_layer(nb::module_& m) {
   // The torch ops' bodies: a layer by its handle.
   m.def(
       "moe_gemm",
-      [](nb::handle out, nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, int64_t handle) {
+      [](nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, int64_t handle, nb::handle out) {
         const auto open = layer_handles().find(handle);
         const nb::object none = nb::none();
-        run_layer(*open, {hidden, topk_ids, topk_weights, none, out, none});
+        return run_layer(*open, {hidden, topk_ids, topk_weights, none, out, none, none});
       },
-      nb::arg("out"), nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"), nb::arg("handle"));
+      nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"), nb::arg("handle"), nb::arg("out") = nb::none());
+
   m.def(
-      "moe_gemm_new",
-      [](nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, int64_t handle) {
-        const auto open = layer_handles().find(handle);
-        const nb::object none = nb::none();
-        return run_layer(*open, {hidden, topk_ids, topk_weights, none, none, none});
+      "release_workspaces",
+      [](const std::optional<std::string>& device_name) -> size_t {
+        std::optional<Device> device;
+        if (device_name) device = device_named(*device_name);
+        const nb::gil_scoped_release release;
+        const auto host = living_host();
+        return host == nullptr ? 0 : host->release_workspaces(device ? &*device : nullptr);
       },
-      nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"), nb::arg("handle"));
+      nb::arg("device") = nb::none());
 }
 
 }  // namespace nvfp4_moe::python

@@ -20,19 +20,20 @@ struct OpenLayer {
   Device device;
   std::shared_ptr<Host> host;
   std::unique_ptr<MoeLayer> layer;
-  WorkspacePool* workspaces = nullptr;  // host's, of the layer's device
+  Workspaces* workspaces = nullptr;  // host's, of the layer's device
   int64_t handle = 0;
   std::mutex status_mutex;
   RunStatus status;      // on the host: of the last run that ended
   Buffer device_status;  // on a device: a RunStatus that runs write
 
-  // What a run needs beside the layer, so that the first one allocates nothing.
+  // What every run needs beside the layer and a workspace.
   Status prepare();
   ~OpenLayer();
 };
 HandleTable<OpenLayer>& layer_handles();
 
-// The arrays of a call. shared_weights and out may be None; hidden's framework makes the out that is then returned.
+// The arrays of a call. shared_weights, out and workspace may be None; hidden's framework makes the out that is then
+// returned.
 struct LayerArrays {
   nb::handle hidden;          // (T, H) bf16, fp16 or fp32
   nb::handle topk_ids;        // (T, k) int32 or int64
@@ -40,6 +41,7 @@ struct LayerArrays {
   nb::handle shared_weights;  // (T) float32
   nb::handle out;             // (T, H) bf16, fp16 or fp32
   nb::handle stream;          // an integer or an object with cuda_stream; None: the framework's current one
+  nb::handle workspace;       // (bytes) uint8, of at least what the run's tokens need; None: one of open's
 };
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
 // The checkpoint behind an nvfp4_moe.Checkpoint.

@@ -1,9 +1,12 @@
 // layer.run and the torch op's entry: arrays checked, a workspace leased, the layer run without the interpreter lock.
 //
 // Everything here is on the path of every call: the checks compare integers, and texts are made only for failures.
-#include <array>
+#include <optional>
+#include <utility>
 
 #include "layer.h"
+#include "moe/batch_check.h"
+#include "torch_memory.h"
 
 namespace nvfp4_moe::python {
 
@@ -27,6 +30,16 @@ void check_array(const Tensor& array, std::initializer_list<int64_t> shape, bool
 
 constexpr const char* kFloats = "bfloat16, float16 or float32";
 
+RunWorkspace leased(const OpenLayer& open, const Tensor& hidden, int64_t tokens, void* stream) {
+  auto workspace = RunWorkspace::lease(*open.workspaces, open.layer->workspace_bytes(tokens), hidden, stream);
+  if (workspace.ok()) return std::move(*workspace);
+  const MoeLayer& layer = *open.layer;
+  throw Failure(workspace.status().in("workspace for " + std::to_string(tokens) + " tokens of a layer of " +
+                                      std::to_string(layer.weights().range.count) + " experts, hidden_size " +
+                                      std::to_string(layer.config()->hidden_size) + ", intermediate_size " +
+                                      std::to_string(layer.config()->intermediate_size)));
+}
+
 }  // namespace
 
 Status OpenLayer::prepare() {
@@ -36,7 +49,7 @@ Status OpenLayer::prepare() {
     NVFP4_MOE_ASSIGN(device_status, backend.allocate(sizeof(nothing), device.index, "run status"));
     NVFP4_MOE_TRY(backend.memory->to_device(device.index, device_status.data(), &nothing, sizeof(nothing), nullptr));
   }
-  return workspaces->lease(layer->workspace_bytes()).status();
+  return {};
 }
 
 OpenLayer::~OpenLayer() { layer_handles().remove(handle); }
@@ -76,19 +89,22 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
     batch.shared_weights = reinterpret_cast<const float*>(shared.data());
   }
   const int64_t hidden_size = hidden.shape(1);
-  const nb::object out_object =
-      arrays.out.is_none() ? hidden.new_like({batch.tokens, hidden_size}) : nb::borrow(arrays.out);
+  check(check_tokens(batch.tokens, open.layer->plan().limits.max_tokens));
+  void* const stream = hidden.stream_or(arrays.stream);
+  const nb::object out_object = arrays.out.is_none()
+                                    ? new_like_in(hidden, {batch.tokens, hidden_size}, arrays.stream, stream)
+                                    : nb::borrow(arrays.out);
   const Tensor out(out_object, "out");
   check_array(out, {batch.tokens, hidden_size}, out.is_floating(), kFloats, open.device);
   if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
   batch.out = out.data();
   batch.out_dtype = out.dtype();
-  void* const stream = hidden.stream_or(arrays.stream);
+  std::optional<RunWorkspace> given;
+  if (!arrays.workspace.is_none())
+    given.emplace(RunWorkspace::given(Tensor(arrays.workspace, "workspace"), open.device));
   {
     const nb::gil_scoped_release release;
-    const DeviceMemory* const memory = open.layer->backend().memory;
-    const uint64_t capture = memory == nullptr ? 0 : take(memory->capture_id(stream));
-    const auto workspace = take(open.workspaces->lease(open.layer->workspace_bytes(), stream, capture));
+    const RunWorkspace workspace = given ? std::move(*given) : leased(open, hidden, batch.tokens, stream);
     check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
                           reinterpret_cast<RunStatus*>(open.device_status.data())));
     if (open.device.is_host() && batch.tokens > 0) {

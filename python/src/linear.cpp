@@ -12,7 +12,9 @@
 #include "handles.h"
 #include "host.h"
 #include "layer_source.h"
+#include "moe/batch_check.h"
 #include "tensor.h"
+#include "torch_memory.h"
 
 namespace nvfp4_moe::python {
 
@@ -22,7 +24,7 @@ struct OpenLinear {
   Device device;
   std::shared_ptr<Host> host;
   std::unique_ptr<NvfpLinear> linear;
-  WorkspacePool* workspaces = nullptr;  // host's, of the device
+  Workspaces* workspaces = nullptr;  // host's, of the device
   int64_t handle = 0;
   ~OpenLinear();
 };
@@ -58,13 +60,21 @@ PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_feature
     const nb::gil_scoped_release release;
     state->linear = take(NvfpLinear::open(view, options));
     state->workspaces = &state->host->workspaces_of(state->linear->backend(), state->linear->weights().device);
-    check(state->workspaces->lease(state->linear->workspace_bytes()).status());
   }
   state->handle = linear_handles().add(state);
   return PyLinear{std::move(state)};
 }
 
-nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_given, nb::handle stream) {
+RunWorkspace leased(const OpenLinear& open, const Tensor& x, int64_t tokens, void* stream) {
+  auto workspace = RunWorkspace::lease(*open.workspaces, open.linear->workspace_bytes(tokens), x, stream);
+  if (workspace.ok()) return std::move(*workspace);
+  const LinearWeights& weights = open.linear->weights();
+  throw Failure(workspace.status().in("workspace for " + std::to_string(tokens) + " tokens of a linear of (" +
+                                      std::to_string(weights.rows) + ", " + std::to_string(weights.cols) + ")"));
+}
+
+nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_given, nb::handle stream,
+                      nb::handle workspace_given) {
   const LinearWeights& weights = open.linear->weights();
   const Tensor x(x_object, "x");
   const auto check_shape = [&](const Tensor& array, int64_t tokens, int64_t last) {
@@ -77,17 +87,19 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
   };
   check_shape(x, -1, weights.cols);
   const int64_t tokens = x.shape(0);
-  const nb::object out_object = out_given.is_none() ? x.new_like({tokens, weights.rows}) : nb::borrow(out_given);
+  check(check_tokens(tokens, open.linear->max_tokens()));
+  void* const queue = x.stream_or(stream);
+  const nb::object out_object =
+      out_given.is_none() ? new_like_in(x, {tokens, weights.rows}, stream, queue) : nb::borrow(out_given);
   const Tensor out(out_object, "out");
   check_shape(out, tokens, weights.rows);
   if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
   const LinearBatch batch{tokens, x.data(), x.dtype(), out.data(), out.dtype()};
-  void* const queue = x.stream_or(stream);
+  std::optional<RunWorkspace> given;
+  if (!workspace_given.is_none()) given.emplace(RunWorkspace::given(Tensor(workspace_given, "workspace"), open.device));
   {
     const nb::gil_scoped_release release;
-    const DeviceMemory* const memory = open.linear->backend().memory;
-    const uint64_t capture = memory == nullptr ? 0 : take(memory->capture_id(queue));
-    const auto workspace = take(open.workspaces->lease(open.linear->workspace_bytes(), queue, capture));
+    const RunWorkspace workspace = given ? std::move(*given) : leased(open, x, tokens, queue);
     check(open.linear->run(batch, workspace.data(), workspace.size_bytes(), queue));
   }
   return out_object;
@@ -101,14 +113,16 @@ void bind_linear(nb::module_& m) {
       .def(nb::init<const PyLinear&>(), nb::arg("opened"))
       .def(
           "run",
-          [](const PyLinear& self, nb::handle x, nb::handle out, nb::handle stream) {
-            return run_linear(*self.open, x, out, stream);
+          [](const PyLinear& self, nb::handle x, nb::handle out, nb::handle stream, nb::handle workspace) {
+            return run_linear(*self.open, x, out, stream, workspace);
           },
-          nb::arg("x"), nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(),
-          nb::sig("def run(self, x: Any, out: Any = None, stream: Any = None) -> Any"),
+          nb::arg("x"), nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(), nb::kw_only(),
+          nb::arg("workspace") = nb::none(),
+          nb::sig("def run(self, x: Any, out: Any = None, stream: Any = None, *, workspace: Any = None) -> Any"),
           "y = x W^T for x (T, in_features) bfloat16, float16 or float32; out (T, out_features), made like x where\n"
-          "None. Both contiguous, on the linear's device. T is at most max_tokens. Raises ValueError, naming the\n"
-          "array, what was expected and what came. May be called from several threads. No gradient flows.")
+          "None. Both contiguous, on the linear's device. T is at most max_tokens. workspace: as MoeLayer.run's.\n"
+          "Raises ValueError, naming the array, what was expected and what came; OutOfMemory. May be called from\n"
+          "several threads. No gradient flows.")
       .def(
           "describe_json", [](const PyLinear& self) { return self.open->linear->describe_json(); },
           "describe() as JSON.")
@@ -125,26 +139,28 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro(
           "max_tokens", [](const PyLinear& self) { return self.open->linear->max_tokens(); },
           "The most tokens a run may have.")
-      .def_prop_ro(
-          "workspace_bytes", [](const PyLinear& self) { return self.open->linear->workspace_bytes(); },
-          "Bytes of workspace a run takes.");
+      .def(
+          "workspace_bytes",
+          [](const PyLinear& self, std::optional<int64_t> tokens) {
+            const int64_t most = self.open->linear->max_tokens();
+            check(check_tokens(tokens.value_or(most), most));
+            return self.open->linear->workspace_bytes(tokens.value_or(most));
+          },
+          nb::arg("tokens") = nb::none(),
+          "Bytes of workspace that a run of so many tokens takes at least; grows with them. None: max_tokens.");
   m.def("open_linear", &open_linear, nb::arg("weight"), nb::arg("out_features"), nb::arg("in_features"),
         nb::arg("activation_format"), nb::arg("activation_scale"), nb::arg("input_scale").none(),
         nb::arg("static_headroom"), nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"));
   m.def(
       "linear",
-      [](nb::handle out, nb::handle x, int64_t handle) {
+      [](nb::handle x, int64_t handle, int64_t out_features, nb::handle out) {
         const auto open = linear_handles().find(handle);
-        run_linear(*open, x, out, nb::none());
+        if (out_features != open->linear->weights().rows)
+          fail("out_features: expected " + std::to_string(open->linear->weights().rows) + ", the linear's, got " +
+               std::to_string(out_features));
+        return run_linear(*open, x, out, nb::none(), nb::none());
       },
-      nb::arg("out"), nb::arg("x"), nb::arg("handle"));
-  m.def(
-      "linear_new",
-      [](nb::handle x, int64_t handle) {
-        const auto open = linear_handles().find(handle);
-        return run_linear(*open, x, nb::none(), nb::none());
-      },
-      nb::arg("x"), nb::arg("handle"));
+      nb::arg("x"), nb::arg("handle"), nb::arg("out_features"), nb::arg("out") = nb::none());
 }
 
 }  // namespace nvfp4_moe::python

@@ -16,17 +16,23 @@ namespace {
 
 using Kind = nb::dlpack::dtype_code;
 
-// The exchange table of a type, null where it has none. Types are few and live long: a small table, each type kept
-// alive by a reference, searched from its start.
-const DlpackExchange* exchange_of(PyTypeObject* type) {
-  struct Entry {
-    PyTypeObject* type;
-    const DlpackExchange* table;
-  };
-  static std::array<Entry, 16> known{};
+// What a type of arrays offers. Types are few and live long: a small table, each type kept alive by a reference,
+// searched from its start.
+struct KnownType {
+  PyTypeObject* type;
+  const DlpackExchange* table;  // null where it has none
+  bool torch;                   // torch.Tensor, or a class derived from it
+};
+bool is_torch_type(PyTypeObject* type) {
+  const nb::object torch = nb::module_::import_("sys").attr("modules").attr("get")("torch");
+  if (torch.is_none() || !nb::hasattr(torch, "Tensor")) return false;
+  return PyObject_IsSubclass(reinterpret_cast<PyObject*>(type), nb::object(torch.attr("Tensor")).ptr()) == 1;
+}
+KnownType known_type(PyTypeObject* type) {
+  static std::array<KnownType, 16> known{};
   static int count = 0;  // guarded by the interpreter lock
   for (int i = 0; i < count; ++i)
-    if (known[static_cast<size_t>(i)].type == type) return known[static_cast<size_t>(i)].table;
+    if (known[static_cast<size_t>(i)].type == type) return known[static_cast<size_t>(i)];
 
   const DlpackExchange* table = nullptr;
   const nb::object capsule = nb::getattr(nb::handle(reinterpret_cast<PyObject*>(type)), kExchangeAttribute, nb::none());
@@ -35,11 +41,12 @@ const DlpackExchange* exchange_of(PyTypeObject* type) {
     while (table != nullptr && table->version.major > kDlpackMajor) table = table->previous;
     if (table != nullptr && (table->version.major != kDlpackMajor || table->borrow == nullptr)) table = nullptr;
   }
+  const KnownType found{type, table, table != nullptr && is_torch_type(type)};
   if (count < static_cast<int>(known.size())) {
     Py_INCREF(type);
-    known[static_cast<size_t>(count++)] = {type, table};
+    known[static_cast<size_t>(count++)] = found;
   }
-  return table;
+  return found;
 }
 
 std::string class_of(nb::handle object) { return nb::inst_name(object).c_str(); }
@@ -133,7 +140,9 @@ Tensor Tensor::cast(DType dtype) const {
 }
 
 bool Tensor::borrow_fast(PyTypeObject* type) {
-  exchange_ = exchange_of(type);
+  const KnownType known = known_type(type);
+  exchange_ = known.table;
+  torch_ = known.torch;
   if (exchange_ == nullptr) return false;
   if (exchange_->borrow(object_.ptr(), &view_) != 0) {  // no memory (meta, fake), or a layout that DLPack cannot tell
     nb::python_error error;
@@ -216,6 +225,9 @@ bool Tensor::is_bytes() const {
   const auto kind = static_cast<Kind>(view_.dtype.code);
   if (kind == Kind::Float4_E2M1FN) return view_.dtype.lanes == 2 && view_.dtype.bits == 4;
   return view_.dtype.lanes == 1 && view_.dtype.bits == 8 && (kind == Kind::UInt || kind == Kind::Float8_E4M3FN);
+}
+bool Tensor::is_u8() const {
+  return view_.dtype.lanes == 1 && view_.dtype.bits == 8 && static_cast<Kind>(view_.dtype.code) == Kind::UInt;
 }
 bool Tensor::is_f32() const {
   return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Float && view_.dtype.bits == 32;

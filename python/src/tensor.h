@@ -80,7 +80,12 @@ class Tensor {
   bool is_bytes() const;     // uint8, float8_e4m3fn, or pairs of float4_e2m1fn
   bool is_f32() const;
   bool is_f64() const;
-  DType dtype() const;  // of one of the five kinds above
+  bool is_u8() const;
+  DType dtype() const;  // of one of the kinds above
+
+  // A tensor of torch 2.10 or later, whose allocator and current stream the exchange table reaches.
+  bool is_torch() const { return exchange_ != nullptr && torch_; }
+  const DlpackExchange* exchange() const { return exchange_; }  // null where the type has none
 
   std::string describe() const;  // "(4, 64) float32 on cpu"
   // ValueError "NAME: expected EXPECTED, got (4, 64) float32 on cpu".
@@ -105,8 +110,9 @@ class Tensor {
   const char* name_;
   nb::dlpack::dltensor view_{};
   const DlpackExchange* exchange_ = nullptr;  // null: the slow way
-  nb::ndarray<nb::ro> owned_;                 // slow: keeps view_'s shape alive
-  std::vector<int64_t> strides_;              // slow: where the array tells none
+  bool torch_ = false;
+  nb::ndarray<nb::ro> owned_;     // slow: keeps view_'s shape alive
+  std::vector<int64_t> strides_;  // slow: where the array tells none
 };
 
 }  // namespace nvfp4_moe::python

@@ -162,7 +162,7 @@ TEST(WorkspacePool, ARefusalIsToldAndLeavesThePoolUsable) {
 }
 
 TEST(WorkspacePool, ThreadsNeverHoldTheSameBytes) {
-  WorkspacePool pool([](size_t size_bytes, void*) { return allocate_host(size_bytes, 0); });
+  WorkspacePool pool([](size_t size_bytes, void*) { return allocate_host(size_bytes, 0, "workspace"); });
   std::atomic<int> mixed{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)

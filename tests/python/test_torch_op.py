@@ -50,13 +50,13 @@ def test_ops_give_what_run_gives(layer, linear, dtype):
     expected = layer.run(*x)
     assert expected.dtype == dtype and isinstance(expected, torch.Tensor)
     out = torch.full_like(x[0], float("nan"))
-    assert op.moe_gemm(out, *x, layer.handle) is None
+    assert op.moe_gemm(*x, layer.handle, out=out) is out
     assert torch.equal(out, expected)
-    assert torch.equal(op.moe_gemm.functional(*x, layer.handle), expected)
+    assert torch.equal(op.moe_gemm(*x, layer.handle), expected)
     y = linear.run(x[0])
     out = torch.full_like(y, float("nan"))
-    op.linear(out, x[0], linear.handle)
-    assert torch.equal(out, y) and torch.equal(op.linear.functional(x[0], linear.handle, 32), y)
+    assert op.linear(x[0], linear.handle, 32, out=out) is out
+    assert torch.equal(out, y) and torch.equal(op.linear(x[0], linear.handle, 32), y)
 
 
 def test_format_ops_give_what_the_functions_give():
@@ -90,10 +90,10 @@ def op_calls(layer, linear) -> dict[str, tuple]:
     x = inputs(5)
     codes, scales, tensor_scale = op.quantize(x[0], "dynamic_token")
     return {
-        "moe_gemm": (op.moe_gemm.default, (torch.empty_like(x[0]), *x, layer.handle)),
-        "moe_gemm.functional": (op.moe_gemm.functional, (*x, layer.handle)),
-        "linear": (op.linear.default, (x[0].new_empty(5, 32), x[0], linear.handle)),
-        "linear.functional": (op.linear.functional, (x[0], linear.handle, 32)),
+        "moe_gemm": (op.moe_gemm.default, (*x, layer.handle)),
+        "moe_gemm.out": (op.moe_gemm.out, (*x, layer.handle), {"out": torch.empty_like(x[0])}),
+        "linear": (op.linear.default, (x[0], linear.handle, 32)),
+        "linear.out": (op.linear.out, (x[0], linear.handle, 32), {"out": x[0].new_empty(5, 32)}),
         "quantize weights": (op.quantize.default, (x[0],)),
         "quantize dynamic_token": (op.quantize.default, (x[0], "dynamic_token")),
         "dequantize": (op.dequantize.default, (codes, scales, tensor_scale, torch.bfloat16)),
@@ -105,12 +105,29 @@ def op_calls(layer, linear) -> dict[str, tuple]:
 
 def test_opcheck(layer, linear):
     calls = op_calls(layer, linear)
-    for name, (overload, arguments) in calls.items():
-        results = torch.library.opcheck(overload, arguments)
+    for name, (overload, *arguments) in calls.items():
+        results = torch.library.opcheck(overload, *arguments)
         assert len(results) == 4 and set(results.values()) == {"SUCCESS"}, (name, results)
-    checked = {overload for overload, _ in calls.values()}
+    checked = {overload for overload, *_ in calls.values()}
     defined = {overload for packet in (getattr(op, name) for name in dir(op)) for overload in overloads_of(packet)}
     assert checked == defined, "every op of the library is checked"
+
+
+def test_compilers_find_the_out_forms():
+    out_variant = pytest.importorskip("torch._library._out_variant")
+    if not hasattr(torch.Tag, "out"):
+        pytest.skip("this torch has no torch.Tag.out")
+    for packet in (op.moe_gemm, op.linear):
+        assert out_variant.to_out_variant(packet.default) is packet.out
+
+
+def test_no_parameter_shadows_a_builtin():
+    import builtins
+
+    for name in dir(op):
+        for overload in overloads_of(getattr(op, name)):
+            shadowed = {argument.name for argument in overload._schema.arguments} & set(dir(builtins))
+            assert not shadowed, (overload, shadowed)
 
 
 # ---- torch.compile
@@ -135,13 +152,13 @@ def fresh_dynamo():
 
 
 def block(hidden, ids, router_weights, handle):
-    y = op.moe_gemm.functional(torch.nn.functional.rms_norm(hidden, hidden.shape[-1:]), ids, router_weights, handle)
+    y = op.moe_gemm(torch.nn.functional.rms_norm(hidden, hidden.shape[-1:]), ids, router_weights, handle)
     return hidden + y
 
 
 def block_out(hidden, ids, router_weights, handle):
     out = torch.empty_like(hidden)
-    op.moe_gemm(out, hidden * 2, ids, router_weights, handle)
+    op.moe_gemm(hidden * 2, ids, router_weights, handle, out=out)
     return out + 1
 
 
@@ -182,7 +199,7 @@ def test_a_stack_of_layers_is_one_graph():
     compiled = torch.compile(stack, fullgraph=True, backend=backend)
     x = inputs(5)
     assert torch.equal(compiled(*x), stack(*x)) and len(graphs) == 1
-    nodes = [node for node in graphs[0].graph.nodes if node.target is op.moe_gemm.functional]
+    nodes = [node for node in graphs[0].graph.nodes if node.target in (op.moe_gemm, op.moe_gemm.default)]
     assert len(nodes) == len(many)
 
 
@@ -199,28 +216,30 @@ def test_fake_tensors_run_nothing(layer):
 
     with FakeTensorMode() as mode:
         x = [mode.from_tensor(tensor) for tensor in inputs(5)]
-        out = op.moe_gemm.functional(*x, 123456789)  # no such layer: nobody asks
+        out = op.moe_gemm(*x, 123456789)  # no such layer: nobody asks
         assert out.shape == x[0].shape and out.dtype == x[0].dtype
 
 
 # ---- handles and wrong calls
 
 
-def test_a_dropped_layers_handle_says_so(layer):
+def test_a_dropped_layers_handle_says_so(layer, linear):
     x = inputs(3)
     gone = layers.layer()
     handle = gone.handle
-    op.moe_gemm.functional(*x, handle)
+    op.moe_gemm(*x, handle)
     del gone
     gc.collect()
     with pytest.raises(ValueError, match=f"layer handle {handle}: expected a live layer, got one that was dropped"):
-        op.moe_gemm.functional(*x, handle)
+        op.moe_gemm(*x, handle)
     with pytest.raises(ValueError, match="layer handle 1000000000: expected one that a layer gave out"):
-        op.moe_gemm.functional(*x, 1_000_000_000)
+        op.moe_gemm(*x, 1_000_000_000)
+    with pytest.raises(ValueError, match="out_features: expected 32, the linear's, got 48"):
+        op.linear(x[0], linear.handle, 48)
     with pytest.raises(ValueError, match="linear handle 0: expected one that a linear gave out"):
-        op.linear.functional(x[0], 0, 32)
+        op.linear(x[0], 0, 32)
     with pytest.raises(ValueError, match=r"topk_weights: expected \(3, 2\) float32 on cpu.*float64"):
-        op.moe_gemm.functional(x[0], x[1], x[2].double(), layer.handle)
+        op.moe_gemm(x[0], x[1], x[2].double(), layer.handle)
 
 
 def test_torch_tensors_are_judged_as_torch_calls_them(layer):
@@ -254,15 +273,15 @@ def test_a_call_costs_little(layer, record_property):
     """A batch of no tokens: the C++ run returns after its checks, so that all the time is the call's."""
     x = inputs(0)
     out = torch.empty_like(x[0])
-    moe_gemm, functional, handle = op.moe_gemm.default, op.moe_gemm.functional, layer.handle
+    moe_gemm, moe_gemm_out, handle = op.moe_gemm.default, op.moe_gemm.out, layer.handle
     nothing = median_us(lambda: None)
     cost = {
         "layer.run": median_us(lambda: layer.run(*x, out)) - nothing,
         "layer.run, new out": median_us(lambda: layer.run(*x)) - nothing,
-        "op": median_us(lambda: moe_gemm(out, *x, handle)) - nothing,
-        "op, functional": median_us(lambda: functional(*x, handle)) - nothing,
+        "op": median_us(lambda: moe_gemm(*x, handle)) - nothing,
+        "op, out": median_us(lambda: moe_gemm_out(*x, handle, out=out)) - nothing,
     }
     for name, us in cost.items():
         record_property(f"overhead_us {name}", round(us, 2))
     assert cost["layer.run"] < 5 and cost["layer.run, new out"] < 5, cost
-    assert cost["op"] < 12 and cost["op, functional"] < 12, cost
+    assert cost["op"] < 12 and cost["op, out"] < 12, cost

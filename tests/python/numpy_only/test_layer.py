@@ -173,7 +173,7 @@ def test_a_layer_tells_what_it_is():
     assert described["backend"] == "cpu" and described["max_tokens"] == one.max_tokens == 32
     assert {"route", "gemm1_swiglu", "gemm2", "combine"} <= set(described["kernels"])
     assert described["activation_scale"] == {"hidden": "dynamic_token", "intermediate": "dynamic_token"}
-    assert described["workspace_bytes"] == one.workspace_bytes > 0
+    assert described["workspace_bytes"] == one.workspace_bytes() == one.workspace_bytes(32) > 0
     assert one.device == "cpu" and "64x48, experts 0..5 of 6, top-2" in repr(one)
     assert layer(backend="reference").describe()["backend"] == "reference"
 

@@ -1,0 +1,62 @@
+#include "workspaces.h"
+
+#include <atomic>
+
+#include "torch_memory.h"
+
+namespace nvfp4_moe::python {
+
+namespace {
+
+// cudaStreamPerThread: one name for as many streams as there are threads.
+void* const kPerThreadStream = reinterpret_cast<void*>(2);
+
+// What stands for a stream in a pool: never the same for two streams whose work may overlap. Threads are numbered, and
+// an odd number is no stream's address; 1, which is the legacy stream's name, is left out.
+void* key_of(void* stream) {
+  if (stream != kPerThreadStream) return stream;
+  static std::atomic<uintptr_t> threads{0};
+  thread_local const uintptr_t thread = ++threads;
+  return reinterpret_cast<void*>(2 * thread + 1);
+}
+
+}  // namespace
+
+Workspaces::Workspaces(const Backend& backend, int device_index)
+    : memory(backend.memory),
+      device(device_index),
+      own([allocate = backend.allocate, device_index](size_t size_bytes, void*) {
+        return allocate(size_bytes, device_index, "workspace");
+      }),
+      torch([device_index](size_t size_bytes, void* stream) { return torch_kept(size_bytes, device_index, stream); }) {}
+
+size_t Workspaces::release() { return own.release() + torch.release(); }
+
+RunWorkspace RunWorkspace::given(const Tensor& array, const Device& device) {
+  size_t size_bytes = 1;
+  for (int32_t i = 0; i < array.ndim(); ++i) size_bytes *= static_cast<size_t>(array.shape(i));
+  if (!array.is_u8() || array.device() != device || !array.is_contiguous())
+    array.fail_expected("(bytes,) uint8 on " + to_string(device) + ", contiguous");
+  if (!array.is_writable()) fail("workspace: expected an array that can be written, got a read-only one");
+  return {array.data(), size_bytes};
+}
+
+Result<RunWorkspace> RunWorkspace::lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like, void* stream) {
+  uint64_t capture = 0;
+  if (workspaces.memory != nullptr) {
+    NVFP4_MOE_ASSIGN(capture, workspaces.memory->capture_id(stream));
+    // torch's allocator takes the streams of all threads for one.
+    if (like.is_torch() && stream != kPerThreadStream) {
+      if (capture != 0) {
+        NVFP4_MOE_ASSIGN(Buffer fresh, torch_captured(*like.exchange(), size_bytes, workspaces.device, stream));
+        return RunWorkspace(std::move(fresh));
+      }
+      NVFP4_MOE_ASSIGN(WorkspacePool::Lease kept, workspaces.torch.lease(size_bytes, stream));
+      return RunWorkspace(std::move(kept));
+    }
+  }
+  NVFP4_MOE_ASSIGN(WorkspacePool::Lease kept, workspaces.own.lease(size_bytes, key_of(stream), capture));
+  return RunWorkspace(std::move(kept));
+}
+
+}  // namespace nvfp4_moe::python

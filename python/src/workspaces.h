@@ -1,0 +1,55 @@
+// Where the workspace of a run from Python comes from: the caller, torch's caching allocator, or memory of the library's
+// own.
+//
+// Runs on torch's CUDA tensors take torch memory, so that torch counts it, and can lend it to others. Outside a capture
+// one tensor a stream is kept and grows with the largest run; a hit costs a mutex and no Python. While a graph is
+// captured each run takes a fresh one from the graph's own memory and gives it back at once: the next run of the capture
+// gets the same bytes, as do captures that share the graph's pool, and they go with the graph.
+// Everything else, host arrays included, takes library memory, kept by stream and by capture.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "backend/backend.h"
+#include "moe/workspace_pool.h"
+#include "tensor.h"
+
+namespace nvfp4_moe::python {
+
+// The kept workspaces of one device.
+struct Workspaces {
+  Workspaces(const Backend& backend, int device);
+  size_t release();  // WorkspacePool::release of both
+
+  const DeviceMemory* memory;  // null on the host
+  int device;
+  WorkspacePool own;
+  WorkspacePool torch;
+};
+
+// Held while a run is enqueued; on the host, while it computes.
+class RunWorkspace {
+ public:
+  void* data() const { return data_; }
+  size_t size_bytes() const { return size_bytes_; }
+
+  // The caller's array, checked: uint8, contiguous, writable, on the device, its size left to the run.
+  static RunWorkspace given(const Tensor& array, const Device& device);
+  // At least size_bytes for a run in the stream on arrays such as `like`. Needs no interpreter lock.
+  static Result<RunWorkspace> lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like, void* stream);
+
+ private:
+  RunWorkspace(void* data, size_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+  explicit RunWorkspace(WorkspacePool::Lease lease)
+      : data_(lease.data()), size_bytes_(lease.size_bytes()), lease_(std::move(lease)) {}
+  explicit RunWorkspace(Buffer buffer)
+      : data_(buffer.data()), size_bytes_(buffer.size_bytes()), fresh_(std::move(buffer)) {}
+
+  void* data_;
+  size_t size_bytes_;
+  std::optional<WorkspacePool::Lease> lease_;
+  Buffer fresh_;  // of torch's, during a capture
+};
+
+}  // namespace nvfp4_moe::python

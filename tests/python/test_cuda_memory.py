@@ -1,0 +1,476 @@
+"""What layers on a GPU take of torch's memory: workspaces sized for the run, graphs that share one, and all of it back.
+
+An engine's stack: hidden 7168, intermediate 2048, top-8, few experts. Needs torch with CUDA, a GPU with some room, and a
+build with the CUDA backends: skipped by name elsewhere.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+from test_cuda_layer import torch, why_not
+
+EXPERTS, TOP_K, HIDDEN, INTER, MAX_TOKENS, LAYERS = 8, 8, 7168, 2048, 8192, 2
+SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35, as engines capture them
+BLOCK = 512  # what torch's allocator rounds a tensor to
+SEGMENT = 20 << 20  # what it asks the driver for where a tensor takes less than 10 MiB
+
+NEEDED = 8 << 30
+
+
+def reason() -> str:
+    if why_not():
+        return why_not()
+    free = torch.cuda.mem_get_info()[0]
+    return "" if free >= NEEDED else f"the tests take up to {NEEDED} bytes, the GPU has {free} free"
+
+
+pytestmark = pytest.mark.skipif(reason() != "", reason=reason())
+
+
+def stacked(random: np.random.Generator, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    codes = random.integers(0, 256, (EXPERTS, rows, cols // 2), dtype=np.uint8)
+    scales = random.integers(0x58, 0x7E, (EXPERTS, rows, cols // 16), dtype=np.uint8)
+    return codes, scales, (random.uniform(0.75, 1.25, EXPERTS) / (800 * cols**0.5)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def stack() -> list[nv.MoeLayer]:
+    config = nv.MoeConfig(num_experts=EXPERTS, top_k=TOP_K, hidden_size=HIDDEN, intermediate_size=INTER)
+    layers = []
+    for seed in range(LAYERS):
+        random = np.random.default_rng(seed)
+        weights = {
+            "gate": stacked(random, INTER, HIDDEN),
+            "up": stacked(random, INTER, HIDDEN),
+            "down": stacked(random, HIDDEN, INTER),
+        }
+        layers.append(nv.MoeLayer.from_tensors(config, **weights, device="cuda:0", max_tokens=MAX_TOKENS))
+    return layers
+
+
+class Inputs:
+    """A batch of the largest captured size in memory that graphs have seen; smaller ones are its first tokens."""
+
+    def __init__(self, tokens: int = SIZES[-1], seed: int = 0) -> None:
+        self.random = torch.Generator("cuda").manual_seed(seed)
+        self.hidden = torch.empty(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
+        self.ids = torch.empty(tokens, TOP_K, dtype=torch.int32, device="cuda")
+        self.router = torch.empty(tokens, TOP_K, device="cuda")
+        self.between = torch.empty_like(self.hidden)
+        self.out = torch.empty_like(self.hidden)
+        self.draw()
+
+    def draw(self) -> None:
+        self.hidden.normal_(generator=self.random)
+        wanted = torch.rand(len(self.ids), EXPERTS, device="cuda", generator=self.random)
+        self.ids.copy_(wanted.topk(TOP_K).indices)
+        self.router.uniform_(generator=self.random)
+
+    def of(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.hidden[:tokens], self.ids[:tokens], self.router[:tokens]
+
+
+def forward(stack: list[nv.MoeLayer], inputs: Inputs, tokens: int) -> torch.Tensor:
+    """The last layer's output, in inputs.out; nothing but workspaces is allocated."""
+    hidden, ids, router = inputs.of(tokens)
+    for i, layer in enumerate(stack):
+        out = (inputs.out if i + 1 == len(stack) else inputs.between)[:tokens]
+        hidden = layer.run(hidden, ids, router, out=out)
+    return hidden
+
+
+def capture(stack: list[nv.MoeLayer], inputs: Inputs, tokens: int, pool=None) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        forward(stack, inputs, tokens)
+    return graph
+
+
+def settle() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    nv.release_workspaces()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def first_graph() -> torch.cuda.CUDAGraph:
+    """A graph that lives beside all others: torch takes some bytes for the first that does."""
+    counter = torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        counter.add_(1)
+    return graph
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(first_graph: torch.cuda.CUDAGraph):
+    settle()
+    yield
+    settle()
+
+
+def reserved() -> int:
+    return torch.cuda.memory_reserved()
+
+
+def allocated() -> int:
+    return torch.cuda.memory_allocated()
+
+
+def rounded(size: int, to: int) -> int:
+    return (size + to - 1) // to * to
+
+
+# ---- graphs
+
+
+def test_35_captured_sizes_cost_what_the_largest_does(stack: list[nv.MoeLayer], record_property) -> None:
+    """On one pool, the largest first; then all of them replayed in turn with other contents."""
+    inputs = Inputs()
+    settle()
+    largest = max(layer.workspace_bytes(SIZES[-1]) for layer in stack)
+    before, before_allocated = reserved(), allocated()
+    pool, graphs = torch.cuda.graph_pool_handle(), {}
+    for tokens in reversed(SIZES):
+        graphs[tokens] = capture(stack, inputs, tokens, pool)
+    grown = reserved() - before
+    record_property("largest_workspace_bytes", largest)
+    record_property("reserved_bytes", grown)
+    assert len(graphs) == 35 and largest <= grown <= 1.05 * largest, (grown, largest)
+    assert allocated() == before_allocated  # every run gave its workspace back
+
+    order = np.random.default_rng(3)
+    for _ in range(3):
+        for tokens in order.permutation(SIZES).tolist():
+            inputs.draw()
+            inputs.out.fill_(float("nan"))
+            graphs[tokens].replay()
+            replayed = inputs.out[:tokens].clone()
+            assert torch.equal(replayed, forward(stack, inputs, tokens)), tokens
+            assert replayed.isfinite().all() and replayed.abs().amax() > 0
+
+
+def test_ten_captures_and_six_streams_take_what_their_tokens_need(stack: list[nv.MoeLayer], record_property) -> None:
+    inputs = Inputs(1)
+    others = [Inputs(1, seed) for seed in range(6)]
+    settle()
+    one = max(layer.workspace_bytes(1) for layer in stack)
+    start = reserved()
+    graphs = [capture(stack, inputs, 1) for _ in range(10)]  # a pool each
+    for_graphs = reserved() - start
+    streams, outs = [torch.cuda.Stream() for _ in others], []
+    before = allocated()
+    for stream, held in zip(streams, others, strict=True):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            forward(stack, held, 1)
+            outs.append(held.out)
+    torch.cuda.synchronize()
+    for_streams = allocated() - before
+    record_property("ten_captures_bytes", for_graphs)
+    record_property("six_streams_bytes", for_streams)
+    assert for_streams == 6 * rounded(one, BLOCK)
+    # Small as they are, a graph's pool asks the driver for no less than a segment.
+    assert for_graphs <= 10 * max(rounded(one, 2 << 20), SEGMENT)
+    assert for_graphs < stack[0].workspace_bytes() / 2, "as against one of the layer's largest"
+    for graph in graphs:
+        inputs.draw()
+        graph.replay()
+        replayed = inputs.out.clone()
+        assert torch.equal(replayed, forward(stack, inputs, 1))
+    for held, out in zip(others, outs, strict=True):
+        kept = out.clone()
+        assert torch.equal(kept, forward(stack, held, 1))
+
+
+def test_all_memory_comes_back(stack: list[nv.MoeLayer], record_property) -> None:
+    inputs = Inputs()
+
+    def use() -> None:
+        pool = torch.cuda.graph_pool_handle()
+        graphs = [capture(stack, inputs, tokens, pool) for tokens in reversed(SIZES)]
+        for stream in [torch.cuda.Stream() for _ in range(6)]:
+            with torch.cuda.stream(stream):
+                forward(stack, inputs, SIZES[-1])
+        for graph in graphs:
+            graph.replay()
+        torch.cuda.synchronize()
+        assert reserved() > start_reserved
+
+    def used() -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    settle()
+    start_reserved = reserved()
+    use()  # once before, for what the driver takes with the first graph
+    settle()
+    before = (reserved(), allocated(), used())
+    use()
+    settle()
+    after = (reserved(), allocated(), used())
+    record_property("before_reserved_allocated_used", before)
+    record_property("after_reserved_allocated_used", after)
+    assert all(then <= 1.01 * now for then, now in zip(after, before, strict=True)), (before, after)
+
+
+def test_a_reset_graph_gives_its_workspace_back(stack: list[nv.MoeLayer]) -> None:
+    inputs = Inputs()
+    settle()
+    before = reserved()
+    graph = capture(stack, inputs, SIZES[-1])
+    assert reserved() - before >= stack[0].workspace_bytes(SIZES[-1])
+    graph.reset()
+    torch.cuda.empty_cache()
+    assert reserved() == before
+
+
+def test_a_fork_in_a_capture_has_a_workspace_of_its_own(stack: list[nv.MoeLayer]) -> None:
+    """Two layers side by side in one graph, each in a stream of the capture."""
+    left, right = Inputs(64, 1), Inputs(64, 2)
+    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        stack[0].run(*left.of(64), out=left.out)
+        with torch.cuda.stream(side):
+            stack[1].run(*right.of(64), out=right.out)
+        torch.cuda.current_stream().wait_stream(side)
+    for _ in range(20):
+        left.draw()
+        right.draw()
+        graph.replay()
+        replayed = left.out.clone(), right.out.clone()
+        assert torch.equal(replayed[0], stack[0].run(*left.of(64)))
+        assert torch.equal(replayed[1], stack[1].run(*right.of(64)))
+
+
+def test_new_outputs_of_a_capture_stay_its_own(stack: list[nv.MoeLayer]) -> None:
+    inputs, pool, made = Inputs(), torch.cuda.graph_pool_handle(), {}
+    for tokens in reversed(SIZES[::5]):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            hidden = stack[0].run(*inputs.of(tokens))
+            out = stack[1].run(hidden, *inputs.of(tokens)[1:])
+        made[tokens] = graph, out
+    for tokens, (graph, out) in made.items():
+        inputs.draw()
+        graph.replay()
+        replayed = out.clone()
+        assert torch.equal(replayed, forward(stack, inputs, tokens)), tokens
+
+
+# ---- eager runs
+
+
+def test_torch_sees_a_workspace_and_gets_it_back(stack: list[nv.MoeLayer]) -> None:
+    inputs, layer = Inputs(4096), stack[0]
+    settle()
+    before = allocated()
+    for tokens, kept in ((1, 1), (4096, 4096), (7, 4096)):
+        layer.run(*inputs.of(tokens), out=inputs.out[:tokens])
+        stats = torch.cuda.memory_stats()
+        assert allocated() - before == rounded(layer.workspace_bytes(kept), BLOCK)
+        assert stats["allocated_bytes.all.current"] == allocated()
+    peak = torch.cuda.max_memory_allocated()
+    assert peak >= before + layer.workspace_bytes(4096)
+    assert nv.release_workspaces("cpu") == 0
+    assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(4096)
+    assert allocated() == before
+    assert torch.equal(layer.run(*inputs.of(9)), layer.run(*inputs.of(9)))
+
+
+def test_a_kept_workspace_lies_in_no_pool_of_the_caller(stack: list[nv.MoeLayer]) -> None:
+    inputs, layer = Inputs(), stack[0]
+    settle()
+    pool, before = torch.cuda.MemPool(), allocated()
+    with torch.cuda.use_mem_pool(pool):
+        layer.run(*inputs.of(256), out=inputs.out)
+    assert allocated() - before == rounded(layer.workspace_bytes(256), BLOCK)
+    assert not pool.snapshot()
+
+
+def test_a_stream_that_is_given_gets_the_memory(stack: list[nv.MoeLayer]) -> None:
+    inputs, layer = Inputs(), stack[0]
+    expected = layer.run(*inputs.of(256))
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    settle()
+    before = allocated()
+    for given in (stream, stream.cuda_stream):
+        out = layer.run(*inputs.of(256), stream=given)
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        stream.synchronize()
+        assert torch.equal(out, expected)
+    assert allocated() - before == rounded(layer.workspace_bytes(256), BLOCK) + rounded(out.nbytes, BLOCK)
+    # In a capture too, where torch's current stream is another of the capture's.
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream.wait_stream(torch.cuda.current_stream())
+        layer.run(*inputs.of(256), out=inputs.out, stream=stream)
+        torch.cuda.current_stream().wait_stream(stream)
+    inputs.out.zero_()
+    graph.replay()
+    assert torch.equal(inputs.out, expected)
+
+
+def test_the_callers_workspace_on_the_gpu(stack: list[nv.MoeLayer]) -> None:
+    inputs, layer = Inputs(), stack[0]
+    size = layer.workspace_bytes(256)
+    expected = layer.run(*inputs.of(256))
+    settle()
+    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+    before = allocated()
+    layer.run(*inputs.of(256), out=inputs.out, workspace=workspace)
+    assert allocated() == before and torch.equal(inputs.out, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer.run(*inputs.of(256), out=inputs.out, workspace=workspace)
+    inputs.out.zero_()
+    graph.replay()
+    assert torch.equal(inputs.out, expected)
+    for wrong, message in (
+        (workspace[:-1], f"workspace: expected at least {size} bytes, got {size - 1}"),
+        (torch.empty(size + 1, dtype=torch.uint8, device="cuda")[1:], "workspace: expected a 256-byte aligned pointer"),
+        (torch.empty(size, dtype=torch.uint8), r"workspace: expected \(bytes,\) uint8 on cuda:0, .* got .* on cpu"),
+        (workspace.view(torch.int8), r"workspace: expected \(bytes,\) uint8 on cuda:0, contiguous, got .* int8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer.run(*inputs.of(256), out=inputs.out, workspace=wrong)
+
+
+def test_no_memory_is_told_and_everything_stays_usable(stack: list[nv.MoeLayer]) -> None:
+    inputs, layer = Inputs(MAX_TOKENS), stack[0]
+    expected = layer.run(*inputs.of(8))
+    settle()
+    size, total = layer.workspace_bytes(MAX_TOKENS), torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((reserved() + size // 2) / total)
+    try:
+        with pytest.raises(nv.OutOfMemory) as told:
+            layer.run(*inputs.of(MAX_TOKENS), out=inputs.out)
+        assert torch.equal(layer.run(*inputs.of(8)), expected)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for part in (
+        f"workspace for {MAX_TOKENS} tokens of a layer of {EXPERTS} experts, hidden_size {HIDDEN}, intermediate_size",
+        f"expected {size} bytes on cuda:0, got none from torch: ",
+        f" of {total} bytes are free, torch has reserved ",
+    ):
+        assert part in str(told.value)
+    layer.run(*inputs.of(MAX_TOKENS), out=inputs.out)
+    assert torch.equal(layer.run(*inputs.of(8)), expected)
+
+
+def test_threads_in_shared_and_own_streams(stack: list[nv.MoeLayer]) -> None:
+    shared = torch.cuda.Stream()
+    held = [Inputs(48, seed) for seed in range(6)]
+    expected = [stack[0].run(*inputs.of(48)).clone() for inputs in held]
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        stream = shared if i < 3 else torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(50):
+                out = stack[0].run(*held[i].of(48))
+                stream.synchronize()
+                if not torch.equal(out, expected[i]):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(held))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+class Lent:
+    """A tensor as a framework without an exchange table would offer it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **options: object) -> object:
+        return self.tensor.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.tensor.__dlpack_device__()
+
+
+def test_other_frameworks_take_memory_of_the_library(stack: list[nv.MoeLayer]) -> None:
+    inputs, layer = Inputs(), stack[0]
+    expected = layer.run(*inputs.of(8))
+    torch.cuda.synchronize()
+    settle()
+    before = allocated()
+    layer.run(*(Lent(tensor) for tensor in inputs.of(8)), out=inputs.out[:8])
+    torch.cuda.synchronize()
+    assert allocated() == before and torch.equal(inputs.out[:8], expected)
+    assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(8)
+    # A capture's own stays while its graph may be replayed.
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream()
+        layer.run(*(Lent(tensor) for tensor in inputs.of(8)), out=inputs.out[:8], stream=stream)
+    inputs.out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(inputs.out[:8], expected)
+    del graph
+    assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(8)
+
+
+# ---- processes and compilers
+
+
+@pytest.mark.long
+def test_torch_compiles_it_into_its_own_graphs(stack: list[nv.MoeLayer]) -> None:
+    import nvfp4_moe.torch_op  # noqa: F401
+
+    def block(hidden: torch.Tensor, ids: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        for layer in stack:
+            hidden = torch.ops.nvfp4.moe_gemm(hidden, ids, router, layer.handle)
+        return hidden
+
+    compiled = torch.compile(block, fullgraph=True, mode="reduce-overhead")
+    for tokens in (16, 64):
+        inputs = Inputs(tokens, tokens)
+        for _ in range(5):  # warm-up, recording, replays
+            inputs.draw()
+            torch.compiler.cudagraph_mark_step_begin()
+            assert torch.equal(compiled(*inputs.of(tokens)).clone(), block(*inputs.of(tokens)))
+    torch._dynamo.reset()
+
+
+def test_the_interpreter_ends_quietly() -> None:
+    program = """
+import numpy as np, nvfp4_moe as nv, torch
+random = np.random.default_rng(0)
+def stack(rows, cols):
+    return (random.integers(0, 256, (4, rows, cols // 2), dtype=np.uint8),
+            random.integers(0x58, 0x7E, (4, rows, cols // 16), dtype=np.uint8), np.full(4, 1e-4, np.float32))
+config = nv.MoeConfig(num_experts=4, top_k=2, hidden_size=256, intermediate_size=128)
+layer = nv.MoeLayer.from_tensors(config, gate=stack(128, 256), up=stack(128, 256), down=stack(256, 128), device="cuda:0")
+arrays = (torch.randn(8, 256, device="cuda"), torch.zeros(8, 2, dtype=torch.int32, device="cuda"),
+          torch.ones(8, 2, device="cuda"))
+layer.run(*arrays)
+with torch.cuda.stream(torch.cuda.Stream()):
+    layer.run(*arrays)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    out = layer.run(*arrays)
+graph.replay()
+ring = [layer, graph]
+ring.append(ring)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")

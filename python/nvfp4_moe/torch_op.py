@@ -45,7 +45,7 @@ __all__ = ["library"]
 
 # Inputs reach the kernels with the strides they have in eager mode: contiguous, or they are refused there too.
 _TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
-_OUT_TAGS = (torch.Tag.out,) if hasattr(torch.Tag, "out") else ()  # since torch 2.13
+_OUT_TAGS = (torch.Tag.out,) if hasattr(torch.Tag, "out") else ()  # newer torches
 _DEVICES = ("CPU", "CUDA")
 
 library = torch.library.Library("nvfp4", "DEF")

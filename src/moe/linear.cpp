@@ -109,12 +109,7 @@ Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspa
   NVFP4_MOE_TRY(check_tokens(batch.tokens, max_tokens_));
   NVFP4_MOE_TRY(check_activation_dtype("x", batch.x_dtype));
   NVFP4_MOE_TRY(check_activation_dtype("out", batch.out_dtype));
-  if (const size_t needed = this->workspace_bytes(batch.tokens); workspace_bytes < needed)
-    return invalid_argument("workspace: expected at least " + std::to_string(needed) + " bytes, got " +
-                            std::to_string(workspace_bytes));
-  if (workspace_bytes > 0 && (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
-    return invalid_argument(std::string("workspace: expected a 256-byte aligned pointer, got ") +
-                            (workspace == nullptr ? "null" : "another address"));
+  NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, this->workspace_bytes(batch.tokens)));
   if (batch.tokens == 0) return {};
   const Array x{"x", batch.x, batch.x_dtype, batch.tokens * weights_.cols};
   const Array out{"out", batch.out, batch.out_dtype, batch.tokens * weights_.rows};

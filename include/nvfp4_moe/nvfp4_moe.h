@@ -255,8 +255,7 @@ NVFP4_MOE_API void nvfp4_moe_layer_close(nvfp4_moe_layer* layer);
 
 /* JSON: backend, kernels, every numeric choice, sizes, notes. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** json);
-/* What a run of so many tokens needs at least: grows with them, so that max_tokens' serves every run. tokens: 0 to
- * max_tokens. Any thread. */
+/* What a run of so many tokens (0 to max_tokens) needs at least; grows with them. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens,
                                                              size_t* bytes);
 

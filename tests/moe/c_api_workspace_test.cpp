@@ -1,0 +1,27 @@
+// The C interface: workspaces of the size that a batch's tokens need.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "moe/c_layer.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+TEST(CApi, AWorkspaceOfTheBatchsTokensIsEnough) {
+  const CLayer c;
+  const api::Layer layer = c.open();
+  TinyBatch batch(c.tiny.options, 2);
+  const std::vector<float> expected = c.expected(batch);
+  EXPECT_LT(layer.workspace_bytes(2), layer.workspace_bytes(16));
+  const api::Workspace workspace(layer.workspace_bytes(2));
+  layer.run(c_batch(batch), workspace);
+  EXPECT_TRUE(same_bits(batch.out, expected));
+  TinyBatch larger(c.tiny.options, 16);
+  EXPECT_THROW(layer.run(c_batch(larger), workspace), api::Error);
+  EXPECT_THROW(layer.workspace_bytes(-1), api::Error);
+  EXPECT_THROW(layer.workspace_bytes(17), api::Error);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::test

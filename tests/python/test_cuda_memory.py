@@ -1,8 +1,9 @@
 """What layers on a GPU take of torch's memory: workspaces sized for the run, graphs that share one, and all of it back.
 
-An engine's stack: hidden 7168, intermediate 2048, top-8, few experts. Long because that stack, made once, serves all of
-it. Needs torch with CUDA, a GPU with some room, and a
+An engine's stack: hidden 7168, intermediate 2048, top-8, few experts. Needs torch with CUDA, a GPU with some room, and a
 build with the CUDA backends: skipped by name elsewhere.
+
+Long because that stack, made once, serves all of it.
 """
 
 from __future__ import annotations

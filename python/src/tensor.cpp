@@ -113,7 +113,7 @@ Tensor::Tensor(nb::handle object, const char* name) : object_(nb::borrow(object)
 }
 
 Tensor Tensor::contiguous(nb::handle object, const char* name) {
-  const bool known = exchange_of(Py_TYPE(object.ptr())) != nullptr;
+  const bool known = known_type(Py_TYPE(object.ptr())).table != nullptr;
   Tensor array(known ? nb::borrow(object) : arrays_module().attr("as_array")(object), name);
   if (array.is_contiguous() && array.is_aligned()) return array;
   return Tensor(arrays_module().attr("contiguous")(array.object_), name);

@@ -32,14 +32,17 @@ TEST(LayerSource, OfAHostRefusesArraysOnADevice) {
 
 TEST(LayerSource, SaysWhatMemoryWasFor) {
   MoeOptions options;
-  options.num_experts = options.top_k = 1;
-  options.hidden_size = options.intermediate_size = int64_t{1} << 24;  // more than an address space holds
+  options.num_experts = 1 << 15;
+  options.top_k = 1;
+  options.hidden_size = options.intermediate_size = 1 << 20;  // more than an address space holds
   LayerSource source;
   source.name = "layer 12";
   source.expert = [](int64_t) -> Result<LoadedExpert> { return LoadedExpert(); };
   LayerOptions layer_options;
   layer_options.limits.max_tokens = 1;
-  const auto layer = MoeLayer::open(*MoeConfig::make(options), source, layer_options);
+  const auto config = MoeConfig::make(options);
+  ASSERT_OK(config);
+  const auto layer = MoeLayer::open(*config, source, layer_options);
   EXPECT_EQ(layer.status().code(), Code::kOutOfMemory);
   EXPECT_EQ(layer.status().message().rfind("packed weights of layer 12: expected ", 0), 0u) << layer.status().message();
 }

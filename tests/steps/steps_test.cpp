@@ -59,27 +59,27 @@ class StepPair {
   }
 
   void walk() {
-    step([](const LayerSteps& s, const StepContext& step) { s.route(step); });
+    step([](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.route(step)); });
     compare_routing();
-    step([](const LayerSteps& s, const StepContext& step) { s.quantize(step); });
+    step([](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.quantize(step)); });
     compare_hidden();
     walk_part(expected().routed, &LayerBuffers::routed);
     if (expected().shared.experts > 0) walk_part(expected().shared, &LayerBuffers::shared);
-    step([](const LayerSteps& s, const StepContext& step) { s.combine(step); });
+    step([](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.combine(step)); });
     EXPECT_EQ(test::difference(reference_out_, other_out_, data_.spec.out_dtype, options().hidden_size), "");
     compare_status();
   }
 
  private:
   void walk_part(const PartBuffers& part, PartBuffers LayerBuffers::*which) {
-    step([&](const LayerSteps& s, const StepContext& step) { s.gemm1_swiglu(step, step.buffers.*which); });
+    step([&](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.gemm1_swiglu(step, step.buffers.*which)); });
     compare_gemm1(part, actual().*which);
-    step([&](const LayerSteps& s, const StepContext& step) { s.requantize(step, step.buffers.*which); });
+    step([&](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.requantize(step, step.buffers.*which)); });
     const int64_t rows = part.row_offsets[part.experts];
     for (int64_t row = 0; row < rows; ++row)
       compare_line(part.intermediate, (actual().*which).intermediate, row, part.intermediate_size, "row");
     compare_status();
-    step([&](const LayerSteps& s, const StepContext& step) { s.gemm2(step, step.buffers.*which); });
+    step([&](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.gemm2(step, step.buffers.*which)); });
     compare_gemm2(part, actual().*which);
   }
 

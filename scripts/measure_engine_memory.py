@@ -140,10 +140,16 @@ def measure(stack: Stack) -> dict[str, object]:
     return figures
 
 
+def head_commit() -> str:
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return asked.stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", nargs="?", help="where the JSON goes, beside standard output")
     parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--commit", help="of a tree that is no checkout; else git is asked")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("measure_engine_memory: expected a GPU that torch finds, got none")
@@ -151,10 +157,9 @@ def main() -> None:
     figures = measure(stack)
     largest = stack.workspace_bytes(SIZES[-1])
     of_sizes = figures["captured_sizes_one_pool"]["bytes"]["reserved"]  # type: ignore[index]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     result = {
         "device": torch.cuda.get_device_name(),
-        "commit": commit.stdout.strip(),
+        "commit": arguments.commit or head_commit(),
         "command": f"python scripts/measure_engine_memory.py --layers {arguments.layers}",
         "torch": torch.__version__,
         "backend": stack.layers[0].describe()["backend"],

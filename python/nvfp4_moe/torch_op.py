@@ -1,9 +1,9 @@
 """torch operators over nvfp4_moe's layers and formats. Importing this module registers them under torch.ops.nvfp4.
 
     moe_gemm(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor
-    moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> Tensor(a!)
+    moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> Tensor(a!) | ()
     linear(Tensor x, SymInt handle, SymInt out_features) -> Tensor
-    linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> Tensor(a!)
+    linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> Tensor(a!) | ()
     quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)
     dequantize(Tensor codes, Tensor scales, Tensor tensor_scale, ScalarType dtype=float32) -> Tensor
     silu_mul_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
@@ -17,8 +17,9 @@ dispatcher, and a symbolic one, so that a graph compiled with dynamic=True serve
 none gave out, is a ValueError. Arguments are checked where the op runs, with the messages of MoeLayer.run.
 
 Every op has a fake implementation, breaks no graph (torch.compile(fullgraph=True)), takes symbolic token counts, and
-has no gradient. The out forms return out. They are tagged as such (torch.Tag.out), so that a compiler may put them in the
-default's place; compiling a program that calls one itself needs a torch that has the tag. Inputs must be contiguous.
+has no gradient. The out forms return out, as torch's own do, where this torch has a tag for them (torch.Tag.out), by which
+a compiler may put them in the default's place. An older torch compiles no custom op that returns what it writes: there they
+return nothing. Inputs must be contiguous.
 
 No op takes a workspace: an argument that is written makes an op impure for every graph that holds it, while in torch's
 graphs a workspace comes out of the graph's own pool. MoeLayer.run takes one.
@@ -46,6 +47,7 @@ __all__ = ["library"]
 # Inputs reach the kernels with the strides they have in eager mode: contiguous, or they are refused there too.
 _TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
 _OUT_TAGS = (torch.Tag.out,) if hasattr(torch.Tag, "out") else ()  # newer torches
+_OUT_RESULT = "Tensor(a!)" if _OUT_TAGS else "()"
 _DEVICES = ("CPU", "CUDA")
 
 library = torch.library.Library("nvfp4", "DEF")
@@ -63,8 +65,19 @@ def _op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> No
 # ---- layers by handle
 
 
-def _out_fake(*inputs: Any, out: Tensor) -> Tensor:
-    return out
+def _out_fake(*inputs: Any, out: Tensor) -> Tensor | None:
+    return out if _OUT_TAGS else None
+
+
+def _out_kernel(run: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    """The out form of an op: as it is where it may return out."""
+    if _OUT_TAGS:
+        return run
+
+    def run_into(*inputs: Any, out: Tensor) -> None:
+        run(*inputs, out=out)
+
+    return run_into
 
 
 _op(
@@ -73,8 +86,9 @@ _op(
     lambda hidden, topk_ids, topk_weights, handle: hidden.new_empty(hidden.shape),
 )
 _op(
-    "moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> Tensor(a!)",
-    _core.moe_gemm,
+    "moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> "
+    + _OUT_RESULT,
+    _out_kernel(_core.moe_gemm),
     _out_fake,
 )
 _op(
@@ -83,8 +97,8 @@ _op(
     lambda x, handle, out_features: x.new_empty((x.shape[0], out_features)),
 )
 _op(
-    "linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> Tensor(a!)",
-    _core.linear,
+    f"linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> {_OUT_RESULT}",
+    _out_kernel(_core.linear),
     _out_fake,
 )
 

@@ -195,7 +195,7 @@ TEST_F(Allocation, TheCInterfaceRunsWithoutAny) {
   nvfp4_moe_layer* layer = nullptr;
   ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_OK) << nvfp4_moe_last_error();
   size_t bytes = 0;
-  ASSERT_EQ(nvfp4_moe_layer_workspace_bytes(layer, &bytes), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_workspace_bytes(layer, 2, &bytes), NVFP4_MOE_OK);
   const Buffer workspace = allocate_pages(bytes).value();
   const std::vector<uint16_t> hidden(128, 0x3F80);
   std::vector<uint16_t> out(128);

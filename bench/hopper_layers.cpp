@@ -203,8 +203,9 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   // A run may have gone another way than by hidden in memory, which gemm1 alone starts from.
   must(backend.steps->quantize(at(0, nullptr)));
   must(cudaDeviceSynchronize());
-  times.gemm1 = time_graph(
-      steps, [&](int step, cudaStream_t stream) { must(backend.steps->gemm1_swiglu(at(step, stream), buffers.routed)); });
+  times.gemm1 = time_graph(steps, [&](int step, cudaStream_t stream) {
+    must(backend.steps->gemm1_swiglu(at(step, stream), buffers.routed));
+  });
   times.gemm2 = time_graph(
       steps, [&](int step, cudaStream_t stream) { must(backend.steps->gemm2(at(step, stream), buffers.routed)); });
   return times;

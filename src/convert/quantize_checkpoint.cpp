@@ -173,16 +173,11 @@ Json plan_json(const std::string& in, const TensorIndex& index, const std::set<i
   Json scales = Json::object();
   for (const auto& [layer, s] : options.input_scales)
     scales[std::to_string(layer)] = {s.hidden.value_or(0.0f), s.intermediate.value_or(0.0f)};
-  return {{"what", "nvfp4-moe quantize, unfinished"},
-          {"version", NVFP4_MOE_VERSION},
-          {"source", fs::weakly_canonical(in).string()},
-          {"files", std::move(files)},
-          {"format", to_string(options.format)},
-          {"layers", layers},
-          {"scales", to_string(options.scales)},
-          {"share_gate_up_scale", options.share_gate_up_scale},
-          {"input_scales", std::move(scales)},
-          {"max_shard_bytes", options.max_shard_bytes}};
+  return {{"what", "nvfp4-moe quantize, unfinished"},    {"version", NVFP4_MOE_VERSION},
+          {"source", fs::weakly_canonical(in).string()}, {"files", std::move(files)},
+          {"format", to_string(options.format)},         {"layers", layers},
+          {"scales", to_string(options.scales)},         {"share_gate_up_scale", options.share_gate_up_scale},
+          {"input_scales", std::move(scales)},           {"max_shard_bytes", options.max_shard_bytes}};
 }
 
 // OUT is new, empty, or an unfinished run of the same plan.

@@ -147,7 +147,8 @@ TEST_F(CudaLayer, RunsThroughC) {
   placed.topk_ids = ids.data();
   placed.topk_weights = static_cast<const float*>(weights.data());
   placed.out = out.data();
-  ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(9), nullptr), NVFP4_MOE_OK)
+  ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(9), nullptr),
+            NVFP4_MOE_OK)
       << nvfp4_moe_last_error();
   auto status = api::make<nvfp4_moe_run_status>();
   ASSERT_EQ(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(9), &status), NVFP4_MOE_OK);

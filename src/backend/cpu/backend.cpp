@@ -118,8 +118,11 @@ struct Entry {
   }
   static void combine(const StepContext& step) { cpu::combine(step, kKernels()); }
 
-  static constexpr LayerSteps kSteps{succeed<route>, succeed<quantize>, succeed<gemm1_swiglu, const PartBuffers>,
-                                     succeed<requantize, const PartBuffers>, succeed<gemm2, const PartBuffers>,
+  static constexpr LayerSteps kSteps{succeed<route>,
+                                     succeed<quantize>,
+                                     succeed<gemm1_swiglu, const PartBuffers>,
+                                     succeed<requantize, const PartBuffers>,
+                                     succeed<gemm2, const PartBuffers>,
                                      succeed<combine>};
 };
 

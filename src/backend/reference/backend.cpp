@@ -8,8 +8,11 @@ namespace nvfp4_moe {
 namespace reference {
 namespace {
 
-constexpr LayerSteps kSteps = {succeed<route>, succeed<quantize>, succeed<gemm1_swiglu, const PartBuffers>,
-                               succeed<requantize, const PartBuffers>, succeed<gemm2, const PartBuffers>,
+constexpr LayerSteps kSteps = {succeed<route>,
+                               succeed<quantize>,
+                               succeed<gemm1_swiglu, const PartBuffers>,
+                               succeed<requantize, const PartBuffers>,
+                               succeed<gemm2, const PartBuffers>,
                                succeed<combine>};
 
 Status supports(const MoeConfig&, const DeviceFacts& device) {

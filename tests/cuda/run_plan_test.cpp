@@ -62,16 +62,16 @@ TEST(RunPlan, SmallBatchesRouteAndQuantizeInOneKernel) {
   const RunPlan next = plan_of(options(), {.tokens = kOneCtaAssignments / 8 + 1});
   EXPECT_FALSE(next.fused_route_quantize);
   EXPECT_FALSE(next.combine.counts_hidden);
-  EXPECT_EQ(next.route.kernel, RouteKernel::kPlaceByBits);
+  EXPECT_EQ(next.route.kernel, RouteKernel::kScatterByBits);
 }
 
 TEST(RunPlan, ScansWhereBitsDoNotFit) {
   MoeOptions many = options();
   many.num_experts = 8192;
-  EXPECT_EQ(plan_of(many, {.tokens = 1024}).route.kernel, RouteKernel::kScanPlace);
-  const RunPlan plan = plan_of(options(), {.tokens = kMaxPlacedChunks * kRouteChunk / 8 + 1});
-  EXPECT_EQ(plan.route.kernel, RouteKernel::kScanPlace);
-  EXPECT_EQ(kRouteChunk % plan.route.chunk_parts, 0);
+  EXPECT_EQ(plan_of(many, {.tokens = 1024}).route.kernel, RouteKernel::kScanScatter);
+  const RunPlan plan = plan_of(options(), {.tokens = kMaxScatteredSlices * kRouteSlice / 8 + 1});
+  EXPECT_EQ(plan.route.kernel, RouteKernel::kScanScatter);
+  EXPECT_EQ(kRouteSlice % plan.route.slice_parts, 0);
 }
 
 // What one step leaves is what the next one finds, over batches of all sizes, formats, types and alignments.

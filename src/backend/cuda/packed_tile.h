@@ -48,8 +48,8 @@ NVFP4_MOE_HOST_DEVICE constexpr int scale_offset(int group, int half, int r) {
 
 // The 16-bit half that holds codes a0..a3, and the code at position i of it.
 NVFP4_MOE_HOST_DEVICE constexpr uint32_t pack_half(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
-  const auto place = [](uint32_t code, int shift) { return ((code & 8) << 12 | (code & 7) << 6) >> shift; };
-  return place(a0, 0) | place(a1, 3) | place(a2, 6) | (a3 & 12) << 8 | (a3 & 3) << 13;
+  const auto spread = [](uint32_t code, int shift) { return ((code & 8) << 12 | (code & 7) << 6) >> shift; };
+  return spread(a0, 0) | spread(a1, 3) | spread(a2, 6) | (a3 & 12) << 8 | (a3 & 3) << 13;
 }
 NVFP4_MOE_HOST_DEVICE constexpr uint32_t unpack_half(uint32_t half, int i) {
   if (i == 3) return (half >> 8 & 12) | (half >> 13 & 3);

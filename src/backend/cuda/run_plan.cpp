@@ -25,23 +25,23 @@ struct Question {
 
 // ---- route
 
-// How one CTA routes: by bits where the device has room for them; else as many warps as there are chunks and room for
+// How one CTA routes: by bits where the device has room for them; else as many warps as there are slices and room for
 // their counters.
 void plan_one_cta(const Question& q, RoutePlan& route) {
   const int64_t experts = q.range.count, assignments = q.assignments();
   const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.widest_first);
   if (bit_bytes <= kSharedBytesOfAll || bit_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
     route.segments = static_cast<int32_t>(ceil_div(assignments, kRouteSegment));
-    route.chunks = 1;  // one number of bad ids
-    route.threads = assignments <= 2 * kRouteFewThreads ? kRouteFewThreads : kRouteManyThreads;
+    route.slices = 1;  // one count of bad ids
+    route.threads = assignments <= 2 * kRouteSmallThreads ? kRouteSmallThreads : kRouteLargeThreads;
     route.shared_bytes = bit_bytes;
     return;
   }
   const int64_t fitting = kRouteCounterBytes / (experts * static_cast<int64_t>(sizeof(int32_t)));
   const int64_t useful = ceil_div(assignments, 32);
   const int64_t warps = std::max<int64_t>(1, std::min<int64_t>({kRouteMaxWarps, fitting, useful}));
-  route.chunk = ceil_div(ceil_div(assignments, warps), 32) * 32;
-  route.chunks = static_cast<int32_t>(route.chunk == 0 ? 0 : ceil_div(assignments, route.chunk));
+  route.slice = ceil_div(ceil_div(assignments, warps), 32) * 32;
+  route.slices = static_cast<int32_t>(route.slice == 0 ? 0 : ceil_div(assignments, route.slice));
   route.threads = static_cast<int>(warps * 32);
   route.shared_bytes = warps * experts * static_cast<int64_t>(sizeof(int32_t));
   if (route.widest_first) route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
@@ -58,19 +58,19 @@ RoutePlan plan_route(const Question& q, const GemmConfig& gemm) {
     plan_one_cta(q, route);
     return route;
   }
-  route.chunk = kRouteChunk;
-  route.chunks = static_cast<int32_t>(ceil_div(q.assignments(), kRouteChunk));
-  route.threads = kRouteChunk;
-  route.shared_bytes = place_bits_bytes(experts);
-  if (route.chunks <= kMaxPlacedChunks && route.shared_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
-    route.kernel = RouteKernel::kPlaceByBits;
+  route.slice = kRouteSlice;
+  route.slices = static_cast<int32_t>(ceil_div(q.assignments(), kRouteSlice));
+  route.threads = kRouteSlice;
+  route.shared_bytes = scatter_bits_bytes(experts);
+  if (route.slices <= kMaxScatteredSlices && route.shared_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
+    route.kernel = RouteKernel::kScatterByBits;
     return route;
   }
-  route.kernel = RouteKernel::kScanPlace;
+  route.kernel = RouteKernel::kScanScatter;
   const int64_t counter_bytes = experts * static_cast<int64_t>(sizeof(int32_t));
-  route.chunk_parts = 8;  // a power of two, so that it divides a chunk
-  while (route.chunk_parts > 1 && route.chunk_parts * counter_bytes > kRouteCounterBytes) route.chunk_parts /= 2;
-  route.shared_bytes = route.chunk_parts * counter_bytes;
+  route.slice_parts = 8;  // a power of two, so that it divides a slice
+  while (route.slice_parts > 1 && route.slice_parts * counter_bytes > kRouteCounterBytes) route.slice_parts /= 2;
+  route.shared_bytes = route.slice_parts * counter_bytes;
   return route;
 }
 
@@ -178,20 +178,20 @@ PartPlan plan_shared(const Question& q) {
 CombinePlan plan_combine(const Question& q, const RunPlan& run) {
   const int64_t tokens = q.tokens();
   CombinePlan combine;
-  const bool few = tokens <= kFewTokens;
-  combine.channels = few ? kFewChannels : kManyChannels;
+  const bool small_batch = tokens <= kSmallCombineTokens;
+  combine.channels = small_batch ? kSmallCombineChannels : kLargeCombineChannels;
   combine.ctas_per_token =
-      tokens >= kManyTokens ? 1 : ceil_div(q.config->hidden_size, int64_t{kCombineThreads} * combine.channels);
+      tokens >= kLargeCombineTokens ? 1 : ceil_div(q.config->hidden_size, int64_t{kCombineThreads} * combine.channels);
   if (q.facts.single_steps || tokens == 0) return combine;
   combine.counts_hidden = run.fused_route_quantize;
   combine.counts_intermediate = !q.nvfp4();
-  combine.reads_flags = run.routed.gemm1.flags_nonfinite && !few;
+  combine.reads_flags = run.routed.gemm1.flags_nonfinite && !small_batch;
   int64_t rows = combine.counts_hidden ? 1 : 0;
   if (combine.counts_intermediate) {
     rows += combine.reads_flags ? ceil_div(q.assignments(), 32) : q.assignments();
     if (q.has_shared()) rows += tokens;
   }
-  combine.counting_ctas = ceil_div(rows, combine.ctas_per_token * (few ? 1 : kCombineThreads / 32));
+  combine.counting_ctas = ceil_div(rows, combine.ctas_per_token * (small_batch ? 1 : kCombineThreads / 32));
   return combine;
 }
 
@@ -236,8 +236,8 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
   const ExpertRange none{0, 0};
   RunPlan run;
   run.tokens = facts.tokens;
-  const Question line{gemms, x, none, device, facts};
-  run.hidden = plan_hidden(line, false, false);
+  const Question x_question{gemms, x, none, device, facts};
+  run.hidden = plan_hidden(x_question, false, false);
   const Question q{gemms, product, none, device, facts};
   const int index = gemms.shared(facts.tokens);
   run.shared.gemm2 = plan_gemm2(q, index, product->shared_intermediate_size);
@@ -252,8 +252,8 @@ namespace {
 const char* name_of(RouteKernel kernel) {
   switch (kernel) {
     case RouteKernel::kOneCta: return "one_cta";
-    case RouteKernel::kPlaceByBits: return "place_by_bits";
-    case RouteKernel::kScanPlace: return "scan_place";
+    case RouteKernel::kScatterByBits: return "scatter_by_bits";
+    case RouteKernel::kScanScatter: return "scan_scatter";
   }
   return "";
 }

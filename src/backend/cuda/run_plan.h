@@ -1,9 +1,9 @@
-// RunPlan: what one run on a GPU does, decided once, before anything is enqueued, from the layer, the batch's size, types
-// and alignment, and what is known of the device.
+// RunPlan: what one run on a GPU does, decided once, before anything is enqueued, from the layer, the batch's size,
+// types and alignment, and what is known of the device.
 //
 // It holds plain values and no pointers: it can be compared and printed, and making one takes no device and no memory.
 // Each step gets it and decides nothing that stands here: what one step leaves for another (rows already in expert
-// order, nonfinite rows already flagged, counters not yet added up) is a field that both read.
+// order, nonfinite rows already reported, counters not yet added up) is a field that both read.
 #pragma once
 
 #include <cstddef>
@@ -39,18 +39,18 @@ struct GemmTable {
 };
 
 enum class RouteKernel : uint8_t {
-  kOneCta,       // counts, scans and places by one CTA
-  kPlaceByBits,  // counts by chunks of assignments, then every CTA scans for itself and places its chunk
-  kScanPlace,    // counts by chunks, scans in one CTA, places: any number of chunks and experts
+  kOneCta,         // counts, scans and places by one CTA
+  kScatterByBits,  // counts by slices of assignments, then every CTA scans for itself and scatters its slice
+  kScanScatter,    // counts by slices, scans in one CTA, scatters: any number of slices and experts
 };
 struct RoutePlan {
   RouteKernel kernel = RouteKernel::kOneCta;
   int threads = 0;
   int64_t shared_bytes = 0;  // of the CTA that does the most
-  int32_t segments = 0;      // of 128 assignments, of the experts' bit masks; 0: one CTA sorts by chunks
-  int64_t chunk = 0;         // assignments of one chunk
-  int32_t chunks = 0;
-  int32_t chunk_parts = 0;  // warps that place a chunk, under kScanPlace
+  int32_t segments = 0;      // of 128 assignments, of the experts' bit masks; 0: one CTA sorts by slices
+  int64_t slice = 0;         // assignments of one slice
+  int32_t slices = 0;
+  int32_t slice_parts = 0;  // warps that scatter a slice, under kScanScatter
   int tile_n = 0;           // what the routed GEMMs want of their tiles
   bool even_tiles = false;
   bool widest_first = false;     // tiles are listed in the order of their rows, the most first
@@ -62,7 +62,7 @@ enum class QuantizeKernel : uint8_t {
   kNone,
   kRound,           // to bf16
   kAnyType,         // to NVFP4, a CTA a row, any dtype and rule
-  kVec8Cta,         // to NVFP4, bf16 under a power of two, eight elements a thread, a CTA a row
+  kVec8Cta,         // to NVFP4, bf16 under a power of two, by vec8, a CTA a row
   kVec8Warp,        // the same, a warp a row
   kCountNonfinite,  // the intermediate under bf16, which is multiplied as it is
 };
@@ -106,7 +106,7 @@ struct CombinePlan {
   int64_t counting_ctas = 0;         // times ctas_per_token: those that count what no step has counted
   bool counts_hidden = false;        // what quantize left beside the status
   bool counts_intermediate = false;  // nonfinite rows under bf16
-  bool reads_flags = false;          // of routed rows, which gemm1 has flagged; else it looks at the rows themselves
+  bool reads_flags = false;          // of routed rows, which gemm1 has reported; else it looks at the rows themselves
   bool operator==(const CombinePlan&) const = default;
 };
 
@@ -138,14 +138,14 @@ struct RunPlan {
 
 namespace cuda {
 
-// forced_config: an index that the routed GEMMs take in the place of the table's choice; -1: none.
+// forced_config: an index that the routed GEMMs take instead of the table's; -1: none.
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
                       const DeviceFacts& device, const RunFacts& facts, int forced_config = -1);
 // Of a dense linear: hidden's quantization and the shared part's gemm2. x: the config of the layer that quantizes;
 // product: of the one that multiplies, whose shared expert is the matrix.
 RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeConfig& product,
                          const DeviceFacts& device, const RunFacts& facts);
-// A step a line, for people.
+// One line of text for each step.
 std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, const RunPlan& plan);
 
 }  // namespace cuda

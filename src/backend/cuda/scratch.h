@@ -1,5 +1,5 @@
-// What the CUDA backends keep beside the layer's arrays: the tensor cores' operands and
-// the work list that route builds on the device, since no one on the host knows how many rows an expert has.
+// What the CUDA backends keep beside the layer's arrays: the operands of the tensor cores, and the list of tiles, which
+// route builds on the device because the host does not know how many rows an expert has.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct RowTile {
   int32_t first_row;
   int32_t rows;
 };
-// What quantize counted in one line.
+// What quantize counts in one row of activations.
 struct RowCounts {
   uint64_t nonfinite, blocks, saturated, zeroed;
 };
@@ -30,9 +30,9 @@ struct Scratch {
   uint16_t* shared_operand = nullptr;  // (T, Is)
   RowTile* tiles = nullptr;            // (tile_bound)
   int32_t* tile_count = nullptr;       // (1)
-  int32_t* chunk_counts = nullptr;     // (chunks, E) rows of each expert before and in a chunk of choices
-  uint32_t* chunk_bad_ids = nullptr;   // (chunks)
-  RowCounts* token_counts = nullptr;   // (T) of batches that one block routes
+  int32_t* slice_counts = nullptr;     // (slices, E) rows of each expert: before the slice and in it
+  uint32_t* slice_bad_ids = nullptr;   // (slices)
+  RowCounts* token_counts = nullptr;   // (T) of a batch that one CTA routes
 
   Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena) {
     const int64_t rows = tokens * config->top_k;
@@ -43,12 +43,12 @@ struct Scratch {
     }
     tiles = arena.take<RowTile>("cuda.", "tiles", tile_bound(rows, range.count, kMinTileN));
     tile_count = arena.take<int32_t>("cuda.", "tile_count", 1);
-    const int64_t chunks = ceil_div(rows, kRouteChunk);
-    chunk_counts = arena.take<int32_t>("cuda.", "chunk_counts", chunks * range.count);
-    chunk_bad_ids = arena.take<uint32_t>("cuda.", "chunk_bad_ids", chunks);
+    const int64_t slices = ceil_div(rows, kRouteSlice);
+    slice_counts = arena.take<int32_t>("cuda.", "slice_counts", slices * range.count);
+    slice_bad_ids = arena.take<uint32_t>("cuda.", "slice_bad_ids", slices);
     token_counts = arena.take<RowCounts>("cuda.", "token_counts", std::min(tokens, kOneCtaAssignments));
   }
-  // Of a step: its arrays lie behind the layer's.
+  // The scratch of a step: its arrays lie behind the layer's.
   explicit Scratch(const StepContext& step) : Scratch(step, step.scratch) {}
 
  private:

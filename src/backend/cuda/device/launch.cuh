@@ -39,7 +39,7 @@ bool starts_early() {
   return (early.load() & bit) != 0;
 }
 
-// Enqueues a kernel that may start early; `name` is what a failure is told with. Every kernel of a run goes through here.
+// Enqueues a kernel that may start early; `name` names it in a failure. Every kernel of a run goes through here.
 template <auto kKernel, class... Args>
 Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, void* stream, const Args&... args) {
   cudaLaunchAttribute early{};

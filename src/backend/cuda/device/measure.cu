@@ -56,19 +56,19 @@ __device__ uint32_t operand(uint32_t seed) {
   return (seed & 0x807F807Fu) | 0x3F003F00u;
 }
 
-constexpr int kSums = 8;
+constexpr int kAccumulators = 8;
 constexpr int kRounds = 2048;
 __global__ void __launch_bounds__(kThreads) multiply_registers(float* out) {
   uint32_t a[2][4], b[4];
   for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = operand(threadIdx.x * 8 + i);
   for (int i = 0; i < 4; ++i) b[i] = operand(threadIdx.x * 4 + i + 77777);
-  float sums[kSums][4] = {};
+  float accumulators[kAccumulators][4] = {};
   for (int round = 0; round < kRounds; ++round) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) mma_bf16(sums[i], a[i % 2], b[i % 4], b[(i + 1) % 4]);
+    for (int i = 0; i < kAccumulators; ++i) mma_bf16(accumulators[i], a[i % 2], b[i % 4], b[(i + 1) % 4]);
   }
   float sum = 0;
-  for (const auto& four : sums)
+  for (const auto& four : accumulators)
     for (float value : four) sum += value;
   if (sum == 0.12345f) *out = sum;
 }
@@ -114,7 +114,7 @@ Result<std::vector<double>> time_graph(int device, const std::function<Status(vo
   return times;
 }
 
-Result<double> best_rate(int device, double units, const std::function<void(void* stream)>& launch) {
+Result<double> best_rate(int device, double work, const std::function<void(void* stream)>& launch) {
   constexpr int kLaunches = 8;
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
@@ -132,7 +132,7 @@ Result<double> best_rate(int device, double units, const std::function<void(void
     NVFP4_MOE_TRY(check(cudaEventSynchronize(end.event), "rate"));
     float ms = 0;
     NVFP4_MOE_TRY(check(cudaEventElapsedTime(&ms, begin.event, end.event), "event"));
-    if (i > 0) best = std::max(best, units / (double{ms} * 1e-3));
+    if (i > 0) best = std::max(best, work / (double{ms} * 1e-3));
   }
   return best;
 }
@@ -143,8 +143,8 @@ Result<double> read_rate(int device) {
   NVFP4_MOE_ASSIGN(const int count, multiprocessors(device));
   size_t free_bytes = 0, total_bytes = 0;
   NVFP4_MOE_TRY(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
-  constexpr size_t kPiece = size_t{kThreads} * kLoads * sizeof(uint4);
-  const size_t size_bytes = std::min<size_t>(size_t{4} << 30, free_bytes / 2) / kPiece * kPiece;
+  constexpr size_t kTurnBytes = size_t{kThreads} * kLoads * sizeof(uint4);
+  const size_t size_bytes = std::min<size_t>(size_t{4} << 30, free_bytes / 2) / kTurnBytes * kTurnBytes;
   NVFP4_MOE_ASSIGN(const Buffer buffer, allocate(size_bytes + 256, device, "a buffer beyond every cache"));
   NVFP4_MOE_TRY(check(cudaMemset(buffer.data(), 1, size_bytes + 256), "cudaMemset"));
   NVFP4_MOE_TRY(check(cudaDeviceSynchronize(), "cudaMemset"));
@@ -158,11 +158,10 @@ Result<double> read_rate(int device) {
 Result<double> product_rate(int device) {
   NVFP4_MOE_ASSIGN(const int count, multiprocessors(device));
   NVFP4_MOE_ASSIGN(const Buffer out, allocate(256, device, "a measure's output"));
-  const unsigned blocks = static_cast<unsigned>(count) * 4;
-  const double flop = 2.0 * 16 * 8 * 16 * kSums * kRounds * (kThreads / 32) * blocks;
+  const unsigned ctas = static_cast<unsigned>(count) * 4;
+  const double flop = 2.0 * 16 * 8 * 16 * kAccumulators * kRounds * (kThreads / 32) * ctas;
   return best_rate(device, flop, [&](void* stream) {
-    multiply_registers<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        reinterpret_cast<float*>(out.data()));
+    multiply_registers<<<ctas, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(reinterpret_cast<float*>(out.data()));
   });
 }
 

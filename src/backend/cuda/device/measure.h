@@ -13,7 +13,7 @@ Result<std::vector<double>> time_graph(int device, const std::function<Status(vo
 Result<double> read_rate(int device);
 Result<double> product_rate(int device);
 
-// Units of work per second: the best of a few launches, each of `units`, after one that is not timed.
-Result<double> best_rate(int device, double units, const std::function<void(void* stream)>& launch);
+// Work per second: the best of several launches, each of so much `work`, after one that is not timed.
+Result<double> best_rate(int device, double work, const std::function<void(void* stream)>& launch);
 
 }  // namespace nvfp4_moe::cuda

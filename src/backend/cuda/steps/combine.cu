@@ -1,10 +1,10 @@
 // combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
 //
-// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the choices that have a row; acc + row under
+// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a row; acc + row under
 // before_down. Then the shared expert's row, then one rounding to out's type. A token without any row gives zeros. The
 // order is fixed, so the bits are those of every other backend.
 //
-// Where the plan says so, some CTAs more of the same kernel count what no step has counted.
+// Where the plan says so, additional CTAs of the same kernel count what no step before has counted.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -32,13 +32,13 @@ struct CombineArgs {
   int64_t tokens, top_k, hidden;
 };
 
-// What the blocks beyond the tokens count.
+// What the CTAs beyond those of the tokens count.
 struct CountArgs {
   RunStatus* status;
   const RowCounts* token_counts;  // (T) of quantize, or null
   struct Intermediate {
     const uint16_t* bf16;      // (R, k), or null
-    const uint8_t* flags;      // (R) of rows with NaN or Inf, or null: they are looked for
+    const uint8_t* flags;      // (R) 1 where the row is nonfinite; null: the values are searched
     const int64_t* row_count;  // R
     int64_t k;
   } parts[2];
@@ -48,20 +48,21 @@ __device__ void add(uint64_t& counter, uint64_t value) {
   if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
 }
 
-// Not from L1, which may be older: this kernel has not waited yet.
+// Not from L1, which may hold older values: this kernel has not waited yet.
 __device__ RowCounts from_l2(const RowCounts* counts) {
   const auto* const halves = reinterpret_cast<const ulonglong2*>(counts);
   const ulonglong2 first = __ldcg(halves), second = __ldcg(halves + 1);
   return {first.x, first.y, second.x, second.y};
 }
 
-// A warp a row, or 32 flags of rows; with few tokens a block a row, so that a long one is read at once. One warp of all
-// sums quantize's counts. What route and quantize left is there before this kernel waits: see combine_tokens.
-template <bool kFew>
-__device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int64_t blocks) {
-  constexpr int kReaders = kFew ? kThreads : 32;  // of a row
+// A warp takes a row, or the flags of 32 rows; with a small number of tokens a CTA takes a row, so that a long one is
+// read at once. One warp of all adds up quantize's counts. What route and quantize left is there before this kernel
+// waits: see combine_tokens.
+template <bool kSmall>
+__device__ void count(const CountArgs& args, int64_t tokens, int64_t cta, int64_t ctas) {
+  constexpr int kReaders = kSmall ? kThreads : 32;  // of a row
   const int lane = static_cast<int>(threadIdx.x % 32), reader = static_cast<int>(threadIdx.x) % kReaders;
-  const int64_t warp = block * (kThreads / 32) + threadIdx.x / 32, warps = blocks * (kThreads / 32);
+  const int64_t warp = cta * (kThreads / 32) + threadIdx.x / 32, warps = ctas * (kThreads / 32);
   int64_t row_counts[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) row_counts[i] = args.parts[i].bf16 != nullptr ? __ldcg(args.parts[i].row_count) : 0;
@@ -83,12 +84,12 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int6
   for (int i = 0; i < 2; ++i) {
     const CountArgs::Intermediate& part = args.parts[i];
     const int64_t rows = row_counts[i];
-    if (!kFew && part.flags != nullptr) {
+    if (!kSmall && part.flags != nullptr) {
       for (int64_t first = warp * 32; first < rows; first += warps * 32)
         nonfinite += __popc(__ballot_sync(0xFFFFFFFFu, first + lane < rows && part.flags[first + lane] != 0));
       continue;
     }
-    for (int64_t row = kFew ? block : warp; row < rows; row += kFew ? blocks : warps) {
+    for (int64_t row = kSmall ? cta : warp; row < rows; row += kSmall ? ctas : warps) {
       bool bad = false;
 #pragma unroll 4
       for (int64_t i = reader * 8; i < part.k; i += kReaders * 8) {
@@ -96,7 +97,7 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t block, int6
         for (uint32_t two : {vec8.x, vec8.y, vec8.z, vec8.w})
           bad |= (two & 0x7F80u) == 0x7F80u || (two & 0x7F800000u) == 0x7F800000u;
       }
-      nonfinite += (kFew ? __syncthreads_or(bad) : __any_sync(0xFFFFFFFFu, bad)) != 0;
+      nonfinite += (kSmall ? __syncthreads_or(bad) : __any_sync(0xFFFFFFFFu, bad)) != 0;
     }
   }
   if (reader == 0) add(args.status->nonfinite_rows, nonfinite);
@@ -128,7 +129,8 @@ __device__ void store_channels(void* out, int64_t at, const float (&values)[kCha
   for (int i = 0; i < kBytes / static_cast<int>(sizeof(Vector)); ++i) to[i] = reinterpret_cast<const Vector*>(bytes)[i];
 }
 
-// A thread's channels of a row, as they are read: reads that nothing is computed from yet may all be on their way.
+// A thread's channels of a row, kept as they are read, so that all reads may be in flight before the first sum needs
+// one.
 template <DType kRow, int kChannels>
 struct Channels {
   static constexpr int kBytes = kChannels * (kRow == DType::kF32 ? 4 : 2);
@@ -144,7 +146,7 @@ struct Channels {
   __device__ float value(int channel) const { return load_element<kRow>(vectors, channel); }
 };
 
-// Some choices of a token: the row of each, or -1, and its weight.
+// Some assignments of a token: the row of each, or -1, and its weight.
 struct Assignments {
   int32_t rows[kAssignmentsAtOnce];
   float weights[kAssignmentsAtOnce];
@@ -160,13 +162,13 @@ struct Assignments {
   }
 };
 
-// A block a token and kThreads * kChannels channels at a time, every gridDim.y-th time.
+// A CTA takes a token and kThreads * kChannels channels at a time, of which it does every gridDim.y-th.
 template <DType kRow, DType kOut, int kChannels>
 __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts) {
   ptx::launch_dependents();
   if (blockIdx.x >= args.tokens) {
-    const int64_t block = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
-    count<kChannels == kFewChannels>(counts, args.tokens, block, (gridDim.x - args.tokens) * gridDim.y);
+    const int64_t cta = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
+    count<kChannels == kSmallCombineChannels>(counts, args.tokens, cta, (gridDim.x - args.tokens) * gridDim.y);
     return;
   }
   const int64_t token = blockIdx.x;
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
   };
   const auto hidden = static_cast<int32_t>(args.hidden);
   auto channel = static_cast<int32_t>((blockIdx.y * kThreads + threadIdx.x) * kChannels);
-  if constexpr (kChannels == kFewChannels) {
+  if constexpr (kChannels == kSmallCombineChannels) {
     if (channel < hidden) combine_channels(channel);
   } else {
 #pragma unroll 1
@@ -232,8 +234,8 @@ CountArgs count_args(const StepContext& step) {
   int index = 0;
   for (const PartBuffers* part : {&step.buffers.routed, &step.buffers.shared}) {
     if (part->experts == 0) continue;
-    const bool flagged = part == &step.buffers.routed && plan.reads_flags;
-    counts.parts[index++] = {part->intermediate.bf16, flagged ? part->intermediate.nonfinite : nullptr,
+    const bool reported = part == &step.buffers.routed && plan.reads_flags;
+    counts.parts[index++] = {part->intermediate.bf16, reported ? part->intermediate.nonfinite : nullptr,
                              part->row_offsets + part->experts, part->intermediate_size};
   }
   return counts;
@@ -259,9 +261,9 @@ Status combine(const StepContext& step) {
   const CountArgs counts = count_args(step);
   const dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
   const auto launch = [&](auto row) {
-    if (plan.channels == kFewChannels)
-      return launch_rows<row.value, kFewChannels>(args, counts, batch.out_dtype, grid, step.stream);
-    return launch_rows<row.value, kManyChannels>(args, counts, batch.out_dtype, grid, step.stream);
+    if (plan.channels == kSmallCombineChannels)
+      return launch_rows<row.value, kSmallCombineChannels>(args, counts, batch.out_dtype, grid, step.stream);
+    return launch_rows<row.value, kLargeCombineChannels>(args, counts, batch.out_dtype, grid, step.stream);
   };
   if (config->row_format == RowFormat::kBf16) return launch(std::integral_constant<DType, DType::kBf16>{});
   return launch(std::integral_constant<DType, DType::kF32>{});

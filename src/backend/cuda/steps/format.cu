@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr uint32_t kNanBits = 0x7FC00000u;
 
-unsigned blocks_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
+unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
 
 __device__ uint32_t amax_of(const float (&x)[kBlock]) {
   uint32_t amax = 0;
@@ -24,13 +24,13 @@ __device__ uint32_t amax_of(const float (&x)[kBlock]) {
   return amax;
 }
 
-// codes: 16 of 4 bits, the first in the lowest.
+// codes: 16 of 4 bits each, the first in the lowest bits.
 __device__ void store_block(uint8_t* codes, uint8_t* block_scales, int64_t block, uint64_t packed, uint32_t byte) {
   block_scales[block] = static_cast<uint8_t>(byte);
   reinterpret_cast<uint64_t*>(codes)[block] = packed;
 }
 
-// The largest magnitude of a row as bits; the whole block of kRowThreads. at(i): 16 elements from element i on.
+// The largest magnitude of a row as bits, by a whole CTA of kRowThreads. at(i, x): 16 elements from element i on.
 template <class At>
 __device__ uint32_t block_magnitude(int64_t count, const At& at) {
   __shared__ uint32_t warps[kRowWarps];
@@ -52,20 +52,21 @@ __device__ void quantize_activations(const float (&x)[kBlock], const Rule& rule,
                                      int64_t block) {
   const uint32_t byte = e4m3_from_float(rule.scale_of(__uint_as_float(amax_of(x))));
   const float v = e4m3_to_float(byte), factor = rule.factor(v);
-  const E2m1Boundaries boundaries(rule.unit(v));
+  const E2m1Boundaries boundaries(rule.boundary_scale(v));
   uint64_t packed = 0;
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) packed |= uint64_t{byte == 0 ? 0 : boundaries.code(x[i] * factor)} << 4 * i;
   store_block(codes, block_scales, block, packed, byte);
 }
 
-// One row of activations: its codes and block scales, all 0 where it is not finite, which is returned.
+// One row of activations: its codes and block scales, which are all 0 where the row is nonfinite. Returns whether it
+// is.
 template <class At>
-__device__ bool quantize_row_of(int64_t count, const At& at, RowScale policy, float scale, float* used, uint8_t* codes,
-                                uint8_t* block_scales) {
+__device__ bool quantize_row_of(int64_t count, const At& at, RowScalePolicy policy, float scale, float* used,
+                                uint8_t* codes, uint8_t* block_scales) {
   const uint32_t amax = block_magnitude(count, at);
   const bool finite = amax < kInfBits;
-  if (policy == RowScale::kDynamic) scale = power_of_two(dynamic_exponent(amax));
+  if (policy == RowScalePolicy::kDynamic) scale = power_of_two(dynamic_exponent(amax));
   *used = scale;
   for (int64_t block = threadIdx.x; block < count / kBlock; block += kRowThreads) {
     if (!finite) {
@@ -74,7 +75,7 @@ __device__ bool quantize_row_of(int64_t count, const At& at, RowScale policy, fl
     }
     float x[kBlock];
     at(block * kBlock, x);
-    if (policy == RowScale::kCompat)
+    if (policy == RowScalePolicy::kCompat)
       quantize_activations(x, CompatRule{1.0f / scale}, codes, block_scales, block);
     else
       quantize_activations(x, PowerOfTwoRule{1.0f / scale}, codes, block_scales, block);
@@ -83,17 +84,17 @@ __device__ bool quantize_row_of(int64_t count, const At& at, RowScale policy, fl
 }
 
 template <DType kType>
-__global__ void __launch_bounds__(kRowThreads) format_quantize_rows(DeviceQuantize call, RowScale policy) {
+__global__ void __launch_bounds__(kRowThreads) format_quantize_rows(DeviceQuantize call, RowScalePolicy policy) {
   const int64_t row = blockIdx.x;
   const auto at = [&](int64_t i, float(&x)[kBlock]) { load_elements<kType>(call.x, row * call.cols + i, x); };
   float used;
   const bool finite = quantize_row_of(call.cols, at, policy, call.tensor_scale, &used,
                                       call.codes + row * (call.cols / 2), call.block_scales + row * (call.cols / 16));
   if (threadIdx.x != 0) return;
-  if (policy == RowScale::kDynamic)
+  if (policy == RowScalePolicy::kDynamic)
     call.scales[row] = finite ? used : __uint_as_float(kNanBits);
   else if (!finite)
-    *call.scales = __uint_as_float(kNanBits);  // set before; all that write here write this
+    *call.scales = __uint_as_float(kNanBits);  // it holds a number before; every CTA that writes here writes this
 }
 
 __global__ void format_set_scale(float* scale, float value) { *scale = value; }
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) format_amax(const void* x, int64_t b
   if (threadIdx.x % 32 == 0) atomicMax(amax, magnitude);
 }
 
-// In place: the largest magnitude's bits to the tensor scale.
+// In place: the bits of the largest magnitude become the tensor scale.
 __global__ void format_tensor_scale(float* scale, float given) {
   const uint32_t amax = __float_as_uint(*scale);
   if (amax >= kInfBits) {
@@ -139,24 +140,26 @@ struct WeightBlock {
 
   __device__ uint64_t codes(uint32_t byte) const {
     if (byte == 0) return 0;
-    const double unit = double{e4m3_to_float(byte)} * tensor_scale;  // exact, and so are the boundaries below
+    const double full_scale = double{e4m3_to_float(byte)} * tensor_scale;  // exact, and so are the boundaries below
     uint64_t packed = 0;
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
       const double a = fabs(double{x[i]});
-      const uint32_t magnitude = (a > 0.25 * unit) + (a >= 0.75 * unit) + (a > 1.25 * unit) + (a >= 1.75 * unit) +
-                                 (a > 2.5 * unit) + (a >= 3.5 * unit) + (a > 5.0 * unit);
+      const uint32_t magnitude = (a > 0.25 * full_scale) + (a >= 0.75 * full_scale) + (a > 1.25 * full_scale) +
+                                 (a >= 1.75 * full_scale) + (a > 2.5 * full_scale) + (a >= 3.5 * full_scale) +
+                                 (a > 5.0 * full_scale);
       packed |= uint64_t{magnitude | (__float_as_uint(x[i]) >> 28 & 8u)} << 4 * i;
     }
     return packed;
   }
   __device__ double squared_error(uint32_t byte) const {
-    const double unit = double{e4m3_to_float(byte)} * tensor_scale;
+    const double full_scale = double{e4m3_to_float(byte)} * tensor_scale;
     const uint64_t packed = codes(byte);
     double sum = 0;
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
-      const double error = double{x[i]} - double{e2m1_to_float(static_cast<uint32_t>(packed >> 4 * i) & 15)} * unit;
+      const double error =
+          double{x[i]} - double{e2m1_to_float(static_cast<uint32_t>(packed >> 4 * i) & 15)} * full_scale;
       sum += error * error;
     }
     return sum;
@@ -184,7 +187,7 @@ struct WeightBlock {
   }
 };
 
-// A thread a block of 16; *scales is the tensor scale.
+// A thread takes a block of 16; *scales is the tensor scale.
 template <DType kType>
 __global__ void __launch_bounds__(kThreads) format_quantize_weights(DeviceQuantize call) {
   const int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -201,7 +204,7 @@ __global__ void __launch_bounds__(kThreads) format_quantize_weights(DeviceQuanti
   store_block(call.codes, call.block_scales, block, weights.codes(byte), byte);
 }
 
-// ---- the way back
+// ---- dequantize
 
 // x as a float from which one more rounding, to bf16 or fp16, is the one rounding of x.
 __device__ float round_to_odd(double x) {
@@ -218,14 +221,14 @@ __global__ void __launch_bounds__(kThreads) format_dequantize(DeviceDequantize c
   const float scale = call.scales == nullptr ? call.tensor_scale
                       : call.scale_of_row    ? call.scales[block / blocks_of_row]
                                              : *call.scales;
-  const double unit = double{e4m3_to_float(byte)} * double{scale};
+  const double full_scale = double{e4m3_to_float(byte)} * double{scale};
   const bool valid = byte < 0x7F && !isnan(scale);
   uint8_t codes[kBlock / 2];
 #pragma unroll
   for (int i = 0; i < kBlock / 2; ++i) codes[i] = call.codes[block * (kBlock / 2) + i];
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    const double value = double{e2m1_to_float(codes[i / 2] >> i % 2 * 4 & 15u)} * unit;  // exact in double
+    const double value = double{e2m1_to_float(codes[i / 2] >> i % 2 * 4 & 15u)} * full_scale;  // exact in double
     const int64_t at = block * kBlock + i;
     if constexpr (kType == DType::kF32)
       static_cast<float*>(call.out)[at] = valid ? static_cast<float>(value) : __uint_as_float(kNanBits);
@@ -258,7 +261,7 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
     }
   };
   float used;
-  const RowScale policy = call.power_of_two == 0.0f ? RowScale::kDynamic : RowScale::kPowerOfTwo;
+  const RowScalePolicy policy = call.power_of_two == 0.0f ? RowScalePolicy::kDynamic : RowScalePolicy::kPowerOfTwo;
   const bool finite = quantize_row_of(inner, h_at, policy, call.power_of_two, &used, call.out.codes + row * (inner / 2),
                                       call.out.block_scales + row * (inner / kBlock));
   if (threadIdx.x == 0) call.out.row_scales[row] = finite ? used : __uint_as_float(kNanBits);
@@ -266,7 +269,7 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
 
 // ---- the 128x4 layout
 
-// A thread four bytes of a padded row.
+// A thread takes four bytes of a padded row.
 __global__ void __launch_bounds__(kThreads)
     format_swizzle(const uint8_t* linear, int64_t matrices, int64_t rows, int64_t cols, uint8_t* swizzled) {
   const int64_t padded_rows = (rows + 127) / 128 * 128, quads = (cols + 3) / 4;
@@ -298,11 +301,11 @@ void with_dtype(DType dtype, const Body& body) {
   body(std::integral_constant<DType, DType::kBf16>{});
 }
 
-Status check_blocks(const char* what, int64_t blocks) {
-  constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of a grid
-  if (blocks <= kMost) return {};
-  return invalid_argument(std::string(what) + ": expected at most " + std::to_string(kMost) +
-                          " blocks of threads, got " + std::to_string(blocks));
+Status check_ctas(const char* what, int64_t ctas) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // CTAs of a grid along x
+  if (ctas <= kMost) return {};
+  return invalid_argument(std::string(what) + ": expected at most " + std::to_string(kMost) + " CTAs, got " +
+                          std::to_string(ctas));
 }
 
 Status check_codes(const uint8_t* codes) {
@@ -316,24 +319,24 @@ Status quantize(int device, const DeviceQuantize& call, void* queue) {
   NVFP4_MOE_TRY(check_codes(call.codes));
   auto* const stream = static_cast<cudaStream_t>(queue);
   const int64_t blocks = call.rows * (call.cols / kBlock);
-  NVFP4_MOE_TRY(check_blocks("quantize", std::max(call.rows, ceil_div(blocks, kThreads))));
+  NVFP4_MOE_TRY(check_ctas("quantize", std::max(call.rows, ceil_div(blocks, kThreads))));
   const bool weights = call.how == DeviceQuantizer::kWeights || call.how == DeviceQuantizer::kWeightsMse;
   if (weights) {
     NVFP4_MOE_TRY(check(cudaMemsetAsync(call.scales, 0, sizeof(float), stream), "quantize"));
     with_dtype(call.dtype, [&](auto dtype) {
-      constexpr unsigned kMostBlocks = 4096;
+      constexpr unsigned kMostCtas = 4096;
       if (blocks > 0)
-        format_amax<dtype.value><<<std::min(blocks_of(blocks), kMostBlocks), kThreads, 0, stream>>>(
+        format_amax<dtype.value><<<std::min(ctas_of(blocks), kMostCtas), kThreads, 0, stream>>>(
             call.x, blocks, reinterpret_cast<uint32_t*>(call.scales));
       format_tensor_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
-      if (blocks > 0) format_quantize_weights<dtype.value><<<blocks_of(blocks), kThreads, 0, stream>>>(call);
+      if (blocks > 0) format_quantize_weights<dtype.value><<<ctas_of(blocks), kThreads, 0, stream>>>(call);
     });
     return check_launch("quantize");
   }
-  const RowScale policy = call.how == DeviceQuantizer::kDynamicToken ? RowScale::kDynamic
-                          : call.how == DeviceQuantizer::kCompat     ? RowScale::kCompat
-                                                                     : RowScale::kPowerOfTwo;
-  if (policy != RowScale::kDynamic) format_set_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
+  const RowScalePolicy policy = call.how == DeviceQuantizer::kDynamicToken ? RowScalePolicy::kDynamic
+                                : call.how == DeviceQuantizer::kCompat     ? RowScalePolicy::kCompat
+                                                                           : RowScalePolicy::kPowerOfTwo;
+  if (policy != RowScalePolicy::kDynamic) format_set_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
   if (call.rows > 0)
     with_dtype(call.dtype, [&](auto dtype) {
       format_quantize_rows<dtype.value><<<static_cast<unsigned>(call.rows), kRowThreads, 0, stream>>>(call, policy);
@@ -346,9 +349,9 @@ Status dequantize(int device, const DeviceDequantize& call, void* stream) {
   NVFP4_MOE_TRY(guard.status());
   const int64_t blocks = call.rows * (call.cols / kBlock);
   if (blocks == 0) return {};
-  NVFP4_MOE_TRY(check_blocks("dequantize", ceil_div(blocks, kThreads)));
+  NVFP4_MOE_TRY(check_ctas("dequantize", ceil_div(blocks, kThreads)));
   with_dtype(call.out_dtype, [&](auto dtype) {
-    format_dequantize<dtype.value><<<blocks_of(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
+    format_dequantize<dtype.value><<<ctas_of(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
   });
   return check_launch("dequantize");
 }
@@ -358,7 +361,7 @@ Status swiglu_quantize(int device, const DeviceSwigluQuantize& call, void* strea
   NVFP4_MOE_TRY(guard.status());
   NVFP4_MOE_TRY(check_codes(call.out.codes));
   if (call.input.rows == 0) return {};
-  NVFP4_MOE_TRY(check_blocks("swiglu_quantize", call.input.rows));
+  NVFP4_MOE_TRY(check_ctas("swiglu_quantize", call.input.rows));
   with_dtype(call.input.dtype, [&](auto dtype) {
     format_swiglu_quantize<dtype.value>
         <<<static_cast<unsigned>(call.input.rows), kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
@@ -372,9 +375,9 @@ Status swizzle(int device, const uint8_t* linear, int64_t matrices, int64_t rows
   NVFP4_MOE_TRY(guard.status());
   const int64_t threads = matrices * round_up(rows, 128) * ceil_div(scale_cols, 4);
   if (threads == 0) return {};
-  NVFP4_MOE_TRY(check_blocks("swizzle", ceil_div(threads, kThreads)));
-  format_swizzle<<<blocks_of(threads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(linear, matrices, rows,
-                                                                                         scale_cols, swizzled);
+  NVFP4_MOE_TRY(check_ctas("swizzle", ceil_div(threads, kThreads)));
+  format_swizzle<<<ctas_of(threads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(linear, matrices, rows,
+                                                                                       scale_cols, swizzled);
   return check_launch("swizzle");
 }
 
@@ -384,9 +387,9 @@ Status unswizzle(int device, const uint8_t* swizzled, int64_t matrices, int64_t 
   NVFP4_MOE_TRY(guard.status());
   const int64_t threads = matrices * rows * scale_cols;
   if (threads == 0) return {};
-  NVFP4_MOE_TRY(check_blocks("unswizzle", ceil_div(threads, kThreads)));
-  format_unswizzle<<<blocks_of(threads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(swizzled, matrices, rows,
-                                                                                           scale_cols, linear);
+  NVFP4_MOE_TRY(check_ctas("unswizzle", ceil_div(threads, kThreads)));
+  format_unswizzle<<<ctas_of(threads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(swizzled, matrices, rows,
+                                                                                         scale_cols, linear);
   return check_launch("unswizzle");
 }
 

@@ -22,7 +22,7 @@ __device__ inline uint16_t bf16_from_float(float x) { return __bfloat16_as_ushor
 __device__ inline uint32_t e4m3_from_float(float x) {
   const uint32_t bits = __float_as_uint(x);
   if (bits >= 0x43E00000u) return 0x7E;  // 448 and above
-  // Below 2^-6 an addition rounds to units of 2^-9; 8 units are byte 0x08, the least normal one.
+  // Below 2^-6 an addition rounds to multiples of 2^-9; 8 of them are byte 0x08, the least normal one.
   if (bits < 0x3C800000u) return __float_as_uint(x * 0x1p9f + 0x1p23f) - 0x4B000000u;
   return ((bits + 0x7FFFFu + ((bits >> 20) & 1u)) >> 20) - ((127u - 7u) << 3);
 }
@@ -31,12 +31,12 @@ __device__ inline float e4m3_to_float(uint32_t byte) {
   return __uint_as_float((byte + ((127u - 7u) << 3)) << 20);
 }
 
-// Where one e2m1 value begins and the next ends, in units of `unit`: a number with 4 significant bits, so all are
-// exact. Ties go to the even code.
+// Where one e2m1 value ends and the next begins, times `scale`: numbers of 4 significant bits, so that all are exact.
+// Ties go to the even code.
 struct E2m1Boundaries {
   float at[7];
-  __device__ explicit E2m1Boundaries(float unit)
-      : at{0.25f * unit, 0.75f * unit, 1.25f * unit, 1.75f * unit, 2.5f * unit, 3.5f * unit, 5.0f * unit} {}
+  __device__ explicit E2m1Boundaries(float scale)
+      : at{0.25f * scale, 0.75f * scale, 1.25f * scale, 1.75f * scale, 2.5f * scale, 3.5f * scale, 5.0f * scale} {}
   // Saturates at 6; keeps the sign of zero.
   __device__ uint32_t code(float x) const {
     const float a = fabsf(x);
@@ -85,7 +85,7 @@ __device__ inline void load_aligned(const void* data, int64_t first, float (&x)[
     }
   }
 }
-// The same of an array of which only its elements are aligned.
+// The same of an array of which only the elements are aligned.
 template <DType kType, int kCount>
 __device__ inline void load_elements(const void* data, int64_t first, float (&x)[kCount]) {
   if (reinterpret_cast<uintptr_t>(data) % 16 == 0) return load_aligned<kType>(data, first, x);

@@ -6,8 +6,8 @@
 //
 // The layer is one of bf16 activations either way: the operand is bf16 already, and a row's scale, NaN where the row is
 // nonfinite, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many features as a layer
-// may have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some tokens at a time, and
-// a last kernel rounds them.
+// may have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some tokens at a time,
+// and a last kernel rounds them.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -105,16 +105,16 @@ __global__ void __launch_bounds__(kThreads)
 
 Status store(const LinearBatch& batch, int64_t first, int64_t count, int64_t channels, int64_t rows,
              const float* staged, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(count * rows, kThreads));
+  const auto ctas = static_cast<unsigned>(ceil_div(count * rows, kThreads));
   auto* const out = static_cast<std::byte*>(batch.out) + first * rows * (bits(batch.out_dtype) / 8);
   switch (batch.out_dtype) {
     case DType::kF32:
-      linear_store<DType::kF32><<<blocks, kThreads, 0, stream>>>(staged, count, channels, rows, out);
+      linear_store<DType::kF32><<<ctas, kThreads, 0, stream>>>(staged, count, channels, rows, out);
       break;
     case DType::kF16:
-      linear_store<DType::kF16><<<blocks, kThreads, 0, stream>>>(staged, count, channels, rows, out);
+      linear_store<DType::kF16><<<ctas, kThreads, 0, stream>>>(staged, count, channels, rows, out);
       break;
-    default: linear_store<DType::kBf16><<<blocks, kThreads, 0, stream>>>(staged, count, channels, rows, out);
+    default: linear_store<DType::kBf16><<<ctas, kThreads, 0, stream>>>(staged, count, channels, rows, out);
   }
   return check_launch("linear_store");
 }

@@ -1,5 +1,5 @@
-// route and quantize as one kernel: block 0 routes, one block more for each token. A token's block sees for itself
-// whether the token has a row, and leaves what it counts beside the status, which block 0 clears meanwhile.
+// route and quantize as one kernel: CTA 0 routes, and there is one more CTA for each token. A token's CTA finds out by
+// itself whether the token has a row, and leaves its counts beside the status, which CTA 0 clears meanwhile.
 #include <algorithm>
 #include <type_traits>
 
@@ -12,12 +12,12 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-// What becomes of a line.
+// What is done with a token's activations.
 enum class RowWork { kRound, kQuantize, kQuantizeVec8 };
 
-// Blocks of (threads of a line) x (as many of these as route wants); a line has the first of them.
+// CTAs of (threads that a row takes) x (as many of these as route wants); a row is done by the first of them.
 template <DType kType, RowWork kWork>
-__global__ void __launch_bounds__(kRouteManyThreads, 1)
+__global__ void __launch_bounds__(kRouteLargeThreads, 1)
     route_and_quantize_kernel(RouteArgs route, RowArgs rows, RowCounts* token_counts) {
   extern __shared__ uint4 route_shared[];
   ptx::grid_dependency_wait();
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kRouteManyThreads, 1)
   else if (has_row)
     quantize_vec8_row(rows, token, load_vec8(rows, token, threadIdx.x));
   else
-    expect_row(rows, token, false, ThreadGroup::block());
+    expect_row(rows, token, false, ThreadGroup::cta());
 }
 
 template <DType kType>
@@ -69,7 +69,8 @@ Status launch_prepare(const StepContext& step, const RouteArgs& route, const Row
 }  // namespace
 
 Status route_and_quantize(const StepContext& step, int32_t* cleared) {
-  static_assert(kRouteFewThreads <= kRowThreads && kAssignmentsPerThread * kRouteManyThreads / 2 >= kOneCtaAssignments);
+  static_assert(kRouteSmallThreads <= kRowThreads &&
+                kAssignmentsPerThread * kRouteLargeThreads / 2 >= kOneCtaAssignments);
   const RouteArgs route = route_args(step, cleared);
   const RowArgs rows = hidden_args(step);
   RowCounts* const counts = Scratch(step).token_counts;

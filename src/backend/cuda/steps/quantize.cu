@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(kVec8Threads) quantize_vec8_cta(RowArgs args) 
   if (wanted(args, blockIdx.x))
     quantize_vec8_row(args, blockIdx.x, load_vec8(args, blockIdx.x, threadIdx.x));
   else
-    expect_row(args, blockIdx.x, false, ThreadGroup::block());
+    expect_row(args, blockIdx.x, false, ThreadGroup::cta());
 }
-// The same, a warp a token.
+// The same by a warp for each token.
 __global__ void __launch_bounds__(kWarpRowThreads, 4) quantize_vec8_warp(RowArgs args, int64_t tokens) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4) quantize_vec8_warp(RowArgs
   else
     expect_row(args, token, false, group);
 }
-// Of rows, which may be far fewer than the bound: a block takes every gridDim.x-th and reads one ahead.
+// For rows, of which there may be far fewer than the bound: a CTA takes every gridDim.x-th one and reads one ahead.
 __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args) {
   ptx::launch_dependents();
   const int64_t rows = __ldcg(args.row_count);  // route has ended before gemm1 lets this kernel start
@@ -49,12 +49,12 @@ __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args
     const uint4 ahead = next < rows ? load_vec8(args, next, threadIdx.x) : first;
     quantize_vec8_row(args, row, first);
     if (next >= rows) return;
-    __syncthreads();  // the next row's magnitudes take the same place
+    __syncthreads();  // the next row's magnitudes go to the same shared array
     row = next;
     first = ahead;
   }
 }
-// The same, a warp each: the next row's first eight are on their way while it works on one.
+// The same by a warp for each row: the next row's first vec8 is on its way while the warp works on this one.
 __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowArgs args) {
   ptx::launch_dependents();
   const int64_t rows = __ldcg(args.row_count), warps = int64_t{gridDim.x} * (kWarpRowThreads / 32);
@@ -78,7 +78,8 @@ __global__ void __launch_bounds__(kRowThreads) round_rows(RowArgs args) {
   round_row<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 
-// The intermediate under bf16: multiplied as it is, so its flag stays 0.
+// The intermediate under bf16 is multiplied as it is, so that `nonfinite` stays 0: a NaN reaches the accumulators by
+// itself.
 __global__ void __launch_bounds__(kRowThreads) count_nonfinite_rows(RowArgs args) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kRowThreads) count_nonfinite_rows(RowArgs args
   if (!wanted(args, row)) return;
   if (threadIdx.x == 0) args.out.nonfinite[row] = 0;
   if (row_magnitude<DType::kBf16>(args, row * args.k) >= kInfBits)
-    count_once(args.counters.nonfinite, 1, ThreadGroup::block());
+    count_once(args.counters.nonfinite, 1, ThreadGroup::cta());
 }
 
 template <DType kType>
@@ -128,9 +129,9 @@ Status requantize(const StepContext& step, const PartBuffers& part) {
   RowArgs args{};
   args.x = part.intermediate.bf16;
   args.k = part.intermediate_size;
-  args.policy = config->intermediate_scale == IntermediateScale::kDynamicToken ? RowScale::kDynamic
-                : config->intermediate_scale == IntermediateScale::kCompat     ? RowScale::kCompat
-                                                                               : RowScale::kPowerOfTwo;
+  args.policy = config->intermediate_scale == IntermediateScale::kDynamicToken ? RowScalePolicy::kDynamic
+                : config->intermediate_scale == IntermediateScale::kCompat     ? RowScalePolicy::kCompat
+                                                                               : RowScalePolicy::kPowerOfTwo;
   args.rule = RowScaleRule(args.policy, resolve_activation_scales(config, step.weights.scales)->intermediate);
   args.out = part.intermediate;
   args.operand = shared ? scratch.shared_operand : scratch.routed_operand;

@@ -1,15 +1,15 @@
-// quantize and requantize: lines of activations to what the GEMMs multiply.
+// quantize and requantize: rows of activations to what the GEMMs multiply.
 //
-//   nvfp4   codes (lines, K/2), block scales (lines, K/16), line scale (lines), and the operand (lines, K): e2m1 * e4m3
-//   in
-//           bf16, exactly, which tensor cores without FP4 multiply
-//   bf16    hidden rounded once; of the intermediate, which is bf16 already, only its NaN and Inf are counted
+//   nvfp4   codes (rows, K/2), block scales (rows, K/16), row scales (rows), and the operand (rows, K): e2m1 * e4m3 in
+//           bf16, exactly, for tensor cores without FP4
+//   bf16    hidden rounded once; of the intermediate, which is bf16 already, only nonfinite rows are counted
 //
-// One block a line; lines of bf16 under a power of two are read once where the block has enough threads, and go by
-// eights (quantize_vec8.cuh). The formulas, in this order of fp32 operations, are docs/numerics.md section 3 and
-// docs/format.md; a line with NaN or Inf gets its flag, zero codes, scales and operands, and a NaN line scale. Only
-// tokens that have a row are read: another one's line stays as it was, flag 0. Counters are sums of integers: their
-// order does not show.
+// Rows are tokens in quantize, and rows in expert order in requantize. A CTA takes a row; a bf16 row whose scale is a
+// power of two goes by vec8 (quantize_vec8.cuh) and is read once where the CTA has enough threads for it. The formulas,
+// in this order of fp32 operations, are docs/numerics.md section 3 and docs/format.md. A nonfinite row gets flag 1,
+// codes, scales and operands of 0, and a NaN row scale. Only tokens that have a row in expert order are read: what
+// belongs to another one stays as it is, with flag 0. Counters are accumulators of integers, so that their order does
+// not show.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,9 +27,9 @@ namespace nvfp4_moe::cuda {
 inline constexpr int kRowWarps = kRowThreads / 32;
 inline constexpr int kBlock = 16;
 
-enum class RowScale : int { kDynamic, kPowerOfTwo, kCompat };
+enum class RowScalePolicy : int { kDynamic, kPowerOfTwo, kCompat };
 
-// Exponent of the smallest power of two s with amax <= 2688 s, 2688 = 1.3125 * 2^11; 0 for a line of zeros.
+// Exponent of the smallest power of two s with amax <= 2688 s, 2688 = 1.3125 * 2^11; 0 for a row of zeros.
 __device__ inline int dynamic_exponent(uint32_t amax) {
   if (amax == 0) return 0;
   const int exponent = static_cast<int>(amax >> 23) - 127 - 11 + ((amax & 0x7FFFFFu) > 0x280000u);
@@ -40,14 +40,14 @@ __device__ inline float power_of_two(int exponent) {  // -126 .. 127
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// The scale of a line and its inverse by the line's largest magnitude, as finite bits.
+// The scale of a row and its inverse, given the row's largest magnitude as the bits of a finite float.
 struct RowScaleRule {
   bool dynamic;
-  float scale, inverse;  // of every line, unless dynamic
+  float scale, inverse;  // of every row, unless dynamic
 
   RowScaleRule() = default;
-  RowScaleRule(RowScale policy, float scale_)
-      : dynamic(policy == RowScale::kDynamic), scale(scale_), inverse(1.0f / scale_) {}
+  RowScaleRule(RowScalePolicy policy, float scale_)
+      : dynamic(policy == RowScalePolicy::kDynamic), scale(scale_), inverse(1.0f / scale_) {}
   __device__ float scale_of(uint32_t amax) const { return dynamic ? power_of_two(dynamic_exponent(amax)) : scale; }
   __device__ float inverse_of(uint32_t amax) const { return dynamic ? power_of_two(-dynamic_exponent(amax)) : inverse; }
 };
@@ -60,16 +60,17 @@ struct Counters {
 };
 
 struct RowArgs {
-  const void* x;  // (lines, K)
+  const void* x;  // (rows, K)
   int64_t k;
-  RowScale policy;
+  RowScalePolicy policy;
   RowScaleRule rule;
   ActivationBuffers out;  // codes null: neither codes nor block scales are wanted
-  uint16_t* operand;      // (lines, K), or null
+  uint16_t* operand;      // (rows, K), or null
   Counters counters;
-  const int32_t* row_of_assignment;  // (T, top_k): lines are tokens, those without a row are left out; null: all lines
+  const int32_t*
+      row_of_assignment;  // (T, top_k): rows are tokens, some without a row in expert order; null: all have one
   int64_t top_k;
-  const int64_t* row_count;  // lines are rows, so many of them; null: as many as blocks
+  const int64_t* row_count;  // how many rows of x are there; null: as many as CTAs
 };
 
 __device__ inline void add(uint64_t* counter, unsigned value) {
@@ -85,10 +86,10 @@ __device__ inline bool wanted(const RowArgs& args, int64_t row) {
   return false;
 }
 
-// Who works on a line together: a block, or where lines are many a warp, which waits for no other.
+// Who works on a row together: a CTA, or, where there are many rows, a warp, which waits for no other one.
 struct ThreadGroup {
   int rank, size;
-  __device__ static ThreadGroup block() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
+  __device__ static ThreadGroup cta() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
   __device__ static ThreadGroup warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
 };
 
@@ -103,7 +104,7 @@ __device__ inline uint32_t cta_magnitude(uint32_t magnitude) {
   return magnitude;
 }
 
-// max |x| of the line as bits: finite < Inf < NaN. The whole block.
+// max |x| of the row as bits: finite < Inf < NaN. By the whole CTA.
 template <DType kType>
 __device__ uint32_t row_magnitude(const RowArgs& args, int64_t first) {
   uint32_t magnitude = 0;
@@ -116,12 +117,12 @@ __device__ uint32_t row_magnitude(const RowArgs& args, int64_t first) {
   return cta_magnitude(magnitude);
 }
 
-// A line by eights: those of a thread lie a team apart, and its first one stays in registers.
+// A row by vec8: those of one thread lie a group's size apart, and its first one stays in registers.
 __device__ inline uint4 load_vec8(const RowArgs& args, int64_t row, int64_t i) {
   if (i >= args.k / 8) return make_uint4(0, 0, 0, 0);
   return __ldcg(static_cast<const uint4*>(args.x) + row * (args.k / 8) + i);
 }
-// Of one thread, as fp32's bits.
+// The largest magnitude of one thread's elements, as fp32's bits.
 __device__ inline uint32_t vec8_magnitude(const RowArgs& args, int64_t row, const uint4& first, ThreadGroup group) {
   uint32_t magnitudes = larger_magnitudes(first);
 #pragma unroll 4
@@ -130,21 +131,21 @@ __device__ inline uint32_t vec8_magnitude(const RowArgs& args, int64_t row, cons
   return larger_half(magnitudes);
 }
 
-// Both rules: an element's scaled magnitude, and what the boundaries between e2m1's values are multiplied by to compare
-// it with. The formula of a power of two is e2m1(x * inverse / v); a boundary times v is exact, so comparing with it
-// decides as the rounded quotient does: the nearest floats to a boundary t v lie 2^-24 of it away or more, and their
-// quotients by v further from t than rounding reaches.
+// Both rules give an element's scaled magnitude, and what the boundaries between e2m1's values are multiplied by to be
+// compared with it. The formula of a power of two is e2m1(x * inverse / v); a boundary times v is exact, so that
+// comparing with it decides as the rounded quotient does: the nearest floats to a boundary t v lie 2^-24 of it away or
+// more, and their quotients by v are further from t than rounding reaches.
 struct PowerOfTwoRule {
   float inverse;
   __device__ float scale_of(float amax) const { return (amax * inverse) * (1.0f / 6.0f); }
   __device__ float factor(float) const { return inverse; }
-  __device__ float unit(float v) const { return v; }
+  __device__ float boundary_scale(float v) const { return v; }
 };
 struct CompatRule {
   float encode;  // 1 / input_scale
   __device__ float scale_of(float amax) const { return encode * (amax * (1.0f / 6.0f)); }
   __device__ float factor(float v) const { return 1.0f / (v * (1.0f / encode)); }
-  __device__ float unit(float) const { return 1.0f; }
+  __device__ float boundary_scale(float) const { return 1.0f; }
 };
 
 struct BlockCounts {
@@ -161,7 +162,7 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
   const uint32_t byte = e4m3_from_float(scale);
   const float v = e4m3_to_float(byte);
   const float factor = rule.factor(v);
-  const E2m1Boundaries boundaries(rule.unit(v));
+  const E2m1Boundaries boundaries(rule.boundary_scale(v));
   uint32_t codes[2] = {}, operand[kBlock / 2] = {};
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
@@ -193,7 +194,7 @@ __device__ void quantize_blocks(const RowArgs& args, int64_t row, const Rule& ru
   add(args.counters.zeroed, counts.zeroed);
 }
 
-// Where a line's operand goes, eight elements at a time.
+// Where the operand of a row goes, by vec8.
 struct OperandRow {
   uint4* vec8s;
   __device__ OperandRow(const RowArgs& args, int64_t row)
@@ -231,7 +232,7 @@ __device__ inline void count_once(uint64_t* counter, uint64_t value, ThreadGroup
   if (group.rank == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
 }
 
-// What a line's largest magnitude decides: its scale, or that it is flagged, which returns false.
+// What a row's largest magnitude decides: its scale, or that the row is nonfinite, for which it returns false.
 template <class Operand>
 __device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const Operand& operand, ThreadGroup group) {
   if (amax < kInfBits) {
@@ -254,29 +255,29 @@ __device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const
   return false;
 }
 
-// What is known of a line before it is read.
+// What can be written of a row before it is read.
 __device__ inline void expect_row(const RowArgs& args, int64_t row, bool has_row, ThreadGroup group) {
   if (group.rank == 0 && (has_row || args.row_count == nullptr)) args.out.nonfinite[row] = 0;
-  // Rows are counted at once, less those that turn out to be flagged: an atomic a row would wait in line.
+  // Blocks of all rows are counted at once, less those of nonfinite rows, since one atomic a row would be serialized.
   if (args.row_count != nullptr && row == 0)
     count_once(args.counters.blocks, static_cast<uint64_t>(*args.row_count * (args.k / kBlock)), group);
 }
 
-// A block's line, to NVFP4.
+// The row of a CTA, to NVFP4.
 template <DType kType>
 __device__ void quantize_row(const RowArgs& args, int64_t row, bool has_row) {
-  expect_row(args, row, has_row, ThreadGroup::block());
+  expect_row(args, row, has_row, ThreadGroup::cta());
   if (!has_row) return;
   const uint32_t amax = row_magnitude<kType>(args, row * args.k);
-  if (!begin_row(args, row, amax, OperandRow(args, row), ThreadGroup::block())) return;
-  if (args.policy == RowScale::kCompat)
+  if (!begin_row(args, row, amax, OperandRow(args, row), ThreadGroup::cta())) return;
+  if (args.policy == RowScalePolicy::kCompat)
     quantize_blocks<kType>(args, row, CompatRule{args.rule.inverse});
   else
     quantize_blocks<kType>(args, row, PowerOfTwoRule{args.rule.inverse_of(amax)});
 }
 template <class Operand>
-__device__ void finish_vec8_row(const RowArgs& args, int64_t row, uint32_t amax, const uint4& first,
-                                const Operand& operand, ThreadGroup group) {
+__device__ void quantize_scaled_vec8_row(const RowArgs& args, int64_t row, uint32_t amax, const uint4& first,
+                                         const Operand& operand, ThreadGroup group) {
   if (!begin_row(args, row, amax, operand, group)) return;
   const float inverse = args.rule.inverse_of(amax);
   if (args.out.codes != nullptr)
@@ -284,28 +285,28 @@ __device__ void finish_vec8_row(const RowArgs& args, int64_t row, uint32_t amax,
   else
     quantize_vec8s<false>(args, row, first, inverse, operand, group);
 }
-// The same by eights, of a line that has a row; first: the thread's first eight.
+// The same by vec8, for a row that is known to be wanted; first: the thread's first vec8.
 template <class Operand>
 __device__ void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4& first, const Operand& operand) {
-  const ThreadGroup group = ThreadGroup::block();
+  const ThreadGroup group = ThreadGroup::cta();
   expect_row(args, row, true, group);
   const uint32_t amax = cta_magnitude(vec8_magnitude(args, row, first, group));
-  finish_vec8_row(args, row, amax, first, operand, group);
+  quantize_scaled_vec8_row(args, row, amax, first, operand, group);
 }
 __device__ inline void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4& first) {
   quantize_vec8_row(args, row, first, OperandRow(args, row));
 }
-// The same of a warp.
+// The same by a warp.
 template <class Operand>
 __device__ void quantize_vec8_row_by_warp(const RowArgs& args, int64_t row, const uint4& first,
                                           const Operand& operand) {
   const ThreadGroup group = ThreadGroup::warp();
   expect_row(args, row, true, group);
   const uint32_t amax = __reduce_max_sync(0xFFFFFFFFu, vec8_magnitude(args, row, first, group));
-  finish_vec8_row(args, row, amax, first, operand, group);
+  quantize_scaled_vec8_row(args, row, amax, first, operand, group);
 }
 
-// A block's line of hidden in bf16 for the tensor cores, and its flag.
+// The row of a CTA, of hidden, rounded to bf16 for the tensor cores, and whether it is nonfinite.
 template <DType kType>
 __device__ void round_row(const RowArgs& args, int64_t row, bool has_row) {
   if (threadIdx.x == 0) args.out.nonfinite[row] = 0;
@@ -326,21 +327,20 @@ __device__ void round_row(const RowArgs& args, int64_t row, bool has_row) {
   }
   if (!__syncthreads_or(magnitude >= kInfBits)) return;
   if (threadIdx.x == 0) args.out.nonfinite[row] = 1;
-  count_once(args.counters.nonfinite, 1, ThreadGroup::block());
+  count_once(args.counters.nonfinite, 1, ThreadGroup::cta());
 }
 
-// Of quantize: hidden's lines, all of them, counted in the run's status.
+// The arguments of quantize: all tokens of hidden, counted in the run's status.
 inline RowArgs hidden_args(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   RunStatus& status = *step.buffers.status;
   RowArgs args{};
   args.x = step.batch.hidden;
   args.k = config->hidden_size;
-  args.policy = config->activation_scale == ActivationScale::kDynamicToken ? RowScale::kDynamic
-                : config->activation_scale == ActivationScale::kCompat     ? RowScale::kCompat
-                                                                           : RowScale::kPowerOfTwo;
-  args.rule = RowScaleRule(args.policy,
-                           resolve_activation_scales(config, step.weights.scales)->hidden);  // plan has seen it succeed
+  args.policy = config->activation_scale == ActivationScale::kDynamicToken ? RowScalePolicy::kDynamic
+                : config->activation_scale == ActivationScale::kCompat     ? RowScalePolicy::kCompat
+                                                                           : RowScalePolicy::kPowerOfTwo;
+  args.rule = RowScaleRule(args.policy, resolve_activation_scales(config, step.weights.scales)->hidden);
   args.out = step.buffers.hidden;
   args.operand = Scratch(step).hidden_operand;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};

@@ -1,8 +1,9 @@
-// Eight bf16 elements to NVFP4, where the line's scale s is a power of two.
+// Eight bf16 elements to NVFP4, where the row's scale s is a power of two.
 //
 // y = x / s is exact or far below every boundary. The quotient t of y and the block's e4m3 is rounded to e2m1 by adding
-// and taking off a number whose unit is e2m1's at t. t is right to the last bit where it lies on a boundary between two
-// values of e2m1, and elsewhere 2^-15 away from one or more, so that the codes are those of quantize_block.
+// and subtracting a number whose last place is e2m1's at t. t is right to the last bit where it lies on a boundary
+// between two values of e2m1, and elsewhere it is 2^-15 of a boundary away or more, so that the codes are those of
+// quantize_block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,9 +16,9 @@ namespace nvfp4_moe::cuda {
 
 // Half of a block of 16.
 struct Vec8 {
-  uint32_t codes;  // a nibble each
+  uint32_t codes;  // 4 bits each
   uint4 operand;   // e2m1 * e4m3 in bf16
-  // Of the whole block:
+  // Of the whole block of 16:
   uint32_t scale;  // the e4m3 byte
   bool saturated, zeroed;
 };
@@ -27,7 +28,7 @@ __device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
       __hmul2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
   return reinterpret_cast<const uint32_t&>(product);
 }
-// The magnitudes of eight elements, the larger ones of two each time.
+// The larger one of each two of eight magnitudes, as two halves.
 __device__ inline uint32_t larger_magnitudes(const uint4& x) {
   constexpr uint32_t kMagnitudes = 0x7FFF7FFFu;
   return __vmaxu2(__vmaxu2(x.x & kMagnitudes, x.y & kMagnitudes), __vmaxu2(x.z & kMagnitudes, x.w & kMagnitudes));
@@ -35,7 +36,7 @@ __device__ inline uint32_t larger_magnitudes(const uint4& x) {
 // The larger of two magnitudes in bf16, as fp32's bits.
 __device__ inline uint32_t larger_half(uint32_t pair) { return max(pair << 16, pair & 0xFFFF0000u); }
 
-// 1 / v within an ulp or so.
+// 1 / v within about an ulp.
 __device__ inline float near_inverse(float v) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
@@ -52,14 +53,14 @@ struct NearestE2m1 {
     const float near = fabsf(y) * inverse;
     const float t = fminf(fmaf(fmaf(-near, v, fabsf(y)), inverse, near), 6.0f);
     const uint32_t exponent = max(__float_as_uint(t) & 0x7F800000u, 0x3F800000u);
-    const uint32_t offset = exponent + 0x0B400000u;  // 1.5 2^22 as much: its unit is half of 2^exponent
+    const uint32_t offset = exponent + 0x0B400000u;  // 1.5 2^22 times as much: its ulp is half of 2^exponent
     const float sum = t + __uint_as_float(offset);
     value = sum - __uint_as_float(offset);
     code = __float_as_uint(sum) - offset + (exponent >> 22) - (127u << 1);
   }
 };
 
-// inverse = 1 / s. A whole warp: a block's other half is that of the lane beside.
+// inverse = 1 / s. A whole warp calls it: the other half of a block belongs to the neighbouring lane.
 __device__ inline Vec8 quantize_vec8(const uint4& x, float inverse) {
   uint32_t magnitudes = larger_magnitudes(x);
   magnitudes = __vmaxu2(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, 1));

@@ -1,16 +1,16 @@
 // route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work through.
 //
-// topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1), tiles; clears the run's status. A
-// stable counting sort:
+// topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1), tiles; clears the run's
+// status. A stable counting sort:
 //
-//   count   rows of each expert in every chunk of choices               chunk_counts (chunks, E)
-//   scan    row_offsets over the experts, tiles; the first row of an expert in a chunk
-//   place   a choice's row = that + the earlier choices of its expert in the chunk
+//   count     rows of each expert in every slice of the assignments        slice_counts (slices, E)
+//   scan      row_offsets over the experts, tiles; the first row of an expert in a slice
+//   scatter   an assignment's row = that + the earlier assignments of its expert in the slice
 //
-// Up to 32 choices one warp sorts by asking all lanes. Else the earlier choices are a count of bits: an expert's
-// choices are a mask in shared memory. Up to kRouteOneBlock choices are one block's; above, a block has a chunk of them
-// (route.cu). Where experts' masks do not fit, a warp each sorts a part with counters of its own, so that there is no
-// atomic on them and the order is that of the choices.
+// Up to 32 assignments are sorted by one warp, whose lanes ask each other. For more, the number of earlier assignments
+// is a count of bits: an expert's assignments are a mask in shared memory. Up to kOneCtaAssignments belong to one CTA;
+// above, each CTA has a slice of them (route.cu). Where the experts' masks do not fit, each warp sorts a part with
+// counters of its own, so that they need no atomics and the order is that of the assignments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,16 +26,16 @@
 
 namespace nvfp4_moe::cuda {
 
-// A thread's place in a block that routes, which route_and_quantize makes two-dimensional.
+// A thread's number in a CTA that routes, which route_and_quantize makes two-dimensional.
 __device__ inline int32_t thread_of_cta() { return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); }
 __device__ inline int32_t threads_of_cta() { return static_cast<int32_t>(blockDim.x * blockDim.y); }
 
 struct RouteArgs : AssignmentIds {
-  int64_t chunk;  // choices of one chunk
-  int32_t chunks;
-  int32_t segments;  // of 128 choices, of experts' masks, a bit a choice; 0: one block sorts by chunks
+  int64_t slice;  // assignments of one slice
+  int32_t slices;
+  int32_t segments;  // of 128 assignments, of experts' masks, a bit for each; 0: one CTA sorts by slices
   RunStatus* status;
-  int32_t* row_of_assignment;  // (choices)
+  int32_t* row_of_assignment;  // (assignments)
   int32_t* assignment_of_row;  // (R)
   int64_t* row_offsets;        // (E + 1)
   int tile_n;
@@ -44,16 +44,16 @@ struct RouteArgs : AssignmentIds {
   int32_t* tile_count;
   int64_t* shared_row_offsets;  // (2), or null
   int64_t tokens, top_k;
-  uint32_t* chunk_bad_ids;  // (chunks); unused by one block
+  uint32_t* slice_bad_ids;  // (slices); unused by one CTA
   int32_t* cleared;         // (cleared_count), or null
   int32_t cleared_count;
 };
 
-// body(choice, local expert, lanes of this group with the same expert), for a chunk's choices in order; one warp.
+// body(assignment, local expert, lanes of this group with the same expert), for a slice in order; by one warp.
 template <class Body>
-__device__ void for_each_group(const RouteArgs& args, int64_t chunk, const Body& body) {
+__device__ void for_each_group(const RouteArgs& args, int64_t slice, const Body& body) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t begin = chunk * args.chunk, end = min(begin + args.chunk, args.assignments);
+  const int64_t begin = slice * args.slice, end = min(begin + args.slice, args.assignments);
 #pragma unroll 1
   for (int64_t group = begin; group < end; group += 32) {
     uint32_t bad = 0;
@@ -63,24 +63,24 @@ __device__ void for_each_group(const RouteArgs& args, int64_t chunk, const Body&
   }
 }
 
-// counts (E): rows of each expert in the chunk. Returns its bad ids. One warp.
-__device__ inline unsigned count_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
+// counts (E): rows of each expert in the slice. Returns the number of its bad ids. By one warp.
+__device__ inline unsigned count_slice(const RouteArgs& args, int64_t slice, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll 1
   for (int64_t e = lane; e < args.count; e += 32) counts[e] = 0;
   __syncwarp();
   unsigned bad_ids = 0;
-  for_each_group(args, chunk, [&](int64_t, int expert, unsigned same, uint32_t bad, int64_t) {
+  for_each_group(args, slice, [&](int64_t, int expert, unsigned same, uint32_t bad, int64_t) {
     bad_ids += bad;
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] += __popc(same);
   });
   return __reduce_add_sync(kAllLanes, bad_ids);
 }
 
-// row_of_assignment and assignment_of_row of the chunk; counts (E) are the next row of each expert. One warp.
-__device__ inline void place_chunk(const RouteArgs& args, int64_t chunk, int32_t* counts) {
+// row_of_assignment and assignment_of_row of the slice; counts (E) are the next row of each expert. By one warp.
+__device__ inline void scatter_slice(const RouteArgs& args, int64_t slice, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for_each_group(args, chunk, [&](int64_t assignment, int expert, unsigned same, uint32_t, int64_t end) {
+  for_each_group(args, slice, [&](int64_t assignment, int expert, unsigned same, uint32_t, int64_t end) {
     const int32_t base = expert >= 0 ? counts[expert] : 0;
     __syncwarp();
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] = base + __popc(same);
@@ -95,7 +95,7 @@ struct Totals {
   int32_t rows = 0, tiles = 0;
 };
 
-// Exclusive sums over the block's threads; total is that of all. warp_sums: (32) shared.
+// Exclusive accumulators over the CTA's threads; total is that of all. warp_totals: (32) shared.
 __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& total) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = thread_of_cta() / 32, warps = threads_of_cta() / 32;
   Totals sum = own;
@@ -118,7 +118,7 @@ __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& 
   return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
 }
 
-// An expert's place in the list of tiles, and how many it has.
+// Where an expert stands in the list of tiles, and how many tiles it has.
 struct alignas(8) TileKey {
   uint32_t order;  // larger: earlier; rows of its tiles, then the expert
   int32_t tiles;
@@ -136,8 +136,9 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
   return tiles;
 }
 
-// row_offsets, tiles and the rest that is no choice's own. rows_of(e) once an expert, then start_at(e, its first row).
-// bad_ids (chunks). One block. keys: (E) shared, under widest_first. Returns the rows of all.
+// row_offsets, tiles and all that is of no single assignment. rows_of(e) is called once for each expert, and then
+// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first. Returns the number of all rows.
+// By one CTA.
 template <class RowsOf, class StartAt>
 __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
                         const StartAt& start_at) {
@@ -182,7 +183,7 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
   for (int32_t i = thread; i < args.cleared_count; i += threads) args.cleared[i] = 0;
   if (thread >= 32) return before.rows;
   uint32_t own_bad_ids = 0;
-  for (int32_t chunk = thread; chunk < args.chunks; chunk += 32) own_bad_ids += bad_ids[chunk];
+  for (int32_t slice = thread; slice < args.slices; slice += 32) own_bad_ids += bad_ids[slice];
   RunStatus status;
   status.bad_expert_ids = __reduce_add_sync(kAllLanes, own_bad_ids);
   if (thread != 0) return before.rows;
@@ -196,33 +197,34 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
   return before.rows;
 }
 
-// counts (chunks, E): rows in the chunk -> first row of the expert in the chunk. One block.
+// counts (slices, E): rows in the slice -> first row of the expert in the slice. By one CTA.
 __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids, TileKey* keys) {
-  constexpr int kAtOnce = 8;  // chunks whose counts are read at once
+  constexpr int kAtOnce = 8;  // slices whose counts are read at once
   const auto rows_of = [&](int64_t e) {
     int32_t rows = 0;
 #pragma unroll kAtOnce
-    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) rows += counts[chunk * args.count + e];
+    for (int32_t slice = 0; slice < args.slices; ++slice) rows += counts[slice * args.count + e];
     return rows;
   };
   scan(args, bad_ids, keys, rows_of, [&](int64_t e, int32_t row) {
 #pragma unroll 1
-    for (int32_t chunk = 0; chunk < args.chunks; chunk += kAtOnce) {
+    for (int32_t slice = 0; slice < args.slices; slice += kAtOnce) {
       int32_t rows[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) rows[i] = chunk + i < args.chunks ? counts[(chunk + i) * args.count + e] : 0;
+      for (int i = 0; i < kAtOnce; ++i) rows[i] = slice + i < args.slices ? counts[(slice + i) * args.count + e] : 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (chunk + i < args.chunks) counts[(chunk + i) * args.count + e] = row;
+        if (slice + i < args.slices) counts[(slice + i) * args.count + e] = row;
         row += rows[i];
       }
     }
   });
 }
 
-// The whole step by one block. masks (segments, E): the choices of each expert as bits, 128 at a time, so that a row's
-// place among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments; starts (E):
-// first rows; keys (E) under widest_first; order (choices): assignment_of_row, to be written as a whole.
+// The whole step by one CTA. masks (segments, E): the assignments of each expert as bits, 128 at a time, so that an
+// assignment's rank among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments;
+// starts (E): first rows; keys (E) under widest_first; order (assignments): assignment_of_row, to be written as a
+// whole.
 struct RouteBits {
   uint4* masks;
   TileKey* keys;
@@ -239,10 +241,10 @@ struct RouteBits {
 __device__ inline int32_t count_bits(const uint4& mask) {
   return __popc(mask.x) + __popc(mask.y) + __popc(mask.z) + __popc(mask.w);
 }
-// Of the bits of a segment's mask, those of choices before this one.
+// Of the bits of a segment's mask, those of assignments before this one.
 __device__ inline int32_t count_bits_before(const uint4& mask, int32_t assignment) {
   const int32_t word = assignment / 32 % 4;
-  const uint32_t own = (1u << assignment % 32) - 1;  // of the choice's own word
+  const uint32_t own = (1u << assignment % 32) - 1;  // of the assignment's own word
   return __popc(mask.x & (word > 0 ? ~0u : own)) +
          __popc(mask.y & (word > 1    ? ~0u
                           : word == 1 ? own
@@ -258,7 +260,7 @@ __device__ inline void set_bit(uint4* masks, int32_t experts, int32_t assignment
   atomicOr(words + assignment / 32 % 4, 1u << assignment % 32);
 }
 
-// The local experts of a thread's choices, or -1; the ids are on their way at once. bad: counts those of no expert.
+// The local experts of a thread's assignments, or -1; all ids are read at once. bad: counts the ids of no expert.
 template <int kPer>
 __device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32_t& bad) {
   int64_t ids[kPer];
@@ -269,7 +271,7 @@ __device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32
   for (int i = 0; i < kPer; ++i) experts[i] = local_expert(args, ids[i], bad);
 }
 
-// kPer: choices of a thread, at most.
+// kPer: assignments of a thread, at most.
 template <int kPer>
 __device__ void route_by_bits(const RouteArgs& args, void* shared) {
   __shared__ uint32_t bad_ids;
@@ -298,9 +300,9 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
 #pragma unroll 8
     for (int32_t segment = 0; segment < args.segments; ++segment) {
       uint16_t& own = bits.before[segment * count + e];
-      const int32_t here = own;
+      const int32_t own_rows = own;
       own = static_cast<uint16_t>(rows);
-      rows += here;
+      rows += own_rows;
     }
     return rows;
   };
@@ -323,7 +325,7 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
   for (int32_t row = thread; row < rows; row += threads) args.assignment_of_row[row] = bits.order[row];
 }
 
-// The whole step by one block, for up to 32 choices. Every warp does the same; experts are shared out over threads.
+// The whole step by one CTA, for up to 32 assignments. Every warp does the same; experts are dealt out to threads.
 __device__ inline void route_small_batch(const RouteArgs& args) {
   const SmallBatch own(args, args.tile_n);
   const int lane = SmallBatch::lane();
@@ -360,7 +362,7 @@ __device__ inline void route_small_batch(const RouteArgs& args) {
   }
 }
 
-// The whole step by one block, a warp a chunk. shared: of OneBlock's bytes, at a multiple of 16.
+// The whole step by one CTA, a slice for each warp where the masks do not fit. shared: aligned to 16 bytes.
 __device__ inline void route_by_one_cta(const RouteArgs& args, void* shared) {
   if (args.assignments <= kSmallBatch) return route_small_batch(args);
   if (args.segments > 0)
@@ -368,13 +370,13 @@ __device__ inline void route_by_one_cta(const RouteArgs& args, void* shared) {
                                                 : route_by_bits<kAssignmentsPerThread>(args, shared);
   __shared__ uint32_t bad_ids[32];
   const int warp = thread_of_cta() / 32;
-  auto* const counts = static_cast<int32_t*>(shared);  // (chunks, E)
+  auto* const counts = static_cast<int32_t*>(shared);  // (slices, E)
   int32_t* const own = counts + warp * args.count;
-  if (warp < args.chunks) bad_ids[warp] = count_chunk(args, warp, own);
+  if (warp < args.slices) bad_ids[warp] = count_slice(args, warp, own);
   __syncthreads();
-  scan_counts(args, counts, bad_ids, reinterpret_cast<TileKey*>(counts + (args.chunks * args.count + 1) / 2 * 2));
+  scan_counts(args, counts, bad_ids, reinterpret_cast<TileKey*>(counts + (args.slices * args.count + 1) / 2 * 2));
   __syncthreads();
-  if (warp < args.chunks) place_chunk(args, warp, own);
+  if (warp < args.slices) scatter_slice(args, warp, own);
 }
 
 inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
@@ -383,8 +385,8 @@ inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
   const Scratch scratch(step);
   RouteArgs args{};
   static_cast<AssignmentIds&>(args) = assignment_ids(step);
-  args.chunk = plan.chunk;
-  args.chunks = plan.chunks;
+  args.slice = plan.slice;
+  args.slices = plan.slices;
   args.segments = plan.segments;
   args.status = step.buffers.status;
   args.row_of_assignment = step.buffers.row_of_assignment;
@@ -398,7 +400,7 @@ inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
   args.shared_row_offsets = step.buffers.shared.experts > 0 ? step.buffers.shared.row_offsets : nullptr;
   args.tokens = batch.tokens;
   args.top_k = step.weights.config->top_k;
-  args.chunk_bad_ids = scratch.chunk_bad_ids;
+  args.slice_bad_ids = scratch.slice_bad_ids;
   args.cleared = cleared;
   args.cleared_count = plan.cleared_counters;
   return args;

@@ -1,5 +1,5 @@
-// Sizes that the steps' kernels are compiled for or need at run time: what the planner on the host and the kernels on the
-// device both have to know.
+// Sizes that the steps' kernels are compiled for or need at run time: what the planner on the host and the kernels on
+// the device both have to know.
 #pragma once
 
 #include <algorithm>
@@ -25,14 +25,14 @@ inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) { return st
 
 // ---- route
 
-inline constexpr int kSmallBatch = 32;               // assignments that one warp routes by asking all lanes
+inline constexpr int kSmallBatch = 32;               // assignments that one warp routes by shuffles
 inline constexpr int64_t kOneCtaAssignments = 2048;  // up to so many are routed by one CTA
-inline constexpr int kRouteChunk = 1024;             // assignments that one CTA counts and places, where there are more
-inline constexpr int kRouteSegment = 128;            // assignments of one bit mask
-inline constexpr int64_t kMaxPlacedChunks = 64;      // that every CTA may scan for itself
-inline constexpr int kRouteFewThreads = 256, kRouteManyThreads = 1024;
+inline constexpr int kRouteSlice = 1024;   // assignments that one CTA counts and scatters, where there are more
+inline constexpr int kRouteSegment = 128;  // assignments of one bit mask
+inline constexpr int64_t kMaxScatteredSlices = 64;  // that every CTA may scan for itself
+inline constexpr int kRouteSmallThreads = 256, kRouteLargeThreads = 1024;
 inline constexpr int kAssignmentsPerThread = 4;                               // of one CTA by bits, at most
-inline constexpr int64_t kRouteCounterBytes = 40 * 1024, kRouteMaxWarps = 8;  // of one CTA that sorts by chunks
+inline constexpr int64_t kRouteCounterBytes = 40 * 1024, kRouteMaxWarps = 8;  // of one CTA that sorts by slices
 // Tiles are listed in the order of their rows where their products differ much and each expert can look at all others:
 // CTAs that take turns at the list then get the same work.
 inline constexpr int kMinSortedTileN = 32;
@@ -46,23 +46,23 @@ constexpr int64_t route_bits_bytes(int64_t assignments, int64_t experts, bool wi
   return (ceil_div(assignments, kRouteSegment) * 18 + (widest_first ? kTileKeyBytes : 0) + 4) * experts +
          assignments * 2;
 }
-// Of a CTA that scans all chunks and places one by bits: masks and first rows by segment, rows and starts.
-inline constexpr int32_t kChunkSegments = kRouteChunk / kRouteSegment;
-constexpr int64_t place_bits_bytes(int64_t experts) { return (kChunkSegments * 20 + 8) * experts; }
+// Of a CTA that scans all slices and scatters one by bits: masks and first rows by segment, rows and starts.
+inline constexpr int32_t kSliceSegments = kRouteSlice / kRouteSegment;
+constexpr int64_t scatter_bits_bytes(int64_t experts) { return (kSliceSegments * 20 + 8) * experts; }
 
 // ---- quantize
 
-inline constexpr int kRowThreads = 256;       // that work on a row of any type, at most
-inline constexpr int kVec8Threads = 1024;     // on a row by vec8, at most
-inline constexpr int kWarpRowThreads = 256;   // of a CTA whose warps have a row each
-inline constexpr int kIntoRowsThreads = 128;  // of a CTA that rounds a token into its rows
-inline constexpr int64_t kManyRows = 2048;    // from here on a warp has a row: there are enough to fill the device
-inline constexpr int64_t kFewVec8Rows = 512;  // up to here a CTA has as many threads as it can use
-// No more threads than have a block of 16 to quantize, or eight elements.
+inline constexpr int kRowThreads = 256;         // that work on a row of any type, at most
+inline constexpr int kVec8Threads = 1024;       // on a row by vec8, at most
+inline constexpr int kWarpRowThreads = 256;     // of a CTA whose warps have a row each
+inline constexpr int kIntoRowsThreads = 128;    // of a CTA that rounds a token into its rows
+inline constexpr int64_t kManyRows = 2048;      // from here on a warp has a row: there are enough to fill the device
+inline constexpr int64_t kSmallVec8Rows = 512;  // up to here a CTA has as many threads as it can use
+// No more threads than there are blocks of 16 to quantize, or vec8.
 inline int row_threads(int64_t k) { return static_cast<int>(std::min<int64_t>(kRowThreads, (k / 16 + 31) / 32 * 32)); }
-// A CTA of many threads is done soonest, smaller ones fill a multiprocessor.
+// A CTA of many threads is done soonest; smaller ones fill a multiprocessor.
 inline int vec8_threads(int64_t k, int64_t rows) {
-  const int64_t most = rows <= kFewVec8Rows ? kVec8Threads : 512, turns = ceil_div(k / 8, most);
+  const int64_t most = rows <= kSmallVec8Rows ? kVec8Threads : 512, turns = ceil_div(k / 8, most);
   return static_cast<int>(std::max<int64_t>(1, ceil_div(k / 8, 32 * turns)) * 32);
 }
 
@@ -70,8 +70,9 @@ inline int vec8_threads(int64_t k, int64_t rows) {
 
 inline constexpr int kCombineThreads = 128;
 // Channels of a thread: wide reads where the memory is the limit, short code where a CTA runs it once.
-inline constexpr int kManyChannels = 8, kFewChannels = 4;
-inline constexpr int64_t kFewTokens = 64;
-inline constexpr int64_t kManyTokens = 2048;  // from here on a CTA does a whole token: its assignments are read once
+inline constexpr int kLargeCombineChannels = 8, kSmallCombineChannels = 4;
+inline constexpr int64_t kSmallCombineTokens = 64;
+inline constexpr int64_t kLargeCombineTokens =
+    2048;  // from here on a CTA does a whole token: its assignments are read once
 
 }  // namespace nvfp4_moe::cuda

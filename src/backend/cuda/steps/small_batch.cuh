@@ -1,4 +1,4 @@
-// The choices of a batch, and what one warp knows at once of up to 32 of them.
+// The assignments of a batch, and what one warp knows at once of up to 32 of them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@ namespace nvfp4_moe::cuda {
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 struct AssignmentIds {
-  const void* ids;  // (choices) int32 or int64, global
+  const void* ids;  // (assignments) int32 or int64, global
   bool wide_ids;
   int64_t assignments;
   int64_t num_experts;   // global
@@ -29,19 +29,19 @@ inline AssignmentIds assignment_ids(const StepContext& step) {
           step.weights.range.count};
 }
 
-// From L2: a kernel may read them that began before the one that wrote them was known to have ended (sm90's gemm1).
+// From L2: a kernel may read ids before the kernel that wrote them is known to have ended (sm90's gemm1).
 __device__ inline int64_t global_id(const AssignmentIds& args, int64_t assignment) {
   return args.wide_ids ? __ldcg(static_cast<const long long*>(args.ids) + assignment)
                        : __ldcg(static_cast<const int32_t*>(args.ids) + assignment);
 }
 
-// The local expert of an id, or -1: none, another rank's, or no expert at all, which bad counts.
+// The local expert of an id, or -1: none, another rank's, or no expert at all, which `bad` counts.
 __device__ inline int local_expert(const AssignmentIds& args, int64_t id, uint32_t& bad) {
   const bool no_expert = id < -1 || id >= args.num_experts;
   bad += no_expert;
   return !no_expert && id >= args.first && id < args.first + args.count ? static_cast<int>(id - args.first) : -1;
 }
-// The same of a choice below end; none beyond.
+// The same of an assignment below `end`; none beyond.
 __device__ inline int local_expert(const AssignmentIds& args, int64_t assignment, int64_t end, uint32_t& bad) {
   return assignment < end ? local_expert(args, global_id(args, assignment), bad) : -1;
 }
@@ -53,9 +53,9 @@ __device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row
   for (int32_t t = 0; t < tiles; ++t) to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
 }
 
-// Up to 32 choices, a lane each, routed by one warp: each lane knows its own, and the others' by asking all of them.
+// Up to 32 assignments, a lane each, routed by one warp: each lane knows its own, and the others' by shuffles.
 struct SmallBatch {
-  int expert;                                 // of this lane's choice, or -1
+  int expert;                                 // of this lane's assignment, or -1
   uint32_t bad = 0;                           // 1: its id is no expert's
   unsigned same;                              // lanes with the same expert
   bool first;                                 // of its expert: this lane lists its tiles
@@ -80,7 +80,7 @@ struct SmallBatch {
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ int32_t rows() const { return __popc(same); }  // of its expert
-  // The row of this lane's choice, or -1. Choices of one expert are in their own order.
+  // The row of this lane's assignment, or -1. Assignments of one expert keep their order.
   __device__ int32_t row() const { return expert >= 0 ? rows_before + __popc(same & ((1u << lane()) - 1)) : -1; }
   __device__ int32_t all_rows() const { return __popc(__ballot_sync(kAllLanes, expert >= 0)); }
   // The tiles of this lane's expert, if it is the one that lists them.

@@ -78,10 +78,10 @@ struct ExpertBuffers {
 struct RunContext {
   Executor* executor = nullptr;  // host backends; never null there
   void* stream = nullptr;        // device backends
-  RunStatus* status = nullptr;   // device backends: where the run writes what it noticed; null: into the workspace
+  RunStatus* status = nullptr;   // device backends: where the run writes its report; null: into the workspace
 };
 
-// A dense NVFP4 linear y = x W^T (F18): W (rows, cols) = (out_features, in_features).
+// A dense NVFP4 linear y = x W^T: W (rows, cols) = (out_features, in_features).
 struct LinearWeights {
   int64_t rows = 0;
   int64_t cols = 0;
@@ -102,7 +102,7 @@ struct LinearBatch {
 };
 
 // Bytes between host memory and a device's. They return once the bytes are there and all earlier work of the stream is
-// done: for loading, for what a run noticed, and for tests.
+// done: for loading, for what a run reports, and for tests.
 struct DeviceMemory {
   Status (*to_device)(int device, void* to, const void* from, size_t size_bytes, void* stream);
   Status (*to_host)(int device, void* to, const void* from, size_t size_bytes, void* stream);
@@ -155,7 +155,7 @@ struct Backend {
   // What a run of so many tokens needs; grows with them. Cheap enough to be asked before every run.
   size_t (*workspace_bytes)(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens);
 
-  // What a run of so many tokens does, a step a line; null: what the plan says holds for every run.
+  // What a run of so many tokens does, one entry for each step; null: what the plan says holds for every run.
   std::vector<StepPlan> (*describe_run)(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
                                         int64_t tokens) = nullptr;
 
@@ -172,7 +172,7 @@ struct Backend {
   const DeviceMemory* memory = nullptr;
 
   // What it chose on this host, for `explain`; null where there is nothing to choose.
-  std::string (*choice)() = nullptr;
+  std::string (*selection)() = nullptr;
 
   // null: a host's clock and threads measure it.
   const DeviceMeasures* measures = nullptr;

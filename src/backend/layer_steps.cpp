@@ -75,11 +75,11 @@ float smallest_scale_for(double bound) {
   return static_cast<float>(std::ldexp(1.0, std::min(std::max(exponent, -126), 127)));
 }
 
-Result<float> checkpoint_scale(const std::optional<float>& scale, const char* choice, const char* input_scale) {
+Result<float> checkpoint_scale(const std::optional<float>& scale, const char* setting, const char* input_scale) {
   if (!scale.has_value())
-    return invalid_argument(std::string(choice) + ": expected a checkpoint with " + input_scale + ", got none");
+    return invalid_argument(std::string(setting) + ": expected a checkpoint with " + input_scale + ", got none");
   if (!std::isfinite(*scale) || *scale <= 0)
-    return invalid_argument(std::string(choice) + ": expected a finite positive " + input_scale + ", got " +
+    return invalid_argument(std::string(setting) + ": expected a finite positive " + input_scale + ", got " +
                             std::to_string(*scale));
   return *scale;
 }
@@ -121,8 +121,8 @@ Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& sca
     case IntermediateScale::kFixed: {
       if (config->intermediate_fixed.has_value()) return *config->intermediate_fixed;
       if (const double bound = activation_bound(config); bound > 0) return smallest_scale_for(bound);
-      const char* choice = "intermediate_scale fixed without a given power of two or a swiglu limit";
-      NVFP4_MOE_ASSIGN(const float scale, checkpoint_scale(scales.intermediate, choice, "down input_scale"));
+      const char* setting = "intermediate_scale fixed without a given power of two or a swiglu limit";
+      NVFP4_MOE_ASSIGN(const float scale, checkpoint_scale(scales.intermediate, setting, "down input_scale"));
       return round_up_to_power_of_two(round_up_to_power_of_two(scale) * kFixedHeadroom);
     }
   }
@@ -139,16 +139,18 @@ LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, in
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {
   if (limits.max_tokens < 0)
     return invalid_argument("max_tokens: expected 0 or more, got " + std::to_string(limits.max_tokens));
-  const int64_t most_choices = std::numeric_limits<int32_t>::max();  // a row's choice is an int32
-  if (limits.max_tokens > most_choices / config->top_k)
-    return invalid_argument("max_tokens: expected at most " + std::to_string(most_choices / config->top_k) +
+  const int64_t most_assignments = std::numeric_limits<int32_t>::max();  // a row's assignment is an int32
+  if (limits.max_tokens > most_assignments / config->top_k)
+    return invalid_argument("max_tokens: expected at most " + std::to_string(most_assignments / config->top_k) +
                             " at top_k " + std::to_string(config->top_k) + ", got " +
                             std::to_string(limits.max_tokens));
   // An upper estimate in double: 4 bytes an element of hidden, intermediate and rows_out, with room for the rest.
-  const double line = 8.0 * static_cast<double>(config->hidden_size) + 64.0 +
-                      4.0 * static_cast<double>(std::max(config->intermediate_size, config->shared_intermediate_size));
-  const double estimate = static_cast<double>(limits.max_tokens) * static_cast<double>(config->top_k + 2) * line +
-                          8.0 * static_cast<double>(range.count);
+  const double token_bytes =
+      8.0 * static_cast<double>(config->hidden_size) + 64.0 +
+      4.0 * static_cast<double>(std::max(config->intermediate_size, config->shared_intermediate_size));
+  const double estimate =
+      static_cast<double>(limits.max_tokens) * static_cast<double>(config->top_k + 2) * token_bytes +
+      8.0 * static_cast<double>(range.count);
   if (estimate > 0x1p60)
     return invalid_argument("max_tokens: expected a workspace that fits into memory, got " +
                             std::to_string(limits.max_tokens) + " tokens");

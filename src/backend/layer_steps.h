@@ -14,15 +14,15 @@
 
 namespace nvfp4_moe {
 
-// Activations of one GEMM, one line per token (gemm1) or per row (gemm2). Lines that hold NaN or Inf are flagged.
+// Activations of one GEMM: rows are tokens (gemm1) or rows in expert order (gemm2). A row with NaN or Inf is nonfinite.
 struct ActivationBuffers {
-  uint8_t* codes = nullptr;         // (lines, K/2)           nvfp4
-  uint8_t* block_scales = nullptr;  // (lines, K/16) linear   nvfp4
-  float* row_scale = nullptr;       // (lines) tensor scale   nvfp4
-  uint16_t* bf16 = nullptr;         // (lines, K)             bf16 format, and always for the intermediate
-  int8_t* int8_codes = nullptr;     // (lines, K)             int8_block
-  float* int8_scales = nullptr;     // (lines, K/16)          int8_block
-  uint8_t* nonfinite = nullptr;     // (lines) 1 where the line's output must be NaN
+  uint8_t* codes = nullptr;         // (rows, K/2)           nvfp4
+  uint8_t* block_scales = nullptr;  // (rows, K/16) linear   nvfp4
+  float* row_scale = nullptr;       // (rows) tensor scale   nvfp4
+  uint16_t* bf16 = nullptr;         // (rows, K)             bf16 format, and always for the intermediate
+  int8_t* int8_codes = nullptr;     // (rows, K)             int8_block
+  float* int8_scales = nullptr;     // (rows, K/16)          int8_block
+  uint8_t* nonfinite = nullptr;     // (rows) 1 where the output of the row must be NaN
 };
 
 struct PartBuffers {
@@ -37,7 +37,7 @@ struct PartBuffers {
 
 struct LayerBuffers {
   RunStatus* status = nullptr;
-  int32_t* row_of_assignment = nullptr;  // (T k) row of each choice, -1 where it takes none
+  int32_t* row_of_assignment = nullptr;  // (T k) row of each assignment, -1 where it takes none
   ActivationBuffers hidden;              // (T, H)
   PartBuffers routed;
   PartBuffers shared;  // experts = 0 where the layer has no shared expert
@@ -70,7 +70,7 @@ struct LayerSteps {
   Status (*route)(const StepContext&);     // ids -> row_of_assignment, assignment_of_row, row_offsets
   Status (*quantize)(const StepContext&);  // hidden -> buffers.hidden
   Status (*gemm1_swiglu)(const StepContext&, const PartBuffers&);  // hidden, gate, up -> part.intermediate.bf16
-  Status (*requantize)(const StepContext&, const PartBuffers&);    // part.intermediate.bf16 -> codes, scales, flags
+  Status (*requantize)(const StepContext&, const PartBuffers&);    // part.intermediate.bf16 -> codes, scales, nonfinite
   Status (*gemm2)(const StepContext&, const PartBuffers&);         // part.intermediate, down -> part.rows_out
   Status (*combine)(const StepContext&);                           // rows_out, weights -> out
   // What the steps above find in StepContext::plan when they are called one by one; null: they need none.
@@ -89,8 +89,8 @@ inline Result<Buffer> allocate_host(size_t size_bytes, int, const char* purpose)
   return allocate_pages(size_bytes, purpose);
 }
 
-// The tensor scale of every line under `static`, `fixed` and `compat`, decided once from config and checkpoint;
-// kInvalidArgument where the config asks for one and nothing provides it (spec 3.4).
+// The tensor scale of every row under `static`, `fixed` and `compat`, decided once from config and checkpoint;
+// kInvalidArgument where the config asks for one and nothing provides it.
 struct ActivationScales {
   float hidden = 0.0f;        // 0 under dynamic_token
   float intermediate = 0.0f;  // 0 under dynamic_token

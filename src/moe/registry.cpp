@@ -76,7 +76,7 @@ std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, 
       choice.chosen = true;
       choice.reason = "highest priority of those that support this layer";
     }
-    if (choice.chosen && backend->choice != nullptr) choice.reason += "; " + backend->choice();
+    if (choice.chosen && backend->selection != nullptr) choice.reason += "; " + backend->selection();
     found = found || choice.chosen;
     choices.push_back(std::move(choice));
   }

@@ -127,7 +127,7 @@ struct Entry {
 };
 
 template <const Kernels& (*kKernels)()>
-constexpr Backend make_backend(const char* name, int priority, std::string (*choice)() = nullptr) {
+constexpr Backend make_backend(const char* name, int priority, std::string (*selection)() = nullptr) {
   using Functions = Entry<kKernels>;
   return {.name = name,
           .priority = priority,
@@ -144,7 +144,7 @@ constexpr Backend make_backend(const char* name, int priority, std::string (*cho
           .linear_workspace_bytes = Functions::linear_workspace_bytes,
           .linear_run = Functions::linear_run,
           .steps = &Functions::kSteps,
-          .choice = choice};
+          .selection = selection};
 }
 
 std::string name_best() { return std::string("runs ") + best_kernels().backend_name; }

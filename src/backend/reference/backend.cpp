@@ -26,7 +26,7 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   const bool bf16 = config->activation_format == ActivationFormat::kBf16;
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const char* lines = nvfp4 ? "per line" : "per block";
+  const char* rows = nvfp4 ? "per row" : "per block";
   const char* dots = bf16    ? "double, one rounding"
                      : nvfp4 ? "int64 exact, one rounding"
                              : "wide integer exact, one rounding";
@@ -34,9 +34,9 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
   plan.backend = "reference";
   plan.limits = limits;
   plan.steps = {{"route", "stable count sort"},
-                {"quantize", bf16 ? "round to bf16" : lines},
+                {"quantize", bf16 ? "round to bf16" : rows},
                 {"gemm1_swiglu", dots},
-                {"requantize", bf16 ? "none" : lines},
+                {"requantize", bf16 ? "none" : rows},
                 {"gemm2", dots},
                 {"combine", "fp32 fma, increasing k"}};
   plan.device = device;

@@ -1,6 +1,6 @@
 // combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
 //
-// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the choices that have a row; acc + row under
+// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a row; acc + row under
 // before_down, where gemm1 has applied the weight. Then the shared expert's row, then one rounding to out's type.
 // A token without any row gives zeros.
 #include <cmath>
@@ -22,10 +22,10 @@ void combine(const StepContext& step) {
   auto element = [&](int64_t token, int64_t channel) {
     float acc = 0;
     for (int64_t k = 0; k < top_k; ++k) {
-      const int64_t choice = token * top_k + k, row = buffers.row_of_assignment[choice];
+      const int64_t assignment = token * top_k + k, row = buffers.row_of_assignment[assignment];
       if (row < 0) continue;
       const auto value = static_cast<float>(load(buffers.routed.rows_out, row_dtype, row * hidden + channel));
-      acc = weigh ? std::fma(batch.topk_weights[choice], value, acc) : acc + value;
+      acc = weigh ? std::fma(batch.topk_weights[assignment], value, acc) : acc + value;
     }
     if (buffers.shared.experts > 0) {
       const auto value = static_cast<float>(load(buffers.shared.rows_out, row_dtype, token * hidden + channel));

@@ -9,8 +9,9 @@ namespace nvfp4_moe::reference {
 namespace {
 
 constexpr int kBlock = 16;
-constexpr int kChunk = 256;  // K elements decoded at a time: 16 KiB of int16, so that weights and sums stay in L1
-constexpr int kBf16Chunk = 64;
+constexpr int kKBlock =
+    256;  // K elements decoded at a time: 16 KiB of int16, so that weights and accumulators stay in L1
+constexpr int kBf16KBlock = 64;
 
 // GCC and clang lower these to what the target has; element-wise arithmetic is all that is used.
 using Int16Lanes = int16_t __attribute__((vector_size(kTileN * sizeof(int16_t)), may_alias));
@@ -18,9 +19,9 @@ constexpr int kDoubleLanes = 8;
 using DoubleLanes = double __attribute__((vector_size(kDoubleLanes * sizeof(double)), may_alias));
 
 // Weight rows [n0, n0 + n_count), elements [k0, k0 + k_count), as twice their code's value.
-struct IntegerChunk {
-  Int16Lanes codes[kChunk];                             // (k, n)
-  alignas(64) int32_t scales[kChunk / kBlock][kTileN];  // (block, n) in units of 2^-9
+struct IntegerKBlock {
+  Int16Lanes codes[kKBlock];                             // (k, n)
+  alignas(64) int32_t scales[kKBlock / kBlock][kTileN];  // (block, n) in multiples of 2^-9
 
   void decode(const Nvfp4View& weight, int64_t n0, int n_count, int64_t k0, int k_count) {
     auto* out = reinterpret_cast<int16_t*>(codes);
@@ -37,8 +38,8 @@ struct IntegerChunk {
 };
 
 // The same as the value e2m1 * e4m3, which a double holds exactly.
-struct DoubleChunk {
-  alignas(64) double values[kBf16Chunk][kTileN];  // (k, n)
+struct DoubleKBlock {
+  alignas(64) double values[kBf16KBlock][kTileN];  // (k, n)
 
   void decode(const Nvfp4View& weight, int64_t n0, int n_count, int64_t k0, int k_count) {
     for (int n = 0; n < n_count; ++n) {
@@ -55,72 +56,72 @@ struct DoubleChunk {
 
 }  // namespace
 
-void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
-          int64_t n0, Tile<int64_t>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
+          Tile<int64_t>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
-  IntegerChunk chunk;
-  if (n_count < kTileN) std::memset(&chunk, 0, sizeof(chunk));  // the lanes beyond the last weight row
-  for (int64_t k0 = 0; k0 < weight.cols; k0 += kChunk) {
-    const int k_count = static_cast<int>(std::min<int64_t>(kChunk, weight.cols - k0));
-    chunk.decode(weight, n0, n_count, k0, k_count);
-    for (int m = 0; m < line_count; ++m) {
-      const uint8_t* bytes = activations.codes + (lines[m] * weight.cols + k0) / 2;
-      const uint8_t* scale_bytes = activations.block_scales + (lines[m] * weight.cols + k0) / kBlock;
+  IntegerKBlock k_block;
+  if (n_count < kTileN) std::memset(&k_block, 0, sizeof(k_block));  // the lanes beyond the last weight row
+  for (int64_t k0 = 0; k0 < weight.cols; k0 += kKBlock) {
+    const int k_count = static_cast<int>(std::min<int64_t>(kKBlock, weight.cols - k0));
+    k_block.decode(weight, n0, n_count, k0, k_count);
+    for (int m = 0; m < row_count; ++m) {
+      const uint8_t* bytes = activations.codes + (rows[m] * weight.cols + k0) / 2;
+      const uint8_t* scale_bytes = activations.block_scales + (rows[m] * weight.cols + k0) / kBlock;
       for (int b = 0; b < k_count / kBlock; ++b) {
         Int16Lanes block{};
         for (int i = 0; i < kBlock / 2; ++i) {
           const uint8_t byte = bytes[b * (kBlock / 2) + i];
-          block += chunk.codes[b * kBlock + 2 * i] * kE2m1Doubled[byte & 15];
-          block += chunk.codes[b * kBlock + 2 * i + 1] * kE2m1Doubled[byte >> 4];
+          block += k_block.codes[b * kBlock + 2 * i] * kE2m1Doubled[byte & 15];
+          block += k_block.codes[b * kBlock + 2 * i + 1] * kE2m1Doubled[byte >> 4];
         }
         const int64_t scale = kE4m3Times512[scale_bytes[b] & 127];
-        for (int n = 0; n < kTileN; ++n) tile.sum[m][n] += scale * (block[n] * chunk.scales[b][n]);
+        for (int n = 0; n < kTileN; ++n) tile.sum[m][n] += scale * (block[n] * k_block.scales[b][n]);
       }
     }
   }
 }
 
-void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
-          int64_t n0, Tile<WideSum>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
+          Tile<WideSum>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
-  IntegerChunk chunk;
-  if (n_count < kTileN) std::memset(&chunk, 0, sizeof(chunk));
-  for (int64_t k0 = 0; k0 < weight.cols; k0 += kChunk) {
-    const int k_count = static_cast<int>(std::min<int64_t>(kChunk, weight.cols - k0));
-    chunk.decode(weight, n0, n_count, k0, k_count);
-    for (int m = 0; m < line_count; ++m) {
-      const int8_t* codes = activations.int8_codes + lines[m] * weight.cols + k0;
-      const float* scales = activations.int8_scales + (lines[m] * weight.cols + k0) / kBlock;
+  IntegerKBlock k_block;
+  if (n_count < kTileN) std::memset(&k_block, 0, sizeof(k_block));
+  for (int64_t k0 = 0; k0 < weight.cols; k0 += kKBlock) {
+    const int k_count = static_cast<int>(std::min<int64_t>(kKBlock, weight.cols - k0));
+    k_block.decode(weight, n0, n_count, k0, k_count);
+    for (int m = 0; m < row_count; ++m) {
+      const int8_t* codes = activations.int8_codes + rows[m] * weight.cols + k0;
+      const float* scales = activations.int8_scales + (rows[m] * weight.cols + k0) / kBlock;
       for (int b = 0; b < k_count / kBlock; ++b) {
         Int16Lanes block{};
         for (int i = 0; i < kBlock; ++i)
-          block += chunk.codes[b * kBlock + i] * static_cast<int16_t>(codes[b * kBlock + i]);
+          block += k_block.codes[b * kBlock + i] * static_cast<int16_t>(codes[b * kBlock + i]);
         const BlockFactor scale(scales[b]);
         for (int n = 0; n < kTileN; ++n)
-          tile.sum[m][n].bucket[scale.bucket] += Int128{int64_t{block[n]} * chunk.scales[b][n]} * scale.factor;
+          tile.sum[m][n].bucket[scale.bucket] += Int128{int64_t{block[n]} * k_block.scales[b][n]} * scale.factor;
       }
     }
   }
 }
 
-void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
-          int64_t n0, Tile<double>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
+          Tile<double>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
-  DoubleChunk chunk;
-  if (n_count < kTileN) std::memset(&chunk, 0, sizeof(chunk));
-  for (int64_t k0 = 0; k0 < weight.cols; k0 += kBf16Chunk) {
-    const int k_count = static_cast<int>(std::min<int64_t>(kBf16Chunk, weight.cols - k0));
-    chunk.decode(weight, n0, n_count, k0, k_count);
-    for (int m = 0; m < line_count; ++m) {
-      const uint16_t* line = activations.bf16 + lines[m] * weight.cols + k0;
+  DoubleKBlock k_block;
+  if (n_count < kTileN) std::memset(&k_block, 0, sizeof(k_block));
+  for (int64_t k0 = 0; k0 < weight.cols; k0 += kBf16KBlock) {
+    const int k_count = static_cast<int>(std::min<int64_t>(kBf16KBlock, weight.cols - k0));
+    k_block.decode(weight, n0, n_count, k0, k_count);
+    for (int m = 0; m < row_count; ++m) {
+      const uint16_t* x = activations.bf16 + rows[m] * weight.cols + k0;
       for (int n = 0; n < kTileN; n += kDoubleLanes) {
         auto& sum = *reinterpret_cast<DoubleLanes*>(&tile.sum[m][n]);
         DoubleLanes lanes = sum;
         for (int k = 0; k < k_count; ++k)
-          lanes += *reinterpret_cast<const DoubleLanes*>(&chunk.values[k][n]) * double{bf16_value(line[k])};
+          lanes += *reinterpret_cast<const DoubleLanes*>(&k_block.values[k][n]) * double{bf16_value(x[k])};
         sum = lanes;
       }
     }

@@ -1,8 +1,8 @@
-// Dot products of activation lines with weight rows, one tile at a time: the part of the reference that takes all the
+// Dot products of activation rows with weight rows, one tile at a time: the part of the reference that takes all the
 // time, and the only one written for speed.
 //
-// A chunk of weight rows is decoded once to small integers (or doubles), K-major so that lane n of a vector is output
-// n, and used for up to kLines lines. A block's dot sum (2w)(2a) is at most 2304 and fits int16; scaled block terms are
+// A k-block of weight rows is decoded once to small integers (or doubles), K-major so that lane n of a vector is output
+// n, and used for up to kRows rows. A block's dot sum (2w)(2a) is at most 2304 and fits int16; scaled block terms are
 // accumulated in int64. With int8 activations sum (2w)q is at most 24384, which fits int16 as well, and is accumulated
 // in a WideSum. Every sum is exact, so tiling cannot change it. The bf16 dots accumulate in double in increasing k, one
 // accumulator an output, so tiling cannot change them either.
@@ -20,20 +20,20 @@ inline constexpr int kTileN = 32;  // outputs (weight rows)
 
 template <class Accumulator>
 struct Tile {
-  // Lines of activations: as many as keep the sums within 32 KiB.
-  static constexpr int kLines = sizeof(Accumulator) > sizeof(double) ? 8 : 32;
-  alignas(64) Accumulator sum[kLines][kTileN];
+  // Rows of activations: as many as keep the accumulators within 32 KiB.
+  static constexpr int kRows = sizeof(Accumulator) > sizeof(double) ? 8 : 32;
+  alignas(64) Accumulator sum[kRows][kTileN];
 };
 
-// sum[m][n] = dot of activation line lines[m] with weight row n0 + n, in units of 2^-20, without tensor scales.
-// m < line_count <= kLines; n < min(kTileN, rows - n0), the other columns are unspecified.
-void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
-          int64_t n0, Tile<int64_t>& tile);
-// The same for bf16 lines, in units of one.
-void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
-          int64_t n0, Tile<double>& tile);
-// The same for int8_block lines, exact.
-void dots(const ActivationBuffers& activations, const int64_t* lines, int line_count, const Nvfp4View& weight,
-          int64_t n0, Tile<WideSum>& tile);
+// sum[m][n] = dot of activation row rows[m] with weight row n0 + n, in multiples of 2^-20, without tensor scales.
+// m < row_count <= kRows; n < min(kTileN, rows - n0), the other columns are unspecified.
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
+          Tile<int64_t>& tile);
+// The same for bf16 rows.
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
+          Tile<double>& tile);
+// The same for int8_block rows, exact.
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
+          Tile<WideSum>& tile);
 
 }  // namespace nvfp4_moe::reference

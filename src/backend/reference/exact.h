@@ -1,7 +1,7 @@
 // One rounding of an exact GEMM accumulator.
 //
-// A W4A4 dot product is an integer in units of 2^-20: each 16-block gives sum (2w)(2a), at most 2304, times two scales
-// in units of 2^-9. 59.8 bits hold K = 131072. Times alpha, a float of 24 bits, it fits 128 bits: so the product is
+// A W4A4 dot product is an integer multiple of 2^-20: each 16-block gives sum (2w)(2a), at most 2304, times two scales
+// in multiples of 2^-9. 59.8 bits hold K = 131072. Times alpha, a float of 24 bits, it fits 128 bits: so the product is
 // exact and what follows is the only rounding.
 #pragma once
 

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "backend/reference/dots.h"
-#include "backend/reference/finish.h"
+#include "backend/reference/epilogue.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
@@ -41,10 +41,10 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
   const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
 
-  constexpr int kLines = Tile<Accumulator>::kLines;
-  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kLines) {
-    const int count = static_cast<int>(std::min<int64_t>(kLines, end - row0));
-    int64_t tokens[kLines];
+  constexpr int kRows = Tile<Accumulator>::kRows;
+  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kRows) {
+    const int count = static_cast<int>(std::min<int64_t>(kRows, end - row0));
+    int64_t tokens[kRows];
     for (int m = 0; m < count; ++m) tokens[m] = token_of_row(part, row0 + m, config->top_k);
     Tile<Accumulator> gate, up;
     dots(hidden, tokens, count, weights.gate, n0, gate);
@@ -53,8 +53,8 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
       const double weight = weigh ? step.batch.topk_weights[part.assignment_of_row[row0 + m]] : 1.0;
       uint16_t* out = part.intermediate.bf16 + (row0 + m) * part.intermediate_size;
       for (int64_t n = n0; n < n_end; ++n) {
-        const double g = finish(hidden, tokens[m], gate.sum[m][n - n0], weights.gate.tensor_scale, kFp32);
-        const double u = finish(hidden, tokens[m], up.sum[m][n - n0], weights.up.tensor_scale, kFp32);
+        const double g = epilogue(hidden, tokens[m], gate.sum[m][n - n0], weights.gate.tensor_scale, kFp32);
+        const double u = epilogue(hidden, tokens[m], up.sum[m][n - n0], weights.up.tensor_scale, kFp32);
         const bool bad = hidden.nonfinite[tokens[m]] != 0;
         out[n] = round_to_bf16(bad ? std::nan("") : activate(config, g, u) * weight);
       }

@@ -1,12 +1,12 @@
 // gemm2: part.intermediate (R, I), down (H, I) -> part.rows_out (R, H) in row_format.
 //
 // One rounding of the exact value alpha * dot (nvfp4, int8_block), or of the double sum times the tensor scale (bf16),
-// straight to bf16 or fp32. A flagged row is NaN.
+// straight to bf16 or fp32. A nonfinite row is NaN.
 #include <cmath>
 #include <functional>
 
 #include "backend/reference/dots.h"
-#include "backend/reference/finish.h"
+#include "backend/reference/epilogue.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
@@ -15,23 +15,23 @@ namespace {
 template <class Accumulator>
 void expert_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
   const MoeConfig& config = step.weights.config;
-  const ActivationBuffers& lines = part.intermediate;
+  const ActivationBuffers& intermediate = part.intermediate;
   const DType row_dtype = config->row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   const Nvfp4View down = expert_view(step, part, expert).down;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, config->hidden_size);
 
-  constexpr int kLines = Tile<Accumulator>::kLines;
-  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kLines) {
-    const int count = static_cast<int>(std::min<int64_t>(kLines, end - row0));
-    int64_t rows[kLines];
+  constexpr int kRows = Tile<Accumulator>::kRows;
+  for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kRows) {
+    const int count = static_cast<int>(std::min<int64_t>(kRows, end - row0));
+    int64_t rows[kRows];
     for (int m = 0; m < count; ++m) rows[m] = row0 + m;
     Tile<Accumulator> tile;
-    dots(lines, rows, count, down, n0, tile);
+    dots(intermediate, rows, count, down, n0, tile);
     for (int m = 0; m < count; ++m) {
       for (int64_t n = n0; n < n_end; ++n) {
-        const double value = lines.nonfinite[rows[m]] != 0
-                                 ? std::nan("")
-                                 : finish(lines, rows[m], tile.sum[m][n - n0], down.tensor_scale, format_of(row_dtype));
+        const double value = intermediate.nonfinite[rows[m]] != 0 ? std::nan("")
+                                                                  : epilogue(intermediate, rows[m], tile.sum[m][n - n0],
+                                                                             down.tensor_scale, format_of(row_dtype));
         store(part.rows_out, row_dtype, rows[m] * config->hidden_size + n, value);
       }
     }

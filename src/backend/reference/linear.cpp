@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "backend/reference/dots.h"
-#include "backend/reference/finish.h"
-#include "backend/reference/quantize_line.h"
+#include "backend/reference/epilogue.h"
+#include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
@@ -18,24 +18,24 @@ namespace {
 
 // The converted input in the workspace. T tokens.
 struct LinearArrays {
-  ActivationBuffers lines;
+  ActivationBuffers input;
 
   LinearArrays(Arena& arena, const LinearWeights& weights, int64_t tokens) {
     switch (weights.activation_format) {
       case ActivationFormat::kNvfp4:
-        lines.row_scale = arena.take<float>("x", ".row_scale", tokens);                                // (T)
-        lines.codes = arena.take<uint8_t>("x", ".codes", tokens * (weights.cols / 2));                 // (T, cols/2)
-        lines.block_scales = arena.take<uint8_t>("x", ".block_scales", tokens * (weights.cols / 16));  // (T, cols/16)
+        input.row_scale = arena.take<float>("x", ".row_scale", tokens);                                // (T)
+        input.codes = arena.take<uint8_t>("x", ".codes", tokens * (weights.cols / 2));                 // (T, cols/2)
+        input.block_scales = arena.take<uint8_t>("x", ".block_scales", tokens * (weights.cols / 16));  // (T, cols/16)
         break;
       case ActivationFormat::kBf16:
-        lines.bf16 = arena.take<uint16_t>("x", ".bf16", tokens * weights.cols);  // (T, cols)
+        input.bf16 = arena.take<uint16_t>("x", ".bf16", tokens * weights.cols);  // (T, cols)
         break;
       case ActivationFormat::kInt8Block:
-        lines.int8_scales = arena.take<float>("x", ".int8_scales", tokens * (weights.cols / 16));  // (T, cols/16)
-        lines.int8_codes = arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);          // (T, cols)
+        input.int8_scales = arena.take<float>("x", ".int8_scales", tokens * (weights.cols / 16));  // (T, cols/16)
+        input.int8_codes = arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);          // (T, cols)
         break;
     }
-    lines.nonfinite = arena.take<uint8_t>("x", ".nonfinite", tokens);  // (T)
+    input.nonfinite = arena.take<uint8_t>("x", ".nonfinite", tokens);  // (T)
   }
 };
 
@@ -46,20 +46,21 @@ Nvfp4View packed_view(const LinearWeights& weights) {
 }
 
 template <class Accumulator>
-void output_tile(const Nvfp4View& weight, const LinearBatch& batch, const ActivationBuffers& lines, int64_t n0) {
+void output_tile(const Nvfp4View& weight, const LinearBatch& batch, const ActivationBuffers& input, int64_t n0) {
   const int64_t n_end = std::min<int64_t>(n0 + kTileN, weight.rows);
-  constexpr int kLines = Tile<Accumulator>::kLines;
-  for (int64_t token0 = 0; token0 < batch.tokens; token0 += kLines) {
-    const int count = static_cast<int>(std::min<int64_t>(kLines, batch.tokens - token0));
-    int64_t tokens[kLines];
+  constexpr int kRows = Tile<Accumulator>::kRows;
+  for (int64_t token0 = 0; token0 < batch.tokens; token0 += kRows) {
+    const int count = static_cast<int>(std::min<int64_t>(kRows, batch.tokens - token0));
+    int64_t tokens[kRows];
     for (int m = 0; m < count; ++m) tokens[m] = token0 + m;
     Tile<Accumulator> tile;
-    dots(lines, tokens, count, weight, n0, tile);
+    dots(input, tokens, count, weight, n0, tile);
     for (int m = 0; m < count; ++m) {
       for (int64_t n = n0; n < n_end; ++n) {
-        const double value = lines.nonfinite[tokens[m]] != 0 ? std::nan("")
-                                                             : finish(lines, tokens[m], tile.sum[m][n - n0],
-                                                                      weight.tensor_scale, format_of(batch.out_dtype));
+        const double value =
+            input.nonfinite[tokens[m]] != 0
+                ? std::nan("")
+                : epilogue(input, tokens[m], tile.sum[m][n - n0], weight.tensor_scale, format_of(batch.out_dtype));
         store(batch.out, batch.out_dtype, tokens[m] * weight.rows + n, value);
       }
     }
@@ -100,21 +101,21 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
     return invalid_argument("linear input_scale: expected a finite positive number, got " +
                             std::to_string(policy.scale));
   Arena arena(workspace);
-  const ActivationBuffers lines = LinearArrays(arena, weights, batch.tokens).lines;
-  auto quantize_lines = [&](int64_t begin, int64_t end) {
-    LineCounts counts;
+  const ActivationBuffers input = LinearArrays(arena, weights, batch.tokens).input;
+  auto quantize_rows = [&](int64_t begin, int64_t end) {
+    RowCounts counts;
     for (int64_t t = begin; t < end; ++t) {
-      convert_line(weights.activation_format, batch.x, batch.x_dtype, t * weights.cols, weights.cols, policy, lines, t,
-                   counts);
+      convert_row(weights.activation_format, batch.x, batch.x_dtype, t * weights.cols, weights.cols, policy, input, t,
+                  counts);
     }
   };
-  context.executor->parallel_for(batch.tokens, 4, std::ref(quantize_lines));
+  context.executor->parallel_for(batch.tokens, 4, std::ref(quantize_rows));
 
   const Nvfp4View weight = packed_view(weights);
   auto multiply = [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
       with_accumulator(weights.activation_format,
-                       [&]<class Accumulator>() { output_tile<Accumulator>(weight, batch, lines, tile * kTileN); });
+                       [&]<class Accumulator>() { output_tile<Accumulator>(weight, batch, input, tile * kTileN); });
     }
   };
   context.executor->parallel_for((weights.rows + kTileN - 1) / kTileN, 1, std::ref(multiply));

@@ -1,11 +1,11 @@
-// quantize: hidden (T, H) -> buffers.hidden, one line per token.
+// quantize: hidden (T, H) -> buffers.hidden, one row per token.
 //
-// nvfp4: codes (T, H/2), block scales (T, H/16), line scale (T), from hidden's own values. int8_block: codes (T, H),
-// scales (T, H/16), from hidden's own values. bf16: hidden rounded once.
-// Only tokens with a row are read: a token without one enters no statistic and leaves its line as it was, flag 0.
+// nvfp4: codes (T, H/2), block scales (T, H/16), row scale (T), from hidden's own values. int8_block: codes (T, H),
+// scales (T, H/16), from hidden's own values. bf16: hidden rounded once. Only tokens with a row are read: a token
+// without one enters no statistic and leaves what belongs to it as it was, with nonfinite = 0.
 #include <functional>
 
-#include "backend/reference/quantize_line.h"
+#include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
@@ -22,7 +22,8 @@ bool has_row(const StepContext& step, int64_t token) {
 ScalePolicy hidden_policy(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   if (config->activation_scale == ActivationScale::kDynamicToken) return {};
-  const float scale = resolve_activation_scales(config, step.weights.scales)->hidden;  // plan has seen it succeed
+  const float scale =
+      resolve_activation_scales(config, step.weights.scales)->hidden;  // make_plan has resolved them once
   return {config->activation_scale == ActivationScale::kCompat ? ScalePolicy::kCompat : ScalePolicy::kPowerOfTwo,
           scale};
 }
@@ -37,12 +38,12 @@ void quantize(const StepContext& step) {
   const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? hidden_policy(step) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
-    LineCounts counts;
+    RowCounts counts;
     uint64_t nonfinite = 0;
     for (int64_t token = begin; token < end; ++token) {
       hidden.nonfinite[token] = 0;
       if (!has_row(step, token)) continue;
-      convert_line(format, batch.hidden, batch.hidden_dtype, token * cols, cols, policy, hidden, token, counts);
+      convert_row(format, batch.hidden, batch.hidden_dtype, token * cols, cols, policy, hidden, token, counts);
       nonfinite += hidden.nonfinite[token];
     }
     RunStatus& status = *step.buffers.status;

@@ -1,12 +1,12 @@
-// requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block), and flags.
+// requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block), and which rows are nonfinite.
 //
-// A row that holds NaN or Inf is counted. Where rows are quantized it is flagged, and gemm2 gives a row of NaN; under
-// bf16 its flag stays 0 and gemm2 multiplies its values as they are.
+// A nonfinite row is counted. Where rows are quantized `nonfinite` is 1, and gemm2 gives a row of NaN; under bf16 it
+// stays 0, and gemm2 multiplies the values as they are.
 #include <cmath>
 #include <functional>
 
 #include "backend/reference/formats.h"
-#include "backend/reference/quantize_line.h"
+#include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
@@ -15,33 +15,34 @@ namespace {
 ScalePolicy intermediate_policy(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   if (config->intermediate_scale == IntermediateScale::kDynamicToken) return {};
-  const float scale = resolve_activation_scales(config, step.weights.scales)->intermediate;  // plan has seen it succeed
+  const float scale =
+      resolve_activation_scales(config, step.weights.scales)->intermediate;  // make_plan has resolved them once
   return {config->intermediate_scale == IntermediateScale::kCompat ? ScalePolicy::kCompat : ScalePolicy::kPowerOfTwo,
           scale};
 }
 
-bool all_finite(const uint16_t* line, int64_t cols) {
+bool all_finite(const uint16_t* values, int64_t cols) {
   for (int64_t i = 0; i < cols; ++i)
-    if (!std::isfinite(bf16_value(line[i]))) return false;
+    if (!std::isfinite(bf16_value(values[i]))) return false;
   return true;
 }
 
 }  // namespace
 
 void requantize(const StepContext& step, const PartBuffers& part) {
-  const ActivationBuffers& lines = part.intermediate;
+  const ActivationBuffers& intermediate = part.intermediate;
   const int64_t cols = part.intermediate_size;
   const ActivationFormat format = step.weights.config->activation_format;
   const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? intermediate_policy(step) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
-    LineCounts counts;
+    RowCounts counts;
     uint64_t nonfinite = 0;
     for (int64_t row = begin; row < end; ++row) {
-      nonfinite += !all_finite(lines.bf16 + row * cols, cols);
-      lines.nonfinite[row] = 0;
+      nonfinite += !all_finite(intermediate.bf16 + row * cols, cols);
+      intermediate.nonfinite[row] = 0;
       if (format != ActivationFormat::kBf16)
-        convert_line(format, lines.bf16, DType::kBf16, row * cols, cols, policy, lines, row, counts);
+        convert_row(format, intermediate.bf16, DType::kBf16, row * cols, cols, policy, intermediate, row, counts);
     }
     RunStatus& status = *step.buffers.status;
     add_count(status.nonfinite_rows, nonfinite);

@@ -2,7 +2,7 @@
 //
 // A 16-block gives D = sum (2w) q, at most 24384; E = 512 * weight scale, at most 229376; and an fp32 activation scale
 // of 24 bits whose exponent is the block's own. D E times that significand is an integer below 2^57, but blocks of one
-// line may lie 237 octaves apart: more than any accumulator. So terms are added in buckets of 32 octaves, each an
+// row may lie 237 octaves apart: more than any accumulator. So terms are added in buckets of 32 octaves, each an
 // Int128: a term shifted inside its bucket stays below 2^88, and the 2^16 blocks of the longest K below 2^104.
 #pragma once
 
@@ -16,9 +16,9 @@ namespace nvfp4_moe::reference {
 
 struct WideSum {
   static constexpr int kBuckets = 8;
-  static constexpr int kLeastExponent = -139;        // of a significand's unit: 2^-116 is 2^23 of them
-  static constexpr int kUnit = kLeastExponent - 10;  // and D is doubled, E 512 times its value
-  Int128 bucket[kBuckets];                           // the sum is that of bucket[j] 2^(32 j + kUnit)
+  static constexpr int kLeastExponent = -139;                   // of a significand's last bit: 2^-116 is 2^23 of them
+  static constexpr int kQuantumExponent = kLeastExponent - 10;  // and D is doubled, E 512 times its value
+  Int128 bucket[kBuckets];  // the sum is that of bucket[j] 2^(32 j + kQuantumExponent)
 };
 
 // An fp32 block scale as what its terms are multiplied by, and the bucket they go to.
@@ -27,7 +27,7 @@ struct BlockFactor {
   int bucket = 0;
 
   explicit BlockFactor(float scale) {
-    if (!(scale > 0)) return;                                            // a flagged line: its sum is not used
+    if (!(scale > 0)) return;                                            // a nonfinite row, whose sum is not used
     const int above = std::ilogb(scale) - 23 - WideSum::kLeastExponent;  // 0..237 for scales from 2^-116
     bucket = above / 32;
     factor = static_cast<int64_t>(std::ldexp(scale, -(above - above % 32) - WideSum::kLeastExponent));
@@ -74,8 +74,8 @@ inline double scale_exact(const WideSum& sum, float alpha, const FloatFormat& fo
   bool below = false;
   for (size_t j = 0; j < top - 2; ++j) below = below || limbs[j] != 0;
   head = head << 1 | (below ? 1 : 0);
-  return round_exact(negative ? -head : head, WideSum::kUnit + 32 * static_cast<int>(top - 2) - 1 + exponent - 24,
-                     format);
+  return round_exact(negative ? -head : head,
+                     WideSum::kQuantumExponent + 32 * static_cast<int>(top - 2) - 1 + exponent - 24, format);
 }
 
 }  // namespace nvfp4_moe::reference

@@ -1,12 +1,12 @@
 // The definitions of the activation quantizers (docs/numerics.md, "Activation scales").
 //
 //   power of two s = 2^k:  byte = e4m3(fl32(A 2^-k c)), c = fl32(1/6);  code = e2m1(fl32(x 2^-k / v))
-//   dynamic_token:         s = the smallest power of two with amax <= 2688 s, 1 for a line of zeros, at least 2^-126
+//   dynamic_token:         s = the smallest power of two with amax <= 2688 s, 1 for a row of zeros, at least 2^-126
 //   compat (vLLM's order): G = fl32(1/s); byte = e4m3(fl32(G fl32(A c)));  code = e2m1(fl32(x rcp(fl32(v rcp(G)))))
 //
 // A is the block's amax, v the value of its scale byte; v = 0 makes all codes 0. For bf16 and fp16 elements the first
 // form gives what rounding the exact quotients gives; the named fp32 roundings define fp32 elements as well.
-#include "backend/reference/quantize_line.h"
+#include "backend/reference/quantize_row.h"
 
 #include <algorithm>
 #include <cmath>
@@ -44,7 +44,7 @@ struct Compat {
 
 template <class Rule>
 void quantize_block(const float (&x)[kBlock], const Rule& rule, uint8_t* codes, uint8_t* block_scale,
-                    LineCounts& counts) {
+                    RowCounts& counts) {
   float amax = 0;
   for (float value : x) amax = std::max(amax, std::fabs(value));
   const float scale = rule.scale_of(amax);
@@ -62,10 +62,10 @@ void quantize_block(const float (&x)[kBlock], const Rule& rule, uint8_t* codes, 
 
 }  // namespace
 
-void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
-                   const ActivationBuffers& out, int64_t line, LineCounts& counts) {
-  uint8_t* codes = out.codes + line * (cols / 2);
-  uint8_t* block_scales = out.block_scales + line * (cols / kBlock);
+void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
+                  const ActivationBuffers& out, int64_t row, RowCounts& counts) {
+  uint8_t* codes = out.codes + row * (cols / 2);
+  uint8_t* block_scales = out.block_scales + row * (cols / kBlock);
   double amax = 0;
   bool finite = true;
   for (int64_t i = 0; i < cols; ++i) {
@@ -73,17 +73,17 @@ void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, cons
     finite = finite && std::isfinite(value);
     amax = std::max(amax, std::fabs(value));
   }
-  out.nonfinite[line] = finite ? 0 : 1;
+  out.nonfinite[row] = finite ? 0 : 1;
   if (!finite) {
     std::fill_n(codes, cols / 2, uint8_t{0});
     std::fill_n(block_scales, cols / kBlock, uint8_t{0});
-    out.row_scale[line] = std::numeric_limits<float>::quiet_NaN();
+    out.row_scale[row] = std::numeric_limits<float>::quiet_NaN();
     return;
   }
   int exponent = 0;
   if (policy.kind == ScalePolicy::kDynamicToken) exponent = dynamic_exponent(amax);
   if (policy.kind == ScalePolicy::kPowerOfTwo) exponent = std::ilogb(policy.scale);
-  out.row_scale[line] =
+  out.row_scale[row] =
       policy.kind == ScalePolicy::kCompat ? policy.scale : static_cast<float>(std::ldexp(1.0, exponent));
   for (int64_t b = 0; b < cols / kBlock; ++b) {
     float block[kBlock];
@@ -95,14 +95,14 @@ void quantize_line(const void* x, DType dtype, int64_t first, int64_t cols, cons
   }
 }
 
-void round_line(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out, int64_t line) {
+void round_row(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out, int64_t row) {
   bool finite = true;
   for (int64_t i = 0; i < cols; ++i) {
     const double value = load(x, dtype, first + i);
     finite = finite && std::isfinite(value);
-    out.bf16[line * cols + i] = round_to_bf16(value);
+    out.bf16[row * cols + i] = round_to_bf16(value);
   }
-  out.nonfinite[line] = finite ? 0 : 1;
+  out.nonfinite[row] = finite ? 0 : 1;
 }
 
 }  // namespace nvfp4_moe::reference

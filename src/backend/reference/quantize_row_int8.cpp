@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "backend/reference/formats.h"
-#include "backend/reference/quantize_line.h"
+#include "backend/reference/quantize_row.h"
 
 namespace nvfp4_moe::reference {
 namespace {
@@ -18,13 +18,13 @@ constexpr double kLeastScale = 0x1p-116;
 
 }  // namespace
 
-void quantize_line_int8(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out,
-                        int64_t line, LineCounts& counts) {
-  int8_t* codes = out.int8_codes + line * cols;
-  float* scales = out.int8_scales + line * (cols / kBlock);
+void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out,
+                       int64_t row, RowCounts& counts) {
+  int8_t* codes = out.int8_codes + row * cols;
+  float* scales = out.int8_scales + row * (cols / kBlock);
   bool finite = true;
   for (int64_t i = 0; i < cols; ++i) finite = finite && std::isfinite(load(x, dtype, first + i));
-  out.nonfinite[line] = finite ? 0 : 1;
+  out.nonfinite[row] = finite ? 0 : 1;
   if (!finite) {
     std::fill_n(codes, cols, int8_t{0});
     std::fill_n(scales, cols / kBlock, std::numeric_limits<float>::quiet_NaN());

@@ -1,7 +1,7 @@
 // From an accumulator to a rounded GEMM element, by activation format. What differs between the formats is here and in
 // the dots; the steps are written once for all three.
 //
-//   nvfp4       int64     exact; alpha = line scale * tensor scale
+//   nvfp4       int64     exact; alpha = row scale * tensor scale
 //   int8_block  WideSum   exact; alpha = tensor scale
 //   bf16        double    added in increasing k; times the tensor scale
 #pragma once
@@ -12,15 +12,15 @@
 
 namespace nvfp4_moe::reference {
 
-inline double finish(const ActivationBuffers& lines, int64_t line, int64_t dot, float tensor_scale,
-                     const FloatFormat& format) {
-  return scale_exact(dot, alpha_of(lines.row_scale[line], tensor_scale), format);
+inline double epilogue(const ActivationBuffers& activations, int64_t row, int64_t dot, float tensor_scale,
+                       const FloatFormat& format) {
+  return scale_exact(dot, alpha_of(activations.row_scale[row], tensor_scale), format);
 }
-inline double finish(const ActivationBuffers&, int64_t, const WideSum& dot, float tensor_scale,
-                     const FloatFormat& format) {
+inline double epilogue(const ActivationBuffers&, int64_t, const WideSum& dot, float tensor_scale,
+                       const FloatFormat& format) {
   return scale_exact(dot, tensor_scale, format);
 }
-inline double finish(const ActivationBuffers&, int64_t, double dot, float tensor_scale, const FloatFormat& format) {
+inline double epilogue(const ActivationBuffers&, int64_t, double dot, float tensor_scale, const FloatFormat& format) {
   return round_to(format, dot * tensor_scale);
 }
 

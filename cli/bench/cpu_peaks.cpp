@@ -180,9 +180,9 @@ constexpr ComputePeak kMaddubsScaled{"avx2_maddubs_scaled",
                                      "4 vpmaddubsw, 3 vpaddw, vpmaddwd, vpaddd, vcvtdq2ps, vmulps, vfmadd (256 bits)",
                                      kMaddubsHalves * 2.0 * 8 * 16, has_avx2, maddubs_scaled};
 constexpr ComputePeak kFma256{"avx2_fma", "vfmadd (256 bits)", kFmaChains * 2.0 * 8, has_avx2, fma_256};
-constexpr ComputePeak kFullTile{"amx_bf16_tiles", "tdpbf16ps, 16 x 16 x 32", 4 * kTileFlop, bf16_tiles_run_here,
+constexpr ComputePeak kFullTile{"amx_bf16_tiles", "tdpbf16ps, 16 x 16 x 32", 4 * kTileFlop, bf16_tiles_run_on_host,
                                 full_tiles};
-constexpr ComputePeak kHalfTile{"amx_bf16_half_tiles", "tdpbf16ps, 16 x 16 x 16", 2 * kTileFlop, bf16_tiles_run_here,
+constexpr ComputePeak kHalfTile{"amx_bf16_half_tiles", "tdpbf16ps, 16 x 16 x 16", 2 * kTileFlop, bf16_tiles_run_on_host,
                                 half_tiles};
 
 constexpr ComputePeak kPeaks[] = {kVnniScaled, kBf16Dot, kFma512, kMaddubsScaled, kFma256, kFullTile, kHalfTile};

@@ -23,7 +23,7 @@ bool ask() {
 
 }  // namespace
 
-bool bf16_tiles_run_here() {
+bool bf16_tiles_run_on_host() {
   static const bool runs = ask();
   return runs;
 }

@@ -32,10 +32,10 @@ std::vector<uint16_t> swiglu(const Kernels& kernels, const MoeOptions& options, 
 
 TEST(Kernels, TheBestOneRunsHereAndPortableIsLast) {
   const std::span<const Kernels* const> all = kAllKernels;
-  EXPECT_TRUE(best_kernels().runs_here());
+  EXPECT_TRUE(best_kernels().runs_on_host());
   EXPECT_EQ(all.back(), &kPortableKernels);
-  EXPECT_TRUE(kPortableKernels.runs_here());
-  const auto faster = std::count_if(all.begin(), all.end() - 1, [](const Kernels* k) { return k->runs_here(); });
+  EXPECT_TRUE(kPortableKernels.runs_on_host());
+  const auto faster = std::count_if(all.begin(), all.end() - 1, [](const Kernels* k) { return k->runs_on_host(); });
   EXPECT_EQ(&best_kernels() == &kPortableKernels, faster == 0);
 }
 

@@ -61,7 +61,7 @@ std::string why_not_here(const Backend& backend) {
 }
 
 std::string why_not_here(const cpu::Kernels& kernels) {
-  return kernels.runs_here() ? "" : std::string("this host lacks ") + kernels.requires_text;
+  return kernels.runs_on_host() ? "" : std::string("this host lacks ") + kernels.requires_text;
 }
 
 bool declines(const Backend& backend, const MoeConfig& config) {

@@ -16,7 +16,7 @@
 
 namespace nvfp4_moe::test {
 
-// Empty where this machine runs it (Backend::supports decides, Kernels::runs_here), else why not.
+// Empty where this machine runs it (Backend::supports decides, Kernels::runs_on_host), else why not.
 std::string why_not_here(const Backend& backend);
 std::string why_not_here(const cpu::Kernels& kernels);
 // Whether it declines this layer, by name, on this host or its first device: cases of other backends.

@@ -9,26 +9,26 @@
 
 namespace nvfp4_moe::cpu {
 
-ConvertedLine convert_line(const Kernels& kernels, const void* data, DType dtype, int64_t line, int64_t k,
-                           ActivationFormat format, float scale, bool compat, const ActivationBuffers& activations,
-                           int64_t out_line) {
-  ConvertedLine result;
-  const void* x = static_cast<const std::byte*>(data) + line * k * bits(dtype) / 8;
+ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, int64_t row, int64_t k,
+                         ActivationFormat format, float scale, bool compat, const ActivationBuffers& activations,
+                         int64_t out_row) {
+  ConvertedRow result;
+  const void* x = static_cast<const std::byte*>(data) + row * k * bits(dtype) / 8;
   const float amax = kernels.amax(x, dtype, k);
   result.nonfinite = !std::isfinite(amax);
-  activations.nonfinite[out_line] = result.nonfinite ? 1 : 0;
+  activations.nonfinite[out_row] = result.nonfinite ? 1 : 0;
 
   if (format == ActivationFormat::kBf16) {
     if (activations.bf16 == data)  // the intermediate is bf16 already, and gemm2 multiplies NaN and Inf as they are
-      activations.nonfinite[out_line] = 0;
+      activations.nonfinite[out_row] = 0;
     else
-      kernels.to_bf16(x, dtype, k, activations.bf16 + out_line * k);
+      kernels.to_bf16(x, dtype, k, activations.bf16 + out_row * k);
     return result;
   }
 
   if (format == ActivationFormat::kInt8Block) {
-    int8_t* int8_codes = activations.int8_codes + out_line * k;
-    float* scales = activations.int8_scales + out_line * (k / kBlockElems);
+    int8_t* int8_codes = activations.int8_codes + out_row * k;
+    float* scales = activations.int8_scales + out_row * (k / kBlockElems);
     if (!result.nonfinite) {
       result.counts = kernels.quantize_int8(x, dtype, k, int8_codes, scales);
       return result;
@@ -38,31 +38,31 @@ ConvertedLine convert_line(const Kernels& kernels, const void* data, DType dtype
     return result;
   }
 
-  uint8_t* codes = activations.codes + out_line * k / 2;
-  uint8_t* block_scales = activations.block_scales + out_line * k / kBlockElems;
+  uint8_t* codes = activations.codes + out_row * k / 2;
+  uint8_t* block_scales = activations.block_scales + out_row * k / kBlockElems;
   if (result.nonfinite) {
-    activations.row_scale[out_line] = scale == 0.0f ? 1.0f : scale;
+    activations.row_scale[out_row] = scale == 0.0f ? 1.0f : scale;
     std::memset(codes, 0, static_cast<size_t>(k / 2));
     std::memset(block_scales, 0, static_cast<size_t>(k / kBlockElems));
     return result;
   }
   if (scale == 0.0f) scale = dynamic_token_scale(amax);
-  activations.row_scale[out_line] = scale;
+  activations.row_scale[out_row] = scale;
   result.counts = kernels.quantize(
       {.x = x, .dtype = dtype, .k = k, .scale = scale, .compat = compat, .codes = codes, .block_scales = block_scales});
   return result;
 }
 
-void write_operands(const Kernels& kernels, const ActivationBuffers& activations, int64_t line,
+void write_operands(const Kernels& kernels, const ActivationBuffers& activations, int64_t row,
                     const Operands& operands) {
   const int64_t k = operands.k;
   if (operands.format == ActivationFormat::kBf16)
-    return kernels.bf16_operands(activations.bf16 + line * k, k, operands.line(line));
+    return kernels.bf16_operands(activations.bf16 + row * k, k, operands.row(row));
   if (operands.format == ActivationFormat::kInt8Block)
-    return kernels.int8_operands(activations.int8_codes + line * k, activations.int8_scales + line * (k / kBlockElems),
-                                 k, operands.line(line));
-  kernels.nvfp4_operands(activations.codes + line * k / 2, activations.block_scales + line * k / kBlockElems, k,
-                         operands.line(line));
+    return kernels.int8_operands(activations.int8_codes + row * k, activations.int8_scales + row * (k / kBlockElems), k,
+                                 operands.row(row));
+  kernels.nvfp4_operands(activations.codes + row * k / 2, activations.block_scales + row * k / kBlockElems, k,
+                         operands.row(row));
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -1,15 +1,14 @@
 // The instruction set "amx": bf16 tiles for W4A4 and W4A16, 8-bit activations with fp32 scales (W4A8) as avx512bf16.
 //
-// A tile multiplication takes 16 lines x 16 weight rows x 32 of K in 16 cycles. Weights are decoded with their block
-// scale folded in (bf16_avx512.h) into a ring in L1, from which the tiles read them a few blocks later.
+// A tile multiplication takes 16 rows of activations x 16 weight rows x 32 of K in 16 cycles. Weights are decoded with
+// their block scale folded in (bf16_avx512.h) into a ring in L1, from which the tiles read them a few blocks later.
 //
 // W4A4: activations carry their block scales as well, and tiles are half as deep, one block of 16. Sum and products of
 // a block are then exact in fp32, in any order, and are added to the accumulator by one rounding, block after block:
-// the bits of the integer kernels.
-// W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added to the accumulator:
-// |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are half as deep here
-// too. A single line goes another way (float_few.h), unless OperandLines::same_bits. The instruction takes subnormal
-// inputs, products and sums as 0: an activation below 2^-116 counts as 0.
+// the bits of the integer kernels. W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added
+// to the accumulator: |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are
+// half as deep as well. A single row goes another way (float_small_batch.h), unless OperandRows::same_bits. The
+// instruction takes subnormal inputs, products and accumulators as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -32,8 +31,8 @@ namespace {
 // clang-format off
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
-#include "backend/cpu/lines.h"
-#include "backend/cpu/float_few.h"
+#include "backend/cpu/rows.h"
+#include "backend/cpu/float_small_batch.h"
 // clang-format on
 
 constexpr bool kPermuteBytes = true;
@@ -43,7 +42,7 @@ inline __m512i permute_bytes(__m512i index, __m512i table) { return _mm512_permu
 // Behind it.
 #include "backend/cpu/bf16_avx512.h"
 
-// e2m1 * e4m3 of a line as bf16, in the order of pairs: low nibbles of four bytes, then their high nibbles.
+// e2m1 * e4m3 of a row as bf16, in the order of pairs: low nibbles of four bytes, then their high nibbles.
 void scaled_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out) {
   const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
                                        -2.0f, -3.0f, -4.0f, -6.0f);
@@ -61,21 +60,21 @@ void scaled_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t 
   std::memset(out + blocks * 32, 0, static_cast<size_t>(chunks_of(k) * kBf16ChunkBytes - blocks * 32));
 }
 
-// A W4A4 line for tiles, and behind it for vpdpbusd, which is faster for few lines: how many an expert has is not known
-// when operands are written, and both give the same bits.
+// A W4A4 row for tiles, and behind it for vpdpbusd, which is faster for a small batch: how many rows an expert has is
+// not known when operands are written, and both give the same bits.
 constexpr int64_t kNvfp4ChunkBytes = kBf16ChunkBytes + kInt8ChunkBytes;
-constexpr int64_t kFewLines = 8;
+constexpr int64_t kInt8SmallBatchRows = 8;
 
 void tile_nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out) {
   scaled_operands(codes, block_scales, k, out);
   nvfp4_operands(codes, block_scales, k, out + chunks_of(k) * kBf16ChunkBytes);
 }
 
-// ---- tiles: 0..5 sums (16 lines x 16 weight rows each), 6 lines, 7 weights
+// ---- tiles: 0..5 accumulators (16 rows x 16 weight rows each), 6 rows of activations, 7 weights
 
-constexpr int64_t kTileLines = 16;
-constexpr int64_t kMostSums = 6, kMostLines = 4 * kTileLines;
-constexpr int kLinesTile = 6, kWeightsTile = 7;
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kMostAccumulators = 6, kMostRows = 4 * kTileRows;
+constexpr int kRowsTile = 6, kWeightsTile = 7;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0;
@@ -107,27 +106,27 @@ inline void store(void* rows, int64_t stride) {
 }
 template <int kSum>
 inline void multiply_add() {
-  asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(kWeightsTile), "i"(kLinesTile), "i"(kSum));
+  asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(kWeightsTile), "i"(kRowsTile), "i"(kSum));
 }
 
-// kTiles tiles of lines times kPanels panels: sum p * kTiles + i.
+// kTiles tiles of rows times kPanels panels: sum p * kTiles + i.
 template <int kPanels, int kTiles, int kSum = 0>
-inline void clear_sums() {
+inline void clear_accumulators() {
   clear<kSum>();
-  if constexpr (kSum + 1 < kPanels * kTiles) clear_sums<kPanels, kTiles, kSum + 1>();
+  if constexpr (kSum + 1 < kPanels * kTiles) clear_accumulators<kPanels, kTiles, kSum + 1>();
 }
 template <int kPanels, int kTiles, int kSum = 0>
-inline void store_sums(float* acc, int64_t acc_stride) {  // floats
-  store<kSum>(acc + kSum % kTiles * kTileLines * acc_stride + kSum / kTiles * kPanelRows, acc_stride * 4);
-  if constexpr (kSum + 1 < kPanels * kTiles) store_sums<kPanels, kTiles, kSum + 1>(acc, acc_stride);
+inline void store_accumulators(float* acc, int64_t acc_stride) {  // floats
+  store<kSum>(acc + kSum % kTiles * kTileRows * acc_stride + kSum / kTiles * kPanelRows, acc_stride * 4);
+  if constexpr (kSum + 1 < kPanels * kTiles) store_accumulators<kPanels, kTiles, kSum + 1>(acc, acc_stride);
 }
-// Lines at `lines`, line_bytes apart, times weights (pairs, kPanels) vectors.
+// Rows at `rows`, row_bytes apart, times weights (pairs, kPanels) vectors.
 template <int kPanels, int kTiles, int kSum = 0>
-inline void multiply_tiles(const std::byte* lines, int64_t line_bytes, const __m512bh* weights) {
+inline void multiply_tiles(const std::byte* rows, int64_t row_bytes, const __m512bh* weights) {
   if constexpr (kSum % kTiles == 0) load<kWeightsTile>(weights + kSum / kTiles, kPanels * 64);
-  load<kLinesTile>(lines + kSum % kTiles * kTileLines * line_bytes, line_bytes);
+  load<kRowsTile>(rows + kSum % kTiles * kTileRows * row_bytes, row_bytes);
   multiply_add<kSum>();
-  if constexpr (kSum + 1 < kPanels * kTiles) multiply_tiles<kPanels, kTiles, kSum + 1>(lines, line_bytes, weights);
+  if constexpr (kSum + 1 < kPanels * kTiles) multiply_tiles<kPanels, kTiles, kSum + 1>(rows, row_bytes, weights);
 }
 
 // ---- a strip
@@ -141,20 +140,20 @@ struct alignas(64) Ring {
   __m512bh* block(int64_t b, int64_t panels) { return weights + b % kRingBlocks * kBlockPairs * panels; }
 };
 
-// All lines times kPanels panels, kStepBlocks blocks of K a step. Sums stay in tiles from the first block to the last.
+// All rows times kPanels panels, kStepBlocks blocks of K a step. Sums stay in tiles from the first block to the last.
 template <int kPanels, int kTiles, int kStepBlocks>
-void multiply_panels(const Strip& strip, const std::byte* lines, int64_t line_bytes, float* acc, int64_t acc_stride) {
+void multiply_panels(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc, int64_t acc_stride) {
   const int64_t blocks = strip.chunks * kBlocksPerChunk;
   Ring ring;
   Decoder<kPanels> decoder(strip);
-  clear_sums<kPanels, kTiles>();
+  clear_accumulators<kPanels, kTiles>();
   for (int64_t b = 0; b < std::min(kBlocksAhead, blocks); ++b) decoder.decode_next(ring.block(b, kPanels));
   for (int64_t b = 0; b < blocks; b += kStepBlocks) {
-    multiply_tiles<kPanels, kTiles>(lines + b * kBlockPairs * 4, line_bytes, ring.block(b, kPanels));
+    multiply_tiles<kPanels, kTiles>(rows + b * kBlockPairs * 4, row_bytes, ring.block(b, kPanels));
     for (int64_t ahead = b + kBlocksAhead; ahead < std::min(b + kBlocksAhead + kStepBlocks, blocks); ++ahead)
       decoder.decode_next(ring.block(ahead, kPanels));
   }
-  store_sums<kPanels, kTiles>(acc, acc_stride);
+  store_accumulators<kPanels, kTiles>(acc, acc_stride);
 }
 
 // One panel of a strip as a strip of its own.
@@ -164,82 +163,82 @@ inline Strip panel_of(const Strip& strip, int64_t p) {
   return {.bytes = bytes, .panels = 1, .chunks = strip.chunks, .next = next};
 }
 
-// Up to three tiles of lines take both panels of a strip at once, more take one after the other.
+// Up to three tiles of rows take both panels of a strip at once, more take one after the other.
 template <int kTiles, int kStepBlocks>
-void multiply_strip(const Strip& strip, const std::byte* lines, int64_t line_bytes, float* acc) {
+void multiply_strip(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc) {
   const int64_t acc_stride = strip.panels * kPanelRows;
-  if constexpr (2 * kTiles <= kMostSums)
-    if (strip.panels == 2) return multiply_panels<2, kTiles, kStepBlocks>(strip, lines, line_bytes, acc, acc_stride);
+  if constexpr (2 * kTiles <= kMostAccumulators)
+    if (strip.panels == 2) return multiply_panels<2, kTiles, kStepBlocks>(strip, rows, row_bytes, acc, acc_stride);
   for (int64_t p = 0; p < strip.panels; ++p)
-    multiply_panels<1, kTiles, kStepBlocks>(panel_of(strip, p), lines, line_bytes, acc + p * kPanelRows, acc_stride);
+    multiply_panels<1, kTiles, kStepBlocks>(panel_of(strip, p), rows, row_bytes, acc + p * kPanelRows, acc_stride);
 }
 
-// Tiles of `lines` <= kMostLines lines, kStepBlocks blocks of K deep. Where there are more tiles than one all are full.
+// Tiles of `count` <= kMostRows rows, kStepBlocks blocks of K deep. Where there are more tiles than one all are full.
 template <int kStepBlocks>
-inline TileConfig tile_config(int64_t lines) {
+inline TileConfig tile_config(int64_t count) {
   TileConfig config;
-  const auto rows = static_cast<uint8_t>(std::min(lines, kTileLines));
-  for (int tile = 0; tile < kLinesTile; ++tile) config.set(tile, rows, 64);
-  config.set(kLinesTile, rows, kStepBlocks * kBlockPairs * 4);
+  const auto rows = static_cast<uint8_t>(std::min(count, kTileRows));
+  for (int tile = 0; tile < kRowsTile; ++tile) config.set(tile, rows, 64);
+  config.set(kRowsTile, rows, kStepBlocks * kBlockPairs * 4);
   config.set(kWeightsTile, kStepBlocks * kBlockPairs, 64);
   return config;
 }
 
 template <int kStepBlocks>
-void multiply_tiled(const Strip& strip, const OperandLines& all, float* acc) {
-  bf16_tiles_run_here();  // without the system's permission, asked for once, ldtilecfg is an illegal instruction
-  const int64_t line_bytes = all.count > 1 ? all.lines[1] - all.lines[0] : 0;
-  for (int64_t first = 0; first < all.count; first += kMostLines) {
-    const int64_t count = std::min(kMostLines, all.count - first);
-    const std::byte* lines = all.lines[first];
-    float* sums = acc + first * strip.panels * kPanelRows;
+void multiply_tiled(const Strip& strip, const OperandRows& all, float* acc) {
+  bf16_tiles_run_on_host();  // without the system's permission, asked for once, ldtilecfg is an illegal instruction
+  const int64_t row_bytes = all.count > 1 ? all.rows[1] - all.rows[0] : 0;
+  for (int64_t first = 0; first < all.count; first += kMostRows) {
+    const int64_t count = std::min(kMostRows, all.count - first);
+    const std::byte* rows = all.rows[first];
+    float* accumulators = acc + first * strip.panels * kPanelRows;
     configure(tile_config<kStepBlocks>(count));
-    switch ((count + kTileLines - 1) / kTileLines) {
-      case 1: multiply_strip<1, kStepBlocks>(strip, lines, line_bytes, sums); break;
-      case 2: multiply_strip<2, kStepBlocks>(strip, lines, line_bytes, sums); break;
-      case 3: multiply_strip<3, kStepBlocks>(strip, lines, line_bytes, sums); break;
-      default: multiply_strip<4, kStepBlocks>(strip, lines, line_bytes, sums); break;
+    switch ((count + kTileRows - 1) / kTileRows) {
+      case 1: multiply_strip<1, kStepBlocks>(strip, rows, row_bytes, accumulators); break;
+      case 2: multiply_strip<2, kStepBlocks>(strip, rows, row_bytes, accumulators); break;
+      case 3: multiply_strip<3, kStepBlocks>(strip, rows, row_bytes, accumulators); break;
+      default: multiply_strip<4, kStepBlocks>(strip, rows, row_bytes, accumulators); break;
     }
     release();
   }
 }
 
-// W4A16, one line: back to fp32 in order, a slice at a time.
-constexpr int64_t kFewSliceChunks = 16;
+// W4A16, one row: back to fp32 in order, a slice at a time.
+constexpr int64_t kSliceChunks = 16;
 struct alignas(64) FloatSlice {
-  float x[kFewSliceChunks * kChunkK];
+  float x[kSliceChunks * kChunkK];
 };
-void multiply_bf16_line(const Strip& strip, const std::byte* line, float* acc) {
+void multiply_bf16_row(const Strip& strip, const std::byte* row, float* acc) {
   const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
   FloatSlice floats;
   const float* x[1] = {floats.x};
-  for (int64_t first = 0; first < strip.chunks; first += kFewSliceChunks) {
-    const int64_t end = std::min(first + kFewSliceChunks, strip.chunks);
+  for (int64_t first = 0; first < strip.chunks; first += kSliceChunks) {
+    const int64_t end = std::min(first + kSliceChunks, strip.chunks);
     for (int64_t k = 0; k < (end - first) * kChunkK; k += kLanes) {
-      const std::byte* from = line + first * kBf16ChunkBytes + 2 * k;
+      const std::byte* from = row + first * kBf16ChunkBytes + 2 * k;
       const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
       const __m512i ordered = _mm512_permutexvar_epi32(order, _mm512_slli_epi32(wide, 16));
       _mm512_store_ps(floats.x + k, _mm512_castsi512_ps(ordered));
     }
     if (strip.panels == 1)
-      float_few<1, 1>(strip, first, end, x, acc);
+      float_small_batch<1, 1>(strip, first, end, x, acc);
     else
-      float_few<2, 1>(strip, first, end, x, acc);
+      float_small_batch<2, 1>(strip, first, end, x, acc);
   }
 }
 
-void multiply_nvfp4(const Strip& strip, const OperandLines& lines, float* acc) {
-  if (lines.count <= kFewLines) {
-    const std::byte* few[kFewLines];
-    for (int64_t i = 0; i < lines.count; ++i) few[i] = lines.lines[i] + chunks_of(lines.k) * kBf16ChunkBytes;
-    return multiply_int8(strip, {.lines = few, .count = lines.count, .k = lines.k}, acc);
+void multiply_nvfp4(const Strip& strip, const OperandRows& rows, float* acc) {
+  if (rows.count <= kInt8SmallBatchRows) {
+    const std::byte* int8_rows[kInt8SmallBatchRows];
+    for (int64_t i = 0; i < rows.count; ++i) int8_rows[i] = rows.rows[i] + chunks_of(rows.k) * kBf16ChunkBytes;
+    return multiply_int8(strip, {.rows = int8_rows, .count = rows.count, .k = rows.k}, acc);
   }
-  multiply_tiled<1>(strip, lines, acc);
+  multiply_tiled<1>(strip, rows, acc);
 }
-void multiply_bf16(const Strip& strip, const OperandLines& lines, float* acc) {
-  if (lines.k < kChunkK) return multiply_tiled<1>(strip, lines, acc);
-  if (lines.count == 1 && !lines.same_bits) return multiply_bf16_line(strip, lines.lines[0], acc);
-  multiply_tiled<2>(strip, lines, acc);
+void multiply_bf16(const Strip& strip, const OperandRows& rows, float* acc) {
+  if (rows.k < kChunkK) return multiply_tiled<1>(strip, rows, acc);
+  if (rows.count == 1 && !rows.same_bits) return multiply_bf16_row(strip, rows.rows[0], acc);
+  multiply_tiled<2>(strip, rows, acc);
 }
 
 }  // namespace
@@ -249,7 +248,7 @@ NVFP4_MOE_TARGET_END
 namespace nvfp4_moe::cpu {
 namespace {
 
-bool runs_here() { return kAvx512Bf16Kernels.runs_here() && bf16_tiles_run_here(); }
+bool runs_on_host() { return kAvx512Bf16Kernels.runs_on_host() && bf16_tiles_run_on_host(); }
 
 }  // namespace
 
@@ -257,19 +256,19 @@ const Kernels kAmxKernels{
     .name = "amx",
     .backend_name = "cpu:amx",
     .requires_text = "AMX tiles with BF16, AVX512F, BW, VL, VBMI, VNNI and BF16",
-    .runs_here = runs_here,
-    .nvfp4 = {"amx_bf16_half_tiles", kNvfp4ChunkBytes, kTileLines, multiply_nvfp4},
+    .runs_on_host = runs_on_host,
+    .nvfp4 = {"amx_bf16_half_tiles", kNvfp4ChunkBytes, kTileRows, multiply_nvfp4},
     .int8_block = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
-    .bf16 = {"amx_bf16_tiles", kBf16ChunkBytes, kTileLines, multiply_bf16},
+    .bf16 = {"amx_bf16_tiles", kBf16ChunkBytes, kTileRows, multiply_bf16},
     .nvfp4_operands = tile_nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = bf16_operands,
-    .swiglu = swiglu_lines,
-    .round = round_lines,
-    .amax = line_amax,
-    .quantize = quantize_line,
-    .quantize_int8 = quantize_line_int8,
-    .to_bf16 = line_to_bf16,
+    .swiglu = swiglu_rows,
+    .round = round_rows,
+    .amax = row_amax,
+    .quantize = quantize_row,
+    .quantize_int8 = quantize_row_int8,
+    .to_bf16 = row_to_bf16,
     .combine = combine_tokens,
 };
 

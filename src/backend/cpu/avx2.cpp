@@ -1,8 +1,8 @@
 // The instruction set "avx2": vpmaddubsw on 256-bit registers for 8-bit activations, fp32 multiply-adds for W4A16.
 //
 // Weights are u8 = 2w + 12 as in avx512vnni; a product pair is at most 2 * 24 * 127 and the four pairs of a row's block
-// add up below 2^15, so 16-bit sums hold them exactly. One block of 16 rows stays decoded in registers (8 of 16) while
-// all lines pass; the accumulators lie in L1.
+// add up below 2^15, so 16-bit accumulators hold them exactly. One block of 16 weight rows stays decoded in registers
+// (8 of 16) while all rows of activations pass; the accumulators lie in L1.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -25,8 +25,8 @@ namespace {
 // clang-format off
 #include "backend/cpu/vector_avx2.h"
 #include "backend/cpu/operands_x86.h"
-#include "backend/cpu/lines.h"
-#include "backend/cpu/float_few.h"
+#include "backend/cpu/rows.h"
+#include "backend/cpu/float_small_batch.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on
 
@@ -61,12 +61,12 @@ inline __m256i broadcast4(const void* p) {
   return _mm256_set1_epi32(four);
 }
 
-// acc (16) + the line's block times the panel's.
-inline void add_block(const Block& block, const Int8Block& line, bool first, float* acc) {
-  const __m256i x0 = broadcast4(line.values), x1 = broadcast4(line.values + 4);
-  const __m256i x2 = broadcast4(line.values + 8), x3 = broadcast4(line.values + 12);
-  const __m256i bias = _mm256_set1_epi32(line.bias), one = _mm256_set1_epi16(1);
-  const __m256 scale = _mm256_set1_ps(line.scale);
+// acc (16) + the row's block times the panel's.
+inline void add_block(const Block& block, const Int8Block& row, bool first, float* acc) {
+  const __m256i x0 = broadcast4(row.values), x1 = broadcast4(row.values + 4);
+  const __m256i x2 = broadcast4(row.values + 8), x3 = broadcast4(row.values + 12);
+  const __m256i bias = _mm256_set1_epi32(row.bias), one = _mm256_set1_epi16(1);
+  const __m256 scale = _mm256_set1_ps(row.scale);
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
     const __m256i(&w)[4] = block.weights[h];
@@ -79,7 +79,7 @@ inline void add_block(const Block& block, const Int8Block& line, bool first, flo
   }
 }
 
-void multiply_int8(const Strip& strip, const OperandLines& lines, float* acc) {
+void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
   const int64_t acc_stride = strip.panels * kPanelRows;
   for (int64_t p = 0; p < strip.panels; ++p) {
     for (int64_t c = 0; c < strip.chunks; ++c) {
@@ -88,8 +88,8 @@ void multiply_int8(const Strip& strip, const OperandLines& lines, float* acc) {
         Block block;
         decode(strip.bytes + (p * strip.chunks + c) * kChunkBytes, b, block);
         const int64_t index = c * kBlocksPerChunk + b;
-        for (int64_t i = 0; i < lines.count; ++i)
-          add_block(block, int8_blocks(lines.lines[i])[index], index == 0, acc + i * acc_stride + p * kPanelRows);
+        for (int64_t i = 0; i < rows.count; ++i)
+          add_block(block, int8_blocks(rows.rows[i])[index], index == 0, acc + i * acc_stride + p * kPanelRows);
       }
     }
   }
@@ -102,7 +102,7 @@ NVFP4_MOE_TARGET_END
 namespace nvfp4_moe::cpu {
 namespace {
 
-bool runs_here() {
+bool runs_on_host() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
   return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -114,19 +114,19 @@ const Kernels kAvx2Kernels{
     .name = "avx2",
     .backend_name = "cpu:avx2",
     .requires_text = "AVX2, FMA and F16C",
-    .runs_here = runs_here,
+    .runs_on_host = runs_on_host,
     .nvfp4 = {"avx2_int8", kInt8ChunkBytes, 1, multiply_int8},
     .int8_block = {"avx2_int8", kInt8ChunkBytes, 1, multiply_int8},
     .bf16 = {"avx2_fp32", kFloatChunkBytes, 1, multiply_fp32},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = fp32_operands,
-    .swiglu = swiglu_lines,
-    .round = round_lines,
-    .amax = line_amax,
-    .quantize = quantize_line,
-    .quantize_int8 = quantize_line_int8,
-    .to_bf16 = line_to_bf16,
+    .swiglu = swiglu_rows,
+    .round = round_rows,
+    .amax = row_amax,
+    .quantize = quantize_row,
+    .quantize_int8 = quantize_row_int8,
+    .to_bf16 = row_to_bf16,
     .combine = combine_tokens,
 };
 

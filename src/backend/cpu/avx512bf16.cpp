@@ -2,11 +2,11 @@
 //
 // A lane is a row of the panel and takes two bf16 products at a time. Weights are decoded with their block scale folded
 // in, which bf16 holds exactly: four instructions for 32 of them, all on 16-bit integers. In a 32-bit lane the codes of
-// k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so the lines' elements are stored in it.
+// k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so the rows' elements are stored in it.
 // Order of additions: within a slice of float_slice(K) elements the 8-halves of the blocks go to two chains; then the
-// chains are added, then the slices: the same for any number of lines. Up to eight lines may instead leave the scale
-// outside, block by block, which reads weights twice as fast (unless OperandLines::same_bits).
-// The instruction takes subnormal inputs, products and sums as 0: an activation below 2^-116 counts as 0.
+// chains are added, then the slices: the same for any number of rows. Up to eight rows may instead leave the scale
+// outside, block by block, which reads weights twice as fast (unless OperandRows::same_bits).
+// The instruction takes subnormal inputs, products and results as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -28,7 +28,7 @@ namespace {
 // clang-format off
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
-#include "backend/cpu/lines.h"
+#include "backend/cpu/rows.h"
 // clang-format on
 
 constexpr bool kPermuteBytes = true;
@@ -43,13 +43,13 @@ alignas(64) constexpr uint16_t kValues[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x
                                               0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
                                               0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
 
-constexpr int kTileLines = 4;  // x 2 panels x 2 chains = 16 accumulators of 32 registers
+constexpr int kTileRows = 4;  // x 2 panels x 2 chains = 16 accumulators of 32 registers
 
-inline __m512bh pair_of(const uint32_t* line, int64_t pair) {
-  return (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(line[pair]));
+inline __m512bh pair_of(const uint32_t* row, int64_t pair) {
+  return (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(row[pair]));
 }
 
-// ---- a slice of kPanels panels times kCount lines
+// ---- a slice of kPanels panels times kCount rows
 
 template <int kPanels, int kCount, int kChains = 2>
 struct Tile {
@@ -60,10 +60,10 @@ struct Tile {
       for (auto& panel : half)
         for (__m512& sum : panel) sum = _mm512_setzero_ps();
   }
-  void add(int half, const __m512bh (&w)[kPanels], const uint32_t* const (&lines)[kCount], int64_t pair) {
+  void add(int half, const __m512bh (&w)[kPanels], const uint32_t* const (&rows)[kCount], int64_t pair) {
 #pragma GCC unroll 8
     for (int i = 0; i < kCount; ++i) {
-      const __m512bh x = pair_of(lines[i], pair);
+      const __m512bh x = pair_of(rows[i], pair);
 #pragma GCC unroll 2
       for (int p = 0; p < kPanels; ++p)
         chain[half % kChains][p][i] = _mm512_dpbf16_ps(chain[half % kChains][p][i], w[p], x);
@@ -81,14 +81,14 @@ struct Tile {
   }
 };
 
-// Many lines: a slice of weights is decoded once into L1, and the lines pass in tiles.
+// A large batch: a slice of weights is decoded once into L1, and the rows pass in tiles.
 struct alignas(64) Slice {
   __m512bh weights[kMostSlice / 2 * kStripPanels];  // (pairs, panels)
 };
 template <int kPanels, int kCount>
-void multiply_slice(const Slice& slice, const std::byte* const* lines, int64_t first_pair, int64_t pairs, float* acc) {
+void multiply_slice(const Slice& slice, const std::byte* const* rows, int64_t first_pair, int64_t pairs, float* acc) {
   const uint32_t* x[kCount];
-  for (int i = 0; i < kCount; ++i) x[i] = reinterpret_cast<const uint32_t*>(lines[i]) + first_pair;
+  for (int i = 0; i < kCount; ++i) x[i] = reinterpret_cast<const uint32_t*>(rows[i]) + first_pair;
   Tile<kPanels, kCount> tile;
   for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
 #pragma GCC unroll 8
@@ -101,7 +101,7 @@ void multiply_slice(const Slice& slice, const std::byte* const* lines, int64_t f
   tile.add_to(acc);
 }
 template <int kPanels>
-void multiply_slices(const Strip& strip, const std::byte* const* lines, int64_t count, int64_t k, float* acc) {
+void multiply_slices(const Strip& strip, const std::byte* const* rows, int64_t count, int64_t k, float* acc) {
   const int64_t blocks = k / kBlockElems, step = float_slice(k) / kBlockElems;
   constexpr int64_t kAccStride = kPanels * kPanelRows;
   std::fill(acc, acc + count * kAccStride, 0.0f);
@@ -112,26 +112,26 @@ void multiply_slices(const Strip& strip, const std::byte* const* lines, int64_t 
     for (int64_t b = 0; b < count_blocks; ++b) decoder.decode_next(slice.weights + b * kBlockPairs * kPanels);
     const int64_t first_pair = first * kBlockPairs, pairs = count_blocks * kBlockPairs;
     int64_t i = 0;
-    for (; i + kTileLines <= count; i += kTileLines)
-      multiply_slice<kPanels, kTileLines>(slice, lines + i, first_pair, pairs, acc + i * kAccStride);
+    for (; i + kTileRows <= count; i += kTileRows)
+      multiply_slice<kPanels, kTileRows>(slice, rows + i, first_pair, pairs, acc + i * kAccStride);
     switch (count - i) {
-      case 1: multiply_slice<kPanels, 1>(slice, lines + i, first_pair, pairs, acc + i * kAccStride); break;
-      case 2: multiply_slice<kPanels, 2>(slice, lines + i, first_pair, pairs, acc + i * kAccStride); break;
-      case 3: multiply_slice<kPanels, 3>(slice, lines + i, first_pair, pairs, acc + i * kAccStride); break;
+      case 1: multiply_slice<kPanels, 1>(slice, rows + i, first_pair, pairs, acc + i * kAccStride); break;
+      case 2: multiply_slice<kPanels, 2>(slice, rows + i, first_pair, pairs, acc + i * kAccStride); break;
+      case 3: multiply_slice<kPanels, 3>(slice, rows + i, first_pair, pairs, acc + i * kAccStride); break;
       default: break;
     }
   }
 }
 
-// Few lines: no time to fold scales into weights, since memory waits for nobody. A block's chains start from 0, are
-// added, and are scaled into the accumulator: |err| <= (K/16 + 16) 2^-24 sum|p|.
+// A small batch leaves no time to fold scales into weights, since the memory is the limit. A block's chains start from
+// 0, are added, and are scaled into the accumulator: |err| <= (K/16 + 16) 2^-24 sum|p|.
 template <int kPanels, int kCount>
-void multiply_few(const Strip& strip, const std::byte* const* lines, float* acc) {
+void multiply_small_batch(const Strip& strip, const std::byte* const* rows, float* acc) {
   const __m512i table = _mm512_load_si512(kValues);
   const uint32_t* x[kCount];
   __m512 sum[kPanels][kCount];
   for (int i = 0; i < kCount; ++i) {
-    x[i] = reinterpret_cast<const uint32_t*>(lines[i]);
+    x[i] = reinterpret_cast<const uint32_t*>(rows[i]);
     for (int p = 0; p < kPanels; ++p) sum[p][i] = _mm512_setzero_ps();
   }
   for (int64_t c = 0; c < strip.chunks; ++c) {
@@ -169,29 +169,29 @@ void multiply_few(const Strip& strip, const std::byte* const* lines, float* acc)
 }
 
 template <int kPanels>
-void multiply(const Strip& strip, const OperandLines& lines, float* acc) {
-  constexpr int64_t kShortest = kChunkK;  // below it the bound of a few lines would not hold
-  const std::byte* const* second = lines.lines + 4;
-  switch (lines.same_bits || lines.k < kShortest ? 0 : lines.count) {
-    case 1: return multiply_few<kPanels, 1>(strip, lines.lines, acc);
-    case 2: return multiply_few<kPanels, 2>(strip, lines.lines, acc);
-    case 3: return multiply_few<kPanels, 3>(strip, lines.lines, acc);
-    case 4: return multiply_few<kPanels, 4>(strip, lines.lines, acc);
-    case 5: return multiply_few<kPanels, 5>(strip, lines.lines, acc);
-    case 6: return multiply_few<kPanels, 6>(strip, lines.lines, acc);
+void multiply(const Strip& strip, const OperandRows& rows, float* acc) {
+  constexpr int64_t kShortest = kChunkK;  // below it the bound of a small batch would not hold
+  const std::byte* const* second = rows.rows + 4;
+  switch (rows.same_bits || rows.k < kShortest ? 0 : rows.count) {
+    case 1: return multiply_small_batch<kPanels, 1>(strip, rows.rows, acc);
+    case 2: return multiply_small_batch<kPanels, 2>(strip, rows.rows, acc);
+    case 3: return multiply_small_batch<kPanels, 3>(strip, rows.rows, acc);
+    case 4: return multiply_small_batch<kPanels, 4>(strip, rows.rows, acc);
+    case 5: return multiply_small_batch<kPanels, 5>(strip, rows.rows, acc);
+    case 6: return multiply_small_batch<kPanels, 6>(strip, rows.rows, acc);
     case 7:
-      multiply_few<kPanels, 4>(strip, lines.lines, acc);
-      return multiply_few<kPanels, 3>(strip, second, acc + 4 * kPanels * kPanelRows);
+      multiply_small_batch<kPanels, 4>(strip, rows.rows, acc);
+      return multiply_small_batch<kPanels, 3>(strip, second, acc + 4 * kPanels * kPanelRows);
     case 8:
-      multiply_few<kPanels, 4>(strip, lines.lines, acc);
-      return multiply_few<kPanels, 4>(strip, second, acc + 4 * kPanels * kPanelRows);
-    default: return multiply_slices<kPanels>(strip, lines.lines, lines.count, lines.k, acc);
+      multiply_small_batch<kPanels, 4>(strip, rows.rows, acc);
+      return multiply_small_batch<kPanels, 4>(strip, second, acc + 4 * kPanels * kPanelRows);
+    default: return multiply_slices<kPanels>(strip, rows.rows, rows.count, rows.k, acc);
   }
 }
 
-void multiply_bf16(const Strip& strip, const OperandLines& lines, float* acc) {
-  if (strip.panels == 1) return multiply<1>(strip, lines, acc);
-  multiply<2>(strip, lines, acc);
+void multiply_bf16(const Strip& strip, const OperandRows& rows, float* acc) {
+  if (strip.panels == 1) return multiply<1>(strip, rows, acc);
+  multiply<2>(strip, rows, acc);
 }
 
 }  // namespace
@@ -201,8 +201,9 @@ NVFP4_MOE_TARGET_END
 namespace nvfp4_moe::cpu {
 namespace {
 
-bool runs_here() {
-  return kAvx512VnniKernels.runs_here() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+bool runs_on_host() {
+  return kAvx512VnniKernels.runs_on_host() && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512bf16");
 }
 
 }  // namespace
@@ -211,19 +212,19 @@ const Kernels kAvx512Bf16Kernels{
     .name = "avx512bf16",
     .backend_name = "cpu:avx512bf16",
     .requires_text = "AVX512F, BW, VL, VBMI, VNNI and BF16",
-    .runs_here = runs_here,
+    .runs_on_host = runs_on_host,
     .nvfp4 = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
     .int8_block = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
     .bf16 = {"avx512bf16_bf16", kBf16ChunkBytes, 1, multiply_bf16},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = bf16_operands,
-    .swiglu = swiglu_lines,
-    .round = round_lines,
-    .amax = line_amax,
-    .quantize = quantize_line,
-    .quantize_int8 = quantize_line_int8,
-    .to_bf16 = line_to_bf16,
+    .swiglu = swiglu_rows,
+    .round = round_rows,
+    .amax = row_amax,
+    .quantize = quantize_row,
+    .quantize_int8 = quantize_row_int8,
+    .to_bf16 = row_to_bf16,
     .combine = combine_tokens,
 };
 

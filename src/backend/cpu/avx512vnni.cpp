@@ -21,8 +21,8 @@ namespace {
 // clang-format off
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
-#include "backend/cpu/lines.h"
-#include "backend/cpu/float_few.h"
+#include "backend/cpu/rows.h"
+#include "backend/cpu/float_small_batch.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on
 
@@ -38,7 +38,7 @@ NVFP4_MOE_TARGET_END
 namespace nvfp4_moe::cpu {
 namespace {
 
-bool runs_here() {
+bool runs_on_host() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
@@ -49,19 +49,19 @@ const Kernels kAvx512VnniKernels{
     .name = "avx512vnni",
     .backend_name = "cpu:avx512vnni",
     .requires_text = "AVX512F, BW, VL and VNNI",
-    .runs_here = runs_here,
+    .runs_on_host = runs_on_host,
     .nvfp4 = {"avx512vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
     .int8_block = {"avx512vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
     .bf16 = {"avx512_fp32", kFloatChunkBytes, 1, multiply_fp32},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = fp32_operands,
-    .swiglu = swiglu_lines,
-    .round = round_lines,
-    .amax = line_amax,
-    .quantize = quantize_line,
-    .quantize_int8 = quantize_line_int8,
-    .to_bf16 = line_to_bf16,
+    .swiglu = swiglu_rows,
+    .round = round_rows,
+    .amax = row_amax,
+    .quantize = quantize_row,
+    .quantize_int8 = quantize_row_int8,
+    .to_bf16 = row_to_bf16,
     .combine = combine_tokens,
 };
 

@@ -28,15 +28,15 @@ void take_arrays(const MoeConfig& config, const ExpertRange& range, int64_t toke
 Plan make_plan(const char* backend, const Kernels& kernels, const MoeConfig& config, const ExpertRange& range,
                const Limits& limits, const DeviceFacts& device) {
   const char* gemm = kernels.multiplication(config->activation_format).name;
-  const std::string lines = std::string(kernels.name) + "_lines";
+  const std::string rows = std::string(kernels.name) + "_rows";
   const auto walk = [&](Arena& arena) { take_arrays(config, range, limits.max_tokens, kernels, arena); };
   Plan plan{.backend = backend,
             .limits = limits,
             .device = device,
             .steps = {},
             .workspace = WorkspaceLayout::of(walk, limits.guard_bytes)};
-  plan.steps = {{"route", "counting_sort"}, {"quantize", lines}, {"gemm1_swiglu", gemm},
-                {"requantize", lines},      {"gemm2", gemm},     {"combine", lines}};
+  plan.steps = {{"route", "counting_sort"}, {"quantize", rows}, {"gemm1_swiglu", gemm},
+                {"requantize", rows},       {"gemm2", gemm},    {"combine", rows}};
   return plan;
 }
 
@@ -45,7 +45,7 @@ LayerScratch scratch_of(const StepContext& step, const Kernels& kernels) {
   return LayerScratch(step.weights.config, step.weights.range, step.batch.tokens, kernels, arena);
 }
 
-// The layer, a line a step.
+// The layer, one call for each step.
 void run_layer(const StepContext& step, const Kernels& kernels) {
   const LayerScratch scratch = scratch_of(step, kernels);
   route(step);
@@ -71,7 +71,7 @@ template <const Kernels& (*kKernels)()>
 struct Entry {
   static Status supports(const MoeConfig&, const DeviceFacts& device) {
     if (device.kind != DeviceKind::kCpu) return unsupported("device: expected a CPU, got " + device.name);
-    if (!kKernels().runs_here())
+    if (!kKernels().runs_on_host())
       return unsupported(std::string("instruction set ") + kKernels().name + ": expected a CPU with " +
                          kKernels().requires_text + ", this one lacks it");
     return {};

@@ -1,19 +1,19 @@
-// Weights as bf16 with their block scales folded in, and lines of bf16, for instructions that multiply pairs of bf16.
+// Weights as bf16 with their block scales folded in, and rows of bf16, for instructions that multiply pairs of bf16.
 //
 // Included in the unnamed namespace of nvfp4_moe::cpu, inside a target region, behind int8_avx512.h.
 // `e2m1 * e4m3` has 6 significant bits, so that bf16 holds it exactly. Decoding is four instructions for 32 weights,
 // all on 16-bit integers. In a 32-bit lane the codes of k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a
-// time, so the lines' elements are stored in it.
+// time, so the rows' elements are stored in it.
 
-constexpr int64_t kBlockPairs = kBlockElems / 2;  // 32-bit pairs of a block in a line, and vectors of it in a panel
+constexpr int64_t kBlockPairs = kBlockElems / 2;  // 32-bit pairs of a block in a row, and vectors of it in a panel
 constexpr int64_t kBf16ChunkBytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t));
 
 void bf16_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
   uint16_t* values = reinterpret_cast<uint16_t*>(out);
   for (int64_t i = 0; i < k; i += 8) {
-    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16 + i));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), _mm_shuffle_epi8(eight, order));
+    const __m128i vec8 = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16 + i));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), _mm_shuffle_epi8(vec8, order));
   }
   std::fill(values + k, values + chunks_of(k) * kChunkK, uint16_t{0});
 }
@@ -93,7 +93,7 @@ inline __m512bh weights(__m512i codes, const BlockScale& scale, __m512i table) {
   const __m512i take = _mm512_and_si512(_mm512_permutexvar_epi16(codes, table), scale.mask);
   return (__m512bh)_mm512_subs_epu16(scale.base, take);
 }
-// Eight vectors of one block's weights, in the order of a line's pairs, kPanels vectors apart.
+// Eight vectors of one block's weights, in the order of a row's pairs, kPanels vectors apart.
 template <int kPanels, bool kSmall>
 inline void decode_block(const uint8_t* chunk, int64_t in_chunk, const DecodeConstants& constants, __m512bh* out) {
   const BlockScale scale = block_scale<kSmall>(chunk + kChunkScalesOffset + in_chunk * kPanelRows, constants);

@@ -1,22 +1,22 @@
 // W4A16 with fp32 multiply-adds: a slice of a panel decoded to floats, the block scales folded in, times tiles of
-// lines.
+// rows.
 //
-// Included like lines.h, behind it and float_few.h. e2m1 * e4m3 * bf16 has 14 significant bits: the products are exact,
-// and only the additions round. Within a slice of float_slice(K) elements the 8-halves of the blocks are added in two
-// chains, then the chains, then the slices; so |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24 sum|p|,
-// inside the contract's bound for every K, and independent of the lines beside it. A few lines take another order
-// (float_few.h) unless OperandLines::same_bits.
+// Included like rows.h, behind it and float_small_batch.h. e2m1 * e4m3 * bf16 has 14 significant bits: the products are
+// exact, and only the additions round. Within a slice of float_slice(K) elements the 8-halves of the blocks are added
+// in two chains, then the chains, then the slices; so |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24
+// sum|p|, inside the contract's bound for every K, and independent of the rows beside it. A small batch takes another
+// order (float_small_batch.h) unless OperandRows::same_bits.
 
 constexpr int64_t kFloatChunkBytes = kChunkK * static_cast<int64_t>(sizeof(float));
 
-// fp32 elements in order: a line's operands.
+// fp32 elements in order: a row's operands.
 void fp32_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
   float* values = reinterpret_cast<float*>(out);
   for (int64_t i = 0; i < k; i += kLanes) store(values + i, load_bf16(bf16 + i));
   std::fill(values + k, values + chunks_of(k) * kChunkK, 0.0f);
 }
 
-// 16 rows x slice floats, in L1 beside the lines' operands.
+// 16 rows x slice floats, in L1 beside the rows' operands.
 struct alignas(64) FloatSlice {
   float weights[kMostSlice][kPanelRows];
 };
@@ -29,27 +29,27 @@ void decode_slice(const uint8_t* panel, int64_t first, int64_t end, FloatSlice& 
     const F scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows));
     for (int half = 0; half < 2; ++half) {
       const I codes = load_lanes(chunk + b % kBlocksPerChunk * kBlockCodesBytes + half * 64);
-      float* eight = out + half * 8 * kPanelRows;  // nibble n of a lane is k = n / 2 + 4 (n % 2)
-      store(eight + 0 * kPanelRows, e2m1(codes) * scale);
-      store(eight + 4 * kPanelRows, e2m1(shift_right<4>(codes)) * scale);
-      store(eight + 1 * kPanelRows, e2m1(shift_right<8>(codes)) * scale);
-      store(eight + 5 * kPanelRows, e2m1(shift_right<12>(codes)) * scale);
-      store(eight + 2 * kPanelRows, e2m1(shift_right<16>(codes)) * scale);
-      store(eight + 6 * kPanelRows, e2m1(shift_right<20>(codes)) * scale);
-      store(eight + 3 * kPanelRows, e2m1(shift_right<24>(codes)) * scale);
-      store(eight + 7 * kPanelRows, e2m1(shift_right<28>(codes)) * scale);
+      float* vec8 = out + half * 8 * kPanelRows;  // nibble n of a lane is k = n / 2 + 4 (n % 2)
+      store(vec8 + 0 * kPanelRows, e2m1(codes) * scale);
+      store(vec8 + 4 * kPanelRows, e2m1(shift_right<4>(codes)) * scale);
+      store(vec8 + 1 * kPanelRows, e2m1(shift_right<8>(codes)) * scale);
+      store(vec8 + 5 * kPanelRows, e2m1(shift_right<12>(codes)) * scale);
+      store(vec8 + 2 * kPanelRows, e2m1(shift_right<16>(codes)) * scale);
+      store(vec8 + 6 * kPanelRows, e2m1(shift_right<20>(codes)) * scale);
+      store(vec8 + 3 * kPanelRows, e2m1(shift_right<24>(codes)) * scale);
+      store(vec8 + 7 * kPanelRows, e2m1(shift_right<28>(codes)) * scale);
     }
   }
 }
 
-// acc[i][0..15] += slice x lines[i][begin, begin + elems) for kCount lines.
+// acc[i][0..15] += slice x rows[i][begin, begin + elems) for kCount rows.
 template <int kCount>
-void float_tile(const FloatSlice& slice, const std::byte* const* lines, int64_t begin, int64_t elems, float* acc,
+void float_tile(const FloatSlice& slice, const std::byte* const* rows, int64_t begin, int64_t elems, float* acc,
                 int64_t acc_stride) {
   const float* x[kCount];
   F chain[2][kCount];
   for (int i = 0; i < kCount; ++i) {
-    x[i] = reinterpret_cast<const float*>(lines[i]) + begin;
+    x[i] = reinterpret_cast<const float*>(rows[i]) + begin;
     chain[0][i] = splat(0.0f);
     chain[1][i] = splat(0.0f);
   }
@@ -69,12 +69,12 @@ void float_tile(const FloatSlice& slice, const std::byte* const* lines, int64_t 
     store(acc + i * acc_stride, load(acc + i * acc_stride) + (chain[0][i] + chain[1][i]));
 }
 
-void multiply_fp32(const Strip& strip, const OperandLines& all, float* acc) {
-  const std::byte* const* lines = all.lines;
-  if (all.count <= kMostFew && !all.same_bits && all.k >= kChunkK) {
-    const float* x[kMostFew];
-    for (int64_t i = 0; i < all.count; ++i) x[i] = reinterpret_cast<const float*>(lines[i]);
-    return multiply_few_floats(strip, 0, strip.chunks, x, all.count, acc);
+void multiply_fp32(const Strip& strip, const OperandRows& all, float* acc) {
+  const std::byte* const* rows = all.rows;
+  if (all.count <= kFloatSmallBatchRows && !all.same_bits && all.k >= kChunkK) {
+    const float* x[kFloatSmallBatchRows];
+    for (int64_t i = 0; i < all.count; ++i) x[i] = reinterpret_cast<const float*>(rows[i]);
+    return multiply_floats_small_batch(strip, 0, strip.chunks, x, all.count, acc);
   }
   const int64_t acc_stride = strip.panels * kPanelRows, count = all.count;
   const int64_t blocks = all.k / kBlockElems, step = float_slice(all.k) / kBlockElems;
@@ -86,10 +86,10 @@ void multiply_fp32(const Strip& strip, const OperandLines& all, float* acc) {
                     elems = (end - first) * kBlockElems;
       decode_slice(strip.bytes + p * strip.chunks * kChunkBytes, first, end, slice);
       int64_t i = 0;
-      for (; i + kFloatTileLines <= count; i += kFloatTileLines)
-        float_tile<kFloatTileLines>(slice, lines + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
+      for (; i + kFloatTileRows <= count; i += kFloatTileRows)
+        float_tile<kFloatTileRows>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
       for (; i < count; ++i)
-        float_tile<1>(slice, lines + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
+        float_tile<1>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
     }
   }
 }

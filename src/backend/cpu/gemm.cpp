@@ -4,26 +4,26 @@
 
 namespace nvfp4_moe::cpu {
 
-float line_alpha(const ActivationBuffers& activations, int64_t line, float tensor_scale) {
-  if (activations.nonfinite[line] != 0) return std::numeric_limits<float>::quiet_NaN();
+float row_alpha(const ActivationBuffers& activations, int64_t row, float tensor_scale) {
+  if (activations.nonfinite[row] != 0) return std::numeric_limits<float>::quiet_NaN();
   if (activations.row_scale == nullptr) return tensor_scale;
-  return static_cast<float>(static_cast<double>(activations.row_scale[line]) * static_cast<double>(tensor_scale));
+  return static_cast<float>(static_cast<double>(activations.row_scale[row]) * static_cast<double>(tensor_scale));
 }
 
-void prefetch_lines(const LineBlock& block, const Operands& operands) {
-  constexpr int64_t kFewLines = 8;  // come with the first strip, whose weights would only wait for them
-  if (block.count <= kFewLines) return;
+void prefetch_rows(const RowBlock& block, const Operands& operands) {
+  constexpr int64_t kUnprefetchedRows = 8;  // they come with the first strip, whose weights would only wait for them
+  if (block.count <= kUnprefetchedRows) return;
   for (int64_t i = 0; i < block.count; ++i)
-    for (int64_t byte = 0; byte < operands.line_bytes; byte += 64) __builtin_prefetch(block.lines[i] + byte, 0, 2);
+    for (int64_t byte = 0; byte < operands.row_bytes; byte += 64) __builtin_prefetch(block.rows[i] + byte, 0, 2);
 }
 
-void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, LineBlock& block) {
+void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, RowBlock& block) {
   kernels.multiplication(operands.format)
-      .multiply(strip, {.lines = block.lines, .count = block.count, .k = operands.k, .same_bits = operands.same_bits},
+      .multiply(strip, {.rows = block.rows, .count = block.count, .k = operands.k, .same_bits = operands.same_bits},
                 block.acc);
 }
 
-void round_block(const Kernels& kernels, const LineBlock& block, int64_t panels, void* out, DType dtype,
+void round_block(const Kernels& kernels, const RowBlock& block, int64_t panels, void* out, DType dtype,
                  int64_t channels, int64_t row, int64_t channel) {
   const int64_t width = dtype == DType::kF32 ? 4 : 2;
   kernels.round({.acc = block.acc,

@@ -1,7 +1,7 @@
-// How a GEMM's work is cut: strips of 32 weight rows times blocks of lines, over threads and over the caches.
+// How a GEMM's work is cut: strips of 32 weight rows times row blocks of activations, over threads and over the caches.
 //
-// A block of lines stays in L2 while a range of strips passes: a strip is read in one run, which prefetches well, and
-// multiplies 128 lines, while lines lie apart and would come from L3 one by one.
+// A row block stays in L2 while a range of strips passes: a strip is read in one run, which prefetches well, and
+// multiplies 128 rows of activations, which lie apart and would come from L3 one by one.
 #pragma once
 
 #include <algorithm>
@@ -15,45 +15,45 @@
 
 namespace nvfp4_moe::cpu {
 
-inline constexpr int64_t kBlockLines = 128;  // accumulators: 128 x 32 floats, 16 KB of L1
+inline constexpr int64_t kBlockRows = 128;  // accumulators: 128 x 32 floats, 16 KB of L1
 
-// Lines at work: what `prepare` fills for a block, and the result.
-struct LineBlock {
+// Up to kBlockRows rows of activations at work: what `prepare` fills for them, and the result.
+struct RowBlock {
   int64_t first = 0;  // of the rows that multiply_strips was given
   int64_t count = 0;
-  const std::byte* lines[kBlockLines];
-  float alpha[kStripPanels][kBlockLines];           // by panel of the strip under SwiGLU; [0] alone elsewhere
-  float weight[kBlockLines];                        // router weights
-  alignas(64) float acc[kBlockLines * kStripRows];  // (count, panels * 16)
+  const std::byte* rows[kBlockRows];
+  float alpha[kStripPanels][kBlockRows];           // by panel of the strip under SwiGLU; [0] alone elsewhere
+  float weight[kBlockRows];                        // router weights
+  alignas(64) float acc[kBlockRows * kStripRows];  // (count, panels * 16)
 };
 
-// alpha of a line: rounded once; NaN, which marks the line's results, where it is flagged.
-float line_alpha(const ActivationBuffers& activations, int64_t line, float tensor_scale);
+// alpha of a row: rounded once; NaN, which marks the row's results, where it is nonfinite.
+float row_alpha(const ActivationBuffers& activations, int64_t row, float tensor_scale);
 
-// The least range of strips: what lines cost to come into L2 is shared by a few.
+// The least range of strips: several strips share the cost of bringing the rows into L2.
 constexpr int64_t least_strips(int64_t rows) { return rows > 32 ? 4 : 1; }
 
 constexpr int64_t strips_of(int64_t panels) { return (panels + kStripPanels - 1) / kStripPanels; }
 
-// A block's lines into L2, more of them at a time than a kernel would ask for.
-void prefetch_lines(const LineBlock& block, const Operands& operands);
-void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, LineBlock& block);
+// A row block's operands into L2, more of them at a time than a kernel would ask for.
+void prefetch_rows(const RowBlock& block, const Operands& operands);
+void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, RowBlock& block);
 // acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel` on.
-void round_block(const Kernels& kernels, const LineBlock& block, int64_t panels, void* out, DType dtype,
+void round_block(const Kernels& kernels, const RowBlock& block, int64_t panels, void* out, DType dtype,
                  int64_t channels, int64_t row, int64_t channel);
 
-// Strips [first_strip, end_strip) of a matrix of `panels` panels times `rows` lines. prepare(block) fills lines, alpha
-// and weight for block.first and count; finish(block, strip_index, panels_of_strip) takes acc.
-template <class Prepare, class Finish>
+// Strips [first_strip, end_strip) of a matrix of `panels` panels, times `rows` rows of activations. prepare(block)
+// fills rows, alpha and weight for block.first and count; epilogue(block, strip_index, panels_of_strip) takes acc.
+template <class Prepare, class Epilogue>
 void multiply_strips(const Kernels& kernels, const Operands& operands, const uint8_t* matrix, int64_t panels,
                      int64_t first_strip, int64_t end_strip, int64_t rows, const Prepare& prepare,
-                     const Finish& finish) {
+                     const Epilogue& epilogue) {
   const int64_t chunks = chunks_of(operands.k), strip_bytes = kStripPanels * chunks * kChunkBytes;
-  LineBlock block;
-  for (block.first = 0; block.first < rows; block.first += kBlockLines) {
-    block.count = std::min(kBlockLines, rows - block.first);
+  RowBlock block;
+  for (block.first = 0; block.first < rows; block.first += kBlockRows) {
+    block.count = std::min(kBlockRows, rows - block.first);
     prepare(block);
-    prefetch_lines(block, operands);
+    prefetch_rows(block, operands);
     for (int64_t s = first_strip; s < end_strip; ++s) {
       Strip strip{.bytes = matrix + s * strip_bytes,
                   .panels = std::min(kStripPanels, panels - s * kStripPanels),
@@ -62,7 +62,7 @@ void multiply_strips(const Kernels& kernels, const Operands& operands, const uin
       // Within the matrix, also where its last strip is a single panel.
       strip.next = s + 1 < end_strip && (s + 2) * kStripPanels <= panels ? strip.bytes + strip_bytes : strip.bytes;
       multiply(kernels, operands, strip, block);
-      finish(block, s, strip.panels);
+      epilogue(block, s, strip.panels);
     }
   }
 }

@@ -15,16 +15,16 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
   for_each_strip(step, part, strips, scratch.active_experts, [&](int64_t expert, int64_t begin, int64_t end) {
     const TensorScales& scales = expert_scales(step.weights, part, expert);
     const int64_t first_row = part.row_offsets[expert];
-    const auto prepare = [&](LineBlock& block) {
+    const auto prepare = [&](RowBlock& block) {
       for (int64_t i = 0; i < block.count; ++i) {
         const int64_t row = first_row + block.first + i, token = token_of_row(part, row, options.top_k);
-        block.lines[i] = operands.line(by_row ? row : token);
-        block.alpha[0][i] = line_alpha(step.buffers.hidden, token, scales.gate);
-        block.alpha[1][i] = line_alpha(step.buffers.hidden, token, scales.up);
+        block.rows[i] = operands.row(by_row ? row : token);
+        block.alpha[0][i] = row_alpha(step.buffers.hidden, token, scales.gate);
+        block.alpha[1][i] = row_alpha(step.buffers.hidden, token, scales.up);
         if (weighted) block.weight[i] = step.batch.topk_weights[part.assignment_of_row[row]];
       }
     };
-    const auto finish = [&](const LineBlock& block, int64_t strip, int64_t) {
+    const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t) {
       const int64_t row = first_row + block.first;
       kernels.swiglu(options, {.acc = block.acc,
                                .count = block.count,
@@ -35,7 +35,7 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
                                .stride = part.intermediate_size});
     };
     multiply_strips(kernels, operands, expert_bytes(step.weights, part, expert), kStripPanels * strips, begin, end,
-                    part.row_offsets[expert + 1] - first_row, prepare, finish);
+                    part.row_offsets[expert + 1] - first_row, prepare, epilogue);
   });
 }
 

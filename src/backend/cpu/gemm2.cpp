@@ -1,4 +1,4 @@
-// intermediate x down -> one row per choice, rounded once to the row format.
+// intermediate x down -> a row for each assignment, rounded once to the row format.
 #include "backend/cpu/steps.h"
 
 namespace nvfp4_moe::cpu {
@@ -14,19 +14,19 @@ void multiply_down(const StepContext& step, const PartBuffers& part, const Kerne
                  [&](int64_t expert, int64_t begin, int64_t end) {
                    const float tensor_scale = expert_scales(step.weights, part, expert).down;
                    const int64_t first_row = part.row_offsets[expert];
-                   const auto prepare = [&](LineBlock& block) {
+                   const auto prepare = [&](RowBlock& block) {
                      for (int64_t i = 0; i < block.count; ++i) {
                        const int64_t row = first_row + block.first + i;
-                       block.lines[i] = operands.line(row);
-                       block.alpha[0][i] = line_alpha(part.intermediate, row, tensor_scale);
+                       block.rows[i] = operands.row(row);
+                       block.alpha[0][i] = row_alpha(part.intermediate, row, tensor_scale);
                      }
                    };
-                   const auto finish = [&](const LineBlock& block, int64_t strip, int64_t strip_panels) {
+                   const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t strip_panels) {
                      round_block(kernels, block, strip_panels, part.rows_out, row_dtype, hidden,
                                  first_row + block.first, strip * kStripRows);
                    };
                    multiply_strips(kernels, operands, expert_bytes(step.weights, part, expert) + layout.down(0), panels,
-                                   begin, end, part.row_offsets[expert + 1] - first_row, prepare, finish);
+                                   begin, end, part.row_offsets[expert + 1] - first_row, prepare, epilogue);
                  });
 }
 

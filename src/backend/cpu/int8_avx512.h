@@ -1,11 +1,11 @@
 // 8-bit activations on AVX-512 with vpdpbusd.
 //
 // Included in the unnamed namespace of nvfp4_moe::cpu, inside a target region; kPermuteBytes says whether the host has
-// vpermb (VBMI), which looks at four bits of an index where vpshufb must be given them alone.
-// A lane is a row of the panel. Weights become u8 = 2w + 12 by a byte shuffle, activations are s8 broadcast four at a
-// time, and a block of 16 is four vpdpbusd that start at the line's bias: D exactly, in 3 more instructions scaled and
-// added. Two panels x two blocks of weights stay decoded in registers while all lines pass, so that decoding costs once
-// per strip whatever the number of lines. The accumulators of a few lines stay in registers, those of many lie in L1.
+// vpermb (VBMI), which looks at four bits of an index where vpshufb must be given them alone. A lane is a row of the
+// panel. Weights become u8 = 2w + 12 by a byte shuffle, activations are s8 broadcast four at a time, and a block of 16
+// is four vpdpbusd that start at the row's bias: D exactly, in 3 more instructions scaled and added. Two panels x two
+// blocks of weights stay decoded in registers while all rows of activations pass, so that decoding costs once per strip
+// whatever the number of rows. The accumulators of a small batch stay in registers, those of a large one lie in L1.
 
 inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
 inline __m512i broadcast4(const void* p) {
@@ -43,17 +43,17 @@ inline Block decode(const uint8_t* chunk, int64_t b, __m512i table) {
   return block;
 }
 
-// acc + the line's block times kPanels panels' blocks.
+// acc + the activation row's block times kPanels panels' blocks.
 template <int kPanels>
-inline void add_block(const Block (&blocks)[kPanels], const Int8Block& line, __m512 (&acc)[kPanels]) {
+inline void add_block(const Block (&blocks)[kPanels], const Int8Block& row, __m512 (&acc)[kPanels]) {
   __m512i sum[kPanels];
-  for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_set1_epi32(line.bias);
+  for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_set1_epi32(row.bias);
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    const __m512i four = broadcast4(line.values + 4 * j);
+    const __m512i four = broadcast4(row.values + 4 * j);
     for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_dpbusd_epi32(sum[p], blocks[p].weights[j], four);
   }
-  const __m512 scale = _mm512_set1_ps(line.scale);
+  const __m512 scale = _mm512_set1_ps(row.scale);
   for (int p = 0; p < kPanels; ++p)
     acc[p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p]), _mm512_mul_ps(blocks[p].scale, scale), acc[p]);
 }
@@ -74,18 +74,18 @@ struct BlockPair {
       odd[p] = decode(chunk, 2 * pair + 1, table);
     }
   }
-  void add(const Int8Block* line, __m512 (&sum)[kPanels]) const {
-    add_block(even, line[0], sum);
-    add_block(odd, line[1], sum);
+  void add(const Int8Block* row, __m512 (&sum)[kPanels]) const {
+    add_block(even, row[0], sum);
+    add_block(odd, row[1], sum);
   }
 };
 
 template <int kPanels, int kCount>
-void multiply_int8_few(const Strip& strip, const std::byte* const* lines, float* acc) {
+void multiply_int8_small_batch(const Strip& strip, const std::byte* const* rows, float* acc) {
   const __m512i table = doubled_table();
   __m512 sum[kCount][kPanels];
-  for (auto& line : sum)
-    for (__m512& panel : line) panel = _mm512_setzero_ps();
+  for (auto& row : sum)
+    for (__m512& panel : row) panel = _mm512_setzero_ps();
   for (int64_t c = 0; c < strip.chunks; ++c) {
     for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
 #pragma GCC unroll 1
@@ -94,19 +94,19 @@ void multiply_int8_few(const Strip& strip, const std::byte* const* lines, float*
       for (int p = 0; p < kPanels; ++p)
         blocks[p] = decode(strip.bytes + (p * strip.chunks + c) * kChunkBytes, b, table);
 #pragma GCC unroll 8
-      for (int i = 0; i < kCount; ++i) add_block(blocks, int8_blocks(lines[i])[c * kBlocksPerChunk + b], sum[i]);
+      for (int i = 0; i < kCount; ++i) add_block(blocks, int8_blocks(rows[i])[c * kBlocksPerChunk + b], sum[i]);
     }
   }
   for (int i = 0; i < kCount; ++i)
     for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows, sum[i][p]);
 }
 
-// How far ahead a line's operands are fetched, two or three passes over all lines: more lines than a core's prefetchers
-// follow, and in L3 where an expert has more lines than L2 holds.
-constexpr int64_t kLineAheadBytes = 128;
+// How far ahead a row's operands are fetched, two or three passes over all rows: more rows than a core's prefetchers
+// follow, and in L3 where an expert has more rows than L2 holds.
+constexpr int64_t kRowAheadBytes = 128;
 
 template <int kPanels>
-void multiply_int8_many(const Strip& strip, const std::byte* const* lines, int64_t count, float* acc) {
+void multiply_int8_large_batch(const Strip& strip, const std::byte* const* rows, int64_t count, float* acc) {
   const __m512i table = doubled_table();
   std::fill(acc, acc + count * kPanels * kPanelRows, 0.0f);
   for (int64_t c = 0; c < strip.chunks; ++c) {
@@ -117,9 +117,9 @@ void multiply_int8_many(const Strip& strip, const std::byte* const* lines, int64
         float* out = acc + i * kPanels * kPanelRows;
         __m512 sum[kPanels];
         for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_loadu_ps(out + p * kPanelRows);
-        const Int8Block* line = int8_blocks(lines[i]) + c * kBlocksPerChunk + 2 * pair;
-        _mm_prefetch(reinterpret_cast<const char*>(line) + kLineAheadBytes, _MM_HINT_T0);
-        blocks.add(line, sum);
+        const Int8Block* row = int8_blocks(rows[i]) + c * kBlocksPerChunk + 2 * pair;
+        _mm_prefetch(reinterpret_cast<const char*>(row) + kRowAheadBytes, _MM_HINT_T0);
+        blocks.add(row, sum);
         for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + p * kPanelRows, sum[p]);
       }
     }
@@ -127,22 +127,22 @@ void multiply_int8_many(const Strip& strip, const std::byte* const* lines, int64
 }
 
 template <int kPanels>
-void multiply_int8_panels(const Strip& strip, const OperandLines& all, float* acc) {
-  const std::byte* const* lines = all.lines;
+void multiply_int8_panels(const Strip& strip, const OperandRows& all, float* acc) {
+  const std::byte* const* rows = all.rows;
   switch (all.count) {
-    case 1: return multiply_int8_few<kPanels, 1>(strip, lines, acc);
-    case 2: return multiply_int8_few<kPanels, 2>(strip, lines, acc);
-    case 3: return multiply_int8_few<kPanels, 3>(strip, lines, acc);
-    case 4: return multiply_int8_few<kPanels, 4>(strip, lines, acc);
-    case 5: return multiply_int8_few<kPanels, 5>(strip, lines, acc);
-    case 6: return multiply_int8_few<kPanels, 6>(strip, lines, acc);
-    case 7: return multiply_int8_few<kPanels, 7>(strip, lines, acc);
-    case 8: return multiply_int8_few<kPanels, 8>(strip, lines, acc);
-    default: return multiply_int8_many<kPanels>(strip, lines, all.count, acc);
+    case 1: return multiply_int8_small_batch<kPanels, 1>(strip, rows, acc);
+    case 2: return multiply_int8_small_batch<kPanels, 2>(strip, rows, acc);
+    case 3: return multiply_int8_small_batch<kPanels, 3>(strip, rows, acc);
+    case 4: return multiply_int8_small_batch<kPanels, 4>(strip, rows, acc);
+    case 5: return multiply_int8_small_batch<kPanels, 5>(strip, rows, acc);
+    case 6: return multiply_int8_small_batch<kPanels, 6>(strip, rows, acc);
+    case 7: return multiply_int8_small_batch<kPanels, 7>(strip, rows, acc);
+    case 8: return multiply_int8_small_batch<kPanels, 8>(strip, rows, acc);
+    default: return multiply_int8_large_batch<kPanels>(strip, rows, all.count, acc);
   }
 }
 
-void multiply_int8(const Strip& strip, const OperandLines& lines, float* acc) {
-  if (strip.panels == 1) return multiply_int8_panels<1>(strip, lines, acc);
-  multiply_int8_panels<2>(strip, lines, acc);
+void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
+  if (strip.panels == 1) return multiply_int8_panels<1>(strip, rows, acc);
+  multiply_int8_panels<2>(strip, rows, acc);
 }

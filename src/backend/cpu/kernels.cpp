@@ -19,7 +19,7 @@ bool slower_than_next([[maybe_unused]] const Kernels& kernels) {
 const Kernels& best_kernels() {
   static const Kernels& best = []() -> const Kernels& {
     for (const Kernels* kernels : kAllKernels)
-      if (kernels->runs_here() && !slower_than_next(*kernels)) return *kernels;
+      if (kernels->runs_on_host() && !slower_than_next(*kernels)) return *kernels;
     return kPortableKernels;
   }();
   return best;

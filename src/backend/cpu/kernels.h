@@ -1,4 +1,4 @@
-// What an instruction set brings to the CPU backend: one const table each, all behind the same few functions.
+// What an instruction set brings to the CPU backend: one const table each, all behind the same functions.
 //
 // The table is chosen once, by CPUID (kernels.cpp lists them, best first); a backend named "cpu:NAME" forces one. Every
 // table reads the same packed panels (panel.h) and the same activation operands (below), and gives the same bits for
@@ -17,7 +17,7 @@
 
 namespace nvfp4_moe::cpu {
 
-// A block of 16 of an activation line as the integer kernels read it. Weights are u8 there, 2w + 12 in 0..24, so that
+// A block of 16 of a row of activations as the integer kernels read it. Weights are u8 there, 2w + 12 in 0..24, so that
 // an unsigned by signed dot product can take them; bias makes up for the 12.
 struct Int8Block {
   int8_t values[16];  // nvfp4: 2a; int8_block: the code
@@ -29,7 +29,7 @@ inline constexpr int64_t kInt8ChunkBytes = kBlocksPerChunk * static_cast<int64_t
 inline constexpr float kNvfp4OperandFactor = 64.0f;  // 2^8 / (2 * 2)
 inline constexpr float kInt8OperandFactor = 128.0f;  // 2^8 / 2
 
-inline const Int8Block* int8_blocks(const std::byte* line) { return reinterpret_cast<const Int8Block*>(line); }
+inline const Int8Block* int8_blocks(const std::byte* row) { return reinterpret_cast<const Int8Block*>(row); }
 
 // Products of W4A16 that are added in one go, a multiple of 16: long enough to pay for the decoding, short enough for
 // the contract's bound (float_tile.h) and for the first level of cache.
@@ -49,32 +49,32 @@ struct Strip {
   const uint8_t* next = nullptr;  // what this thread reads after this strip, to be prefetched; bytes where nothing
 };
 
-// The lines that a strip is multiplied by.
-struct OperandLines {
-  const std::byte* const* lines = nullptr;  // (count) operands of one activation format
+// The rows of activations that a strip is multiplied by.
+struct OperandRows {
+  const std::byte* const* rows = nullptr;  // (count) operands of one activation format
   int64_t count = 0;
   int64_t k = 0;
-  bool same_bits = false;  // a line's result must not depend on count (batch_invariant)
+  bool same_bits = false;  // a row's result must not depend on count (batch_invariant)
 };
 
-// What an instruction set does for one activation format. A line's operands are as long as panels: chunks of 64 along
-// K, zeros behind the line's end.
+// What an instruction set does for one activation format. A row's operands are as long as panels: chunks of 64 along
+// K, zeros behind the row's end.
 struct Multiplication {
   const char* name;     // for describe() and plans
-  int64_t chunk_bytes;  // of a line's operands
-  int64_t tile_lines;   // 1: lines may lie anywhere. n: they are rows of tiles, so they lie at one distance, and
+  int64_t chunk_bytes;  // of a row's operands
+  int64_t tile_rows;    // 1: rows of operands may lie anywhere. n: they fill tiles, so they lie at one distance, and
                         // as many behind them as fill a tile of n are read, and written to acc, without a meaning
-  // acc (count, panels * 16) = sum over k of line i's operand times the strip's rows, tensor scales and line scales
-  // left out. Written, not added to.
-  void (*multiply)(const Strip& strip, const OperandLines& lines, float* acc);
+  // acc (count, panels * 16) = sum over k of row i's operand times the strip's weight rows, tensor scales and row
+  // scales left out. Written, not added to.
+  void (*multiply)(const Strip& strip, const OperandRows& rows, float* acc);
 };
 
 // Epilogue of gemm1: acc (count, 32) = 16 gate and 16 up channels -> out row i at out + i * stride, 16 channels of
 // bf16.
-struct SwigluLines {
+struct SwigluRows {
   const float* acc = nullptr;         // (count, 32)
   int64_t count = 0;                  //
-  const float* gate_alpha = nullptr;  // (count); NaN for a flagged line
+  const float* gate_alpha = nullptr;  // (count); NaN for a nonfinite row
   const float* up_alpha = nullptr;    // (count)
   const float* weight = nullptr;      // (count) router weights, or null
   uint16_t* out = nullptr;
@@ -82,19 +82,19 @@ struct SwigluLines {
 };
 
 // Epilogue of gemm2 and of the linear: out[i * stride + c] = acc[i][c] * alpha[i], rounded once to dtype.
-struct RoundLines {
+struct RoundRows {
   const float* acc = nullptr;    // (count, acc_stride)
   int64_t acc_stride = 0;        //
   int64_t count = 0;             //
-  int64_t channels = 0;          // of each line
+  int64_t channels = 0;          // of each row
   const float* alpha = nullptr;  // (count)
   void* out = nullptr;
   DType dtype = DType::kBf16;
   int64_t stride = 0;
 };
 
-// One line x[0 .. k) to NVFP4. scale: the line's tensor scale, 0 for its own power of two; compat: vLLM's order.
-struct QuantizeLine {
+// One row x[0 .. k) to NVFP4. scale: the row's tensor scale, 0 for its own power of two; compat: vLLM's order.
+struct QuantizeRow {
   const void* x = nullptr;
   DType dtype = DType::kBf16;
   int64_t k = 0;
@@ -103,7 +103,7 @@ struct QuantizeLine {
   uint8_t* codes = nullptr;         // (k/2)
   uint8_t* block_scales = nullptr;  // (k/16)
 };
-struct LineCounts {
+struct RowCounts {
   uint64_t blocks = 0, saturated = 0, zeroed = 0;
   float row_scale = 1.0f;
 };
@@ -112,30 +112,30 @@ struct Kernels {
   const char* name;
   const char* backend_name;   // "cpu:NAME"
   const char* requires_text;  // what the host must have, for messages
-  bool (*runs_here)();
+  bool (*runs_on_host)();
 
   Multiplication nvfp4, int8_block, bf16;
   const Multiplication& multiplication(ActivationFormat format) const {
     return format == ActivationFormat::kBf16 ? bf16 : format == ActivationFormat::kNvfp4 ? nvfp4 : int8_block;
   }
-  // One line of operands: chunks_of(k) times the chunk_bytes of its multiplication.
+  // One row of operands: chunks_of(k) times the chunk_bytes of its multiplication.
   void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out);
   void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, std::byte* out);
   void (*bf16_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
 
-  void (*swiglu)(const MoeOptions& options, const SwigluLines& lines);
-  void (*round)(const RoundLines& lines);
-  // max |x|; NaN or Inf where the line is not finite.
+  void (*swiglu)(const MoeOptions& options, const SwigluRows& rows);
+  void (*round)(const RoundRows& rows);
+  // max |x|; NaN or Inf where the row is not finite.
   float (*amax)(const void* x, DType dtype, int64_t k);
-  LineCounts (*quantize)(const QuantizeLine& line);  // the line is finite, amax is the line's
-  // int8_block, of a finite line: codes (k), scales (k/16).
-  LineCounts (*quantize_int8)(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales);
+  RowCounts (*quantize)(const QuantizeRow& row);  // the row is finite, amax is the row's
+  // int8_block, of a finite row: codes (k), scales (k/16).
+  RowCounts (*quantize_int8)(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales);
   void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
   void (*combine)(const StepContext& step, int64_t first_token, int64_t end_token);
 };
 
 // Every table of this build, the best first; portable, which runs anywhere, is the last. A new instruction set is a
-// file of its own and two lines here.
+// file of its own and two entries here.
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAmxKernels;

@@ -57,8 +57,8 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   const float scale = weights.activation_scale == ActivationScale::kDynamicToken ? 0.0f : weights.input_scale;
   const auto convert = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      convert_line(kernels, batch.x, batch.x_dtype, t, weights.cols, weights.activation_format, scale, compat,
-                   scratch.input, t);
+      convert_row(kernels, batch.x, batch.x_dtype, t, weights.cols, weights.activation_format, scale, compat,
+                  scratch.input, t);
       write_operands(kernels, scratch.input, t, scratch.operands);
     }
   };
@@ -67,17 +67,17 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(weights.bytes.data());
   const int64_t panels = panels_of(weights.rows);
   for_ranges(*context.executor, strips_of(panels), least_strips(batch.tokens), [&](int64_t begin, int64_t end) {
-    const auto prepare = [&](LineBlock& block) {
+    const auto prepare = [&](RowBlock& block) {
       for (int64_t i = 0; i < block.count; ++i) {
-        block.lines[i] = scratch.operands.line(block.first + i);
-        block.alpha[0][i] = line_alpha(scratch.input, block.first + i, weights.tensor_scale);
+        block.rows[i] = scratch.operands.row(block.first + i);
+        block.alpha[0][i] = row_alpha(scratch.input, block.first + i, weights.tensor_scale);
       }
     };
-    const auto finish = [&](const LineBlock& block, int64_t strip, int64_t strip_panels) {
+    const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t strip_panels) {
       round_block(kernels, block, strip_panels, batch.out, batch.out_dtype, weights.rows, block.first,
                   strip * kStripRows);
     };
-    multiply_strips(kernels, scratch.operands, bytes, panels, begin, end, batch.tokens, prepare, finish);
+    multiply_strips(kernels, scratch.operands, bytes, panels, begin, end, batch.tokens, prepare, epilogue);
   });
   return {};
 }

@@ -1,6 +1,6 @@
 // The instruction set "portable": plain C++ in the order that every other one follows. Runs anywhere.
 //
-// int8 line x u4 panel, per block of 16: D = sum (2w)(2a) exactly, then acc = fma(D, weight scale * line scale, acc).
+// int8 row x u4 panel, per block of 16: D = sum (2w)(2a) exactly, then acc = fma(D, weight scale * row scale, acc).
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -29,8 +29,8 @@ inline void int8_block_values(const uint8_t* codes, Int8Block& out) {
 
 // Each needs the one before it.
 // clang-format off
-#include "backend/cpu/lines.h"
-#include "backend/cpu/float_few.h"
+#include "backend/cpu/rows.h"
+#include "backend/cpu/float_small_batch.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on
 
@@ -54,8 +54,8 @@ void decode_block(const uint8_t* chunk, int64_t b, Block& block) {
   block.scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + b * kPanelRows)) * splat(0x1p-8f);
 }
 
-void multiply_int8(const Strip& strip, const OperandLines& lines, float* acc) {
-  const int64_t count = lines.count;
+void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
+  const int64_t count = rows.count;
   const int64_t acc_stride = strip.panels * kPanelRows;
   std::fill(acc, acc + count * acc_stride, 0.0f);
   Block block;
@@ -63,18 +63,18 @@ void multiply_int8(const Strip& strip, const OperandLines& lines, float* acc) {
     for (int64_t b = 0; b < strip.chunks * kBlocksPerChunk; ++b) {
       decode_block(strip.bytes + (p * strip.chunks + b / kBlocksPerChunk) * kChunkBytes, b % kBlocksPerChunk, block);
       for (int64_t i = 0; i < count; ++i) {
-        const Int8Block& line = int8_blocks(lines.lines[i])[b];
+        const Int8Block& row = int8_blocks(rows.rows[i])[b];
         I sum = splat(0);
         for (int k = 0; k < kBlockElems; ++k)
-          for (int r = 0; r < kLanes; ++r) sum.v[r] += static_cast<uint32_t>(block.weights[k][r] * line.values[k]);
+          for (int r = 0; r < kLanes; ++r) sum.v[r] += static_cast<uint32_t>(block.weights[k][r] * row.values[k]);
         float* out = acc + i * acc_stride + p * kPanelRows;
-        store(out, fma(to_float(sum), block.scale * splat(line.scale), load(out)));
+        store(out, fma(to_float(sum), block.scale * splat(row.scale), load(out)));
       }
     }
   }
 }
 
-bool runs_here() { return true; }
+bool runs_on_host() { return true; }
 
 }  // namespace
 
@@ -82,19 +82,19 @@ const Kernels kPortableKernels{
     .name = "portable",
     .backend_name = "cpu:portable",
     .requires_text = "nothing",
-    .runs_here = runs_here,
+    .runs_on_host = runs_on_host,
     .nvfp4 = {"portable_int8", kInt8ChunkBytes, 1, multiply_int8},
     .int8_block = {"portable_int8", kInt8ChunkBytes, 1, multiply_int8},
     .bf16 = {"portable_fp32", kFloatChunkBytes, 1, multiply_fp32},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = fp32_operands,
-    .swiglu = swiglu_lines,
-    .round = round_lines,
-    .amax = line_amax,
-    .quantize = quantize_line,
-    .quantize_int8 = quantize_line_int8,
-    .to_bf16 = line_to_bf16,
+    .swiglu = swiglu_rows,
+    .round = round_rows,
+    .amax = row_amax,
+    .quantize = quantize_row,
+    .quantize_int8 = quantize_row_int8,
+    .to_bf16 = row_to_bf16,
     .combine = combine_tokens,
 };
 

@@ -18,7 +18,7 @@ inline void prefetch_ahead(const Strip& strip, int64_t panel, int64_t c) {
       beyond < 0 ? strip.bytes + (c + kAheadChunks) * kChunkBytes : strip.next + beyond * kChunkBytes;
   bytes += panel * strip.chunks * kChunkBytes;
 #pragma GCC unroll 9
-  for (int64_t line = 0; line < kChunkBytes; line += 64) __builtin_prefetch(bytes + line, 0, 3);
+  for (int64_t offset = 0; offset < kChunkBytes; offset += 64) __builtin_prefetch(bytes + offset, 0, 3);
 }
 
 }  // namespace nvfp4_moe::cpu

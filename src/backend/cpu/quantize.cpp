@@ -1,5 +1,5 @@
-// hidden and the intermediate -> activations, one line per token that has a row (every token where there is a shared
-// expert) or per row; and those lines' operands.
+// hidden and the intermediate -> activations and their operands: for each token that has a row in expert order (for
+// every token where there is a shared expert), and for each row in expert order.
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -22,17 +22,17 @@ bool has_row(const StepContext& step, int64_t token) {
   return false;
 }
 
-// body(line) for every line, a few at a time.
+// body(row) for every row, several to a task.
 template <class Body>
-void for_each_line(Executor& executor, int64_t lines, const Body& body) {
+void for_each_row(Executor& executor, int64_t rows, const Body& body) {
   const auto range = [&](int64_t begin, int64_t end) {
-    for (int64_t line = begin; line < end; ++line) body(line);
+    for (int64_t row = begin; row < end; ++row) body(row);
   };
-  const int64_t grain = lines < 8 * executor.threads() ? 1 : 8;
-  executor.parallel_for(lines, grain, std::ref(range));  // by reference: nothing is allocated
+  const int64_t grain = rows < 8 * executor.threads() ? 1 : 8;
+  executor.parallel_for(rows, grain, std::ref(range));  // by reference: nothing is allocated
 }
 
-// A token's operands, and where lines must lie at one distance a copy for each of its rows.
+// A token's operands, and, where operands must lie at one distance, a copy for each of its rows in expert order.
 void write_hidden_operands(const StepContext& step, const Kernels& kernels, int64_t token,
                            const LayerScratch& scratch) {
   write_operands(kernels, step.buffers.hidden, token, scratch.hidden);
@@ -41,8 +41,8 @@ void write_hidden_operands(const StepContext& step, const Kernels& kernels, int6
   for (int64_t j = 0; j < top_k; ++j) {
     const int64_t row = step.buffers.row_of_assignment[token * top_k + j];
     if (row >= 0)
-      std::memcpy(scratch.hidden_rows.line(row), scratch.hidden.line(token),
-                  static_cast<size_t>(scratch.hidden.line_bytes));
+      std::memcpy(scratch.hidden_rows.row(row), scratch.hidden.row(token),
+                  static_cast<size_t>(scratch.hidden.row_bytes));
   }
 }
 
@@ -52,16 +52,16 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
   const MoeConfig& config = step.weights.config;
   const float scale = resolve_activation_scales(config, step.weights.scales)->hidden;
   RunStatus& status = *step.buffers.status;
-  for_each_line(step.executor, step.batch.tokens, [&](int64_t token) {
+  for_each_row(step.executor, step.batch.tokens, [&](int64_t token) {
     step.buffers.hidden.nonfinite[token] = 0;
     if (!has_row(step, token)) return;
-    const ConvertedLine line = convert_line(
+    const ConvertedRow converted = convert_row(
         kernels, step.batch.hidden, step.batch.hidden_dtype, token, config->hidden_size, config->activation_format,
         scale, config->activation_scale == ActivationScale::kCompat, step.buffers.hidden, token);
-    add(status.hidden_blocks, line.counts.blocks);
-    add(status.hidden_saturated, line.counts.saturated);
-    add(status.hidden_zeroed, line.counts.zeroed);
-    add(status.nonfinite_tokens, line.nonfinite ? 1 : 0);
+    add(status.hidden_blocks, converted.counts.blocks);
+    add(status.hidden_saturated, converted.counts.saturated);
+    add(status.hidden_zeroed, converted.counts.zeroed);
+    add(status.nonfinite_tokens, converted.nonfinite ? 1 : 0);
     if (scratch != nullptr) write_hidden_operands(step, kernels, token, *scratch);
   });
 }
@@ -70,28 +70,28 @@ void requantize(const StepContext& step, const PartBuffers& part, const Kernels&
   const MoeConfig& config = step.weights.config;
   const float scale = resolve_activation_scales(config, step.weights.scales)->intermediate;
   RunStatus& status = *step.buffers.status;
-  for_each_line(step.executor, part.row_offsets[part.experts], [&](int64_t row) {
-    const ConvertedLine line = convert_line(
+  for_each_row(step.executor, part.row_offsets[part.experts], [&](int64_t row) {
+    const ConvertedRow converted = convert_row(
         kernels, part.intermediate.bf16, DType::kBf16, row, part.intermediate_size, config->activation_format, scale,
         config->intermediate_scale == IntermediateScale::kCompat, part.intermediate, row);
-    add(status.intermediate_blocks, line.counts.blocks);
-    add(status.intermediate_saturated, line.counts.saturated);
-    add(status.intermediate_zeroed, line.counts.zeroed);
-    add(status.nonfinite_rows, line.nonfinite ? 1 : 0);
+    add(status.intermediate_blocks, converted.counts.blocks);
+    add(status.intermediate_saturated, converted.counts.saturated);
+    add(status.intermediate_zeroed, converted.counts.zeroed);
+    add(status.nonfinite_rows, converted.nonfinite ? 1 : 0);
     if (operands != nullptr) write_operands(kernels, part.intermediate, row, *operands);
   });
 }
 
 void hidden_operands(const StepContext& step, const Kernels& kernels, const LayerScratch& scratch) {
-  for_each_line(step.executor, step.batch.tokens, [&](int64_t token) {
+  for_each_row(step.executor, step.batch.tokens, [&](int64_t token) {
     if (has_row(step, token)) write_hidden_operands(step, kernels, token, scratch);
   });
 }
 
 void intermediate_operands(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                            const Operands& operands) {
-  for_each_line(step.executor, part.row_offsets[part.experts],
-                [&](int64_t row) { write_operands(kernels, part.intermediate, row, operands); });
+  for_each_row(step.executor, part.row_offsets[part.experts],
+               [&](int64_t row) { write_operands(kernels, part.intermediate, row, operands); });
 }
 
 }  // namespace nvfp4_moe::cpu

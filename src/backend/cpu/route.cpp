@@ -1,4 +1,4 @@
-// Stable counting sort of the choices by local expert: the only step that sees expert ids.
+// Stable counting sort of the assignments by local expert: the only step that sees expert ids.
 #include <algorithm>
 
 #include "backend/cpu/steps.h"
@@ -6,9 +6,9 @@
 namespace nvfp4_moe::cpu {
 namespace {
 
-int64_t id_at(const Batch& batch, int64_t choice) {
-  return batch.ids_dtype == DType::kI64 ? static_cast<const int64_t*>(batch.topk_ids)[choice]
-                                        : static_cast<const int32_t*>(batch.topk_ids)[choice];
+int64_t id_at(const Batch& batch, int64_t assignment) {
+  return batch.ids_dtype == DType::kI64 ? static_cast<const int64_t*>(batch.topk_ids)[assignment]
+                                        : static_cast<const int32_t*>(batch.topk_ids)[assignment];
 }
 
 }  // namespace
@@ -17,13 +17,13 @@ void route(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   const ExpertRange& range = step.weights.range;
   const LayerBuffers& buffers = step.buffers;
-  const int64_t choices = step.batch.tokens * config->top_k;
+  const int64_t assignments = step.batch.tokens * config->top_k;
   *buffers.status = RunStatus{};
 
   int64_t* offsets = buffers.routed.row_offsets;
   std::fill(offsets, offsets + range.count + 1, 0);
-  for (int64_t choice = 0; choice < choices; ++choice) {
-    const int64_t id = id_at(step.batch, choice);
+  for (int64_t assignment = 0; assignment < assignments; ++assignment) {
+    const int64_t id = id_at(step.batch, assignment);
     const auto local = range.local(id);
     if (local)
       ++offsets[*local + 1];
@@ -33,13 +33,13 @@ void route(const StepContext& step) {
   for (int64_t e = 0; e < range.count; ++e) offsets[e + 1] += offsets[e];
 
   // offsets[e] serves as expert e's next free row, then all are shifted back by one expert.
-  for (int64_t choice = 0; choice < choices; ++choice) {
-    const auto local = range.local(id_at(step.batch, choice));
-    buffers.row_of_assignment[choice] = -1;
+  for (int64_t assignment = 0; assignment < assignments; ++assignment) {
+    const auto local = range.local(id_at(step.batch, assignment));
+    buffers.row_of_assignment[assignment] = -1;
     if (!local) continue;
     const int64_t row = offsets[*local]++;
-    buffers.row_of_assignment[choice] = static_cast<int32_t>(row);
-    buffers.routed.assignment_of_row[row] = static_cast<int32_t>(choice);
+    buffers.row_of_assignment[assignment] = static_cast<int32_t>(row);
+    buffers.routed.assignment_of_row[row] = static_cast<int32_t>(assignment);
   }
   for (int64_t e = range.count; e > 0; --e) offsets[e] = offsets[e - 1];
   offsets[0] = 0;

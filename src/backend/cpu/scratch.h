@@ -1,6 +1,6 @@
 // The CPU backend's own memory during a run: activation operands as its kernels read them, and the experts with rows.
 //
-// Lines lie as if the batch had as many tokens as it has.
+// Everything is placed for the number of tokens that the batch has.
 #pragma once
 
 #include <cstddef>
@@ -11,32 +11,32 @@
 
 namespace nvfp4_moe::cpu {
 
-// How far lines lie apart: an odd number of cache lines, so that the same k of many lines falls into different sets of
-// a cache. (Lines of 4096 bytes would all fall into one.)
+// How far rows lie apart: an odd multiple of 64 bytes, so that the same k of many rows falls into different sets of
+// a cache. (Rows of 4096 bytes would all fall into one.)
 constexpr int64_t pitch_bytes(int64_t used_bytes) { return ((used_bytes + 63) / 64 | 1) * 64; }
 
-// Lines of operands: line i at bytes + i * line_bytes.
+// Rows of operands: row i at bytes + i * row_bytes.
 struct Operands {
   ActivationFormat format = ActivationFormat::kNvfp4;
   int64_t k = 0;
-  int64_t line_bytes = 0;
+  int64_t row_bytes = 0;
   std::byte* bytes = nullptr;
-  bool same_bits = false;  // OperandLines::same_bits
+  bool same_bits = false;  // OperandRows::same_bits
 
-  static Operands make(ActivationFormat format, int64_t k, int64_t lines, const Kernels& kernels, Arena& arena,
+  static Operands make(ActivationFormat format, int64_t k, int64_t rows, const Kernels& kernels, Arena& arena,
                        const char* name, bool same_bits) {
     const Multiplication& multiplication = kernels.multiplication(format);
-    const int64_t line_bytes = pitch_bytes(chunks_of(k) * multiplication.chunk_bytes);
-    const int64_t readable = lines + multiplication.tile_lines - 1;
-    return {format, k, line_bytes, arena.take<std::byte>("operands.", name, readable * line_bytes), same_bits};
+    const int64_t row_bytes = pitch_bytes(chunks_of(k) * multiplication.chunk_bytes);
+    const int64_t readable = rows + multiplication.tile_rows - 1;
+    return {format, k, row_bytes, arena.take<std::byte>("operands.", name, readable * row_bytes), same_bits};
   }
-  std::byte* line(int64_t i) const { return bytes + i * line_bytes; }
+  std::byte* row(int64_t i) const { return bytes + i * row_bytes; }
 };
 
 struct LayerScratch {
   int32_t* active_experts = nullptr;  // (experts) of the part at work
   Operands hidden;                    // (T, H)
-  Operands hidden_rows;               // (T k, H) a line for each row, where lines must lie at one distance; or empty
+  Operands hidden_rows;               // (T k, H) in expert order, where operands must lie at one distance; or empty
   Operands routed;                    // (T k, I)
   Operands shared;                    // (T, shared I)
 
@@ -46,7 +46,7 @@ struct LayerScratch {
     const bool same_bits = config->batch_invariant;
     active_experts = arena.take<int32_t>("cpu.", "active_experts", range.count);
     hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena, "hidden", same_bits);
-    if (kernels.multiplication(format).tile_lines > 1)
+    if (kernels.multiplication(format).tile_rows > 1)
       hidden_rows =
           Operands::make(format, config->hidden_size, tokens * config->top_k, kernels, arena, "hidden_rows", same_bits);
     routed =
@@ -57,7 +57,7 @@ struct LayerScratch {
   const Operands& intermediate(const PartBuffers& part) const {
     return part.assignment_of_row == nullptr ? shared : routed;
   }
-  // gemm1's operands are one line a row, in the order of rows, and not one a token.
+  // gemm1's operands lie in expert order, one for each row, and not one for each token.
   bool by_row(const PartBuffers& part) const {
     return part.assignment_of_row == nullptr || hidden_rows.bytes != nullptr;
   }

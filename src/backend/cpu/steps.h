@@ -1,7 +1,8 @@
 // The steps of the layer (backend/layer_steps.h tells what each reads and writes), each in a file of its own.
 //
 // A GEMM reads operands (kernels.h) that are made from its input once per call: by the step itself, or by the
-// quantization before it where the whole layer runs and the line is still in cache (LayerScratch*, Operands* not null).
+// quantization before it where the whole layer runs and the row is still in a cache (LayerScratch*, Operands* not
+// null).
 #pragma once
 
 #include "backend/cpu/gemm.h"

@@ -1,4 +1,4 @@
-// 16 lanes of float and of int32 as pairs of AVX2 registers: the vocabulary that lines.h is written in.
+// 16 lanes of float and of int32 as pairs of AVX2 registers: the vocabulary that rows.h is written in.
 //
 // Included inside a target region, in the unnamed namespace of nvfp4_moe::cpu, after the headers it needs; the same
 // names with the same results are in vector_avx512.h and vector_portable.h.
@@ -13,7 +13,7 @@ struct M {
   __m256i lo, hi;  // all ones or all zeros
 };
 
-inline constexpr int kFloatTileLines = 3;  // x 2 chains x 2 registers = 12 accumulators of 16 registers
+inline constexpr int kFloatTileRows = 3;  // x 2 chains x 2 registers = 12 accumulators of 16 registers
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
@@ -82,8 +82,8 @@ inline I shift_right_signed(I a) {
 }
 inline I max(I a, I b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
 inline int32_t max_lane(I a) {
-  const __m256i eight = _mm256_max_epi32(a.lo, a.hi);
-  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m256i vec8 = _mm256_max_epi32(a.lo, a.hi);
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(vec8), _mm256_extracti128_si256(vec8, 1));
   four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
   return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
 }

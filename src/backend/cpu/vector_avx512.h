@@ -1,4 +1,4 @@
-// 16 lanes of float and of int32 as AVX-512 registers: the vocabulary that lines.h is written in.
+// 16 lanes of float and of int32 as AVX-512 registers: the vocabulary that rows.h is written in.
 //
 // Included inside a target region, in the unnamed namespace of nvfp4_moe::cpu, after the headers it needs; the same
 // names with the same results are in vector_avx2.h and vector_portable.h.
@@ -13,7 +13,7 @@ struct M {
   __mmask16 v;
 };
 
-inline constexpr int kFloatTileLines = 8;  // x 2 chains = 16 accumulators of 32 registers
+inline constexpr int kFloatTileRows = 8;  // x 2 chains = 16 accumulators of 32 registers
 
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline I load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }

@@ -1,4 +1,4 @@
-// 16 lanes of float and of int32 as plain arrays: the vocabulary that lines.h is written in, for any machine.
+// 16 lanes of float and of int32 as plain arrays: the vocabulary that rows.h is written in, for any machine.
 //
 // Included in the unnamed namespace of nvfp4_moe::cpu, after the headers it needs; the same names with the same results
 // are in vector_avx512.h and vector_avx2.h. The loops are what a compiler turns into whatever vectors there are.
@@ -7,13 +7,13 @@ struct F {
   float v[16];
 };
 struct I {
-  uint32_t v[16];  // unsigned, since sums may wrap
+  uint32_t v[16];  // unsigned, since additions may wrap
 };
 struct M {
   bool v[16];
 };
 
-inline constexpr int kFloatTileLines = 2;
+inline constexpr int kFloatTileRows = 2;
 
 #define NVFP4_MOE_LANES for (int i = 0; i < 16; ++i)
 

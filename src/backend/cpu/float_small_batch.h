@@ -1,12 +1,13 @@
-// W4A16 for a few lines, with fp32 multiply-adds: memory is the limit, and no time is left to fold scales into weights.
+// W4A16 for a small batch of rows, with fp32 multiply-adds: memory is the limit, and no time is left to fold scales
+// into weights.
 //
-// Included like lines.h, behind it. The 8-halves of a block are added in two chains that start from 0, in the order
+// Included like rows.h, behind it. The 8-halves of a block are added in two chains that start from 0, in the order
 // k = 0 4 1 5 2 6 3 7; the chains are added, and their sum is scaled into the accumulator:
-// |err| <= (K/16 + 16) 2^-24 sum|p|, inside the contract's bound from K = 64 on. The order is not that of many lines.
+// |err| <= (K/16 + 16) 2^-24 sum|p|, inside the contract's bound from K = 64 on. Larger batches add in another order.
 
 // acc (kCount, kPanels * 16) = or += the chunks [first, end) of the strip times x[i][0 .. 64 (end - first)).
 template <int kPanels, int kCount>
-void float_few(const Strip& strip, int64_t first, int64_t end, const float* const* x, float* acc) {
+void float_small_batch(const Strip& strip, int64_t first, int64_t end, const float* const* x, float* acc) {
   F sum[kPanels][kCount];
   for (int p = 0; p < kPanels; ++p)
     for (int i = 0; i < kCount; ++i) sum[p][i] = first == 0 ? splat(0.0f) : load(acc + (i * kPanels + p) * kPanelRows);
@@ -41,19 +42,19 @@ void float_few(const Strip& strip, int64_t first, int64_t end, const float* cons
     for (int i = 0; i < kCount; ++i) store(acc + (i * kPanels + p) * kPanelRows, sum[p][i]);
 }
 
-inline constexpr int64_t kMostFew = 4;
+inline constexpr int64_t kFloatSmallBatchRows = 4;
 
-// count <= kMostFew.
-inline void multiply_few_floats(const Strip& strip, int64_t first, int64_t end, const float* const* x, int64_t count,
-                                float* acc) {
-  switch (count + (strip.panels - 1) * kMostFew) {
-    case 1: return float_few<1, 1>(strip, first, end, x, acc);
-    case 2: return float_few<1, 2>(strip, first, end, x, acc);
-    case 3: return float_few<1, 3>(strip, first, end, x, acc);
-    case 4: return float_few<1, 4>(strip, first, end, x, acc);
-    case 5: return float_few<2, 1>(strip, first, end, x, acc);
-    case 6: return float_few<2, 2>(strip, first, end, x, acc);
-    case 7: return float_few<2, 3>(strip, first, end, x, acc);
-    default: return float_few<2, 4>(strip, first, end, x, acc);
+// count <= kFloatSmallBatchRows.
+inline void multiply_floats_small_batch(const Strip& strip, int64_t first, int64_t end, const float* const* x,
+                                        int64_t count, float* acc) {
+  switch (count + (strip.panels - 1) * kFloatSmallBatchRows) {
+    case 1: return float_small_batch<1, 1>(strip, first, end, x, acc);
+    case 2: return float_small_batch<1, 2>(strip, first, end, x, acc);
+    case 3: return float_small_batch<1, 3>(strip, first, end, x, acc);
+    case 4: return float_small_batch<1, 4>(strip, first, end, x, acc);
+    case 5: return float_small_batch<2, 1>(strip, first, end, x, acc);
+    case 6: return float_small_batch<2, 2>(strip, first, end, x, acc);
+    case 7: return float_small_batch<2, 3>(strip, first, end, x, acc);
+    default: return float_small_batch<2, 4>(strip, first, end, x, acc);
   }
 }

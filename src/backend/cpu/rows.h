@@ -1,4 +1,4 @@
-// What every instruction set does with lines of elements, 16 at a time: conversions, quantization, SwiGLU, combine.
+// What every instruction set does with rows of elements, 16 at a time: conversions, quantization, SwiGLU, combine.
 //
 // Included once by each instruction set's file, in its unnamed namespace behind one of the vector_*.h, whose words it
 // is written in; so it is compiled for that instruction set. All operations are IEEE ones in a fixed order: every
@@ -28,23 +28,23 @@ inline void store16(void* out, DType dtype, int64_t index, F a) {
 
 inline I magnitude_bits(F a) { return bits(a) & splat(0x7FFFFFFF); }
 
-float line_amax(const void* x, DType dtype, int64_t k) {
+float row_amax(const void* x, DType dtype, int64_t k) {
   I largest = splat(0);
   for (int64_t i = 0; i < k; i += kLanes) largest = max(largest, magnitude_bits(load16(x, dtype, i)));
   return std::bit_cast<float>(max_lane(largest));  // finite < Inf < NaN as bits
 }
 
-void line_to_bf16(const void* x, DType dtype, int64_t k, uint16_t* out) {
+void row_to_bf16(const void* x, DType dtype, int64_t k, uint16_t* out) {
   for (int64_t i = 0; i < k; i += kLanes) store_bf16(out + i, load16(x, dtype, i));
 }
 
-// ---- E4M3 of 16 block scales at once (core/float_formats.h tells the steps)
+// ---- E4M3 of 16 block scales at once (core/float_formats.h has the steps)
 
 // Bytes of floats >= 0, to nearest even, saturating at 448.
 inline I e4m3_bytes(F a) {
   const I all = bits(a);
   const I normal = shift_right<20>(all + splat(0x7FFFF) + (shift_right<20>(all) & splat(1))) - splat(120 << 3);
-  const I subnormal = bits(a * splat(0x1p9f) + splat(0x1p23f)) - splat(0x4B000000);  // below 2^-6: units of 2^-9
+  const I subnormal = bits(a * splat(0x1p9f) + splat(0x1p23f)) - splat(0x4B000000);  // below 2^-6: multiples of 2^-9
   const I byte = select(splat(0x3C800000) > all, subnormal, normal);
   return select(all > splat(0x43DFFFFF), splat(0x7E), byte);
 }
@@ -53,7 +53,7 @@ inline F e4m3_values(I bytes) {
   return select(splat(8) > bytes, to_float(bytes) * splat(0x1p-9f), normal);
 }
 
-// ---- quantization (core/quantize.h tells the formulas): 16 blocks' scales, then their codes
+// ---- quantization (core/quantize.h has the formulas): 16 blocks' scales, then their codes
 
 // Codes of one block under the divisor (exact mode) or factor (compat) of its scale.
 inline void block_codes(F x, bool compat, float inverse, float v, uint8_t* codes) {
@@ -70,18 +70,18 @@ inline void block_codes(F x, bool compat, float inverse, float v, uint8_t* codes
   store_codes(codes, code);
 }
 
-LineCounts quantize_line(const QuantizeLine& line) {
+RowCounts quantize_row(const QuantizeRow& row) {
   constexpr float kSixth = 1.0f / 6.0f;
-  const bool compat = line.compat;
-  const float inverse = 1.0f / line.scale;      // compat: the global scale
+  const bool compat = row.compat;
+  const float inverse = 1.0f / row.scale;       // compat: the global scale
   const float inverse_global = 1.0f / inverse;  // compat only
-  const int64_t blocks = line.k / kBlockElems;
-  LineCounts counts{.blocks = static_cast<uint64_t>(blocks), .row_scale = line.scale};
+  const int64_t blocks = row.k / kBlockElems;
+  RowCounts counts{.blocks = static_cast<uint64_t>(blocks), .row_scale = row.scale};
   for (int64_t first = 0; first < blocks; first += kLanes) {
     const int64_t count = std::min<int64_t>(kLanes, blocks - first);
     int32_t amax_bits[kLanes] = {};
     for (int64_t b = 0; b < count; ++b)
-      amax_bits[b] = max_lane(magnitude_bits(load16(line.x, line.dtype, (first + b) * kBlockElems)));
+      amax_bits[b] = max_lane(magnitude_bits(load16(row.x, row.dtype, (first + b) * kBlockElems)));
     const F amax = from_bits(load(amax_bits));
     const F scale = compat ? splat(inverse) * (amax * splat(kSixth)) : (amax * splat(inverse)) * splat(kSixth);
     const I bytes = e4m3_bytes(scale);
@@ -94,21 +94,21 @@ LineCounts quantize_line(const QuantizeLine& line) {
     float divisors[kLanes];
     store_bytes(block_scales, bytes);
     store(divisors, compat ? splat(1.0f) / (v * splat(inverse_global)) : v);
-    std::memcpy(line.block_scales + first, block_scales, static_cast<size_t>(count));
+    std::memcpy(row.block_scales + first, block_scales, static_cast<size_t>(count));
     for (int64_t b = 0; b < count; ++b) {
-      uint8_t* codes = line.codes + (first + b) * (kBlockElems / 2);
+      uint8_t* codes = row.codes + (first + b) * (kBlockElems / 2);
       if ((zero >> b & 1u) != 0)
         std::memset(codes, 0, kBlockElems / 2);
       else
-        block_codes(load16(line.x, line.dtype, (first + b) * kBlockElems), compat, inverse, divisors[b], codes);
+        block_codes(load16(row.x, row.dtype, (first + b) * kBlockElems), compat, inverse, divisors[b], codes);
     }
   }
   return counts;
 }
 
-// int8_block (core/quantize.h tells the formula).
-LineCounts quantize_line_int8(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales) {
-  LineCounts counts{.blocks = static_cast<uint64_t>(k / kBlockElems)};
+// int8_block (core/quantize.h has the formula).
+RowCounts quantize_row_int8(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales) {
+  RowCounts counts{.blocks = static_cast<uint64_t>(k / kBlockElems)};
   for (int64_t i = 0; i < k; i += kBlockElems) {
     const F values = load16(x, dtype, i);
     const auto amax = std::bit_cast<float>(max_lane(magnitude_bits(values)));
@@ -161,11 +161,11 @@ inline F within(F x, F limit) {
 // x sigmoid(a x)
 inline F silu(F x, F a) { return x / (splat(1.0f) + exponential(splat(0.0f) - a * x)); }
 
-void swiglu_lines(const MoeOptions& options, const SwigluLines& lines) {
+void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
   const F limit = splat(options.swiglu_limit.value_or(0.0f)), one = splat(1.0f), alpha = splat(options.swiglu_alpha);
-  for (int64_t i = 0; i < lines.count; ++i) {
-    const F g = load(lines.acc + i * kStripRows) * splat(lines.gate_alpha[i]);
-    const F u = load(lines.acc + i * kStripRows + kPanelRows) * splat(lines.up_alpha[i]);
+  for (int64_t i = 0; i < rows.count; ++i) {
+    const F g = load(rows.acc + i * kStripRows) * splat(rows.gate_alpha[i]);
+    const F u = load(rows.acc + i * kStripRows + kPanelRows) * splat(rows.up_alpha[i]);
     F h = g;
     switch (options.activation) {
       case Activation::kSwiglu: h = silu(g, one) * u; break;
@@ -173,26 +173,26 @@ void swiglu_lines(const MoeOptions& options, const SwigluLines& lines) {
       case Activation::kSwigluStep: h = at_most(silu(g, one), limit) * within(u, limit); break;
       case Activation::kSwigluOai: h = silu(at_most(g, limit), alpha) * (within(u, limit) + one); break;
     }
-    if (lines.weight != nullptr) h = h * splat(lines.weight[i]);
-    store_bf16(lines.out + i * lines.stride, h);
+    if (rows.weight != nullptr) h = h * splat(rows.weight[i]);
+    store_bf16(rows.out + i * rows.stride, h);
   }
 }
 
-// ---- rows
+// ---- epilogues of gemm2 and of the linear, combine
 
-void round_lines(const RoundLines& lines) {
-  for (int64_t i = 0; i < lines.count; ++i) {
-    for (int64_t c = 0; c < lines.channels; c += kLanes) {
-      const F value = load(lines.acc + i * lines.acc_stride + c) * splat(lines.alpha[i]);
-      if (lines.channels - c >= kLanes) {
-        store16(lines.out, lines.dtype, i * lines.stride + c, value);
+void round_rows(const RoundRows& rows) {
+  for (int64_t i = 0; i < rows.count; ++i) {
+    for (int64_t c = 0; c < rows.channels; c += kLanes) {
+      const F value = load(rows.acc + i * rows.acc_stride + c) * splat(rows.alpha[i]);
+      if (rows.channels - c >= kLanes) {
+        store16(rows.out, rows.dtype, i * rows.stride + c, value);
         continue;
       }
       uint8_t rest[kLanes * sizeof(float)];  // the matrix ends within the panel
-      store16(rest, lines.dtype, 0, value);
-      const size_t width = lines.dtype == DType::kF32 ? 4 : 2;
-      std::memcpy(static_cast<uint8_t*>(lines.out) + static_cast<size_t>(i * lines.stride + c) * width, rest,
-                  static_cast<size_t>(lines.channels - c) * width);
+      store16(rest, rows.dtype, 0, value);
+      const size_t width = rows.dtype == DType::kF32 ? 4 : 2;
+      std::memcpy(static_cast<uint8_t*>(rows.out) + static_cast<size_t>(i * rows.stride + c) * width, rest,
+                  static_cast<size_t>(rows.channels - c) * width);
     }
   }
 }
@@ -225,9 +225,9 @@ void combine_tokens(const StepContext& step, int64_t first_token, int64_t end_to
 
 // ---- operands
 
-void nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* line) {
+void nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* row) {
   const int64_t blocks = k / kBlockElems;
-  auto* out = reinterpret_cast<Int8Block*>(line);
+  auto* out = reinterpret_cast<Int8Block*>(row);
   for (int64_t b = 0; b < blocks; ++b) {
     int8_block_values(codes + b * (kBlockElems / 2), out[b]);
     out[b].scale = e4m3_to_float(block_scales[b]) * kNvfp4OperandFactor;
@@ -235,9 +235,9 @@ void nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k
   std::fill(out + blocks, out + chunks_of(k) * kBlocksPerChunk, Int8Block{});
 }
 
-void int8_operands(const int8_t* codes, const float* scales, int64_t k, std::byte* line) {
+void int8_operands(const int8_t* codes, const float* scales, int64_t k, std::byte* row) {
   const int64_t blocks = k / kBlockElems;
-  auto* out = reinterpret_cast<Int8Block*>(line);
+  auto* out = reinterpret_cast<Int8Block*>(row);
   for (int64_t b = 0; b < blocks; ++b) {
     int32_t sum = 0;
     for (int i = 0; i < kBlockElems; ++i) sum += codes[b * kBlockElems + i];

@@ -1,4 +1,4 @@
-// ProgressBar: shows a long operation on stderr (F25).
+// ProgressBar: shows a long operation on stderr.
 //
 // On a terminal: one redrawn line with a bar, rate and remaining time. Elsewhere: a heartbeat line every 5 s, also
 // while the operation is silent inside one item, because a loader that says nothing gets its pod killed. --quiet:

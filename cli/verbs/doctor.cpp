@@ -227,10 +227,10 @@ Status report_backends(Report& report) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, tiny_config(ActivationFormat::kNvfp4));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
-  const std::vector<Choice> choices = explain(config, device, forced);
+  const std::vector<BackendReport> choices = explain(config, device, forced);
   Json list = Json::array();
   bool any = false;
-  for (const Choice& choice : choices) {
+  for (const BackendReport& choice : choices) {
     any = any || choice.chosen;
     report.fact("backend", fmt::format("{:<14} {:<10}  {}", choice.backend, result_text(choice), choice.reason));
     list.push_back({{"name", choice.backend},

@@ -30,7 +30,7 @@ std::string scale_text(const Json& how) {
 Status report_choices(const MoeConfig& config, const DeviceFacts& device, const std::string& forced, Report& report) {
   Table table(
       {{"backend", "backend", false}, {"chosen", "result", false}, {"supported", ""}, {"reason", "reason", false}});
-  for (const Choice& choice : explain(config, device, forced)) {
+  for (const BackendReport& choice : explain(config, device, forced)) {
     table.add({cell(choice.backend),
                {result_text(choice), choice.chosen, choice.chosen ? Style::kGood : Style::kPlain},
                {"", choice.supported},

@@ -34,7 +34,7 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
   return layers;
 }
 
-const char* result_text(const Choice& choice) {
+const char* result_text(const BackendReport& choice) {
   return choice.chosen ? "chosen" : choice.supported ? "not chosen" : "refused";
 }
 

@@ -20,7 +20,7 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
 std::string list_text(const std::vector<int64_t>& ascending);
 
 // "chosen", "not chosen" (it would take the layer) or "refused" (it would not).
-const char* result_text(const Choice& choice);
+const char* result_text(const BackendReport& choice);
 
 // What --backend means: "auto" gives NVFP4_MOE_BACKEND where that is set; a name this build does not have is
 // kInvalidArgument.

@@ -121,7 +121,7 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
   const MoeConfig config = take(MoeConfig::make(take(moe_options_from_json(options_json))));
   const DeviceFacts facts = take(device_facts(device));
   nb::list choices;
-  for (const Choice& choice : explain(config, facts, backend)) {
+  for (const BackendReport& choice : explain(config, facts, backend)) {
     nb::dict d;
     d["backend"] = choice.backend;
     d["chosen"] = choice.chosen;

@@ -1,6 +1,6 @@
 // quantize_checkpoint: a bf16/fp16/fp32 Hugging Face checkpoint in, an NVFP4 checkpoint that the real engines read out.
 //
-// Only the routed experts' matrices are quantized (weights along K, spec 3.2). Everything else - router, norms,
+// Only the routed experts' matrices are quantized (weights along K). Everything else - router, norms,
 // embeddings, attention, shared experts, layers left out by `layers` - is copied byte for byte and listed in the
 // written config as not quantized; other files of IN are copied too. Stacked experts (gate_up_proj [E, 2I, H]) are
 // written one by one under per-expert names, as the real exporters do.

@@ -26,13 +26,13 @@ void swiglu_quantize(const GatedActivation& activation, const GateUp& input, con
   const int64_t inner = input.inner;
   const int64_t stride = input.interleaved ? 2 : 1;
   const int64_t up = input.interleaved ? 1 : inner;
-  std::vector<float> line(static_cast<size_t>(2 * inner));  // gate and up of a row
+  std::vector<float> gate_up(static_cast<size_t>(2 * inner));  // gate and up of a row
   std::vector<float> h(static_cast<size_t>(inner));
   for (int64_t r = 0; r < input.rows; ++r) {
     to_floats(static_cast<const std::byte*>(input.data) + r * 2 * inner * (bits(input.dtype) / 8), input.dtype,
-              2 * inner, line.data());
+              2 * inner, gate_up.data());
     for (int64_t i = 0; i < inner; ++i) {
-      const float value = activation(line[i * stride], line[i * stride + up]);
+      const float value = activation(gate_up[i * stride], gate_up[i * stride + up]);
       h[i] = bf16_to_float(bf16_from_float(row_weights == nullptr ? value : value * row_weights[r]));
     }
     const float amax = row_amax(h);

@@ -19,7 +19,7 @@ struct Batch {
   DType out_dtype = DType::kBf16;
 };
 
-// What a run noticed, written to the workspace by the run and readable after it (F39, F41). Cleared by the
+// What a run reports, written to the workspace by the run and readable after it. Cleared by the
 // first step of each run.
 struct RunStatus {
   uint64_t bad_expert_ids = 0;    // ids that are neither -1 nor in [0, num_experts); skipped

@@ -73,15 +73,15 @@ const char* to_string(RouterWeight value) { return name_of(value); }
 const char* to_string(RowFormat value) { return name_of(value); }
 
 template <class Scale>
-Status check_scale_choice(ActivationFormat format, Scale scale) {
+Status check_scale_option(ActivationFormat format, Scale scale) {
   if (format != ActivationFormat::kInt8Block || scale == Scale::kDynamicToken) return {};
   return invalid_argument(std::string(EnumNames<Scale>::kWhat) +
                           ": expected dynamic_token with activation_format int8_block (each block of 16 has its own "
                           "scale), got " +
                           to_string(scale));
 }
-template Status check_scale_choice<ActivationScale>(ActivationFormat, ActivationScale);
-template Status check_scale_choice<IntermediateScale>(ActivationFormat, IntermediateScale);
+template Status check_scale_option<ActivationScale>(ActivationFormat, ActivationScale);
+template Status check_scale_option<IntermediateScale>(ActivationFormat, IntermediateScale);
 
 Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_range("num_experts", o.num_experts, 1, kMaxExperts));
@@ -98,8 +98,8 @@ Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_named(o.row_format));
   NVFP4_MOE_TRY(check_limit(o));
   NVFP4_MOE_TRY(check_positive("swiglu_alpha", o.swiglu_alpha));
-  NVFP4_MOE_TRY(check_scale_choice(o.activation_format, o.activation_scale));
-  NVFP4_MOE_TRY(check_scale_choice(o.activation_format, o.intermediate_scale));
+  NVFP4_MOE_TRY(check_scale_option(o.activation_format, o.activation_scale));
+  NVFP4_MOE_TRY(check_scale_option(o.activation_format, o.intermediate_scale));
   NVFP4_MOE_TRY(check_fixed(o));
   NVFP4_MOE_TRY(check_positive("max_router_weight", o.max_router_weight));
   NVFP4_MOE_TRY(check_power_of_two("static_headroom", o.static_headroom));

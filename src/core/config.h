@@ -63,9 +63,9 @@ struct EnumNames<RowFormat> {
 
 // int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale beside it, since
 // quantizing without that scale would be another computation than the one asked for. Under bf16, where nothing is
-// quantized, the choice is moot. Scale: ActivationScale or IntermediateScale.
+// quantized, the option is moot. Scale: ActivationScale or IntermediateScale.
 template <class Scale>
-Status check_scale_choice(ActivationFormat format, Scale scale);
+Status check_scale_option(ActivationFormat format, Scale scale);
 
 struct MoeOptions {
   int64_t num_experts = 0;  // global

@@ -1,4 +1,4 @@
-// Progress of a long operation (load, pack, quantize), told to a callback. The library never prints.
+// Progress of a long operation (load, pack, quantize), reported to a callback. The library never prints.
 #pragma once
 
 #include <cstdint>

@@ -120,19 +120,19 @@ class WeightQuantizer {
     return sum;
   }
 
-  // kMse: the best of the E4M3 values just below and above amax/6 and amax/4, or the max choice where none is strictly
-  // better than it. A quotient on the grid has one neighbour, itself; one above 448 has 448.
+  // kMse: the best of the E4M3 values just below and above amax/6 and amax/4, or the scale of kMax where none is
+  // strictly better than it. A quotient on the grid has one neighbour, itself; one above 448 has 448.
   uint8_t search_scale(const float* x, float amax) const {
-    const uint8_t max_choice = scale(amax);
-    uint8_t best = max_choice;
-    double best_error = error_under(x, max_choice);
+    const uint8_t max_scale_byte = scale(amax);
+    uint8_t best = max_scale_byte;
+    double best_error = error_under(x, max_scale_byte);
     for (const double quotient : {amax / six_s_, 1.5 * amax / six_s_}) {
       const int nearest = e4m3_from_double(quotient);
       const double value = e4m3_to_float(static_cast<uint8_t>(nearest));
       const int low = value > quotient ? nearest - 1 : nearest;
       const int high = value < quotient ? std::min(nearest + 1, kScaleBytes - 1) : nearest;
       for (const int candidate : {low, high}) {
-        if (candidate == max_choice) continue;
+        if (candidate == max_scale_byte) continue;
         const double error = error_under(x, static_cast<uint8_t>(candidate));
         if (error < best_error) {
           best = static_cast<uint8_t>(candidate);

@@ -26,7 +26,7 @@ struct QuantizeCounts {
 
 enum class ScaleSearch : uint8_t {
   kMax,  // block scale = RNE(amax / (6 s))
-  kMse,  // the E4M3 neighbours of amax/6 and of amax/4 (over s) compete by squared error; ties go to the max choice
+  kMse,  // the E4M3 neighbours of amax/6 and of amax/4 (over s) compete by squared error; ties go to the scale of kMax
 };
 
 // Where a tensor scale comes from, by the names of docs/numerics.md.

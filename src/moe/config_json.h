@@ -15,7 +15,7 @@ std::string to_json(const MoeOptions& options);
 Result<MoeOptions> moe_options_from_json(std::string_view text);
 
 // How one of a layer's two quantizations gets its scale, for describe and explain: "dynamic_token", the number that all
-// lines share (scale), "dynamic_block" under int8_block, null under bf16, where nothing is quantized.
+// rows share (scale), "dynamic_block" under int8_block, null under bf16, where nothing is quantized.
 nlohmann::ordered_json activation_scale_json(ActivationFormat format, float scale);
 
 }  // namespace nvfp4_moe

@@ -196,14 +196,14 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
   NVFP4_MOE_ASSIGN(weights_->bytes,
                    backend_->allocate(backend_->packed_bytes(config, range), weights_->device, purpose.c_str()));
 
-  Progress told;
-  told.what = "pack";
-  told.total = range.count + (shared ? 1 : 0);
+  Progress report;
+  report.what = "pack";
+  report.total = range.count + (shared ? 1 : 0);
   const int64_t expert_values = 3 * config->hidden_size;
-  told.total_bytes =
+  report.total_bytes =
       (range.count * expert_values * config->intermediate_size + expert_values * config->shared_intermediate_size) /
       16 * 9;
-  for (int64_t local = 0; local < told.total; ++local) {
+  for (int64_t local = 0; local < report.total; ++local) {
     const int64_t expert = local == range.count ? kSharedExpert : local;
     const std::string item = place(source, expert, range);
     {
@@ -211,15 +211,15 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
                        expert == kSharedExpert ? source.shared_expert() : source.expert(range.global(expert)));
       NVFP4_MOE_TRY(check_source(loaded.source, expert).in(item));
       NVFP4_MOE_TRY(backend_->pack_expert(*weights_, expert, loaded.source).in(item));
-      told.done_bytes +=
+      report.done_bytes +=
           matrix_bytes(loaded.source.gate) + matrix_bytes(loaded.source.up) + matrix_bytes(loaded.source.down);
     }
     if (source.release && expert != kSharedExpert) source.release(range.global(expert));
     if (!progress) continue;
-    told.item = item;
-    told.done = local + 1;
-    told.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (!progress(told)) return Status(Code::kCancelled, item + ": packing was cancelled by the progress callback");
+    report.item = item;
+    report.done = local + 1;
+    report.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!progress(report)) return Status(Code::kCancelled, item + ": packing was cancelled by the progress callback");
   }
   weights_->staging = {};
   return {};

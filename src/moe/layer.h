@@ -16,7 +16,7 @@
 namespace nvfp4_moe {
 
 // Where a layer's experts come from: a checkpoint, or arrays of the caller. Called once per local expert, in order;
-// what it returns is dropped before the next call (F9).
+// what it returns is dropped before the next call.
 struct LayerSource {
   std::function<Result<LoadedExpert>(int64_t global_expert)> expert;
   std::function<Result<LoadedExpert>()> shared_expert;  // may be empty
@@ -33,17 +33,18 @@ struct LayerOptions {
   Executor* executor = nullptr;  // null: the layer owns a pool (NVFP4_MOE_THREADS, else one thread per core)
 };
 
-// One line of `explain`: a backend and why it was or was not chosen.
-struct Choice {
+// What `explain` says of one backend: a backend and why it was or was not chosen.
+struct BackendReport {
   std::string backend;
   bool chosen = false;
   std::string reason;
   bool supported = false;  // would take the layer if it were forced
 };
 // Pure: which backend takes this config on this device, and why the others do not.
-std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced = "auto");
+std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device,
+                                   const std::string& forced = "auto");
 
-// What a run of so many tokens does under a plan of this backend, a step a line. Takes no device.
+// What a run of so many tokens does under a plan of this backend, one entry for each step. Takes no device.
 std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& config, const ExpertRange& range,
                                    const Plan& plan, int64_t tokens);
 
@@ -75,13 +76,13 @@ class MoeLayer {
   // What a run of so many tokens needs at least; grows with them. Without a number: of as many as the layer takes.
   size_t workspace_bytes(int64_t tokens) const;
   size_t workspace_bytes() const { return plan_.workspace.total_bytes; }
-  // What a run of so many tokens of bf16 does, a step a line.
+  // What a run of so many tokens of bf16 does, one entry for each step.
   std::vector<StepPlan> describe_run(int64_t tokens) const;
   std::string describe_json() const;  // backend, kernel per step, scale policy, sizes, notes
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at
   // once, each with a workspace of its own.
-  // status: on a device, device memory that gets what the run noticed, in the place of the workspace's; else null.
+  // status: on a device, device memory that gets what the run reports, instead of the workspace's; else null.
   Status run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr,
              RunStatus* status = nullptr) const;
   // The checks of run, without reading an array. needs_out: whether batch.out is looked at.
@@ -91,7 +92,7 @@ class MoeLayer {
   // workspace, so that the first real call costs no more than the next one. progress may be empty; cancelling gives
   // kCancelled.
   Status warmup(void* workspace, size_t workspace_bytes, void* stream = nullptr, const ProgressFn& progress = {}) const;
-  // What the last run in this workspace noticed. On a device: once all work of the stream is done, which it waits for.
+  // What the last run in this workspace reports. On a device: once all work of the stream is done, which it waits for.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
 
   // Replaces one expert's weights in place: kBusy while a run is in flight. The source is checked before anything is

@@ -47,13 +47,13 @@ Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t w
   if (batch.tokens == 0) return {};
 
   const int64_t values = batch.tokens * config->hidden_size;
-  const int64_t choices = batch.tokens * config->top_k;
+  const int64_t assignments = batch.tokens * config->top_k;
   const Array out{"out", batch.out, batch.out_dtype, needs_out ? values : 0};
   const Array space{"workspace", workspace, DType::kU8, static_cast<int64_t>(workspace_bytes)};
   const Array inputs[] = {
       {"hidden", batch.hidden, batch.hidden_dtype, values},
-      {"topk_ids", batch.topk_ids, batch.ids_dtype, choices},
-      {"topk_weights", batch.topk_weights, DType::kF32, choices},
+      {"topk_ids", batch.topk_ids, batch.ids_dtype, assignments},
+      {"topk_weights", batch.topk_weights, DType::kF32, assignments},
       {"shared_weights", batch.shared_weights, DType::kF32, batch.tokens},
   };
   if (needs_out) NVFP4_MOE_TRY(check_array(out));

@@ -15,7 +15,7 @@ namespace {
 
 // The number that LinearWeights::input_scale holds: 0 where each token has a scale of its own.
 Result<float> resolve_input_scale(const LinearOptions& options) {
-  NVFP4_MOE_TRY(check_scale_choice(options.activation_format, options.activation_scale));
+  NVFP4_MOE_TRY(check_scale_option(options.activation_format, options.activation_scale));
   if (options.activation_format == ActivationFormat::kBf16 ||
       options.activation_scale == ActivationScale::kDynamicToken)
     return 0.0f;

@@ -1,4 +1,4 @@
-// NvfpLinear: a dense NVFP4 linear y = x W^T through a backend's own kernels (F18), for attention projections and the
+// NvfpLinear: a dense NVFP4 linear y = x W^T through a backend's own kernels, for attention projections and the
 // like.
 //
 // W is (rows, cols) = (out_features, in_features), x (tokens, cols), y (tokens, rows). As a MoeLayer it is complete or

@@ -222,7 +222,7 @@ Status write_cache(const std::string& path, const Hash& key, const PackedWeights
   return status;
 }
 
-// Error findings stop a load; the first is told.
+// Error findings stop a load; the first is reported.
 Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRange& range) {
   NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, checkpoint.validate(layer, range));
   int64_t errors = 0;
@@ -242,8 +242,8 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
                                                     const LayerOptions& options, const CacheOptions& cache,
                                                     const ProgressFn& progress, CacheOutcome* outcome) {
   CacheOutcome unused;
-  CacheOutcome& told = outcome == nullptr ? unused : *outcome;
-  told = {};
+  CacheOutcome& result = outcome == nullptr ? unused : *outcome;
+  result = {};
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, layer_index, slice));
   const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
@@ -260,28 +260,28 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
     std::error_code error;
     std::filesystem::create_directories(cache.directory, error);  // failing shows when the file is written
     // One file per place in the model, so that a stale one is replaced, not left behind.
-    told.path = cache.directory + "/layer" + std::to_string(layer_index) + "-experts" +
-                std::to_string(weights.range.first) + "+" + std::to_string(weights.range.count) + "-slice" +
-                std::to_string(slice.first) + "+" + std::to_string(slice.count) + "-" + backend->name + ".packed";
-    auto mapped = read_cache(told.path, *key, weights.tensor_scales.size(),
+    result.path = cache.directory + "/layer" + std::to_string(layer_index) + "-experts" +
+                  std::to_string(weights.range.first) + "+" + std::to_string(weights.range.count) + "-slice" +
+                  std::to_string(slice.first) + "+" + std::to_string(slice.count) + "-" + backend->name + ".packed";
+    auto mapped = read_cache(result.path, *key, weights.tensor_scales.size(),
                              backend->packed_bytes(config, weights.range), cache.checksum);
     if (mapped.ok()) {
       weights.bytes = std::move(mapped->bytes);
       weights.tensor_scales = std::move(mapped->scales);
-      told.hit = true;
-    } else if (std::filesystem::exists(told.path, error)) {
-      told.reason = mapped.status().message();
+      result.hit = true;
+    } else if (std::filesystem::exists(result.path, error)) {
+      result.reason = mapped.status().message();
     }
   }
-  if (!told.hit) {  // what a cache holds was judged before it was written
+  if (!result.hit) {  // what a cache holds was judged before it was written
     NVFP4_MOE_TRY(refuse_errors(checkpoint, layer_index, weights.range));
     NVFP4_MOE_TRY(layer->pack(source, progress));
     if (key) {
-      const Status written = write_cache(told.path, *key, weights);
-      if (!written.ok()) told.reason += (told.reason.empty() ? "" : "; ") + written.message();
+      const Status written = write_cache(result.path, *key, weights);
+      if (!written.ok()) result.reason += (result.reason.empty() ? "" : "; ") + written.message();
     }
   }
-  if (!told.reason.empty()) log_line(LogLevel::kWarning, "packed cache not used: " + told.reason);
+  if (!result.reason.empty()) log_line(LogLevel::kWarning, "packed cache not used: " + result.reason);
   NVFP4_MOE_TRY(layer->attach_debug(env, options));
   return layer;
 }

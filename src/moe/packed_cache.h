@@ -1,4 +1,4 @@
-// Packed layers kept on disk and mapped on the next start (F27): no packing, no second copy in memory.
+// Packed layers kept on disk and mapped on the next start: no packing, no second copy in memory.
 //
 // A file holds one layer's local experts as one backend packed them. Native byte order: a cache belongs to its host.
 //   [0, 4096)                 FileHeader, zero-padded
@@ -47,7 +47,7 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkp
                                                         const IntermediateSlice& slice, const LayerOptions& options,
                                                         const CacheOptions& cache = {}, const ProgressFn& progress = {},
                                                         CacheOutcome* outcome = nullptr);
-// The layer's sizes and choices, with a slice's sizes in place of the whole's.
+// The layer's sizes and options, with a slice's sizes in place of the whole's.
 Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice);
 
 }  // namespace nvfp4_moe

@@ -20,10 +20,10 @@ Result<PlacedBatch> PlacedBatch::place(const MoeLayer& layer, const Batch& host)
     made.copies_.push_back(std::move(bytes));
     return static_cast<void*>(made.copies_.back().data());
   };
-  const int64_t elements = host.tokens * layer.config()->hidden_size, choices = host.tokens * layer.config()->top_k;
+  const int64_t elements = host.tokens * layer.config()->hidden_size, assignments = host.tokens * layer.config()->top_k;
   NVFP4_MOE_ASSIGN(made.placed_.hidden, copy(host.hidden, elements, host.hidden_dtype));
-  NVFP4_MOE_ASSIGN(made.placed_.topk_ids, copy(host.topk_ids, choices, host.ids_dtype));
-  NVFP4_MOE_ASSIGN(void* const weights, copy(host.topk_weights, choices, DType::kF32));
+  NVFP4_MOE_ASSIGN(made.placed_.topk_ids, copy(host.topk_ids, assignments, host.ids_dtype));
+  NVFP4_MOE_ASSIGN(void* const weights, copy(host.topk_weights, assignments, DType::kF32));
   made.placed_.topk_weights = static_cast<const float*>(weights);
   if (host.shared_weights != nullptr) {
     NVFP4_MOE_ASSIGN(void* const shared, copy(host.shared_weights, host.tokens, DType::kF32));

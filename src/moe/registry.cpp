@@ -57,43 +57,43 @@ std::string backend_names() {
   return names;
 }
 
-std::vector<Choice> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
-  std::vector<Choice> choices;
+std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
+  std::vector<BackendReport> reports;
   bool found = false;
   for (const Backend* backend : backends()) {
     const Status supports = backend->supports(config, device);
-    Choice choice;
-    choice.backend = backend->name;
-    choice.supported = supports.ok();
+    BackendReport report;
+    report.backend = backend->name;
+    report.supported = supports.ok();
     if (!supports.ok()) {
-      choice.reason = supports.message();
+      report.reason = supports.message();
     } else if (forced != "auto") {
-      choice.chosen = forced == backend->name;
-      choice.reason = choice.chosen ? "forced by name" : "supports this layer; " + forced + " is forced by name";
+      report.chosen = forced == backend->name;
+      report.reason = report.chosen ? "forced by name" : "supports this layer; " + forced + " is forced by name";
     } else if (found) {
-      choice.reason = "supports this layer; lower priority";
+      report.reason = "supports this layer; lower priority";
     } else {
-      choice.chosen = true;
-      choice.reason = "highest priority of those that support this layer";
+      report.chosen = true;
+      report.reason = "highest priority of those that support this layer";
     }
-    if (choice.chosen && backend->selection != nullptr) choice.reason += "; " + backend->selection();
-    found = found || choice.chosen;
-    choices.push_back(std::move(choice));
+    if (report.chosen && backend->selection != nullptr) report.reason += "; " + backend->selection();
+    found = found || report.chosen;
+    reports.push_back(std::move(report));
   }
   if (forced != "auto" && find_backend(forced) == nullptr)
-    choices.push_back({forced, false, "not in this build: expected one of " + backend_names(), false});
-  return choices;
+    reports.push_back({forced, false, "not in this build: expected one of " + backend_names(), false});
+  return reports;
 }
 
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
   if (forced != "auto" && find_backend(forced) == nullptr)
     return invalid_argument("backend: expected one of " + backend_names() + ", got \"" + forced + "\"");
   std::string reasons;
-  for (const Choice& choice : explain(config, device, forced)) {
-    if (choice.chosen) return find_backend(choice.backend);
-    if (forced == "auto" || forced == choice.backend) {
+  for (const BackendReport& report : explain(config, device, forced)) {
+    if (report.chosen) return find_backend(report.backend);
+    if (forced == "auto" || forced == report.backend) {
       if (!reasons.empty()) reasons += "; ";
-      reasons += choice.backend + ": " + choice.reason;
+      reasons += report.backend + ": " + report.reason;
     }
   }
   return unsupported("backend: none takes this layer: " + reasons);

@@ -1,4 +1,4 @@
-// Repros: one layer call in one self-contained safetensors file, and running such a file again (F40).
+// Repros: one layer call in one self-contained safetensors file, and running such a file again.
 //
 // Metadata: "format" = "nvfp4_moe_repro", "version", "backend", "library_version", "config" (moe/config_json.h),
 // "range_first", "hidden_scale" and "intermediate_scale" (the checkpoint's activation scales, absent where it has

@@ -1,4 +1,4 @@
-// verify: is this checkpoint, as this backend packs and runs it, what it should be (F35)?
+// verify: is this checkpoint, as this backend packs and runs it, what it should be?
 //
 // Layer by layer, holding one layer in memory:
 //   a  findings of the checkpoint; an error stops the layer;

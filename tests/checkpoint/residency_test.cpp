@@ -1,4 +1,4 @@
-// What loading touches (F24, F42, F9), counted page by page: one rank of eight, one slice of eight, the scalars; and
+// What loading touches, counted page by page: one rank of eight, one slice of eight, the scalars; and
 // that release gives pages back.
 #include "checkpoint/checkpoint.h"
 #include "support/checkpoint_builder.h"

@@ -16,7 +16,7 @@
 namespace nvfp4_moe::cpu {
 namespace {
 
-// One line of 16 gates and 16 ups.
+// One row of 16 gates and 16 ups.
 std::vector<uint16_t> swiglu(const Kernels& kernels, const MoeOptions& options, const float* acc) {
   const float one = 1.0f;
   std::vector<uint16_t> out(16);
@@ -107,10 +107,10 @@ TEST_P(InstructionSet, SwigluKeepsNan) {
 }
 
 TEST_P(InstructionSet, AmaxTellsNanAndInf) {
-  std::vector<float> line(64, -2.0f);
-  EXPECT_EQ(kernels().amax(line.data(), DType::kF32, 64), 2.0f);
+  std::vector<float> x_row(64, -2.0f);
+  EXPECT_EQ(kernels().amax(x_row.data(), DType::kF32, 64), 2.0f);
   for (const float bad : {-std::numeric_limits<float>::infinity(), std::nanf(""), -std::nanf("")}) {
-    std::vector<float> spoilt = line;
+    std::vector<float> spoilt = x_row;
     spoilt[37] = bad;
     EXPECT_FALSE(std::isfinite(kernels().amax(spoilt.data(), DType::kF32, 64)));
   }

@@ -1,4 +1,4 @@
-// Strips times any number of lines, for every instruction set: bits of 8-bit activations, bounds of W4A16.
+// Strips times any number of rows, for every instruction set: bits of 8-bit activations, bounds of W4A16.
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -12,11 +12,11 @@
 namespace nvfp4_moe::cpu {
 namespace {
 
-// Lines as the layer keeps them: at one distance, an odd number of cache lines, as many behind the last as tiles read.
-struct Lines {
-  Lines(const Multiplication& multiplication, int64_t k, int64_t count)
+// Rows as the layer keeps them: at one distance, an odd multiple of 64 bytes, as many behind the last as tiles read.
+struct Rows {
+  Rows(const Multiplication& multiplication, int64_t k, int64_t count)
       : bytes((chunks_of(k) * multiplication.chunk_bytes + 63) / 64 * 64 + 64),
-        data(static_cast<size_t>(bytes * (count + multiplication.tile_lines - 1)), std::byte{0xFF}) {
+        data(static_cast<size_t>(bytes * (count + multiplication.tile_rows - 1)), std::byte{0xFF}) {
     for (int64_t i = 0; i < count; ++i) pointers.push_back(data.data() + i * bytes);
   }
   int64_t bytes;
@@ -29,10 +29,10 @@ struct Problem {
   int64_t k, panels;
   std::vector<uint8_t> codes, scales;  // (panels * 16, k/2), (panels * 16, k/16)
   std::vector<uint8_t> packed;
-  std::vector<uint8_t> x_codes, x_scales;  // (lines, k/2), (lines, k/16)
-  std::vector<uint16_t> x_bf16;            // (lines, k)
+  std::vector<uint8_t> x_codes, x_scales;  // (rows, k/2), (rows, k/16)
+  std::vector<uint16_t> x_bf16;            // (rows, k)
 
-  Problem(int64_t k_, int64_t panels_, int64_t lines, uint32_t seed) : k(k_), panels(panels_) {
+  Problem(int64_t k_, int64_t panels_, int64_t rows, uint32_t seed) : k(k_), panels(panels_) {
     std::mt19937 random(seed);
     const auto fill = [&](std::vector<uint8_t>& bytes, int64_t size, uint32_t most) {
       bytes.resize(static_cast<size_t>(size));
@@ -40,9 +40,9 @@ struct Problem {
     };
     fill(codes, panels * kPanelRows * k / 2, 255);
     fill(scales, panels * kPanelRows * k / 16, 0x7E);  // zero, subnormal and all normal scales
-    fill(x_codes, lines * k / 2, 255);
-    fill(x_scales, lines * k / 16, 0x7E);
-    x_bf16.resize(static_cast<size_t>(lines * k));
+    fill(x_codes, rows * k / 2, 255);
+    fill(x_scales, rows * k / 16, 0x7E);
+    x_bf16.resize(static_cast<size_t>(rows * k));
     for (uint16_t& x : x_bf16) x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3E00u + (random() % 4 << 8)));
     packed.resize(static_cast<size_t>(panels * panel_bytes(k)));
     const Nvfp4View view = Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, panels * kPanelRows, k);
@@ -51,23 +51,23 @@ struct Problem {
   Strip strip() const {
     return {.bytes = packed.data(), .panels = panels, .chunks = chunks_of(k), .next = packed.data()};
   }
-  std::vector<float> multiply(const Multiplication& multiplication, Lines& lines, int64_t count, bool same_bits) const {
-    std::vector<float> acc(static_cast<size_t>((count + multiplication.tile_lines - 1) * panels * kPanelRows), -1.0f);
-    multiplication.multiply(strip(), {.lines = lines.pointers.data(), .count = count, .k = k, .same_bits = same_bits},
+  std::vector<float> multiply(const Multiplication& multiplication, Rows& rows, int64_t count, bool same_bits) const {
+    std::vector<float> acc(static_cast<size_t>((count + multiplication.tile_rows - 1) * panels * kPanelRows), -1.0f);
+    multiplication.multiply(strip(), {.rows = rows.pointers.data(), .count = count, .k = k, .same_bits = same_bits},
                             acc.data());
     acc.resize(static_cast<size_t>(count * panels * kPanelRows));
     return acc;
   }
   std::vector<float> nvfp4(const Kernels& kernels, int64_t count) const {
-    Lines lines(kernels.nvfp4, k, count);
+    Rows rows(kernels.nvfp4, k, count);
     for (int64_t i = 0; i < count; ++i)
-      kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k, lines.at(i));
-    return multiply(kernels.nvfp4, lines, count, false);
+      kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k, rows.at(i));
+    return multiply(kernels.nvfp4, rows, count, false);
   }
   std::vector<float> bf16(const Kernels& kernels, int64_t first, int64_t count, bool same_bits) const {
-    Lines lines(kernels.bf16, k, count);
-    for (int64_t i = 0; i < count; ++i) kernels.bf16_operands(x_bf16.data() + (first + i) * k, k, lines.at(i));
-    return multiply(kernels.bf16, lines, count, same_bits);
+    Rows rows(kernels.bf16, k, count);
+    for (int64_t i = 0; i < count; ++i) kernels.bf16_operands(x_bf16.data() + (first + i) * k, k, rows.at(i));
+    return multiply(kernels.bf16, rows, count, same_bits);
   }
   double weight(int64_t row, int64_t i) const {
     const uint8_t byte = codes[static_cast<size_t>((row * k + i) / 2)];
@@ -96,7 +96,7 @@ TEST_P(Multiply, W4A4HasThePortableBitsForAnyNumberOfLines) {
         if (too_many(count)) continue;
         const std::vector<float> some = problem.nvfp4(kernels(), count);
         ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
-            << "K " << k << " panels " << panels << " lines " << count;
+            << "K " << k << " panels " << panels << " rows " << count;
       }
     }
   }
@@ -123,7 +123,7 @@ TEST_P(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
         const std::vector<float> some = problem.bf16(kernels(), 0, count, false);
         for (size_t i = 0; i < some.size(); ++i)
           ASSERT_LE(std::fabs(static_cast<double>(some[i]) - exact[i]), bound * size[i])
-              << "K " << k << " panels " << panels << " lines " << count << " element " << i;
+              << "K " << k << " panels " << panels << " rows " << count << " element " << i;
       }
     }
   }
@@ -136,7 +136,7 @@ TEST_P(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
     const int64_t first = 128 - count;
     const std::vector<float> some = problem.bf16(kernels(), first, count, true);
     ASSERT_EQ(std::memcmp(some.data(), all.data() + first * 2 * kPanelRows, some.size() * sizeof(float)), 0)
-        << "lines " << count;
+        << "rows " << count;
   }
 }
 

@@ -1,4 +1,4 @@
-// The dense linear (F18) of every host backend: the contract's bound around the exact value, element by element.
+// The dense linear of every host backend: the contract's bound around the exact value, element by element.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -124,7 +124,7 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
               test::oracle_decode(linear.codes.data(), linear.block_scales.data(), shape.rows, shape.cols);
           for (int64_t t = 0; t < shape.tokens; ++t) {
             const std::vector<double> line(values.begin() + t * shape.cols, values.begin() + (t + 1) * shape.cols);
-            test::OracleLine quantized;
+            test::OracleRow quantized;
             if (format == ActivationFormat::kNvfp4) {
               quantized = test::oracle_quantize(line, linear.weights.input_scale, scale == ActivationScale::kCompat);
             } else if (format == ActivationFormat::kInt8Block) {

@@ -369,22 +369,22 @@ TEST(Registry, ExplainsEveryBackend) {
   const auto choices = explain(config, host_facts());
   ASSERT_EQ(choices.size(), backends().size());
   int chosen = 0;
-  for (const Choice& choice : choices) {
+  for (const BackendReport& choice : choices) {
     chosen += choice.chosen;
     EXPECT_FALSE(choice.reason.empty());
     EXPECT_EQ(choice.supported, find_backend(choice.backend)->supports(config, host_facts()).ok());
     EXPECT_TRUE(choice.supported || !choice.chosen);
   }
   EXPECT_EQ(chosen, 1);
-  for (const Choice& choice : explain(config, host_facts(), "reference"))
+  for (const BackendReport& choice : explain(config, host_facts(), "reference"))
     EXPECT_EQ(choice.chosen, choice.backend == "reference");
   const auto unknown = explain(config, host_facts(), "fast");
   EXPECT_EQ(unknown.back().backend, "fast");
-  for (const Choice& choice : unknown) EXPECT_FALSE(choice.chosen);
+  for (const BackendReport& choice : unknown) EXPECT_FALSE(choice.chosen);
 
   DeviceFacts gpu = host_facts();
   gpu.kind = DeviceKind::kCuda;
-  for (const Choice& choice : explain(config, gpu))
+  for (const BackendReport& choice : explain(config, gpu))
     EXPECT_FALSE(choice.chosen || choice.supported);  // no host backend takes a GPU
   EXPECT_EQ(choose_backend(config, gpu, "auto").status().code(), Code::kUnsupported);
   EXPECT_EQ(choose_backend(config, gpu, "reference").status().code(), Code::kUnsupported);

@@ -77,7 +77,7 @@ class StepPair {
     step([&](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.requantize(step, step.buffers.*which)); });
     const int64_t rows = part.row_offsets[part.experts];
     for (int64_t row = 0; row < rows; ++row)
-      compare_line(part.intermediate, (actual().*which).intermediate, row, part.intermediate_size, "row");
+      compare_row(part.intermediate, (actual().*which).intermediate, row, part.intermediate_size, "row");
     compare_status();
     step([&](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.gemm2(step, step.buffers.*which)); });
     compare_gemm2(part, actual().*which);
@@ -101,34 +101,34 @@ class StepPair {
       bool has_row = expected().shared.experts > 0;
       for (int64_t k = 0; k < options().top_k; ++k)
         has_row = has_row || expected().row_of_assignment[t * options().top_k + k] >= 0;
-      if (has_row) compare_line(expected().hidden, actual().hidden, t, options().hidden_size, "token");
+      if (has_row) compare_row(expected().hidden, actual().hidden, t, options().hidden_size, "token");
     }
     compare_status();
   }
 
-  void compare_line(const ActivationBuffers& e, const ActivationBuffers& a, int64_t line, int64_t k, const char* what) {
-    ASSERT_EQ(e.nonfinite[line], a.nonfinite[line]) << what << " " << line;
-    if (e.nonfinite[line] != 0) return;
+  void compare_row(const ActivationBuffers& e, const ActivationBuffers& a, int64_t row, int64_t k, const char* what) {
+    ASSERT_EQ(e.nonfinite[row], a.nonfinite[row]) << what << " " << row;
+    if (e.nonfinite[row] != 0) return;
     if (format() == ActivationFormat::kBf16) {
       for (int64_t i = 0; i < k; ++i)
-        ASSERT_EQ(e.bf16[line * k + i], a.bf16[line * k + i]) << what << " " << line << " element " << i;
+        ASSERT_EQ(e.bf16[row * k + i], a.bf16[row * k + i]) << what << " " << row << " element " << i;
       return;
     }
     if (format() == ActivationFormat::kInt8Block) {
       for (int64_t i = 0; i < k / 16; ++i)
-        ASSERT_EQ(e.int8_scales[line * (k / 16) + i], a.int8_scales[line * (k / 16) + i])
-            << what << " " << line << " block " << i;
+        ASSERT_EQ(e.int8_scales[row * (k / 16) + i], a.int8_scales[row * (k / 16) + i])
+            << what << " " << row << " block " << i;
       for (int64_t i = 0; i < k; ++i)
-        ASSERT_EQ(e.int8_codes[line * k + i], a.int8_codes[line * k + i]) << what << " " << line << " element " << i;
+        ASSERT_EQ(e.int8_codes[row * k + i], a.int8_codes[row * k + i]) << what << " " << row << " element " << i;
       return;
     }
-    ASSERT_EQ(e.row_scale[line], a.row_scale[line]) << what << " " << line;
+    ASSERT_EQ(e.row_scale[row], a.row_scale[row]) << what << " " << row;
     for (int64_t i = 0; i < k / 16; ++i)
-      ASSERT_EQ(e.block_scales[line * (k / 16) + i], a.block_scales[line * (k / 16) + i])
-          << what << " " << line << " block " << i;
+      ASSERT_EQ(e.block_scales[row * (k / 16) + i], a.block_scales[row * (k / 16) + i])
+          << what << " " << row << " block " << i;
     for (int64_t i = 0; i < k / 2; ++i)
-      ASSERT_EQ(without_negative_zero(e.codes[line * (k / 2) + i]), without_negative_zero(a.codes[line * (k / 2) + i]))
-          << what << " " << line << " elements " << 2 * i << " and " << 2 * i + 1;
+      ASSERT_EQ(without_negative_zero(e.codes[row * (k / 2) + i]), without_negative_zero(a.codes[row * (k / 2) + i]))
+          << what << " " << row << " elements " << 2 * i << " and " << 2 * i + 1;
   }
 
   void compare_status() {
@@ -155,11 +155,11 @@ class StepPair {
   static Weight decode(const Nvfp4View& view) {
     return {test::oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
   }
-  Exact exact(const std::vector<double>& line, const Weight& weight, int64_t n) const {
-    const size_t k = line.size();
+  Exact exact(const std::vector<double>& x_row, const Weight& weight, int64_t n) const {
+    const size_t k = x_row.size();
     Exact result;
     for (size_t i = 0; i < k; ++i) {
-      const double p = line[i] * weight.values[static_cast<size_t>(n) * k + i];
+      const double p = x_row[i] * weight.values[static_cast<size_t>(n) * k + i];
       result.value += p;
       result.sum_abs += std::fabs(p);
     }
@@ -167,21 +167,22 @@ class StepPair {
     result.sum_abs *= weight.tensor_scale;
     return result;
   }
-  // One line as numbers, with its own scale.
-  std::vector<double> line_values(const ActivationBuffers& lines, int64_t line, int64_t k) const {
+  // One row of activations as numbers, with its own scale.
+  std::vector<double> row_values(const ActivationBuffers& activations, int64_t row, int64_t k) const {
     std::vector<double> values(static_cast<size_t>(k));
     switch (format()) {
       case ActivationFormat::kNvfp4:
-        values = test::oracle_decode(lines.codes + line * (k / 2), lines.block_scales + line * (k / 16), 1, k);
-        for (double& value : values) value *= lines.row_scale[line];
+        values =
+            test::oracle_decode(activations.codes + row * (k / 2), activations.block_scales + row * (k / 16), 1, k);
+        for (double& value : values) value *= activations.row_scale[row];
         break;
       case ActivationFormat::kBf16:
-        for (int64_t i = 0; i < k; ++i) values[static_cast<size_t>(i)] = bf16(lines.bf16[line * k + i]);
+        for (int64_t i = 0; i < k; ++i) values[static_cast<size_t>(i)] = bf16(activations.bf16[row * k + i]);
         break;
       case ActivationFormat::kInt8Block:
         for (int64_t i = 0; i < k; ++i)
           values[static_cast<size_t>(i)] =
-              lines.int8_codes[line * k + i] * double{lines.int8_scales[(line * k + i) / 16]};
+              activations.int8_codes[row * k + i] * double{activations.int8_scales[(row * k + i) / 16]};
         break;
     }
     return values;
@@ -220,7 +221,7 @@ class StepPair {
         const double router =
             weigh ? data_.topk_weights[static_cast<size_t>(expected_part.assignment_of_row[row])] : 1.0;
         const bool bad = expected().hidden.nonfinite[token] != 0;
-        const std::vector<double> line = bad ? std::vector<double>() : line_values(expected().hidden, token, k);
+        const std::vector<double> x_row = bad ? std::vector<double>() : row_values(expected().hidden, token, k);
         for (int64_t n = 0; n < n_count; ++n) {
           const double actual = bf16(part.intermediate.bf16[row * n_count + n]);
           const std::string where = "gemm1 row " + std::to_string(row) + " channel " + std::to_string(n);
@@ -228,7 +229,7 @@ class StepPair {
             EXPECT_TRUE(std::isnan(actual)) << where;
             continue;
           }
-          check_swiglu(exact(line, gate, n), exact(line, up, n), k, router, actual, where);
+          check_swiglu(exact(x_row, gate, n), exact(x_row, up, n), k, router, actual, where);
         }
       }
     }
@@ -253,13 +254,13 @@ class StepPair {
       const Weight down = decode(source(part, e).down);
       for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1]; ++row) {
         const bool bad = expected_part.intermediate.nonfinite[row] != 0;
-        const std::vector<double> line = bad ? std::vector<double>() : line_values(expected_part.intermediate, row, k);
+        const std::vector<double> x_row = bad ? std::vector<double>() : row_values(expected_part.intermediate, row, k);
         for (int64_t n = 0; n < n_count; ++n) {
           const int64_t i = row * n_count + n;
           const double actual = dtype == DType::kBf16 ? bf16(static_cast<const uint16_t*>(part.rows_out)[i])
                                                       : static_cast<const float*>(part.rows_out)[i];
           const std::string where = "gemm2 row " + std::to_string(row) + " channel " + std::to_string(n);
-          const Exact value = bad ? Exact{std::nan(""), 0} : exact(line, down, n);
+          const Exact value = bad ? Exact{std::nan(""), 0} : exact(x_row, down, n);
           expect_near(value.value, gemm_bound(k, kSplits, value.sum_abs, 0), actual, dtype, where);
         }
       }

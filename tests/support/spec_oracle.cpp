@@ -39,7 +39,7 @@ int nearest(Real magnitude, Real unit, int count, Real (*value_of)(int)) {
   return best;
 }
 
-struct Scales {  // as spec 3.4 words them
+struct Scales {  // as docs/numerics.md words them
   float hidden = 0, intermediate = 0;
 };
 
@@ -81,20 +81,20 @@ Matrix decoded(const Nvfp4View& view) {
   return {view.rows, view.cols, oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
 }
 
-// alpha * dot, alpha rounded to fp32; under bf16 and int8_block the line has no scale.
-Real product(const OracleLine& line, const Matrix& w, int64_t n) {
+// alpha * dot, alpha rounded to fp32; under bf16 and int8_block the row has no scale.
+Real product(const OracleRow& x_row, const Matrix& w, int64_t n) {
   Real sum = 0;
   for (int64_t k = 0; k < w.cols; ++k)
-    sum += static_cast<Real>(line.values[static_cast<size_t>(k)]) * w.values[static_cast<size_t>(n * w.cols + k)];
-  return sum * static_cast<float>(static_cast<Real>(line.scale) * static_cast<Real>(w.tensor_scale));
+    sum += static_cast<Real>(x_row.values[static_cast<size_t>(k)]) * w.values[static_cast<size_t>(n * w.cols + k)];
+  return sum * static_cast<float>(static_cast<Real>(x_row.scale) * static_cast<Real>(w.tensor_scale));
 }
 
 struct Expert {
   Matrix gate, up, down;
 };
 
-// One row: what hidden line `x` becomes under one expert, in row_format; NaN throughout where it must be.
-std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert, const OracleLine& x,
+// One row: what row `x` of hidden becomes under one expert, in row_format; NaN throughout where it must be.
+std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert, const OracleRow& x,
                              Real router_weight, RunStatus& status) {
   const MoeOptions& o = data.spec.options;
   std::vector<double> h(static_cast<size_t>(expert.gate.rows));
@@ -107,25 +107,25 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
     finite = finite && std::isfinite(value);
   }
   status.nonfinite_rows += finite ? 0 : 1;
-  OracleLine line;
+  OracleRow x_row;
   switch (o.activation_format) {
     case ActivationFormat::kNvfp4:
-      line = oracle_quantize(h, scales.intermediate, o.intermediate_scale == IntermediateScale::kCompat);
+      x_row = oracle_quantize(h, scales.intermediate, o.intermediate_scale == IntermediateScale::kCompat);
       break;
-    case ActivationFormat::kBf16: line.values = h; break;
-    case ActivationFormat::kInt8Block: line = oracle_quantize_int8(h); break;
+    case ActivationFormat::kBf16: x_row.values = h; break;
+    case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(h); break;
   }
-  status.intermediate_blocks += line.blocks;
-  status.intermediate_saturated += line.saturated;
-  status.intermediate_zeroed += line.zeroed;
+  status.intermediate_blocks += x_row.blocks;
+  status.intermediate_saturated += x_row.saturated;
+  status.intermediate_zeroed += x_row.zeroed;
   std::vector<Real> row(static_cast<size_t>(o.hidden_size));
   const DType dtype = o.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   for (int64_t c = 0; c < o.hidden_size; ++c)
-    row[static_cast<size_t>(c)] = line.nonfinite ? kNan : oracle_round(product(line, expert.down, c), dtype);
+    row[static_cast<size_t>(c)] = x_row.nonfinite ? kNan : oracle_round(product(x_row, expert.down, c), dtype);
   return row;
 }
 
-OracleLine hidden_line(const CaseData& data, const Scales& scales, int64_t token, RunStatus& status) {
+OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, RunStatus& status) {
   const MoeOptions& o = data.spec.options;
   std::vector<double> x(static_cast<size_t>(o.hidden_size));
   bool finite = true;
@@ -133,22 +133,22 @@ OracleLine hidden_line(const CaseData& data, const Scales& scales, int64_t token
     x[static_cast<size_t>(c)] = element(data.hidden, data.spec.hidden_dtype, token * o.hidden_size + c);
     finite = finite && std::isfinite(x[static_cast<size_t>(c)]);
   }
-  OracleLine line;
+  OracleRow x_row;
   switch (o.activation_format) {
     case ActivationFormat::kNvfp4:
-      line = oracle_quantize(x, scales.hidden, o.activation_scale == ActivationScale::kCompat);
+      x_row = oracle_quantize(x, scales.hidden, o.activation_scale == ActivationScale::kCompat);
       break;
     case ActivationFormat::kBf16:
-      line.nonfinite = !finite;
-      for (double value : x) line.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
+      x_row.nonfinite = !finite;
+      for (double value : x) x_row.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
       break;
-    case ActivationFormat::kInt8Block: line = oracle_quantize_int8(x); break;
+    case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(x); break;
   }
-  status.nonfinite_tokens += line.nonfinite ? 1 : 0;
-  status.hidden_blocks += line.blocks;
-  status.hidden_saturated += line.saturated;
-  status.hidden_zeroed += line.zeroed;
-  return line;
+  status.nonfinite_tokens += x_row.nonfinite ? 1 : 0;
+  status.hidden_blocks += x_row.blocks;
+  status.hidden_saturated += x_row.saturated;
+  status.hidden_zeroed += x_row.zeroed;
+  return x_row;
 }
 
 }  // namespace
@@ -212,17 +212,17 @@ Real oracle_activation(const MoeOptions& options, Real g, Real u) {
   return kNan;
 }
 
-OracleLine oracle_quantize(const std::vector<double>& x, float given, bool compat) {
-  OracleLine line;
-  line.values.assign(x.size(), 0.0);
+OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat) {
+  OracleRow x_row;
+  x_row.values.assign(x.size(), 0.0);
   Real amax = 0;
   for (double value : x) {
-    if (!std::isfinite(value)) line.nonfinite = true;
+    if (!std::isfinite(value)) x_row.nonfinite = true;
     amax = std::max(amax, static_cast<Real>(std::fabs(value)));
   }
-  if (line.nonfinite) return line;
-  line.scale = given != 0 ? given : amax == 0 ? 1.0f : power_of_two_above(amax / 2688);
-  const float encode = 1.0f / line.scale;
+  if (x_row.nonfinite) return x_row;
+  x_row.scale = given != 0 ? given : amax == 0 ? 1.0f : power_of_two_above(amax / 2688);
+  const float encode = 1.0f / x_row.scale;
   for (size_t b = 0; b < x.size(); b += 16) {
     Real block_amax = 0;
     for (size_t i = b; i < b + 16; ++i) block_amax = std::max(block_amax, static_cast<Real>(std::fabs(x[i])));
@@ -230,33 +230,33 @@ OracleLine oracle_quantize(const std::vector<double>& x, float given, bool compa
     if (compat) {
       const float scale = encode * (static_cast<float>(block_amax) * (1.0f / 6.0f));
       byte = nearest(scale, 1, 127, oracle_e4m3);
-      line.saturated += scale > 448;
+      x_row.saturated += scale > 448;
     } else {
-      byte = nearest(block_amax, 6 * static_cast<Real>(line.scale), 127, oracle_e4m3);
-      line.saturated += block_amax > static_cast<Real>(2688) * line.scale;
+      byte = nearest(block_amax, 6 * static_cast<Real>(x_row.scale), 127, oracle_e4m3);
+      x_row.saturated += block_amax > static_cast<Real>(2688) * x_row.scale;
     }
     const Real v = oracle_e4m3(byte);
-    line.blocks += 1;
-    line.zeroed += byte == 0 && block_amax > 0;
+    x_row.blocks += 1;
+    x_row.zeroed += byte == 0 && block_amax > 0;
     for (size_t i = b; byte != 0 && i < b + 16; ++i) {
       int code = 0;
       if (compat) {
         const float quotient = static_cast<float>(x[i]) * (1.0f / (static_cast<float>(v) * (1.0f / encode)));
         code = nearest(std::fabs(quotient), 1, 8, oracle_e2m1);
       } else {
-        code = nearest(std::fabs(x[i]), v * static_cast<Real>(line.scale), 8, oracle_e2m1);
+        code = nearest(std::fabs(x[i]), v * static_cast<Real>(x_row.scale), 8, oracle_e2m1);
       }
-      line.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * oracle_e2m1(code) * v);
+      x_row.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * oracle_e2m1(code) * v);
     }
   }
-  return line;
+  return x_row;
 }
 
-OracleLine oracle_quantize_int8(const std::vector<double>& x) {
-  OracleLine line;
-  line.values.assign(x.size(), 0.0);
-  for (double value : x) line.nonfinite = line.nonfinite || !std::isfinite(value);
-  if (line.nonfinite) return line;
+OracleRow oracle_quantize_int8(const std::vector<double>& x) {
+  OracleRow x_row;
+  x_row.values.assign(x.size(), 0.0);
+  for (double value : x) x_row.nonfinite = x_row.nonfinite || !std::isfinite(value);
+  if (x_row.nonfinite) return x_row;
   for (size_t b = 0; b < x.size(); b += 16) {
     Real amax = 0;
     for (size_t i = b; i < b + 16; ++i) amax = std::max(amax, static_cast<Real>(std::fabs(x[i])));
@@ -267,12 +267,12 @@ OracleLine oracle_quantize_int8(const std::vector<double>& x) {
       const Real quotient = oracle_round(std::fabs(x[i]) / scale, DType::kF32);
       const int code = nearest(quotient, 1, 128, [](int integer) { return Real(integer); });
       zero = zero && code == 0;
-      line.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * code * scale);
+      x_row.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * code * scale);
     }
-    line.blocks += 1;
-    line.zeroed += zero && amax > 0;
+    x_row.blocks += 1;
+    x_row.zeroed += zero && amax > 0;
   }
-  return line;
+  return x_row;
 }
 
 OracleResult oracle_layer(const CaseData& data) {
@@ -289,11 +289,11 @@ OracleResult oracle_layer(const CaseData& data) {
   OracleResult result;
   result.out.resize(static_cast<size_t>(data.spec.tokens * o.hidden_size));
   for (int64_t t = 0; t < data.spec.tokens; ++t) {
-    OracleLine x;
+    OracleRow x;
     bool quantized = false;
     std::vector<float> acc(static_cast<size_t>(o.hidden_size), 0.0f);
     auto add = [&](int64_t local, Real weight_before, const float* weight_after) {
-      if (!quantized) x = hidden_line(data, scales, t, result.status);
+      if (!quantized) x = hidden_row(data, scales, t, result.status);
       quantized = true;
       const std::vector<Real> row = expert_row(data, scales, expert(local), x, weight_before, result.status);
       for (size_t c = 0; c < acc.size(); ++c) {

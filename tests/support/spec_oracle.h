@@ -1,5 +1,5 @@
-// The layer a second time, straight from the contract in plain long double loops over dequantized values: no line of
-// it is shared with a backend or with core, and nothing in it is fast. Wide enough for the small cases of the table.
+// The layer a second time, straight from the contract in plain long double loops over dequantized values: no statement
+// of it is shared with a backend or with core, and nothing in it is fast. Wide enough for the small cases of the table.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +28,16 @@ double oracle_half_ulp(double value, DType dtype);
 // The activation function of the config, without clamps or with them.
 Real oracle_activation(const MoeOptions& options, Real g, Real u);
 
-// One line of activations, quantized: values are the decoded ones without the line scale.
-struct OracleLine {
+// One row of activations, quantized: values are the decoded ones without the row scale.
+struct OracleRow {
   bool nonfinite = false;
-  float scale = 1;  // of the line
+  float scale = 1;  // of the row
   std::vector<double> values;
   uint64_t blocks = 0, saturated = 0, zeroed = 0;
 };
 // given: 0 = dynamic_token, else the power of two, or the number of compat.
-OracleLine oracle_quantize(const std::vector<double>& x, float given, bool compat);
-// int8_block: values are code * scale, exactly; the line scale is 1.
-OracleLine oracle_quantize_int8(const std::vector<double>& x);
+OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat);
+// int8_block: values are code * scale, exactly; the row scale is 1.
+OracleRow oracle_quantize_int8(const std::vector<double>& x);
 
 }  // namespace nvfp4_moe::test

@@ -22,14 +22,14 @@ std::string expert_prefix(int64_t local_expert) {
 }
 
 // One tensor to write: borrowed bytes.
-struct Piece {
+struct NamedTensor {
   TensorInfo info;
   const void* data = nullptr;
   size_t size_bytes = 0;
 };
 
-Piece piece(std::string name, DType dtype, std::vector<int64_t> shape, const void* data) {
-  Piece result;
+NamedTensor named_tensor(std::string name, DType dtype, std::vector<int64_t> shape, const void* data) {
+  NamedTensor result;
   result.size_bytes = static_cast<size_t>(bits(dtype) / 8);
   for (const int64_t side : shape) result.size_bytes *= static_cast<size_t>(side);
   result.info.name = std::move(name);
@@ -242,16 +242,17 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
   std::vector<float> scales;  // (E [+ 1], 3)
   for (const TensorScales& one : weights.tensor_scales) scales.insert(scales.end(), {one.gate, one.up, one.down});
   const int64_t hidden_size = options.hidden_size;
-  std::vector<Piece> pieces;
-  pieces.push_back(
-      piece("tensor_scales", DType::kF32, {static_cast<int64_t>(weights.tensor_scales.size()), 3}, scales.data()));
-  pieces.push_back(piece("hidden", batch.hidden_dtype, {batch.tokens, hidden_size}, batch.hidden));
-  pieces.push_back(piece("topk_ids", batch.ids_dtype, {batch.tokens, options.top_k}, batch.topk_ids));
-  pieces.push_back(piece("topk_weights", DType::kF32, {batch.tokens, options.top_k}, batch.topk_weights));
+  std::vector<NamedTensor> named_tensors;
+  named_tensors.push_back(named_tensor("tensor_scales", DType::kF32,
+                                       {static_cast<int64_t>(weights.tensor_scales.size()), 3}, scales.data()));
+  named_tensors.push_back(named_tensor("hidden", batch.hidden_dtype, {batch.tokens, hidden_size}, batch.hidden));
+  named_tensors.push_back(named_tensor("topk_ids", batch.ids_dtype, {batch.tokens, options.top_k}, batch.topk_ids));
+  named_tensors.push_back(named_tensor("topk_weights", DType::kF32, {batch.tokens, options.top_k}, batch.topk_weights));
   if (batch.shared_weights != nullptr)
-    pieces.push_back(piece("shared_weights", DType::kF32, {batch.tokens}, batch.shared_weights));
-  if (with_output) pieces.push_back(piece("output", batch.out_dtype, {batch.tokens, hidden_size}, batch.out));
-  const size_t batch_pieces = pieces.size();
+    named_tensors.push_back(named_tensor("shared_weights", DType::kF32, {batch.tokens}, batch.shared_weights));
+  if (with_output)
+    named_tensors.push_back(named_tensor("output", batch.out_dtype, {batch.tokens, hidden_size}, batch.out));
+  const size_t batch_tensors = named_tensors.size();
 
   std::vector<int64_t> experts;
   for (int64_t local = 0; local < weights.range.count; ++local) experts.push_back(local);
@@ -262,15 +263,15 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
       const int64_t rows = p == 2 ? hidden_size : inner;
       const int64_t cols = p == 2 ? inner : hidden_size;
       const std::string name = expert_prefix(expert) + kProjections[p];
-      pieces.push_back(piece(name + ".codes", DType::kU8, {rows, cols / 2}, nullptr));
-      pieces.push_back(piece(name + ".block_scales", DType::kF8E4M3, {rows, cols / 16}, nullptr));
+      named_tensors.push_back(named_tensor(name + ".codes", DType::kU8, {rows, cols / 2}, nullptr));
+      named_tensors.push_back(named_tensor(name + ".block_scales", DType::kF8E4M3, {rows, cols / 16}, nullptr));
     }
   }
   std::vector<TensorInfo> infos;
-  for (const Piece& one : pieces) infos.push_back(one.info);
+  for (const NamedTensor& one : named_tensors) infos.push_back(one.info);
   NVFP4_MOE_ASSIGN(auto writer, SafetensorsWriter::create(path, std::move(infos), metadata));
-  for (size_t i = 0; i < batch_pieces; ++i)
-    NVFP4_MOE_TRY(writer.write({static_cast<const std::byte*>(pieces[i].data), pieces[i].size_bytes}));
+  for (size_t i = 0; i < batch_tensors; ++i)
+    NVFP4_MOE_TRY(writer.write({static_cast<const std::byte*>(named_tensors[i].data), named_tensors[i].size_bytes}));
   for (const int64_t expert : experts) {  // one unpacked expert in memory at a time
     ExpertBuffers buffers;
     NVFP4_MOE_TRY(layer.unpack_expert(expert, buffers));

@@ -396,7 +396,7 @@ TEST(Registry, AutoRunsAnInstructionSetOfThisHost) {
   const auto backend = choose_backend(TinyLayer().config(), host_facts(), "auto");
   ASSERT_OK(backend);
   ASSERT_EQ(*backend, &kCpuBackend);
-  const std::string choice = kCpuBackend.choice();
+  const std::string choice = kCpuBackend.selection();
   ASSERT_EQ(choice.rfind("runs cpu:", 0), 0u) << choice;
   const Backend* chosen = find_backend(choice.substr(5));
   ASSERT_NE(chosen, nullptr) << choice;

@@ -140,7 +140,8 @@ struct alignas(64) Ring {
   __m512bh* block(int64_t b, int64_t panels) { return weights + b % kRingBlocks * kBlockPairs * panels; }
 };
 
-// All rows times kPanels panels, kStepBlocks blocks of K a step. Sums stay in tiles from the first block to the last.
+// All rows times kPanels panels, kStepBlocks blocks of K a step. Accumulators stay in tiles from the first block to the
+// last.
 template <int kPanels, int kTiles, int kStepBlocks>
 void multiply_panels(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc, int64_t acc_stride) {
   const int64_t blocks = strip.chunks * kBlocksPerChunk;

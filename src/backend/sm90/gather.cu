@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::Row
   });
   if (!__syncthreads_or(magnitude >= cuda::kInfBits)) return;
   if (threadIdx.x == 0) args.out.nonfinite[token] = 1;
-  cuda::count_once(args.counters.nonfinite, 1, cuda::ThreadGroup::block());
+  cuda::count_once(args.counters.nonfinite, 1, cuda::ThreadGroup::cta());
 }
 
 // quantize_by_eights, but for where the operand goes. Requantize clears nonfinite_rows.
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(cuda::kVec8Threads) sm90_quantize_into_rows(cu
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();  // gemm1 relies on route as soon as it starts
   const OperandRows rows{to, blockIdx.x};
-  if (!rows.any()) return cuda::expect_row(args, rows.token, false, cuda::ThreadGroup::block());
+  if (!rows.any()) return cuda::expect_row(args, rows.token, false, cuda::ThreadGroup::cta());
   cuda::quantize_vec8_row(args, rows.token, cuda::load_vec8(args, rows.token, threadIdx.x), rows);
 }
 // The same, a warp a token.

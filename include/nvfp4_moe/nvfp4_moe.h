@@ -255,6 +255,9 @@ NVFP4_MOE_API void nvfp4_moe_layer_close(nvfp4_moe_layer* layer);
 
 /* JSON: backend, kernels, every numeric choice, sizes, notes. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** json);
+/* JSON: what a run of so many tokens of bf16 does (backend, tokens, the kernel of each step, workspace_bytes): on a GPU
+   the plan that each run makes. NVFP4_MOE_INVALID_ARGUMENT unless 0 <= tokens <= max_tokens. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_t tokens, char** json);
 /* What a run of so many tokens (0 to max_tokens) needs at least; grows with them. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens,
                                                              size_t* bytes);

@@ -110,6 +110,7 @@ class Layer {
   }
 
   std::string describe() const { return text_of(nvfp4_moe_layer_describe, get()); }
+  std::string describe_run(std::int64_t tokens) const { return text_of(nvfp4_moe_layer_describe_run, get(), tokens); }
   // What a run of so many tokens needs at least; grows with them.
   std::size_t workspace_bytes(std::int64_t tokens) const {
     std::size_t bytes = 0;

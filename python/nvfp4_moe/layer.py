@@ -191,6 +191,14 @@ class MoeLayer(_core.Layer):
         described: dict[str, Any] = json.loads(self.describe_json())
         return described
 
+    def describe_run(self, tokens: int) -> dict[str, Any]:
+        """What a run of so many tokens of bfloat16 does: {"backend", "tokens", "steps": kernel by step,
+        "workspace_bytes"}. On a GPU "steps" is the plan that each run makes: how it routes, the configuration of both
+        GEMMs, what is fused. ValueError unless 0 <= tokens <= max_tokens.
+        """
+        described: dict[str, Any] = json.loads(self.describe_run_json(tokens))
+        return described
+
     def __repr__(self) -> str:
         d = self.describe()
         last = self.first_expert + self.num_local_experts - 1

@@ -278,6 +278,10 @@ void bind_layer(nb::module_& m) {
       .def(
           "describe_json", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
       .def(
+          "describe_run_json",
+          [](const PyLayer& self, int64_t tokens) { return take(self.layer().describe_run_json(tokens)); },
+          nb::arg("tokens"), "describe_run(tokens) as JSON.")
+      .def(
           "config_json", [](const PyLayer& self) { return to_json(self.layer().config().options()); },
           "config as JSON.")
       .def_prop_ro(

@@ -309,6 +309,16 @@ nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** jso
   });
 }
 
+nvfp4_moe_code nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_t tokens, char** json) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("json", json));
+    *json = nullptr;
+    NVFP4_MOE_TRY(api::check_pointer("layer", layer));
+    NVFP4_MOE_ASSIGN(const std::string text, layer->layer->describe_run_json(tokens));
+    return api::write_text(text, json);
+  });
+}
+
 nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens, size_t* bytes) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));

@@ -2,7 +2,8 @@
 // applies one to a row and quantizes the result.
 //
 // Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN stays NaN. Plain code
-// for one element: a backend that vectorizes it keeps this as its measure.
+// for one element: a backend that vectorizes it keeps this as its measure. A backend whose bound leaves room for a faster
+// e^x passes its own.
 #pragma once
 
 #include <cstdint>
@@ -28,17 +29,21 @@ struct GatedActivation {
     return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};
   }
   NVFP4_MOE_HOST_DEVICE float operator()(float gate, float up) const;
+  // exp: e^x of a float.
+  template <class Exp>
+  NVFP4_MOE_HOST_DEVICE float apply(float gate, float up, const Exp& exp) const;
 };
 
 namespace activation_detail {
-NVFP4_MOE_HOST_DEVICE inline float sigmoid(float x) { return 1.0f / (1.0f + exp_same_everywhere(-x)); }
 // x limited from above, and from below where two-sided; NaN stays NaN.
 NVFP4_MOE_HOST_DEVICE inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 NVFP4_MOE_HOST_DEVICE inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
 }  // namespace activation_detail
 
-NVFP4_MOE_HOST_DEVICE inline float GatedActivation::operator()(float g, float u) const {
+template <class Exp>
+NVFP4_MOE_HOST_DEVICE float GatedActivation::apply(float g, float u, const Exp& exp) const {
   using namespace activation_detail;
+  const auto sigmoid = [&exp](float x) { return 1.0f / (1.0f + exp(-x)); };
   switch (function) {
     case Activation::kSwiglu: return g * sigmoid(g) * u;
     case Activation::kSwigluClamped: {
@@ -52,6 +57,14 @@ NVFP4_MOE_HOST_DEVICE inline float GatedActivation::operator()(float g, float u)
     }
   }
   return 0.0f;
+}
+
+// e^x with the same bits on every host and device, as a function object: device code takes no address of a function.
+struct ExpSameEverywhere {
+  NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return exp_same_everywhere(x); }
+};
+NVFP4_MOE_HOST_DEVICE inline float GatedActivation::operator()(float g, float u) const {
+  return apply(g, u, ExpSameEverywhere());
 }
 
 // gemm1's output: row r holds `inner` gate and `inner` up values, of an activation dtype.

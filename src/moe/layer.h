@@ -78,6 +78,8 @@ class MoeLayer {
   size_t workspace_bytes() const { return plan_.workspace.total_bytes; }
   // What a run of so many tokens of bf16 does, one entry for each step.
   std::vector<StepPlan> describe_run(int64_t tokens) const;
+  // The same and the workspace that it needs; kInvalidArgument for more tokens than the layer takes.
+  Result<std::string> describe_run_json(int64_t tokens) const;
   std::string describe_json() const;  // backend, kernel per step, scale policy, sizes, notes
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "backend/layer_steps.h"
+#include "moe/batch_check.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
 
@@ -14,6 +15,18 @@ std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& conf
 
 std::vector<StepPlan> MoeLayer::describe_run(int64_t tokens) const {
   return nvfp4_moe::describe_run(*backend_, weights_->config, weights_->range, plan_, tokens);
+}
+
+Result<std::string> MoeLayer::describe_run_json(int64_t tokens) const {
+  NVFP4_MOE_TRY(check_tokens(tokens, plan_.limits.max_tokens));
+  nlohmann::ordered_json steps = nlohmann::ordered_json::object();
+  for (const StepPlan& step : describe_run(tokens)) steps[step.step] = step.kernel;
+  nlohmann::ordered_json json;
+  json["backend"] = backend_->name;
+  json["tokens"] = tokens;
+  json["steps"] = steps;
+  json["workspace_bytes"] = workspace_bytes(tokens);
+  return json.dump();
 }
 
 std::string MoeLayer::describe_json() const {

@@ -27,6 +27,7 @@ TEST(CApi, RunsTheSameLayer) {
   EXPECT_EQ(layer.status(workspace).bad_expert_ids, 0u);
   EXPECT_GT(layer.status(workspace).hidden_blocks, 0u);
   EXPECT_EQ(nlohmann::json::parse(layer.describe())["shared_intermediate_size"], 32);
+  EXPECT_EQ(nlohmann::json::parse(layer.describe_run(1))["workspace_bytes"], layer.workspace_bytes(1));
 }
 
 TEST(CApi, GateAndUpMayBeHalvesOfOneTensor) {

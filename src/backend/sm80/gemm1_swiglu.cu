@@ -7,11 +7,11 @@
 
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
-#include "backend/cuda/steps/activation.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/sm80/config.h"
 #include "backend/sm80/gemm.cuh"
 #include "backend/sm80/steps.h"
+#include "core/activation.h"
 
 namespace nvfp4_moe::sm80 {
 namespace {
@@ -22,13 +22,18 @@ struct Gemm1Args {
   const float* row_scale;             // (T), or null: 1
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
-  cuda::GatedActivation activation;
+  GatedActivation activation;
   uint16_t* out;  // (R, I) bf16
   int64_t intermediate;
 };
 
 struct RowFactors {
   float gate, up, weight;
+};
+
+// e^x within two ulps: gemm1 agrees with the reference within a bound, and its bits need not be a host's.
+struct FastExp {
+  __device__ float operator()(float x) const { return expf(x); }
 };
 
 template <int kTileN>
@@ -64,7 +69,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
       const RowFactors& factor = factors[row];
       const float g = accumulators.at[n][i] * factor.gate, u = accumulators.at[n][2 + i] * factor.up;
       args.out[(rows.first + row) * args.intermediate + channel] =
-          cuda::bf16_from_float(args.activation(g, u) * factor.weight);
+          cuda::bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
     }
 }
 
@@ -90,7 +95,7 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.nonfinite = step.buffers.hidden.nonfinite;
   args.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
-  args.activation = {config->activation, config->swiglu_limit.value_or(0.0f), config->swiglu_alpha};
+  args.activation = GatedActivation::of(config.options());
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;
   const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);

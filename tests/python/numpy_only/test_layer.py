@@ -176,6 +176,13 @@ def test_a_layer_tells_what_it_is():
     assert described["workspace_bytes"] == one.workspace_bytes() == one.workspace_bytes(32) > 0
     assert one.device == "cpu" and "64x48, experts 0..5 of 6, top-2" in repr(one)
     assert layer(backend="reference").describe()["backend"] == "reference"
+    of_run = one.describe_run(5)
+    assert (
+        of_run["backend"] == "cpu" and of_run["tokens"] == 5 and of_run["steps"].keys() == described["kernels"].keys()
+    )
+    assert of_run["workspace_bytes"] == one.workspace_bytes(5)
+    with pytest.raises(ValueError, match="tokens: expected 0 to 32, got 33"):
+        one.describe_run(33)
 
 
 def test_status_counts_what_the_last_run_noticed():

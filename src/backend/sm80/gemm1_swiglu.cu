@@ -33,7 +33,7 @@ struct RowFactors {
 
 // e^x within two ulps: gemm1 agrees with the reference within a bound, and its bits need not be a host's.
 struct FastExp {
-  __device__ float operator()(float x) const { return expf(x); }
+  NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return expf(x); }
 };
 
 template <int kTileN>

@@ -13,8 +13,6 @@ import re
 import subprocess
 import sys
 
-from check_words import room_of
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONG = ROOT / "scripts/long_files.json"
 MOST_LINES = 400
@@ -28,6 +26,14 @@ def tracked(*tops):
         ["git", "ls-files", "-co", "--exclude-standard", *tops], cwd=ROOT, capture_output=True, text=True
     )
     return [name for name in listed.stdout.splitlines() if name.endswith(SOURCES) and (ROOT / name).is_file()]
+
+
+def room_of(path):
+    """src/backend/cpu of src/backend/cpu/kernels/x.cpp; include of include/nvfp4_moe/x.h."""
+    parts = path.split("/")[:-1]
+    if parts[0] in ("src", "cli", "python"):
+        return "/".join(parts[: 3 if parts[:2] == ["src", "backend"] else 2])
+    return parts[0]
 
 
 def home_of(name, path, rooted):

@@ -68,7 +68,7 @@ enum {                               /* config.activation; g, u: gate and up, L:
 enum {                                      /* activation_format */
        NVFP4_MOE_ACTIVATIONS_NVFP4 = 0,     /* W4A4 */
        NVFP4_MOE_ACTIVATIONS_BF16 = 1,      /* W4A16 */
-       NVFP4_MOE_ACTIVATIONS_INT8_BLOCK = 2 /* W4A8: int8, one fp32 scale per 16; takes no other scale choice */
+       NVFP4_MOE_ACTIVATIONS_INT8_BLOCK = 2 /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
 };
 enum {                                    /* activation_scale, of hidden */
        NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
@@ -109,7 +109,7 @@ typedef void (*nvfp4_moe_log_fn)(int level, const char* text, void* user);
 /* One callback for the process; NULL: off, as at the start. Any thread. */
 NVFP4_MOE_API void nvfp4_moe_set_log_callback(nvfp4_moe_log_fn callback, void* user);
 
-/* Told at least once per expert, from the thread that opens. Return 0 to cancel (NVFP4_MOE_CANCELLED). */
+/* Reported at least once per expert, from the thread that opens. Return 0 to cancel (NVFP4_MOE_CANCELLED). */
 typedef struct nvfp4_moe_progress {
   size_t struct_size;
   const char* what; /* "pack" */
@@ -282,12 +282,12 @@ typedef struct nvfp4_moe_batch {
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
                                                  void* workspace, size_t workspace_bytes, void* stream);
 
-/* What the last run in a workspace noticed. struct_size is set by the caller. */
+/* What the last run in a workspace reported. struct_size is set by the caller. */
 typedef struct nvfp4_moe_run_status {
   size_t struct_size;
   uint64_t bad_expert_ids;   /* neither -1 nor an expert; skipped */
   uint64_t nonfinite_tokens; /* their output rows are NaN, no other row changes */
-  uint64_t nonfinite_rows;   /* choices whose intermediate is not finite */
+  uint64_t nonfinite_rows;   /* assignments whose intermediate is not finite */
   uint64_t hidden_blocks;    /* blocks quantized; of them: scale saturated at 448, scale rounded to 0 */
   uint64_t hidden_saturated;
   uint64_t hidden_zeroed;

@@ -123,7 +123,7 @@ def silu_mul_quantize(
     quantize(mode="dynamic_token") does.
 
     Returns (codes uint8 (..., I/2), scales uint8 (..., I/16), row_scales float32 (...)); a row scale is NaN where the
-    row holds NaN or Inf. Raises ValueError on shapes, dtypes and choices.
+    row holds NaN or Inf. Raises ValueError on shapes, dtypes and options.
     """
     return _core.silu_mul_quantize(
         gate_up, activation, swiglu_limit, swiglu_alpha, interleaved, row_weights, power_of_two

@@ -11,9 +11,9 @@ from . import _core
 
 @dataclasses.dataclass(frozen=True)
 class MoeConfig:
-    """A layer's sizes and choices. Checked when it is made; ValueError names the field, what is legal and what came.
+    """A layer's sizes and options. Checked when it is made; ValueError names the field, what is legal and what came.
 
-    num_experts: of the whole layer, over all ranks. top_k: choices per token. hidden_size, intermediate_size:
+    num_experts: of the whole layer, over all ranks. top_k: experts per token. hidden_size, intermediate_size:
       multiples of 16; intermediate_size is this rank's slice under tensor parallel.
     activation (g gate, u up, L swiglu_limit, a swiglu_alpha): "swiglu" silu(g)*u; "swiglu_clamped"
       silu(min(g,L))*clamp(u,-L,L); "swiglu_step" min(silu(g),L)*clamp(u,-L,L); "swiglu_oai" g=min(g,L),

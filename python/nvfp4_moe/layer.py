@@ -140,13 +140,13 @@ class MoeLayer(_core.Layer):
         cache_directory: str | os.PathLike[str] | None = None,
         cache_checksum: bool = False,
         progress: ProgressFn | None = None,
-        **choices: Any,
+        **options: Any,
     ) -> MoeLayer:
         """One MoE layer of a model directory; only its local experts' weights are read.
 
         checkpoint: a directory, or an open nvfp4_moe.Checkpoint (which several layers may share). num_local_experts 0
         with first_expert 0: all. intermediate_slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
-        parallel). choices: fields of MoeConfig that differ from the checkpoint's, for example activation_format="bf16".
+        parallel). options: fields of MoeConfig that differ from the checkpoint's, for example activation_format="bf16".
         cache_directory: where packed layers are kept and mapped from on the next start; cache_checksum compares all
         bytes, not headers and times.
 
@@ -156,10 +156,10 @@ class MoeLayer(_core.Layer):
             checkpoint = _core.Checkpoint(os.fspath(checkpoint))
         config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, intermediate_slice))
         known = [field.name for field in dataclasses.fields(MoeConfig)]
-        for name in choices:
+        for name in options:
             if name not in known:
-                raise _core.InvalidArgument(f"choices: expected fields of MoeConfig ({', '.join(known)}), got {name}")
-        config = dataclasses.replace(config, **choices)
+                raise _core.InvalidArgument(f"options: expected fields of MoeConfig ({', '.join(known)}), got {name}")
+        config = dataclasses.replace(config, **options)
         return cls(
             _core.open_checkpoint(
                 checkpoint,
@@ -179,11 +179,11 @@ class MoeLayer(_core.Layer):
 
     @property
     def config(self) -> MoeConfig:
-        """The layer's sizes and choices."""
+        """The layer's sizes and options."""
         return MoeConfig.from_json(self.config_json())
 
     def describe(self) -> dict[str, Any]:
-        """What runs and how: backend, kernels (by step), every choice of the config, sizes in bytes, notes.
+        """What runs and how: backend, kernels (by step), every option of the config, sizes in bytes, notes.
 
         "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
         None where nothing is quantized.
@@ -226,7 +226,7 @@ class Nvfp4Linear(_core.Linear):
         backend: str = "auto",
     ) -> Nvfp4Linear:
         """From weight = (codes uint8 (out_features, in_features/2), scales uint8 (out_features, in_features/16),
-        tensor_scale float), which is copied. The choices are those of MoeConfig for hidden; input_scale is needed by
+        tensor_scale float), which is copied. The options are those of MoeConfig for hidden; input_scale is needed by
         activation_scale "static" and "compat". Raises ValueError, BadInput, Unsupported, OutOfMemory.
         """
         codes = weight[0]

@@ -51,10 +51,10 @@ class PyCheckpoint {
     d["tensors"] = checkpoint_.index().tensors().size();
     d["bytes"] = checkpoint_.index().size_bytes();
     nb::list findings;
-    std::set<std::string> told;  // opening and validating may find the same thing
+    std::set<std::string> reported;  // opening and validating may find the same thing
     const auto add = [&](const std::vector<Finding>& found) {
       for (const Finding& finding : found) {
-        if (told.insert(to_string(finding)).second) findings.append(to_dict(finding));
+        if (reported.insert(to_string(finding)).second) findings.append(to_dict(finding));
       }
     };
     add(checkpoint_.findings());
@@ -120,15 +120,15 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
                                        const std::string& device) {
   const MoeConfig config = take(MoeConfig::make(take(moe_options_from_json(options_json))));
   const DeviceFacts facts = take(device_facts(device));
-  nb::list choices;
-  for (const BackendReport& choice : explain(config, facts, backend)) {
+  nb::list reports;
+  for (const BackendReport& report : explain(config, facts, backend)) {
     nb::dict d;
-    d["backend"] = choice.backend;
-    d["chosen"] = choice.chosen;
-    d["reason"] = choice.reason;
-    choices.append(d);
+    d["backend"] = report.backend;
+    d["chosen"] = report.chosen;
+    d["reason"] = report.reason;
+    reports.append(d);
   }
-  return choices;
+  return reports;
 }
 
 }  // namespace

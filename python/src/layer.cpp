@@ -109,7 +109,7 @@ PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle 
   source.scales = scales_of(input_scale);
   source.expert = expert_of(gates, ups, downs, options);
   return PyLayer::make(options, std::move(progress),
-                       [&](const ProgressFn& told) { return MoeLayer::open(config, source, options.layer, told); });
+                       [&](const ProgressFn& report) { return MoeLayer::open(config, source, options.layer, report); });
 }
 
 PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
@@ -146,9 +146,9 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
   const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
   const MoeConfig config = config_of(config_json);
   const OpenOptions options(device, backend, first_expert, num_local_experts, max_tokens);
-  return PyLayer::make(options, std::move(progress), [&](const ProgressFn& told) {
+  return PyLayer::make(options, std::move(progress), [&](const ProgressFn& report) {
     return open_checkpoint_layer(checkpoint, layer, config.options(), slice_of(slice), options.layer,
-                                 {cache_directory, cache_checksum}, told);
+                                 {cache_directory, cache_checksum}, report);
   });
 }
 
@@ -165,14 +165,14 @@ nb::object run(const PyLayer& self, nb::handle hidden, nb::handle topk_ids, nb::
 Dict status(const PyLayer& self) {
   OpenLayer& open = self.open();
   if (!open.device.is_host()) {
-    RunStatus noticed;
+    RunStatus reported;
     {
       const nb::gil_scoped_release release;
       const DeviceMemory& memory = *open.layer->backend().memory;
       check(memory.synchronize(open.device.index));
-      check(memory.to_host(open.device.index, &noticed, open.device_status.data(), sizeof(noticed), nullptr));
+      check(memory.to_host(open.device.index, &reported, open.device_status.data(), sizeof(reported), nullptr));
     }
-    return to_dict(noticed);
+    return to_dict(reported);
   }
   const std::lock_guard lock(open.status_mutex);
   return to_dict(open.status);
@@ -308,7 +308,7 @@ void bind_layer(nb::module_& m) {
           "num_local_experts", [](const PyLayer& self) { return self.layer().weights().range.count; },
           "How many experts this layer holds.")
       .def("status", &status,
-           "What the layer's last run noticed, as counts: bad_expert_ids (skipped), nonfinite_tokens (NaN rows),\n"
+           "What the layer's last run reported, as counts: bad_expert_ids (skipped), nonfinite_tokens (NaN rows),\n"
            "nonfinite_rows, and for hidden and intermediate the blocks quantized, saturated at 448 and zeroed. On a "
            "GPU\n"
            "it waits for all work of the device.")

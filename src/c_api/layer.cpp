@@ -235,8 +235,8 @@ nvfp4_moe_code nvfp4_moe_explain(const nvfp4_moe_config* config, const char* bac
     NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions options, api::read_config(config));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeConfig moe_config, nvfp4_moe::MoeConfig::make(options));
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const auto& choice : explain(moe_config, nvfp4_moe::host_facts(), api::backend_name(backend)))
-      list.push_back({{"backend", choice.backend}, {"chosen", choice.chosen}, {"reason", choice.reason}});
+    for (const auto& report : explain(moe_config, nvfp4_moe::host_facts(), api::backend_name(backend)))
+      list.push_back({{"backend", report.backend}, {"chosen", report.chosen}, {"reason", report.reason}});
     return api::write_text(list.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), json);
   });
 }

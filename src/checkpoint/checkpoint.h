@@ -93,7 +93,7 @@ class Checkpoint {
   // Findings of opening: config and names. Tensors that are neither experts' nor known are listed as ignored.
   const std::vector<Finding>& findings() const;
 
-  // Sizes and choices of one layer (a family may vary them by layer).
+  // Sizes and options of one layer (a family may vary them by layer).
   Result<MoeOptions> layer_options(int64_t layer) const;
   // Max over all experts; unusable input scales are replaced by numerics.md section 7's rule and reported.
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;

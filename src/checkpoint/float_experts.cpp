@@ -82,16 +82,16 @@ Result<FloatWeights> matrix(const Place& place, int64_t expert, int64_t num_expe
 uint64_t FloatWeights::size_bytes() const { return static_cast<uint64_t>(rows * cols * elem_bytes(dtype)); }
 
 void FloatWeights::read_row(int64_t row, float* out) const {
-  const std::byte* line = data + row * row_stride * elem_bytes(dtype);
+  const std::byte* from = data + row * row_stride * elem_bytes(dtype);
   switch (dtype) {
     case DType::kBf16:
-      for (int64_t c = 0; c < cols; ++c) out[c] = bf16_to_float(load<uint16_t>(line, c * col_stride));
+      for (int64_t c = 0; c < cols; ++c) out[c] = bf16_to_float(load<uint16_t>(from, c * col_stride));
       break;
     case DType::kF16:
-      for (int64_t c = 0; c < cols; ++c) out[c] = fp16_to_float(load<uint16_t>(line, c * col_stride));
+      for (int64_t c = 0; c < cols; ++c) out[c] = fp16_to_float(load<uint16_t>(from, c * col_stride));
       break;
     default:
-      for (int64_t c = 0; c < cols; ++c) out[c] = load<float>(line, c * col_stride);
+      for (int64_t c = 0; c < cols; ++c) out[c] = load<float>(from, c * col_stride);
   }
 }
 

@@ -19,8 +19,8 @@ T load(const uint8_t* at) {
   return value;
 }
 
-template <class Widen>
-void widen(const FloatMatrix& matrix, int64_t first, int64_t count, float* out, Widen value_at) {
+template <class ToFloat>
+void convert_rows(const FloatMatrix& matrix, int64_t first, int64_t count, float* out, ToFloat value_at) {
   for (int64_t r = 0; r < count; ++r) {
     const uint8_t* row = matrix.data + (first + r) * matrix.row_stride;
     for (int64_t c = 0; c < matrix.cols; ++c) out[r * matrix.cols + c] = value_at(row + c * matrix.col_stride);
@@ -29,15 +29,15 @@ void widen(const FloatMatrix& matrix, int64_t first, int64_t count, float* out, 
 
 }  // namespace
 
-void widen_rows(const FloatMatrix& matrix, int64_t first, int64_t count, float* out) {
+void rows_to_float(const FloatMatrix& matrix, int64_t first, int64_t count, float* out) {
   switch (matrix.dtype) {
     case DType::kBf16:
-      widen(matrix, first, count, out, [](const uint8_t* at) { return bf16_to_float(load<uint16_t>(at)); });
+      convert_rows(matrix, first, count, out, [](const uint8_t* at) { return bf16_to_float(load<uint16_t>(at)); });
       break;
     case DType::kF16:
-      widen(matrix, first, count, out, [](const uint8_t* at) { return fp16_to_float(load<uint16_t>(at)); });
+      convert_rows(matrix, first, count, out, [](const uint8_t* at) { return fp16_to_float(load<uint16_t>(at)); });
       break;
-    default: widen(matrix, first, count, out, [](const uint8_t* at) { return load<float>(at); }); break;
+    default: convert_rows(matrix, first, count, out, [](const uint8_t* at) { return load<float>(at); }); break;
   }
 }
 
@@ -56,7 +56,7 @@ Result<float> float_matrix_scale(const FloatMatrix& matrix) {
   float amax = 0;
   for (int64_t r = 0; r < matrix.rows; r += chunk) {
     const int64_t count = std::min(chunk, matrix.rows - r);
-    widen_rows(matrix, r, count, rows.data());
+    rows_to_float(matrix, r, count, rows.data());
     const float here = row_amax({rows.data(), static_cast<size_t>(count * matrix.cols)});
     if (!std::isfinite(here)) {
       for (int64_t i = 0; i < count * matrix.cols; ++i) {
@@ -76,7 +76,7 @@ Status quantize_float_matrix(const FloatMatrix& matrix, float tensor_scale, uint
   std::vector<float> rows(static_cast<size_t>(chunk * matrix.cols));  // (chunk, cols)
   for (int64_t r = 0; r < matrix.rows; r += chunk) {
     const int64_t count = std::min(chunk, matrix.rows - r);
-    widen_rows(matrix, r, count, rows.data());
+    rows_to_float(matrix, r, count, rows.data());
     NVFP4_MOE_TRY(quantize_weights({rows.data(), static_cast<size_t>(count * matrix.cols)}, count, matrix.cols,
                                    tensor_scale, ScaleSearch::kMax, out_codes + r * (matrix.cols / 2),
                                    out_scales + r * (matrix.cols / 16), counts));

@@ -3,7 +3,7 @@
 //
 // The tensor scale is fl32(amax / 2688) of the whole matrix (gate and up each their own), also where a rank loads only
 // a slice of it: so that slices are the whole's bytes and tensor-parallel ranks add up. Block scales and codes are as
-// quantize_weights defines them. Rows are widened to float a few at a time, so that memory beyond the
+// quantize_weights defines them. Rows are converted to float a few at a time, so that memory beyond the
 // result stays small whatever the matrix.
 #pragma once
 
@@ -26,7 +26,7 @@ struct FloatMatrix {
 };
 
 // Rows [first, first + count) as floats, (count, cols) row-major.
-void widen_rows(const FloatMatrix& matrix, int64_t first, int64_t count, float* out);
+void rows_to_float(const FloatMatrix& matrix, int64_t first, int64_t count, float* out);
 
 // The tensor scale of the matrix. kBadInput, with the first coordinate, where an element is NaN or Inf.
 Result<float> float_matrix_scale(const FloatMatrix& matrix);

@@ -2,7 +2,7 @@
 // Private to the room. Reads headers only.
 //
 // Every tensor of the checkpoint ends up as one of: read for a layer of this index, refused (the checkpoint does not
-// open), or told as a finding "ignored_tensor" / "unknown_expert_tensor", folded by pattern.
+// open), or reported as a finding "ignored_tensor" / "unknown_expert_tensor", folded by pattern.
 #pragma once
 
 #include <map>

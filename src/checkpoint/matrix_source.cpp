@@ -202,7 +202,7 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
   if (!has_shape(*codes.info, codes_shape)) {
     return fail("shape_mismatch", out.codes_name, expected_tensor(codes_shape, out.dtype), describe(*codes.info));
   }
-  const int64_t inner = k_first ? stacked_rows : byte_cols;  // steps of one stored line
+  const int64_t inner = k_first ? stacked_rows : byte_cols;  // elements of one stored row
   out.codes = {reinterpret_cast<const uint8_t*>(codes.data()), rows, byte_cols, (k_first ? 1 : inner) * bytes,
                (k_first ? inner : 1) * bytes};
   const int64_t row0 = stack > 0 && projection == Projection::kUp ? rows : 0;
@@ -327,7 +327,7 @@ void copy_matrix(const ByteMatrix& matrix, uint8_t* out) {
     }
     return;
   }
-  constexpr int64_t kTile = 64;  // a tile's lines of both sides stay in the first level of cache
+  constexpr int64_t kTile = 64;  // a tile's rows of both sides stay in the first level of cache
   for (int64_t r0 = 0; r0 < matrix.rows; r0 += kTile) {
     const int64_t r1 = std::min(matrix.rows, r0 + kTile);
     for (int64_t c0 = 0; c0 < matrix.cols; c0 += kTile) {

@@ -102,8 +102,9 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
     found.add({Severity::kNote, "power_of_two_scales", layer, -1, entry->routed.stem, "",
                "every scale is a power of two: a lossless cast from MXFP4"});
   } else if (marks.experts > 0 && marks.four_over_six) {
-    found.add({Severity::kNote, "four_over_six_scales", layer, -1, entry->routed.stem, "",
-               "block scales end at 256 or 384: quantized with the choice of 4 or 6 per block"});
+    found.add(
+        {Severity::kNote, "four_over_six_scales", layer, -1, entry->routed.stem, "",
+         "block scales end at 256 or 384: quantized with 4 or 6 as a block's largest code, whichever fits better"});
   }
   return found.take();
 }

@@ -23,11 +23,11 @@ Status check_apart(const std::string& in, const std::string& out) {
 }
 
 Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer) {
-  constexpr uint64_t kPiece = 16ull << 20;
+  constexpr uint64_t kBytesAtOnce = 16ull << 20;
   const std::byte* data = from.data();
   const uint64_t size = from.info->size_bytes();
-  for (uint64_t at = 0; at < size; at += kPiece) {
-    const auto count = static_cast<size_t>(std::min(kPiece, size - at));
+  for (uint64_t at = 0; at < size; at += kBytesAtOnce) {
+    const auto count = static_cast<size_t>(std::min(kBytesAtOnce, size - at));
     from.file->prefetch(data + at, count);
     NVFP4_MOE_TRY(writer.write(from.info->name, {data + at, count}));
     from.file->release(data + at, count);

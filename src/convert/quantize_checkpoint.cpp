@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPlanFile = "quantize.plan.json";
 constexpr const char* kStatsFile = "quantize.stats.jsonl";
-constexpr int64_t kRowsAtOnce = 32;  // a thread's piece of work; fixed, so that sums do not depend on the threads
+constexpr int64_t kRowsAtOnce = 32;  // what a thread takes at a time; fixed, so that sums do not depend on the threads
 
 struct ExpertId {
   int64_t layer = 0;
@@ -212,14 +212,14 @@ struct Matrix {
 
 // max |w|; kBadInput, naming the place, where an element is NaN or Inf.
 Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {
-  const int64_t pieces = (source.rows + kRowsAtOnce - 1) / kRowsAtOnce;
-  std::vector<float> amax(static_cast<size_t>(pieces));
-  executor.parallel_for(pieces, 1, [&](int64_t begin, int64_t end) {
+  const int64_t ranges = (source.rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  std::vector<float> amax(static_cast<size_t>(ranges));
+  executor.parallel_for(ranges, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> row(static_cast<size_t>(source.cols));
-    for (int64_t piece = begin; piece < end; ++piece) {
+    for (int64_t range = begin; range < end; ++range) {
       float most = 0;
-      const int64_t last = std::min(source.rows, (piece + 1) * kRowsAtOnce);
-      for (int64_t r = piece * kRowsAtOnce; r < last; ++r) {
+      const int64_t last = std::min(source.rows, (range + 1) * kRowsAtOnce);
+      for (int64_t r = range * kRowsAtOnce; r < last; ++r) {
         source.read_row(r, row.data());
         const float of_row = row_amax(row);
         if (!std::isfinite(of_row)) {
@@ -228,18 +228,18 @@ Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {
         }
         most = std::max(most, of_row);
       }
-      amax[static_cast<size_t>(piece)] = most;
+      amax[static_cast<size_t>(range)] = most;
     }
   });
   double most = 0;
-  for (int64_t piece = 0; piece < pieces; ++piece) {
-    const float of_piece = amax[static_cast<size_t>(piece)];
-    if (std::isfinite(of_piece)) {
-      most = std::max(most, static_cast<double>(of_piece));
+  for (int64_t range = 0; range < ranges; ++range) {
+    const float of_range = amax[static_cast<size_t>(range)];
+    if (std::isfinite(of_range)) {
+      most = std::max(most, static_cast<double>(of_range));
       continue;
     }
     std::vector<float> row(static_cast<size_t>(source.cols));
-    for (int64_t r = piece * kRowsAtOnce; r < source.rows; ++r) {
+    for (int64_t r = range * kRowsAtOnce; r < source.rows; ++r) {
       source.read_row(r, row.data());
       for (int64_t c = 0; c < source.cols; ++c) {
         if (!std::isfinite(row[static_cast<size_t>(c)]))
@@ -254,28 +254,28 @@ Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {
 Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSearch search, Executor& executor,
                        Matrix& out) {
   const int64_t rows = source.rows, cols = source.cols;
-  const int64_t pieces = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  const int64_t ranges = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   out.codes.resize(static_cast<size_t>(rows * cols / 2));
   out.block_scales.resize(static_cast<size_t>(rows * cols / kBlockElems));
-  std::vector<QuantizationQuality> quality(static_cast<size_t>(pieces));
-  std::vector<Status> status(static_cast<size_t>(pieces));
-  executor.parallel_for(pieces, 1, [&](int64_t begin, int64_t end) {
+  std::vector<QuantizationQuality> quality(static_cast<size_t>(ranges));
+  std::vector<Status> status(static_cast<size_t>(ranges));
+  executor.parallel_for(ranges, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> x(static_cast<size_t>(kRowsAtOnce * cols));
-    for (int64_t piece = begin; piece < end; ++piece) {
-      const int64_t first = piece * kRowsAtOnce;
+    for (int64_t range = begin; range < end; ++range) {
+      const int64_t first = range * kRowsAtOnce;
       const int64_t count = std::min(kRowsAtOnce, rows - first);
       for (int64_t r = 0; r < count; ++r) source.read_row(first + r, x.data() + r * cols);
-      QuantizationQuality& q = quality[static_cast<size_t>(piece)];
-      status[static_cast<size_t>(piece)] =
+      QuantizationQuality& q = quality[static_cast<size_t>(range)];
+      status[static_cast<size_t>(range)] =
           quantize_weights({x.data(), static_cast<size_t>(count * cols)}, count, cols, tensor_scale, search,
                            out.codes.data() + first * cols / 2, out.block_scales.data() + first * cols / kBlockElems,
                            q.counts, &q.sum_sq, &q.sum_sq_error);
     }
   });
   out.quality = {};
-  for (int64_t piece = 0; piece < pieces; ++piece) {
-    NVFP4_MOE_TRY(status[static_cast<size_t>(piece)].in(source.tensor));
-    out.quality += quality[static_cast<size_t>(piece)];
+  for (int64_t range = 0; range < ranges; ++range) {
+    NVFP4_MOE_TRY(status[static_cast<size_t>(range)].in(source.tensor));
+    out.quality += quality[static_cast<size_t>(range)];
   }
   return {};
 }

@@ -17,7 +17,7 @@
 //   compressed-tensors  weight_packed, weight_scale, weight_global_scale F32 [1] and input_global_scale F32 [1], both
 //                       reciprocal; quantization_config with format nvfp4-pack-quantized.
 // input_scale without calibration: 1.0 (what ModelOpt's input_scale1 recipes and NVIDIA's Kimi-K3 checkpoint ship: one
-// tensor scale covers 17 octaves, so 1.0 loses nothing for activations up to 2688); told in QuantizeResult::notes.
+// tensor scale covers 17 octaves, so 1.0 loses nothing for activations up to 2688); QuantizeResult::notes says so.
 #pragma once
 
 #include <cstdint>

@@ -111,7 +111,7 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
   std::vector<TensorInfo> tensors;
   for (const Output& output : outputs) tensors.push_back(output.info);
   NVFP4_MOE_ASSIGN(ShardedWriter writer, ShardedWriter::create(out, tensors, max_shard_bytes, {{"format", "pt"}}));
-  Progress told{
+  Progress reported{
       "write scales", "", 0, static_cast<int64_t>(outputs.size()), 0, static_cast<int64_t>(writer.data_bytes()), 0};
   for (const Output& output : outputs) {
     if (output.copy.info != nullptr) {
@@ -119,11 +119,11 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
     } else {
       NVFP4_MOE_TRY(writer.write(output.info.name, std::as_bytes(std::span(&output.value, 1))));
     }
-    told.item = output.info.name;
-    ++told.done;
-    told.done_bytes += static_cast<int64_t>(output.info.size_bytes());
-    told.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (progress && !progress(told))
+    reported.item = output.info.name;
+    ++reported.done;
+    reported.done_bytes += static_cast<int64_t>(output.info.size_bytes());
+    reported.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (progress && !progress(reported))
       return Status(Code::kCancelled, "write scales: cancelled after " + output.info.name);
   }
   NVFP4_MOE_TRY(writer.finish());

@@ -19,7 +19,8 @@ struct Limits {
   int64_t max_tokens = 0;
   // Tests:
   size_t guard_bytes = 0;  // between a workspace's arrays
-  int gemm_config = -1;    // the GEMM configuration that routed experts take in the place of the run's choice
+  int gemm_config =
+      -1;  // the GEMM configuration that routed experts take in place of the one that the run plan selects
   bool operator==(const Limits&) const = default;
 };
 

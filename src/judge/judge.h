@@ -44,7 +44,7 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens = 1);
 // Empty where the comparison holds; else which limit broke, by how much, and at which coordinates.
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);
 
-// Spec 3.11: the bound of one GEMM output element. sum_abs = alpha * sum |p|.
+// The bound (docs/numerics.md, section 7) of one GEMM output element. sum_abs = alpha * sum |p|.
 double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
 
 }  // namespace nvfp4_moe

@@ -78,11 +78,12 @@ const std::byte* SafetensorsFile::data(const TensorInfo& info) const { return ma
 
 void SafetensorsFile::prefetch(const std::byte* data, size_t size_bytes) const {
   if (map_ == nullptr || size_bytes == 0 || data < map_ || data >= map_ + size_bytes_) return;
-  constexpr size_t kPiece = 128 << 10;  // one call fetches no more than the device's read-ahead: 128 KiB by default
+  constexpr size_t kBytesPerCall =
+      128 << 10;  // one call fetches no more than the device's read-ahead: 128 KiB by default
   const size_t begin = static_cast<size_t>(data - map_);
   const size_t end = begin + std::min(size_bytes, static_cast<size_t>(size_bytes_) - begin);
-  for (size_t at = begin / page_bytes() * page_bytes(); at < end; at += kPiece)
-    (void)::madvise(map_ + at, std::min(kPiece, end - at), MADV_WILLNEED);
+  for (size_t at = begin / page_bytes() * page_bytes(); at < end; at += kBytesPerCall)
+    (void)::madvise(map_ + at, std::min(kBytesPerCall, end - at), MADV_WILLNEED);
 }
 
 void SafetensorsFile::release(const std::byte* data, size_t size_bytes) const {

@@ -74,7 +74,7 @@ class SafetensorsFile {
 };
 
 // Writes one file: all infos first (begin/end are assigned here, in the given order), then the data in that order,
-// in as many pieces as the caller likes. The file appears under its name only when finish() succeeds.
+// in as many calls as the caller likes. The file appears under its name only when finish() succeeds.
 class SafetensorsWriter {
  public:
   static Result<SafetensorsWriter> create(const std::string& path, std::vector<TensorInfo> tensors,

@@ -30,7 +30,7 @@ class ShardedWriter {
 
   // False where the tensor's shard is complete already (or there is no such tensor).
   bool needs(std::string_view tensor) const;
-  // The next bytes of a tensor. Tensors come in the order of the list, whole, in as many pieces as the caller likes;
+  // The next bytes of a tensor. Tensors come in the order of the list, whole, in as many calls as the caller likes;
   // those that are not needed may be left out, and are ignored where they are given. Empty tensors need no call.
   Status write(std::string_view tensor, std::span<const std::byte> bytes);
   // Checks that every needed byte came, finishes the last shard and writes the index.

@@ -29,7 +29,7 @@ float bf16_amax(const uint16_t* x, int64_t count) {
 }
 
 struct Seen {
-  std::vector<uint8_t> token;  // (tokens) 1 where the token has a choice
+  std::vector<uint8_t> token;  // (tokens) 1 where the token has an assignment
   int64_t tokens = 0;
   int64_t experts = 0;
 };
@@ -38,12 +38,12 @@ Seen who_is_seen(const Batch& batch, const MoeOptions& options) {
   Seen seen;
   seen.token.resize(static_cast<size_t>(batch.tokens));
   std::set<int64_t> experts;
-  for (int64_t choice = 0; choice < batch.tokens * options.top_k; ++choice) {
-    const int64_t id = batch.ids_dtype == DType::kI32 ? static_cast<const int32_t*>(batch.topk_ids)[choice]
-                                                      : static_cast<const int64_t*>(batch.topk_ids)[choice];
+  for (int64_t assignment = 0; assignment < batch.tokens * options.top_k; ++assignment) {
+    const int64_t id = batch.ids_dtype == DType::kI32 ? static_cast<const int32_t*>(batch.topk_ids)[assignment]
+                                                      : static_cast<const int64_t*>(batch.topk_ids)[assignment];
     if (id < 0 || id >= options.num_experts) continue;
     experts.insert(id);
-    seen.token[static_cast<size_t>(choice / options.top_k)] = 1;
+    seen.token[static_cast<size_t>(assignment / options.top_k)] = 1;
   }
   seen.tokens = std::count(seen.token.begin(), seen.token.end(), uint8_t{1});
   seen.experts = static_cast<int64_t>(experts.size());

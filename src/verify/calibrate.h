@@ -1,6 +1,6 @@
 // calibrate: static activation scales measured by running the reference's steps on sample hidden states.
 //
-// Per layer, over the tokens that have at least one choice: hidden amax = max |hidden|; intermediate amax = max over
+// Per layer, over the tokens that have at least one assignment: hidden amax = max |hidden|; intermediate amax = max over
 // rows of |bf16(SwiGLU)|, with the router weight in it iff the layer's router_weight is before_down (where it
 // multiplies the intermediate before it is quantized). scale = amax/2688 (ModelOpt's direction). Both are maxima over
 // all experts, so they suit every rank. write_input_scales (convert/quantize_checkpoint.h) puts them into a
@@ -29,8 +29,8 @@ struct CalibrateOptions {
 
 struct LayerCalibration {
   int64_t layer = 0;
-  int64_t tokens = 0;        // with at least one choice
-  int64_t experts_seen = 0;  // experts that any choice named
+  int64_t tokens = 0;        // with at least one assignment
+  int64_t experts_seen = 0;  // experts that any assignment named
   float hidden_amax = 0;
   float intermediate_amax = 0;
   bool router_weighted = false;  // intermediate_amax has the router weight in it

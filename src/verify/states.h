@@ -36,7 +36,7 @@ struct StatesOptions {
   int64_t tokens = 32;  // seeded; of a file: at most this many, 0 = all of them
   uint64_t seed = 42;
   float amplitude = 1.0f;      // seeded: multiplies hidden
-  double skipped_share = 0.0;  // seeded ids: share of choices that are -1
+  double skipped_share = 0.0;  // seeded ids: share of assignments that are -1
 };
 LayerStates seeded_states(const MoeOptions& layer_options, int64_t layer, const StatesOptions& options);
 // kBadInput where the file or its shapes do not fit the layer; ids outside [-1, num_experts) are refused here.

@@ -47,7 +47,7 @@ class Meter {
   Status end_layer() {
     if (!progress_) return {};
     done_ = units_of_layer_;
-    return tell(fmt::format("layer {}", layer_));
+    return report(fmt::format("layer {}", layer_));
   }
   // To hand to MoeLayer::open, which counts the experts itself.
   ProgressFn packing(const char* step) {
@@ -59,9 +59,9 @@ class Meter {
  private:
   Status one(const std::string& item) {
     done_ = std::min(done_ + 1, units_of_layer_);  // a shared expert is packed too, and has no unit of its own
-    return tell(item);
+    return report(item);
   }
-  Status tell(const std::string& item) {
+  Status report(const std::string& item) {
     const int64_t done = std::min(base_ + done_, total_);
     if (progress_({"verify", item, done, total_, 0, 0, seconds()})) return {};
     return {Code::kCancelled, "verify: cancelled at " + item};
@@ -343,9 +343,9 @@ class LayerVerifier {
     check.zeroed_blocks = all.zeroed_blocks;
     check.near_ties = all.near_ties;
     for (const WeightFault& fault : check.faults) {
-      std::string line = "original: " + to_string(fault);
-      if (&fault == &check.faults.front() && !check.hint.empty()) line += "; " + check.hint;
-      out.failures.push_back(std::move(line));
+      std::string failure = "original: " + to_string(fault);
+      if (&fault == &check.faults.front() && !check.hint.empty()) failure += "; " + check.hint;
+      out.failures.push_back(std::move(failure));
     }
     if (options_.limit_sqnr_db && !(check.sqnr_db >= *options_.limit_sqnr_db)) {
       check.below_limit = true;

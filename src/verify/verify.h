@@ -39,7 +39,7 @@ struct VerifyOptions {
   std::string backend = "auto";
   std::string device = "cpu";           // where the backend's layers lie; the reference runs on the host
   std::optional<double> limit_sqnr_db;  // with `against`: a layer below it fails
-  // Changes the choices a layer is run with (activation_format, scales, ...); empty: as the checkpoint's family says.
+  // Changes the options a layer is run with (activation_format, scales, ...); empty: as the checkpoint's family says.
   std::function<void(MoeOptions&)> adjust;
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress;  // what = "verify"; counts experts times steps, item "layer 3 expert 7: unpack and compare"

@@ -38,8 +38,8 @@ int nearest_magnitude(double a) {
   return m;
 }
 
-// The squared error of the block under the `max` choice of scale.
-double max_choice_error(const float* w, double amax, double s) {
+// The squared error of the block under the scale that `max` gives it.
+double max_scale_error(const float* w, double amax, double s) {
   const double u = static_cast<double>(e4m3_to_float(e4m3_from_double(amax / (6.0 * s)))) * s;
   double sum = 0;
   for (int i = 0; i < kBlockElems; ++i) {
@@ -170,7 +170,7 @@ void judge_block(const Block& b, OriginalComparison& out) {
   const double top = b.scale == 0x7E ? 448.0 : static_cast<double>(e4m3_to_float(static_cast<uint8_t>(b.scale + 1)));
   if (amax <= 6 * b.s * top * kSlack) {
     out.saturated += saturated;
-  } else if (error_sum <= max_choice_error(b.w, amax, b.s) * kSlack) {
+  } else if (error_sum <= max_scale_error(b.w, amax, b.s) * kSlack) {
     out.saturated += saturated;
     ++out.clipped_blocks;
   } else {
@@ -238,13 +238,13 @@ void OriginalComparison::add_sums(const OriginalComparison& other) {
 }
 
 OriginalComparison compare_with_original(const Nvfp4View& view, const OriginalRows& original, Executor& executor) {
-  const int64_t pieces = (view.rows + kRowsAtOnce - 1) / kRowsAtOnce;
-  std::vector<OriginalComparison> parts(static_cast<size_t>(pieces));
-  executor.parallel_for(pieces, 1, [&](int64_t begin, int64_t end) {
+  const int64_t ranges = (view.rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  std::vector<OriginalComparison> parts(static_cast<size_t>(ranges));
+  executor.parallel_for(ranges, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> w(static_cast<size_t>(view.cols));
-    for (int64_t piece = begin; piece < end; ++piece) {
-      OriginalComparison& part = parts[static_cast<size_t>(piece)];
-      for (int64_t r = piece * kRowsAtOnce; r < std::min(view.rows, (piece + 1) * kRowsAtOnce); ++r) {
+    for (int64_t range = begin; range < end; ++range) {
+      OriginalComparison& part = parts[static_cast<size_t>(range)];
+      for (int64_t r = range * kRowsAtOnce; r < std::min(view.rows, (range + 1) * kRowsAtOnce); ++r) {
         original(r, w.data());
         for (int64_t b = 0; b < view.cols / kBlockElems; ++b) {
           judge_block({w.data() + b * kBlockElems, view.row_codes(r) + b * kBlockElems / 2, view.row_scales(r)[b],

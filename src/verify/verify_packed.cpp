@@ -82,7 +82,7 @@ void compare(const Matrix& m, WeightFault fault, PackedCheck& out) {
 }  // namespace
 
 Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer,
-                                 const std::function<Status(int64_t expert)>& told) {
+                                 const std::function<Status(int64_t expert)>& on_expert) {
   PackedCheck out;
   ExpertBuffers packed;
   const ExpertRange& range = layer.weights().range;
@@ -109,7 +109,7 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, c
     ++out.experts;
     if (!shared) {
       checkpoint.release(number, global);
-      NVFP4_MOE_TRY(told(global));
+      NVFP4_MOE_TRY(on_expert(global));
     }
   }
   return out;

@@ -38,8 +38,8 @@ TEST(PackedTile, ScaleWordsGiveBothSteps) {
     for (uint32_t odd = 0; odd < 256; ++odd) {
       const uint32_t even_pair = even | (255 - odd) << 16, odd_pair = odd | (even ^ 0x5A) << 16;
       const uint32_t word = pack_scales(even_pair, odd_pair);
-      ASSERT_EQ(scales_in_place(word, false) & kScalesMask, even_pair << 4);
-      ASSERT_EQ(scales_in_place(word, true) & kScalesMask, odd_pair << 4);
+      ASSERT_EQ(scales_of_step(word, false) & kScalesMask, even_pair << 4);
+      ASSERT_EQ(scales_of_step(word, true) & kScalesMask, odd_pair << 4);
     }
 }
 

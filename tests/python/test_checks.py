@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import check_rooms
 import check_words
 import pytest
@@ -29,6 +27,8 @@ def words(path: str, text: str) -> list[str]:
         ("src/core/a.h", '#include "core/line.h"\n', []),
         ("src/safetensors/a.cpp", "const uint64_t unit = kChunk;\n", []),
         ("cli/console/a.cpp", "log_line(two_lines);\n", []),
+        ("src/backend/cpu/panel.h", "// chunks of 576 bytes\nconstexpr int64_t kChunkBytes = 576;\n", []),
+        ("src/backend/cuda/a.cuh", "// chunks of K\nconstexpr int64_t kChunkBytes = 576;\n", ["chunk", "chunk"]),
     ],
 )
 def test_words(path, text, found):
@@ -41,10 +41,9 @@ def test_an_allowed_word_does_not_hide_another_in_the_same_place():
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A repository of one room, src/core, that may have two lines."""
+    """An empty repository."""
     for module in (check_words, check_rooms):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(check_words, "LEFT", tmp_path / "words_left.json")
     monkeypatch.setattr(check_rooms, "LONG", tmp_path / "long_files.json")
     monkeypatch.setattr(
         check_rooms,
@@ -54,7 +53,6 @@ def tree(tmp_path, monkeypatch):
         ),
     )
     monkeypatch.setattr("sys.argv", ["check"])
-    (tmp_path / "words_left.json").write_text(json.dumps({"src/core": {"line": 2}}))
     return tmp_path
 
 
@@ -63,26 +61,16 @@ def write(tree, path, text):
     (tree / path).write_text(text)
 
 
-def test_a_room_may_keep_what_it_has_and_gets_no_more(tree, capsys, monkeypatch):
-    write(tree, "src/core/a.h", "int line, lines;\n")
-    assert check_words.main() == 0
-    write(tree, "src/core/b.h", "int line;\n")
-    assert check_words.main() == 1
-    assert 'src/core: 3 of "line", 2 at most' in capsys.readouterr().out
-    (tree / "src/core/b.h").unlink()
+def test_home_made_words_are_listed_with_what_to_say(tree, capsys):
     write(tree, "src/core/a.h", "int row;\n")
-    monkeypatch.setattr("sys.argv", ["check", "--lower"])
+    write(tree, "docs/a.h", "int line;\n")
     assert check_words.main() == 0
-    monkeypatch.setattr("sys.argv", ["check"])
-    write(tree, "src/core/a.h", "int line;\n")
-    assert check_words.main() == 1, "a word that has left a room stays out of it"
-
-
-def test_lower_raises_nothing(tree, monkeypatch):
-    write(tree, "src/core/a.h", "int line, lines, line_;  // choice\n")
-    monkeypatch.setattr("sys.argv", ["check", "--lower"])
+    write(tree, "cli/a.h", "int row;\nint choice;  // a choice\n")
+    capsys.readouterr()
     assert check_words.main() == 1
-    assert json.loads((tree / "words_left.json").read_text()) == {"src/core": {"line": 2}}
+    assert capsys.readouterr().out == (
+        'cli/a.h:2: "choice" (say: assignment): int choice;  // a choice\nhome-made words: 2\n'
+    )
 
 
 def test_rooms_in_a_circle(tree, capsys):

@@ -88,7 +88,7 @@ NVFP4_MOE_HOST_DEVICE constexpr uint32_t pack_scales(uint32_t even, uint32_t odd
   return even << 4 | odd >> 4 | odd << 28;
 }
 // The pair of a step at bits 4..11 and 20..27; `word`'s other bits are not cleared.
-NVFP4_MOE_HOST_DEVICE constexpr uint32_t scales_in_place(uint32_t word, bool odd) {
+NVFP4_MOE_HOST_DEVICE constexpr uint32_t scales_of_step(uint32_t word, bool odd) {
   return odd ? word << 8 | word >> 24 : word;
 }
 inline constexpr uint32_t kScalesMask = 0x0FF00FF0u;

@@ -62,7 +62,7 @@ __device__ inline int64_t source_row(const GemmArgs& args, int64_t row) {
 // Eight codes of one k16 step as the A fragment, with the scales of an even or odd step.
 __device__ inline void dequantize(uint32_t codes, uint32_t scale_word, bool odd, uint32_t (&a)[4]) {
   constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // lifts e2m1 2^-126 to e2m1
-  const uint32_t scales = (cuda::scales_in_place(scale_word, odd) & cuda::kScalesMask) + 0x3A803A80u;
+  const uint32_t scales = (cuda::scales_of_step(scale_word, odd) & cuda::kScalesMask) + 0x3A803A80u;
   const uint32_t scale_of_row[2] = {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
   const cuda::CodePairs pairs = cuda::code_pairs(codes);
 #pragma unroll
@@ -135,8 +135,8 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
   for (int buffer = 0; buffer < kStages - 1; ++buffer)
     copy_rows<kTileN>(args, rows.count, sources, buffer, address(buffer));
 #pragma unroll
-  for (auto& of_eight : accumulators.at)
-    for (float& value : of_eight) value = 0;
+  for (auto& of_rows : accumulators.at)
+    for (float& value : of_rows) value = 0;
 
   for (int64_t first = 0; first < stages; first += kStages) {
 #pragma unroll

@@ -21,7 +21,7 @@ inline constexpr uint32_t kScaleBase = 0x70007000u;
 template <bool kOddStep>
 __device__ inline void dequantize(uint32_t codes, uint32_t scale_word, uint32_t scale_base, uint32_t* fragment) {
   const uint32_t scales =
-      cuda::ptx::lop3_and_or<cuda::kScalesMask>(cuda::scales_in_place(scale_word, kOddStep), scale_base);
+      cuda::ptx::lop3_and_or<cuda::kScalesMask>(cuda::scales_of_step(scale_word, kOddStep), scale_base);
   const cuda::CodePairs pairs = cuda::code_pairs(codes);
   fragment[0] = cuda::ptx::mul_bf16x2_low(pairs.a[0], scales);
   fragment[1] = cuda::ptx::mul_bf16x2_high(pairs.a[1], scales);

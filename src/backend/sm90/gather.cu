@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kGatherThreads) sm90_gather_rows(const uint4* 
   write_rows(to, blockIdx.x, [&](int64_t vec8) { return x[vec8]; });
 }
 
-// round_lines, but for where the token goes.
+// round_rows, but for where the token goes.
 template <DType kType>
 __global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::RowArgs args, RowsOfTokens to) {
   cuda::ptx::grid_dependency_wait();
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::Row
   cuda::count_once(args.counters.nonfinite, 1, cuda::ThreadGroup::cta());
 }
 
-// quantize_by_eights, but for where the operand goes. Requantize clears nonfinite_rows.
+// quantize_vec8_cta, but for where the operand goes. Requantize clears nonfinite_rows.
 struct OperandRows {
   const RowsOfTokens& to;
   int64_t token;

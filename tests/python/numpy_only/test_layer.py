@@ -185,7 +185,7 @@ def test_a_layer_tells_what_it_is():
         one.describe_run(33)
 
 
-def test_status_counts_what_the_last_run_noticed():
+def test_status_counts_what_the_last_run_reported():
     one = layer()
     hidden, ids, router_weights = batch(4)
     hidden[1, 3] = np.nan
@@ -559,7 +559,7 @@ def test_a_checkpoints_layer(model, tmp_path):
     assert np.array_equal(w4a16.run(*inputs), cached.run(*inputs)) and len(list((tmp_path / "cache").iterdir())) == 1
     cut = [nv.MoeLayer.from_checkpoint(opened, 1, intermediate_slice=s, row_format="fp32") for s in ((0, 32), (32, 16))]
     assert [s.config.intermediate_size for s in cut] == [32, 16]
-    with pytest.raises(ValueError, match="choices: expected fields of MoeConfig .* got activation_fromat"):
+    with pytest.raises(ValueError, match="options: expected fields of MoeConfig .* got activation_fromat"):
         nv.MoeLayer.from_checkpoint(opened, 1, activation_fromat="bf16")
     with pytest.raises(ValueError):
         nv.MoeLayer.from_checkpoint(opened, 99)

@@ -42,11 +42,11 @@ struct DeviceRows {
 using SourceRows = DeviceRows<const uint8_t>;
 using StagedRows = DeviceRows<uint8_t>;
 
-// One thread a (row tile, k tile, group, half, lane).
-struct Unit {
+// What one thread packs: the 16 bytes of codes that a lane of a GEMM reads at once, a uint4 of the tile.
+struct LaneVec {
   int64_t row_tile, k_tile;
   int group, half, lane;
-  __device__ explicit Unit(int64_t index, int64_t k_tiles) {
+  __device__ explicit LaneVec(int64_t index, int64_t k_tiles) {
     lane = static_cast<int>(index % 32);
     half = static_cast<int>(index / 32 % kHalves);
     group = static_cast<int>(index / (32 * kHalves) % kGroups);
@@ -57,21 +57,21 @@ struct Unit {
   __device__ int64_t row(int i) const { return row_tile * kTileRows + group * kGroupRows + lane / 4 + 8 * i; }
   __device__ int64_t block(int step) const { return k_tile * (kTileK / 16) + half * kStepsPerLane + step; }
 };
-constexpr int kUnitsPerTile = 32 * kHalves * kGroups;
+constexpr int kVecsPerTile = 32 * kHalves * kGroups;
 constexpr int kThreads = 256;
 
-__global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t units, int64_t k_tiles, uint8_t* tiles) {
+__global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t vecs, int64_t k_tiles, uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (index >= units) return;
-  const Unit unit(index, k_tiles);
-  const int c = unit.lane % 4;
+  if (index >= vecs) return;
+  const LaneVec vec(index, k_tiles);
+  const int c = vec.lane % 4;
   uint32_t words[kStepsPerLane];
   uint32_t scales[kStepsPerLane] = {};  // UE5M3 of row r, and of r + 8 in bits 16..23
   for (int step = 0; step < kStepsPerLane; ++step) {
-    const int64_t block = unit.block(step);
+    const int64_t block = vec.block(step);
     uint32_t pairs[4] = {};  // bytes of a0..a3: low nibble even k
     for (int i = 0; i < 2; ++i) {
-      const JoinedRow row = source.at(unit.row(i));
+      const JoinedRow row = source.at(vec.row(i));
       uint32_t scale = 0;
       if (row.row >= 0 && block < source.k / 16) {
         const SourceRows::Matrix& matrix = source.matrices[row.projection];
@@ -87,30 +87,30 @@ __global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t un
     words[step] = pack_half(pairs[0] & 15, pairs[1] & 15, pairs[2] & 15, pairs[3] & 15) |
                   pack_half(pairs[0] >> 4, pairs[1] >> 4, pairs[2] >> 4, pairs[3] >> 4) << 16;
   }
-  uint8_t* tile = tiles + (unit.row_tile * k_tiles + unit.k_tile) * kTileBytes;
-  *reinterpret_cast<uint4*>(tile + lane_offset(unit.group, unit.half, unit.lane)) =
+  uint8_t* tile = tiles + (vec.row_tile * k_tiles + vec.k_tile) * kTileBytes;
+  *reinterpret_cast<uint4*>(tile + lane_offset(vec.group, vec.half, vec.lane)) =
       make_uint4(words[0], words[1], words[2], words[3]);
   if (c != 0) return;
-  *reinterpret_cast<uint2*>(tile + scale_offset(unit.group, unit.half, unit.lane / 4)) =
+  *reinterpret_cast<uint2*>(tile + scale_offset(vec.group, vec.half, vec.lane / 4)) =
       make_uint2(pack_scales(scales[0], scales[1]), pack_scales(scales[2], scales[3]));
 }
 
-__global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t units, int64_t k_tiles,
+__global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t vecs, int64_t k_tiles,
                              const uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (index >= units) return;
-  const Unit unit(index, k_tiles);
-  const int c = unit.lane % 4;
-  const uint8_t* tile = tiles + (unit.row_tile * k_tiles + unit.k_tile) * kTileBytes;
-  const auto* words = reinterpret_cast<const uint32_t*>(tile + lane_offset(unit.group, unit.half, unit.lane));
-  const auto* scales = reinterpret_cast<const uint32_t*>(tile + scale_offset(unit.group, unit.half, unit.lane / 4));
+  if (index >= vecs) return;
+  const LaneVec vec(index, k_tiles);
+  const int c = vec.lane % 4;
+  const uint8_t* tile = tiles + (vec.row_tile * k_tiles + vec.k_tile) * kTileBytes;
+  const auto* words = reinterpret_cast<const uint32_t*>(tile + lane_offset(vec.group, vec.half, vec.lane));
+  const auto* scales = reinterpret_cast<const uint32_t*>(tile + scale_offset(vec.group, vec.half, vec.lane / 4));
   for (int step = 0; step < kStepsPerLane; ++step) {
-    const int64_t block = unit.block(step);
+    const int64_t block = vec.block(step);
     if (block >= staged.k / 16) continue;
     const uint32_t low = words[step] & 0xFFFF, high = words[step] >> 16;
-    const uint32_t pair = scales_in_place(scales[step / 2], step % 2 != 0);
+    const uint32_t pair = scales_of_step(scales[step / 2], step % 2 != 0);
     for (int i = 0; i < 2; ++i) {
-      const JoinedRow row = staged.at(unit.row(i));
+      const JoinedRow row = staged.at(vec.row(i));
       if (row.row < 0) continue;
       const StagedRows::Matrix& matrix = staged.matrices[row.projection];
       uint8_t* codes = matrix.codes + row.row * matrix.codes_stride + block * 8;
@@ -140,7 +140,7 @@ constexpr int64_t kStagingBytes = 8 << 20;  // large enough that a copy's start 
 // Device memory that rows of the host go through, for rows of at most largest_k.
 int64_t staging_bytes(int64_t largest_k) { return std::max(kStagingBytes, kTileRows * (largest_k / 16 * 9)); }
 
-// body(first row, staged memory, threads, their tiles) for every run of tiles that fits into staging. tiles: of the
+// body(first row, staged memory, vecs, their tiles) for every run of tiles that fits into staging. tiles: of the
 // joined matrices.
 template <class Body>
 Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joined_tiles, const Body& body) {
@@ -159,16 +159,16 @@ Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joine
       staged.matrices[p] = {next, next + rows * (joined.k / 2), joined.k / 2, joined.k / 16};
       next += rows * row_bytes;
     }
-    const int64_t units = count * joined.tiles.k_tiles * kUnitsPerTile;
-    NVFP4_MOE_TRY(body(first, staged, units, tiles + tile * joined.tiles.k_tiles * kTileBytes));
+    const int64_t vecs = count * joined.tiles.k_tiles * kVecsPerTile;
+    NVFP4_MOE_TRY(body(first, staged, vecs, tiles + tile * joined.tiles.k_tiles * kTileBytes));
   }
   return {};
 }
 
-unsigned grid_of(int64_t units) { return static_cast<unsigned>(ceil_div(units, kThreads)); }
+unsigned grid_of(int64_t vecs) { return static_cast<unsigned>(ceil_div(vecs, kThreads)); }
 
-Status launch_pack(const SourceRows& rows, int64_t threads, int64_t k_tiles, uint8_t* tiles, cudaStream_t stream) {
-  pack_tiles<<<grid_of(threads), kThreads, 0, stream>>>(rows, threads, k_tiles, tiles);
+Status launch_pack(const SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles, cudaStream_t stream) {
+  pack_tiles<<<grid_of(vecs), kThreads, 0, stream>>>(rows, vecs, k_tiles, tiles);
   return check_launch("pack_tiles");
 }
 
@@ -178,7 +178,7 @@ Status pack_device_rows(const Joined& joined, std::byte* tiles, const Nvfp4View*
   SourceRows source{{}, joined.rows, joined.k, joined.projections};
   for (int p = 0; p < joined.projections; ++p)
     source.matrices[p] = {views[p]->codes, views[p]->block_scales, views[p]->codes_stride, views[p]->scales_stride};
-  return launch_pack(source, joined.tiles.row_tiles * joined.tiles.k_tiles * kUnitsPerTile, joined.tiles.k_tiles,
+  return launch_pack(source, joined.tiles.row_tiles * joined.tiles.k_tiles * kVecsPerTile, joined.tiles.k_tiles,
                      reinterpret_cast<uint8_t*>(tiles), stream);
 }
 
@@ -186,7 +186,7 @@ Status pack_device_rows(const Joined& joined, std::byte* tiles, const Nvfp4View*
 Status pack_joined(const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
                    const Nvfp4View* const (&views)[2]) {
   return for_each_run(
-      staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t units, uint8_t* tiles) {
+      staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t vecs, uint8_t* tiles) {
         SourceRows source{{}, staged.rows, staged.k, staged.projections};
         for (int p = 0; p < joined.projections; ++p) {
           const Nvfp4View& view = *views[p];
@@ -201,7 +201,7 @@ Status pack_joined(const Buffer& staging, const Joined& joined, std::byte* joine
               copy(to.scales, static_cast<size_t>(joined.k / 16), view.row_scales(first), view.scales_stride));
           source.matrices[p] = {to.codes, to.scales, to.codes_stride, to.scales_stride};
         }
-        return launch_pack(source, units, joined.tiles.k_tiles, tiles, kStream);
+        return launch_pack(source, vecs, joined.tiles.k_tiles, tiles, kStream);
       });
 }
 
@@ -212,8 +212,8 @@ Status unpack_joined(const Buffer& staging, const Joined& joined, std::byte* joi
     out[p]->block_scales.resize(static_cast<size_t>(joined.rows * (joined.k / 16)));
   }
   return for_each_run(
-      staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t units, const uint8_t* tiles) {
-        unpack_tiles<<<grid_of(units), kThreads, 0, kStream>>>(staged, units, joined.tiles.k_tiles, tiles);
+      staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t vecs, const uint8_t* tiles) {
+        unpack_tiles<<<grid_of(vecs), kThreads, 0, kStream>>>(staged, vecs, joined.tiles.k_tiles, tiles);
         NVFP4_MOE_TRY(check_launch("unpack_tiles"));
         for (int p = 0; p < joined.projections; ++p) {
           const auto copy = [&](uint8_t* to, const uint8_t* from, int64_t row_bytes) {

@@ -53,8 +53,6 @@ int bit(Projection projection) { return projection == Projection::kGateUp ? 3 : 
 
 bool is_codes(std::string_view part) { return part == "weight" || part == "weight_packed"; }
 
-bool is_float(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16 || dtype == DType::kF32; }
-
 // The format of the tensors under one name: by which parts there are, then by their dtypes.
 Result<FormatParts> detect(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection) {
   const auto part = [&](std::string_view p) { return index.find(names.name(expert, projection, p)).info; };
@@ -78,7 +76,7 @@ Result<FormatParts> detect(const TensorIndex& index, const ExpertNames& names, i
   if (bytes && is_e8m0(part("scale"))) return mxfp4_parts("weight", "scale");
   if (bytes && is_e8m0(scales)) return mxfp4_parts("weight", "weight_scale");
   if (bytes && scales != nullptr) return kModelOptParts;  // its weight_scale_2 is then reported as missing
-  if (is_float(weight->dtype) && scales == nullptr && part("scale") == nullptr) return kFloatParts;
+  if (is_activation(weight->dtype) && scales == nullptr && part("scale") == nullptr) return kFloatParts;
   return bad_input(fmt::format("{}: {} is none of ModelOpt NVFP4, compressed-tensors NVFP4, MXFP4 and floats",
                                shown("weight"), describe(*weight)));
 }

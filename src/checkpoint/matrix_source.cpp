@@ -27,8 +27,6 @@ std::string expected_tensor(const std::vector<int64_t>& shape, DType dtype) {
 // Whether the tensor has these dimensions.
 bool has_shape(const TensorInfo& info, const std::vector<int64_t>& shape) { return info.shape == shape; }
 
-bool is_float(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16 || dtype == DType::kF32; }
-
 }  // namespace
 
 MatrixSource MatrixSource::row_slice(int64_t first, int64_t count) const {
@@ -162,9 +160,9 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
   const bool floats = parts.format == SourceFormat::kFloat;
   const bool mxfp4 = parts.format == SourceFormat::kMxfp4;
   out.dtype = codes.info->dtype;
-  const DType want_dtype = floats ? (is_float(out.dtype) ? out.dtype : DType::kBf16) : DType::kU8;
+  const DType want_dtype = floats ? (is_activation(out.dtype) ? out.dtype : DType::kBf16) : DType::kU8;
   const bool dtype_ok = floats
-                            ? is_float(out.dtype)
+                            ? is_activation(out.dtype)
                             : out.dtype == DType::kU8 || out.dtype == DType::kF4 || (mxfp4 && out.dtype == DType::kI8);
   // F4 counts elements, bytes count pairs.
   const int64_t width = floats || out.dtype == DType::kF4 ? cols : cols / 2;

@@ -84,11 +84,6 @@ constexpr DeclinedModel kDeclined[] = {
     {"kimi_k3", "its activation is SiTU, which is not implemented"},
 };
 
-const json* member(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
 Status missing(const char* key, std::string_view model_type) {
   return bad_input(fmt::format("config.json {}: missing, and {} needs it", key, printable(model_type)));
 }

@@ -14,12 +14,6 @@ namespace {
 
 using nlohmann::json;
 
-const json* member(const json& object, const char* key) {
-  if (!object.is_object()) return nullptr;
-  const auto found = object.find(key);
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
 // The string under `key`, "" where there is none.
 Result<std::string> text(const json& object, const char* key) {
   const json* value = member(object, key);

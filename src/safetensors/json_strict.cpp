@@ -168,6 +168,12 @@ Result<json> read_json_file(const std::string& path, const JsonLimits& limits) {
   return parsed;
 }
 
+const json* member(const json& object, const char* key) {
+  if (!object.is_object()) return nullptr;
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
 std::optional<int64_t> exact_int64(const json& value) {
   if (value.is_number_unsigned()) {
     const uint64_t number = value.get<uint64_t>();

@@ -30,6 +30,9 @@ Result<nlohmann::json> parse_json_strict(std::string_view text, const JsonLimits
 // The same for a file; the message starts with the path. kIo where it cannot be read.
 Result<nlohmann::json> read_json_file(const std::string& path, const JsonLimits& limits = {});
 
+// The value under `key`; null where `object` is no object, or has no such member or null there.
+const nlohmann::json* member(const nlohmann::json& object, const char* key);
+
 // The value of an integer literal that fits, else nullopt: 2.0, 1e3, true and "2" are not integers.
 std::optional<int64_t> exact_int64(const nlohmann::json& value);
 

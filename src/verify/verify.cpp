@@ -19,8 +19,6 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr size_t kMaxFaults = 8;
-
 double since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

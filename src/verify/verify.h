@@ -30,6 +30,8 @@ namespace nvfp4_moe {
 
 class MoeLayer;
 
+inline constexpr size_t kMaxFaults = 8;  // that a report of faulty tensors lists
+
 struct VerifyOptions {
   std::string against;          // directory of the original: bf16/fp16/fp32, MXFP4, or any checkpoint that loads
   std::vector<int64_t> layers;  // empty: all
@@ -74,7 +76,7 @@ struct PackedCheck {
   uint64_t bytes_compared = 0;
   int64_t faulty_tensors = 0;
   uint64_t differing_bytes = 0;
-  std::vector<WeightFault> faults;  // the first of each faulty tensor, at most 8
+  std::vector<WeightFault> faults;  // the first of each faulty tensor, at most kMaxFaults
   bool passed() const { return faulty_tensors == 0; }
 };
 
@@ -112,7 +114,7 @@ struct OriginalCheck {
   uint64_t near_ties = 0;          // within bf16 rounding of a tie (verify/verify_original.h)
   uint64_t broken_half_steps = 0;  // weights outside their code's interval
   int64_t faulty_tensors = 0;
-  std::vector<WeightFault> faults;  // the first of each faulty tensor, at most 8
+  std::vector<WeightFault> faults;  // the first of each faulty tensor, at most kMaxFaults
   std::string hint;                 // what the first faulty tensor looks like: "matches the original's up_proj", ...
   bool below_limit = false;
   bool passed() const { return broken_half_steps == 0 && !below_limit; }

@@ -10,8 +10,6 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr size_t kMaxFaults = 8;
-
 struct Matrix {
   const char* projection;
   const Nvfp4View& file;

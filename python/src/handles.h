@@ -1,6 +1,6 @@
 // Layers and linears by an integer, for callers that can carry nothing else through a graph (torch ops).
 //
-// A handle does not keep its object alive. Handles are never used twice, so that one whose object is gone is distinct from
+// A handle does not keep its object alive. Handles are never used twice, so that one whose object is gone differs from
 // one that never was. They begin above 1: compilers of graphs take 0 and 1 for constants worth a graph of their own.
 #pragma once
 

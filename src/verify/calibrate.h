@@ -1,7 +1,7 @@
 // calibrate: static activation scales measured by running the reference's steps on sample hidden states.
 //
-// Per layer, over the tokens that have at least one assignment: hidden amax = max |hidden|; intermediate amax = max over
-// rows of |bf16(SwiGLU)|, with the router weight in it iff the layer's router_weight is before_down (where it
+// Per layer, over the tokens that have at least one assignment: hidden amax = max |hidden|; intermediate amax = max
+// over rows of |bf16(SwiGLU)|, with the router weight in it iff the layer's router_weight is before_down (where it
 // multiplies the intermediate before it is quantized). scale = amax/2688 (ModelOpt's direction). Both are maxima over
 // all experts, so they suit every rank. write_input_scales (convert/quantize_checkpoint.h) puts them into a
 // checkpoint; QuantizeOptions::input_scales into one being made.

@@ -14,13 +14,15 @@
 //         the top (v = 448, no next value) |w| <= 2688 s, which s >= amax/2688 guarantees.
 //      b) or by a search that accepts clipping (mse, 4/6 and wider sweeps choose the scale by the block's squared
 //      error):
-//         then the block's squared error is not above that under the scale of `max`, v' = E4M3(A/(6s)) with nearest codes.
+//         then the block's squared error is not above that under the scale of `max`,
+//         v' = E4M3(A/(6s)) with nearest codes.
 //      Neither: the scale is wrong. (A scale that is too large saturates nothing, but then the codes break 1.)
 //   3  v = 0 is right only where A/(6s) rounds to 0: A <= 6 s 2^-10. Producers that clamp v upwards (ModelOpt 2^-9,
 //      torchao 2^-6) or write a filler (compressed-tensors 0.125) satisfy 1.
 //
 // Slack: producers compute q in fp32 with at most six roundings of 2^-24 each (scale/G, 1/G, the product or quotient,
-// and the tensor scale's own rounding or reciprocal), so the ends of 1 to 3 are moved outwards by a factor of 1 + 2^-21.
+// and the tensor scale's own rounding or reciprocal), so the ends of 1 to 3 move outwards by a factor of
+// 1 + 2^-21.
 // Producers that divide in bf16 (scale and quotient rounded to 8 bits, together 2^-8 of q) put weights that lie that
 // close to a midpoint on the wrong side of it. Such near ties (within 1 + 2^-7) are counted apart; they are accepted
 // only where they come in numbers, more than 1 in 4096 of a tensor's weights: bf16 division leaves hundreds, a damaged

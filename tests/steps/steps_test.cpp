@@ -235,7 +235,8 @@ class StepPair {
     }
   }
 
-  // docs/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp; f' of every variant lies within 1.1, clamps shorten.
+  // docs/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp;
+  // f' of every variant lies within 1.1, clamps shorten.
   void check_swiglu(const Exact& g, const Exact& u, int64_t k, double router, double actual, const std::string& where) {
     const double dg = gemm_bound(k, kSplits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
     const double du = gemm_bound(k, kSplits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));

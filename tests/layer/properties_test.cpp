@@ -253,7 +253,7 @@ TEST_P(Properties, ZeroTokensAreANoOp) {
   EXPECT_EQ(host.buffers().routed.row_offsets[spec.range.count], 0);
 }
 
-// F36: ranks' outputs added in fp32 equal the whole within the roundings of one more fp32 sum.
+// Ranks' outputs added in fp32 equal the whole within the roundings of one more fp32 sum.
 TEST_P(Properties, ExpertParallelSumsToTheWhole) {
   for_cases([&](const CaseData& whole_case) {
     Case spec = whole_case.spec;

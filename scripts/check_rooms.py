@@ -1,20 +1,16 @@
 #!/usr/bin/env python3
 """Checks that no rooms include each other in a circle, and that no file is longer than 400 lines without a reason.
 
-A reason is a line of the head comment that begins "Long because". long_files.json lists files that are longer without
-one, by name, with the lines they may have until they are split; --record writes it as it is.
+A reason is a line of the head comment that begins "Long because".
 """
 
-import argparse
 import collections
-import json
 import pathlib
 import re
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LONG = ROOT / "scripts/long_files.json"
 MOST_LINES = 400
 HEAD_LINES = 40
 SOURCES = (".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh", ".cmake")
@@ -90,22 +86,11 @@ def long_files():
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Circles between rooms; files that are too long.")
-    parser.add_argument("--record", action="store_true", help="write long_files.json as it is")
-    options = parser.parse_args()
-    long = dict(long_files())
-    if options.record:
-        LONG.write_text(
-            json.dumps({pathlib.PurePosixPath(path).name: lines for path, lines in sorted(long.items())}, indent=1)
-            + "\n"
-        )
-    most = json.loads(LONG.read_text()) if LONG.exists() else {}
     bad = []
     for pair, includes in circles(included_rooms()):
         bad.append(f"{pair[0]} and {pair[1]} include each other:\n  " + "\n  ".join(includes))
-    for path, lines in sorted(long.items()):
-        if lines > most.get(pathlib.PurePosixPath(path).name, MOST_LINES):
-            bad.append(f"{path}: {lines} lines; split it by noun, or say in its head: Long because ...")
+    for path, lines in sorted(long_files()):
+        bad.append(f"{path}: {lines} lines; split it by noun, or say in its head: Long because ...")
     print("\n".join(bad), end="\n" if bad else "")
     return 1 if bad else 0
 

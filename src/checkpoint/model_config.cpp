@@ -1,4 +1,5 @@
 // One row per model type says how its config spells things; everything else is read with checks.
+// Long because the table of model types stands here whole.
 #include "checkpoint/model_config.h"
 
 #include <fmt/format.h>

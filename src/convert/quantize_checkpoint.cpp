@@ -1,6 +1,7 @@
 // The order of the output is the source's: file by file, tensor by tensor; where a source tensor is an expert's, the
 // expert's whole set follows (all experts' sets, where it is a stacked tensor). The list of output tensors, and so
 // every shard's boundary, is known before the first weight is read; that is what resuming rests on.
+// Long because the plan of a pass, the pass and its resumption rest on one list of tensors.
 #include "convert/quantize_checkpoint.h"
 
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// Runs every check of a checkpoint's layers.
+// Long because one walk over a layer feeds all of them.
 #include "verify/verify.h"
 
 #include <fmt/format.h>

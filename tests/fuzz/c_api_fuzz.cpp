@@ -3,6 +3,7 @@
 // One input is a list of calls on at most one layer and one linear. Arrays are as large as the sizes that are passed
 // with them say, or the sizes are impossible: a caller who lies about his memory cannot be guarded against. Checked
 // beside crashes and leaks: codes are known ones, every failure has a one-line text, and leaves no handle behind.
+// Long because every function of the interface has its call.
 #include <unistd.h>
 
 #include <algorithm>

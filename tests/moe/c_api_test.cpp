@@ -1,4 +1,5 @@
 // The C interface: what it computes is what the library computes.
+// Long because it goes through the interface object by object.
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -27,7 +28,6 @@ TEST(CApi, RunsTheSameLayer) {
   EXPECT_EQ(layer.status(workspace).bad_expert_ids, 0u);
   EXPECT_GT(layer.status(workspace).hidden_blocks, 0u);
   EXPECT_EQ(nlohmann::json::parse(layer.describe())["shared_intermediate_size"], 32);
-  EXPECT_EQ(nlohmann::json::parse(layer.describe_run(1))["workspace_bytes"], layer.workspace_bytes(1));
 }
 
 TEST(CApi, GateAndUpMayBeHalvesOfOneTensor) {

@@ -1,6 +1,7 @@
-// The C interface: workspaces of the size that a batch's tokens need.
+// The C interface: workspaces of the size that a batch's tokens need, and what a run of them does.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "moe/c_layer.h"
@@ -21,6 +22,16 @@ TEST(CApi, AWorkspaceOfTheBatchsTokensIsEnough) {
   EXPECT_THROW(layer.run(c_batch(larger), workspace), api::Error);
   EXPECT_THROW(layer.workspace_bytes(-1), api::Error);
   EXPECT_THROW(layer.workspace_bytes(17), api::Error);
+}
+
+TEST(CApi, DescribesARunOfSoManyTokens) {
+  const CLayer c;
+  const api::Layer layer = c.open();
+  const auto run = nlohmann::json::parse(layer.describe_run(2));
+  EXPECT_EQ(run["tokens"], 2);
+  EXPECT_EQ(run["workspace_bytes"], layer.workspace_bytes(2));
+  EXPECT_TRUE(run["steps"].contains("gemm1_swiglu"));
+  EXPECT_THROW(layer.describe_run(17), api::Error);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // open: choosing, streaming, refusing, cancelling. run: what it computes, what it refuses.
+// Long because a layer's promises are many, and one small layer serves them all.
 #include "moe/layer.h"
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,5 @@
 // Repros: what is written runs again; what is wrong in a file is told. And the environment variables around them.
+// Long because each way in which a file can be wrong has its case.
 #include "moe/repro.h"
 
 #include <filesystem>

@@ -1,5 +1,7 @@
 """The layer of the numeric contract in torch float64, with an interval around every output element.
 
+Long because the layer and its intervals are one computation.
+
 `forward` computes the layer choice by choice as docs/numerics.md defines it, and beside each value the set of values that
 the contract leaves open: an interval [lo, hi] that starts as nothing (hidden is quantized bit for bit), gains the
 bound of one GEMM element at gemm1, and goes through SwiGLU, the rounding to bf16, the second quantization (row scale,

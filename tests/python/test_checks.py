@@ -44,7 +44,6 @@ def tree(tmp_path, monkeypatch):
     """An empty repository."""
     for module in (check_words, check_rooms):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(check_rooms, "LONG", tmp_path / "long_files.json")
     monkeypatch.setattr(
         check_rooms,
         "tracked",

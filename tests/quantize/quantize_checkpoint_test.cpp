@@ -1,3 +1,5 @@
+// Quantizing a checkpoint: every source format, resuming, refusing.
+// Long because every format of a source has its case.
 #include "convert/quantize_checkpoint.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Long because it writes every family and format by itself and shares nothing with what it tests.
 #include "support/checkpoint_builder.h"
 
 #include <algorithm>

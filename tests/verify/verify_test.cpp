@@ -1,5 +1,6 @@
 // The engine on trial: a clean checkpoint passes on every count; each fault, planted in what is packed, in the file, or
 // in a kernel's result, is found and named by layer, expert, tensor and coordinate.
+// Long because each fault is planted in each place.
 #include "verify/verify.h"
 
 #include <cmath>

@@ -1,4 +1,7 @@
-"""MoeLayer, MoeConfig and Nvfp4Linear as NumPy arrays see them. What the numbers must be is test_layer_properties.py's."""
+"""MoeLayer, MoeConfig and Nvfp4Linear as NumPy arrays see them. What the numbers must be is test_layer_properties.py's.
+
+Long because every method of the three classes has its test here.
+"""
 
 from __future__ import annotations
 
@@ -176,13 +179,6 @@ def test_a_layer_tells_what_it_is():
     assert described["workspace_bytes"] == one.workspace_bytes() == one.workspace_bytes(32) > 0
     assert one.device == "cpu" and "64x48, experts 0..5 of 6, top-2" in repr(one)
     assert layer(backend="reference").describe()["backend"] == "reference"
-    of_run = one.describe_run(5)
-    assert (
-        of_run["backend"] == "cpu" and of_run["tokens"] == 5 and of_run["steps"].keys() == described["kernels"].keys()
-    )
-    assert of_run["workspace_bytes"] == one.workspace_bytes(5)
-    with pytest.raises(ValueError, match="tokens: expected 0 to 32, got 33"):
-        one.describe_run(33)
 
 
 def test_status_counts_what_the_last_run_reported():

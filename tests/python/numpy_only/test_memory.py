@@ -245,3 +245,13 @@ def test_the_interpreter_ends_quietly(left: str):
         one.run(*batch(9))
         {last}
     """)
+
+
+def test_a_run_is_described_by_its_tokens():
+    one = layer(max_tokens=32)
+    described = one.describe_run(5)
+    assert described["backend"] == "cpu" and described["tokens"] == 5
+    assert described["steps"].keys() == one.describe()["kernels"].keys()
+    assert described["workspace_bytes"] == one.workspace_bytes(5)
+    with pytest.raises(ValueError, match="tokens: expected 0 to 32, got 33"):
+        one.describe_run(33)

@@ -1,5 +1,7 @@
 // route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work through.
 //
+// Long because the ways of one sort share its arguments, its scan and its bit masks.
+//
 // topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1), tiles; clears the run's
 // status. A stable counting sort:
 //

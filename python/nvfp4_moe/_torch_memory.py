@@ -14,9 +14,9 @@ import torch
 
 def stream_of(device: int, stream: int) -> AbstractContextManager[None]:
     """Makes the stream of that address torch's current one; what is allocated meanwhile belongs to it."""
-    if stream == 0:
-        return torch.cuda.stream(torch.cuda.default_stream(device))
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device))
+    named = torch.cuda.ExternalStream(stream, device=device) if stream != 0 else torch.cuda.default_stream(device)
+    current: AbstractContextManager[None] = torch.cuda.stream(named)
+    return current
 
 
 def captured(size_bytes: int, device: int, stream: int) -> torch.Tensor:

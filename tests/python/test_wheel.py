@@ -105,10 +105,10 @@ def run_numpy_only(python: Path) -> None:
 
 
 def test_sdist_holds_what_the_wheel_needs(sdist):
-    """Every file under src, include and python that the repository has, the build's own files, and nothing else."""
+    """Every file under src, include, python and cmake that the repository has, the build's own files, and nothing else."""
     listed = subprocess.run(["tar", "tzf", sdist], capture_output=True, text=True, check=True).stdout.split()
     held = {name.split("/", 1)[1] for name in listed}
-    command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python"]
+    command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python", "cmake"]
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     expected = {name for name in tracked if (ROOT / name).exists()} - {"python/requirements-test.txt"}
     expected |= {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}

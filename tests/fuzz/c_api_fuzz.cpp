@@ -260,7 +260,9 @@ class Session {
     const nvfp4_moe_batch* batch = a_.structure(b);
 
     size_t size = 0;
-    if (layer_ != nullptr) REQUIRE(check(nvfp4_moe_layer_workspace_bytes(layer_, std::min(tokens, kMaxTokens), &size)));
+    // Of the tokens, or of as many as the layer takes: it may have been opened with a smaller limit.
+    int64_t most = std::min(tokens, kMaxTokens);
+    while (layer_ != nullptr && !check(nvfp4_moe_layer_workspace_bytes(layer_, most, &size))) REQUIRE(most-- > 0);
     void* memory = std::aligned_alloc(256, (size + 511) / 256 * 256);
     std::memset(memory, 0xA5, size);
     char* workspace = static_cast<char*>(memory);
@@ -282,6 +284,9 @@ class Session {
     char* json = nullptr;
     char** out = a_.maybe(&json);
     check_text_or_null(nvfp4_moe_layer_describe(layer_, out), out, json);
+    char* run_json = nullptr;
+    char** run_out = a_.maybe(&run_json);
+    check_text_or_null(nvfp4_moe_layer_describe_run(layer_, a_.in(-1, kMaxTokens + 1), run_out), run_out, run_json);
     size_t bytes = 0;
     check(nvfp4_moe_layer_workspace_bytes(layer_, a_.in(-1, kMaxTokens + 1), a_.maybe(&bytes)));
     check(nvfp4_moe_layer_run_status(layer_, nullptr, 0, a_.structure(nvfp4_moe_run_status{})));

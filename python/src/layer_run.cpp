@@ -1,9 +1,6 @@
 // layer.run and the torch op's entry: arrays checked, a workspace leased, the layer run without the interpreter lock.
 //
 // Everything here is on the path of every call: the checks compare integers, and texts are made only for failures.
-#include <optional>
-#include <utility>
-
 #include "layer.h"
 #include "moe/batch_check.h"
 #include "torch_memory.h"
@@ -30,14 +27,14 @@ void check_array(const Tensor& array, std::initializer_list<int64_t> shape, bool
 
 constexpr const char* kFloats = "bfloat16, float16 or float32";
 
-RunWorkspace leased(const OpenLayer& open, const Tensor& hidden, int64_t tokens, void* stream) {
-  auto workspace = RunWorkspace::lease(*open.workspaces, open.layer->workspace_bytes(tokens), hidden, stream);
-  if (workspace.ok()) return std::move(*workspace);
+void lease(RunWorkspace& workspace, const OpenLayer& open, const Tensor& hidden, int64_t tokens, void* stream) {
   const MoeLayer& layer = *open.layer;
-  throw Failure(workspace.status().in("workspace for " + std::to_string(tokens) + " tokens of a layer of " +
-                                      std::to_string(layer.weights().range.count) + " experts, hidden_size " +
-                                      std::to_string(layer.config()->hidden_size) + ", intermediate_size " +
-                                      std::to_string(layer.config()->intermediate_size)));
+  const Status status = workspace.lease(*open.workspaces, layer.workspace_bytes(tokens), hidden, stream);
+  if (status.ok()) return;
+  throw Failure(status.in("workspace for " + std::to_string(tokens) + " tokens of a layer of " +
+                          std::to_string(layer.weights().range.count) + " experts, hidden_size " +
+                          std::to_string(layer.config()->hidden_size) + ", intermediate_size " +
+                          std::to_string(layer.config()->intermediate_size)));
 }
 
 }  // namespace
@@ -99,12 +96,12 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
   batch.out = out.data();
   batch.out_dtype = out.dtype();
-  std::optional<RunWorkspace> given;
-  if (!arrays.workspace.is_none())
-    given.emplace(RunWorkspace::given(Tensor(arrays.workspace, "workspace"), open.device));
+  RunWorkspace workspace;
+  const bool given = !arrays.workspace.is_none();
+  if (given) workspace.use(Tensor(arrays.workspace, "workspace"), open.device);
   {
     const nb::gil_scoped_release release;
-    const RunWorkspace workspace = given ? std::move(*given) : leased(open, hidden, batch.tokens, stream);
+    if (!given) lease(workspace, open, hidden, batch.tokens, stream);
     check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
                           reinterpret_cast<RunStatus*>(open.device_status.data())));
     if (open.device.is_host() && batch.tokens > 0) {

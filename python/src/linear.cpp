@@ -65,12 +65,12 @@ PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_feature
   return PyLinear{std::move(state)};
 }
 
-RunWorkspace leased(const OpenLinear& open, const Tensor& x, int64_t tokens, void* stream) {
-  auto workspace = RunWorkspace::lease(*open.workspaces, open.linear->workspace_bytes(tokens), x, stream);
-  if (workspace.ok()) return std::move(*workspace);
+void lease(RunWorkspace& workspace, const OpenLinear& open, const Tensor& x, int64_t tokens, void* stream) {
+  const Status status = workspace.lease(*open.workspaces, open.linear->workspace_bytes(tokens), x, stream);
+  if (status.ok()) return;
   const LinearWeights& weights = open.linear->weights();
-  throw Failure(workspace.status().in("workspace for " + std::to_string(tokens) + " tokens of a linear of (" +
-                                      std::to_string(weights.rows) + ", " + std::to_string(weights.cols) + ")"));
+  throw Failure(status.in("workspace for " + std::to_string(tokens) + " tokens of a linear of (" +
+                          std::to_string(weights.rows) + ", " + std::to_string(weights.cols) + ")"));
 }
 
 nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_given, nb::handle stream,
@@ -95,11 +95,12 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
   check_shape(out, tokens, weights.rows);
   if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
   const LinearBatch batch{tokens, x.data(), x.dtype(), out.data(), out.dtype()};
-  std::optional<RunWorkspace> given;
-  if (!workspace_given.is_none()) given.emplace(RunWorkspace::given(Tensor(workspace_given, "workspace"), open.device));
+  RunWorkspace workspace;
+  const bool given = !workspace_given.is_none();
+  if (given) workspace.use(Tensor(workspace_given, "workspace"), open.device);
   {
     const nb::gil_scoped_release release;
-    const RunWorkspace workspace = given ? std::move(*given) : leased(open, x, tokens, queue);
+    if (!given) lease(workspace, open, x, tokens, queue);
     check(open.linear->run(batch, workspace.data(), workspace.size_bytes(), queue));
   }
   return out_object;

@@ -29,8 +29,8 @@ bool is_torch_type(PyTypeObject* type) {
   return PyObject_IsSubclass(reinterpret_cast<PyObject*>(type), nb::object(torch.attr("Tensor")).ptr()) == 1;
 }
 KnownType known_type(PyTypeObject* type) {
-  static std::array<KnownType, 16> known{};
-  static int count = 0;  // guarded by the interpreter lock
+  constinit static std::array<KnownType, 16> known{};
+  constinit static int count = 0;  // guarded by the interpreter lock
   for (int i = 0; i < count; ++i)
     if (known[static_cast<size_t>(i)].type == type) return known[static_cast<size_t>(i)];
 

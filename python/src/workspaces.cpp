@@ -32,31 +32,36 @@ Workspaces::Workspaces(const Backend& backend, int device_index)
 
 size_t Workspaces::release() { return own.release() + torch.release(); }
 
-RunWorkspace RunWorkspace::given(const Tensor& array, const Device& device) {
+void RunWorkspace::use(const Tensor& array, const Device& device) {
   size_t size_bytes = 1;
   for (int32_t i = 0; i < array.ndim(); ++i) size_bytes *= static_cast<size_t>(array.shape(i));
   if (!array.is_u8() || array.device() != device || !array.is_contiguous())
     array.fail_expected("(bytes,) uint8 on " + to_string(device) + ", contiguous");
   if (!array.is_writable()) fail("workspace: expected an array that can be written, got a read-only one");
-  return {array.data(), size_bytes};
+  data_ = array.data();
+  size_bytes_ = size_bytes;
 }
 
-Result<RunWorkspace> RunWorkspace::lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like, void* stream) {
-  uint64_t capture = 0;
-  if (workspaces.memory != nullptr) {
-    NVFP4_MOE_ASSIGN(capture, workspaces.memory->capture_id(stream));
-    // torch's allocator takes the streams of all threads for one.
-    if (like.is_torch() && stream != kPerThreadStream) {
-      if (capture != 0) {
-        NVFP4_MOE_ASSIGN(Buffer fresh, torch_captured(*like.exchange(), size_bytes, workspaces.device, stream));
-        return RunWorkspace(std::move(fresh));
-      }
-      NVFP4_MOE_ASSIGN(WorkspacePool::Lease kept, workspaces.torch.lease(size_bytes, stream));
-      return RunWorkspace(std::move(kept));
-    }
-  }
-  NVFP4_MOE_ASSIGN(WorkspacePool::Lease kept, workspaces.own.lease(size_bytes, key_of(stream), capture));
-  return RunWorkspace(std::move(kept));
+Status RunWorkspace::lease_from(WorkspacePool& pool, size_t size_bytes, void* stream, uint64_t capture) {
+  auto lease = pool.lease(size_bytes, stream, capture);
+  if (!lease.ok()) return lease.status();
+  lease_.emplace(std::move(*lease));
+  data_ = lease_->data();
+  size_bytes_ = lease_->size_bytes();
+  return {};
+}
+
+Status RunWorkspace::lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like, void* stream) {
+  if (workspaces.memory == nullptr) return lease_from(workspaces.own, size_bytes, nullptr);
+  NVFP4_MOE_ASSIGN(const uint64_t capture, workspaces.memory->capture_id(stream));
+  // torch's allocator takes the streams of all threads for one.
+  if (!like.is_torch() || stream == kPerThreadStream)
+    return lease_from(workspaces.own, size_bytes, key_of(stream), capture);
+  if (capture == 0) return lease_from(workspaces.torch, size_bytes, stream);
+  NVFP4_MOE_ASSIGN(fresh_, torch_captured(*like.exchange(), size_bytes, workspaces.device, stream));
+  data_ = fresh_->data();
+  size_bytes_ = fresh_->size_bytes();
+  return {};
 }
 
 }  // namespace nvfp4_moe::python

@@ -28,28 +28,30 @@ struct Workspaces {
   WorkspacePool torch;
 };
 
-// Held while a run is enqueued; on the host, while it computes.
+// Held while a run is enqueued; on the host, while it computes. Empty at first: one of its two functions fills it, in
+// place, since every call from Python does.
 class RunWorkspace {
  public:
+  RunWorkspace() = default;
+  RunWorkspace(const RunWorkspace&) = delete;
+  RunWorkspace& operator=(const RunWorkspace&) = delete;
+
+  // Null where empty.
   void* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
 
   // The caller's array, checked: uint8, contiguous, writable, on the device, its size left to the run.
-  static RunWorkspace given(const Tensor& array, const Device& device);
+  void use(const Tensor& array, const Device& device);
   // At least size_bytes for a run in the stream on arrays such as `like`. Needs no interpreter lock.
-  static Result<RunWorkspace> lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like, void* stream);
+  Status lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like, void* stream);
 
  private:
-  RunWorkspace(void* data, size_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
-  explicit RunWorkspace(WorkspacePool::Lease lease)
-      : data_(lease.data()), size_bytes_(lease.size_bytes()), lease_(std::move(lease)) {}
-  explicit RunWorkspace(Buffer buffer)
-      : data_(buffer.data()), size_bytes_(buffer.size_bytes()), fresh_(std::move(buffer)) {}
+  Status lease_from(WorkspacePool& pool, size_t size_bytes, void* stream, uint64_t capture = 0);
 
-  void* data_;
-  size_t size_bytes_;
+  void* data_ = nullptr;
+  size_t size_bytes_ = 0;
   std::optional<WorkspacePool::Lease> lease_;
-  Buffer fresh_;  // of torch's, during a capture
+  std::optional<Buffer> fresh_;  // of torch's, during a capture
 };
 
 }  // namespace nvfp4_moe::python

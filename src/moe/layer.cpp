@@ -237,7 +237,8 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
 }
 
 size_t MoeLayer::workspace_bytes(int64_t tokens) const {
-  return backend_->workspace_bytes(weights_->config, weights_->range, plan_, tokens);
+  return last_size_.get(
+      tokens, [&](int64_t n) { return backend_->workspace_bytes(weights_->config, weights_->range, plan_, n); });
 }
 
 Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {

@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/progress.h"
 #include "moe/env.h"
+#include "moe/last_size.h"
 
 namespace nvfp4_moe {
 
@@ -122,6 +123,7 @@ class MoeLayer {
   const Backend* backend_ = nullptr;
   std::unique_ptr<PackedWeights> weights_;
   Plan plan_;
+  LastSize last_size_;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
   std::unique_ptr<LayerDebug> debug_;     // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set

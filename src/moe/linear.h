@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "core/executor.h"
 #include "moe/env.h"
+#include "moe/last_size.h"
 
 namespace nvfp4_moe {
 
@@ -35,7 +36,9 @@ class NvfpLinear {
   const LinearWeights& weights() const { return weights_; }
   int64_t max_tokens() const { return max_tokens_; }
   // What a run of so many tokens needs at least; grows with them. Without a number: of max_tokens().
-  size_t workspace_bytes(int64_t tokens) const { return backend_->linear_workspace_bytes(weights_, tokens); }
+  size_t workspace_bytes(int64_t tokens) const {
+    return last_size_.get(tokens, [&](int64_t n) { return backend_->linear_workspace_bytes(weights_, n); });
+  }
   size_t workspace_bytes() const { return workspace_bytes(max_tokens_); }
   std::string describe_json() const;
 
@@ -47,6 +50,7 @@ class NvfpLinear {
   NvfpLinear() = default;
   const Backend* backend_ = nullptr;
   LinearWeights weights_;
+  LastSize last_size_;
   int64_t max_tokens_ = 0;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;

@@ -1,64 +1,56 @@
 #include "moe/workspace_pool.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace nvfp4_moe {
 
-WorkspacePool::Lease::Lease(Lease&& other) noexcept
-    : pool_(std::exchange(other.pool_, nullptr)),
-      stream_(other.stream_),
-      capture_(other.capture_),
-      buffer_(std::move(other.buffer_)) {}
-
-WorkspacePool::Lease::~Lease() {
-  if (pool_ == nullptr) return;
-  const std::lock_guard lock(pool_->mutex_);
-  pool_->free_.push_back({stream_, capture_, std::move(buffer_)});
-}
-
 Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* stream, uint64_t capture) {
   {
-    Buffer outgrown;  // goes after the lock and before more is asked for
+    std::unique_ptr<Kept> outgrown;  // goes after the lock and before more is asked for
     const std::lock_guard lock(mutex_);
-    auto found = free_.end();  // the largest of the stream
-    for (auto it = free_.begin(); it != free_.end(); ++it)
-      if (it->stream == stream && it->capture == capture &&
-          (found == free_.end() || it->buffer.size_bytes() > found->buffer.size_bytes()))
-        found = it;
-    if (found != free_.end()) {
-      Buffer buffer = std::move(found->buffer);
-      *found = std::move(free_.back());
-      free_.pop_back();
-      if (buffer.size_bytes() >= size_bytes) return Lease(this, stream, capture, std::move(buffer));
-      --workspaces_;
+    auto found = kept_.end();  // the largest free one of the stream
+    for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+      const Kept& kept = **it;
+      if (kept.leased.load(std::memory_order_acquire) || kept.outgrown || kept.stream != stream ||
+          kept.capture != capture)
+        continue;
+      if (found == kept_.end() || kept.buffer.size_bytes() > (*found)->buffer.size_bytes()) found = it;
+    }
+    if (found != kept_.end()) {
+      if ((*found)->buffer.size_bytes() >= size_bytes) {
+        (*found)->leased.store(true, std::memory_order_relaxed);
+        return Lease(found->get());
+      }
       if (capture != 0) {
-        of_graphs_.push_back(std::move(buffer));
+        (*found)->outgrown = true;
       } else {
-        total_bytes_ -= buffer.size_bytes();
-        outgrown = std::move(buffer);
+        outgrown = std::move(*found);
+        kept_.erase(found);
+        total_bytes_ -= outgrown->buffer.size_bytes();
       }
     }
   }
   NVFP4_MOE_ASSIGN(Buffer buffer, allocate_(std::max<size_t>(size_bytes, 1), stream));
   const std::lock_guard lock(mutex_);
-  free_.reserve(++workspaces_);  // so that the end of a lease allocates nothing
-  total_bytes_ += buffer.size_bytes();
-  return Lease(this, stream, capture, std::move(buffer));
+  kept_.push_back(std::make_unique<Kept>(stream, capture, std::move(buffer)));
+  Kept* const kept = kept_.back().get();
+  total_bytes_ += kept->buffer.size_bytes();
+  return Lease(kept);
 }
 
 size_t WorkspacePool::release() {
-  std::vector<Free> free;  // both go after the lock
-  std::vector<Buffer> of_graphs;
+  std::vector<std::unique_ptr<Kept>> free;  // goes after the lock
   size_t released = 0;
   const std::lock_guard lock(mutex_);
-  for (const Free& one : free_) released += one.buffer.size_bytes();
-  for (const Buffer& one : of_graphs_) released += one.size_bytes();
-  workspaces_ -= free_.size();
+  const auto first_free = std::stable_partition(kept_.begin(), kept_.end(), [](const std::unique_ptr<Kept>& kept) {
+    return kept->leased.load(std::memory_order_acquire);
+  });
+  for (auto it = first_free; it != kept_.end(); ++it) {
+    released += (*it)->buffer.size_bytes();
+    free.push_back(std::move(*it));
+  }
+  kept_.erase(first_free, kept_.end());
   total_bytes_ -= released;
-  free.swap(free_);
-  of_graphs.swap(of_graphs_);
-  free_.reserve(workspaces_);  // so that the end of a lease allocates nothing
   return released;
 }
 

@@ -8,10 +8,13 @@
 // same stream and capture alone, and is kept until release() or the pool's end, also where a larger one follows.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/buffer.h"
@@ -25,22 +28,7 @@ class WorkspacePool {
   using Allocate = std::function<Result<Buffer>(size_t size_bytes, void* stream)>;
   explicit WorkspacePool(Allocate allocate) : allocate_(std::move(allocate)) {}
 
-  class Lease {
-   public:
-    Lease(Lease&& other) noexcept;
-    ~Lease();
-    void* data() const { return buffer_.data(); }
-    size_t size_bytes() const { return buffer_.size_bytes(); }
-
-   private:
-    friend class WorkspacePool;
-    Lease(WorkspacePool* pool, void* stream, uint64_t capture, Buffer buffer)
-        : pool_(pool), stream_(stream), capture_(capture), buffer_(std::move(buffer)) {}
-    WorkspacePool* pool_;  // null once moved from
-    void* stream_;
-    uint64_t capture_;
-    Buffer buffer_;
-  };
+  class Lease;
 
   // At least size_bytes. Allocates only where the stream has no free workspace that is large enough; a smaller free one
   // is given back before, so that a stream ends up with one workspace of the largest size that its runs asked for.
@@ -53,17 +41,35 @@ class WorkspacePool {
   size_t total_bytes() const;
 
  private:
-  struct Free {
+  // Stays where it is while it is kept, so that a lease is a pointer and a flag.
+  struct Kept {
+    Kept(void* of_stream, uint64_t of_capture, Buffer bytes)
+        : stream(of_stream), capture(of_capture), buffer(std::move(bytes)) {}
     void* stream;
     uint64_t capture;
     Buffer buffer;
+    std::atomic<bool> leased = true;  // set under the lock, taken back without it
+    bool outgrown = false;            // of a capture, which may be replayed
   };
   Allocate allocate_;
   mutable std::mutex mutex_;
-  std::vector<Free> free_;
-  std::vector<Buffer> of_graphs_;  // outgrown ones
-  size_t workspaces_ = 0;          // leased or free
+  std::vector<std::unique_ptr<Kept>> kept_;
   size_t total_bytes_ = 0;
+};
+
+class WorkspacePool::Lease {
+ public:
+  Lease(Lease&& other) noexcept : kept_(std::exchange(other.kept_, nullptr)) {}
+  ~Lease() {
+    if (kept_ != nullptr) kept_->leased.store(false, std::memory_order_release);
+  }
+  void* data() const { return kept_->buffer.data(); }
+  size_t size_bytes() const { return kept_->buffer.size_bytes(); }
+
+ private:
+  friend class WorkspacePool;
+  explicit Lease(Kept* kept) : kept_(kept) {}
+  Kept* kept_;  // null once moved from
 };
 
 }  // namespace nvfp4_moe

@@ -9,9 +9,11 @@
 
 namespace nvfp4_moe::cuda {
 
-// Ok, kOutOfMemory, or kInternal with `what` and CUDA's own words.
+// Ok, kOutOfMemory, or kInternal with `what` and CUDA's own words. A failure that is told here is taken back from CUDA:
+// the next to ask for the last error, torch for example, would else take it for its own.
 inline Status check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
+  cudaGetLastError();
   const Code code = error == cudaErrorMemoryAllocation ? Code::kOutOfMemory : Code::kInternal;
   return {code, std::string(what) + ": " + cudaGetErrorString(error)};
 }

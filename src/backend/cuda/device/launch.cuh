@@ -19,29 +19,41 @@
 
 namespace nvfp4_moe::cuda {
 
-// Whether the current device may start this kernel early: its code must be one that waits. Such kernels also share one
-// division of the multiprocessor's memory, since a kernel that asks for another waits until the multiprocessor is
-// empty.
+// Before a kernel's first launch on the current device: it is allowed all of a cta's shared memory. early says whether
+// the device may start it early: its code must be one that waits. Such kernels also share one division of the
+// multiprocessor's memory, since a kernel that asks for another waits until the multiprocessor is empty.
 template <auto kKernel>
-bool starts_early() {
-  static std::atomic<uint64_t> asked{0}, early{0};  // a bit a device
+Status prepare(const char* name, bool& early) {
+  static std::atomic<uint64_t> prepared{0}, starts_early{0};  // a bit a device
   int device = 0;
-  cudaGetDevice(&device);
+  NVFP4_MOE_TRY(check(cudaGetDevice(&device), name));
   const uint64_t bit = uint64_t{1} << device % 64;
-  if ((asked.load() & bit) == 0) {
+  if ((prepared.load() & bit) == 0) {
     cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, kKernel) == cudaSuccess && attributes.ptxVersion >= 90) {
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-      early |= bit;
+    NVFP4_MOE_TRY(check(cudaFuncGetAttributes(&attributes, kKernel), name));
+    int cta_shared_bytes = 0;
+    NVFP4_MOE_TRY(
+        check(cudaDeviceGetAttribute(&cta_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name));
+    NVFP4_MOE_TRY(check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             cta_shared_bytes - static_cast<int>(attributes.sharedSizeBytes)),
+                        name));
+    if (attributes.ptxVersion >= 90) {
+      NVFP4_MOE_TRY(check(
+          cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+          name));
+      starts_early |= bit;
     }
-    asked |= bit;
+    prepared |= bit;
   }
-  return (early.load() & bit) != 0;
+  early = (starts_early.load() & bit) != 0;
+  return {};
 }
 
 // Enqueues a kernel that may start early; `name` names it in a failure. Every kernel of a run goes through here.
 template <auto kKernel, class... Args>
 Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, void* stream, const Args&... args) {
+  bool starts_early = false;
+  NVFP4_MOE_TRY(prepare<kKernel>(name, starts_early));
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -51,11 +63,7 @@ Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, v
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &early;
-  config.numAttrs = starts_early<kKernel>() ? 1 : 0;
-  if (shared_bytes > kSharedBytesOfAll)
-    NVFP4_MOE_TRY(check(
-        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-        name));
+  config.numAttrs = starts_early ? 1 : 0;
   return check(cudaLaunchKernelEx(&config, kKernel, args...), name);
 }
 

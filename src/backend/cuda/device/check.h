@@ -9,8 +9,8 @@
 
 namespace nvfp4_moe::cuda {
 
-// Ok, kOutOfMemory, or kInternal with `what` and CUDA's own words. A failure that is told here is taken back from CUDA:
-// the next to ask for the last error, torch for example, would else take it for its own.
+// Ok, kOutOfMemory, or kInternal with `what` and CUDA's own words. It also clears CUDA's last
+// error: the next to ask for that, torch for example, would else take it for its own.
 inline Status check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   cudaGetLastError();

@@ -6,6 +6,8 @@ source_dir=$1 build_dir=$2 generator=$3 cxx=$4
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cmake --install "$build_dir" --prefix "$work/prefix" --component library >"$work/install.log"
+test -s "$work/prefix/share/doc/nvfp4_moe/LICENSE"
+grep -q '^CUDA run time' "$work/prefix/share/doc/nvfp4_moe/THIRD_PARTY_NOTICES.txt"
 cp -r "$source_dir/examples/embed" "$work/embed"  # really outside the tree
 cmake -S "$work/embed" -B "$work/build" -G "$generator" -DCMAKE_CXX_COMPILER="$cxx" \
       -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/configure.log" || { cat "$work/configure.log"; exit 1; }

@@ -110,8 +110,11 @@ def test_sdist_holds_what_the_wheel_needs(sdist):
     held = {name.split("/", 1)[1] for name in listed}
     command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python", "cmake"]
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    expected = {name for name in tracked if (ROOT / name).exists()} - {"python/requirements-test.txt"}
-    expected |= {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
+    expected = {name for name in tracked if (ROOT / name).exists()} - {
+        "python/requirements-test.txt",
+        "python/requirements-test.lock",
+    }
+    expected |= {"CMakeLists.txt", "LICENSE", "THIRD_PARTY_NOTICES.txt", "README.md", "pyproject.toml", "PKG-INFO"}
     assert held == expected
 
 
@@ -125,6 +128,20 @@ def test_wheel_contents(wheel, version):
     (extension,) = names - sources - {"nvfp4_moe/_core.pyi"}
     assert re.fullmatch(rf"nvfp4_moe/_core\.cpython-{tag[2:]}-.*\.so", extension)
     assert names == sources | {"nvfp4_moe/_core.pyi", extension}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_wheel_has_the_notices_of_what_is_linked_in(wheel, version):
+    """Every work whose parts are in the module, by name, with its license."""
+    with zipfile.ZipFile(wheel(version)) as opened:
+        licenses = {
+            name.rsplit("/", 1)[1]: opened.read(name).decode() for name in opened.namelist() if "/licenses/" in name
+        }
+    assert licenses == {name: (ROOT / name).read_text() for name in ("LICENSE", "THIRD_PARTY_NOTICES.txt")}
+    entries = licenses["THIRD_PARTY_NOTICES.txt"].split("=" * 120)[1:]
+    in_module = {entry.split("\n")[1] for entry in entries if "Python module" in entry.split("\nLicense:")[0]}
+    expected = {"nlohmann-json", "fmt", "xxHash", "nanobind", "robin-map (part of nanobind)"}
+    assert in_module == expected | {"libstdc++ and libgcc (GCC)", "CUDA run time (cudart)"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,0 +1,29 @@
+"""The lock of the test environment: each package that is asked for, at that version, and each with a hash."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PYTHON = Path(__file__).resolve().parents[2] / "python"
+
+
+def pins(text: str) -> dict[str, str]:
+    """Version by normalized name."""
+    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s#]+)", text, re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+
+
+def test_the_lock_holds_what_is_asked_for() -> None:
+    asked = pins((PYTHON / "requirements-test.txt").read_text())
+    locked = pins((PYTHON / "requirements-test.lock").read_text())
+    assert len(asked) > 10
+    assert asked.pop("torch") and "torch" not in locked
+    assert {name: locked.get(name) for name in asked} == asked
+
+
+def test_every_line_of_the_lock_has_a_hash() -> None:
+    first, *lines = (PYTHON / "requirements-test.lock").read_text().splitlines()
+    assert re.fullmatch(r"# cp3\d+-linux-\w+", first)
+    wrong = [line for line in lines if not re.fullmatch(r"#.*|\S+==\S+ --hash=sha256:[0-9a-f]{64}", line)]
+    assert wrong == []

@@ -1,0 +1,257 @@
+"""Bad days on a GPU: no memory, a lost context, weights replaced under running streams, a neighbour that is killed.
+
+Each ends in an error or in right numbers, never in a hang: what may hang runs in a process of its own with a time limit.
+Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+from test_cuda_layer import torch, why_not
+
+pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
+
+LIMIT_S = 120  # of a process, most of it the import of torch
+LAYERS = Path(__file__).resolve().parent / "numpy_only"
+
+# What every process begins with: a small layer on the GPU and a batch for it.
+PROLOGUE = f"""
+import sys, time
+sys.path.insert(0, {str(LAYERS)!r})
+import layers, torch
+import nvfp4_moe as nv
+
+def opened(seed=0):
+    return nv.MoeLayer.from_tensors(layers.config(), **layers.weights(seed), max_tokens=32, device="cuda:0")
+
+def on_gpu(tokens):
+    hidden, ids, weights = layers.batch(tokens)
+    return torch.from_numpy(hidden).cuda().bfloat16(), torch.from_numpy(ids).cuda(), torch.from_numpy(weights).cuda()
+"""
+
+
+def run_apart(script: str) -> subprocess.CompletedProcess[str]:
+    """The script after PROLOGUE in a process of its own; TimeoutExpired where it hangs."""
+    command = [sys.executable, "-c", PROLOGUE + script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+# A read beyond an array makes the driver give up the context: every later call of the process fails.
+LOSE = """
+batch = on_gpu(8)
+layer = opened()
+out = layer.run(*batch)
+torch.cuda.synchronize()
+try:
+    torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
+    torch.cuda.synchronize()
+except Exception as error:
+    print("lost:", type(error).__name__)
+def attempt(name, call):
+    begin = time.monotonic()
+    try:
+        call()
+        print(name, "returned")
+    except nv.Error as error:
+        print(name, type(error).__name__, f"{time.monotonic() - begin:.0f} s")
+"""
+
+
+def test_a_lost_context_is_an_error_everywhere() -> None:
+    """Run, status, replace, open: errors of this library, at once; and the process ends by itself."""
+    ran = run_apart(
+        LOSE
+        + """
+attempt("run", lambda: layer.run(*batch, out=out))
+attempt("status", layer.status)
+attempt("expert", lambda: layer.expert(0))
+one = {name: tuple(part[0] for part in stack) for name, stack in layers.weights().items()}
+attempt("replace", lambda: layer.replace_expert(0, **one))
+attempt("open", opened)
+del layer
+nv.release_workspaces()
+print("end")
+"""
+    )
+    lines = ran.stdout.splitlines()
+    assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
+    assert lines[0].startswith("lost:"), ran.stdout
+    for line, name in zip(lines[1:], ("run", "status", "expert", "replace", "open"), strict=False):
+        assert line.startswith(name) and not line.endswith("returned"), ran.stdout
+        assert int(line.split()[-2]) < 10, line
+    assert lines[-1] == "end"
+
+
+def test_no_memory_is_an_error_and_leaves_what_was_there() -> None:
+    """A layer that does not fit, a workspace that does not fit; then room again, and both work."""
+    ran = run_apart(
+        """
+batch = on_gpu(32)
+layer = opened()
+right = layer.run(*batch)
+out = torch.empty_like(right)
+torch.cuda.synchronize()
+nv.release_workspaces()
+torch.cuda.empty_cache()
+held = []
+for size in (1 << 30, 1 << 24, 1 << 20, 1 << 16):  # in ever smaller pieces, until nothing is left
+    try:
+        while True:
+            held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    except torch.cuda.OutOfMemoryError:
+        pass
+refused = 0
+random = layers.np.random.default_rng(0)
+stacks = {name: layers.matrices(random, 64, 2048, 2048) for name in ("gate", "up", "down")}
+for attempt in range(3):
+    try:
+        nv.MoeLayer.from_tensors(nv.MoeConfig(64, 2, 2048, 2048), **stacks, max_tokens=8, device="cuda:0")
+    except nv.OutOfMemory as error:
+        refused += 1
+        assert isinstance(error, MemoryError) and "packed weights" in str(error), error
+print("refused", refused)
+try:
+    layer.run(*batch, out=out)
+    print("ran in what was left")
+except nv.OutOfMemory as error:
+    assert "workspace" in str(error), error
+    print("no workspace")
+held.clear()
+torch.cuda.empty_cache()
+assert torch.equal(layer.run(*batch), right)
+assert torch.equal(opened().run(*batch), right)
+print("end")
+"""
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
+    assert ran.stdout.splitlines()[0] == "refused 3"
+    assert ran.stdout.splitlines()[-1] == "end"
+
+
+def test_weights_replaced_while_streams_run() -> None:
+    """Every output is that of the old weights or of the new ones, or the call said Busy; never a mixture."""
+    sys.path.insert(0, str(LAYERS))
+    import layers
+
+    def opened(seed: int) -> nv.MoeLayer:
+        return nv.MoeLayer.from_tensors(layers.config(), **layers.weights(seed), max_tokens=32, device="cuda:0")
+
+    hidden, _, weights = layers.batch(16)
+    ids = np.zeros((16, layers.TOP_K), np.int64)  # all rows meet the expert that is replaced
+    ids[:, 1] = 1
+    batch = [torch.from_numpy(array).cuda() for array in (hidden, ids, weights)]
+    versions = []  # expert 0 of either seed, as replace_expert takes it, and the output with it
+    layer = opened(0)
+    for seed in (0, 1):
+        expert = {name: tuple(part[0] for part in stack) for name, stack in layers.weights(seed).items()}
+        layer.replace_expert(0, **expert)
+        versions.append((expert, layer.run(*batch).clone()))
+    torch.cuda.synchronize()
+    assert not torch.equal(versions[0][1], versions[1][1])
+
+    stop, wrong, runs, busy = threading.Event(), [], [0] * 3, [0]
+
+    def run_on_a_stream(which: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            while not stop.is_set():
+                try:
+                    out = layer.run(*batch)
+                except nv.Busy:
+                    busy[0] += 1
+                    continue
+                stream.synchronize()
+                runs[which] += 1
+                if not any(torch.equal(out, right) for _, right in versions):
+                    wrong.append(out)
+
+    threads = [threading.Thread(target=run_on_a_stream, args=(which,)) for which in range(len(runs))]
+    for thread in threads:
+        thread.start()
+    replaced = refused = 0
+    until = time.monotonic() + 5
+    while time.monotonic() < until or replaced == 0:
+        try:
+            layer.replace_expert(0, **versions[(replaced + 1) % 2][0])
+            replaced += 1
+        except nv.Busy:
+            refused += 1
+        assert time.monotonic() < until + 30, "no replacement found the layer at rest"
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not wrong, f"{len(wrong)} of {sum(runs)} outputs"
+    assert min(runs) > 0
+    print(f"{sum(runs)} runs, {replaced} replacements, {refused} refused, {busy[0]} runs refused")
+
+
+NEIGHBOUR = """
+layer = opened(int(sys.argv[1]))
+batch = on_gpu(32)
+right = layer.run(*batch).cpu()
+print("ready", flush=True)
+for _ in range(int(sys.argv[2])):
+    assert torch.equal(layer.run(*batch).cpu(), right)
+print("right", flush=True)
+"""
+
+
+def neighbour(seed: int, runs: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROLOGUE + NEIGHBOUR, str(seed), str(runs)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_processes_on_one_gpu_and_one_of_them_killed() -> None:
+    """Both have their own numbers; the one that is killed in the middle takes nothing from the other, or from the GPU."""
+    torch.cuda.synchronize()
+    free_before = torch.cuda.mem_get_info()[0]
+    first, second, doomed = neighbour(0, 500), neighbour(1, 500), neighbour(2, 1 << 30)
+    try:
+        assert doomed.stdout is not None
+        assert doomed.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        os.kill(doomed.pid, signal.SIGKILL)
+        for process in (first, second):
+            out, error = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 0 and out.endswith("right\n"), error[-2000:]
+        assert doomed.wait(LIMIT_S) == -signal.SIGKILL
+    finally:
+        for process in (first, second, doomed):
+            if process.poll() is None:
+                process.kill()
+            process.wait(LIMIT_S)
+    until = time.monotonic() + 30  # the driver takes a moment to clear up after a process
+    while torch.cuda.mem_get_info()[0] < free_before - (64 << 20) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert torch.cuda.mem_get_info()[0] >= free_before - (64 << 20)
+
+
+def test_killed_while_loading_gives_all_memory_back() -> None:
+    """A process that dies between two experts of a load leaves nothing on the GPU."""
+    torch.cuda.synchronize()
+    free_before = torch.cuda.mem_get_info()[0]
+    script = """
+import os, signal
+def die(progress):
+    if progress["done"] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return True
+torch.empty(1, device="cuda")
+nv.MoeLayer.from_tensors(layers.config(), **layers.weights(), max_tokens=32, device="cuda:0", progress=die)
+"""
+    assert run_apart(script).returncode == -signal.SIGKILL
+    until = time.monotonic() + 30
+    while torch.cuda.mem_get_info()[0] < free_before - (64 << 20) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert torch.cuda.mem_get_info()[0] >= free_before - (64 << 20)

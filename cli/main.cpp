@@ -7,7 +7,9 @@
 
 #include "cli/console/console.h"
 #include "cli/console/exit_code.h"
+#include "cli/console/parse_error.h"
 #include "cli/verbs/verbs.h"
+#include "moe/env.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -48,8 +50,12 @@ int run_command_line(int argc, char** argv) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const auto parsed = app.get_subcommands();
     const std::string verb = parsed.empty() ? "" : parsed.front()->get_name();
-    return usage_error(std::string(error.what()) + " (see nvfp4-moe " + verb + (verb.empty() ? "" : " ") + "--help)",
-                       json, verb);
+    return usage_error(parse_error_text(app, error, {argv + 1, argv + argc}), json, verb);
+  }
+  if (!invocation.common.threads) {
+    const Result<Env> env = read_env();
+    if (!env.ok()) return usage_error(env.status().message(), json, invocation.verb);
+    invocation.common.threads = env->threads;
   }
 
   Report report(invocation.verb, repro, invocation.common);

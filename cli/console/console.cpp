@@ -1,5 +1,6 @@
 #include "cli/console/console.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,6 +41,11 @@ bool stdout_has_color() {
 bool stderr_is_terminal() {
   static const bool value = isatty(STDERR_FILENO) == 1 && !no_color();
   return value;
+}
+
+int stderr_columns() {
+  winsize size = {};
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 std::string printable(std::string_view text) {

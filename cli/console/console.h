@@ -15,6 +15,7 @@ bool interrupted();
 
 bool stdout_has_color();
 bool stderr_is_terminal();
+int stderr_columns();  // of the terminal now; 0 where stderr is none or does not tell
 
 // Control characters as \xNN.
 std::string printable(std::string_view text);

@@ -10,7 +10,34 @@
 namespace nvfp4_moe::cli {
 namespace {
 
-constexpr int kBarCells = 24;
+constexpr int kMostBarCells = 24, kLeastBarCells = 8;
+constexpr int kUsualColumns = 80;
+
+// Bytes after the first of a character in UTF-8 take no column; a character that takes two is counted as two, by the
+// ranges of East Asian wide characters and emoji.
+bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+size_t columns_at(std::string_view text, size_t i) {
+  const auto lead = static_cast<unsigned char>(text[i]);
+  if (continues(text[i])) return 0;
+  if (lead >= 0xF0) return 2;
+  if (lead < 0xE1 || i + 1 >= text.size()) return 1;
+  const auto next = static_cast<unsigned char>(text[i + 1]);
+  if (lead == 0xE1) return next >= 0x84 && next <= 0x85 ? 2 : 1;                    // U+1100 to U+117F, Hangul
+  if (lead == 0xE2) return next >= 0xBA ? 2 : 1;                                    // from U+2E80 on, CJK
+  return lead <= 0xED || (lead == 0xEF && (next == 0xBC || next == 0xB9)) ? 2 : 1;  // to U+D7FF; full-width forms
+}
+size_t columns_of(std::string_view text) {
+  size_t columns = 0;
+  for (size_t i = 0; i < text.size(); ++i) columns += columns_at(text, i);
+  return columns;
+}
+// The first so many columns of a text that has more, the last two being "..".
+std::string cut(std::string_view text, size_t columns) {
+  const size_t kept = columns > 2 ? columns - 2 : 0;
+  size_t used = 0, end = 0;
+  while (end < text.size() && used + columns_at(text, end) <= kept) used += columns_at(text, end++);
+  return std::string(text.substr(0, end)) + std::string(std::min<size_t>(columns, 2), '.');
+}
 
 double share_done(const Progress& progress) {
   const bool by_bytes = progress.total_bytes > 0;
@@ -21,13 +48,13 @@ double share_done(const Progress& progress) {
 
 }  // namespace
 
-std::string progress_text(const Progress& progress, bool bar) {
+std::string progress_text(const Progress& progress, int bar_cells) {
   const double share = share_done(progress);
   std::string out(progress.what);
-  if (bar) {
-    const int filled = static_cast<int>(share * kBarCells);
+  if (bar_cells > 0) {
+    const int filled = static_cast<int>(share * bar_cells);
     out += fmt::format(" [{}{}]", std::string(static_cast<size_t>(filled), '#'),
-                       std::string(static_cast<size_t>(kBarCells - filled), '.'));
+                       std::string(static_cast<size_t>(bar_cells - filled), '.'));
   }
   out += fmt::format(" {:3.0f}%", share * 100);
   if (progress.total > 0) out += fmt::format("  {}/{}", progress.done, progress.total);
@@ -40,12 +67,22 @@ std::string progress_text(const Progress& progress, bool bar) {
   return out;
 }
 
+std::string fitted_progress_text(const Progress& progress, int columns) {
+  const auto width = static_cast<size_t>(std::max(columns, 0));
+  const std::string text = printable(progress_text(progress, 0));
+  const size_t used = columns_of(text);
+  if (used > width) return cut(text, width);
+  const int cells = std::min(kMostBarCells, static_cast<int>(width - used) - 3);  // a space and two brackets
+  return cells < kLeastBarCells ? text : printable(progress_text(progress, cells));
+}
+
 ProgressStyle progress_style(bool quiet) {
   ProgressStyle style;
   style.quiet = quiet;
   style.terminal = stderr_is_terminal();
   style.period = std::chrono::milliseconds(style.terminal ? 100 : 5000);
   style.write = [](std::string_view text) { log_raw(text); };
+  style.columns = stderr_columns;
   return style;
 }
 
@@ -85,9 +122,10 @@ ProgressFn ProgressBar::callback() {
 std::string ProgressBar::text() const {
   Progress now = last_;
   now.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  std::string out = printable(progress_text(now, style_.terminal));
-  if (!style_.terminal) out += "  after " + duration_text(now.elapsed_s);
-  return out;
+  if (!style_.terminal) return printable(progress_text(now, 0)) + "  after " + duration_text(now.elapsed_s);
+  const int columns = style_.columns ? style_.columns() : 0;
+  // The last column stays free: some terminals wrap as soon as it is written.
+  return fitted_progress_text(now, (columns > 0 ? columns : kUsualColumns) - 1);
 }
 
 void ProgressBar::draw() {

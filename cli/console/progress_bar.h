@@ -22,6 +22,8 @@ struct ProgressStyle {
   bool terminal = false;
   std::chrono::milliseconds period{5000};
   std::function<void(std::string_view)> write;  // raw bytes; stderr unless a test listens
+  // Of the terminal, asked before each redraw since windows are resized; 0 or none: not known.
+  std::function<int()> columns;
 };
 ProgressStyle progress_style(bool quiet);  // what stderr asks for
 
@@ -52,7 +54,10 @@ class ProgressBar {
   std::thread thread_;
 };
 
-// One line: "pack [#####.....] 50%  layer 12 expert 7  3/6  2.1 GiB/s  eta 0:09"; without the bar for heartbeats.
-std::string progress_text(const Progress& progress, bool bar);
+// One line: "pack [#####.....]  50%  3/6  2.1 GiB/s  eta 9.0 s  layer 12 expert 7"; 0 cells: without the bar.
+std::string progress_text(const Progress& progress, int bar_cells);
+// The same in at most so many columns, since a line that wraps cannot be redrawn: the bar has the room that the text
+// leaves, where that is enough for one; a longer text is cut at its end.
+std::string fitted_progress_text(const Progress& progress, int columns);
 
 }  // namespace nvfp4_moe::cli

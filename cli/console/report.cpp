@@ -38,7 +38,7 @@ Report::Report(std::string verb, std::string repro, CommonOptions common)
     : verb_(std::move(verb)), repro_(std::move(repro)), common_(std::move(common)), json_(Json::object()) {}
 
 Executor& Report::executor() {
-  if (executor_ == nullptr) executor_ = make_thread_pool(common_.threads);
+  if (executor_ == nullptr) executor_ = make_thread_pool(common_.threads.value_or(0));
   return *executor_;
 }
 

@@ -5,6 +5,7 @@
 // "message"}} instead, and one line on stderr in either form.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,7 @@ inline constexpr int kJsonSchema = 1;
 struct CommonOptions {
   bool json = false;
   bool quiet = false;
-  int threads = 0;  // 0: one per available core
+  std::optional<int> threads;  // 0: one per available core; none: what the environment says
   std::string backend = "auto";
   std::string device = "cpu";
 };

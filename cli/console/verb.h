@@ -29,7 +29,7 @@ CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& nam
   CommonOptions& common = invocation.common;
   verb->add_flag("--json", common.json, "One JSON object on stdout instead of text")->group("Common");
   verb->add_flag("--quiet", common.quiet, "No progress on stderr")->group("Common");
-  verb->add_option("--threads", common.threads, "Threads; 0: one per available core")
+  verb->add_option("--threads", common.threads, "Threads; 0: one per available core; default NVFP4_MOE_THREADS, else 0")
       ->check(CLI::Range(0, 4096))
       ->group("Common");
   if (uses_backend == UsesBackend::kYes) {

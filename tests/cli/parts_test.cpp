@@ -220,8 +220,8 @@ Progress half() {
 }
 
 TEST(Progress, TextHasShareRateAndRemainingTime) {
-  EXPECT_EQ(progress_text(half(), false), "pack  50%  1/2  1.0 MiB/s  eta 1.0 s  layer 1 expert 2");
-  EXPECT_THAT(progress_text(half(), true), HasSubstr("[############............]"));
+  EXPECT_EQ(progress_text(half(), 0), "pack  50%  1/2  1.0 MiB/s  eta 1.0 s  layer 1 expert 2");
+  EXPECT_THAT(progress_text(half(), 24), HasSubstr("[############............]"));
 }
 
 // A loader that is silent inside one item still says that it lives.

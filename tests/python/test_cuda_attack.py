@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import nvfp4_moe as nv
-import pytest
-from test_cuda_layer import torch, why_not
+from gpu import needs_gpu, torch
 
-pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
+pytestmark = needs_gpu
 
 LIMIT_S = 120  # of a process, most of it the import of torch
 LAYERS = Path(__file__).resolve().parent / "numpy_only"

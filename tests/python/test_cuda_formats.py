@@ -10,9 +10,9 @@ import math
 
 import nvfp4_moe as nv
 import pytest
-from test_cuda_layer import torch, why_not
+from gpu import needs_gpu, torch
 
-pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
+pytestmark = needs_gpu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(1, 16), (3, 48), (5, 2, 4096), (130, 272), (0, 64)]

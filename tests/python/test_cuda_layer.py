@@ -12,21 +12,9 @@ import json
 import numpy as np
 import nvfp4_moe as nv
 import pytest
+from gpu import needs_gpu, torch
 
-torch = pytest.importorskip("torch")
-
-
-def why_not() -> str:
-    if not torch.cuda.is_available():
-        return "torch finds no GPU"
-    try:
-        nv.explain({"num_experts": 2, "top_k": 1, "hidden_size": 16, "intermediate_size": 16}, device="cuda:0")
-    except nv.Unsupported as refused:
-        return str(refused)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
+pytestmark = needs_gpu
 
 GPU_BACKENDS = ("sm90", "cuda")
 FORMATS = ("nvfp4", "bf16")

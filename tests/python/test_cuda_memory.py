@@ -16,7 +16,7 @@ import threading
 import numpy as np
 import nvfp4_moe as nv
 import pytest
-from test_cuda_layer import torch, why_not
+from gpu import torch, why_not
 
 EXPERTS, TOP_K, HIDDEN, INTER, MAX_TOKENS, LAYERS = 8, 8, 7168, 2048, 8192, 2
 SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35, as engines capture them

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import nvfp4_moe as nv
 import pytest
-from test_cuda_layer import torch, why_not
+from gpu import torch, why_not
 
 LAYERS, EXPERTS, LOCAL, FIRST, TOP_K = 61, 384, 48, 96, 6
 HIDDEN, INTER = 7168, 3072

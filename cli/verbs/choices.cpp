@@ -37,7 +37,7 @@ void add_numeric_choices(CLI::App& verb, NumericChoices& choices) {
   add("--intermediate-scale", choices.intermediate_scale, "Of SwiGLU's output: dynamic_token, fixed or compat");
   add("--intermediate-fixed", choices.intermediate_fixed, "The power of two of --intermediate-scale fixed");
   add("--static-headroom", choices.static_headroom, "Power of two that multiplies the static scale");
-  add("--router-weight", choices.router_weight, "after_down or before_down");
+  add("--router-weight", choices.router_weight, "after_down, before_down or on_input");
   add("--row-format", choices.row_format, "gemm2's rows before combine: bf16 or fp32");
   verb.add_flag("--batch-invariant", choices.batch_invariant, "A token's bits do not depend on its batch")
       ->group("Numbers");

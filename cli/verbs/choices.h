@@ -20,7 +20,7 @@ struct NumericChoices {
   std::string intermediate_scale;  // dynamic_token | fixed | compat
   std::optional<float> intermediate_fixed;
   std::optional<float> static_headroom;
-  std::string router_weight;  // after_down | before_down
+  std::string router_weight;  // after_down | before_down | on_input
   std::string row_format;     // bf16 | fp32
   bool batch_invariant = false;
 

@@ -129,8 +129,10 @@ def run_floats(config, original: FloatWeights, local: range, hidden, topk_ids, t
     for expert in np.intersect1d(topk_ids, np.array(local)):
         gate, up, down = original.expert(int(expert))
         token, choice = np.nonzero(topk_ids == expert)
-        rows = activation(config, hidden[token] @ gate.T, hidden[token] @ up.T) @ down.T
-        np.add.at(out, token, topk_weights[token, choice, None] * rows)
+        x, weight = hidden[token], topk_weights[token, choice, None]
+        if config.router_weight == "on_input":  # Llama-4
+            x, weight = x * weight, 1
+        np.add.at(out, token, weight * (activation(config, x @ gate.T, x @ up.T) @ down.T))
     return out
 
 

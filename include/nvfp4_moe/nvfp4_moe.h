@@ -80,9 +80,13 @@ enum { /* intermediate_scale, of SwiGLU's output */
        NVFP4_MOE_INTERMEDIATE_FIXED = 1,
        NVFP4_MOE_INTERMEDIATE_COMPAT = 2
 };
-enum { NVFP4_MOE_WEIGHT_AFTER_DOWN = 0, NVFP4_MOE_WEIGHT_BEFORE_DOWN = 1 }; /* router_weight */
-enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_FP32 = 1 };                  /* row_format */
-enum { NVFP4_MOE_SEARCH_MAX = 0, NVFP4_MOE_SEARCH_MSE = 1 };                /* scale search of nvfp4_moe_quantize */
+enum {                                   /* router_weight */
+       NVFP4_MOE_WEIGHT_AFTER_DOWN = 0,  /* multiplies an expert's output */
+       NVFP4_MOE_WEIGHT_BEFORE_DOWN = 1, /* multiplies SwiGLU's output before it is quantized       DeepSeek-V4 */
+       NVFP4_MOE_WEIGHT_ON_INPUT = 2     /* multiplies hidden, but not the shared expert's; top_k 1     Llama-4 */
+};
+enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_FP32 = 1 };   /* row_format */
+enum { NVFP4_MOE_SEARCH_MAX = 0, NVFP4_MOE_SEARCH_MSE = 1 }; /* scale search of nvfp4_moe_quantize */
 
 /* A local expert index that names the shared expert. */
 #define NVFP4_MOE_SHARED_EXPERT ((int64_t)-1)

@@ -24,8 +24,9 @@ class MoeConfig:
       up to a power of two times static_headroom (a power of two); "compat", the input scale as it is, in vLLM's order.
     intermediate_scale, of SwiGLU's output: "dynamic_token"; "fixed", one power of two (intermediate_fixed, else from the
       limit, else 16x the input scale); "compat".
-    router_weight: multiplies "after_down", or "before_down" (before the intermediate is quantized). max_router_weight
-      bounds it for "fixed" under "before_down".
+    router_weight: multiplies "after_down"; "before_down" (before the intermediate is quantized); or "on_input" (hidden
+      before it is quantized, for the routed experts and not the shared one; top_k is 1). max_router_weight bounds it for
+      "fixed" under "before_down".
     row_format: of gemm2's rows before they are combined, "bf16" or "fp32".
     batch_invariant: a token's bits do not depend on what else is in the batch.
     shared_intermediate_size: of a shared expert, 0 for none.

@@ -23,14 +23,23 @@ class Walk {
 
   LayerBuffers operator()(const ExpertRange& range, int64_t tokens) {
     const int64_t top_k = config_->top_k, hidden = config_->hidden_size;
+    const int64_t shared_size = config_->shared_intermediate_size;
     LayerBuffers buffers;
     buffers.status = arena_.take<RunStatus>("", "status", 1);
     buffers.row_of_assignment = arena_.take<int32_t>("", "row_of_assignment", tokens * top_k);
-    buffers.hidden = activations("hidden", tokens, hidden, config_->activation_format == ActivationFormat::kBf16);
+    const bool bf16 = config_->activation_format == ActivationFormat::kBf16, has_shared = shared_size > 0;
+    const ActivationBuffers routed_hidden = activations("hidden", tokens, hidden, bf16);
+    ActivationBuffers shared_hidden = routed_hidden;
+    if (weighs_hidden(config_)) {
+      buffers.weighted_hidden = arena_.take<float>("", "weighted_hidden", tokens * hidden);  // the widest dtype
+      if (has_shared) shared_hidden = activations("shared_hidden", tokens, hidden, bf16);
+    }
     buffers.routed = part("routed", range.count, config_->intermediate_size, tokens * top_k, hidden);
+    buffers.routed.hidden = routed_hidden;
     buffers.routed.assignment_of_row = arena_.take<int32_t>("routed", ".assignment_of_row", tokens * top_k);
-    if (config_->shared_intermediate_size > 0)
-      buffers.shared = part("shared", 1, config_->shared_intermediate_size, tokens, hidden);
+    if (!has_shared) return buffers;
+    buffers.shared = part("shared", 1, shared_size, tokens, hidden);
+    buffers.shared.hidden = shared_hidden;
     return buffers;
   }
 

@@ -27,6 +27,7 @@ struct ActivationBuffers {
 
 struct PartBuffers {
   int64_t experts = 0;                   // E, or 1 for the shared part
+  ActivationBuffers hidden;              // (T, H) what gemm1 multiplies; the same arrays in both parts, but on_input
   int64_t intermediate_size = 0;         // I
   int64_t* row_offsets = nullptr;        // (experts + 1) first row of each expert
   int32_t* assignment_of_row = nullptr;  // (R) token * top_k + k of each row; the shared part: null, row = token
@@ -38,7 +39,7 @@ struct PartBuffers {
 struct LayerBuffers {
   RunStatus* status = nullptr;
   int32_t* row_of_assignment = nullptr;  // (T k) row of each assignment, -1 where it takes none
-  ActivationBuffers hidden;              // (T, H)
+  void* weighted_hidden = nullptr;       // (T, H) on_input: hidden times its router weight, of hidden's dtype
   PartBuffers routed;
   PartBuffers shared;  // experts = 0 where the layer has no shared expert
 };
@@ -60,6 +61,9 @@ struct StepContext {
   const RunPlan* plan = nullptr;  // device backends
 };
 
+// on_input: the routed experts' hidden is multiplied by the router weight, and is not the shared expert's.
+inline bool weighs_hidden(const MoeConfig& config) { return config->router_weight == RouterWeight::kOnInput; }
+
 // token of a row, for either part.
 inline int64_t token_of_row(const PartBuffers& part, int64_t row, int64_t top_k) {
   return part.assignment_of_row == nullptr ? row : part.assignment_of_row[row] / top_k;
@@ -68,7 +72,7 @@ inline int64_t token_of_row(const PartBuffers& part, int64_t row, int64_t top_k)
 // The layer, one function a step, in the order they run. A step fails where it cannot be enqueued.
 struct LayerSteps {
   Status (*route)(const StepContext&);     // ids -> row_of_assignment, assignment_of_row, row_offsets
-  Status (*quantize)(const StepContext&);  // hidden -> buffers.hidden
+  Status (*quantize)(const StepContext&);  // hidden -> routed.hidden, shared.hidden
   Status (*gemm1_swiglu)(const StepContext&, const PartBuffers&);  // hidden, gate, up -> part.intermediate.bf16
   Status (*requantize)(const StepContext&, const PartBuffers&);    // part.intermediate.bf16 -> codes, scales, nonfinite
   Status (*gemm2)(const StepContext&, const PartBuffers&);         // part.intermediate, down -> part.rows_out

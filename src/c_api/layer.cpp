@@ -32,7 +32,7 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   if (c.intermediate_fixed != 0.0f) options.intermediate_fixed = c.intermediate_fixed;
   if (c.max_router_weight != 0.0f) options.max_router_weight = c.max_router_weight;
   if (c.static_headroom != 0.0f) options.static_headroom = c.static_headroom;
-  NVFP4_MOE_ASSIGN(options.router_weight, read_enum("router_weight", c.router_weight, RouterWeight::kBeforeDown));
+  NVFP4_MOE_ASSIGN(options.router_weight, read_enum("router_weight", c.router_weight, RouterWeight::kOnInput));
   NVFP4_MOE_ASSIGN(options.row_format, read_enum("row_format", c.row_format, RowFormat::kFp32));
   if (c.batch_invariant != 0 && c.batch_invariant != 1)
     return invalid_argument("batch_invariant: expected 0 or 1, got " + std::to_string(c.batch_invariant));

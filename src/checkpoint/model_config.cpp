@@ -39,6 +39,7 @@ struct ModelRow {
 
 constexpr RouterWeight kAfter = RouterWeight::kAfterDown;
 constexpr RouterWeight kBefore = RouterWeight::kBeforeDown;
+constexpr RouterWeight kInput = RouterWeight::kOnInput;
 constexpr const char* kMoe = "moe_intermediate_size";
 constexpr const char* kPlain = "intermediate_size";
 constexpr ModelRow kModels[] = {
@@ -70,8 +71,8 @@ constexpr ModelRow kModels[] = {
     {"minimax_m3_vl", "minimax", kPlain, ActRule::kOai, LayerRule::kAll, SharedRule::kMinimax, kAfter},
     {"minimax_m3_vl_text", "minimax", kPlain, ActRule::kOai, LayerRule::kAll, SharedRule::kMinimax, kAfter},
     {"mixtral", "mixtral", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
-    {"llama4", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kAfter},
-    {"llama4_text", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kAfter},
+    {"llama4", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kInput},
+    {"llama4_text", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kInput},
     {"motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
     {"Motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
 };
@@ -418,16 +419,11 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   NVFP4_MOE_TRY(read_layers(config, *row, out.num_hidden_layers, out.layers));
   NVFP4_MOE_TRY(read_shared(config, *row, out));
   if (out.layers.empty()) return bad_input("config.json: no layer of the model is an MoE layer");
-  if (out.family == "llama4") {
-    if (options.top_k != 1) {
-      return unsupported(
-          "config.json num_experts_per_tok: llama4 multiplies hidden by the router weight before gemm1, "
-          "which this library offers for one expert per token only");
-    }
-    out.findings.push_back(
-        {Severity::kWarning, "router_weight_on_input", -1, -1, "config.json",
-         "the router weight multiplied into hidden by the caller, and weights of 1 given to the layer",
-         "llama4, whose experts see hidden times the router weight"});
+  if (row->router_weight == RouterWeight::kOnInput && options.top_k != 1) {
+    return unsupported(
+        fmt::format("config.json num_experts_per_tok: {} multiplies hidden by the router weight before gemm1, which "
+                    "this library offers for one expert per token only, got {}",
+                    printable(model_type), options.top_k));
   }
 
   NVFP4_MOE_ASSIGN(const QuantDeclaration quantization, read_quantization(*root, config, hf_quant_json, out.family));

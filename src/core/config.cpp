@@ -63,6 +63,14 @@ Status check_fixed(const MoeOptions& o) {
   return check_power_of_two("intermediate_fixed", *o.intermediate_fixed);
 }
 
+// A token has one row of activations, which holds one weight.
+Status check_router_weight(const MoeOptions& o) {
+  NVFP4_MOE_TRY(check_named(o.router_weight));
+  if (o.router_weight != RouterWeight::kOnInput || o.top_k == 1) return {};
+  return invalid_argument("top_k: expected 1 with router_weight on_input (hidden times one expert's weight), got " +
+                          std::to_string(o.top_k));
+}
+
 }  // namespace
 
 const char* to_string(Activation value) { return name_of(value); }
@@ -94,7 +102,7 @@ Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_named(o.activation_format));
   NVFP4_MOE_TRY(check_named(o.activation_scale));
   NVFP4_MOE_TRY(check_named(o.intermediate_scale));
-  NVFP4_MOE_TRY(check_named(o.router_weight));
+  NVFP4_MOE_TRY(check_router_weight(o));
   NVFP4_MOE_TRY(check_named(o.row_format));
   NVFP4_MOE_TRY(check_limit(o));
   NVFP4_MOE_TRY(check_positive("swiglu_alpha", o.swiglu_alpha));

@@ -20,7 +20,11 @@ enum class Activation : uint8_t {
 enum class ActivationFormat : uint8_t { kNvfp4, kBf16, kInt8Block };        // W4A4, W4A16, W4A8
 enum class ActivationScale : uint8_t { kDynamicToken, kStatic, kCompat };   // of hidden
 enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kCompat };  // of SwiGLU's output
-enum class RouterWeight : uint8_t { kAfterDown, kBeforeDown };
+enum class RouterWeight : uint8_t {
+  kAfterDown,   // multiplies the expert's output, at combine
+  kBeforeDown,  // multiplies SwiGLU's output before its rounding                  DeepSeek-V4
+  kOnInput,     // multiplies hidden before quantize, for the routed experts alone; top_k is 1      Llama-4
+};
 enum class RowFormat : uint8_t { kBf16, kFp32 };  // gemm2's rows before combine
 
 const char* to_string(Activation);
@@ -53,7 +57,7 @@ struct EnumNames<IntermediateScale> {
 template <>
 struct EnumNames<RouterWeight> {
   static constexpr const char* kWhat = "router_weight";
-  static constexpr std::array kAll = {"after_down", "before_down"};
+  static constexpr std::array kAll = {"after_down", "before_down", "on_input"};
 };
 template <>
 struct EnumNames<RowFormat> {

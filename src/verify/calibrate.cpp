@@ -50,7 +50,17 @@ Seen who_is_seen(const Batch& batch, const MoeOptions& options) {
   return seen;
 }
 
-Result<float> hidden_amax(const Batch& batch, const Seen& seen, int64_t hidden_size, const std::string& states) {
+float as_dtype(float x, DType dtype) {
+  if (dtype == DType::kBf16) return bf16_to_float(bf16_from_float(x));
+  return dtype == DType::kF16 ? fp16_to_float(fp16_from_float(x)) : x;
+}
+
+// Of what quantize quantizes: under on_input hidden times its router weight, and hidden itself where a shared expert
+// multiplies it. Rounding keeps order, so that a row's largest magnitude times the weight is that of the product.
+Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions& options, bool has_shared,
+                          const std::string& states) {
+  const int64_t hidden_size = options.hidden_size;
+  const bool weighs = options.router_weight == RouterWeight::kOnInput;
   std::vector<float> row(static_cast<size_t>(hidden_size));
   const int64_t row_bytes = hidden_size * bits(batch.hidden_dtype) / 8;
   float most = 0;
@@ -59,7 +69,13 @@ Result<float> hidden_amax(const Batch& batch, const Seen& seen, int64_t hidden_s
     to_floats(static_cast<const std::byte*>(batch.hidden) + t * row_bytes, batch.hidden_dtype, hidden_size, row.data());
     const float amax = row_amax(row);
     if (!std::isfinite(amax)) return bad_input(fmt::format("{}: token {} holds NaN or Inf", states, t));
-    most = std::max(most, amax);
+    if (!weighs || has_shared) most = std::max(most, amax);
+    if (!weighs) continue;
+    const float weight = as_dtype(batch.topk_weights[t], batch.hidden_dtype);  // top_k is 1
+    const float weighted = as_dtype(amax * std::fabs(weight), batch.hidden_dtype);
+    if (!std::isfinite(weighted))
+      return bad_input(fmt::format("{}: token {} times its router weight {} is not finite", states, t, weight));
+    most = std::max(most, weighted);
   }
   return most;
 }
@@ -98,6 +114,7 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
   options.activation_scale = ActivationScale::kDynamicToken;
   options.intermediate_scale = IntermediateScale::kDynamicToken;
   options.intermediate_fixed.reset();
+  const bool has_shared = options.shared_intermediate_size > 0;
   options.shared_intermediate_size = 0;  // the shared expert has no place in the routed experts' scales
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   const Seen seen = who_is_seen(batch, options);
@@ -106,7 +123,7 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
   layer.experts_seen = seen.experts;
   layer.router_weighted = options.router_weight == RouterWeight::kBeforeDown;
   layer.source = states;
-  NVFP4_MOE_ASSIGN(layer.hidden_amax, hidden_amax(batch, seen, options.hidden_size, states));
+  NVFP4_MOE_ASSIGN(layer.hidden_amax, hidden_amax(batch, seen, options, has_shared, states));
   NVFP4_MOE_ASSIGN(layer.intermediate_amax, intermediate_amax(source, config, range, batch, executor, states));
   return layer;
 }

@@ -15,6 +15,8 @@ struct Shape {
 constexpr Shape kShapes[] = {
     {8, 2, 64, 48}, {16, 4, 256, 128}, {4, 2, 80, 112}, {8, 3, 208, 80}, {32, 8, 128, 64},
 };
+// The same with one expert a token, for on_input.
+constexpr Shape kOnInputShapes[] = {{8, 1, 64, 48}, {16, 1, 256, 128}, {8, 1, 208, 80}};
 constexpr Routing kRoutings[] = {Routing::kUniform, Routing::kZipf,      Routing::kDuplicates,   Routing::kPartlyNone,
                                  Routing::kBadIds,  Routing::kOneExpert, Routing::kEmptyExperts, Routing::kAllNone};
 constexpr DataKind kData[] = {DataKind::kNormal, DataKind::kOutliers,   DataKind::kTiny,
@@ -197,6 +199,84 @@ const std::vector<Choice>& choices() {
   return all;
 }
 
+void shared(Case& c, int64_t intermediate_size) {
+  c.options.shared_intermediate_size = intermediate_size;
+  c.shared_weights = true;
+}
+
+// Of one expert a token: its router weight multiplies hidden, but not the shared expert's.
+const std::vector<Choice>& on_input_choices() {
+  static const std::vector<Choice> all = {
+      {"w4a4_on_input_shared", [](Case& c) { shared(c, 96); }},
+      {"w4a16_on_input_shared",
+       [](Case& c) {
+         bf16(c);
+         shared(c, 144);
+       }},
+      {"w4a8_on_input_shared",
+       [](Case& c) {
+         int8(c);
+         shared(c, 96);
+       }},
+      {"w4a4_on_input", [](Case&) {}},
+      {"w4a16_on_input", bf16},
+      {"w4a8_on_input", int8},
+      {"w4a4_on_input_static_shared",
+       [](Case& c) {
+         c.options.activation_scale = ActivationScale::kStatic;
+         shared(c, 32);
+       }},
+      {"w4a4_on_input_compat_shared_rows_fp32",
+       [](Case& c) {
+         c.options.activation_scale = ActivationScale::kCompat;
+         c.options.intermediate_scale = IntermediateScale::kCompat;
+         c.options.row_format = RowFormat::kFp32;
+         c.out_dtype = DType::kF32;
+         shared(c, 32);
+       }},
+      {"w4a4_on_input_shared_ep_i64",
+       [](Case& c) {
+         c.range = {c.options.num_experts / 4, c.options.num_experts / 2};
+         c.ids_dtype = DType::kI64;
+         shared(c, 64);
+       }},
+      {"w4a16_on_input_ep",
+       [](Case& c) {
+         bf16(c);
+         c.range = {c.options.num_experts / 2, c.options.num_experts / 4};
+       }},
+      {"w4a4_on_input_shared_fp16",
+       [](Case& c) {
+         c.hidden_dtype = c.out_dtype = DType::kF16;
+         shared(c, 96);
+       }},
+      {"w4a4_on_input_fp32", [](Case& c) { c.hidden_dtype = c.out_dtype = DType::kF32; }},
+      {"w4a16_on_input_shared_fp32_to_bf16",
+       [](Case& c) {
+         bf16(c);
+         c.hidden_dtype = DType::kF32;
+         shared(c, 48);
+       }},
+      {"w4a16_on_input_fp16",
+       [](Case& c) {
+         bf16(c);
+         c.hidden_dtype = c.out_dtype = DType::kF16;
+       }},
+      {"w4a8_on_input_shared_fp16",
+       [](Case& c) {
+         int8(c);
+         c.hidden_dtype = c.out_dtype = DType::kF16;
+         c.options.shared_intermediate_size = 48;
+       }},
+      {"w4a4_on_input_shared_batch_invariant",
+       [](Case& c) {
+         c.options.batch_invariant = true;
+         shared(c, 96);
+       }},
+  };
+  return all;
+}
+
 Case make(const Choice& choice, const Shape& shape, Routing routing, int64_t tokens, DataKind data, uint64_t seed) {
   Case c;
   c.options.num_experts = shape.experts;
@@ -213,6 +293,28 @@ Case make(const Choice& choice, const Shape& shape, Routing routing, int64_t tok
            std::to_string(shape.hidden) + "_i" + std::to_string(shape.intermediate) + "/" + to_string(routing) + "_t" +
            std::to_string(tokens) + "/" + to_string(data);
   return c;
+}
+
+// The cases of on_input: every choice with every shape, and each activation format, with a shared expert, through
+// routings, data and token counts.
+void add_on_input(const std::function<void(const Choice&, const Shape&, Routing, int64_t, DataKind)>& add) {
+  const std::vector<Choice>& all = on_input_choices();
+  size_t turn = 0;
+  for (const Choice& choice : all) {
+    const Choice weighed = {choice.name, [&choice](Case& c) {
+                              choice.apply(c);
+                              c.options.router_weight = RouterWeight::kOnInput;
+                            }};
+    for (const Shape& shape : kOnInputShapes) {
+      add(weighed, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17), kData[turn * 5 % 6]);
+      ++turn;
+    }
+    if (&choice >= &all[3]) continue;
+    for (Routing routing : kRoutings) add(weighed, kOnInputShapes[0], routing, 24, DataKind::kNormal);
+    for (int64_t tokens : kTokens) add(weighed, kOnInputShapes[0], Routing::kZipf, tokens, DataKind::kNormal);
+    for (DataKind data : kData) add(weighed, kOnInputShapes[2], Routing::kUniform, 10, data);
+    add(weighed, kOnInputShapes[2], Routing::kUniform, 12, DataKind::kHuge);
+  }
 }
 
 std::vector<Case> build() {
@@ -244,6 +346,7 @@ std::vector<Case> build() {
       continue;
     for (DataKind data : kData) add(choice, kShapes[3], Routing::kUniform, 10, data);
   }
+  add_on_input(add);
   return table;
 }
 

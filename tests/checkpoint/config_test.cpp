@@ -78,11 +78,15 @@ TEST(Config, EveryFamilyIsAValidLayer) {
     Result<ModelInfo> model = parse(config_of(type));
     ASSERT_OK(model);
     EXPECT_EQ(model->options.activation, activation);
-    EXPECT_EQ(model->options.router_weight,
-              std::string(type) == "deepseek_v4" ? RouterWeight::kBeforeDown : RouterWeight::kAfterDown);
+    EXPECT_EQ(model->options.router_weight, std::string(type) == "deepseek_v4" ? RouterWeight::kBeforeDown
+                                            : std::string(type) == "llama4"    ? RouterWeight::kOnInput
+                                                                               : RouterWeight::kAfterDown);
     EXPECT_OK(MoeConfig::make(model->options));
   }
-  EXPECT_EQ(parse(config_of("llama4"))->findings.at(0).id, "router_weight_on_input");
+  json text = config_of("llama4")["text_config"];  // the language model alone
+  EXPECT_EQ(parse(text)->model_type, "llama4_text");
+  EXPECT_EQ(parse(text)->options.router_weight, RouterWeight::kOnInput);
+  EXPECT_TRUE(parse(config_of("llama4"))->findings.empty());
 }
 
 TEST(Config, EachFieldThatIsNeededIsNamedWhenMissing) {

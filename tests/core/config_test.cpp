@@ -110,8 +110,10 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        [](MoeOptions& o) { o.activation_scale = static_cast<ActivationScale>(3); }},
       {"intermediate_scale: expected one of dynamic_token, fixed, compat, got 3",
        [](MoeOptions& o) { o.intermediate_scale = static_cast<IntermediateScale>(3); }},
-      {"router_weight: expected one of after_down, before_down, got 2",
-       [](MoeOptions& o) { o.router_weight = static_cast<RouterWeight>(2); }},
+      {"router_weight: expected one of after_down, before_down, on_input, got 3",
+       [](MoeOptions& o) { o.router_weight = static_cast<RouterWeight>(3); }},
+      {"top_k: expected 1 with router_weight on_input (hidden times one expert's weight), got 2",
+       [](MoeOptions& o) { o.router_weight = RouterWeight::kOnInput; }},
       {"row_format: expected one of bf16, fp32, got 2",
        [](MoeOptions& o) { o.row_format = static_cast<RowFormat>(2); }},
       {"swiglu_limit: expected none with activation swiglu, got 7", [](MoeOptions& o) { o.swiglu_limit = 7.0f; }},
@@ -177,7 +179,7 @@ TEST(MoeConfig, NamesGoBothWays) {
   expect_names<ActivationFormat>({"nvfp4", "bf16", "int8_block"});
   expect_names<ActivationScale>({"dynamic_token", "static", "compat"});
   expect_names<IntermediateScale>({"dynamic_token", "fixed", "compat"});
-  expect_names<RouterWeight>({"after_down", "before_down"});
+  expect_names<RouterWeight>({"after_down", "before_down", "on_input"});
   expect_names<RowFormat>({"bf16", "fp32"});
 }
 

@@ -149,6 +149,44 @@ TEST(RunPlan, BatchInvarianceNeverSplitsK) {
   EXPECT_EQ(plan.partial_bytes, 0);
 }
 
+// Hidden is multiplied by its router weight after route and before quantize: no kernel that would read it earlier, or
+// from the batch, is in the plan; and the shared expert's hidden is quantized beside it.
+TEST(RunPlan, OnInputMakesItsRowsBeforehand) {
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
+    for (const int64_t shared_size : {0, 512})
+      for (const bool aligned : {false, true})
+        for (int64_t tokens = 1; tokens <= 16384; tokens = tokens * 3 / 2 + 1) {
+          SCOPED_TRACE(std::to_string(tokens) + " tokens, " + to_string(format));
+          MoeOptions layer = options();
+          layer.top_k = 1;
+          layer.activation_format = format;
+          layer.shared_intermediate_size = shared_size;
+          const RunFacts facts{tokens, DType::kBf16, aligned, false};
+          const RunPlan before = plan_of(layer, facts);
+          EXPECT_FALSE(before.weighs_hidden);
+          EXPECT_EQ(before.shared_hidden, QuantizePlan{});
+          layer.router_weight = RouterWeight::kOnInput;
+          const RunPlan plan = plan_of(layer, facts);
+          EXPECT_TRUE(plan.weighs_hidden);
+          EXPECT_FALSE(plan.fused_route_quantize || plan.combine.counts_hidden || plan.routed.gemm1.early_hidden);
+          EXPECT_NE(plan.routed.gemm1.rows, RowSource::kFusedRouting);
+          EXPECT_TRUE(plan.routed.gemm1.after_route);
+          EXPECT_EQ(plan.hidden.into_rows, plan.routed.gemm1.rows == RowSource::kInRows);
+          EXPECT_EQ(plan.shared_hidden.kernel != QuantizeKernel::kNone, shared_size > 0);
+          EXPECT_FALSE(plan.shared_hidden.into_rows);
+          const bool vec8 =
+              plan.hidden.kernel == QuantizeKernel::kVec8Cta || plan.hidden.kernel == QuantizeKernel::kVec8Warp;
+          EXPECT_EQ(vec8, format == ActivationFormat::kNvfp4) << "the weighed array is aligned";
+          EXPECT_EQ(plan.routed.gemm2, before.routed.gemm2);
+          const std::vector<StepPlan> steps = describe(kTable, *MoeConfig::make(layer), plan);
+          EXPECT_NE(steps[1].kernel.find("hidden times the router weight"), std::string::npos);
+        }
+  MoeOptions layer = options();
+  layer.top_k = 1;
+  layer.router_weight = RouterWeight::kOnInput;
+  EXPECT_FALSE(plan_of(layer, {.tokens = 0}).weighs_hidden);
+}
+
 TEST(RunPlan, PartialsGrowWithTokens) {
   int64_t before = 0;
   for (int64_t tokens = 1; tokens <= 4096; ++tokens) {

@@ -94,7 +94,8 @@ class Session {
     if (a_.pick(3) == 0) c.intermediate_fixed = a_.scale();
     if (a_.rarely(3)) c.max_router_weight = a_.number();
     if (a_.rarely(3)) c.static_headroom = a_.number();
-    c.router_weight = a_.enumerator(2);
+    c.router_weight = a_.enumerator(3);
+    if (c.router_weight == NVFP4_MOE_WEIGHT_ON_INPUT && !a_.rarely(2)) c.top_k = 1;
     c.row_format = a_.enumerator(2);
     c.batch_invariant = a_.enumerator(2);
     return c;

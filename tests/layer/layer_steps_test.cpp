@@ -166,10 +166,10 @@ TEST(LayerLayout, PlacesWhatItMeasures) {
       EXPECT_EQ(layout.spans[0].name, "status");
       EXPECT_EQ(buffers.row_of_assignment, at("row_of_assignment"));
       EXPECT_EQ(size("row_of_assignment"), 10u * 2 * 4);
-      EXPECT_EQ(buffers.hidden.codes, at("hidden.codes"));
-      EXPECT_EQ(buffers.hidden.bf16, at("hidden.bf16"));
-      EXPECT_EQ(buffers.hidden.int8_codes, at("hidden.int8_codes"));
-      EXPECT_EQ(buffers.hidden.int8_scales, at("hidden.int8_scales"));
+      EXPECT_EQ(buffers.routed.hidden.codes, at("hidden.codes"));
+      EXPECT_EQ(buffers.routed.hidden.bf16, at("hidden.bf16"));
+      EXPECT_EQ(buffers.routed.hidden.int8_codes, at("hidden.int8_codes"));
+      EXPECT_EQ(buffers.routed.hidden.int8_scales, at("hidden.int8_scales"));
       EXPECT_EQ(buffers.routed.intermediate.int8_codes, at("routed.int8_codes"));
       const bool int8 = format == ActivationFormat::kInt8Block;
       EXPECT_EQ(size("hidden.int8_codes"), int8 ? 10u * 64 : 0u);

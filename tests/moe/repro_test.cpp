@@ -61,9 +61,12 @@ TEST(ConfigJson, GoesBothWays) {
   options.intermediate_fixed = 0x1p-20f;
   options.max_router_weight = 2.7f;
   options.batch_invariant = true;
-  const auto back = moe_options_from_json(to_json(options));
-  ASSERT_OK(back);
-  EXPECT_EQ(*back, options);
+  for (const RouterWeight weight : {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
+    options.router_weight = weight;
+    const auto back = moe_options_from_json(to_json(options));
+    ASSERT_OK(back);
+    EXPECT_EQ(*back, options);
+  }
   EXPECT_EQ(*moe_options_from_json(to_json(tiny_options())), tiny_options());
 }
 
@@ -86,6 +89,8 @@ TEST(ConfigJson, RefusesWhatIsNotOne) {
                                changed("activation", 3),
                                changed("swiglu_alpha", nullptr),
                                changed("swiglu_alpha", 1e300),
+                               changed("router_weight", "on_output"),
+                               changed("router_weight", 2),
                                changed("batch_invariant", 1),
                                changed("another", 1)};
   for (const std::string& text : cases) EXPECT_EQ(moe_options_from_json(text).status().code(), Code::kBadInput) << text;

@@ -162,9 +162,10 @@ def options(draw) -> Options:
     activation_format = draw(st.sampled_from(["nvfp4"] * 4 + ["bf16", "int8_block"]))
     w4a4 = activation_format == "nvfp4"
     intermediate_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "fixed", "compat"]))
+    router_weight = draw(st.sampled_from(["after_down", "before_down", "on_input"]))
     return Options(
         num_experts=num_experts,
-        top_k=draw(st.sampled_from(range(1, min(4, num_experts) + 1))),
+        top_k=1 if router_weight == "on_input" else draw(st.sampled_from(range(1, min(4, num_experts) + 1))),
         hidden_size=16 * draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 10])),
         intermediate_size=16 * draw(st.sampled_from([1, 2, 3, 4, 5, 6])),
         activation=activation,
@@ -180,7 +181,7 @@ def options(draw) -> Options:
         else None,
         max_router_weight=draw(st.sampled_from([1.0, 2.5])),
         static_headroom=draw(st.sampled_from([1.0, 16.0, 0.25])),
-        router_weight=draw(st.sampled_from(["after_down", "before_down"])),
+        router_weight=router_weight,
         row_format=draw(st.sampled_from(["bf16", "bf16", "fp32"])),
     )
 

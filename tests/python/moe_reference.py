@@ -448,6 +448,9 @@ def forward(
     tokens, local_experts = len(hidden), len(weights.gate[0])
     dtype = out_dtype or str(hidden.dtype).removeprefix("torch.")
     x = hidden.to(F64)
+    if options.router_weight == "on_input":  # both factors and the product are numbers of hidden's dtype
+        own = FORMATS[str(hidden.dtype).removeprefix("torch.")]
+        x = round_to(x * round_to(topk_weights.to(F64), own), own)
     spoiled = ~x.isfinite().all(-1)
     x = torch.where(spoiled.unsqueeze(-1), torch.zeros_like(x), x)
     if options.activation_format == "nvfp4":

@@ -221,6 +221,18 @@ FAULTS = {
         dict(router_weight="before_down"),
         lambda c: with_options(c, router_weight="after_down"),
     ),
+    "router weight on the output of one expert": (
+        dict(router_weight="on_input", top_k=1),
+        lambda c: with_options(c, router_weight="after_down"),
+    ),
+    "router weight on the input of one expert": (
+        dict(top_k=1),
+        lambda c: with_options(c, router_weight="on_input"),
+    ),
+    "a router weight that hidden's dtype does not hold": (
+        dict(router_weight="on_input", top_k=1, dtype="float32"),
+        lambda c: c.changed(topk_weights=c.topk_weights.bfloat16().float()),
+    ),
     "no clamp": (
         dict(activation="swiglu_clamped", swiglu_limit=1.5),
         lambda c: with_options(c, activation="swiglu", swiglu_limit=None),

@@ -98,10 +98,12 @@ class StepPair {
 
   void compare_hidden() {
     for (int64_t t = 0; t < data_.spec.tokens; ++t) {
-      bool has_row = expected().shared.experts > 0;
+      const bool has_shared = expected().shared.experts > 0, weighs = options().router_weight == RouterWeight::kOnInput;
+      bool has_row = has_shared && !weighs;
       for (int64_t k = 0; k < options().top_k; ++k)
         has_row = has_row || expected().row_of_assignment[t * options().top_k + k] >= 0;
-      if (has_row) compare_row(expected().hidden, actual().hidden, t, options().hidden_size, "token");
+      if (has_row) compare_row(expected().routed.hidden, actual().routed.hidden, t, options().hidden_size, "token");
+      if (has_shared) compare_row(expected().shared.hidden, actual().shared.hidden, t, options().hidden_size, "dense");
     }
     compare_status();
   }
@@ -220,8 +222,8 @@ class StepPair {
         const bool weigh = options().router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
         const double router =
             weigh ? data_.topk_weights[static_cast<size_t>(expected_part.assignment_of_row[row])] : 1.0;
-        const bool bad = expected().hidden.nonfinite[token] != 0;
-        const std::vector<double> x_row = bad ? std::vector<double>() : row_values(expected().hidden, token, k);
+        const bool bad = expected_part.hidden.nonfinite[token] != 0;
+        const std::vector<double> x_row = bad ? std::vector<double>() : row_values(expected_part.hidden, token, k);
         for (int64_t n = 0; n < n_count; ++n) {
           const double actual = bf16(part.intermediate.bf16[row * n_count + n]);
           const std::string where = "gemm1 row " + std::to_string(row) + " channel " + std::to_string(n);

@@ -125,13 +125,19 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
   return row;
 }
 
-OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, RunStatus& status) {
+// weight: null, or what hidden is multiplied by first, in hidden's own dtype.
+OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, const float* weight,
+                     RunStatus& status) {
   const MoeOptions& o = data.spec.options;
   std::vector<double> x(static_cast<size_t>(o.hidden_size));
   bool finite = true;
   for (int64_t c = 0; c < o.hidden_size; ++c) {
-    x[static_cast<size_t>(c)] = element(data.hidden, data.spec.hidden_dtype, token * o.hidden_size + c);
-    finite = finite && std::isfinite(x[static_cast<size_t>(c)]);
+    double& value = x[static_cast<size_t>(c)];
+    value = element(data.hidden, data.spec.hidden_dtype, token * o.hidden_size + c);
+    if (weight != nullptr)
+      value = static_cast<double>(
+          oracle_round(value * oracle_round(*weight, data.spec.hidden_dtype), data.spec.hidden_dtype));
+    finite = finite && std::isfinite(value);
   }
   OracleRow x_row;
   switch (o.activation_format) {
@@ -144,7 +150,6 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
       break;
     case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(x); break;
   }
-  status.nonfinite_tokens += x_row.nonfinite ? 1 : 0;
   status.hidden_blocks += x_row.blocks;
   status.hidden_saturated += x_row.saturated;
   status.hidden_zeroed += x_row.zeroed;
@@ -285,16 +290,18 @@ OracleResult oracle_layer(const CaseData& data) {
     if (fresh) it->second = {decoded(source.gate), decoded(source.up), decoded(source.down)};
     return it->second;
   };
-  const bool before = o.router_weight == RouterWeight::kBeforeDown;
+  const bool before = o.router_weight == RouterWeight::kBeforeDown,
+             on_input = o.router_weight == RouterWeight::kOnInput;
   OracleResult result;
   result.out.resize(static_cast<size_t>(data.spec.tokens * o.hidden_size));
   for (int64_t t = 0; t < data.spec.tokens; ++t) {
     OracleRow x;
-    bool quantized = false;
+    bool quantized = false, nonfinite = false;
     std::vector<float> acc(static_cast<size_t>(o.hidden_size), 0.0f);
-    auto add = [&](int64_t local, Real weight_before, const float* weight_after) {
-      if (!quantized) x = hidden_row(data, scales, t, result.status);
+    auto add = [&](int64_t local, const float* weight_on_input, Real weight_before, const float* weight_after) {
+      if (!quantized || on_input) x = hidden_row(data, scales, t, weight_on_input, result.status);
       quantized = true;
+      nonfinite = nonfinite || x.nonfinite;
       const std::vector<Real> row = expert_row(data, scales, expert(local), x, weight_before, result.status);
       for (size_t c = 0; c < acc.size(); ++c) {
         const auto value = static_cast<float>(row[c]);
@@ -306,10 +313,13 @@ OracleResult oracle_layer(const CaseData& data) {
       if (id < -1 || id >= o.num_experts) result.status.bad_expert_ids += 1;
       if (id < data.spec.range.first || id >= data.spec.range.first + data.spec.range.count) continue;
       const float& weight = data.topk_weights[static_cast<size_t>(t * o.top_k + k)];
-      add(id - data.spec.range.first, before ? weight : 1.0f, before ? nullptr : &weight);
+      add(id - data.spec.range.first, on_input ? &weight : nullptr, before ? weight : 1.0f,
+          before || on_input ? nullptr : &weight);
     }
     if (o.shared_intermediate_size > 0)
-      add(kSharedExpert, 1.0f, data.shared_weights.empty() ? nullptr : &data.shared_weights[static_cast<size_t>(t)]);
+      add(kSharedExpert, nullptr, 1.0f,
+          data.shared_weights.empty() ? nullptr : &data.shared_weights[static_cast<size_t>(t)]);
+    result.status.nonfinite_tokens += nonfinite ? 1 : 0;
     for (int64_t c = 0; c < o.hidden_size; ++c)
       result.out[static_cast<size_t>(t * o.hidden_size + c)] =
           static_cast<float>(oracle_round(acc[static_cast<size_t>(c)], data.spec.out_dtype));

@@ -7,6 +7,7 @@
 #include "convert/synthesize.h"
 #include "core/float_formats.h"
 #include "safetensors/safetensors.h"
+#include "support/checkpoint_builder.h"
 #include "support/support.h"
 #include "verify/calibrate.h"
 
@@ -190,6 +191,44 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
     EXPECT_TRUE(got.router_weighted);
     EXPECT_EQ(got.scales().hidden, static_cast<float>(hidden / 2688));
   }
+}
+
+// Llama-4: the routed experts quantize hidden times its router weight, a shared expert hidden itself.
+TEST(CalibrateOnInput, MeasuresWhatIsQuantized) {
+  TempDir dir;
+  test::CheckpointBuilder builder({.model_type = "llama4", .format = SourceFormat::kModelOptStacked});
+  ASSERT_OK(builder.write(dir.file("llama4")));
+  const auto checkpoint = Checkpoint::open(dir.file("llama4"));
+  ASSERT_OK(checkpoint);
+  const int64_t number = checkpoint->model().layers.front();
+  const auto source = layer_source(*checkpoint, number);
+  ASSERT_OK(source);
+  MoeOptions o = *checkpoint->layer_options(number);
+  ASSERT_EQ(o.router_weight, RouterWeight::kOnInput);
+  StatesOptions few;
+  few.tokens = 9;
+  const LayerStates states = seeded_states(o, number, few);
+  ASSERT_EQ(states.hidden_dtype, DType::kBf16);
+  std::vector<float> x(static_cast<size_t>(9 * o.hidden_size));
+  to_floats(states.hidden.data(), states.hidden_dtype, 9 * o.hidden_size, x.data());
+  float hidden = 0, weighted = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t token = i / static_cast<size_t>(o.hidden_size);
+    if (states.topk_ids[token] < 0) continue;
+    const float weight = bf16_to_float(bf16_from_float(states.topk_weights[token]));
+    hidden = std::max(hidden, std::fabs(x[i]));
+    weighted = std::max(weighted, bf16_to_float(bf16_from_float(std::fabs(x[i] * weight))));
+  }
+  const auto measured = [&](int64_t shared_size) {
+    o.shared_intermediate_size = shared_size;
+    const auto layer =
+        calibrate_layer(*source, o, {0, o.num_experts}, states.batch(), serial_executor(), states.source);
+    EXPECT_OK(layer);
+    return layer.ok() ? layer->hidden_amax : -1.0f;
+  };
+  EXPECT_NE(hidden, weighted);
+  EXPECT_EQ(measured(0), weighted);
+  EXPECT_EQ(measured(64), std::max(hidden, weighted));
 }
 
 TEST_F(Calibrate, ScalesReachTheCheckpointAndTheLayer) {

@@ -270,6 +270,7 @@ const Kernels kAmxKernels{
     .quantize = quantize_row,
     .quantize_int8 = quantize_row_int8,
     .to_bf16 = row_to_bf16,
+    .weigh = weigh_row,
     .combine = combine_tokens,
 };
 

@@ -225,6 +225,7 @@ const Kernels kAvx512Bf16Kernels{
     .quantize = quantize_row,
     .quantize_int8 = quantize_row_int8,
     .to_bf16 = row_to_bf16,
+    .weigh = weigh_row,
     .combine = combine_tokens,
 };
 

@@ -19,8 +19,8 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
       for (int64_t i = 0; i < block.count; ++i) {
         const int64_t row = first_row + block.first + i, token = token_of_row(part, row, options.top_k);
         block.rows[i] = operands.row(by_row ? row : token);
-        block.alpha[0][i] = row_alpha(step.buffers.hidden, token, scales.gate);
-        block.alpha[1][i] = row_alpha(step.buffers.hidden, token, scales.up);
+        block.alpha[0][i] = row_alpha(part.hidden, token, scales.gate);
+        block.alpha[1][i] = row_alpha(part.hidden, token, scales.up);
         if (weighted) block.weight[i] = step.batch.topk_weights[part.assignment_of_row[row]];
       }
     };

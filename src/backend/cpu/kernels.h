@@ -131,6 +131,8 @@ struct Kernels {
   // int8_block, of a finite row: codes (k), scales (k/16).
   RowCounts (*quantize_int8)(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales);
   void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
+  // out (k) of dtype: x times a weight that dtype holds.
+  void (*weigh)(const void* x, DType dtype, int64_t k, float weight, void* out);
   void (*combine)(const StepContext& step, int64_t first_token, int64_t end_token);
 };
 

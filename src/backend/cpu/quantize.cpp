@@ -1,11 +1,13 @@
 // hidden and the intermediate -> activations and their operands: for each token that has a row in expert order (for
-// every token where there is a shared expert), and for each row in expert order.
+// every token where there is a shared expert), and for each row in expert order. On_input the routed experts multiply
+// hidden times the router weight, and the shared expert hidden itself.
 #include <atomic>
 #include <cstring>
 #include <functional>
 
 #include "backend/cpu/activations.h"
 #include "backend/cpu/steps.h"
+#include "core/float_formats.h"
 
 namespace nvfp4_moe::cpu {
 namespace {
@@ -14,13 +16,24 @@ void add(uint64_t& counter, uint64_t value) {
   if (value != 0) std::atomic_ref<uint64_t>(counter).fetch_add(value, std::memory_order_relaxed);
 }
 
-bool has_row(const StepContext& step, int64_t token) {
-  if (step.buffers.shared.experts > 0) return true;
+bool has_routed_row(const StepContext& step, int64_t token) {
   const int64_t top_k = step.weights.config->top_k;
   for (int64_t j = 0; j < top_k; ++j)
     if (step.buffers.row_of_assignment[token * top_k + j] >= 0) return true;
   return false;
 }
+
+// Which rows a token has: one of routed.hidden, which is the shared expert's too, and on_input one of shared.hidden
+// beside it, each where somebody reads it.
+struct HiddenRows {
+  bool routed, shared;
+
+  HiddenRows(const StepContext& step, int64_t token) {
+    const bool has_shared = step.buffers.shared.experts > 0, weighs = weighs_hidden(step.weights.config);
+    routed = (has_shared && !weighs) || has_routed_row(step, token);
+    shared = has_shared && weighs;
+  }
+};
 
 // body(row) for every row, several to a task.
 template <class Body>
@@ -35,7 +48,7 @@ void for_each_row(Executor& executor, int64_t rows, const Body& body) {
 // A token's operands, and, where operands must lie at one distance, a copy for each of its rows in expert order.
 void write_hidden_operands(const StepContext& step, const Kernels& kernels, int64_t token,
                            const LayerScratch& scratch) {
-  write_operands(kernels, step.buffers.hidden, token, scratch.hidden);
+  write_operands(kernels, step.buffers.routed.hidden, token, scratch.hidden);
   if (scratch.hidden_rows.bytes == nullptr) return;
   const int64_t top_k = step.weights.config->top_k;
   for (int64_t j = 0; j < top_k; ++j) {
@@ -46,23 +59,50 @@ void write_hidden_operands(const StepContext& step, const Kernels& kernels, int6
   }
 }
 
+// weighted_hidden of one token: its router weight as hidden's dtype holds it, times hidden.
+void weigh(const StepContext& step, const Kernels& kernels, int64_t token) {
+  const Batch& batch = step.batch;
+  const int64_t k = step.weights.config->hidden_size, row_bytes = k * bits(batch.hidden_dtype) / 8;
+  float weight = batch.topk_weights[token];  // top_k is 1
+  if (batch.hidden_dtype == DType::kBf16) weight = bf16_to_float(bf16_from_float(weight));
+  if (batch.hidden_dtype == DType::kF16) weight = fp16_to_float(fp16_from_float(weight));
+  kernels.weigh(static_cast<const std::byte*>(batch.hidden) + token * row_bytes, batch.hidden_dtype, k, weight,
+                static_cast<std::byte*>(step.buffers.weighted_hidden) + token * row_bytes);
+}
+
 }  // namespace
 
 void quantize(const StepContext& step, const Kernels& kernels, const LayerScratch* scratch) {
   const MoeConfig& config = step.weights.config;
   const float scale = resolve_activation_scales(config, step.weights.scales)->hidden;
   RunStatus& status = *step.buffers.status;
-  for_each_row(step.executor, step.batch.tokens, [&](int64_t token) {
-    step.buffers.hidden.nonfinite[token] = 0;
-    if (!has_row(step, token)) return;
-    const ConvertedRow converted = convert_row(
-        kernels, step.batch.hidden, step.batch.hidden_dtype, token, config->hidden_size, config->activation_format,
-        scale, config->activation_scale == ActivationScale::kCompat, step.buffers.hidden, token);
+  const Batch& batch = step.batch;
+  const ActivationBuffers &routed = step.buffers.routed.hidden, &shared = step.buffers.shared.hidden;
+  // True where the row is not finite.
+  const auto convert = [&](const void* x, int64_t token, const ActivationBuffers& to) {
+    const ConvertedRow converted =
+        convert_row(kernels, x, batch.hidden_dtype, token, config->hidden_size, config->activation_format, scale,
+                    config->activation_scale == ActivationScale::kCompat, to, token);
     add(status.hidden_blocks, converted.counts.blocks);
     add(status.hidden_saturated, converted.counts.saturated);
     add(status.hidden_zeroed, converted.counts.zeroed);
-    add(status.nonfinite_tokens, converted.nonfinite ? 1 : 0);
-    if (scratch != nullptr) write_hidden_operands(step, kernels, token, *scratch);
+    return converted.nonfinite;
+  };
+  for_each_row(step.executor, batch.tokens, [&](int64_t token) {
+    routed.nonfinite[token] = 0;
+    const HiddenRows rows(step, token);
+    bool nonfinite = false;
+    if (rows.routed) {
+      const bool weighs = weighs_hidden(config);
+      if (weighs) weigh(step, kernels, token);
+      nonfinite = convert(weighs ? step.buffers.weighted_hidden : batch.hidden, token, routed);
+      if (scratch != nullptr) write_hidden_operands(step, kernels, token, *scratch);
+    }
+    if (rows.shared) {
+      nonfinite |= convert(batch.hidden, token, shared);
+      if (scratch != nullptr) write_operands(kernels, shared, token, scratch->shared_hidden);
+    }
+    add(status.nonfinite_tokens, nonfinite ? 1 : 0);
   });
 }
 
@@ -84,7 +124,9 @@ void requantize(const StepContext& step, const PartBuffers& part, const Kernels&
 
 void hidden_operands(const StepContext& step, const Kernels& kernels, const LayerScratch& scratch) {
   for_each_row(step.executor, step.batch.tokens, [&](int64_t token) {
-    if (has_row(step, token)) write_hidden_operands(step, kernels, token, scratch);
+    const HiddenRows rows(step, token);
+    if (rows.routed) write_hidden_operands(step, kernels, token, scratch);
+    if (rows.shared) write_operands(kernels, step.buffers.shared.hidden, token, scratch.shared_hidden);
   });
 }
 

@@ -38,6 +38,11 @@ void row_to_bf16(const void* x, DType dtype, int64_t k, uint16_t* out) {
   for (int64_t i = 0; i < k; i += kLanes) store_bf16(out + i, load16(x, dtype, i));
 }
 
+// The product of two bf16 or fp16 numbers is exact in fp32, so that storing it is its one rounding.
+void weigh_row(const void* x, DType dtype, int64_t k, float weight, void* out) {
+  for (int64_t i = 0; i < k; i += kLanes) store16(out, dtype, i, load16(x, dtype, i) * splat(weight));
+}
+
 // ---- E4M3 of 16 block scales at once (core/float_formats.h has the steps)
 
 // Bytes of floats >= 0, to nearest even, saturating at 448.
@@ -201,7 +206,7 @@ void combine_tokens(const StepContext& step, int64_t first_token, int64_t end_to
   const MoeOptions& options = step.weights.config.options();
   const DType row_dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   const int64_t hidden = options.hidden_size, top_k = options.top_k;
-  const bool before_down = options.router_weight == RouterWeight::kBeforeDown;
+  const bool after_down = options.router_weight == RouterWeight::kAfterDown;
   const PartBuffers& shared = step.buffers.shared;
   for (int64_t token = first_token; token < end_token; ++token) {
     const int32_t* rows = step.buffers.row_of_assignment + token * top_k;
@@ -211,7 +216,7 @@ void combine_tokens(const StepContext& step, int64_t first_token, int64_t end_to
       for (int64_t k = 0; k < top_k; ++k) {
         if (rows[k] < 0) continue;
         const F row = load16(step.buffers.routed.rows_out, row_dtype, rows[k] * hidden + h);
-        acc = before_down ? acc + row : fma(splat(weights[k]), row, acc);
+        acc = after_down ? fma(splat(weights[k]), row, acc) : acc + row;
       }
       if (shared.experts > 0) {
         const F row = load16(shared.rows_out, row_dtype, token * hidden + h);

@@ -35,7 +35,8 @@ struct Operands {
 
 struct LayerScratch {
   int32_t* active_experts = nullptr;  // (experts) of the part at work
-  Operands hidden;                    // (T, H)
+  Operands hidden;                    // (T, H) of the routed experts, and of the shared one where both read the same
+  Operands shared_hidden;             // (T, H) of the shared expert, on_input; or empty
   Operands hidden_rows;               // (T k, H) in expert order, where operands must lie at one distance; or empty
   Operands routed;                    // (T k, I)
   Operands shared;                    // (T, shared I)
@@ -46,6 +47,8 @@ struct LayerScratch {
     const bool same_bits = config->batch_invariant;
     active_experts = arena.take<int32_t>("cpu.", "active_experts", range.count);
     hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena, "hidden", same_bits);
+    if (weighs_hidden(config) && config->shared_intermediate_size > 0)
+      shared_hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena, "shared_hidden", same_bits);
     if (kernels.multiplication(format).tile_rows > 1)
       hidden_rows =
           Operands::make(format, config->hidden_size, tokens * config->top_k, kernels, arena, "hidden_rows", same_bits);
@@ -62,7 +65,8 @@ struct LayerScratch {
     return part.assignment_of_row == nullptr || hidden_rows.bytes != nullptr;
   }
   const Operands& gemm1(const PartBuffers& part) const {
-    return part.assignment_of_row != nullptr && hidden_rows.bytes != nullptr ? hidden_rows : hidden;
+    if (part.assignment_of_row == nullptr) return shared_hidden.bytes != nullptr ? shared_hidden : hidden;
+    return hidden_rows.bytes != nullptr ? hidden_rows : hidden;
   }
 };
 

@@ -82,7 +82,9 @@ Status run_route(const Architecture& architecture, const StepContext& step) {
 }
 
 Status run_quantize(const Architecture& architecture, const StepContext& step) {
-  return step.plan->hidden.into_rows ? architecture.quantize_into_rows(step) : quantize(step);
+  if (step.plan->weighs_hidden) NVFP4_MOE_TRY(weigh(step));
+  NVFP4_MOE_TRY(step.plan->hidden.into_rows ? architecture.quantize_into_rows(step) : quantize(step));
+  return step.plan->shared_hidden.kernel == QuantizeKernel::kNone ? Status() : quantize_shared_hidden(step);
 }
 
 Status run_layer(const Architecture& architecture, const PackedWeights& weights, const Plan& plan, const Batch& batch,
@@ -95,7 +97,7 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
   if (context.status != nullptr) buffers.status = context.status;
   // The GEMMs read operands: codes are for those who take a step by itself.
-  buffers.hidden.codes = buffers.routed.intermediate.codes = buffers.shared.intermediate.codes = nullptr;
+  for (PartBuffers* part : {&buffers.routed, &buffers.shared}) part->hidden.codes = part->intermediate.codes = nullptr;
   const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run};
   if (run.fused_route_quantize) {
     NVFP4_MOE_TRY(route_and_quantize(step, architecture.counters(step)));

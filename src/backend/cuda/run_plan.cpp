@@ -21,6 +21,7 @@ struct Question {
   int64_t tokens() const { return facts.tokens; }
   int64_t assignments() const { return facts.tokens * config->top_k; }
   bool has_shared() const { return config->shared_intermediate_size > 0; }
+  bool weighs() const { return config->router_weight == RouterWeight::kOnInput; }
 };
 
 // ---- route
@@ -76,15 +77,17 @@ RoutePlan plan_route(const Question& q, const GemmConfig& gemm) {
 
 // ---- quantize
 
-QuantizePlan plan_hidden(const Question& q, bool fused, bool tma_rows) {
+// aligned: what is quantized, to 16 bytes.
+QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_rows) {
   const int64_t k = q.config->hidden_size, tokens = q.tokens();
-  const bool vec8 = q.nvfp4() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned &&
+  const bool vec8 = q.nvfp4() && q.facts.hidden_dtype == DType::kBf16 && aligned &&
                     q.config->activation_scale != ActivationScale::kCompat;
   QuantizePlan plan;
   plan.ctas = tokens;
   if (tokens == 0) return plan;
-  // The shared expert reads hidden once a token, so that the rows alone would not do.
-  plan.into_rows = tma_rows && !fused && !q.facts.single_steps && !q.has_shared() && (!q.nvfp4() || vec8);
+  // The shared expert reads hidden once a token, so that the rows alone would not do where it reads the same.
+  plan.into_rows =
+      tma_rows && !fused && !q.facts.single_steps && (!q.has_shared() || q.weighs()) && (!q.nvfp4() || vec8);
   if (!q.nvfp4()) {
     plan.kernel = QuantizeKernel::kRound;
     plan.threads = fused ? kRowThreads : plan.into_rows ? kIntoRowsThreads : row_threads(k);
@@ -214,9 +217,14 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
   RunPlan run;
   run.tokens = facts.tokens;
-  run.fused_route_quantize = !facts.single_steps && facts.tokens > 0 && q.assignments() <= kOneCtaAssignments;
+  run.weighs_hidden = q.weighs() && facts.tokens > 0;
+  // What is weighed is there only after route, which knows the tokens that have a row.
+  run.fused_route_quantize =
+      !facts.single_steps && facts.tokens > 0 && q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
   run.route = plan_route(q, gemm);
-  run.hidden = plan_hidden(q, run.fused_route_quantize, gemm.tma_rows);
+  // The weighed array is the workspace's, which is aligned.
+  run.hidden = plan_hidden(q, facts.hidden_aligned || run.weighs_hidden, run.fused_route_quantize, gemm.tma_rows);
+  if (run.weighs_hidden && q.has_shared()) run.shared_hidden = plan_hidden(q, facts.hidden_aligned, false, false);
   run.routed.gemm1 = plan_routed_gemm1(q, index, run);
   run.routed.requantize = plan_requantize(q, config->intermediate_size, q.assignments(),
                                           q.assignments() * range.count / config->num_experts);
@@ -237,7 +245,7 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
   RunPlan run;
   run.tokens = facts.tokens;
   const Question x_question{gemms, x, none, device, facts};
-  run.hidden = plan_hidden(x_question, false, false);
+  run.hidden = plan_hidden(x_question, facts.hidden_aligned, false, false);
   const Question q{gemms, product, none, device, facts};
   const int index = gemms.shared(facts.tokens);
   run.shared.gemm2 = plan_gemm2(q, index, product->shared_intermediate_size);
@@ -299,7 +307,10 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   std::vector<StepPlan> steps;
   if (plan.fused_route_quantize) route += ", fused with quantize";
   steps.push_back({"route", route});
-  steps.push_back({"quantize", text_of(plan.hidden)});
+  steps.push_back(
+      {"quantize", (plan.weighs_hidden ? "hidden times the router weight, then " : "") + text_of(plan.hidden)});
+  if (plan.shared_hidden.kernel != QuantizeKernel::kNone)
+    steps.push_back({"quantize_shared", text_of(plan.shared_hidden)});
   const auto add_part = [&](const PartPlan& part, const std::string& suffix) {
     steps.push_back({"gemm1_swiglu" + suffix, text_of(gemms, part.gemm1, true)});
     steps.push_back({"requantize" + suffix, text_of(part.requantize)});

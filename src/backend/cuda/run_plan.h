@@ -128,9 +128,11 @@ struct RunFacts {
 struct RunPlan {
   int64_t tokens = 0;
   bool fused_route_quantize = false;  // one kernel routes and quantizes hidden
+  bool weighs_hidden = false;         // a kernel before quantize multiplies hidden by the router weights, for `hidden`
   cuda::RoutePlan route;
-  cuda::QuantizePlan hidden;
-  cuda::PartPlan routed, shared;  // shared: where the layer has such an expert
+  cuda::QuantizePlan hidden;         // of the routed experts, and of the shared one where both multiply the same
+  cuda::QuantizePlan shared_hidden;  // of the shared expert, where it does not
+  cuda::PartPlan routed, shared;     // shared: where the layer has such an expert
   cuda::CombinePlan combine;
   int64_t partial_bytes = 0;  // of one split-K partial; grows with tokens
   bool operator==(const RunPlan&) const = default;

@@ -1,8 +1,8 @@
 // combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
 //
 // acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a row; acc + row under
-// before_down, where gemm1 has applied the weight. Then the shared expert's row, then one rounding to out's type.
-// A token without any row gives zeros.
+// before_down and on_input, where the row has the weight in it. Then the shared expert's row, then one rounding to out's
+// type. A token without any row gives zeros.
 #include <cmath>
 #include <functional>
 

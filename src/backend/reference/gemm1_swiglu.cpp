@@ -36,7 +36,7 @@ double activate(const MoeConfig& config, double g, double u) {
 template <class Accumulator>
 void expert_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
   const MoeConfig& config = step.weights.config;
-  const ActivationBuffers& hidden = step.buffers.hidden;
+  const ActivationBuffers& hidden = part.hidden;
   const ExpertSource weights = expert_view(step, part, expert);
   const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);

@@ -1,18 +1,22 @@
-// quantize: hidden (T, H) -> buffers.hidden, one row per token.
+// quantize: hidden (T, H) -> routed.hidden and shared.hidden, one row per token.
+//
+// on_input: weighted_hidden = hidden * weight, both numbers and the product of hidden's dtype, is what the routed experts
+// multiply; it is taken as hidden itself would be. The shared expert multiplies hidden. Otherwise both parts multiply
+// the same arrays.
 //
 // nvfp4: codes (T, H/2), block scales (T, H/16), row scale (T), from hidden's own values. int8_block: codes (T, H),
 // scales (T, H/16), from hidden's own values. bf16: hidden rounded once. Only tokens with a row are read: a token
 // without one enters no statistic and leaves what belongs to it as it was, with nonfinite = 0.
 #include <functional>
 
+#include "backend/reference/formats.h"
 #include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
 namespace {
 
-bool has_row(const StepContext& step, int64_t token) {
-  if (step.buffers.shared.experts > 0) return true;
+bool has_routed_row(const StepContext& step, int64_t token) {
   const int64_t top_k = step.weights.config->top_k;
   for (int64_t k = 0; k < top_k; ++k)
     if (step.buffers.row_of_assignment[token * top_k + k] >= 0) return true;
@@ -28,11 +32,21 @@ ScalePolicy hidden_policy(const StepContext& step) {
           scale};
 }
 
+// weighted_hidden of one token. The product of two numbers of hidden's dtype is exact in double.
+void weigh(const StepContext& step, int64_t token) {
+  const Batch& batch = step.batch;
+  const int64_t cols = step.weights.config->hidden_size;
+  const double weight = round_to(format_of(batch.hidden_dtype), double{batch.topk_weights[token]});
+  for (int64_t i = token * cols; i < (token + 1) * cols; ++i)
+    store(step.buffers.weighted_hidden, batch.hidden_dtype, i, load(batch.hidden, batch.hidden_dtype, i) * weight);
+}
+
 }  // namespace
 
 void quantize(const StepContext& step) {
   const Batch& batch = step.batch;
-  const ActivationBuffers& hidden = step.buffers.hidden;
+  const PartBuffers &routed = step.buffers.routed, &shared = step.buffers.shared;
+  const bool weighs = weighs_hidden(step.weights.config), has_shared = shared.experts > 0;
   const int64_t cols = step.weights.config->hidden_size;
   const ActivationFormat format = step.weights.config->activation_format;
   const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? hidden_policy(step) : ScalePolicy{};
@@ -41,10 +55,20 @@ void quantize(const StepContext& step) {
     RowCounts counts;
     uint64_t nonfinite = 0;
     for (int64_t token = begin; token < end; ++token) {
-      hidden.nonfinite[token] = 0;
-      if (!has_row(step, token)) continue;
-      convert_row(format, batch.hidden, batch.hidden_dtype, token * cols, cols, policy, hidden, token, counts);
-      nonfinite += hidden.nonfinite[token];
+      const bool has_row = has_routed_row(step, token);
+      const auto convert = [&](const void* x, const ActivationBuffers& to) {
+        convert_row(format, x, batch.hidden_dtype, token * cols, cols, policy, to, token, counts);
+        return to.nonfinite[token] != 0;
+      };
+      bool bad = false;
+      routed.hidden.nonfinite[token] = 0;
+      if (weighs && has_row) {
+        weigh(step, token);
+        bad = convert(step.buffers.weighted_hidden, routed.hidden);
+      }
+      if (weighs ? has_shared : has_row || has_shared)
+        bad |= convert(batch.hidden, weighs ? shared.hidden : routed.hidden);
+      nonfinite += bad;
     }
     RunStatus& status = *step.buffers.status;
     add_count(status.nonfinite_tokens, nonfinite);

@@ -87,12 +87,12 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset;
   args.gemm.k_tiles = tiles.layout.gate_up.k_tiles;
   args.gemm.k = config->hidden_size;
-  args.gemm.x = nvfp4 ? scratch.hidden_operand : step.buffers.hidden.bf16;
+  args.gemm.x = !nvfp4 ? part.hidden.bf16 : tiles.shared ? scratch.shared_hidden_operand : scratch.hidden_operand;
   args.gemm.assignment_of_row = part.assignment_of_row;
   args.gemm.top_k = config->top_k;
   args.tensor_scales = cuda::tensor_scales(step.weights, tiles.shared);
-  args.row_scale = nvfp4 ? step.buffers.hidden.row_scale : nullptr;
-  args.nonfinite = step.buffers.hidden.nonfinite;
+  args.row_scale = nvfp4 ? part.hidden.row_scale : nullptr;
+  args.nonfinite = part.hidden.nonfinite;
   args.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
   args.activation = GatedActivation::of(config.options());

@@ -131,7 +131,7 @@ Status gather_rows(const StepContext& step, const PartBuffers& part, const uint1
 Status quantize_into_rows(const StepContext& step) {
   const cuda::QuantizePlan& plan = step.plan->hidden;
   const auto ctas = static_cast<unsigned>(plan.ctas);
-  const cuda::RowArgs args = cuda::hidden_args(step);
+  const cuda::RowArgs args = cuda::hidden_args(step, step.buffers.routed);
   const RowsOfTokens rows = rows_of_tokens(step, step.buffers.routed);
   if (plan.kernel == cuda::QuantizeKernel::kVec8Warp)
     return cuda::launch<sm90_quantize_into_rows_by_warps>("quantize_into_rows", ctas, plan.threads, 0, step.stream,

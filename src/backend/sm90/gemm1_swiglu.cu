@@ -10,8 +10,8 @@ Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool 
   const MoeConfig& config = step.weights.config;
   Gemm1Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, shared);
-  params.row_scale = config->activation_format == ActivationFormat::kNvfp4 ? step.buffers.hidden.row_scale : nullptr;
-  params.nonfinite = step.buffers.hidden.nonfinite;
+  params.row_scale = config->activation_format == ActivationFormat::kNvfp4 ? part.hidden.row_scale : nullptr;
+  params.nonfinite = part.hidden.nonfinite;
   params.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !shared ? step.batch.topk_weights : nullptr;
   params.activation = GatedActivation::from(config);
@@ -34,7 +34,9 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.assignment_of_row = part.assignment_of_row;
   const Gemm1Params params = gemm1_params(step, part, of.shared, plan);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const uint16_t* const x = nvfp4 ? scratch.common.hidden_operand : step.buffers.hidden.bf16;  // (T, H)
+  const uint16_t* const x = !nvfp4      ? part.hidden.bf16  // (T, H)
+                            : of.shared ? scratch.common.shared_hidden_operand
+                                        : scratch.common.hidden_operand;
   const auto k = static_cast<int32_t>(config->hidden_size);
   const KernelEntry& kernels = kernels_of(plan);
   const LaunchSite site = launch_site(step, plan);

@@ -185,7 +185,7 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
     const PackedWeights nothing{linear.row, kNoExperts, LayerScales{weights.input_scale, {}}, {}, {}, weights.device};
     LayerBuffers buffers;
     buffers.status = arrays.status;
-    buffers.hidden = arrays.rows;
+    buffers.routed.hidden = arrays.rows;
     buffers.shared.experts = 1;  // so that every token has a row
     NVFP4_MOE_TRY(quantize({nothing, hidden, buffers, serial_executor(),
                             Arena(reinterpret_cast<std::byte*>(arrays.operand)), context.stream, &run}));

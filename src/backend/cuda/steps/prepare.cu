@@ -72,7 +72,7 @@ Status route_and_quantize(const StepContext& step, int32_t* cleared) {
   static_assert(kRouteSmallThreads <= kRowThreads &&
                 kAssignmentsPerThread * kRouteLargeThreads / 2 >= kOneCtaAssignments);
   const RouteArgs route = route_args(step, cleared);
-  const RowArgs rows = hidden_args(step);
+  const RowArgs rows = hidden_args(step, step.buffers.routed);
   RowCounts* const counts = Scratch(step).token_counts;
   switch (step.batch.hidden_dtype) {
     case DType::kF32: return launch_prepare<DType::kF32>(step, route, rows, counts);

@@ -91,8 +91,7 @@ __global__ void __launch_bounds__(kRowThreads) count_nonfinite_rows(RowArgs args
 }
 
 template <DType kType>
-Status launch_hidden(const StepContext& step, const RowArgs& args) {
-  const QuantizePlan& plan = step.plan->hidden;
+Status launch_hidden(const StepContext& step, const QuantizePlan& plan, const RowArgs& args) {
   const auto ctas = static_cast<unsigned>(plan.ctas);
   switch (plan.kernel) {
     case QuantizeKernel::kVec8Warp:
@@ -105,18 +104,27 @@ Status launch_hidden(const StepContext& step, const RowArgs& args) {
   }
 }
 
+Status launch_hidden(const StepContext& step, const QuantizePlan& plan, const RowArgs& args) {
+  switch (step.batch.hidden_dtype) {
+    case DType::kF32: return launch_hidden<DType::kF32>(step, plan, args);
+    case DType::kF16: return launch_hidden<DType::kF16>(step, plan, args);
+    default: return launch_hidden<DType::kBf16>(step, plan, args);
+  }
+}
+
 }  // namespace
 
 Status quantize(const StepContext& step) {
   if (step.batch.tokens == 0) return {};
-  RowArgs args = hidden_args(step);
-  if (step.buffers.shared.experts == 0) args.row_of_assignment = step.buffers.row_of_assignment;
+  RowArgs args = hidden_args(step, step.buffers.routed);
+  if (step.buffers.shared.experts == 0 || step.plan->weighs_hidden)
+    args.row_of_assignment = step.buffers.row_of_assignment;
   args.top_k = step.weights.config->top_k;
-  switch (step.batch.hidden_dtype) {
-    case DType::kF32: return launch_hidden<DType::kF32>(step, args);
-    case DType::kF16: return launch_hidden<DType::kF16>(step, args);
-    default: return launch_hidden<DType::kBf16>(step, args);
-  }
+  return launch_hidden(step, step.plan->hidden, args);
+}
+
+Status quantize_shared_hidden(const StepContext& step) {
+  return launch_hidden(step, step.plan->shared_hidden, hidden_args(step, step.buffers.shared));
 }
 
 Status requantize(const StepContext& step, const PartBuffers& part) {

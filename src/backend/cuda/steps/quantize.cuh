@@ -330,20 +330,24 @@ __device__ void round_row(const RowArgs& args, int64_t row, bool has_row) {
   count_once(args.counters.nonfinite, 1, ThreadGroup::cta());
 }
 
-// The arguments of quantize: all tokens of hidden, counted in the run's status.
-inline RowArgs hidden_args(const StepContext& step) {
+// The arguments of quantize: all tokens of hidden, counted in the run's status. part: whose hidden.
+inline RowArgs hidden_args(const StepContext& step, const PartBuffers& part) {
   const MoeConfig& config = step.weights.config;
   RunStatus& status = *step.buffers.status;
+  const bool weighed = step.plan->weighs_hidden && &part == &step.buffers.routed;
+  const Scratch scratch(step);
   RowArgs args{};
-  args.x = step.batch.hidden;
+  args.x = weighed ? step.buffers.weighted_hidden : step.batch.hidden;
   args.k = config->hidden_size;
   args.policy = config->activation_scale == ActivationScale::kDynamicToken ? RowScalePolicy::kDynamic
                 : config->activation_scale == ActivationScale::kCompat     ? RowScalePolicy::kCompat
                                                                            : RowScalePolicy::kPowerOfTwo;
   args.rule = RowScaleRule(args.policy, resolve_activation_scales(config, step.weights.scales)->hidden);
-  args.out = step.buffers.hidden;
-  args.operand = Scratch(step).hidden_operand;
+  args.out = part.hidden;
+  args.operand = &part == &step.buffers.routed ? scratch.hidden_operand : scratch.shared_hidden_operand;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};
+  // A token counts once: by the shared expert's hidden, and by `weigh` what that does not see.
+  if (weighed && step.buffers.shared.experts > 0) args.counters.nonfinite = scratch.discarded_count;
   return args;
 }
 

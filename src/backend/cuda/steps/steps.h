@@ -9,7 +9,13 @@ namespace nvfp4_moe::cuda {
 
 // cleared: (step.plan->route.cleared_counters) counters that are 0 after route, or null where there are none.
 Status route(const StepContext& step, int32_t* cleared);
+// on_input, between route and quantize: weighted_hidden of the tokens that have a row. Where a shared expert multiplies
+// hidden itself, counts the tokens that only the weight makes nonfinite.
+Status weigh(const StepContext& step);
+// routed.hidden, which but on_input is shared.hidden too.
 Status quantize(const StepContext& step);
+// shared.hidden on_input.
+Status quantize_shared_hidden(const StepContext& step);
 Status requantize(const StepContext& step, const PartBuffers& part);
 // out, and beside it what the plan says is not counted yet.
 Status combine(const StepContext& step);

@@ -1,0 +1,76 @@
+// weigh: hidden (T, H), topk_weights (T) -> weighted_hidden (T, H), all of hidden's dtype but the weights.
+//
+// Both factors are numbers of hidden's dtype and the product is rounded once to it: what quantize then takes is as if it
+// were hidden. A CTA a token; only tokens that have a row are read and written.
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/cuda/steps/sizes.h"
+#include "backend/cuda/steps/steps.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+struct WeighArgs {
+  const void* hidden;                // (T, k)
+  const float* weights;              // (T)
+  const int32_t* row_of_assignment;  // (T), -1: none
+  void* weighted;                    // (T, k), aligned to 16 bytes
+  int64_t k;
+  uint64_t* nonfinite_tokens;  // += tokens whose product is not finite and whose hidden is; or null
+};
+
+template <DType kType>
+__global__ void __launch_bounds__(kRowThreads) weigh_rows(WeighArgs args) {
+  constexpr int kCount = 8, kWords = kCount * (kType == DType::kF32 ? 4 : 2) / 4;
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
+  const int64_t token = blockIdx.x;
+  if (args.row_of_assignment[token] < 0) return;
+  uint32_t own_weight[1] = {};
+  store_element<kType>(own_weight, 0, args.weights[token]);
+  const float weight = load_element<kType>(own_weight, 0);
+  uint32_t magnitude = 0, product_magnitude = 0;
+  for (int64_t i = threadIdx.x * kCount; i < args.k; i += blockDim.x * kCount) {
+    const int64_t first = token * args.k + i;
+    float x[kCount];
+    load_elements<kType>(args.hidden, first, x);
+    __align__(16) uint32_t words[kWords];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      store_element<kType>(words, j, x[j] * weight);
+      magnitude = max(magnitude, magnitude_bits(x[j]));
+      product_magnitude = max(product_magnitude, magnitude_bits(load_element<kType>(words, j)));
+    }
+    auto* const to = reinterpret_cast<uint4*>(args.weighted) + first * (kWords / 4) / kCount;
+#pragma unroll
+    for (int v = 0; v < kWords / 4; ++v) to[v] = reinterpret_cast<const uint4*>(words)[v];
+  }
+  if (args.nonfinite_tokens == nullptr) return;
+  const bool nonfinite = __syncthreads_or(magnitude >= kInfBits) != 0;
+  const bool product_nonfinite = __syncthreads_or(product_magnitude >= kInfBits) != 0;
+  if (threadIdx.x == 0 && product_nonfinite && !nonfinite)
+    atomicAdd(reinterpret_cast<unsigned long long*>(args.nonfinite_tokens), 1ull);
+}
+
+}  // namespace
+
+Status weigh(const StepContext& step) {
+  const Batch& batch = step.batch;
+  WeighArgs args{};
+  args.hidden = batch.hidden;
+  args.weights = batch.topk_weights;
+  args.row_of_assignment = step.buffers.row_of_assignment;
+  args.weighted = step.buffers.weighted_hidden;
+  args.k = step.weights.config->hidden_size;
+  if (step.buffers.shared.experts > 0) args.nonfinite_tokens = &step.buffers.status->nonfinite_tokens;
+  const auto ctas = static_cast<unsigned>(batch.tokens);
+  const int threads = row_threads(args.k);
+  switch (batch.hidden_dtype) {
+    case DType::kF32: return launch<weigh_rows<DType::kF32>>("weigh", ctas, threads, 0, step.stream, args);
+    case DType::kF16: return launch<weigh_rows<DType::kF16>>("weigh", ctas, threads, 0, step.stream, args);
+    default: return launch<weigh_rows<DType::kBf16>>("weigh", ctas, threads, 0, step.stream, args);
+  }
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -307,10 +307,11 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   std::vector<StepPlan> steps;
   if (plan.fused_route_quantize) route += ", fused with quantize";
   steps.push_back({"route", route});
-  steps.push_back(
-      {"quantize", (plan.weighs_hidden ? "hidden times the router weight, then " : "") + text_of(plan.hidden)});
+  std::string quantize = text_of(plan.hidden);
+  if (plan.weighs_hidden) quantize = "hidden times the router weight, then " + quantize;
   if (plan.shared_hidden.kernel != QuantizeKernel::kNone)
-    steps.push_back({"quantize_shared", text_of(plan.shared_hidden)});
+    quantize += "; hidden of the shared expert: " + text_of(plan.shared_hidden);
+  steps.push_back({"quantize", quantize});
   const auto add_part = [&](const PartPlan& part, const std::string& suffix) {
     steps.push_back({"gemm1_swiglu" + suffix, text_of(gemms, part.gemm1, true)});
     steps.push_back({"requantize" + suffix, text_of(part.requantize)});

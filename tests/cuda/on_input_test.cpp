@@ -1,0 +1,87 @@
+// router_weight on_input on a GPU: a run of every size is its steps and the host's layer, whichever kernels quantize the
+// two hiddens and bring the rows. The case table (tests/cases) has the small layers, tests/layer what on_input means.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cases/cases.h"
+#include "judge/judge.h"
+#include "support/backends.h"
+#include "support/case_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+class OnInputOnADevice : public test::BackendTest {
+ protected:
+  // What quantize and gemm1 do.
+  std::string expect_run_is_its_steps(int64_t tokens, ActivationFormat format, int64_t shared_size, DType dtype) {
+    SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(format) << ", shared " << shared_size << ", "
+                                    << to_string(dtype));
+    Case spec;
+    spec.options.num_experts = 8;
+    spec.options.top_k = 1;
+    spec.options.hidden_size = 528;
+    spec.options.intermediate_size = 144;
+    spec.options.shared_intermediate_size = shared_size;
+    spec.options.activation_format = format;
+    spec.options.router_weight = RouterWeight::kOnInput;
+    spec.options.row_format = RowFormat::kFp32;
+    spec.range = {0, 8};
+    spec.tokens = tokens;
+    spec.routing = Routing::kPartlyNone;
+    spec.data = DataKind::kNan;
+    spec.hidden_dtype = dtype;
+    spec.out_dtype = DType::kF32;
+    auto data = make_case(spec);
+    EXPECT_OK(data);
+    for (size_t t = 1; t < data->topk_weights.size(); t += 4) data->topk_weights[t] = std::nanf("");
+    test::CaseRun own(backend(), *data), parts(backend(), *data), host(kCpuBackend, *data);
+    EXPECT_TRUE(own.ok() && parts.ok() && host.ok());
+    if (!own.ok() || !parts.ok() || !host.ok()) return "";
+    const std::vector<uint8_t> bytes = own.run(*data);
+    EXPECT_EQ(test::difference(parts.run_steps(*data), bytes, spec.out_dtype, spec.options.hidden_size), "");
+    EXPECT_EQ(std::memcmp(own.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
+    EXPECT_EQ(own.broken_guard(), -1);
+    EXPECT_EQ(own.run(*data), bytes) << "a repeat differs";
+    const auto expected = test::to_floats(host.run(*data), spec.out_dtype),
+               actual = test::to_floats(bytes, spec.out_dtype);
+    EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
+                           layer_limits(data->config, spec.tokens)),
+              "");
+    const RunStatus &counts = *own.buffers().status, &host_counts = *host.buffers().status;
+    EXPECT_EQ(counts.nonfinite_tokens, host_counts.nonfinite_tokens);
+    EXPECT_EQ(counts.hidden_blocks, host_counts.hidden_blocks);
+    EXPECT_EQ(counts.hidden_saturated, host_counts.hidden_saturated);
+    EXPECT_EQ(counts.hidden_zeroed, host_counts.hidden_zeroed);
+    const auto steps = backend().describe_run(data->config, spec.range, own.plan(), tokens);
+    return steps[1].kernel + " | " + steps[2].kernel;
+  }
+};
+
+TEST_P(OnInputOnADevice, ARunIsItsSteps) {
+  bool into_rows = false;
+  for (const int64_t tokens : {1, 2, 33, 300, 2200})
+    for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
+      for (const int64_t shared_size : {0, 96}) {
+        const std::string kernels = expect_run_is_its_steps(tokens, format, shared_size, DType::kBf16);
+        EXPECT_NE(kernels.find("hidden times the router weight"), std::string::npos) << kernels;
+        into_rows |= shared_size > 0 && kernels.find("into expert order") != std::string::npos;
+        if (HasFailure()) return;
+      }
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    expect_run_is_its_steps(33, ActivationFormat::kNvfp4, 96, dtype);
+    expect_run_is_its_steps(2200, ActivationFormat::kBf16, 96, dtype);
+  }
+  EXPECT_EQ(into_rows, &backend() == &kSm90Backend) << "rows by TMA beside a shared expert";
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, OnInputOnADevice, ::testing::ValuesIn(test::device_backends()),
+                         test::hardware_test_name<Backend>);
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -25,6 +25,18 @@ MoeOptions layer() {
   return o;
 }
 
+// Weights that are shares of 1 would all be 1 for one expert a token, and a layer that ignores them would pass.
+TEST(States, SeededWeightsOfOnInputDiffer) {
+  MoeOptions o = layer();
+  o.top_k = 1;
+  o.router_weight = RouterWeight::kOnInput;
+  const LayerStates states = seeded_states(o, 3, {});
+  const std::set<float> weights(states.topk_weights.begin(), states.topk_weights.end());
+  EXPECT_GT(weights.size(), states.topk_weights.size() / 2);
+  EXPECT_GT(*weights.begin(), 0.0f);
+  EXPECT_LT(*weights.rbegin(), 1.0f);
+}
+
 TEST(States, SeededOnesAreDeterministicWithOutliersAndDistinctIds) {
   StatesOptions options;
   options.tokens = 64;

@@ -28,6 +28,7 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
     return invalid_argument("calibrate: expected one of --input FILE and --random AMPLITUDE");
   }
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
+  if (!verb.write.empty()) NVFP4_MOE_TRY(check_takes_input_scales(checkpoint, verb.write));  // measuring takes long
   CalibrateOptions options;
   NVFP4_MOE_ASSIGN(options.layers, chosen_layers(checkpoint.model(), verb.layers));
   options.input = verb.input;

@@ -7,6 +7,7 @@
 #include "cli/console/console.h"
 #include "cli/console/lists.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/output_option.h"
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/subject_options.h"
 #include "cli/verbs/verbs.h"
@@ -63,8 +64,28 @@ void report_status(const RunStatus& status, Report& report) {
   report.json()["nonfinite_rows"] = status.nonfinite_rows;
 }
 
+// The files that the options lead to; empty where an option is not given.
+struct RunOutputs {
+  std::string output;
+  std::string dump;
+};
+
+Result<RunOutputs> run_outputs(const RunVerb& verb) {
+  const std::vector<NamedFile> inputs = {{"--input", verb.input}};
+  RunOutputs outputs;
+  if (!verb.output.empty()) {
+    NVFP4_MOE_ASSIGN(outputs.output, checked_output("--output", verb.output, inputs, verb.subject.path));
+  }
+  if (!verb.dump.empty()) {
+    const std::vector<NamedFile> others = {inputs[0], {"--output", outputs.output}};
+    NVFP4_MOE_ASSIGN(outputs.dump, checked_output("--dump", verb.dump, others, verb.subject.path));
+  }
+  return outputs;
+}
+
 Status run_layer(const RunVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const std::string backend, wanted_backend(report.common().backend));
+  NVFP4_MOE_ASSIGN(const RunOutputs outputs, run_outputs(verb));
   NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kYes));
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
   const int64_t layer_number = verb.subject.layer.value_or(subject.checkpoint->model().layers.front());
@@ -91,9 +112,9 @@ Status run_layer(const RunVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const TimedRun run, run_from_host(*layer, batch, kRepeatSeconds));
   const double elapsed_us = run.seconds * 1e6;
   if (!verb.output.empty()) {
-    NVFP4_MOE_TRY(write_output(verb.output, batch, config->hidden_size, layer->describe_json()));
+    NVFP4_MOE_TRY(write_output(outputs.output, batch, config->hidden_size, layer->describe_json()));
   }
-  if (!verb.dump.empty()) NVFP4_MOE_TRY(write_repro(verb.dump, *layer, batch, true));
+  if (!verb.dump.empty()) NVFP4_MOE_TRY(write_repro(outputs.dump, *layer, batch, true));
 
   report.fact("layer", fmt::format("{}, experts {}:{}", subject.name, subject.range.first, subject.range.count));
   report.fact("input",

@@ -331,7 +331,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer
 
 /* ---- repro: one call in one file ---- */
 
-/* Writes layer and batch (and the values in batch->out if with_output) to a .safetensors file. Any thread. */
+/* Writes layer and batch (and the values in batch->out if with_output) to a .safetensors file. Any thread. A regular file
+ * at path is replaced once the new one is complete, through a symbolic link too; anything else there is refused. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
                                                          int32_t with_output, const char* path);
 /* Runs such a file on a backend (NULL: auto) and compares with the stored output and with the reference. JSON report;

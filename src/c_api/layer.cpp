@@ -9,6 +9,7 @@
 #include "moe/batch_check.h"
 #include "moe/registry.h"
 #include "moe/repro.h"
+#include "safetensors/output_file.h"
 
 namespace nvfp4_moe::c_api {
 
@@ -397,7 +398,8 @@ nvfp4_moe_code nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const n
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("path", path));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::Batch checked, api::read_batch(batch));
-    return nvfp4_moe::write_repro(path, *layer->layer, checked, with_output != 0);
+    NVFP4_MOE_ASSIGN(const std::string target, nvfp4_moe::output_path(path));
+    return nvfp4_moe::write_repro(target, *layer->layer, checked, with_output != 0);
   });
 }
 

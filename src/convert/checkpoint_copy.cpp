@@ -1,11 +1,9 @@
 #include "convert/checkpoint_copy.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
-#include <fstream>
 
-#include "safetensors/files.h"
+#include "safetensors/output_file.h"
 
 namespace nvfp4_moe {
 
@@ -54,27 +52,13 @@ Result<std::vector<std::string>> copy_other_files(const std::string& in, const s
     const std::string extension = it->path().extension().string();
     if (std::find(std::begin(kWeights), std::end(kWeights), extension) != std::end(kWeights)) continue;
     const fs::path target = fs::path(out) / relative;
-    fs::create_directories(target.parent_path(), error);
-    if (!fs::copy_file(it->path(), target, fs::copy_options::overwrite_existing, error))
-      return io_error(it->path().string() + ": cannot copy to " + target.string() + ": " + error.message());
+    NVFP4_MOE_TRY(make_directories(target.parent_path().string()));
+    NVFP4_MOE_TRY(copy_file(it->path().string(), target.string()));
     copied.push_back(relative.string());
   }
   if (error) return io_error(in + ": " + error.message());
   std::sort(copied.begin(), copied.end());
   return copied;
-}
-
-Status write_text_file(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".partial";
-  {
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    file << text;
-    file.close();
-    if (!file) return errno_status(temporary, "cannot write", errno);
-  }
-  std::error_code error;
-  fs::rename(temporary, path, error);
-  return error ? io_error(path + ": " + error.message()) : Status();
 }
 
 }  // namespace nvfp4_moe

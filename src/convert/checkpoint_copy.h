@@ -20,7 +20,4 @@ Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer);
 // hf_quant_config.json), with subdirectories; hidden ones are left out. Returns the relative paths.
 Result<std::vector<std::string>> copy_other_files(const std::string& in, const std::string& out);
 
-// Replaces the file as a whole: it has the old content or the new one, never a part.
-Status write_text_file(const std::string& path, const std::string& text);
-
 }  // namespace nvfp4_moe

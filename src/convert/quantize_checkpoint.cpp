@@ -25,6 +25,7 @@
 #include "convert/quantize_config.h"
 #include "core/float_formats.h"
 #include "safetensors/files.h"
+#include "safetensors/output_file.h"
 #include "safetensors/sharded_writer.h"
 
 namespace nvfp4_moe {

@@ -34,6 +34,8 @@
 
 namespace nvfp4_moe {
 
+class Checkpoint;
+
 enum class OutputFormat : uint8_t { kModelOpt, kCompressedTensors };
 const char* to_string(OutputFormat);
 template <>
@@ -99,6 +101,8 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
 // per expert): every input_scale (or its reciprocal) of a layer in `scales` is replaced, gate and up by `hidden`, down
 // by `intermediate`; a missing one is added. All else is byte for byte IN's. IN is never written to. The index of OUT
 // is rebuilt; unfinished, OUT has no config.json.
+// What it refuses of IN and OUT, before any scale is measured.
+Status check_takes_input_scales(const Checkpoint& in, const std::string& out);
 Status write_input_scales(const std::string& in, const std::string& out, const std::map<int64_t, LayerScales>& scales,
                           uint64_t max_shard_bytes = 5ull << 30, const ProgressFn& progress = {});
 

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -17,6 +16,7 @@
 
 #include "core/float_formats.h"
 #include "core/random.h"
+#include "safetensors/output_file.h"
 #include "safetensors/sharded_writer.h"
 
 namespace nvfp4_moe {
@@ -269,13 +269,6 @@ Status check(const SynthesizeOptions& o) {
   return {};
 }
 
-Status write_text(const fs::path& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  return file ? Status() : io_error(path.string() + ": cannot write");
-}
-
 }  // namespace
 
 SynthesizeOptions SynthesizeOptions::of_size(uint64_t total_bytes) {
@@ -294,12 +287,11 @@ Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const Syn
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
   std::error_code error;
-  fs::create_directories(out, error);
-  if (!fs::is_directory(out, error)) return io_error(out + ": cannot create the directory");
+  NVFP4_MOE_TRY(make_directories(out));
   for (const fs::directory_entry& entry : fs::directory_iterator(out, error)) {
-    if (entry.path().extension() == ".safetensors" || entry.path().filename() == "config.json")
-      return invalid_argument(out + ": expected a directory without a checkpoint, found " +
-                              entry.path().filename().string());
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") || name == "config.json")
+      return invalid_argument(out + ": expected a directory without a checkpoint, found " + name);
   }
 
   std::vector<Spec> specs = Shape(options).tensors();
@@ -329,7 +321,7 @@ Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const Syn
   }
   NVFP4_MOE_TRY(writer.finish());
   result.shards = static_cast<int64_t>(writer.shards());
-  NVFP4_MOE_TRY(write_text(fs::path(out) / "config.json", config_json(options).dump(2) + "\n"));
+  NVFP4_MOE_TRY(write_text_file((fs::path(out) / "config.json").string(), config_json(options).dump(2) + "\n"));
   result.seconds = seconds();
   return result;
 }

@@ -13,6 +13,7 @@
 #include "convert/checkpoint_copy.h"
 #include "convert/quantize_checkpoint.h"
 #include "safetensors/files.h"
+#include "safetensors/output_file.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -80,6 +81,21 @@ Result<std::vector<Output>> plan(const Checkpoint& checkpoint, const std::map<in
 
 }  // namespace
 
+Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string& out) {
+  const std::string& in = checkpoint.index().directory();
+  NVFP4_MOE_TRY(check_apart(in, out));
+  const ModelInfo& model = checkpoint.model();
+  if (model.format != SourceFormat::kModelOpt && model.format != SourceFormat::kCompressedTensors)
+    return unsupported(fmt::format("{}: expected a per-expert NVFP4 checkpoint, got {}", in, to_string(model.format)));
+  NVFP4_MOE_ASSIGN(const std::string config, read_text_file((fs::path(in) / "config.json").string()));
+  NVFP4_MOE_TRY(check_quantizes_activations(checkpoint, config).in(in));
+  std::error_code error;
+  if (!fs::exists(out, error)) return {};
+  if (!fs::is_directory(out, error) || !fs::is_empty(out, error))
+    return invalid_argument(out + ": expected a new or empty directory");
+  return {};
+}
+
 Status write_input_scales(const std::string& in, const std::string& out, const std::map<int64_t, LayerScales>& scales,
                           uint64_t max_shard_bytes, const ProgressFn& progress) {
   const auto start = std::chrono::steady_clock::now();
@@ -90,24 +106,19 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
             fmt::format("input scale of layer {}: expected a positive normal number, got {}", layer, *scale));
     }
   }
-  NVFP4_MOE_TRY(check_apart(in, out));
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(in));
+  NVFP4_MOE_TRY(check_takes_input_scales(checkpoint, out));
   const ModelInfo& model = checkpoint.model();
-  if (model.format != SourceFormat::kModelOpt && model.format != SourceFormat::kCompressedTensors)
-    return unsupported(fmt::format("{}: expected a per-expert NVFP4 checkpoint, got {}", in, to_string(model.format)));
   const std::set<int64_t> layers(model.layers.begin(), model.layers.end());
   for (const auto& [layer, s] : scales) {
     if (!layers.contains(layer))
       return invalid_argument(fmt::format("layer {}: the checkpoint has no such MoE layer", layer));
   }
   NVFP4_MOE_ASSIGN(const std::string config, read_text_file((fs::path(in) / "config.json").string()));
-  NVFP4_MOE_TRY(check_quantizes_activations(checkpoint, config).in(in));
   NVFP4_MOE_ASSIGN(const std::vector<Output> outputs, plan(checkpoint, scales));
 
+  NVFP4_MOE_TRY(make_directories(out));
   std::error_code error;
-  fs::create_directories(out, error);
-  if (!fs::is_directory(out, error)) return io_error(out + ": cannot create the directory");
-  if (!fs::is_empty(out, error)) return invalid_argument(out + ": expected a new or empty directory");
   std::vector<TensorInfo> tensors;
   for (const Output& output : outputs) tensors.push_back(output.info);
   NVFP4_MOE_ASSIGN(ShardedWriter writer, ShardedWriter::create(out, tensors, max_shard_bytes, {{"format", "pt"}}));

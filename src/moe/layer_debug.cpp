@@ -15,12 +15,21 @@ namespace {
 // So that a forgotten NVFP4_MOE_DUMP does not fill a disk: each file holds a layer's local experts.
 constexpr int kMaxDumps = 32;
 
-// The path of the next dump of this process, or empty when there were enough.
+// The path of the next dump of this process, or empty when there were enough. A process of the same number may have
+// left dumps (in a container the first one often does): those stay, and the numbering goes on behind them.
 std::string next_dump(const std::string& directory) {
   static std::atomic<int> dumps{0};
-  const int number = dumps.fetch_add(1, std::memory_order_relaxed);
-  if (number >= kMaxDumps) return "";
-  return directory + "/repro-" + std::to_string(getpid()) + "-" + std::to_string(number) + ".safetensors";
+  static std::atomic<int64_t> numbers{0};
+  if (dumps.fetch_add(1, std::memory_order_relaxed) >= kMaxDumps) return "";
+  for (;;) {
+    const int64_t number = numbers.fetch_add(1, std::memory_order_relaxed);
+    const std::string path =
+        directory + "/repro-" + std::to_string(getpid()) + "-" + std::to_string(number) + ".safetensors";
+    std::error_code error;
+    if (std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::not_found && !error)
+      continue;
+    return path;
+  }
 }
 
 Status check_against(const MoeLayer& reference, const Batch& batch, const char* backend) {

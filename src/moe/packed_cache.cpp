@@ -8,7 +8,6 @@
 #include <xxhash.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -16,6 +15,7 @@
 
 #include "moe/config_json.h"
 #include "moe/registry.h"
+#include "safetensors/output_file.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -121,7 +121,7 @@ struct Mapped {
 // The file's content if it is the one that `key` asks for; else the reason why it is not.
 Result<Mapped> read_cache(const std::string& path, const Hash& key, size_t scale_sets, size_t payload_bytes,
                           bool checksum) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0) return errno_error(path, "open");
   struct Closer {
     int file;
@@ -174,19 +174,7 @@ Result<Mapped> read_cache(const std::string& path, const Hash& key, size_t scale
   return mapped;
 }
 
-Status write_all(int file, const void* data, size_t size) {
-  const auto* bytes = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t written = ::write(file, bytes, size);
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return io_error(std::string("write: ") + std::strerror(errno));
-    bytes += written;
-    size -= static_cast<size_t>(written);
-  }
-  return {};
-}
-
-Status write_content(int file, const Hash& key, const PackedWeights& weights) {
+Status write_cache(const std::string& path, const Hash& key, const PackedWeights& weights) {
   const std::vector<TensorScales>& scales = weights.tensor_scales;
   FileHeader header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
@@ -204,22 +192,13 @@ Status write_content(int file, const Hash& key, const PackedWeights& weights) {
   std::vector<std::byte> head(header.payload_offset);
   std::memcpy(head.data(), &header, sizeof(header));
   std::memcpy(head.data() + kPage, scales.data(), scales.size() * sizeof(TensorScales));
-  NVFP4_MOE_TRY(write_all(file, head.data(), head.size()));
-  NVFP4_MOE_TRY(write_all(file, weights.bytes.data(), weights.bytes.size_bytes()));
-  if (::fsync(file) != 0) return io_error(std::string("sync: ") + std::strerror(errno));
-  return {};
-}
-
-Status write_cache(const std::string& path, const Hash& key, const PackedWeights& weights) {
-  static std::atomic<uint64_t> counter{0};
-  const std::string part = path + "." + std::to_string(getpid()) + "-" + std::to_string(counter.fetch_add(1)) + ".part";
-  const int file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (file < 0) return errno_error(part, "create");
-  Status status = write_content(file, key, weights).in(part);
-  if (::close(file) != 0 && status.ok()) status = errno_error(part, "close");
-  if (status.ok() && ::rename(part.c_str(), path.c_str()) != 0) status = errno_error(part, "rename");
-  if (!status.ok()) ::unlink(part.c_str());
-  return status;
+  std::error_code error;
+  // The name is the cache's own, so a link there is replaced and not followed.
+  if (std::filesystem::is_symlink(path, error)) NVFP4_MOE_TRY(remove_file(path));
+  NVFP4_MOE_ASSIGN(OutputFile file, OutputFile::create(path));
+  NVFP4_MOE_TRY(file.write(head));
+  NVFP4_MOE_TRY(file.write({weights.bytes.data(), weights.bytes.size_bytes()}));
+  return file.finish();
 }
 
 // Error findings stop a load; the first is reported.
@@ -258,7 +237,7 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
     NVFP4_MOE_ASSIGN(
         key, cache_key(checkpoint, layer_index, config, weights.range, source.scales, slice, *backend, cache.checksum));
     std::error_code error;
-    std::filesystem::create_directories(cache.directory, error);  // failing shows when the file is written
+    (void)make_directories(cache.directory).ok();  // failing shows when the file is written
     // One file per place in the model, so that a stale one is replaced, not left behind.
     result.path = cache.directory + "/layer" + std::to_string(layer_index) + "-experts" +
                   std::to_string(weights.range.first) + "+" + std::to_string(weights.range.count) + "-slice" +

@@ -1,4 +1,4 @@
-// Whole text files and printable text; see files.h.
+// Reading whole text files, and printable text; see files.h.
 #include "safetensors/files.h"
 
 #include <fcntl.h>
@@ -8,8 +8,6 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <filesystem>
 #include <system_error>
 
 namespace nvfp4_moe {
@@ -117,37 +115,6 @@ Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
   ::close(fd);
   text.resize(filled);
   return text;
-}
-
-void sync_directory(const std::string& directory) {
-  const int fd = ::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;
-  (void)::fsync(fd);
-  ::close(fd);
-}
-
-Status write_text_file(const std::string& path, std::string_view text) {
-  const std::string partial = path + ".partial";
-  const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
-  if (fd < 0) return errno_status(partial, "cannot create", errno);
-  Status status;
-  while (!text.empty() && status.ok()) {
-    const ssize_t written = ::write(fd, text.data(), text.size());
-    if (written >= 0)
-      text.remove_prefix(static_cast<size_t>(written));
-    else if (errno != EINTR)
-      status = errno_status(partial, "cannot write", errno);
-  }
-  if (status.ok() && ::fsync(fd) != 0) status = errno_status(partial, "cannot sync", errno);
-  ::close(fd);
-  if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0)
-    status = errno_status(path, "cannot rename into place", errno);
-  if (!status.ok()) {
-    ::unlink(partial.c_str());
-    return status;
-  }
-  sync_directory(std::filesystem::path(path).parent_path().string());
-  return status;
 }
 
 }  // namespace nvfp4_moe

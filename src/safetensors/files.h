@@ -1,4 +1,4 @@
-// File helpers of the checkpoint room: whole text files, and text that is safe to print.
+// Reading whole text files, and text that is safe to print. output_file.h has what writes.
 //
 // Names come from files that nobody vouches for, so every message passes them through printable(): one line, no
 // control characters, no invalid UTF-8, bounded length.
@@ -23,12 +23,6 @@ size_t find_invalid_utf8(std::string_view text);
 // A regular file's whole content. kIo where the system refuses, kBadInput where it is not a regular file or is larger
 // than max_bytes.
 Result<std::string> read_text_file(const std::string& path, size_t max_bytes = size_t{100} << 20);
-
-// Writes a whole file through PATH.partial, synced and renamed: the name holds the old text or the new, never a part.
-Status write_text_file(const std::string& path, std::string_view text);
-
-// Puts a rename or an unlink in `directory` on disk. Some file systems refuse to sync a directory: no error.
-void sync_directory(const std::string& directory);
 
 // "PATH: WHAT: reason of errno".
 Status errno_status(const std::string& path, std::string_view what, int error_number);

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "safetensors/files.h"
+#include "safetensors/output_file.h"
 #include "safetensors/plan.h"
 
 namespace nvfp4_moe {

@@ -1,29 +1,19 @@
-// Writes one safetensors file in the order given, through a fixed buffer, into NAME.partial that is renamed at the end.
-//
-// The temporary name is fixed, so that what a killed run leaves is overwritten by the next and never piles up; a lock
-// keeps two writers apart. Layout: length, header padded with spaces so that the data begins at a multiple of 8, data.
-#include <fcntl.h>
+// Writes one safetensors file in the order given: length, header padded with spaces so that the data begins at a
+// multiple of 8, data. output_file.h says how it comes under its name.
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "safetensors/files.h"
+#include "safetensors/output_file.h"
 #include "safetensors/plan.h"
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 
 namespace nvfp4_moe {
 namespace {
-
-constexpr size_t kBufferBytes = size_t{1} << 20;  // scalars would cost a system call each otherwise
 
 std::string quoted(const std::string& text) { return nlohmann::json(text).dump(); }
 
@@ -80,61 +70,10 @@ Result<std::string> header_bytes(const std::vector<TensorInfo>& tensors,
 
 struct SafetensorsWriter::Impl {
   std::string path;
-  std::string partial;
-  int fd = -1;
-  bool renamed = false;
-  Status failure;         // of an earlier write: the file can no longer become whole
+  std::optional<OutputFile> file;
   uint64_t expected = 0;  // bytes of the data section
   uint64_t received = 0;
-  std::vector<std::byte> buffer;  // (<= kBufferBytes) not yet handed to the system
-
-  ~Impl() {
-    if (fd < 0) return;
-    if (!renamed) ::unlink(partial.c_str());
-    ::close(fd);
-  }
-
-  Status lock_partial();
-  Status write_all(const std::byte* data, size_t size);
-  Status flush() {
-    NVFP4_MOE_TRY(write_all(buffer.data(), buffer.size()));
-    buffer.clear();
-    return {};
-  }
 };
-
-// Opens and locks the temporary file. Another writer may rename or remove it between open and flock; then the lock is
-// held on a file that is no longer there under that name, and the loop tries again.
-Status SafetensorsWriter::Impl::lock_partial() {
-  for (;;) {
-    const int opened = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (opened < 0) return errno_status(partial, "cannot create", errno);
-    if (::flock(opened, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      ::close(opened);
-      return {Code::kBusy, fmt::format("{}: another writer holds it", printable(partial, 4096))};
-    }
-    struct stat held {};
-    struct stat named {};
-    if (::fstat(opened, &held) == 0 && ::lstat(partial.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
-        held.st_ino == named.st_ino) {
-      fd = opened;
-      if (::ftruncate(fd, 0) != 0) return errno_status(partial, "cannot truncate", errno);
-      return {};
-    }
-    ::close(opened);
-  }
-}
-
-Status SafetensorsWriter::Impl::write_all(const std::byte* data, size_t size) {
-  while (size > 0) {
-    const ssize_t written = ::write(fd, data, size);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return failure = errno_status(partial, "cannot write", errno);
-    data += written;
-    size -= static_cast<size_t>(written);
-  }
-  return {};
-}
 
 Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std::vector<TensorInfo> tensors,
                                                     const std::map<std::string, std::string>& metadata) {
@@ -146,41 +85,28 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std
   SafetensorsWriter writer;
   Impl& impl = *writer.impl_;
   impl.path = path;
-  impl.partial = path + ".partial";
   impl.expected = tensors.empty() ? 0 : tensors.back().end;
-  NVFP4_MOE_TRY(impl.lock_partial());
-  impl.buffer.reserve(kBufferBytes);
-  NVFP4_MOE_TRY(impl.write_all(reinterpret_cast<const std::byte*>(header->data()), header->size()));
+  NVFP4_MOE_ASSIGN(impl.file, OutputFile::create(path));
+  NVFP4_MOE_TRY(impl.file->write(std::as_bytes(std::span(*header))));
   return writer;
 }
 
 Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
   Impl& impl = *impl_;
-  NVFP4_MOE_TRY(impl.failure);
   if (bytes.size() > impl.expected - impl.received)
     return invalid_argument(fmt::format("{}: expected {} bytes of data, got {} or more", printable(impl.path, 4096),
                                         impl.expected, impl.received + bytes.size()));
+  NVFP4_MOE_TRY(impl.file->write(bytes));
   impl.received += bytes.size();
-  if (impl.buffer.size() + bytes.size() > kBufferBytes) NVFP4_MOE_TRY(impl.flush());
-  if (bytes.size() > kBufferBytes) return impl.write_all(bytes.data(), bytes.size());
-  impl.buffer.insert(impl.buffer.end(), bytes.begin(), bytes.end());
   return {};
 }
 
 Status SafetensorsWriter::finish() {
   Impl& impl = *impl_;
-  NVFP4_MOE_TRY(impl.failure);
-  if (impl.renamed) return invalid_argument(fmt::format("{}: finished already", printable(impl.path, 4096)));
   if (impl.received != impl.expected)
     return invalid_argument(
         fmt::format("{}: expected {} bytes of data, got {}", printable(impl.path, 4096), impl.expected, impl.received));
-  NVFP4_MOE_TRY(impl.flush());
-  if (::fsync(impl.fd) != 0) return impl.failure = errno_status(impl.partial, "cannot sync", errno);
-  if (std::rename(impl.partial.c_str(), impl.path.c_str()) != 0)
-    return impl.failure = errno_status(impl.path, "cannot rename into place", errno);
-  impl.renamed = true;
-  sync_directory(std::filesystem::path(impl.path).parent_path().string());  // the rename lasts only from here
-  return {};
+  return impl.file->finish();
 }
 
 SafetensorsWriter::SafetensorsWriter() : impl_(std::make_unique<Impl>()) {}

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "safetensors/files.h"
+#include "safetensors/output_file.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -91,7 +92,7 @@ TEST(JsonStrict, FilesNameTheirPath) {
   small.max_bytes = 0;
   EXPECT_THAT(read_json_file(dir.file("x.json"), small).status().message(), HasSubstr("at most 0 bytes, got 1"));
   EXPECT_EQ(read_json_file(dir.path().string()).status().code(), Code::kBadInput);  // a directory
-  EXPECT_FALSE(std::filesystem::exists(dir.file("x.json.partial")));
+  EXPECT_FALSE(std::filesystem::exists(partial_path(dir.file("x.json"))));
   EXPECT_EQ(write_text_file(dir.file("none/x.json"), "").code(), Code::kIo);
 }
 

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "safetensors/output_file.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -91,7 +92,7 @@ TEST(ShardedWriter, ResumesBehindTheCompleteShards) {
     EXPECT_THAT(early.message(), HasSubstr("tensor 'scalar': expected 8 bytes for () F64, got 0"));
   }
   EXPECT_TRUE(fs::exists(dir.file("model-00002-of-00003.safetensors")));
-  EXPECT_FALSE(fs::exists(dir.file("model-00003-of-00003.safetensors.partial")));
+  EXPECT_FALSE(fs::exists(partial_path(dir.file("model-00003-of-00003.safetensors"))));
   EXPECT_FALSE(TensorIndex::open(dir.path().string()).ok());  // no index, and a shard is missing
   auto writer = open_writer(dir);
   ASSERT_OK(writer);

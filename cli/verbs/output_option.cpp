@@ -1,0 +1,31 @@
+#include "cli/verbs/output_option.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "safetensors/files.h"
+#include "safetensors/output_file.h"
+
+namespace nvfp4_moe::cli {
+
+Result<std::string> checked_output(const std::string& option, const std::string& path,
+                                   const std::vector<NamedFile>& others, const std::string& model) {
+  auto target = output_path(path);
+  if (!target.ok()) return target.status().in(option);
+  const auto refuse = [&](const std::string& name, const std::string& other) {
+    return invalid_argument(fmt::format("{} {}: expected another file than {} {}, which it would overwrite", option,
+                                        nvfp4_moe::printable(path, 4096), name, nvfp4_moe::printable(other, 4096)));
+  };
+  for (const NamedFile& other : others) {
+    if (!other.path.empty() && same_file(*target, other.path)) return refuse(other.name, other.path);
+  }
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(model, error), end; !error && it != end; it.increment(error)) {
+    const std::string file = it->path().string();
+    if (same_file(*target, file)) return refuse("the model's", file);
+  }
+  return target;
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,200 @@
+// OutputFile: whole files or none, and nothing replaced but regular files.
+#include "safetensors/output_file.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
+
+#include "safetensors/files.h"
+#include "safetensors/safetensors.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+namespace fs = std::filesystem;
+using test::read_file;
+using test::TempDir;
+using testing::HasSubstr;
+
+std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+size_t entries(const fs::path& directory) {
+  return static_cast<size_t>(std::distance(fs::directory_iterator(directory), fs::directory_iterator()));
+}
+
+// What is no regular file, each under a name of its own.
+struct Special {
+  const char* kind;
+  std::function<void(const std::string&)> make;
+};
+const Special kSpecial[] = {
+    {"a FIFO", [](const std::string& path) { ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0); }},
+    {"a directory", [](const std::string& path) { ASSERT_TRUE(fs::create_directory(path)); }},
+    {"a socket",
+     [](const std::string& path) {
+       const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+       sockaddr_un address{};
+       address.sun_family = AF_UNIX;
+       ASSERT_LT(path.size(), sizeof address.sun_path);
+       path.copy(address.sun_path, path.size());
+       ASSERT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+       ::close(fd);
+     }},
+};
+
+TEST(OutputFile, AppearsWholeAndReplacesARegularFile) {
+  const TempDir dir;
+  const std::string path = dir.file("x");
+  std::ofstream(path) << "before";
+  auto file = OutputFile::create(path);
+  ASSERT_OK(file);
+  ASSERT_OK(file->write(bytes_of("after ")));
+  EXPECT_EQ(read_file(path), "before") << "until the end";
+  EXPECT_EQ(OutputFile::create(path).status().code(), Code::kBusy);
+  const std::string large(3 << 20, 'x');
+  ASSERT_OK(file->write(bytes_of(large)));
+  ASSERT_OK(file->finish());
+  EXPECT_EQ(read_file(path), "after " + large);
+  EXPECT_EQ(entries(dir.path()), 1u);
+  EXPECT_FALSE(file->finish().ok());
+}
+
+TEST(OutputFile, AnUnfinishedOneLeavesNothing) {
+  const TempDir dir;
+  {
+    auto file = OutputFile::create(dir.file("x"));
+    ASSERT_OK(file);
+    ASSERT_OK(file->write(bytes_of("half")));
+  }
+  EXPECT_EQ(entries(dir.path()), 0u);
+}
+
+TEST(OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
+  for (const Special& special : kSpecial) {
+    const TempDir dir;
+    const std::string path = dir.file("x");
+    special.make(path);
+    const auto before = fs::symlink_status(path).type();
+    for (const Status& status : {OutputFile::create(path).status(), output_path(path).status(),
+                                 SafetensorsWriter::create(path, {}, {}).status(), write_text_file(path, "x")}) {
+      EXPECT_EQ(status.code(), Code::kInvalidArgument) << special.kind;
+      EXPECT_THAT(status.message(), HasSubstr(special.kind));
+      EXPECT_THAT(status.message(), HasSubstr(path));
+    }
+    EXPECT_EQ(fs::symlink_status(path).type(), before) << special.kind;
+    EXPECT_EQ(entries(dir.path()), 1u);
+  }
+  EXPECT_THAT(output_path("/dev/null").status().message(), HasSubstr("/dev/null: expected a regular file to replace"));
+}
+
+// The special file comes while the bytes are made.
+TEST(OutputFile, WhatComesLaterIsNotReplacedEither) {
+  const TempDir dir;
+  auto file = OutputFile::create(dir.file("x"));
+  ASSERT_OK(file);
+  ASSERT_EQ(::mkfifo(dir.file("x").c_str(), 0600), 0);
+  EXPECT_EQ(file->finish().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(fs::is_fifo(dir.file("x")));
+  EXPECT_EQ(entries(dir.path()), 1u);
+}
+
+TEST(OutputFile, ALinkIsFollowedOnlyWhereAUserNamesIt) {
+  const TempDir dir;
+  std::ofstream(dir.file("target")) << "before";
+  fs::create_symlink("target", dir.file("link"));
+  EXPECT_EQ(OutputFile::create(dir.file("link")).status().code(), Code::kInvalidArgument);
+  const auto path = output_path(dir.file("link"));
+  ASSERT_OK(path);
+  EXPECT_EQ(*path, fs::canonical(dir.path()) / "target");
+  ASSERT_OK(write_text_file(*path, "after"));
+  EXPECT_TRUE(fs::is_symlink(dir.file("link")));
+  EXPECT_EQ(read_file(dir.file("target")), "after");
+
+  fs::create_symlink("nothing", dir.file("dangling"));
+  fs::create_symlink("loop", dir.file("loop"));
+  fs::create_symlink("/dev/null", dir.file("device"));
+  for (const char* name : {"dangling", "loop", "device"}) {
+    const Status status = output_path(dir.file(name)).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << name;
+    EXPECT_THAT(status.message(), HasSubstr(dir.file(name)));
+  }
+  EXPECT_THAT(output_path(dir.file("device")).status().message(), HasSubstr("/dev/null"));
+}
+
+TEST(OutputFile, WhatCannotBeWrittenIsSaidFirst) {
+  const TempDir dir;
+  EXPECT_EQ(output_path(dir.file("none/x")).status().code(), Code::kIo);
+  EXPECT_EQ(output_path("").status().code(), Code::kInvalidArgument);
+  // As a user who is not root: a file that may not be written, and a folder.
+  std::ofstream(dir.file("kept")) << "kept";
+  fs::permissions(dir.path(), fs::perms(0755));
+  fs::permissions(dir.file("kept"), fs::perms(0444));
+  fs::create_directory(dir.file("open"));
+  fs::permissions(dir.file("open"), fs::perms(0777));
+  std::ofstream(dir.file("open/kept")) << "kept";
+  fs::permissions(dir.file("open/kept"), fs::perms(0444));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(9);
+    const bool refused = output_path(dir.file("open/kept")).status().code() == Code::kIo;
+    // The owner may write to the folder, whoever that is.
+    const bool folder =
+        ::access(dir.path().c_str(), W_OK) == 0 || output_path(dir.file("new")).status().code() == Code::kIo;
+    const bool allowed = output_path(dir.file("open/new")).ok();
+    ::_exit(refused && folder && allowed ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+// The temporary name: a leftover is taken, through no link, and what is not one of ours stays.
+TEST(OutputFile, ALeftoverOfAKilledRunIsTaken) {
+  const TempDir dir;
+  const std::string path = dir.file("x"), partial = partial_path(path);
+  std::ofstream(dir.file("other")) << "other";
+  fs::create_hard_link(dir.file("other"), partial);
+  ASSERT_OK(write_text_file(path, "whole"));
+  EXPECT_EQ(read_file(path), "whole");
+  EXPECT_EQ(read_file(dir.file("other")), "other") << "a leftover is removed, never written into";
+  EXPECT_FALSE(fs::exists(partial));
+
+  for (const Special& special : kSpecial) {
+    special.make(partial);
+    EXPECT_EQ(write_text_file(path, "again").code(), Code::kInvalidArgument) << special.kind;
+    EXPECT_NE(fs::symlink_status(partial).type(), fs::file_type::not_found);
+    fs::remove(partial);
+  }
+  fs::create_symlink("other", partial);
+  EXPECT_EQ(write_text_file(path, "again").code(), Code::kInvalidArgument);
+  EXPECT_EQ(read_file(path), "whole");
+  EXPECT_EQ(read_file(dir.file("other")), "other");
+  // A user's own file that merely ends alike.
+  std::ofstream(dir.file("y.partial")) << "download";
+  ASSERT_OK(write_text_file(dir.file("y"), "y"));
+  EXPECT_EQ(read_file(dir.file("y.partial")), "download");
+}
+
+TEST(SameFile, IsSeenByAnyName) {
+  const TempDir dir;
+  std::ofstream(dir.file("a")) << "a";
+  std::ofstream(dir.file("b")) << "a";
+  fs::create_hard_link(dir.file("a"), dir.file("hard"));
+  fs::create_symlink("a", dir.file("soft"));
+  EXPECT_TRUE(same_file(dir.file("a"), dir.file("hard")));
+  EXPECT_TRUE(same_file(dir.file("soft"), dir.file("hard")));
+  EXPECT_TRUE(same_file(dir.file("./a"), dir.file("a")));
+  EXPECT_FALSE(same_file(dir.file("a"), dir.file("b")));
+  EXPECT_FALSE(same_file(dir.file("a"), dir.file("new")));
+  EXPECT_TRUE(same_file(dir.file("new"), dir.file("./new")));
+  EXPECT_FALSE(same_file(dir.file("new"), dir.file("new2")));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

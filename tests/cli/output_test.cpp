@@ -1,0 +1,152 @@
+// What a verb may write to: its own new files and regular ones that it is told to replace, never an input or a device.
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "cli/run_tool.h"
+#include "safetensors/safetensors.h"
+#include "support/checkpoint_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+// A model of one layer and states of `tokens` for it.
+struct Inputs {
+  TempDir dir;
+  std::string model = dir.file("model");
+  std::string states = dir.file("states.safetensors");
+
+  explicit Inputs(int64_t tokens = 2) {
+    BuilderOptions options;
+    EXPECT_OK(CheckpointBuilder(options).write(model));
+    TensorInfo hidden;
+    hidden.name = "hidden";
+    hidden.dtype = DType::kF32;
+    hidden.shape = {tokens, options.hidden_size};
+    const std::vector<float> values(static_cast<size_t>(tokens * options.hidden_size), 0.5f);
+    auto writer = SafetensorsWriter::create(states, {hidden}, {});
+    EXPECT_OK(writer);
+    EXPECT_OK(writer->write(std::as_bytes(std::span(values))));
+    EXPECT_OK(writer->finish());
+  }
+  ToolRun run(const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {"run", model, "--layer", "0", "--input", states};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_tool(words);
+  }
+};
+
+void expect_refused(const ToolRun& run, const std::string& words) {
+  EXPECT_EQ(run.exit_code, 2) << run.err;
+  EXPECT_EQ(run.out, "");
+  EXPECT_EQ(count_lines(run.err), 1) << run.err;
+  EXPECT_THAT(run.err, HasSubstr(words));
+}
+
+TEST(Output, IsNoDeviceFifoOrFolder) {
+  const Inputs inputs;
+  const std::string fifo = inputs.dir.file("fifo"), link = inputs.dir.file("link");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  // Stands for /dev/null: were it replaced, it would be a link no more.
+  fs::create_symlink("/dev/null", link);
+  for (const char* option : {"--output", "--dump"}) {
+    expect_refused(inputs.run({option, "/dev/null"}),
+                   "/dev/null: expected a regular file to replace or nothing, got a character device");
+    expect_refused(inputs.run({option, fifo}), "got a FIFO");
+    expect_refused(inputs.run({option, link}), link);
+    expect_refused(inputs.run({option, inputs.dir.path().string()}), "got a directory");
+  }
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_TRUE(fs::is_fifo(fifo));
+  EXPECT_TRUE(fs::is_symlink(link));
+}
+
+TEST(Output, IsRefusedBeforeAnyWork) {
+  // With an input that cannot be read, the answer is still about the output.
+  const Inputs inputs;
+  std::ofstream(inputs.states) << "no states";
+  expect_refused(inputs.run({"--output", "/dev/null"}), "/dev/null");
+}
+
+TEST(Output, IsNoInput) {
+  const Inputs inputs;
+  const std::string hard = inputs.dir.file("hard"), soft = inputs.dir.file("soft");
+  fs::create_hard_link(inputs.states, hard);
+  fs::create_symlink(inputs.states, soft);
+  const std::string before = read_file(inputs.states);
+  for (const char* option : {"--output", "--dump"}) {
+    for (const std::string& name : {inputs.states, hard, soft}) {
+      const ToolRun run = inputs.run({option, name});
+      expect_refused(run, std::string(option) + " " + name);
+      EXPECT_THAT(run.err, HasSubstr("--input " + inputs.states));
+    }
+    for (const char* file : {"config.json", "model.safetensors"}) {
+      const std::string of_model = inputs.model + "/" + file;
+      ASSERT_TRUE(fs::exists(of_model));
+      const std::string kept = read_file(of_model);
+      expect_refused(inputs.run({option, of_model}), "the model's");
+      EXPECT_EQ(read_file(of_model), kept);
+    }
+  }
+  EXPECT_EQ(read_file(inputs.states), before);
+  const std::string both = inputs.dir.file("both");
+  expect_refused(inputs.run({"--output", both, "--dump", inputs.dir.file("./both")}), "--output");
+  EXPECT_FALSE(fs::exists(both));
+}
+
+TEST(Output, GoesThroughALinkToARegularFile) {
+  const Inputs inputs;
+  const std::string target = inputs.dir.file("target"), link = inputs.dir.file("link");
+  std::ofstream(target) << "before";
+  fs::create_symlink("target", link);
+  const ToolRun run = inputs.run({"--output", link});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(fs::is_symlink(link));
+  const auto written = SafetensorsFile::open(target);
+  ASSERT_OK(written);
+  EXPECT_NE(written->find("out"), nullptr);
+
+  fs::create_symlink("nothing", inputs.dir.file("dangling"));
+  expect_refused(inputs.run({"--output", inputs.dir.file("dangling")}), "leads nowhere");
+}
+
+// Measuring takes long: what --write would refuse is said before the input is looked at.
+TEST(Output, CalibrateAsksForItsFolderFirst) {
+  const Inputs inputs;
+  const std::string out = inputs.dir.file("out"), missing = inputs.dir.file("missing");
+  ASSERT_TRUE(fs::create_directory(out));
+  std::ofstream(out + "/kept") << "kept";
+  expect_refused(run_tool({"calibrate", inputs.model, "--input", missing, "--write", out}), "new or empty directory");
+  expect_refused(run_tool({"calibrate", inputs.model, "--input", missing, "--write", inputs.model}), "apart");
+  EXPECT_EQ(read_file(out + "/kept"), "kept");
+}
+
+// Dumps of the environment variable keep out of each other's way, whoever had the process number before.
+TEST(Output, ADumpReplacesNoOther) {
+  const Inputs inputs;
+  const std::string dumps = inputs.dir.file("dumps");
+  ASSERT_TRUE(fs::create_directory(dumps));
+  // In the shell's own process, which becomes the tool: its number is known beforehand.
+  const std::string script =
+      "for i in 0 1; do echo kept > \"$0/repro-$$-$i.safetensors\"; done; "
+      "exec env NVFP4_MOE_DUMP=\"$0\" \"$@\" > /dev/null 2>&1";
+  const std::string command = "sh -c '" + script + "' " + dumps + " " NVFP4_MOE_TOOL " run " + inputs.model +
+                              " --layer 0 --input " + inputs.states + " --output " + inputs.dir.file("out");
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  int kept = 0, written = 0;
+  for (const auto& entry : fs::directory_iterator(dumps)) {
+    if (read_file(entry.path().string()) == "kept\n")
+      ++kept;
+    else
+      written += SafetensorsFile::open(entry.path().string()).ok();
+  }
+  EXPECT_EQ(kept, 2);
+  EXPECT_GT(written, 0);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::test

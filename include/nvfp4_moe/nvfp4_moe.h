@@ -169,9 +169,10 @@ typedef struct nvfp4_moe_layer_options {
   void* parallel_for_user;
   nvfp4_moe_progress_fn progress; /* may be NULL */
   void* progress_user;
-  int32_t threads;        /* of the own pool, or of parallel_for (a hint); 0: NVFP4_MOE_THREADS, else one per core */
-  int32_t cache_checksum; /* 1: the cache's key and content are checked over all bytes, not over headers and times */
-  const char* device;     /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
+  int32_t threads;         /* of the own pool, or of parallel_for (a hint); 0: NVFP4_MOE_THREADS, else one per core */
+  int32_t cache_checksum;  /* 1: the checkpoint is known by all its bytes, not by its files' place, times and samples */
+  const char* device;      /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
+  int32_t cache_unchecked; /* 1: packed bytes are mapped from the cache without their hash being compared */
 } nvfp4_moe_layer_options;
 
 /* Which backend would take this config, and why the others would not: JSON [{"backend", "chosen", "reason"}].

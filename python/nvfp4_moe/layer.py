@@ -139,6 +139,7 @@ class MoeLayer(_core.Layer):
         backend: str = "auto",
         cache_directory: str | os.PathLike[str] | None = None,
         cache_checksum: bool = False,
+        cache_unchecked: bool = False,
         progress: ProgressFn | None = None,
         **options: Any,
     ) -> MoeLayer:
@@ -147,8 +148,9 @@ class MoeLayer(_core.Layer):
         checkpoint: a directory, or an open nvfp4_moe.Checkpoint (which several layers may share). num_local_experts 0
         with first_expert 0: all. intermediate_slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
         parallel). options: fields of MoeConfig that differ from the checkpoint's, for example activation_format="bf16".
-        cache_directory: where packed layers are kept and mapped from on the next start; cache_checksum compares all
-        bytes, not headers and times.
+        cache_directory: where packed layers are kept and mapped from on the next start. cache_checksum: the checkpoint is
+        known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are mapped
+        without their hash being compared.
 
         Raises what from_tensors raises, BadInput where the files are broken, IoError.
         """
@@ -173,6 +175,7 @@ class MoeLayer(_core.Layer):
                 backend,
                 os.fspath(cache_directory) if cache_directory is not None else "",
                 cache_checksum,
+                cache_unchecked,
                 progress,
             )
         )

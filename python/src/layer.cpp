@@ -142,13 +142,13 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
                         int64_t first_expert, int64_t num_local_experts,
                         const std::optional<std::pair<int64_t, int64_t>>& slice, int64_t max_tokens,
                         const std::string& device, const std::string& backend, const std::string& cache_directory,
-                        bool cache_checksum, std::optional<ProgressCallback> progress) {
+                        bool cache_checksum, bool cache_unchecked, std::optional<ProgressCallback> progress) {
   const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
   const MoeConfig config = config_of(config_json);
   const OpenOptions options(device, backend, first_expert, num_local_experts, max_tokens);
   return PyLayer::make(options, std::move(progress), [&](const ProgressFn& report) {
     return open_checkpoint_layer(checkpoint, layer, config.options(), slice_of(slice), options.layer,
-                                 {cache_directory, cache_checksum}, report);
+                                 {cache_directory, cache_checksum, cache_unchecked}, report);
   });
 }
 
@@ -338,7 +338,7 @@ void bind_layer(nb::module_& m) {
   m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
         nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
         nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),
-        nb::arg("cache_checksum"), nb::arg("progress").none());
+        nb::arg("cache_checksum"), nb::arg("cache_unchecked"), nb::arg("progress").none());
   m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"),
         nb::arg("intermediate_slice").none());
   m.def(

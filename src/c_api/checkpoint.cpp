@@ -120,6 +120,7 @@ nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* check
     nvfp4_moe::CacheOptions cache;
     if (given.cache_directory != nullptr) cache.directory = given.cache_directory;
     cache.checksum = given.cache_checksum != 0;
+    cache.unchecked = given.cache_unchecked != 0;
     NVFP4_MOE_ASSIGN(handle->layer, nvfp4_moe::open_checkpoint_layer(checkpoint->checkpoint, layer, moe_options, slice,
                                                                      layer_options, cache, api::progress_fn(given)));
     *out = handle.release();

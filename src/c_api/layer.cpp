@@ -67,6 +67,8 @@ nvfp4_moe_config to_c(const MoeOptions& options) {
 Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options) {
   if (options.cache_checksum != 0 && options.cache_checksum != 1)
     return invalid_argument("cache_checksum: expected 0 or 1, got " + std::to_string(options.cache_checksum));
+  if (options.cache_unchecked != 0 && options.cache_unchecked != 1)
+    return invalid_argument("cache_unchecked: expected 0 or 1, got " + std::to_string(options.cache_unchecked));
   LayerOptions result;
   if (options.device != nullptr) result.device = options.device;
   result.backend = backend_name(options.backend);

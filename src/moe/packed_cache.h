@@ -1,13 +1,8 @@
 // Packed layers kept on disk and mapped on the next start: no packing, no second copy in memory.
 //
-// A file holds one layer's local experts as one backend packed them. Native byte order: a cache belongs to its host.
-//   [0, 4096)                 FileHeader, zero-padded
-//   [4096, + scales)          tensor scales, (experts, 3) float, zero-padded to a multiple of 4096
-//   [payload_offset, + size)  PackedWeights::bytes
-// The key is a 128-bit hash of everything the bytes depend on: per shard its path's last part, size, mtime and header
-// bytes (with `checksum`: all its bytes), library version, backend, layer, config, range, slice. A file with another
-// key, size, magic or header hash, or (with `checksum`) another payload hash, is not used: the layer is packed again
-// and the file replaced. It is written beside its name and renamed, so that no reader sees half of one.
+// cache_file.h says what a file holds and which are used, cache_key.h what an entry stands for. An entry with another
+// key, or with a byte changed anywhere, is not used: the layer is packed again and the file replaced. It is written
+// beside its name and renamed, so that no reader sees half of one, and any number of processes may share a directory.
 #pragma once
 
 #include <memory>
@@ -19,8 +14,9 @@
 namespace nvfp4_moe {
 
 struct CacheOptions {
-  std::string directory;  // made if it is not there; empty: no cache
-  bool checksum = false;
+  std::string directory;   // made if it is not there; empty: no cache
+  bool checksum = false;   // the source is known by all its bytes, and not by place, times and samples
+  bool unchecked = false;  // the packed payload is used without its hash being compared: a disk's damage goes unseen
 };
 
 struct CacheOutcome {

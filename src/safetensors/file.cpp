@@ -1,7 +1,7 @@
-// A safetensors file as a read-only private mapping: opening touches the header's pages and gives them back.
+// A safetensors file: an open descriptor that read() reads, and a read-only private mapping for data().
 //
-// A file that is truncated by somebody else while it is mapped gives SIGBUS on the pages that are gone; that is left
-// to the operator, as with every memory-mapped loader.
+// Everything that the library loads goes through read(), so that a file that is cut, or a disk that fails, is a Status.
+// The same through a mapping would be a SIGBUS, which a library cannot catch without taking the handler of its host.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -28,45 +28,73 @@ size_t page_bytes() {
   return size;
 }
 
-struct Descriptor {
-  int fd = -1;
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
+int64_t nanoseconds(const struct timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
 
 }  // namespace
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  // O_NONBLOCK: opening a FIFO without a writer would wait for ever otherwise. The mapping outlives the descriptor.
-  const Descriptor descriptor{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (descriptor.fd < 0) return errno_status(path, "cannot open", errno);
+  SafetensorsFile file;
+  file.path_ = path;
+  // O_NONBLOCK: opening a FIFO without a writer would wait for ever otherwise.
+  file.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file.fd_ < 0) return errno_status(path, "cannot open", errno);
   struct stat facts {};
-  if (::fstat(descriptor.fd, &facts) != 0) return errno_status(path, "cannot stat", errno);
+  if (::fstat(file.fd_, &facts) != 0) return errno_status(path, "cannot stat", errno);
   const std::string shown = printable(path, 4096);
   if (!S_ISREG(facts.st_mode)) return bad_input(fmt::format("{}: expected a regular file", shown));
 
-  SafetensorsFile file;
-  file.path_ = path;
   file.size_bytes_ = static_cast<uint64_t>(facts.st_size);
+  file.modified_ns_ = nanoseconds(facts.st_mtim);
   if (file.size_bytes_ > 0) {
-    void* map = ::mmap(nullptr, file.size_bytes_, PROT_READ, MAP_PRIVATE, descriptor.fd, 0);
+    void* map = ::mmap(nullptr, file.size_bytes_, PROT_READ, MAP_PRIVATE, file.fd_, 0);
     if (map == MAP_FAILED) return errno_status(path, "cannot map", errno);
     file.map_ = static_cast<std::byte*>(map);
-    (void)::madvise(map, file.size_bytes_, MADV_RANDOM);  // advice only; prefetch() says what to read ahead
-    if (file.size_bytes_ >= 8) {
-      uint64_t header_bytes = 0;
-      std::memcpy(&header_bytes, file.map_, sizeof header_bytes);
-      file.prefetch(file.map_, static_cast<size_t>(std::min<uint64_t>(header_bytes, kMaxHeaderBytes)) + 8);
-    }
+    // Advice only, to both ways of reading: what is asked for is read, and nothing around it.
+    (void)::madvise(map, file.size_bytes_, MADV_RANDOM);
+    (void)::posix_fadvise(file.fd_, 0, 0, POSIX_FADV_RANDOM);
   }
-  const size_t head_bytes = static_cast<size_t>(std::min<uint64_t>(file.size_bytes_, 8 + kMaxHeaderBytes));
-  Result<SafetensorsHeader> header = parse_safetensors_header({file.map_, head_bytes}, file.size_bytes_);
+  std::vector<std::byte> head(static_cast<size_t>(std::min<uint64_t>(file.size_bytes_, 8)));
+  NVFP4_MOE_TRY(file.read(0, head.data(), head.size()));
+  if (head.size() == 8) {
+    uint64_t length = 0;
+    std::memcpy(&length, head.data(), sizeof length);
+    head.resize(static_cast<size_t>(std::min<uint64_t>(file.size_bytes_, 8 + std::min(length, kMaxHeaderBytes))));
+    NVFP4_MOE_TRY(file.read(8, head.data() + 8, head.size() - 8));
+  }
+  Result<SafetensorsHeader> header = parse_safetensors_header(head, file.size_bytes_);
   if (!header.ok()) return header.status().in(shown);
   file.header_ = std::move(*header);
   for (size_t i = 0; i < file.header_.tensors.size(); ++i) file.by_name_.emplace(file.header_.tensors[i].name, i);
-  file.release(file.map_, static_cast<size_t>(file.header_.data_offset));
   return file;
+}
+
+Status SafetensorsFile::read(uint64_t offset, void* to, size_t size_bytes) const {
+  auto* bytes = static_cast<std::byte*>(to);
+  for (size_t filled = 0; filled < size_bytes;) {
+    const ssize_t got = ::pread(fd_, bytes + filled, size_bytes - filled, static_cast<off_t>(offset + filled));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_status(path_, "cannot read", errno);
+    if (got == 0)
+      return io_error(fmt::format("{}: expected {} bytes as when it was opened, got an end at {}: it was cut",
+                                  printable(path_, 4096), size_bytes_, offset + filled));
+    filled += static_cast<size_t>(got);
+  }
+  return {};
+}
+
+Status SafetensorsFile::check_unchanged() const {
+  struct stat facts {};
+  if (::fstat(fd_, &facts) != 0) return errno_status(path_, "cannot stat", errno);
+  const auto size = static_cast<uint64_t>(facts.st_size);
+  if (size != size_bytes_)
+    return io_error(fmt::format("{}: expected {} bytes as when it was opened, got {}: it was changed meanwhile",
+                                printable(path_, 4096), size_bytes_, size));
+  if (nanoseconds(facts.st_mtim) != modified_ns_)
+    return io_error(
+        fmt::format("{}: expected the content that was opened, got another time of modification: it was "
+                    "written to meanwhile",
+                    printable(path_, 4096)));
+  return {};
 }
 
 const TensorInfo* SafetensorsFile::find(std::string_view name) const {
@@ -122,6 +150,9 @@ SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept { *this = std
 SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
   if (this == &other) return *this;
   if (map_ != nullptr) ::munmap(map_, size_bytes_);
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = std::exchange(other.fd_, -1);
+  modified_ns_ = other.modified_ns_;
   path_ = std::move(other.path_);
   header_ = std::move(other.header_);
   by_name_ = std::move(other.by_name_);
@@ -132,6 +163,7 @@ SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
 
 SafetensorsFile::~SafetensorsFile() {
   if (map_ != nullptr) ::munmap(map_, size_bytes_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 }  // namespace nvfp4_moe

@@ -44,7 +44,15 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const SafetensorsHeader& header() const { return header_; }
   const TensorInfo* find(std::string_view name) const;
-  // Borrowed until the file is destroyed. Reading faults pages in; nothing is read before. Any alignment: the format
+  // Where the tensor's bytes begin in the file.
+  uint64_t offset(const TensorInfo& info) const { return header_.data_offset + info.begin; }
+  // Copies [offset, offset + size) of the file. kIo where the file has been cut, or the disk gives an error: no signal.
+  Status read(uint64_t offset, void* to, size_t size_bytes) const;
+  // kIo where the file's size or time of modification is not what it was when it was opened. A file that was replaced
+  // under its name is still the one that was opened, and unchanged.
+  Status check_unchanged() const;
+  int descriptor() const { return fd_; }  // for fstat
+  // Borrowed until the file is destroyed. For tools: a byte that is gone when it is touched is a SIGBUS. Reading faults pages in; nothing is read before. Any alignment: the format
   // asks for none, so wider elements are read with memcpy.
   const std::byte* data(const TensorInfo& info) const;
   // Asks the system to fetch [data, data + size) from storage, because it is about to be read. Nothing is read ahead of
@@ -71,6 +79,8 @@ class SafetensorsFile {
   std::map<std::string, size_t, std::less<>> by_name_;
   std::byte* map_ = nullptr;
   uint64_t size_bytes_ = 0;
+  int64_t modified_ns_ = 0;
+  int fd_ = -1;
 };
 
 // Writes one file: all infos first (begin/end are assigned here, in the given order), then the data in that order,

@@ -130,6 +130,7 @@ class Session {
       o.progress_user = &cancel_;
     }
     o.cache_checksum = a_.rarely() ? a_.enumerator(3) : 0;
+    o.cache_unchecked = a_.rarely() ? a_.enumerator(3) : 0;
     return o;
   }
 

@@ -97,6 +97,7 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"cache_directory", [](CLayer& c) { c.options.cache_directory = "/tmp"; }},
       {"slice", [](CLayer& c) { c.options.slice_count = 16; }},
       {"cache_checksum", [](CLayer& c) { c.options.cache_checksum = 2; }},
+      {"cache_unchecked", [](CLayer& c) { c.options.cache_unchecked = -1; }},
       {"gate_codes: expected a pointer", [](CLayer& c) { c.tensors.gate_codes = nullptr; }},
       {"up_block_scales: expected a pointer", [](CLayer& c) { c.tensors.up_block_scales = nullptr; }},
       {"down_tensor_scales: expected a pointer", [](CLayer& c) { c.tensors.down_tensor_scales = nullptr; }},

@@ -1,9 +1,14 @@
 // The packed cache: hits give the same bytes, everything doubtful is refused and rebuilt.
 #include "moe/packed_cache.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 
+#include "moe/cache_key.h"
+#include "moe/registry.h"
 #include "moe/tiny.h"
 
 namespace nvfp4_moe {
@@ -34,13 +39,14 @@ class PackedCacheTest : public testing::Test {
     TinyBatch batch(layer.config().options(), 4);
     return run_tiny(layer, batch);
   }
-  void overwrite(uint64_t offset, uint8_t flip) {
-    std::fstream file(outcome_.path, std::ios::in | std::ios::out | std::ios::binary);
+  static void flip(const std::string& path, uint64_t offset, uint8_t bits) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(static_cast<std::streamoff>(offset));
     const int byte = file.get();
     file.seekp(static_cast<std::streamoff>(offset));
-    file.put(static_cast<char>(byte ^ flip));
+    file.put(static_cast<char>(byte ^ bits));
   }
+  void overwrite(uint64_t offset, uint8_t bits) { flip(outcome_.path, offset, bits); }
 
   TempDir directory_;
   std::string model_;
@@ -95,6 +101,90 @@ TEST_F(PackedCacheTest, ReplacingInAMappedLayerLeavesTheFileAlone) {
   EXPECT_TRUE(outcome_.hit);
 }
 
+// Two models of equal names, sizes and times, as tar, cp -p and image layers make them, that differ in one byte.
+TEST_F(PackedCacheTest, AnotherModelOfEqualShapesAndTimesIsAnotherEntry) {
+  const std::string ours = model_, other = directory_.file("other");
+  fs::copy(ours, other);
+  const std::string shard = "/model.safetensors";
+  {
+    const auto opened = Checkpoint::open(other);
+    ASSERT_OK(opened);
+    const TensorIndex::Ref ref = opened->index().find(opened->tensor_name(opened->model().layers.at(0), 0, "up"));
+    ASSERT_NE(ref.info, nullptr);
+    flip(other + shard, ref.file->offset(*ref.info), 0x10);  // a code, far from the sample in the middle
+  }
+  for (const std::string& model : {ours, other})
+    fs::last_write_time(model + shard, fs::file_time_type(std::chrono::hours(24 * 365 * 20)));
+  const std::vector<float> of_ours = run(*open());
+  model_ = other;
+  const std::vector<float> of_other = run(*open());
+  EXPECT_FALSE(outcome_.hit);
+  EXPECT_FALSE(same_bits(of_ours, of_other));
+  for (int i = 0; i < 2; ++i) {  // both are kept
+    model_ = i == 0 ? ours : other;
+    EXPECT_TRUE(same_bits(run(*open()), i == 0 ? of_ours : of_other));
+    EXPECT_TRUE(outcome_.hit);
+  }
+  // The other model under our path: another inode is another file, whatever its times say.
+  fs::rename(ours, directory_.file("away"));
+  fs::rename(other, ours);
+  model_ = ours;
+  EXPECT_TRUE(same_bits(run(*open()), of_other));
+  EXPECT_FALSE(outcome_.hit);
+  // And by content, where neither inodes nor times count: written over in place, with the old time.
+  cache_.checksum = true;
+  open();
+  fs::copy_file(directory_.file("away") + shard, ours + shard, fs::copy_options::overwrite_existing);
+  fs::last_write_time(ours + shard, fs::file_time_type(std::chrono::hours(24 * 365 * 20)));
+  EXPECT_TRUE(same_bits(run(*open()), of_ours));
+  EXPECT_FALSE(outcome_.hit);
+  // The same bytes in another inode with another time are the same source.
+  fs::copy_file(ours + shard, ours + "/copy");
+  fs::rename(ours + "/copy", ours + shard);
+  EXPECT_TRUE(same_bits(run(*open()), of_ours));
+  EXPECT_TRUE(outcome_.hit);
+}
+
+// Where device, inode and all times are alike (copies of a disk's image), only the bytes tell two models apart.
+TEST_F(PackedCacheTest, ScalarsAndTheMiddleOfEachMatrixAreRead) {
+  const auto checkpoint = Checkpoint::open(model_);
+  ASSERT_OK(checkpoint);
+  const int64_t layer = checkpoint->model().layers.at(0);
+  const auto config = MoeConfig::make(*checkpoint->layer_options(layer));
+  ASSERT_OK(config);
+  const CacheSubject subject{*checkpoint, layer, *config, {0, 4}, {}, {}, kReferenceBackend};
+  const auto key = [&] {
+    const auto result = cache_sample_hash(subject);
+    EXPECT_OK(result);
+    return result.ok() ? hex(*result) : "";
+  };
+  const std::string shard = model_ + "/model.safetensors";
+  const auto place_of = [&](const std::string& name) {
+    const TensorIndex::Ref ref = checkpoint->index().find(name);
+    EXPECT_NE(ref.info, nullptr) << name;
+    return ref.file->offset(*ref.info) + ref.info->size_bytes() / 2;
+  };
+  const std::string codes = checkpoint->tensor_name(layer, 1, "down");
+  for (const std::string& name : {codes, codes + "_scale", codes + "_scale_2"}) {
+    const std::string before = key();
+    flip(shard, place_of(name), 1);
+    EXPECT_NE(key(), before) << name;
+    flip(shard, place_of(name), 1);
+    EXPECT_EQ(key(), before) << name;
+  }
+  const std::string before = key();
+  flip(shard, place_of(checkpoint->tensor_name(layer, 3, "up")), 1);
+  EXPECT_NE(key(), before);
+  const CacheSubject fewer{*checkpoint, layer, *config,          {0, 2},
+                           {},          {},    kReferenceBackend};  // expert 3 is another rank's
+  const auto of_fewer = cache_sample_hash(fewer);
+  flip(shard, place_of(checkpoint->tensor_name(layer, 3, "up")), 1);
+  const auto of_fewer_again = cache_sample_hash(fewer);
+  ASSERT_OK(of_fewer);
+  ASSERT_OK(of_fewer_again);
+  EXPECT_EQ(*of_fewer, *of_fewer_again);  // is not read
+}
+
 TEST_F(PackedCacheTest, EverythingThatChangesTheBytesChangesTheKey) {
   open();
   const auto expect_rebuilt = [&](const char* what) {
@@ -106,7 +196,7 @@ TEST_F(PackedCacheTest, EverythingThatChangesTheBytesChangesTheKey) {
   const std::string shard = model_ + "/model.safetensors";
   fs::last_write_time(shard, fs::last_write_time(shard) + std::chrono::seconds(1));
   expect_rebuilt("mtime");
-  EXPECT_EQ(outcome_.reason, "");
+  EXPECT_THAT(outcome_.reason, "");
   cache_.checksum = true;
   expect_rebuilt("checksum");
   {  // a byte of the data, with the old mtime: only a checksum can see that
@@ -150,22 +240,31 @@ TEST_F(PackedCacheTest, PlantedFaultsAreRefusedAndRebuilt) {
     std::function<void()> plant;
   };
   const Case cases[] = {
-      {"expected a packed cache", [&] { overwrite(0, 1); }},              // magic
-      {"expected a packed cache", [&] { overwrite(8, 1); }},              // version
-      {"expected a packed cache", [&] { overwrite(12, 1); }},             // header size
-      {"expected key", [&] { overwrite(16, 1); }},                        // key
-      {"packed bytes", [&] { overwrite(32, 1); }},                        // scale sets
-      {"packed bytes", [&] { overwrite(39, 0x80); }},                     // an absurd count
-      {"packed bytes", [&] { overwrite(40, 1); }},                        // payload offset
-      {"packed bytes", [&] { overwrite(48, 1); }},                        // payload size
-      {"header hash", [&] { overwrite(56, 1); }},                         // payload hash
-      {"header hash", [&] { overwrite(4096, 1); }},                       // a tensor scale
+      {"expected a packed cache", [&] { overwrite(0, 1); }},   // magic
+      {"expected a packed cache", [&] { overwrite(8, 1); }},   // version
+      {"expected a packed cache", [&] { overwrite(12, 1); }},  // header size
+      {"expected key", [&] { overwrite(16, 1); }},             // key
+      {"packed bytes", [&] { overwrite(32, 1); }},             // scale sets
+      {"packed bytes", [&] { overwrite(39, 0x80); }},          // an absurd count
+      {"packed bytes", [&] { overwrite(40, 1); }},             // payload offset
+      {"packed bytes", [&] { overwrite(48, 1); }},             // payload size
+      {"head hash", [&] { overwrite(56, 1); }},                // payload hash
+      {"head hash", [&] { overwrite(87, 1); }},                // the hash itself
+      {"head hash", [&] { overwrite(88, 1); }},                // padding
+      {"head hash", [&] { overwrite(4096, 1); }},              // a tensor scale
+      {"head hash", [&] { overwrite(8191, 1); }},              // padding behind the scales
+      {"payload hash", [&] { overwrite(8192, 1); }},           // the payload's first byte and its last
+      {"payload hash", [&] { overwrite(size - 1, 0x80); }},
       {"bytes, got", [&] { fs::resize_file(outcome_.path, size - 1); }},  // truncated
       {"bytes, got", [&] { fs::resize_file(outcome_.path, size + 1); }},  // longer
       {"bytes, got 0", [&] { fs::resize_file(outcome_.path, 0); }},       // empty
       {"regular file", [&] { fs::remove(outcome_.path), fs::create_directory(outcome_.path); }},
-      {"open",
+      {"symbolic link",
        [&] { fs::rename(outcome_.path, outcome_.path + "x"), fs::create_symlink(outcome_.path + "x", outcome_.path); }},
+      {"symbolic link", [&] { fs::remove(outcome_.path), fs::create_symlink("nowhere", outcome_.path); }},
+      {"a FIFO", [&] { fs::remove(outcome_.path), (void)mkfifo(outcome_.path.c_str(), 0600); }},
+      {"owner alone may write, got mode 622", [&] { (void)chmod(outcome_.path.c_str(), 0622); }},
+      {"owner alone may write, got mode 664", [&] { (void)chmod(outcome_.path.c_str(), 0664); }},
   };
   for (const Case& c : cases) {
     open();
@@ -181,13 +280,30 @@ TEST_F(PackedCacheTest, PlantedFaultsAreRefusedAndRebuilt) {
     EXPECT_TRUE(same_bits(run(*open()), expected));
     EXPECT_TRUE(outcome_.hit) << c.text;
   }
-  // A payload byte is seen where the checksum is asked for.
-  cache_.checksum = true;
+  // Damage of the payload goes unseen only where that is asked for; damage of the head never does.
   open();
   overwrite(size - 1, 0x11);
+  cache_.unchecked = true;
+  open();
+  EXPECT_TRUE(outcome_.hit);
+  overwrite(88, 1);
   open();
   EXPECT_FALSE(outcome_.hit);
-  EXPECT_THAT(outcome_.reason, HasSubstr("payload hash"));
+  EXPECT_THAT(outcome_.reason, HasSubstr("head hash"));
+}
+
+// A file of another user is refused, unless the directory is that user's own.
+TEST_F(PackedCacheTest, AnotherUsersFileIsUsedOnlyFromThatUsersDirectory) {
+  if (geteuid() != 0) GTEST_SKIP() << "giving files away needs root";
+  open();
+  ASSERT_EQ(chown(outcome_.path.c_str(), 4711, 4711), 0);
+  open();
+  EXPECT_FALSE(outcome_.hit);
+  EXPECT_THAT(outcome_.reason, HasSubstr("of the directory's owner, got one of user 4711"));
+  open();
+  EXPECT_TRUE(outcome_.hit);
+  ASSERT_EQ(chown(outcome_.path.c_str(), 4711, 4711), 0);
+  ASSERT_EQ(chown(cache_.directory.c_str(), 4711, 4711), 0);
   open();
   EXPECT_TRUE(outcome_.hit);
 }

@@ -1,0 +1,232 @@
+#include "moe/cache_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+
+#include "moe/cache_parts.h"
+#include "safetensors/files.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr size_t kHashBytes = size_t{4} << 20;    // of the payload under one hash: what a thread takes at a time
+constexpr size_t kReadBytes = size_t{256} << 10;  // read and hashed at once: stays in the second level of cache
+
+size_t page_up(size_t bytes) { return (bytes + kCachePage - 1) / kCachePage * kCachePage; }
+size_t head_bytes(size_t scale_sets) { return kCachePage + page_up(scale_sets * sizeof(TensorScales)); }
+
+struct Descriptor {
+  int file = -1;
+  ~Descriptor() {
+    if (file >= 0) ::close(file);
+  }
+};
+
+const char* kind_of(mode_t mode) {
+  if (S_ISLNK(mode)) return "a symbolic link";
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+// Whether [offset, offset + size) could be read whole; errno is 0 where the file ended.
+bool read_at(int file, void* to, size_t size, size_t offset) {
+  auto* bytes = static_cast<char*>(to);
+  while (size > 0) {
+    const ssize_t got = ::pread(file, bytes, size, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got == 0) errno = 0;
+    if (got <= 0) return false;
+    bytes += got;
+    offset += static_cast<size_t>(got);
+    size -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+Status read_error(const std::string& shown, int error_number) {
+  if (error_number != 0) return errno_status(shown, "cannot read", error_number);
+  return bad_input(shown + ": expected a file that keeps its size, got one that was cut while it was read");
+}
+
+// One hash over the hashes of the payload's parts; hash_part(offset, size) gives one, from any thread.
+template <class HashPart>
+Hash128 hash_of_parts(size_t payload_bytes, Executor& executor, const HashPart& hash_part) {
+  const size_t parts = (payload_bytes + kHashBytes - 1) / kHashBytes;
+  std::vector<Hash128> hashes(parts);
+  executor.parallel_for(static_cast<int64_t>(parts), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
+      hashes[i] = hash_part(i * kHashBytes, std::min(kHashBytes, payload_bytes - i * kHashBytes));
+  });
+  return hash_of(hashes.data(), hashes.size() * sizeof(Hash128));
+}
+
+// By pread and not through a mapping: a file that is cut meanwhile ends a read, and kills who touches a page of it.
+Result<Hash128> hash_payload_of_file(int file, const std::string& shown, size_t offset, size_t payload_bytes,
+                                     Executor& executor) {
+  std::atomic<bool> failed{false};
+  std::atomic<int> error_number{0};
+  const Hash128 hash = hash_of_parts(payload_bytes, executor, [&](size_t first, size_t size) {
+    Hasher hasher;
+    std::vector<std::byte> buffer(std::min(kReadBytes, size));
+    for (size_t at = 0; at < size && !failed.load(std::memory_order_relaxed); at += kReadBytes) {
+      const size_t count = std::min(kReadBytes, size - at);
+      if (!read_at(file, buffer.data(), count, offset + first + at)) {
+        error_number = errno;
+        failed = true;
+      }
+      hasher.bytes(buffer.data(), count);
+    }
+    return hasher.digest();
+  });
+  if (failed) return read_error(shown, error_number);
+  return hash;
+}
+
+// cache_file.h says whose files are used.
+Status check_writers(const std::string& path, const std::string& shown, const struct stat& facts) {
+  if ((facts.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return bad_input(shown + ": expected a file that its owner alone may write, got mode " +
+                     std::to_string((facts.st_mode >> 6) & 7) + std::to_string((facts.st_mode >> 3) & 7) +
+                     std::to_string(facts.st_mode & 7));
+  if (facts.st_uid == ::geteuid() || facts.st_uid == 0) return {};
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  struct stat directory {};
+  if (::stat(parent.empty() ? "." : parent.c_str(), &directory) == 0 && directory.st_uid == facts.st_uid) return {};
+  return bad_input(shown + ": expected a file of user " + std::to_string(::geteuid()) +
+                   ", of root or of the directory's owner, got one of user " + std::to_string(facts.st_uid));
+}
+
+Status write_all(int file, const std::string& path, const void* data, size_t size) {
+  const auto* bytes = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t written = ::write(file, bytes, size);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return errno_status(path, "cannot write", errno);
+    bytes += written;
+    size -= static_cast<size_t>(written);
+  }
+  return {};
+}
+
+// The head is the one that is asked for: sizes, key, hash, scales.
+Status check_head(const std::string& shown, const std::vector<std::byte>& head, const CacheRequest& request,
+                  const std::vector<TensorScales>& scales) {
+  CacheHeader header;
+  std::memcpy(&header, head.data(), sizeof(header));
+  if (std::memcmp(header.magic, kCacheMagic, sizeof(kCacheMagic)) != 0 || header.version != kCacheVersion ||
+      header.header_bytes != sizeof(CacheHeader))
+    return bad_input(shown + ": expected a packed cache of version " + std::to_string(kCacheVersion) +
+                     ", got another file");
+  if (!(header.key == request.key))
+    return bad_input(shown + ": expected key " + hex(request.key) + ", got " + hex(header.key));
+  if (header.scale_sets != request.scale_sets || header.payload_offset != head.size() ||
+      header.payload_bytes != request.payload_bytes)
+    return bad_input(shown + ": expected " + std::to_string(request.payload_bytes) + " packed bytes of " +
+                     std::to_string(request.scale_sets) + " experts, got " + std::to_string(header.payload_bytes) +
+                     " of " + std::to_string(header.scale_sets));
+  if (const Hash128 hash = cache_head_hash(head); !(hash == header.head_hash))
+    return bad_input(shown + ": head hash: expected " + hex(header.head_hash) + ", got " + hex(hash));
+  for (const TensorScales& one : scales)
+    for (const float scale : {one.gate, one.up, one.down})
+      if (!std::isfinite(scale) || scale < 0)
+        return bad_input(shown + ": tensor scale: expected a finite number >= 0, got " + std::to_string(scale));
+  return {};
+}
+
+}  // namespace
+
+Hash128 cache_head_hash(const std::vector<std::byte>& head) {
+  constexpr size_t kBefore = offsetof(CacheHeader, head_hash);
+  const Hash128 zero;
+  Hasher hasher;
+  hasher.bytes(head.data(), kBefore);
+  hasher.bytes(&zero, sizeof(zero));
+  hasher.bytes(head.data() + kBefore + sizeof(zero), head.size() - kBefore - sizeof(zero));
+  return hasher.digest();
+}
+
+Hash128 cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor) {
+  return hash_of_parts(payload_bytes, executor,
+                       [payload](size_t first, size_t size) { return hash_of(payload + first, size); });
+}
+
+Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest& request, Executor& executor) {
+  const std::string shown = printable(path, 4096);
+  struct stat facts {};
+  // Before it is opened, since opening a device may act; again below, since the name may be given to another file.
+  if (::lstat(path.c_str(), &facts) != 0) return errno_status(path, "cannot stat", errno);
+  if (!S_ISREG(facts.st_mode)) return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
+  const Descriptor descriptor{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)};
+  const int file = descriptor.file;
+  if (file < 0) return errno_status(path, "cannot open", errno);
+  if (::fstat(file, &facts) != 0) return errno_status(path, "cannot stat", errno);
+  if (!S_ISREG(facts.st_mode)) return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
+  NVFP4_MOE_TRY(check_writers(path, shown, facts));
+
+  std::vector<std::byte> head(head_bytes(request.scale_sets));
+  const size_t file_bytes = head.size() + request.payload_bytes;
+  if (static_cast<uint64_t>(facts.st_size) != file_bytes)
+    return bad_input(shown + ": expected " + std::to_string(file_bytes) + " bytes, got " +
+                     std::to_string(facts.st_size));
+  if (!read_at(file, head.data(), head.size(), 0)) return read_error(shown, errno);
+  MappedCache mapped;
+  mapped.scales.resize(request.scale_sets);
+  std::memcpy(mapped.scales.data(), head.data() + kCachePage, mapped.scales.size() * sizeof(TensorScales));
+  NVFP4_MOE_TRY(check_head(shown, head, request, mapped.scales));
+  if (!request.unchecked) {
+    CacheHeader header;
+    std::memcpy(&header, head.data(), sizeof(header));
+    NVFP4_MOE_ASSIGN(const Hash128 hash,
+                     hash_payload_of_file(file, shown, head.size(), request.payload_bytes, executor));
+    if (!(hash == header.payload_hash))
+      return bad_input(shown + ": payload hash: expected " + hex(header.payload_hash) + ", got " + hex(hash));
+  }
+
+  void* map = ::mmap(nullptr, file_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+  if (map == MAP_FAILED) return errno_status(path, "cannot map", errno);
+  mapped.payload = Buffer(static_cast<std::byte*>(map) + head.size(), request.payload_bytes,
+                          [map, file_bytes](std::byte*, size_t) { ::munmap(map, file_bytes); });
+  return mapped;
+}
+
+Status write_cache_file(const std::string& path, const Hash128& key, const std::vector<TensorScales>& scales,
+                        const std::byte* payload, size_t payload_bytes, Executor& executor) {
+  NVFP4_MOE_ASSIGN(CachePart part, CachePart::create(path));
+  struct stat facts {};
+  if (::fstat(part.descriptor(), &facts) != 0) return errno_status(part.path(), "cannot stat", errno);
+  // A file system that gives everybody the right to write makes files that no reader takes: say so, and write nothing.
+  NVFP4_MOE_TRY(check_writers(part.path(), printable(part.path(), 4096), facts));
+
+  CacheHeader header{};
+  std::memcpy(header.magic, kCacheMagic, sizeof(kCacheMagic));
+  header.version = kCacheVersion;
+  header.header_bytes = sizeof(CacheHeader);
+  header.key = key;
+  header.scale_sets = scales.size();
+  header.payload_offset = head_bytes(scales.size());
+  header.payload_bytes = payload_bytes;
+  header.payload_hash = cache_payload_hash(payload, payload_bytes, executor);
+  std::vector<std::byte> head(header.payload_offset);
+  std::memcpy(head.data(), &header, sizeof(header));
+  std::memcpy(head.data() + kCachePage, scales.data(), scales.size() * sizeof(TensorScales));
+  header.head_hash = cache_head_hash(head);
+  std::memcpy(head.data(), &header, sizeof(header));
+
+  NVFP4_MOE_TRY(write_all(part.descriptor(), part.path(), head.data(), head.size()));
+  NVFP4_MOE_TRY(write_all(part.descriptor(), part.path(), payload, payload_bytes));
+  return part.rename_to(path);
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,69 @@
+// One file of the packed cache: a layer's local experts as one backend packed them, in the host's byte order.
+//
+//   [0, 4096)                 CacheHeader, zero-padded
+//   [4096, + scales)          tensor scales, (experts, 3) float, zero-padded to a multiple of 4096
+//   [payload_offset, + size)  PackedWeights::bytes
+//
+// Every byte is under a hash: head_hash covers all in front of the payload but itself, padding included, payload_hash
+// the payload, and nothing lies behind it. The payload's hash is one of hashes of 4 MiB each, so that threads share it.
+//
+// Who may have written a file that is used: this user, root, or whoever owns the directory (a cache that an
+// administrator fills for others). A file that others may write is not used, whoever owns it. So a directory that
+// everybody may write (/tmp, an emptyDir) gives nobody else's weights: what others put there is refused and replaced.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "core/buffer.h"
+#include "core/executor.h"
+#include "core/status.h"
+#include "moe/cache_hash.h"
+
+namespace nvfp4_moe {
+
+inline constexpr size_t kCachePage = 4096;
+inline constexpr char kCacheMagic[8] = {'N', 'V', 'F', '4', 'P', 'A', 'C', 'K'};
+inline constexpr uint32_t kCacheVersion = 2;
+
+struct CacheHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t header_bytes;  // sizeof(CacheHeader)
+  Hash128 key;
+  uint64_t scale_sets;      // rows of the tensor scales
+  uint64_t payload_offset;  // multiple of 4096
+  uint64_t payload_bytes;
+  Hash128 payload_hash;
+  Hash128 head_hash;  // of [0, payload_offset) with this field zero
+};
+static_assert(sizeof(CacheHeader) == 88);
+
+// What is asked of a file.
+struct CacheRequest {
+  Hash128 key;
+  size_t scale_sets = 0;     // (gate, up, down) of each expert
+  size_t payload_bytes = 0;  // of the packed weights
+  bool unchecked = false;    // the payload is mapped without its hash being compared
+};
+
+struct MappedCache {
+  Buffer payload;                    // copy-on-write: replacing an expert changes memory, not the file
+  std::vector<TensorScales> scales;  // (scale_sets), finite and not negative
+};
+
+// Maps the file's payload if it is what `request` asks for; else the Status says why it is not. Opens nothing but a
+// regular file, follows no link and never waits.
+Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest& request, Executor& executor);
+
+// Writes the file beside its name, syncs it and renames it into place.
+Status write_cache_file(const std::string& path, const Hash128& key, const std::vector<TensorScales>& scales,
+                        const std::byte* payload, size_t payload_bytes, Executor& executor);
+
+// The two hashes, for tools that make files. head: [0, payload_offset).
+Hash128 cache_head_hash(const std::vector<std::byte>& head);
+Hash128 cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor);
+
+}  // namespace nvfp4_moe

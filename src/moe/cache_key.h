@@ -1,0 +1,35 @@
+// What an entry of the packed cache stands for, as a hash: everything that the packed bytes depend on.
+//
+// Two ways to know the source. By place and time, which costs kilobytes an expert: for each shard its real path, device,
+// inode, size, times of modification and of change, its header, and of the layer's experts every scalar and 512 bytes
+// in the middle of every matrix. Copies that keep size and time (tar, cp -p, image layers) differ in the rest. Or by
+// content (`checksum`): headers and all bytes of all shards, and nothing of where they lie: a copy or another mount of
+// the same bytes finds the same entry.
+#pragma once
+
+#include <string>
+
+#include "moe/cache_hash.h"
+#include "moe/layer.h"
+
+namespace nvfp4_moe {
+
+struct CacheSubject {
+  const Checkpoint& checkpoint;
+  int64_t layer;
+  const MoeConfig& config;
+  ExpertRange range;
+  LayerScales scales;
+  IntermediateSlice slice;
+  const Backend& backend;
+};
+
+Result<Hash128> cache_key(const CacheSubject& subject, bool checksum);
+// The part of a key by place that reads the experts: their scalars, and the middle of each of their matrices.
+Result<Hash128> cache_sample_hash(const CacheSubject& subject);
+
+// The entry's file name: one for each place in a model and for each checkpoint directory, so that a stale entry is
+// replaced, and two models share a cache directory without replacing each other's.
+std::string cache_entry_name(const CacheSubject& subject);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,37 @@
+// Part files of the packed cache: what is being written, beside the name that it will get.
+//
+// A writer holds a lock (flock) on its part file until the file is closed; the system drops the lock with the process,
+// so a lock that can be had means a writer that is gone, whatever process has its number now. Where locks do not reach
+// (a network file system that other hosts write, or a boot before this one), a part file is left alone until nobody has
+// written to it for an hour. A part file that is removed under a slow writer costs that writer its entry, no more: its
+// rename fails, and the layer is used as it was packed.
+#pragma once
+
+#include <string>
+
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+class CachePart {
+ public:
+  // NAME.<boot>-<process>-<count>.part, created and locked. Not there before, not a link.
+  static Result<CachePart> create(const std::string& name);
+  CachePart(CachePart&& other) noexcept;
+  CachePart& operator=(CachePart&&) = delete;
+  ~CachePart();  // removes a part that has not been renamed
+
+  int descriptor() const { return file_; }
+  const std::string& path() const { return path_; }
+  Status rename_to(const std::string& name);  // syncs file and directory
+
+ private:
+  CachePart() = default;
+  std::string path_;
+  int file_ = -1;
+};
+
+// Removes the part files of `directory` whose writers are gone; how many. What cannot be looked at is left.
+int sweep_cache_parts(const std::string& directory);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,234 @@
+// One file of the packed cache: every bit counts, part files of dead writers go, and processes that write, read and are
+// killed at any moment see whole entries only.
+#include "moe/cache_file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <random>
+
+#include "moe/cache_parts.h"
+#include "safetensors/files.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::TempDir;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr size_t kExperts = 5;
+
+std::vector<std::byte> payload_of(uint32_t seed, size_t size) {
+  std::mt19937 random(seed);
+  std::vector<std::byte> bytes(size);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+class CacheFile : public testing::Test {
+ protected:
+  Status write(const std::vector<std::byte>& payload) {
+    return write_cache_file(path_, key_, scales_, payload.data(), payload.size(), serial_executor());
+  }
+  Result<MappedCache> read(size_t payload_bytes, bool unchecked = false) {
+    return read_cache_file(path_, {key_, kExperts, payload_bytes, unchecked}, serial_executor());
+  }
+  std::vector<std::string> parts() {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(directory_.path()))
+      if (entry.path().extension() == ".part") names.push_back(entry.path().filename().string());
+    return names;
+  }
+
+  TempDir directory_;
+  std::string path_ = directory_.file("layer0.packed");
+  Hash128 key_{1, 2};
+  std::vector<TensorScales> scales_{kExperts, TensorScales{0.5f, 1.0f, 2.0f}};
+};
+
+TEST_F(CacheFile, WhatIsWrittenIsReadWithAnyNumberOfThreads) {
+  const auto pool = make_thread_pool(3);
+  for (const size_t size : {size_t{1}, size_t{4095}, (size_t{4} << 20) - 1, size_t{4} << 20, (size_t{9} << 20) + 7}) {
+    const std::vector<std::byte> payload = payload_of(static_cast<uint32_t>(size), size);
+    ASSERT_OK(write_cache_file(path_, key_, scales_, payload.data(), size, *pool));
+    const auto mapped = read(size);
+    ASSERT_OK(mapped);
+    EXPECT_EQ(mapped->scales, scales_);
+    EXPECT_EQ(std::memcmp(mapped->payload.data(), payload.data(), size), 0);
+    EXPECT_EQ(mapped->payload.size_bytes(), size);
+    EXPECT_EQ(cache_payload_hash(payload.data(), size, *pool),
+              cache_payload_hash(payload.data(), size, serial_executor()));
+  }
+}
+
+TEST_F(CacheFile, EveryBitOfAFileIsUnderAHash) {
+  constexpr size_t kSize = 3000;
+  ASSERT_OK(write(payload_of(1, kSize)));
+  const int file = open(path_.c_str(), O_RDWR);
+  ASSERT_GE(file, 0);
+  const auto bytes = static_cast<off_t>(fs::file_size(path_));
+  for (off_t at = 0; at < bytes; ++at) {
+    char byte = 0;
+    ASSERT_EQ(pread(file, &byte, 1, at), 1);
+    const char flipped = static_cast<char>(byte ^ (1 << at % 8));
+    ASSERT_EQ(pwrite(file, &flipped, 1, at), 1);
+    EXPECT_FALSE(read(kSize).ok()) << "bit " << at % 8 << " of byte " << at;
+    ASSERT_EQ(pwrite(file, &byte, 1, at), 1);
+  }
+  close(file);
+  EXPECT_OK(read(kSize));
+}
+
+TEST_F(CacheFile, AnythingButARegularFileIsRefusedWithoutWaiting) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_THAT(read(10).status().message(), HasSubstr("expected a regular file, got a FIFO"));
+  fs::remove(path_);
+  fs::create_directory(path_);
+  EXPECT_THAT(read(10).status().message(), HasSubstr("got a directory"));
+  fs::remove(path_);
+  fs::create_symlink("/dev/zero", path_);
+  EXPECT_THAT(read(10).status().message(), HasSubstr("got a symbolic link"));
+  path_ = "/dev/zero";
+  EXPECT_THAT(read(10).status().message(), HasSubstr("got a device"));
+}
+
+TEST_F(CacheFile, AWriteThatFailsLeavesTheOldFileAndNoPart) {
+  ASSERT_OK(write(payload_of(1, 5000)));
+  struct rlimit old {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small { 16384, old.rlim_max };
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = write(payload_of(2, 50000));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+  signal(SIGXFSZ, handler);
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_THAT(status.message(), HasSubstr("cannot write"));
+  EXPECT_OK(read(5000));
+  EXPECT_TRUE(parts().empty());
+}
+
+// ---- part files
+
+TEST_F(CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivingStay) {
+  // A writer that lives in another process, one that was killed there, and one in this process.
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  std::vector<pid_t> writers;
+  for (int i = 0; i < 2; ++i) {
+    writers.push_back(fork());
+    if (writers.back() == 0) {
+      const auto part = CachePart::create(path_);
+      (void)!::write(ready[1], part.ok() ? "y" : "n", 1);
+      pause();
+      _exit(0);
+    }
+  }
+  for (int i = 0; i < 2; ++i) {
+    char answer = 0;
+    ASSERT_EQ(::read(ready[0], &answer, 1), 1);
+    ASSERT_EQ(answer, 'y');
+  }
+  {
+    const auto ours = CachePart::create(path_);
+    ASSERT_OK(ours);
+    EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 0);
+    EXPECT_EQ(parts().size(), 3u);
+    kill(writers[0], SIGKILL);
+    waitpid(writers[0], nullptr, 0);
+    EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 1);
+    EXPECT_EQ(parts().size(), 2u);
+    // This process's number on a part that nobody holds: numbers are used again, locks are not.
+    fs::copy_file(ours->path(), ours->path().substr(0, ours->path().rfind('-')) + "-99.part");
+    EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 1);
+    EXPECT_EQ(parts().size(), 2u);
+  }
+  EXPECT_EQ(parts().size(), 1u);
+  kill(writers[1], SIGKILL);
+  waitpid(writers[1], nullptr, 0);
+  EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 1);
+  close(ready[0]), close(ready[1]);
+}
+
+TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
+  const std::string part = path_ + ".0123456789abcdef-1-0.part", other = directory_.file("notes.part");
+  for (const std::string& path : {part, other}) ASSERT_OK(write_text_file(path, "x"));
+  fs::create_directory(path_ + ".0123456789abcdef-1-1.part");
+  EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 0);
+  const struct timeval old[2] = {{time(nullptr) - 7200, 0}, {time(nullptr) - 7200, 0}};
+  for (const std::string& path : {part, other}) ASSERT_EQ(utimes(path.c_str(), old), 0);
+  const int held = open(part.c_str(), O_RDWR);
+  ASSERT_EQ(flock(held, LOCK_EX), 0);
+  EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 0);  // its writer is slow, and reachable
+  close(held);
+  EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 1);
+  EXPECT_FALSE(fs::exists(part));
+  EXPECT_TRUE(fs::exists(other));  // not the cache's
+  EXPECT_TRUE(fs::is_directory(path_ + ".0123456789abcdef-1-1.part"));
+}
+
+// ---- processes
+
+// Writes and reads the entry for ever; exits 1 where it reads what nobody wrote, 2 where something fails.
+[[noreturn]] void write_and_read(const std::string& path, uint32_t seed) {
+  constexpr size_t kSize = 300'000;
+  const std::vector<TensorScales> scales(kExperts);
+  const std::vector<std::byte> payload = payload_of(seed, kSize);
+  const std::string directory = fs::path(path).parent_path().string();
+  for (;;) {
+    sweep_cache_parts(directory);
+    if (!write_cache_file(path, {9, 9}, scales, payload.data(), kSize, serial_executor()).ok()) _exit(2);
+    for (int i = 0; i < 4; ++i) {
+      const auto mapped = read_cache_file(path, {{9, 9}, kExperts, kSize, false}, serial_executor());
+      if (!mapped.ok()) _exit(2);
+      bool known = false;  // of this writer or of another, but whole
+      for (uint32_t other = 0; other < 3 && !known; ++other)
+        known = std::memcmp(mapped->payload.data(), payload_of(other, 64).data(), 64) == 0 &&
+                std::memcmp(mapped->payload.data() + kSize - 64, payload_of(other, kSize).data() + kSize - 64, 64) == 0;
+      if (!known) _exit(1);
+    }
+  }
+}
+
+TEST_F(CacheFile, ProcessesThatAreKilledAtAnyMomentLeaveWholeEntries) {
+  std::mt19937 random(7);
+  const auto start = [&](uint32_t seed) {
+    const pid_t pid = fork();
+    if (pid == 0) write_and_read(path_, seed);
+    return pid;
+  };
+  std::vector<pid_t> processes;
+  for (uint32_t i = 0; i < 3; ++i) processes.push_back(start(i));
+  for (int round = 0; round < 60; ++round) {
+    usleep(random() % 30'000);
+    const uint32_t which = random() % 3;
+    kill(processes[which], SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(processes[which], &status, 0), processes[which]);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "exited by itself with " << WEXITSTATUS(status);
+    processes[which] = start(which);
+  }
+  for (const pid_t process : processes) {
+    kill(process, SIGKILL);
+    int status = 0;
+    waitpid(process, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "exited by itself with " << WEXITSTATUS(status);
+  }
+  if (fs::exists(path_)) EXPECT_OK(read_cache_file(path_, {{9, 9}, kExperts, 300'000, false}, serial_executor()));
+  sweep_cache_parts(directory_.path().string());
+  EXPECT_TRUE(parts().empty());
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -9,14 +9,16 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
 #ifdef __linux__
 #include <sched.h>
-#include <unistd.h>
 #endif
+
+#include "core/fork.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -90,13 +92,14 @@ class Pool {
     wake_.notify_all();
     take_ranges(job);
     std::unique_lock lock(mutex_);
-    job_ = nullptr;
+    job_ = nullptr;  // nobody joins any more
     if (joined_.load(std::memory_order_acquire) != 0) {
       lock.unlock();
       for (int i = 0; i < kSpins && joined_.load(std::memory_order_acquire) != 0; ++i) relax();
       lock.lock();
       done_.wait(lock, [this] { return joined_.load(std::memory_order_acquire) == 0; });
     }
+    if (job.failure) std::rethrow_exception(std::move(job.failure));
   }
 
  private:
@@ -105,14 +108,21 @@ class Pool {
     int64_t grain;
     const Executor::Body* body;
     std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr failure = nullptr;  // the first; written by the thread that set `failed`
   };
 
+  // What a body throws ends its thread's part and keeps the others from beginning new ranges.
   static void take_ranges(Job& job) {
     inside_body = true;
-    while (true) {
-      const int64_t begin = job.next.fetch_add(job.grain, std::memory_order_relaxed);
-      if (begin >= job.count) break;
-      (*job.body)(begin, std::min(job.count, begin + job.grain));
+    try {
+      while (!job.failed.load(std::memory_order_relaxed)) {
+        const int64_t begin = job.next.fetch_add(job.grain, std::memory_order_relaxed);
+        if (begin >= job.count) break;
+        (*job.body)(begin, std::min(job.count, begin + job.grain));
+      }
+    } catch (...) {
+      if (!job.failed.exchange(true, std::memory_order_relaxed)) job.failure = std::current_exception();
     }
     inside_body = false;
   }
@@ -146,28 +156,22 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// In a forked child the pool's threads do not exist, and what they waited for can be neither joined nor destroyed:
-// there the pool runs everything on the calling thread, and is left behind.
+// In a forked child the pool's threads do not exist, its mutexes may be held by threads that do not exist either, and
+// nothing of it can be joined or destroyed: there everything runs on the calling thread, and the pool is left behind.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}
   ~ThreadPool() override {
-    if (process_id() != owner_) static_cast<void>(pool_.release());
+    if (fork_count() != owner_) static_cast<void>(pool_.release());
   }
-  int threads() const override { return pool_->threads(); }
+  int threads() const override { return fork_count() == owner_ ? pool_->threads() : 1; }
   void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+    if (fork_count() != owner_) return run_inline(count, std::max<int64_t>(grain, 1), body);
     pool_->parallel_for(count, grain, body);
   }
 
  private:
-  static int64_t process_id() {
-#ifdef __linux__
-    return getpid();
-#else
-    return 0;
-#endif
-  }
-  const int64_t owner_ = process_id();
+  const uint32_t owner_ = fork_count();
   std::unique_ptr<Pool> pool_;
 };
 

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -81,6 +83,31 @@ TEST_P(ExecutorTest, CallsFromSeveralThreadsAreSerialized) {
     });
   for (std::thread& caller : callers) caller.join();
   for (const int64_t sum : sums) EXPECT_EQ(sum, 5000);
+}
+
+// Thrown by any thread that computes a range: it comes out of the call once no body runs, and the pool goes on.
+TEST_P(ExecutorTest, WhatABodyThrowsComesOutOnceAllHaveStopped) {
+  const auto pool = make_thread_pool(GetParam());
+  for (int call = 0; call < 200; ++call) {
+    std::atomic<int> running{0}, begun{0};
+    int seen = -1;
+    try {
+      pool->parallel_for(1000, 1, [&](int64_t begin, int64_t) {
+        ++begun;
+        ++running;
+        std::this_thread::yield();
+        --running;
+        if (begin % 8 == call % 8) throw std::runtime_error("range " + std::to_string(begin));
+      });
+      ADD_FAILURE() << "nothing came out";
+    } catch (const std::runtime_error& error) {
+      seen = running;
+      EXPECT_EQ(std::string(error.what()).rfind("range ", 0), 0u);
+    }
+    EXPECT_EQ(seen, 0);
+    EXPECT_LT(begun, 1000);
+  }
+  expect_covers(*pool, 100, 1);
 }
 
 TEST(Executor, UsesItsThreadsAndTheCaller) {

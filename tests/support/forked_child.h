@@ -1,0 +1,29 @@
+// Something done in a forked child.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace nvfp4_moe::test {
+
+// ThreadSanitizer ends a child of a process with threads that makes a thread.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
+// What the body answers, 0 to 255; -1 where the child hangs or dies.
+template <class Body>
+int in_forked_child(Body&& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(30);  // its signal ends a child that hangs
+    _exit(body());
+  }
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace nvfp4_moe::test

@@ -61,6 +61,8 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
     head.resize(static_cast<size_t>(std::min<uint64_t>(file.size_bytes_, 8 + std::min(length, kMaxHeaderBytes))));
     NVFP4_MOE_TRY(file.read(8, head.data() + 8, head.size() - 8));
   }
+  if (is_git_lfs_pointer({reinterpret_cast<const char*>(head.data()), head.size()}))
+    return git_lfs_pointer_status().in(shown);
   Result<SafetensorsHeader> header = parse_safetensors_header(head, file.size_bytes_);
   if (!header.ok()) return header.status().in(shown);
   file.header_ = std::move(*header);

@@ -77,9 +77,24 @@ size_t find_invalid_utf8(std::string_view text) {
   return std::string_view::npos;
 }
 
+bool is_git_lfs_pointer(std::string_view head) { return head.starts_with("version https://git-lfs.github.com/spec/"); }
+
+Status git_lfs_pointer_status() {
+  return bad_input(
+      "expected the file itself, got a Git-LFS pointer to it: run `git lfs pull` in its directory, or download the "
+      "file");
+}
+
 Status errno_status(const std::string& path, std::string_view what, int error_number) {
   return io_error(
       fmt::format("{}: {}: {}", printable(path, 4096), what, std::generic_category().message(error_number)));
+}
+
+Result<bool> has_entry(const std::string& path) {
+  struct stat facts {};
+  if (::lstat(path.c_str(), &facts) == 0) return true;
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  return errno_status(path, "cannot look up", errno);
 }
 
 Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
@@ -114,6 +129,7 @@ Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
   }
   ::close(fd);
   text.resize(filled);
+  if (is_git_lfs_pointer(text)) return git_lfs_pointer_status().in(printable(path, 4096));
   return text;
 }
 

@@ -20,9 +20,17 @@ std::string printable(std::string_view text, size_t max_bytes = 200);
 // U+10FFFF are not), or npos.
 size_t find_invalid_utf8(std::string_view text);
 
-// A regular file's whole content. kIo where the system refuses, kBadInput where it is not a regular file or is larger
+// Whether a file that begins with `head` is a Git-LFS pointer: what a clone without Git LFS leaves in a large file's place.
+bool is_git_lfs_pointer(std::string_view head);
+// What is wrong then, and what to do.
+Status git_lfs_pointer_status();
+
+// A regular file's whole content; a Git-LFS pointer is refused as such. kIo where the system refuses, kBadInput where it is not a regular file or is larger
 // than max_bytes.
 Result<std::string> read_text_file(const std::string& path, size_t max_bytes = size_t{100} << 20);
+
+// Whether the directory has an entry of this name, be it a link to nothing. kIo where the system does not say.
+Result<bool> has_entry(const std::string& path);
 
 // "PATH: WHAT: reason of errno".
 Status errno_status(const std::string& path, std::string_view what, int error_number);

@@ -116,7 +116,8 @@ Result<std::vector<std::string>> list_safetensors(const std::string& directory) 
 Result<TensorIndex> TensorIndex::open(const std::string& path) {
   std::error_code error;
   const fs::file_status facts = fs::status(path, error);
-  if (!fs::exists(facts)) return errno_status(path, "cannot open", error ? error.value() : ENOENT);
+  if (!fs::exists(facts) || !fs::status_known(facts))
+    return errno_status(path, "cannot open", error ? error.value() : ENOENT);
 
   TensorIndex index;
   std::vector<std::string> names;
@@ -124,7 +125,8 @@ Result<TensorIndex> TensorIndex::open(const std::string& path) {
   if (fs::is_directory(facts)) {
     index.directory_ = path;
     const std::string index_path = (fs::path(path) / kIndexName).string();
-    if (fs::exists(fs::symlink_status(index_path, error))) {
+    NVFP4_MOE_ASSIGN(const bool indexed, has_entry(index_path));
+    if (indexed) {
       NVFP4_MOE_ASSIGN(weight_map, read_weight_map(index_path));
       std::set<std::string> shards;
       for (const auto& [tensor, shard] : *weight_map) shards.insert(shard);
@@ -139,9 +141,12 @@ Result<TensorIndex> TensorIndex::open(const std::string& path) {
 
   for (const std::string& name : names) {
     const std::string file_path = fs::is_directory(facts) ? (fs::path(index.directory_) / name).string() : path;
-    if (weight_map && !fs::exists(file_path, error))
-      return bad_input(fmt::format("{}: weight_map names shard '{}', which is not there",
-                                   printable((fs::path(path) / kIndexName).string(), 4096), printable(name)));
+    if (weight_map) {
+      NVFP4_MOE_ASSIGN(const bool there, has_entry(file_path));
+      if (!there)
+        return bad_input(fmt::format("{}: weight_map names shard '{}', which is not there",
+                                     printable((fs::path(path) / kIndexName).string(), 4096), printable(name)));
+    }
     NVFP4_MOE_ASSIGN(SafetensorsFile opened, SafetensorsFile::open(file_path));
     index.files_.push_back(std::make_unique<SafetensorsFile>(std::move(opened)));
     const SafetensorsFile* file = index.files_.back().get();

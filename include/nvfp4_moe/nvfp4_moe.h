@@ -192,8 +192,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_open(const char* path, nvfp4_m
 NVFP4_MOE_API void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint);
 /* JSON object: architecture, family, format, producer, layers, config, files, size_bytes. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint, char** json);
-/* JSON array of {"severity", "id", "layer", "expert", "tensor", "expected", "actual", "count", "text"}. layer -1: what
- * opening found; else that layer's experts are read and judged. Any thread. */
+/* JSON array of {"severity", "id", "layer", "expert", "tensor", "expected", "actual", "count", "examples", "text"}. layer -1:
+ * what opening found; else that layer's experts are read and judged. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
                                                            char** json);
 /* The layer's config as the checkpoint has it. config->struct_size is set by the caller. Any thread. */

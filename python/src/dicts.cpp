@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
 
@@ -20,6 +21,7 @@ Dict to_dict(const Finding& finding) {
   d["expected"] = finding.expected;
   d["actual"] = finding.actual;
   d["count"] = finding.count;
+  d["examples"] = finding.examples;
   d["text"] = to_string(finding);
   return d;
 }

@@ -26,6 +26,7 @@ Json to_json(const nvfp4_moe::Finding& finding) {
           {"expected", finding.expected},
           {"actual", finding.actual},
           {"count", finding.count},
+          {"examples", finding.examples},
           {"text", to_string(finding)}};
 }
 

@@ -129,8 +129,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& path) {
   NVFP4_MOE_ASSIGN(const std::string config, read_text_file(config_path, kMaxConfigBytes));
   std::string hf_quant;
   const std::string hf_quant_path = (directory / "hf_quant_config.json").string();
-  std::error_code ignored;
-  if (std::filesystem::exists(hf_quant_path, ignored)) {
+  NVFP4_MOE_ASSIGN(const bool has_hf_quant, has_entry(hf_quant_path));
+  if (has_hf_quant) {
     NVFP4_MOE_ASSIGN(hf_quant, read_text_file(hf_quant_path, kMaxConfigBytes));
   }
   Result<ModelInfo> model = parse_model_config(config, hf_quant);
@@ -162,6 +162,7 @@ const std::vector<Finding>& Checkpoint::findings() const { return impl_->finding
 Result<const LayerEntry*> Checkpoint::Impl::layer_entry(int64_t layer) const {
   const LayerEntry* entry = layers.find(layer);
   if (entry == nullptr) {
+    NVFP4_MOE_TRY(layers.refusal(layer));
     return invalid_argument(fmt::format("layer {}: not an MoE layer of this checkpoint, which has {} from {} to {}",
                                         layer, model.layers.size(), model.layers.front(), model.layers.back()));
   }
@@ -175,6 +176,24 @@ Result<const LayerEntry*> Checkpoint::Impl::expert_entry(int64_t layer, int64_t 
         fmt::format("layer {} expert {}: expected 0 to {}", layer, expert, model.options.num_experts - 1));
   }
   return entry;
+}
+
+Result<ExpertRange> Checkpoint::Impl::checked_range(const ExpertRange& range) const {
+  const int64_t experts = model.options.num_experts;
+  if (range.count == 0 && range.first == 0) return ExpertRange{0, experts};
+  if (range.first < 0 || range.count < 0 || range.first > experts - range.count) {
+    return invalid_argument(fmt::format("expert range: expected within {} experts, got first {} count {}", experts,
+                                        range.first, range.count));
+  }
+  return range;
+}
+
+bool Checkpoint::Impl::locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
+                              MatrixSource& out, FindingList& found) const {
+  const int64_t intermediate = expert < 0 ? shared_intermediate : model.options.intermediate_size;
+  const Dims dims = dims_of(projection, model.options.hidden_size, intermediate);
+  return MatrixResolver(index, model.options.num_experts)
+      .locate(names, layer, expert, projection, dims.rows, dims.cols, out, found);
 }
 
 bool Checkpoint::Impl::resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
@@ -199,8 +218,11 @@ Result<MoeOptions> Checkpoint::layer_options(int64_t layer) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
   MoeOptions options = impl_->model.options;
   options.shared_intermediate_size = entry->shared ? impl_->shared_intermediate : 0;
+  options.activation_format = entry->activation_format;
   return options;
 }
+
+uint64_t Checkpoint::expert_bytes() const { return impl_->layers.size_bytes(); }
 
 // ---- experts
 
@@ -273,7 +295,8 @@ Result<LayerScales> Checkpoint::layer_scales(int64_t layer, std::vector<Finding>
   impl_->add_input_scales(*entry, layer, {0, impl_->model.options.num_experts}, found, &out);
   // The scalars lie between the codes of every expert: leave no pages of other ranks' experts behind.
   const ExpertNames& names = entry->routed;
-  for (int64_t e = 0; e < impl_->model.options.num_experts && !names.parts.input_scale.empty(); ++e) {
+  for (const int64_t e : entry->stored_in({0, impl_->model.options.num_experts})) {
+    if (names.parts.input_scale.empty()) break;
     for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
       const TensorIndex::Ref ref = impl_->index.find(names.name(e, projection, names.parts.input_scale));
       if (ref.info != nullptr) release_around(*ref.file, ref.data(), static_cast<size_t>(ref.info->size_bytes()));
@@ -288,9 +311,9 @@ Result<LayerScales> Checkpoint::layer_scales(int64_t layer, std::vector<Finding>
 void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range,
                                         FindingList& found, LayerScales* scales) const {
   if (entry.routed.parts.input_scale.empty()) return;
-  const bool used = model.options.activation_format == ActivationFormat::kNvfp4;
+  const bool used = entry.activation_format == ActivationFormat::kNvfp4;
   const MatrixResolver resolver(index, model.options.num_experts);
-  for (int64_t e = range.first; e < range.first + range.count; ++e) {
+  for (const int64_t e : entry.stored_in(range)) {
     for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
       const InputScale scale = resolver.input_scale(entry.routed, e, projection);
       if (scales != nullptr && scale.usable) {

@@ -19,10 +19,12 @@
 
 namespace nvfp4_moe {
 
+struct FloatExpert;  // float_experts.h
+
 enum class Severity : uint8_t { kNote, kWarning, kError };
 const char* to_string(Severity);
 
-// One named oddity or fault of a checkpoint.
+// One named oddity or fault of a checkpoint. Like ones of a layer are one finding, which names the first and counts all.
 struct Finding {
   Severity severity = Severity::kNote;
   std::string id;      // stable name: "input_scale_zero", "block_scale_nan", "gate_up_scale_mismatch", ...
@@ -32,11 +34,15 @@ struct Finding {
   std::string expected;
   std::string actual;
   int64_t count = 1;  // how many times this finding stands for (like ones are folded per layer)
+  std::vector<std::string> examples =
+      {};  // where it stands for several: tensors of the next ones, at most kMaxExamples
+  static constexpr size_t kMaxExamples = 3;
 };
 // What stops at the finding: kBadInput "layer 3 expert 7 NAME: expected ..., got ... [input_scale_zero]", whose
 // finding() is the id. more: how many other errors there are.
 Status error_of(const Finding& finding, int64_t more = 0);
-std::string to_string(const Finding& finding);  // "error input_scale_zero: layer 3 expert 7 ...: expected ..., got ..."
+// "error input_scale_zero: layer 3 expert 7 ...: expected ..., got ... (and 5 more, such as NAME, NAME)"
+std::string to_string(const Finding& finding);
 
 enum class SourceFormat : uint8_t {
   kModelOpt,           // NVFP4: weight, weight_scale, weight_scale_2, input_scale
@@ -46,6 +52,14 @@ enum class SourceFormat : uint8_t {
   kFloat,              // BF16, FP16 or FP32; quantized at load
 };
 const char* to_string(SourceFormat);
+
+// What the config files declare of one layer's experts, where they declare several formats.
+struct LayerQuantization {
+  std::string algo;
+  SourceFormat format = SourceFormat::kModelOpt;
+  ActivationFormat activation_format = ActivationFormat::kNvfp4;
+  Status refusal;  // why experts of this kind are not loaded
+};
 
 // What the config files say of the model, in this library's words. Read, never defaulted.
 struct ModelInfo {
@@ -60,7 +74,9 @@ struct ModelInfo {
   std::vector<int64_t> layers;  // the MoE layers that can be loaded, ascending
   int64_t num_hidden_layers = 0;
   int64_t shared_experts = 0;
-  std::vector<Finding> findings;  // what the config alone says that a user should know
+  std::vector<Finding> findings;                             // what the config alone says that a user should know
+  std::map<int64_t, LayerQuantization> layer_quantizations;  // by layer; empty where all are declared alike
+  std::optional<ActivationFormat> shared_activation_format;  // where the shared expert's is declared apart
 };
 
 // An expert ready to be packed. Views point into mapped files or into `storage`.
@@ -103,8 +119,15 @@ class Checkpoint {
   // Gives the expert's mapped pages back to the system.
   void release(int64_t layer, int64_t global_expert) const;
 
-  // Reads the block scales and scalars of the layer's experts in range; errors make loading refuse.
+  // Bytes of the routed experts' tensors, over all layers that can be loaded.
+  uint64_t expert_bytes() const;
+  // Whether the files hold all experts of the range in the shapes that the config declares: headers only. To be asked
+  // before anything is planned or allocated for the config's sizes. shared: whether the shared expert is wanted too.
+  Status check_layout(int64_t layer, const ExpertRange& range, bool shared = true) const;
+  // Reads the block scales and scalars of the layer's experts in range; errors make loading refuse. Holds what opening
+  // found of this layer too.
   Result<std::vector<Finding>> validate(int64_t layer, const ExpertRange& range) const;
+  // Over what can be read: what cannot is among validate()'s findings.
   Result<LayerStatistics> statistics(int64_t layer, const ExpertRange& range) const;
 
   // (expert, projection) -> the tensor's name in the files, for messages: projection "gate", "up" or "down".
@@ -113,6 +136,7 @@ class Checkpoint {
   struct Impl;
 
  private:
+  friend Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, int64_t expert);
   explicit Checkpoint(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

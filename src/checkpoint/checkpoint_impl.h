@@ -4,7 +4,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/findings.h"
 #include "checkpoint/layer_index.h"
-#include "checkpoint/matrix_source.h"
+#include "checkpoint/matrix_resolver.h"
 
 namespace nvfp4_moe {
 
@@ -16,6 +16,11 @@ struct Checkpoint::Impl {
   int64_t shared_intermediate = 0;  // as the config has it, whether stored or not
 
   Result<const LayerEntry*> layer_entry(int64_t layer) const;
+  // The range, where {0, 0} stands for all experts.
+  Result<ExpertRange> checked_range(const ExpertRange& range) const;
+  // Of a projection of a routed expert, or of the shared one (expert -1): where it lies, by headers alone.
+  bool locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, MatrixSource& out,
+              FindingList& found) const;
   Result<const LayerEntry*> expert_entry(int64_t layer, int64_t expert) const;
   // expert -1: the shared expert.
   bool resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, MatrixSource& out,

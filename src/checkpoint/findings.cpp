@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "safetensors/files.h"
@@ -40,8 +41,13 @@ std::string describe_place(const Finding& finding) {
 
 std::string to_string(const Finding& finding) {
   std::string out = fmt::format("{} {}: {}", to_string(finding.severity), finding.id, describe_place(finding));
-  if (finding.count > 1) out += fmt::format(" (and {} more)", finding.count - 1);
-  return out;
+  if (finding.count <= 1) return out;
+  out += fmt::format(" (and {} more", finding.count - 1);
+  for (const std::string& example : finding.examples) {
+    out += &example == &finding.examples.front() ? ", such as " : ", ";
+    out += printable(example, 400);
+  }
+  return out + ")";
 }
 
 Status error_of(const Finding& finding, int64_t more) {
@@ -59,8 +65,15 @@ void FindingList::add(Finding finding) {
   const auto [found, fresh] = by_key_.emplace(key, findings_.size());
   if (fresh) {
     findings_.push_back(std::move(finding));
-  } else {
-    findings_[found->second].count += finding.count;
+    return;
+  }
+  Finding& first = findings_[found->second];
+  first.count += finding.count;
+  finding.examples.insert(finding.examples.begin(), std::move(finding.tensor));
+  for (std::string& example : finding.examples) {
+    const bool known = example == first.tensor ||
+                       std::find(first.examples.begin(), first.examples.end(), example) != first.examples.end();
+    if (!known && first.examples.size() < Finding::kMaxExamples) first.examples.push_back(std::move(example));
   }
 }
 
@@ -72,10 +85,14 @@ bool FindingList::has_error() const {
 }
 
 Status FindingList::first_error() const {
+  const Finding* first = nullptr;
+  int64_t errors = 0;
   for (const Finding& finding : findings_) {
-    if (finding.severity == Severity::kError) return error_of(finding);
+    if (finding.severity != Severity::kError) continue;
+    if (first == nullptr) first = &finding;
+    errors += finding.count;
   }
-  return {};
+  return first == nullptr ? Status() : error_of(*first, errors - 1);
 }
 
 }  // namespace nvfp4_moe

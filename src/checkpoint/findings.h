@@ -12,11 +12,11 @@ namespace nvfp4_moe {
 
 class FindingList {
  public:
-  // Adds, or raises the count of the first finding with the same layer and id (and severity).
+  // Adds, or raises the count of the first finding with the same layer and id (and severity), whose examples name it.
   void add(Finding finding);
   void add_always(Finding finding) { findings_.push_back(std::move(finding)); }  // one that folds with nothing
   bool has_error() const;
-  // The first error as error_of says it.
+  // The first error as error_of says it, with the number of the others.
   Status first_error() const;
   std::vector<Finding> take() { return std::move(findings_); }
   const std::vector<Finding>& all() const { return findings_; }

@@ -3,38 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <vector>
 
+#include "checkpoint/matrix_resolver.h"
 #include "safetensors/files.h"
 
 namespace nvfp4_moe {
 namespace {
-
-constexpr FormatParts kModelOptParts = {SourceFormat::kModelOpt, "weight", "weight_scale", "weight_scale_2",
-                                        "input_scale"};
-constexpr FormatParts kCompressedParts = {SourceFormat::kCompressedTensors, "weight_packed", "weight_scale",
-                                          "weight_global_scale", "input_global_scale"};
-constexpr FormatParts kFloatParts = {SourceFormat::kFloat, "weight", "", "", ""};
-
-constexpr FormatParts mxfp4_parts(std::string_view codes, std::string_view scales) {
-  return {SourceFormat::kMxfp4, codes, scales, "", ""};
-}
-
-// Parts whose presence means that the experts compute something this library does not.
-struct RefusedPart {
-  std::string_view part;
-  std::string_view reason;
-};
-constexpr RefusedPart kRefusedParts[] = {
-    {"bias", "experts with biases are not implemented"},
-    {"pre_quant_scale", "AWQ: activations must be multiplied by pre_quant_scale first, which is not implemented"},
-    {"svdquant_lora_a", "SVDQuant: the low-rank part is not implemented"},
-    {"svdquant_lora_b", "SVDQuant: the low-rank part is not implemented"},
-    {"weight_zero_point", "zero points are not part of NVFP4"},
-    {"weight_g_idx", "reordered input channels are not implemented"},
-    {"blocks", "MXFP4 experts in the layout of gpt-oss, which has biases, are not implemented"},
-};
 
 // What the files hold of one layer.
 struct Seen {
@@ -42,7 +19,10 @@ struct Seen {
   std::map<std::string, std::string> shared_stems;
   std::set<TensorRole> roles;
   std::set<bool> words;
+  std::set<bool> orders;  // projection_first
   std::set<bool> shared_words;
+  std::set<bool> shared_fused;
+  uint64_t size_bytes = 0;
   std::map<int64_t, int> projections;        // expert -> bits of the projections whose codes are there
   std::map<std::string, std::string> parts;  // part -> a name with it
   std::map<std::string, std::string> shared_parts;
@@ -53,42 +33,17 @@ int bit(Projection projection) { return projection == Projection::kGateUp ? 3 : 
 
 bool is_codes(std::string_view part) { return part == "weight" || part == "weight_packed"; }
 
-// The format of the tensors under one name: by which parts there are, then by their dtypes.
-Result<FormatParts> detect(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection) {
-  const auto part = [&](std::string_view p) { return index.find(names.name(expert, projection, p)).info; };
-  const auto shown = [&](std::string_view p) { return printable(names.name(expert, projection, p), 400); };
-  const TensorInfo* weight = part("weight");
-  const TensorInfo* packed = part("weight_packed");
-  const TensorInfo* scales = part("weight_scale");
-  const auto is_e8m0 = [](const TensorInfo* t) {
-    return t != nullptr && (t->dtype == DType::kF8E8M0 || t->dtype == DType::kU8);
-  };
-  if (packed != nullptr) {
-    const bool global = part("weight_global_scale") != nullptr;
-    return !global && is_e8m0(scales) ? mxfp4_parts("weight_packed", "weight_scale") : kCompressedParts;
-  }
-  if (weight == nullptr) return bad_input(fmt::format("{}: missing", shown("weight")));
-  if (weight->dtype == DType::kF8E4M3 || weight->dtype == DType::kF8E5M2) {
-    return unsupported(fmt::format("{}: FP8 experts are not NVFP4", shown("weight")));
-  }
-  if (part("weight_scale_2") != nullptr) return kModelOptParts;
-  const bool bytes = weight->dtype == DType::kU8 || weight->dtype == DType::kI8 || weight->dtype == DType::kF4;
-  if (bytes && is_e8m0(part("scale"))) return mxfp4_parts("weight", "scale");
-  if (bytes && is_e8m0(scales)) return mxfp4_parts("weight", "weight_scale");
-  if (bytes && scales != nullptr) return kModelOptParts;  // its weight_scale_2 is then reported as missing
-  if (is_activation(weight->dtype) && scales == nullptr && part("scale") == nullptr) return kFloatParts;
-  return bad_input(fmt::format("{}: {} is none of ModelOpt NVFP4, compressed-tensors NVFP4, MXFP4 and floats",
-                               shown("weight"), describe(*weight)));
-}
-
-// Whether a layer may be stored as `found` where the config declares `model`.
+// Whether a layer may be stored as `found` where the config declares something else.
 Status check_declared(const ModelInfo& model, SourceFormat found, int64_t layer, const std::string& name,
                       FindingList& findings) {
   const bool declared = !model.quant_algo.empty();
-  const SourceFormat claim = declared ? model.format : SourceFormat::kFloat;
+  const auto own = model.layer_quantizations.find(layer);
+  const bool has_own = own != model.layer_quantizations.end();
+  const SourceFormat claim = has_own ? own->second.format : declared ? model.format : SourceFormat::kFloat;
   if (found == claim) return {};
+  const std::string& algo = has_own ? own->second.algo : model.quant_algo;
   const std::string claimed = declared ? fmt::format("{} as the config declares ({} {})", to_string(claim),
-                                                     printable(model.quant_method), printable(model.quant_algo))
+                                                     printable(model.quant_method), printable(algo))
                                        : "floats, since no config file declares a quantization";
   const bool legal = declared && (found == SourceFormat::kFloat ||
                                   (claim == SourceFormat::kModelOpt && found == SourceFormat::kMxfp4));
@@ -107,18 +62,55 @@ const typename Map::key_type& first_key(const Map& map) {
 
 }  // namespace
 
-std::string ExpertNames::name(int64_t expert, Projection projection, std::string_view part) const {
-  switch (role) {
-    case TensorRole::kExpert: return expert_tensor_name(stem, expert, projection, w_words, part);
-    case TensorRole::kStacked: return stacked_tensor_name(stem, projection, part);
-    case TensorRole::kShared: return shared_tensor_name(stem, projection, w_words, part);
+std::vector<int64_t> LayerEntry::stored_in(const ExpertRange& range) const {
+  if (routed.role == TensorRole::kStacked) {
+    std::vector<int64_t> all(static_cast<size_t>(stack_fits ? range.count : std::min<int64_t>(range.count, 1)));
+    std::iota(all.begin(), all.end(), range.first);
+    return all;
   }
-  return "";
+  const auto begin = std::lower_bound(stored.begin(), stored.end(), range.first);
+  return {begin, std::lower_bound(begin, stored.end(), range.first + range.count)};
+}
+
+void LayerEntry::add_missing(int64_t layer, const ExpertRange& range, FindingList& findings) const {
+  if (routed.role == TensorRole::kStacked) return;
+  const std::vector<int64_t> here = stored_in(range);
+  const int64_t missing = range.count - static_cast<int64_t>(here.size());
+  if (missing == 0) return;
+  Finding finding{Severity::kError, "missing_expert", layer, -1, "", "", "no such tensor", missing};
+  finding.expected = fmt::format("experts {} to {}", range.first, range.first + range.count - 1);
+  auto next = here.begin();
+  for (int64_t e = range.first; e < range.first + range.count; ++e) {
+    if (next != here.end() && *next == e) {
+      ++next;
+      continue;
+    }
+    std::string name = routed.name(e, Projection::kGate, routed.parts.codes);
+    if (finding.expert < 0) {
+      finding.expert = e;
+      finding.tensor = std::move(name);
+    } else {
+      finding.examples.push_back(std::move(name));
+    }
+    if (finding.examples.size() == Finding::kMaxExamples) break;
+  }
+  findings.add(std::move(finding));
 }
 
 const LayerEntry* LayerIndex::find(int64_t layer) const {
   const auto found = layers_.find(layer);
   return found == layers_.end() ? nullptr : &found->second;
+}
+
+Status LayerIndex::refusal(int64_t layer) const {
+  const auto found = refused_.find(layer);
+  return found == refused_.end() ? Status() : found->second;
+}
+
+uint64_t LayerIndex::size_bytes() const {
+  uint64_t total = 0;
+  for (const auto& [layer, entry] : layers_) total += entry.size_bytes;
+  return total;
 }
 
 namespace {
@@ -128,7 +120,7 @@ class Builder {
   Builder(const TensorIndex& index, ModelInfo& model, FindingList& findings)
       : index_(index), model_(model), findings_(findings), family_(*family_names(model.family)) {}
 
-  Result<std::map<int64_t, LayerEntry>> build() {
+  Status build() {
     NVFP4_MOE_TRY(scan_names());
     const std::set<int64_t> declared(model_.layers.begin(), model_.layers.end());
     model_.layers.clear();
@@ -142,10 +134,11 @@ class Builder {
       NVFP4_MOE_TRY(add_layer(layer, seen));
     }
     for (const int64_t layer : declared) {
-      if (layers_.contains(layer)) continue;
+      if (layers_.contains(layer) || refused_.contains(layer)) continue;
       findings_.add({Severity::kWarning, "missing_layer", -1, -1, fmt::format("layer {}", layer),
                      "experts, since the config says that this is an MoE layer", "no expert tensor"});
     }
+    if (layers_.empty() && !refused_.empty()) return refused_.begin()->second;
     if (layers_.empty()) {
       return bad_input(
           fmt::format("{}: no tensor is named like an expert of the family {} ([model.]layers.L.{}.experts...)",
@@ -163,8 +156,12 @@ class Builder {
       }
       break;
     }
-    return std::move(layers_);
+    model_.options.activation_format = layers_.begin()->second.activation_format;
+    return {};
   }
+
+  std::map<int64_t, LayerEntry> take_layers() { return std::move(layers_); }
+  std::map<int64_t, Status> take_refused() { return std::move(refused_); }
 
  private:
   void ignore(std::string_view name, std::string_view reason, int64_t count = 1) {
@@ -183,14 +180,15 @@ class Builder {
         continue;
       }
       Seen& seen = seen_[parsed->layer];
-      for (const RefusedPart& row : kRefusedParts) {
-        if (row.part == parsed->part) {
-          return unsupported(fmt::format("layer {} {}: {}", parsed->layer, printable(name, 400), row.reason));
-        }
+      if (const std::string_view reason = refused_part_reason(parsed->part); !reason.empty()) {
+        return unsupported(fmt::format("layer {} {}: {}", parsed->layer, printable(name, 400), reason));
       }
       if (parsed->role == TensorRole::kShared) {
         seen.shared_stems.emplace(parsed->stem, name);
         seen.shared_words.insert(parsed->w_words);
+        if (parsed->projection != Projection::kDown) {
+          seen.shared_fused.insert(parsed->projection == Projection::kGateUp);
+        }
         seen.shared_parts.emplace(parsed->part, name);
         ++seen.shared_patterns[name_pattern(name)];
         continue;
@@ -198,7 +196,11 @@ class Builder {
       seen.routed_stems.emplace(parsed->stem, name);
       seen.roles.insert(parsed->role);
       seen.parts.emplace(parsed->part, name);
-      if (parsed->role == TensorRole::kExpert) seen.words.insert(parsed->w_words);
+      seen.size_bytes += ref.info->size_bytes();
+      if (parsed->role == TensorRole::kExpert) {
+        seen.words.insert(parsed->w_words);
+        seen.orders.insert(parsed->projection_first);
+      }
       if (is_codes(parsed->part)) seen.projections[parsed->expert] |= bit(parsed->projection);
     }
     return {};
@@ -214,8 +216,15 @@ class Builder {
     }
   }
 
+  // A layer in a format that this library does not decode leaves the others as they are.
+  void refuse_layer(int64_t layer, const std::string& name, const Status& reason) {
+    findings_.add({Severity::kWarning, "layer_not_supported", layer, -1, name,
+                   "experts in a format that is loaded here", reason.message()});
+    refused_.emplace(layer, reason.in(printable(name, 400)).in(fmt::format("layer {}", layer)));
+  }
+
   Status add_layer(int64_t layer, const Seen& seen) {
-    if (seen.routed_stems.size() > 1 || seen.roles.size() > 1 || seen.words.size() > 1) {
+    if (seen.routed_stems.size() > 1 || seen.roles.size() > 1 || seen.words.size() > 1 || seen.orders.size() > 1) {
       return bad_input(fmt::format("layer {}: experts under several names, such as {} and {}", layer,
                                    printable(seen.routed_stems.begin()->second, 400),
                                    printable(seen.routed_stems.rbegin()->second, 400)));
@@ -225,6 +234,8 @@ class Builder {
     names.stem = first_key(seen.routed_stems);
     names.role = *seen.roles.begin();
     names.w_words = !seen.words.empty() && *seen.words.begin();
+    names.projection_first = !seen.orders.empty() && *seen.orders.begin();
+    names.gate_up_fused = names.role == TensorRole::kStacked;
     names.stacked_k_first = family_.stacked_k_first;
     if (seen.projections.empty()) {
       return bad_input(fmt::format("layer {} {}: there is no weight beside it", layer,
@@ -235,13 +246,28 @@ class Builder {
     const Projection probe = (bits & 1) != 0   ? (stacked ? Projection::kGateUp : Projection::kGate)
                              : (bits & 2) != 0 ? Projection::kUp
                                                : Projection::kDown;
-    Result<FormatParts> parts = detect(index_, names, expert, probe);
+    entry.activation_format = model_.options.activation_format;
+    const auto own = model_.layer_quantizations.find(layer);
+    if (own != model_.layer_quantizations.end()) {
+      if (!own->second.refusal.ok()) {
+        refuse_layer(layer, first_key(seen.routed_stems), own->second.refusal);
+        return {};
+      }
+      entry.activation_format = own->second.activation_format;
+    }
+    Result<FormatParts> parts = detect_format(index_, names, expert, probe);
+    if (parts.status().code() == Code::kUnsupported) {
+      refuse_layer(layer, names.name(expert, probe, "weight"), parts.status());
+      return {};
+    }
     if (!parts.ok()) return parts.status().in(fmt::format("layer {}", layer));
     names.parts = *parts;
+    entry.size_bytes = seen.size_bytes;
     NVFP4_MOE_TRY(
         check_declared(model_, names.parts.format, layer, names.name(expert, probe, names.parts.codes), findings_));
     unknown_parts(layer, seen.parts, names.parts);
     if (!stacked) check_experts(layer, seen, entry);
+    check_first_expert(layer, entry);
     add_shared(layer, seen, entry);
     layers_.emplace(layer, std::move(entry));
     model_.layers.push_back(layer);
@@ -250,9 +276,12 @@ class Builder {
 
   void check_experts(int64_t layer, const Seen& seen, LayerEntry& entry) {
     const int64_t experts = model_.options.num_experts;
-    for (int64_t e = 0; e < experts; ++e) {
-      const auto found = seen.projections.find(e);
-      const int bits = found == seen.projections.end() ? 0 : found->second;
+    for (const auto& [e, bits] : seen.projections) {
+      if (e < experts) entry.stored.push_back(e);
+    }
+    entry.add_missing(layer, {0, experts}, findings_);
+    for (const int64_t e : entry.stored) {
+      const int bits = seen.projections.at(e);
       if (bits == 7) continue;
       const Projection first = (bits & 1) == 0   ? Projection::kGate
                                : (bits & 2) == 0 ? Projection::kUp
@@ -276,6 +305,28 @@ class Builder {
     }
   }
 
+  // One expert's shapes against the config's sizes: whoever plans for those sizes hears of it before.
+  void check_first_expert(int64_t layer, LayerEntry& entry) {
+    const bool stacked = entry.routed.role == TensorRole::kStacked;
+    if (!stacked && entry.stored.empty()) return;
+    const int64_t expert = stacked ? 0 : entry.stored.front();
+    const int64_t hidden = model_.options.hidden_size;
+    const int64_t intermediate = model_.options.intermediate_size;
+    const MatrixResolver resolver(index_, model_.options.num_experts);
+    FindingList found;
+    for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+      const bool down = projection == Projection::kDown;
+      MatrixSource unused;
+      resolver.locate(entry.routed, layer, expert, projection, down ? hidden : intermediate,
+                      down ? intermediate : hidden, unused, found);
+    }
+    entry.stack_fits = stacked && !found.has_error();
+    for (Finding& finding : found.take()) {
+      const bool known = !stacked && finding.id == "missing_expert";  // check_experts has it
+      if (!known) findings_.add(std::move(finding));
+    }
+  }
+
   void add_shared(int64_t layer, const Seen& seen, LayerEntry& entry) {
     const bool declared = model_.options.shared_intermediate_size > 0;
     if (seen.shared_stems.empty()) {
@@ -289,8 +340,18 @@ class Builder {
     names.stem = first_key(seen.shared_stems);
     names.role = TensorRole::kShared;
     names.w_words = *seen.shared_words.begin();
+    names.gate_up_fused = seen.shared_fused.contains(true);
     Result<FormatParts> parts = bad_input("several spellings");
-    if (seen.shared_words.size() == 1) parts = detect(index_, names, -1, Projection::kGate);
+    if (seen.shared_words.size() == 1 && seen.shared_fused.size() <= 1) {
+      parts = detect_format(index_, names, -1, Projection::kGate);
+    }
+    const ActivationFormat activations = model_.shared_activation_format.value_or(entry.activation_format);
+    if (parts.ok() && activations != entry.activation_format) {
+      parts =
+          unsupported(fmt::format("one declared with {} activations beside routed experts with {}: a layer has one "
+                                  "activation format",
+                                  to_string(activations), to_string(entry.activation_format)));
+    }
     if (!declared || !parts.ok()) {
       findings_.add({Severity::kWarning, "shared_expert_not_loaded", -1, -1, seen.shared_stems.begin()->second,
                      "a shared expert that the config declares, in a format of this library",
@@ -320,6 +381,7 @@ class Builder {
   const FamilyNames& family_;
   std::map<int64_t, Seen> seen_;
   std::map<int64_t, LayerEntry> layers_;
+  std::map<int64_t, Status> refused_;
   std::map<std::pair<std::string, std::string>, int64_t> ignored_;  // (pattern, reason) -> count
 };
 
@@ -328,7 +390,10 @@ class Builder {
 Result<LayerIndex> LayerIndex::build(const TensorIndex& index, ModelInfo& model, FindingList& findings) {
   if (family_names(model.family) == nullptr) return unsupported("no expert names are known for " + model.family);
   LayerIndex out;
-  NVFP4_MOE_ASSIGN(out.layers_, Builder(index, model, findings).build());
+  Builder builder(index, model, findings);
+  NVFP4_MOE_TRY(builder.build());
+  out.layers_ = builder.take_layers();
+  out.refused_ = builder.take_refused();
   return out;
 }
 

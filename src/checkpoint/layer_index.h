@@ -8,39 +8,29 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/expert_names.h"
 #include "checkpoint/findings.h"
-#include "checkpoint/names.h"
 
 namespace nvfp4_moe {
-
-// The parts of one matrix's name in one format; empty where the format has no such tensor.
-struct FormatParts {
-  SourceFormat format = SourceFormat::kFloat;
-  std::string_view codes;
-  std::string_view scales;
-  std::string_view tensor_scale;
-  std::string_view input_scale;
-};
-
-// How a layer's routed experts, or its shared expert, are stored.
-struct ExpertNames {
-  std::string stem;
-  TensorRole role = TensorRole::kExpert;
-  bool w_words = false;
-  bool stacked_k_first = false;  // the family's order, where role is kStacked
-  FormatParts parts;
-
-  // The name of `part` of the projection that holds it (gate_up_proj where stacked).
-  std::string name(int64_t expert, Projection projection, std::string_view part) const;
-};
 
 struct LayerEntry {
   ExpertNames routed;
   std::optional<ExpertNames> shared;
-  Status refusal;  // why no expert of this layer may be loaded
+  ActivationFormat activation_format = ActivationFormat::kNvfp4;
+  Status refusal;               // why no expert of this layer may be loaded
+  std::vector<int64_t> stored;  // experts with tensors of their own, ascending; empty where they are stacked
+  bool stack_fits = false;      // a stack has the shapes that the config implies
+  uint64_t size_bytes = 0;      // of the routed experts' tensors
+
+  // The experts of the range that the files hold something of. Of a stack all, or the first alone where it does not fit:
+  // what is wrong with it is wrong once.
+  std::vector<int64_t> stored_in(const ExpertRange& range) const;
+  // One finding for all experts of the range that the files hold nothing of. What the config declares is counted and
+  // never walked: a number costs its writer nothing.
+  void add_missing(int64_t layer, const ExpertRange& range, FindingList& findings) const;
 };
 
 class LayerIndex {
@@ -48,9 +38,13 @@ class LayerIndex {
   // Completes `model` with the layers and the format found. Errors: nothing can be loaded, or must not be.
   static Result<LayerIndex> build(const TensorIndex& index, ModelInfo& model, FindingList& findings);
   const LayerEntry* find(int64_t layer) const;
+  // Why a layer that holds experts is not among those above; ok where there is no such layer.
+  Status refusal(int64_t layer) const;
+  uint64_t size_bytes() const;  // of the tensors of all routed experts that can be loaded
 
  private:
   std::map<int64_t, LayerEntry> layers_;
+  std::map<int64_t, Status> refused_;
 };
 
 }  // namespace nvfp4_moe

@@ -1,5 +1,5 @@
-// One expert matrix where it lies in the mapped files: checked shapes and dtypes, pointers, strides and scalars.
-// Private to the room. Resolving reads headers and the matrix's scalars; its codes and block scales stay untouched.
+// One expert matrix where it lies in the mapped files: pointers, strides and scalars, as matrix_resolver.h finds them.
+// Private to the room.
 //
 // Rows are output channels, columns run along K. Strides are bytes, so that one form covers tensors per expert
 // (row-major), stacks of (N, K) and of (K, N), and slices of rows or columns.
@@ -12,7 +12,6 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/findings.h"
-#include "checkpoint/layer_index.h"
 #include "checkpoint/scale_scan.h"
 
 namespace nvfp4_moe {
@@ -24,15 +23,6 @@ struct ByteMatrix {
   int64_t cols = 0;
   int64_t row_stride = 0;
   int64_t col_stride = 1;
-};
-
-// What an input scale is worth (numerics.md section 7): finite, normal and > 0 is usable.
-struct InputScale {
-  std::string name;          // of the tensor
-  const char* finding = "";  // "" or the id: "input_scale_missing", "input_scale_zero", ...
-  bool usable = false;       // the value below may be used
-  float stored = 0;          // as in the file
-  float value = 0;           // amax / 2688
 };
 
 struct MatrixSource {
@@ -64,24 +54,6 @@ struct MatrixSource {
   // Asks for what is about to be read, of the slice that this is.
   void prefetch_codes() const;
   void prefetch_scales() const;
-};
-
-class MatrixResolver {
- public:
-  MatrixResolver(const TensorIndex& index, int64_t num_experts) : index_(index), num_experts_(num_experts) {}
-
-  // False where findings tell an error of this matrix. expert is -1 for the shared expert.
-  bool resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, int64_t rows,
-               int64_t cols, MatrixSource& out, FindingList& findings) const;
-  InputScale input_scale(const ExpertNames& names, int64_t expert, Projection projection) const;
-
- private:
-  const TensorInfo* find(const std::string& name, TensorIndex::Ref& ref) const;
-  bool scalar(const ExpertNames& names, const std::string& name, int64_t expert, TensorIndex::Ref& ref, float& out,
-              std::string& actual) const;
-
-  const TensorIndex& index_;
-  int64_t num_experts_;
 };
 
 // Scans the matrix's block scales: NaN, negative, all zero, zero over nonzero codes, implausible magnitude. Adds what

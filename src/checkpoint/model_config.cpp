@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -160,6 +161,12 @@ const ModelRow* model_row(std::string_view model_type) {
   return nullptr;
 }
 
+std::string known_types() {
+  std::string out;
+  for (const ModelRow& row : kModels) (out += out.empty() ? "" : ", ") += row.model_type;
+  return out;
+}
+
 Status read_activation(const json& config, const ModelRow& row, MoeOptions& options) {
   std::string act;
   for (const char* key : {"hidden_act", "hidden_activation"}) {
@@ -311,7 +318,9 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
     case SharedRule::kMinimax: {
       NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared,
                        optional_int(config, {"shared_intermediate_size"}, 0, kMaxSize));
-      size = shared.value_or(0);
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> number, optional_int(config, {"n_shared_experts"}, 0, 1024));
+      count = shared.value_or(0) > 0 ? number.value_or(1) : 0;
+      size = shared.value_or(0) * count;
       break;
     }
     case SharedRule::kLlama4: size = out.options.intermediate_size; break;
@@ -350,6 +359,14 @@ Result<QuantDeclaration> read_quantization(const json& config, const json& langu
     }
     return from_file;
   }
+  const auto same_algo = [](const auto& a, const auto& b) {
+    return a.first == b.first && a.second.algo == b.second.algo;
+  };
+  if (from_config.algo == from_file.algo &&
+      !std::equal(from_config.by_layer.begin(), from_config.by_layer.end(), from_file.by_layer.begin(),
+                  from_file.by_layer.end(), same_algo)) {
+    return bad_input("hf_quant_config.json quantized_layers: expected the experts' formats as in config.json");
+  }
   if (from_config.algo != from_file.algo || from_config.format != from_file.format) {
     return bad_input(fmt::format("hf_quant_config.json quant_algo: expected '{}' as in config.json, got '{}'",
                                  printable(from_config.algo), printable(from_file.algo)));
@@ -377,10 +394,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   if (row == nullptr) row = model_row(outer_type);
   if (row == nullptr) {
     return unsupported(
-        fmt::format("config.json model_type '{}' is not known; known are deepseek_v3, deepseek_v4, "
-                    "kimi_k2, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, glm4_moe, glm_moe_dsa, "
-                    "glm5_next, minimax_m2, minimax_m3, mixtral, llama4",
-                    printable(model_type)));
+        fmt::format("config.json model_type '{}' is not known; known are {}", printable(model_type), known_types()));
   }
 
   ModelInfo out;
@@ -432,6 +446,8 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   out.quant_algo = quantization.algo;
   out.producer = printable(quantization.producer);
   options.activation_format = quantization.activation_format;
+  out.layer_quantizations = quantization.by_layer;
+  out.shared_activation_format = quantization.shared_activation_format;
   return out;
 }
 

@@ -55,17 +55,42 @@ constexpr Word kWords[] = {
     {"w3", Projection::kUp, true},           {"w2", Projection::kDown, true},
 };
 
-// "<projection>.<part>"
-bool take_projection(std::string_view rest, MoeTensorName& out) {
+// "<projection>." off the front.
+bool take_word(std::string_view& rest, MoeTensorName& out) {
   for (const Word& word : kWords) {
     std::string_view text = rest;
-    if (!take(text, word.word) || !take(text, ".") || text.empty()) continue;
+    if (!take(text, word.word) || !take(text, ".")) continue;
     out.projection = word.projection;
     out.w_words = word.w_words;
-    out.part = text;
+    rest = text;
     return true;
   }
   return false;
+}
+
+bool take_part(std::string_view rest, MoeTensorName& out) {
+  out.part = rest;
+  return !rest.empty();
+}
+
+// "<projection>.<part>"
+bool take_projection(std::string_view rest, MoeTensorName& out) { return take_word(rest, out) && take_part(rest, out); }
+
+// The same, where gate and up may be one tensor.
+bool take_shared(std::string_view rest, MoeTensorName& out) {
+  if (!take(rest, "gate_up_proj.")) return take_projection(rest, out);
+  out.projection = Projection::kGateUp;
+  return take_part(rest, out);
+}
+
+// "<projection>.<expert>.<part>"
+bool take_projection_first(std::string_view rest, MoeTensorName& out) {
+  if (!take_word(rest, out)) return false;
+  const std::optional<int64_t> expert = take_number(rest);
+  if (!expert || !take(rest, ".")) return false;
+  out.expert = *expert;
+  out.projection_first = true;
+  return take_part(rest, out);
 }
 
 // "gate_up_proj", "gate_up_proj_weight_scale", "down_proj.weight", ...
@@ -122,8 +147,9 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
     out.stem = name.substr(0, name.size() - text.size() - 1);
     if (shared) {
       out.role = TensorRole::kShared;
-      return take_projection(text, out) ? std::optional(out) : std::nullopt;
+      return take_shared(text, out) ? std::optional(out) : std::nullopt;
     }
+    if (take_projection_first(text, out)) return out;
     if (const std::optional<int64_t> expert = take_number(text)) {
       out.role = TensorRole::kExpert;
       out.expert = *expert;
@@ -146,8 +172,12 @@ std::string_view projection_word(Projection projection, bool w_words) {
 }
 
 std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, bool w_words,
-                               std::string_view part) {
-  return shared_tensor_name(stem + "." + std::to_string(expert), projection, w_words, part);
+                               bool projection_first, std::string_view part) {
+  const std::string number = std::to_string(expert);
+  if (!projection_first) return shared_tensor_name(stem + "." + number, projection, w_words, part);
+  std::string name = stem + ".";
+  ((name += projection_word(projection, w_words)) += '.') += number;
+  return (name += '.') += part;
 }
 
 std::string stacked_tensor_name(const std::string& stem, Projection projection, std::string_view part) {

@@ -1,8 +1,9 @@
 // Names of expert tensors, per model family, as one table.
 //
 //   <prefix>layers.<L>.<block>.experts.<E>.<projection>.<part>      one tensor per expert
+//   <prefix>layers.<L>.<block>.experts.<projection>.<E>.<part>      the same, in ModelOpt's Qwen3-VL-MoE exports
 //   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>   all experts stacked in one tensor
-//   <prefix>layers.<L>.<block>.<shared>.<projection>.<part>         the shared expert
+//   <prefix>layers.<L>.<block>.<shared>.<projection>.<part>         the shared expert, or gate_up_proj for gate and up
 //
 // The family (from the config) says which blocks, shared names and stacked axis orders are its own; the names present
 // in the files say which of them, which prefix and which projection words a layer uses. <part> says the format:
@@ -22,7 +23,7 @@
 
 namespace nvfp4_moe {
 
-enum class Projection : uint8_t { kGate, kUp, kDown, kGateUp };  // kGateUp: gate and up in one stacked tensor
+enum class Projection : uint8_t { kGate, kUp, kDown, kGateUp };  // kGateUp: gate and up in one tensor
 
 struct FamilyNames {
   std::string_view family;
@@ -42,7 +43,8 @@ struct MoeTensorName {
   int64_t layer = 0;
   int64_t expert = -1;  // kExpert only
   Projection projection = Projection::kGate;
-  bool w_words = false;   // w1, w3, w2 rather than gate_proj, up_proj, down_proj
+  bool w_words = false;           // w1, w3, w2 rather than gate_proj, up_proj, down_proj
+  bool projection_first = false;  // kExpert: the projection stands before the expert's number
   std::string_view part;  // "weight", "weight_scale", ...; for stacked: "weight" for the bare name, else what follows
 };
 // nullopt where the name is not one of the family's expert tensors.
@@ -52,7 +54,7 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
 std::string_view projection_word(Projection projection, bool w_words);
 // Full names from their parts; the inverse of parse_moe_tensor_name.
 std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, bool w_words,
-                               std::string_view part);
+                               bool projection_first, std::string_view part);
 std::string stacked_tensor_name(const std::string& stem, Projection projection, std::string_view part);
 std::string shared_tensor_name(const std::string& stem, Projection projection, bool w_words, std::string_view part);
 

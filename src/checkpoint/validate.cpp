@@ -16,15 +16,6 @@ constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Proje
 constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 where the block takes 6
 constexpr uint8_t kScale384 = 0x7C;  // and where it takes 4
 
-Result<ExpertRange> checked_range(const ExpertRange& range, int64_t experts) {
-  if (range.count == 0 && range.first == 0) return ExpertRange{0, experts};
-  if (range.first < 0 || range.count < 0 || range.first > experts - range.count) {
-    return invalid_argument(fmt::format("expert range: expected within {} experts, got first {} count {}", experts,
-                                        range.first, range.count));
-  }
-  return range;
-}
-
 // Marks that hold for a whole layer or not at all.
 struct LayerMarks {
   bool powers_of_two = true;
@@ -58,17 +49,41 @@ uint64_t rounded_blocks(const MatrixSource& matrix, const ScaleScan& scan) {
 
 }  // namespace
 
+Status Checkpoint::check_layout(int64_t layer, const ExpertRange& range_in, bool shared) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
+  NVFP4_MOE_TRY(entry->refusal);
+  NVFP4_MOE_ASSIGN(const ExpertRange range, impl_->checked_range(range_in));
+  FindingList found;
+  entry->add_missing(layer, range, found);
+  for (const int64_t expert : entry->stored_in(range)) {
+    if (found.has_error()) break;
+    MatrixSource unused;
+    for (const Projection projection : kProjections)
+      impl_->locate(entry->routed, layer, expert, projection, unused, found);
+    if (entry->routed.role == TensorRole::kStacked) break;  // one tensor holds them all
+  }
+  if (shared && entry->shared && !found.has_error()) {
+    MatrixSource unused;
+    for (const Projection projection : kProjections)
+      impl_->locate(*entry->shared, layer, -1, projection, unused, found);
+  }
+  return found.first_error();
+}
+
 Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRange& range_in) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
-  NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(range_in, impl_->model.options.num_experts));
+  NVFP4_MOE_ASSIGN(const ExpertRange range, impl_->checked_range(range_in));
   FindingList found;
   for (const Finding& finding : impl_->findings) {
-    if (finding.layer == layer && finding.id != "missing_expert") found.add(finding);
+    // Errors of single experts are found again below.
+    const bool again = finding.severity == Severity::kError && finding.id != "unexpected_expert";
+    if (finding.layer == layer && !again) found.add(finding);
   }
+  entry->add_missing(layer, range, found);
   const SourceFormat format = entry->routed.parts.format;
   const bool nvfp4 = format == SourceFormat::kModelOpt || format == SourceFormat::kCompressedTensors;
   LayerMarks marks;
-  for (int64_t e = range.first; e < range.first + range.count; ++e) {
+  for (const int64_t e : entry->stored_in(range)) {
     MatrixSource matrices[3];
     ScaleScan scans[3];
     bool resolved = true;
@@ -111,18 +126,22 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
 
 Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange& range_in) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
-  NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(range_in, impl_->model.options.num_experts));
+  NVFP4_MOE_ASSIGN(const ExpertRange range, impl_->checked_range(range_in));
   LayerStatistics out;
   out.layer = layer;
   ScaleScan all;
   bool first = true;
   const MatrixResolver resolver(impl_->index, impl_->model.options.num_experts);
-  for (int64_t e = range.first; e < range.first + range.count; ++e) {
+  for (const int64_t e : entry->stored_in(range)) {
     float scales[3] = {};
+    bool whole = true;
     for (int p = 0; p < 3; ++p) {
       FindingList found;
       MatrixSource matrix;
-      if (!impl_->resolve(entry->routed, layer, e, kProjections[p], matrix, found)) return found.first_error();
+      if (!impl_->resolve(entry->routed, layer, e, kProjections[p], matrix, found)) {
+        whole = false;
+        continue;
+      }
       const bool floats = matrix.format == SourceFormat::kFloat;
       const int64_t element = floats ? bits(matrix.dtype) / 8 : 1;
       out.codes_bytes += static_cast<uint64_t>(matrix.codes.rows * matrix.codes.cols * element);
@@ -142,7 +161,7 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
       out.tensor_scale_max = first ? scales[p] : std::max(out.tensor_scale_max, scales[p]);
       first = false;
     }
-    out.gate_up_mismatches += scales[0] != scales[1] ? 1 : 0;
+    out.gate_up_mismatches += whole && scales[0] != scales[1] ? 1 : 0;
   }
   if (all.count > 0) {
     out.block_scale_min = all.min;

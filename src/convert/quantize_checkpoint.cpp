@@ -132,7 +132,7 @@ Result<OutputPlan> make_plan(const Checkpoint& checkpoint, const std::set<int64_
         item.expert = {name->layer, e};
         constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Projection::kDown};
         for (int p = 0; p < 3; ++p) {
-          item.modules[p] = expert_tensor_name(stem, e, kProjections[p], name->w_words, "weight");
+          item.modules[p] = expert_tensor_name(stem, e, kProjections[p], name->w_words, false, "weight");
           item.modules[p].resize(item.modules[p].size() - std::strlen(".weight"));
         }
         if (plan.modules.expert_stems.empty() || plan.modules.expert_stems.back() != stem)

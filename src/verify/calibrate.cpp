@@ -148,6 +148,7 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
     if (std::find(all.begin(), all.end(), number) == all.end())
       return invalid_argument(fmt::format("layer {}: expected one of the model's {} MoE layers", number, all.size()));
     NVFP4_MOE_ASSIGN(const MoeOptions o, checkpoint.layer_options(number));
+    NVFP4_MOE_TRY(checkpoint.check_layout(number, {0, o.num_experts}));
     LayerStates states;
     if (options.input.empty()) {
       states = seeded_states(o, number, options.states);

@@ -20,7 +20,8 @@ Json finding(const Finding& f) {
           {"tensor", f.tensor},
           {"expected", f.expected},
           {"actual", f.actual},
-          {"count", f.count}};
+          {"count", f.count},
+          {"examples", f.examples}};
 }
 
 Json findings(const std::vector<Finding>& all) {

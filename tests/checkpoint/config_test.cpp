@@ -178,7 +178,13 @@ TEST(Config, ModelsThatWouldBeComputedWronglyAreDeclinedByName) {
   config["model_type"] = "kimi_k3";
   declined(config, "SiTU");
   config["model_type"] = "some_new_moe";
-  declined(config, "'some_new_moe' is not known");
+  declined(config, "'some_new_moe' is not known; known are ");
+  for (const char* type :
+       {"deepseek_v2", "deepseek_v32", "deepseek_v4", "kimi_k25", "kimi_linear", "qwen2_moe", "qwen3_5_moe_text",
+        "qwen3_6_moe", "qwen3_vl_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "glm5_next", "minimax_m2",
+        "minimax_m3_vl", "mixtral", "llama4", "llama4_text", "motif"}) {
+    declined(config, type);
+  }
   config = config_of("qwen3_moe");
   config["hidden_act"] = "situ";
   declined(config, "SiTU");
@@ -259,6 +265,57 @@ TEST(Quantization, MixedPrecisionIsReadForTheExpertsAlone) {
   EXPECT_THAT(parse(config).status().message(), HasSubstr("two formats"));
   layers["model.layers.0.mlp.experts.1.up_proj"] = {{"quant_algo", "NVFP4"}, {"group_size", 32}};
   EXPECT_THAT(parse(config).status().message(), HasSubstr("group_size: expected 16"));
+}
+
+// ModelOpt 0.47 writes "NVFP4", but "mxfp4".
+TEST(Quantization, NamesAreReadInEitherCase) {
+  CheckpointBuilder builder({.model_type = "qwen3_moe"});
+  for (const char* algo : {"mxfp4", "MXFP4"}) {
+    json config = builder.config();
+    json file = builder.hf_quant_config();
+    config["quantization_config"] = {{"quant_method", "ModelOpt"}, {"quant_algo", algo}, {"group_size", 32}};
+    file["quantization"] = {{"quant_algo", "mxfp4"}, {"group_size", 32}};
+    const Result<ModelInfo> model = parse(config, file);
+    ASSERT_OK(model);
+    EXPECT_EQ(model->format, SourceFormat::kMxfp4);
+    EXPECT_EQ(model->quant_algo, "MXFP4");
+  }
+  json config = builder.config();
+  config["quantization_config"]["quant_algo"] = "nvfp4";
+  EXPECT_EQ(parse(config)->format, SourceFormat::kModelOpt);
+  config["quantization_config"]["quant_algo"] = "nvfp4_awq";
+  EXPECT_THAT(parse(config).status().message(), HasSubstr("quant_algo NVFP4_AWQ: activations must be multiplied"));
+  config = config_of("qwen3_moe", SourceFormat::kCompressedTensors);
+  config["quantization_config"]["format"] = "NVFP4-pack-quantized";
+  EXPECT_EQ(parse(config)->format, SourceFormat::kCompressedTensors);
+}
+
+// Two groups of 4-bit floats: the one whose target names the routed experts is theirs, whatever the other has.
+TEST(Quantization, CompressedTensorsTwoFourBitGroups) {
+  json config = config_of("qwen2_moe", SourceFormat::kCompressedTensors);
+  json& groups = config["quantization_config"]["config_groups"];
+  json weight_only = groups["group_0"];
+  weight_only["input_activations"] = nullptr;
+  groups["group_0"]["targets"] = {"re:.*mlp[.]experts[.].*"};
+  weight_only["targets"] = {"re:.*self_attn.*", "re:.*shared_expert[.].*"};
+  groups["group_1"] = weight_only;
+  Result<ModelInfo> model = parse(config);
+  ASSERT_OK(model);
+  EXPECT_EQ(model->options.activation_format, ActivationFormat::kNvfp4);
+  EXPECT_EQ(model->shared_activation_format, ActivationFormat::kBf16);
+
+  groups["group_0"]["targets"] = {"Linear"};  // what no other group names
+  model = parse(config);
+  ASSERT_OK(model);
+  EXPECT_EQ(model->options.activation_format, ActivationFormat::kNvfp4);
+
+  groups["group_1"]["targets"] = {"re:.*mlp.*"};
+  EXPECT_EQ(parse(config).status().code(), Code::kUnsupported);
+  EXPECT_THAT(parse(config).status().message(), HasSubstr("no target names the routed experts"));
+  groups["group_0"]["targets"] = {"re:.*experts.*"};
+  groups["group_1"]["targets"] = {"re:.*experts.*down_proj"};
+  EXPECT_THAT(parse(config).status().message(),
+              HasSubstr("NVFP4 in group_0 and W4A16_NVFP4 in group_1 are both for routed experts"));
 }
 
 TEST(Quantization, CompressedTensorsGroups) {

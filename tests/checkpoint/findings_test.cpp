@@ -164,7 +164,9 @@ TEST(Findings, LikeOnesFoldPerLayer) {
   EXPECT_EQ(findings->front().expert, 1);
   EXPECT_EQ(findings->front().count, 3);
   EXPECT_THAT(to_string(findings->front()), HasSubstr("note gate_up_scale_mismatch: layer 0 expert 1 model.layers.0"));
-  EXPECT_THAT(to_string(findings->front()), HasSubstr("(and 2 more)"));
+  EXPECT_THAT(to_string(findings->front()),
+              HasSubstr("(and 2 more, such as model.layers.0.mlp.experts.4.up_proj.weight_scale_2, "));
+  EXPECT_EQ(findings->front().examples.size(), 2u);
   EXPECT_EQ(checkpoint->validate(0, {5, 3})->front().count, 1);  // only the range
   EXPECT_EQ(checkpoint->statistics(0, {0, 8})->gate_up_mismatches, 3);
   EXPECT_EQ(checkpoint->validate(0, {5, 4}).status().code(), Code::kInvalidArgument);

@@ -1,0 +1,84 @@
+#include "checkpoint/expert_names.h"
+
+#include <fmt/format.h>
+
+#include "safetensors/files.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr FormatParts kModelOptParts = {SourceFormat::kModelOpt, "weight", "weight_scale", "weight_scale_2",
+                                        "input_scale"};
+constexpr FormatParts kCompressedParts = {SourceFormat::kCompressedTensors, "weight_packed", "weight_scale",
+                                          "weight_global_scale", "input_global_scale"};
+constexpr FormatParts kFloatParts = {SourceFormat::kFloat, "weight", "", "", ""};
+
+constexpr FormatParts mxfp4_parts(std::string_view codes, std::string_view scales) {
+  return {SourceFormat::kMxfp4, codes, scales, "", ""};
+}
+
+// Parts whose presence means that the experts compute something this library does not.
+struct RefusedPart {
+  std::string_view part;
+  std::string_view reason;
+};
+constexpr RefusedPart kRefusedParts[] = {
+    {"bias", "experts with biases are not implemented"},
+    {"pre_quant_scale", "AWQ: activations must be multiplied by pre_quant_scale first, which is not implemented"},
+    {"svdquant_lora_a", "SVDQuant: the low-rank part is not implemented"},
+    {"svdquant_lora_b", "SVDQuant: the low-rank part is not implemented"},
+    {"weight_zero_point", "zero points are not part of NVFP4"},
+    {"weight_g_idx", "reordered input channels are not implemented"},
+    {"blocks", "MXFP4 experts in the layout of gpt-oss, which has biases, are not implemented"},
+};
+
+}  // namespace
+
+std::string ExpertNames::name(int64_t expert, Projection projection, std::string_view part) const {
+  switch (role) {
+    case TensorRole::kExpert: return expert_tensor_name(stem, expert, projection, w_words, projection_first, part);
+    case TensorRole::kStacked: return stacked_tensor_name(stem, projection, part);
+    case TensorRole::kShared: {
+      const bool fused = gate_up_fused && projection != Projection::kDown;
+      return shared_tensor_name(stem, fused ? Projection::kGateUp : projection, w_words, part);
+    }
+  }
+  return "";
+}
+
+Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
+                                  Projection projection) {
+  const auto part = [&](std::string_view p) { return index.find(names.name(expert, projection, p)).info; };
+  const auto shown = [&](std::string_view p) { return printable(names.name(expert, projection, p), 400); };
+  const TensorInfo* weight = part("weight");
+  const TensorInfo* packed = part("weight_packed");
+  const TensorInfo* scales = part("weight_scale");
+  const auto is_e8m0 = [](const TensorInfo* t) {
+    return t != nullptr && (t->dtype == DType::kF8E8M0 || t->dtype == DType::kU8);
+  };
+  if (packed != nullptr) {
+    const bool global = part("weight_global_scale") != nullptr;
+    return !global && is_e8m0(scales) ? mxfp4_parts("weight_packed", "weight_scale") : kCompressedParts;
+  }
+  if (weight == nullptr) return bad_input(fmt::format("{}: missing", shown("weight")));
+  if (weight->dtype == DType::kF8E4M3 || weight->dtype == DType::kF8E5M2) {
+    return unsupported("FP8 experts are not NVFP4");
+  }
+  if (part("weight_scale_2") != nullptr) return kModelOptParts;
+  const bool bytes = weight->dtype == DType::kU8 || weight->dtype == DType::kI8 || weight->dtype == DType::kF4;
+  if (bytes && is_e8m0(part("scale"))) return mxfp4_parts("weight", "scale");
+  if (bytes && is_e8m0(scales)) return mxfp4_parts("weight", "weight_scale");
+  if (bytes && scales != nullptr) return kModelOptParts;  // its weight_scale_2 is then reported as missing
+  if (is_activation(weight->dtype) && scales == nullptr && part("scale") == nullptr) return kFloatParts;
+  return bad_input(fmt::format("{}: {} is none of ModelOpt NVFP4, compressed-tensors NVFP4, MXFP4 and floats",
+                               shown("weight"), describe(*weight)));
+}
+
+std::string_view refused_part_reason(std::string_view part) {
+  for (const RefusedPart& row : kRefusedParts) {
+    if (row.part == part) return row.reason;
+  }
+  return {};
+}
+
+}  // namespace nvfp4_moe

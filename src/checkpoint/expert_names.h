@@ -1,0 +1,45 @@
+// How a layer's experts are stored: the words of their names, and the format that the names and dtypes say. Private to
+// the room. Reads headers only.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/names.h"
+
+namespace nvfp4_moe {
+
+// The parts of one matrix's name in one format; empty where the format has no such tensor.
+struct FormatParts {
+  SourceFormat format = SourceFormat::kFloat;
+  std::string_view codes;
+  std::string_view scales;
+  std::string_view tensor_scale;
+  std::string_view input_scale;
+};
+
+// How a layer's routed experts, or its shared expert, are stored.
+struct ExpertNames {
+  std::string stem;
+  TensorRole role = TensorRole::kExpert;
+  bool w_words = false;
+  bool projection_first = false;  // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
+  bool gate_up_fused = false;  // gate and up are one tensor gate_up_proj, gate first: every stack, some shared experts
+  bool stacked_k_first = false;  // the family's order, where role is kStacked
+  FormatParts parts;
+
+  // The name of `part` of the projection that holds it (gate_up_proj where gate and up are one tensor).
+  std::string name(int64_t expert, Projection projection, std::string_view part) const;
+};
+
+// The format of the tensors under one name: by which parts there are, then by their dtypes. kUnsupported for one that
+// this library does not decode (FP8).
+Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
+                                  Projection projection);
+
+// Why experts that have a tensor of this part are not computed here ("bias", "pre_quant_scale", ...); empty where they
+// are.
+std::string_view refused_part_reason(std::string_view part);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,245 @@
+// A stored tensor's shape is checked against what the config and the format imply; which axis of a stack is K is read
+// from the shapes, and where one tensor's shape fits both orders, from the other tensor's.
+#include "checkpoint/matrix_resolver.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace nvfp4_moe {
+namespace {
+
+float load_float(const std::byte* at) {
+  float value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+}
+
+float reciprocal(float value) { return static_cast<float>(1.0 / static_cast<double>(value)); }
+
+std::string expected_tensor(const std::vector<int64_t>& shape, DType dtype) {
+  return fmt::format("{} {}", shape_string(shape), to_string(dtype));
+}
+
+// Whether the tensor has these dimensions.
+bool has_shape(const TensorInfo& info, const std::vector<int64_t>& shape) { return info.shape == shape; }
+
+// Codes (or floats) of `info` along K.
+int64_t stored_width(SourceFormat format, const TensorInfo& info, int64_t cols) {
+  return format == SourceFormat::kFloat || info.dtype == DType::kF4 ? cols : cols / 2;  // F4 counts elements
+}
+
+}  // namespace
+
+// The shapes that a matrix's tensors have in either order of their axes.
+struct MatrixResolver::Shapes {
+  int64_t stack = 0;  // experts of a stack, 0 for a matrix of its own
+  int64_t rows = 0;   // stored rows: gate above up where both are in one tensor
+
+  std::vector<int64_t> of(bool k_first, int64_t k) const {
+    std::vector<int64_t> dims;
+    if (stack > 0) dims.push_back(stack);
+    dims.push_back(k_first ? k : rows);
+    dims.push_back(k_first ? rows : k);
+    return dims;
+  }
+};
+
+const TensorInfo* MatrixResolver::find(const std::string& name, TensorIndex::Ref& ref) const {
+  ref = index_.find(name);
+  return ref.info;
+}
+
+// A [] or [1] scalar; for stacked experts also one of E. False with `actual` where it is not.
+bool MatrixResolver::scalar(const ExpertNames& names, const std::string& name, int64_t expert, TensorIndex::Ref& ref,
+                            float& out, std::string& actual) const {
+  if (find(name, ref) == nullptr) {
+    actual = "no such tensor";
+    return false;
+  }
+  const TensorInfo& info = *ref.info;
+  const uint64_t count = info.size_bytes() / 4;
+  const bool per_expert = names.role == TensorRole::kStacked && count == static_cast<uint64_t>(num_experts_) &&
+                          count > 1 && info.shape.front() == num_experts_;
+  if (info.dtype != DType::kF32 || (count != 1 && !per_expert)) {
+    actual = describe(info);
+    return false;
+  }
+  out = load_float(ref.data() + (per_expert ? expert * 4 : 0));
+  return true;
+}
+
+InputScale MatrixResolver::input_scale(const ExpertNames& names, int64_t expert, Projection projection) const {
+  InputScale out;
+  if (names.parts.input_scale.empty()) return out;
+  out.name = names.name(expert, projection, names.parts.input_scale);
+  TensorIndex::Ref ref;
+  std::string actual;
+  if (!scalar(names, out.name, expert, ref, out.stored, actual)) {
+    out.finding = "input_scale_missing";
+    return out;
+  }
+  const bool inverse = names.parts.format == SourceFormat::kCompressedTensors;
+  out.value = inverse ? reciprocal(out.stored) : out.stored;
+  if (std::isnan(out.stored)) {
+    out.finding = "input_scale_nan";
+  } else if (std::isinf(out.stored)) {
+    out.finding = "input_scale_infinite";
+  } else if (out.stored == 0) {
+    out.finding = "input_scale_zero";
+  } else if (out.stored < 0) {
+    out.finding = "input_scale_negative";
+  } else if (!std::isnormal(out.stored) || !std::isnormal(out.value)) {
+    out.finding = "input_scale_denormal";
+  } else {
+    out.usable = true;
+    if (out.stored == 1) out.finding = "input_scale_one";
+  }
+  return out;
+}
+
+// Where this matrix's shape fits both orders (2 I = H, or I = H): the order of the layer's other stack, whose shape then
+// fits one only. The family's where that one is missing or fits none.
+bool MatrixResolver::other_matrix_is_k_first(const ExpertNames& names, int64_t expert, Projection projection,
+                                             int64_t rows, int64_t cols) const {
+  const bool down = projection == Projection::kDown;
+  const Projection other = down ? Projection::kGate : Projection::kDown;
+  const TensorInfo* info = index_.find(names.name(expert, other, names.parts.codes)).info;
+  if (info == nullptr) return names.stacked_k_first;
+  const Shapes shapes{num_experts_, down ? 2 * cols : cols};
+  const int64_t width = stored_width(names.parts.format, *info, rows);
+  const bool plain = has_shape(*info, shapes.of(false, width));
+  const bool turned = has_shape(*info, shapes.of(true, width));
+  return plain == turned ? names.stacked_k_first : turned;
+}
+
+bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
+                            int64_t rows, int64_t cols, MatrixSource& out, FindingList& findings) const {
+  const FormatParts& parts = names.parts;
+  out = MatrixSource{};
+  out.format = parts.format;
+  out.layer = layer;
+  out.expert = expert;
+  out.rows = rows;
+  out.cols = cols;
+  out.codes_name = names.name(expert, projection, parts.codes);
+  const auto fail = [&](const char* id, const std::string& tensor, std::string expected, std::string actual) {
+    findings.add({Severity::kError, id, layer, expert, tensor, std::move(expected), std::move(actual)});
+    return false;
+  };
+  if (rows % 16 != 0 || cols % 16 != 0) {
+    return fail("misaligned", out.codes_name, "dimensions that are multiples of 16",
+                fmt::format("({}, {})", rows, cols));
+  }
+  TensorIndex::Ref codes;
+  if (find(out.codes_name, codes) == nullptr) {
+    return fail("missing_expert", out.codes_name, "a tensor", "no such tensor");
+  }
+  const bool floats = parts.format == SourceFormat::kFloat;
+  const bool mxfp4 = parts.format == SourceFormat::kMxfp4;
+  out.dtype = codes.info->dtype;
+  const DType want_dtype = floats ? (is_activation(out.dtype) ? out.dtype : DType::kBf16) : DType::kU8;
+  const bool dtype_ok = floats
+                            ? is_activation(out.dtype)
+                            : out.dtype == DType::kU8 || out.dtype == DType::kF4 || (mxfp4 && out.dtype == DType::kI8);
+  const int64_t width = stored_width(parts.format, *codes.info, cols);
+  const int64_t bytes = floats ? bits(out.dtype) / 8 : 1;  // of one column step
+  const int64_t byte_cols = floats ? cols : cols / 2;
+
+  TensorIndex::Ref scales;
+  const int64_t group = mxfp4 ? 32 : 16;
+  const int64_t scale_cols = (cols + group - 1) / group;
+  if (!floats) {
+    out.scales_name = names.name(expert, projection, parts.scales);
+    if (find(out.scales_name, scales) == nullptr) {
+      return fail("missing_scale", out.scales_name, "a tensor", "no such tensor");
+    }
+  }
+
+  const int64_t stack = names.role == TensorRole::kStacked ? num_experts_ : 0;
+  const bool fused = names.gate_up_fused && projection != Projection::kDown;
+  const Shapes shapes{stack, fused ? 2 * rows : rows};
+  const auto fits = [&](bool order) {
+    return has_shape(*codes.info, shapes.of(order, width)) &&
+           (floats || has_shape(*scales.info, shapes.of(order, scale_cols)));
+  };
+  bool k_first = stack > 0 && names.stacked_k_first;
+  if (stack > 0) {  // the shapes say it
+    const bool plain = fits(false);
+    const bool turned = fits(true);
+    if (plain != turned) k_first = turned;
+    if (plain && turned) k_first = other_matrix_is_k_first(names, expert, projection, rows, cols);
+  }
+  const std::vector<int64_t> codes_shape = shapes.of(k_first, width);
+  if (!dtype_ok) {
+    return fail("dtype_mismatch", out.codes_name, expected_tensor(codes_shape, want_dtype), describe(*codes.info));
+  }
+  if (!has_shape(*codes.info, codes_shape)) {
+    return fail("shape_mismatch", out.codes_name, expected_tensor(codes_shape, out.dtype), describe(*codes.info));
+  }
+  const int64_t inner = k_first ? shapes.rows : byte_cols;  // elements of one stored row
+  out.codes = {reinterpret_cast<const uint8_t*>(codes.data()), rows, byte_cols, (k_first ? 1 : inner) * bytes,
+               (k_first ? inner : 1) * bytes};
+  const int64_t row0 = fused && projection == Projection::kUp ? rows : 0;
+  const uint64_t per_expert = codes.info->size_bytes() / static_cast<uint64_t>(std::max<int64_t>(stack, 1));
+  const std::byte* codes_begin = codes.data() + (stack > 0 ? static_cast<uint64_t>(expert) * per_expert : 0);
+  out.codes.data = reinterpret_cast<const uint8_t*>(codes_begin) + row0 * out.codes.row_stride;
+  out.spans.push_back({codes.file, codes_begin, per_expert});
+  if (floats) return true;
+
+  const DType scale_dtype = mxfp4 ? DType::kF8E8M0 : DType::kF8E4M3;
+  const std::vector<int64_t> scales_shape = shapes.of(k_first, scale_cols);
+  if (scales.info->dtype != scale_dtype && !(mxfp4 && scales.info->dtype == DType::kU8)) {
+    return fail("dtype_mismatch", out.scales_name, expected_tensor(scales_shape, scale_dtype), describe(*scales.info));
+  }
+  if (!has_shape(*scales.info, scales_shape)) {
+    for (const int64_t other : {8, 16, 32, 64, 128}) {
+      if (other == group || cols % other != 0 || !has_shape(*scales.info, shapes.of(k_first, cols / other))) continue;
+      return fail("group_size", out.scales_name,
+                  fmt::format("{}: one scale per {} elements", expected_tensor(scales_shape, scale_dtype), group),
+                  fmt::format("{}: one per {}", describe(*scales.info), other));
+    }
+    return fail("shape_mismatch", out.scales_name, expected_tensor(scales_shape, scale_dtype), describe(*scales.info));
+  }
+  const int64_t scales_inner = k_first ? shapes.rows : scale_cols;
+  out.scales = {nullptr, rows, scale_cols, k_first ? 1 : scales_inner, k_first ? scales_inner : 1};
+  const uint64_t scales_per_expert = scales.info->size_bytes() / static_cast<uint64_t>(std::max<int64_t>(stack, 1));
+  const std::byte* scales_begin = scales.data() + (stack > 0 ? static_cast<uint64_t>(expert) * scales_per_expert : 0);
+  out.scales.data = reinterpret_cast<const uint8_t*>(scales_begin) + row0 * out.scales.row_stride;
+  out.spans.push_back({scales.file, scales_begin, scales_per_expert});
+  return true;
+}
+
+bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
+                             int64_t rows, int64_t cols, MatrixSource& out, FindingList& findings) const {
+  if (!locate(names, layer, expert, projection, rows, cols, out, findings)) return false;
+  const FormatParts& parts = names.parts;
+  if (parts.tensor_scale.empty()) return true;
+  const auto fail = [&](const char* id, const std::string& tensor, std::string expected, std::string actual) {
+    findings.add({Severity::kError, id, layer, expert, tensor, std::move(expected), std::move(actual)});
+    return false;
+  };
+  out.tensor_scale_name = names.name(expert, projection, parts.tensor_scale);
+  TensorIndex::Ref scale;
+  std::string actual;
+  float stored = 0;
+  if (!scalar(names, out.tensor_scale_name, expert, scale, stored, actual)) {
+    return fail(scale.info == nullptr ? "missing_scale" : "shape_mismatch", out.tensor_scale_name, "() or (1) F32",
+                actual);
+  }
+  out.spans.push_back({scale.file, scale.data(), static_cast<size_t>(scale.info->size_bytes())});
+  const bool inverse = parts.format == SourceFormat::kCompressedTensors;
+  out.tensor_scale = inverse ? reciprocal(stored) : stored;
+  const char* id = !std::isfinite(stored)                                      ? "tensor_scale_nonfinite"
+                   : stored == 0                                               ? "tensor_scale_zero"
+                   : stored < 0                                                ? "tensor_scale_negative"
+                   : !std::isfinite(out.tensor_scale) || out.tensor_scale == 0 ? "tensor_scale_nonfinite"
+                                                                               : nullptr;
+  if (id != nullptr) return fail(id, out.tensor_scale_name, "a finite number > 0", float_string(stored));
+  return true;
+}
+
+}  // namespace nvfp4_moe

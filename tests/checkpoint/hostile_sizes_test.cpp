@@ -1,0 +1,123 @@
+// A config that declares far more than the files hold costs what the files cost: experts, layers and sizes are counted,
+// never walked, and nothing is planned for them. Before that was so, the first case took 30 s.
+#include <sys/resource.h>
+
+#include <chrono>
+
+#include "checkpoint/checkpoint.h"
+#include "convert/quantize_checkpoint.h"
+#include "moe/packed_cache.h"
+#include "support/checkpoint_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::BuilderOptions;
+using test::CheckpointBuilder;
+using test::TempDir;
+using testing::HasSubstr;
+
+constexpr int64_t kMost = 65536;  // the most experts that a config may declare
+
+int64_t peak_bytes() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+// Everything that inspect, verify and a load ask of the checkpoint. The bounds are a hundred times what it takes.
+void expect_cheap(const std::string& path, const std::string& finding) {
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t before = peak_bytes();
+  const Result<Checkpoint> checkpoint = Checkpoint::open(path);
+  ASSERT_OK(checkpoint);
+  const int64_t experts = checkpoint->model().options.num_experts;
+  for (const int64_t layer : checkpoint->model().layers) {
+    const Result<std::vector<Finding>> findings = checkpoint->validate(layer, {0, experts});
+    ASSERT_OK(findings);
+    ASSERT_FALSE(findings->empty());
+    EXPECT_EQ(findings->front().id, finding);
+    EXPECT_LE(findings->size(), 8u);
+    for (const Finding& one : *findings) EXPECT_LE(one.examples.size(), Finding::kMaxExamples);
+    EXPECT_OK(checkpoint->statistics(layer, {0, experts}));
+    EXPECT_OK(checkpoint->layer_scales(layer));
+    const Status refused = checkpoint->check_layout(layer, {0, experts});
+    EXPECT_EQ(refused.code(), Code::kBadInput);
+    EXPECT_EQ(refused.finding(), finding);
+    EXPECT_EQ(open_checkpoint_layer(*checkpoint, layer, {}, {}, {}, {}, {}).status().finding(), finding);
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(seconds.count(), 10.0);
+  EXPECT_LT(peak_bytes() - before, int64_t{64} << 20);
+}
+
+TEST(HostileSizes, ExpertsThatAreNotThereAreOneFinding) {
+  CheckpointBuilder builder({.model_type = "qwen3_moe",
+                             .layers = 100,
+                             .num_experts = 1,
+                             .top_k = 1,
+                             .hidden_size = 32,
+                             .intermediate_size = 16});
+  builder.config()["num_experts"] = kMost;
+  TempDir dir;
+  ASSERT_OK(builder.write(dir.path().string()));
+  expect_cheap(dir.path().string(), "missing_expert");
+  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
+  const Finding finding = checkpoint->validate(7, {0, kMost})->front();
+  EXPECT_EQ(finding.count, kMost - 1);
+  EXPECT_EQ(finding.expert, 1);
+  EXPECT_EQ(finding.tensor, "model.layers.7.mlp.experts.1.gate_proj.weight");
+  EXPECT_EQ(finding.examples, (std::vector<std::string>{"model.layers.7.mlp.experts.2.gate_proj.weight",
+                                                        "model.layers.7.mlp.experts.3.gate_proj.weight",
+                                                        "model.layers.7.mlp.experts.4.gate_proj.weight"}));
+}
+
+TEST(HostileSizes, SizesThatTheTensorsDoNotHave) {
+  CheckpointBuilder builder({.model_type = "qwen3_moe", .layers = 2});
+  builder.config().update({{"hidden_size", 1 << 20}, {"moe_intermediate_size", 1 << 20}});
+  TempDir dir;
+  ASSERT_OK(builder.write(dir.path().string()));
+  expect_cheap(dir.path().string(), "shape_mismatch");
+}
+
+TEST(HostileSizes, AStackOfMoreExpertsThanItHas) {
+  for (const SourceFormat format : {SourceFormat::kModelOptStacked, SourceFormat::kFloat}) {
+    BuilderOptions options;
+    options.model_type = "qwen3_5_moe";
+    options.format = format;
+    options.stacked_floats = format == SourceFormat::kFloat;
+    CheckpointBuilder builder(options);
+    builder.config()["text_config"]["num_experts"] = kMost;
+    TempDir dir;
+    ASSERT_OK(builder.write(dir.file("model")));
+    expect_cheap(dir.file("model"), "shape_mismatch");
+    if (format != SourceFormat::kFloat) continue;
+    // Quantizing plans a dozen tensors for each expert.
+    const int64_t before = peak_bytes();
+    const Status refused = quantize_checkpoint(dir.file("model"), dir.file("out"), {}).status();
+    EXPECT_EQ(refused.code(), Code::kBadInput);
+    EXPECT_THAT(refused.message(), HasSubstr("shape_mismatch"));
+    EXPECT_LT(peak_bytes() - before, int64_t{64} << 20);
+  }
+}
+
+TEST(HostileSizes, LayersThatAreNotThere) {
+  CheckpointBuilder builder({.model_type = "qwen3_moe"});
+  builder.config()["num_hidden_layers"] = 1 << 14;
+  TempDir dir;
+  ASSERT_OK(builder.write(dir.path().string()));
+  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
+  ASSERT_OK(checkpoint);
+  int64_t missing = 0;
+  for (const Finding& finding : checkpoint->findings()) {
+    if (finding.id != "missing_layer") continue;
+    missing = finding.count;
+    EXPECT_EQ(finding.examples.size(), Finding::kMaxExamples);
+  }
+  EXPECT_EQ(missing, (1 << 14) - 2);
+  EXPECT_LT(checkpoint->findings().size(), 16u);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -62,10 +62,8 @@ int run_command_line(int argc, char** argv) {
   Status status;
   try {
     status = invocation.run(report);
-  } catch (const std::bad_alloc&) {
-    status = Status(Code::kOutOfMemory, "out of memory");
-  } catch (const std::exception& error) {
-    status = Status(Code::kInternal, error.what());
+  } catch (...) {
+    status = caught_exception();
   }
   return report.finish(status);
 }

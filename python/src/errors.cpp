@@ -1,9 +1,11 @@
-// The exception classes of the module, and the translation of a Failure into them.
+// The exception classes of the module, and the translation of a Failure, or of memory that ran out, into them: the one
+// place for every function of the module.
 #include "errors.h"
 
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <new>
 
 namespace nvfp4_moe::python {
 
@@ -56,6 +58,8 @@ void translate(const std::exception_ptr& exception, void*) {
     std::rethrow_exception(exception);
   } catch (const Failure& failure) {
     raise(failure);
+  } catch (const std::bad_alloc&) {
+    raise(Failure(caught_exception()));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "c_api/common.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "moe/log.h"
 
@@ -31,16 +32,22 @@ class HostExecutor : public Executor {
 
   void parallel_for(int64_t count, int64_t grain, const Body& body) override {
     if (count <= 0) return;
-    Call call{&body, count};
+    Call call{&body, count, {}, {}};
     parallel_for_(
         count, std::max<int64_t>(grain, 1),
         [](void* context, int64_t begin, int64_t end) {
-          const Call& loop = *static_cast<const Call*>(context);
+          Call& loop = *static_cast<Call*>(context);
           begin = std::max<int64_t>(begin, 0);
           end = std::min(end, loop.count);
-          if (begin < end) (*loop.body)(begin, end);
+          if (begin >= end || loop.failed.load(std::memory_order_relaxed)) return;
+          try {  // nothing is thrown through a host's threads
+            (*loop.body)(begin, end);
+          } catch (...) {
+            if (!loop.failed.exchange(true)) loop.thrown = std::current_exception();
+          }
         },
         &call, user_);
+    if (call.thrown) std::rethrow_exception(call.thrown);
   }
   int threads() const override { return threads_; }
 
@@ -48,6 +55,8 @@ class HostExecutor : public Executor {
   struct Call {
     const Body* body;
     int64_t count;
+    std::atomic<bool> failed;
+    std::exception_ptr thrown;  // written by the thread that set `failed`, read when the host's loop has returned
   };
   nvfp4_moe_parallel_for parallel_for_;
   void* user_;

@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -22,18 +20,16 @@ namespace nvfp4_moe::c_api {
 // Remembers the failure for nvfp4_moe_last_error; never allocates, so that it can tell of memory running out.
 nvfp4_moe_code fail(Code code, const char* message) noexcept;
 
-// Runs a body that returns Status, and lets nothing through but a code.
+// Runs a body that returns Status, and lets nothing through but a code. The whole body of every function of the C
+// interface that returns one (scripts/check_boundaries.py).
 template <class Body>
 nvfp4_moe_code guarded(Body&& body) noexcept {
   try {
     const Status status = body();
     return status.ok() ? NVFP4_MOE_OK : fail(status.code(), status.message().c_str());
-  } catch (const std::bad_alloc&) {
-    return fail(Code::kOutOfMemory, "memory: expected more, got none");
-  } catch (const std::exception& error) {
-    return fail(Code::kInternal, error.what());
   } catch (...) {
-    return fail(Code::kInternal, "an unknown exception");
+    const Status status = caught_exception();
+    return fail(status.code(), status.message().c_str());
   }
 }
 

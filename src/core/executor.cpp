@@ -3,7 +3,8 @@
 // A call publishes its job under the mutex and raises seq_; workers that see it (spinning briefly, then sleeping on the
 // condition) join by counting themselves in, take ranges from one atomic counter, and count themselves out. The caller
 // takes ranges too, then closes the job and waits only for workers that joined: one that slept through costs nothing.
-// Which thread computes which range is left open, since no result may depend on it.
+// Which thread computes which range is left open, since no result may depend on it. A body that throws ends the job:
+// ranges that nobody has taken are dropped, and once every thread has left, the caller throws what was thrown first.
 #include "core/executor.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -59,10 +61,13 @@ class SerialExecutor final : public Executor {
 
 class Pool {
  public:
+  // Where the system gives no more threads, or no memory for one, the pool is as large as it got.
   explicit Pool(int threads) {
     try {
+      workers_.reserve(static_cast<size_t>(std::max(threads - 1, 0)));
       for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {  // the system gives no more threads: the pool is as large as it got
+    } catch (const std::system_error&) {
+    } catch (const std::bad_alloc&) {
     }
   }
 
@@ -113,7 +118,7 @@ class Pool {
   };
 
   // What a body throws ends its thread's part and keeps the others from beginning new ranges.
-  static void take_ranges(Job& job) {
+  static void take_ranges(Job& job) noexcept {
     inside_body = true;
     try {
       while (!job.failed.load(std::memory_order_relaxed)) {

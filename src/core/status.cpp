@@ -1,5 +1,9 @@
 #include "core/status.h"
 
+#include <exception>
+#include <new>
+#include <system_error>
+
 namespace nvfp4_moe {
 
 const char* to_string(Code code) {
@@ -16,6 +20,26 @@ const char* to_string(Code code) {
     case Code::kCancelled: return "cancelled";
   }
   return "unknown";
+}
+
+Status caught_exception() noexcept {
+  try {
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::system_error& error) {  // of std::filesystem too
+      const bool memory = error.code() == std::errc::not_enough_memory ||
+                          error.code() == std::errc::resource_unavailable_try_again;  // a thread that could not be made
+      return {memory ? Code::kOutOfMemory : Code::kInternal, error.what()};
+    } catch (const std::exception& error) {
+      return {Code::kInternal, error.what()};
+    } catch (...) {
+      return {Code::kInternal, "an unknown exception"};
+    }
+  } catch (...) {
+    return {Code::kOutOfMemory, "out of memory"};  // short enough to need no memory of its own
+  }
 }
 
 }  // namespace nvfp4_moe

@@ -4,7 +4,9 @@
 // "layer 12 expert 7 up_proj.weight_scale: expected (1536, 448) F8_E4M3, got (1536, 224)".
 // A failure that a named finding of a checkpoint causes carries the finding's id, at its end and by itself:
 // "...: expected a finite scale, got NaN [tensor_scale_nan]".
-// Nothing in the library prints, aborts or throws across include/.
+// Nothing in the library prints, aborts or throws across include/. Inside, an allocation that fails throws
+// std::bad_alloc; where the library is entered (the C interface, the Python module, the command line) one place each
+// turns what arrives into a Status, by caught_exception.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +63,9 @@ class [[nodiscard]] Status {
   uint32_t finding_size_ = 0;  // the message ends with "[", so many characters and "]"
   std::string message_;
 };
+
+// The exception in flight as a Status; from a handler only. Allocates nothing where memory is what is missing.
+Status caught_exception() noexcept;
 
 inline Status invalid_argument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
 inline Status unsupported(std::string message) { return {Code::kUnsupported, std::move(message)}; }

@@ -91,7 +91,9 @@ void report_findings(const std::vector<Finding>& findings, Report& report) {
   report.json()["errors"] = errors;
   report.json()["warnings"] = warnings;
   if (!shown.empty()) report.table("findings", findings_table(shown, true));
-  report.json()["findings"] = findings_table(shown, false).json();
+  Json rows = findings_table(shown, false).json();
+  for (size_t i = 0; i < shown.size(); ++i) rows[i]["examples"] = shown[i]->examples;
+  report.json()["findings"] = rows;
 
   Json json = Json::array();
   int64_t total = 0;

@@ -4,33 +4,12 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
-#include <string_view>
 #include <utility>
 
 #include "moe/registry.h"
 
 namespace nvfp4_moe::cli {
 namespace {
-
-// Bytes of the tensors that hold routed experts. All else stays on every rank (attention, embeddings, routers).
-uint64_t expert_bytes(const Checkpoint& checkpoint) {
-  std::set<std::string_view> counted;  // stacked experts share one tensor
-  uint64_t bytes = 0;
-  const auto& tensors = checkpoint.index().tensors();
-  for (const int64_t layer : checkpoint.model().layers) {
-    for (int64_t expert = 0; expert < checkpoint.model().options.num_experts; ++expert) {
-      for (const char* projection : {"gate", "up", "down"}) {
-        const std::string name = checkpoint.tensor_name(layer, expert, projection);
-        const std::string stem = name.substr(0, name.rfind('.') + 1);  // its scales lie beside it
-        for (auto at = tensors.lower_bound(stem); at != tensors.end() && at->first.starts_with(stem); ++at) {
-          if (counted.insert(at->first).second) bytes += at->second.info->size_bytes();
-        }
-      }
-    }
-  }
-  return bytes;
-}
 
 // Bytes one of `ranks` GPUs needs under expert parallel.
 struct Need {
@@ -65,7 +44,7 @@ Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(checkpoint.model().options));
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
 
-  const uint64_t other_bytes = checkpoint.index().size_bytes() - expert_bytes(checkpoint);
+  const uint64_t other_bytes = checkpoint.index().size_bytes() - checkpoint.expert_bytes();  // stays on every rank
   std::vector<Column> columns = {{"ranks", "GPUs"},
                                  {"experts_bytes", "experts each"},
                                  {"other_bytes", "other tensors"},

@@ -1,6 +1,9 @@
 // inspect: what a checkpoint is, whether it is sound, and whether it fits. Reads headers, config, and the scales of the
-// chosen layers; never the codes. Findings that are errors make the exit code 1; what cannot be read at all makes it 4.
+// chosen layers; never the codes. Findings that are errors make the exit code 1, and are reported whatever else cannot be
+// said of such files; what cannot be opened at all makes it 4.
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "checkpoint/checkpoint.h"
 #include "cli/console/lists.h"
@@ -68,8 +71,8 @@ Cell range_cell(const std::optional<float>& low, const std::optional<float>& hig
   return {text, Json::array({*low, *high})};
 }
 
-// Scale statistics and findings of the layers; findings are appended to `all`.
-Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& layers, Report& report,
+// Findings of the layers, appended to `all`, and statistics of their scales: floats have none.
+Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& layers, bool floats, Report& report,
                      std::vector<Finding>& all) {
   Table table({{"layer", "layer"},
                {"codes_bytes", "codes"},
@@ -93,7 +96,10 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
       NVFP4_MOE_ASSIGN(const MoeOptions sizes, checkpoint.layer_options(layer));
       const ExpertRange range{0, sizes.num_experts};
       NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, checkpoint.validate(layer, range));
-      NVFP4_MOE_ASSIGN(const LayerStatistics s, checkpoint.statistics(layer, range));
+      LayerStatistics s;
+      if (!floats) {
+        NVFP4_MOE_ASSIGN(s, checkpoint.statistics(layer, range));
+      }
       int64_t worse_than_notes = 0;
       for (const Finding& finding : findings) {
         worse_than_notes += finding.severity == Severity::kNote ? 0 : finding.count;
@@ -112,6 +118,7 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
       progress.done += 1;
     }
   }
+  if (floats) return {};
   report.line("");
   report.table("layer_statistics", table);
   return {};
@@ -124,18 +131,22 @@ Status inspect(const InspectOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> layers, chosen_layers(checkpoint.model(), options.layers));
   report_model(checkpoint, report);
+  const bool floats = checkpoint.model().format == SourceFormat::kFloat;
   std::vector<Finding> findings = checkpoint.findings();
-  const SourceFormat format = checkpoint.model().format;
-  if (options.no_scales || format == SourceFormat::kFloat) {
-    if (format == SourceFormat::kFloat) {
-      report.fact("scales", "none: floats, quantized at load or by nvfp4-moe quantize");
-    }
-  } else {
-    NVFP4_MOE_TRY(report_layers(checkpoint, layers, report, findings));
+  if (floats) report.fact("scales", "none: floats, quantized at load or by nvfp4-moe quantize");
+  if (!options.no_scales) {
+    // What opening found of these layers is found again.
+    std::erase_if(findings,
+                  [&](const Finding& f) { return std::binary_search(layers.begin(), layers.end(), f.layer); });
+    NVFP4_MOE_TRY(report_layers(checkpoint, layers, floats, report, findings));
   }
   report_findings(findings, report);
-  NVFP4_MOE_TRY(report_fit(checkpoint, forced, device, memories, options.max_tokens, report));
-  return {};
+  if (report.failed()) {
+    report.fact("fit", "not judged: the config's sizes are not those of sound files");
+    report.json()["fit"] = nullptr;
+    return {};
+  }
+  return report_fit(checkpoint, forced, device, memories, options.max_tokens, report);
 }
 
 }  // namespace

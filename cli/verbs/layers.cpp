@@ -27,8 +27,8 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
   NVFP4_MOE_ASSIGN(std::vector<int64_t> layers, parse_list(list));
   for (const int64_t layer : layers) {
     if (!std::binary_search(model.layers.begin(), model.layers.end(), layer)) {
-      return invalid_argument(
-          fmt::format("--layers: layer {} has no experts; those that have: {}", layer, list_text(model.layers)));
+      return invalid_argument(fmt::format("--layers: expected layers with experts that can be loaded ({}), got {}",
+                                          list_text(model.layers), layer));
     }
   }
   return layers;

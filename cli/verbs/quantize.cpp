@@ -1,6 +1,7 @@
 // quantize: a float checkpoint in, an NVFP4 checkpoint that inference engines read out, with what it cost (SQNR).
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -12,6 +13,7 @@
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
 #include "convert/quantize_checkpoint.h"
+#include "safetensors/files.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -28,8 +30,8 @@ struct QuantizeVerb {
 
 // What `calibrate --json` wrote: {"layers": [{"layer", "hidden_scale", "intermediate_scale"}]}.
 Result<std::map<int64_t, LayerScales>> read_input_scales(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return io_error(fmt::format("{}: cannot be opened", path));
+  std::ifstream file(path);  // which may be a pipe
+  if (!file) return errno_status(path, "cannot open", errno);
   std::ostringstream text;
   text << file.rdbuf();
   const Json json = Json::parse(text.str(), nullptr, false);

@@ -23,6 +23,7 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
   NVFP4_MOE_ASSIGN(subject.range, options.part.range(subject.options.num_experts));
   const int64_t whole = subject.options.intermediate_size;
   NVFP4_MOE_ASSIGN(const IntermediateSlice slice, options.part.slice(whole));
+  NVFP4_MOE_TRY(subject.checkpoint->check_layout(layer, subject.range));
   if (check == CheckScales::kYes) {
     NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, subject.checkpoint->validate(layer, subject.range));
     for (const Finding& finding : findings) {

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <set>
@@ -51,15 +52,17 @@ class PyCheckpoint {
     d["tensors"] = checkpoint_.index().tensors().size();
     d["bytes"] = checkpoint_.index().size_bytes();
     nb::list findings;
-    std::set<std::string> reported;  // opening and validating may find the same thing
     const auto add = [&](const std::vector<Finding>& found) {
-      for (const Finding& finding : found) {
-        if (reported.insert(to_string(finding)).second) findings.append(to_dict(finding));
-      }
+      for (const Finding& finding : found) findings.append(to_dict(finding));
     };
-    add(checkpoint_.findings());
+    const std::vector<int64_t>& read = layers ? *layers : checkpoint_.model().layers;
+    // What opening found of the layers below is found again.
+    std::vector<Finding> of_opening = checkpoint_.findings();
+    const std::set<int64_t> again(read.begin(), read.end());
+    std::erase_if(of_opening, [&](const Finding& finding) { return again.contains(finding.layer); });
+    add(of_opening);
     nb::dict statistics;
-    for (int64_t layer : layers ? *layers : checkpoint_.model().layers) {
+    for (const int64_t layer : read) {
       const ExpertRange range = all_experts(layer);
       std::vector<Finding> found;
       LayerStatistics layer_statistics;
@@ -68,7 +71,13 @@ class PyCheckpoint {
         nb::gil_scoped_release release;
         found = take(checkpoint_.validate(layer, range));
         layer_statistics = take(checkpoint_.statistics(layer, range));
-        scales = take(checkpoint_.layer_scales(layer, &found));
+        std::vector<Finding> of_scales;
+        scales = take(checkpoint_.layer_scales(layer, &of_scales));
+        for (Finding& finding : of_scales) {  // input scales were looked at by validate too
+          const bool known =
+              std::any_of(found.begin(), found.end(), [&](const Finding& f) { return f.id == finding.id; });
+          if (!known) found.push_back(std::move(finding));
+        }
       }
       add(found);
       nb::dict of_layer = to_dict(layer_statistics);

@@ -88,5 +88,58 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+// A broken checkpoint is what inspect is for: its findings come first, whatever else cannot be said of it.
+TEST(Inspect, BrokenCheckpointsAreReportedByTheirFindings) {
+  const std::tuple<Plant, SourceFormat, const char*> cases[] = {
+      {Plant::kMissingExpert, SourceFormat::kModelOpt, "missing_expert"},
+      {Plant::kMissingExpert, SourceFormat::kFloat, "missing_expert"},
+      {Plant::kWrongShape, SourceFormat::kModelOpt, "shape_mismatch"},
+      {Plant::kWrongDtype, SourceFormat::kModelOpt, "dtype_mismatch"},
+      {Plant::kNanTensorScale, SourceFormat::kCompressedTensors, "tensor_scale_nonfinite"},
+  };
+  for (const auto& [fault, format, id] : cases) {
+    SCOPED_TRACE(std::string(id) + " " + to_string(format));
+    const TempDir dir;
+    BuilderOptions options;
+    options.format = format;
+    CheckpointBuilder builder(options);
+    builder.plant(fault, 1, 3);
+    ASSERT_OK(builder.write(dir.file("model")));
+    const ToolRun text = run_tool({"inspect", dir.file("model"), "--quiet"});
+    EXPECT_EQ(text.exit_code, 1) << text.err;
+    EXPECT_THAT(text.out, HasSubstr(id));
+    EXPECT_THAT(text.out, HasSubstr("1 error,"));
+    EXPECT_THAT(text.err, StartsWith(std::string("nvfp4-moe: check failed: error ") + id + ": layer 1 expert 3 "));
+    const nlohmann::json json = run_tool({"inspect", dir.file("model"), "--json", "--quiet"}).json();
+    EXPECT_EQ(json["ok"], false);
+    EXPECT_EQ(json["errors"], 1);
+    EXPECT_TRUE(json["fit"].is_null());
+    int found = 0;
+    for (const auto& finding : json["findings"]) {
+      found += finding["id"] == id && finding["layer"] == 1 && finding["expert"] == 3;
+      EXPECT_TRUE(finding["examples"].is_array());
+    }
+    EXPECT_EQ(found, 1);
+    if (format != SourceFormat::kFloat) {
+      EXPECT_EQ(json["layer_statistics"].size(), 2u);
+    }
+  }
+}
+
+TEST(Inspect, SizesThatTheFilesDoNotHaveArePlannedForByNobody) {
+  const TempDir dir;
+  CheckpointBuilder builder({.model_type = "qwen3_moe"});
+  builder.config()["hidden_size"] = 1 << 20;
+  ASSERT_OK(builder.write(dir.file("model")));
+  for (const char* verb : {"explain", "bench", "calibrate"}) {
+    std::vector<std::string> words = {verb, dir.file("model")};
+    if (verb == std::string("calibrate")) words.insert(words.end(), {"--random", "1"});
+    const ToolRun run = run_tool(words);
+    EXPECT_EQ(run.exit_code, 4) << verb << run.out << run.err;
+    EXPECT_THAT(run.err, HasSubstr("[shape_mismatch]")) << verb;
+  }
+  EXPECT_EQ(run_tool({"inspect", dir.file("model"), "--quiet"}).exit_code, 1);
+}
+
 }  // namespace
 }  // namespace nvfp4_moe::test

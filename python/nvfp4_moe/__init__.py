@@ -44,6 +44,7 @@ from ._core import (
     __version__,
 )
 from .config import MoeConfig
+from .config import dump_options as _dump_options
 from .layer import MoeLayer, Nvfp4Linear
 
 __all__ = [
@@ -214,9 +215,9 @@ def inspect(path: str | os.PathLike[str], layers: Sequence[int] | None = None) -
 
     Returns the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale ranges); and
     "findings", each a dict with severity ("note", "warning", "error"), id, layer, expert, tensor, expected, actual,
-    count and text. layers=None reads the block scales of every MoE layer, [] reads headers and config only.
+    count, examples (tensors of the next three that it stands for) and text. layers=None reads the block scales of every MoE layer, [] reads headers and config only.
 
-    Raises BadInput where the files are broken, Unsupported where the model is none this library knows, IoError.
+    Raises BadInput where the files cannot be opened as a checkpoint, Unsupported where the model is none this library knows, IoError.
     """
     return Checkpoint(os.fspath(path)).inspect(None if layers is None else list(layers))
 
@@ -281,7 +282,7 @@ def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cp
     for name in options:
         if name not in defaults:
             raise InvalidArgument(f"options: expected one of {', '.join(defaults)}, got {name}")
-    return _core.explain(json.dumps({**defaults, **options}), backend, device)
+    return _core.explain(_dump_options({**defaults, **options}), backend, device)
 
 
 def release_workspaces(device: str | None = None) -> int:

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from . import _core
+
+
+def dump_options(options: Mapping[str, Any]) -> str:
+    """Fields of a config as JSON, which has no NaN and no infinity."""
+
+    def plain(name: str, value: Any) -> Any:
+        value = value.item() if hasattr(value, "item") else value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _core.InvalidArgument(f"{name}: expected a finite number, got {value}")
+        return value
+
+    return json.dumps({name: plain(name, value) for name, value in options.items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +70,7 @@ class MoeConfig:
     def to_json(self) -> str:
         """The fields as the library reads them; numbers of NumPy and torch are taken for what they hold."""
 
-        def plain(value: Any) -> Any:
-            return value.item() if hasattr(value, "item") else value
-
-        return json.dumps({field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)})
+        return dump_options({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     @classmethod
     def from_json(cls, text: str) -> MoeConfig:

@@ -34,6 +34,9 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
   CacheOutcome& result = outcome == nullptr ? unused : *outcome;
   result = {};
   NVFP4_MOE_ASSIGN(const Env env, read_env());
+  // Before anything is planned for the sizes that the config claims.
+  const ExpertRange range = options.range.count > 0 ? options.range : ExpertRange{0, config->num_experts};
+  NVFP4_MOE_TRY(checkpoint.check_layout(layer_index, range, config->shared_intermediate_size > 0));
   NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, layer_index, slice));
   const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
@@ -87,6 +90,28 @@ Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer, c
   return options;
 }
 
+namespace {
+
+// Sizes are the files': a smaller number of experts would leave the others out in silence, while tokens that are routed
+// to them arrive. The shared expert may be left out.
+Status check_sizes(const MoeOptions& given, const MoeOptions& stored) {
+  const auto check = [](const char* name, int64_t value, int64_t expected, const char* instead) -> Status {
+    if (value == expected) return {};
+    return invalid_argument(std::string(name) + ": expected the checkpoint's " + std::to_string(expected) + ", got " +
+                            std::to_string(value) + instead);
+  };
+  NVFP4_MOE_TRY(check("num_experts", given.num_experts, stored.num_experts,
+                      " (a rank's part of the experts is asked for by first expert and count)"));
+  NVFP4_MOE_TRY(check("hidden_size", given.hidden_size, stored.hidden_size, ""));
+  NVFP4_MOE_TRY(check("intermediate_size", given.intermediate_size, stored.intermediate_size,
+                      " (a rank's part of it is asked for as a slice)"));
+  if (given.shared_intermediate_size == 0) return {};
+  return check("shared_intermediate_size", given.shared_intermediate_size, stored.shared_intermediate_size,
+               " (0 leaves the shared expert out)");
+}
+
+}  // namespace
+
 Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkpoint, int64_t layer,
                                                         const std::optional<MoeOptions>& given,
                                                         const IntermediateSlice& slice, const LayerOptions& options,
@@ -94,6 +119,7 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkp
                                                         CacheOutcome* outcome) {
   NVFP4_MOE_ASSIGN(const MoeOptions stored, sliced_options(checkpoint, layer, slice));
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(given.value_or(stored)));
+  NVFP4_MOE_TRY(check_sizes(config.options(), stored));
   ExpertRange range = options.range;
   if (range.count == 0 && range.first == 0) range.count = stored.num_experts;
   if (range.first < 0 || range.count < 1 || range.count > stored.num_experts ||

@@ -232,6 +232,32 @@ TEST_F(PackedCacheTest, AnotherConfigIsStale) {
   EXPECT_THAT(outcome_.reason, HasSubstr("expected key"));
 }
 
+TEST_F(PackedCacheTest, SizesAreTheCheckpoints) {
+  const auto checkpoint = Checkpoint::open(model_);
+  ASSERT_OK(checkpoint);
+  const int64_t layer = checkpoint->model().layers.at(0);
+  const MoeOptions stored = *checkpoint->layer_options(layer);
+  const auto refused = [&](const MoeOptions& options, const std::string& words) {
+    const auto opened = open_checkpoint_layer(*checkpoint, layer, options, {}, options_, cache_, {}, nullptr);
+    EXPECT_EQ(opened.status().code(), Code::kInvalidArgument);
+    EXPECT_THAT(opened.status().message(), HasSubstr(words));
+  };
+  MoeOptions fewer = stored;
+  fewer.num_experts /= 2;
+  fewer.top_k = 1;
+  refused(fewer, "num_experts: expected the checkpoint's " + std::to_string(stored.num_experts) + ", got " +
+                     std::to_string(fewer.num_experts) + " (a rank's part of the experts");
+  MoeOptions more = stored;
+  more.num_experts += 1;
+  refused(more, "num_experts: expected the checkpoint's ");
+  MoeOptions narrow = stored;
+  narrow.intermediate_size = 16;
+  refused(narrow, "intermediate_size: expected the checkpoint's ");
+  MoeOptions shared = stored;
+  shared.shared_intermediate_size += 16;
+  refused(shared, "shared_intermediate_size: expected the checkpoint's ");
+}
+
 TEST_F(PackedCacheTest, PlantedFaultsAreRefusedAndRebuilt) {
   const std::vector<float> expected = run(*open());
   const uint64_t size = fs::file_size(outcome_.path);

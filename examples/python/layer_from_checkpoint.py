@@ -66,14 +66,16 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 def seeded_batch(config: nvfp4_moe.MoeConfig, tokens: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """hidden (T, H) float32 with values of bfloat16, topk_ids (T, k) int32, topk_weights (T, k) float32.
 
-    Hidden states as they leave a norm: about 1, with a few channels that are much larger. Weights sum to 1.
+    Hidden states as they leave a norm: about 1, with a few channels that are much larger. Weights sum to 1; those on the
+    input are each below 1, as a sigmoid is.
     """
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal((tokens, config.hidden_size))
     hidden[:, rng.permutation(config.hidden_size)[: max(1, config.hidden_size // 100)]] *= 10
     ids = np.stack([rng.permutation(config.num_experts)[: config.top_k] for _ in range(tokens)])
     weights = rng.exponential(size=ids.shape) + 0.05
-    return to_bf16(hidden), ids.astype(np.int32), (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    total = 1 + weights if config.router_weight == "on_input" else weights.sum(1, keepdims=True)
+    return to_bf16(hidden), ids.astype(np.int32), (weights / total).astype(np.float32)
 
 
 class FloatWeights:

@@ -80,6 +80,12 @@ TEST_P(OnInputOnADevice, ARunIsItsSteps) {
   EXPECT_EQ(into_rows, &backend() == &kSm90Backend) << "rows by TMA beside a shared expert";
 }
 
+// Few enough for compute-sanitizer.
+TEST_P(OnInputOnADevice, AFewTokens) {
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
+    for (const int64_t shared_size : {0, 96}) expect_run_is_its_steps(5, format, shared_size, DType::kBf16);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, OnInputOnADevice, ::testing::ValuesIn(test::device_backends()),
                          test::hardware_test_name<Backend>);
 

@@ -189,6 +189,28 @@ TEST(LayerLayout, PlacesWhatItMeasures) {
   }
 }
 
+// Both parts multiply the same arrays, unless the routed experts' are weighed and somebody reads the others.
+TEST(LayerLayout, OnInputAloneHasTwoHiddens) {
+  MoeOptions options = small();
+  options.top_k = 1;
+  for (int64_t shared : {0, 32})
+    for (RouterWeight weight : {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
+      options.shared_intermediate_size = shared;
+      options.router_weight = weight;
+      const bool on_input = weight == RouterWeight::kOnInput;
+      alignas(256) static std::byte storage[1 << 18];
+      Arena arena(storage);
+      const LayerBuffers buffers = layer_buffers(*MoeConfig::make(options), {0, 8}, 10, arena);
+      ASSERT_LE(arena.size_bytes(), sizeof(storage));
+      EXPECT_EQ(buffers.weighted_hidden != nullptr, on_input);
+      EXPECT_NE(buffers.routed.hidden.codes, nullptr);
+      EXPECT_EQ(buffers.shared.hidden.codes != nullptr, shared > 0);
+      if (shared == 0) continue;
+      EXPECT_EQ(buffers.shared.hidden.codes != buffers.routed.hidden.codes, on_input);
+      EXPECT_EQ(buffers.shared.hidden.nonfinite != buffers.routed.hidden.nonfinite, on_input);
+    }
+}
+
 TEST(LayerLimitsOfABackend, RowsFitInt32) {
   const auto config = MoeConfig::make(small());
   ASSERT_OK(config);

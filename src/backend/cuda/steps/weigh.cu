@@ -4,6 +4,7 @@
 // were hidden. A CTA a token; only tokens that have a row are read and written.
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/sizes.h"
 #include "backend/cuda/steps/steps.h"
@@ -18,16 +19,18 @@ struct WeighArgs {
   void* weighted;                    // (T, k), aligned to 16 bytes
   int64_t k;
   uint64_t* nonfinite_tokens;  // += tokens whose product is not finite and whose hidden is; or null
+  uint64_t* discarded_count;   // = 0, where nonfinite_tokens is not null
 };
 
 template <DType kType>
 __global__ void __launch_bounds__(kRowThreads) weigh_rows(WeighArgs args) {
-  constexpr int kCount = 8, kWords = kCount * (kType == DType::kF32 ? 4 : 2) / 4;
+  constexpr int kCount = 8, kBytes = kCount * (kType == DType::kF32 ? 4 : 2), kVectors = kBytes / 16;
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
   const int64_t token = blockIdx.x;
+  if (token == 0 && threadIdx.x == 0 && args.nonfinite_tokens != nullptr) *args.discarded_count = 0;
   if (args.row_of_assignment[token] < 0) return;
-  uint32_t own_weight[1] = {};
+  __align__(4) uint8_t own_weight[4];
   store_element<kType>(own_weight, 0, args.weights[token]);
   const float weight = load_element<kType>(own_weight, 0);
   uint32_t magnitude = 0, product_magnitude = 0;
@@ -35,16 +38,16 @@ __global__ void __launch_bounds__(kRowThreads) weigh_rows(WeighArgs args) {
     const int64_t first = token * args.k + i;
     float x[kCount];
     load_elements<kType>(args.hidden, first, x);
-    __align__(16) uint32_t words[kWords];
+    __align__(16) uint8_t bytes[kBytes];
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      store_element<kType>(words, j, x[j] * weight);
+      store_element<kType>(bytes, j, x[j] * weight);
       magnitude = max(magnitude, magnitude_bits(x[j]));
-      product_magnitude = max(product_magnitude, magnitude_bits(load_element<kType>(words, j)));
+      product_magnitude = max(product_magnitude, magnitude_bits(load_element<kType>(bytes, j)));
     }
-    auto* const to = reinterpret_cast<uint4*>(args.weighted) + first * (kWords / 4) / kCount;
+    auto* const to = static_cast<uint4*>(args.weighted) + first / kCount * kVectors;
 #pragma unroll
-    for (int v = 0; v < kWords / 4; ++v) to[v] = reinterpret_cast<const uint4*>(words)[v];
+    for (int v = 0; v < kVectors; ++v) to[v] = reinterpret_cast<const uint4*>(bytes)[v];
   }
   if (args.nonfinite_tokens == nullptr) return;
   const bool nonfinite = __syncthreads_or(magnitude >= kInfBits) != 0;
@@ -63,7 +66,10 @@ Status weigh(const StepContext& step) {
   args.row_of_assignment = step.buffers.row_of_assignment;
   args.weighted = step.buffers.weighted_hidden;
   args.k = step.weights.config->hidden_size;
-  if (step.buffers.shared.experts > 0) args.nonfinite_tokens = &step.buffers.status->nonfinite_tokens;
+  if (step.buffers.shared.experts > 0) {
+    args.nonfinite_tokens = &step.buffers.status->nonfinite_tokens;
+    args.discarded_count = Scratch(step).discarded_count;
+  }
   const auto ctas = static_cast<unsigned>(batch.tokens);
   const int threads = row_threads(args.k);
   switch (batch.hidden_dtype) {

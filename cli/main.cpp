@@ -22,7 +22,7 @@ int usage_error(const std::string& message, bool json, const std::string& verb) 
 }
 
 int run_command_line(int argc, char** argv) {
-  CLI::App app{"NVFP4 mixture-of-experts layers: check, convert and run them"};
+  CLI::App app{"NVFP4 mixture-of-experts layers: check, convert and run them", "nvfp4-moe"};  // whatever argv[0] is
   app.set_version_flag("--version", NVFP4_MOE_VERSION);
   app.require_subcommand(1);
   app.footer("Exit codes: 0 ok, 1 check failed, 2 usage, 3 unsupported here, 4 bad input.");

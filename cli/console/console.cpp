@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/printable.h"
+
 namespace nvfp4_moe::cli {
 namespace {
 
@@ -48,23 +50,6 @@ int stderr_columns() {
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-std::string printable(std::string_view text) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  std::string out;
-  out.reserve(text.size());
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) {
-      out += "\\x";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 std::string shell_quoted(const std::string& argument) {
   const auto plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -72,8 +57,22 @@ std::string shell_quoted(const std::string& argument) {
   };
   if (!argument.empty() && std::all_of(argument.begin(), argument.end(), plain)) return argument;
   std::string out = "'";
-  for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
+  if (printable(argument, kWholeText) == argument) {
+    for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return out + "'";
+  }
+  // The bytes themselves must not reach the terminal: $'...' with three octal digits, which bash, zsh, ksh and POSIX.1-2024
+  // read alike, whatever follows them.
+  for (const char c : argument) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte >= 0x7F) {
+      out += '\\';
+      for (const int digit : {byte >> 6, byte >> 3 & 7, byte & 7}) out += static_cast<char>('0' + digit);
+    } else {
+      out += c == '\'' || c == '\\' ? std::string("\\") + c : std::string(1, c);
+    }
+  }
+  return "$" + out + "'";
 }
 
 void print(std::string_view text) {
@@ -88,7 +87,7 @@ std::string close_stdout() {
   return g_stdout_errno == 0 || g_stdout_errno == EPIPE ? "" : std::strerror(g_stdout_errno);
 }
 
-void log_line(std::string_view text) { log_raw(printable(text) + "\n"); }
+void log_line(std::string_view text) { log_raw(printable(text, kWholeText) + "\n"); }
 
 void log_raw(std::string_view text) {
   // One write per line keeps lines whole where several threads or processes share the stream.

@@ -1,7 +1,7 @@
 // Console: the two streams. stdout carries results only, stderr carries progress and errors.
 //
 // Colour and redrawn lines are used only on a terminal and without NO_COLOR. Text that came from a file (tensor names)
-// passes through printable(), so that no escape sequence of a hostile file reaches a terminal and one line stays one.
+// passes through printable() of core/printable.h, so that no escape sequence of a hostile file reaches a terminal and one line stays one.
 #pragma once
 
 #include <string>
@@ -17,9 +17,7 @@ bool stdout_has_color();
 bool stderr_is_terminal();
 int stderr_columns();  // of the terminal now; 0 where stderr is none or does not tell
 
-// Control characters as \xNN.
-std::string printable(std::string_view text);
-// The argument as a shell takes it, for commands that are printed to be run.
+// The argument as a shell takes it, for commands that are printed to be run; printable itself.
 std::string shell_quoted(const std::string& argument);
 
 // Writes to stdout. Failures are remembered, not reported here.

@@ -6,6 +6,7 @@
 
 #include "cli/console/console.h"
 #include "cli/console/lists.h"
+#include "core/printable.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -69,11 +70,11 @@ std::string progress_text(const Progress& progress, int bar_cells) {
 
 std::string fitted_progress_text(const Progress& progress, int columns) {
   const auto width = static_cast<size_t>(std::max(columns, 0));
-  const std::string text = printable(progress_text(progress, 0));
+  const std::string text = printable(progress_text(progress, 0), kWholeText);
   const size_t used = columns_of(text);
   if (used > width) return cut(text, width);
   const int cells = std::min(kMostBarCells, static_cast<int>(width - used) - 3);  // a space and two brackets
-  return cells < kLeastBarCells ? text : printable(progress_text(progress, cells));
+  return cells < kLeastBarCells ? text : printable(progress_text(progress, cells), kWholeText);
 }
 
 ProgressStyle progress_style(bool quiet) {
@@ -122,7 +123,7 @@ ProgressFn ProgressBar::callback() {
 std::string ProgressBar::text() const {
   Progress now = last_;
   now.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  if (!style_.terminal) return printable(progress_text(now, 0)) + "  after " + duration_text(now.elapsed_s);
+  if (!style_.terminal) return printable(progress_text(now, 0), kWholeText) + "  after " + duration_text(now.elapsed_s);
   const int columns = style_.columns ? style_.columns() : 0;
   // The last column stays free: some terminals wrap as soon as it is written.
   return fitted_progress_text(now, (columns > 0 ? columns : kUsualColumns) - 1);

@@ -4,11 +4,13 @@
 
 #include "cli/console/console.h"
 #include "cli/console/exit_code.h"
+#include "core/printable.h"
 
 namespace nvfp4_moe::cli {
 namespace {
 
-std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+// In ASCII: a program reads the same strings, and a terminal sees none of their control characters.
+std::string dump(const Json& json) { return json.dump(-1, ' ', true, Json::error_handler_t::replace) + "\n"; }
 
 Json head(const std::string& verb, bool ok) {
   return {{"schema", kJsonSchema}, {"verb", verb}, {"version", NVFP4_MOE_VERSION}, {"ok", ok}};
@@ -44,12 +46,12 @@ Executor& Report::executor() {
 
 void Report::fact(const std::string& label, const std::string& text, Style style) {
   if (!common_.json) {
-    print(styled(fmt::format("{:<8}", label), style, stdout_has_color()) + "  " + printable(text) + "\n");
+    print(styled(fmt::format("{:<8}", label), style, stdout_has_color()) + "  " + printable(text, kWholeText) + "\n");
   }
 }
 
 void Report::line(const std::string& text) {
-  if (!common_.json) print(printable(text) + "\n");
+  if (!common_.json) print(printable(text, kWholeText) + "\n");
 }
 
 void Report::table(const std::string& key, const Table& table) {

@@ -7,6 +7,7 @@
 
 #include "cli/console/console.h"
 #include "cli/console/lists.h"
+#include "core/printable.h"
 
 namespace nvfp4_moe::cli {
 
@@ -16,7 +17,7 @@ std::string styled(const std::string& text, Style style, bool color) {
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
-Cell cell(const std::string& text, Style style) { return {printable(text), text, style}; }
+Cell cell(const std::string& text, Style style) { return {text, text, style}; }
 Cell cell(int64_t value) { return {fmt::format("{}", value), value, Style::kPlain}; }
 Cell cell(double value, const char* format) {
   // JSON has no NaN or Inf: they become strings, not a silent null.
@@ -30,6 +31,7 @@ Cell verdict(bool pass) { return {pass ? "pass" : "FAIL", pass, pass ? Style::kG
 
 void Table::add(std::vector<Cell> cells) {
   cells.resize(columns_.size());
+  for (Cell& one : cells) one.text = printable(one.text, kWholeText);
   rows_.push_back(std::move(cells));
 }
 

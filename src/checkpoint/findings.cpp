@@ -34,8 +34,9 @@ std::string describe_place(const Finding& finding) {
   if (finding.layer >= 0) out += fmt::format("layer {} ", finding.layer);
   if (finding.expert >= 0) out += fmt::format("expert {} ", finding.expert);
   out += printable(finding.tensor, 400);
-  if (!finding.expected.empty()) out += ": expected " + finding.expected;
-  if (!finding.actual.empty()) out += (finding.expected.empty() ? ": " : ", got ") + finding.actual;
+  if (!finding.expected.empty()) out += ": expected " + printable(finding.expected, kWholeText);
+  if (!finding.actual.empty())
+    out += (finding.expected.empty() ? ": " : ", got ") + printable(finding.actual, kWholeText);
   return out;
 }
 

@@ -4,6 +4,7 @@
 // "layer 12 expert 7 up_proj.weight_scale: expected (1536, 448) F8_E4M3, got (1536, 224)".
 // A failure that a named finding of a checkpoint causes carries the finding's id, at its end and by itself:
 // "...: expected a finite scale, got NaN [tensor_scale_nan]".
+// Names in it come from files and arguments: a message is printable (core/printable.h) by construction, whoever made it.
 // Nothing in the library prints, aborts or throws across include/. Inside, an allocation that fails throws
 // std::bad_alloc; where the library is entered (the C interface, the Python module, the command line) one place each
 // turns what arrives into a Status, by caught_exception.
@@ -12,7 +13,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+
+#include "core/printable.h"
 
 namespace nvfp4_moe {
 
@@ -34,7 +38,7 @@ const char* to_string(Code code);
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(Code code, std::string_view message) : code_(code), message_(printable(message, kWholeText)) {}
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
@@ -47,7 +51,7 @@ class [[nodiscard]] Status {
   // The same failure with `where` put in front: "where: message".
   Status in(const std::string& where) const {
     Status status = *this;
-    if (!ok()) status.message_ = where + ": " + message_;
+    if (!ok()) status.message_ = printable(where, kWholeText) + ": " + message_;
     return status;
   }
   // The same failure, caused by the finding of that id.
@@ -67,11 +71,11 @@ class [[nodiscard]] Status {
 // The exception in flight as a Status; from a handler only. Allocates nothing where memory is what is missing.
 Status caught_exception() noexcept;
 
-inline Status invalid_argument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
-inline Status unsupported(std::string message) { return {Code::kUnsupported, std::move(message)}; }
-inline Status bad_input(std::string message) { return {Code::kBadInput, std::move(message)}; }
-inline Status io_error(std::string message) { return {Code::kIo, std::move(message)}; }
-inline Status check_failed(std::string message) { return {Code::kCheckFailed, std::move(message)}; }
+inline Status invalid_argument(std::string_view message) { return {Code::kInvalidArgument, message}; }
+inline Status unsupported(std::string_view message) { return {Code::kUnsupported, message}; }
+inline Status bad_input(std::string_view message) { return {Code::kBadInput, message}; }
+inline Status io_error(std::string_view message) { return {Code::kIo, message}; }
+inline Status check_failed(std::string_view message) { return {Code::kCheckFailed, message}; }
 
 // A value or the Status that says why there is none.
 template <class T>

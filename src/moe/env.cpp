@@ -70,7 +70,7 @@ void log_line(LogLevel level, const std::string& text) {
   LogState& state = log_state();
   const std::lock_guard lock(state.mutex);
   if (state.callback == nullptr || static_cast<int>(level) > static_cast<int>(state.level)) return;
-  state.callback(static_cast<int>(level), text.c_str(), state.user);
+  state.callback(static_cast<int>(level), printable(text, kWholeText).c_str(), state.user);
 }
 
 }  // namespace nvfp4_moe

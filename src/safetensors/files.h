@@ -1,32 +1,22 @@
-// Reading whole text files, and text that is safe to print. output_file.h has what writes.
-//
-// Names come from files that nobody vouches for, so every message passes them through printable(): one line, no
-// control characters, no invalid UTF-8, bounded length.
+// Reading whole text files, and errors of the system that name a file. output_file.h has what writes.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <string_view>
 
+#include "core/printable.h"
 #include "core/status.h"
 
 namespace nvfp4_moe {
-
-// `text` with control characters (C0, DEL, C1, line and paragraph separators, direction overrides), backslashes and
-// bytes that are not UTF-8 written as \xNN; longer than max_bytes: cut, with "..." behind.
-std::string printable(std::string_view text, size_t max_bytes = 200);
-
-// Position of the first byte that is not part of well-formed UTF-8 (overlong forms, surrogates and values past
-// U+10FFFF are not), or npos.
-size_t find_invalid_utf8(std::string_view text);
 
 // Whether a file that begins with `head` is a Git-LFS pointer: what a clone without Git LFS leaves in a large file's place.
 bool is_git_lfs_pointer(std::string_view head);
 // What is wrong then, and what to do.
 Status git_lfs_pointer_status();
 
-// A regular file's whole content; a Git-LFS pointer is refused as such. kIo where the system refuses, kBadInput where it is not a regular file or is larger
-// than max_bytes.
+// A regular file's whole content; a Git-LFS pointer is refused as such. kIo where the system refuses, kBadInput where it
+// is not a regular file or is larger than max_bytes.
 Result<std::string> read_text_file(const std::string& path, size_t max_bytes = size_t{100} << 20);
 
 // Whether the directory has an entry of this name, be it a link to nothing. kIo where the system does not say.

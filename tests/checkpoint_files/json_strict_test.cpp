@@ -96,19 +96,6 @@ TEST(JsonStrict, FilesNameTheirPath) {
   EXPECT_EQ(write_text_file(dir.file("none/x.json"), "").code(), Code::kIo);
 }
 
-TEST(Printable, EscapesWhatIsNotPlainText) {
-  EXPECT_EQ(printable("layers.0 é 名"), "layers.0 é 名");
-  EXPECT_EQ(printable("a\nb\t\x1B[0m\x7F\\"), "a\\x0Ab\\x09\\x1B[0m\\x7F\\x5C");
-  EXPECT_EQ(printable("\xFF\xC3"), "\\xFF\\xC3");
-  EXPECT_EQ(printable("\xC2\x85\xE2\x80\xA8\xE2\x80\xAE"), "\\xC2\\x85\\xE2\\x80\\xA8\\xE2\\x80\\xAE");
-  EXPECT_EQ(printable(std::string(300, 'x'), 4), "xxxx...");
-  EXPECT_EQ(printable("xéé", 4), "xé...");  // never cut within a character
-  EXPECT_EQ(printable("xxxx", 4), "xxxx");
-  EXPECT_EQ(describe_json(json("a\n")), "\"a\\x0A\"");
-  EXPECT_EQ(describe_json(json::array({1, 2})), "an array of 2");
-  EXPECT_EQ(describe_json(json(2.5)), "2.5");
-}
-
 TEST(Utf8, FindsTheFirstBadByte) {
   EXPECT_EQ(find_invalid_utf8("a é 名 😀"), std::string::npos);
   EXPECT_EQ(find_invalid_utf8("ab\x80"), 2u);
@@ -120,6 +107,12 @@ TEST(Utf8, FindsTheFirstBadByte) {
   EXPECT_EQ(find_invalid_utf8("\xF4\x8F\xBF\xBF"), std::string::npos);
   EXPECT_EQ(find_invalid_utf8("\xF4\x90\x80\x80"), 0u);
   EXPECT_EQ(find_invalid_utf8("\xF8\x88\x80\x80\x80"), 0u);
+}
+
+TEST(DescribeJson, NamesKindAndSize) {
+  EXPECT_EQ(describe_json(json("a\n")), "\"a\\x0A\"");
+  EXPECT_EQ(describe_json(json::array({1, 2})), "an array of 2");
+  EXPECT_EQ(describe_json(json(2.5)), "2.5");
 }
 
 }  // namespace

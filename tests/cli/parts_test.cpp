@@ -12,6 +12,7 @@
 #include "cli/console/verb.h"
 #include "cli/verbs/choices.h"
 #include "cli/verbs/layers.h"
+#include "core/printable.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::cli {
@@ -159,14 +160,21 @@ TEST(Tables, ColourDoesNotMoveColumns) {
   EXPECT_EQ(colored, table.text(false));
 }
 
+TEST(Tables, NamesAreShownEscapedAndKeptWhole) {
+  Table table({{"name", "name", false}});
+  table.add({cell("x\n\x1b[31m")});
+  table.add({{"\xC2\x9B", nullptr}});  // whoever made the cell
+  EXPECT_EQ(table.text(false),
+            "| name          |\n"
+            "| ------------- |\n"
+            "| x\\x0A\\x1B[31m |\n"
+            "| \\xC2\\x9B      |\n");
+  EXPECT_EQ(table.json()[0]["name"], "x\n\x1b[31m");
+}
+
 TEST(Tables, WhatIsNotANumberIsAWordInJson) {
   EXPECT_EQ(cell(std::numeric_limits<double>::infinity(), "{:.1f}").value, "inf");
   EXPECT_EQ(cell(std::numeric_limits<double>::quiet_NaN(), "{:.1f}").value, "nan");
-}
-
-TEST(Console, ControlCharactersOfNamesAreShown) {
-  EXPECT_EQ(printable("a\x1b[31mb\nc\x7f"), "a\\x1b[31mb\\x0ac\\x7f");
-  EXPECT_EQ(cell("x\ny").text, "x\\x0ay");
 }
 
 TEST(Console, ReproLinesSurviveAShell) {
@@ -175,6 +183,31 @@ TEST(Console, ReproLinesSurviveAShell) {
   EXPECT_EQ(shell_quoted("it's"), "'it'\\''s'");
   EXPECT_EQ(shell_quoted(""), "''");
   EXPECT_EQ(shell_quoted("$HOME"), "'$HOME'");
+  EXPECT_EQ(shell_quoted("größe"), "'größe'");
+  // Bytes that a terminal would act on, or that are no text: in octal, so that a digit may follow.
+  EXPECT_EQ(shell_quoted("a\x1b[31m"), "$'a\\033[31m'");
+  EXPECT_EQ(shell_quoted("it's\\\n7"), "$'it\\'s\\\\\\0127'");
+  EXPECT_EQ(shell_quoted("\xE2\x80\xAE\xFF"), "$'\\342\\200\\256\\377'");
+}
+
+// What bash makes of it is what it was: every byte but 0.
+TEST(Console, ReproLinesAreReadBackByBash) {
+  if (std::system("command -v bash >/dev/null") != 0) GTEST_SKIP() << "no bash";
+  std::string all;
+  for (int byte = 1; byte < 256; ++byte) all += static_cast<char>(byte);
+  for (const std::string& argument : {all, std::string("'\\\x9b"), std::string("\xE2\x80\x8B 1"), std::string("\n")}) {
+    const std::string quoted = shell_quoted(argument);
+    EXPECT_EQ(printable(quoted, kWholeText), quoted);
+    const std::string command = "printf '%s' " + quoted + " | od -An -v -tu1";
+    setenv("NVFP4_MOE_TEST_COMMAND", command.c_str(), 1);
+    FILE* pipe = popen("bash -c \"$NVFP4_MOE_TEST_COMMAND\"", "r");
+    ASSERT_NE(pipe, nullptr);
+    std::string read;
+    for (int byte = 0; fscanf(pipe, "%d", &byte) == 1;) read += static_cast<char>(byte);
+    EXPECT_EQ(pclose(pipe), 0);
+    EXPECT_EQ(read, argument) << command;
+  }
+  unsetenv("NVFP4_MOE_TEST_COMMAND");
 }
 
 TEST(ExitCodes, OnePerClass) {

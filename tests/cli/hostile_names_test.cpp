@@ -1,0 +1,113 @@
+// Nothing that a file's names, a path or an argument says reaches the terminal as more than text.
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "cli/run_tool.h"
+#include "core/printable.h"
+#include "safetensors/safetensors.h"
+#include "support/checkpoint_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+// One name of each class: C0, C1, direction, separators, zero width, tags.
+const std::vector<std::string>& hostile_names() {
+  static const std::vector<std::string> names = {"esc\x1B]0;title\x07\x1B[2J",
+                                                 "c1\xC2\x9B"
+                                                 "31m\xC2\x85",
+                                                 "bidi\xE2\x80\xAE\xE2\x81\xA6",
+                                                 "separators\xE2\x80\xA8\xE2\x80\xA9\r\n",
+                                                 "zero\xE2\x80\x8B\xEF\xBB\xBF\xC2\xAD",
+                                                 "tags\xF3\xA0\x81\x81\xEF\xB8\x8F",
+                                                 "del\x7F\b\x08",
+                                                 "plain größe"};
+  return names;
+}
+
+void expect_safe(const std::string& text, const std::string& what) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) EXPECT_EQ(printable(line, kWholeText), line) << what;
+}
+
+class HostileNames : public testing::Test {
+ protected:
+  void SetUp() override {
+    BuilderOptions options;
+    options.model_type = "qwen3_moe";
+    CheckpointBuilder builder(options);
+    model_ = dir_.file("m\x1B[31m\xC2\x9B\xE2\x80\xAE");
+    ASSERT_OK(builder.write(model_));
+    std::vector<TensorInfo> tensors;
+    for (const std::string& name : hostile_names()) {
+      tensors.push_back({name, DType::kU8, {1}});
+      tensors.push_back({"model.layers.0.mlp.experts.0.up_proj." + name, DType::kU8, {1}});
+    }
+    auto writer = SafetensorsWriter::create(model_ + "/more.safetensors", tensors, {});
+    ASSERT_OK(writer);
+    ASSERT_OK(writer->write(std::vector<std::byte>(tensors.size())));
+    ASSERT_OK(writer->finish());
+  }
+  void expect_safe_run(const std::vector<std::string>& arguments, int exit_code) {
+    const ToolRun run = run_tool(arguments);
+    EXPECT_EQ(run.exit_code, exit_code) << run.out << run.err;
+    expect_safe(run.out, "stdout");
+    expect_safe(run.err, "stderr");
+  }
+
+  TempDir dir_;
+  std::string model_;
+};
+
+TEST_F(HostileNames, InspectShowsThemEscapedAndJsonHasThemExactly) {
+  const ToolRun text = run_tool({"inspect", model_});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  expect_safe(text.out, "stdout");
+  expect_safe(text.err, "stderr");
+  EXPECT_THAT(text.out, HasSubstr("esc\\x1B]0;title\\x07\\x1B[2J"));
+  EXPECT_THAT(text.out, HasSubstr("bidi\\xE2\\x80\\xAE\\xE2\\x81\\xA6"));
+  EXPECT_THAT(text.out, HasSubstr("plain größe"));
+  EXPECT_THAT(text.out, HasSubstr("repro     nvfp4-moe inspect $'"));
+
+  const ToolRun run = run_tool({"inspect", model_, "--json"});
+  expect_safe(run.out, "stdout");
+  const nlohmann::json json = run.json();
+  ASSERT_TRUE(json.is_object()) << run.out;
+  EXPECT_EQ(json["path"], model_);
+  std::string all = json.dump();
+  for (const std::string& name : hostile_names()) {
+    const std::string quoted = nlohmann::json(name).dump();
+    EXPECT_THAT(all, HasSubstr(quoted.substr(1, quoted.size() - 2)));
+  }
+}
+
+TEST_F(HostileNames, ErrorsAndUsageShowThemEscaped) {
+  for (const std::string& name : hostile_names()) {
+    expect_safe_run({"inspect", dir_.file(name)}, 4);
+    expect_safe_run({"inspect", model_, "--layers", name}, 2);
+    expect_safe_run({"inspect", model_, name}, 2);
+    expect_safe_run({name}, 2);
+    expect_safe_run({"inspect", dir_.file(name), "--json"}, 4);
+    expect_safe_run({"inspect", model_, "--" + name, "--json"}, 2);
+    expect_safe_run({"verify", dir_.file(name)}, 4);
+    expect_safe_run({"run", "--replay", dir_.file(name)}, 4);
+  }
+  expect_safe_run({"inspect", dir_.file("bytes\xFF\xC3")}, 4);
+  expect_safe_run({"inspect", dir_.file("bytes\xFF\xC3"), "--json"}, 4);
+}
+
+TEST_F(HostileNames, ANameThatIsNoUtf8IsRefusedByAMessageThatIs) {
+  const std::string header = "{\"a\xFF\x9B\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
+  std::ofstream file(model_ + "/bad.safetensors", std::ios::binary);
+  for (size_t i = 0; i < 8; ++i) file.put(static_cast<char>(header.size() >> 8 * i));
+  file << header << '\0';
+  file.close();
+  expect_safe_run({"inspect", model_}, 4);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::test

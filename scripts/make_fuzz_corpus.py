@@ -1,7 +1,8 @@
-"""Writes the seeds of the fuzz targets: tests/fuzz/corpus/{safetensors,config,c_api}/, and the dictionary json.dict.
+"""Writes the seeds of the fuzz targets: tests/fuzz/corpus/{safetensors,config,plan,c_api}/, and the dictionary json.dict.
 
 Seeds are small and the same on every run. safetensors: header texts (the target adds length and data) and one whole
-file; config: config.json, or two files with a line "---" between; c_api: bytes of a seeded generator, which the target
+file; config: config.json, or two files with a line "---" between; plan: plan files of
+an unfinished quantize; c_api: bytes of a seeded generator, which the target
 reads as a list of calls.
 
 usage: make_fuzz_corpus.py [OUTPUT_DIRECTORY]
@@ -95,6 +96,27 @@ def config_seeds() -> dict[str, bytes]:
     return {k: v.encode() for k, v in seeds.items()}
 
 
+def plan_seeds() -> dict[str, bytes]:
+    shard = "model-00001-of-00002.safetensors"
+    quality = [1.5, 0.0125, 96, 1, 0, 2]
+    plan = {
+        "what": "nvfp4-moe quantize, unfinished", "version": "0.1.0", "source": "/models/a",
+        "files": [{"name": shard, "size_bytes": 4096, "modified_ns": 1700000000123456789, "sample": "0123456789abcdef" * 2}],
+        "config": "f" * 32, "format": "modelopt", "layers": [0, 1], "scales": "max", "share_gate_up_scale": True,
+        "input_scales": [{"layer": 1, "hidden": 0.5, "intermediate": 0.0}], "max_shard_bytes": 5000000000,
+        "shards": [{"name": shard, "xxh3_128": "0" * 32}],
+        "experts": [{"layer": 0, "expert": 3, "gate": quality, "up": quality, "down": quality}],
+    }  # fmt: skip
+    begun = plan | {"shards": [], "experts": [], "input_scales": []}
+    wrong = {
+        "nested": '{"files":' * 40 + "1" + "}" * 40,
+        "negative_size": json.dumps(plan | {"max_shard_bytes": -1}),
+        "short_hash": json.dumps(plan | {"config": "abc"}),
+    }
+    seeds = {"begun": json.dumps(begun), "half_done": json.dumps(plan, indent=1)} | wrong
+    return {k: v.encode() for k, v in seeds.items()}
+
+
 def c_api_seeds() -> dict[str, bytes]:
     generator = random.Random(2688)
     return {f"calls_{i:02}": generator.randbytes(200 + 100 * (i % 8)) for i in range(24)}
@@ -105,7 +127,9 @@ WORDS = """dtype shape data_offsets __metadata__ {} [] : , " \\u0000 \\ud83d nul
 compressed-tensors NVFP4 group_size config_groups weights input_activations num_bits type float strategy tensor_group
 hidden_size intermediate_size moe_intermediate_size num_experts n_routed_experts num_local_experts num_experts_per_tok
 num_hidden_layers n_shared_experts first_k_dense_replace swiglu_limit swiglu_alpha hidden_act silu text_config
-torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4""".split()
+torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4
+what version source files name size_bytes modified_ns sample config layers layer scales share_gate_up_scale
+input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert gate up down""".split()
 
 
 def main() -> None:
@@ -114,6 +138,7 @@ def main() -> None:
     for target, seeds in {
         "safetensors": safetensors_seeds(),
         "config": config_seeds(),
+        "plan": plan_seeds(),
         "c_api": c_api_seeds(),
     }.items():
         folder = out / "corpus" / target

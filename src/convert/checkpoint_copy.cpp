@@ -3,18 +3,83 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "safetensors/files.h"
 #include "safetensors/output_file.h"
 
 namespace nvfp4_moe {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+bool contains(const fs::path& outer, const fs::path& inner) {
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+// Weights in any format would contradict the new ones, or double the directory's size.
+bool is_weights(const std::string& name) {
+  constexpr const char* kWeights[] = {".safetensors", ".bin",     ".pt",   ".pth",       ".gguf",
+                                      ".h5",          ".msgpack", ".onnx", ".index.json"};
+  return std::any_of(std::begin(kWeights), std::end(kWeights), [&](const char* end) { return name.ends_with(end); });
+}
+
+bool is_config(const fs::path& relative) {
+  return relative == "config.json" || relative.filename() == "hf_quant_config.json";
+}
+
+// The walk over a model's folder.
+struct OtherFiles {
+  const fs::path root;           // canonical
+  std::vector<fs::path> around;  // the folders that are being walked, canonical: a link to one of them has no end
+  std::vector<OtherFile> files;
+
+  bool is_inside(const fs::path& target) const {
+    if (contains(root, target)) return true;
+    const fs::path snapshots = root.parent_path();
+    return snapshots.filename() == "snapshots" && contains(snapshots.parent_path() / "blobs", target);
+  }
+
+  // `path` as it is called in the model; `real` without links.
+  Status folder(const fs::path& path, const fs::path& real) {
+    around.push_back(real);
+    std::error_code error;
+    std::vector<fs::path> entries;
+    fs::directory_iterator it(real, fs::directory_options::skip_permission_denied, error);
+    for (; !error && it != fs::directory_iterator(); it.increment(error)) entries.push_back(it->path().filename());
+    if (error) return io_error(printable(real.string(), 4096) + ": cannot be read: " + error.message());
+    std::sort(entries.begin(), entries.end());
+    for (const fs::path& name : entries) NVFP4_MOE_TRY(entry(path / name, real / name));
+    around.pop_back();
+    return {};
+  }
+
+  Status entry(const fs::path& path, const fs::path& named) {
+    const std::string name = path.filename().string();
+    if (name.starts_with('.') || is_weights(name)) return {};
+    std::error_code error;
+    fs::path real = named;
+    if (fs::is_symlink(named, error)) {
+      real = fs::canonical(named, error);
+      const std::string shown = printable(path.string(), 4096);
+      if (error) return bad_input(shown + ": a symbolic link that leads nowhere: " + error.message());
+      if (!is_inside(real))
+        return bad_input(shown + ": a symbolic link out of the model, to " + printable(real.string(), 4096) +
+                         ": expected one that stays inside; replace it by the file, or remove it");
+      if (std::find(around.begin(), around.end(), real) != around.end())
+        return bad_input(shown + ": a symbolic link to a folder around itself, " + printable(real.string(), 4096));
+    }
+    if (fs::is_directory(real, error)) return folder(path, real);
+    const fs::path relative = path.lexically_relative(root);
+    if (fs::is_regular_file(real, error) && !is_config(relative)) files.push_back({relative.string(), real.string()});
+    return {};
+  }
+};
+
+}  // namespace
+
 Status check_apart(const std::string& in, const std::string& out) {
   std::error_code error;
   const fs::path a = fs::weakly_canonical(in, error), b = fs::weakly_canonical(out, error);
-  const auto contains = [](const fs::path& outer, const fs::path& inner) {
-    return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-  };
   if (contains(a, b) || contains(b, a))
     return invalid_argument(out + ": expected a directory apart from the source " + in);
   return {};
@@ -33,31 +98,24 @@ Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer) {
   return {};
 }
 
-Result<std::vector<std::string>> copy_other_files(const std::string& in, const std::string& out) {
-  // Weights in any format would contradict the new ones, or double the directory's size.
-  constexpr const char* kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"};
-  std::vector<std::string> copied;
+Result<std::vector<OtherFile>> other_files(const std::string& in) {
   std::error_code error;
-  for (auto it = fs::recursive_directory_iterator(in, fs::directory_options::skip_permission_denied, error);
-       !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
-    const fs::path relative = it->path().lexically_relative(in);
-    const std::string name = it->path().filename().string();
-    if (name.starts_with('.')) {
-      if (it->is_directory(error)) it.disable_recursion_pending();
-      continue;
-    }
-    if (!it->is_regular_file(error)) continue;
-    if (name == "config.json" && !relative.has_parent_path()) continue;
-    if (name == "hf_quant_config.json" || name.ends_with(".index.json")) continue;
-    const std::string extension = it->path().extension().string();
-    if (std::find(std::begin(kWeights), std::end(kWeights), extension) != std::end(kWeights)) continue;
-    const fs::path target = fs::path(out) / relative;
+  const fs::path root = fs::canonical(in, error);
+  if (error) return io_error(printable(in, 4096) + ": cannot be read: " + error.message());
+  OtherFiles walk{root, {}, {}};
+  NVFP4_MOE_TRY(walk.folder(root, root));
+  std::sort(walk.files.begin(), walk.files.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return walk.files;
+}
+
+Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files, const std::string& out) {
+  std::vector<std::string> copied;
+  for (const OtherFile& file : files) {
+    const fs::path target = fs::path(out) / file.name;
     NVFP4_MOE_TRY(make_directories(target.parent_path().string()));
-    NVFP4_MOE_TRY(copy_file(it->path().string(), target.string()));
-    copied.push_back(relative.string());
+    NVFP4_MOE_TRY(copy_file(file.from, target.string()));
+    copied.push_back(file.name);
   }
-  if (error) return io_error(in + ": " + error.message());
-  std::sort(copied.begin(), copied.end());
   return copied;
 }
 

@@ -1,4 +1,8 @@
 // Carrying a checkpoint's other content over into a new directory, byte for byte.
+//
+// A symbolic link is copied as the file that it leads to, and only where that lies inside the model: below its folder,
+// or, in Hugging Face's cache (REPOSITORY/snapshots/REVISION/x -> ../../blobs/HASH), in the repository's blobs. A link
+// that leads out of the model would carry a file of this machine, its passwords say, into what is published.
 #pragma once
 
 #include <string>
@@ -16,8 +20,15 @@ Status check_apart(const std::string& in, const std::string& out);
 // Streams one tensor through the page cache, giving its pages back as it goes.
 Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer);
 
+struct OtherFile {
+  std::string name;  // relative to the model
+  std::string from;  // what is read: links resolved
+};
 // Every file of IN that is not weights, their index or a config that the caller rewrites (config.json,
-// hf_quant_config.json), with subdirectories; hidden ones are left out. Returns the relative paths.
-Result<std::vector<std::string>> copy_other_files(const std::string& in, const std::string& out);
+// hf_quant_config.json), with subdirectories, by name; hidden ones are left out. kBadInput, naming it, for a link that
+// leads out of the model, to nothing, or to a folder around itself; also for a link of a config's name.
+Result<std::vector<OtherFile>> other_files(const std::string& in);
+// Copies them; returns their names.
+Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files, const std::string& out);
 
 }  // namespace nvfp4_moe

@@ -7,8 +7,9 @@
 //
 // Streams one expert at a time: anonymous memory stays near one expert in float plus its codes, whatever the model's
 // size; the source's pages are released as they are used. Resumable: while OUT is unfinished it holds a plan file with
-// a fingerprint of source and options; a second run with the same ones keeps the complete shards, a different one is
-// refused. OUT is a checkpoint only when config.json appears in it, which is last.
+// a fingerprint of source and options (convert/quantize_plan.h); a second run with the same ones keeps the shards that
+// still have the recorded bytes, a different one is refused. OUT is a checkpoint only when config.json appears in it,
+// which is last; everything is on disk when quantize_checkpoint() returns.
 //
 // Formats written:
 //   modelopt            weight U8 [out, in/2], weight_scale F8_E4M3 [out, in/16], weight_scale_2 F32 [], input_scale
@@ -93,7 +94,8 @@ struct QuantizeResult {
 std::string to_json(const QuantizeResult& result, int indent = 2);
 
 // kInvalidArgument: options, or OUT holds something else (another plan, a finished checkpoint, IN itself);
-// kUnsupported: IN's experts are not floats, or have biases; kBadInput: a tensor is missing, misshapen or not finite.
+// kUnsupported: IN's experts are not floats, or have biases; kBadInput: a tensor is missing, misshapen or not finite,
+// or a symbolic link leads out of IN (convert/checkpoint_copy.h).
 Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::string& out,
                                            const QuantizeOptions& options = {});
 

@@ -116,6 +116,7 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
   }
   NVFP4_MOE_ASSIGN(const std::string config, read_text_file((fs::path(in) / "config.json").string()));
   NVFP4_MOE_ASSIGN(const std::vector<Output> outputs, plan(checkpoint, scales));
+  NVFP4_MOE_ASSIGN(const std::vector<OtherFile> others, other_files(in));
 
   NVFP4_MOE_TRY(make_directories(out));
   std::error_code error;
@@ -138,7 +139,7 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
       return Status(Code::kCancelled, "write scales: cancelled after " + output.info.name);
   }
   NVFP4_MOE_TRY(writer.finish());
-  NVFP4_MOE_TRY(copy_other_files(in, out).status());
+  NVFP4_MOE_TRY(copy_other_files(others, out).status());
   const std::string hf = (fs::path(in) / "hf_quant_config.json").string();
   if (fs::exists(hf, error)) {
     NVFP4_MOE_ASSIGN(const std::string text, read_text_file(hf));

@@ -37,9 +37,9 @@ class OutputFile {
   std::unique_ptr<Impl> impl_;
 };
 
-// The file that is written when a user names `path`: the path itself, or where a symbolic link leads, which stays. To be
-// asked before any work: what is no regular file, a link to nothing, and a file or folder that may not be written are
-// refused by name.
+// The file that is written when a user names `path`: the path itself, or where a symbolic link leads, which stays. To
+// be asked before any work: what is no regular file, a link to nothing, and a file or folder that may not be written
+// are refused by name.
 Result<std::string> output_path(const std::string& path);
 // Whether both paths lead to one file (device and inode), or would once it is written.
 bool same_file(const std::string& a, const std::string& b);

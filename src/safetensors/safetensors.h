@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -16,6 +17,7 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
+#include "safetensors/content_hash.h"
 
 namespace nvfp4_moe {
 
@@ -90,7 +92,9 @@ class SafetensorsWriter {
   static Result<SafetensorsWriter> create(const std::string& path, std::vector<TensorInfo> tensors,
                                           const std::map<std::string, std::string>& metadata);
   Status write(std::span<const std::byte> bytes);  // the next bytes of the data section
-  Status finish();                                 // checks that all bytes came, syncs, renames into place
+  // Checks that all bytes came, syncs, renames into place. `before_name` gets the hash of the whole file once that is
+  // on disk, and may still keep it from its name.
+  Status finish(const std::function<Status(const ContentHash&)>& before_name = {});
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
   ~SafetensorsWriter();  // an unfinished file is removed

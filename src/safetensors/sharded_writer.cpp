@@ -2,10 +2,7 @@
 #include "safetensors/sharded_writer.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -68,11 +65,36 @@ struct ShardedWriter::Impl {
   uint64_t received = 0;  // bytes of that tensor
   std::optional<SafetensorsWriter> writer;
   size_t found_complete = 0;
+  std::optional<ShardRecords> records;
+  std::vector<std::string> altered;
   uint64_t total_bytes = 0;
   uint64_t needed_bytes = 0;
 
   std::string path(const std::string& name) const { return (directory / name).string(); }
   std::string index_path() const { return path("model.safetensors.index.json"); }
+
+  Status finish_shard(const std::string& name) {
+    if (!records || !records->record) return writer->finish();
+    return writer->finish([&](const ContentHash& hash) { return records->record({name, hash}); });
+  }
+
+  // Whether the shard that an earlier run left is whole, and the one that it recorded.
+  Result<bool> is_kept(const Shard& current, const std::string& header) {
+    const std::string file = path(current.name);
+    const bool planned = is_complete(file, header, current.data_bytes());
+    if (!records) return planned;
+    std::error_code error;
+    if (!fs::is_regular_file(fs::symlink_status(file, error))) return false;  // none, or writing it is refused
+    const auto record = records->finished.find(current.name);
+    if (planned && record != records->finished.end()) {
+      if (records->checking && !records->checking(current.name))
+        return Status(Code::kCancelled, "cancelled before reading " + current.name);
+      NVFP4_MOE_ASSIGN(const ContentHash hash, hash_file(file));
+      if (hash == record->second.hash) return true;
+    }
+    altered.push_back(current.name);
+    return false;
+  }
 
   // Moves to the next tensor that still wants bytes, opening and finishing shards on the way.
   Status advance() {
@@ -92,7 +114,7 @@ struct ShardedWriter::Impl {
         received = 0;
       }
       if (tensor < current.tensors.size()) return {};
-      NVFP4_MOE_TRY(writer->finish());
+      NVFP4_MOE_TRY(finish_shard(current.name));
       writer.reset();
       ++shard;
       tensor = 0;
@@ -103,7 +125,8 @@ struct ShardedWriter::Impl {
 
 Result<ShardedWriter> ShardedWriter::create(const std::string& directory, std::vector<TensorInfo> tensors,
                                             uint64_t max_shard_bytes,
-                                            const std::map<std::string, std::string>& metadata) {
+                                            const std::map<std::string, std::string>& metadata,
+                                            std::optional<ShardRecords> records) {
   const std::string shown = printable(directory, 4096);
   if (max_shard_bytes == 0) return invalid_argument(fmt::format("{}: expected a shard size above 0, got 0", shown));
   const Status assigned = assign_offsets(tensors);  // sizes, and that no name comes twice
@@ -113,6 +136,7 @@ Result<ShardedWriter> ShardedWriter::create(const std::string& directory, std::v
   Impl& impl = *writer.impl_;
   impl.directory = directory;
   impl.metadata = metadata;
+  impl.records = std::move(records);
   impl.total_bytes = tensors.empty() ? 0 : tensors.back().end;
   impl.shards = plan_shards(std::move(tensors), max_shard_bytes);
   for (size_t i = 0; i < impl.shards.size(); ++i) {
@@ -120,14 +144,13 @@ Result<ShardedWriter> ShardedWriter::create(const std::string& directory, std::v
     for (const TensorInfo& info : shard.tensors) impl.shard_of.emplace(info.name, i);
     const Result<std::string> header = header_bytes(shard.tensors, metadata);
     if (!header.ok()) return header.status().in(impl.path(shard.name));
-    shard.found_complete = is_complete(impl.path(shard.name), *header, shard.data_bytes());
+    NVFP4_MOE_ASSIGN(shard.found_complete, impl.is_kept(shard, *header));
     if (shard.found_complete)
       ++impl.found_complete;
     else
       impl.needed_bytes += shard.data_bytes();
   }
-  if (impl.found_complete < impl.shards.size() && ::unlink(impl.index_path().c_str()) != 0 && errno != ENOENT)
-    return errno_status(impl.index_path(), "cannot remove", errno);
+  if (impl.found_complete < impl.shards.size()) NVFP4_MOE_TRY(remove_file(impl.index_path()));
   return writer;
 }
 
@@ -175,6 +198,7 @@ Status ShardedWriter::finish() {
 
 size_t ShardedWriter::shards() const { return impl_->shards.size(); }
 size_t ShardedWriter::complete_shards() const { return impl_->found_complete; }
+const std::vector<std::string>& ShardedWriter::altered_shards() const { return impl_->altered; }
 uint64_t ShardedWriter::data_bytes() const { return impl_->total_bytes; }
 uint64_t ShardedWriter::needed_data_bytes() const { return impl_->needed_bytes; }
 

@@ -71,6 +71,7 @@ Result<std::string> header_bytes(const std::vector<TensorInfo>& tensors,
 struct SafetensorsWriter::Impl {
   std::string path;
   std::optional<OutputFile> file;
+  ContentHasher hasher;
   uint64_t expected = 0;  // bytes of the data section
   uint64_t received = 0;
 };
@@ -87,6 +88,7 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std
   impl.path = path;
   impl.expected = tensors.empty() ? 0 : tensors.back().end;
   NVFP4_MOE_ASSIGN(impl.file, OutputFile::create(path));
+  impl.hasher.bytes(header->data(), header->size());
   NVFP4_MOE_TRY(impl.file->write(std::as_bytes(std::span(*header))));
   return writer;
 }
@@ -97,15 +99,20 @@ Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
     return invalid_argument(fmt::format("{}: expected {} bytes of data, got {} or more", printable(impl.path, 4096),
                                         impl.expected, impl.received + bytes.size()));
   NVFP4_MOE_TRY(impl.file->write(bytes));
+  impl.hasher.bytes(bytes.data(), bytes.size());
   impl.received += bytes.size();
   return {};
 }
 
-Status SafetensorsWriter::finish() {
+Status SafetensorsWriter::finish(const std::function<Status(const ContentHash&)>& before_name) {
   Impl& impl = *impl_;
   if (impl.received != impl.expected)
     return invalid_argument(
         fmt::format("{}: expected {} bytes of data, got {}", printable(impl.path, 4096), impl.expected, impl.received));
+  if (before_name) {
+    NVFP4_MOE_TRY(impl.file->sync());
+    NVFP4_MOE_TRY(before_name(impl.hasher.digest()));
+  }
   return impl.file->finish();
 }
 

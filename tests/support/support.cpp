@@ -25,4 +25,21 @@ std::string read_file(const std::string& path) {
   return bytes.str();
 }
 
+Files read_files(const std::filesystem::path& folder) {
+  Files files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    if (entry.is_regular_file())
+      files[entry.path().lexically_relative(folder).string()] = read_file(entry.path().string());
+  return files;
+}
+
+std::vector<std::string> differing(const Files& a, const Files& b) {
+  std::vector<std::string> names;
+  for (const auto& [name, content] : a)
+    if (const auto other = b.find(name); other == b.end() || other->second != content) names.push_back(name);
+  for (const auto& [name, content] : b)
+    if (!a.contains(name)) names.push_back(name);
+  return names;
+}
+
 }  // namespace nvfp4_moe::test

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "core/status.h"
 
@@ -26,6 +28,12 @@ class TempDir {
 };
 
 std::string read_file(const std::string& path);
+
+// Every regular file below a folder: its content by relative path.
+using Files = std::map<std::string, std::string>;
+Files read_files(const std::filesystem::path& folder);
+// The names whose contents differ, or that only one side has: what a test says of two folders.
+std::vector<std::string> differing(const Files& a, const Files& b);
 
 inline const Status& status_of(const Status& status) { return status; }
 template <class T>

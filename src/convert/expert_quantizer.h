@@ -1,0 +1,49 @@
+// One expert at a time: floats in, the twelve tensors of its quantized matrices out, with what they lost.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "convert/output_plan.h"
+#include "convert/quantize_checkpoint.h"
+#include "core/executor.h"
+#include "core/status.h"
+#include "safetensors/sharded_writer.h"
+
+namespace nvfp4_moe {
+
+using ExpertQuality = std::array<QuantizationQuality, 3>;  // gate, up, down
+
+struct QuantizedMatrix {
+  std::vector<uint8_t> codes;         // (rows, cols/2)
+  std::vector<uint8_t> block_scales;  // (rows, cols/16)
+  QuantizationQuality quality;
+};
+
+class ExpertQuantizer {
+ public:
+  // All are borrowed.
+  ExpertQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options, Executor& executor,
+                  ShardedWriter& writer)
+      : checkpoint_(checkpoint), options_(options), executor_(executor), writer_(writer) {}
+
+  // Quantizes the expert and writes its tensors. `measured` is called with their quality before the last of them is
+  // written, so that it is known when that completes a shard.
+  Status run(const OutputItem& item, const std::function<void(const ExpertQuality&)>& measured);
+
+ private:
+  float input_scale(int64_t layer, bool down) const;
+  Status write(const std::string& base, float tensor_scale, float input_scale);
+
+  const Checkpoint& checkpoint_;
+  const QuantizeOptions& options_;
+  Executor& executor_;
+  ShardedWriter& writer_;
+  QuantizedMatrix matrix_;
+};
+
+}  // namespace nvfp4_moe

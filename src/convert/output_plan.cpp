@@ -1,0 +1,113 @@
+#include "convert/output_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "checkpoint/names.h"
+
+namespace nvfp4_moe {
+namespace {
+
+TensorInfo tensor(std::string name, DType dtype, std::vector<int64_t> shape) {
+  TensorInfo info;
+  info.name = std::move(name);
+  info.dtype = dtype;
+  info.end = static_cast<uint64_t>(bits(dtype) / 8);
+  for (const int64_t d : shape) info.end *= static_cast<uint64_t>(d);
+  info.shape = std::move(shape);
+  return info;
+}
+
+void plan_expert(const MoeOptions& o, OutputFormat format, OutputItem item, OutputPlan& plan) {
+  const std::vector<int64_t> scalar =
+      format == OutputFormat::kModelOpt ? std::vector<int64_t>{} : std::vector<int64_t>{1};
+  for (int p = 0; p < 3; ++p) {
+    const int64_t rows = p == 2 ? o.hidden_size : o.intermediate_size;
+    const int64_t cols = p == 2 ? o.intermediate_size : o.hidden_size;
+    const std::string base = item.modules[p] + ".";
+    plan.tensors.push_back(tensor(base + part_name(format, kCodes), DType::kU8, {rows, cols / 2}));
+    plan.tensors.push_back(tensor(base + part_name(format, kBlockScales), DType::kF8E4M3, {rows, cols / 16}));
+    plan.tensors.push_back(tensor(base + part_name(format, kTensorScale), DType::kF32, scalar));
+    plan.tensors.push_back(tensor(base + part_name(format, kInputScale), DType::kF32, scalar));
+    plan.modules.modules.push_back(item.modules[p]);
+  }
+  plan.items.push_back(std::move(item));
+}
+
+std::vector<TensorIndex::Ref> in_file_order(const TensorIndex& index) {
+  std::vector<TensorIndex::Ref> refs;
+  for (const auto& file : index.files()) {
+    for (const TensorInfo& info : file->header().tensors) {
+      const TensorIndex::Ref ref = index.find(info.name);
+      if (ref.file == file.get()) refs.push_back(ref);
+    }
+  }
+  return refs;
+}
+
+}  // namespace
+
+std::string part_name(OutputFormat format, MatrixPart part) {
+  constexpr const char* kNames[2][kMatrixParts] = {
+      {"weight", "weight_scale", "weight_scale_2", "input_scale"},
+      {"weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"}};
+  return kNames[format == OutputFormat::kCompressedTensors][part];
+}
+
+Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set<int64_t>& layers,
+                                    OutputFormat format) {
+  const FamilyNames* family = family_names(checkpoint.model().family);
+  if (family == nullptr) return unsupported("family " + checkpoint.model().family + ": its tensor names are not known");
+  OutputPlan plan;
+  plan.modules.format = format;
+  plan.modules.deepseek_v4 = checkpoint.model().family == "deepseek_v4";
+  std::set<ExpertId> planned;
+  std::set<std::string> kept_stems;
+  for (const TensorIndex::Ref& ref : in_file_order(checkpoint.index())) {
+    const TensorInfo& info = *ref.info;
+    plan.source_bytes += info.size_bytes();
+    const std::optional<MoeTensorName> name = parse_moe_tensor_name(*family, info.name);
+    const bool routed = name && name->role != TensorRole::kShared;
+    if (routed && name->part == "weight" && layers.contains(name->layer)) {
+      plan.expert_source_bytes += info.size_bytes();
+      NVFP4_MOE_ASSIGN(const MoeOptions o, checkpoint.layer_options(name->layer));
+      const bool stacked = name->role == TensorRole::kStacked;
+      plan.quantized_tensors += stacked ? (name->projection == Projection::kGateUp ? 2 : 1) * o.num_experts : 1;
+      const std::string stem(name->stem);
+      for (int64_t e = stacked ? 0 : name->expert; e < (stacked ? o.num_experts : name->expert + 1); ++e) {
+        if (!planned.insert({name->layer, e}).second) continue;
+        OutputItem item;
+        item.expert = {name->layer, e};
+        constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Projection::kDown};
+        for (int p = 0; p < 3; ++p) {
+          item.modules[p] = expert_tensor_name(stem, e, kProjections[p], name->w_words, false, "weight");
+          item.modules[p].resize(item.modules[p].size() - std::strlen(".weight"));
+        }
+        if (plan.modules.expert_stems.empty() || plan.modules.expert_stems.back() != stem)
+          plan.modules.expert_stems.push_back(stem);
+        plan_expert(o, format, std::move(item), plan);
+      }
+      continue;
+    }
+    if (routed) {
+      if (kept_stems.insert(std::string(name->stem)).second) plan.modules.kept_stems.emplace_back(name->stem);
+    } else if (info.shape.size() == 2 && info.name.ends_with(".weight")) {
+      plan.modules.kept.push_back(info.name.substr(0, info.name.size() - std::strlen(".weight")));
+    }
+    OutputItem item;
+    item.copy = ref;
+    plan.items.push_back(std::move(item));
+    plan.tensors.push_back(tensor(info.name, info.dtype, info.shape));
+    if (info.dtype == DType::kF4) plan.tensors.back().end = info.size_bytes();
+    ++plan.copied_tensors;
+  }
+  // Experts of one layer may lie in several source files: stems are listed once.
+  std::sort(plan.modules.expert_stems.begin(), plan.modules.expert_stems.end());
+  plan.modules.expert_stems.erase(std::unique(plan.modules.expert_stems.begin(), plan.modules.expert_stems.end()),
+                                  plan.modules.expert_stems.end());
+  return plan;
+}
+
+}  // namespace nvfp4_moe

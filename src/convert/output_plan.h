@@ -1,0 +1,49 @@
+// Which tensors a quantized checkpoint has, in which order, and where each comes from.
+//
+// The order is the source's: file by file, tensor by tensor; where a source tensor is an expert's, the expert's whole
+// set follows (all experts' sets, where it is a stacked tensor). The list, and so every shard's boundary, is known
+// before the first weight is read; that is what resuming rests on.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "convert/quantize_config.h"
+#include "core/status.h"
+#include "safetensors/safetensors.h"
+
+namespace nvfp4_moe {
+
+struct ExpertId {
+  int64_t layer = 0;
+  int64_t expert = 0;
+  auto operator<=>(const ExpertId&) const = default;
+};
+
+// One step of the output: a tensor to copy, or an expert to quantize.
+struct OutputItem {
+  TensorIndex::Ref copy;  // null info: an expert
+  ExpertId expert;
+  std::string modules[3];  // gate, up, down: "layers.0.ffn.experts.7.w1"
+};
+
+struct OutputPlan {
+  std::vector<OutputItem> items;
+  std::vector<TensorInfo> tensors;
+  QuantizedModules modules;
+  uint64_t expert_source_bytes = 0;
+  uint64_t source_bytes = 0;
+  int64_t copied_tensors = 0;
+  int64_t quantized_tensors = 0;
+};
+
+// The tensors of a quantized matrix, and their names behind the module's.
+enum MatrixPart { kCodes, kBlockScales, kTensorScale, kInputScale, kMatrixParts };
+std::string part_name(OutputFormat format, MatrixPart part);
+
+Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set<int64_t>& layers, OutputFormat format);
+
+}  // namespace nvfp4_moe

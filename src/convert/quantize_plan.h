@@ -1,0 +1,66 @@
+// The plan file of an unfinished quantize, quantize.plan.json in OUT: what its bytes depend on, and what is done.
+//
+// Two runs may share shards iff the first part of their plans is equal. The second part grows by one record a shard,
+// written before the shard gets its name: a shard without one was not made by this plan. The file is replaced as a
+// whole each time (output_file.h). It is read as hostile: what is wrong with it is kBadInput.
+//
+// A source file is recognized by size, time of modification and a hash: of its header, and of its payload a sample:
+// all of it up to 16 MiB; beyond that, of every tensor, 4096 bytes from the middle of each 64 MiB. That is a page a
+// tensor (some 50 000 of a model of 600 GB), and sees every tensor that was trained, requantized or replaced. It does
+// not see single values that change between the samples of a large file whose size and time are kept.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/expert_quantizer.h"
+#include "convert/output_plan.h"
+#include "convert/quantize_checkpoint.h"
+#include "core/status.h"
+#include "safetensors/content_hash.h"
+#include "safetensors/sharded_writer.h"
+
+namespace nvfp4_moe {
+
+struct SourceFile {
+  std::string name;
+  uint64_t size_bytes = 0;
+  int64_t modified_ns = 0;
+  ContentHash sample;
+  bool operator==(const SourceFile&) const = default;
+};
+Result<SourceFile> describe_source(const SafetensorsFile& file);
+
+struct QuantizePlan {
+  // What the bytes of OUT depend on.
+  std::string version;  // of the library
+  std::string source;
+  std::vector<SourceFile> files;
+  ContentHash config;  // of IN's config.json
+  std::string format;
+  std::set<int64_t> layers;
+  std::string scales;
+  bool share_gate_up_scale = true;
+  std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 where none is given
+  uint64_t max_shard_bytes = 0;
+  // What is done.
+  std::map<std::string, ShardRecord, std::less<>> shards;
+  std::map<ExpertId, ExpertQuality> experts;  // at least those of the shards that are done
+};
+
+Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint& checkpoint,
+                                        const std::string& source_config, const std::set<int64_t>& layers,
+                                        const QuantizeOptions& options);
+// The source's files have the sizes and times that the plan names: nobody wrote to them meanwhile.
+Status check_source_unchanged(const QuantizePlan& plan, const TensorIndex& index);
+
+std::string to_json(const QuantizePlan& plan);
+Result<QuantizePlan> parse_quantize_plan(std::string_view text);
+// kInvalidArgument, naming the first part that differs: "another scales (expected ..., found ...)".
+Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,105 @@
+#include "convert/unfinished_output.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "convert/checkpoint_copy.h"
+#include "safetensors/files.h"
+#include "safetensors/output_file.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr const char* kPlanFile = "quantize.plan.json";
+constexpr size_t kMostPlanBytes = size_t{64} << 20;
+
+// Nothing in OUT but what a run leaves that was stopped before its plan was there: temporary files, an empty plan.
+Result<bool> holds_nothing(const std::string& out) {
+  std::error_code error;
+  std::filesystem::directory_iterator it(out, error);
+  for (; !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    std::error_code ignored;
+    const bool temporary = name == partial_path(kPlanFile) || name == std::string(kPlanFile) + ".partial";
+    const bool empty = name == kPlanFile && it->file_size(ignored) == 0;
+    if (!it->is_regular_file(ignored) || it->is_symlink(ignored) || !(temporary || empty)) return false;
+  }
+  if (error) return io_error(printable(out, 4096) + ": cannot be read: " + error.message());
+  return true;
+}
+
+// Of this version, and of the one before it.
+Status remove_temporaries(const std::string& plan_path) {
+  NVFP4_MOE_TRY(remove_file(partial_path(plan_path)));
+  return remove_file(plan_path + ".partial");
+}
+
+Status refuse_contents(const std::string& out) {
+  return invalid_argument(printable(out, 4096) + ": expected a new or empty directory, or an unfinished quantize");
+}
+
+}  // namespace
+
+Status UnfinishedOutput::check(const std::string& in, const std::string& out) {
+  NVFP4_MOE_TRY(check_apart(in, out));
+  std::error_code error;
+  if (std::filesystem::symlink_status(out, error).type() == std::filesystem::file_type::not_found) return {};
+  if (!std::filesystem::is_directory(out, error)) return refuse_contents(out);
+  NVFP4_MOE_ASSIGN(const bool nothing, holds_nothing(out));
+  if (!nothing && !std::filesystem::exists(std::filesystem::path(out) / kPlanFile, error)) return refuse_contents(out);
+  return {};
+}
+
+Result<UnfinishedOutput> UnfinishedOutput::claim(const std::string& out, QuantizePlan plan) {
+  UnfinishedOutput claimed;
+  claimed.out_ = out;
+  NVFP4_MOE_TRY(make_directories(out));
+  const std::string path = claimed.plan_path();
+  NVFP4_MOE_ASSIGN(const bool nothing, holds_nothing(out));
+  if (nothing) {
+    NVFP4_MOE_TRY(remove_temporaries(path));
+    NVFP4_MOE_TRY(write_text_file(path, to_json(plan)));
+    claimed.plan_ = std::move(plan);
+    return claimed;
+  }
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return refuse_contents(out);
+  NVFP4_MOE_ASSIGN(const std::string text, read_text_file(path, kMostPlanBytes));
+  auto found = parse_quantize_plan(text);
+  if (!found.ok())
+    return bad_input(fmt::format("{}: not a plan of quantize ({}); remove {} to start anew", printable(path, 4096),
+                                 found.status().message(), printable(out, 4096)));
+  if (const Status same = check_same_work(plan, *found); !same.ok())
+    return Status(same.code(), fmt::format("{}: an unfinished quantize with {}; remove it to start anew",
+                                           printable(out, 4096), same.message()));
+  claimed.plan_ = std::move(*found);
+  return claimed;
+}
+
+std::string UnfinishedOutput::plan_path() const { return (std::filesystem::path(out_) / kPlanFile).string(); }
+
+ShardRecords UnfinishedOutput::records() {
+  ShardRecords records;
+  records.finished = plan_.shards;
+  records.record = [this](const ShardRecord& shard) {
+    plan_.shards[shard.name] = shard;
+    return write_text_file(plan_path(), to_json(plan_));
+  };
+  return records;
+}
+
+const ExpertQuality* UnfinishedOutput::find(ExpertId id) const {
+  const auto found = plan_.experts.find(id);
+  return found == plan_.experts.end() ? nullptr : &found->second;
+}
+
+Status UnfinishedOutput::close() {
+  // Everything has its name before the plan goes: also what an earlier run renamed and had no time to sync.
+  NVFP4_MOE_TRY(remove_temporaries(plan_path()));
+  NVFP4_MOE_TRY(sync_directory(out_));
+  NVFP4_MOE_TRY(remove_file(plan_path()));
+  return sync_directory(out_);
+}
+
+}  // namespace nvfp4_moe

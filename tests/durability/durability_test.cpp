@@ -1,0 +1,157 @@
+// What a power loss leaves, at every moment of a run: a rerun finishes with the same bytes, and once a run has said
+// that it is done nothing can be lost any more.
+#include <functional>
+#include <set>
+
+#include "durability/crash_images.h"
+#include "durability/small_model.h"
+#include "safetensors/output_file.h"
+#include "safetensors/safetensors.h"
+
+namespace nvfp4_moe {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace test;
+
+// The calls of one run of `work` in a folder that holds `before`. The record must miss none.
+std::vector<RecordedCall> record(const Image& before, const fs::path& folder, const std::function<void()>& work) {
+  write_image(before, folder);
+  std::vector<RecordedCall> calls;
+  {
+    RecordedCalls recorded(folder);
+    work();
+    calls = recorded.calls();
+  }
+  EXPECT_THAT(differing(image_of_all(before, calls), read_image(folder)), testing::IsEmpty());
+  return calls;
+}
+
+// OUT's part of an image, and nothing else in it.
+Image of_out(const Image& image) {
+  Image out;
+  for (const auto& [path, content] : image) {
+    if (path == "out/") continue;
+    EXPECT_TRUE(path.starts_with("out/")) << path;
+    out[path.substr(4)] = content;
+  }
+  return out;
+}
+
+// Crashes at every call of a quantize that begins with `before`; returns the images from which a rerun was needed.
+std::vector<Image> crash_everywhere(const SmallModel& model, const Image& before) {
+  std::vector<Image> unfinished;
+  std::set<Image> seen;
+  const TempDir run;
+  const std::vector<RecordedCall> calls = record(
+      before, run.file("disk"), [&] { EXPECT_OK(quantize_checkpoint(model.in, run.file("disk/out"), model.options)); });
+  for (size_t count = 0; count <= calls.size(); ++count) {
+    for (const Image& image : crash_images(before, calls, count)) {
+      if (count == calls.size()) {
+        EXPECT_THAT(differing(of_out(image), model.expected), testing::IsEmpty()) << "said to be done, and lost";
+      }
+      if (!seen.insert(image).second || of_out(image) == model.expected) continue;
+      unfinished.push_back(image);
+      EXPECT_FALSE(image.contains("out/config.json") && !image.contains("out/quantize.plan.json"))
+          << "looks finished and is not, after call " << count;
+      const TempDir again;
+      write_image(image, again.file("disk"));
+      const auto result = quantize_checkpoint(model.in, again.file("disk/out"), model.options);
+      EXPECT_TRUE(result.ok()) << result.status().message() << ", after call " << count;
+      EXPECT_THAT(differing(read_image(again.file("disk/out")), model.expected), testing::IsEmpty())
+          << "after call " << count;
+      if (testing::Test::HasFailure()) return unfinished;
+    }
+  }
+  return unfinished;
+}
+
+TEST(Durability, QuantizeSurvivesACrashAtEveryCall) {
+  const SmallModel model;
+  const std::vector<Image> unfinished = crash_everywhere(model, {});
+  ASSERT_GT(unfinished.size(), 60u) << "moments that differ";
+  // A run that resumes may be stopped too: from a moment in its middle, again at every call.
+  ASSERT_FALSE(HasFailure());
+  EXPECT_GT(crash_everywhere(model, unfinished[unfinished.size() / 2]).size(), 20u);
+}
+
+// A rerun after a crash keeps the shards that are done.
+TEST(Durability, WhatIsOnDiskIsNotMadeAgain) {
+  const SmallModel model;
+  const TempDir run;
+  int64_t steps = 0;
+  QuantizeOptions options = model.options;
+  options.progress = [&](const Progress& p) { return (steps = p.done) < p.total - 1; };
+  const std::vector<RecordedCall> calls = record({}, run.file("disk"), [&] {
+    EXPECT_EQ(quantize_checkpoint(model.in, run.file("disk/out"), options).status().code(), Code::kCancelled);
+  });
+  const Image lost = crash_images({}, calls, calls.size())[1];
+  const TempDir again;
+  write_image(lost, again.file("disk"));
+  const auto result = quantize_checkpoint(model.in, again.file("disk/out"), model.options);
+  ASSERT_OK(result);
+  EXPECT_GE(result->resumed_shards, 2);
+  for (const std::string& note : result->notes) EXPECT_EQ(note.find("no measurements"), std::string::npos) << note;
+}
+
+TEST(Durability, OtherWritersLoseNothingOnceTheyAreDone) {
+  const SmallModel model;
+  const TempDir run;
+  const auto done = [&](const char* name, const std::function<void(const std::string&)>& work) {
+    const std::string disk = run.file(name);
+    const auto calls = record({}, disk, [&] { work(disk + "/out"); });
+    const Image expected = read_image(disk);
+    EXPECT_FALSE(expected.empty());
+    for (const Image& image : crash_images({}, calls, calls.size()))
+      EXPECT_THAT(differing(image, expected), testing::IsEmpty()) << name;
+  };
+  const std::string quantized = run.file("quantized");
+  ASSERT_OK(quantize_checkpoint(model.in, quantized, model.options));
+  done("scales", [&](const std::string& out) { EXPECT_OK(write_input_scales(quantized, out, {{0, {0.5f, 0.25f}}})); });
+  done("synthesized", [&](const std::string& out) {
+    SynthesizeOptions sizes;
+    sizes.layers = 1;
+    sizes.num_experts = 2;
+    sizes.top_k = 1;
+    sizes.hidden_size = 32;
+    sizes.intermediate_size = 16;
+    sizes.vocab_size = 16;
+    EXPECT_OK(synthesize_checkpoint(out, sizes));
+  });
+}
+
+// One file that is replaced: the old content or the new at every moment, the new one at the end.
+TEST(Durability, AReplacedFileIsTheOldOneOrTheNew) {
+  const Image before = {{"x", "old content"}};
+  const auto check = [&](const char* what, const std::function<void(const std::string&)>& write) {
+    const TempDir run;
+    const auto calls = record(before, run.file("disk"), [&] { write(run.file("disk/x")); });
+    const std::string after = read_file(run.file("disk/x"));
+    EXPECT_NE(after, "old content");
+    size_t old = 0;
+    for (size_t count = 0; count <= calls.size(); ++count) {
+      for (const Image& image : crash_images(before, calls, count)) {
+        ASSERT_TRUE(image.contains("x")) << what << ": the name is lost after call " << count;
+        EXPECT_TRUE(image.at("x") == after || (image.at("x") == "old content" && count < calls.size()))
+            << what << " after call " << count;
+        old += image.at("x") == "old content";
+        EXPECT_TRUE(count < calls.size() || image.size() == 1) << what << ": a temporary file stays";
+      }
+    }
+    EXPECT_GT(old, 2u);
+  };
+  check("text", [](const std::string& path) { EXPECT_OK(write_text_file(path, std::string(3 << 20, 'n'))); });
+  check("safetensors", [](const std::string& path) {
+    TensorInfo info;
+    info.name = "t";
+    info.shape = {5000};
+    auto writer = SafetensorsWriter::create(path, {info}, {});
+    ASSERT_OK(writer);
+    const std::vector<std::byte> bytes(5000, std::byte{7});
+    EXPECT_OK(writer->write(bytes));
+    EXPECT_OK(writer->finish());
+  });
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,0 +1,42 @@
+// A float checkpoint that is quantized in milliseconds, into several shards.
+#pragma once
+
+#include <fstream>
+#include <string>
+
+#include "convert/quantize_checkpoint.h"
+#include "convert/synthesize.h"
+#include "durability/crash_images.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+
+struct SmallModel {
+  TempDir dir;
+  std::string in = dir.file("in");
+  QuantizeOptions options;
+  Image expected;  // what an undisturbed run makes
+
+  SmallModel() {
+    SynthesizeOptions sizes;
+    sizes.family = "qwen3_moe";
+    sizes.layers = 1;
+    sizes.num_experts = 2;
+    sizes.top_k = 1;
+    sizes.hidden_size = 32;
+    sizes.intermediate_size = 16;
+    sizes.vocab_size = 16;
+    EXPECT_OK(synthesize_checkpoint(in, sizes));
+    std::ofstream(in + "/tokenizer.json") << "{\"a\": 1}";
+    std::filesystem::create_directory(in + "/encoding");
+    std::ofstream(in + "/encoding/code.py") << "pass";
+    options.max_shard_bytes = 3 << 10;
+    const std::string whole = dir.file("whole");
+    const auto result = quantize_checkpoint(in, whole, options);
+    EXPECT_OK(result);
+    EXPECT_TRUE(result.ok() && result->shards >= 4);
+    expected = read_image(whole);
+  }
+};
+
+}  // namespace nvfp4_moe::test

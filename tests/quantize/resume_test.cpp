@@ -1,0 +1,258 @@
+// Resuming notices what has changed since: finished shards, the source under its old time, the plan file itself.
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "convert/quantize_checkpoint.h"
+#include "convert/quantize_plan.h"
+#include "convert/synthesize.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using test::differing;
+using test::read_file;
+using test::read_files;
+using test::TempDir;
+using testing::HasSubstr;
+
+void change_byte(const std::string& path, uint64_t at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(at));
+  const int byte = file.get();
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put(static_cast<char>(byte ^ 1));
+}
+
+void change_byte_keeping_time(const std::string& path, uint64_t at) {
+  const auto time = fs::last_write_time(path);
+  change_byte(path, at);
+  fs::last_write_time(path, time);
+}
+
+SynthesizeOptions sizes() {
+  SynthesizeOptions o;
+  o.layers = 1;
+  o.num_experts = 4;
+  o.top_k = 2;
+  o.hidden_size = 64;
+  o.intermediate_size = 32;
+  o.vocab_size = 16;
+  return o;
+}
+
+// A run that was stopped when three quarters of its items were done.
+class Resume : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(synthesize_checkpoint(in_, sizes()));
+    options_.max_shard_bytes = 8 << 10;
+    ASSERT_OK(quantize_checkpoint(in_, whole_, options_));
+    QuantizeOptions stopped = options_;
+    stopped.progress = [](const Progress& p) { return 4 * p.done < 3 * p.total; };
+    ASSERT_EQ(quantize_checkpoint(in_, out_, stopped).status().code(), Code::kCancelled);
+    ASSERT_TRUE(fs::exists(plan_));
+    for (const auto& entry : fs::directory_iterator(out_)) {
+      if (entry.path().filename().string().starts_with("model-00002")) shard_ = entry.path().string();
+    }
+    ASSERT_NE(shard_, "");
+  }
+  Result<QuantizeResult> resume() { return quantize_checkpoint(in_, out_, options_); }
+  // The run ends as if it had never been stopped.
+  void expect_whole(const Result<QuantizeResult>& result) {
+    ASSERT_OK(result);
+    EXPECT_THAT(differing(read_files(out_), read_files(whole_)), testing::IsEmpty());
+  }
+  void write_plan(const std::string& text) { std::ofstream(plan_, std::ios::binary | std::ios::trunc) << text; }
+
+  TempDir dir_;
+  std::string in_ = dir_.file("in"), out_ = dir_.file("out"), whole_ = dir_.file("whole");
+  std::string plan_ = out_ + "/quantize.plan.json";
+  std::string shard_;  // a finished one
+  QuantizeOptions options_;
+};
+
+TEST_F(Resume, KeepsWhatIsAsItWasLeft) {
+  const auto result = resume();
+  expect_whole(result);
+  EXPECT_GE(result->resumed_shards, 2);
+  for (const std::string& note : result->notes) EXPECT_EQ(note.find("again"), std::string::npos) << note;
+}
+
+// Every byte of a finished shard counts, also the last, and also where size and time are the old ones.
+TEST_F(Resume, AnAlteredShardIsWrittenAgain) {
+  change_byte_keeping_time(shard_, fs::file_size(shard_) - 1);
+  const auto result = resume();
+  expect_whole(result);
+  bool told = false;
+  for (const std::string& note : result->notes)
+    told = told || (note.find(fs::path(shard_).filename().string()) == 0 && note.find("written again") != note.npos);
+  EXPECT_TRUE(told);
+}
+
+TEST_F(Resume, AShardThatNobodyRecordedIsWrittenAgain) {
+  json plan = json::parse(read_file(plan_));
+  plan["shards"] = json::array();
+  write_plan(plan.dump());
+  const auto result = resume();
+  expect_whole(result);
+  EXPECT_EQ(result->resumed_shards, 0);
+}
+
+TEST_F(Resume, AShardThatIsNoFileIsRefused) {
+  fs::rename(shard_, dir_.file("elsewhere"));
+  fs::create_symlink(dir_.file("elsewhere"), shard_);
+  const Status status = resume().status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr(shard_));
+  EXPECT_TRUE(fs::is_symlink(shard_));
+}
+
+TEST_F(Resume, AChangedSourceUnderItsOldTimeIsRefused) {
+  const auto index = TensorIndex::open(in_);
+  ASSERT_OK(index);
+  const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
+  ASSERT_NE(ref.info, nullptr);
+  change_byte_keeping_time(ref.file->path(), ref.file->header().data_offset + ref.info->begin + 17);
+  const Status status = resume().status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("another files: " + fs::path(ref.file->path()).filename().string()));
+}
+
+TEST_F(Resume, AChangedConfigIsRefused) {
+  json config = json::parse(read_file(in_ + "/config.json"));
+  config["rope_theta"] = 1;
+  std::ofstream(in_ + "/config.json") << config.dump();
+  EXPECT_THAT(resume().status().message(), HasSubstr("another config.json"));
+}
+
+TEST_F(Resume, ASourceThatChangesMeanwhileIsNoticed) {
+  QuantizeOptions options = options_;
+  options.progress = [&](const Progress& p) {
+    if (p.done == p.total)
+      for (const auto& entry : fs::directory_iterator(in_))
+        fs::last_write_time(entry.path(), fs::last_write_time(entry.path()) + std::chrono::seconds(1));
+    return true;
+  };
+  const Status status = quantize_checkpoint(in_, out_, options).status();
+  EXPECT_EQ(status.code(), Code::kBadInput);
+  EXPECT_THAT(status.message(), HasSubstr("changed while it was read"));
+  EXPECT_FALSE(fs::exists(out_ + "/config.json"));
+}
+
+TEST_F(Resume, TamperedPlansAreErrors) {
+  const json sound = json::parse(read_file(plan_));
+  std::vector<std::string> texts = {
+      "", "{", "null", "[]", "{}", "\xff", std::string(200000, '['), "[" + sound.dump() + "]"};
+  std::string nested = "1";
+  for (int i = 0; i < 100000; ++i) nested = "{\"files\":" + nested + "}";
+  texts.push_back(nested);
+  for (const auto& [key, value] : sound.items()) {
+    for (const json& wrong : {json(nullptr), json(-1), json("x"), json::array({json::array({1})}), json::object()}) {
+      json changed = sound;
+      changed[key] = wrong;
+      texts.push_back(changed.dump());
+    }
+    json without = sound;
+    without.erase(key);
+    texts.push_back(without.dump());
+  }
+  for (const std::string& text : texts) {
+    write_plan(text);
+    const Status status = resume().status();
+    EXPECT_TRUE(status.code() == Code::kBadInput || status.code() == Code::kInvalidArgument) << text.substr(0, 200);
+    EXPECT_THAT(status.message(), HasSubstr(out_));
+    EXPECT_LT(status.message().size(), 1000u);
+    EXPECT_TRUE(fs::exists(shard_)) << "nothing is thrown away on a tampered plan's word";
+  }
+  write_plan(sound.dump());
+  expect_whole(resume());
+}
+
+TEST_F(Resume, LeftoversDoNotBlock) {
+  const std::string plan_partials[] = {"quantize.plan.json.partial", "quantize.plan.json.nvfp4-moe.partial"};
+  for (const std::string& name : plan_partials) std::ofstream(out_ + "/" + name) << "half";
+  std::ofstream(out_ + "/config.json.nvfp4-moe.partial") << "half";
+  const auto result = resume();
+  ASSERT_OK(result);
+  EXPECT_THAT(differing(read_files(out_), read_files(whole_)), testing::IsEmpty());
+  // Stopped before there was a plan.
+  const std::string early = dir_.file("early");
+  fs::create_directory(early);
+  for (const std::string& name : plan_partials) std::ofstream(early + "/" + name) << "half";
+  std::ofstream(early + "/quantize.plan.json");
+  ASSERT_OK(quantize_checkpoint(in_, early, options_));
+  EXPECT_THAT(differing(read_files(early), read_files(whole_)), testing::IsEmpty());
+  // A folder with anything else is somebody's.
+  const std::string other = dir_.file("other");
+  fs::create_directory(other);
+  std::ofstream(other + "/notes.txt") << "mine";
+  EXPECT_EQ(quantize_checkpoint(in_, other, options_).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(read_file(other + "/notes.txt"), "mine");
+}
+
+TEST(QuantizePlanFile, GoesBothWays) {
+  QuantizePlan plan;
+  plan.version = "1.2.3";
+  plan.source = "/a\\x80";
+  plan.files = {{"model.safetensors", 123, -5, {1, ~uint64_t{0}}}, {"b", uint64_t{1} << 62, INT64_MAX, {}}};
+  plan.config = {3, 4};
+  plan.format = "modelopt";
+  plan.layers = {0, 7};
+  plan.scales = "mse";
+  plan.share_gate_up_scale = false;
+  plan.input_scales[3] = {0.1f, 0x1p-126f};
+  plan.max_shard_bytes = 5;
+  plan.shards["model-00001-of-00002.safetensors"] = {"model-00001-of-00002.safetensors", {5, 6}};
+  plan.experts[{1, 2}][1].sum_sq = 0.1;
+  plan.experts[{1, 2}][2].counts.blocks = 9;
+  const std::string text = to_json(plan);
+  const auto back = parse_quantize_plan(text);
+  ASSERT_OK(back);
+  EXPECT_OK(check_same_work(plan, *back));
+  EXPECT_EQ(to_json(*back), text);
+}
+
+// Above 16 MiB a source is sampled: of every tensor one page, of a large one more. What was requantized is seen.
+TEST(SourceSample, SeesEveryTensorOfALargeFile) {
+  const TempDir dir;
+  const std::string path = dir.file("large.safetensors");
+  std::vector<TensorInfo> infos(3);
+  const int64_t counts[] = {100, 10 << 20, 9 << 20};
+  for (size_t i = 0; i < 3; ++i) {
+    infos[i].name = std::string(1, static_cast<char>('a' + i));
+    infos[i].shape = {counts[i]};
+  }
+  auto writer = SafetensorsWriter::create(path, infos, {});
+  ASSERT_OK(writer);
+  for (const int64_t count : counts) ASSERT_OK(writer->write(std::vector<std::byte>(static_cast<size_t>(count))));
+  ASSERT_OK(writer->finish());
+  const auto sample = [&] {
+    const auto file = SafetensorsFile::open(path);
+    EXPECT_OK(file);
+    const auto described = describe_source(*file);
+    EXPECT_OK(described);
+    return described->sample;
+  };
+  const ContentHash before = sample();
+  EXPECT_EQ(sample(), before);
+  const auto file = SafetensorsFile::open(path);
+  ASSERT_OK(file);
+  for (const TensorInfo& info : file->header().tensors) {
+    const uint64_t middle = file->header().data_offset + info.begin + info.size_bytes() / 2;
+    change_byte(path, middle);
+    EXPECT_NE(sample(), before) << info.name;
+    change_byte(path, middle);
+  }
+  change_byte(path, 16);  // of the header: JSON no more, or another tensor
+  const auto broken = SafetensorsFile::open(path);
+  if (broken.ok()) {
+    EXPECT_NE(describe_source(*broken)->sample, before);
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

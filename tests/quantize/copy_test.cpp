@@ -1,0 +1,132 @@
+// What of a model is copied beside its weights: files, and links that stay inside it.
+#include <filesystem>
+#include <fstream>
+
+#include "convert/checkpoint_copy.h"
+#include "convert/quantize_checkpoint.h"
+#include "convert/synthesize.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+namespace fs = std::filesystem;
+using test::read_file;
+using test::TempDir;
+using testing::HasSubstr;
+
+SynthesizeOptions tiny() {
+  SynthesizeOptions o;
+  o.layers = 1;
+  o.num_experts = 2;
+  o.top_k = 1;
+  o.hidden_size = 32;
+  o.intermediate_size = 16;
+  o.vocab_size = 16;
+  return o;
+}
+
+class Copy : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(synthesize_checkpoint(in_, tiny()));
+    std::ofstream(dir_.file("secret")) << "root:x:0";
+    fs::create_directory(dir_.file("secrets"));
+    std::ofstream(dir_.file("secrets/key")) << "key";
+  }
+  void expect_refused(const std::string& link) {
+    for (const Status& status : {quantize_checkpoint(in_, out_).status(), other_files(in_).status()}) {
+      EXPECT_EQ(status.code(), Code::kBadInput) << link;
+      EXPECT_THAT(status.message(), HasSubstr(link));
+    }
+    EXPECT_FALSE(fs::exists(out_)) << "before any work";
+    fs::remove(link);
+  }
+  TempDir dir_;
+  std::string in_ = dir_.file("in"), out_ = dir_.file("out");
+};
+
+TEST_F(Copy, ALinkOutOfTheModelIsRefusedByName) {
+  const std::string link = fs::canonical(in_).string() + "/notes.txt";
+  for (const std::string& target :
+       {dir_.file("secret"), std::string("../secret"), std::string("/etc/passwd"), dir_.file("secrets"),
+        std::string("nothing"), std::string("notes.txt"), std::string("../in-other/x")}) {
+    fs::create_symlink(target, link);
+    expect_refused(link);
+  }
+  // A folder whose name begins like the model's is not the model.
+  fs::create_directory(dir_.file("in-other"));
+  std::ofstream(dir_.file("in-other/x")) << "x";
+  fs::create_symlink("../in-other/x", link);
+  expect_refused(link);
+  // Through another link, in a folder below, and under a config's name.
+  fs::create_directory(in_ + "/sub");
+  fs::create_symlink("../../secret", in_ + "/sub/notes.txt");
+  expect_refused(fs::canonical(in_).string() + "/sub/notes.txt");
+  fs::create_symlink("../secret", in_ + "/hf_quant_config.json");
+  Status status = other_files(in_).status();
+  EXPECT_EQ(status.code(), Code::kBadInput);
+  fs::remove(in_ + "/hf_quant_config.json");
+  // A folder around the link has no end.
+  fs::create_symlink("..", in_ + "/sub/up");
+  expect_refused(fs::canonical(in_).string() + "/sub/up");
+  EXPECT_OK(quantize_checkpoint(in_, out_));
+}
+
+TEST_F(Copy, ALinkInsideTheModelIsCopiedAsItsFile) {
+  fs::create_directory(in_ + "/real");
+  std::ofstream(in_ + "/real/a.txt") << "a";
+  fs::create_symlink("real/a.txt", in_ + "/file.txt");
+  fs::create_symlink(fs::canonical(in_ + "/real/a.txt"), in_ + "/absolute.txt");
+  fs::create_symlink("real", in_ + "/folder");
+  const auto result = quantize_checkpoint(in_, out_);
+  ASSERT_OK(result);
+  EXPECT_EQ(result->copied_files, (std::vector<std::string>{"absolute.txt", "file.txt", "folder/a.txt", "real/a.txt"}));
+  for (const std::string& name : result->copied_files) {
+    EXPECT_EQ(read_file(out_ + "/" + name), "a") << name;
+    EXPECT_FALSE(fs::is_symlink(out_ + "/" + name));
+  }
+  // The model's folder may itself be reached through a link.
+  fs::create_symlink(in_, dir_.file("alias"));
+  const auto again = quantize_checkpoint(dir_.file("alias"), dir_.file("out2"));
+  ASSERT_OK(again);
+  EXPECT_EQ(again->copied_files, result->copied_files);
+}
+
+// Hugging Face's cache: the snapshot holds links into the repository's blobs.
+TEST_F(Copy, TheHubsCacheIsOneModel) {
+  const fs::path repository = dir_.path() / "models--a--b";
+  const fs::path snapshot = repository / "snapshots" / "0123abcd";
+  fs::create_directories(repository / "blobs");
+  fs::create_directories(snapshot / "sub");
+  std::ofstream(in_ + "/tokenizer.json") << "{}";
+  int number = 0;
+  for (const auto& entry : fs::directory_iterator(in_)) {
+    const fs::path blob = repository / "blobs" / std::to_string(number++);
+    fs::rename(entry.path(), blob);
+    fs::create_symlink(fs::path("../../blobs") / blob.filename(), snapshot / entry.path().filename());
+  }
+  std::ofstream(repository / "blobs" / "code") << "pass";
+  fs::create_symlink("../../../blobs/code", snapshot / "sub" / "code.py");
+  const auto result = quantize_checkpoint(snapshot.string(), out_);
+  ASSERT_OK(result);
+  EXPECT_EQ(result->copied_files, (std::vector<std::string>{"sub/code.py", "tokenizer.json"}));
+  EXPECT_EQ(read_file(out_ + "/sub/code.py"), "pass");
+
+  // Only the blobs: not another revision, nor what else lies around.
+  std::ofstream(repository / "refs") << "main";
+  fs::create_symlink("../../refs", snapshot / "refs.txt");
+  const Status status = quantize_checkpoint(snapshot.string(), dir_.file("out3")).status();
+  EXPECT_EQ(status.code(), Code::kBadInput);
+  EXPECT_THAT(status.message(), HasSubstr("refs.txt"));
+}
+
+TEST_F(Copy, PermissionsStay) {
+  std::ofstream(in_ + "/run.sh") << "#!/bin/sh";
+  fs::permissions(in_ + "/run.sh", fs::perms(0750));
+  ASSERT_OK(quantize_checkpoint(in_, out_));
+  EXPECT_EQ(fs::status(out_ + "/run.sh").permissions(), fs::perms(0750));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

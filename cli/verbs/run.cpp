@@ -4,6 +4,8 @@
 // Output: `out` (T, H) in hidden's dtype.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cli/console/console.h"
 #include "cli/console/lists.h"
 #include "cli/verbs/layers.h"
@@ -94,11 +96,14 @@ Status run_layer(const RunVerb& verb, Report& report) {
   states_options.seed = verb.subject.seed;
   NVFP4_MOE_ASSIGN(const LayerStates states, load_states(verb.input, subject.options, layer_number, states_options));
 
+  if (states.tokens == 0 && !verb.dump.empty())
+    return invalid_argument("--dump: expected an input of at least one token, got none: there is nothing to replay");
+
   LayerOptions options;
   options.backend = backend;
   options.device = report.common().device;
   options.range = subject.range;
-  options.limits.max_tokens = states.tokens;
+  options.limits.max_tokens = std::max<int64_t>(states.tokens, 1);  // an input of none gives an output of none
   options.executor = &report.executor();
   std::unique_ptr<MoeLayer> layer;
   {

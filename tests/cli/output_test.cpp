@@ -114,6 +114,30 @@ TEST(Output, GoesThroughALinkToARegularFile) {
   expect_refused(inputs.run({"--output", inputs.dir.file("dangling")}), "leads nowhere");
 }
 
+// The library takes a batch of no tokens, and so does the tool: what comes out is as empty.
+TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
+  const Inputs inputs(0);
+  const std::string out = inputs.dir.file("out");
+  for (const char* backend : {"auto", "reference"}) {
+    const ToolRun run = inputs.run({"--output", out, "--backend", backend, "--json"});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(run.json()["tokens"], 0);
+    const auto written = SafetensorsFile::open(out);
+    ASSERT_OK(written);
+    ASSERT_NE(written->find("out"), nullptr);
+    EXPECT_EQ(written->find("out")->shape, (std::vector<int64_t>{0, BuilderOptions().hidden_size}));
+    EXPECT_EQ(written->find("out")->dtype, DType::kF32);
+  }
+  // With dumps asked for by the environment too: there is nothing to write down.
+  const std::string dumps = inputs.dir.file("dumps");
+  ASSERT_TRUE(fs::create_directory(dumps));
+  const ToolRun dumped = run_tool({"run", inputs.model, "--layer", "0", "--input", inputs.states, "--output", out},
+                                  {{"NVFP4_MOE_DUMP", dumps}});
+  EXPECT_EQ(dumped.exit_code, 0) << dumped.err;
+  EXPECT_TRUE(fs::is_empty(dumps));
+  expect_refused(inputs.run({"--dump", inputs.dir.file("dump")}), "--dump: expected an input of at least one token");
+}
+
 // Measuring takes long: what --write would refuse is said before the input is looked at.
 TEST(Output, CalibrateAsksForItsFolderFirst) {
   const Inputs inputs;

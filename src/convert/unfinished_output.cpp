@@ -1,7 +1,11 @@
 #include "convert/unfinished_output.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 
 #include "convert/checkpoint_copy.h"
@@ -41,6 +45,20 @@ Status refuse_contents(const std::string& out) {
 
 }  // namespace
 
+Result<UnfinishedOutput::Lock> UnfinishedOutput::Lock::take(const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return errno_status(folder, "cannot open", errno);
+  Lock lock(fd);
+  // A file system without locks cannot say who else is there.
+  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return Status(Code::kBusy, printable(folder, 4096) + ": another quantize is writing to it");
+  return lock;
+}
+
+UnfinishedOutput::Lock::~Lock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
 Status UnfinishedOutput::check(const std::string& in, const std::string& out) {
   NVFP4_MOE_TRY(check_apart(in, out));
   std::error_code error;
@@ -52,9 +70,9 @@ Status UnfinishedOutput::check(const std::string& in, const std::string& out) {
 }
 
 Result<UnfinishedOutput> UnfinishedOutput::claim(const std::string& out, QuantizePlan plan) {
-  UnfinishedOutput claimed;
-  claimed.out_ = out;
   NVFP4_MOE_TRY(make_directories(out));
+  NVFP4_MOE_ASSIGN(Lock lock, Lock::take(out));
+  UnfinishedOutput claimed(out, std::move(lock));
   const std::string path = claimed.plan_path();
   NVFP4_MOE_ASSIGN(const bool nothing, holds_nothing(out));
   if (nothing) {

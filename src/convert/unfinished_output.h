@@ -6,6 +6,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "convert/quantize_plan.h"
 #include "core/status.h"
@@ -17,7 +18,8 @@ class UnfinishedOutput {
  public:
   // What claim() would refuse of OUT whatever the plan is; reads no weight.
   static Status check(const std::string& in, const std::string& out);
-  // OUT is new, empty, or an unfinished run of the same plan; else kInvalidArgument.
+  // OUT is new, empty, or an unfinished run of the same plan; else kInvalidArgument. kBusy while another run holds it:
+  // OUT is locked until this object goes.
   static Result<UnfinishedOutput> claim(const std::string& out, QuantizePlan plan);
 
   // For the writer of the shards: what is done, and a record of each that comes. Borrows this object.
@@ -32,9 +34,27 @@ class UnfinishedOutput {
   Status close();
 
  private:
+  // An open folder and its lock.
+  class Lock {
+   public:
+    static Result<Lock> take(const std::string& folder);
+    Lock(Lock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Lock& operator=(Lock&& other) noexcept {
+      std::swap(fd_, other.fd_);
+      return *this;
+    }
+    ~Lock();
+
+   private:
+    explicit Lock(int fd) : fd_(fd) {}
+    int fd_;
+  };
+
+  UnfinishedOutput(std::string out, Lock lock) : out_(std::move(out)), lock_(std::move(lock)) {}
   std::string plan_path() const;
 
   std::string out_;
+  Lock lock_;
   QuantizePlan plan_;
 };
 

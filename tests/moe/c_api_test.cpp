@@ -1,5 +1,8 @@
 // The C interface: what it computes is what the library computes.
 // Long because it goes through the interface object by object.
+#include <sys/stat.h>
+
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -210,6 +213,29 @@ TEST(CApi, ReprosAreWrittenAndReplayed) {
   ASSERT_NE(json, nullptr);
   EXPECT_EQ(nlohmann::json::parse(json)["with_output"]["max_token"], 1);
   nvfp4_moe_text_free(json);
+}
+
+TEST(CApi, AReproReplacesRegularFilesOnly) {
+  const CLayer c;
+  const TempDir directory;
+  const api::Layer layer = c.open();
+  TinyBatch batch(c.tiny.options, 1);
+  const nvfp4_moe_batch call = c_batch(batch);
+  const auto write = [&](const std::string& path) {
+    return nvfp4_moe_layer_write_repro(layer.get(), &call, 0, path.c_str());
+  };
+  const std::string fifo = directory.file("fifo"), link = directory.file("link"), target = directory.file("target");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_EQ(write(fifo), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_TRUE(std::filesystem::is_fifo(fifo));
+  EXPECT_EQ(write("/dev/null"), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(write(directory.path().string()), NVFP4_MOE_INVALID_ARGUMENT);
+  ASSERT_EQ(write(target), NVFP4_MOE_OK);
+  std::filesystem::resize_file(target, 1);
+  std::filesystem::create_symlink("target", link);
+  EXPECT_EQ(write(link), NVFP4_MOE_OK);
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_GT(std::filesystem::file_size(target), 1u);
 }
 
 TEST(CApi, LinearRuns) {

@@ -334,6 +334,17 @@ TEST_F(PackedCacheTest, AnotherUsersFileIsUsedOnlyFromThatUsersDirectory) {
   EXPECT_TRUE(outcome_.hit);
 }
 
+// A FIFO would keep whoever opens it waiting; what is no file is told, stays, and the layer works.
+TEST_F(PackedCacheTest, ASpecialFileInTheCachesPlaceStays) {
+  const std::vector<float> expected = run(*open());
+  fs::remove(outcome_.path);
+  ASSERT_EQ(mkfifo(outcome_.path.c_str(), 0600), 0);
+  EXPECT_TRUE(same_bits(run(*open()), expected));
+  EXPECT_FALSE(outcome_.hit);
+  EXPECT_THAT(outcome_.reason, HasSubstr("regular file"));
+  EXPECT_TRUE(fs::is_fifo(outcome_.path));
+}
+
 TEST_F(PackedCacheTest, AnUnwritableDirectoryIsNoFailure) {
   cache_.directory = model_ + "/config.json/sub";  // below a file
   EXPECT_NE(open(), nullptr);

@@ -129,6 +129,18 @@ TEST_F(Resume, AChangedConfigIsRefused) {
   EXPECT_THAT(resume().status().message(), HasSubstr("another config.json"));
 }
 
+TEST_F(Resume, TwoRunsDoNotShareAFolder) {
+  QuantizeOptions options = options_;
+  Status second;
+  options.progress = [&](const Progress& p) {
+    if (p.done == 1) second = resume().status();
+    return true;
+  };
+  expect_whole(quantize_checkpoint(in_, out_, options));
+  EXPECT_EQ(second.code(), Code::kBusy) << second.message();
+  EXPECT_THAT(second.message(), HasSubstr(out_));
+}
+
 TEST_F(Resume, ASourceThatChangesMeanwhileIsNoticed) {
   QuantizeOptions options = options_;
   options.progress = [&](const Progress& p) {

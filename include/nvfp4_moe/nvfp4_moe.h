@@ -12,6 +12,12 @@
  * - Arrays are row-major and contiguous, in the caller's memory; the library keeps no pointer to them after the call.
  * - codes: packed E2M1, two per byte, the even element along K in the low nibble. block_scales: E4M3 bytes with sign 0,
  *   one per 16 elements along K. value = e2m1(code) * e4m3(block_scale) * tensor_scale.
+ * - Callbacks return: none may longjmp out. One compiled as C++ may throw where the library calls it from the caller's own
+ *   thread (progress, log, parallel_for once its bodies have returned): that comes out as NVFP4_MOE_INTERNAL with the
+ *   exception's text, what was opened is closed again, and a layer stays usable.
+ * - fork(): a child may run, change and close what its parent opened, on the calling thread, whatever the parent's other
+ *   threads were doing; what it opens itself has threads of its own. Not on a GPU: CUDA does not work in a forked child,
+ *   where runs give NVFP4_MOE_UNSUPPORTED and close gives back host memory alone.
  * - Threads: "any thread" = may be called at any time, from any thread, also while others use the same handle.
  *   "exclusive" = nobody else may use that handle during the call.
  */
@@ -128,7 +134,8 @@ typedef int32_t (*nvfp4_moe_progress_fn)(const nvfp4_moe_progress* progress, voi
 
 /* A host's threads, lent to the library: call body(context, begin, end) over disjoint ranges that cover [0, count),
  * each at most `grain` long, from any threads, and return when all calls have returned. Called from every thread that
- * runs a layer, at the same time if several do. */
+ * runs a layer, at the same time if several do. body never throws. In a forked child the host's threads are the host's to
+ * make anew. */
 typedef void (*nvfp4_moe_parallel_body)(void* context, int64_t begin, int64_t end);
 typedef void (*nvfp4_moe_parallel_for)(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context,
                                        void* user);
@@ -227,7 +234,8 @@ typedef struct nvfp4_moe_expert {
 } nvfp4_moe_expert;
 
 /* A layer's E local experts, stacked. A stride is the distance in bytes between one expert's array and the next one's;
- * 0: they follow each other. So gate and up may be halves of one (E, 2I, H/2) tensor. */
+ * 0: they follow each other. So gate and up may be halves of one (E, 2I, H/2) tensor. The last expert must end inside the
+ * address space. */
 typedef struct nvfp4_moe_layer_tensors {
   size_t struct_size;
   const uint8_t* gate_codes;        /* (E, I, H/2) */
@@ -283,7 +291,9 @@ typedef struct nvfp4_moe_batch {
 } nvfp4_moe_batch;
 /* workspace: workspace_bytes at least nvfp4_moe_layer_workspace_bytes of the batch's tokens, 256-byte aligned, in the
  * backend's memory; layers that run one after the other may share it. stream: a device backend's stream, NULL on the CPU. Allocates
- * nothing, waits for nothing but its own work on the CPU. Any thread, each with a workspace of its own. */
+ * nothing, waits for nothing but its own work on the CPU. Any thread, each with a workspace of its own: on the CPU a run in
+ * a workspace that another run is using gives NVFP4_MOE_BUSY. On a device runs in one stream may share a workspace, since
+ * each waits for the one before; nobody checks that runs of different streams do not. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
                                                  void* workspace, size_t workspace_bytes, void* stream);
 
@@ -377,7 +387,7 @@ typedef struct nvfp4_moe_linear_batch {
   nvfp4_moe_dtype x_dtype;   /* BF16 (default), F16 or F32 */
   nvfp4_moe_dtype out_dtype; /* default: x's */
 } nvfp4_moe_linear_batch;
-/* As nvfp4_moe_layer_run. Any thread, each with a workspace of its own. */
+/* As nvfp4_moe_layer_run, a shared workspace's NVFP4_MOE_BUSY included. Any thread, each with a workspace of its own. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_run(const nvfp4_moe_linear* linear, const nvfp4_moe_linear_batch* batch,
                                                   void* workspace, size_t workspace_bytes, void* stream);
 

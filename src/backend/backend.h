@@ -66,13 +66,14 @@ struct PackedWeights {
   }
 };
 
-// Writable checkpoint-layout arrays of one matrix, contiguous: what unpack fills.
+// Checkpoint-layout arrays of one matrix, contiguous: what unpack fills.
 struct Nvfp4Buffers {
   std::vector<uint8_t> codes;         // (rows, cols/2)
   std::vector<uint8_t> block_scales;  // (rows, cols/16)
 };
 struct ExpertBuffers {
   Nvfp4Buffers gate, up, down;
+  TensorScales scales;
 };
 
 struct RunContext {
@@ -143,7 +144,7 @@ struct Backend {
   // Returns once it is packed, and the source may go. Host arrays have been checked before (moe/); those of a source on
   // the device, which only backends with `memory` take, are checked here, kBadInput before anything is written.
   Status (*pack_expert)(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
-  // The source back, bit for bit.
+  // The source back, bit for bit, tensor scales included.
   Status (*unpack_expert)(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
 
   Result<Plan> (*plan)(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,

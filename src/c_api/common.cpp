@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
+#include <thread>
+#include <utility>
 
 #include "moe/log.h"
 
@@ -24,7 +27,9 @@ static_assert(NVFP4_MOE_CANCELLED == static_cast<int>(Code::kCancelled));
 thread_local char last_error[2048];
 
 // A host's own threads as an Executor. Ranges that the host gets wrong are cut to the loop, so that a wrong host
-// computes wrong values but writes nowhere else.
+// computes wrong values but writes nowhere else. What a body throws goes around the host's frames, which may be C. What
+// the host throws leaves once no body runs; one that begins after that, and one that a longjmp leaves behind, uses a stack
+// frame that is gone: the header forbids both.
 class HostExecutor : public Executor {
  public:
   HostExecutor(nvfp4_moe_parallel_for parallel_for, void* user, int threads)
@@ -32,22 +37,18 @@ class HostExecutor : public Executor {
 
   void parallel_for(int64_t count, int64_t grain, const Body& body) override {
     if (count <= 0) return;
-    Call call{&body, count, {}, {}};
-    parallel_for_(
-        count, std::max<int64_t>(grain, 1),
-        [](void* context, int64_t begin, int64_t end) {
-          Call& loop = *static_cast<Call*>(context);
-          begin = std::max<int64_t>(begin, 0);
-          end = std::min(end, loop.count);
-          if (begin >= end || loop.failed.load(std::memory_order_relaxed)) return;
-          try {  // nothing is thrown through a host's threads
-            (*loop.body)(begin, end);
-          } catch (...) {
-            if (!loop.failed.exchange(true)) loop.thrown = std::current_exception();
-          }
-        },
-        &call, user_);
-    if (call.thrown) std::rethrow_exception(call.thrown);
+    Call call{&body, count};
+    try {
+      parallel_for_(count, std::max<int64_t>(grain, 1), run_range, &call, user_);
+    } catch (...) {
+      call.ended.store(true, std::memory_order_seq_cst);
+      call.wait();
+      throw;
+    }
+    if (call.failed.load(std::memory_order_acquire)) {
+      call.wait();
+      std::rethrow_exception(std::move(call.failure));
+    }
   }
   int threads() const override { return threads_; }
 
@@ -55,9 +56,37 @@ class HostExecutor : public Executor {
   struct Call {
     const Body* body;
     int64_t count;
-    std::atomic<bool> failed;
-    std::exception_ptr thrown;  // written by the thread that set `failed`, read when the host's loop has returned
+    std::atomic<int> running{0};
+    std::atomic<bool> ended{false};  // no body begins any more
+    std::atomic<bool> failed{false};
+    std::exception_ptr failure = nullptr;  // the first; written before `failed`, by the thread that took `failing`
+    std::atomic<bool> failing{false};
+
+    void wait() const {
+      while (running.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+    }
   };
+
+  static void run_range(void* context, int64_t begin, int64_t end) {
+    Call& loop = *static_cast<Call*>(context);
+    begin = std::max<int64_t>(begin, 0);
+    end = std::min(end, loop.count);
+    if (begin >= end) return;
+    loop.running.fetch_add(1, std::memory_order_seq_cst);
+    if (!loop.ended.load(std::memory_order_seq_cst)) {
+      try {
+        (*loop.body)(begin, end);
+      } catch (...) {
+        loop.ended.store(true, std::memory_order_relaxed);
+        if (!loop.failing.exchange(true, std::memory_order_relaxed)) {
+          loop.failure = std::current_exception();
+          loop.failed.store(true, std::memory_order_release);
+        }
+      }
+    }
+    loop.running.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
   nvfp4_moe_parallel_for parallel_for_;
   void* user_;
   int threads_;

@@ -9,12 +9,24 @@ namespace moe = nvfp4_moe;
 
 namespace {
 
+// The first field of a caller's struct, and a caller's number: neither need be aligned before the checks.
+size_t size_of(const nvfp4_moe_quantize_counts* counts) {
+  size_t size = 0;
+  std::memcpy(&size, counts, sizeof(size));
+  return size;
+}
+float number_at(const float* number) {
+  float value = 0;
+  std::memcpy(&value, number, sizeof(value));
+  return value;
+}
+
 // Runs body(counts), where a caller's struct_size is looked at before work is done and arrays are written.
 template <class Body>
 nvfp4_moe_code counted(nvfp4_moe_quantize_counts* out, Body&& body) {
   return api::guarded([&]() -> Status {
     if (out != nullptr)
-      NVFP4_MOE_TRY(api::check_struct_size("counts", out->struct_size, sizeof(nvfp4_moe_quantize_counts)));
+      NVFP4_MOE_TRY(api::check_struct_size("counts", size_of(out), sizeof(nvfp4_moe_quantize_counts)));
     moe::QuantizeCounts counts;
     NVFP4_MOE_TRY(body(counts));
     if (out == nullptr) return {};
@@ -58,7 +70,7 @@ nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t 
     NVFP4_MOE_ASSIGN(formats::Quantize call,
                      read_quantize(moe::QuantizeMode::kWeights, x, dtype, rows, cols, codes, block_scales));
     NVFP4_MOE_ASSIGN(call.search, api::read_enum("search", search, moe::ScaleSearch::kMse));
-    call.tensor_scale = api::unless_zero(*tensor_scale);
+    call.tensor_scale = api::unless_zero(number_at(tensor_scale));
     call.scales = tensor_scale;
     return formats::quantize(formats::Place::host(), call, total);
   });
@@ -82,7 +94,7 @@ nvfp4_moe_code nvfp4_moe_quantize_static(const void* x, nvfp4_moe_dtype dtype, i
     NVFP4_MOE_TRY(api::check_pointer("tensor_scale", tensor_scale));
     NVFP4_MOE_ASSIGN(formats::Quantize call,
                      read_quantize(moe::QuantizeMode::kStatic, x, dtype, rows, cols, codes, block_scales));
-    call.tensor_scale = *tensor_scale;
+    call.tensor_scale = number_at(tensor_scale);
     call.scales = tensor_scale;
     return formats::quantize(formats::Place::host(), call, total);
   });

@@ -3,6 +3,7 @@
 #include "c_api/layer.h"
 
 #include <cmath>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "backend/layer_steps.h"
@@ -133,11 +134,19 @@ Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* exper
   return source;
 }
 
-Result<int64_t> expert_stride(const char* name, int64_t stride, int64_t one_expert) {
+// first: the arrays that lie so far apart, `experts` experts each.
+Result<int64_t> expert_stride(const char* name, int64_t stride, int64_t one_expert, int64_t experts,
+                              std::initializer_list<const uint8_t*> first) {
   if (stride == 0) return one_expert;
-  if (stride >= one_expert) return stride;
-  return invalid_argument(std::string(name) + ": expected 0 or at least " + std::to_string(one_expert) +
-                          " bytes, got " + std::to_string(stride));
+  if (stride < one_expert)
+    return invalid_argument(std::string(name) + ": expected 0 or at least " + std::to_string(one_expert) +
+                            " bytes, got " + std::to_string(stride));
+  for (const uint8_t* array : first)
+    if (!ends_in_memory(array, experts, stride, one_expert))
+      return invalid_argument(std::string(name) + ": expected " + std::to_string(experts) +
+                              " experts inside the address space, got " + std::to_string(stride) +
+                              " bytes between them");
+  return stride;
 }
 
 // Expert e of stacked arrays. The tensors struct is a checked copy.
@@ -146,7 +155,8 @@ struct Stacked {
   int64_t hidden = 0, inner = 0;
   int64_t gate_up_codes = 0, gate_up_scales = 0, down_codes = 0, down_scales = 0;  // strides
 
-  static Result<Stacked> make(const nvfp4_moe_layer_tensors& t, const MoeConfig& config) {
+  // experts: how many the arrays hold.
+  static Result<Stacked> make(const nvfp4_moe_layer_tensors& t, const MoeConfig& config, int64_t experts) {
     Stacked s{t, config->hidden_size, config->intermediate_size};
     // A null base plus an offset is not null any more, so the bases are checked here.
     const struct {
@@ -168,10 +178,19 @@ struct Stacked {
     if (__builtin_mul_overflow(s.hidden, s.inner, &values))
       return invalid_argument("hidden_size x intermediate_size: expected a size in memory, got " +
                               std::to_string(s.hidden) + " x " + std::to_string(s.inner));
-    NVFP4_MOE_ASSIGN(s.gate_up_codes, expert_stride("gate_up_codes_stride", t.gate_up_codes_stride, values / 2));
-    NVFP4_MOE_ASSIGN(s.gate_up_scales, expert_stride("gate_up_scales_stride", t.gate_up_scales_stride, values / 16));
-    NVFP4_MOE_ASSIGN(s.down_codes, expert_stride("down_codes_stride", t.down_codes_stride, values / 2));
-    NVFP4_MOE_ASSIGN(s.down_scales, expert_stride("down_scales_stride", t.down_scales_stride, values / 16));
+    NVFP4_MOE_ASSIGN(s.gate_up_codes, expert_stride("gate_up_codes_stride", t.gate_up_codes_stride, values / 2, experts,
+                                                    {t.gate_codes, t.up_codes}));
+    NVFP4_MOE_ASSIGN(s.gate_up_scales, expert_stride("gate_up_scales_stride", t.gate_up_scales_stride, values / 16,
+                                                     experts, {t.gate_block_scales, t.up_block_scales}));
+    NVFP4_MOE_ASSIGN(s.down_codes,
+                     expert_stride("down_codes_stride", t.down_codes_stride, values / 2, experts, {t.down_codes}));
+    NVFP4_MOE_ASSIGN(s.down_scales, expert_stride("down_scales_stride", t.down_scales_stride, values / 16, experts,
+                                                  {t.down_block_scales}));
+    // A count that is out of range is reported by the layer.
+    for (const auto& [name, scales] :
+         {std::pair("gate_tensor_scales", t.gate_tensor_scales), std::pair("up_tensor_scales", t.up_tensor_scales),
+          std::pair("down_tensor_scales", t.down_tensor_scales)})
+      NVFP4_MOE_TRY(check_array({name, scales, DType::kF32, 1}));
     return s;
   }
 
@@ -274,7 +293,10 @@ nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, cons
       return nvfp4_moe::invalid_argument(
           "options: expected neither cache_directory nor a slice with tensors of the caller, got one");
     NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
-    NVFP4_MOE_ASSIGN(const api::Stacked stacked, api::Stacked::make(t, moe_config));
+    NVFP4_MOE_ASSIGN(
+        const api::Stacked stacked,
+        api::Stacked::make(t, moe_config,
+                           layer_options.range.count > 0 ? layer_options.range.count : moe_options.num_experts));
     nvfp4_moe::LayerSource source;
     NVFP4_MOE_ASSIGN(source.scales, api::input_scales(t.hidden_scale, t.intermediate_scale));
     const int64_t first = given.first_expert;
@@ -386,10 +408,9 @@ nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64
     api::copy_out(buffers.up.block_scales, e.up_block_scales);
     api::copy_out(buffers.down.codes, e.down_codes);
     api::copy_out(buffers.down.block_scales, e.down_block_scales);
-    const nvfp4_moe::TensorScales& scales = layer->layer->weights().tensor_scales_of(local_expert);
-    e.gate_tensor_scale = scales.gate;
-    e.up_tensor_scale = scales.up;
-    e.down_tensor_scale = scales.down;
+    e.gate_tensor_scale = buffers.scales.gate;
+    e.up_tensor_scale = buffers.scales.up;
+    e.down_tensor_scale = buffers.scales.down;
     return api::write_struct("expert", e, expert);
   });
 }

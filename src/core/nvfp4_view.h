@@ -28,6 +28,14 @@ struct Nvfp4View {
   const uint8_t* row_scales(int64_t r) const { return block_scales + r * scales_stride; }
 };
 
+// Whether `count` parts of part_bytes each, `stride` bytes apart (at least 0), end inside the address space.
+inline bool ends_in_memory(const void* first, int64_t count, int64_t stride, int64_t part_bytes) {
+  int64_t bytes = 0;
+  if (count < 1) return true;
+  return !__builtin_mul_overflow(count - 1, stride, &bytes) && !__builtin_add_overflow(bytes, part_bytes, &bytes) &&
+         static_cast<uint64_t>(bytes) <= UINTPTR_MAX - reinterpret_cast<uintptr_t>(first);
+}
+
 // What a checkpoint gives and a packer takes for one expert.
 struct ExpertSource {
   Nvfp4View gate;  // (intermediate, hidden)

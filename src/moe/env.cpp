@@ -5,6 +5,8 @@
 #include <mutex>
 #include <string_view>
 
+#include "core/fork.h"
+
 namespace nvfp4_moe {
 namespace {
 
@@ -19,13 +21,15 @@ Status bad_variable(const char* name, const char* expected, std::string_view act
 }
 
 struct LogState {
-  std::mutex mutex;
+  // Held while the callback runs, which may wait for anything: fork() does not wait for it.
+  ForkMutex calls{ForkMutex::AtFork::kAbandoned};
+  ForkMutex mutex;  // guards the rest; taken after `calls`
   LogFn callback = nullptr;
   void* user = nullptr;
   LogLevel level = LogLevel::kInfo;
 };
 LogState& log_state() {
-  static LogState state;
+  static LogState& state = *new LogState;  // outlives threads that log while the process exits
   return state;
 }
 
@@ -55,6 +59,7 @@ const char* to_string(LogLevel level) { return name_of(level); }
 
 void set_log_callback(LogFn callback, void* user) {
   LogState& state = log_state();
+  const std::lock_guard no_call(state.calls);  // the old callback has returned once this does
   const std::lock_guard lock(state.mutex);
   state.callback = callback;
   state.user = user;
@@ -68,9 +73,16 @@ void set_log_level(LogLevel level) {
 
 void log_line(LogLevel level, const std::string& text) {
   LogState& state = log_state();
-  const std::lock_guard lock(state.mutex);
-  if (state.callback == nullptr || static_cast<int>(level) > static_cast<int>(state.level)) return;
-  state.callback(static_cast<int>(level), printable(text, kWholeText).c_str(), state.user);
+  const std::lock_guard one_call(state.calls);
+  LogFn callback = nullptr;
+  void* user = nullptr;
+  {
+    const std::lock_guard lock(state.mutex);
+    if (static_cast<int>(level) > static_cast<int>(state.level)) return;
+    callback = state.callback;
+    user = state.user;
+  }
+  if (callback != nullptr) callback(static_cast<int>(level), printable(text, kWholeText).c_str(), user);
 }
 
 }  // namespace nvfp4_moe

@@ -4,10 +4,13 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <mutex>
 
 #include "backend/layer_steps.h"
+#include "moe/batch_check.h"
 #include "moe/layer_debug.h"
 #include "moe/registry.h"
+#include "moe/workspace_claim.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -53,26 +56,13 @@ std::string place(const LayerSource& source, int64_t local_expert, const ExpertR
 
 int64_t matrix_bytes(const Nvfp4View& view) { return view.rows * (view.cols / 2 + view.cols / 16); }
 
-// One use of the weights, counted for as long as it lives; false while they are being replaced. Atomics only: a run
-// takes no lock.
-class Use {
- public:
-  explicit Use(std::atomic<int64_t>& uses) : uses_(uses) {
-    int64_t count = uses.load(std::memory_order_relaxed);
-    while (count >= 0 && !counted_)
-      counted_ = uses.compare_exchange_weak(count, count + 1, std::memory_order_acquire, std::memory_order_relaxed);
-  }
-  ~Use() {
-    if (counted_) uses_.fetch_sub(1, std::memory_order_release);
-  }
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
-  explicit operator bool() const { return counted_; }
-
- private:
-  std::atomic<int64_t>& uses_;
-  bool counted_ = false;
-};
+// Rows `stride` bytes apart, the last of row_bytes, end inside the address space.
+Status check_stride(const char* name, const char* what, const uint8_t* first, int64_t rows, int64_t stride,
+                    int64_t row_bytes) {
+  if (ends_in_memory(first, rows, stride, row_bytes)) return {};
+  return invalid_argument(std::string(name) + what + ": expected " + std::to_string(rows) +
+                          " rows inside the address space, got " + std::to_string(stride) + " bytes between them");
+}
 
 // Everything about a matrix but its block scales.
 Status check_view(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols) {
@@ -88,6 +78,9 @@ Status check_view(const char* name, const Nvfp4View& view, int64_t rows, int64_t
   if (view.scales_stride < cols / 16)
     return invalid_argument(where(" block scales stride") + "at least " + std::to_string(cols / 16) + " bytes, got " +
                             std::to_string(view.scales_stride));
+  NVFP4_MOE_TRY(check_stride(name, " codes stride", view.codes, view.rows, view.codes_stride, cols / 2));
+  NVFP4_MOE_TRY(
+      check_stride(name, " block scales stride", view.block_scales, view.rows, view.scales_stride, cols / 16));
   if (!std::isfinite(view.tensor_scale) || view.tensor_scale < 0)
     return bad_input(where(" tensor scale") + "a finite number >= 0, got " + std::to_string(view.tensor_scale));
   return {};
@@ -229,8 +222,12 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
                      RunStatus* status) const {
   NVFP4_MOE_TRY(check_batch(batch, workspace, workspace_bytes));
   NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, this->workspace_bytes(batch.tokens)));
-  const Use use(uses_);
-  if (!use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
+  NVFP4_MOE_TRY(check_process("run"));
+  const WeightUses::Use in_use = use();
+  if (!in_use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
+  // A device's stream orders the runs in a workspace.
+  const WorkspaceClaim claim(backend_->memory == nullptr && batch.tokens > 0 ? workspace : nullptr);
+  if (!claim) return WorkspaceClaim::busy();
   const RunContext context{executor_, stream, status};
   auto* const bytes = static_cast<std::byte*>(workspace);
   return debug_ ? debug_->run(*this, batch, bytes, context) : backend_->run(*weights_, plan_, batch, bytes, context);
@@ -245,9 +242,14 @@ Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes
   NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, sizeof(RunStatus)));
   const auto* const status = static_cast<const RunStatus*>(workspace);  // every walk begins with it
   if (backend_->memory == nullptr) return *status;
+  NVFP4_MOE_TRY(check_process("status"));
   RunStatus copy;
   NVFP4_MOE_TRY(backend_->memory->to_host(weights_->device, &copy, status, sizeof(copy), stream));
   return copy;
+}
+
+Status MoeLayer::check_process(const char* what) const {
+  return check_forked(what, backend_->memory != nullptr && process_ != fork_count());
 }
 
 Status MoeLayer::check_local_expert(int64_t local_expert) const {
@@ -261,19 +263,19 @@ Status MoeLayer::check_local_expert(int64_t local_expert) const {
 }
 
 Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
+  NVFP4_MOE_TRY(check_process("replace"));
   NVFP4_MOE_TRY(check_local_expert(local_expert));
   NVFP4_MOE_TRY(check_source(source, local_expert));
-  int64_t idle = 0;
-  if (!uses_.compare_exchange_strong(idle, -1, std::memory_order_acquire, std::memory_order_relaxed))
+  const WeightUses::Replacement replacement(uses_);
+  if (!replacement) {
+    const int64_t calls = replacement.in_flight();
     return Status(Code::kBusy, "replace: expected a layer at rest, got " +
-                                   (idle < 0 ? std::string("another replacement") : std::to_string(idle) + " calls") +
+                                   (calls < 0 ? std::string("another replacement") : std::to_string(calls) + " calls") +
                                    " in flight");
-  struct Release {
-    std::atomic<int64_t>& uses;
-    ~Release() { uses.store(0, std::memory_order_release); }
-  } release{uses_};
-  // On a device a call that has returned may still run. No new one starts: uses_ is -1.
+  }
+  // On a device a call that has returned may still run. No new one starts.
   if (backend_->memory != nullptr) NVFP4_MOE_TRY(backend_->memory->synchronize(weights_->device));
+  const std::lock_guard no_fork(replacing_);
   const Status packed = backend_->pack_expert(*weights_, local_expert, source);
   weights_->staging = {};
   NVFP4_MOE_TRY(packed);
@@ -282,9 +284,10 @@ Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source
 }
 
 Status MoeLayer::unpack_expert(int64_t local_expert, ExpertBuffers& out) const {
+  NVFP4_MOE_TRY(check_process("unpack"));
   NVFP4_MOE_TRY(check_local_expert(local_expert));
-  const Use use(uses_);
-  if (!use) return Status(Code::kBusy, "unpack: the layer's weights are being replaced");
+  const WeightUses::Use in_use = use();
+  if (!in_use) return Status(Code::kBusy, "unpack: the layer's weights are being replaced");
   return backend_->unpack_expert(*weights_, local_expert, out);
 }
 
@@ -292,7 +295,6 @@ LayerSource unpacked_source(const MoeLayer& layer) {
   const auto load = [&layer](int64_t local_expert, int64_t intermediate_size) -> Result<LoadedExpert> {
     ExpertBuffers buffers;
     NVFP4_MOE_TRY(layer.unpack_expert(local_expert, buffers));
-    const TensorScales& scales = layer.weights().tensor_scales_of(local_expert);
     const int64_t hidden_size = layer.config()->hidden_size;
     LoadedExpert loaded;
     const auto keep = [&loaded](Nvfp4Buffers& from, float scale, int64_t rows, int64_t cols) {
@@ -301,9 +303,9 @@ LayerSource unpacked_source(const MoeLayer& layer) {
       const size_t last = loaded.storage.size() - 1;
       return Nvfp4View::contiguous(loaded.storage[last - 1].data(), loaded.storage[last].data(), scale, rows, cols);
     };
-    loaded.source.gate = keep(buffers.gate, scales.gate, intermediate_size, hidden_size);
-    loaded.source.up = keep(buffers.up, scales.up, intermediate_size, hidden_size);
-    loaded.source.down = keep(buffers.down, scales.down, hidden_size, intermediate_size);
+    loaded.source.gate = keep(buffers.gate, buffers.scales.gate, intermediate_size, hidden_size);
+    loaded.source.up = keep(buffers.up, buffers.scales.up, intermediate_size, hidden_size);
+    loaded.source.down = keep(buffers.down, buffers.scales.down, hidden_size, intermediate_size);
     return loaded;
   };
   LayerSource source;

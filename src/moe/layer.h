@@ -1,7 +1,6 @@
 // MoeLayer: {backend, packed weights, plan} with run. Complete or never returned.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -13,6 +12,7 @@
 #include "core/progress.h"
 #include "moe/env.h"
 #include "moe/last_size.h"
+#include "moe/weight_uses.h"
 
 namespace nvfp4_moe {
 
@@ -71,6 +71,7 @@ class MoeLayer {
 
   const Backend& backend() const { return *backend_; }
   const MoeConfig& config() const { return weights_->config; }
+  // Bytes and tensor scales change under replace_expert: to read them takes a use().
   const PackedWeights& weights() const { return *weights_; }
   const Plan& plan() const { return plan_; }
   Executor& executor() const { return *executor_; }
@@ -103,8 +104,15 @@ class MoeLayer {
   // long K are more), and gives it back: where that fails, kOutOfMemory, the expert is as it was. local_expert may be
   // kSharedExpert.
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
-  // kBusy while weights are being replaced.
+  // The expert with its tensor scales, bit for bit as it was given; kBusy while weights are being replaced.
   Status unpack_expert(int64_t local_expert, ExpertBuffers& out) const;
+  // While it lives no weight changes: replace_expert gives kBusy. False where one is being replaced right now.
+  WeightUses::Use use() const { return WeightUses::Use(uses_); }
+
+  // kUnsupported, saying that it was about to do `what`, for a layer on a GPU in a process forked from the one that
+  // opened it: CUDA works in no forked child. A host's layer runs there, on the calling thread. Run, status,
+  // replace_expert, unpack_expert and warmup check it themselves.
+  Status check_process(const char* what) const;
 
  private:
   MoeLayer() = default;
@@ -126,8 +134,10 @@ class MoeLayer {
   LastSize last_size_;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
-  std::unique_ptr<LayerDebug> debug_;     // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set
-  mutable std::atomic<int64_t> uses_{0};  // runs and unpacks in flight; -1 while weights are being replaced
+  std::unique_ptr<LayerDebug> debug_;  // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set
+  mutable WeightUses uses_;            // by runs and unpacks
+  ForkMutex replacing_;                // held while weights are written: a forked child gets whole experts
+  const uint32_t process_ = fork_count();
 };
 
 // The packed experts of an open layer, unpacked one at a time. The layer must outlive the source.

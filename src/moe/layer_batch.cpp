@@ -35,6 +35,13 @@ Status check_tokens(int64_t tokens, int64_t max_tokens) {
   return invalid_argument("tokens: expected 0 to " + std::to_string(max_tokens) + ", got " + std::to_string(tokens));
 }
 
+Status check_forked(const char* what, bool forked) {
+  if (!forked) return {};
+  return unsupported(std::string(what) +
+                     ": expected the process that opened this on a GPU, got one forked from it, where CUDA does not "
+                     "work (start it with spawn or exec, and open there)");
+}
+
 Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes, bool needs_out) const {
   const MoeConfig& config = weights_->config;
   NVFP4_MOE_TRY(check_tokens(batch.tokens, plan_.limits.max_tokens));

@@ -9,6 +9,7 @@
 #include "moe/config_json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
+#include "moe/workspace_claim.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -105,7 +106,12 @@ Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view, cons
   return linear;
 }
 
+Status NvfpLinear::check_process(const char* what) const {
+  return check_forked(what, backend_->memory != nullptr && process_ != fork_count());
+}
+
 Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
+  NVFP4_MOE_TRY(check_process("run"));
   NVFP4_MOE_TRY(check_tokens(batch.tokens, max_tokens_));
   NVFP4_MOE_TRY(check_activation_dtype("x", batch.x_dtype));
   NVFP4_MOE_TRY(check_activation_dtype("out", batch.out_dtype));
@@ -119,6 +125,8 @@ Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspa
   NVFP4_MOE_TRY(check_apart(out, x));
   NVFP4_MOE_TRY(check_apart(space, x));
   NVFP4_MOE_TRY(check_apart(space, out));
+  const WorkspaceClaim claim(backend_->memory == nullptr ? workspace : nullptr);
+  if (!claim) return WorkspaceClaim::busy();
   return backend_->linear_run(weights_, batch, static_cast<std::byte*>(workspace), RunContext{executor_, stream});
 }
 

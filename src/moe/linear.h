@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "core/executor.h"
+#include "core/fork.h"
 #include "moe/env.h"
 #include "moe/last_size.h"
 
@@ -42,6 +43,8 @@ class NvfpLinear {
   size_t workspace_bytes() const { return workspace_bytes(max_tokens_); }
   std::string describe_json() const;
 
+  // As MoeLayer::check_process.
+  Status check_process(const char* what) const;
   // Checks the batch, then runs. Several threads may run one linear at once, each with a workspace of its own
   // (256-byte aligned, workspace_bytes of the batch's tokens).
   Status run(const LinearBatch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
@@ -54,6 +57,7 @@ class NvfpLinear {
   int64_t max_tokens_ = 0;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
+  const uint32_t process_ = fork_count();
 };
 
 }  // namespace nvfp4_moe

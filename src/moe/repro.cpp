@@ -227,6 +227,8 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
   const PackedWeights& weights = layer.weights();
   NVFP4_MOE_TRY(layer.check_batch(batch, nullptr, 0, with_output));
   if (batch.tokens < 1) return invalid_argument("repro: expected at least one token, got none");
+  const WeightUses::Use in_use = layer.use();  // scales and codes of one layer
+  if (!in_use) return Status(Code::kBusy, "repro: the layer's weights are being replaced");
 
   std::map<std::string, std::string> metadata{
       {"format", kFormat},

@@ -52,6 +52,7 @@ class InputArrays {
 }  // namespace
 
 Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, const ProgressFn& progress) const {
+  NVFP4_MOE_TRY(check_process("warmup"));
   const auto start = std::chrono::steady_clock::now();
   const MoeConfig& config = weights_->config;
   const std::vector<int64_t> counts =

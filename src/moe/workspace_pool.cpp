@@ -1,6 +1,7 @@
 #include "moe/workspace_pool.h"
 
 #include <algorithm>
+#include <mutex>
 
 namespace nvfp4_moe {
 
@@ -11,14 +12,12 @@ Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* strea
     auto found = kept_.end();  // the largest free one of the stream
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
       const Kept& kept = **it;
-      if (kept.leased.load(std::memory_order_acquire) || kept.outgrown || kept.stream != stream ||
-          kept.capture != capture)
-        continue;
+      if (!kept.is_free() || kept.outgrown || kept.stream != stream || kept.capture != capture) continue;
       if (found == kept_.end() || kept.buffer.size_bytes() > (*found)->buffer.size_bytes()) found = it;
     }
     if (found != kept_.end()) {
       if ((*found)->buffer.size_bytes() >= size_bytes) {
-        (*found)->leased.store(true, std::memory_order_relaxed);
+        (*found)->lease();
         return Lease(found->get());
       }
       if (capture != 0) {
@@ -34,6 +33,7 @@ Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* strea
   const std::lock_guard lock(mutex_);
   kept_.push_back(std::make_unique<Kept>(stream, capture, std::move(buffer)));
   Kept* const kept = kept_.back().get();
+  kept->lease();
   total_bytes_ += kept->buffer.size_bytes();
   return Lease(kept);
 }
@@ -42,9 +42,8 @@ size_t WorkspacePool::release() {
   std::vector<std::unique_ptr<Kept>> free;  // goes after the lock
   size_t released = 0;
   const std::lock_guard lock(mutex_);
-  const auto first_free = std::stable_partition(kept_.begin(), kept_.end(), [](const std::unique_ptr<Kept>& kept) {
-    return kept->leased.load(std::memory_order_acquire);
-  });
+  const auto first_free = std::stable_partition(kept_.begin(), kept_.end(),
+                                                [](const std::unique_ptr<Kept>& kept) { return !kept->is_free(); });
   for (auto it = first_free; it != kept_.end(); ++it) {
     released += (*it)->buffer.size_bytes();
     free.push_back(std::move(*it));

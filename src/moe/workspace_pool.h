@@ -13,11 +13,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/fork.h"
 #include "core/status.h"
 
 namespace nvfp4_moe {
@@ -48,11 +49,23 @@ class WorkspacePool {
     void* stream;
     uint64_t capture;
     Buffer buffer;
-    std::atomic<bool> leased = true;  // set under the lock, taken back without it
-    bool outgrown = false;            // of a capture, which may be replayed
+    std::atomic<bool> leased = false;  // set under the lock, taken back without it
+    uint32_t process = 0;              // core/fork.h's number, and the thread, of the last lease
+    std::thread::id thread;
+    bool outgrown = false;  // of a capture, which may be replayed
+
+    void lease() {
+      process = fork_count();
+      thread = std::this_thread::get_id();
+      leased.store(true, std::memory_order_relaxed);
+    }
+    // In a forked child the leases of the parent's other threads have ended.
+    bool is_free() const {
+      return !leased.load(std::memory_order_acquire) || (process != fork_count() && thread != forking_thread());
+    }
   };
   Allocate allocate_;
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::vector<std::unique_ptr<Kept>> kept_;
   size_t total_bytes_ = 0;
 };

@@ -5,9 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <set>
+#include <thread>
 
 #include "backend/layer_steps.h"
 #include "core/float_formats.h"
@@ -80,15 +82,41 @@ Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions
   return most;
 }
 
+// An executor whose loops end early once progress asks for it: it is asked by the thread that runs the loop, after each
+// range that this thread computes itself. The results of a loop that ended early are not to be looked at.
+class CancellableExecutor final : public Executor {
+ public:
+  CancellableExecutor(Executor& executor, const ProgressFn& progress) : executor_(executor), progress_(progress) {}
+  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+    if (!progress_) return executor_.parallel_for(count, grain, body);
+    const auto self = std::this_thread::get_id();
+    executor_.parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+      if (cancelled_.load(std::memory_order_relaxed)) return;
+      body(begin, end);
+      if (std::this_thread::get_id() == self && !progress_({"calibrate", "", end, count, 0, 0, 0}))
+        cancelled_.store(true, std::memory_order_relaxed);
+    });
+  }
+  int threads() const override { return executor_.threads(); }
+  Status status() const { return cancelled_ ? Status(Code::kCancelled, "calibrate: cancelled") : Status(); }
+
+ private:
+  Executor& executor_;
+  const ProgressFn& progress_;
+  std::atomic<bool> cancelled_{false};
+};
+
 // max |SwiGLU output| over all routed rows of the range's experts.
 Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& config, const ExpertRange& range,
-                                const Batch& batch, Executor& executor, const std::string& states) {
+                                const Batch& batch, Executor& threads, const std::string& states,
+                                const ProgressFn& progress) {
+  CancellableExecutor executor(threads, progress);
   LayerOptions options;
   options.range = range;
   options.limits.max_tokens = std::max<int64_t>(batch.tokens, 1);
   options.executor = &executor;
   NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
-                   MoeLayer::open_on(kReferenceBackend, config, source, options));
+                   MoeLayer::open_on(kReferenceBackend, config, source, options, progress));
   NVFP4_MOE_ASSIGN(const Buffer bytes, allocate_pages(std::max<size_t>(layer->workspace_bytes(), 1)));
   Arena arena(bytes.data());
   const LayerBuffers buffers = layer_buffers(config, layer->weights().range, batch.tokens, arena);
@@ -96,7 +124,9 @@ Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& conf
   const LayerSteps& steps = *kReferenceBackend.steps;
   NVFP4_MOE_TRY(steps.route(step));
   NVFP4_MOE_TRY(steps.quantize(step));
+  NVFP4_MOE_TRY(executor.status());
   NVFP4_MOE_TRY(steps.gemm1_swiglu(step, buffers.routed));
+  NVFP4_MOE_TRY(executor.status());
   const PartBuffers& part = buffers.routed;
   const int64_t rows = part.row_offsets[part.experts];
   const float amax = bf16_amax(part.intermediate.bf16, rows * part.intermediate_size);
@@ -109,7 +139,8 @@ float scale_of(float amax) { return tensor_scale_from_amax(static_cast<double>(a
 }  // namespace
 
 Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
-                                         const Batch& batch, Executor& executor, const std::string& states) {
+                                         const Batch& batch, Executor& executor, const std::string& states,
+                                         const ProgressFn& progress) {
   options.activation_format = ActivationFormat::kBf16;
   options.activation_scale = ActivationScale::kDynamicToken;
   options.intermediate_scale = IntermediateScale::kDynamicToken;
@@ -124,7 +155,8 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
   layer.router_weighted = options.router_weight == RouterWeight::kBeforeDown;
   layer.source = states;
   NVFP4_MOE_ASSIGN(layer.hidden_amax, hidden_amax(batch, seen, options, has_shared, states));
-  NVFP4_MOE_ASSIGN(layer.intermediate_amax, intermediate_amax(source, config, range, batch, executor, states));
+  NVFP4_MOE_ASSIGN(layer.intermediate_amax,
+                   intermediate_amax(source, config, range, batch, executor, states, progress));
   return layer;
 }
 

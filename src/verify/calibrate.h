@@ -48,9 +48,11 @@ struct Calibration {
 std::string to_json(const Calibration& calibration, int indent = 2);
 
 // One layer's share of it: its experts in `range` on the batch's hidden states, ids and weights (out is not looked at).
-// `states` names the batch in messages and in the result. kBadInput where the states hold NaN or Inf.
+// `states` names the batch in messages and in the result. kBadInput where the states hold NaN or Inf. progress: asked
+// after each expert that is packed, and between the parts of each step; cancelling gives kCancelled.
 Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
-                                         const Batch& batch, Executor& executor, const std::string& states);
+                                         const Batch& batch, Executor& executor, const std::string& states,
+                                         const ProgressFn& progress = {});
 
 // kBadInput where a layer's states hold NaN or Inf.
 Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options);

@@ -92,10 +92,9 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, c
     NVFP4_MOE_ASSIGN(const LoadedExpert file,
                      shared ? checkpoint.shared_expert(number) : checkpoint.expert(number, global));
     NVFP4_MOE_TRY(layer.unpack_expert(index, packed));
-    const TensorScales& scales = layer.weights().tensor_scales_of(index);
-    const Matrix matrices[] = {{"gate", file.source.gate, packed.gate, scales.gate},
-                               {"up", file.source.up, packed.up, scales.up},
-                               {"down", file.source.down, packed.down, scales.down}};
+    const Matrix matrices[] = {{"gate", file.source.gate, packed.gate, packed.scales.gate},
+                               {"up", file.source.up, packed.up, packed.scales.up},
+                               {"down", file.source.down, packed.down, packed.scales.down}};
     for (const Matrix& m : matrices) {
       WeightFault fault;
       fault.layer = number;

@@ -1,6 +1,8 @@
 // Several streams on one layer, and weights replaced in place while others run.
+#include <chrono>
 #include <thread>
 
+#include "moe/c_layer.h"
 #include "moe/tiny.h"
 #include "support/backends.h"
 
@@ -95,6 +97,57 @@ TEST(Replace, IsRefusedWhileARunIsInFlight) {
   EXPECT_OK(unpacked);
   EXPECT_OK(layer.replace_expert(0, tiny.experts[1].source()));  // at rest again
   EXPECT_FALSE(same_bits(run_tiny(layer, batch), expected));
+}
+
+// Codes and tensor scales of an expert that is replaced meanwhile are of one expert.
+TEST(Replace, UnpackGivesOneExpertWhole) {
+  const CLayer c;
+  api::Layer layer = c.open();
+  MoeOptions other = c.tiny.options;
+  TinyLayer scaled(other);
+  for (Expert& e : scaled.experts) {
+    for (Matrix* m : {&e.gate, &e.up, &e.down}) {
+      for (uint8_t& byte : m->codes) byte ^= 0x11;
+      m->tensor_scale *= 2;
+    }
+  }
+  const Expert* const experts[] = {&c.tiny.experts[0], &scaled.experts[0]};
+  std::atomic<bool> stop{false};
+  std::atomic<int> replaced{0};
+  std::thread writer([&] {
+    for (size_t i = 1; !stop; ++i) {
+      const nvfp4_moe_expert expert = CLayer::expert(*experts[i % 2]);
+      try {
+        layer.replace_expert(0, expert);
+        ++replaced;
+      } catch (const api::Error& error) {
+        EXPECT_EQ(error.code(), NVFP4_MOE_BUSY);
+      }
+      std::this_thread::yield();
+    }
+  });
+  std::vector<uint8_t> codes(experts[0]->down.codes.size());
+  int mixed = 0, read = 0;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while ((read < 2000 || replaced < 500) && std::chrono::steady_clock::now() < deadline) {
+    auto out = api::make<nvfp4_moe_expert_out>();
+    out.down_codes = codes.data();
+    const nvfp4_moe_code code = nvfp4_moe_layer_unpack_expert(layer.get(), 0, &out);
+    if (code == NVFP4_MOE_BUSY) {
+      std::this_thread::yield();
+      continue;
+    }
+    EXPECT_EQ(code, NVFP4_MOE_OK);
+    ++read;
+    const Expert& expert = codes == experts[0]->down.codes ? *experts[0] : *experts[1];
+    mixed += codes != expert.down.codes || out.down_tensor_scale != expert.down.tensor_scale ||
+             out.gate_tensor_scale != expert.gate.tensor_scale;
+  }
+  stop = true;
+  writer.join();
+  EXPECT_EQ(mixed, 0) << "of " << read;
+  EXPECT_GT(read, 0);
+  EXPECT_GT(replaced.load(), 0);
 }
 
 TEST(Replace, ABadExpertChangesNothing) {

@@ -46,6 +46,7 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   unpack(out.gate, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.gate(p); });
   unpack(out.up, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.up(p); });
   unpack(out.down, panels.hidden, panels.intermediate, [&](int64_t p) { return panels.down(p); });
+  out.scales = weights.tensor_scales_of(local_expert);
   return {};
 }
 

@@ -81,6 +81,7 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   unpack_matrix(view.gate, out.gate);
   unpack_matrix(view.up, out.up);
   unpack_matrix(view.down, out.down);
+  out.scales = weights.tensor_scales_of(local_expert);
   return {};
 }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/fork.h"
+
 namespace nvfp4_moe {
 namespace cuda {
 
@@ -50,7 +52,8 @@ Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
       return out_of_memory(purpose, size_bytes, where, free_bytes, total_bytes);
     return check(error, (std::string(purpose) + ": " + std::to_string(size_bytes) + " bytes on " + where).c_str());
   }
-  return Buffer(static_cast<std::byte*>(data), size_bytes, [device](std::byte* bytes, size_t) {
+  return Buffer(static_cast<std::byte*>(data), size_bytes, [device, process = fork_count()](std::byte* bytes, size_t) {
+    if (process != fork_count()) return;  // a forked child has no CUDA, and the memory is its parent's
     const DeviceGuard release(device);
     const OutsideCaptures outside;
     cudaFree(bytes);
@@ -112,7 +115,10 @@ Result<DeviceFacts> cuda_device_facts(int index) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();
-    return unsupported("device cuda:" + std::to_string(index) + ": " + cudaGetErrorString(error));
+    const bool forked = error == cudaErrorInitializationError && fork_count() > 0;
+    return unsupported(
+        "device cuda:" + std::to_string(index) + ": " + cudaGetErrorString(error) +
+        (forked ? " (a child forked from a process that used CUDA cannot use it: start it with spawn)" : ""));
   }
   if (index < 0 || index >= count)
     return unsupported("device cuda:" + std::to_string(index) + ": this machine has " + std::to_string(count) +

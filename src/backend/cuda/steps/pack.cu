@@ -347,6 +347,7 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
   for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(packed.index)])
     std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(), kept.codes.size());
+  out.scales = weights.tensor_scales_of(local_expert);
   return {};
 }
 

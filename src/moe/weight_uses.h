@@ -1,0 +1,81 @@
+// How many runs read a layer's weights right now, or that they are being replaced.
+//
+// One word: the count, -1 while weights are replaced, under the number of the process (core/fork.h) that counted. In a
+// forked child the parent's runs are not in flight, whatever the word says, and the child's first use begins at 0.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/fork.h"
+
+namespace nvfp4_moe {
+
+class WeightUses {
+ public:
+  // One use of the weights, for as long as it lives; false while they are being replaced. Atomics only: a run takes no
+  // lock.
+  class Use {
+   public:
+    explicit Use(WeightUses& uses) : word_(uses.word_), process_(fork_count()) {
+      uint64_t word = word_.load(std::memory_order_relaxed);
+      while (true) {
+        const uint64_t now = of_process(word, process_);
+        if (now == replaced(process_)) return;
+        counted_ = word_.compare_exchange_weak(word, now + 1, std::memory_order_acquire, std::memory_order_relaxed);
+        if (counted_) return;
+      }
+    }
+    ~Use() {
+      // In a child that was forked in the middle of this use, the word does not have it.
+      if (counted_ && process_ == fork_count()) word_.fetch_sub(1, std::memory_order_release);
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    explicit operator bool() const { return counted_; }
+
+   private:
+    std::atomic<uint64_t>& word_;
+    const uint32_t process_;
+    bool counted_ = false;
+  };
+
+  // Weights that nobody uses, to be written for as long as this lives; false where they are in use.
+  class Replacement {
+   public:
+    explicit Replacement(WeightUses& uses) : word_(uses.word_), process_(fork_count()) {
+      uint64_t word = word_.load(std::memory_order_relaxed);
+      uint64_t now = of_process(word, process_);
+      begun_ =
+          now == at_rest(process_) &&
+          word_.compare_exchange_strong(word, replaced(process_), std::memory_order_acquire, std::memory_order_relaxed);
+      if (begun_) return;
+      now = of_process(word, process_);
+      in_flight_ = now == replaced(process_) ? -1 : static_cast<int64_t>(now - at_rest(process_));
+    }
+    ~Replacement() {
+      if (begun_ && process_ == fork_count()) word_.store(at_rest(process_), std::memory_order_release);
+    }
+    Replacement(const Replacement&) = delete;
+    Replacement& operator=(const Replacement&) = delete;
+    explicit operator bool() const { return begun_; }
+    int64_t in_flight() const { return in_flight_; }  // uses where it is false; -1: another replacement
+
+   private:
+    std::atomic<uint64_t>& word_;
+    const uint32_t process_;
+    bool begun_ = false;
+    int64_t in_flight_ = 0;
+  };
+
+ private:
+  static uint64_t at_rest(uint32_t process) { return uint64_t{process} << 32; }
+  static uint64_t replaced(uint32_t process) { return at_rest(process) | 0xFFFF'FFFFu; }
+  static uint64_t of_process(uint64_t word, uint32_t process) {
+    return word >> 32 == process ? word : at_rest(process);
+  }
+
+  std::atomic<uint64_t> word_{0};
+};
+
+}  // namespace nvfp4_moe

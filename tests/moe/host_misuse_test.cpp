@@ -1,0 +1,214 @@
+// A host that throws out of its callbacks, strides that leave the address space, and numbers that are not aligned.
+#include <stdexcept>
+#include <thread>
+
+#include "core/quantize.h"
+#include "moe/c_layer.h"
+#include "support/backends.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+
+std::string last_error() { return nvfp4_moe_last_error(); }
+
+// ---- callbacks that throw
+
+TEST(ThrowingHost, AProgressCallbackEndsTheOpening) {
+  CLayer c;
+  c.options.progress = [](const nvfp4_moe_progress* progress, void*) -> int32_t {
+    if (progress->done == 2) throw std::runtime_error("the host's own words");
+    return 1;
+  };
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_INTERNAL);
+  EXPECT_EQ(last_error(), "the host's own words");
+  c.options.progress = nullptr;
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_OK);
+}
+
+TEST(ThrowingHost, ASourceEndsTheOpening) {
+  const TinyLayer tiny;
+  LayerSource source = tiny.source();
+  source.expert = [&, inner = source.expert](int64_t e) -> Result<LoadedExpert> {
+    if (e == 2) throw std::runtime_error("no expert 2");
+    return inner(e);
+  };
+  EXPECT_THROW((void)MoeLayer::open(tiny.config(), source, tiny_layer_options()), std::runtime_error);
+}
+
+struct ThrowingThreads {
+  int at_call = 0;      // which of the calls throws
+  bool before = false;  // before any body has begun, or after two that other threads may still be in
+  int calls = 0;
+  std::vector<std::thread> left;
+
+  static void run(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context, void* user) {
+    auto& self = *static_cast<ThrowingThreads*>(user);
+    const bool throws = self.calls++ == self.at_call;
+    if (throws && self.before) throw std::runtime_error("no threads");
+    if (throws) {
+      std::atomic<int> started{0};
+      for (int64_t t = 0; t < 2 && t * grain < count; ++t) {
+        ++started;
+        self.left.emplace_back([=, &started] {
+          --started;
+          body(context, t * grain, std::min(count, (t + 1) * grain));
+        });
+      }
+      while (started > 0) std::this_thread::yield();
+      for (std::thread& thread : self.left) thread.join();
+      throw std::runtime_error("a thread died");
+    }
+    for (int64_t begin = 0; begin < count; begin += grain) body(context, begin, std::min(count, begin + grain));
+  }
+};
+
+TEST(ThrowingHost, ARunWhoseThreadsThrowFailsAndTheLayerGoesOn) {
+  for (const bool before : {true, false}) {
+    for (int at_call = 0; at_call < 3; ++at_call) {
+      CLayer c;
+      ThrowingThreads threads;
+      threads.before = before;
+      threads.at_call = -1;
+      c.options.parallel_for = ThrowingThreads::run;
+      c.options.parallel_for_user = &threads;
+      c.options.threads = 2;
+      api::Layer layer = c.open();
+      TinyBatch batch(c.tiny.options, 9);
+      const std::vector<float> expected = c.expected(batch);
+      const Buffer workspace = allocate_pages(layer.workspace_bytes(9)).value();
+      const nvfp4_moe_batch call = c_batch(batch);
+      const auto run = [&] {
+        return nvfp4_moe_layer_run(layer.get(), &call, workspace.data(), workspace.size_bytes(), nullptr);
+      };
+      threads.calls = 0;
+      threads.at_call = at_call;
+      EXPECT_EQ(run(), NVFP4_MOE_INTERNAL);
+      EXPECT_EQ(last_error(), before ? "no threads" : "a thread died");
+      threads.left.clear();
+      threads.at_call = -1;
+      // Neither the weights nor the workspace count as in use any more.
+      const nvfp4_moe_expert same = CLayer::expert(c.tiny.experts[0]);
+      EXPECT_NO_THROW(layer.replace_expert(0, same)) << last_error();
+      EXPECT_EQ(run(), NVFP4_MOE_OK) << last_error();
+      EXPECT_TRUE(same_bits(batch.out, expected));
+    }
+  }
+}
+
+// ---- strides
+
+TEST(Strides, RowsThatLeaveTheAddressSpaceAreRefused) {
+  const TinyLayer tiny;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const int64_t stride : {kMost, kMost / 40, int64_t{1} << 57}) {
+    for (const bool codes : {true, false}) {
+      LayerSource source = tiny.source();
+      source.expert = [&](int64_t e) -> Result<LoadedExpert> {
+        LoadedExpert loaded;
+        loaded.source = tiny.experts[static_cast<size_t>(e)].source();
+        Nvfp4View& down = loaded.source.down;
+        // An address so high that its last row does not fit, where the distance to it does.
+        if (stride == int64_t{1} << 57)
+          (codes ? down.codes : down.block_scales) = reinterpret_cast<const uint8_t*>(~uintptr_t{0} << 58);
+        (codes ? down.codes_stride : down.scales_stride) = stride;
+        return loaded;
+      };
+      const Status status = MoeLayer::open(tiny.config(), source, tiny_layer_options()).status();
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      EXPECT_NE(status.message().find(codes ? "expert 0: down codes stride: expected 64 rows inside the address space"
+                                            : "expert 0: down block scales stride: expected 64 rows inside"),
+                std::string::npos)
+          << status.message();
+    }
+  }
+}
+
+TEST(Strides, ExpertsThatLeaveTheAddressSpaceAreRefused) {
+  const struct {
+    const char* name;
+    int64_t nvfp4_moe_layer_tensors::*stride;
+  } strides[] = {{"gate_up_codes_stride", &nvfp4_moe_layer_tensors::gate_up_codes_stride},
+                 {"gate_up_scales_stride", &nvfp4_moe_layer_tensors::gate_up_scales_stride},
+                 {"down_codes_stride", &nvfp4_moe_layer_tensors::down_codes_stride},
+                 {"down_scales_stride", &nvfp4_moe_layer_tensors::down_scales_stride}};
+  for (const auto& [name, stride] : strides) {
+    for (const int64_t bytes : {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max() / 3 + 1}) {
+      CLayer c;
+      c.tensors.*stride = bytes;
+      EXPECT_EQ(c.try_open(), NVFP4_MOE_INVALID_ARGUMENT);
+      EXPECT_EQ(last_error(), std::string(name) + ": expected 4 experts inside the address space, got " +
+                                  std::to_string(bytes) + " bytes between them");
+    }
+  }
+}
+
+// ---- alignment (what a wrong one does shows under -fsanitize=alignment)
+
+// An array one byte off.
+template <class T>
+struct Crooked {
+  explicit Crooked(size_t count) : bytes(count * sizeof(T) + 1) {}
+  T* data() { return reinterpret_cast<T*>(bytes.data() + 1); }
+  std::vector<std::byte> bytes;
+};
+
+TEST(Alignment, FormatFunctionsRefuseCrookedArrays) {
+  std::vector<float> x(2 * 32, 1.0f), out(2 * 32), row_scales(2), fp8_scales(2);
+  std::vector<uint8_t> codes(2 * 16), block_scales(2 * 2), fp8(2 * 32);
+  std::vector<int8_t> int8(2 * 32);
+  std::vector<float> int8_scales(2 * 2);
+  float scale = 1.0f;
+  Crooked<float> crooked(2 * 32);
+  const auto refused = [](nvfp4_moe_code code, const char* name) {
+    EXPECT_EQ(code, NVFP4_MOE_INVALID_ARGUMENT) << name;
+    EXPECT_NE(last_error().find(std::string(name) + ": expected an address that is a multiple of 4"), std::string::npos)
+        << last_error();
+  };
+  const auto f32 = NVFP4_MOE_F32;
+  float* const bad = crooked.data();
+  refused(nvfp4_moe_quantize(bad, f32, 2, 32, 0, &scale, codes.data(), block_scales.data(), nullptr), "x");
+  refused(nvfp4_moe_quantize(x.data(), f32, 2, 32, 0, bad, codes.data(), block_scales.data(), nullptr), "scales");
+  const float one = 1.0f;
+  std::memcpy(static_cast<void*>(bad), &one, sizeof(one));
+  refused(nvfp4_moe_quantize_static(x.data(), f32, 2, 32, bad, codes.data(), block_scales.data(), nullptr), "scales");
+  refused(nvfp4_moe_quantize_dynamic_token(x.data(), f32, 2, 32, codes.data(), block_scales.data(), bad, nullptr),
+          "scales");
+  refused(nvfp4_moe_quantize_compat(bad, f32, 2, 32, 1.0f, codes.data(), block_scales.data(), nullptr), "x");
+  refused(nvfp4_moe_quantize_int8_block(x.data(), f32, 2, 32, int8.data(), bad, nullptr), "block_scales");
+  refused(nvfp4_moe_dequantize(codes.data(), block_scales.data(), 1.0f, 2, 32, f32, bad), "out");
+  refused(nvfp4_moe_convert_to_fp8(codes.data(), block_scales.data(), 1.0f, 2, 32, 2, 16, fp8.data(), bad), "scales");
+}
+
+TEST(Alignment, CrookedCountsAreReadAsBytes) {
+  std::vector<float> x(2 * 32, 1.0f);
+  std::vector<uint8_t> codes(2 * 16), block_scales(2 * 2);
+  float scale = 0;
+  Crooked<nvfp4_moe_quantize_counts> counts(1);
+  nvfp4_moe_quantize_counts known{};
+  known.struct_size = sizeof(known);
+  std::memcpy(static_cast<void*>(counts.data()), &known, sizeof(known));
+  ASSERT_EQ(
+      nvfp4_moe_quantize(x.data(), NVFP4_MOE_F32, 2, 32, 0, &scale, codes.data(), block_scales.data(), counts.data()),
+      NVFP4_MOE_OK)
+      << last_error();
+  std::memcpy(&known, static_cast<const void*>(counts.data()), sizeof(known));
+  EXPECT_EQ(known.blocks, 4u);
+}
+
+TEST(Alignment, CrookedTensorScalesAreRefused) {
+  for (const auto scales : {&nvfp4_moe_layer_tensors::gate_tensor_scales, &nvfp4_moe_layer_tensors::up_tensor_scales,
+                            &nvfp4_moe_layer_tensors::down_tensor_scales}) {
+    CLayer c;
+    Crooked<float> crooked(4);
+    std::memcpy(static_cast<void*>(crooked.data()), c.tensors.*scales, 4 * sizeof(float));
+    c.tensors.*scales = crooked.data();
+    EXPECT_EQ(c.try_open(), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_NE(last_error().find("tensor_scales: expected an address that is a multiple of 4"), std::string::npos)
+        << last_error();
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -41,9 +41,10 @@ def as_array(value: Any) -> Any:
 
 
 def contiguous(array: Any) -> Any:
-    """A row-major, aligned copy of an array that is not: a tensor of a tensor, else a NumPy array."""
-    if _torch_of(array) is not None:
-        return array.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+    """A row-major, aligned copy of an array that is not, or is lazily negated: a tensor of a tensor, else a NumPy array."""
+    torch = _torch_of(array)
+    if torch is not None:
+        return array.detach().clone(memory_format=torch.contiguous_format).resolve_neg()
     return np.array(array if isinstance(array, np.ndarray) else np.from_dlpack(array), order="C")
 
 
@@ -59,7 +60,7 @@ def cast(array: Any, dtype: str) -> np.ndarray[Any, Any]:
     """The numbers of an array, or a list of them, as a row-major NumPy array of another dtype."""
     torch = _torch_of(array)
     if torch is not None:
-        array = array.detach().to("cpu", getattr(torch, dtype)).numpy()
+        array = array.detach().to("cpu", getattr(torch, dtype)).resolve_neg().numpy()
     elif not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         array = np.from_dlpack(array)
     return np.array(array, dtype=dtype, order="C")

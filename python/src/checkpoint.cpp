@@ -26,7 +26,7 @@ class PyCheckpoint {
  public:
   explicit PyCheckpoint(const std::string& path)
       : checkpoint_([&] {
-          nb::gil_scoped_release release;
+          WithoutLock unlocked;
           return take(Checkpoint::open(path));
         }()) {}
 
@@ -63,12 +63,13 @@ class PyCheckpoint {
     add(of_opening);
     nb::dict statistics;
     for (const int64_t layer : read) {
+      if (in_python([] { return PyErr_CheckSignals(); }) != 0) nb::raise_python_error();
       const ExpertRange range = all_experts(layer);
       std::vector<Finding> found;
       LayerStatistics layer_statistics;
       LayerScales scales;
       {
-        nb::gil_scoped_release release;
+        WithoutLock unlocked;
         found = take(checkpoint_.validate(layer, range));
         layer_statistics = take(checkpoint_.statistics(layer, range));
         std::vector<Finding> of_scales;
@@ -95,7 +96,7 @@ class PyCheckpoint {
     LoadedExpert loaded;
     LayerScales scales;
     {
-      nb::gil_scoped_release release;
+      WithoutLock unlocked;
       loaded = take(checkpoint_.expert(layer, expert_id, slice));
       scales = take(checkpoint_.layer_scales(layer));
     }
@@ -112,7 +113,7 @@ class PyCheckpoint {
   Dict shared_expert(int64_t layer, int64_t first, int64_t count) const {
     LoadedExpert loaded;
     {
-      nb::gil_scoped_release release;
+      WithoutLock unlocked;
       loaded = take(checkpoint_.shared_expert(layer, IntermediateSlice{first, count}));
     }
     return to_dict(loaded.source);

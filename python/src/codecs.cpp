@@ -24,7 +24,7 @@ nb::object pack(nb::handle codes_object) {
   shape.back() /= 2;
   const Tensor out = codes.empty_like(shape, DType::kU8);
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     check(formats::pack_codes(codes.as<uint8_t>(), codes.count(), out.as<uint8_t>()));
   }
   return out.object();
@@ -36,7 +36,7 @@ nb::object unpack(nb::handle packed_object) {
   shape.back() *= 2;
   const Tensor out = packed.empty_like(shape, DType::kU8);
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     check(formats::unpack_codes(packed.as<uint8_t>(), out.count(), out.as<uint8_t>()));
   }
   return out.object();
@@ -58,7 +58,7 @@ nb::object encode(nb::handle x_object, uint8_t (*from_float)(float), uint8_t (*f
     x.fail_expected("bfloat16 (or its bits as uint16), float16, float32 or float64 on cpu");
   const Tensor out = x.empty_like(x.shape(), DType::kU8);
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     const DType dtype = x.dtype();
     const int64_t count = x.count();
     for (int64_t i = 0; i < count; ++i) {
@@ -73,7 +73,7 @@ nb::object decode(nb::handle object, const char* name, float (*decode_one)(uint8
   const Tensor encoded = bytes_of(object, name, 0, "uint8 on cpu");
   const Tensor out = encoded.empty_like(encoded.shape(), DType::kF32);
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     const int64_t count = encoded.count();
     for (int64_t i = 0; i < count; ++i) out.as<float>()[i] = decode_one(encoded.as<uint8_t>()[i]);
   }

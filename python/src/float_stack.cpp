@@ -169,7 +169,7 @@ FloatStack::FloatStack(nb::handle array, const char* name, int64_t rows, int64_t
   const bool readable =
       array_.device().is_host() || (shaped && memory_of(array_.device()) != nullptr && array_.stride(2) == 1 &&
                                     array_.stride(1) >= cols && array_.stride(0) >= 0);
-  if (!array_.is_floating() || !shaped || !readable)
+  if (!array_.is_floating() || !shaped || !readable || !array_.lies_in_memory())
     array_.fail_expected("(E, " + std::to_string(rows) + ", " + std::to_string(cols) +
                          ") bfloat16, float16 or float32 on cpu, or on cuda contiguous along the last dimension");
   stream_ = array_.ready_stream();

@@ -84,7 +84,7 @@ Three quantize(nb::handle x_object, const std::string& mode, std::optional<doubl
   call.block_scales = block_scales.as<uint8_t>();
   call.scales = scale_array ? scale_array->as<float>() : &host_scale;
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     QuantizeCounts uncounted;
     check(formats::quantize(place, call, uncounted));
   }
@@ -119,7 +119,7 @@ Three silu_mul_quantize(nb::handle gate_up_object, const std::string& activation
   const Tensor row_scales = gate_up.empty_like(rows.leading, DType::kF32);
   call.out = {codes.as<uint8_t>(), block_scales.as<uint8_t>(), row_scales.as<float>()};
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     QuantizeCounts uncounted;
     check(formats::swiglu_quantize(place, call, uncounted));
   }
@@ -186,7 +186,7 @@ nb::object dequantize(nb::handle codes, nb::handle scales, nb::handle tensor_sca
   const Tensor out = matrix.codes.empty_like(matrix.rows.with_last(call.cols), call.out_dtype);
   call.out = out.data();
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     check(formats::dequantize(place, call));
   }
   return out.object();
@@ -210,7 +210,7 @@ Two to_fp8(nb::handle codes, nb::handle scales, double tensor_scale, std::option
   call.scales = out_scales.as<float>();
   if (!block) *call.scales = 1.0f;  // of a matrix without rows
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     check(formats::to_fp8(call));
   }
   const nb::object scale = block ? out_scales.object() : nb::cast(static_cast<double>(*call.scales));
@@ -234,7 +234,7 @@ nb::object swizzle(nb::handle scales_object) {
   const Tensor out = scales.empty_like(shape, DType::kU8);
   call.to = out.as<uint8_t>();
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     check(formats::swizzle_scales(place, call));
   }
   return out.object();
@@ -259,7 +259,7 @@ nb::object unswizzle(nb::handle swizzled_object, int64_t rows, int64_t cols) {
   const Tensor out = swizzled.empty_like(shape, DType::kU8);
   call.to = out.as<uint8_t>();
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     check(formats::unswizzle_scales(place, call));
   }
   return out.object();
@@ -281,7 +281,7 @@ nb::object swizzle_experts(nb::handle scales_object, nb::handle offsets_object) 
   const Tensor out = scales.empty_like({bytes}, DType::kU8);
   call.to = out.as<uint8_t>();
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     check(formats::swizzle_expert_scales(call));
   }
   return out.object();

@@ -10,6 +10,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "core/fork.h"
 #include "errors.h"
 
 namespace nvfp4_moe::python {
@@ -44,7 +45,7 @@ class HandleTable {
  private:
   static constexpr int64_t kFirst = 2;
   const char* kind_;
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::unordered_map<int64_t, std::weak_ptr<T>> objects_;
   int64_t next_ = kFirst;
 };

@@ -10,12 +10,19 @@ namespace nvfp4_moe::python {
 
 namespace {
 
-std::mutex living_mutex;
-std::weak_ptr<Host> living;
+ForkMutex living_mutex;
+std::weak_ptr<Host>& living = *new std::weak_ptr<Host>;  // for daemon threads too, while the process exits
 
 }  // namespace
 
-Host::Host(int threads) : executor(make_thread_pool(threads)) {}
+Executor& Host::executor() {
+  const std::lock_guard lock(mutex_);
+  if (pools_.empty() || process_ != fork_count()) {
+    pools_.push_back(make_thread_pool(threads_));
+    process_ = fork_count();
+  }
+  return *pools_.back();
+}
 
 Workspaces& Host::workspaces_of(const Backend& backend, int device) {
   const int key = backend.memory == nullptr ? kHost : device;

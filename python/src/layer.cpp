@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cmath>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,7 +37,7 @@ struct OpenOptions {
     layer.backend = backend;
     layer.range = {first_expert, expert_count};
     layer.limits.max_tokens = max_tokens;
-    layer.executor = host->executor.get();
+    layer.executor = &host->executor();
   }
 };
 
@@ -67,7 +68,7 @@ class PyLayer {
     state->host = options.host;
     Status status;
     {
-      const nb::gil_scoped_release release;
+      const WithoutLock unlocked;
       auto layer = open(function);
       status = layer.status();
       if (layer.ok()) {
@@ -130,7 +131,7 @@ PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, n
       config, gate, up, down, input_scale, first_expert, max_tokens, device, backend, std::move(progress),
       [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs,
                      const OpenOptions& options) {
-        return quantizing_source(gates, ups, downs, first_expert, options.device, *options.host->executor);
+        return quantizing_source(gates, ups, downs, first_expert, options.device, options.host->executor());
       });
 }
 
@@ -166,16 +167,19 @@ Dict status(const PyLayer& self) {
   OpenLayer& open = self.open();
   if (!open.device.is_host()) {
     RunStatus reported;
+    check(open.layer->check_process("status"));
     {
-      const nb::gil_scoped_release release;
+      const WithoutLock unlocked;
       const DeviceMemory& memory = *open.layer->backend().memory;
       check(memory.synchronize(open.device.index));
       check(memory.to_host(open.device.index, &reported, open.device_status.data(), sizeof(reported), nullptr));
     }
     return to_dict(reported);
   }
-  const std::lock_guard lock(open.status_mutex);
-  return to_dict(open.status);
+  return to_dict([&] {  // what makes Python objects may run anything, and holds no lock
+    const std::lock_guard lock(open.status_mutex);
+    return open.status;
+  }());
 }
 
 Dict calibrate(const PyLayer& self, nb::handle hidden_object, nb::handle ids_object, nb::handle weights_object) {
@@ -184,14 +188,17 @@ Dict calibrate(const PyLayer& self, nb::handle hidden_object, nb::handle ids_obj
   const Tensor hidden(hidden_object, "hidden"), ids(ids_object, "topk_ids"), weights(weights_object, "topk_weights");
   const Batch batch = batch_of(self.open(), hidden, ids, weights);
   const MoeLayer& layer = self.layer();
-  LayerCalibration measured;
+  std::optional<Result<LayerCalibration>> result;
+  PyProgress signals;
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     // Needs no out and no workspace: its own layer, of the reference, has them.
     const LayerSource source = unpacked_source(layer);
-    measured = take(calibrate_layer(source, layer.config().options(), layer.weights().range, batch,
-                                    *self.open().host->executor, "hidden"));
+    result.emplace(calibrate_layer(source, layer.config().options(), layer.weights().range, batch,
+                                   self.open().host->executor(), "hidden", signals.function()));
   }
+  signals.rethrow();
+  const LayerCalibration measured = take(std::move(*result));
   Dict d = to_dict(measured.scales());
   d["hidden_amax"] = measured.hidden_amax;
   d["intermediate_amax"] = measured.intermediate_amax;
@@ -205,7 +212,7 @@ void warmup(const PyLayer& self, std::optional<ProgressCallback> progress) {
   const ProgressFn function = callback.function();
   Status status;
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     const MoeLayer& layer = self.layer();
     if (layer.backend().memory == nullptr) {  // kept, with its pages there
       const auto workspace = take(self.open().workspaces->own.lease(layer.workspace_bytes()));
@@ -229,7 +236,7 @@ void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, 
   const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
   // Arrays on the device need no stream: replace_expert waits for all that is enqueued there.
   const ExpertSource source = read_expert(gate, up, down, hidden, inner, self.open().device);
-  const nb::gil_scoped_release release;
+  const WithoutLock unlocked;
   check(layer.replace_expert(local_expert, source));
 }
 
@@ -237,11 +244,11 @@ Dict expert(const PyLayer& self, int64_t local_expert) {
   const MoeLayer& layer = self.layer();
   ExpertBuffers buffers;
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     check(layer.unpack_expert(local_expert, buffers));
   }
   const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
-  const TensorScales& scales = layer.weights().tensor_scales_of(local_expert);
+  const TensorScales& scales = buffers.scales;
   const auto view = [](const Nvfp4Buffers& b, float scale, int64_t rows, int64_t cols) {
     return Nvfp4View::contiguous(b.codes.data(), b.block_scales.data(), scale, rows, cols);
   };
@@ -359,7 +366,7 @@ void bind_layer(nb::module_& m) {
       [](const std::optional<std::string>& device_name) -> size_t {
         std::optional<Device> device;
         if (device_name) device = device_named(*device_name);
-        const nb::gil_scoped_release release;
+        const WithoutLock unlocked;
         const auto host = living_host();
         return host == nullptr ? 0 : host->release_workspaces(device ? &*device : nullptr);
       },

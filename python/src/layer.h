@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
 #include "core/batch.h"
 #include "handles.h"
@@ -22,7 +21,7 @@ struct OpenLayer {
   std::unique_ptr<MoeLayer> layer;
   Workspaces* workspaces = nullptr;  // host's, of the layer's device
   int64_t handle = 0;
-  std::mutex status_mutex;
+  ForkMutex status_mutex;
   RunStatus status;      // on the host: of the last run that ended
   Buffer device_status;  // on a device: a RunStatus that runs write
 

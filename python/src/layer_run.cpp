@@ -1,6 +1,8 @@
 // layer.run and the torch op's entry: arrays checked, a workspace leased, the layer run without the interpreter lock.
 //
 // Everything here is on the path of every call: the checks compare integers, and texts are made only for failures.
+#include <mutex>
+
 #include "layer.h"
 #include "moe/batch_check.h"
 #include "torch_memory.h"
@@ -76,12 +78,13 @@ Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_i
 }
 
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
-  const Tensor hidden(arrays.hidden, "hidden");
-  const Tensor topk_ids(arrays.topk_ids, "topk_ids");
-  const Tensor topk_weights(arrays.topk_weights, "topk_weights");
+  if (!open.device.is_host()) check(open.layer->check_process("run"));  // before anything asks CUDA
+  const Tensor hidden = Tensor::of_run(arrays.hidden, "hidden");
+  const Tensor topk_ids = Tensor::of_run(arrays.topk_ids, "topk_ids");
+  const Tensor topk_weights = Tensor::of_run(arrays.topk_weights, "topk_weights");
   Batch batch = batch_of(open, hidden, topk_ids, topk_weights);
   if (!arrays.shared_weights.is_none()) {
-    const Tensor shared(arrays.shared_weights, "shared_weights");
+    const Tensor shared = Tensor::of_run(arrays.shared_weights, "shared_weights");
     check_array(shared, {batch.tokens}, shared.is_f32(), "float32", open.device);
     batch.shared_weights = reinterpret_cast<const float*>(shared.data());
   }
@@ -91,7 +94,7 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   const nb::object out_object = arrays.out.is_none()
                                     ? new_like_in(hidden, {batch.tokens, hidden_size}, arrays.stream, stream)
                                     : nb::borrow(arrays.out);
-  const Tensor out(out_object, "out");
+  const Tensor out = Tensor::of_run(out_object, "out");
   check_array(out, {batch.tokens, hidden_size}, out.is_floating(), kFloats, open.device);
   if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
   batch.out = out.data();
@@ -100,7 +103,7 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   const bool given = !arrays.workspace.is_none();
   if (given) workspace.use(Tensor(arrays.workspace, "workspace"), open.device);
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     if (!given) lease(workspace, open, hidden, batch.tokens, stream);
     check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
                           reinterpret_cast<RunStatus*>(open.device_status.data())));

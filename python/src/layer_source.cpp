@@ -38,7 +38,8 @@ Status read_bytes(const Tensor& array, int64_t offset, void* to, size_t size_byt
 void check_bytes(const Tensor& array, int64_t experts, int64_t rows, int64_t cols) {
   const bool right = array.is_bytes() && can_read(array) && array.ndim() == 3 &&
                      (experts < 0 || array.shape(0) == experts) && array.shape(1) == rows && array.shape(2) == cols &&
-                     (cols == 1 || array.stride(2) == 1) && array.stride(0) >= 0 && array.stride(1) >= 0;
+                     (cols == 1 || array.stride(2) == 1) && array.stride(0) >= 0 && array.stride(1) >= 0 &&
+                     array.lies_in_memory();
   if (!right)
     array.fail_expected(shape_text(experts, rows, cols) + " uint8 on cpu or cuda, contiguous along the last dimension");
 }
@@ -60,9 +61,15 @@ std::vector<float> tensor_scales_of(nb::handle value, const char* stack, int64_t
   double number = 0;
   if (nb::try_cast(value, number, false)) return std::vector<float>(count, static_cast<float>(number));
   const Tensor array(value, name.c_str());
-  if (array.is_f32() && can_read(array) && array.ndim() == 1 && array.shape(0) == experts) {
+  if (array.is_f32() && can_read(array) && array.ndim() == 1 && array.shape(0) == experts && array.lies_in_memory()) {
     std::vector<float> scales(count);
     if (count == 0) return scales;
+    if (array.device().is_host()) {
+      for (int64_t e = 0; e < experts; ++e)
+        std::memcpy(&scales[static_cast<size_t>(e)],
+                    array.data() + e * array.stride(0) * static_cast<int64_t>(sizeof(float)), sizeof(float));
+      return scales;
+    }
     // One read, whatever lies between the numbers.
     const int64_t last = (experts - 1) * array.stride(0), first = std::min<int64_t>(last, 0);
     std::vector<float> span(static_cast<size_t>(std::abs(last) + 1));

@@ -54,10 +54,10 @@ PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_feature
   options.input_scale = static_cast<float>(input_scale.value_or(0.0));
   options.static_headroom = static_cast<float>(static_headroom);
   options.max_tokens = max_tokens;
-  options.executor = state->host->executor.get();
+  options.executor = &state->host->executor();
   const Nvfp4View view = read_matrix(weight, "weight", out_features, in_features);
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     state->linear = take(NvfpLinear::open(view, options));
     state->workspaces = &state->host->workspaces_of(state->linear->backend(), state->linear->weights().device);
   }
@@ -75,8 +75,9 @@ void lease(RunWorkspace& workspace, const OpenLinear& open, const Tensor& x, int
 
 nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_given, nb::handle stream,
                       nb::handle workspace_given) {
+  if (!open.device.is_host()) check(open.linear->check_process("run"));
   const LinearWeights& weights = open.linear->weights();
-  const Tensor x(x_object, "x");
+  const Tensor x = Tensor::of_run(x_object, "x");
   const auto check_shape = [&](const Tensor& array, int64_t tokens, int64_t last) {
     if (array.is_floating() && array.ndim() == 2 && array.shape(1) == last &&
         (tokens < 0 || array.shape(0) == tokens) && array.device() == open.device && array.is_contiguous())
@@ -91,7 +92,7 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
   void* const queue = x.stream_or(stream);
   const nb::object out_object =
       out_given.is_none() ? new_like_in(x, {tokens, weights.rows}, stream, queue) : nb::borrow(out_given);
-  const Tensor out(out_object, "out");
+  const Tensor out = Tensor::of_run(out_object, "out");
   check_shape(out, tokens, weights.rows);
   if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
   const LinearBatch batch{tokens, x.data(), x.dtype(), out.data(), out.dtype()};
@@ -99,7 +100,7 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
   const bool given = !workspace_given.is_none();
   if (given) workspace.use(Tensor(workspace_given, "workspace"), open.device);
   {
-    const nb::gil_scoped_release release;
+    const WithoutLock unlocked;
     if (!given) lease(workspace, open, x, tokens, queue);
     check(open.linear->run(batch, workspace.data(), workspace.size_bytes(), queue));
   }

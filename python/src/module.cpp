@@ -3,10 +3,12 @@
 #include <nanobind/nanobind.h>
 
 #include "errors.h"
+#include "interpreter.h"
 
 NB_MODULE(_core, m) {
   // torch.library keeps the operators' functions until the process is gone; that is no leak to warn every user of.
   nanobind::set_leak_warnings(false);
+  nvfp4_moe::python::prepare_to_be_unwound();
   m.attr("__version__") = NVFP4_MOE_VERSION;
   nvfp4_moe::python::bind_errors(m);
   nvfp4_moe::python::bind_formats(m);

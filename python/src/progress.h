@@ -9,23 +9,28 @@
 
 #include "core/progress.h"
 #include "dicts.h"
+#include "interpreter.h"
 
 namespace nvfp4_moe::python {
 
 using ProgressCallback = nanobind::typed<nanobind::callable, std::optional<bool>(Dict)>;
 
 // Calls the callable with a dict, from a thread that may not hold the interpreter lock. Returning False cancels. What
-// it raises cancels the operation and is raised again by rethrow(), once the library has returned.
+// it raises cancels the operation and is raised again by rethrow(), once the library has returned; so does what a signal
+// raises, Ctrl-C's KeyboardInterrupt above all, whether or not there is a callable.
 class PyProgress {
  public:
-  explicit PyProgress(std::optional<ProgressCallback> callback) : callback_(std::move(callback)) {}
+  explicit PyProgress(std::optional<ProgressCallback> callback = std::nullopt) : callback_(std::move(callback)) {}
   ProgressFn function() {
-    if (!callback_) return {};
     return [this](const Progress& progress) {
-      const nanobind::gil_scoped_acquire acquire;
+      if (signals_.pending(raised_)) return false;
+      if (!callback_) return true;
+      const WithLock lock;
       try {
-        const nanobind::object answer = (*callback_)(to_dict(progress));
-        return !(nanobind::isinstance<nanobind::bool_>(answer) && !nanobind::cast<bool>(answer));
+        return in_python([&] {
+          const nanobind::object answer = (*callback_)(to_dict(progress));
+          return !(nanobind::isinstance<nanobind::bool_>(answer) && !nanobind::cast<bool>(answer));
+        });
       } catch (nanobind::python_error& error) {
         raised_ = std::make_unique<nanobind::python_error>(error);
         return false;
@@ -38,6 +43,7 @@ class PyProgress {
 
  private:
   std::optional<ProgressCallback> callback_;
+  Signals signals_;
   std::unique_ptr<nanobind::python_error> raised_;
 };
 

@@ -43,7 +43,7 @@ Dict quantize_files(const std::string& in, const std::string& out, const std::st
   options.progress = callback.function();
   std::optional<Result<QuantizeResult>> result;
   {
-    nb::gil_scoped_release release;
+    WithoutLock unlocked;
     result.emplace(quantize_checkpoint(in, out, options));
   }
   callback.rethrow();

@@ -41,7 +41,7 @@ KnownType known_type(PyTypeObject* type) {
     while (table != nullptr && table->version.major > kDlpackMajor) table = table->previous;
     if (table != nullptr && (table->version.major != kDlpackMajor || table->borrow == nullptr)) table = nullptr;
   }
-  const KnownType found{type, table, table != nullptr && is_torch_type(type)};
+  const KnownType found{type, table, is_torch_type(type)};
   if (count < static_cast<int>(known.size())) {
     Py_INCREF(type);
     known[static_cast<size_t>(count++)] = found;
@@ -65,7 +65,13 @@ std::string dtype_name(const nb::dlpack::dtype& dtype) {
   }
 }
 
-nb::module_ arrays_module() { return nb::module_::import_("nvfp4_moe._arrays"); }
+// function(arguments...) of the package's _arrays.
+template <class... Arguments>
+nb::object call_arrays(const char* function, Arguments&&... arguments) {
+  return in_python([&]() -> nb::object {
+    return nb::module_::import_("nvfp4_moe._arrays").attr(function)(std::forward<Arguments>(arguments)...);
+  });
+}
 
 // As NumPy and torch spell it.
 const char* name_of_dtype(DType dtype) {
@@ -108,19 +114,24 @@ const DeviceMemory* memory_of(const Device& device) {
   return device.type == nb::device::cuda::value ? device_memory(DeviceKind::kCuda) : nullptr;
 }
 
-Tensor::Tensor(nb::handle object, const char* name) : object_(nb::borrow(object)), name_(name) {
+Tensor::Tensor(nb::handle object, const char* name, LazyNegation lazy_negation)
+    : object_(nb::borrow(object)), name_(name) {
   if (!borrow_fast(Py_TYPE(object.ptr()))) borrow_slow();
+  if (!torch_ || lazy_negation == LazyNegation::kAllowed) return;
+  if ((lazy_negation == LazyNegation::kRefused || count() == 1) && is_negated())
+    fail(std::string(name_) + ": expected a tensor whose memory holds its numbers, got one that is lazily negated (" +
+         describe() + "); .resolve_neg() makes it one");
 }
 
 Tensor Tensor::contiguous(nb::handle object, const char* name) {
   const bool known = known_type(Py_TYPE(object.ptr())).table != nullptr;
-  Tensor array(known ? nb::borrow(object) : arrays_module().attr("as_array")(object), name);
-  if (array.is_contiguous() && array.is_aligned()) return array;
-  return Tensor(arrays_module().attr("contiguous")(array.object_), name);
+  Tensor array(known ? nb::borrow(object) : call_arrays("as_array", object), name, LazyNegation::kAllowed);
+  if (array.is_contiguous() && array.is_aligned() && !(array.torch_ && array.is_negated())) return array;
+  return Tensor(call_arrays("contiguous", array.object_), name);
 }
 
 Tensor Tensor::numpy(const Sizes& shape, DType dtype) {
-  return Tensor(arrays_module().attr("empty_like")(nb::none(), shape, name_of_dtype(dtype)), "out");
+  return Tensor(call_arrays("empty_like", nb::none(), shape, name_of_dtype(dtype)), "out");
 }
 
 Tensor Tensor::empty_like(const Sizes& shape, DType dtype) const {
@@ -128,16 +139,14 @@ Tensor Tensor::empty_like(const Sizes& shape, DType dtype) const {
     const Kind kind = dtype == DType::kU8 ? Kind::UInt : dtype == DType::kBf16 ? Kind::Bfloat : Kind::Float;
     return Tensor(new_array(shape, {static_cast<uint8_t>(kind), static_cast<uint8_t>(bits(dtype)), 1}), "out");
   }
-  Tensor made(arrays_module().attr("empty_like")(object_, shape, name_of_dtype(dtype)), "out");
+  Tensor made(call_arrays("empty_like", object_, shape, name_of_dtype(dtype)), "out");
   if (made.device() != device())
     fail(std::string(name_) + ": expected an array in host memory, or a torch tensor, got " + class_of(object_) +
          " on " + to_string(device()));
   return made;
 }
 
-Tensor Tensor::cast(DType dtype) const {
-  return Tensor(arrays_module().attr("cast")(object_, name_of_dtype(dtype)), name_);
-}
+Tensor Tensor::cast(DType dtype) const { return Tensor(call_arrays("cast", object_, name_of_dtype(dtype)), name_); }
 
 bool Tensor::borrow_fast(PyTypeObject* type) {
   const KnownType known = known_type(type);
@@ -157,7 +166,7 @@ bool Tensor::borrow_fast(PyTypeObject* type) {
 void Tensor::borrow_slow() {
   exchange_ = nullptr;
   if (!nb::try_cast(object_, owned_, false)) {
-    const nb::object lent = arrays_module().attr("view")(object_);
+    const nb::object lent = call_arrays("view", object_);
     if (lent.is_none() || !nb::try_cast(lent, owned_, false)) {
       throw nb::type_error((std::string(name_) + ": expected an array, got " + class_of(object_)).c_str());
     }
@@ -200,6 +209,28 @@ int64_t Tensor::count() const {
   int64_t count = 1;
   for (int32_t i = 0; i < view_.ndim; ++i) count *= view_.shape[i];
   return count;
+}
+
+bool Tensor::lies_in_memory() const {
+  int64_t before = 0;                                        // bytes of what lies below the first element, negative
+  int64_t after = view_.dtype.bits / 8 * view_.dtype.lanes;  // of the rest
+  for (int32_t i = 0; i < view_.ndim; ++i) {
+    if (view_.shape[i] == 0) return true;
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(view_.shape[i] - 1, view_.strides[i], &reach) ||
+        __builtin_mul_overflow(reach, view_.dtype.bits / 8, &reach) ||
+        __builtin_add_overflow(reach < 0 ? before : after, reach, reach < 0 ? &before : &after))
+      return false;
+  }
+  const auto first = reinterpret_cast<uintptr_t>(data());
+  return uint64_t{0} - static_cast<uint64_t>(before) <= first && static_cast<uint64_t>(after) <= UINTPTR_MAX - first;
+}
+
+bool Tensor::is_negated() const {
+  return in_python([&] {
+    const nb::object answer = object_.attr("is_neg")();
+    return answer.is(nb::handle(Py_True));
+  });
 }
 
 bool Tensor::is_aligned() const {

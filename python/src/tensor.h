@@ -19,6 +19,7 @@
 #include "core/dtype.h"
 #include "dlpack_exchange.h"
 #include "errors.h"
+#include "interpreter.h"
 
 namespace nvfp4_moe::python {
 
@@ -43,8 +44,14 @@ std::string to_string(const Sizes& shape);  // "(2, 16)", "(3,)", "()"
 class Tensor {
  public:
   // The array behind a Python object, as it lies. name, for messages, must outlive the Tensor. TypeError where it is no
-  // array.
-  Tensor(nb::handle object, const char* name);
+  // array, ValueError where its memory holds other numbers than it stands for (torch's lazy negation).
+  Tensor(nb::handle object, const char* name) : Tensor(object, name, LazyNegation::kRefused) {}
+  // The same for arrays that the caller refuses unless they are contiguous, without the question that this leaves out: a
+  // tensor that is lazily negated is an imaginary part, whose elements lie two apart, so that it is contiguous with a
+  // single one only. The question costs a call into torch, the whole rest some tens of nanoseconds.
+  static Tensor of_run(nb::handle object, const char* name) {
+    return Tensor(object, name, LazyNegation::kRefusedOfOneElement);
+  }
   // The same, but numbers and lists are arrays too, and what is not row-major and aligned to its elements is copied.
   static Tensor contiguous(nb::handle object, const char* name);
   // A fresh NumPy array, contents undefined.
@@ -74,6 +81,8 @@ class Tensor {
   int64_t count() const;  // of elements
   bool is_writable() const;
   bool is_contiguous() const;
+  // Whether every element, by the strides, lies inside the address space.
+  bool lies_in_memory() const;
 
   bool is_floating() const;  // BF16, F16 or F32; uint16 is BF16
   bool is_index() const;     // int32 or int64
@@ -101,10 +110,13 @@ class Tensor {
   void* ready_stream() const;
 
  private:
+  enum class LazyNegation { kRefused, kRefusedOfOneElement, kAllowed };
+  Tensor(nb::handle object, const char* name, LazyNegation lazy_negation);
   nb::object new_array(const Sizes& shape, const nb::dlpack::dtype& dtype) const;
   bool borrow_fast(PyTypeObject* type);
   void borrow_slow();
   bool is_aligned() const;
+  bool is_negated() const;
 
   nb::object object_;
   const char* name_;

@@ -18,9 +18,10 @@ Buffer owned(DlpackManagedTensor* managed, size_t size_bytes) {
 // A tensor that `function` of the helper makes, as bytes that keep it alive. Failures other than torch's refusal, an
 // interrupt for example, pass through as they are.
 Result<Buffer> made_by(const char* function, size_t size_bytes, int device, void* stream) {
-  const nb::gil_scoped_acquire acquire;
+  const WithLock lock;
   try {
-    const nb::object tensor = helper().attr(function)(size_bytes, device, reinterpret_cast<uintptr_t>(stream));
+    const nb::object tensor =
+        in_python([&] { return helper().attr(function)(size_bytes, device, reinterpret_cast<uintptr_t>(stream)); });
     const DlpackExchange* const exchange = Tensor(tensor, "workspace").exchange();
     if (exchange == nullptr) return Status(Code::kInternal, "torch: expected DLPack's exchange table, got none");
     DlpackManagedTensor* managed = nullptr;

@@ -48,3 +48,48 @@ def test_layouts_dtypes_and_scales_of_torch():
         nv.silu_mul_quantize(x, row_weights=torch.ones(5))
     with pytest.raises(ValueError, match="meta"):
         nv.quantize(torch.empty((2, 16), device="meta"))
+
+
+def lazily_negated(torch, x):
+    """Tensors of x's numbers whose memory holds -x: a strided one as conj().imag makes it, and a contiguous one."""
+    strided = torch.complex(torch.zeros_like(x), -x).conj().imag
+    contiguous = torch.view_as_real(torch._neg_view(torch.view_as_complex(-x.reshape(-1, 2)))).reshape(x.shape)
+    for tensor in (strided, contiguous):
+        assert tensor.is_neg() and torch.equal(tensor, x)
+    assert contiguous.is_contiguous() and not strided.is_contiguous()
+    return strided, contiguous
+
+
+def test_formats_see_the_numbers_of_lazily_negated_tensors():
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(X)
+    expected, rows = nv.quantize(x), nv.quantize(x, mode="dynamic_token")
+    for negated in lazily_negated(torch, x):
+        assert torch.equal(nv.quantize(negated)[0], expected[0])
+        assert torch.equal(nv.encode_e4m3(negated), nv.encode_e4m3(x))
+        assert torch.equal(nv.silu_mul_quantize(negated)[0], nv.silu_mul_quantize(x)[0])
+    for scale in lazily_negated(torch, rows[2]):
+        assert torch.equal(nv.dequantize(rows[0], rows[1], scale), nv.dequantize(*rows))
+
+
+def test_layers_refuse_lazily_negated_tensors():
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    names = ("gate", "up", "down")
+    stack = {name: torch.from_numpy(random.standard_normal((2, 64, 64)).astype(np.float32)) for name in names}
+    cfg = nv.MoeConfig(2, 1, 64, 64)
+    layer = nv.MoeLayer.from_bf16(cfg, **stack, max_tokens=4)
+    with pytest.raises(ValueError, match=r"up: expected a tensor whose memory holds its numbers.*resolve_neg"):
+        nv.MoeLayer.from_bf16(cfg, **(stack | {"up": lazily_negated(torch, stack["up"])[0]}), max_tokens=4)
+    hidden, ids, weights = torch.ones(1, 64), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+    one = torch.complex(torch.zeros(1, 1), -weights).conj().imag
+    assert one.is_neg() and one.is_contiguous() and torch.equal(one, weights)
+    with pytest.raises(ValueError, match="topk_weights: expected a tensor whose memory holds its numbers"):
+        layer.run(hidden, ids, one)
+    with pytest.raises(ValueError, match="hidden: expected .*contiguous"):
+        layer.run(lazily_negated(torch, hidden)[0], ids, weights)
+    from nvfp4_moe import torch_op  # noqa: F401 registers the operators, for which torch resolves
+
+    moe_gemm = torch.ops.nvfp4.moe_gemm
+    for tensor in (one, weights):
+        assert torch.equal(moe_gemm(hidden, ids, tensor, layer.handle), layer.run(hidden, ids, weights))

@@ -3,9 +3,9 @@
 //
 // A workspace's own bytes cannot tell, since nobody need have initialized them: the addresses of those in use stand in
 // a table of the process. It is lock-free, two looks at a bucket of eight entries and one compare-and-swap: a run
-// writes its address into a free entry of the address's own bucket, then looks whether another entry there has it too. Of runs
-// that begin in one workspace at once at most one goes on. Where a bucket is full, eight workspaces in use at once whose
-// addresses fall together, the next run is not watched.
+// writes its address into a free entry of the address's own bucket, then looks whether another entry there has it too.
+// Of runs that begin in one workspace at once at most one goes on. Where a bucket is full, eight workspaces in use at
+// once whose addresses fall together, the next run is not watched.
 #pragma once
 
 #include <array>

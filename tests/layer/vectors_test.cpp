@@ -65,7 +65,7 @@ class Vectors {
       const auto matrix = [&](const std::string& name) {
         return Nvfp4Buffers{expert(name + ".codes", e), expert(name + ".scales", e)};
       };
-      data.experts.push_back({matrix("gate"), matrix("up"), matrix("down")});
+      data.experts.push_back({matrix("gate"), matrix("up"), matrix("down"), {}});
       const auto index = static_cast<size_t>(e);
       data.tensor_scales.push_back(
           {floats("gate.tensor_scale")[index], floats("up.tensor_scale")[index], floats("down.tensor_scale")[index]});

@@ -53,7 +53,7 @@ FloatMatrix floats_of(const MatrixSource& matrix) {
   return {matrix.codes.data, matrix.dtype, matrix.rows, matrix.cols, matrix.codes.row_stride, matrix.codes.col_stride};
 }
 
-// The matrix as a view: straight into the map where it lies as (rows, cols) with nothing to put right.
+// The matrix as a view: of the bytes as they were read where they lie as (rows, cols) with nothing to put right.
 Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& out, Nvfp4View& view) {
   const int64_t rows = matrix.rows;
   const int64_t cols = matrix.cols;
@@ -238,6 +238,7 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     MatrixSource matrix;
     if (!resolve(names, layer, expert, projection, matrix, found)) return found.first_error();
     if (matrix.format == SourceFormat::kFloat) {  // of the whole matrix, whatever the slice
+      NVFP4_MOE_TRY(matrix.read_codes(out.storage));
       Result<float> scale = float_matrix_scale(floats_of(matrix));
       if (!scale.ok()) return scale.status().in(matrix.codes_name).in(place_of(layer, expert));
       matrix.tensor_scale = *scale;
@@ -248,8 +249,10 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     }
     ScaleScan scan;
     int64_t zero_blocks = 0;
-    matrix.prefetch_codes();
-    if (!check_scales(matrix, found, scan, zero_blocks)) return found.first_error();
+    NVFP4_MOE_TRY(matrix.read_codes(out.storage));
+    NVFP4_MOE_ASSIGN(const bool sound, check_scales(matrix, out.storage, found, scan, zero_blocks));
+    NVFP4_MOE_TRY(matrix.check_unchanged());  // before the bytes are judged: half of another file is no finding
+    if (!sound) return found.first_error();
     if (Status status = to_view(matrix, zero_blocks, out, *view); !status.ok()) {
       return status.in(place_of(layer, expert));
     }
@@ -288,20 +291,18 @@ void Checkpoint::release(int64_t layer, int64_t global_expert) const {
 
 // ---- activation scales
 
+Status Checkpoint::Impl::check_unchanged() const {
+  for (const auto& file : index.files()) NVFP4_MOE_TRY(file->check_unchanged());
+  return {};
+}
+
 Result<LayerScales> Checkpoint::layer_scales(int64_t layer, std::vector<Finding>* findings) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
   LayerScales out;
   FindingList found;
   impl_->add_input_scales(*entry, layer, {0, impl_->model.options.num_experts}, found, &out);
-  // The scalars lie between the codes of every expert: leave no pages of other ranks' experts behind.
-  const ExpertNames& names = entry->routed;
-  for (const int64_t e : entry->stored_in({0, impl_->model.options.num_experts})) {
-    if (names.parts.input_scale.empty()) break;
-    for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
-      const TensorIndex::Ref ref = impl_->index.find(names.name(e, projection, names.parts.input_scale));
-      if (ref.info != nullptr) release_around(*ref.file, ref.data(), static_cast<size_t>(ref.info->size_bytes()));
-    }
-  }
+  NVFP4_MOE_TRY(impl_->check_unchanged());
+  if (found.has_error()) return found.first_error();
   if (findings != nullptr) {
     for (Finding& finding : found.take()) findings->push_back(std::move(finding));
   }
@@ -320,9 +321,14 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, 
         std::optional<float>& target = projection == Projection::kDown ? scales->intermediate : scales->hidden;
         target = std::max(target.value_or(0.0f), scale.value);
       }
-      if (!used || scale.finding[0] == '\0') continue;
+      const bool unreadable = std::string_view(scale.finding) == "unreadable";
+      if ((!used && !unreadable) || scale.finding[0] == '\0') continue;
       // Where the whole expert is missing, that is the finding.
       if (index.find(entry.routed.name(e, projection, entry.routed.parts.codes)).info == nullptr) continue;
+      if (unreadable) {
+        found.add({Severity::kError, scale.finding, layer, e, scale.name, "a scalar", "a file that cannot be read"});
+        continue;
+      }
       const bool one = scale.usable;
       found.add(
           {one ? Severity::kNote : Severity::kWarning, scale.finding, layer, e, scale.name,

@@ -79,10 +79,10 @@ struct ModelInfo {
   std::optional<ActivationFormat> shared_activation_format;  // where the shared expert's is declared apart
 };
 
-// An expert ready to be packed. Views point into mapped files or into `storage`.
+// An expert ready to be packed. Views point into `storage`.
 struct LoadedExpert {
   ExpertSource source;
-  std::vector<std::vector<uint8_t>> storage;  // holds what had to be converted (stacked K-major, MXFP4, floats)
+  std::vector<std::vector<uint8_t>> storage;  // what was read, and what had to be converted
   std::vector<Finding> findings;  // what loading put right: codes under a zero block scale, MXFP4 blocks rounded
 };
 

@@ -23,7 +23,9 @@ FloatWeights weights_of(const MatrixSource& matrix, bool stacked) {
   FloatWeights m;
   m.tensor = matrix.codes_name;
   m.file = matrix.spans.front().file;
-  m.data = reinterpret_cast<const std::byte*>(matrix.codes.data);
+  const TensorInfo origin;  // begins where the data section does
+  const auto within = reinterpret_cast<const std::byte*>(matrix.codes.data) - m.file->data(origin);
+  m.offset = m.file->offset(origin) + static_cast<uint64_t>(within);
   m.dtype = matrix.dtype;
   m.rows = matrix.rows;
   m.cols = matrix.cols;
@@ -38,7 +40,7 @@ FloatWeights weights_of(const MatrixSource& matrix, bool stacked) {
 uint64_t FloatWeights::size_bytes() const { return static_cast<uint64_t>(rows * cols * elem_bytes(dtype)); }
 
 void FloatWeights::read_row(int64_t row, float* out) const {
-  const std::byte* from = data + row * row_stride * elem_bytes(dtype);
+  const std::byte* from = bytes.data() + row * row_stride * elem_bytes(dtype);
   switch (dtype) {
     case DType::kBf16:
       for (int64_t c = 0; c < cols; ++c) out[c] = bf16_to_float(load<uint16_t>(from, c * col_stride));
@@ -51,12 +53,12 @@ void FloatWeights::read_row(int64_t row, float* out) const {
   }
 }
 
-void FloatWeights::prefetch() const {
-  if (col_stride == 1) file->prefetch(data, size_bytes());
-}
-
-void FloatWeights::release() const {
-  if (col_stride == 1) file->release(data, size_bytes());
+Status FloatWeights::fetch() {
+  if (rows == 0 || cols == 0) return {};
+  const int64_t elems = (rows - 1) * row_stride + (cols - 1) * col_stride + 1;
+  bytes.resize(static_cast<size_t>(elems * elem_bytes(dtype)));
+  NVFP4_MOE_TRY(file->read(offset, bytes.data(), bytes.size()));
+  return file->check_unchanged();
 }
 
 Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, int64_t expert) {

@@ -1,7 +1,7 @@
 // The float matrices of an expert as they lie in a bf16/fp16/fp32 checkpoint, unquantized.
 //
 // Covers per-expert tensors (rows, cols) and stacked ones: gate_up [E, 2I, H] with gate first, [E, I, H] apart, down
-// [E, H, I], and the same with K on axis 1 (llama4: [E, H, 2I], [E, I, H]). Values are borrowed from the mapped file.
+// [E, H, I], and the same with K on axis 1 (llama4: [E, H, 2I], [E, I, H]). fetch() reads the values.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace nvfp4_moe {
 struct FloatWeights {
   std::string tensor;  // its name in the files
   const SafetensorsFile* file = nullptr;
-  const std::byte* data = nullptr;  // element (0, 0)
-  DType dtype = DType::kBf16;       // BF16, F16 or F32
+  uint64_t offset = 0;         // of element (0, 0) in the file
+  DType dtype = DType::kBf16;  // BF16, F16 or F32
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t row_stride = 0;  // elements
@@ -23,9 +23,10 @@ struct FloatWeights {
   bool stacked = false;    // the tensor holds other experts too
 
   uint64_t size_bytes() const;                   // of this matrix
+  Status fetch();                                // before rows are read; kIo where the file was cut or written to
+  void release() { bytes = {}; }                 // gives the memory back
   void read_row(int64_t row, float* out) const;  // (cols)
-  void prefetch() const;                         // before its rows are read; likewise
-  void release() const;                          // gives its pages back; nothing where K is not the last axis
+  std::vector<std::byte> bytes;                  // from element (0, 0) to the last, once they are fetched
 };
 
 struct FloatExpert {

@@ -6,17 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 namespace nvfp4_moe {
 namespace {
-
-float load_float(const std::byte* at) {
-  float value;
-  std::memcpy(&value, at, sizeof(value));
-  return value;
-}
 
 float reciprocal(float value) { return static_cast<float>(1.0 / static_cast<double>(value)); }
 
@@ -55,7 +48,8 @@ const TensorInfo* MatrixResolver::find(const std::string& name, TensorIndex::Ref
 
 // A [] or [1] scalar; for stacked experts also one of E. False with `actual` where it is not.
 bool MatrixResolver::scalar(const ExpertNames& names, const std::string& name, int64_t expert, TensorIndex::Ref& ref,
-                            float& out, std::string& actual) const {
+                            float& out, std::string& actual, bool& readable) const {
+  readable = true;
   if (find(name, ref) == nullptr) {
     actual = "no such tensor";
     return false;
@@ -68,8 +62,11 @@ bool MatrixResolver::scalar(const ExpertNames& names, const std::string& name, i
     actual = describe(info);
     return false;
   }
-  out = load_float(ref.data() + (per_expert ? expert * 4 : 0));
-  return true;
+  const Status read =
+      ref.file->read(ref.file->offset(info) + static_cast<uint64_t>(per_expert ? expert * 4 : 0), &out, sizeof(out));
+  readable = read.ok();
+  actual = read.message();
+  return readable;
 }
 
 InputScale MatrixResolver::input_scale(const ExpertNames& names, int64_t expert, Projection projection) const {
@@ -78,8 +75,9 @@ InputScale MatrixResolver::input_scale(const ExpertNames& names, int64_t expert,
   out.name = names.name(expert, projection, names.parts.input_scale);
   TensorIndex::Ref ref;
   std::string actual;
-  if (!scalar(names, out.name, expert, ref, out.stored, actual)) {
-    out.finding = "input_scale_missing";
+  bool readable = true;
+  if (!scalar(names, out.name, expert, ref, out.stored, actual, readable)) {
+    out.finding = readable ? "input_scale_missing" : "unreadable";
     return out;
   }
   const bool inverse = names.parts.format == SourceFormat::kCompressedTensors;
@@ -226,9 +224,10 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
   TensorIndex::Ref scale;
   std::string actual;
   float stored = 0;
-  if (!scalar(names, out.tensor_scale_name, expert, scale, stored, actual)) {
-    return fail(scale.info == nullptr ? "missing_scale" : "shape_mismatch", out.tensor_scale_name, "() or (1) F32",
-                actual);
+  bool readable = true;
+  if (!scalar(names, out.tensor_scale_name, expert, scale, stored, actual, readable)) {
+    const char* id = !readable ? "unreadable" : scale.info == nullptr ? "missing_scale" : "shape_mismatch";
+    return fail(id, out.tensor_scale_name, "() or (1) F32", actual);
   }
   out.spans.push_back({scale.file, scale.data(), static_cast<size_t>(scale.info->size_bytes())});
   const bool inverse = parts.format == SourceFormat::kCompressedTensors;

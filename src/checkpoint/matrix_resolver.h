@@ -15,7 +15,7 @@ namespace nvfp4_moe {
 // What an input scale is worth (numerics.md section 7): finite, normal and > 0 is usable.
 struct InputScale {
   std::string name;          // of the tensor
-  const char* finding = "";  // "" or the id: "input_scale_missing", "input_scale_zero", ...
+  const char* finding = "";  // "" or the id: "input_scale_missing", "input_scale_zero", "unreadable", ...
   bool usable = false;       // the value below may be used
   float stored = 0;          // as in the file
   float value = 0;           // amax / 2688
@@ -37,8 +37,9 @@ class MatrixResolver {
  private:
   struct Shapes;
   const TensorInfo* find(const std::string& name, TensorIndex::Ref& ref) const;
+  // False with `actual` where it is none; `readable` is false where the file could not be read.
   bool scalar(const ExpertNames& names, const std::string& name, int64_t expert, TensorIndex::Ref& ref, float& out,
-              std::string& actual) const;
+              std::string& actual, bool& readable) const;
   bool other_matrix_is_k_first(const ExpertNames& names, int64_t expert, Projection projection, int64_t rows,
                                int64_t cols) const;
 

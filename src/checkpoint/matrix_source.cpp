@@ -47,28 +47,43 @@ ByteMatrix MatrixSource::scales_as_stored() const {
 
 namespace {
 
-// The bytes from the first element to the last; elem_bytes is 1 but for floats.
-void prefetch(const SafetensorsFile& file, const ByteMatrix& m, int64_t elem_bytes) {
-  if (m.data == nullptr || m.rows == 0 || m.cols == 0) return;
+// The bytes from the first element to the last, copied; elem_bytes is 1 but for floats.
+Status read_matrix(const SafetensorsFile& file, int64_t elem_bytes, ByteMatrix& m, Storage& storage) {
+  if (m.data == nullptr || m.rows == 0 || m.cols == 0) return {};
   const int64_t bytes = (m.rows - 1) * m.row_stride + (m.cols - 1) * m.col_stride + elem_bytes;
-  file.prefetch(reinterpret_cast<const std::byte*>(m.data), static_cast<size_t>(bytes));
+  const TensorInfo origin;  // begins where the data section does
+  const auto from = reinterpret_cast<const std::byte*>(m.data) - file.data(origin);
+  std::vector<uint8_t>& to = storage.emplace_back(static_cast<size_t>(bytes));
+  NVFP4_MOE_TRY(file.read(file.offset(origin) + static_cast<uint64_t>(from), to.data(), to.size()));
+  m.data = to.data();
+  return {};
 }
 
 }  // namespace
 
-void MatrixSource::prefetch_codes() const {
-  if (!spans.empty()) prefetch(*spans[0].file, codes, format == SourceFormat::kFloat ? bits(dtype) / 8 : 1);
+Status MatrixSource::read_codes(Storage& storage) {
+  if (codes_read || spans.empty()) return {};
+  codes_read = true;
+  return read_matrix(*spans[0].file, format == SourceFormat::kFloat ? bits(dtype) / 8 : 1, codes, storage);
 }
 
-void MatrixSource::prefetch_scales() const {
-  if (spans.size() > 1) prefetch(*spans[1].file, scales, 1);
+Status MatrixSource::read_scales(Storage& storage) {
+  if (scales_read || spans.size() < 2) return {};
+  scales_read = true;
+  return read_matrix(*spans[1].file, 1, scales, storage);
 }
 
-bool check_scales(const MatrixSource& matrix, FindingList& findings, ScaleScan& scan, int64_t& zero_blocks) {
+Status MatrixSource::check_unchanged() const {
+  for (const Span& span : spans) NVFP4_MOE_TRY(span.file->check_unchanged());
+  return {};
+}
+
+Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& findings, ScaleScan& scan,
+                          int64_t& zero_blocks) {
   zero_blocks = 0;
   scan = ScaleScan{};
-  matrix.prefetch_scales();
   if (matrix.format == SourceFormat::kFloat) return true;
+  NVFP4_MOE_TRY(matrix.read_scales(storage));
   const ByteMatrix stored = matrix.scales_as_stored();
   scan_scales(stored.data, stored.rows, stored.cols, stored.row_stride, scan);
   const auto place = [&](Severity severity, const char* id, const std::string& tensor, std::string expected,
@@ -97,6 +112,7 @@ bool check_scales(const MatrixSource& matrix, FindingList& findings, ScaleScan& 
     return false;
   }
   if (scan.has_zero()) {
+    NVFP4_MOE_TRY(matrix.read_codes(storage));
     for (int64_t r = 0; r < matrix.rows; ++r) {
       for (int64_t b = 0; b < matrix.cols / 16; ++b) {
         if (matrix.scales.data[r * matrix.scales.row_stride + b * matrix.scales.col_stride] != 0) continue;

@@ -1,5 +1,8 @@
-// One expert matrix where it lies in the mapped files: pointers, strides and scalars, as matrix_resolver.h finds them.
-// Private to the room.
+// One expert matrix and where it lies in the files: places, strides and scalars, as matrix_resolver.h finds them. Private
+// to the room.
+//
+// A place is an address in the file's mapping that nobody dereferences: read_codes and read_scales copy what lies there
+// (SafetensorsFile::read), so that a file that is cut meanwhile is a Status, and not a SIGBUS.
 //
 // Rows are output channels, columns run along K. Strides are bytes, so that one form covers tensors per expert
 // (row-major), stacks of (N, K) and of (K, N), and slices of rows or columns.
@@ -24,6 +27,8 @@ struct ByteMatrix {
   int64_t row_stride = 0;
   int64_t col_stride = 1;
 };
+
+using Storage = std::vector<std::vector<uint8_t>>;  // as of LoadedExpert
 
 struct MatrixSource {
   SourceFormat format = SourceFormat::kFloat;
@@ -51,14 +56,22 @@ struct MatrixSource {
   MatrixSource col_slice(int64_t first, int64_t count) const;  // multiples of 16
   // The scales as a contiguous-along-memory matrix for scanning, whichever way the tensor lies.
   ByteMatrix scales_as_stored() const;
-  // Asks for what is about to be read, of the slice that this is.
-  void prefetch_codes() const;
-  void prefetch_scales() const;
+  // Copy from the file into `storage` what this slice spans, and point there; nothing where that was done. `storage`
+  // must outlive the matrix and its copies.
+  Status read_codes(Storage& storage);
+  Status read_scales(Storage& storage);
+  // kIo where a file of the matrix was written to since it was opened.
+  Status check_unchanged() const;
+
+  bool codes_read = false;
+  bool scales_read = false;
 };
 
 // Scans the matrix's block scales: NaN, negative, all zero, zero over nonzero codes, implausible magnitude. Adds what
-// it finds; false where there is an error. `zero_blocks` counts blocks whose scale is 0 over nonzero codes.
-bool check_scales(const MatrixSource& matrix, FindingList& findings, ScaleScan& scan, int64_t& zero_blocks);
+// it finds; false where there is an error. `zero_blocks` counts blocks whose scale is 0 over nonzero codes. Reads the
+// scales, and the codes where a scale is 0, unless they have been read.
+Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& findings, ScaleScan& scan,
+                          int64_t& zero_blocks);
 
 // out (rows, cols) contiguous; cache-blocked where the source's columns are not contiguous.
 void copy_matrix(const ByteMatrix& matrix, uint8_t* out);

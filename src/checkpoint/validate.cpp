@@ -37,14 +37,15 @@ struct LayerMarks {
 };
 
 // How many 16-blocks casting this matrix would round; 0 at the price of a scan where the scales lie close together.
-uint64_t rounded_blocks(const MatrixSource& matrix, const ScaleScan& scan) {
-  if (scan.max - scan.min <= 17 || matrix.codes.col_stride != 1) return 0;
+Result<uint64_t> rounded_blocks(MatrixSource& matrix, Storage& storage, const ScaleScan& scan) {
+  if (scan.max - scan.min <= 17 || matrix.codes.col_stride != 1) return uint64_t{0};
+  NVFP4_MOE_TRY(matrix.read_codes(storage));
   std::vector<uint8_t> codes(static_cast<size_t>(matrix.rows * matrix.cols / 2));
   std::vector<uint8_t> scales(static_cast<size_t>(matrix.rows * matrix.cols / 16));
   const Result<Mxfp4Cast> cast =
       cast_mxfp4(matrix.codes.data, matrix.codes.row_stride, matrix.scales.data, matrix.scales.row_stride, matrix.phase,
                  matrix.rows, matrix.cols, codes.data(), scales.data());
-  return cast.ok() ? cast->rounded_blocks : 0;
+  return cast.ok() ? static_cast<uint64_t>(cast->rounded_blocks) : uint64_t{0};
 }
 
 }  // namespace
@@ -84,6 +85,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
   const bool nvfp4 = format == SourceFormat::kModelOpt || format == SourceFormat::kCompressedTensors;
   LayerMarks marks;
   for (const int64_t e : entry->stored_in(range)) {
+    Storage storage;
     MatrixSource matrices[3];
     ScaleScan scans[3];
     bool resolved = true;
@@ -94,12 +96,14 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
         continue;
       }
       int64_t zero_blocks = 0;
-      if (!check_scales(matrices[p], found, scans[p], zero_blocks)) {
+      NVFP4_MOE_ASSIGN(const bool sound, check_scales(matrices[p], storage, found, scans[p], zero_blocks));
+      if (!sound) {
         valid = false;
         continue;
       }
       if (format != SourceFormat::kMxfp4) continue;
-      if (const uint64_t rounded = rounded_blocks(matrices[p], scans[p]); rounded > 0) {
+      NVFP4_MOE_ASSIGN(const uint64_t rounded, rounded_blocks(matrices[p], storage, scans[p]));
+      if (rounded > 0) {
         found.add({Severity::kWarning, "mxfp4_block_rounded", layer, e, matrices[p].scales_name,
                    "block scales within 2^17 of the largest", "blocks below that, whose codes loading rounds once",
                    static_cast<int64_t>(rounded)});
@@ -113,6 +117,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
     }
   }
   impl_->add_input_scales(*entry, layer, range, found, nullptr);
+  NVFP4_MOE_TRY(impl_->check_unchanged());
   if (marks.experts > 0 && marks.powers_of_two) {
     found.add({Severity::kNote, "power_of_two_scales", layer, -1, entry->routed.stem, "",
                "every scale is a power of two: a lossless cast from MXFP4"});
@@ -152,8 +157,9 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
       }
       if (floats) continue;
       out.scales_bytes += static_cast<uint64_t>(matrix.scales.rows * matrix.scales.cols);
+      Storage storage;
+      NVFP4_MOE_TRY(matrix.read_scales(storage));
       const ByteMatrix stored = matrix.scales_as_stored();
-      matrix.prefetch_scales();
       scan_scales(stored.data, stored.rows, stored.cols, stored.row_stride, all);
       if (matrix.format == SourceFormat::kMxfp4) continue;
       scales[p] = matrix.tensor_scale;
@@ -163,6 +169,7 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
     }
     out.gate_up_mismatches += whole && scales[0] != scales[1] ? 1 : 0;
   }
+  NVFP4_MOE_TRY(impl_->check_unchanged());
   if (all.count > 0) {
     out.block_scale_min = all.min;
     out.block_scale_max = all.max;

@@ -87,15 +87,14 @@ Status check_apart(const std::string& in, const std::string& out) {
 
 Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer) {
   constexpr uint64_t kBytesAtOnce = 16ull << 20;
-  const std::byte* data = from.data();
   const uint64_t size = from.info->size_bytes();
+  std::vector<std::byte> bytes(static_cast<size_t>(std::min(kBytesAtOnce, size)));
   for (uint64_t at = 0; at < size; at += kBytesAtOnce) {
     const auto count = static_cast<size_t>(std::min(kBytesAtOnce, size - at));
-    from.file->prefetch(data + at, count);
-    NVFP4_MOE_TRY(writer.write(from.info->name, {data + at, count}));
-    from.file->release(data + at, count);
+    NVFP4_MOE_TRY(from.file->read(from.file->offset(*from.info) + at, bytes.data(), count));
+    NVFP4_MOE_TRY(writer.write(from.info->name, {bytes.data(), count}));
   }
-  return {};
+  return from.file->check_unchanged();
 }
 
 Result<std::vector<OtherFile>> other_files(const std::string& in) {

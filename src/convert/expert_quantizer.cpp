@@ -91,9 +91,9 @@ std::span<const std::byte> bytes_of(const std::vector<uint8_t>& v) { return std:
 }  // namespace
 
 Status ExpertQuantizer::run(const OutputItem& item, const std::function<void(const ExpertQuality&)>& measured) {
-  NVFP4_MOE_ASSIGN(const FloatExpert source, float_expert(checkpoint_, item.expert.layer, item.expert.expert));
-  const FloatWeights* matrices[] = {&source.gate, &source.up, &source.down};
-  for (const FloatWeights* matrix : matrices) matrix->prefetch();
+  NVFP4_MOE_ASSIGN(FloatExpert source, float_expert(checkpoint_, item.expert.layer, item.expert.expert));
+  FloatWeights* matrices[] = {&source.gate, &source.up, &source.down};
+  for (FloatWeights* matrix : matrices) NVFP4_MOE_TRY(matrix->fetch());
   double amax[3];
   ExpertQuality quality;
   for (int p = 0; p < 3; ++p) {

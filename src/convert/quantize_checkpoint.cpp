@@ -148,7 +148,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
       layer.gate += quality[0];
       layer.up += quality[1];
       layer.down += quality[2];
-      NVFP4_MOE_ASSIGN(const FloatExpert source, float_expert(checkpoint, item.expert.layer, item.expert.expert));
+      NVFP4_MOE_ASSIGN(FloatExpert source, float_expert(checkpoint, item.expert.layer, item.expert.expert));
       progress.done_bytes +=
           static_cast<int64_t>(source.gate.size_bytes() + source.up.size_bytes() + source.down.size_bytes());
     }

@@ -72,15 +72,15 @@ Result<std::optional<float>> metadata_scale(const SafetensorsHeader& header, con
   return std::optional<float>(static_cast<float>(value));
 }
 
-// The tensor's bytes, or an error unless it has this dtype and shape.
-Result<const std::byte*> tensor(const SafetensorsFile& file, const std::string& name, DType dtype,
-                                const std::vector<int64_t>& shape) {
+// The tensor, or an error unless it has this dtype and shape.
+Result<const TensorInfo*> tensor(const SafetensorsFile& file, const std::string& name, DType dtype,
+                                 const std::vector<int64_t>& shape) {
   const TensorInfo* info = file.find(name);
   if (info == nullptr) return bad_input("tensor " + name + ": expected one, got none");
   if (info->dtype != dtype || info->shape != shape)
     return bad_input("tensor " + name + ": expected " + shape_string(shape) + " " + to_string(dtype) + ", got " +
                      describe(*info));
-  return file.data(*info);
+  return info;
 }
 
 Result<DType> tensor_dtype(const SafetensorsFile& file, const std::string& name) {
@@ -92,10 +92,11 @@ Result<DType> tensor_dtype(const SafetensorsFile& file, const std::string& name)
 // safetensors promises no alignment of tensor data, runs do: so what a run reads is copied.
 class Aligned {
  public:
-  static Result<Aligned> copy(const std::byte* from, size_t size_bytes) {
+  static Result<Aligned> read(const SafetensorsFile& file, const TensorInfo& info) {
+    const auto size_bytes = static_cast<size_t>(info.size_bytes());
     Aligned result;
     NVFP4_MOE_ASSIGN(result.buffer_, allocate_pages(std::max<size_t>(size_bytes, 1)));
-    if (size_bytes > 0) std::memcpy(result.buffer_.data(), from, size_bytes);
+    NVFP4_MOE_TRY(file.read(file.offset(info), result.buffer_.data(), size_bytes));
     return result;
   }
   void* data() const { return buffer_.data(); }
@@ -114,8 +115,8 @@ struct Repro {
   std::optional<Aligned> tensor_scales, hidden, ids, weights, shared_weights, output;
   Batch batch;  // out is null
 
-  // Views into the mapped file, shapes checked.
-  Result<LoadedExpert> load(int64_t local_expert) const {
+  // The expert read into its storage. Without `bytes`: its tensors are there with the right shapes, and views are null.
+  Result<LoadedExpert> load(int64_t local_expert, bool bytes = true) const {
     const int64_t hidden_size = (*config)->hidden_size;
     const bool shared = local_expert == kSharedExpert;
     const int64_t inner = shared ? (*config)->shared_intermediate_size : (*config)->intermediate_size;
@@ -127,11 +128,18 @@ struct Repro {
       const int64_t rows = p == 2 ? hidden_size : inner;
       const int64_t cols = p == 2 ? inner : hidden_size;
       const std::string name = expert_prefix(local_expert) + kProjections[p];
-      NVFP4_MOE_ASSIGN(const std::byte* codes, tensor(*file, name + ".codes", DType::kU8, {rows, cols / 2}));
-      NVFP4_MOE_ASSIGN(const std::byte* block_scales,
+      NVFP4_MOE_ASSIGN(const TensorInfo* codes, tensor(*file, name + ".codes", DType::kU8, {rows, cols / 2}));
+      NVFP4_MOE_ASSIGN(const TensorInfo* block_scales,
                        tensor(*file, name + ".block_scales", DType::kF8E4M3, {rows, cols / 16}));
-      *views[p] = Nvfp4View::contiguous(reinterpret_cast<const uint8_t*>(codes),
-                                        reinterpret_cast<const uint8_t*>(block_scales), scales3[p], rows, cols);
+      if (!bytes) continue;
+      const uint8_t* read[2];
+      for (size_t i = 0; i < 2; ++i) {
+        const TensorInfo& info = i == 0 ? *codes : *block_scales;
+        std::vector<uint8_t>& to = loaded.storage.emplace_back(static_cast<size_t>(info.size_bytes()));
+        NVFP4_MOE_TRY(file->read(file->offset(info), to.data(), to.size()));
+        read[i] = to.data();
+      }
+      *views[p] = Nvfp4View::contiguous(read[0], read[1], scales3[p], rows, cols);
     }
     return loaded;
   }
@@ -172,7 +180,7 @@ Result<Repro> read_repro(const std::string& path) {
       repro.range.first > options.num_experts - repro.range.count)
     return bad_input("metadata \"range_first\": expected " + std::to_string(repro.range.count) + " experts inside " +
                      std::to_string(options.num_experts) + ", got first " + std::to_string(repro.range.first));
-  NVFP4_MOE_ASSIGN(repro.tensor_scales, Aligned::copy(file.data(*scales_info), scales_info->size_bytes()));
+  NVFP4_MOE_ASSIGN(repro.tensor_scales, Aligned::read(file, *scales_info));
 
   const TensorInfo* hidden_info = file.find("hidden");
   if (hidden_info == nullptr || hidden_info->shape.size() != 2)
@@ -185,8 +193,8 @@ Result<Repro> read_repro(const std::string& path) {
 
   const auto read = [&](const char* name, DType dtype, std::vector<int64_t> shape,
                         std::optional<Aligned>& into) -> Status {
-    NVFP4_MOE_ASSIGN(const std::byte* data, tensor(file, name, dtype, shape));
-    NVFP4_MOE_ASSIGN(into, Aligned::copy(data, file.find(name)->size_bytes()));
+    NVFP4_MOE_ASSIGN(const TensorInfo* info, tensor(file, name, dtype, shape));
+    NVFP4_MOE_ASSIGN(into, Aligned::read(file, *info));
     return {};
   };
   batch.hidden_dtype = hidden_info->dtype;
@@ -215,8 +223,8 @@ Result<Repro> read_repro(const std::string& path) {
   batch.topk_weights = static_cast<const float*>(repro.weights->data());
 
   // Every expert's tensors must be there before any memory is taken in proportion to the config.
-  for (int64_t local = 0; local < repro.range.count; ++local) NVFP4_MOE_TRY(repro.load(local).status());
-  if (shared == 1) NVFP4_MOE_TRY(repro.load(kSharedExpert).status());
+  for (int64_t local = 0; local < repro.range.count; ++local) NVFP4_MOE_TRY(repro.load(local, false).status());
+  if (shared == 1) NVFP4_MOE_TRY(repro.load(kSharedExpert, false).status());
   return repro;
 }
 

@@ -66,7 +66,9 @@ Status read_ids(const std::string& path, const StatesFile& from, const TensorInf
                 LayerStates& states) {
   if (info.dtype != DType::kI32 && info.dtype != DType::kI64)
     return bad_input(path + " " + info.name + ": expected I32 or I64, got " + to_string(info.dtype));
-  const std::byte* data = from.file.data(info);
+  std::vector<std::byte> bytes(states.topk_ids.size() * static_cast<size_t>(bits(info.dtype) / 8));
+  NVFP4_MOE_TRY(from.file.read(from.file.offset(info), bytes.data(), bytes.size()));
+  const std::byte* data = bytes.data();
   for (size_t i = 0; i < states.topk_ids.size(); ++i) {
     int64_t id = 0;
     if (info.dtype == DType::kI64) {
@@ -142,10 +144,9 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
   states.tokens = options.tokens == 0 ? file_tokens : std::min(options.tokens, file_tokens);
   states.hidden_dtype = hidden->dtype;
   states.source = path + " " + hidden->name;
-  const std::byte* data = file.data(*hidden);
   const auto bytes = static_cast<size_t>(states.tokens * o.hidden_size * bits(hidden->dtype) / 8);
   states.hidden.resize(bytes);
-  if (bytes != 0) std::memcpy(states.hidden.data(), data, bytes);
+  NVFP4_MOE_TRY(file.read(file.offset(*hidden), states.hidden.data(), bytes));
 
   draw_routing(o, mix64(options.seed + mix64(static_cast<uint64_t>(layer))), options.skipped_share, states);
   if (const TensorInfo* ids = from.find("topk_ids")) {
@@ -156,8 +157,8 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
     NVFP4_MOE_TRY(expect_shape(path, *weights, file_tokens, o.top_k));
     if (weights->dtype != DType::kF32)
       return bad_input(path + " " + weights->name + ": expected F32, got " + to_string(weights->dtype));
-    if (!states.topk_weights.empty())
-      std::memcpy(states.topk_weights.data(), file.data(*weights), states.topk_weights.size() * sizeof(float));
+    NVFP4_MOE_TRY(
+        file.read(file.offset(*weights), states.topk_weights.data(), states.topk_weights.size() * sizeof(float)));
   }
   return states;
 }

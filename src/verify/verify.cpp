@@ -96,11 +96,11 @@ class OriginalExpert {
   static Result<OriginalExpert> load(const Checkpoint& checkpoint, int64_t layer, int64_t expert) {
     OriginalExpert original;
     if (checkpoint.model().format == SourceFormat::kFloat) {
-      NVFP4_MOE_ASSIGN(const FloatExpert floats, float_expert(checkpoint, layer, expert));
-      original.floats_[0] = floats.gate;
-      original.floats_[1] = floats.up;
-      original.floats_[2] = floats.down;
-      for (const FloatWeights& matrix : original.floats_) matrix.prefetch();
+      NVFP4_MOE_ASSIGN(FloatExpert floats, float_expert(checkpoint, layer, expert));
+      original.floats_[0] = std::move(floats.gate);
+      original.floats_[1] = std::move(floats.up);
+      original.floats_[2] = std::move(floats.down);
+      for (FloatWeights& matrix : original.floats_) NVFP4_MOE_TRY(matrix.fetch());
       return original;
     }
     NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint.expert(layer, expert));
@@ -119,13 +119,6 @@ class OriginalExpert {
     return [this, projection](int64_t row, float* out) {
       std::copy_n(decoded_[projection].data() + row * cols_[projection], cols_[projection], out);
     };
-  }
-
-  // The layer is read once: neighbours that a hint wants are read again.
-  void release() const {
-    for (size_t p = 0; p < 3; ++p) {
-      if (decoded_[p].empty()) floats_[p].release();
-    }
   }
 
  private:
@@ -327,7 +320,6 @@ class LayerVerifier {
             {number, expert, kProjections[p], tensor, "half_step", place.row, place.col, place.expected, place.actual});
       }
       checkpoint_.release(number, expert);
-      original.release();
       original_->release(number, expert);
       NVFP4_MOE_TRY(meter_.expert("compare with the original", expert));
     }

@@ -211,8 +211,8 @@ TEST_F(CacheFile, ProcessesThatAreKilledAtAnyMomentLeaveWholeEntries) {
   std::vector<pid_t> processes;
   for (uint32_t i = 0; i < 3; ++i) processes.push_back(start(i));
   for (int round = 0; round < 60; ++round) {
-    usleep(random() % 30'000);
-    const uint32_t which = random() % 3;
+    usleep(static_cast<useconds_t>(random() % 30'000));
+    const auto which = static_cast<uint32_t>(random() % 3);
     kill(processes[which], SIGKILL);
     int status = 0;
     ASSERT_EQ(waitpid(processes[which], &status, 0), processes[which]);

@@ -1,0 +1,195 @@
+// Files that change while a checkpoint is open, and folders that may not be read: a reason, never a signal and never
+// silence. What could end in a signal runs in a child.
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "checkpoint/checkpoint.h"
+#include "support/checkpoint_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::CheckpointBuilder;
+using test::TempDir;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+uint64_t read_all(const LoadedExpert& loaded) {
+  uint64_t sum = 0;
+  for (const Nvfp4View* view : {&loaded.source.gate, &loaded.source.up, &loaded.source.down})
+    for (int64_t r = 0; r < view->rows; ++r) {
+      for (int64_t i = 0; i < view->cols / 2; ++i) sum += view->row_codes(r)[i];
+      for (int64_t i = 0; i < view->cols / 16; ++i) sum += view->row_scales(r)[i];
+    }
+  return sum;
+}
+
+// All that loading does, each expert read to its last byte.
+Status load_layer(const Checkpoint& checkpoint) {
+  NVFP4_MOE_TRY(checkpoint.validate(0, {}).status());
+  NVFP4_MOE_TRY(checkpoint.statistics(0, {}).status());
+  NVFP4_MOE_TRY(checkpoint.layer_scales(0).status());
+  uint64_t sum = 0;
+  for (int64_t e = 0; e < checkpoint.model().options.num_experts; ++e) {
+    NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint.expert(0, e));
+    sum += read_all(loaded);
+  }
+  return sum > 0 ? Status() : bad_input("nothing was read");
+}
+
+// What `body` gives in a child: its exit code, or minus the signal that ended it.
+template <class Body>
+int in_child(const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+class Truncation : public testing::TestWithParam<SourceFormat> {
+ protected:
+  void SetUp() override {
+    CheckpointBuilder builder({.model_type = "qwen3_moe",
+                               .format = GetParam(),
+                               .layers = 1,
+                               .num_experts = 8,
+                               .hidden_size = 256,
+                               .intermediate_size = 256,
+                               .random_codes = GetParam() != SourceFormat::kFloat});
+    ASSERT_OK(builder.write(dir_.path().string()));
+    shard_ = dir_.file("model.safetensors");
+    size_ = fs::file_size(shard_);
+  }
+  TempDir dir_;
+  std::string shard_;
+  uintmax_t size_ = 0;
+};
+
+TEST_P(Truncation, AFileThatWasCutIsAnError) {
+  const auto checkpoint = Checkpoint::open(dir_.path().string());
+  ASSERT_OK(checkpoint);
+  ASSERT_OK(load_layer(*checkpoint));
+  for (const uintmax_t size : {size_ - 1, size_ / 2, uintmax_t{4096}, uintmax_t{0}}) {
+    fs::resize_file(shard_, size);
+    const int code = in_child([&] {
+      for (int64_t e = 0; e < 8; ++e) {  // each, not only the first that says so
+        const auto loaded = checkpoint->expert(0, e);
+        if (loaded.ok() || loaded.status().message().find(shard_) == std::string::npos) return 2;
+        const std::string& message = loaded.status().message();
+        if (message.find("was cut") == std::string::npos && message.find("changed meanwhile") == std::string::npos)
+          return 3;
+      }
+      return checkpoint->validate(0, {}).ok() || checkpoint->statistics(0, {}).ok() || checkpoint->layer_scales(0).ok()
+                 ? 4
+                 : 0;
+    });
+    EXPECT_EQ(code, 0) << "cut to " << size;
+  }
+}
+
+TEST_P(Truncation, AFileThatIsCutInTheMiddleOfALoadIsAnErrorAtAnyMoment) {
+  fs::copy_file(shard_, dir_.file("whole"));
+  std::mt19937 random(3);
+  int failed = 0;
+  for (int round = 0; round < 25; ++round) {
+    fs::remove(shard_);
+    fs::copy_file(dir_.file("whole"), shard_);
+    int ready[2];
+    ASSERT_EQ(pipe(ready), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      const auto checkpoint = Checkpoint::open(dir_.path().string());
+      if (!checkpoint.ok() || ::write(ready[1], "x", 1) != 1) _exit(3);
+      for (;;)
+        if (!load_layer(*checkpoint).ok()) _exit(1);
+    }
+    char byte = 0;
+    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+    close(ready[0]), close(ready[1]);
+    usleep(static_cast<useconds_t>(random() % 20'000));
+    ASSERT_EQ(truncate(shard_.c_str(), static_cast<off_t>(random() % size_)), 0);
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+    failed += WIFEXITED(status) && WEXITSTATUS(status) == 1;
+  }
+  EXPECT_EQ(failed, 25);
+}
+
+TEST_P(Truncation, AFileThatIsWrittenOverIsAnErrorAndOneThatIsReplacedIsNot) {
+  const auto checkpoint = Checkpoint::open(dir_.path().string());
+  ASSERT_OK(checkpoint);
+  fs::copy_file(shard_, dir_.file("copy"));
+  fs::resize_file(dir_.file("copy"), 100);
+  fs::rename(dir_.file("copy"), shard_);
+  EXPECT_OK(load_layer(*checkpoint));  // the file that was opened is still there
+
+  const auto again = Checkpoint::open(dir_.path().string());
+  EXPECT_FALSE(again.ok());
+}
+
+TEST(Truncated, AFileThatIsWrittenToSinceItWasOpenedIsAnError) {
+  TempDir dir;
+  ASSERT_OK(CheckpointBuilder({.model_type = "qwen3_moe", .layers = 1}).write(dir.path().string()));
+  const auto checkpoint = Checkpoint::open(dir.path().string());
+  ASSERT_OK(checkpoint);
+  ASSERT_OK(load_layer(*checkpoint));
+  const std::string shard = dir.file("model.safetensors");
+  std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('\x01');
+  file.close();
+  fs::last_write_time(shard, fs::last_write_time(shard) + std::chrono::seconds(1));  // clocks may be coarse
+  EXPECT_THAT(checkpoint->expert(0, 0).status().message(), HasSubstr("it was written to meanwhile"));
+  EXPECT_THAT(checkpoint->validate(0, {}).status().message(), HasSubstr("it was written to meanwhile"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, Truncation,
+                         testing::Values(SourceFormat::kModelOpt, SourceFormat::kModelOptStacked, SourceFormat::kMxfp4,
+                                         SourceFormat::kFloat),
+                         [](const auto& param) {
+                           return param.param == SourceFormat::kModelOpt          ? "modelopt"
+                                  : param.param == SourceFormat::kModelOptStacked ? "stacked"
+                                  : param.param == SourceFormat::kMxfp4           ? "mxfp4"
+                                                                                  : "floats";
+                         });
+
+// As a user without rights: root may read everything.
+TEST(UnreadableFolders, AreReportedWithTheReason) {
+  TempDir dir;
+  const std::string model = dir.file("model");
+  ASSERT_OK(CheckpointBuilder({.model_type = "qwen3_moe", .layers = 1}).write(model));
+  fs::permissions(dir.path(), fs::perms::owner_all | fs::perms::group_exec | fs::perms::others_exec);
+  const auto opened_by_nobody = [&] {
+    return in_child([&] {
+      if (geteuid() == 0 && setuid(65534) != 0) return 2;
+      const auto checkpoint = Checkpoint::open(model);
+      if (checkpoint.ok()) return 3;
+      const std::string& message = checkpoint.status().message();
+      return checkpoint.status().code() == Code::kIo && message.find(model) != std::string::npos &&
+                     message.find("Permission denied") != std::string::npos
+                 ? 0
+                 : 4;
+    });
+  };
+  for (const int mode : {0000, 0111, 0444}) {  // neither, search alone, list alone
+    ASSERT_EQ(chmod(model.c_str(), static_cast<mode_t>(mode)), 0);
+    EXPECT_EQ(opened_by_nobody(), 0) << mode;
+  }
+  ASSERT_EQ(chmod(model.c_str(), 0755), 0);
+  for (const char* name : {"model.safetensors", "config.json", "hf_quant_config.json"}) {
+    for (const auto& entry : fs::directory_iterator(model)) fs::permissions(entry.path(), fs::perms(0644));
+    fs::permissions(model + "/" + name, fs::perms::none);
+    EXPECT_EQ(opened_by_nobody(), 0) << name;
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

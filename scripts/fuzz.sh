@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
 seconds=${1:?usage: scripts/fuzz.sh SECONDS}
-targets=(safetensors config plan c_api)
+targets=(safetensors config plan c_api index cache repro)
 each=$((seconds / ${#targets[@]}))
 [ "$each" -ge 1 ] || { echo "fuzz.sh: expected at least ${#targets[@]} seconds, got $seconds" >&2; exit 2; }
 
@@ -21,7 +21,11 @@ for target in "${targets[@]}"; do
   log=build/fuzz/$target.log
   mkdir -p "$corpus" build/fuzz/artifacts
   options=(-max_total_time="$each" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix=build/fuzz/artifacts/)
-  [ "$target" = c_api ] && options+=(-max_len=2048) || options+=(-max_len=8192 -dict=tests/fuzz/json.dict)
+  case $target in
+    c_api) options+=(-max_len=2048) ;;
+    cache) options+=(-max_len=512) ;;
+    *) options+=(-max_len=8192 -dict=tests/fuzz/json.dict) ;;
+  esac
   code=0
   "build/fuzz/tests/${target}_fuzz" "${options[@]}" "$corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 || code=$?
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")

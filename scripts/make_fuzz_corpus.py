@@ -1,9 +1,10 @@
-"""Writes the seeds of the fuzz targets: tests/fuzz/corpus/{safetensors,config,plan,c_api}/, and the dictionary json.dict.
+"""Writes the seeds of the fuzz targets: tests/fuzz/corpus/TARGET/, and the dictionary json.dict.
 
 Seeds are small and the same on every run. safetensors: header texts (the target adds length and data) and one whole
-file; config: config.json, or two files with a line "---" between; plan: plan files of
-an unfinished quantize; c_api: bytes of a seeded generator, which the target
-reads as a list of calls.
+file; config: config.json, or two files with a line "---" between; plan: plan files of an
+unfinished quantize; c_api: bytes of a seeded generator, which the target
+reads as a list of calls; index: index.json over the target's shards; cache: files without their padding, behind flags;
+repro: one call of a layer of two experts, as header text and as a whole file.
 
 usage: make_fuzz_corpus.py [OUTPUT_DIRECTORY]
 """
@@ -122,6 +123,57 @@ def c_api_seeds() -> dict[str, bytes]:
     return {f"calls_{i:02}": generator.randbytes(200 + 100 * (i % 8)) for i in range(24)}
 
 
+def index_seeds() -> dict[str, bytes]:
+    def index(weight_map: dict, **more) -> bytes:
+        return json.dumps({**more, "weight_map": weight_map}).encode()
+
+    return {
+        "whole": index({"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"}, metadata={"total_size": 16}),
+        "one_shard": index({"z": "b.safetensors"}),
+        "misplaced": index({"x": "b.safetensors"}),
+        "missing_shard": index({"x": "c.safetensors"}),
+        "outside": index({"x": "../a.safetensors"}),
+        "broken_shard": index({"x": "broken.safetensors"}),
+        "empty_map": index({}),
+    }
+
+
+def cache_seeds() -> dict[str, bytes]:
+    header = b"NVF4PACK" + struct.pack("<II2Q3Q", 2, 88, 0x1234, 0x5678, 3, 8192, 64) + bytes(32)
+    body = header + struct.pack("<9f", *(0.5 + i for i in range(9))) + bytes(range(64))
+    return {
+        "whole": b"\7" + body,
+        "whole_from_header": b"\6" + body,
+        "no_hashes": b"\0" + body,
+        "padding_changed": b"\7" + body + struct.pack("<HB", 100, 1),
+        "payload_changed": b"\7" + body + struct.pack("<HB", 8192 + 63, 1),
+        "scale_nan": b"\7" + header + struct.pack("<9f", *([float("nan")] * 9)) + bytes(64),
+        "as_it_stands": b"\10" + body,
+    }
+
+
+def repro_seeds() -> dict[str, bytes]:
+    config = {"num_experts": 2, "top_k": 1, "hidden_size": 16, "intermediate_size": 16, "activation": "swiglu",
+              "swiglu_limit": None, "activation_format": "nvfp4", "activation_scale": "dynamic_token",
+              "intermediate_scale": "dynamic_token", "router_weight": "after_down", "row_format": "bf16",
+              "batch_invariant": False, "swiglu_alpha": 1.702, "intermediate_fixed": None, "static_headroom": 1.0,
+              "max_router_weight": 1.0, "shared_intermediate_size": 0}  # fmt: skip
+    tensors = [("tensor_scales", "F32", [2, 3]), ("hidden", "BF16", [2, 16]), ("topk_ids", "I32", [2, 1]),
+               ("topk_weights", "F32", [2, 1]), ("output", "BF16", [2, 16])]  # fmt: skip
+    data = struct.pack("<6f", *[1.0] * 6) + struct.pack("<H", 0x3F80) * 32 + struct.pack("<2i", 0, 1)
+    data += struct.pack("<2f", 1, 0.5) + bytes(64)
+    for expert in range(2):
+        for projection in ("gate", "up", "down"):
+            name = f"expert.{expert}.{projection}."
+            tensors += [(name + "codes", "U8", [16, 8]), (name + "block_scales", "F8_E4M3", [16, 1])]
+            data += bytes([0x21 + expert] * 128) + bytes([0x38] * 16)
+    metadata = {"format": "nvfp4_moe_repro", "version": "1", "library_version": "0.1.0", "backend": "cpu",
+                "config": json.dumps(config), "range_first": "0"}  # fmt: skip
+    text = header(*tensors, metadata=metadata).encode()
+    text += b" " * (-len(text) % 8)
+    return {"header": text, "whole_file": struct.pack("<Q", len(text)) + text + data}
+
+
 WORDS = """dtype shape data_offsets __metadata__ {} [] : , " \\u0000 \\ud83d null true false -0 1e9 0.5
 9223372036854775807 18446744073709551615 architectures model_type quantization_config quant_method quant_algo modelopt
 compressed-tensors NVFP4 group_size config_groups weights input_activations num_bits type float strategy tensor_group
@@ -129,7 +181,8 @@ hidden_size intermediate_size moe_intermediate_size num_experts n_routed_experts
 num_hidden_layers n_shared_experts first_k_dense_replace swiglu_limit swiglu_alpha hidden_act silu text_config
 torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4
 what version source files name size_bytes modified_ns sample config layers layer scales share_gate_up_scale
-input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert gate up down""".split()
+input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert gate up down metadata weight_map
+.safetensors ../ nvfp4_moe_repro range_first hidden_scale activation_format dynamic_token""".split()
 
 
 def main() -> None:
@@ -140,6 +193,9 @@ def main() -> None:
         "config": config_seeds(),
         "plan": plan_seeds(),
         "c_api": c_api_seeds(),
+        "index": index_seeds(),
+        "cache": cache_seeds(),
+        "repro": repro_seeds(),
     }.items():
         folder = out / "corpus" / target
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cctype>
 #include <cstdint>
 #include <cstring>
 #include <string>
 
+#include "fuzz/framed.h"
 #include "fuzz/require.h"
 #include "safetensors/plan.h"
 #include "safetensors/safetensors.h"
@@ -18,20 +18,6 @@
 using namespace nvfp4_moe;
 
 namespace {
-
-constexpr uint64_t kMaxData = uint64_t{1} << 16;
-
-// The largest number of the text that could be an offset: the data section that fits it.
-uint64_t largest_number(const std::string& text) {
-  uint64_t largest = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    uint64_t number = 0;
-    for (; i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])) && number <= kMaxData; ++i)
-      number = number * 10 + static_cast<uint64_t>(text[i] - '0');
-    if (number <= kMaxData && number > largest) largest = number;
-  }
-  return largest;
-}
 
 void check_status(const Status& status) {
   REQUIRE(status.code() == Code::kBadInput);
@@ -88,13 +74,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
   uint64_t file_size = size;
   if (size > 0 && bytes[0] == '{') {
-    uint64_t length = size;
-    std::string framed(8, '\0');
-    for (char& c : framed) c = static_cast<char>(length & 0xFF), length >>= 8;
-    const uint64_t data_bytes = largest_number(bytes);
-    bytes = framed + bytes;
-    file_size = bytes.size() + data_bytes;
-    bytes.resize(static_cast<size_t>(file_size), '\5');
+    bytes = fuzz::framed(bytes, '\5');
+    file_size = bytes.size();
   }
   const auto header = parse_safetensors_header(std::as_bytes(std::span(bytes)), file_size);
   if (!header.ok()) {

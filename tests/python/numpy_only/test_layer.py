@@ -553,6 +553,15 @@ def test_a_checkpoints_layer(model, tmp_path):
     assert w4a16.config.activation_format == "bf16" and (w4a16.first_expert, w4a16.num_local_experts) == (2, 1)
     cached = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, activation_format="bf16", cache_directory=tmp_path / "cache")
     assert np.array_equal(w4a16.run(*inputs), cached.run(*inputs)) and len(list((tmp_path / "cache").iterdir())) == 1
+    # A flipped bit of the packed bytes is found, unless that is not asked for; then the layer runs on what is there.
+    (entry,) = (tmp_path / "cache").iterdir()
+    good = entry.read_bytes()
+    entry.write_bytes(good[:8192] + bytes([good[8192] ^ 1]) + good[8193:])
+    again = {"activation_format": "bf16", "cache_directory": tmp_path / "cache"}
+    unchecked = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, cache_unchecked=True, **again)
+    assert not np.array_equal(w4a16.run(*inputs), unchecked.run(*inputs)) and entry.read_bytes() != good
+    checked = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, **again)
+    assert np.array_equal(w4a16.run(*inputs), checked.run(*inputs)) and entry.read_bytes() == good
     cut = [nv.MoeLayer.from_checkpoint(opened, 1, intermediate_slice=s, row_format="fp32") for s in ((0, 32), (32, 16))]
     assert [s.config.intermediate_size for s in cut] == [32, 16]
     with pytest.raises(ValueError, match="options: expected fields of MoeConfig .* got activation_fromat"):

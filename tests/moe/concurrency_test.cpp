@@ -101,10 +101,11 @@ TEST(Replace, IsRefusedWhileARunIsInFlight) {
 
 // Codes and tensor scales of an expert that is replaced meanwhile are of one expert.
 TEST(Replace, UnpackGivesOneExpertWhole) {
-  const CLayer c;
+  MoeOptions options = tiny_options();  // large enough for a replacement to end while arrays are handed out
+  options.hidden_size = options.intermediate_size = 512;
+  const CLayer c(options);
   api::Layer layer = c.open();
-  MoeOptions other = c.tiny.options;
-  TinyLayer scaled(other);
+  TinyLayer scaled(options);
   for (Expert& e : scaled.experts) {
     for (Matrix* m : {&e.gate, &e.up, &e.down}) {
       for (uint8_t& byte : m->codes) byte ^= 0x11;
@@ -126,12 +127,13 @@ TEST(Replace, UnpackGivesOneExpertWhole) {
       std::this_thread::yield();
     }
   });
-  std::vector<uint8_t> codes(experts[0]->down.codes.size());
+  std::vector<uint8_t> codes(experts[0]->down.codes.size()), others(codes.size());
   int mixed = 0, read = 0;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while ((read < 2000 || replaced < 500) && std::chrono::steady_clock::now() < deadline) {
+  while ((read < 500 || replaced < 500) && std::chrono::steady_clock::now() < deadline) {
     auto out = api::make<nvfp4_moe_expert_out>();
     out.down_codes = codes.data();
+    out.gate_codes = out.up_codes = others.data();
     const nvfp4_moe_code code = nvfp4_moe_layer_unpack_expert(layer.get(), 0, &out);
     if (code == NVFP4_MOE_BUSY) {
       std::this_thread::yield();

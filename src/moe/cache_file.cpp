@@ -62,23 +62,23 @@ Status read_error(const std::string& shown, int error_number) {
 
 // One hash over the hashes of the payload's parts; hash_part(offset, size) gives one, from any thread.
 template <class HashPart>
-Hash128 hash_of_parts(size_t payload_bytes, Executor& executor, const HashPart& hash_part) {
+ContentHash hash_of_parts(size_t payload_bytes, Executor& executor, const HashPart& hash_part) {
   const size_t parts = (payload_bytes + kHashBytes - 1) / kHashBytes;
-  std::vector<Hash128> hashes(parts);
+  std::vector<ContentHash> hashes(parts);
   executor.parallel_for(static_cast<int64_t>(parts), 1, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
       hashes[i] = hash_part(i * kHashBytes, std::min(kHashBytes, payload_bytes - i * kHashBytes));
   });
-  return hash_of(hashes.data(), hashes.size() * sizeof(Hash128));
+  return content_hash(hashes.data(), hashes.size() * sizeof(ContentHash));
 }
 
 // By pread and not through a mapping: a file that is cut meanwhile ends a read, and kills who touches a page of it.
-Result<Hash128> hash_payload_of_file(int file, const std::string& shown, size_t offset, size_t payload_bytes,
-                                     Executor& executor) {
+Result<ContentHash> hash_payload_of_file(int file, const std::string& shown, size_t offset, size_t payload_bytes,
+                                         Executor& executor) {
   std::atomic<bool> failed{false};
   std::atomic<int> error_number{0};
-  const Hash128 hash = hash_of_parts(payload_bytes, executor, [&](size_t first, size_t size) {
-    Hasher hasher;
+  const ContentHash hash = hash_of_parts(payload_bytes, executor, [&](size_t first, size_t size) {
+    ContentHasher hasher;
     std::vector<std::byte> buffer(std::min(kReadBytes, size));
     for (size_t at = 0; at < size && !failed.load(std::memory_order_relaxed); at += kReadBytes) {
       const size_t count = std::min(kReadBytes, size - at);
@@ -130,14 +130,14 @@ Status check_head(const std::string& shown, const std::vector<std::byte>& head, 
     return bad_input(shown + ": expected a packed cache of version " + std::to_string(kCacheVersion) +
                      ", got another file");
   if (!(header.key == request.key))
-    return bad_input(shown + ": expected key " + hex(request.key) + ", got " + hex(header.key));
+    return bad_input(shown + ": expected key " + to_string(request.key) + ", got " + to_string(header.key));
   if (header.scale_sets != request.scale_sets || header.payload_offset != head.size() ||
       header.payload_bytes != request.payload_bytes)
     return bad_input(shown + ": expected " + std::to_string(request.payload_bytes) + " packed bytes of " +
                      std::to_string(request.scale_sets) + " experts, got " + std::to_string(header.payload_bytes) +
                      " of " + std::to_string(header.scale_sets));
-  if (const Hash128 hash = cache_head_hash(head); !(hash == header.head_hash))
-    return bad_input(shown + ": head hash: expected " + hex(header.head_hash) + ", got " + hex(hash));
+  if (const ContentHash hash = cache_head_hash(head); !(hash == header.head_hash))
+    return bad_input(shown + ": head hash: expected " + to_string(header.head_hash) + ", got " + to_string(hash));
   for (const TensorScales& one : scales)
     for (const float scale : {one.gate, one.up, one.down})
       if (!std::isfinite(scale) || scale < 0)
@@ -147,19 +147,19 @@ Status check_head(const std::string& shown, const std::vector<std::byte>& head, 
 
 }  // namespace
 
-Hash128 cache_head_hash(const std::vector<std::byte>& head) {
+ContentHash cache_head_hash(const std::vector<std::byte>& head) {
   constexpr size_t kBefore = offsetof(CacheHeader, head_hash);
-  const Hash128 zero;
-  Hasher hasher;
+  const ContentHash zero;
+  ContentHasher hasher;
   hasher.bytes(head.data(), kBefore);
   hasher.bytes(&zero, sizeof(zero));
   hasher.bytes(head.data() + kBefore + sizeof(zero), head.size() - kBefore - sizeof(zero));
   return hasher.digest();
 }
 
-Hash128 cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor) {
+ContentHash cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor) {
   return hash_of_parts(payload_bytes, executor,
-                       [payload](size_t first, size_t size) { return hash_of(payload + first, size); });
+                       [payload](size_t first, size_t size) { return content_hash(payload + first, size); });
 }
 
 Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest& request, Executor& executor) {
@@ -188,10 +188,11 @@ Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest&
   if (!request.unchecked) {
     CacheHeader header;
     std::memcpy(&header, head.data(), sizeof(header));
-    NVFP4_MOE_ASSIGN(const Hash128 hash,
+    NVFP4_MOE_ASSIGN(const ContentHash hash,
                      hash_payload_of_file(file, shown, head.size(), request.payload_bytes, executor));
     if (!(hash == header.payload_hash))
-      return bad_input(shown + ": payload hash: expected " + hex(header.payload_hash) + ", got " + hex(hash));
+      return bad_input(shown + ": payload hash: expected " + to_string(header.payload_hash) + ", got " +
+                       to_string(hash));
   }
 
   void* map = ::mmap(nullptr, file_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
@@ -201,7 +202,7 @@ Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest&
   return mapped;
 }
 
-Status write_cache_file(const std::string& path, const Hash128& key, const std::vector<TensorScales>& scales,
+Status write_cache_file(const std::string& path, const ContentHash& key, const std::vector<TensorScales>& scales,
                         const std::byte* payload, size_t payload_bytes, Executor& executor) {
   NVFP4_MOE_ASSIGN(CachePart part, CachePart::create(path));
   struct stat facts {};

@@ -20,7 +20,7 @@
 #include "core/buffer.h"
 #include "core/executor.h"
 #include "core/status.h"
-#include "moe/cache_hash.h"
+#include "safetensors/content_hash.h"
 
 namespace nvfp4_moe {
 
@@ -32,18 +32,18 @@ struct CacheHeader {
   char magic[8];
   uint32_t version;
   uint32_t header_bytes;  // sizeof(CacheHeader)
-  Hash128 key;
+  ContentHash key;
   uint64_t scale_sets;      // rows of the tensor scales
   uint64_t payload_offset;  // multiple of 4096
   uint64_t payload_bytes;
-  Hash128 payload_hash;
-  Hash128 head_hash;  // of [0, payload_offset) with this field zero
+  ContentHash payload_hash;
+  ContentHash head_hash;  // of [0, payload_offset) with this field zero
 };
 static_assert(sizeof(CacheHeader) == 88);
 
 // What is asked of a file.
 struct CacheRequest {
-  Hash128 key;
+  ContentHash key;
   size_t scale_sets = 0;     // (gate, up, down) of each expert
   size_t payload_bytes = 0;  // of the packed weights
   bool unchecked = false;    // the payload is mapped without its hash being compared
@@ -59,11 +59,11 @@ struct MappedCache {
 Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest& request, Executor& executor);
 
 // Writes the file beside its name, syncs it and renames it into place.
-Status write_cache_file(const std::string& path, const Hash128& key, const std::vector<TensorScales>& scales,
+Status write_cache_file(const std::string& path, const ContentHash& key, const std::vector<TensorScales>& scales,
                         const std::byte* payload, size_t payload_bytes, Executor& executor);
 
 // The two hashes, for tools that make files. head: [0, payload_offset).
-Hash128 cache_head_hash(const std::vector<std::byte>& head);
-Hash128 cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor);
+ContentHash cache_head_hash(const std::vector<std::byte>& head);
+ContentHash cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor);
 
 }  // namespace nvfp4_moe

@@ -23,7 +23,7 @@ std::string real_path(const std::string& path) {
   return error ? path : real.string();
 }
 
-Status hash_bytes(const SafetensorsFile& file, uint64_t offset, uint64_t size_bytes, Hasher& hasher) {
+Status hash_bytes(const SafetensorsFile& file, uint64_t offset, uint64_t size_bytes, ContentHasher& hasher) {
   std::vector<std::byte> buffer(static_cast<size_t>(std::min<uint64_t>(size_bytes, kReadAtOnce)));
   for (uint64_t at = 0; at < size_bytes; at += buffer.size()) {
     const auto count = static_cast<size_t>(std::min<uint64_t>(buffer.size(), size_bytes - at));
@@ -34,7 +34,7 @@ Status hash_bytes(const SafetensorsFile& file, uint64_t offset, uint64_t size_by
 }
 
 // Small tensors whole; of a matrix the middle, of stacked ones the middle of each.
-Status hash_sample(const SafetensorsFile& file, const TensorInfo& info, Hasher& hasher) {
+Status hash_sample(const SafetensorsFile& file, const TensorInfo& info, ContentHasher& hasher) {
   hasher.text(info.name);
   const uint64_t offset = file.offset(info);
   if (info.size_bytes() <= kSampleBytes) return hash_bytes(file, offset, info.size_bytes(), hasher);
@@ -46,7 +46,7 @@ Status hash_sample(const SafetensorsFile& file, const TensorInfo& info, Hasher& 
   return {};
 }
 
-Status hash_place(const SafetensorsFile& file, Hasher& hasher) {
+Status hash_place(const SafetensorsFile& file, ContentHasher& hasher) {
   struct stat info {};
   // Of the file that is open: its name may be another file's by now.
   if (::fstat(file.descriptor(), &info) != 0) return errno_status(file.path(), "cannot stat", errno);
@@ -61,8 +61,8 @@ Status hash_place(const SafetensorsFile& file, Hasher& hasher) {
 
 }  // namespace
 
-Result<Hash128> cache_sample_hash(const CacheSubject& subject) {
-  Hasher hasher;
+Result<ContentHash> cache_sample_hash(const CacheSubject& subject) {
+  ContentHasher hasher;
   // Tensors that belong together lie under one module: "...experts.7.up_proj." or, of stacked ones, "...experts.".
   std::set<std::string> modules;
   const auto add = [&](int64_t expert) {
@@ -80,8 +80,8 @@ Result<Hash128> cache_sample_hash(const CacheSubject& subject) {
   return hasher.digest();
 }
 
-Result<Hash128> cache_key(const CacheSubject& subject, bool checksum) {
-  Hasher hasher;
+Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum) {
+  ContentHasher hasher;
   hasher.text(NVFP4_MOE_VERSION);
   hasher.number(kKeyVersion);
   hasher.number(checksum);
@@ -106,7 +106,7 @@ Result<Hash128> cache_key(const CacheSubject& subject, bool checksum) {
     NVFP4_MOE_TRY(checksum ? hash_bytes(*file, 0, file->size_bytes(), hasher) : hash_place(*file, hasher));
   }
   if (!checksum) {
-    NVFP4_MOE_ASSIGN(const Hash128 sample, cache_sample_hash(subject));
+    NVFP4_MOE_ASSIGN(const ContentHash sample, cache_sample_hash(subject));
     hasher.bytes(&sample, sizeof(sample));
   }
   return hasher.digest();
@@ -114,7 +114,7 @@ Result<Hash128> cache_key(const CacheSubject& subject, bool checksum) {
 
 std::string cache_entry_name(const CacheSubject& subject) {
   const std::string directory = real_path(subject.checkpoint.index().directory());
-  return "model" + hex(hash_of(directory.data(), directory.size())).substr(0, 16) + "-layer" +
+  return "model" + to_string(content_hash(directory.data(), directory.size())).substr(0, 16) + "-layer" +
          std::to_string(subject.layer) + "-experts" + std::to_string(subject.range.first) + "+" +
          std::to_string(subject.range.count) + "-slice" + std::to_string(subject.slice.first) + "+" +
          std::to_string(subject.slice.count) + "-" + subject.backend.name + ".packed";

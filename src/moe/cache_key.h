@@ -9,8 +9,8 @@
 
 #include <string>
 
-#include "moe/cache_hash.h"
 #include "moe/layer.h"
+#include "safetensors/content_hash.h"
 
 namespace nvfp4_moe {
 
@@ -24,9 +24,9 @@ struct CacheSubject {
   const Backend& backend;
 };
 
-Result<Hash128> cache_key(const CacheSubject& subject, bool checksum);
+Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum);
 // The part of a key by place that reads the experts: their scalars, and the middle of each of their matrices.
-Result<Hash128> cache_sample_hash(const CacheSubject& subject);
+Result<ContentHash> cache_sample_hash(const CacheSubject& subject);
 
 // The entry's file name: one for each place in a model and for each checkpoint directory, so that a stale entry is
 // replaced, and two models share a cache directory without replacing each other's.

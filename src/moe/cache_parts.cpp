@@ -12,8 +12,9 @@
 #include <filesystem>
 #include <utility>
 
-#include "moe/cache_hash.h"
+#include "safetensors/content_hash.h"
 #include "safetensors/files.h"
+#include "safetensors/output_file.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -31,7 +32,7 @@ const std::string& boot_name() {
     const int file = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     const ssize_t size = file < 0 ? 0 : ::read(file, id, sizeof(id));
     if (file >= 0) ::close(file);
-    return size < 1 ? std::string("unknown") : hex(hash_of(id, static_cast<size_t>(size))).substr(0, 16);
+    return size < 1 ? std::string("unknown") : to_string(content_hash(id, static_cast<size_t>(size))).substr(0, 16);
   }();
   return name;
 }
@@ -95,8 +96,7 @@ Status CachePart::rename_to(const std::string& name) {
   if (::fsync(file_) != 0) return errno_status(path_, "cannot sync", errno);
   if (::rename(path_.c_str(), name.c_str()) != 0) return errno_status(path_, "cannot rename into place", errno);
   ::close(std::exchange(file_, -1));
-  sync_directory(fs::path(name).parent_path().string());
-  return {};
+  return sync_directory(fs::path(name).parent_path().string());
 }
 
 int sweep_cache_parts(const std::string& directory) {

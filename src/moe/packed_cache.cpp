@@ -44,7 +44,7 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
   NVFP4_MOE_ASSIGN(auto layer, MoeLayer::prepare(*backend, config, source.scales, options, env));
   PackedWeights& weights = *layer->weights_;
 
-  std::optional<Hash128> key;
+  std::optional<ContentHash> key;
   const bool host = backend->memory == nullptr;  // a device's bytes cannot be mapped from a file
   if (!cache.directory.empty() && host) {
     const CacheSubject subject{checkpoint, layer_index, config, weights.range, source.scales, slice, *backend};

@@ -58,6 +58,11 @@ ContentHash ContentHasher::digest() const {
   return {hash.low64, hash.high64};
 }
 
+ContentHash content_hash(const void* data, size_t size_bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(data, size_bytes);
+  return {hash.low64, hash.high64};
+}
+
 Result<ContentHash> hash_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno_status(path, "cannot open", errno);

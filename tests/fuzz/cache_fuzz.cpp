@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kSets = 3;
 constexpr size_t kPayload = 64;
 constexpr size_t kHead = 2 * kCachePage;
-constexpr Hash128 kKey{0x1234, 0x5678};
+constexpr ContentHash kKey{0x1234, 0x5678};
 
 void fix(std::vector<std::byte>& file, uint8_t flags) {
   CacheHeader header;

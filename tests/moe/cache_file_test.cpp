@@ -53,7 +53,7 @@ class CacheFile : public testing::Test {
 
   TempDir directory_;
   std::string path_ = directory_.file("layer0.packed");
-  Hash128 key_{1, 2};
+  ContentHash key_{1, 2};
   std::vector<TensorScales> scales_{kExperts, TensorScales{0.5f, 1.0f, 2.0f}};
 };
 

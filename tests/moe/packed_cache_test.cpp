@@ -156,7 +156,7 @@ TEST_F(PackedCacheTest, ScalarsAndTheMiddleOfEachMatrixAreRead) {
   const auto key = [&] {
     const auto result = cache_sample_hash(subject);
     EXPECT_OK(result);
-    return result.ok() ? hex(*result) : "";
+    return result.ok() ? to_string(*result) : "";
   };
   const std::string shard = model_ + "/model.safetensors";
   const auto place_of = [&](const std::string& name) {

@@ -231,12 +231,14 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
   const int64_t intermediate = expert < 0 ? shared_intermediate : model.options.intermediate_size;
   if (Status status = check_slice(slice, intermediate); !status.ok()) return status.in(place_of(layer, expert));
   LoadedExpert out;
+  out.memory = memory;
   FindingList found;
   const std::pair<Projection, Nvfp4View*> targets[] = {
       {Projection::kGate, &out.source.gate}, {Projection::kUp, &out.source.up}, {Projection::kDown, &out.source.down}};
   for (const auto& [projection, view] : targets) {
     MatrixSource matrix;
     if (!resolve(names, layer, expert, projection, matrix, found)) return found.first_error();
+    matrix.memory = memory.get();
     if (matrix.format == SourceFormat::kFloat) {  // of the whole matrix, whatever the slice
       NVFP4_MOE_TRY(matrix.read_codes(out.storage));
       Result<float> scale = float_matrix_scale(floats_of(matrix));

@@ -79,11 +79,18 @@ struct ModelInfo {
   std::optional<ActivationFormat> shared_activation_format;  // where the shared expert's is declared apart
 };
 
-// An expert ready to be packed. Views point into `storage`.
+class ExpertMemory;
+
+// An expert ready to be packed. Views point into `storage`, whose memory goes back to the checkpoint for its next expert.
 struct LoadedExpert {
+  LoadedExpert() = default;
+  LoadedExpert(LoadedExpert&&) = default;
+  LoadedExpert& operator=(LoadedExpert&&) = default;
+  ~LoadedExpert();
   ExpertSource source;
   std::vector<std::vector<uint8_t>> storage;  // what was read, and what had to be converted
-  std::vector<Finding> findings;  // what loading put right: codes under a zero block scale, MXFP4 blocks rounded
+  std::vector<Finding> findings;         // what loading put right: codes under a zero block scale, MXFP4 blocks rounded
+  std::shared_ptr<ExpertMemory> memory;  // where storage goes; may be null
 };
 
 struct LayerStatistics {

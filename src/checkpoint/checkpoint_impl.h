@@ -2,6 +2,7 @@
 #pragma once
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/expert_memory.h"
 #include "checkpoint/findings.h"
 #include "checkpoint/layer_index.h"
 #include "checkpoint/matrix_resolver.h"
@@ -13,6 +14,7 @@ struct Checkpoint::Impl {
   ModelInfo model;
   LayerIndex layers;
   std::vector<Finding> findings;
+  std::shared_ptr<ExpertMemory> memory = std::make_shared<ExpertMemory>();
   int64_t shared_intermediate = 0;  // as the config has it, whether stored or not
 
   Result<const LayerEntry*> layer_entry(int64_t layer) const;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "checkpoint/expert_memory.h"
 #include "core/float_formats.h"
 
 namespace nvfp4_moe {
@@ -48,12 +49,14 @@ ByteMatrix MatrixSource::scales_as_stored() const {
 namespace {
 
 // The bytes from the first element to the last, copied; elem_bytes is 1 but for floats.
-Status read_matrix(const SafetensorsFile& file, int64_t elem_bytes, ByteMatrix& m, Storage& storage) {
+Status read_matrix(const SafetensorsFile& file, int64_t elem_bytes, ByteMatrix& m, Storage& storage,
+                   ExpertMemory* memory) {
   if (m.data == nullptr || m.rows == 0 || m.cols == 0) return {};
   const int64_t bytes = (m.rows - 1) * m.row_stride + (m.cols - 1) * m.col_stride + elem_bytes;
   const TensorInfo origin;  // begins where the data section does
   const auto from = reinterpret_cast<const std::byte*>(m.data) - file.data(origin);
-  std::vector<uint8_t>& to = storage.emplace_back(static_cast<size_t>(bytes));
+  const auto size = static_cast<size_t>(bytes);
+  std::vector<uint8_t>& to = storage.emplace_back(memory != nullptr ? memory->take(size) : std::vector<uint8_t>(size));
   NVFP4_MOE_TRY(file.read(file.offset(origin) + static_cast<uint64_t>(from), to.data(), to.size()));
   m.data = to.data();
   return {};
@@ -64,13 +67,13 @@ Status read_matrix(const SafetensorsFile& file, int64_t elem_bytes, ByteMatrix& 
 Status MatrixSource::read_codes(Storage& storage) {
   if (codes_read || spans.empty()) return {};
   codes_read = true;
-  return read_matrix(*spans[0].file, format == SourceFormat::kFloat ? bits(dtype) / 8 : 1, codes, storage);
+  return read_matrix(*spans[0].file, format == SourceFormat::kFloat ? bits(dtype) / 8 : 1, codes, storage, memory);
 }
 
 Status MatrixSource::read_scales(Storage& storage) {
   if (scales_read || spans.size() < 2) return {};
   scales_read = true;
-  return read_matrix(*spans[1].file, 1, scales, storage);
+  return read_matrix(*spans[1].file, 1, scales, storage, memory);
 }
 
 Status MatrixSource::check_unchanged() const {

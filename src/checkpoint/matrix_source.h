@@ -63,6 +63,7 @@ struct MatrixSource {
   // kIo where a file of the matrix was written to since it was opened.
   Status check_unchanged() const;
 
+  ExpertMemory* memory = nullptr;  // where the copies' memory is taken; may be null
   bool codes_read = false;
   bool scales_read = false;
 };

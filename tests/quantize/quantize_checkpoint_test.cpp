@@ -98,8 +98,9 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
     const TensorIndex& index = target->index();
     QuantizationQuality gate;
     for (int64_t e = 0; e < 4; ++e) {
-      const auto floats = float_expert(*source, 1, e);
+      auto floats = float_expert(*source, 1, e);
       ASSERT_OK(floats);
+      for (FloatWeights* matrix : {&floats->gate, &floats->up, &floats->down}) ASSERT_OK(matrix->fetch());
       const auto loaded = target->expert(1, e);
       ASSERT_OK(loaded);
       float amax_gate_up = 0, amax_down = 0;

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/read_all.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -45,20 +46,6 @@ uint64_t resident(const Checkpoint& checkpoint) {
   return total;
 }
 
-uint64_t read_view(const Nvfp4View& view) {
-  uint64_t sum = 0;
-  for (int64_t r = 0; r < view.rows; ++r) {
-    for (int64_t i = 0; i < view.cols / 2; ++i) sum += view.row_codes(r)[i];
-    for (int64_t i = 0; i < view.cols / 16; ++i) sum += view.row_scales(r)[i];
-  }
-  return sum;
-}
-
-// Every byte of the views, as packing reads them.
-uint64_t read_all(const LoadedExpert& loaded) {
-  return read_view(loaded.source.gate) + read_view(loaded.source.up) + read_view(loaded.source.down);
-}
-
 class Residency : public testing::TestWithParam<SourceFormat> {
  protected:
   void SetUp() override {
@@ -86,7 +73,7 @@ TEST_P(Residency, OneRankOfEightTouchesLessThanASeventh) {
   for (int64_t e = 8; e < 12; ++e) {
     Result<LoadedExpert> loaded = checkpoint_->expert(0, e);
     ASSERT_OK(loaded);
-    sum += read_all(*loaded);
+    sum += test::read_all(*loaded);
   }
   EXPECT_GT(sum, 0u);
   EXPECT_LE(counter.read_bytes(), total_ / 8) << "of " << total_;
@@ -113,7 +100,7 @@ TEST_P(Residency, NothingIsMappedIn) {
   ASSERT_OK(checkpoint_->validate(0, {}));
   Result<LoadedExpert> loaded = checkpoint_->expert(0, 17);
   ASSERT_OK(loaded);
-  EXPECT_GT(read_all(*loaded), 0u);
+  EXPECT_GT(test::read_all(*loaded), 0u);
   EXPECT_EQ(resident(*checkpoint_), 0u);
 }
 
@@ -142,7 +129,7 @@ TEST(SliceResidency, OneSliceOfEightReadsItsRowsAndItsColumns) {
   const ReadCounter counter;
   Result<LoadedExpert> loaded = checkpoint->expert(0, 1, {256, 128});
   ASSERT_OK(loaded);
-  EXPECT_GT(read_all(*loaded), 0u);
+  EXPECT_GT(test::read_all(*loaded), 0u);
   constexpr uint64_t kMatrix = 512 * 1024 / 2 + 512 * 1024 / 16;  // codes and block scales
   EXPECT_LE(counter.read_bytes(), 2 * kMatrix / 8 + kMatrix + 3 * 4);
   const auto& down = loaded->source.down;

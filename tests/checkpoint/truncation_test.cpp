@@ -9,6 +9,7 @@
 #include <random>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/read_all.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -20,16 +21,6 @@ using test::TempDir;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-uint64_t read_all(const LoadedExpert& loaded) {
-  uint64_t sum = 0;
-  for (const Nvfp4View* view : {&loaded.source.gate, &loaded.source.up, &loaded.source.down})
-    for (int64_t r = 0; r < view->rows; ++r) {
-      for (int64_t i = 0; i < view->cols / 2; ++i) sum += view->row_codes(r)[i];
-      for (int64_t i = 0; i < view->cols / 16; ++i) sum += view->row_scales(r)[i];
-    }
-  return sum;
-}
-
 // All that loading does, each expert read to its last byte.
 Status load_layer(const Checkpoint& checkpoint) {
   NVFP4_MOE_TRY(checkpoint.validate(0, {}).status());
@@ -38,7 +29,7 @@ Status load_layer(const Checkpoint& checkpoint) {
   uint64_t sum = 0;
   for (int64_t e = 0; e < checkpoint.model().options.num_experts; ++e) {
     NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint.expert(0, e));
-    sum += read_all(loaded);
+    sum += test::read_all(loaded);
   }
   return sum > 0 ? Status() : bad_input("nothing was read");
 }

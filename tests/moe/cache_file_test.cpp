@@ -17,7 +17,7 @@
 #include <random>
 
 #include "moe/cache_parts.h"
-#include "safetensors/files.h"
+#include "safetensors/output_file.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

@@ -93,6 +93,10 @@ CachePart::~CachePart() {
 }
 
 Status CachePart::rename_to(const std::string& name) {
+  // A link under the cache's own name is replaced, and never followed; a device, FIFO or folder there is somebody's.
+  struct stat facts {};
+  if (::lstat(name.c_str(), &facts) == 0 && !S_ISREG(facts.st_mode) && !S_ISLNK(facts.st_mode))
+    return bad_input(printable(name, 4096) + ": expected a regular file to replace or nothing, got something else");
   if (::fsync(file_) != 0) return errno_status(path_, "cannot sync", errno);
   if (::rename(path_.c_str(), name.c_str()) != 0) return errno_status(path_, "cannot rename into place", errno);
   ::close(std::exchange(file_, -1));

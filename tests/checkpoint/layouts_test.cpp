@@ -288,9 +288,10 @@ TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
       expect_same(loaded->source.gate, builder.matrix(1, 1, "gate"));
       expect_same(loaded->source.up, builder.matrix(1, 1, "up"));
       expect_same(loaded->source.down, builder.matrix(1, 1, "down"));
-      const Result<FloatExpert> floats = float_expert(*checkpoint, 1, 1);
+      Result<FloatExpert> floats = float_expert(*checkpoint, 1, 1);
       ASSERT_OK(floats);
       std::vector<float> row(64);
+      ASSERT_OK(floats->up.fetch());
       floats->up.read_row(3, row.data());
       for (size_t c = 0; c < row.size(); ++c) EXPECT_EQ(row[c], builder.matrix(1, 1, "up").weights[3 * 64 + c]) << c;
     }

@@ -64,13 +64,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   --size;
   std::vector<std::byte> file;
   if ((flags & 8) != 0) {
-    file.resize(size);
-    std::memcpy(file.data(), data, size);
+    const auto* const bytes = reinterpret_cast<const std::byte*>(data);
+    file.assign(bytes, bytes + size);
   } else {
     file.resize(kHead + kPayload);
     const auto take = [&](size_t offset, size_t count) {
       count = std::min(count, size);
-      std::memcpy(file.data() + offset, data, count);
+      std::copy_n(reinterpret_cast<const std::byte*>(data), count, file.begin() + static_cast<ptrdiff_t>(offset));
       data += count;
       size -= count;
     };

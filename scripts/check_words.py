@@ -72,7 +72,7 @@ ALLOWED = [
     Allowed("line", "src/safetensors/file.cpp", r"\blines?\b", "of /proc/self/smaps"),
     Allowed("line", "src/safetensors/files.*", r"\bbreak a line\b|\bline and paragraph separators\b", "of text"),
     Allowed(
-        "line", "src/safetensors/json_strict.cpp", r"\bat line 1\b", "of text, quoted from a message of nlohmann::json"
+        "line", "src/safetensors/json_builder.cpp", r"\bat line 1\b", "of text, quoted from a message of nlohmann::json"
     ),
     Allowed("chunk", "src/backend/cpu/*", r"\w*[Cc]hunks?\w*", "64 values along K of a packed panel (docs/layouts.md)"),
     Allowed("choice", "*", r"(?i)\b(named|numeric)[ _]?choices?\b|\bNumericChoices\b", "of the numeric contract"),

@@ -9,12 +9,13 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
 #include <string_view>
 #include <thread>
+
+#include "safetensors/files.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -118,11 +119,11 @@ std::vector<GpuFacts> read_gpus() {
     }
   }
   if (!gpus.empty()) return gpus;
-  std::error_code ignored;
   const std::string version = value_of("/proc/driver/nvidia/version", "NVRM version");
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
-    gpus.push_back({value_of((entry.path() / "information").string(), "Model"), version, ""});
-  }
+  const std::string folder = "/proc/driver/nvidia/gpus";
+  const Result<std::vector<std::string>> names = list_directory(folder);  // none without the driver
+  for (const std::string& name : names.ok() ? *names : std::vector<std::string>())
+    gpus.push_back({value_of(folder + "/" + name + "/information", "Model"), version, ""});
   return gpus;
 }
 

@@ -10,7 +10,7 @@ namespace nvfp4_moe::cli {
 namespace {
 
 // In ASCII: a program reads the same strings, and a terminal sees none of their control characters.
-std::string dump(const Json& json) { return json.dump(-1, ' ', true, Json::error_handler_t::replace) + "\n"; }
+std::string dump(const Json& json) { return json.dump(-1, true) + "\n"; }
 
 Json head(const std::string& verb, bool ok) {
   return {{"schema", kJsonSchema}, {"verb", verb}, {"version", NVFP4_MOE_VERSION}, {"ok", ok}};

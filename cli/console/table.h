@@ -5,13 +5,12 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-namespace nvfp4_moe::cli {
+#include "safetensors/json.h"
 
-using Json = nlohmann::ordered_json;
+namespace nvfp4_moe::cli {
 
 enum class Style { kPlain, kGood, kWarning, kBad };
 std::string styled(const std::string& text, Style style, bool color);

@@ -222,7 +222,7 @@ Status bench(const BenchVerb& verb, Report& report) {
                          {"activation_format", one.format()},
                          {"packed_bytes", packed_bytes},
                          {"peak", one.peak == nullptr ? Json() : Json(one.peak->name)},
-                         {"describe", Json::parse(layer.describe_json(), nullptr, false)}});
+                         {"describe", Json::parse(layer.describe_json())}});
   }
   report.json()["configurations"] = described;
   report.line("");

@@ -20,9 +20,11 @@ Result<std::string> checked_output(const std::string& option, const std::string&
   for (const NamedFile& other : others) {
     if (!other.path.empty() && same_file(*target, other.path)) return refuse(other.name, other.path);
   }
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(model, error), end; !error && it != end; it.increment(error)) {
-    const std::string file = it->path().string();
+  // Of a model that cannot be listed, who opens it says why.
+  const Result<std::vector<std::string>> names = list_directory(model);
+  if (!names.ok()) return names.status().code() == Code::kOutOfMemory ? names.status() : target;
+  for (const std::string& name : *names) {
+    const std::string file = (std::filesystem::path(model) / name).string();
     if (same_file(*target, file)) return refuse("the model's", file);
   }
   return target;

@@ -1,11 +1,12 @@
 // quantize: a float checkpoint in, an NVFP4 checkpoint that inference engines read out, with what it cost (SQNR).
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cmath>
-#include <fstream>
 #include <limits>
-#include <sstream>
 
 #include "cli/console/console.h"
 #include "cli/console/lists.h"
@@ -30,11 +31,24 @@ struct QuantizeVerb {
 
 // What `calibrate --json` wrote: {"layers": [{"layer", "hidden_scale", "intermediate_scale"}]}.
 Result<std::map<int64_t, LayerScales>> read_input_scales(const std::string& path) {
-  std::ifstream file(path);  // which may be a pipe
-  if (!file) return errno_status(path, "cannot open", errno);
-  std::ostringstream text;
-  text << file.rdbuf();
-  const Json json = Json::parse(text.str(), nullptr, false);
+  // Which may be a pipe. Not through a stream, which takes missing memory for the end of the file.
+  const struct Closed {
+    int file;
+    ~Closed() {
+      if (file >= 0) ::close(file);
+    }
+  } opened{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (opened.file < 0) return errno_status(path, "cannot open", errno);
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (true) {
+    const ssize_t got = ::read(opened.file, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_status(path, "cannot read", errno);
+    if (got == 0) break;
+    text.append(buffer.data(), static_cast<size_t>(got));
+  }
+  const Json json = Json::parse(text);
   const Status wrong = bad_input(fmt::format("{}: expected the output of nvfp4-moe calibrate --json", path));
   if (!json.is_object() || !json.contains("layers") || !json["layers"].is_array()) return wrong;
   std::map<int64_t, LayerScales> scales;

@@ -147,7 +147,7 @@ Status run_layer(const RunVerb& verb, Report& report) {
   json["repeats"] = run.again.size();
   json["output"] = verb.output.empty() ? Json(nullptr) : Json(verb.output);
   json["dump"] = verb.dump.empty() ? Json(nullptr) : Json(verb.dump);
-  json["describe"] = Json::parse(layer->describe_json(), nullptr, false);
+  json["describe"] = Json::parse(layer->describe_json());
   return {};
 }
 
@@ -183,7 +183,7 @@ Status replay_call(const RunVerb& verb, Report& report) {
   json["recorded_backend"] = replayed.recorded_backend;
   json["backend"] = replayed.backend;
   json["same_bits"] = replayed.same_bits ? Json(*replayed.same_bits) : Json(nullptr);
-  json["describe"] = Json::parse(replayed.describe, nullptr, false);
+  json["describe"] = Json::parse(replayed.describe);
   return {};
 }
 

@@ -185,7 +185,7 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
   report.json()["against"] = verb.against.empty() ? Json(nullptr) : Json(verb.against);
   report.json()["failed_layers"] = verified.failed_layers();
   report.json()["elapsed_s"] = verified.seconds;
-  report.json()["details"] = Json::parse(to_json(verified), nullptr, false);
+  report.json()["details"] = Json::parse(to_json(verified));
   return {};
 }
 

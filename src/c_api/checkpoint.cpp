@@ -1,21 +1,18 @@
 // The C interface: checkpoints, and layers opened from them.
-#include <nlohmann/json.hpp>
 
 #include "c_api/layer.h"
 #include "moe/config_json.h"
 #include "moe/packed_cache.h"
+#include "safetensors/json.h"
 
+using nvfp4_moe::Json;
 using nvfp4_moe::Status;
 namespace api = nvfp4_moe::c_api;
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 // Names come from files; what is not UTF-8 in them is replaced rather than thrown about.
-Status write_json(const Json& json, char** out) {
-  return api::write_text(json.dump(-1, ' ', false, Json::error_handler_t::replace), out);
-}
+Status write_json(const Json& json, char** out) { return api::write_text(json.dump(), out); }
 
 Json to_json(const nvfp4_moe::Finding& finding) {
   return {{"severity", to_string(finding.severity)},

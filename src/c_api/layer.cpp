@@ -4,12 +4,12 @@
 
 #include <cmath>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 
 #include "backend/layer_steps.h"
 #include "moe/batch_check.h"
 #include "moe/registry.h"
 #include "moe/repro.h"
+#include "safetensors/json.h"
 #include "safetensors/output_file.h"
 
 namespace nvfp4_moe::c_api {
@@ -229,7 +229,7 @@ void copy_out(const std::vector<uint8_t>& from, uint8_t* to) {
   if (to != nullptr) std::memcpy(to, from.data(), from.size());
 }
 
-nlohmann::ordered_json to_json(const Comparison& c) {
+nvfp4_moe::Json to_json(const Comparison& c) {
   return {{"tokens", c.tokens},
           {"channels", c.channels},
           {"cosine", c.cosine},
@@ -256,10 +256,10 @@ nvfp4_moe_code nvfp4_moe_explain(const nvfp4_moe_config* config, const char* bac
     *json = nullptr;
     NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions options, api::read_config(config));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeConfig moe_config, nvfp4_moe::MoeConfig::make(options));
-    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    nvfp4_moe::Json list = nvfp4_moe::Json::array();
     for (const auto& report : explain(moe_config, nvfp4_moe::host_facts(), api::backend_name(backend)))
       list.push_back({{"backend", report.backend}, {"chosen", report.chosen}, {"reason", report.reason}});
-    return api::write_text(list.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), json);
+    return api::write_text(list.dump(), json);
   });
 }
 
@@ -432,17 +432,17 @@ nvfp4_moe_code nvfp4_moe_replay(const char* path, const char* backend, char** js
     *json = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("path", path));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::ReplayReport report, nvfp4_moe::replay(path, api::backend_name(backend)));
-    nlohmann::ordered_json result;
+    nvfp4_moe::Json result;
     result["recorded_backend"] = report.recorded_backend;
-    result["layer"] = nlohmann::ordered_json::parse(report.describe);
+    result["layer"] = nvfp4_moe::Json::parse(report.describe);
     result["tokens"] = report.tokens;
-    result["same_bits"] = report.same_bits ? nlohmann::ordered_json(*report.same_bits) : nullptr;
+    result["same_bits"] = report.same_bits ? nvfp4_moe::Json(*report.same_bits) : nullptr;
     result["with_output"] = report.with_output ? api::to_json(*report.with_output) : nullptr;
     result["with_reference"] = api::to_json(report.with_reference);
     result["broken_output_limit"] = report.broken_output_limit;
     result["broken_reference_limit"] = report.broken_reference_limit;
     result["passed"] = report.passed();
-    NVFP4_MOE_TRY(api::write_text(result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), json));
+    NVFP4_MOE_TRY(api::write_text(result.dump(), json));
     if (report.passed()) return {};
     return nvfp4_moe::check_failed(report.broken_reference_limit.empty()
                                        ? "stored output: " + report.broken_output_limit

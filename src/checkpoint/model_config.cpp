@@ -17,7 +17,7 @@
 namespace nvfp4_moe {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 // Far above any model, far below what could exhaust memory or overflow a product of three.
 constexpr int64_t kMaxExperts = int64_t{1} << 16;

@@ -14,7 +14,7 @@
 namespace nvfp4_moe {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 // The string under `key`, "" where there is none.
 Result<std::string> text(const json& object, const char* key) {
@@ -261,7 +261,7 @@ Result<QuantDeclaration> parse_compressed_tensors(const json& quantization, Quan
     if (targets == nullptr || !targets->is_array()) continue;
     for (const json& target : *targets) {
       if (!target.is_string()) continue;
-      const ExpertTargets experts = expert_targets(target.get_ref<const std::string&>());
+      const ExpertTargets experts = expert_targets(target.text());
       if (experts.routed) routed.emplace(algo, name);
       if (experts.shared) shared.emplace(algo, name);
     }

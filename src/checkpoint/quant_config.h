@@ -7,12 +7,12 @@
 #pragma once
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "checkpoint/checkpoint.h"
+#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 
@@ -28,6 +28,6 @@ struct QuantDeclaration {
 };
 
 // `quantization`: the flat object of config.json, or the "quantization" object of hf_quant_config.json.
-Result<QuantDeclaration> parse_quantization(const nlohmann::json& quantization, std::string_view family);
+Result<QuantDeclaration> parse_quantization(const Json& quantization, std::string_view family);
 
 }  // namespace nvfp4_moe

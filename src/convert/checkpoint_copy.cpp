@@ -1,6 +1,9 @@
 #include "convert/checkpoint_copy.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 
 #include "safetensors/files.h"
@@ -42,13 +45,10 @@ struct OtherFiles {
   // `path` as it is called in the model; `real` without links.
   Status folder(const fs::path& path, const fs::path& real) {
     around.push_back(real);
-    std::error_code error;
-    std::vector<fs::path> entries;
-    fs::directory_iterator it(real, fs::directory_options::skip_permission_denied, error);
-    for (; !error && it != fs::directory_iterator(); it.increment(error)) entries.push_back(it->path().filename());
-    if (error) return io_error(printable(real.string(), 4096) + ": cannot be read: " + error.message());
-    std::sort(entries.begin(), entries.end());
-    for (const fs::path& name : entries) NVFP4_MOE_TRY(entry(path / name, real / name));
+    if (::access(real.c_str(), R_OK) == 0 || errno != EACCES) {  // what may not be read is passed over
+      NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(real.string()));
+      for (const std::string& name : names) NVFP4_MOE_TRY(entry(path / name, real / name));
+    }
     around.pop_back();
     return {};
   }
@@ -61,6 +61,7 @@ struct OtherFiles {
     if (fs::is_symlink(named, error)) {
       real = fs::canonical(named, error);
       const std::string shown = printable(path.string(), 4096);
+      if (error == std::errc::not_enough_memory) return errno_status(named.string(), "cannot resolve", ENOMEM);
       if (error) return bad_input(shown + ": a symbolic link that leads nowhere: " + error.message());
       if (!is_inside(real))
         return bad_input(shown + ": a symbolic link out of the model, to " + printable(real.string(), 4096) +
@@ -78,8 +79,10 @@ struct OtherFiles {
 }  // namespace
 
 Status check_apart(const std::string& in, const std::string& out) {
-  std::error_code error;
-  const fs::path a = fs::weakly_canonical(in, error), b = fs::weakly_canonical(out, error);
+  std::error_code in_error, out_error;
+  const fs::path a = fs::weakly_canonical(in, in_error), b = fs::weakly_canonical(out, out_error);
+  for (const std::error_code& error : {in_error, out_error})
+    if (error == std::errc::not_enough_memory) return errno_status(out, "cannot resolve", error.value());
   if (contains(a, b) || contains(b, a))
     return invalid_argument(out + ": expected a directory apart from the source " + in);
   return {};
@@ -100,7 +103,7 @@ Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer) {
 Result<std::vector<OtherFile>> other_files(const std::string& in) {
   std::error_code error;
   const fs::path root = fs::canonical(in, error);
-  if (error) return io_error(printable(in, 4096) + ": cannot be read: " + error.message());
+  if (error) return errno_status(in, "cannot be read", error.value());
   OtherFiles walk{root, {}, {}};
   NVFP4_MOE_TRY(walk.folder(root, root));
   std::sort(walk.files.begin(), walk.files.end(), [](const auto& a, const auto& b) { return a.name < b.name; });

@@ -17,6 +17,7 @@
 #include "convert/quantize_config.h"
 #include "convert/unfinished_output.h"
 #include "safetensors/files.h"
+#include "safetensors/json.h"
 #include "safetensors/output_file.h"
 #include "safetensors/sharded_writer.h"
 

@@ -1,11 +1,9 @@
 #include "convert/quantize_config.h"
 
-#include <nlohmann/json.hpp>
+#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 Json producer() { return {{"name", "nvfp4-moe"}, {"version", NVFP4_MOE_VERSION}}; }
 
@@ -93,7 +91,7 @@ Json modelopt_v4(const QuantizedModules& m, Json source) {
 }  // namespace
 
 Result<ConfigFiles> quantized_config_files(const std::string& source_config, const QuantizedModules& m) {
-  Json config = Json::parse(source_config, nullptr, false);
+  Json config = Json::parse(source_config);
   if (!config.is_object()) return bad_input("config.json: expected a JSON object");
   ConfigFiles files;
   if (m.format == OutputFormat::kCompressedTensors) {
@@ -113,7 +111,7 @@ Result<ConfigFiles> quantized_config_files(const std::string& source_config, con
     files.hf_quant_config = Json{{"producer", producer()}, {"quantization", std::move(quantization)}}.dump(2) + "\n";
   }
   // Names come from files: what is not UTF-8 was refused when they were opened.
-  files.config = config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  files.config = config.dump(2) + "\n";
   return files;
 }
 

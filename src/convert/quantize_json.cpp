@@ -1,12 +1,10 @@
 // QuantizeResult as JSON: one object, a schema number, units in the names; an infinite SQNR is null.
-#include <nlohmann/json.hpp>
 
 #include "convert/quantize_checkpoint.h"
+#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 Json quality(const QuantizationQuality& q) {
   return {{"sqnr_db", q.sqnr_db()},
@@ -44,7 +42,7 @@ std::string to_json(const QuantizeResult& result, int indent) {
                      {"copied_files", result.copied_files},
                      {"notes", result.notes},
                      {"seconds", result.seconds}};
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+  return json.dump(indent);
 }
 
 }  // namespace nvfp4_moe

@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "convert/quantize_plan.h"
 #include "safetensors/files.h"
+#include "safetensors/json.h"
 #include "safetensors/json_strict.h"
 
 namespace nvfp4_moe {
@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kWhat = "nvfp4-moe quantize, unfinished";
 constexpr size_t kQualityValues = 6;
 
-nlohmann::ordered_json quality_values(const QuantizationQuality& q) {
+Json quality_values(const QuantizationQuality& q) {
   return {q.sum_sq,
           q.sum_sq_error,
           q.counts.blocks,
@@ -23,45 +23,45 @@ nlohmann::ordered_json quality_values(const QuantizationQuality& q) {
           q.counts.saturated_codes};
 }
 
-Status wrong(const std::string& key, const char* expected, const nlohmann::json* got) {
+Status wrong(const std::string& key, const char* expected, const Json* got) {
   return bad_input(
       fmt::format("{}: expected {}, got {}", key, expected, got == nullptr ? "none" : describe_json(*got)));
 }
 
-Result<std::string> text_of(const nlohmann::json& object, const char* key) {
-  const nlohmann::json* value = member(object, key);
+Result<std::string> text_of(const Json& object, const char* key) {
+  const Json* value = member(object, key);
   if (value == nullptr || !value->is_string()) return wrong(key, "a text", value);
   return value->get<std::string>();
 }
 
-Result<int64_t> integer_of(const nlohmann::json& object, const char* key, int64_t least) {
-  const nlohmann::json* value = member(object, key);
+Result<int64_t> integer_of(const Json& object, const char* key, int64_t least) {
+  const Json* value = member(object, key);
   const std::optional<int64_t> number = value == nullptr ? std::nullopt : exact_int64(*value);
   if (!number || *number < least) return wrong(key, "an integer that fits", value);
   return *number;
 }
 
-Result<ContentHash> hash_of(const nlohmann::json& object, const char* key) {
+Result<ContentHash> hash_of(const Json& object, const char* key) {
   NVFP4_MOE_ASSIGN(const std::string text, text_of(object, key));
   const std::optional<ContentHash> hash = content_hash_from_string(text);
   if (!hash) return wrong(key, "32 hexadecimal digits", member(object, key));
   return *hash;
 }
 
-Result<const nlohmann::json*> array_of(const nlohmann::json& object, const char* key) {
-  const nlohmann::json* value = member(object, key);
+Result<const Json*> array_of(const Json& object, const char* key) {
+  const Json* value = member(object, key);
   if (value == nullptr || !value->is_array()) return wrong(key, "an array", value);
   return value;
 }
 
-Result<double> amount(const nlohmann::json& value, const char* key) {
+Result<double> amount(const Json& value, const char* key) {
   const double number = value.is_number() ? value.get<double>() : -1;
   if (!std::isfinite(number) || number < 0) return wrong(key, "a finite number of at least 0", &value);
   return number;
 }
 
-Result<QuantizationQuality> quality_of(const nlohmann::json& object, const char* key) {
-  NVFP4_MOE_ASSIGN(const nlohmann::json* values, array_of(object, key));
+Result<QuantizationQuality> quality_of(const Json& object, const char* key) {
+  NVFP4_MOE_ASSIGN(const Json* values, array_of(object, key));
   if (values->size() != kQualityValues) return wrong(key, "six numbers", values);
   QuantizationQuality q;
   NVFP4_MOE_ASSIGN(q.sum_sq, amount((*values)[0], key));
@@ -77,11 +77,11 @@ Result<QuantizationQuality> quality_of(const nlohmann::json& object, const char*
 }
 
 // What the bytes depend on.
-Status parse_work(const nlohmann::json& json, QuantizePlan& plan) {
+Status parse_work(const Json& json, QuantizePlan& plan) {
   NVFP4_MOE_ASSIGN(plan.version, text_of(json, "version"));
   NVFP4_MOE_ASSIGN(plan.source, text_of(json, "source"));
-  NVFP4_MOE_ASSIGN(const nlohmann::json* files, array_of(json, "files"));
-  for (const nlohmann::json& file : *files) {
+  NVFP4_MOE_ASSIGN(const Json* files, array_of(json, "files"));
+  for (const Json& file : *files) {
     SourceFile source;
     NVFP4_MOE_ASSIGN(source.name, text_of(file, "name"));
     NVFP4_MOE_ASSIGN(const int64_t size, integer_of(file, "size_bytes", 0));
@@ -92,23 +92,23 @@ Status parse_work(const nlohmann::json& json, QuantizePlan& plan) {
   }
   NVFP4_MOE_ASSIGN(plan.config, hash_of(json, "config"));
   NVFP4_MOE_ASSIGN(plan.format, text_of(json, "format"));
-  NVFP4_MOE_ASSIGN(const nlohmann::json* layers, array_of(json, "layers"));
-  for (const nlohmann::json& layer : *layers) {
+  NVFP4_MOE_ASSIGN(const Json* layers, array_of(json, "layers"));
+  for (const Json& layer : *layers) {
     const std::optional<int64_t> number = exact_int64(layer);
     if (!number) return wrong("layers", "integers", &layer);
     plan.layers.insert(*number);
   }
   NVFP4_MOE_ASSIGN(plan.scales, text_of(json, "scales"));
-  const nlohmann::json* share = member(json, "share_gate_up_scale");
+  const Json* share = member(json, "share_gate_up_scale");
   if (share == nullptr || !share->is_boolean()) return wrong("share_gate_up_scale", "true or false", share);
   plan.share_gate_up_scale = share->get<bool>();
-  NVFP4_MOE_ASSIGN(const nlohmann::json* scales, array_of(json, "input_scales"));
-  for (const nlohmann::json& entry : *scales) {
+  NVFP4_MOE_ASSIGN(const Json* scales, array_of(json, "input_scales"));
+  for (const Json& entry : *scales) {
     NVFP4_MOE_ASSIGN(const int64_t layer, integer_of(entry, "layer", INT64_MIN));
     std::array<float, 2>& values = plan.input_scales[layer];
     const char* const keys[] = {"hidden", "intermediate"};
     for (size_t i = 0; i < 2; ++i) {
-      const nlohmann::json* value = member(entry, keys[i]);
+      const Json* value = member(entry, keys[i]);
       if (value == nullptr) return wrong(keys[i], "a number", value);
       NVFP4_MOE_ASSIGN(const double number, amount(*value, keys[i]));
       if (number > 0x1.fffffep127) return wrong(keys[i], "a number of float's range", value);
@@ -120,16 +120,16 @@ Status parse_work(const nlohmann::json& json, QuantizePlan& plan) {
   return {};
 }
 
-Status parse_done(const nlohmann::json& json, QuantizePlan& plan) {
-  NVFP4_MOE_ASSIGN(const nlohmann::json* shards, array_of(json, "shards"));
-  for (const nlohmann::json& shard : *shards) {
+Status parse_done(const Json& json, QuantizePlan& plan) {
+  NVFP4_MOE_ASSIGN(const Json* shards, array_of(json, "shards"));
+  for (const Json& shard : *shards) {
     ShardRecord record;
     NVFP4_MOE_ASSIGN(record.name, text_of(shard, "name"));
     NVFP4_MOE_ASSIGN(record.hash, hash_of(shard, "xxh3_128"));
     plan.shards[record.name] = record;
   }
-  NVFP4_MOE_ASSIGN(const nlohmann::json* experts, array_of(json, "experts"));
-  for (const nlohmann::json& expert : *experts) {
+  NVFP4_MOE_ASSIGN(const Json* experts, array_of(json, "experts"));
+  for (const Json& expert : *experts) {
     ExpertId id;
     NVFP4_MOE_ASSIGN(id.layer, integer_of(expert, "layer", INT64_MIN));
     NVFP4_MOE_ASSIGN(id.expert, integer_of(expert, "expert", INT64_MIN));
@@ -145,9 +145,7 @@ Status parse_done(const nlohmann::json& json, QuantizePlan& plan) {
 }  // namespace
 
 std::string to_json(const QuantizePlan& plan) {
-  using OrderedJson = nlohmann::ordered_json;
-  OrderedJson files = OrderedJson::array(), scales = OrderedJson::array(), shards = OrderedJson::array(),
-              experts = OrderedJson::array();
+  Json files = Json::array(), scales = Json::array(), shards = Json::array(), experts = Json::array();
   for (const SourceFile& file : plan.files)
     files.push_back({{"name", file.name},
                      {"size_bytes", file.size_bytes},
@@ -163,26 +161,26 @@ std::string to_json(const QuantizePlan& plan) {
                        {"gate", quality_values(quality[0])},
                        {"up", quality_values(quality[1])},
                        {"down", quality_values(quality[2])}});
-  const OrderedJson json = {{"what", kWhat},
-                            {"version", plan.version},
-                            {"source", plan.source},
-                            {"files", std::move(files)},
-                            {"config", to_string(plan.config)},
-                            {"format", plan.format},
-                            {"layers", plan.layers},
-                            {"scales", plan.scales},
-                            {"share_gate_up_scale", plan.share_gate_up_scale},
-                            {"input_scales", std::move(scales)},
-                            {"max_shard_bytes", plan.max_shard_bytes},
-                            {"shards", std::move(shards)},
-                            {"experts", std::move(experts)}};
-  return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  const Json json = {{"what", kWhat},
+                     {"version", plan.version},
+                     {"source", plan.source},
+                     {"files", std::move(files)},
+                     {"config", to_string(plan.config)},
+                     {"format", plan.format},
+                     {"layers", plan.layers},
+                     {"scales", plan.scales},
+                     {"share_gate_up_scale", plan.share_gate_up_scale},
+                     {"input_scales", std::move(scales)},
+                     {"max_shard_bytes", plan.max_shard_bytes},
+                     {"shards", std::move(shards)},
+                     {"experts", std::move(experts)}};
+  return json.dump(1) + "\n";
 }
 
 Result<QuantizePlan> parse_quantize_plan(std::string_view text) {
   JsonLimits limits;
   limits.max_depth = 4;
-  NVFP4_MOE_ASSIGN(const nlohmann::json json, parse_json_strict(text, limits));
+  NVFP4_MOE_ASSIGN(const Json json, parse_json_strict(text, limits));
   if (!json.is_object()) return wrong("the plan", "an object", &json);
   NVFP4_MOE_ASSIGN(const std::string what, text_of(json, "what"));
   if (what != kWhat) return wrong("what", kWhat, member(json, "what"));

@@ -10,19 +10,19 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "core/float_formats.h"
 #include "core/random.h"
+#include "safetensors/files.h"
+#include "safetensors/json.h"
 #include "safetensors/output_file.h"
 #include "safetensors/sharded_writer.h"
 
 namespace nvfp4_moe {
 namespace {
 
-using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 uint64_t hash_name(uint64_t seed, const std::string& name) {  // FNV-1a, started from the seed
@@ -286,10 +286,9 @@ Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const Syn
   NVFP4_MOE_TRY(check(options));
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
-  std::error_code error;
   NVFP4_MOE_TRY(make_directories(out));
-  for (const fs::directory_entry& entry : fs::directory_iterator(out, error)) {
-    const std::string name = entry.path().filename().string();
+  NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(out));
+  for (const std::string& name : names) {
     if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") || name == "config.json")
       return invalid_argument(out + ": expected a directory without a checkpoint, found " + name);
   }

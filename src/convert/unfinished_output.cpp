@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -20,16 +21,13 @@ constexpr size_t kMostPlanBytes = size_t{64} << 20;
 
 // Nothing in OUT but what a run leaves that was stopped before its plan was there: temporary files, an empty plan.
 Result<bool> holds_nothing(const std::string& out) {
-  std::error_code error;
-  std::filesystem::directory_iterator it(out, error);
-  for (; !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    std::error_code ignored;
+  NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(out));
+  for (const std::string& name : names) {
     const bool temporary = name == partial_path(kPlanFile) || name == std::string(kPlanFile) + ".partial";
-    const bool empty = name == kPlanFile && it->file_size(ignored) == 0;
-    if (!it->is_regular_file(ignored) || it->is_symlink(ignored) || !(temporary || empty)) return false;
+    struct stat facts {};
+    if (::lstat((std::filesystem::path(out) / name).c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+    if (!temporary && !(name == kPlanFile && facts.st_size == 0)) return false;
   }
-  if (error) return io_error(printable(out, 4096) + ": cannot be read: " + error.message());
   return true;
 }
 

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/checkpoint.h"
@@ -13,20 +12,20 @@
 #include "convert/checkpoint_copy.h"
 #include "convert/quantize_checkpoint.h"
 #include "safetensors/files.h"
+#include "safetensors/json.h"
 #include "safetensors/output_file.h"
 
 namespace nvfp4_moe {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 // W4A16 checkpoints have no activation scales, and engines that see one in them would not read it.
 Status check_quantizes_activations(const Checkpoint& checkpoint, const std::string& config_text) {
-  const Json config = Json::parse(config_text, nullptr, false);
+  const Json config = Json::parse(config_text);
   bool weight_only = checkpoint.model().quant_algo == "W4A16_NVFP4";
   if (checkpoint.model().format == SourceFormat::kCompressedTensors && config.is_object()) {
-    for (const auto& group : config.value("/quantization_config/config_groups"_json_pointer, Json::object()))
+    for (const auto& [name, group] : config["quantization_config"]["config_groups"].items())
       weight_only = weight_only || !group.is_object() || group.value("input_activations", Json()).is_null();
   }
   if (weight_only)
@@ -91,8 +90,9 @@ Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string&
   NVFP4_MOE_TRY(check_quantizes_activations(checkpoint, config).in(in));
   std::error_code error;
   if (!fs::exists(out, error)) return {};
-  if (!fs::is_directory(out, error) || !fs::is_empty(out, error))
-    return invalid_argument(out + ": expected a new or empty directory");
+  if (!fs::is_directory(out, error)) return invalid_argument(out + ": expected a new or empty directory");
+  NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(out));
+  if (!names.empty()) return invalid_argument(out + ": expected a new or empty directory");
   return {};
 }
 

@@ -105,12 +105,10 @@ Status CachePart::rename_to(const std::string& name) {
 
 int sweep_cache_parts(const std::string& directory) {
   int removed = 0;
-  std::error_code error;
-  for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (is_part_name(name) && remove_if_dead(entry->path().string(), name)) ++removed;
-  }
+  const auto names = list_directory(directory);
+  if (!names.ok()) return 0;
+  for (const std::string& name : *names)
+    if (is_part_name(name) && remove_if_dead((fs::path(directory) / name).string(), name)) ++removed;
   return removed;
 }
 

@@ -3,12 +3,11 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
+
+#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // One walk over the fields serves both ways, so that none can be written and not read.
 template <class Options, class Visitor>
@@ -60,14 +59,14 @@ struct Reader {
   size_t read = 0;
 
   Result<const Json*> get(const char* name) {
-    const auto found = json.find(name);
-    if (found == json.end()) return bad_input(std::string("config ") + name + ": expected a value, got none");
+    const Json* found = json.find(name);
+    if (found == nullptr) return bad_input(std::string("config ") + name + ": expected a value, got none");
     ++read;
-    return &*found;
+    return found;
   }
   static Status wrong(const char* name, const char* expected, const Json& actual) {
     return bad_input(std::string("config ") + name + ": expected " + expected + ", got " +
-                     actual.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 80));
+                     actual.dump(-1, true).substr(0, 80));
   }
   Status operator()(const char* name, int64_t& value) {
     NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
@@ -104,7 +103,7 @@ struct Reader {
   requires std::is_enum_v<Enum> Status operator()(const char* name, Enum& value) {
     NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
     if (!json_value->is_string()) return wrong(name, "a name", *json_value);
-    const auto parsed = parse<Enum>(json_value->get_ref<const std::string&>());
+    const auto parsed = parse<Enum>(json_value->text());
     if (!parsed.ok()) return bad_input(std::string("config ") + name + ": " + parsed.status().message());
     value = *parsed;
     return {};
@@ -121,7 +120,7 @@ std::string to_json(const MoeOptions& options) {
 }
 
 Result<MoeOptions> moe_options_from_json(std::string_view text) {
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  const Json json = Json::parse(text);
   if (json.is_discarded() || !json.is_object()) return bad_input("config: expected a JSON object, got something else");
   MoeOptions options;
   Reader reader{json};
@@ -131,7 +130,7 @@ Result<MoeOptions> moe_options_from_json(std::string_view text) {
   return options;
 }
 
-nlohmann::ordered_json activation_scale_json(ActivationFormat format, float scale) {
+Json activation_scale_json(ActivationFormat format, float scale) {
   if (format == ActivationFormat::kBf16) return nullptr;
   if (format == ActivationFormat::kInt8Block) return "dynamic_block";
   if (scale == 0.0f) return "dynamic_token";

@@ -1,11 +1,11 @@
 // MoeOptions as JSON and back, for files that carry a layer's config (repros, cache keys) and for describe.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
 #include "core/config.h"
+#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 
@@ -16,6 +16,6 @@ Result<MoeOptions> moe_options_from_json(std::string_view text);
 
 // How one of a layer's two quantizations gets its scale, for describe and explain: "dynamic_token", the number that all
 // rows share (scale), "dynamic_block" under int8_block, null under bf16, where nothing is quantized.
-nlohmann::ordered_json activation_scale_json(ActivationFormat format, float scale);
+Json activation_scale_json(ActivationFormat format, float scale);
 
 }  // namespace nvfp4_moe

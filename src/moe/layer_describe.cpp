@@ -1,10 +1,10 @@
 // describe_json: what a layer really does, every named choice of the numeric contract included.
-#include <nlohmann/json.hpp>
 
 #include "backend/layer_steps.h"
 #include "moe/batch_check.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
+#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 
@@ -19,9 +19,9 @@ std::vector<StepPlan> MoeLayer::describe_run(int64_t tokens) const {
 
 Result<std::string> MoeLayer::describe_run_json(int64_t tokens) const {
   NVFP4_MOE_TRY(check_tokens(tokens, plan_.limits.max_tokens));
-  nlohmann::ordered_json steps = nlohmann::ordered_json::object();
+  Json steps = Json::object();
   for (const StepPlan& step : describe_run(tokens)) steps[step.step] = step.kernel;
-  nlohmann::ordered_json json;
+  Json json;
   json["backend"] = backend_->name;
   json["tokens"] = tokens;
   json["steps"] = steps;
@@ -31,13 +31,13 @@ Result<std::string> MoeLayer::describe_run_json(int64_t tokens) const {
 
 std::string MoeLayer::describe_json() const {
   const MoeConfig& config = weights_->config;
-  nlohmann::ordered_json json;
+  Json json;
   json["backend"] = backend_->name;
-  nlohmann::ordered_json kernels = nlohmann::ordered_json::object();
+  Json kernels = Json::object();
   for (const StepPlan& step : plan_.steps) kernels[step.step] = step.kernel;
   json["kernels"] = kernels;
   json["activation"] = to_string(config->activation);
-  json["swiglu_limit"] = config->swiglu_limit ? nlohmann::ordered_json(*config->swiglu_limit) : nullptr;
+  json["swiglu_limit"] = config->swiglu_limit ? Json(*config->swiglu_limit) : nullptr;
   json["activation_format"] = to_string(config->activation_format);
   const auto scales = resolve_activation_scales(config, weights_->scales);
   json["activation_scale"] = {
@@ -56,13 +56,13 @@ std::string MoeLayer::describe_json() const {
   json["packed_bytes"] = weights_->bytes.size_bytes();
   json["workspace_bytes"] = workspace_bytes();
 
-  nlohmann::ordered_json notes = nlohmann::ordered_json::array();
+  Json notes = Json::array();
   if (config->activation_format == ActivationFormat::kBf16)
     notes.push_back("hidden of F16 or F32 is rounded to bf16 once");
   if (config->activation_scale == ActivationScale::kCompat || config->intermediate_scale == IntermediateScale::kCompat)
     notes.push_back("compat: vLLM's operation order; activation scales are not powers of two");
   if (config->activation_scale == ActivationScale::kStatic && config->static_headroom != 1.0f)
-    notes.push_back("static_headroom " + nlohmann::json(config->static_headroom).dump() + " is in the hidden scale");
+    notes.push_back("static_headroom " + Json(config->static_headroom).dump() + " is in the hidden scale");
   if (debug_) notes.push_back("NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set: runs allocate and are slow");
   json["notes"] = notes;
   return json.dump();

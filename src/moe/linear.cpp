@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "core/quantize.h"
 #include "moe/batch_check.h"
@@ -10,6 +9,7 @@
 #include "moe/layer.h"
 #include "moe/registry.h"
 #include "moe/workspace_claim.h"
+#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -131,7 +131,7 @@ Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspa
 }
 
 std::string NvfpLinear::describe_json() const {
-  nlohmann::ordered_json json;
+  Json json;
   json["backend"] = backend_->name;
   json["rows"] = weights_.rows;
   json["cols"] = weights_.cols;

@@ -3,11 +3,11 @@
 #include <charconv>
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "moe/config_json.h"
 #include "moe/placed_batch.h"
 #include "moe/registry.h"
+#include "safetensors/json.h"
 #include "safetensors/safetensors.h"
 
 namespace nvfp4_moe {
@@ -40,7 +40,7 @@ NamedTensor named_tensor(std::string name, DType dtype, std::vector<int64_t> sha
 }
 
 // Decimal text of a float that reads back to the same bits.
-std::string float_text(float value) { return nlohmann::json(static_cast<double>(value)).dump(); }
+std::string float_text(float value) { return Json(static_cast<double>(value)).dump(); }
 
 // ---- reading: the file is hostile until shown otherwise
 

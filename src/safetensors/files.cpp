@@ -1,13 +1,16 @@
 // Reading whole text files; see files.h.
 #include "safetensors/files.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <memory>
 #include <system_error>
 
 namespace nvfp4_moe {
@@ -20,8 +23,24 @@ Status git_lfs_pointer_status() {
 }
 
 Status errno_status(const std::string& path, std::string_view what, int error_number) {
-  return io_error(
-      fmt::format("{}: {}: {}", printable(path, 4096), what, std::generic_category().message(error_number)));
+  return Status(error_number == ENOMEM ? Code::kOutOfMemory : Code::kIo,
+                fmt::format("{}: {}: {}", printable(path, 4096), what, std::generic_category().message(error_number)));
+}
+
+Result<std::vector<std::string>> list_directory(const std::string& path) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(path.c_str()), ::closedir);
+  if (entries == nullptr) return errno_status(path, "cannot list", errno);
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* entry = ::readdir(entries.get());
+    if (entry == nullptr) break;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  if (errno != 0) return errno_status(path, "cannot list", errno);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 Result<bool> has_entry(const std::string& path) {
@@ -35,33 +54,25 @@ Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
   // O_NONBLOCK: opening a FIFO without a writer would wait for ever otherwise.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return errno_status(path, "cannot open", errno);
+  const struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
   struct stat facts {};
-  if (::fstat(fd, &facts) != 0) {
-    const int error_number = errno;
-    ::close(fd);
-    return errno_status(path, "cannot stat", error_number);
-  }
-  const bool regular = S_ISREG(facts.st_mode);
-  if (!regular || static_cast<uint64_t>(facts.st_size) > max_bytes) {
-    ::close(fd);
-    if (!regular) return bad_input(fmt::format("{}: expected a regular file", printable(path, 4096)));
+  if (::fstat(fd, &facts) != 0) return errno_status(path, "cannot stat", errno);
+  if (!S_ISREG(facts.st_mode)) return bad_input(fmt::format("{}: expected a regular file", printable(path, 4096)));
+  if (static_cast<uint64_t>(facts.st_size) > max_bytes)
     return bad_input(fmt::format("{}: expected at most {} bytes, got {}", printable(path, 4096), max_bytes,
                                  static_cast<uint64_t>(facts.st_size)));
-  }
   std::string text(static_cast<size_t>(facts.st_size), '\0');
   size_t filled = 0;
   while (filled < text.size()) {
     const ssize_t got = ::read(fd, text.data() + filled, text.size() - filled);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      const int error_number = errno;
-      ::close(fd);
-      return errno_status(path, "cannot read", error_number);
-    }
+    if (got < 0) return errno_status(path, "cannot read", errno);
     if (got == 0) break;
     filled += static_cast<size_t>(got);
   }
-  ::close(fd);
   text.resize(filled);
   if (is_git_lfs_pointer(text)) return git_lfs_pointer_status().in(printable(path, 4096));
   return text;

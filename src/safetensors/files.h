@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/printable.h"
 #include "core/status.h"
@@ -21,8 +22,11 @@ Result<std::string> read_text_file(const std::string& path, size_t max_bytes = s
 
 // Whether the directory has an entry of this name, be it a link to nothing. kIo where the system does not say.
 Result<bool> has_entry(const std::string& path);
+// The names in a directory, sorted. std::filesystem's iterators would end the process where there is no memory for a
+// name (libstdc++ makes paths in functions that may not throw).
+Result<std::vector<std::string>> list_directory(const std::string& path);
 
-// "PATH: WHAT: reason of errno".
+// "PATH: WHAT: reason of errno". kIo, or kOutOfMemory of ENOMEM.
 Status errno_status(const std::string& path, std::string_view what, int error_number);
 
 }  // namespace nvfp4_moe

@@ -15,32 +15,30 @@
 namespace nvfp4_moe {
 namespace {
 
-using nlohmann::json;
-
 constexpr uint64_t kLengthBytes = 8;  // the little-endian header length in front of the header
 
-Status refuse_field(std::string_view tensor, std::string_view field, std::string_view expected, const json& actual) {
+Status refuse_field(std::string_view tensor, std::string_view field, std::string_view expected, const Json& actual) {
   return bad_input(
       fmt::format("tensor '{}': {}: expected {}, got {}", printable(tensor), field, expected, describe_json(actual)));
 }
 
-Status parse_metadata(const json& value, std::map<std::string, std::string>& metadata) {
+Status parse_metadata(const Json& value, std::map<std::string, std::string>& metadata) {
   if (!value.is_object())
     return bad_input(fmt::format("__metadata__: expected an object of strings, got {}", describe_json(value)));
   for (const auto& [key, text] : value.items()) {
     if (!text.is_string())
       return bad_input(
           fmt::format("__metadata__: '{}': expected a string, got {}", printable(key), describe_json(text)));
-    metadata.emplace(key, text.get<std::string>());
+    metadata.emplace(key, text.text());
   }
   return {};
 }
 
-Status parse_shape(std::string_view name, const json& value, std::vector<int64_t>& shape) {
+Status parse_shape(std::string_view name, const Json& value, std::vector<int64_t>& shape) {
   if (!value.is_array()) return refuse_field(name, "shape", "an array of sizes", value);
   if (value.size() > kMaxRank)
     return refuse_field(name, "shape", fmt::format("at most {} dimensions", kMaxRank), value);
-  for (const json& size : value) {
+  for (const Json& size : value) {
     const std::optional<int64_t> exact = exact_int64(size);
     if (!exact || *exact < 0) return refuse_field(name, "shape", "integers from 0 to 2^63 - 1", size);
     shape.push_back(*exact);
@@ -48,7 +46,7 @@ Status parse_shape(std::string_view name, const json& value, std::vector<int64_t
   return {};
 }
 
-Status parse_offsets(std::string_view name, const json& value, uint64_t data_bytes, TensorInfo& info) {
+Status parse_offsets(std::string_view name, const Json& value, uint64_t data_bytes, TensorInfo& info) {
   if (!value.is_array() || value.size() != 2) return refuse_field(name, "data_offsets", "[begin, end]", value);
   uint64_t offsets[2] = {};
   for (size_t i = 0; i < 2; ++i) {
@@ -67,7 +65,7 @@ Status parse_offsets(std::string_view name, const json& value, uint64_t data_byt
   return {};
 }
 
-Result<TensorInfo> parse_tensor(const std::string& name, const json& value, uint64_t data_bytes) {
+Result<TensorInfo> parse_tensor(const std::string& name, const Json& value, uint64_t data_bytes) {
   if (name.empty() || name.size() > kMaxTensorNameBytes)
     return bad_input(fmt::format("tensor '{}': expected a name of 1 to {} bytes, got {}", printable(name, 40),
                                  kMaxTensorNameBytes, name.size()));
@@ -78,15 +76,15 @@ Result<TensorInfo> parse_tensor(const std::string& name, const json& value, uint
     if (!value.contains(field))
       return bad_input(
           fmt::format("tensor '{}': expected dtype, shape and data_offsets, got no {}", printable(name), field));
-  for (const auto& item : value.items())
-    if (item.key() != "dtype" && item.key() != "shape" && item.key() != "data_offsets")
+  for (const auto& [key, ignored] : value.items())
+    if (key != "dtype" && key != "shape" && key != "data_offsets")
       return bad_input(fmt::format("tensor '{}': expected dtype, shape and data_offsets only, got '{}' too",
-                                   printable(name), printable(item.key())));
+                                   printable(name), printable(key)));
   TensorInfo info;
   info.name = name;
-  const json& dtype = value["dtype"];
+  const Json& dtype = value["dtype"];
   if (!dtype.is_string()) return refuse_field(name, "dtype", "a string", dtype);
-  const std::optional<DType> known = dtype_from_string(dtype.get_ref<const std::string&>());
+  const std::optional<DType> known = dtype_from_string(dtype.text());
   if (!known)
     return refuse_field(name, "dtype",
                         "BOOL, U8, I8, U16, I16, U32, I32, U64, I64, F64, F32, F16, BF16, F8_E4M3, F8_E5M2, F8_E8M0 "
@@ -176,7 +174,7 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> he
   limits.max_depth = 3;
   limits.max_members = kMaxTensors + 1;
   limits.max_elements = kMaxRank + 1;
-  const Result<json> parsed = parse_json_strict(text, limits);
+  const Result<Json> parsed = parse_json_strict(text, limits);
   if (!parsed.ok()) return parsed.status().in("header");
 
   SafetensorsHeader header;

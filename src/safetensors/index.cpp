@@ -20,7 +20,6 @@ namespace nvfp4_moe {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
@@ -36,24 +35,24 @@ using WeightMap = std::map<std::string, std::string, std::less<>>;  // tensor ->
 Result<WeightMap> read_weight_map(const std::string& path) {
   JsonLimits limits;
   limits.max_depth = 8;
-  NVFP4_MOE_ASSIGN(const json index, read_json_file(path, limits));
+  NVFP4_MOE_ASSIGN(const Json index, read_json_file(path, limits));
   const std::string shown = printable(path, 4096);
   if (!index.is_object())
     return bad_input(fmt::format("{}: expected an object with weight_map, got {}", shown, describe_json(index)));
   if (index.contains("metadata") && !index["metadata"].is_object())
     return bad_input(fmt::format("{}: metadata: expected an object, got {}", shown, describe_json(index["metadata"])));
   if (!index.contains("weight_map")) return bad_input(fmt::format("{}: expected weight_map, got none", shown));
-  const json& map = index["weight_map"];
+  const Json& map = index["weight_map"];
   if (!map.is_object() || map.empty())
     return bad_input(
         fmt::format("{}: weight_map: expected an object of tensor to file, got {}", shown, describe_json(map)));
   WeightMap result;
   for (const auto& [tensor, file] : map.items()) {
-    if (!file.is_string() || !is_plain_shard_name(file.get_ref<const std::string&>()))
+    if (!file.is_string() || !is_plain_shard_name(file.text()))
       return bad_input(
           fmt::format("{}: weight_map: tensor '{}': expected the plain name of a .safetensors file beside it, got {}",
                       shown, printable(tensor), describe_json(file)));
-    result.emplace(tensor, file.get<std::string>());
+    result.emplace(tensor, file.text());
   }
   return result;
 }
@@ -95,18 +94,12 @@ Status check_shards_complete(const std::string& directory, const std::vector<std
 }
 
 Result<std::vector<std::string>> list_safetensors(const std::string& directory) {
-  std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator entries(directory, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    const std::string name = entries->path().filename().string();
-    if (name.size() > kSuffix.size() && name.ends_with(kSuffix)) names.push_back(name);
-  }
-  if (error) return errno_status(directory, "cannot list", error.value());
+  NVFP4_MOE_ASSIGN(std::vector<std::string> names, list_directory(directory));
+  std::erase_if(names,
+                [](const std::string& name) { return name.size() <= kSuffix.size() || !name.ends_with(kSuffix); });
   if (names.empty())
     return bad_input(
         fmt::format("{}: expected {} or *{} files, got neither", printable(directory, 4096), kIndexName, kSuffix));
-  std::sort(names.begin(), names.end());
   NVFP4_MOE_TRY(check_shards_complete(directory, names));
   return names;
 }

@@ -1,19 +1,19 @@
-// JSON of files that nobody vouches for, into nlohmann::json.
+// JSON of files that nobody vouches for, into Json.
 //
 // Beyond the grammar (which already refuses invalid UTF-8, lone surrogates, NaN and trailing text) this refuses
 // duplicate keys, NUL bytes (nlohmann takes one for the end of input), deep nesting and more values than a limit.
 // Messages are one line and start with the byte position: "byte 17: duplicate key 'x'".
-// Private to src/checkpoint: nlohmann's types do not leave this folder.
+// Members are sorted by name, so that what is refused first does not depend on their order.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "core/status.h"
+#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 
@@ -26,17 +26,17 @@ struct JsonLimits {
 };
 
 // Errors are kBadInput.
-Result<nlohmann::json> parse_json_strict(std::string_view text, const JsonLimits& limits = {});
+Result<Json> parse_json_strict(std::string_view text, const JsonLimits& limits = {});
 // The same for a file; the message starts with the path. kIo where it cannot be read.
-Result<nlohmann::json> read_json_file(const std::string& path, const JsonLimits& limits = {});
+Result<Json> read_json_file(const std::string& path, const JsonLimits& limits = {});
 
 // The value under `key`; null where `object` is no object, or has no such member or null there.
-const nlohmann::json* member(const nlohmann::json& object, const char* key);
+const Json* member(const Json& object, const char* key);
 
 // The value of an integer literal that fits, else nullopt: 2.0, 1e3, true and "2" are not integers.
-std::optional<int64_t> exact_int64(const nlohmann::json& value);
+std::optional<int64_t> exact_int64(const Json& value);
 
 // For messages: a scalar as it stands (strings quoted and printable), "an object of 3", "an array of 2".
-std::string describe_json(const nlohmann::json& value);
+std::string describe_json(const Json& value);
 
 }  // namespace nvfp4_moe

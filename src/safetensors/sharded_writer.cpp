@@ -5,10 +5,10 @@
 
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "safetensors/files.h"
+#include "safetensors/json.h"
 #include "safetensors/output_file.h"
 #include "safetensors/plan.h"
 
@@ -189,9 +189,9 @@ Status ShardedWriter::finish() {
     return invalid_argument(fmt::format("tensor '{}': expected {} bytes for {}, got {}", printable(next.name),
                                         next.size_bytes(), describe(next), impl.received));
   }
-  nlohmann::json index;
+  Json index;
   index["metadata"]["total_size"] = impl.total_bytes;
-  nlohmann::json& map = index["weight_map"] = nlohmann::json::object();
+  Json& map = index["weight_map"] = Json::object();
   for (const auto& [tensor, shard] : impl.shard_of) map[tensor] = impl.shards[shard].name;
   return write_text_file(impl.index_path(), index.dump(2) + "\n");
 }

@@ -2,11 +2,11 @@
 // multiple of 8, data. output_file.h says how it comes under its name.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "safetensors/files.h"
+#include "safetensors/json.h"
 #include "safetensors/output_file.h"
 #include "safetensors/plan.h"
 #include "safetensors/safetensors.h"
@@ -15,7 +15,7 @@
 namespace nvfp4_moe {
 namespace {
 
-std::string quoted(const std::string& text) { return nlohmann::json(text).dump(); }
+std::string quoted(const std::string& text) { return Json(text).dump(); }
 
 }  // namespace
 

@@ -1,16 +1,14 @@
 // VerifyReport and Calibration as JSON: one object, a schema number, units in the names. A number that is infinite (an
 // SQNR where nothing was lost) is null.
-#include <nlohmann/json.hpp>
 
+#include "safetensors/json.h"
 #include "verify/calibrate.h"
 #include "verify/verify.h"
 
 namespace nvfp4_moe {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-std::string dump(const Json& json, int indent) { return json.dump(indent, ' ', false, Json::error_handler_t::replace); }
+std::string dump(const Json& json, int indent) { return json.dump(indent); }
 
 Json finding(const Finding& f) {
   return {{"severity", to_string(f.severity)},

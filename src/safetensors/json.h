@@ -1,0 +1,148 @@
+// Json: a JSON value whose destruction allocates nothing.
+//
+// nlohmann::json reads and writes the numbers and strings, but does not keep the trees: its destructor allocates, and
+// ends the process where there is no memory left. Members stay in the order in which they were added. The interface is
+// the part of nlohmann::ordered_json that the library uses; a getter that meets another type gives T().
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace nvfp4_moe {
+
+class Json {
+ public:
+  struct Member;  // {std::string key; Json value;}
+  using Array = std::vector<Json>;
+  using Object = std::vector<Member>;
+
+  Json() = default;
+  Json(std::nullptr_t) {}  // NOLINT: implicit by design, as all that follow
+  template <std::same_as<bool> T>
+  Json(T value) : value_(value) {}  // NOLINT
+  template <std::signed_integral T>
+  Json(T value) : value_(static_cast<int64_t>(value)) {}  // NOLINT
+  template <std::unsigned_integral T>
+  requires(!std::same_as<T, bool>) Json(T value) : value_(static_cast<uint64_t>(value)) {}  // NOLINT
+  template <std::floating_point T>
+  Json(T value) : value_(static_cast<double>(value)) {}       // NOLINT
+  Json(const char* text) : value_(std::string(text)) {}       // NOLINT
+  Json(std::string_view text) : value_(std::string(text)) {}  // NOLINT
+  Json(std::string text) : value_(std::move(text)) {}         // NOLINT
+  template <class T>
+  Json(const std::vector<T>& values) : Json(array_of(values)) {}  // NOLINT
+  template <class T>
+  Json(const std::set<T>& values) : Json(array_of(values)) {}  // NOLINT
+  // An object where every value is an array of a string and something else, otherwise an array.
+  Json(std::initializer_list<Json> values);
+
+  Json(const Json&);
+  Json(Json&&) noexcept;
+  Json& operator=(const Json&);
+  Json& operator=(Json&&) noexcept;
+  ~Json();
+
+  static Json array() { return Json(Array()); }
+  static Json array(std::initializer_list<Json> values) { return Json(Array(values)); }
+  static Json object();
+  // A value that is_discarded() where the text is no JSON, or nests more than 256 deep. Of members with the same name
+  // the last counts. Text that nobody vouches for: json_strict.h.
+  static Json parse(std::string_view text);
+
+  bool is_discarded() const { return std::holds_alternative<Discarded>(value_); }
+  bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
+  bool is_boolean() const { return std::holds_alternative<bool>(value_); }
+  bool is_number_unsigned() const { return std::holds_alternative<uint64_t>(value_); }
+  bool is_number_integer() const { return is_number_unsigned() || std::holds_alternative<int64_t>(value_); }
+  bool is_number() const { return is_number_integer() || std::holds_alternative<double>(value_); }
+  bool is_string() const { return std::holds_alternative<std::string>(value_); }
+  bool is_array() const { return std::holds_alternative<Array>(value_); }
+  bool is_object() const { return std::holds_alternative<Object>(value_); }
+
+  template <class T>
+  T get() const {
+    if constexpr (std::is_same_v<T, std::string>) {
+      return text();
+    } else if constexpr (std::is_same_v<T, bool>) {
+      return is_boolean() && std::get<bool>(value_);
+    } else {
+      static_assert(std::is_arithmetic_v<T>);
+      if (is_number_unsigned()) return static_cast<T>(std::get<uint64_t>(value_));
+      if (is_number_integer()) return static_cast<T>(std::get<int64_t>(value_));
+      return is_number() ? static_cast<T>(std::get<double>(value_)) : T();
+    }
+  }
+  const std::string& text() const;  // of a string; else ""
+
+  size_t size() const;  // of an array or object; 0 of null, 1 of anything else
+  bool empty() const { return size() == 0; }
+  // An array's elements; of anything else none.
+  const Json* begin() const;
+  const Json* end() const;
+  template <std::integral Index>
+  const Json& operator[](Index index) const {
+    return begin()[index];
+  }
+  template <std::integral Index>
+  Json& operator[](Index index) {
+    return std::get<Array>(value_)[static_cast<size_t>(index)];
+  }
+  const Json& front() const { return *begin(); }
+  void push_back(Json value);  // null becomes an array first
+
+  const Object& items() const;  // an object's members; of anything else none
+  Object& items();
+  const Json* find(std::string_view key) const;  // null where there is none
+  bool contains(std::string_view key) const { return find(key) != nullptr; }
+  const Json& operator[](std::string_view key) const;  // null where there is none
+  const Json& operator[](const char* key) const { return (*this)[std::string_view(key)]; }
+  Json& operator[](std::string_view key);  // added where there is none; null becomes an object first
+  Json& operator[](const char* key) { return (*this)[std::string_view(key)]; }
+  void update(const Json& object);  // adds and replaces members
+  // The member, or `fallback` where there is none or it has another type.
+  Json value(std::string_view key, const Json& fallback) const;
+  std::string value(std::string_view key, const char* fallback) const;
+  int64_t value(std::string_view key, int64_t fallback) const;
+
+  // Without breaks, or a member or element each indented by so many spaces a level. What is no UTF-8 is replaced, Inf and NaN are null.
+  std::string dump(int indent = -1, bool ascii = false) const;
+
+  // Numbers are equal by value.
+  friend bool operator==(const Json& a, const Json& b);
+
+ private:
+  friend class JsonBuilder;
+  struct Discarded {
+    bool operator==(const Discarded&) const { return true; }
+  };
+  explicit Json(Array values) : value_(std::move(values)) {}
+  template <class Range>
+  static Json array_of(const Range& values) {
+    Array array;
+    array.reserve(values.size());
+    for (const auto& value : values) array.emplace_back(value);
+    return Json(std::move(array));
+  }
+  void write(std::string& out, int indent, int level, bool ascii) const;
+
+  std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string, Array, Object, Discarded> value_;
+};
+
+struct Json::Member {
+  std::string key;
+  Json value;
+  bool operator==(const Member&) const = default;
+};
+
+bool operator==(const Json& a, const Json& b);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,61 @@
+// What nlohmann's SAX parser calls: builds a Json and stops at the first thing it refuses.
+//
+// Private to src/safetensors.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "safetensors/json.h"
+#include "safetensors/json_strict.h"
+
+namespace nvfp4_moe {
+
+class JsonBuilder {
+ public:
+  // strict: a name that an object has already is refused, and members are sorted by name; else the last value counts.
+  JsonBuilder(const JsonLimits& limits, bool strict) : limits_(limits), strict_(strict) {}
+
+  bool null() { return add(Json()); }
+  bool boolean(bool value) { return add(Json(value)); }
+  bool number_integer(int64_t value) { return add(Json(value)); }
+  bool number_unsigned(uint64_t value) { return add(Json(value)); }
+  bool number_float(double value, const std::string&) { return add(Json(value)); }
+  bool string(std::string& value) { return add(Json(std::move(value))); }
+  bool binary(nlohmann::json::binary_t&) { return refuse("binary values are not JSON"); }
+  bool start_object(size_t) { return open(Json::object()); }
+  bool start_array(size_t) { return open(Json::array()); }
+  bool end_object();
+  bool end_array();
+  bool key(std::string& name);
+  bool parse_error(size_t position, const std::string& last_token, const nlohmann::detail::exception& error);
+
+  Json take() { return std::move(root_); }
+  const std::string& refusal() const { return refusal_; }
+  std::optional<size_t> position() const { return position_; }
+
+ private:
+  // An open container. `value` stays valid: its parent grows only after it is closed.
+  struct Level {
+    Json* value;
+    size_t member = 0;                                // where the value of the last key goes
+    std::unordered_map<std::string, size_t> by_name;  // of a large object; a small one is searched
+  };
+  bool refuse(std::string reason);
+  Json* place(Json value);  // puts a value where it belongs; null where a limit is passed
+  bool add(Json value) { return place(std::move(value)) != nullptr; }
+  bool open(Json container);
+
+  const JsonLimits& limits_;
+  const bool strict_;
+  Json root_;
+  std::vector<Level> stack_;
+  size_t values_ = 0;
+  std::string refusal_;
+  std::optional<size_t> position_;
+};
+
+}  // namespace nvfp4_moe

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
+#include <system_error>
 
 #include "cli/console/console.h"
 #include "cli/console/lists.h"
@@ -88,7 +90,11 @@ ProgressStyle progress_style(bool quiet) {
 }
 
 ProgressBar::ProgressBar(ProgressStyle style) : style_(std::move(style)), start_(std::chrono::steady_clock::now()) {
-  if (!style_.quiet) thread_ = std::thread([this] { loop(); });
+  if (style_.quiet) return;
+  try {
+    thread_ = std::thread([this] { loop(); });
+  } catch (const std::system_error&) {  // a system without a thread to spare: no bar
+  }
 }
 
 ProgressBar::~ProgressBar() {
@@ -100,10 +106,9 @@ ProgressBar::~ProgressBar() {
   wake_.notify_one();
   thread_.join();
   if (!drawn_) return;
-  if (style_.terminal) {
-    style_.write("\r\x1b[K");
-  } else {
-    style_.write(text() + "\n");
+  try {
+    style_.write(style_.terminal ? "\r\x1b[K" : text() + "\n");
+  } catch (const std::bad_alloc&) {  // the bar is no reason to end
   }
 }
 
@@ -137,7 +142,12 @@ void ProgressBar::draw() {
 
 void ProgressBar::loop() {
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, style_.period, [this] { return stop_; })) draw();
+  while (!wake_.wait_for(lock, style_.period, [this] { return stop_; })) {
+    try {
+      draw();
+    } catch (const std::bad_alloc&) {  // the next one, then
+    }
+  }
 }
 
 }  // namespace nvfp4_moe::cli

@@ -27,6 +27,7 @@ Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose) {
   }
   // Weights are read once per call from end to end: with 4 KB pages a core's prefetchers stop at every page, and its
   // page walks wait for memory. Where the system declines, small pages serve.
+  Buffer pages(static_cast<std::byte*>(data), size_bytes, [](std::byte* p, size_t n) { munmap(p, n); });
   constexpr size_t kHugePage = size_t{1} << 21;
   if (size_bytes >= 2 * kHugePage) {
     madvise(data, size_bytes, MADV_HUGEPAGE);
@@ -34,7 +35,7 @@ Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose) {
     // pages they would all come from its node.
     if (memory_nodes().size() > 1) interleave_pages(data, size_bytes, memory_nodes());
   }
-  return Buffer(static_cast<std::byte*>(data), size_bytes, [](std::byte* p, size_t n) { munmap(p, n); });
+  return pages;
 }
 
 }  // namespace nvfp4_moe

@@ -39,6 +39,7 @@ std::vector<int> parse_node_list(std::string_view list) {
 const std::vector<int>& memory_nodes() {
   static const std::vector<int> nodes = [] {
     std::ifstream file("/sys/devices/system/node/has_memory");
+    file.exceptions(std::ios::badbit);  // memory that runs out is no end of the file
     std::string line;
     std::getline(file, line);
     return parse_node_list(line);

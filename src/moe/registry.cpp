@@ -29,6 +29,7 @@ std::vector<const Backend*> list_backends() {
 // "model name" of /proc/cpuinfo; aarch64 kernels do not tell one.
 std::string cpu_name() {
   std::ifstream cpuinfo("/proc/cpuinfo");
+  cpuinfo.exceptions(std::ios::badbit);  // memory that runs out is no end of the file
   for (std::string line; std::getline(cpuinfo, line);) {
     if (line.rfind("model name", 0) != 0) continue;
     const size_t colon = line.find(": ");

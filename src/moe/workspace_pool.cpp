@@ -42,6 +42,7 @@ size_t WorkspacePool::release() {
   std::vector<std::unique_ptr<Kept>> free;  // goes after the lock
   size_t released = 0;
   const std::lock_guard lock(mutex_);
+  free.reserve(kept_.size());  // before anything moves
   const auto first_free = std::stable_partition(kept_.begin(), kept_.end(),
                                                 [](const std::unique_ptr<Kept>& kept) { return !kept->is_free(); });
   for (auto it = first_free; it != kept_.end(); ++it) {

@@ -1,8 +1,8 @@
 // nvfp4-moe: the command line. Each verb has a file of its own and adds itself to the parser.
 //
 // Results go to stdout, progress and errors to stderr; docs/cli.md lists exit codes and JSON keys.
-#include <exception>
-#include <new>
+#include <algorithm>
+#include <cstdio>
 #include <string_view>
 
 #include "cli/console/console.h"
@@ -19,6 +19,29 @@ int usage_error(const std::string& message, bool json, const std::string& verb) 
   close_stdout();
   print_error(message);
   return kExitUsage;
+}
+
+bool wants_json(int argc, char** argv) {
+  return std::any_of(argv + 1, argv + argc,
+                     [](const char* argument) { return std::string_view(argument) == "--json"; });
+}
+
+// What no verb could report, for lack of memory as a rule: then there may be none for this report either.
+int report_exception(const Status& status, int argc, char** argv) noexcept {
+  try {
+    if (wants_json(argc, argv) && !stdout_used()) print(error_json("", status));
+    close_stdout();
+    print_error(status.message());
+    return exit_code(status.code());
+  } catch (...) {
+    static_assert(kJsonSchema == 1);
+    if (wants_json(argc, argv) && !stdout_used())
+      print("{\"schema\":1,\"verb\":\"\",\"version\":\"" NVFP4_MOE_VERSION
+            "\",\"ok\":false,\"error\":{\"code\":\"out_of_memory\",\"message\":\"out of memory\"}}\n");
+    std::fflush(stdout);
+    log_raw("nvfp4-moe: error: out of memory\n");
+    return kExitUnsupported;
+  }
 }
 
 int run_command_line(int argc, char** argv) {
@@ -38,12 +61,9 @@ int run_command_line(int argc, char** argv) {
   add_explain(app, invocation);
   add_synthesize(app, invocation);
 
+  const bool json = wants_json(argc, argv);
   std::string repro = "nvfp4-moe";
-  bool json = false;
-  for (int i = 1; i < argc; ++i) {
-    repro += " " + shell_quoted(argv[i]);
-    json = json || std::string_view(argv[i]) == "--json";
-  }
+  for (int i = 1; i < argc; ++i) repro += " " + shell_quoted(argv[i]);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -72,6 +92,11 @@ int run_command_line(int argc, char** argv) {
 }  // namespace nvfp4_moe::cli
 
 int main(int argc, char** argv) {
-  nvfp4_moe::cli::install_signal_handlers();
-  return nvfp4_moe::cli::run_command_line(argc, argv);
+  namespace cli = nvfp4_moe::cli;
+  cli::install_signal_handlers();
+  try {
+    return cli::run_command_line(argc, argv);
+  } catch (...) {
+    return cli::report_exception(nvfp4_moe::caught_exception(), argc, argv);
+  }
 }

@@ -17,6 +17,7 @@ namespace {
 
 volatile std::sig_atomic_t g_interrupted = 0;
 int g_stdout_errno = 0;
+bool g_stdout_used = false;
 
 bool no_color() {
   const char* value = std::getenv("NO_COLOR");  // any non-empty value, as no-color.org has it
@@ -76,10 +77,13 @@ std::string shell_quoted(const std::string& argument) {
 }
 
 void print(std::string_view text) {
+  g_stdout_used = true;
   if (g_stdout_errno != 0) return;
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) g_stdout_errno = errno != 0 ? errno : EIO;
 }
+
+bool stdout_used() { return g_stdout_used; }
 
 std::string close_stdout() {
   errno = 0;

@@ -1,0 +1,33 @@
+// Memory that fails on request: malloc and its like, mmap and thread creation, for everything in this process.
+//
+// failing_memory.cpp defines those functions. It is linked into this room's tests, and is a shared object of its own
+// that a child process preloads (NVFP4_MOE_FAIL_AT, NVFP4_MOE_FAIL_ALL). Sanitizers bring their own malloc: there it
+// defines nothing, and kFailingMemory is false.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define NVFP4_MOE_FAILING_MEMORY 0
+#else
+#define NVFP4_MOE_FAILING_MEMORY 1
+#endif
+
+namespace nvfp4_moe::test {
+
+inline constexpr bool kFailingMemory = NVFP4_MOE_FAILING_MEMORY != 0;
+
+enum class Failing { kOne, kAllFrom };
+
+// From now on requests are counted from 1, and number `at` fails; under kAllFrom those after it fail too.
+void fail_memory(int64_t at, Failing failing);
+struct MemoryRequests {
+  int64_t asked = 0;
+  int64_t refused = 0;
+};
+// Since fail_memory; no request fails any more.
+MemoryRequests stop_failing();
+// Blocks and mappings that were given and not given back.
+int64_t live_blocks();
+
+}  // namespace nvfp4_moe::test

@@ -1,0 +1,22 @@
+// Every request of every operation; see memory_test.cpp.
+#include "memory/sweeps.h"
+#ifdef NVFP4_MOE_TOOL
+#include "memory/tool_sweep.h"
+#endif
+
+namespace nvfp4_moe::test {
+namespace {
+
+class MemoryFullSweep : public testing::TestWithParam<size_t> {};
+
+TEST_P(MemoryFullSweep, EndsWellWhateverFails) { expect_clean_sweeps(GetParam(), {.every_to = 1, .step = 1}); }
+
+INSTANTIATE_TEST_SUITE_P(Operations, MemoryFullSweep, testing::Range<size_t>(0, kOperations), operation_name);
+
+#ifdef NVFP4_MOE_TOOL
+// A process each: every eleventh request.
+TEST_F(ToolMemory, SaysThatMemoryRanOut) { sweep(11); }
+#endif
+
+}  // namespace
+}  // namespace nvfp4_moe::test

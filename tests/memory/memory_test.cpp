@@ -1,0 +1,164 @@
+// Every way into the library with one request for memory failing, or all from one on: kOutOfMemory or success, nothing
+// lost, no end of the process. Here the first requests of each operation and then a stride; the long tier tries all.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "core/buffer.h"
+#include "memory/sweeps.h"
+#include "moe/tiny.h"
+#include "safetensors/safetensors.h"
+#include "support/backends.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+TEST(Memory, TheToolSeesWhatItIsFor) {
+  if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
+  const auto result = [](const std::function<Status()>& run) { return sweep({"planted", run, {}}, Failing::kOne, {}); };
+  // Two requests, both handled.
+  const SweepResult good = result([] {
+    auto a = std::make_unique<std::string>(100, 'a');
+    return a->empty() ? io_error("") : Status();
+  });
+  EXPECT_EQ(good.tried, 2);
+  EXPECT_EQ(good.out_of_memory, 2);
+  EXPECT_EQ(good.requests, 2);
+  EXPECT_THAT(good.faults, testing::IsEmpty());
+  // The second request fails in a function that may not throw.
+  EXPECT_THAT(result([] {
+                auto a = std::make_unique<std::string>(100, 'a');
+                [&]() noexcept { a = std::make_unique<std::string>(); }();
+                return Status();
+              }).faults,
+              testing::ElementsAre("request 3: ends by Aborted"));
+  // A block is lost where the second request fails.
+  EXPECT_THAT(result([] {
+                auto* a = new std::string;
+                auto b = std::make_unique<std::string>(100, 'b');
+                delete a;
+                return Status();
+              }).faults,
+              testing::ElementsAre("request 2: blocks not given back: 1", "request 3: blocks not given back: 1"));
+  // Memory that is missing is called something else.
+  EXPECT_THAT(result([] {
+                try {
+                  const std::string text(100, 'a');
+                  return text.empty() ? io_error("") : Status();
+                } catch (const std::bad_alloc&) {
+                  return io_error("wrong");
+                }
+              }).faults,
+              testing::ElementsAre("request 1: input/output error: wrong"));
+  // A map that cannot be made, and a thread: its state is request 2, itself request 3.
+  const auto map_and_thread = [](bool handled) -> Status {
+    void* map = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) return errno_status("map", "cannot map", errno);
+    munmap(map, 4096);
+    try {
+      std::thread([] {}).join();
+    } catch (const std::system_error&) {
+      if (handled) throw;
+      return io_error("no thread");
+    }
+    return {};
+  };
+  EXPECT_THAT(result([&] { return map_and_thread(true); }).faults, testing::IsEmpty());
+  EXPECT_THAT(result([&] { return map_and_thread(false); }).faults,
+              testing::ElementsAre("request 3: input/output error: no thread"));
+}
+
+TEST(Memory, WorkersThatRunOutOfItAreReportedByTheCaller) {
+  const auto pool = make_thread_pool(4);
+  for (int round = 0; round < 50; ++round) {
+    std::atomic<int> running{0};
+    EXPECT_THROW(pool->parallel_for(64, 1,
+                                    [&](int64_t begin, int64_t) {
+                                      running.fetch_add(1);
+                                      if (begin % 3 == round % 3) {
+                                        running.fetch_sub(1);
+                                        throw std::bad_alloc();
+                                      }
+                                      running.fetch_sub(1);
+                                    }),
+                 std::bad_alloc);
+    EXPECT_EQ(running.load(), 0);
+    std::atomic<int64_t> sum{0};
+    pool->parallel_for(64, 1, [&](int64_t begin, int64_t end) { sum.fetch_add(end - begin); });
+    EXPECT_EQ(sum.load(), 64);  // the pool goes on
+  }
+}
+
+// A process that may have 64 MB of address space more than it has, as under `ulimit -v` or a small container.
+std::string under_a_limit() {
+  long pages = 0;
+  std::FILE* statm = std::fopen("/proc/self/statm", "r");
+  if (statm == nullptr || std::fscanf(statm, "%ld", &pages) != 1) return "no /proc/self/statm";
+  std::fclose(statm);
+  const rlim_t bytes = static_cast<rlim_t>(pages) * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (64 << 20);
+  const rlimit limit{bytes, bytes};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) return "no limit";
+
+  const auto pool = make_thread_pool(64);  // stacks of 8 MB
+  if (pool->threads() >= 64 || pool->threads() < 1) return "a pool of " + std::to_string(pool->threads()) + " threads";
+  std::atomic<int64_t> sum{0};
+  pool->parallel_for(1000, 1, [&](int64_t begin, int64_t end) { sum.fetch_add(end - begin); });
+  if (sum.load() != 1000) return "a loop of " + std::to_string(sum.load());
+
+  const Status pages_status = allocate_pages(size_t{1} << 40, "packed weights").status();
+  if (pages_status.code() != Code::kOutOfMemory ||
+      pages_status.message().find("packed weights: expected 1099511627776 bytes on cpu, ") != 0)
+    return pages_status.message();
+
+  const TempDir dir;
+  const std::string path = dir.file("large.safetensors");
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  std::fclose(file);
+  if (truncate(path.c_str(), off_t{1} << 40) != 0) return "no sparse file";
+  const Status map_status = SafetensorsFile::open(path).status();
+  if (map_status.code() != Code::kOutOfMemory || map_status.message().find("cannot map") == std::string::npos)
+    return map_status.message();
+  return "";
+}
+
+TEST(Memory, ALimitOfTheSystemIsOutOfMemoryOrFewerThreads) {
+  if (!kFailingMemory) GTEST_SKIP() << "a sanitizer reserves terabytes";
+  EXPECT_EXIT(
+      {
+        const std::string fault = under_a_limit();
+        std::fprintf(stderr, "%s\n", fault.c_str());
+        _exit(fault.empty() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+// With every request failing a run gives the same bits: it makes none, of malloc or of the system.
+TEST(Memory, ARunAsksForNothing) {
+  if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
+  const TinyLayer tiny;
+  const auto threads = make_thread_pool(2);
+  for (const Backend* backend : runnable_backends()) {
+    LayerOptions options = tiny_layer_options();
+    options.executor = threads.get();
+    const auto layer = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
+    ASSERT_OK(layer);
+    const Buffer workspace = workspace_of(**layer);
+    TinyBatch batch(tiny.options, 9), starved(tiny.options, 9);
+    ASSERT_OK((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()));
+    const Batch call = starved.batch();
+    fail_memory(1, Failing::kAllFrom);
+    const Status status = (*layer)->run(call, workspace.data(), workspace.size_bytes());
+    const MemoryRequests requests = stop_failing();
+    EXPECT_OK(status);
+    EXPECT_EQ(requests.asked, 0) << backend->name;
+    EXPECT_TRUE(same_bits(batch.out, starved.out)) << backend->name;
+  }
+}
+
+class MemorySweep : public testing::TestWithParam<size_t> {};
+
+TEST_P(MemorySweep, EndsWellWhateverFails) { expect_clean_sweeps(GetParam(), {.every_to = 60, .step = 41}); }
+
+INSTANTIATE_TEST_SUITE_P(Operations, MemorySweep, testing::Range<size_t>(0, kOperations), operation_name);
+
+}  // namespace
+}  // namespace nvfp4_moe::test

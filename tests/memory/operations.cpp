@@ -1,0 +1,263 @@
+#include "memory/operations.h"
+
+#include <fstream>
+#include <memory>
+
+#include "convert/quantize_checkpoint.h"
+#include "convert/synthesize.h"
+#include "moe/c_layer.h"
+#include "moe/packed_cache.h"
+#include "moe/repro.h"
+#include "safetensors/safetensors.h"
+#include "support/checkpoint_builder.h"
+#include "verify/calibrate.h"
+#include "verify/verify.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+// A code of the C interface with its text.
+Status c_status(nvfp4_moe_code code) {
+  return code == NVFP4_MOE_OK ? Status() : Status(static_cast<Code>(code), nvfp4_moe_last_error());
+}
+#define C_TRY(...) NVFP4_MOE_TRY(c_status(__VA_ARGS__))
+
+struct Text {
+  char* text = nullptr;
+  ~Text() { nvfp4_moe_text_free(text); }
+};
+using LayerHandle = std::unique_ptr<nvfp4_moe_layer, void (*)(nvfp4_moe_layer*)>;
+using CheckpointHandle = std::unique_ptr<nvfp4_moe_checkpoint, void (*)(nvfp4_moe_checkpoint*)>;
+using LinearHandle = std::unique_ptr<nvfp4_moe_linear, void (*)(nvfp4_moe_linear*)>;
+
+BuilderOptions builder_options(SourceFormat format) {
+  BuilderOptions options;
+  options.model_type = "qwen3_moe";
+  options.format = format;
+  options.layers = 1;
+  options.num_experts = 3;
+  options.hidden_size = 64;
+  options.intermediate_size = 48;
+  options.shards = format == SourceFormat::kFloat ? 1 : 2;
+  return options;
+}
+
+// A host's own threads: both calls on this one.
+void host_loop(int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context, void*) {
+  for (int64_t begin = 0; begin < count; begin += grain) body(context, begin, std::min(count, begin + grain));
+}
+
+Result<CheckpointHandle> open_checkpoint(const std::string& path) {
+  nvfp4_moe_checkpoint* checkpoint = nullptr;
+  C_TRY(nvfp4_moe_checkpoint_open(path.c_str(), &checkpoint));
+  return CheckpointHandle(checkpoint, nvfp4_moe_checkpoint_close);
+}
+
+// Everything that the C interface says of a checkpoint.
+Status inspect(const std::string& path) {
+  NVFP4_MOE_ASSIGN(const CheckpointHandle checkpoint, open_checkpoint(path));
+  Text info, findings, layer;
+  C_TRY(nvfp4_moe_checkpoint_info(checkpoint.get(), &info.text));
+  C_TRY(nvfp4_moe_checkpoint_findings(checkpoint.get(), -1, &findings.text));
+  C_TRY(nvfp4_moe_checkpoint_findings(checkpoint.get(), 0, &layer.text));
+  auto config = api::make<nvfp4_moe_config>();
+  return c_status(nvfp4_moe_checkpoint_config(checkpoint.get(), 0, &config));
+}
+
+Status open_layer_of(const std::string& path, const std::string& cache, int32_t threads) {
+  NVFP4_MOE_ASSIGN(const CheckpointHandle checkpoint, open_checkpoint(path));
+  auto options = api::make<nvfp4_moe_layer_options>();
+  options.max_tokens = 8;
+  options.threads = threads;
+  if (!cache.empty()) options.cache_directory = cache.c_str();
+  nvfp4_moe_layer* layer = nullptr;
+  C_TRY(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), 0, nullptr, &options, &layer));
+  nvfp4_moe_layer_close(layer);
+  return {};
+}
+
+struct Arrays {
+  CLayer layer;
+  TinyBatch batch;
+  Arrays() : layer(options()), batch(layer.tiny.options, 4) {}
+  static MoeOptions options() {
+    MoeOptions options = tiny_options();
+    options.shared_intermediate_size = 32;
+    return options;
+  }
+};
+
+Result<LayerHandle> open_arrays(const Arrays& arrays, const char* backend, bool host) {
+  nvfp4_moe_layer_options options = arrays.layer.options;
+  options.backend = backend;
+  options.threads = host ? 0 : 2;
+  if (host) options.parallel_for = host_loop;
+  nvfp4_moe_layer* layer = nullptr;
+  C_TRY(nvfp4_moe_layer_open_tensors(&arrays.layer.config, &arrays.layer.tensors, &options, &layer));
+  return LayerHandle(layer, nvfp4_moe_layer_close);
+}
+
+Status use_arrays(Arrays& arrays, const char* backend, bool host) {
+  NVFP4_MOE_ASSIGN(const LayerHandle layer, open_arrays(arrays, backend, host));
+  Text described, described_run;
+  C_TRY(nvfp4_moe_layer_describe(layer.get(), &described.text));
+  C_TRY(nvfp4_moe_layer_describe_run(layer.get(), 4, &described_run.text));
+  size_t bytes = 0;
+  C_TRY(nvfp4_moe_layer_workspace_bytes(layer.get(), 4, &bytes));
+  NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(bytes));
+  const nvfp4_moe_batch batch = c_batch(arrays.batch);
+  C_TRY(nvfp4_moe_layer_run(layer.get(), &batch, workspace.data(), bytes, nullptr));
+  auto status = api::make<nvfp4_moe_run_status>();
+  C_TRY(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), bytes, &status));
+  const nvfp4_moe_expert expert = CLayer::expert(arrays.layer.tiny.experts[1]);
+  C_TRY(nvfp4_moe_layer_replace_expert(layer.get(), 0, &expert));
+  auto out = api::make<nvfp4_moe_expert_out>();
+  C_TRY(nvfp4_moe_layer_unpack_expert(layer.get(), 0, &out));
+  Text refused;  // an error's own text
+  return nvfp4_moe_layer_describe_run(layer.get(), 99, &refused.text) == NVFP4_MOE_OK
+             ? check_failed("99 tokens: expected a refusal, got none")
+             : Status();
+}
+
+Status use_linear(const Arrays& arrays) {
+  const Matrix& matrix = arrays.layer.tiny.experts[0].gate;
+  auto options = api::make<nvfp4_moe_linear_options>();
+  options.codes = matrix.codes.data();
+  options.block_scales = matrix.block_scales.data();
+  options.tensor_scale = matrix.tensor_scale;
+  options.rows = matrix.rows;
+  options.cols = matrix.cols;
+  options.max_tokens = 2;
+  options.threads = 2;
+  nvfp4_moe_linear* opened = nullptr;
+  C_TRY(nvfp4_moe_linear_open(&options, &opened));
+  const LinearHandle linear(opened, nvfp4_moe_linear_close);
+  Text described;
+  C_TRY(nvfp4_moe_linear_describe(linear.get(), &described.text));
+  size_t bytes = 0;
+  C_TRY(nvfp4_moe_linear_workspace_bytes(linear.get(), 2, &bytes));
+  NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(bytes));
+  const std::vector<uint16_t> x(static_cast<size_t>(2 * matrix.cols), 0x3F80);
+  std::vector<uint16_t> out(static_cast<size_t>(2 * matrix.rows));
+  auto batch = api::make<nvfp4_moe_linear_batch>();
+  batch.tokens = 2;
+  batch.x = x.data();
+  batch.out = out.data();
+  return c_status(nvfp4_moe_linear_run(linear.get(), &batch, workspace.data(), bytes, nullptr));
+}
+
+Status plan(const Arrays& arrays) {
+  Text text, reasons;
+  size_t bytes = 0;
+  C_TRY(nvfp4_moe_plan(&arrays.layer.config, &arrays.layer.options, 0.5f, 0.5f, &text.text, &bytes, nullptr));
+  return c_status(nvfp4_moe_explain(&arrays.layer.config, "auto", &reasons.text));
+}
+
+Status write_and_replay(Arrays& arrays, const std::string& path) {
+  NVFP4_MOE_ASSIGN(const LayerHandle layer, open_arrays(arrays, "reference", false));
+  const nvfp4_moe_batch batch = c_batch(arrays.batch);
+  size_t bytes = 0;
+  C_TRY(nvfp4_moe_layer_workspace_bytes(layer.get(), 4, &bytes));
+  NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(bytes));
+  C_TRY(nvfp4_moe_layer_run(layer.get(), &batch, workspace.data(), bytes, nullptr));
+  C_TRY(nvfp4_moe_layer_write_repro(layer.get(), &batch, 1, path.c_str()));
+  Text replayed;
+  return c_status(nvfp4_moe_replay(path.c_str(), nullptr, &replayed.text));
+}
+
+Status quantize(const OperationFiles& files, OutputFormat format) {
+  QuantizeOptions options;
+  options.format = format;
+  options.max_shard_bytes = 8 << 10;
+  const auto executor = make_thread_pool(2);
+  options.executor = executor.get();
+  NVFP4_MOE_ASSIGN(const QuantizeResult result, quantize_checkpoint(files.floats(), files.out(), options));
+  return to_json(result).empty() ? check_failed("no report") : Status();
+}
+
+Status verify(const OperationFiles& files) {
+  VerifyOptions options;
+  options.against = files.floats();
+  options.states.tokens = 2;
+  const auto executor = make_thread_pool(2);
+  options.executor = executor.get();
+  NVFP4_MOE_ASSIGN(const VerifyReport report, nvfp4_moe::verify(files.packed(), options));
+  if (to_json(report).empty()) return check_failed("no report");
+  return report.passed() ? Status() : check_failed(report.layers.empty() ? "no layer" : to_json(report));
+}
+
+Status calibrate(const OperationFiles& files) {
+  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(files.packed()));
+  CalibrateOptions options;
+  options.states.tokens = 2;
+  NVFP4_MOE_ASSIGN(const Calibration calibration, nvfp4_moe::calibrate(checkpoint, options));
+  NVFP4_MOE_TRY(write_input_scales(files.packed(), files.out(), calibration.scales(), 8 << 10, {}));
+  return to_json(calibration).empty() ? check_failed("no report") : Status();
+}
+
+Status synthesize(const std::string& out) {
+  SynthesizeOptions options;
+  options.layers = 1;
+  options.num_experts = 2;
+  options.top_k = 1;
+  options.hidden_size = 32;
+  options.intermediate_size = 32;
+  options.vocab_size = 32;
+  const auto executor = make_thread_pool(2);
+  options.executor = executor.get();
+  return synthesize_checkpoint(out, options).status();
+}
+
+}  // namespace
+
+OperationFiles::OperationFiles() {
+  EXPECT_OK(CheckpointBuilder(builder_options(SourceFormat::kModelOpt)).write(packed()));
+  EXPECT_OK(CheckpointBuilder(builder_options(SourceFormat::kFloat)).write(floats()));
+  CheckpointBuilder builder(builder_options(SourceFormat::kModelOpt));
+  builder.plant(Plant::kNanBlockScale, 0, 1);
+  EXPECT_OK(builder.write(broken()));
+  TensorInfo hidden;
+  hidden.name = "hidden";
+  hidden.dtype = DType::kBf16;
+  hidden.shape = {2, 64};
+  auto states_file = SafetensorsWriter::create(states(), {hidden}, {});
+  EXPECT_OK(states_file);
+  EXPECT_OK(states_file->write(std::vector<std::byte>(256)));
+  EXPECT_OK(states_file->finish());
+  for (const std::string& path : {packed(), floats()}) {  // what is copied along
+    std::filesystem::create_directories(path + "/tokenizer");
+    std::ofstream(path + "/tokenizer/vocab.txt") << "words";
+  }
+}
+
+std::vector<Operation> operations(const OperationFiles& files) {
+  const auto arrays = std::make_shared<Arrays>();
+  const auto clear = [&files] {
+    std::filesystem::remove_all(files.out());
+    std::filesystem::remove_all(files.cache());
+    std::filesystem::remove(files.repro());
+  };
+  return {
+      {"inspect", [&] { return inspect(files.packed()); }, {}},
+      {"inspect_floats", [&] { return inspect(files.floats()); }, {}},
+      {"open_checkpoint", [&] { return open_layer_of(files.packed(), "", 2); }, {}},
+      {"open_broken_checkpoint", [&] { return open_layer_of(files.broken(), "", 2); }, {}, Code::kBadInput},
+      {"open_floats", [&] { return open_layer_of(files.floats(), "", 2); }, {}},
+      {"open_into_cache", [&] { return open_layer_of(files.packed(), files.cache(), 2); }, clear},
+      {"open_from_cache", [&] { return open_layer_of(files.packed(), files.cache(), 2); }, {}},
+      {"open_missing", [&] { return inspect(files.out() + "/none"); }, {}, Code::kIo},
+      {"arrays_cpu", [arrays] { return use_arrays(*arrays, "cpu", false); }, {}},
+      {"arrays_reference", [arrays] { return use_arrays(*arrays, "reference", false); }, {}},
+      {"arrays_host_threads", [arrays] { return use_arrays(*arrays, "auto", true); }, {}},
+      {"linear", [arrays] { return use_linear(*arrays); }, {}},
+      {"plan", [arrays] { return plan(*arrays); }, {}},
+      {"repro", [arrays, &files] { return write_and_replay(*arrays, files.repro()); }, clear},
+      {"quantize", [&] { return quantize(files, OutputFormat::kModelOpt); }, clear},
+      {"quantize_compressed", [&] { return quantize(files, OutputFormat::kCompressedTensors); }, clear},
+      {"verify", [&] { return verify(files); }, {}},
+      {"calibrate", [&] { return calibrate(files); }, clear},
+      {"synthesize", [&] { return synthesize(files.out()); }, clear},
+  };
+}
+
+}  // namespace nvfp4_moe::test

@@ -1,0 +1,29 @@
+// The library's operations as the sweeps run them: over tiny checkpoints and layers, each from its beginning to its end.
+#pragma once
+
+#include <vector>
+
+#include "memory/sweep.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+
+// Files that the operations read and write, made once.
+class OperationFiles {
+ public:
+  OperationFiles();
+  std::string packed() const { return dir_.file("packed"); }              // ModelOpt, two shards with an index
+  std::string floats() const { return dir_.file("floats"); }              // bf16, of the same sizes
+  std::string broken() const { return dir_.file("broken"); }              // a NaN block scale
+  std::string states() const { return dir_.file("states.safetensors"); }  // two tokens
+  std::string out() const { return dir_.file("out"); }                    // empty or not there before each run
+  std::string cache() const { return dir_.file("cache"); }
+  std::string repro() const { return dir_.file("repro.safetensors"); }
+
+ private:
+  TempDir dir_;
+};
+
+std::vector<Operation> operations(const OperationFiles& files);
+
+}  // namespace nvfp4_moe::test

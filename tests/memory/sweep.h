@@ -1,0 +1,42 @@
+// A sweep: one operation again and again, each time with another of its requests for memory failing.
+//
+// It runs in a child process, which tells by shared memory where it is: what ends or hangs the child is a fault of the
+// request that failed, and another child goes on behind it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "memory/failing_memory.h"
+
+namespace nvfp4_moe::test {
+
+struct Operation {
+  std::string name;
+  // The operation from its beginning to its end: whatever it opened is closed again.
+  std::function<Status()> run;
+  // Without failures, before each run; may be empty.
+  std::function<void()> reset;
+  Code expected = Code::kOk;  // of a run in which nothing fails
+};
+
+struct Sweep {
+  int64_t first = 1;         // every request from the first
+  int64_t every_to = 40;     // up to this one,
+  int64_t step = 1;          // and then each step-th
+  int seconds_per_run = 20;  // after which it counts as hanging
+};
+
+struct SweepResult {
+  int64_t tried = 0;
+  int64_t out_of_memory = 0;
+  int64_t survived = 0;             // runs that did what they should all the same
+  int64_t requests = 0;             // of a whole run
+  std::vector<std::string> faults;  // "request 17: ..."
+};
+
+SweepResult sweep(const Operation& operation, Failing failing, const Sweep& how);
+
+}  // namespace nvfp4_moe::test

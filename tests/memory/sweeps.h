@@ -1,0 +1,68 @@
+// The sweeps of one operation, as both tiers run them.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "core/executor.h"
+#include "memory/operations.h"
+#include "safetensors/files.h"
+
+namespace nvfp4_moe::test {
+
+inline constexpr size_t kOperations = 19;
+
+inline const std::vector<Operation>& all_operations() {
+  static const OperationFiles files;
+  static const std::vector<Operation> all = operations(files);
+  return all;
+}
+
+inline std::string operation_name(const testing::TestParamInfo<size_t>& info) {
+  static const char* const kNames[kOperations] = {"inspect",
+                                                  "inspect_floats",
+                                                  "open_checkpoint",
+                                                  "open_broken_checkpoint",
+                                                  "open_floats",
+                                                  "open_into_cache",
+                                                  "open_from_cache",
+                                                  "open_missing",
+                                                  "arrays_cpu",
+                                                  "arrays_reference",
+                                                  "arrays_host_threads",
+                                                  "linear",
+                                                  "plan",
+                                                  "repro",
+                                                  "quantize",
+                                                  "quantize_compressed",
+                                                  "verify",
+                                                  "calibrate",
+                                                  "synthesize"};
+  return kNames[info.param];
+}
+
+inline void expect_clean_sweeps(size_t number, const Sweep& how) {
+  if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
+  ASSERT_EQ(all_operations().size(), kOperations);
+  const Operation& operation = all_operations()[number];
+  EXPECT_EQ(operation.name, operation_name({number, 0}));
+  for (const Failing failing : {Failing::kOne, Failing::kAllFrom}) {
+    const SweepResult result = sweep(operation, failing, how);
+    std::printf("%s, %s: %lld of %lld requests failed, %lld runs out of memory, %lld all the same\n",
+                operation.name.c_str(), failing == Failing::kOne ? "one" : "all from one on",
+                static_cast<long long>(result.tried), static_cast<long long>(result.requests),
+                static_cast<long long>(result.out_of_memory), static_cast<long long>(result.survived));
+    for (const std::string& fault : result.faults) ADD_FAILURE() << operation.name << ": " << fault;
+    EXPECT_GT(result.tried, 0);
+    EXPECT_GT(result.out_of_memory, 0);
+  }
+}
+
+}  // namespace nvfp4_moe::test

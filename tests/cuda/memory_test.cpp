@@ -1,0 +1,190 @@
+// Device memory that runs out, at each of its allocations in turn: kOutOfMemory with sizes in its message, all of it given
+// back, and the device as good as before. The linker sends every cudaMalloc and cudaFree of this executable through here
+// (room.cmake), so that nothing has to be filled up.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+
+#include "moe/layer.h"
+#include "moe/linear.h"
+#include "moe/placed_batch.h"
+#include "moe/tiny.h"
+#include "support/backends.h"
+#include "support/support.h"
+
+namespace {
+std::atomic<int64_t> asked{0};
+std::atomic<int64_t> fail_at{0};  // 0: none
+std::atomic<bool> fail_all{false};
+std::atomic<int64_t> live{0};
+}  // namespace
+
+extern "C" {
+cudaError_t __real_cudaMalloc(void** memory, size_t size_bytes);
+cudaError_t __real_cudaFree(void* memory);
+
+cudaError_t __wrap_cudaMalloc(void** memory, size_t size_bytes) {
+  const int64_t number = asked.fetch_add(1) + 1, at = fail_at.load();
+  if (at != 0 && (number == at || (fail_all.load() && number > at))) return cudaErrorMemoryAllocation;
+  const cudaError_t error = __real_cudaMalloc(memory, size_bytes);
+  if (error == cudaSuccess) live.fetch_add(1);
+  return error;
+}
+cudaError_t __wrap_cudaFree(void* memory) {
+  if (memory != nullptr) live.fetch_sub(1);
+  return __real_cudaFree(memory);
+}
+}
+
+namespace nvfp4_moe {
+namespace {
+
+using test::TinyBatch;
+using test::TinyLayer;
+
+size_t free_bytes() {
+  size_t free = 0, total = 0;
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return free;
+}
+
+class CudaMemory : public test::BackendTest {
+ protected:
+  // Runs the operation with its first allocation failing, then its second, and so on, until none is left to fail; then
+  // again with all from that one on. Returns how many there are.
+  static int64_t expect_out_of_memory(const std::function<Status()>& operation) {
+    for (int i = 0; i < 2; ++i) EXPECT_OK(operation());  // modules are loaded, and what is made once is made
+    int64_t most = 0;
+    for (const bool all : {false, true}) {
+      for (int64_t at = 1;; ++at) {
+        SCOPED_TRACE((all ? "all from " : "allocation ") + std::to_string(at));
+        const int64_t live_before = live.load();
+        const size_t free_before = free_bytes();
+        asked = 0;
+        fail_all = all;
+        fail_at = at;
+        const Status status = operation();
+        fail_at = 0;
+        EXPECT_EQ(live.load(), live_before);
+        EXPECT_GE(free_bytes(), free_before);
+        EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // nothing is left for the next caller to stumble over
+        if (asked.load() < at) {
+          EXPECT_OK(status);
+          most = at - 1;
+          break;
+        }
+        EXPECT_EQ(status.code(), Code::kOutOfMemory) << status.message();
+        EXPECT_NE(status.message().find("bytes on cuda:0"), std::string::npos) << status.message();
+        if (HasFailure()) return most;
+      }
+    }
+    EXPECT_OK(operation());
+    return most;
+  }
+  LayerOptions options() const {
+    LayerOptions options;
+    options.device = "cuda:0";
+    options.limits.max_tokens = 16;
+    options.executor = &serial_executor();
+    return options;
+  }
+  static MoeOptions sizes() {
+    MoeOptions sizes = test::tiny_options();
+    sizes.shared_intermediate_size = 32;
+    return sizes;
+  }
+};
+
+TEST_P(CudaMemory, OpenAndPack) {
+  const TinyLayer tiny(sizes());
+  EXPECT_GE(expect_out_of_memory(
+                [&] { return MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()).status(); }),
+            2);  // weights and staging
+}
+
+TEST_P(CudaMemory, OpenRunAndWarmUp) {
+  const TinyLayer tiny(sizes());
+  TinyBatch batch(tiny.options, 9);
+  EXPECT_GE(expect_out_of_memory([&]() -> Status {
+              NVFP4_MOE_ASSIGN(const auto layer, MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
+              NVFP4_MOE_TRY(run_from_host(*layer, batch.batch()).status());
+              NVFP4_MOE_ASSIGN(const Buffer workspace, backend().allocate(layer->workspace_bytes(), 0, "workspace"));
+              return layer->warmup(workspace.data(), workspace.size_bytes());
+            }),
+            6);
+}
+
+// A run asks for nothing: with every allocation failing it gives the same bits.
+TEST_P(CudaMemory, RunAllocatesNothing) {
+  const TinyLayer tiny(sizes());
+  TinyBatch batch(tiny.options, 9);
+  const auto layer = MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options());
+  ASSERT_OK(layer);
+  const auto placed = PlacedBatch::place(**layer, batch.batch());
+  ASSERT_OK(placed);
+  const auto workspace = backend().allocate((*layer)->workspace_bytes(), 0, "workspace");
+  ASSERT_OK(workspace);
+  const auto run = [&] {
+    EXPECT_OK((*layer)->run(placed->batch(), workspace->data(), workspace->size_bytes()));
+    EXPECT_OK(placed->fetch());
+    return batch.out;
+  };
+  const std::vector<float> expected = run();
+  asked = 0;
+  fail_all = true;
+  fail_at = 1;
+  const std::vector<float> actual = run();
+  fail_at = 0;
+  EXPECT_EQ(asked.load(), 0);
+  EXPECT_TRUE(test::same_bits(expected, actual));
+}
+
+// Where the staging memory fails, the expert is as it was.
+TEST_P(CudaMemory, ReplaceAndUnpack) {
+  const TinyLayer tiny(sizes());
+  auto layer = MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options());
+  ASSERT_OK(layer);
+  const auto codes_of = [&] {
+    ExpertBuffers out;
+    EXPECT_OK((*layer)->unpack_expert(0, out));
+    return out.down.codes;
+  };
+  const std::vector<uint8_t> before = codes_of();
+  asked = 0;
+  fail_all = false;
+  fail_at = 1;
+  const Status refused = (*layer)->replace_expert(0, tiny.experts[1].source());
+  fail_at = 0;
+  EXPECT_EQ(refused.code(), Code::kOutOfMemory) << refused.message();
+  EXPECT_EQ(codes_of(), before);
+  EXPECT_GE(expect_out_of_memory([&]() -> Status {
+              NVFP4_MOE_TRY((*layer)->replace_expert(0, tiny.experts[1].source()));
+              ExpertBuffers out;
+              return (*layer)->unpack_expert(0, out);
+            }),
+            2);
+  EXPECT_EQ(codes_of(), tiny.experts[1].down.codes);
+}
+
+TEST_P(CudaMemory, Linear) {
+  const TinyLayer tiny;
+  LinearOptions linear;
+  linear.backend = backend().name;
+  linear.device = "cuda:0";
+  linear.max_tokens = 4;
+  linear.executor = &serial_executor();
+  EXPECT_GE(expect_out_of_memory([&]() -> Status {
+              NVFP4_MOE_ASSIGN(const auto opened, NvfpLinear::open(tiny.experts[0].gate.view(), linear));
+              return backend().allocate(opened->workspace_bytes(), 0, "workspace").status();
+            }),
+            2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, CudaMemory, ::testing::ValuesIn(test::device_backends()),
+                         test::hardware_test_name<Backend>);
+
+}  // namespace
+}  // namespace nvfp4_moe

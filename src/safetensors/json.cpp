@@ -38,6 +38,13 @@ void write_integer(T value, std::string& out) {
 
 }  // namespace
 
+Json::Json() = default;
+Json::Json(std::string text) : value_(std::move(text)) {}
+Json::Json(Signed number) : value_(number.value) {}
+Json::Json(Unsigned number) : value_(number.value) {}
+Json::Json(Real number) : value_(number.value) {}
+Json::Json(Array values) : value_(std::move(values)) {}
+
 Json::Json(std::initializer_list<Json> values) {
   const bool object = std::all_of(values.begin(), values.end(), [](const Json& value) {
     return value.is_array() && value.size() == 2 && value.front().is_string();
@@ -68,6 +75,9 @@ Json& Json::operator=(const Json& other) {
 }
 Json& Json::operator=(Json&&) noexcept = default;
 Json::~Json() = default;
+
+Json Json::array() { return Json(Array()); }
+Json Json::array(std::initializer_list<Json> values) { return Json(Array(values)); }
 
 Json Json::object() {
   Json json;

@@ -25,19 +25,19 @@ class Json {
   using Array = std::vector<Json>;
   using Object = std::vector<Member>;
 
-  Json() = default;
-  Json(std::nullptr_t) {}  // NOLINT: implicit by design, as all that follow
+  Json();
+  Json(std::nullptr_t) : Json() {}  // NOLINT: implicit by design, as all that follow
   template <std::same_as<bool> T>
   Json(T value) : value_(value) {}  // NOLINT
   template <std::signed_integral T>
-  Json(T value) : value_(static_cast<int64_t>(value)) {}  // NOLINT
+  Json(T value) : Json(Signed{static_cast<int64_t>(value)}) {}  // NOLINT
   template <std::unsigned_integral T>
-  requires(!std::same_as<T, bool>) Json(T value) : value_(static_cast<uint64_t>(value)) {}  // NOLINT
+  requires(!std::same_as<T, bool>) Json(T value) : Json(Unsigned{static_cast<uint64_t>(value)}) {}  // NOLINT
   template <std::floating_point T>
-  Json(T value) : value_(static_cast<double>(value)) {}       // NOLINT
-  Json(const char* text) : value_(std::string(text)) {}       // NOLINT
-  Json(std::string_view text) : value_(std::string(text)) {}  // NOLINT
-  Json(std::string text) : value_(std::move(text)) {}         // NOLINT
+  Json(T value) : Json(Real{static_cast<double>(value)}) {}  // NOLINT
+  Json(const char* text) : Json(std::string(text)) {}        // NOLINT
+  Json(std::string_view text) : Json(std::string(text)) {}   // NOLINT
+  Json(std::string text);                                    // NOLINT
   template <class T>
   Json(const std::vector<T>& values) : Json(array_of(values)) {}  // NOLINT
   template <class T>
@@ -51,8 +51,8 @@ class Json {
   Json& operator=(Json&&) noexcept;
   ~Json();
 
-  static Json array() { return Json(Array()); }
-  static Json array(std::initializer_list<Json> values) { return Json(Array(values)); }
+  static Json array();
+  static Json array(std::initializer_list<Json> values);
   static Json object();
   // A value that is_discarded() where the text is no JSON, or nests more than 256 deep. Of members with the same name
   // the last counts. Text that nobody vouches for: json_strict.h.
@@ -124,7 +124,20 @@ class Json {
   struct Discarded {
     bool operator==(const Discarded&) const { return true; }
   };
-  explicit Json(Array values) : value_(std::move(values)) {}
+  struct Signed {
+    int64_t value;
+  };
+  struct Unsigned {
+    uint64_t value;
+  };
+  struct Real {
+    double value;
+  };
+  // Defined in json.cpp, as all that makes a variant: Member is not complete here.
+  explicit Json(Signed number);
+  explicit Json(Unsigned number);
+  explicit Json(Real number);
+  explicit Json(Array values);
   template <class Range>
   static Json array_of(const Range& values) {
     Array array;

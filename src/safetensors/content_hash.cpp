@@ -66,26 +66,25 @@ ContentHash content_hash(const void* data, size_t size_bytes) {
 Result<ContentHash> hash_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno_status(path, "cannot open", errno);
-  const auto hash = [&]() -> Result<ContentHash> {
-    struct stat facts {};
-    if (::fstat(fd, &facts) != 0) return errno_status(path, "cannot stat", errno);
-    if (!S_ISREG(facts.st_mode)) return bad_input(fmt::format("{}: expected a regular file", printable(path, 4096)));
-    (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    ContentHasher hasher;
-    std::vector<std::byte> bytes(size_t{4} << 20);
-    for (off_t at = 0;;) {
-      const ssize_t got = ::read(fd, bytes.data(), bytes.size());
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return errno_status(path, "cannot read", errno);
-      if (got == 0) return hasher.digest();
-      hasher.bytes(bytes.data(), static_cast<size_t>(got));
-      (void)::posix_fadvise(fd, at, got, POSIX_FADV_DONTNEED);
-      at += got;
-    }
-  };
-  Result<ContentHash> result = hash();
-  ::close(fd);
-  return result;
+  const struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  struct stat facts {};
+  if (::fstat(fd, &facts) != 0) return errno_status(path, "cannot stat", errno);
+  if (!S_ISREG(facts.st_mode)) return bad_input(fmt::format("{}: expected a regular file", printable(path, 4096)));
+  (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+  ContentHasher hasher;
+  std::vector<std::byte> bytes(size_t{4} << 20);
+  for (off_t at = 0;;) {
+    const ssize_t got = ::read(fd, bytes.data(), bytes.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_status(path, "cannot read", errno);
+    if (got == 0) return hasher.digest();
+    hasher.bytes(bytes.data(), static_cast<size_t>(got));
+    (void)::posix_fadvise(fd, at, got, POSIX_FADV_DONTNEED);
+    at += got;
+  }
 }
 
 }  // namespace nvfp4_moe

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <new>
 #include <vector>
 
 #include "safetensors/files.h"
@@ -21,6 +22,14 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBufferBytes = size_t{1} << 20;  // scalars would cost a system call each otherwise
 constexpr int kMostAttempts = 100;                // to get the temporary name from writers that come and go
+
+// Closed whatever ends the block, an allocation that fails included.
+struct Descriptor {
+  int fd;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
 
 const char* kind_of(mode_t mode) {
   if (S_ISDIR(mode)) return "a directory";
@@ -68,13 +77,11 @@ Status remove_stale(const std::string& partial) {
   if (!S_ISREG(facts.st_mode)) return refuse_kind(partial, facts.st_mode);
   const int fd = ::open(partial.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno == ENOENT ? Status() : errno_status(partial, "cannot open", errno);
-  Status status;
-  if (is_locked(fd))
-    status = {Code::kBusy, fmt::format("{}: another writer holds it", printable(partial, 4096))};
-  else if (is_named(fd, partial) && ::unlink(partial.c_str()) != 0 && errno != ENOENT)
-    status = errno_status(partial, "cannot remove", errno);
-  ::close(fd);
-  return status;
+  const Descriptor opened{fd};
+  if (is_locked(fd)) return {Code::kBusy, fmt::format("{}: another writer holds it", printable(partial, 4096))};
+  if (is_named(fd, partial) && ::unlink(partial.c_str()) != 0 && errno != ENOENT)
+    return errno_status(partial, "cannot remove", errno);
+  return {};
 }
 
 int sync_descriptor(int fd) {
@@ -210,6 +217,7 @@ Result<std::string> output_path(const std::string& path) {
   if (::lstat(path.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
     std::error_code error;
     target = fs::canonical(path, error).string();
+    if (error == std::errc::not_enough_memory) return errno_status(path, "cannot resolve", error.value());
     if (error)
       return invalid_argument(
           fmt::format("{}: a symbolic link that leads nowhere: {}", printable(path, 4096), error.message()));
@@ -229,8 +237,13 @@ bool same_file(const std::string& a, const std::string& b) {
   struct stat of_b {};
   const bool a_is = ::stat(a.c_str(), &of_a) == 0, b_is = ::stat(b.c_str(), &of_b) == 0;
   if (a_is || b_is) return a_is && b_is && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
-  std::error_code error;
-  return fs::weakly_canonical(fs::absolute(a), error) == fs::weakly_canonical(fs::absolute(b), error);
+  const auto resolved = [](const std::string& path) {
+    std::error_code error;
+    fs::path real = fs::weakly_canonical(fs::absolute(path), error);
+    if (error == std::errc::not_enough_memory) throw std::bad_alloc();
+    return real;
+  };
+  return resolved(a) == resolved(b);
 }
 
 Status write_text_file(const std::string& path, std::string_view text) {
@@ -243,27 +256,22 @@ Status copy_file(const std::string& from, const std::string& to) {
   // O_NONBLOCK: a FIFO that has come in the file's place would wait for a writer otherwise.
   const int source = ::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (source < 0) return errno_status(from, "cannot open", errno);
-  const auto copy = [&]() -> Status {
-    struct stat facts {};
-    if (::fstat(source, &facts) != 0) return errno_status(from, "cannot stat", errno);
-    if (!S_ISREG(facts.st_mode))
-      return bad_input(
-          fmt::format("{}: expected a regular file, got {}", printable(from, 4096), kind_of(facts.st_mode)));
-    NVFP4_MOE_ASSIGN(OutputFile file, OutputFile::create(to));
-    std::vector<std::byte> bytes(kBufferBytes);
-    for (;;) {
-      const ssize_t got = ::read(source, bytes.data(), bytes.size());
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return errno_status(from, "cannot read", errno);
-      if (got == 0) break;
-      NVFP4_MOE_TRY(file.write({bytes.data(), static_cast<size_t>(got)}));
-    }
-    NVFP4_MOE_TRY(file.set_mode(facts.st_mode & 0777));
-    return file.finish();
-  };
-  const Status status = copy();
-  ::close(source);
-  return status;
+  const Descriptor opened{source};
+  struct stat facts {};
+  if (::fstat(source, &facts) != 0) return errno_status(from, "cannot stat", errno);
+  if (!S_ISREG(facts.st_mode))
+    return bad_input(fmt::format("{}: expected a regular file, got {}", printable(from, 4096), kind_of(facts.st_mode)));
+  NVFP4_MOE_ASSIGN(OutputFile file, OutputFile::create(to));
+  std::vector<std::byte> bytes(kBufferBytes);
+  for (;;) {
+    const ssize_t got = ::read(source, bytes.data(), bytes.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_status(from, "cannot read", errno);
+    if (got == 0) break;
+    NVFP4_MOE_TRY(file.write({bytes.data(), static_cast<size_t>(got)}));
+  }
+  NVFP4_MOE_TRY(file.set_mode(facts.st_mode & 0777));
+  return file.finish();
 }
 
 Status remove_file(const std::string& path) {
@@ -297,11 +305,10 @@ Status sync_directory(const std::string& directory) {
     // A folder may be written to without being read: its names then last when the system writes them back.
     return errno == EACCES ? Status() : errno_status(directory, "cannot open", errno);
   }
-  Status status;
+  const Descriptor opened{fd};
   if (sync_descriptor(fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS && errno != ENOSYS)
-    status = errno_status(directory, "cannot sync", errno);
-  ::close(fd);
-  return status;
+    return errno_status(directory, "cannot sync", errno);
+  return {};
 }
 
 }  // namespace nvfp4_moe

@@ -109,8 +109,10 @@ sys.path.insert(0, {HERE!r})
 import numpy as np, nvfp4_moe as nv
 from layers import batch, layer
 """
-# Calls work() and is interrupted after 0.3 s. Says how long that took to come out.
+# Calls work() and is interrupted after 0.3 s. Says how long that took to come out. What runs in a shell's background
+# inherits that Ctrl-C is ignored, which Python then leaves so.
 INTERRUPT = """
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def interrupt():
     global sent
     time.sleep(0.3)

@@ -26,17 +26,20 @@ std::string file_name(const SafetensorsFile& file) {
   return printable(std::filesystem::path(file.path()).filename().string(), 4096);
 }
 
+struct Sample {
+  uint64_t offset;  // in the file
+  uint64_t size_bytes;
+};
+
 // The places of a file that are hashed, in their order.
-std::vector<std::span<const std::byte>> samples(const SafetensorsFile& file) {
-  const TensorInfo origin;  // of the data section; the header lies before it
-  const std::byte* const start = file.data(origin) - file.header().data_offset;
-  if (file.size_bytes() <= kWholeBytes) return {{start, static_cast<size_t>(file.size_bytes())}};
-  std::vector<std::span<const std::byte>> places = {{start, static_cast<size_t>(file.header().data_offset)}};
+std::vector<Sample> samples(const SafetensorsFile& file) {
+  if (file.size_bytes() <= kWholeBytes) return {{0, file.size_bytes()}};
+  std::vector<Sample> places = {{0, file.header().data_offset}};
   for (const TensorInfo& info : file.header().tensors) {
     for (uint64_t at = 0; at < info.size_bytes(); at += kStretchBytes) {
       const uint64_t stretch = std::min(kStretchBytes, info.size_bytes() - at);
       const uint64_t count = std::min(kSampleBytes, stretch);
-      places.emplace_back(file.data(info) + at + (stretch - count) / 2, static_cast<size_t>(count));
+      places.push_back({file.offset(info) + at + (stretch - count) / 2, count});
     }
   }
   return places;
@@ -51,12 +54,17 @@ Result<SourceFile> describe_source(const SafetensorsFile& file) {
   source.name = file_name(file);
   source.size_bytes = file.size_bytes();
   source.modified_ns = modified_ns(facts);
-  const auto places = samples(file);
-  for (const auto& place : places) file.prefetch(place.data(), place.size());  // all are on their way before the first
+  const std::vector<Sample> places = samples(file);
+  const TensorInfo origin;
+  const std::byte* const start = file.data(origin) - file.offset(origin);  // asked for in advance, never looked at
+  for (const Sample& place : places)                                       // all are on their way before the first
+    file.prefetch(start + place.offset, static_cast<size_t>(place.size_bytes));
   ContentHasher hasher;
-  for (const auto& place : places) {
-    hasher.bytes(place.data(), place.size());
-    file.release(place.data(), place.size());
+  std::vector<std::byte> bytes;
+  for (const Sample& place : places) {
+    bytes.resize(static_cast<size_t>(place.size_bytes));
+    NVFP4_MOE_TRY(file.read(place.offset, bytes.data(), bytes.size()));
+    hasher.bytes(bytes.data(), bytes.size());
   }
   source.sample = hasher.digest();
   return source;

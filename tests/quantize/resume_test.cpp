@@ -228,6 +228,24 @@ TEST(QuantizePlanFile, GoesBothWays) {
   EXPECT_EQ(to_json(*back), text);
 }
 
+// By system calls: a page of a mapping that is gone would kill the process.
+TEST(SourceSample, OfAFileThatIsCutIsAnError) {
+  const TempDir dir;
+  const std::string path = dir.file("cut.safetensors");
+  TensorInfo info;
+  info.name = "a";
+  info.shape = {1 << 20};
+  auto writer = SafetensorsWriter::create(path, std::vector<TensorInfo>{info}, {});
+  ASSERT_OK(writer);
+  ASSERT_OK(writer->write(std::vector<std::byte>(1 << 20)));
+  ASSERT_OK(writer->finish());
+  const auto file = SafetensorsFile::open(path);
+  ASSERT_OK(file);
+  ASSERT_OK(describe_source(*file));
+  std::filesystem::resize_file(path, 4096);
+  EXPECT_EQ(describe_source(*file).status().code(), Code::kIo);
+}
+
 // Above 16 MiB a source is sampled: of every tensor one page, of a large one more. What was requantized is seen.
 TEST(SourceSample, SeesEveryTensorOfALargeFile) {
   const TempDir dir;

@@ -108,16 +108,7 @@ TEST(Durability, OtherWritersLoseNothingOnceTheyAreDone) {
   const std::string quantized = run.file("quantized");
   ASSERT_OK(quantize_checkpoint(model.in, quantized, model.options));
   done("scales", [&](const std::string& out) { EXPECT_OK(write_input_scales(quantized, out, {{0, {0.5f, 0.25f}}})); });
-  done("synthesized", [&](const std::string& out) {
-    SynthesizeOptions sizes;
-    sizes.layers = 1;
-    sizes.num_experts = 2;
-    sizes.top_k = 1;
-    sizes.hidden_size = 32;
-    sizes.intermediate_size = 16;
-    sizes.vocab_size = 16;
-    EXPECT_OK(synthesize_checkpoint(out, sizes));
-  });
+  done("synthesized", [](const std::string& out) { EXPECT_OK(synthesize_checkpoint(out, small_sizes())); });
 }
 
 // One file that is replaced: the old content or the new at every moment, the new one at the end.

@@ -11,6 +11,18 @@
 
 namespace nvfp4_moe::test {
 
+inline SynthesizeOptions small_sizes() {
+  SynthesizeOptions sizes;
+  sizes.family = "qwen3_moe";
+  sizes.layers = 1;
+  sizes.num_experts = 2;
+  sizes.top_k = 1;
+  sizes.hidden_size = 32;
+  sizes.intermediate_size = 16;
+  sizes.vocab_size = 16;
+  return sizes;
+}
+
 struct SmallModel {
   TempDir dir;
   std::string in = dir.file("in");
@@ -18,15 +30,7 @@ struct SmallModel {
   Image expected;  // what an undisturbed run makes
 
   SmallModel() {
-    SynthesizeOptions sizes;
-    sizes.family = "qwen3_moe";
-    sizes.layers = 1;
-    sizes.num_experts = 2;
-    sizes.top_k = 1;
-    sizes.hidden_size = 32;
-    sizes.intermediate_size = 16;
-    sizes.vocab_size = 16;
-    EXPECT_OK(synthesize_checkpoint(in, sizes));
+    EXPECT_OK(synthesize_checkpoint(in, small_sizes()));
     std::ofstream(in + "/tokenizer.json") << "{\"a\": 1}";
     std::filesystem::create_directory(in + "/encoding");
     std::ofstream(in + "/encoding/code.py") << "pass";

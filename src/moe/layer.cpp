@@ -225,8 +225,8 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
   NVFP4_MOE_TRY(check_process("run"));
   const WeightUses::Use in_use = use();
   if (!in_use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
-  // A device's stream orders the runs in a workspace.
-  const WorkspaceClaim claim(backend_->memory == nullptr && batch.tokens > 0 ? workspace : nullptr);
+  // A device's stream orders the runs in a workspace. A run of no tokens writes to its workspace too: counts and offsets.
+  const WorkspaceClaim claim(backend_->memory == nullptr ? workspace : nullptr);
   if (!claim) return WorkspaceClaim::busy();
   const RunContext context{executor_, stream, status};
   auto* const bytes = static_cast<std::byte*>(workspace);

@@ -1,0 +1,391 @@
+// Four threads that do to shared layers what a server's threads do over weeks: they load, run, replace, unpack and fork,
+// and close what others have only just used. For NVFP4_MOE_SOAK_SECONDS (2); `./dev soak` runs it for an hour under
+// ThreadSanitizer and under AddressSanitizer.
+//
+// Every output is compared bit for bit with those that are right. A thread that makes no step for two minutes ends the
+// process with what it was about to do.
+#include <dirent.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <iterator>
+#include <mutex>
+#include <thread>
+
+#include "core/executor.h"
+#include "soak/models.h"
+#include "support/forked_child.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kThreads = 4;
+constexpr size_t kSlots = 6;
+constexpr std::chrono::minutes kHang{2};
+
+// What a thread does next, how often of 100, and whether kBusy is an answer.
+enum Action : size_t {
+  kRun,
+  kShareWorkspace,
+  kReplace,
+  kRefuse,
+  kUnpack,
+  kFork,
+  kLoad,
+  kCancel,
+  kDescribe,
+  kRepro,
+  kForget,
+  kActions
+};
+struct ActionInfo {
+  const char* name;
+  unsigned weight;
+};
+constexpr ActionInfo kInfo[kActions] = {
+    {"runs", 38},
+    {"runs_in_a_shared_workspace", 8},
+    {"replacements", 12},
+    {"refused_replacements", 4},
+    {"unpacked_experts", 12},
+    {"forks", 4},
+    {"loads", 8},
+    {"cancelled_loads", 4},
+    {"descriptions", 5},
+    {"replays", 3},
+    {"deleted_cache_entries", 2},
+};
+
+size_t entries_of(const char* folder) {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
+// A layer in use. The last thread that holds it closes it.
+struct OpenLayer {
+  const SoakModel* model = nullptr;
+  size_t backend = 0;
+  nvfp4_moe_layer* handle = nullptr;
+  size_t workspace_bytes = 0;
+
+  OpenLayer() = default;
+  OpenLayer(const OpenLayer&) = delete;
+  OpenLayer& operator=(const OpenLayer&) = delete;
+  ~OpenLayer() { nvfp4_moe_layer_close(handle); }
+};
+
+class Soak {
+ public:
+  Soak() : pool_(make_thread_pool(2)) {
+    models_.push_back(SoakModel::from_arrays("plain", tiny_options()));
+    MoeOptions shared = tiny_options();
+    shared.shared_intermediate_size = 32;
+    models_.push_back(SoakModel::from_arrays("shared expert", shared));
+    MoeOptions on_input = tiny_options();
+    on_input.top_k = 1;
+    models_.push_back(SoakModel::from_arrays(
+        "on input", on_input, [](nvfp4_moe_config& config) { config.router_weight = NVFP4_MOE_WEIGHT_ON_INPUT; }));
+    MoeOptions wide = tiny_options();  // large enough for a run to meet a replacement
+    wide.hidden_size = wide.intermediate_size = 256;
+    models_.push_back(SoakModel::from_arrays("wide", wide));
+    models_.push_back(
+        SoakModel::from_checkpoint("checkpoint", NVFP4_MOE_SOURCE_DIR "/tests/vectors/modelopt_qwen3_moe"));
+    cache_ = directory_.file("cache");
+  }
+
+  void run(std::chrono::seconds length) {
+    std::mt19937 random(0);
+    for (Slot& slot : slots_) put(slot, open(random, nullptr));
+    const auto end = Clock::now() + length;
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < kThreads; ++i)
+      threads.emplace_back([this, i, end] {
+        Actor actor(*this, i);
+        while (Clock::now() < end) actor.step();
+        done_.fetch_add(1);
+      });
+    watch();
+    for (std::thread& thread : threads) thread.join();
+    for (Slot& slot : slots_) put(slot, nullptr);
+  }
+
+  uint64_t count(Action action) const { return counts_[action]; }
+  uint64_t busy() const { return busy_; }
+
+ private:
+  using LayerPtr = std::shared_ptr<const OpenLayer>;
+  struct Slot {
+    std::mutex mutex;
+    LayerPtr layer;
+  };
+
+  // One thread's own state.
+  class Actor {
+   public:
+    Actor(Soak& soak, unsigned index) : soak_(soak), index_(index), random_(index + 1) {}
+    void step();
+
+   private:
+    void run_layer(const OpenLayer& layer);
+    void run_in_shared_workspace(const OpenLayer& layer);
+    void replace(const OpenLayer& layer);
+    void replace_by_a_bad_expert(const OpenLayer& layer);
+    void unpack(const OpenLayer& layer);
+    void fork_child(const OpenLayer& layer);
+    void describe(const OpenLayer& layer);
+    void replay(const OpenLayer& layer);
+    // Whether the call was carried out; kBusy is the one other answer.
+    bool done_or_busy(nvfp4_moe_code code, const OpenLayer& layer);
+
+    Soak& soak_;
+    const unsigned index_;
+    std::mt19937 random_;
+  };
+
+  LayerPtr take(Slot& slot) {
+    const std::lock_guard lock(slot.mutex);
+    return slot.layer;
+  }
+  void put(Slot& slot, LayerPtr layer) {
+    const std::lock_guard lock(slot.mutex);
+    slot.layer.swap(layer);  // what was there is closed behind the lock, if nobody uses it
+  }
+  // cancel: nullptr, or at which report of progress the load is given up.
+  LayerPtr open(std::mt19937& random, int* cancel);
+  void watch();
+
+  std::vector<SoakModel> models_;
+  std::unique_ptr<Executor> pool_;  // which several layers borrow
+  TempDir directory_;
+  std::string cache_;
+  std::array<Slot, kSlots> slots_;
+  const api::Workspace shared_workspace_{size_t{16} << 20};
+  std::array<std::atomic<uint64_t>, kActions> counts_{};
+  std::atomic<uint64_t> busy_{0};
+  std::array<std::atomic<uint64_t>, kThreads> steps_{};
+  std::array<std::atomic<size_t>, kThreads> doing_{};
+  std::atomic<int> done_{0};
+};
+
+void Soak::watch() {
+  std::array<uint64_t, kThreads> seen{};
+  std::array<Clock::time_point, kThreads> since;
+  since.fill(Clock::now());
+  while (done_ < kThreads) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (size_t i = 0; i < kThreads; ++i) {
+      if (steps_[i] != std::exchange(seen[i], steps_[i])) since[i] = Clock::now();
+      if (done_ > 0 || Clock::now() - since[i] < kHang) continue;
+      std::fprintf(stderr, "soak: thread %zu hangs in %s\n", i, kInfo[doing_[i]].name);
+      std::abort();
+    }
+  }
+}
+
+Soak::LayerPtr Soak::open(std::mt19937& random, int* cancel) {
+  auto opened = std::make_shared<OpenLayer>();
+  opened->model = &models_[random() % models_.size()];
+  opened->backend = random() % std::size(kSoakBackends);
+  auto options = api::make<nvfp4_moe_layer_options>();
+  options.backend = kSoakBackends[opened->backend];
+  options.max_tokens = kSoakMaxTokens;
+  options.threads = static_cast<int32_t>(1 + random() % 3);
+  options.cache_directory = cache_.c_str();
+  if (random() % 3 == 0) {
+    options.parallel_for_user = pool_.get();
+    options.parallel_for = [](int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context, void* user) {
+      static_cast<Executor*>(user)->parallel_for(
+          count, grain, [body, context](int64_t begin, int64_t end) { body(context, begin, end); });
+    };
+  }
+  if (cancel != nullptr) {
+    options.progress_user = cancel;
+    options.progress = [](const nvfp4_moe_progress*, void* user) {
+      return static_cast<int32_t>((*static_cast<int*>(user))-- > 0);
+    };
+  }
+  const nvfp4_moe_code code = opened->model->open(options, &opened->handle);
+  if (cancel != nullptr && code == NVFP4_MOE_CANCELLED) return nullptr;
+  EXPECT_EQ(code, NVFP4_MOE_OK) << opened->model->name() << ": " << nvfp4_moe_last_error();
+  if (code != NVFP4_MOE_OK) return nullptr;
+  EXPECT_EQ(nvfp4_moe_layer_workspace_bytes(opened->handle, kSoakMaxTokens, &opened->workspace_bytes), NVFP4_MOE_OK);
+  return opened;
+}
+
+void Soak::Actor::step() {
+  static const std::vector<Action> drawn = [] {
+    std::vector<Action> all;
+    for (size_t action = 0; action < kActions; ++action)
+      all.insert(all.end(), kInfo[action].weight, static_cast<Action>(action));
+    return all;
+  }();
+  const Action action = drawn[random_() % drawn.size()];
+  soak_.doing_[index_] = action;
+  Slot& slot = soak_.slots_[random_() % kSlots];
+  const LayerPtr layer = soak_.take(slot);
+  switch (action) {
+    case kRun: run_layer(*layer); break;
+    case kShareWorkspace: run_in_shared_workspace(*layer); break;
+    case kReplace: replace(*layer); break;
+    case kRefuse: replace_by_a_bad_expert(*layer); break;
+    case kUnpack: unpack(*layer); break;
+    case kFork: fork_child(*layer); break;
+    case kLoad:
+      if (LayerPtr opened = soak_.open(random_, nullptr)) soak_.put(slot, std::move(opened));
+      break;
+    case kCancel: {
+      int reports = static_cast<int>(random_() % 4);  // fewer than a layer has experts
+      soak_.open(random_, &reports);
+      break;
+    }
+    case kDescribe: describe(*layer); break;
+    case kRepro: replay(*layer); break;
+    case kForget: {  // layers that are mapped from it go on
+      std::error_code error;
+      for (const auto& entry : std::filesystem::directory_iterator(soak_.cache_, error))
+        if (random_() % 2 == 0) std::filesystem::remove(entry.path(), error);
+      break;
+    }
+    case kActions: break;
+  }
+  ++soak_.counts_[action];
+  ++soak_.steps_[index_];
+}
+
+bool Soak::Actor::done_or_busy(nvfp4_moe_code code, const OpenLayer& layer) {
+  if (code == NVFP4_MOE_BUSY) {
+    ++soak_.busy_;
+    return false;
+  }
+  EXPECT_EQ(code, NVFP4_MOE_OK) << layer.model->name() << ": " << nvfp4_moe_last_error();
+  return code == NVFP4_MOE_OK;
+}
+
+void Soak::Actor::run_layer(const OpenLayer& layer) {
+  const size_t index = random_() % layer.model->batches();
+  TinyBatch batch = layer.model->batch(index);
+  const api::Workspace workspace(layer.workspace_bytes);
+  const nvfp4_moe_batch c = c_batch(batch);
+  if (!done_or_busy(nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr), layer))
+    return;
+  EXPECT_LT(layer.model->version_of(layer.backend, index, batch.out), SoakModel::kVersions)
+      << layer.model->name() << ", batch " << index << ", " << kSoakBackends[layer.backend];
+  auto status = api::make<nvfp4_moe_run_status>();
+  EXPECT_EQ(nvfp4_moe_layer_run_status(layer.handle, workspace.data(), workspace.size_bytes(), &status), NVFP4_MOE_OK);
+  const SoakModel::Right& right = layer.model->right(layer.backend, index, 0);
+  EXPECT_EQ(status.bad_expert_ids, right.bad_expert_ids);
+  EXPECT_EQ(status.nonfinite_tokens, right.nonfinite_tokens);
+}
+
+// A mistake of the caller's, which is an answer and no damage: whoever comes second is told that it is busy.
+void Soak::Actor::run_in_shared_workspace(const OpenLayer& layer) {
+  const size_t index = random_() % layer.model->batches();
+  TinyBatch batch = layer.model->batch(index);
+  const api::Workspace& workspace = soak_.shared_workspace_;
+  ASSERT_LE(layer.workspace_bytes, workspace.size_bytes());
+  const nvfp4_moe_batch c = c_batch(batch);
+  if (done_or_busy(nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr), layer)) {
+    EXPECT_LT(layer.model->version_of(layer.backend, index, batch.out), SoakModel::kVersions) << layer.model->name();
+  }
+}
+
+void Soak::Actor::replace(const OpenLayer& layer) {
+  const nvfp4_moe_expert expert = CLayer::expert(layer.model->version(random_() % SoakModel::kVersions));
+  done_or_busy(nvfp4_moe_layer_replace_expert(layer.handle, 0, &expert), layer);
+}
+
+void Soak::Actor::replace_by_a_bad_expert(const OpenLayer& layer) {
+  nvfp4_moe_expert expert = CLayer::expert(layer.model->version(1));
+  expert.down_tensor_scale = -1;
+  const nvfp4_moe_code code = nvfp4_moe_layer_replace_expert(layer.handle, 0, &expert);
+  EXPECT_TRUE(code == NVFP4_MOE_BAD_INPUT || code == NVFP4_MOE_BUSY) << code;
+}
+
+void Soak::Actor::unpack(const OpenLayer& layer) {
+  Expert expert = layer.model->version(0);
+  nvfp4_moe_expert_out out = SoakModel::buffers(expert);
+  if (!done_or_busy(nvfp4_moe_layer_unpack_expert(layer.handle, 0, &out), layer)) return;
+  EXPECT_LT(layer.model->version_of(out), SoakModel::kVersions) << layer.model->name();
+}
+
+// Nothing is allocated in the child: under a sanitizer its allocator may have been locked by a thread that is not there.
+void Soak::Actor::fork_child(const OpenLayer& layer) {
+  const SoakModel& model = *layer.model;
+  const size_t index = random_() % model.batches();
+  TinyBatch batch = model.batch(index);
+  Expert expert = model.version(0);
+  const api::Workspace workspace(layer.workspace_bytes);
+  const auto run = [&] {
+    const nvfp4_moe_batch c = c_batch(batch);
+    return nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr) == NVFP4_MOE_OK;
+  };
+  EXPECT_EQ(in_forked_child([&] {
+              if (!run() || model.version_of(layer.backend, index, batch.out) == SoakModel::kVersions) return 1;
+              for (size_t version = 0; version < SoakModel::kVersions; ++version) {
+                const nvfp4_moe_expert other = CLayer::expert(model.version(version));
+                if (nvfp4_moe_layer_replace_expert(layer.handle, 0, &other) != NVFP4_MOE_OK) return 2;
+                if (!run() || !same_bits(batch.out, model.right(layer.backend, index, version).out)) return 3;
+                nvfp4_moe_expert_out out = SoakModel::buffers(expert);
+                if (nvfp4_moe_layer_unpack_expert(layer.handle, 0, &out) != NVFP4_MOE_OK) return 4;
+                if (model.version_of(out) != version) return 5;
+              }
+              return 0;
+            }),
+            0)
+      << model.name();
+}
+
+void Soak::Actor::describe(const OpenLayer& layer) {
+  const std::string text = api::text_of(nvfp4_moe_layer_describe, layer.handle);
+  EXPECT_NE(text.find(kSoakBackends[layer.backend]), std::string::npos) << text;
+  EXPECT_NE(api::text_of(nvfp4_moe_layer_describe_run, layer.handle, int64_t{5}), "");
+}
+
+void Soak::Actor::replay(const OpenLayer& layer) {
+  TinyBatch batch = layer.model->batch(2);
+  const nvfp4_moe_batch c = c_batch(batch);
+  const std::string path = soak_.directory_.file("call" + std::to_string(index_) + ".safetensors");
+  if (!done_or_busy(nvfp4_moe_layer_write_repro(layer.handle, &c, 0, path.c_str()), layer)) return;
+  char* json = nullptr;
+  const nvfp4_moe_code code = nvfp4_moe_replay(path.c_str(), kSoakBackends[layer.backend], &json);
+  EXPECT_EQ(code, NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  nvfp4_moe_text_free(json);
+}
+
+TEST(Soak, FourThreadsOnSharedLayers) {
+  const char* const asked = std::getenv("NVFP4_MOE_SOAK_SECONDS");
+  const std::chrono::seconds length(asked != nullptr ? std::atoi(asked) : 2);
+  ASSERT_GT(length.count(), 0) << "NVFP4_MOE_SOAK_SECONDS";
+  std::atomic<uint64_t> logged{0};
+  nvfp4_moe_set_log_callback([](int, const char*, void* user) { ++*static_cast<std::atomic<uint64_t>*>(user); },
+                             &logged);
+  const size_t descriptors = entries_of("/proc/self/fd"), threads = entries_of("/proc/self/task");
+  {
+    Soak soak;
+    soak.run(length);
+    RecordProperty("seconds", std::to_string(length.count()));
+    RecordProperty("threads", kThreads);
+    std::printf("soak of %lld s, %d threads:", static_cast<long long>(length.count()), kThreads);
+    for (size_t action = 0; action < kActions; ++action) {
+      const uint64_t count = soak.count(static_cast<Action>(action));
+      EXPECT_GT(count, 0u) << kInfo[action].name;
+      RecordProperty(kInfo[action].name, std::to_string(count));
+      std::printf(" %s %llu", kInfo[action].name, static_cast<unsigned long long>(count));
+    }
+    RecordProperty("busy", std::to_string(soak.busy()));
+    std::printf(" busy %llu\n", static_cast<unsigned long long>(soak.busy()));
+  }
+  nvfp4_moe_set_log_callback(nullptr, nullptr);
+  EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
+  EXPECT_EQ(entries_of("/proc/self/task"), threads);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -126,7 +126,7 @@ inline std::vector<float> run_tiny(const MoeLayer& layer, TinyBatch& batch) {
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 // An environment variable for the length of a scope.

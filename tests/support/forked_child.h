@@ -13,6 +13,14 @@ inline constexpr bool kThreadSanitizer = true;
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
+// A sanitizer's own allocator does not go around fork() as the C library's does: what another thread had locked in it
+// stays locked in the child.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kChildMayAllocate = false;
+#else
+inline constexpr bool kChildMayAllocate = true;
+#endif
+
 // What the body answers, 0 to 255; -1 where the child hangs or dies.
 template <class Body>
 int in_forked_child(Body&& body) {

@@ -1,0 +1,255 @@
+"""Threads that load, run, replace and unpack layers on a GPU while graphs of other layers are captured and replayed.
+
+What an engine's threads do over weeks, in NVFP4_MOE_SOAK_SECONDS (5). Every output is compared bit for bit with those that
+are right, and afterwards all memory is back. Needs torch with CUDA, a GPU, and a build with the CUDA backends.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import nvfp4_moe as nv
+from gpu import needs_gpu, torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "numpy_only"))
+import layers  # noqa: E402
+
+pytestmark = needs_gpu
+
+SECONDS = float(os.environ.get("NVFP4_MOE_SOAK_SECONDS", "5"))
+THREADS = 4
+SLOTS = 5
+GRAPHS = 6  # that a thread keeps
+TOKENS = (0, 1, 7, 32)
+BACKENDS = ("auto", "cuda")
+SEEDS = (0, 1, 2)
+EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 8, 2, 256, 128
+
+
+def weights(seed: int) -> dict[str, tuple[np.ndarray, ...]]:
+    draw = np.random.default_rng(seed)
+    return {
+        "gate": layers.matrices(draw, EXPERTS, INTERMEDIATE, HIDDEN),
+        "up": layers.matrices(draw, EXPERTS, INTERMEDIATE, HIDDEN),
+        "down": layers.matrices(draw, EXPERTS, HIDDEN, INTERMEDIATE),
+    }
+
+
+def batch(tokens: int) -> list[torch.Tensor]:
+    """hidden (T, HIDDEN) bfloat16, ids (T, TOP_K) int32 that all meet expert 0, router weights (T, TOP_K) float32."""
+    draw = np.random.default_rng(tokens)
+    ids = draw.integers(1, EXPERTS, (tokens, TOP_K), dtype=np.int32)
+    ids[:, 0] = 0
+    hidden = torch.from_numpy(draw.standard_normal((tokens, HIDDEN), dtype=np.float32)).cuda().bfloat16()
+    return [
+        hidden,
+        torch.from_numpy(ids).cuda(),
+        torch.from_numpy(draw.random((tokens, TOP_K), dtype=np.float32)).cuda(),
+    ]
+
+
+class Soak:
+    """Shared layers in slots, all that is right of them, and one lock: whoever captures a graph holds it, and so does
+    whoever makes the whole device wait, which would end another thread's capture."""
+
+    def __init__(self) -> None:
+        self.weights = {seed: weights(seed) for seed in SEEDS}
+        # Expert 0 of either version, as replace_expert takes it; a layer of any seed gets the same two.
+        self.versions = [
+            {name: tuple(part[0] for part in stack) for name, stack in weights(seed).items()} for seed in (10, 11)
+        ]
+        self.batches = {tokens: batch(tokens) for tokens in TOKENS}
+        self.right = {}  # (backend, seed, tokens): an output for each version
+        for backend in BACKENDS:
+            for seed in SEEDS:
+                layer = self.open(backend, seed)
+                for version in self.versions:
+                    layer.replace_expert(0, **version)
+                    for tokens in TOKENS:
+                        out = layer.run(*self.batches[tokens]).clone()
+                        self.right.setdefault((backend, seed, tokens), []).append(out)
+        torch.cuda.synchronize()
+        self.device_waits = threading.Lock()
+        self.slots = [(BACKENDS[i % 2], SEEDS[i % 3]) for i in range(SLOTS)]
+        self.slots = [(backend, seed, self.open(backend, seed)) for backend, seed in self.slots]
+        self.counts = collections.Counter()
+        self.wrong = []
+        self.stop = threading.Event()
+
+    def open(self, backend: str, seed: int) -> nv.MoeLayer:
+        config = nv.MoeConfig(EXPERTS, TOP_K, HIDDEN, INTERMEDIATE)
+        layer = nv.MoeLayer.from_tensors(
+            config, **self.weights[seed], max_tokens=max(TOKENS), device="cuda:0", backend=backend
+        )
+        layer.replace_expert(0, **self.versions[0])
+        return layer
+
+
+class Actor(threading.Thread):
+    def __init__(self, soak: Soak, index: int) -> None:
+        super().__init__(name=f"soak {index}", daemon=True)
+        self.soak, self.random = soak, random.Random(index)
+        self.stream = torch.cuda.Stream()
+        self.doing = "nothing"
+        self.error = None
+        self.own = []  # layers of this thread's graphs, which nobody replaces: (backend, seed, layer)
+        self.graphs = collections.deque(maxlen=GRAPHS)  # (right, out, graph, layer)
+
+    def run(self) -> None:
+        actions = {
+            self.run_layer: 30,
+            self.replay: 30,
+            self.capture: 4,
+            self.replace: 12,
+            self.unpack: 6,
+            self.load: 4,
+            self.load_own: 2,
+            self.release: 2,
+            self.fork: 1,
+        }
+        try:
+            with torch.cuda.stream(self.stream):
+                while not self.soak.stop.is_set():
+                    (action,) = self.random.choices(list(actions), list(actions.values()))
+                    self.doing = action.__name__
+                    if action() is not False:
+                        self.soak.counts[self.doing] += 1
+        except BaseException as error:
+            self.error = error
+            self.soak.stop.set()
+
+    def pick(self):
+        return self.random.choice(self.soak.slots)
+
+    def judge(self, out: torch.Tensor, right: list[torch.Tensor]) -> None:
+        if not any(torch.equal(out, one) for one in right):
+            self.soak.wrong.append((self.doing, out.clone()))
+
+    def run_layer(self):
+        backend, seed, layer = self.pick()
+        tokens = self.random.choice(TOKENS)
+        try:
+            out = layer.run(*self.soak.batches[tokens])
+        except nv.Busy:
+            self.soak.counts["busy"] += 1
+            return False
+        self.stream.synchronize()
+        self.judge(out, self.soak.right[backend, seed, tokens])
+
+    def replace(self):
+        _, _, layer = self.pick()
+        with self.soak.device_waits:
+            try:
+                layer.replace_expert(0, **self.random.choice(self.soak.versions))
+            except nv.Busy:
+                self.soak.counts["busy"] += 1
+                return False
+
+    def unpack(self):
+        _, _, layer = self.pick()
+        with self.soak.device_waits:
+            try:
+                expert = layer.expert(0)
+            except nv.Busy:
+                self.soak.counts["busy"] += 1
+                return False
+
+        def is_of(version: dict[str, tuple[np.ndarray, ...]]) -> bool:
+            return all(
+                np.array_equal(expert[name]["codes"], codes)
+                and np.array_equal(expert[name]["scales"], scales)
+                and expert[name]["tensor_scale"] == tensor_scale
+                for name, (codes, scales, tensor_scale) in version.items()
+            )
+
+        if not any(map(is_of, self.soak.versions)):
+            self.soak.wrong.append(("unpack", expert))
+
+    def load(self):
+        at, backend, seed = self.random.randrange(SLOTS), self.random.choice(BACKENDS), self.random.choice(SEEDS)
+        with self.soak.device_waits:
+            self.soak.slots[at] = (backend, seed, self.soak.open(backend, seed))
+
+    def load_own(self):
+        backend, seed = self.random.choice(BACKENDS), self.random.choice(SEEDS)
+        with self.soak.device_waits:
+            self.own = [*self.own[-1:], (backend, seed, self.soak.open(backend, seed))]
+
+    def capture(self):
+        if not self.own:
+            return False
+        backend, seed, layer = self.random.choice(self.own)
+        tokens = self.random.choice(TOKENS[1:])
+        graph = torch.cuda.CUDAGraph()
+        with self.soak.device_waits:
+            self.stream.synchronize()
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                out = layer.run(*self.soak.batches[tokens])
+        self.graphs.append((self.soak.right[backend, seed, tokens][:1], out, graph, layer))
+
+    def replay(self):
+        if not self.graphs:
+            return False
+        right, out, graph, _ = self.random.choice(self.graphs)
+        out.zero_()
+        graph.replay()
+        self.stream.synchronize()
+        self.judge(out, right)
+
+    def release(self):
+        with self.soak.device_waits:
+            nv.release_workspaces()
+
+    def fork(self):
+        _, _, layer = self.pick()
+        with self.soak.device_waits:
+            child = os.fork()
+            if child == 0:  # CUDA works in no forked child, and says so
+                try:
+                    layer.expert(0)
+                except nv.Unsupported:
+                    os._exit(0)
+                os._exit(1)
+            if os.waitpid(child, 0)[1] != 0:
+                self.soak.wrong.append(("fork", child))
+
+
+def test_threads_on_shared_layers_beside_graphs_of_others() -> None:
+    torch.cuda.synchronize()
+    nv.release_workspaces()
+    torch.cuda.empty_cache()
+    free_before = torch.cuda.mem_get_info()[0]
+    soak = Soak()
+    actors = [Actor(soak, index) for index in range(THREADS)]
+    for actor in actors:
+        actor.start()
+    soak.stop.wait(SECONDS)
+    soak.stop.set()
+    for actor in actors:
+        actor.join(60)
+        assert not actor.is_alive(), f"{actor.name} hangs in {actor.doing}"
+        if actor.error is not None:
+            raise actor.error
+    counts = dict(soak.counts)
+    print(f"{SECONDS:.0f} s, {THREADS} threads: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+    assert not soak.wrong, [what for what, _ in soak.wrong]
+    for action in ("run_layer", "replay", "capture", "replace", "unpack", "load", "load_own", "release", "fork"):
+        assert counts.get(action, 0) > 0, counts
+
+    del soak, actors, actor
+    gc.collect()
+    torch.cuda.synchronize()
+    nv.release_workspaces()
+    torch.cuda.empty_cache()
+    until = time.monotonic() + 10
+    while torch.cuda.mem_get_info()[0] < free_before - (64 << 20) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert torch.cuda.mem_get_info()[0] >= free_before - (64 << 20)

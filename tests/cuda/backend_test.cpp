@@ -6,24 +6,17 @@
 #include "cases/cases.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
+#include "support/backends.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
-DeviceFacts gpu(int compute_capability) {
-  DeviceFacts facts;
-  facts.kind = DeviceKind::kCuda;
-  facts.name = "a GPU";
-  facts.compute_capability = compute_capability;
-  return facts;
-}
-
 TEST(CudaBackend, TakesEveryCaseButInt8Block) {
   for (const Case& spec : case_table()) {
     const auto config = MoeConfig::make(spec.options);
     ASSERT_OK(config);
-    const Status status = kCudaBackend.supports(*config, gpu(80));
+    const Status status = kCudaBackend.supports(*config, test::gpu_of(80));
     if (spec.options.activation_format != ActivationFormat::kInt8Block) {
       EXPECT_OK(status);
       continue;
@@ -37,10 +30,10 @@ TEST(CudaBackend, DeclinesHostsAndOlderDevicesByName) {
   const auto config = MoeConfig::make(case_table().front().options);
   ASSERT_OK(config);
   EXPECT_EQ(kCudaBackend.supports(*config, host_facts()).code(), Code::kUnsupported);
-  const Status old = kCudaBackend.supports(*config, gpu(75));
+  const Status old = kCudaBackend.supports(*config, test::gpu_of(75));
   EXPECT_EQ(old.code(), Code::kUnsupported);
   EXPECT_NE(old.message().find("7.5"), std::string::npos) << old.message();
-  EXPECT_OK(kCudaBackend.supports(*config, gpu(120)));
+  EXPECT_OK(kCudaBackend.supports(*config, test::gpu_of(120)));
 }
 
 TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
@@ -48,12 +41,12 @@ TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
   ASSERT_OK(config);
   for (const auto& [capability, backend] :
        {std::pair(80, &kCudaBackend), {89, &kCudaBackend}, {90, &kSm90Backend}, {100, &kCudaBackend}}) {
-    const auto on_device = choose_backend(*config, gpu(capability), "auto");
+    const auto on_device = choose_backend(*config, test::gpu_of(capability), "auto");
     ASSERT_OK(on_device);
     EXPECT_EQ(*on_device, backend) << capability;
   }
-  EXPECT_EQ(*choose_backend(*config, gpu(90), "cuda"), &kCudaBackend);
-  EXPECT_EQ(choose_backend(*config, gpu(80), "sm90").status().code(), Code::kUnsupported);
+  EXPECT_EQ(*choose_backend(*config, test::gpu_of(90), "cuda"), &kCudaBackend);
+  EXPECT_EQ(choose_backend(*config, test::gpu_of(80), "sm90").status().code(), Code::kUnsupported);
   const auto on_host = choose_backend(*config, host_facts(), "auto");
   ASSERT_OK(on_host);
   EXPECT_EQ(*on_host, &kCpuBackend);
@@ -68,7 +61,7 @@ TEST(CudaBackend, PlansWithoutADevice) {
     ASSERT_OK(config);
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
-      const auto plan = kCudaBackend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu(90));
+      const auto plan = kCudaBackend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, test::gpu_of(90));
       ASSERT_OK(plan);
       EXPECT_EQ(plan->steps.size(), 6u);
       EXPECT_GE(plan->workspace.total_bytes, before);

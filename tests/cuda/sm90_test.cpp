@@ -23,24 +23,16 @@
 namespace nvfp4_moe {
 namespace {
 
-DeviceFacts gpu(int compute_capability) {
-  DeviceFacts facts;
-  facts.kind = DeviceKind::kCuda;
-  facts.name = "a GPU";
-  facts.compute_capability = compute_capability;
-  return facts;
-}
-
 TEST(Sm90Backend, TakesHopperAloneAndGoesBeforeCuda) {
   const auto config = MoeConfig::make(case_table().front().options);
   ASSERT_OK(config);
   for (int capability : {75, 80, 89, 100, 103, 120})
-    EXPECT_EQ(kSm90Backend.supports(*config, gpu(capability)).code(), Code::kUnsupported) << capability;
-  EXPECT_OK(kSm90Backend.supports(*config, gpu(90)));
+    EXPECT_EQ(kSm90Backend.supports(*config, test::gpu_of(capability)).code(), Code::kUnsupported) << capability;
+  EXPECT_OK(kSm90Backend.supports(*config, test::gpu_of(90)));
   EXPECT_EQ(kSm90Backend.supports(*config, host_facts()).code(), Code::kUnsupported);
   MoeOptions int8 = config->options();
   int8.activation_format = ActivationFormat::kInt8Block;
-  const Status declined = kSm90Backend.supports(*MoeConfig::make(int8), gpu(90));
+  const Status declined = kSm90Backend.supports(*MoeConfig::make(int8), test::gpu_of(90));
   EXPECT_NE(declined.message().find("int8_block"), std::string::npos) << declined.message();
 }
 
@@ -51,7 +43,7 @@ TEST(Sm90Backend, PlansWithoutADevice) {
     ASSERT_OK(config);
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
-      const auto plan = kSm90Backend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu(90));
+      const auto plan = kSm90Backend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, test::gpu_of(90));
       ASSERT_OK(plan);
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;

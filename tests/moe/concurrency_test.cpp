@@ -40,17 +40,6 @@ TEST(Concurrency, StreamsWithTheirOwnWorkspacesGiveTheSameBits) {
   }
 }
 
-// An executor that does something in the middle of a run.
-class Interrupting : public Executor {
- public:
-  std::function<void()> in_the_middle;
-  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
-    if (in_the_middle) std::exchange(in_the_middle, nullptr)();
-    serial_executor().parallel_for(count, grain, body);
-  }
-  int threads() const override { return 1; }
-};
-
 TEST(Replace, IsByteIdenticalToAFreshLoad) {
   MoeOptions options = tiny_options();
   options.shared_intermediate_size = 32;

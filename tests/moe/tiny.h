@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstring>
+#include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/executor.h"
 #include "core/float_formats.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
@@ -128,6 +131,17 @@ inline std::vector<float> run_tiny(const MoeLayer& layer, TinyBatch& batch) {
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
+
+// An executor that does something in the middle of a run.
+class Interrupting : public Executor {
+ public:
+  std::function<void()> in_the_middle;
+  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
+    if (in_the_middle) std::exchange(in_the_middle, nullptr)();
+    serial_executor().parallel_for(count, grain, body);
+  }
+  int threads() const override { return 1; }
+};
 
 // An environment variable for the length of a scope.
 class ScopedEnv {

@@ -74,21 +74,10 @@ TEST(WorkspaceClaim, AChildHasNoneOfItsParents) {
   EXPECT_FALSE(WorkspaceClaim(address(9)));
 }
 
-// An executor that does something in the middle of a run.
-class Meanwhile : public Executor {
- public:
-  std::function<void()> in_the_middle;
-  void parallel_for(int64_t count, int64_t grain, const Body& body) override {
-    if (in_the_middle) std::exchange(in_the_middle, nullptr)();
-    serial_executor().parallel_for(count, grain, body);
-  }
-  int threads() const override { return 1; }
-};
-
 TEST(WorkspaceClaim, ASecondRunInOneWorkspaceIsBusyAndDisturbsNothing) {
   const TinyLayer tiny;
   for (const Backend* backend : test::runnable_backends()) {
-    Meanwhile executor;
+    Interrupting executor;
     LayerOptions options = tiny_layer_options();
     options.executor = &executor;
     const auto layer = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options).value();
@@ -116,7 +105,7 @@ TEST(WorkspaceClaim, ASecondRunInOneWorkspaceIsBusyAndDisturbsNothing) {
 TEST(WorkspaceClaim, ALinearsWorkspaceIsWatchedToo) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(32, 64, 0.01f, random);
-  Meanwhile executor;
+  Interrupting executor;
   LinearOptions options;
   options.max_tokens = 4;
   options.executor = &executor;

@@ -95,6 +95,15 @@ std::string hardware_test_name(const ::testing::TestParamInfo<HardwareParam<T>>&
 // its order.
 std::vector<const Backend*> runnable_backends();
 
+// What `explain` would be told of a GPU of this compute capability (90 for 9.0).
+inline DeviceFacts gpu_of(int compute_capability) {
+  DeviceFacts facts;
+  facts.kind = DeviceKind::kCuda;
+  facts.name = "a GPU";
+  facts.compute_capability = compute_capability;
+  return facts;
+}
+
 }  // namespace nvfp4_moe::test
 
 // Declared and never defined, so that no fixture goes around HardwareTest.

@@ -61,9 +61,17 @@ void report_status(const RunStatus& status, Report& report) {
                 fmt::format("{} tokens and {} rows are not finite", status.nonfinite_tokens, status.nonfinite_rows),
                 Style::kWarning);
   }
+  if (status.nonfinite_weights + status.nonfinite_outputs > 0) {
+    report.fact("warn",
+                fmt::format("{} router weights and {} elements of the output are not finite", status.nonfinite_weights,
+                            status.nonfinite_outputs),
+                Style::kWarning);
+  }
   report.json()["bad_expert_ids"] = status.bad_expert_ids;
   report.json()["nonfinite_tokens"] = status.nonfinite_tokens;
   report.json()["nonfinite_rows"] = status.nonfinite_rows;
+  report.json()["nonfinite_weights"] = status.nonfinite_weights;
+  report.json()["nonfinite_outputs"] = status.nonfinite_outputs;
 }
 
 // The files that the options lead to; empty where an option is not given.

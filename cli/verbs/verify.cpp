@@ -96,6 +96,7 @@ void report_saturation(const VerifyReport& verified, Report& report) {
                {"intermediate_saturated", "at 448"},
                {"intermediate_zeroed", "to zero"},
                {"nonfinite_rows", "non-finite rows"},
+               {"nonfinite_outputs", "non-finite outputs"},
                {"weights_saturated", "weights beyond their block"},
                {"weight_blocks_zeroed", "weight blocks to zero"}});
   for (const LayerVerification& layer : verified.layers) {
@@ -106,9 +107,9 @@ void report_saturation(const VerifyReport& verified, Report& report) {
       cells.insert(cells.end(),
                    {count_cell(s.hidden_blocks), count_cell(s.hidden_saturated), count_cell(s.hidden_zeroed),
                     count_cell(s.intermediate_blocks), count_cell(s.intermediate_saturated),
-                    count_cell(s.intermediate_zeroed), count_cell(s.nonfinite_rows)});
+                    count_cell(s.intermediate_zeroed), count_cell(s.nonfinite_rows), count_cell(s.nonfinite_outputs)});
     }
-    cells.resize(8);
+    cells.resize(9);
     if (layer.original) {
       cells.push_back(count_cell(layer.original->saturated));
       cells.push_back(count_cell(layer.original->zeroed_blocks));

@@ -309,6 +309,8 @@ typedef struct nvfp4_moe_run_status {
   uint64_t intermediate_blocks;
   uint64_t intermediate_saturated;
   uint64_t intermediate_zeroed;
+  uint64_t nonfinite_weights; /* NaN or Inf among router weights of assignments that were done, and shared_weights */
+  uint64_t nonfinite_outputs; /* elements of out that are; where tokens and weights are finite: overflow */
 } nvfp4_moe_run_status;
 /* Any thread, after the run; on a device, once the run's stream has done it. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,

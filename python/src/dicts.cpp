@@ -85,6 +85,8 @@ Dict to_dict(const RunStatus& status) {
   d["intermediate_blocks"] = status.intermediate_blocks;
   d["intermediate_saturated"] = status.intermediate_saturated;
   d["intermediate_zeroed"] = status.intermediate_zeroed;
+  d["nonfinite_weights"] = status.nonfinite_weights;
+  d["nonfinite_outputs"] = status.nonfinite_outputs;
   return d;
 }
 

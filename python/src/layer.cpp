@@ -316,9 +316,8 @@ void bind_layer(nb::module_& m) {
           "How many experts this layer holds.")
       .def("status", &status,
            "What the layer's last run reported, as counts: bad_expert_ids (skipped), nonfinite_tokens (NaN rows),\n"
-           "nonfinite_rows, and for hidden and intermediate the blocks quantized, saturated at 448 and zeroed. On a "
-           "GPU\n"
-           "it waits for all work of the device.")
+           "nonfinite_rows, nonfinite_weights (of the router), nonfinite_outputs (elements of out), and for hidden and\n"
+           "intermediate the blocks quantized, saturated at 448 and zeroed. On a GPU it waits for all work of the device.")
       .def("calibrate", &calibrate, nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),
            "Measures static activation scales on sample inputs, shaped as for run, with the exact reference and bf16\n"
            "activations: {\"hidden\", \"intermediate\"}: amax/2688, what input_scale takes; and hidden_amax,\n"

@@ -377,7 +377,9 @@ nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const vo
                                  run.hidden_zeroed,
                                  run.intermediate_blocks,
                                  run.intermediate_saturated,
-                                 run.intermediate_zeroed};
+                                 run.intermediate_zeroed,
+                                 run.nonfinite_weights,
+                                 run.nonfinite_outputs};
     return api::write_struct("status", c, status);
   });
 }

@@ -31,6 +31,11 @@ struct RunStatus {
   uint64_t intermediate_blocks = 0;
   uint64_t intermediate_saturated = 0;
   uint64_t intermediate_zeroed = 0;
+  // Router weights that are NaN or Inf: of assignments that have a row, and the shared expert's factors.
+  uint64_t nonfinite_weights = 0;
+  // Elements of out that are NaN or Inf as stored, whatever made them so. Where tokens and weights are finite, that is
+  // overflow.
+  uint64_t nonfinite_outputs = 0;
 };
 
 }  // namespace nvfp4_moe

@@ -56,6 +56,16 @@ constexpr bool is_activation(DType dtype) {
   return dtype == DType::kBf16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
+// The bits of the least fp32 magnitude that an activation dtype stores as Inf: rounding to nearest even, half a step
+// beyond the largest finite number. NaN's bits lie above, too.
+constexpr uint32_t overflow_bits(DType dtype) {
+  switch (dtype) {
+    case DType::kF16: return 0x477FF000u;   // 65520
+    case DType::kBf16: return 0x7F7F8000u;  // 2^128 - 2^119
+    default: return 0x7F800000u;            // Inf itself
+  }
+}
+
 // out[i] = values[i] of an array of an activation dtype.
 void to_floats(const void* values, DType dtype, int64_t count, float* out);
 

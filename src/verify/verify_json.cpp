@@ -58,7 +58,8 @@ Json status(const RunStatus& s) {
           {"nonfinite_rows", s.nonfinite_rows},           {"hidden_blocks", s.hidden_blocks},
           {"hidden_saturated", s.hidden_saturated},       {"hidden_zeroed", s.hidden_zeroed},
           {"intermediate_blocks", s.intermediate_blocks}, {"intermediate_saturated", s.intermediate_saturated},
-          {"intermediate_zeroed", s.intermediate_zeroed}};
+          {"intermediate_zeroed", s.intermediate_zeroed}, {"nonfinite_weights", s.nonfinite_weights},
+          {"nonfinite_outputs", s.nonfinite_outputs}};
 }
 
 Json run(const RunCheck& c) {

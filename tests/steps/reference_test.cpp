@@ -25,6 +25,8 @@ void expect_same_status(const RunStatus& expected, const RunStatus& actual) {
   EXPECT_EQ(expected.intermediate_blocks, actual.intermediate_blocks);
   EXPECT_EQ(expected.intermediate_saturated, actual.intermediate_saturated);
   EXPECT_EQ(expected.intermediate_zeroed, actual.intermediate_zeroed);
+  EXPECT_EQ(expected.nonfinite_weights, actual.nonfinite_weights);
+  EXPECT_EQ(expected.nonfinite_outputs, actual.nonfinite_outputs);
 }
 
 class ReferenceAgainstContract : public ::testing::TestWithParam<std::string> {};

@@ -143,6 +143,8 @@ class StepPair {
     EXPECT_EQ(expected().status->intermediate_blocks, actual().status->intermediate_blocks);
     EXPECT_EQ(expected().status->intermediate_saturated, actual().status->intermediate_saturated);
     EXPECT_EQ(expected().status->intermediate_zeroed, actual().status->intermediate_zeroed);
+    EXPECT_EQ(expected().status->nonfinite_weights, actual().status->nonfinite_weights);
+    EXPECT_EQ(expected().status->nonfinite_outputs, actual().status->nonfinite_outputs);
   }
 
   // ---- the exact value of a GEMM element and its sum |p|

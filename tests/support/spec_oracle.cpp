@@ -313,16 +313,21 @@ OracleResult oracle_layer(const CaseData& data) {
       if (id < -1 || id >= o.num_experts) result.status.bad_expert_ids += 1;
       if (id < data.spec.range.first || id >= data.spec.range.first + data.spec.range.count) continue;
       const float& weight = data.topk_weights[static_cast<size_t>(t * o.top_k + k)];
+      result.status.nonfinite_weights += std::isfinite(weight) ? 0 : 1;
       add(id - data.spec.range.first, on_input ? &weight : nullptr, before ? weight : 1.0f,
           before || on_input ? nullptr : &weight);
     }
-    if (o.shared_intermediate_size > 0)
-      add(kSharedExpert, nullptr, 1.0f,
-          data.shared_weights.empty() ? nullptr : &data.shared_weights[static_cast<size_t>(t)]);
+    if (o.shared_intermediate_size > 0) {
+      const float* const weight = data.shared_weights.empty() ? nullptr : &data.shared_weights[static_cast<size_t>(t)];
+      result.status.nonfinite_weights += weight == nullptr || std::isfinite(*weight) ? 0 : 1;
+      add(kSharedExpert, nullptr, 1.0f, weight);
+    }
     result.status.nonfinite_tokens += nonfinite ? 1 : 0;
-    for (int64_t c = 0; c < o.hidden_size; ++c)
-      result.out[static_cast<size_t>(t * o.hidden_size + c)] =
-          static_cast<float>(oracle_round(acc[static_cast<size_t>(c)], data.spec.out_dtype));
+    for (int64_t c = 0; c < o.hidden_size; ++c) {
+      float& out = result.out[static_cast<size_t>(t * o.hidden_size + c)];
+      out = static_cast<float>(oracle_round(acc[static_cast<size_t>(c)], data.spec.out_dtype));
+      result.status.nonfinite_outputs += std::isfinite(out) ? 0 : 1;
+    }
   }
   return result;
 }

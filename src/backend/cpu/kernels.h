@@ -133,7 +133,8 @@ struct Kernels {
   void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
   // out (k) of dtype: x times a weight that dtype holds.
   void (*weigh)(const void* x, DType dtype, int64_t k, float weight, void* out);
-  void (*combine)(const StepContext& step, int64_t first_token, int64_t end_token);
+  // How many elements of out are NaN or Inf.
+  uint64_t (*combine)(const StepContext& step, int64_t first_token, int64_t end_token);
 };
 
 // Every table of this build, the best first; portable, which runs anywhere, is the last. A new instruction set is a

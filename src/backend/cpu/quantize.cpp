@@ -1,7 +1,6 @@
 // hidden and the intermediate -> activations and their operands: for each token that has a row in expert order (for
 // every token where there is a shared expert), and for each row in expert order. On_input the routed experts multiply
 // hidden times the router weight, and the shared expert hidden itself.
-#include <atomic>
 #include <cstring>
 #include <functional>
 
@@ -11,10 +10,6 @@
 
 namespace nvfp4_moe::cpu {
 namespace {
-
-void add(uint64_t& counter, uint64_t value) {
-  if (value != 0) std::atomic_ref<uint64_t>(counter).fetch_add(value, std::memory_order_relaxed);
-}
 
 bool has_routed_row(const StepContext& step, int64_t token) {
   const int64_t top_k = step.weights.config->top_k;
@@ -83,9 +78,9 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
     const ConvertedRow converted =
         convert_row(kernels, x, batch.hidden_dtype, token, config->hidden_size, config->activation_format, scale,
                     config->activation_scale == ActivationScale::kCompat, to, token);
-    add(status.hidden_blocks, converted.counts.blocks);
-    add(status.hidden_saturated, converted.counts.saturated);
-    add(status.hidden_zeroed, converted.counts.zeroed);
+    add_count(status.hidden_blocks, converted.counts.blocks);
+    add_count(status.hidden_saturated, converted.counts.saturated);
+    add_count(status.hidden_zeroed, converted.counts.zeroed);
     return converted.nonfinite;
   };
   for_each_row(step.executor, batch.tokens, [&](int64_t token) {
@@ -102,7 +97,7 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
       nonfinite |= convert(batch.hidden, token, shared);
       if (scratch != nullptr) write_operands(kernels, shared, token, scratch->shared_hidden);
     }
-    add(status.nonfinite_tokens, nonfinite ? 1 : 0);
+    add_count(status.nonfinite_tokens, nonfinite ? 1 : 0);
   });
 }
 
@@ -114,10 +109,10 @@ void requantize(const StepContext& step, const PartBuffers& part, const Kernels&
     const ConvertedRow converted = convert_row(
         kernels, part.intermediate.bf16, DType::kBf16, row, part.intermediate_size, config->activation_format, scale,
         config->intermediate_scale == IntermediateScale::kCompat, part.intermediate, row);
-    add(status.intermediate_blocks, converted.counts.blocks);
-    add(status.intermediate_saturated, converted.counts.saturated);
-    add(status.intermediate_zeroed, converted.counts.zeroed);
-    add(status.nonfinite_rows, converted.nonfinite ? 1 : 0);
+    add_count(status.intermediate_blocks, converted.counts.blocks);
+    add_count(status.intermediate_saturated, converted.counts.saturated);
+    add_count(status.intermediate_zeroed, converted.counts.zeroed);
+    add_count(status.nonfinite_rows, converted.nonfinite ? 1 : 0);
     if (operands != nullptr) write_operands(kernels, part.intermediate, row, *operands);
   });
 }

@@ -202,15 +202,19 @@ void round_rows(const RoundRows& rows) {
   }
 }
 
-void combine_tokens(const StepContext& step, int64_t first_token, int64_t end_token) {
+// How many elements of out are NaN or Inf.
+uint64_t combine_tokens(const StepContext& step, int64_t first_token, int64_t end_token) {
   const MoeOptions& options = step.weights.config.options();
   const DType row_dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   const int64_t hidden = options.hidden_size, top_k = options.top_k;
   const bool after_down = options.router_weight == RouterWeight::kAfterDown;
   const PartBuffers& shared = step.buffers.shared;
+  const auto overflow = static_cast<int32_t>(overflow_bits(step.batch.out_dtype));
+  uint64_t nonfinite = 0;
   for (int64_t token = first_token; token < end_token; ++token) {
     const int32_t* rows = step.buffers.row_of_assignment + token * top_k;
     const float* weights = step.batch.topk_weights + token * top_k;
+    I largest = splat(0);
     for (int64_t h = 0; h < hidden; h += kLanes) {
       F acc = splat(0.0f);
       for (int64_t k = 0; k < top_k; ++k) {
@@ -224,8 +228,16 @@ void combine_tokens(const StepContext& step, int64_t first_token, int64_t end_to
         acc = weight == nullptr ? acc + row : fma(splat(weight[token]), row, acc);
       }
       store16(step.batch.out, step.batch.out_dtype, token * hidden + h, acc);
+      largest = max(largest, magnitude_bits(acc));
+    }
+    if (max_lane(largest) < overflow) continue;
+    for (int64_t h = 0; h < hidden; h += kLanes) {  // rare: the row is read again
+      float values[kLanes];
+      store(values, load16(step.batch.out, step.batch.out_dtype, token * hidden + h));
+      for (const float value : values) nonfinite += (std::bit_cast<uint32_t>(value) & 0x7FFFFFFFu) >= 0x7F800000u;
     }
   }
+  return nonfinite;
 }
 
 // ---- operands

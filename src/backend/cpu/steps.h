@@ -5,6 +5,8 @@
 // null).
 #pragma once
 
+#include <atomic>
+
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/scratch.h"
@@ -25,6 +27,11 @@ void combine(const StepContext& step, const Kernels& kernels);
 void hidden_operands(const StepContext& step, const Kernels& kernels, const LayerScratch& scratch);
 void intermediate_operands(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                            const Operands& operands);
+
+// Threads add their counts to the run's status.
+inline void add_count(uint64_t& counter, uint64_t value) {
+  if (value != 0) std::atomic_ref<uint64_t>(counter).fetch_add(value, std::memory_order_relaxed);
+}
 
 // Calls body(expert, begin, end) over runs of strips of every expert that has rows, in parallel.
 template <class Body>

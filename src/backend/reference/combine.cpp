@@ -2,11 +2,12 @@
 //
 // acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a row; acc + row under
 // before_down and on_input, where the row has the weight in it. Then the shared expert's row, then one rounding to out's
-// type. A token without any row gives zeros.
+// type. A token without any row gives zeros. Counted: router weights of rows that are not finite, and elements of out.
 #include <cmath>
 #include <functional>
 
 #include "backend/reference/formats.h"
+#include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
@@ -33,9 +34,25 @@ void combine(const StepContext& step) {
     }
     return acc;
   };
+  auto nonfinite_weights = [&](int64_t token) {
+    uint64_t count = 0;
+    for (int64_t assignment = token * top_k; assignment < (token + 1) * top_k; ++assignment)
+      count += buffers.row_of_assignment[assignment] >= 0 && !std::isfinite(batch.topk_weights[assignment]);
+    if (buffers.shared.experts > 0 && batch.shared_weights != nullptr)
+      count += !std::isfinite(batch.shared_weights[token]);
+    return count;
+  };
   auto body = [&](int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token)
-      for (int64_t c = 0; c < hidden; ++c) store(batch.out, batch.out_dtype, token * hidden + c, element(token, c));
+    uint64_t weights = 0, outputs = 0;
+    for (int64_t token = begin; token < end; ++token) {
+      weights += nonfinite_weights(token);
+      for (int64_t at = token * hidden; at < (token + 1) * hidden; ++at) {
+        store(batch.out, batch.out_dtype, at, element(token, at - token * hidden));
+        outputs += !std::isfinite(load(batch.out, batch.out_dtype, at));
+      }
+    }
+    add_count(buffers.status->nonfinite_weights, weights);
+    add_count(buffers.status->nonfinite_outputs, outputs);
   };
   step.executor.parallel_for(batch.tokens, 4, std::ref(body));
 }

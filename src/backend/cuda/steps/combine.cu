@@ -4,7 +4,8 @@
 // before_down. Then the shared expert's row, then one rounding to out's type. A token without any row gives zeros. The
 // order is fixed, so the bits are those of every other backend.
 //
-// Where the plan says so, additional CTAs of the same kernel count what no step before has counted.
+// Counted on the way: router weights of rows that are not finite, and elements of out. Where the plan says so, additional
+// CTAs of the same kernel count what no step before has counted.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,15 +22,19 @@ namespace {
 
 constexpr int kThreads = kCombineThreads;
 constexpr int kAssignmentsAtOnce = 8;  // whose rows are read at once
+// A device calls no constexpr function of the host, but has its result.
+template <DType kOut>
+constexpr uint32_t kOverflowBits = overflow_bits(kOut);
 
 struct CombineArgs {
   const void* rows;                  // (R, H) row_format
   const void* shared_rows;           // (T, H), or null
   const int32_t* row_of_assignment;  // (T, top_k)
-  const float* weights;              // (T, top_k), or null: rows are added as they are
+  const float* weights;              // (T, top_k)
   const float* shared_weights;       // (T), or null
   void* out;                         // (T, H)
   int64_t tokens, top_k, hidden;
+  bool weigh;  // else the rows have their weights in them already
 };
 
 // What the CTAs beyond those of the tokens count.
@@ -129,6 +134,14 @@ __device__ void store_channels(void* out, int64_t at, const float (&values)[kCha
   for (int i = 0; i < kBytes / static_cast<int>(sizeof(Vector)); ++i) to[i] = reinterpret_cast<const Vector*>(bytes)[i];
 }
 
+template <DType kOut, int kChannels>
+__device__ void count_outputs(uint64_t& counter, const float (&values)[kChannels]) {
+  uint32_t nonfinite = 0;
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) nonfinite += magnitude_bits(values[i]) >= kOverflowBits<kOut>;
+  add(counter, nonfinite);
+}
+
 // A thread's channels of a row, kept as they are read, so that all reads may be in flight before the first sum needs
 // one.
 template <DType kRow, int kChannels>
@@ -157,8 +170,14 @@ struct Assignments {
       const int64_t assignment = token * args.top_k + first + i;
       const bool there = first + i < args.top_k;
       rows[i] = there ? __ldcg(args.row_of_assignment + assignment) : -1;
-      weights[i] = there && args.weights != nullptr ? __ldcg(args.weights + assignment) : 1.0f;
+      weights[i] = there ? __ldcg(args.weights + assignment) : 1.0f;
     }
+  }
+  __device__ uint32_t nonfinite_weights() const {
+    uint32_t count = 0;
+#pragma unroll
+    for (int i = 0; i < kAssignmentsAtOnce; ++i) count += rows[i] >= 0 && magnitude_bits(weights[i]) >= kInfBits;
+    return count;
   }
 };
 
@@ -175,10 +194,12 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
   // Route has ended before gemm1 lets any kernel start.
   Assignments assignments(args, token, 0);
   ptx::grid_dependency_wait();
+  const auto count_weights = [&](uint32_t nonfinite) { add(counts.status->nonfinite_weights, nonfinite); };
   const auto combine_channels = [&](int32_t channel) {
     float acc[kChannels] = {};
     for (int64_t first = 0; first < args.top_k; first += kAssignmentsAtOnce) {
       if (args.top_k > kAssignmentsAtOnce) assignments = Assignments(args, token, first);
+      if (channel == 0) count_weights(assignments.nonfinite_weights());  // once a token
       Channels<kRow, kChannels> read[kAssignmentsAtOnce];
 #pragma unroll
       for (int i = 0; i < kAssignmentsAtOnce; ++i)
@@ -188,18 +209,22 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
         if (assignments.rows[i] < 0) continue;
 #pragma unroll
         for (int c = 0; c < kChannels; ++c)
-          acc[c] = args.weights != nullptr ? fmaf(assignments.weights[i], read[i].value(c), acc[c])
-                                           : acc[c] + read[i].value(c);
+          acc[c] = args.weigh ? fmaf(assignments.weights[i], read[i].value(c), acc[c]) : acc[c] + read[i].value(c);
       }
     }
     if (args.shared_rows != nullptr) {
       Channels<kRow, kChannels> read;
       read.read(args.shared_rows, token * args.hidden + channel);
+      const float weight = args.shared_weights != nullptr ? args.shared_weights[token] : 1.0f;
+      if (channel == 0) count_weights(magnitude_bits(weight) >= kInfBits);
 #pragma unroll
       for (int c = 0; c < kChannels; ++c)
-        acc[c] = args.shared_weights != nullptr ? fmaf(args.shared_weights[token], read.value(c), acc[c])
-                                                : acc[c] + read.value(c);
+        acc[c] = args.shared_weights != nullptr ? fmaf(weight, read.value(c), acc[c]) : acc[c] + read.value(c);
     }
+    uint32_t largest = 0;
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) largest = max(largest, magnitude_bits(acc[c]));
+    if (largest >= kOverflowBits<kOut>) count_outputs<kOut>(counts.status->nonfinite_outputs, acc);
     store_channels<kOut>(args.out, token * args.hidden + channel, acc);
   };
   const auto hidden = static_cast<int32_t>(args.hidden);
@@ -252,7 +277,8 @@ Status combine(const StepContext& step) {
   args.rows = step.buffers.routed.rows_out;
   args.shared_rows = step.buffers.shared.experts > 0 ? step.buffers.shared.rows_out : nullptr;
   args.row_of_assignment = step.buffers.row_of_assignment;
-  args.weights = config->router_weight == RouterWeight::kAfterDown ? batch.topk_weights : nullptr;
+  args.weights = batch.topk_weights;
+  args.weigh = config->router_weight == RouterWeight::kAfterDown;
   args.shared_weights = batch.shared_weights;
   args.out = batch.out;
   args.tokens = batch.tokens;

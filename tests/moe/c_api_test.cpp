@@ -30,6 +30,11 @@ TEST(CApi, RunsTheSameLayer) {
   EXPECT_TRUE(same_bits(batch.out, expected));
   EXPECT_EQ(layer.status(workspace).bad_expert_ids, 0u);
   EXPECT_GT(layer.status(workspace).hidden_blocks, 0u);
+  batch.weights[0] = std::numeric_limits<float>::infinity();
+  layer.run(c_batch(batch), workspace);
+  EXPECT_EQ(layer.status(workspace).nonfinite_weights, 1u);
+  EXPECT_EQ(layer.status(workspace).nonfinite_outputs,
+            std::count_if(batch.out.begin(), batch.out.end(), [](float value) { return !std::isfinite(value); }));
   EXPECT_EQ(nlohmann::json::parse(layer.describe())["shared_intermediate_size"], 32);
 }
 

@@ -186,12 +186,16 @@ def test_status_counts_what_the_last_run_reported():
     hidden, ids, router_weights = batch(4)
     hidden[1, 3] = np.nan
     ids[2, 0] = EXPERTS  # no such expert
+    router_weights[3, 1] = np.inf
     out = one.run(hidden, ids, router_weights)
     status = one.status()
     assert status["nonfinite_tokens"] == 1 and status["bad_expert_ids"] == 1
-    assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2, 3]]).all()
+    assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2]]).all()
+    assert status["nonfinite_weights"] == 1
+    assert status["nonfinite_outputs"] == np.count_nonzero(~np.isfinite(out)) > HIDDEN
     one.run(*batch(4))
-    assert one.status()["nonfinite_tokens"] == one.status()["bad_expert_ids"] == 0
+    names = ("nonfinite_tokens", "bad_expert_ids", "nonfinite_weights", "nonfinite_outputs")
+    assert [one.status()[name] for name in names] == [0, 0, 0, 0]
 
 
 def test_calibrate_measures_what_static_takes():

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/model_config.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -9,6 +10,7 @@ namespace nvfp4_moe {
 namespace {
 
 using nlohmann::json;
+using test::attacked;
 using test::CheckpointBuilder;
 using testing::HasSubstr;
 
@@ -348,14 +350,16 @@ TEST(Quantization, CompressedTensorsGroups) {
   EXPECT_THAT(parse(transforms).status().message(), HasSubstr("Hadamard"));
 }
 
-TEST(Config, HostileTextIsAnError) {
+ATTACK_TEST(kHostileFiles, Config, HostileTextIsAnError) {
   for (const char* text : {"", "{", "[]", "null", "3", "{\"model_type\": 3}", "{\"model_type\": \"qwen3_moe\"",
                            "{\"model_type\": \"qwen3_moe\", \"model_type\": \"x\"}", "{\"text_config\": []}",
                            "{\"model_type\": \"\\ud800\"}"}) {
+    attacked();
     EXPECT_EQ(parse_model_config(text, "").status().code(), Code::kBadInput) << text;
   }
   const std::string good = config_of("qwen3_moe").dump();
   for (const char* text : {"{", "[]", "{}", "{\"quantization\": 3}", "{\"quantization\": {}}"}) {
+    attacked();
     EXPECT_EQ(parse_model_config(good, text).status().code(), Code::kBadInput) << text;
   }
 }

@@ -6,12 +6,14 @@
 #include <set>
 
 #include "checkpoint/checkpoint.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::attacked;
 using test::BuilderOptions;
 using test::CheckpointBuilder;
 using test::Plant;
@@ -36,7 +38,7 @@ struct Expectation {
 
 class Planted : public testing::TestWithParam<std::tuple<Expectation, SourceFormat>> {};
 
-TEST_P(Planted, IsToldByItsOwnId) {
+ATTACK_TEST_P(kPlantedFaults, Planted, IsToldByItsOwnId) {
   const auto& [expectation, format] = GetParam();
   CheckpointBuilder builder({.model_type = "deepseek_v4", .format = format});
   builder.plant(expectation.plant, 1, 3);
@@ -50,6 +52,7 @@ TEST_P(Planted, IsToldByItsOwnId) {
   EXPECT_TRUE(clean->empty()) << to_string(clean->front());
 
   Result<std::vector<Finding>> findings = checkpoint->validate(1, {0, 8});
+  attacked();
   ASSERT_OK(findings);
   EXPECT_EQ(ids(*findings), expectation.ids);
   for (const Finding& finding : *findings) {

@@ -7,12 +7,14 @@
 #include "checkpoint/checkpoint.h"
 #include "convert/quantize_checkpoint.h"
 #include "moe/packed_cache.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::attacked;
 using test::BuilderOptions;
 using test::CheckpointBuilder;
 using test::TempDir;
@@ -28,6 +30,7 @@ int64_t peak_bytes() {
 
 // Everything that inspect, verify and a load ask of the checkpoint. The bounds are a hundred times what it takes.
 void expect_cheap(const std::string& path, const std::string& finding) {
+  attacked();
   const auto start = std::chrono::steady_clock::now();
   const int64_t before = peak_bytes();
   const Result<Checkpoint> checkpoint = Checkpoint::open(path);
@@ -52,7 +55,7 @@ void expect_cheap(const std::string& path, const std::string& finding) {
   EXPECT_LT(peak_bytes() - before, int64_t{64} << 20);
 }
 
-TEST(HostileSizes, ExpertsThatAreNotThereAreOneFinding) {
+ATTACK_TEST(kHostileFiles, HostileSizes, ExpertsThatAreNotThereAreOneFinding) {
   CheckpointBuilder builder({.model_type = "qwen3_moe",
                              .layers = 100,
                              .num_experts = 1,
@@ -73,7 +76,7 @@ TEST(HostileSizes, ExpertsThatAreNotThereAreOneFinding) {
                                                         "model.layers.7.mlp.experts.4.gate_proj.weight"}));
 }
 
-TEST(HostileSizes, SizesThatTheTensorsDoNotHave) {
+ATTACK_TEST(kHostileFiles, HostileSizes, SizesThatTheTensorsDoNotHave) {
   CheckpointBuilder builder({.model_type = "qwen3_moe", .layers = 2});
   builder.config().update({{"hidden_size", 1 << 20}, {"moe_intermediate_size", 1 << 20}});
   TempDir dir;
@@ -81,7 +84,7 @@ TEST(HostileSizes, SizesThatTheTensorsDoNotHave) {
   expect_cheap(dir.path().string(), "shape_mismatch");
 }
 
-TEST(HostileSizes, AStackOfMoreExpertsThanItHas) {
+ATTACK_TEST(kHostileFiles, HostileSizes, AStackOfMoreExpertsThanItHas) {
   for (const SourceFormat format : {SourceFormat::kModelOptStacked, SourceFormat::kFloat}) {
     BuilderOptions options;
     options.model_type = "qwen3_5_moe";
@@ -95,6 +98,7 @@ TEST(HostileSizes, AStackOfMoreExpertsThanItHas) {
     if (format != SourceFormat::kFloat) continue;
     // Quantizing plans a dozen tensors for each expert.
     const int64_t before = peak_bytes();
+    attacked();
     const Status refused = quantize_checkpoint(dir.file("model"), dir.file("out"), {}).status();
     EXPECT_EQ(refused.code(), Code::kBadInput);
     EXPECT_THAT(refused.message(), HasSubstr("shape_mismatch"));
@@ -102,12 +106,13 @@ TEST(HostileSizes, AStackOfMoreExpertsThanItHas) {
   }
 }
 
-TEST(HostileSizes, LayersThatAreNotThere) {
+ATTACK_TEST(kHostileFiles, HostileSizes, LayersThatAreNotThere) {
   CheckpointBuilder builder({.model_type = "qwen3_moe"});
   builder.config()["num_hidden_layers"] = 1 << 14;
   TempDir dir;
   ASSERT_OK(builder.write(dir.path().string()));
   const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
+  attacked();
   ASSERT_OK(checkpoint);
   int64_t missing = 0;
   for (const Finding& finding : checkpoint->findings()) {

@@ -10,12 +10,14 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/read_all.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::attacked;
 using test::CheckpointBuilder;
 using test::TempDir;
 using testing::HasSubstr;
@@ -63,12 +65,13 @@ class Truncation : public testing::TestWithParam<SourceFormat> {
   uintmax_t size_ = 0;
 };
 
-TEST_P(Truncation, AFileThatWasCutIsAnError) {
+ATTACK_TEST_P(kTruncations, Truncation, AFileThatWasCutIsAnError) {
   const auto checkpoint = Checkpoint::open(dir_.path().string());
   ASSERT_OK(checkpoint);
   ASSERT_OK(load_layer(*checkpoint));
   for (const uintmax_t size : {size_ - 1, size_ / 2, uintmax_t{4096}, uintmax_t{0}}) {
     fs::resize_file(shard_, size);
+    attacked();
     const int code = in_child([&] {
       for (int64_t e = 0; e < 8; ++e) {  // each, not only the first that says so
         const auto loaded = checkpoint->expert(0, e);
@@ -85,7 +88,7 @@ TEST_P(Truncation, AFileThatWasCutIsAnError) {
   }
 }
 
-TEST_P(Truncation, AFileThatIsCutInTheMiddleOfALoadIsAnErrorAtAnyMoment) {
+ATTACK_TEST_P(kTruncations, Truncation, AFileThatIsCutInTheMiddleOfALoadIsAnErrorAtAnyMoment) {
   fs::copy_file(shard_, dir_.file("whole"));
   std::mt19937 random(3);
   int failed = 0;
@@ -106,6 +109,7 @@ TEST_P(Truncation, AFileThatIsCutInTheMiddleOfALoadIsAnErrorAtAnyMoment) {
     close(ready[0]), close(ready[1]);
     usleep(static_cast<useconds_t>(random() % 20'000));
     ASSERT_EQ(truncate(shard_.c_str(), static_cast<off_t>(random() % size_)), 0);
+    attacked();
     int status = 0;
     waitpid(child, &status, 0);
     EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
@@ -114,19 +118,20 @@ TEST_P(Truncation, AFileThatIsCutInTheMiddleOfALoadIsAnErrorAtAnyMoment) {
   EXPECT_EQ(failed, 25);
 }
 
-TEST_P(Truncation, AFileThatIsWrittenOverIsAnErrorAndOneThatIsReplacedIsNot) {
+ATTACK_TEST_P(kTruncations, Truncation, AFileThatIsWrittenOverIsAnErrorAndOneThatIsReplacedIsNot) {
   const auto checkpoint = Checkpoint::open(dir_.path().string());
   ASSERT_OK(checkpoint);
   fs::copy_file(shard_, dir_.file("copy"));
   fs::resize_file(dir_.file("copy"), 100);
   fs::rename(dir_.file("copy"), shard_);
+  attacked();
   EXPECT_OK(load_layer(*checkpoint));  // the file that was opened is still there
 
   const auto again = Checkpoint::open(dir_.path().string());
   EXPECT_FALSE(again.ok());
 }
 
-TEST(Truncated, AFileThatIsWrittenToSinceItWasOpenedIsAnError) {
+ATTACK_TEST(kTruncations, Truncated, AFileThatIsWrittenToSinceItWasOpenedIsAnError) {
   TempDir dir;
   ASSERT_OK(CheckpointBuilder({.model_type = "qwen3_moe", .layers = 1}).write(dir.path().string()));
   const auto checkpoint = Checkpoint::open(dir.path().string());
@@ -136,6 +141,7 @@ TEST(Truncated, AFileThatIsWrittenToSinceItWasOpenedIsAnError) {
   std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(-1, std::ios::end);
   file.put('\x01');
+  attacked();
   file.close();
   fs::last_write_time(shard, fs::last_write_time(shard) + std::chrono::seconds(1));  // clocks may be coarse
   EXPECT_THAT(checkpoint->expert(0, 0).status().message(), HasSubstr("it was written to meanwhile"));
@@ -153,12 +159,13 @@ INSTANTIATE_TEST_SUITE_P(Formats, Truncation,
                          });
 
 // As a user without rights: root may read everything.
-TEST(UnreadableFolders, AreReportedWithTheReason) {
+ATTACK_TEST(kSpecialFiles, UnreadableFolders, AreReportedWithTheReason) {
   TempDir dir;
   const std::string model = dir.file("model");
   ASSERT_OK(CheckpointBuilder({.model_type = "qwen3_moe", .layers = 1}).write(model));
   fs::permissions(dir.path(), fs::perms::owner_all | fs::perms::group_exec | fs::perms::others_exec);
   const auto opened_by_nobody = [&] {
+    attacked();
     return in_child([&] {
       if (geteuid() == 0 && setuid(65534) != 0) return 2;
       const auto checkpoint = Checkpoint::open(model);

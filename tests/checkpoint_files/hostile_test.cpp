@@ -2,12 +2,14 @@
 #include <set>
 
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/hostile_safetensors.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::attacked;
 using test::HostileCase;
 using test::read_file;
 using test::TempDir;
@@ -24,13 +26,14 @@ void expect_presentable(const std::string& message) {
   }
 }
 
-TEST(HostileTable, IsRefusedInOneLineEach) {
+ATTACK_TEST(kHostileFiles, HostileTable, IsRefusedInOneLineEach) {
   TempDir dir;
   for (const HostileCase& hostile : test::hostile_cases()) {
     SCOPED_TRACE(hostile.name);
     const std::filesystem::path path = dir.path() / hostile.name;
     test::write_hostile_case(path, hostile);
     const auto index = TensorIndex::open(path.string());
+    attacked();
     std::filesystem::remove_all(path);
     if (index.ok()) {
       ADD_FAILURE() << "accepted";
@@ -59,12 +62,13 @@ TEST(HostileTable, TheGoodFilesAreGood) {
   EXPECT_OK(parse_safetensors_header(as_bytes(padded), padded.size()));
 }
 
-TEST(HostileHeader, EveryTruncationIsRefused) {
+ATTACK_TEST(kTruncations, HostileHeader, EveryTruncationIsRefused) {
   const std::string good = read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
   ASSERT_OK(parse_safetensors_header(as_bytes(good), good.size()));
   for (size_t size = 0; size < good.size(); ++size) {
     const std::string cut = good.substr(0, size);  // an allocation of its own: a read behind it is seen
     const auto header = parse_safetensors_header(as_bytes(cut), cut.size());
+    attacked();
     ASSERT_FALSE(header.ok()) << size;
     ASSERT_EQ(header.status().code(), Code::kBadInput);
     // The file is there, but less of it was handed over than the header needs.
@@ -74,7 +78,7 @@ TEST(HostileHeader, EveryTruncationIsRefused) {
   }
 }
 
-TEST(HostileHeader, DisturbedBytesNeverBreakTheTiling) {
+ATTACK_TEST(kHostileFiles, HostileHeader, DisturbedBytesNeverBreakTheTiling) {
   const std::string good = read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
   const uint64_t data_offset = parse_safetensors_header(as_bytes(good), good.size())->data_offset;
   int refused = 0;
@@ -84,6 +88,7 @@ TEST(HostileHeader, DisturbedBytesNeverBreakTheTiling) {
       std::string bent = good;
       bent[at] = byte;
       const auto header = parse_safetensors_header(as_bytes(bent), bent.size());
+      attacked();
       if (!header.ok()) {
         ASSERT_EQ(header.status().code(), Code::kBadInput);
         expect_presentable(header.status().message());

@@ -12,12 +12,14 @@
 
 #include "safetensors/files.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
 namespace fs = std::filesystem;
+using test::attacked;
 using test::read_file;
 using test::TempDir;
 using testing::HasSubstr;
@@ -75,7 +77,7 @@ TEST(OutputFile, AnUnfinishedOneLeavesNothing) {
   EXPECT_EQ(entries(dir.path()), 0u);
 }
 
-TEST(OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
+ATTACK_TEST(kSpecialFiles, OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
   for (const Special& special : kSpecial) {
     const TempDir dir;
     const std::string path = dir.file("x");
@@ -83,6 +85,7 @@ TEST(OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
     const auto before = fs::symlink_status(path).type();
     for (const Status& status : {OutputFile::create(path).status(), output_path(path).status(),
                                  SafetensorsWriter::create(path, {}, {}).status(), write_text_file(path, "x")}) {
+      attacked();
       EXPECT_EQ(status.code(), Code::kInvalidArgument) << special.kind;
       EXPECT_THAT(status.message(), HasSubstr(special.kind));
       EXPECT_THAT(status.message(), HasSubstr(path));
@@ -94,20 +97,22 @@ TEST(OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
 }
 
 // The special file comes while the bytes are made.
-TEST(OutputFile, WhatComesLaterIsNotReplacedEither) {
+ATTACK_TEST(kSpecialFiles, OutputFile, WhatComesLaterIsNotReplacedEither) {
   const TempDir dir;
   auto file = OutputFile::create(dir.file("x"));
   ASSERT_OK(file);
   ASSERT_EQ(::mkfifo(dir.file("x").c_str(), 0600), 0);
+  attacked();
   EXPECT_EQ(file->finish().code(), Code::kInvalidArgument);
   EXPECT_TRUE(fs::is_fifo(dir.file("x")));
   EXPECT_EQ(entries(dir.path()), 1u);
 }
 
-TEST(OutputFile, ALinkIsFollowedOnlyWhereAUserNamesIt) {
+ATTACK_TEST(kSpecialFiles, OutputFile, ALinkIsFollowedOnlyWhereAUserNamesIt) {
   const TempDir dir;
   std::ofstream(dir.file("target")) << "before";
   fs::create_symlink("target", dir.file("link"));
+  attacked();
   EXPECT_EQ(OutputFile::create(dir.file("link")).status().code(), Code::kInvalidArgument);
   const auto path = output_path(dir.file("link"));
   ASSERT_OK(path);
@@ -121,13 +126,14 @@ TEST(OutputFile, ALinkIsFollowedOnlyWhereAUserNamesIt) {
   fs::create_symlink("/dev/null", dir.file("device"));
   for (const char* name : {"dangling", "loop", "device"}) {
     const Status status = output_path(dir.file(name)).status();
+    attacked();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << name;
     EXPECT_THAT(status.message(), HasSubstr(dir.file(name)));
   }
   EXPECT_THAT(output_path(dir.file("device")).status().message(), HasSubstr("/dev/null"));
 }
 
-TEST(OutputFile, WhatCannotBeWrittenIsSaidFirst) {
+ATTACK_TEST(kSpecialFiles, OutputFile, WhatCannotBeWrittenIsSaidFirst) {
   const TempDir dir;
   EXPECT_EQ(output_path(dir.file("none/x")).status().code(), Code::kIo);
   EXPECT_EQ(output_path("").status().code(), Code::kInvalidArgument);
@@ -139,6 +145,7 @@ TEST(OutputFile, WhatCannotBeWrittenIsSaidFirst) {
   fs::permissions(dir.file("open"), fs::perms(0777));
   std::ofstream(dir.file("open/kept")) << "kept";
   fs::permissions(dir.file("open/kept"), fs::perms(0444));
+  attacked();
   const pid_t child = ::fork();
   if (child == 0) {
     if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(9);
@@ -155,7 +162,7 @@ TEST(OutputFile, WhatCannotBeWrittenIsSaidFirst) {
 }
 
 // The temporary name: a leftover is taken, through no link, and what is not one of ours stays.
-TEST(OutputFile, ALeftoverOfAKilledRunIsTaken) {
+ATTACK_TEST(kSpecialFiles, OutputFile, ALeftoverOfAKilledRunIsTaken) {
   const TempDir dir;
   const std::string path = dir.file("x"), partial = partial_path(path);
   std::ofstream(dir.file("other")) << "other";
@@ -167,11 +174,13 @@ TEST(OutputFile, ALeftoverOfAKilledRunIsTaken) {
 
   for (const Special& special : kSpecial) {
     special.make(partial);
+    attacked();
     EXPECT_EQ(write_text_file(path, "again").code(), Code::kInvalidArgument) << special.kind;
     EXPECT_NE(fs::symlink_status(partial).type(), fs::file_type::not_found);
     fs::remove(partial);
   }
   fs::create_symlink("other", partial);
+  attacked();
   EXPECT_EQ(write_text_file(path, "again").code(), Code::kInvalidArgument);
   EXPECT_EQ(read_file(path), "whole");
   EXPECT_EQ(read_file(dir.file("other")), "other");

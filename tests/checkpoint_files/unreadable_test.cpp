@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -13,6 +14,7 @@ namespace nvfp4_moe {
 namespace {
 
 namespace fs = std::filesystem;
+using test::attacked;
 using test::CheckpointBuilder;
 using test::TempDir;
 using testing::HasSubstr;
@@ -53,13 +55,14 @@ class Unreadable : public testing::Test {
   std::string model_ = dir_.file("model");
 };
 
-TEST_F(Unreadable, FilesAndFoldersWithTheReason) {
+ATTACK_TEST_F(kSpecialFiles, Unreadable, FilesAndFoldersWithTheReason) {
   const std::string shard = "model-00002-of-00002.safetensors";
   for (const std::string& name : {std::string("config.json"), std::string("hf_quant_config.json"),
                                   std::string("model.safetensors.index.json"), shard}) {
     const fs::path path = fs::path(model_) / name;
     fs::permissions(path, fs::perms::none);
     const Status status = open_as_nobody(model_);
+    attacked();
     EXPECT_EQ(status.code(), Code::kIo) << name;
     EXPECT_EQ(status.message(), path.string() + ": cannot open: Permission denied");
     fs::permissions(path, fs::perms(0644));
@@ -79,15 +82,17 @@ TEST_F(Unreadable, FilesAndFoldersWithTheReason) {
 }
 
 // A name that is there and cannot be followed is not a name that is not there.
-TEST_F(Unreadable, LinksThatLeadNowhere) {
+ATTACK_TEST_F(kSpecialFiles, Unreadable, LinksThatLeadNowhere) {
   for (const char* name : {"hf_quant_config.json", "config.json", "model-00001-of-00002.safetensors"}) {
     const fs::path path = fs::path(model_) / name;
     fs::rename(path, path.string() + ".kept");
     fs::create_symlink(path, path);
+    attacked();
     EXPECT_EQ(Checkpoint::open(model_).status().message(),
               path.string() + ": cannot open: Too many levels of symbolic links");
     fs::remove(path);
     fs::create_symlink("nowhere", path);
+    attacked();
     EXPECT_EQ(Checkpoint::open(model_).status().message(), path.string() + ": cannot open: No such file or directory");
     fs::remove(path);
     fs::rename(path.string() + ".kept", path);
@@ -97,12 +102,13 @@ TEST_F(Unreadable, LinksThatLeadNowhere) {
               HasSubstr("'model-00001-of-00002.safetensors', which is not there"));
 }
 
-TEST_F(Unreadable, GitLfsPointersWithWhatToDo) {
+ATTACK_TEST_F(kSpecialFiles, Unreadable, GitLfsPointersWithWhatToDo) {
   for (const char* name :
        {"model-00002-of-00002.safetensors", "model.safetensors.index.json", "config.json", "hf_quant_config.json"}) {
     const fs::path path = fs::path(model_) / name;
     fs::rename(path, path.string() + ".kept");
     std::ofstream(path) << kPointer;
+    attacked();
     const Status status = Checkpoint::open(model_).status();
     EXPECT_EQ(status.code(), Code::kBadInput) << name;
     EXPECT_EQ(status.message(),

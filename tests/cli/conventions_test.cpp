@@ -1,6 +1,7 @@
 // What every verb promises: exit codes, streams, JSON, colours, repro lines.
 #include "cli/run_tool.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/hostile_safetensors.h"
 #include "support/support.h"
@@ -247,12 +248,13 @@ TEST(Inspect, FindingsThatAreErrorsAreOne) {
   EXPECT_GE(json["failures"].size(), 1u);
 }
 
-TEST(Inspect, EveryHostileCheckpointIsFourWithOneLine) {
+ATTACK_TEST(kHostileFiles, Inspect, EveryHostileCheckpointIsFourWithOneLine) {
   EXPECT_GE(hostile_cases().size(), 50u);
   for (const HostileCase& hostile : hostile_cases()) {
     const TempDir dir;
     write_hostile_case(dir.path(), hostile);
     const ToolRun run = run_tool({"inspect", dir.path().string()});
+    attacked();
     EXPECT_EQ(run.exit_code, 4) << hostile.name << ": " << run.err;
     EXPECT_EQ(run.out, "") << hostile.name;
     EXPECT_EQ(count_lines(run.err), 1) << hostile.name << ": " << run.err;

@@ -6,6 +6,7 @@
 #include "cli/run_tool.h"
 #include "core/printable.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -54,6 +55,7 @@ class HostileNames : public testing::Test {
   }
   void expect_safe_run(const std::vector<std::string>& arguments, int exit_code) {
     const ToolRun run = run_tool(arguments);
+    attacked();
     EXPECT_EQ(run.exit_code, exit_code) << run.out << run.err;
     expect_safe(run.out, "stdout");
     expect_safe(run.err, "stderr");
@@ -63,8 +65,9 @@ class HostileNames : public testing::Test {
   std::string model_;
 };
 
-TEST_F(HostileNames, InspectShowsThemEscapedAndJsonHasThemExactly) {
+ATTACK_TEST_F(kHostileNames, HostileNames, InspectShowsThemEscapedAndJsonHasThemExactly) {
   const ToolRun text = run_tool({"inspect", model_});
+  attacked();
   EXPECT_EQ(text.exit_code, 0) << text.err;
   expect_safe(text.out, "stdout");
   expect_safe(text.err, "stderr");
@@ -74,6 +77,7 @@ TEST_F(HostileNames, InspectShowsThemEscapedAndJsonHasThemExactly) {
   EXPECT_THAT(text.out, HasSubstr("repro     nvfp4-moe inspect $'"));
 
   const ToolRun run = run_tool({"inspect", model_, "--json"});
+  attacked();
   expect_safe(run.out, "stdout");
   const nlohmann::json json = run.json();
   ASSERT_TRUE(json.is_object()) << run.out;
@@ -85,7 +89,7 @@ TEST_F(HostileNames, InspectShowsThemEscapedAndJsonHasThemExactly) {
   }
 }
 
-TEST_F(HostileNames, ErrorsAndUsageShowThemEscaped) {
+ATTACK_TEST_F(kHostileNames, HostileNames, ErrorsAndUsageShowThemEscaped) {
   for (const std::string& name : hostile_names()) {
     expect_safe_run({"inspect", dir_.file(name)}, 4);
     expect_safe_run({"inspect", model_, "--layers", name}, 2);
@@ -100,7 +104,7 @@ TEST_F(HostileNames, ErrorsAndUsageShowThemEscaped) {
   expect_safe_run({"inspect", dir_.file("bytes\xFF\xC3"), "--json"}, 4);
 }
 
-TEST_F(HostileNames, ANameThatIsNoUtf8IsRefusedByAMessageThatIs) {
+ATTACK_TEST_F(kHostileNames, HostileNames, ANameThatIsNoUtf8IsRefusedByAMessageThatIs) {
   const std::string header = "{\"a\xFF\x9B\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
   std::ofstream file(model_ + "/bad.safetensors", std::ios::binary);
   for (size_t i = 0; i < 8; ++i) file.put(static_cast<char>(header.size() >> 8 * i));

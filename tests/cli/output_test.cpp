@@ -5,6 +5,7 @@
 
 #include "cli/run_tool.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -46,19 +47,23 @@ void expect_refused(const ToolRun& run, const std::string& words) {
   EXPECT_EQ(count_lines(run.err), 1) << run.err;
   EXPECT_THAT(run.err, HasSubstr(words));
 }
+void expect_attack_refused(const ToolRun& run, const std::string& words) {
+  attacked();
+  expect_refused(run, words);
+}
 
-TEST(Output, IsNoDeviceFifoOrFolder) {
+ATTACK_TEST(kSpecialFiles, Output, IsNoDeviceFifoOrFolder) {
   const Inputs inputs;
   const std::string fifo = inputs.dir.file("fifo"), link = inputs.dir.file("link");
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   // Stands for /dev/null: were it replaced, it would be a link no more.
   fs::create_symlink("/dev/null", link);
   for (const char* option : {"--output", "--dump"}) {
-    expect_refused(inputs.run({option, "/dev/null"}),
-                   "/dev/null: expected a regular file to replace or nothing, got a character device");
-    expect_refused(inputs.run({option, fifo}), "got a FIFO");
-    expect_refused(inputs.run({option, link}), link);
-    expect_refused(inputs.run({option, inputs.dir.path().string()}), "got a directory");
+    expect_attack_refused(inputs.run({option, "/dev/null"}),
+                          "/dev/null: expected a regular file to replace or nothing, got a character device");
+    expect_attack_refused(inputs.run({option, fifo}), "got a FIFO");
+    expect_attack_refused(inputs.run({option, link}), link);
+    expect_attack_refused(inputs.run({option, inputs.dir.path().string()}), "got a directory");
   }
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
   EXPECT_TRUE(fs::is_fifo(fifo));
@@ -72,7 +77,7 @@ TEST(Output, IsRefusedBeforeAnyWork) {
   expect_refused(inputs.run({"--output", "/dev/null"}), "/dev/null");
 }
 
-TEST(Output, IsNoInput) {
+ATTACK_TEST(kSpecialFiles, Output, IsNoInput) {
   const Inputs inputs;
   const std::string hard = inputs.dir.file("hard"), soft = inputs.dir.file("soft");
   fs::create_hard_link(inputs.states, hard);
@@ -81,24 +86,24 @@ TEST(Output, IsNoInput) {
   for (const char* option : {"--output", "--dump"}) {
     for (const std::string& name : {inputs.states, hard, soft}) {
       const ToolRun run = inputs.run({option, name});
-      expect_refused(run, std::string(option) + " " + name);
+      expect_attack_refused(run, std::string(option) + " " + name);
       EXPECT_THAT(run.err, HasSubstr("--input " + inputs.states));
     }
     for (const char* file : {"config.json", "model.safetensors"}) {
       const std::string of_model = inputs.model + "/" + file;
       ASSERT_TRUE(fs::exists(of_model));
       const std::string kept = read_file(of_model);
-      expect_refused(inputs.run({option, of_model}), "the model's");
+      expect_attack_refused(inputs.run({option, of_model}), "the model's");
       EXPECT_EQ(read_file(of_model), kept);
     }
   }
   EXPECT_EQ(read_file(inputs.states), before);
   const std::string both = inputs.dir.file("both");
-  expect_refused(inputs.run({"--output", both, "--dump", inputs.dir.file("./both")}), "--output");
+  expect_attack_refused(inputs.run({"--output", both, "--dump", inputs.dir.file("./both")}), "--output");
   EXPECT_FALSE(fs::exists(both));
 }
 
-TEST(Output, GoesThroughALinkToARegularFile) {
+ATTACK_TEST(kSpecialFiles, Output, GoesThroughALinkToARegularFile) {
   const Inputs inputs;
   const std::string target = inputs.dir.file("target"), link = inputs.dir.file("link");
   std::ofstream(target) << "before";
@@ -111,7 +116,7 @@ TEST(Output, GoesThroughALinkToARegularFile) {
   EXPECT_NE(written->find("out"), nullptr);
 
   fs::create_symlink("nothing", inputs.dir.file("dangling"));
-  expect_refused(inputs.run({"--output", inputs.dir.file("dangling")}), "leads nowhere");
+  expect_attack_refused(inputs.run({"--output", inputs.dir.file("dangling")}), "leads nowhere");
 }
 
 // The library takes a batch of no tokens, and so does the tool: what comes out is as empty.

@@ -1,6 +1,7 @@
 // verify finds what was planted in a checkpoint, says where, and exits 1.
 #include "checkpoint/checkpoint.h"
 #include "cli/run_tool.h"
+#include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -18,7 +19,7 @@ struct PlantedCase {
 class PlantedFaults : public testing::TestWithParam<PlantedCase> {};
 
 // The checkpoint is legal as a file; only the original knows that it is wrong.
-TEST_P(PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
+ATTACK_TEST_P(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
   const TempDir dir;
   BuilderOptions options;
   options.hidden_size = options.intermediate_size = 64;  // square, so that transposed scales keep a legal shape
@@ -37,6 +38,7 @@ TEST_P(PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
   ASSERT_OK(planted.write(dir.file("planted")));
   const ToolRun run =
       run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2", "--quiet"});
+  attacked();
   ASSERT_EQ(run.exit_code, 1) << run.out << run.err;
   EXPECT_THAT(run.out, HasSubstr("FAIL"));
   EXPECT_THAT(run.err, StartsWith("nvfp4-moe: check failed: "));
@@ -63,7 +65,7 @@ TEST_P(PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
 }
 
 // An error that a finding causes names it, at the end of the line and by itself in JSON.
-TEST(PlantedFindings, AreNamedByTheErrorTheyCause) {
+ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   CheckpointBuilder planted({.format = SourceFormat::kModelOpt});
   const int64_t layer = planted.layers().back();
   planted.plant(Plant::kNanBlockScale, layer, 3);
@@ -71,6 +73,7 @@ TEST(PlantedFindings, AreNamedByTheErrorTheyCause) {
   ASSERT_OK(planted.write(dir.file("planted")));
   const ToolRun run =
       run_tool({"bench", dir.file("planted"), "--layer", std::to_string(layer), "--tokens", "1", "--quiet", "--json"});
+  attacked();
   EXPECT_EQ(run.exit_code, 4) << run.out << run.err;
   EXPECT_THAT(run.err, testing::EndsWith(" [block_scale_nan]\n"));
   EXPECT_EQ(run.json()["error"]["code"], "bad_input");
@@ -89,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 // A broken checkpoint is what inspect is for: its findings come first, whatever else cannot be said of it.
-TEST(Inspect, BrokenCheckpointsAreReportedByTheirFindings) {
+ATTACK_TEST(kPlantedFaults, Inspect, BrokenCheckpointsAreReportedByTheirFindings) {
   const std::tuple<Plant, SourceFormat, const char*> cases[] = {
       {Plant::kMissingExpert, SourceFormat::kModelOpt, "missing_expert"},
       {Plant::kMissingExpert, SourceFormat::kFloat, "missing_expert"},
@@ -106,6 +109,7 @@ TEST(Inspect, BrokenCheckpointsAreReportedByTheirFindings) {
     builder.plant(fault, 1, 3);
     ASSERT_OK(builder.write(dir.file("model")));
     const ToolRun text = run_tool({"inspect", dir.file("model"), "--quiet"});
+    attacked();
     EXPECT_EQ(text.exit_code, 1) << text.err;
     EXPECT_THAT(text.out, HasSubstr(id));
     EXPECT_THAT(text.out, HasSubstr("1 error,"));
@@ -126,7 +130,7 @@ TEST(Inspect, BrokenCheckpointsAreReportedByTheirFindings) {
   }
 }
 
-TEST(Inspect, SizesThatTheFilesDoNotHaveArePlannedForByNobody) {
+ATTACK_TEST(kHostileFiles, Inspect, SizesThatTheFilesDoNotHaveArePlannedForByNobody) {
   const TempDir dir;
   CheckpointBuilder builder({.model_type = "qwen3_moe"});
   builder.config()["hidden_size"] = 1 << 20;
@@ -135,6 +139,7 @@ TEST(Inspect, SizesThatTheFilesDoNotHaveArePlannedForByNobody) {
     std::vector<std::string> words = {verb, dir.file("model")};
     if (verb == std::string("calibrate")) words.insert(words.end(), {"--random", "1"});
     const ToolRun run = run_tool(words);
+    attacked();
     EXPECT_EQ(run.exit_code, 4) << verb << run.out << run.err;
     EXPECT_THAT(run.err, HasSubstr("[shape_mismatch]")) << verb;
   }

@@ -21,7 +21,7 @@ int64_t sum_of(Executor& executor, int64_t count) {
   return sum;
 }
 
-TEST(Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
+ATTACK_TEST(kForks, Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
   auto pool = make_thread_pool(4);
   std::atomic<bool> stop{false};
   std::vector<std::thread> callers;
@@ -44,7 +44,7 @@ TEST(Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
   EXPECT_EQ(sum_of(*pool, 100), 4950);  // the parent's is as it was
 }
 
-TEST(Fork, TheNumberGrowsFromParentToChild) {
+ATTACK_TEST(kForks, Fork, TheNumberGrowsFromParentToChild) {
   const uint32_t here = fork_count();
   EXPECT_EQ(test::in_forked_child([&] {
               if (fork_count() != here + 1 || forking_thread() != std::this_thread::get_id()) return 1;
@@ -55,7 +55,7 @@ TEST(Fork, TheNumberGrowsFromParentToChild) {
 }
 
 // Two numbers that are equal whenever the mutex is free.
-TEST(Fork, WaitsForAMutexAndLeavesWhatItGuardsWhole) {
+ATTACK_TEST(kForks, Fork, WaitsForAMutexAndLeavesWhatItGuardsWhole) {
   ForkMutex mutex;
   volatile int64_t first = 0, second = 0;
   std::atomic<bool> stop{false};
@@ -77,7 +77,7 @@ TEST(Fork, WaitsForAMutexAndLeavesWhatItGuardsWhole) {
   writer.join();
 }
 
-TEST(Fork, GoesAroundAMutexThatMayBeHeldForLong) {
+ATTACK_TEST(kForks, Fork, GoesAroundAMutexThatMayBeHeldForLong) {
   ForkMutex mutex(ForkMutex::AtFork::kAbandoned);
   std::atomic<bool> held{false}, let_go{false};
   std::thread holder([&] {
@@ -95,7 +95,7 @@ TEST(Fork, GoesAroundAMutexThatMayBeHeldForLong) {
   holder.join();
 }
 
-TEST(Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
+ATTACK_TEST(kForks, Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
   for (const auto at_fork : {ForkMutex::AtFork::kWaitedFor, ForkMutex::AtFork::kAbandoned}) {
     ForkMutex mutex(at_fork);
     mutex.lock();
@@ -111,7 +111,7 @@ TEST(Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
 }
 
 // Threads that hold one mutex while they make and drop others, which takes the list that fork() walks.
-TEST(Fork, EndsWhileMutexesComeAndGo) {
+ATTACK_TEST(kForks, Fork, EndsWhileMutexesComeAndGo) {
   ForkMutex outer;
   std::atomic<bool> stop{false};
   std::vector<std::thread> makers;

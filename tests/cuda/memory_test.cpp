@@ -11,6 +11,7 @@
 #include "moe/linear.h"
 #include "moe/placed_batch.h"
 #include "moe/tiny.h"
+#include "support/attack.h"
 #include "support/backends.h"
 #include "support/support.h"
 
@@ -68,6 +69,7 @@ class CudaMemory : public test::BackendTest {
           most = at - 1;
           break;
         }
+        test::attacked();
         EXPECT_EQ(status.code(), Code::kOutOfMemory) << status.message();
         EXPECT_NE(status.message().find("bytes on cuda:0"), std::string::npos) << status.message();
         if (HasFailure()) return most;
@@ -90,14 +92,14 @@ class CudaMemory : public test::BackendTest {
   }
 };
 
-TEST_P(CudaMemory, OpenAndPack) {
+ATTACK_TEST_P(kGpu, CudaMemory, OpenAndPack) {
   const TinyLayer tiny(sizes());
   EXPECT_GE(expect_out_of_memory(
                 [&] { return MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()).status(); }),
             2);  // weights and staging
 }
 
-TEST_P(CudaMemory, OpenRunAndWarmUp) {
+ATTACK_TEST_P(kGpu, CudaMemory, OpenRunAndWarmUp) {
   const TinyLayer tiny(sizes());
   TinyBatch batch(tiny.options, 9);
   EXPECT_GE(expect_out_of_memory([&]() -> Status {
@@ -110,7 +112,7 @@ TEST_P(CudaMemory, OpenRunAndWarmUp) {
 }
 
 // A run asks for nothing: with every allocation failing it gives the same bits.
-TEST_P(CudaMemory, RunAllocatesNothing) {
+ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
   const TinyLayer tiny(sizes());
   TinyBatch batch(tiny.options, 9);
   const auto layer = MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options());
@@ -129,13 +131,14 @@ TEST_P(CudaMemory, RunAllocatesNothing) {
   fail_all = true;
   fail_at = 1;
   const std::vector<float> actual = run();
+  test::attacked();
   fail_at = 0;
   EXPECT_EQ(asked.load(), 0);
   EXPECT_TRUE(test::same_bits(expected, actual));
 }
 
 // Where the staging memory fails, the expert is as it was.
-TEST_P(CudaMemory, ReplaceAndUnpack) {
+ATTACK_TEST_P(kGpu, CudaMemory, ReplaceAndUnpack) {
   const TinyLayer tiny(sizes());
   auto layer = MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options());
   ASSERT_OK(layer);
@@ -149,6 +152,7 @@ TEST_P(CudaMemory, ReplaceAndUnpack) {
   fail_all = false;
   fail_at = 1;
   const Status refused = (*layer)->replace_expert(0, tiny.experts[1].source());
+  test::attacked();
   fail_at = 0;
   EXPECT_EQ(refused.code(), Code::kOutOfMemory) << refused.message();
   EXPECT_EQ(codes_of(), before);
@@ -161,7 +165,7 @@ TEST_P(CudaMemory, ReplaceAndUnpack) {
   EXPECT_EQ(codes_of(), tiny.experts[1].down.codes);
 }
 
-TEST_P(CudaMemory, Linear) {
+ATTACK_TEST_P(kGpu, CudaMemory, Linear) {
   const TinyLayer tiny;
   LinearOptions linear;
   linear.backend = backend().name;

@@ -7,6 +7,7 @@
 #include "durability/small_model.h"
 #include "safetensors/output_file.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -50,7 +51,9 @@ std::vector<Image> crash_everywhere(const SmallModel& model, const Image& before
       if (count == calls.size()) {
         EXPECT_THAT(differing(of_out(image), model.expected), testing::IsEmpty()) << "said to be done, and lost";
       }
-      if (!seen.insert(image).second || of_out(image) == model.expected) continue;
+      const bool first_seen = seen.insert(image).second;
+      attacked(first_seen || count == calls.size() ? 1 : 0);
+      if (!first_seen || of_out(image) == model.expected) continue;
       unfinished.push_back(image);
       EXPECT_FALSE(image.contains("out/config.json") && !image.contains("out/quantize.plan.json"))
           << "looks finished and is not, after call " << count;
@@ -66,7 +69,7 @@ std::vector<Image> crash_everywhere(const SmallModel& model, const Image& before
   return unfinished;
 }
 
-TEST(Durability, QuantizeSurvivesACrashAtEveryCall) {
+ATTACK_TEST(kPowerCuts, Durability, QuantizeSurvivesACrashAtEveryCall) {
   const SmallModel model;
   const std::vector<Image> unfinished = crash_everywhere(model, {});
   ASSERT_GT(unfinished.size(), 60u) << "moments that differ";
@@ -76,7 +79,7 @@ TEST(Durability, QuantizeSurvivesACrashAtEveryCall) {
 }
 
 // A rerun after a crash keeps the shards that are done.
-TEST(Durability, WhatIsOnDiskIsNotMadeAgain) {
+ATTACK_TEST(kPowerCuts, Durability, WhatIsOnDiskIsNotMadeAgain) {
   const SmallModel model;
   const TempDir run;
   int64_t steps = 0;
@@ -86,6 +89,7 @@ TEST(Durability, WhatIsOnDiskIsNotMadeAgain) {
     EXPECT_EQ(quantize_checkpoint(model.in, run.file("disk/out"), options).status().code(), Code::kCancelled);
   });
   const Image lost = crash_images({}, calls, calls.size())[1];
+  attacked();
   const TempDir again;
   write_image(lost, again.file("disk"));
   const auto result = quantize_checkpoint(model.in, again.file("disk/out"), model.options);
@@ -94,7 +98,7 @@ TEST(Durability, WhatIsOnDiskIsNotMadeAgain) {
   for (const std::string& note : result->notes) EXPECT_EQ(note.find("no measurements"), std::string::npos) << note;
 }
 
-TEST(Durability, OtherWritersLoseNothingOnceTheyAreDone) {
+ATTACK_TEST(kPowerCuts, Durability, OtherWritersLoseNothingOnceTheyAreDone) {
   const SmallModel model;
   const TempDir run;
   const auto done = [&](const char* name, const std::function<void(const std::string&)>& work) {
@@ -102,8 +106,10 @@ TEST(Durability, OtherWritersLoseNothingOnceTheyAreDone) {
     const auto calls = record({}, disk, [&] { work(disk + "/out"); });
     const Image expected = read_image(disk);
     EXPECT_FALSE(expected.empty());
-    for (const Image& image : crash_images({}, calls, calls.size()))
+    for (const Image& image : crash_images({}, calls, calls.size())) {
+      attacked();
       EXPECT_THAT(differing(image, expected), testing::IsEmpty()) << name;
+    }
   };
   const std::string quantized = run.file("quantized");
   ASSERT_OK(quantize_checkpoint(model.in, quantized, model.options));
@@ -112,7 +118,7 @@ TEST(Durability, OtherWritersLoseNothingOnceTheyAreDone) {
 }
 
 // One file that is replaced: the old content or the new at every moment, the new one at the end.
-TEST(Durability, AReplacedFileIsTheOldOneOrTheNew) {
+ATTACK_TEST(kPowerCuts, Durability, AReplacedFileIsTheOldOneOrTheNew) {
   const Image before = {{"x", "old content"}};
   const auto check = [&](const char* what, const std::function<void(const std::string&)>& write) {
     const TempDir run;
@@ -122,6 +128,7 @@ TEST(Durability, AReplacedFileIsTheOldOneOrTheNew) {
     size_t old = 0;
     for (size_t count = 0; count <= calls.size(); ++count) {
       for (const Image& image : crash_images(before, calls, count)) {
+        attacked();
         ASSERT_TRUE(image.contains("x")) << what << ": the name is lost after call " << count;
         EXPECT_TRUE(image.at("x") == after || (image.at("x") == "old content" && count < calls.size()))
             << what << " after call " << count;

@@ -4,6 +4,7 @@
 #include "durability/recorded_calls.h"
 #include "durability/small_model.h"
 #include "safetensors/output_file.h"
+#include "support/attack.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -22,7 +23,7 @@ std::vector<std::string> temporary_files(const fs::path& folder) {
   return found;
 }
 
-TEST(WriteErrors, AreToldAndLeaveNothingBehind) {
+ATTACK_TEST(kWriteErrors, WriteErrors, AreToldAndLeaveNothingBehind) {
   const SmallModel model;
   struct Case {
     const char* call;
@@ -46,6 +47,7 @@ TEST(WriteErrors, AreToldAndLeaveNothingBehind) {
       }
       if (!hit) break;
       ++failed;
+      attacked();
       EXPECT_EQ(status.code(), Code::kIo) << c.call << " " << number << " " << status.message();
       EXPECT_THAT(status.message(), HasSubstr(c.reason)) << c.call << " " << number;
       EXPECT_THAT(status.message(), HasSubstr(run.path().string())) << "the file is named";
@@ -60,24 +62,26 @@ TEST(WriteErrors, AreToldAndLeaveNothingBehind) {
   }
 }
 
-TEST(WriteErrors, ShortAndInterruptedWritesAreGoneOnWith) {
+ATTACK_TEST(kWriteErrors, WriteErrors, ShortAndInterruptedWritesAreGoneOnWith) {
   const SmallModel model;
   for (const Fault& fault : {Fault{"write", 0, 1 << 20, 0}, Fault{"write", 1, 1, EINTR}, Fault{"fsync", 0, 1, EINTR}}) {
     const TempDir run;
     const InjectedFault injected(run.path(), fault);
     ASSERT_OK(quantize_checkpoint(model.in, run.file("out"), model.options));
     EXPECT_GT(injected.hit(), 0);
+    attacked(injected.hit() > 0 ? 1 : 0);
     EXPECT_THAT(differing(read_image(run.file("out")), model.expected), testing::IsEmpty())
         << fault.call << fault.error;
   }
 }
 
 // A folder that cannot be synced because its file system does not do that is no error.
-TEST(WriteErrors, AFolderWithoutSyncIsTakenAsItIs) {
+ATTACK_TEST(kWriteErrors, WriteErrors, AFolderWithoutSyncIsTakenAsItIs) {
   const TempDir run;
   const InjectedFault injected(run.path(), {"fsync", 1, 1, EINVAL});
   EXPECT_OK(write_text_file(run.file("x"), "text"));
   EXPECT_EQ(injected.hit(), 1);
+  attacked(injected.hit());
   EXPECT_EQ(read_file(run.file("x")), "text");
 }
 

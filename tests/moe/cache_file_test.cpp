@@ -18,11 +18,13 @@
 
 #include "moe/cache_parts.h"
 #include "safetensors/output_file.h"
+#include "support/attack.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::attacked;
 using test::TempDir;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
@@ -72,7 +74,7 @@ TEST_F(CacheFile, WhatIsWrittenIsReadWithAnyNumberOfThreads) {
   }
 }
 
-TEST_F(CacheFile, EveryBitOfAFileIsUnderAHash) {
+ATTACK_TEST_F(kCacheTampering, CacheFile, EveryBitOfAFileIsUnderAHash) {
   constexpr size_t kSize = 3000;
   ASSERT_OK(write(payload_of(1, kSize)));
   const int file = open(path_.c_str(), O_RDWR);
@@ -83,6 +85,7 @@ TEST_F(CacheFile, EveryBitOfAFileIsUnderAHash) {
     ASSERT_EQ(pread(file, &byte, 1, at), 1);
     const char flipped = static_cast<char>(byte ^ (1 << at % 8));
     ASSERT_EQ(pwrite(file, &flipped, 1, at), 1);
+    attacked();
     EXPECT_FALSE(read(kSize).ok()) << "bit " << at % 8 << " of byte " << at;
     ASSERT_EQ(pwrite(file, &byte, 1, at), 1);
   }
@@ -90,20 +93,24 @@ TEST_F(CacheFile, EveryBitOfAFileIsUnderAHash) {
   EXPECT_OK(read(kSize));
 }
 
-TEST_F(CacheFile, AnythingButARegularFileIsRefusedWithoutWaiting) {
+ATTACK_TEST_F(kSpecialFiles, CacheFile, AnythingButARegularFileIsRefusedWithoutWaiting) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
-  EXPECT_THAT(read(10).status().message(), HasSubstr("expected a regular file, got a FIFO"));
+  const auto expect_refused = [&](const char* words) {
+    attacked();
+    EXPECT_THAT(read(10).status().message(), HasSubstr(words));
+  };
+  expect_refused("expected a regular file, got a FIFO");
   fs::remove(path_);
   fs::create_directory(path_);
-  EXPECT_THAT(read(10).status().message(), HasSubstr("got a directory"));
+  expect_refused("got a directory");
   fs::remove(path_);
   fs::create_symlink("/dev/zero", path_);
-  EXPECT_THAT(read(10).status().message(), HasSubstr("got a symbolic link"));
+  expect_refused("got a symbolic link");
   path_ = "/dev/zero";
-  EXPECT_THAT(read(10).status().message(), HasSubstr("got a device"));
+  expect_refused("got a device");
 }
 
-TEST_F(CacheFile, AWriteThatFailsLeavesTheOldFileAndNoPart) {
+ATTACK_TEST_F(kWriteErrors, CacheFile, AWriteThatFailsLeavesTheOldFileAndNoPart) {
   ASSERT_OK(write(payload_of(1, 5000)));
   struct rlimit old {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -113,6 +120,7 @@ TEST_F(CacheFile, AWriteThatFailsLeavesTheOldFileAndNoPart) {
   const Status status = write(payload_of(2, 50000));
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
   signal(SIGXFSZ, handler);
+  attacked();
   EXPECT_EQ(status.code(), Code::kIo);
   EXPECT_THAT(status.message(), HasSubstr("cannot write"));
   EXPECT_OK(read(5000));
@@ -121,7 +129,7 @@ TEST_F(CacheFile, AWriteThatFailsLeavesTheOldFileAndNoPart) {
 
 // ---- part files
 
-TEST_F(CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivingStay) {
+ATTACK_TEST_F(kCacheTampering, CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivingStay) {
   // A writer that lives in another process, one that was killed there, and one in this process.
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
@@ -146,6 +154,7 @@ TEST_F(CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivingStay) {
     EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 0);
     EXPECT_EQ(parts().size(), 3u);
     kill(writers[0], SIGKILL);
+    attacked();
     waitpid(writers[0], nullptr, 0);
     EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 1);
     EXPECT_EQ(parts().size(), 2u);
@@ -156,6 +165,7 @@ TEST_F(CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivingStay) {
   }
   EXPECT_EQ(parts().size(), 1u);
   kill(writers[1], SIGKILL);
+  attacked();
   waitpid(writers[1], nullptr, 0);
   EXPECT_EQ(sweep_cache_parts(directory_.path().string()), 1);
   close(ready[0]), close(ready[1]);
@@ -201,7 +211,7 @@ TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
   }
 }
 
-TEST_F(CacheFile, ProcessesThatAreKilledAtAnyMomentLeaveWholeEntries) {
+ATTACK_TEST_F(kCacheTampering, CacheFile, ProcessesThatAreKilledAtAnyMomentLeaveWholeEntries) {
   std::mt19937 random(7);
   const auto start = [&](uint32_t seed) {
     const pid_t pid = fork();
@@ -214,6 +224,7 @@ TEST_F(CacheFile, ProcessesThatAreKilledAtAnyMomentLeaveWholeEntries) {
     usleep(static_cast<useconds_t>(random() % 30'000));
     const auto which = static_cast<uint32_t>(random() % 3);
     kill(processes[which], SIGKILL);
+    attacked();
     int status = 0;
     ASSERT_EQ(waitpid(processes[which], &status, 0), processes[which]);
     EXPECT_TRUE(WIFSIGNALED(status)) << "exited by itself with " << WEXITSTATUS(status);
@@ -221,6 +232,7 @@ TEST_F(CacheFile, ProcessesThatAreKilledAtAnyMomentLeaveWholeEntries) {
   }
   for (const pid_t process : processes) {
     kill(process, SIGKILL);
+    attacked();
     int status = 0;
     waitpid(process, &status, 0);
     EXPECT_TRUE(WIFSIGNALED(status)) << "exited by itself with " << WEXITSTATUS(status);

@@ -14,7 +14,7 @@ namespace {
 
 using namespace test;
 
-TEST(ForkedChild, RunsChangesAndDropsItsParentsLayer) {
+ATTACK_TEST(kForks, ForkedChild, RunsChangesAndDropsItsParentsLayer) {
   const TinyLayer tiny;
   for (const Backend* backend : test::runnable_backends()) {
     ScopedEnv threads("NVFP4_MOE_THREADS", "3");
@@ -52,7 +52,7 @@ TEST(ForkedChild, RunsChangesAndDropsItsParentsLayer) {
 }
 
 // A replacement writes the codes and scales of one expert or another; a child sees one of them whole.
-TEST(ForkedChild, SeesNoExpertThatIsHalfReplaced) {
+ATTACK_TEST(kForks, ForkedChild, SeesNoExpertThatIsHalfReplaced) {
   MoeOptions large = tiny_options();
   large.hidden_size = 512;
   large.intermediate_size = 512;
@@ -76,7 +76,7 @@ TEST(ForkedChild, SeesNoExpertThatIsHalfReplaced) {
   writer.join();
 }
 
-TEST(ForkedChild, OfARunFinishesIt) {
+ATTACK_TEST(kForks, ForkedChild, OfARunFinishesIt) {
   const TinyLayer tiny;
   struct Forking : Executor {
     bool fork_next = false;
@@ -93,6 +93,7 @@ TEST(ForkedChild, OfARunFinishesIt) {
   TinyBatch batch(tiny.options, 9);
   const std::vector<float> expected = run_tiny(*layer, batch);
   executor.fork_next = true;
+  attacked();
   const bool right = same_bits(run_tiny(*layer, batch), expected);
   if (executor.child == 0)  // it came out of the run too, whose use is not counted here
     _exit(right && layer->replace_expert(0, tiny.experts[1].source()).ok() ? 0 : 1);
@@ -103,7 +104,7 @@ TEST(ForkedChild, OfARunFinishesIt) {
   EXPECT_OK(layer->replace_expert(0, tiny.experts[1].source()));
 }
 
-TEST(ForkedChild, GetsTheWorkspacesThatItsParentsThreadsHeld) {
+ATTACK_TEST(kForks, ForkedChild, GetsTheWorkspacesThatItsParentsThreadsHeld) {
   WorkspacePool pool([](size_t size_bytes, void*) { return allocate_pages(size_bytes); });
   std::atomic<const void*> held{nullptr};
   std::atomic<bool> let_go{false};
@@ -127,7 +128,7 @@ TEST(ForkedChild, GetsTheWorkspacesThatItsParentsThreadsHeld) {
   other.join();
 }
 
-TEST(ForkedChild, LogsWhileItsParentsCallbackHangs) {
+ATTACK_TEST(kForks, ForkedChild, LogsWhileItsParentsCallbackHangs) {
   static std::atomic<bool> inside{false}, let_go{false};
   static std::atomic<int> lines{0};
   inside = let_go = false;
@@ -155,7 +156,7 @@ TEST(ForkedChild, LogsWhileItsParentsCallbackHangs) {
 }
 
 // A layer in a device's memory, which the reference stands in for.
-TEST(ForkedChild, DeclinesItsParentsLayerOnAGpu) {
+ATTACK_TEST(kForks, ForkedChild, DeclinesItsParentsLayerOnAGpu) {
   static const DeviceMemory memory{
       .to_device = nullptr,
       .to_host =

@@ -10,6 +10,7 @@
 #include "moe/cache_key.h"
 #include "moe/registry.h"
 #include "moe/tiny.h"
+#include "support/attack.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -258,7 +259,7 @@ TEST_F(PackedCacheTest, SizesAreTheCheckpoints) {
   refused(shared, "shared_intermediate_size: expected the checkpoint's ");
 }
 
-TEST_F(PackedCacheTest, PlantedFaultsAreRefusedAndRebuilt) {
+ATTACK_TEST_F(kCacheTampering, PackedCacheTest, PlantedFaultsAreRefusedAndRebuilt) {
   const std::vector<float> expected = run(*open());
   const uint64_t size = fs::file_size(outcome_.path);
   struct Case {
@@ -295,6 +296,7 @@ TEST_F(PackedCacheTest, PlantedFaultsAreRefusedAndRebuilt) {
   for (const Case& c : cases) {
     open();
     c.plant();
+    attacked();
     const auto layer = open();
     EXPECT_FALSE(outcome_.hit) << c.text;
     EXPECT_THAT(outcome_.reason, HasSubstr(c.text));
@@ -309,23 +311,26 @@ TEST_F(PackedCacheTest, PlantedFaultsAreRefusedAndRebuilt) {
   // Damage of the payload goes unseen only where that is asked for; damage of the head never does.
   open();
   overwrite(size - 1, 0x11);
+  attacked();
   cache_.unchecked = true;
   open();
   EXPECT_TRUE(outcome_.hit);
   overwrite(88, 1);
+  attacked();
   open();
   EXPECT_FALSE(outcome_.hit);
   EXPECT_THAT(outcome_.reason, HasSubstr("head hash"));
 }
 
 // A file of another user is refused, unless the directory is that user's own.
-TEST_F(PackedCacheTest, AnotherUsersFileIsUsedOnlyFromThatUsersDirectory) {
+ATTACK_TEST_F(kCacheTampering, PackedCacheTest, AnotherUsersFileIsUsedOnlyFromThatUsersDirectory) {
   if (geteuid() != 0) GTEST_SKIP() << "giving files away needs root";
   open();
   ASSERT_EQ(chown(outcome_.path.c_str(), 4711, 4711), 0);
   open();
   EXPECT_FALSE(outcome_.hit);
   EXPECT_THAT(outcome_.reason, HasSubstr("of the directory's owner, got one of user 4711"));
+  attacked();
   open();
   EXPECT_TRUE(outcome_.hit);
   ASSERT_EQ(chown(outcome_.path.c_str(), 4711, 4711), 0);
@@ -335,7 +340,7 @@ TEST_F(PackedCacheTest, AnotherUsersFileIsUsedOnlyFromThatUsersDirectory) {
 }
 
 // A FIFO would keep whoever opens it waiting; what is no file is told, stays, and the layer works.
-TEST_F(PackedCacheTest, ASpecialFileInTheCachesPlaceStays) {
+ATTACK_TEST_F(kSpecialFiles, PackedCacheTest, ASpecialFileInTheCachesPlaceStays) {
   const std::vector<float> expected = run(*open());
   fs::remove(outcome_.path);
   ASSERT_EQ(mkfifo(outcome_.path.c_str(), 0600), 0);
@@ -343,10 +348,12 @@ TEST_F(PackedCacheTest, ASpecialFileInTheCachesPlaceStays) {
   EXPECT_FALSE(outcome_.hit);
   EXPECT_THAT(outcome_.reason, HasSubstr("regular file"));
   EXPECT_TRUE(fs::is_fifo(outcome_.path));
+  attacked();
 }
 
-TEST_F(PackedCacheTest, AnUnwritableDirectoryIsNoFailure) {
+ATTACK_TEST_F(kSpecialFiles, PackedCacheTest, AnUnwritableDirectoryIsNoFailure) {
   cache_.directory = model_ + "/config.json/sub";  // below a file
+  attacked();
   EXPECT_NE(open(), nullptr);
   EXPECT_FALSE(outcome_.hit);
   EXPECT_NE(outcome_.reason, "");

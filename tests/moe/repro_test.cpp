@@ -9,6 +9,7 @@
 #include "moe/config_json.h"
 #include "moe/tiny.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/backends.h"
 
 namespace nvfp4_moe {
@@ -166,7 +167,7 @@ TEST(Repro, AChangedOutputIsFound) {
   EXPECT_NE(report->broken_output_limit, "");
 }
 
-TEST(Repro, HostileFilesAreRefused) {
+ATTACK_TEST(kHostileFiles, Repro, HostileFilesAreRefused) {
   using Infos = std::vector<TensorInfo>;
   using Metadata = std::map<std::string, std::string>;
   const Written written;
@@ -241,20 +242,24 @@ TEST(Repro, HostileFilesAreRefused) {
     Edit edit;
     edit.header = c.header;
     const auto report = replay(edited(written, edit), "reference", &serial_executor());
+    attacked();
     EXPECT_EQ(report.status().code(), Code::kBadInput) << c.text << ": " << report.status().message();
     EXPECT_THAT(report.status().message(), HasSubstr(c.text));
   }
   Edit bad_scale;
   bad_scale.tensor = "expert.1.up.block_scales";
   bad_scale.bytes = [](std::vector<std::byte>& bytes) { bytes[9] = std::byte{0xFF}; };
+  attacked();
   EXPECT_EQ(replay(edited(written, bad_scale), "reference").status().code(), Code::kBadInput);
   Edit bad_tensor_scale;
   bad_tensor_scale.tensor = "tensor_scales";
   bad_tensor_scale.bytes = [](std::vector<std::byte>& bytes) { std::memset(bytes.data(), 0xFF, 4); };
+  attacked();
   EXPECT_EQ(replay(edited(written, bad_tensor_scale), "reference").status().code(), Code::kBadInput);
 
   EXPECT_FALSE(replay(written.directory.file("missing"), "reference").ok());
   std::filesystem::resize_file(written.path, 1000);
+  attacked();
   EXPECT_EQ(replay(written.path, "reference").status().code(), Code::kBadInput);
 }
 

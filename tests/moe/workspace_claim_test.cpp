@@ -64,7 +64,7 @@ TEST(WorkspaceClaim, OfSeveralThreadsAtMostOneHasIt) {
   EXPECT_TRUE(WorkspaceClaim(address(5)));
 }
 
-TEST(WorkspaceClaim, AChildHasNoneOfItsParents) {
+ATTACK_TEST(kForks, WorkspaceClaim, AChildHasNoneOfItsParents) {
   const WorkspaceClaim claim(address(9));
   EXPECT_EQ(in_forked_child([] {
               const WorkspaceClaim own(address(9));

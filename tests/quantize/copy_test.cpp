@@ -5,12 +5,14 @@
 #include "convert/checkpoint_copy.h"
 #include "convert/quantize_checkpoint.h"
 #include "convert/synthesize.h"
+#include "support/attack.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
 namespace fs = std::filesystem;
+using test::attacked;
 using test::read_file;
 using test::TempDir;
 using testing::HasSubstr;
@@ -35,6 +37,7 @@ class Copy : public ::testing::Test {
     std::ofstream(dir_.file("secrets/key")) << "key";
   }
   void expect_refused(const std::string& link) {
+    attacked();
     for (const Status& status : {quantize_checkpoint(in_, out_).status(), other_files(in_).status()}) {
       EXPECT_EQ(status.code(), Code::kBadInput) << link;
       EXPECT_THAT(status.message(), HasSubstr(link));
@@ -46,7 +49,7 @@ class Copy : public ::testing::Test {
   std::string in_ = dir_.file("in"), out_ = dir_.file("out");
 };
 
-TEST_F(Copy, ALinkOutOfTheModelIsRefusedByName) {
+ATTACK_TEST_F(kSpecialFiles, Copy, ALinkOutOfTheModelIsRefusedByName) {
   const std::string link = fs::canonical(in_).string() + "/notes.txt";
   for (const std::string& target :
        {dir_.file("secret"), std::string("../secret"), std::string("/etc/passwd"), dir_.file("secrets"),

@@ -6,6 +6,7 @@
 #include "convert/quantize_checkpoint.h"
 #include "convert/quantize_plan.h"
 #include "convert/synthesize.h"
+#include "support/attack.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -13,6 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::attacked;
 using test::differing;
 using test::read_file;
 using test::read_files;
@@ -102,9 +104,10 @@ TEST_F(Resume, AShardThatNobodyRecordedIsWrittenAgain) {
   EXPECT_EQ(result->resumed_shards, 0);
 }
 
-TEST_F(Resume, AShardThatIsNoFileIsRefused) {
+ATTACK_TEST_F(kSpecialFiles, Resume, AShardThatIsNoFileIsRefused) {
   fs::rename(shard_, dir_.file("elsewhere"));
   fs::create_symlink(dir_.file("elsewhere"), shard_);
+  attacked();
   const Status status = resume().status();
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr(shard_));
@@ -155,7 +158,7 @@ TEST_F(Resume, ASourceThatChangesMeanwhileIsNoticed) {
   EXPECT_FALSE(fs::exists(out_ + "/config.json"));
 }
 
-TEST_F(Resume, TamperedPlansAreErrors) {
+ATTACK_TEST_F(kHostileFiles, Resume, TamperedPlansAreErrors) {
   const json sound = json::parse(read_file(plan_));
   std::vector<std::string> texts = {
       "", "{", "null", "[]", "{}", "\xff", std::string(200000, '['), "[" + sound.dump() + "]"};
@@ -175,6 +178,7 @@ TEST_F(Resume, TamperedPlansAreErrors) {
   for (const std::string& text : texts) {
     write_plan(text);
     const Status status = resume().status();
+    attacked();
     EXPECT_TRUE(status.code() == Code::kBadInput || status.code() == Code::kInvalidArgument) << text.substr(0, 200);
     EXPECT_THAT(status.message(), HasSubstr(out_));
     EXPECT_LT(status.message().size(), 1000u);
@@ -229,7 +233,7 @@ TEST(QuantizePlanFile, GoesBothWays) {
 }
 
 // By system calls: a page of a mapping that is gone would kill the process.
-TEST(SourceSample, OfAFileThatIsCutIsAnError) {
+ATTACK_TEST(kTruncations, SourceSample, OfAFileThatIsCutIsAnError) {
   const TempDir dir;
   const std::string path = dir.file("cut.safetensors");
   TensorInfo info;
@@ -243,6 +247,7 @@ TEST(SourceSample, OfAFileThatIsCutIsAnError) {
   ASSERT_OK(file);
   ASSERT_OK(describe_source(*file));
   std::filesystem::resize_file(path, 4096);
+  attacked();
   EXPECT_EQ(describe_source(*file).status().code(), Code::kIo);
 }
 

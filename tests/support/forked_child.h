@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/attack.h"
+
 namespace nvfp4_moe::test {
 
 // ThreadSanitizer ends a child of a process with threads that makes a thread.
@@ -21,9 +23,10 @@ inline constexpr bool kChildMayAllocate = false;
 inline constexpr bool kChildMayAllocate = true;
 #endif
 
-// What the body answers, 0 to 255; -1 where the child hangs or dies.
+// An attack each. What the body answers, 0 to 255; -1 where the child hangs or dies.
 template <class Body>
 int in_forked_child(Body&& body) {
+  attacked();
   const pid_t child = fork();
   if (child == 0) {
     alarm(30);  // its signal ends a child that hangs

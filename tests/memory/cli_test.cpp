@@ -5,7 +5,9 @@
 namespace nvfp4_moe::test {
 namespace {
 
-TEST_F(ToolMemory, SaysThatMemoryRanOut) { sweep(251); }
+ATTACK_TEST_P(kAllocations, ToolMemory, SaysThatMemoryRanOut) { sweep(251); }
+
+INSTANTIATE_TEST_SUITE_P(Verbs, ToolMemory, testing::Range<size_t>(0, kVerbs), verb_name);
 
 }  // namespace
 }  // namespace nvfp4_moe::test

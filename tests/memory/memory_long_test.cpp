@@ -9,13 +9,17 @@ namespace {
 
 class MemoryFullSweep : public testing::TestWithParam<size_t> {};
 
-TEST_P(MemoryFullSweep, EndsWellWhateverFails) { expect_clean_sweeps(GetParam(), {.every_to = 1, .step = 1}); }
+ATTACK_TEST_P(kAllocations, MemoryFullSweep, EndsWellWhateverFails) {
+  expect_clean_sweeps(GetParam(), {.every_to = 1, .step = 1});
+}
 
 INSTANTIATE_TEST_SUITE_P(Operations, MemoryFullSweep, testing::Range<size_t>(0, kOperations), operation_name);
 
 #ifdef NVFP4_MOE_TOOL
-// A process each: every eleventh request.
-TEST_F(ToolMemory, SaysThatMemoryRanOut) { sweep(11); }
+// A process each.
+ATTACK_TEST_P(kAllocations, ToolMemory, SaysThatMemoryRanOut) { sweep(1); }
+
+INSTANTIATE_TEST_SUITE_P(Verbs, ToolMemory, testing::Range<size_t>(0, kVerbs), verb_name);
 #endif
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "memory/sweeps.h"
 #include "moe/tiny.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/backends.h"
 
 namespace nvfp4_moe::test {
@@ -67,10 +68,11 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
               testing::ElementsAre("request 3: input/output error: no thread"));
 }
 
-TEST(Memory, WorkersThatRunOutOfItAreReportedByTheCaller) {
+ATTACK_TEST(kAllocations, Memory, WorkersThatRunOutOfItAreReportedByTheCaller) {
   const auto pool = make_thread_pool(4);
   for (int round = 0; round < 50; ++round) {
     std::atomic<int> running{0};
+    attacked();
     EXPECT_THROW(pool->parallel_for(64, 1,
                                     [&](int64_t begin, int64_t) {
                                       running.fetch_add(1);
@@ -120,8 +122,9 @@ std::string under_a_limit() {
   return "";
 }
 
-TEST(Memory, ALimitOfTheSystemIsOutOfMemoryOrFewerThreads) {
+ATTACK_TEST(kAllocations, Memory, ALimitOfTheSystemIsOutOfMemoryOrFewerThreads) {
   if (!kFailingMemory) GTEST_SKIP() << "a sanitizer reserves terabytes";
+  attacked();
   EXPECT_EXIT(
       {
         const std::string fault = under_a_limit();
@@ -156,7 +159,9 @@ TEST(Memory, ARunAsksForNothing) {
 
 class MemorySweep : public testing::TestWithParam<size_t> {};
 
-TEST_P(MemorySweep, EndsWellWhateverFails) { expect_clean_sweeps(GetParam(), {.every_to = 60, .step = 41}); }
+ATTACK_TEST_P(kAllocations, MemorySweep, EndsWellWhateverFails) {
+  expect_clean_sweeps(GetParam(), {.every_to = 60, .step = 41});
+}
 
 INSTANTIATE_TEST_SUITE_P(Operations, MemorySweep, testing::Range<size_t>(0, kOperations), operation_name);
 

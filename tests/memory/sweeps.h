@@ -14,6 +14,7 @@
 #include "core/executor.h"
 #include "memory/operations.h"
 #include "safetensors/files.h"
+#include "support/attack.h"
 
 namespace nvfp4_moe::test {
 
@@ -55,6 +56,7 @@ inline void expect_clean_sweeps(size_t number, const Sweep& how) {
   EXPECT_EQ(operation.name, operation_name({number, 0}));
   for (const Failing failing : {Failing::kOne, Failing::kAllFrom}) {
     const SweepResult result = sweep(operation, failing, how);
+    attacked(result.tried);
     std::printf("%s, %s: %lld of %lld requests failed, %lld runs out of memory, %lld all the same\n",
                 operation.name.c_str(), failing == Failing::kOne ? "one" : "all from one on",
                 static_cast<long long>(result.tried), static_cast<long long>(result.requests),

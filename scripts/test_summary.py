@@ -21,33 +21,65 @@ def skip_reason(case, element):
     if not message.startswith("SKIP_"):
         return message
     told = [line.strip() for line in (case.findtext("system-out") or "").splitlines()]
-    told = [line for line in told if line and not line.startswith(("[", "Note", "Running")) and "Skipped" != line]
+    told = [
+        line
+        for line in told
+        if line and not line.startswith(("[", "Note", "Running", "attacked: ")) and "Skipped" != line
+    ]
     return told[-1] if told else ""
 
 
-def read(path):
-    """(name, state, reason, seconds) of every test in a JUnit file; state is passed, failed or skipped."""
+def read(path, *, more=lambda case: ()):
+    """(name, state, reason, seconds, *more(its element)) of every test in a JUnit file; state is one of STATES."""
     for case in ET.parse(path).getroot().iter("testcase"):
         room, name = case.get("classname"), case.get("name")
         name = name if room in (None, name) else f"{room}.{name}"
         seconds = float(case.get("time") or 0)
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
-            yield name, "failed", "", seconds
+            yield name, "failed", "", seconds, *more(case)
         elif skipped is not None or case.get("status") in ("notrun", "disabled"):
-            yield name, "skipped", skip_reason(case, skipped), seconds
+            yield name, "skipped", skip_reason(case, skipped), seconds, *more(case)
         else:
-            yield name, "passed", "", seconds
+            yield name, "passed", "", seconds, *more(case)
 
 
-def record(path, tests, count):
+STATES = ("passed", "failed", "skipped")
+
+
+def count_states(tests):
+    """{state: how many} of what read() gives."""
+    return {state: sum(test[1] == state for test in tests) for state in STATES}
+
+
+def print_named(tests):
+    """A line for each test that did not pass."""
+    for name, state, reason, *_ in tests:
+        if state != "passed":
+            print(f"{state}: {name}" + (f" ({reason})" if reason else ""))
+
+
+def cpu_name():
+    """The processor's model where the system says it."""
+    try:
+        with open("/proc/cpuinfo") as info:
+            lines = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return lines[0] if lines else platform.processor()
+
+
+def record(path, tests, **more):
+    """Keeps the run's date, commit, host, processor, seconds and counts; `more` stands before the names of skipped tests."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
     said = {
         "date": datetime.date.today().isoformat(),
         "commit": commit.stdout.strip(),
         "host": platform.machine(),
+        "cpu": cpu_name(),
         "seconds": round(sum(test[3] for test in tests)),
-        **count,
+        **count_states(tests),
+        **more,
         "skipped_names": [test[0] for test in tests if test[1] == "skipped"],
     }
     with open(path, "w") as out:
@@ -61,12 +93,10 @@ def main():
     parser.add_argument("files", nargs="+")
     args = parser.parse_args()
     tests = [test for path in args.files for test in read(path)]
-    count = {state: sum(test[1] == state for test in tests) for state in ("passed", "failed", "skipped")}
-    for name, state, reason, _ in tests:
-        if state != "passed":
-            print(f"{state}: {name}" + (f" ({reason})" if reason else ""))
+    count = count_states(tests)
+    print_named(tests)
     if args.record:
-        record(args.record, tests, count)
+        record(args.record, tests)
     print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
     return 1 if count["failed"] or not count["passed"] else 0
 

@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))  # the tests run the scripts that make the committed vectors
 
+import attack_summary  # noqa: E402
+
 _counts: list[tuple[str, str, int, int]] = []
 
 
@@ -35,6 +37,31 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def pytest_collection_modifyitems(items):
+    """Each test of the marker says its kind in the JUnit file, also where it is skipped."""
+    known = attack_summary.kinds()
+    for item in items:
+        if marker := item.get_closest_marker("attack"):
+            (kind,) = marker.args
+            if kind not in known:
+                raise pytest.UsageError(f"{item.nodeid}: expected a kind of {attack_summary.TABLE.name}, got {kind!r}")
+            item.user_properties.append(("attack", kind))
+
+
+@pytest.fixture
+def attacked(request, record_property):
+    """attacked(count=1): adds to what the test tried, where it is tried; for tests of the marker `attack`."""
+    tried = 0
+
+    def add(count: int = 1) -> None:
+        nonlocal tried
+        tried += count
+
+    assert request.node.get_closest_marker("attack"), "expected the marker `attack`, which names the kind"
+    yield add
+    record_property("attacked", tried)
 
 
 def pytest_terminal_summary(terminalreporter):

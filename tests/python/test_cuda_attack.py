@@ -12,13 +12,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import nvfp4_moe as nv
+import pytest
 from gpu import needs_gpu, torch
 
-pytestmark = needs_gpu
+pytestmark = [needs_gpu, pytest.mark.attack("gpu failures")]
 
 LIMIT_S = 120  # of a process, most of it the import of torch
 LAYERS = Path(__file__).resolve().parent / "numpy_only"
@@ -66,7 +68,7 @@ def attempt(name, call):
 """
 
 
-def test_a_lost_context_is_an_error_everywhere() -> None:
+def test_a_lost_context_is_an_error_everywhere(attacked: Callable[..., None]) -> None:
     """Run, status, replace, open: errors of this library, at once; and the process ends by itself."""
     ran = run_apart(
         LOSE
@@ -82,6 +84,7 @@ nv.release_workspaces()
 print("end")
 """
     )
+    attacked()
     lines = ran.stdout.splitlines()
     assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
     assert lines[0].startswith("lost:"), ran.stdout
@@ -91,7 +94,7 @@ print("end")
     assert lines[-1] == "end"
 
 
-def test_no_memory_is_an_error_and_leaves_what_was_there() -> None:
+def test_no_memory_is_an_error_and_leaves_what_was_there(attacked: Callable[..., None]) -> None:
     """A layer that does not fit, a workspace that does not fit; then room again, and both work."""
     ran = run_apart(
         """
@@ -134,10 +137,11 @@ print("end")
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
     assert ran.stdout.splitlines()[0] == "refused 3"
+    attacked(3)
     assert ran.stdout.splitlines()[-1] == "end"
 
 
-def test_weights_replaced_while_streams_run() -> None:
+def test_weights_replaced_while_streams_run(attacked: Callable[..., None]) -> None:
     """Every output is that of the old weights or of the new ones, or the call said Busy; never a mixture."""
     sys.path.insert(0, str(LAYERS))
     import layers
@@ -183,6 +187,7 @@ def test_weights_replaced_while_streams_run() -> None:
         try:
             layer.replace_expert(0, **versions[(replaced + 1) % 2][0])
             replaced += 1
+            attacked()
         except nv.Busy:
             refused += 1
         assert time.monotonic() < until + 30, "no replacement found the layer at rest"
@@ -211,7 +216,7 @@ def neighbour(seed: int, runs: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_two_processes_on_one_gpu_and_one_of_them_killed() -> None:
+def test_two_processes_on_one_gpu_and_one_of_them_killed(attacked: Callable[..., None]) -> None:
     """Both have their own numbers; the one that is killed in the middle takes nothing from the other, or from the GPU."""
     torch.cuda.synchronize()
     free_before = torch.cuda.mem_get_info()[0]
@@ -221,6 +226,7 @@ def test_two_processes_on_one_gpu_and_one_of_them_killed() -> None:
         assert doomed.stdout.readline() == "ready\n"
         time.sleep(0.2)
         os.kill(doomed.pid, signal.SIGKILL)
+        attacked()
         for process in (first, second):
             out, error = process.communicate(timeout=LIMIT_S)
             assert process.returncode == 0 and out.endswith("right\n"), error[-2000:]
@@ -236,7 +242,7 @@ def test_two_processes_on_one_gpu_and_one_of_them_killed() -> None:
     assert torch.cuda.mem_get_info()[0] >= free_before - (64 << 20)
 
 
-def test_killed_while_loading_gives_all_memory_back() -> None:
+def test_killed_while_loading_gives_all_memory_back(attacked: Callable[..., None]) -> None:
     """A process that dies between two experts of a load leaves nothing on the GPU."""
     torch.cuda.synchronize()
     free_before = torch.cuda.mem_get_info()[0]
@@ -249,6 +255,7 @@ def die(progress):
 torch.empty(1, device="cuda")
 nv.MoeLayer.from_tensors(layers.config(), **layers.weights(), max_tokens=32, device="cuda:0", progress=die)
 """
+    attacked()
     assert run_apart(script).returncode == -signal.SIGKILL
     until = time.monotonic() + 30
     while torch.cuda.mem_get_info()[0] < free_before - (64 << 20) and time.monotonic() < until:

@@ -21,9 +21,11 @@ def errors(path, layers=None):
     return [finding for finding in nv.inspect(path, layers)["findings"] if finding["severity"] == "error"]
 
 
-def test_inspect_lists_a_missing_expert(packed):
+@pytest.mark.attack("hostile files")
+def test_inspect_lists_a_missing_expert(packed, attacked):
     config = json.loads((packed / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps({**config, "num_experts": 1000}))
+    attacked()
     for layer, finding in enumerate(errors(packed)):
         assert (finding["id"], finding["layer"], finding["expert"]) == ("missing_expert", layer, EXPERTS)
         assert finding["count"] == 1000 - EXPERTS and len(finding["examples"]) == 3
@@ -34,18 +36,22 @@ def test_inspect_lists_a_missing_expert(packed):
         nv.MoeLayer.from_checkpoint(packed, 1)
 
 
-def test_inspect_lists_a_wrong_shape(packed):
+@pytest.mark.attack("hostile files")
+def test_inspect_lists_a_wrong_shape(packed, attacked):
     config = json.loads((packed / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps({**config, "hidden_size": 2 * HIDDEN}))
+    attacked()
     found = errors(packed)
     assert {(finding["id"], finding["layer"]) for finding in found} == {("shape_mismatch", 0), ("shape_mismatch", 1)}
     assert all(finding["count"] == 3 * EXPERTS for finding in found)
 
 
-def test_a_float_checkpoint_without_an_expert(model, tmp_path):
+@pytest.mark.attack("hostile files")
+def test_a_float_checkpoint_without_an_expert(model, tmp_path, attacked):
     shutil.copy(model[0] / "config.json", tmp_path)
     kept = {name: t for name, t in model[1].items() if ".layers.1.mlp.experts.2." not in name}
     write_safetensors(tmp_path / "model.safetensors", kept)
+    attacked()
     (finding,) = errors(tmp_path)
     assert (finding["id"], finding["layer"], finding["expert"]) == ("missing_expert", 1, 2)
 

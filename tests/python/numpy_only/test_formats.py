@@ -317,10 +317,12 @@ def test_explain():
         nv.explain({**options, "activation": "gelu"})
 
 
+@pytest.mark.attack("hostile files")
 @pytest.mark.parametrize("content", [b"", b"x" * 100, b"\xff" * 8, (10).to_bytes(8, "little") + b'{"a":1}   '])
-def test_broken_files_are_bad_input(tmp_path, content):
+def test_broken_files_are_bad_input(tmp_path, content, attacked):
     (tmp_path / "model.safetensors").write_bytes(content)
     (tmp_path / "config.json").write_text("{}")
+    attacked()
     with pytest.raises(nv.BadInput, match="model.safetensors"):
         nv.inspect(tmp_path)
     with pytest.raises(nv.Error):

@@ -421,9 +421,11 @@ def test_threads_run_one_layer_at_once():
     assert not wrong
 
 
-def test_a_layer_runs_in_a_forked_child():
+@pytest.mark.attack("forks")
+def test_a_layer_runs_in_a_forked_child(attacked):
     one, inputs = layer(), batch(16)
     expected = one.run(*inputs)
+    attacked()
     child = os.fork()
     if child == 0:  # the pool's threads stayed in the parent
         same = np.array_equal(one.run(*inputs), expected)

@@ -205,7 +205,9 @@ def python(program: str) -> str:
     return ended.stdout + ended.stderr
 
 
-def test_no_memory_is_told_and_everything_stays_usable():
+@pytest.mark.attack("allocation failures")
+def test_no_memory_is_told_and_everything_stays_usable(attacked):
+    attacked()
     told = python("""
         import resource
         import numpy as np
@@ -231,13 +233,15 @@ def test_no_memory_is_told_and_everything_stays_usable():
     assert told.endswith("ran\n")
 
 
+@pytest.mark.attack("interpreter exits")
 @pytest.mark.parametrize("left", ["a layer", "a cycle", "an exit handler"])
-def test_the_interpreter_ends_quietly(left: str):
+def test_the_interpreter_ends_quietly(left: str, attacked):
     last = {
         "a layer": "pass",
         "a cycle": "ring = [one]; ring.append(ring); del one",
         "an exit handler": "atexit.register(lambda: one.run(*batch(20)))",
     }[left]
+    attacked()
     assert not python(f"""
         import atexit
         from layers import batch, layer

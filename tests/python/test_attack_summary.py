@@ -1,0 +1,158 @@
+"""scripts/attack_summary.py: what the attack tests tried, from their JUnit files, and when that is not enough."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+import attack_summary  # conftest puts scripts/ on the path
+import pytest
+
+KINDS = attack_summary.kinds()
+
+
+def of_ctest(name: str, output: str, state: str = "run") -> str:
+    skipped = '<skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>' if state == "skipped" else ""
+    status = {"skipped": "notrun"}.get(state, state)
+    return (
+        f'<testcase name="{name}" classname="{name}" time="0.5" status="{status}">{skipped}'
+        f"<system-out>{output}</system-out></testcase>"
+    )
+
+
+def of_pytest(name: str, properties: dict[str, object], inside: str = "") -> str:
+    listed = "".join(f"<property name={quoteattr(key)} value={quoteattr(str(properties[key]))}/>" for key in properties)
+    return f'<testcase classname="tests.python" name="{name}" time="0.25"><properties>{listed}</properties>{inside}</testcase>'
+
+
+ALL = [of_ctest(f"room/A.{number}", f"[ OK ]\nattacked: {kind} {number + 1}\n") for number, kind in enumerate(KINDS)]
+
+
+@pytest.fixture
+def summary(tmp_path, capsys, monkeypatch):
+    """summary(test case...) -> (exit status, lines, what is recorded)"""
+
+    def run(*cases: str, tier: str = "short") -> tuple[int, list[str], dict]:
+        junit, kept = tmp_path / "junit.xml", tmp_path / "kept.json"
+        junit.write_text(f"<testsuite>{''.join(cases)}</testsuite>")
+        monkeypatch.setattr(sys, "argv", ["attack_summary.py", "--tier", tier, "--record", str(kept), str(junit)])
+        code = attack_summary.main()
+        return code, capsys.readouterr().out.splitlines(), json.loads(kept.read_text())
+
+    return run
+
+
+def row(lines: list[str], kind: str) -> list[int]:
+    (line,) = (line for line in lines if line.startswith(f"{kind}  "))
+    return [int(word) for word in line.removeprefix(kind).split()]
+
+
+def test_kinds_are_those_that_the_header_declares():
+    assert len(KINDS) == len(set(KINDS)) >= 10
+    assert "allocation failures" in KINDS and "forks" in KINDS
+    assert attack_summary.TABLE.read_text().count("\nATTACK_KIND(") == len(KINDS)
+
+
+def test_counts_of_both_languages_are_added(summary):
+    code, lines, kept = summary(
+        *ALL,
+        of_ctest("room/B", "attacked: forks 40\n"),
+        of_pytest("test_forks", {"attack": "forks", "attacked": 2}),
+        tier="long",
+    )
+    own, total = KINDS.index("forks") + 1, sum(range(1, len(KINDS) + 1))
+    assert code == 0
+    assert row(lines, "forks") == [own + 42, 3, 3, 0, 0]
+    assert (
+        lines[-1]
+        == f"{total + 42} attacks of {len(KINDS)} kinds, {len(KINDS) + 2} passed, 0 failed, 0 skipped, 0 faults"
+    )
+    assert kept["kinds"]["forks"] == {"tried": own + 42, "tests": 3, "passed": 3, "failed": 0, "skipped": 0}
+    assert (kept["tier"], kept["attacks"], kept["faults"]) == ("long", total + 42, [])
+    assert kept["seconds"] == round(0.5 * (len(KINDS) + 1) + 0.25)
+    assert kept["commit"] and kept["date"] and kept["host"]
+
+
+def test_a_failure_is_one(summary):
+    code, lines, _ = summary(*ALL, of_ctest("room/B", "attacked: forks 3\n", state="fail"))
+    assert code == 1
+    assert "failed: room/B" in lines
+    assert row(lines, "forks")[2:] == [1, 1, 0]
+
+
+def test_a_kind_that_tries_nothing_is_a_fault(summary):
+    code, lines, kept = summary(*[case for case in ALL if "attacked: forks" not in case])
+    assert code == 1
+    assert "fault: forks: expected attacks, got none in 0 tests" in lines
+    assert kept["faults"] == ["forks: expected attacks, got none in 0 tests"]
+
+
+def test_a_kind_whose_tests_are_all_skipped_by_name_is_none(summary):
+    others = [case for case in ALL if "attacked: gpu failures" not in case]
+    in_cpp = of_ctest("cuda/C", "no device\n[  SKIPPED ] C\nattacked: gpu failures 0\n", state="skipped")
+    in_python = of_pytest("test_c", {"attack": "gpu failures"}, '<skipped message="torch finds no GPU"/>')
+    code, lines, kept = summary(*others, in_cpp, in_python)
+    assert code == 0
+    assert row(lines, "gpu failures") == [0, 2, 0, 0, 2]
+    assert "skipped: cuda/C (no device)" in lines
+    assert kept["skipped_names"] == ["cuda/C", "tests.python.test_c"]
+
+
+def test_a_test_that_passes_and_attacks_nothing_is_a_fault(summary):
+    code, lines, _ = summary(*ALL, of_pytest("test_idle", {"attack": "forks", "attacked": 0}))
+    assert code == 1
+    assert "fault: tests.python.test_idle: passed and attacked nothing" in lines
+    assert summary(*ALL, of_pytest("test_without_fixture", {"attack": "forks"}))[0] == 1
+
+
+def test_a_test_that_names_no_kind_or_two_is_a_fault(summary):
+    words = "expected a report of one kind of attack, got none or several"
+    assert f"fault: room/B: {words}" in summary(*ALL, of_ctest("room/B", "cut off"))[1]
+    assert (
+        f"fault: room/B: {words}" in summary(*ALL, of_ctest("room/B", "attacked: forks 1\nattacked: interrupts 1\n"))[1]
+    )
+    code, lines, _ = summary(*ALL, of_ctest("room/B", "attacked: fork 1\n"))
+    assert code == 1
+    assert "fault: room/B: expected a kind of attack_kinds.def, got fork" in lines
+
+
+CHOSEN = """
+import pytest
+
+@pytest.mark.attack("forks")
+def test_counts(attacked):
+    attacked()
+    attacked(2)
+
+@pytest.mark.attack("gpu failures")
+@pytest.mark.skipif(True, reason="no GPU")
+def test_skipped(attacked):
+    attacked()
+
+def test_other():
+    pass
+"""
+
+
+def test_what_pytest_writes_is_what_is_read(tmp_path):
+    """The marker and the fixture of this folder's conftest.py, through pytest's own JUnit file."""
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text().replace(
+        "Path(__file__).resolve().parents[2]", repr(attack_summary.TABLE.parents[2]).replace("PosixPath", "Path")
+    ))  # fmt: skip
+    (tmp_path / "test_chosen.py").write_text(CHOSEN)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "attack", "-o", "junit_family=xunit1", "--junitxml=out.xml", "."],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout
+    tests = [attack_summary.Test(*t) for t in attack_summary.read(tmp_path / "out.xml", more=attack_summary.reported)]
+    assert [(t.name, t.state, t.kind, t.tried) for t in tests] == [
+        ("test_chosen.test_counts", "passed", "forks", 3),
+        ("test_chosen.test_skipped", "skipped", "gpu failures", 0),
+    ]
+    (tmp_path / "test_chosen.py").write_text(CHOSEN.replace('"forks"', '"forkz"'))
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "."], cwd=tmp_path, capture_output=True, text=True, check=False)  # fmt: skip
+    assert ran.returncode != 0 and "expected a kind of attack_kinds.def, got 'forkz'" in ran.stdout + ran.stderr

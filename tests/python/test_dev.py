@@ -158,6 +158,63 @@ def test_gpu_finds_headers_below_prefixes(dev):
     assert ran.startswith("--preset gpu ")
 
 
+@pytest.fixture
+def tested(dev):
+    """dev with all that `./dev setup` makes, and ctest and the oracles' Python as stand-ins that say how they are called."""
+    for name in ("python/requirements-test.txt", "python/requirements-test.lock", ".venv/.requirements"):
+        path = dev.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    header = dev.folder / ".deps/cutlass/include/cutlass/version.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("")
+    (dev.folder / ".venv/bin").mkdir()
+    logs = '#!/bin/sh\necho "${0##*/} $*" >>"$DEV_LOG"\n'
+    dev.stand_in("ctest", logs + "echo Test project\n")
+    dev.stand_in("../.venv/bin/python", logs + "case $* in *$FAILS*) exit 1 ;; esac\n")
+    return dev
+
+
+def calls(ran: str, name: str) -> list[str]:
+    return [line for line in ran.splitlines() if line.startswith(f"{name} ")]
+
+
+def test_attack_runs_and_records_what_is_marked(tested):
+    for options, labels, marker, tier in (
+        ([], "-L ^attack$ -LE ^long$ ", "attack and not long", "short"),
+        (["--long"], "-L ^attack$ --test", "attack", "long"),
+    ):
+        code, ran, said = tested("attack", *options, FAILS="nothing")
+        assert code == 0, said
+        (ctest,) = calls(ran, "ctest")
+        assert labels in ctest and f"--output-junit {tested.folder}/build/attack.ctest.xml" in ctest
+        pytest_call, summary = calls(ran, "python")
+        assert f"-m {marker} --junitxml build/attack.pytest.xml" in pytest_call
+        assert summary.endswith(
+            f"scripts/attack_summary.py --tier {tier} --record tests/attack.json "
+            "build/attack.ctest.xml build/attack.pytest.xml"
+        )
+
+
+@pytest.mark.parametrize("fails", ["scripts/attack_summary.py", "pytest"])
+def test_attack_fails_with_its_tests_or_its_summary(tested, fails):
+    code, ran, _ = tested("attack", FAILS=fails)
+    assert code == 1
+    assert "attack_summary.py" in ran, "the table comes all the same"
+
+
+def test_test_records_the_whole_long_tier_alone(tested):
+    _, short, _ = tested("test", FAILS="nothing")
+    assert "ctest --test-dir build/cpu" in short and "-LE long" in short and "-m not long" in short
+    assert "--record" not in short
+    _, long, _ = tested("test", "--long", FAILS="nothing")
+    assert (
+        "-LE" not in long and "test_summary.py --record tests/long_tier.json build/ctest.xml build/pytest.xml" in long
+    )
+    _, filtered, _ = tested("test", "--long", "Fork", FAILS="nothing")
+    assert "-R Fork" in filtered and "-k Fork" in filtered and "--record" not in filtered
+
+
 @pytest.mark.long
 def test_cuda_turned_on_in_a_demos_folder_changes_one_file_of_the_library(tmp_path):
     if shutil.which("nvcc") is None:

@@ -14,7 +14,7 @@ Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& 
                      size_t total_bytes) {
   return {Code::kOutOfMemory, std::string(purpose) + ": expected " + std::to_string(size_bytes) + " bytes on " + where +
                                   ", " + std::to_string(free_bytes) + " of " + std::to_string(total_bytes) +
-                                  " are free"};
+                                  " are free: out of memory"};
 }
 
 Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose) {

@@ -41,7 +41,7 @@ class Buffer {
 // Anonymous zero-filled pages (mmap): touched only where written, returned to the system on release. purpose: what they
 // are for, which kOutOfMemory says beside what was asked and what was free.
 Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose = "memory");
-// kOutOfMemory: "PURPOSE: expected SIZE bytes on DEVICE, FREE of TOTAL are free".
+// kOutOfMemory: "PURPOSE: expected SIZE bytes on DEVICE, FREE of TOTAL are free: out of memory".
 Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& where, size_t free_bytes,
                      size_t total_bytes);
 

@@ -111,7 +111,8 @@ TEST(Buffer, PagesAreZeroAndTooManyAreAnError) {
   EXPECT_EQ(refused.code(), Code::kOutOfMemory);
   EXPECT_THAT(refused.message(),
               testing::MatchesRegex(
-                  "packed weights of layer 12: expected 1152921504606846976 bytes on cpu, [0-9]+ of [0-9]+ are free"));
+                  "packed weights of layer 12: expected 1152921504606846976 bytes on cpu, [0-9]+ of [0-9]+ are free: "
+                  "out of memory"));
   EXPECT_OK(allocate_pages(0));
 }
 

@@ -235,7 +235,8 @@ TEST_P(CudaPack, SaysWhatMemoryWasFor) {
   EXPECT_EQ(refused.status().code(), Code::kOutOfMemory);
   EXPECT_THAT(refused.status().message(),
               testing::MatchesRegex(
-                  "packed weights of layer 12: expected 17592186044416 bytes on cuda:0, [0-9]+ of [0-9]+ are free"));
+                  "packed weights of layer 12: expected 17592186044416 bytes on cuda:0, [0-9]+ of [0-9]+ are free: "
+                  "out of memory"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CudaPack, ::testing::ValuesIn(test::device_backends()),

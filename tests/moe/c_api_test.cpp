@@ -2,7 +2,10 @@
 // Long because it goes through the interface object by object.
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 

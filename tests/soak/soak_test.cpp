@@ -360,7 +360,7 @@ void Soak::Actor::replay(const OpenLayer& layer) {
   nvfp4_moe_text_free(json);
 }
 
-TEST(Soak, FourThreadsOnSharedLayers) {
+ATTACK_TEST(kForks, Soak, FourThreadsOnSharedLayers) {
   const char* const asked = std::getenv("NVFP4_MOE_SOAK_SECONDS");
   const std::chrono::seconds length(asked != nullptr ? std::atoi(asked) : 2);
   ASSERT_GT(length.count(), 0) << "NVFP4_MOE_SOAK_SECONDS";

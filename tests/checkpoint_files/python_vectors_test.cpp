@@ -2,12 +2,14 @@
 #include <nlohmann/json.hpp>
 
 #include "safetensors/safetensors.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
 using test::read_file;
+using test::read_tensor;
 using test::TempDir;
 
 const std::string kVectors = NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/";
@@ -32,7 +34,7 @@ TEST(PythonSafetensors, IsReadAsThePackageMeantIt) {
     ASSERT_NE(info, nullptr) << tensor["name"];
     EXPECT_EQ(to_string(info->dtype), tensor["dtype"].get<std::string>());
     EXPECT_EQ(info->shape, tensor["shape"].get<std::vector<int64_t>>()) << tensor["name"];
-    EXPECT_EQ(hex({file->data(*info), info->size_bytes()}), tensor["bytes"].get<std::string>()) << tensor["name"];
+    EXPECT_EQ(hex(read_tensor(*file, *info)), tensor["bytes"].get<std::string>()) << tensor["name"];
   }
 }
 
@@ -44,7 +46,7 @@ TEST(PythonSafetensors, IsWrittenByteForByte) {
   std::vector<TensorInfo> tensors = file->header().tensors;
   auto writer = SafetensorsWriter::create(dir.file("copy.safetensors"), tensors, file->header().metadata);
   ASSERT_OK(writer);
-  for (const TensorInfo& info : tensors) ASSERT_OK(writer->write({file->data(info), info.size_bytes()}));
+  for (const TensorInfo& info : tensors) ASSERT_OK(writer->write(read_tensor(*file, info)));
   ASSERT_OK(writer->finish());
   EXPECT_EQ(read_file(dir.file("copy.safetensors")), read_file(kVectors + "python.safetensors"));
 }

@@ -8,6 +8,7 @@
 #include "core/float_formats.h"
 #include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::test {
@@ -89,9 +90,7 @@ std::vector<float> read_out(const std::string& path) {
   if (info == nullptr) return {};
   EXPECT_EQ(info->dtype, DType::kF32) << "hidden's dtype";
   EXPECT_EQ(info->shape, (std::vector<int64_t>{5, kHidden}));
-  std::vector<float> values(info->size_bytes() / sizeof(float));
-  std::memcpy(values.data(), file->data(*info), info->size_bytes());
-  return values;
+  return read_tensor<float>(*file, *info);
 }
 
 TEST(Flow, QuantizeReportsQualityPerLayer) {

@@ -12,6 +12,7 @@
 #include "safetensors/safetensors.h"
 #include "support/backends.h"
 #include "support/case_run.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -29,8 +30,7 @@ class Vectors {
     const TensorInfo* info = file_->find(name);
     EXPECT_NE(info, nullptr) << name;
     if (info == nullptr) return {};
-    const auto* data = reinterpret_cast<const uint8_t*>(file_->data(*info));
-    return {data, data + info->size_bytes()};
+    return test::read_tensor<uint8_t>(*file_, *info);
   }
   std::vector<float> floats(const std::string& name) const {
     const std::vector<uint8_t> raw = bytes(name);

@@ -11,6 +11,7 @@
 #include "safetensors/safetensors.h"
 #include "support/attack.h"
 #include "support/backends.h"
+#include "support/read_tensor.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -139,9 +140,9 @@ std::string edited(const Written& written, const Edit& edit) {
     const TensorInfo* original = file.find(info.name);
     uint64_t count = static_cast<uint64_t>(bits(info.dtype) / 8);
     for (const int64_t side : info.shape) count *= static_cast<uint64_t>(side);
-    std::vector<std::byte> data(count);
-    if (original != nullptr && count > 0)
-      std::memcpy(data.data(), file.data(*original), std::min(count, original->size_bytes()));
+    std::vector<std::byte> data;
+    if (original != nullptr) data = read_tensor(file, *original);
+    data.resize(count);
     if (info.name == edit.tensor) edit.bytes(data);
     EXPECT_OK(writer.write(data));
   }

@@ -12,6 +12,7 @@
 #include "checkpoint/float_experts.h"
 #include "convert/synthesize.h"
 #include "core/float_formats.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -42,7 +43,8 @@ std::string slurp(const fs::path& path) {
 std::string bytes_of(const TensorIndex& index, const std::string& name) {
   const TensorIndex::Ref ref = index.find(name);
   if (ref.info == nullptr) return "missing " + name;
-  return {reinterpret_cast<const char*>(ref.data()), ref.info->size_bytes()};
+  const std::vector<char> bytes = test::read_tensor<char>(*ref.file, *ref.info);
+  return {bytes.begin(), bytes.end()};
 }
 
 float scalar_of(const TensorIndex& index, const std::string& name) {

@@ -1,12 +1,12 @@
 #include "convert/synthesize.h"
 
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 
 #include "checkpoint/checkpoint.h"
 #include "core/float_formats.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -32,8 +32,7 @@ uint64_t hash_of(const TensorIndex& index) {
   uint64_t h = 0xCBF29CE484222325ull;
   for (const auto& [name, ref] : index.tensors()) {
     for (const char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001B3ull;
-    for (uint64_t i = 0; i < ref.info->size_bytes(); ++i)
-      h = (h ^ std::to_integer<uint64_t>(ref.data()[i])) * 0x100000001B3ull;
+    for (const uint8_t byte : test::read_tensor<uint8_t>(*ref.file, *ref.info)) h = (h ^ byte) * 0x100000001B3ull;
   }
   return h;
 }
@@ -93,13 +92,12 @@ TEST(Synthesize, WeightsHaveHeavyTailsAndUnevenRows) {
   ASSERT_OK(index);
   const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
   ASSERT_NE(ref.info, nullptr);
+  const std::vector<uint16_t> weights = test::read_tensor<uint16_t>(*ref.file, *ref.info);  // (64, 128)
   double sum2 = 0, sum4 = 0, least = 1e30, most = 0;
   for (int r = 0; r < 64; ++r) {
     double row2 = 0;
     for (int c = 0; c < 128; ++c) {
-      uint16_t bits = 0;
-      std::memcpy(&bits, ref.data() + (r * 128 + c) * 2, 2);
-      const double x = bf16_to_float(bits);
+      const double x = bf16_to_float(weights.at(static_cast<size_t>(r * 128 + c)));
       ASSERT_TRUE(std::isfinite(x));
       row2 += x * x;
       sum4 += x * x * x * x;

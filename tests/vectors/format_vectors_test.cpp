@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -15,6 +14,7 @@
 #include "core/quantize.h"
 #include "core/scale_layout.h"
 #include "safetensors/safetensors.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -33,9 +33,7 @@ class FormatVectors : public testing::Test {
   static std::vector<T> tensor(const std::string& name) {
     const TensorInfo* info = file_->find(name);
     if (info == nullptr) throw std::runtime_error("no tensor " + name);
-    std::vector<T> values(info->size_bytes() / sizeof(T));
-    std::memcpy(values.data(), file_->data(*info), info->size_bytes());
-    return values;
+    return test::read_tensor<T>(*file_, *info);
   }
   static std::unique_ptr<SafetensorsFile> file_;
 };

@@ -12,6 +12,7 @@
 #include "convert/synthesize.h"
 #include "core/float_formats.h"
 #include "moe/layer.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -75,8 +76,7 @@ class Verify : public ::testing::Test {
   static std::vector<uint8_t> bytes_of(const std::string& dir, const std::string& tensor) {
     const auto index = TensorIndex::open(dir);
     const TensorIndex::Ref ref = index->find(tensor);
-    const auto* data = reinterpret_cast<const uint8_t*>(ref.data());
-    return {data, data + ref.info->size_bytes()};
+    return test::read_tensor<uint8_t>(*ref.file, *ref.info);
   }
   static void put_bytes(const std::string& dir, const std::string& tensor, const std::vector<uint8_t>& bytes) {
     const auto index = TensorIndex::open(dir);

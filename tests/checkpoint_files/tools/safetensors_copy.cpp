@@ -21,7 +21,9 @@ Status copy(const std::string& in, const std::string& out, uint64_t max_shard_by
   for (const TensorInfo& info : tensors) {
     if (!writer.needs(info.name)) continue;
     const TensorIndex::Ref ref = index.find(info.name);
-    NVFP4_MOE_TRY(writer.write(info.name, {ref.data(), ref.info->size_bytes()}));
+    std::vector<std::byte> bytes(ref.info->size_bytes());
+    NVFP4_MOE_TRY(ref.file->read(ref.file->offset(*ref.info), bytes.data(), bytes.size()));
+    NVFP4_MOE_TRY(writer.write(info.name, bytes));
   }
   return writer.finish();
 }

@@ -1,0 +1,20 @@
+// A tensor's values, read as the library reads them.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "safetensors/safetensors.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+
+// As many T as the tensor's bytes hold.
+template <class T = std::byte>
+std::vector<T> read_tensor(const SafetensorsFile& file, const TensorInfo& info) {
+  std::vector<T> values(info.size_bytes() / sizeof(T));
+  EXPECT_OK(file.read(file.offset(info), values.data(), values.size() * sizeof(T)));
+  return values;
+}
+
+}  // namespace nvfp4_moe::test

@@ -1,4 +1,4 @@
-// Checkpoint: opening, one expert's views, the layer's activation scales, and giving pages back.
+// Checkpoint: opening, one expert's views, and the layer's activation scales.
 #include "checkpoint/checkpoint.h"
 
 #include <fmt/format.h>
@@ -101,17 +101,6 @@ Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& ou
   }
   view = Nvfp4View::contiguous(codes, scales, tensor_scale, rows, cols);
   return {};
-}
-
-// A fault maps more than the page it asks for: up to a whole large folio of the page cache. What lies around a span is
-// given back with it; a neighbour that is still wanted costs one more fault.
-constexpr uint64_t kFaultWindowBytes = uint64_t{2} << 20;
-
-void release_around(const SafetensorsFile& file, const std::byte* data, size_t size_bytes) {
-  const TensorInfo& first = file.header().tensors.front();
-  const std::byte* section = file.data(first) - first.begin;
-  const auto before = static_cast<size_t>(std::min<uint64_t>(kFaultWindowBytes, static_cast<uint64_t>(data - section)));
-  file.release(data - before, before + size_bytes + kFaultWindowBytes);
 }
 
 std::string place_of(int64_t layer, int64_t expert) {
@@ -275,20 +264,6 @@ Result<LoadedExpert> Checkpoint::shared_expert(int64_t layer, const Intermediate
     return unsupported(fmt::format("layer {} shared expert: none is stored as NVFP4, MXFP4 or floats", layer));
   }
   return impl_->load(*entry->shared, layer, -1, slice);
-}
-
-void Checkpoint::release(int64_t layer, int64_t global_expert) const {
-  const LayerEntry* entry = impl_->layers.find(layer);
-  if (entry == nullptr || global_expert >= impl_->model.options.num_experts) return;
-  const bool shared = global_expert < 0;
-  if (shared && !entry->shared) return;
-  FindingList unused;
-  for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
-    MatrixSource matrix;
-    impl_->resolve(shared ? *entry->shared : entry->routed, layer, shared ? -1 : global_expert, projection, matrix,
-                   unused);
-    for (const MatrixSource::Span& span : matrix.spans) release_around(*span.file, span.data, span.size_bytes);
-  }
 }
 
 // ---- activation scales

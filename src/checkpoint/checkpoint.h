@@ -123,8 +123,6 @@ class Checkpoint {
   Result<LoadedExpert> expert(int64_t layer, int64_t global_expert, const IntermediateSlice& slice = {}) const;
   // The layer's shared expert where it is stored as NVFP4 (or floats, or MXFP4); kUnsupported by name where not.
   Result<LoadedExpert> shared_expert(int64_t layer, const IntermediateSlice& slice = {}) const;
-  // Gives the expert's mapped pages back to the system.
-  void release(int64_t layer, int64_t global_expert) const;
 
   // Bytes of the routed experts' tensors, over all layers that can be loaded.
   uint64_t expert_bytes() const;

@@ -22,15 +22,13 @@ FloatWeights weights_of(const MatrixSource& matrix, bool stacked) {
   const int64_t elem = elem_bytes(matrix.dtype);
   FloatWeights m;
   m.tensor = matrix.codes_name;
-  m.file = matrix.spans.front().file;
-  const TensorInfo origin;  // begins where the data section does
-  const auto within = reinterpret_cast<const std::byte*>(matrix.codes.data) - m.file->data(origin);
-  m.offset = m.file->offset(origin) + static_cast<uint64_t>(within);
+  m.file = matrix.codes_place.file;
+  m.offset = matrix.codes_place.offset;
   m.dtype = matrix.dtype;
   m.rows = matrix.rows;
   m.cols = matrix.cols;
-  m.row_stride = matrix.codes.row_stride / elem;
-  m.col_stride = matrix.codes.col_stride / elem;
+  m.row_stride = matrix.codes_place.row_stride / elem;
+  m.col_stride = matrix.codes_place.col_stride / elem;
   m.stacked = stacked;
   return m;
 }

@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -23,6 +22,13 @@ bool has_shape(const TensorInfo& info, const std::vector<int64_t>& shape) { retu
 // Codes (or floats) of `info` along K.
 int64_t stored_width(SourceFormat format, const TensorInfo& info, int64_t cols) {
   return format == SourceFormat::kFloat || info.dtype == DType::kF4 ? cols : cols / 2;  // F4 counts elements
+}
+
+// Where the expert's bytes begin in the tensor's file: in the tensor, or in a stack of `stack` experts (0: none).
+uint64_t expert_offset(const TensorIndex::Ref& tensor, int64_t stack, int64_t expert) {
+  const uint64_t begin = tensor.file->offset(*tensor.info);
+  if (stack == 0) return begin;
+  return begin + static_cast<uint64_t>(expert) * (tensor.info->size_bytes() / static_cast<uint64_t>(stack));
 }
 
 }  // namespace
@@ -179,13 +185,10 @@ bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t exp
     return fail("shape_mismatch", out.codes_name, expected_tensor(codes_shape, out.dtype), describe(*codes.info));
   }
   const int64_t inner = k_first ? shapes.rows : byte_cols;  // elements of one stored row
-  out.codes = {reinterpret_cast<const uint8_t*>(codes.data()), rows, byte_cols, (k_first ? 1 : inner) * bytes,
-               (k_first ? inner : 1) * bytes};
   const int64_t row0 = fused && projection == Projection::kUp ? rows : 0;
-  const uint64_t per_expert = codes.info->size_bytes() / static_cast<uint64_t>(std::max<int64_t>(stack, 1));
-  const std::byte* codes_begin = codes.data() + (stack > 0 ? static_cast<uint64_t>(expert) * per_expert : 0);
-  out.codes.data = reinterpret_cast<const uint8_t*>(codes_begin) + row0 * out.codes.row_stride;
-  out.spans.push_back({codes.file, codes_begin, per_expert});
+  const int64_t row_stride = (k_first ? 1 : inner) * bytes;
+  const uint64_t codes_offset = expert_offset(codes, stack, expert) + static_cast<uint64_t>(row0 * row_stride);
+  out.codes_place = {codes.file, codes_offset, rows, byte_cols, row_stride, (k_first ? inner : 1) * bytes};
   if (floats) return true;
 
   const DType scale_dtype = mxfp4 ? DType::kF8E8M0 : DType::kF8E4M3;
@@ -203,11 +206,9 @@ bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t exp
     return fail("shape_mismatch", out.scales_name, expected_tensor(scales_shape, scale_dtype), describe(*scales.info));
   }
   const int64_t scales_inner = k_first ? shapes.rows : scale_cols;
-  out.scales = {nullptr, rows, scale_cols, k_first ? 1 : scales_inner, k_first ? scales_inner : 1};
-  const uint64_t scales_per_expert = scales.info->size_bytes() / static_cast<uint64_t>(std::max<int64_t>(stack, 1));
-  const std::byte* scales_begin = scales.data() + (stack > 0 ? static_cast<uint64_t>(expert) * scales_per_expert : 0);
-  out.scales.data = reinterpret_cast<const uint8_t*>(scales_begin) + row0 * out.scales.row_stride;
-  out.spans.push_back({scales.file, scales_begin, scales_per_expert});
+  const int64_t scale_stride = k_first ? 1 : scales_inner;  // of rows
+  const uint64_t scales_offset = expert_offset(scales, stack, expert) + static_cast<uint64_t>(row0 * scale_stride);
+  out.scales_place = {scales.file, scales_offset, rows, scale_cols, scale_stride, k_first ? scales_inner : 1};
   return true;
 }
 
@@ -229,7 +230,7 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
     const char* id = !readable ? "unreadable" : scale.info == nullptr ? "missing_scale" : "shape_mismatch";
     return fail(id, out.tensor_scale_name, "() or (1) F32", actual);
   }
-  out.spans.push_back({scale.file, scale.data(), static_cast<size_t>(scale.info->size_bytes())});
+  out.tensor_scale_file = scale.file;
   const bool inverse = parts.format == SourceFormat::kCompressedTensors;
   out.tensor_scale = inverse ? reciprocal(stored) : stored;
   const char* id = !std::isfinite(stored)                                      ? "tensor_scale_nonfinite"

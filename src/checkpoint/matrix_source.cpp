@@ -12,32 +12,64 @@
 
 namespace nvfp4_moe {
 
+namespace {
+
+// Rows [first, first + count), and columns.
+void cut_rows(MatrixPlace& m, int64_t first, int64_t count) {
+  m.offset += static_cast<uint64_t>(first * m.row_stride);
+  m.rows = count;
+}
+void cut_rows(ByteMatrix& m, int64_t first, int64_t count) {
+  m.data += first * m.row_stride;
+  m.rows = count;
+}
+void cut_cols(MatrixPlace& m, int64_t first, int64_t count) {
+  m.offset += static_cast<uint64_t>(first * m.col_stride);
+  m.cols = count;
+}
+void cut_cols(ByteMatrix& m, int64_t first, int64_t count) {
+  m.data += first * m.col_stride;
+  m.cols = count;
+}
+
+// The bytes from the first element to the last, copied; elem_bytes is 1 but for floats.
+Status read_matrix(const MatrixPlace& place, int64_t elem_bytes, Storage& storage, ExpertMemory* memory,
+                   ByteMatrix& out) {
+  if (out.data != nullptr || place.file == nullptr || place.rows == 0 || place.cols == 0) return {};
+  const auto size =
+      static_cast<size_t>((place.rows - 1) * place.row_stride + (place.cols - 1) * place.col_stride + elem_bytes);
+  std::vector<uint8_t>& to = storage.emplace_back(memory != nullptr ? memory->take(size) : std::vector<uint8_t>(size));
+  NVFP4_MOE_TRY(place.file->read(place.offset, to.data(), to.size()));
+  out = {to.data(), place.rows, place.cols, place.row_stride, place.col_stride};
+  return {};
+}
+
+}  // namespace
+
 MatrixSource MatrixSource::row_slice(int64_t first, int64_t count) const {
   MatrixSource out = *this;
-  out.rows = out.codes.rows = count;
-  out.codes.data += first * codes.row_stride;
-  if (scales.data != nullptr) {
-    out.scales.rows = count;
-    out.scales.data += first * scales.row_stride;
-  }
+  out.rows = count;
+  cut_rows(out.codes_place, first, count);
+  if (codes.data != nullptr) cut_rows(out.codes, first, count);
+  if (scales_place.file != nullptr) cut_rows(out.scales_place, first, count);
+  if (scales.data != nullptr) cut_rows(out.scales, first, count);
   return out;
 }
 
 MatrixSource MatrixSource::col_slice(int64_t first, int64_t count) const {
   MatrixSource out = *this;
   out.cols = count;
-  if (format == SourceFormat::kFloat) {
-    out.codes.cols = count;
-    out.codes.data += first * codes.col_stride;
-    return out;
-  }
-  out.codes.cols = count / 2;
-  out.codes.data += first / 2 * codes.col_stride;
+  const bool floats = format == SourceFormat::kFloat;
+  const int64_t per_byte = floats ? 1 : 2;
+  cut_cols(out.codes_place, first / per_byte, count / per_byte);
+  if (codes.data != nullptr) cut_cols(out.codes, first / per_byte, count / per_byte);
+  if (floats) return out;
   const int64_t block = format == SourceFormat::kMxfp4 ? 32 : 16;
   const int64_t begin = first / block;
+  const int64_t end = (first + count + block - 1) / block;
   out.phase = format == SourceFormat::kMxfp4 ? static_cast<int>(first / 16 % 2) : 0;
-  out.scales.data += begin * scales.col_stride;
-  out.scales.cols = (first + count + block - 1) / block - begin;
+  cut_cols(out.scales_place, begin, end - begin);
+  if (scales.data != nullptr) cut_cols(out.scales, begin, end - begin);
   return out;
 }
 
@@ -46,38 +78,15 @@ ByteMatrix MatrixSource::scales_as_stored() const {
   return {scales.data, scales.cols, scales.rows, scales.col_stride, 1};
 }
 
-namespace {
-
-// The bytes from the first element to the last, copied; elem_bytes is 1 but for floats.
-Status read_matrix(const SafetensorsFile& file, int64_t elem_bytes, ByteMatrix& m, Storage& storage,
-                   ExpertMemory* memory) {
-  if (m.data == nullptr || m.rows == 0 || m.cols == 0) return {};
-  const int64_t bytes = (m.rows - 1) * m.row_stride + (m.cols - 1) * m.col_stride + elem_bytes;
-  const TensorInfo origin;  // begins where the data section does
-  const auto from = reinterpret_cast<const std::byte*>(m.data) - file.data(origin);
-  const auto size = static_cast<size_t>(bytes);
-  std::vector<uint8_t>& to = storage.emplace_back(memory != nullptr ? memory->take(size) : std::vector<uint8_t>(size));
-  NVFP4_MOE_TRY(file.read(file.offset(origin) + static_cast<uint64_t>(from), to.data(), to.size()));
-  m.data = to.data();
-  return {};
-}
-
-}  // namespace
-
 Status MatrixSource::read_codes(Storage& storage) {
-  if (codes_read || spans.empty()) return {};
-  codes_read = true;
-  return read_matrix(*spans[0].file, format == SourceFormat::kFloat ? bits(dtype) / 8 : 1, codes, storage, memory);
+  return read_matrix(codes_place, format == SourceFormat::kFloat ? bits(dtype) / 8 : 1, storage, memory, codes);
 }
 
-Status MatrixSource::read_scales(Storage& storage) {
-  if (scales_read || spans.size() < 2) return {};
-  scales_read = true;
-  return read_matrix(*spans[1].file, 1, scales, storage, memory);
-}
+Status MatrixSource::read_scales(Storage& storage) { return read_matrix(scales_place, 1, storage, memory, scales); }
 
 Status MatrixSource::check_unchanged() const {
-  for (const Span& span : spans) NVFP4_MOE_TRY(span.file->check_unchanged());
+  for (const SafetensorsFile* file : {codes_place.file, scales_place.file, tensor_scale_file})
+    if (file != nullptr) NVFP4_MOE_TRY(file->check_unchanged());
   return {};
 }
 

@@ -1,8 +1,8 @@
 // One expert matrix and where it lies in the files: places, strides and scalars, as matrix_resolver.h finds them. Private
 // to the room.
 //
-// A place is an address in the file's mapping that nobody dereferences: read_codes and read_scales copy what lies there
-// (SafetensorsFile::read), so that a file that is cut meanwhile is a Status, and not a SIGBUS.
+// A matrix has a place in its file until read_codes and read_scales copy its bytes (SafetensorsFile::read), and a matrix
+// of memory from then on. They are types apart, because a place has no bytes to look at.
 //
 // Rows are output channels, columns run along K. Strides are bytes, so that one form covers tensors per expert
 // (row-major), stacks of (N, K) and of (K, N), and slices of rows or columns.
@@ -19,9 +19,19 @@
 
 namespace nvfp4_moe {
 
-// A byte matrix (rows, cols) with strides; one of the two strides is 1 (or the element's size for floats).
+// A byte matrix (rows, cols) in a file; one of the two strides is 1 (or the element's size for floats).
+struct MatrixPlace {
+  const SafetensorsFile* file = nullptr;  // null: there is no such matrix
+  uint64_t offset = 0;                    // of element (0, 0), from the file's first byte
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t row_stride = 0;
+  int64_t col_stride = 1;
+};
+
+// The same in memory.
 struct ByteMatrix {
-  const uint8_t* data = nullptr;
+  const uint8_t* data = nullptr;  // element (0, 0); null: not read
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t row_stride = 0;
@@ -39,33 +49,27 @@ struct MatrixSource {
   std::string tensor_scale_name;
   int64_t rows = 0;
   int64_t cols = 0;
-  ByteMatrix codes;   // (rows, cols/2) bytes, or (rows, cols) floats of `dtype`
-  ByteMatrix scales;  // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; absent for floats
-  int phase = 0;      // MXFP4: 1 where the first 16 columns are the second half of their scale's block
+  MatrixPlace codes_place;   // (rows, cols/2) bytes, or (rows, cols) floats of `dtype`
+  MatrixPlace scales_place;  // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; none for floats
+  ByteMatrix codes;          // what read_codes copied from codes_place
+  ByteMatrix scales;         // what read_scales copied from scales_place
+  int phase = 0;             // MXFP4: 1 where the first 16 columns are the second half of their scale's block
   DType dtype = DType::kU8;
-  float tensor_scale = 1;  // to be multiplied, whatever the file holds
-
-  struct Span {
-    const SafetensorsFile* file = nullptr;
-    const std::byte* data = nullptr;
-    size_t size_bytes = 0;
-  };
-  std::vector<Span> spans;  // what release() gives back
+  float tensor_scale = 1;                              // to be multiplied, whatever the file holds
+  const SafetensorsFile* tensor_scale_file = nullptr;  // null where no file holds one
 
   MatrixSource row_slice(int64_t first, int64_t count) const;
   MatrixSource col_slice(int64_t first, int64_t count) const;  // multiples of 16
-  // The scales as a contiguous-along-memory matrix for scanning, whichever way the tensor lies.
+  // The scales that were read, as a contiguous-along-memory matrix for scanning, whichever way the tensor lies.
   ByteMatrix scales_as_stored() const;
-  // Copy from the file into `storage` what this slice spans, and point there; nothing where that was done. `storage`
-  // must outlive the matrix and its copies.
+  // Copy from the file into `storage` what this slice spans, so that codes or scales point there; nothing where that was
+  // done. `storage` must outlive the matrix and its copies.
   Status read_codes(Storage& storage);
   Status read_scales(Storage& storage);
   // kIo where a file of the matrix was written to since it was opened.
   Status check_unchanged() const;
 
   ExpertMemory* memory = nullptr;  // where the copies' memory is taken; may be null
-  bool codes_read = false;
-  bool scales_read = false;
 };
 
 // Scans the matrix's block scales: NaN, negative, all zero, zero over nonzero codes, implausible magnitude. Adds what

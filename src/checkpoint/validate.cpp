@@ -38,7 +38,7 @@ struct LayerMarks {
 
 // How many 16-blocks casting this matrix would round; 0 at the price of a scan where the scales lie close together.
 Result<uint64_t> rounded_blocks(MatrixSource& matrix, Storage& storage, const ScaleScan& scan) {
-  if (scan.max - scan.min <= 17 || matrix.codes.col_stride != 1) return uint64_t{0};
+  if (scan.max - scan.min <= 17 || matrix.codes_place.col_stride != 1) return uint64_t{0};
   NVFP4_MOE_TRY(matrix.read_codes(storage));
   std::vector<uint8_t> codes(static_cast<size_t>(matrix.rows * matrix.cols / 2));
   std::vector<uint8_t> scales(static_cast<size_t>(matrix.rows * matrix.cols / 16));
@@ -149,14 +149,14 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
       }
       const bool floats = matrix.format == SourceFormat::kFloat;
       const int64_t element = floats ? bits(matrix.dtype) / 8 : 1;
-      out.codes_bytes += static_cast<uint64_t>(matrix.codes.rows * matrix.codes.cols * element);
+      out.codes_bytes += static_cast<uint64_t>(matrix.codes_place.rows * matrix.codes_place.cols * element);
       const InputScale input = resolver.input_scale(entry->routed, e, kProjections[p]);
       if (input.usable) {
         out.input_scale_min = std::min(out.input_scale_min.value_or(input.value), input.value);
         out.input_scale_max = std::max(out.input_scale_max.value_or(input.value), input.value);
       }
       if (floats) continue;
-      out.scales_bytes += static_cast<uint64_t>(matrix.scales.rows * matrix.scales.cols);
+      out.scales_bytes += static_cast<uint64_t>(matrix.scales_place.rows * matrix.scales_place.cols);
       Storage storage;
       NVFP4_MOE_TRY(matrix.read_scales(storage));
       const ByteMatrix stored = matrix.scales_as_stored();

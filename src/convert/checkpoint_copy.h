@@ -17,7 +17,7 @@ namespace nvfp4_moe {
 // kInvalidArgument where OUT is IN, or one contains the other.
 Status check_apart(const std::string& in, const std::string& out);
 
-// Streams one tensor through the page cache, giving its pages back as it goes.
+// Streams one tensor, 16 MiB at a time. kIo where its file was cut or written to.
 Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer);
 
 struct OtherFile {

@@ -6,10 +6,10 @@
 // written one by one under per-expert names, as the real exporters do.
 //
 // Streams one expert at a time: anonymous memory stays near one expert in float plus its codes, whatever the model's
-// size; the source's pages are released as they are used. Resumable: while OUT is unfinished it holds a plan file with
-// a fingerprint of source and options (convert/quantize_plan.h); a second run with the same ones keeps the shards that
-// still have the recorded bytes, a different one is refused. OUT is a checkpoint only when config.json appears in it,
-// which is last; everything is on disk when quantize_checkpoint() returns.
+// size. Resumable: while OUT is unfinished it holds a plan file with a fingerprint of source and options
+// (convert/quantize_plan.h); a second run with the same ones keeps the shards that still have the recorded bytes, a
+// different one is refused. OUT is a checkpoint only when config.json appears in it, which is last; everything is on
+// disk when quantize_checkpoint() returns.
 //
 // Formats written:
 //   modelopt            weight U8 [out, in/2], weight_scale F8_E4M3 [out, in/16], weight_scale_2 F32 [], input_scale

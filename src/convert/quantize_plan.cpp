@@ -55,10 +55,8 @@ Result<SourceFile> describe_source(const SafetensorsFile& file) {
   source.size_bytes = file.size_bytes();
   source.modified_ns = modified_ns(facts);
   const std::vector<Sample> places = samples(file);
-  const TensorInfo origin;
-  const std::byte* const start = file.data(origin) - file.offset(origin);  // asked for in advance, never looked at
-  for (const Sample& place : places)                                       // all are on their way before the first
-    file.prefetch(start + place.offset, static_cast<size_t>(place.size_bytes));
+  for (const Sample& place : places)  // all are on their way before the first is waited for
+    file.prefetch(place.offset, static_cast<size_t>(place.size_bytes));
   ContentHasher hasher;
   std::vector<std::byte> bytes;
   for (const Sample& place : places) {

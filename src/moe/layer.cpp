@@ -207,7 +207,6 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
       report.done_bytes +=
           matrix_bytes(loaded.source.gate) + matrix_bytes(loaded.source.up) + matrix_bytes(loaded.source.down);
     }
-    if (source.release && expert != kSharedExpert) source.release(range.global(expert));
     if (!progress) continue;
     report.item = item;
     report.done = local + 1;

@@ -21,7 +21,6 @@ namespace nvfp4_moe {
 struct LayerSource {
   std::function<Result<LoadedExpert>(int64_t global_expert)> expert;
   std::function<Result<LoadedExpert>()> shared_expert;  // may be empty
-  std::function<void(int64_t global_expert)> release;   // may be empty
   LayerScales scales;
   std::string name;  // "layer 12", put before "expert 7" in messages and progress; may be empty
 };

@@ -27,7 +27,6 @@ Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, co
   source.name = "layer " + std::to_string(layer);
   source.expert = [&checkpoint, layer, slice](int64_t expert) { return checkpoint.expert(layer, expert, slice); };
   source.shared_expert = [&checkpoint, layer, shared_slice] { return checkpoint.shared_expert(layer, shared_slice); };
-  source.release = [&checkpoint, layer](int64_t expert) { checkpoint.release(layer, expert); };
   return source;
 }
 

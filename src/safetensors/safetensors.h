@@ -1,4 +1,4 @@
-// safetensors files: a strict reader over a memory map, and a streaming writer.
+// safetensors files: a strict reader by system calls, and a streaming writer.
 //
 // Format: 8-byte little-endian header length N, N bytes of JSON, then the data. The reader refuses, with one line that
 // says what and where: N over 100 MiB or past the file's end, bad UTF-8, duplicate keys, deep nesting, unknown dtypes,
@@ -54,21 +54,12 @@ class SafetensorsFile {
   // under its name is still the one that was opened, and unchanged.
   Status check_unchanged() const;
   int descriptor() const { return fd_; }  // for fstat
-  // Borrowed until the file is destroyed. For tools: a byte that is gone when it is touched is a SIGBUS. Reading faults pages in; nothing is read before. Any alignment: the format
-  // asks for none, so wider elements are read with memcpy.
-  const std::byte* data(const TensorInfo& info) const;
-  // Asks the system to fetch [data, data + size) from storage, because it is about to be read. Nothing is read ahead of
-  // the pages touched without it: read-ahead (megabytes, on servers) around each of the scalars of all experts would
-  // fetch the other ranks' experts too. Reading without it is correct, and slow from a cold cache.
-  void prefetch(const std::byte* data, size_t size_bytes) const;
-  // Tells the system that [data, data + size) will not be needed again, so that its pages leave this process. Pages
-  // at the edges go too: the mapping is read-only, so a neighbour that is still read only faults its page in again.
-  void release(const std::byte* data, size_t size_bytes) const;
+  // Asks the system to fetch [offset, offset + size) of the file from storage, because it is about to be read, and does
+  // not wait for it. Without this nothing is fetched but what a read asks for, and that while the read waits: read-ahead
+  // (megabytes, on servers) around each of the scalars of all experts would fetch the other ranks' experts too. Advice
+  // only: reading without it gives the same bytes, one place after the other from a cold cache.
+  void prefetch(uint64_t offset, size_t size_bytes) const;
   uint64_t size_bytes() const { return size_bytes_; }
-  // Bytes of the mapping that are resident in this process now: its Rss in /proc/self/smaps (mincore tells about the
-  // page cache that all processes share). The kernel maps up to 16 pages around a fault, so this may count a little
-  // more than what was read. For tests and reports: reading smaps takes the longer the more the process has mapped.
-  uint64_t resident_bytes() const;
 
   SafetensorsFile(SafetensorsFile&&) noexcept;
   SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
@@ -79,7 +70,6 @@ class SafetensorsFile {
   std::string path_;
   SafetensorsHeader header_;
   std::map<std::string, size_t, std::less<>> by_name_;
-  std::byte* map_ = nullptr;
   uint64_t size_bytes_ = 0;
   int64_t modified_ns_ = 0;
   int fd_ = -1;
@@ -111,7 +101,6 @@ class TensorIndex {
   struct Ref {
     const SafetensorsFile* file = nullptr;
     const TensorInfo* info = nullptr;
-    const std::byte* data() const { return file->data(*info); }
   };
   static Result<TensorIndex> open(const std::string& path);
   // nullptr info where there is no such tensor. Refs stay valid when the index is moved.

@@ -104,10 +104,7 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, c
       compare(m, std::move(fault), out);
     }
     ++out.experts;
-    if (!shared) {
-      checkpoint.release(number, global);
-      NVFP4_MOE_TRY(on_expert(global));
-    }
+    if (!shared) NVFP4_MOE_TRY(on_expert(global));
   }
   return out;
 }

@@ -147,7 +147,6 @@ TEST_P(Load, EveryExpertIsWhatWasWritten) {
       expect_matrix(loaded->source.up, builder.matrix(layer, e, "up"), param.format);
       expect_matrix(loaded->source.down, builder.matrix(layer, e, "down"), param.format);
       EXPECT_EQ(checkpoint.tensor_name(layer, e, "down"), builder.tensor_name(layer, e, "down", "codes"));
-      checkpoint.release(layer, e);
     }
     Result<std::vector<Finding>> findings = checkpoint.validate(layer, {0, 4});
     ASSERT_OK(findings);

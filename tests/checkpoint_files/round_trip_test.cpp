@@ -1,14 +1,23 @@
 // Writer and reader against each other; python's safetensors is the independent side (python_vectors_test.cpp).
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <fstream>
+#include <thread>
 #include <vector>
 
 #include "safetensors/safetensors.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::is_mapped;
+using test::read_tensor;
 using test::TempDir;
 using testing::HasSubstr;
 
@@ -57,8 +66,7 @@ TEST(SafetensorsRoundTrip, EveryDtypeComesBack) {
     ASSERT_NE(read, nullptr) << written.name;
     EXPECT_EQ(read->dtype, written.dtype);
     EXPECT_EQ(read->shape, written.shape);
-    const auto bytes = pattern(read->size_bytes(), seed++);
-    EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), file->data(*read))) << written.name;
+    EXPECT_EQ(read_tensor(*file, *read), pattern(read->size_bytes(), seed++)) << written.name;
   }
   EXPECT_EQ(file->find("F4")->size_bytes() * 2, 3u * 4);  // 17th dtype: 2 + 16 % 3 * 2 = 4 columns, two per byte
   EXPECT_EQ(file->find("nothing"), nullptr);
@@ -124,24 +132,83 @@ TEST(SafetensorsWriter, NamesTheSystemsReason) {
   EXPECT_THAT(status.message(), HasSubstr("No such file or directory"));
 }
 
-TEST(SafetensorsFile, ResidentBytesFollowReadingAndRelease) {
-  TempDir dir;
-  constexpr int64_t kBytes = int64_t{8} << 20;
-  write_file(dir.file("x.safetensors"), {{.name = "a", .dtype = DType::kU8, .shape = {kBytes}},
-                                         {.name = "b", .dtype = DType::kU8, .shape = {kBytes}}});
-  auto opened = SafetensorsFile::open(dir.file("x.safetensors"));
-  ASSERT_OK(opened);
-  const SafetensorsFile file = std::move(*opened);
-  EXPECT_LE(file.resident_bytes(), uint64_t{128} << 10);  // opening keeps nothing but what a fault maps around
-  const TensorInfo* a = file.find("a");
-  uint64_t sum = 0;
-  for (uint64_t i = 0; i < a->size_bytes(); i += 512) sum += std::to_integer<uint64_t>(file.data(*a)[i]);
-  EXPECT_GT(sum, 0u);
-  EXPECT_GE(file.resident_bytes(), static_cast<uint64_t>(kBytes));
-  EXPECT_LE(file.resident_bytes(), static_cast<uint64_t>(kBytes) + (uint64_t{128} << 10));  // b stays on disk
-  file.release(file.data(*a), a->size_bytes());
-  EXPECT_LE(file.resident_bytes(), uint64_t{128} << 10);
-  EXPECT_EQ(file.data(*a)[0], pattern(1, 1)[0]);  // still readable
+class LargeFile : public testing::Test {
+ protected:
+  static constexpr int64_t kBytes = int64_t{4} << 20;
+  void SetUp() override {
+    path_ = std::filesystem::canonical(dir_.path()) / "x.safetensors";
+    write_file(path_, {{.name = "a", .dtype = DType::kU8, .shape = {kBytes}},
+                       {.name = "b", .dtype = DType::kU8, .shape = {kBytes}}});
+  }
+  TempDir dir_;
+  std::string path_;
+};
+
+TEST_F(LargeFile, IsReadAndNeverMapped) {
+  const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  void* map = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
+  ASSERT_NE(map, MAP_FAILED);
+  close(fd);
+  EXPECT_TRUE(is_mapped(path_)) << "a mapping is seen where there is one";
+  munmap(map, 4096);
+  const auto file = SafetensorsFile::open(path_);
+  ASSERT_OK(file);
+  file->prefetch(0, file->size_bytes());
+  EXPECT_EQ(read_tensor(*file, *file->find("b")), pattern(kBytes, 2));
+  EXPECT_FALSE(is_mapped(path_));
+}
+
+TEST_F(LargeFile, ThatIsCutGivesAnErrorWhereItEnds) {
+  const auto file = SafetensorsFile::open(path_);
+  ASSERT_OK(file);
+  const TensorInfo& b = *file->find("b");
+  std::filesystem::resize_file(path_, file->offset(b) + 100);
+  std::vector<std::byte> bytes(101);
+  EXPECT_OK(file->read(file->offset(b), bytes.data(), 100));
+  const Status cut = file->read(file->offset(b), bytes.data(), 101);
+  EXPECT_EQ(cut.code(), Code::kIo);
+  EXPECT_THAT(cut.message(), HasSubstr(path_ + ": expected "));
+  EXPECT_THAT(cut.message(), HasSubstr("was cut"));
+  EXPECT_EQ(file->check_unchanged().code(), Code::kIo);
+}
+
+// Which pages of the file are in the page cache.
+std::vector<bool> cached_pages(const std::string& path) {
+  const uint64_t size = file_size(path);
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  void* map = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+  EXPECT_NE(map, MAP_FAILED);
+  close(fd);
+  std::vector<unsigned char> marks((size + page - 1) / page);
+  EXPECT_EQ(mincore(map, size, marks.data()), 0);
+  munmap(map, size);
+  std::vector<bool> cached;
+  for (const unsigned char mark : marks) cached.push_back((mark & 1) != 0);
+  return cached;
+}
+
+// More than one call's worth, from and to the middle of a page; and nothing around it.
+TEST_F(LargeFile, IsPrefetchedWhereItIsAskedFor) {
+  const auto file = SafetensorsFile::open(path_);
+  ASSERT_OK(file);
+  ASSERT_EQ(fdatasync(file->descriptor()), 0);
+  ASSERT_EQ(posix_fadvise(file->descriptor(), 0, 0, POSIX_FADV_DONTNEED), 0);
+  const std::vector<bool> before = cached_pages(path_);
+  if (std::count(before.begin(), before.end(), true) > 0) GTEST_SKIP() << "a file system that keeps its pages";
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t begin = (uint64_t{1} << 20) + 100;
+  const uint64_t end = begin + (uint64_t{1} << 20) + 100;
+  file->prefetch(begin, end - begin);
+  file->prefetch(file->size_bytes(), 1);  // nothing is there
+  std::vector<bool> wanted(before.size());
+  for (uint64_t i = begin / page; i <= (end - 1) / page; ++i) wanted[i] = true;
+  std::vector<bool> cached;
+  for (int i = 0; i < 1000 && cached != wanted; ++i) {  // it comes while the caller goes on
+    if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    cached = cached_pages(path_);
+  }
+  EXPECT_EQ(cached, wanted);
 }
 
 TEST(SafetensorsFile, OperatingSystemErrorsAreIo) {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/expert_memory.h"
 #include "judge/judge.h"
 #include "moe/linear.h"
 #include "moe/tiny.h"
@@ -47,10 +48,12 @@ TEST(Layer, StreamsOneExpertAtATime) {
     events.push_back("load " + std::to_string(e));
     LoadedExpert loaded;
     loaded.source = tiny.experts[static_cast<size_t>(e)].source();
-    loaded.storage.emplace_back(16);
+    loaded.memory = std::shared_ptr<ExpertMemory>(new ExpertMemory, [&events, e](ExpertMemory* memory) {
+      events.push_back("drop " + std::to_string(e));
+      delete memory;
+    });
     return loaded;
   };
-  source.release = [&](int64_t e) { events.push_back("release " + std::to_string(e)); };
   source.name = "layer 12";
   LayerOptions options = tiny_layer_options();
   options.range = {1, 2};
@@ -69,7 +72,7 @@ TEST(Layer, StreamsOneExpertAtATime) {
     return true;
   };
   ASSERT_OK(MoeLayer::open(tiny.config(), source, options, progress));
-  EXPECT_THAT(events, testing::ElementsAre("load 1", "release 1", "load 2", "release 2"));
+  EXPECT_THAT(events, testing::ElementsAre("load 1", "drop 1", "load 2", "drop 2"));
   EXPECT_THAT(items, testing::ElementsAre("layer 12 expert 1", "layer 12 expert 2"));
   EXPECT_EQ(bytes, 2 * 3 * 64 * 48 / 16 * 9);
 }

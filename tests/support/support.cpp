@@ -25,6 +25,15 @@ std::string read_file(const std::string& path) {
   return bytes.str();
 }
 
+bool is_mapped(const std::string& path) {
+  const std::string end = " " + std::filesystem::canonical(path).string();
+  std::ifstream maps("/proc/self/maps");
+  EXPECT_TRUE(maps.is_open());
+  for (std::string line; std::getline(maps, line);)
+    if (line.ends_with(end)) return true;
+  return false;
+}
+
 Files read_files(const std::filesystem::path& folder) {
   Files files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))

@@ -29,6 +29,9 @@ class TempDir {
 
 std::string read_file(const std::string& path);
 
+// Whether this process has a mapping of the file, whose path leads through no link.
+bool is_mapped(const std::string& path);
+
 // Every regular file below a folder: its content by relative path.
 using Files = std::map<std::string, std::string>;
 Files read_files(const std::filesystem::path& folder);

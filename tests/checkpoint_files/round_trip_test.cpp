@@ -134,7 +134,7 @@ TEST(SafetensorsWriter, NamesTheSystemsReason) {
 
 class LargeFile : public testing::Test {
  protected:
-  static constexpr int64_t kBytes = int64_t{4} << 20;
+  static constexpr int64_t kBytes = int64_t{12} << 20;
   void SetUp() override {
     path_ = std::filesystem::canonical(dir_.path()) / "x.safetensors";
     write_file(path_, {{.name = "a", .dtype = DType::kU8, .shape = {kBytes}},
@@ -188,7 +188,8 @@ std::vector<bool> cached_pages(const std::string& path) {
   return cached;
 }
 
-// More than one call's worth, from and to the middle of a page; and nothing around it.
+// More than one call to the system gives (8 MiB of a fast disk), from and to the middle of a page; and nothing far from
+// it: a page may come with the folio around it.
 TEST_F(LargeFile, IsPrefetchedWhereItIsAskedFor) {
   const auto file = SafetensorsFile::open(path_);
   ASSERT_OK(file);
@@ -198,17 +199,21 @@ TEST_F(LargeFile, IsPrefetchedWhereItIsAskedFor) {
   if (std::count(before.begin(), before.end(), true) > 0) GTEST_SKIP() << "a file system that keeps its pages";
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t begin = (uint64_t{1} << 20) + 100;
-  const uint64_t end = begin + (uint64_t{1} << 20) + 100;
+  const uint64_t end = begin + (uint64_t{16} << 20) + 100;
   file->prefetch(begin, end - begin);
   file->prefetch(file->size_bytes(), 1);  // nothing is there
-  std::vector<bool> wanted(before.size());
-  for (uint64_t i = begin / page; i <= (end - 1) / page; ++i) wanted[i] = true;
+  const auto first = static_cast<std::ptrdiff_t>(begin / page);
+  const auto last = static_cast<std::ptrdiff_t>((end - 1) / page);
   std::vector<bool> cached;
-  for (int i = 0; i < 1000 && cached != wanted; ++i) {  // it comes while the caller goes on
+  std::ptrdiff_t there = 0;
+  for (int i = 0; i < 500 && there != last - first + 1; ++i) {  // it comes while the caller goes on
     if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     cached = cached_pages(path_);
+    there = std::count(cached.begin() + first, cached.begin() + last + 1, true);
   }
-  EXPECT_EQ(cached, wanted);
+  EXPECT_EQ(there, last - first + 1);
+  constexpr std::ptrdiff_t kFolioPages = 512;
+  EXPECT_LE(std::count(cached.begin(), cached.end(), true), there + 2 * kFolioPages) << "of " << cached.size();
 }
 
 TEST(SafetensorsFile, OperatingSystemErrorsAreIo) {

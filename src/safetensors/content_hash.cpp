@@ -3,7 +3,6 @@
 #define XXH_INLINE_ALL
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "safetensors/files.h"
+#include "safetensors/open_file.h"
 
 namespace nvfp4_moe {
 
@@ -64,15 +64,8 @@ ContentHash content_hash(const void* data, size_t size_bytes) {
 }
 
 Result<ContentHash> hash_file(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0) return errno_status(path, "cannot open", errno);
-  const struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
-  struct stat facts {};
-  if (::fstat(fd, &facts) != 0) return errno_status(path, "cannot stat", errno);
-  if (!S_ISREG(facts.st_mode)) return bad_input(fmt::format("{}: expected a regular file", printable(path, 4096)));
+  NVFP4_MOE_ASSIGN(const RegularFile file, open_regular_file(path, Links::kRefuse));
+  const int fd = file.descriptor.get();
   (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
   ContentHasher hasher;
   std::vector<std::byte> bytes(size_t{4} << 20);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "safetensors/files.h"
+#include "safetensors/open_file.h"
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 
@@ -26,16 +27,11 @@ int64_t nanoseconds(const struct timespec& time) { return time.tv_sec * 1'000'00
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   SafetensorsFile file;
   file.path_ = path;
-  // O_NONBLOCK: opening a FIFO without a writer would wait for ever otherwise.
-  file.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file.fd_ < 0) return errno_status(path, "cannot open", errno);
-  struct stat facts {};
-  if (::fstat(file.fd_, &facts) != 0) return errno_status(path, "cannot stat", errno);
+  NVFP4_MOE_ASSIGN(RegularFile opened, open_regular_file(path));
+  file.fd_ = opened.descriptor.release();
+  file.size_bytes_ = static_cast<uint64_t>(opened.facts.st_size);
+  file.modified_ns_ = nanoseconds(opened.facts.st_mtim);
   const std::string shown = printable(path, 4096);
-  if (!S_ISREG(facts.st_mode)) return bad_input(fmt::format("{}: expected a regular file", shown));
-
-  file.size_bytes_ = static_cast<uint64_t>(facts.st_size);
-  file.modified_ns_ = nanoseconds(facts.st_mtim);
   // Advice only: what is asked for is read, and nothing around it.
   (void)::posix_fadvise(file.fd_, 0, 0, POSIX_FADV_RANDOM);
   std::vector<std::byte> head(static_cast<size_t>(std::min<uint64_t>(file.size_bytes_, 8)));

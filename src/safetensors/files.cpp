@@ -2,7 +2,6 @@
 #include "safetensors/files.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +11,8 @@
 #include <cstdint>
 #include <memory>
 #include <system_error>
+
+#include "safetensors/open_file.h"
 
 namespace nvfp4_moe {
 bool is_git_lfs_pointer(std::string_view head) { return head.starts_with("version https://git-lfs.github.com/spec/"); }
@@ -51,23 +52,14 @@ Result<bool> has_entry(const std::string& path) {
 }
 
 Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
-  // O_NONBLOCK: opening a FIFO without a writer would wait for ever otherwise.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return errno_status(path, "cannot open", errno);
-  const struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
-  struct stat facts {};
-  if (::fstat(fd, &facts) != 0) return errno_status(path, "cannot stat", errno);
-  if (!S_ISREG(facts.st_mode)) return bad_input(fmt::format("{}: expected a regular file", printable(path, 4096)));
-  if (static_cast<uint64_t>(facts.st_size) > max_bytes)
-    return bad_input(fmt::format("{}: expected at most {} bytes, got {}", printable(path, 4096), max_bytes,
-                                 static_cast<uint64_t>(facts.st_size)));
-  std::string text(static_cast<size_t>(facts.st_size), '\0');
+  NVFP4_MOE_ASSIGN(const RegularFile file, open_regular_file(path));
+  const auto size = static_cast<uint64_t>(file.facts.st_size);
+  if (size > max_bytes)
+    return bad_input(fmt::format("{}: expected at most {} bytes, got {}", printable(path, 4096), max_bytes, size));
+  std::string text(static_cast<size_t>(size), '\0');
   size_t filled = 0;
   while (filled < text.size()) {
-    const ssize_t got = ::read(fd, text.data() + filled, text.size() - filled);
+    const ssize_t got = ::read(file.descriptor.get(), text.data() + filled, text.size() - filled);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_status(path, "cannot read", errno);
     if (got == 0) break;

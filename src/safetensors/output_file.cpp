@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "safetensors/files.h"
+#include "safetensors/open_file.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -22,24 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBufferBytes = size_t{1} << 20;  // scalars would cost a system call each otherwise
 constexpr int kMostAttempts = 100;                // to get the temporary name from writers that come and go
-
-// Closed whatever ends the block, an allocation that fails included.
-struct Descriptor {
-  int fd;
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
-const char* kind_of(mode_t mode) {
-  if (S_ISDIR(mode)) return "a directory";
-  if (S_ISCHR(mode)) return "a character device";
-  if (S_ISBLK(mode)) return "a block device";
-  if (S_ISFIFO(mode)) return "a FIFO";
-  if (S_ISSOCK(mode)) return "a socket";
-  if (S_ISLNK(mode)) return "a symbolic link";
-  return "something else";
-}
 
 Status refuse_kind(const std::string& path, mode_t mode) {
   return invalid_argument(
@@ -253,24 +236,17 @@ Status write_text_file(const std::string& path, std::string_view text) {
 }
 
 Status copy_file(const std::string& from, const std::string& to) {
-  // O_NONBLOCK: a FIFO that has come in the file's place would wait for a writer otherwise.
-  const int source = ::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (source < 0) return errno_status(from, "cannot open", errno);
-  const Descriptor opened{source};
-  struct stat facts {};
-  if (::fstat(source, &facts) != 0) return errno_status(from, "cannot stat", errno);
-  if (!S_ISREG(facts.st_mode))
-    return bad_input(fmt::format("{}: expected a regular file, got {}", printable(from, 4096), kind_of(facts.st_mode)));
+  NVFP4_MOE_ASSIGN(const RegularFile source, open_regular_file(from, Links::kRefuse));
   NVFP4_MOE_ASSIGN(OutputFile file, OutputFile::create(to));
   std::vector<std::byte> bytes(kBufferBytes);
   for (;;) {
-    const ssize_t got = ::read(source, bytes.data(), bytes.size());
+    const ssize_t got = ::read(source.descriptor.get(), bytes.data(), bytes.size());
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_status(from, "cannot read", errno);
     if (got == 0) break;
     NVFP4_MOE_TRY(file.write({bytes.data(), static_cast<size_t>(got)}));
   }
-  NVFP4_MOE_TRY(file.set_mode(facts.st_mode & 0777));
+  NVFP4_MOE_TRY(file.set_mode(source.facts.st_mode & 0777));
   return file.finish();
 }
 

@@ -1,4 +1,4 @@
-// The C structs of a layer as the library's own types; shared by the C interface's checkpoint and layer files.
+// The C structs of a layer as the library's own types; shared by the C interface's files of checkpoints and layers.
 #pragma once
 
 #include <memory>
@@ -22,6 +22,8 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config);
 nvfp4_moe_config to_c(const MoeOptions& options);
 // options without executor; progress as a ProgressFn.
 Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options);
+// An expert's arrays, in sizes that the layer has; `name` is how messages call it.
+Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner);
 ProgressFn progress_fn(const nvfp4_moe_layer_options& options);
 
 }  // namespace nvfp4_moe::c_api

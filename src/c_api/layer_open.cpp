@@ -1,0 +1,293 @@
+// The C interface: what a layer is made from, as the library's own types: config, options, arrays; and opening one.
+#include <cmath>
+#include <initializer_list>
+
+#include "c_api/layer.h"
+#include "moe/batch_check.h"
+#include "moe/registry.h"
+#include "safetensors/json.h"
+
+namespace nvfp4_moe::c_api {
+
+Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
+  NVFP4_MOE_ASSIGN(const nvfp4_moe_config c, read_struct("config", config));
+  MoeOptions options;
+  options.num_experts = c.num_experts;
+  options.top_k = c.top_k;
+  options.hidden_size = c.hidden_size;
+  options.intermediate_size = c.intermediate_size;
+  options.shared_intermediate_size = c.shared_intermediate_size;
+  NVFP4_MOE_ASSIGN(options.activation, read_enum("activation", c.activation, Activation::kSwigluOai));
+  if (c.swiglu_limit != 0.0f) options.swiglu_limit = c.swiglu_limit;
+  if (c.swiglu_alpha != 0.0f) options.swiglu_alpha = c.swiglu_alpha;
+  NVFP4_MOE_ASSIGN(options.activation_format,
+                   read_enum("activation_format", c.activation_format, ActivationFormat::kInt8Block));
+  NVFP4_MOE_ASSIGN(options.activation_scale,
+                   read_enum("activation_scale", c.activation_scale, ActivationScale::kCompat));
+  NVFP4_MOE_ASSIGN(options.intermediate_scale,
+                   read_enum("intermediate_scale", c.intermediate_scale, IntermediateScale::kCompat));
+  if (c.intermediate_fixed != 0.0f) options.intermediate_fixed = c.intermediate_fixed;
+  if (c.max_router_weight != 0.0f) options.max_router_weight = c.max_router_weight;
+  if (c.static_headroom != 0.0f) options.static_headroom = c.static_headroom;
+  NVFP4_MOE_ASSIGN(options.router_weight, read_enum("router_weight", c.router_weight, RouterWeight::kOnInput));
+  NVFP4_MOE_ASSIGN(options.row_format, read_enum("row_format", c.row_format, RowFormat::kFp32));
+  if (c.batch_invariant != 0 && c.batch_invariant != 1)
+    return invalid_argument("batch_invariant: expected 0 or 1, got " + std::to_string(c.batch_invariant));
+  options.batch_invariant = c.batch_invariant == 1;
+  return options;
+}
+
+nvfp4_moe_config to_c(const MoeOptions& options) {
+  nvfp4_moe_config c{};
+  c.struct_size = sizeof(c);
+  c.num_experts = options.num_experts;
+  c.top_k = options.top_k;
+  c.hidden_size = options.hidden_size;
+  c.intermediate_size = options.intermediate_size;
+  c.shared_intermediate_size = options.shared_intermediate_size;
+  c.activation = static_cast<int32_t>(options.activation);
+  c.swiglu_limit = options.swiglu_limit.value_or(0.0f);
+  c.swiglu_alpha = options.swiglu_alpha;
+  c.activation_format = static_cast<int32_t>(options.activation_format);
+  c.activation_scale = static_cast<int32_t>(options.activation_scale);
+  c.intermediate_scale = static_cast<int32_t>(options.intermediate_scale);
+  c.intermediate_fixed = options.intermediate_fixed.value_or(0.0f);
+  c.max_router_weight = options.max_router_weight;
+  c.static_headroom = options.static_headroom;
+  c.router_weight = static_cast<int32_t>(options.router_weight);
+  c.row_format = static_cast<int32_t>(options.row_format);
+  c.batch_invariant = options.batch_invariant ? 1 : 0;
+  return c;
+}
+
+Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options) {
+  if (options.cache_checksum != 0 && options.cache_checksum != 1)
+    return invalid_argument("cache_checksum: expected 0 or 1, got " + std::to_string(options.cache_checksum));
+  if (options.cache_unchecked != 0 && options.cache_unchecked != 1)
+    return invalid_argument("cache_unchecked: expected 0 or 1, got " + std::to_string(options.cache_unchecked));
+  LayerOptions result;
+  if (options.device != nullptr) result.device = options.device;
+  result.backend = backend_name(options.backend);
+  result.range = {options.first_expert, options.expert_count};
+  result.limits.max_tokens = options.max_tokens;
+  return result;
+}
+
+ProgressFn progress_fn(const nvfp4_moe_layer_options& options) {
+  if (options.progress == nullptr) return {};
+  return [callback = options.progress, user = options.progress_user](const Progress& progress) {
+    const std::string what(progress.what), item(progress.item);
+    nvfp4_moe_progress c{};
+    c.struct_size = sizeof(c);
+    c.what = what.c_str();
+    c.item = item.c_str();
+    c.done = progress.done;
+    c.total = progress.total;
+    c.done_bytes = progress.done_bytes;
+    c.total_bytes = progress.total_bytes;
+    c.elapsed_s = progress.elapsed_s;
+    return callback(&c, user) != 0;
+  };
+}
+
+namespace {
+
+// 0 means that there is none; anything else is taken as it is and judged where it is used.
+Result<std::optional<float>> input_scale(const char* name, float value) {
+  if (value == 0.0f) return std::optional<float>();
+  if (!std::isfinite(value) || value < 0)
+    return invalid_argument(std::string(name) + ": expected a positive number, or 0 for none, got " +
+                            std::to_string(value));
+  return std::optional<float>(value);
+}
+
+Result<LayerScales> input_scales(float hidden, float intermediate) {
+  LayerScales scales;
+  NVFP4_MOE_ASSIGN(scales.hidden, input_scale("hidden_scale", hidden));
+  NVFP4_MOE_ASSIGN(scales.intermediate, input_scale("intermediate_scale", intermediate));
+  return scales;
+}
+
+// Where the arrays of an expert, or of all, lie.
+Status check_memory(const char* name, int32_t on_device, void* stream) {
+  if (on_device != 0 && on_device != 1)
+    return invalid_argument(std::string(name) + ".on_device: expected 0 or 1, got " + std::to_string(on_device));
+  if (on_device == 0 && stream != nullptr)
+    return invalid_argument(std::string(name) + ".stream: expected null for arrays in host memory, got a pointer");
+  return {};
+}
+
+}  // namespace
+
+Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner) {
+  NVFP4_MOE_ASSIGN(const nvfp4_moe_expert e, read_struct(name, expert));
+  NVFP4_MOE_TRY(check_memory(name, e.on_device, e.stream));
+  ExpertSource source;
+  source.gate = Nvfp4View::contiguous(e.gate_codes, e.gate_block_scales, e.gate_tensor_scale, inner, hidden);
+  source.up = Nvfp4View::contiguous(e.up_codes, e.up_block_scales, e.up_tensor_scale, inner, hidden);
+  source.down = Nvfp4View::contiguous(e.down_codes, e.down_block_scales, e.down_tensor_scale, hidden, inner);
+  source.on_device = e.on_device == 1;
+  source.stream = e.stream;
+  return source;
+}
+
+namespace {
+
+// first: the arrays that lie so far apart, `experts` experts each.
+Result<int64_t> expert_stride(const char* name, int64_t stride, int64_t one_expert, int64_t experts,
+                              std::initializer_list<const uint8_t*> first) {
+  if (stride == 0) return one_expert;
+  if (stride < one_expert)
+    return invalid_argument(std::string(name) + ": expected 0 or at least " + std::to_string(one_expert) +
+                            " bytes, got " + std::to_string(stride));
+  for (const uint8_t* array : first)
+    if (!ends_in_memory(array, experts, stride, one_expert))
+      return invalid_argument(std::string(name) + ": expected " + std::to_string(experts) +
+                              " experts inside the address space, got " + std::to_string(stride) +
+                              " bytes between them");
+  return stride;
+}
+
+// Expert e of stacked arrays. The tensors struct is a checked copy.
+struct Stacked {
+  nvfp4_moe_layer_tensors t;
+  int64_t hidden = 0, inner = 0;
+  int64_t gate_up_codes = 0, gate_up_scales = 0, down_codes = 0, down_scales = 0;  // strides
+
+  // experts: how many the arrays hold.
+  static Result<Stacked> make(const nvfp4_moe_layer_tensors& t, const MoeConfig& config, int64_t experts) {
+    Stacked s{t, config->hidden_size, config->intermediate_size};
+    // A null base plus an offset is not null any more, so the bases are checked here.
+    const struct {
+      const char* name;
+      const void* data;
+    } arrays[] = {{"gate_codes", t.gate_codes},
+                  {"gate_block_scales", t.gate_block_scales},
+                  {"gate_tensor_scales", t.gate_tensor_scales},
+                  {"up_codes", t.up_codes},
+                  {"up_block_scales", t.up_block_scales},
+                  {"up_tensor_scales", t.up_tensor_scales},
+                  {"down_codes", t.down_codes},
+                  {"down_block_scales", t.down_block_scales},
+                  {"down_tensor_scales", t.down_tensor_scales}};
+    for (const auto& array : arrays) NVFP4_MOE_TRY(check_pointer(array.name, array.data));
+    NVFP4_MOE_TRY(check_zero("tensors.reserved", t.reserved));
+    NVFP4_MOE_TRY(check_memory("tensors", t.on_device, t.stream));
+    int64_t values = 0;
+    if (__builtin_mul_overflow(s.hidden, s.inner, &values))
+      return invalid_argument("hidden_size x intermediate_size: expected a size in memory, got " +
+                              std::to_string(s.hidden) + " x " + std::to_string(s.inner));
+    NVFP4_MOE_ASSIGN(s.gate_up_codes, expert_stride("gate_up_codes_stride", t.gate_up_codes_stride, values / 2, experts,
+                                                    {t.gate_codes, t.up_codes}));
+    NVFP4_MOE_ASSIGN(s.gate_up_scales, expert_stride("gate_up_scales_stride", t.gate_up_scales_stride, values / 16,
+                                                     experts, {t.gate_block_scales, t.up_block_scales}));
+    NVFP4_MOE_ASSIGN(s.down_codes,
+                     expert_stride("down_codes_stride", t.down_codes_stride, values / 2, experts, {t.down_codes}));
+    NVFP4_MOE_ASSIGN(s.down_scales, expert_stride("down_scales_stride", t.down_scales_stride, values / 16, experts,
+                                                  {t.down_block_scales}));
+    // A count that is out of range is reported by the layer.
+    for (const auto& [name, scales] :
+         {std::pair("gate_tensor_scales", t.gate_tensor_scales), std::pair("up_tensor_scales", t.up_tensor_scales),
+          std::pair("down_tensor_scales", t.down_tensor_scales)})
+      NVFP4_MOE_TRY(check_array({name, scales, DType::kF32, 1}));
+    return s;
+  }
+
+  LoadedExpert expert(int64_t e) const {
+    LoadedExpert loaded;
+    loaded.source.gate =
+        Nvfp4View::contiguous(t.gate_codes + e * gate_up_codes, t.gate_block_scales + e * gate_up_scales,
+                              t.gate_tensor_scales[e], inner, hidden);
+    loaded.source.up = Nvfp4View::contiguous(t.up_codes + e * gate_up_codes, t.up_block_scales + e * gate_up_scales,
+                                             t.up_tensor_scales[e], inner, hidden);
+    loaded.source.down = Nvfp4View::contiguous(t.down_codes + e * down_codes, t.down_block_scales + e * down_scales,
+                                               t.down_tensor_scales[e], hidden, inner);
+    loaded.source.on_device = t.on_device == 1;
+    loaded.source.stream = t.stream;
+    return loaded;
+  }
+};
+
+}  // namespace
+}  // namespace nvfp4_moe::c_api
+
+using nvfp4_moe::Status;
+namespace api = nvfp4_moe::c_api;
+
+extern "C" {
+nvfp4_moe_code nvfp4_moe_explain(const nvfp4_moe_config* config, const char* backend, char** json) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("json", json));
+    *json = nullptr;
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions options, api::read_config(config));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeConfig moe_config, nvfp4_moe::MoeConfig::make(options));
+    nvfp4_moe::Json list = nvfp4_moe::Json::array();
+    for (const auto& report : explain(moe_config, nvfp4_moe::host_facts(), api::backend_name(backend)))
+      list.push_back({{"backend", report.backend}, {"chosen", report.chosen}, {"reason", report.reason}});
+    return api::write_text(list.dump(), json);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
+                              float hidden_scale, float intermediate_scale, char** text, size_t* workspace_bytes,
+                              size_t* packed_bytes) {
+  return api::guarded([&]() -> Status {
+    if (text != nullptr) *text = nullptr;
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions moe_options, api::read_config(config));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeConfig moe_config, nvfp4_moe::MoeConfig::make(moe_options));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerScales scales, api::input_scales(hidden_scale, intermediate_scale));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerNeeds needs, nvfp4_moe::plan_layer(moe_config, scales, layer_options));
+    if (workspace_bytes != nullptr) *workspace_bytes = needs.plan.workspace.total_bytes;
+    if (packed_bytes != nullptr) *packed_bytes = needs.packed_bytes;
+    return text == nullptr ? Status() : api::write_text(to_string(needs.plan), text);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensors* tensors,
+                                            const nvfp4_moe_layer_options* options, nvfp4_moe_layer** out) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("out", out));
+    *out = nullptr;
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions moe_options, api::read_config(config));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeConfig moe_config, nvfp4_moe::MoeConfig::make(moe_options));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_tensors t, api::read_struct("tensors", tensors));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
+    if (given.cache_directory != nullptr || given.slice_first != 0 || given.slice_count != 0)
+      return nvfp4_moe::invalid_argument(
+          "options: expected neither cache_directory nor a slice with tensors of the caller, got one");
+    NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
+    NVFP4_MOE_ASSIGN(
+        const api::Stacked stacked,
+        api::Stacked::make(t, moe_config,
+                           layer_options.range.count > 0 ? layer_options.range.count : moe_options.num_experts));
+    nvfp4_moe::LayerSource source;
+    NVFP4_MOE_ASSIGN(source.scales, api::input_scales(t.hidden_scale, t.intermediate_scale));
+    const int64_t first = given.first_expert;
+    source.expert = [&stacked, first](int64_t global) -> nvfp4_moe::Result<nvfp4_moe::LoadedExpert> {
+      return stacked.expert(global - first);
+    };
+    if (t.shared != nullptr) {
+      if (moe_options.shared_intermediate_size == 0)
+        return nvfp4_moe::invalid_argument("tensors.shared: expected null (shared_intermediate_size 0), got a pointer");
+      source.shared_expert = [&]() -> nvfp4_moe::Result<nvfp4_moe::LoadedExpert> {
+        nvfp4_moe::LoadedExpert loaded;
+        NVFP4_MOE_ASSIGN(loaded.source, api::read_expert("shared", t.shared, moe_options.hidden_size,
+                                                         moe_options.shared_intermediate_size));
+        return loaded;
+      };
+    }
+    auto handle = std::make_unique<nvfp4_moe_layer>();
+    NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
+    layer_options.executor = handle->executor.get();
+    NVFP4_MOE_ASSIGN(handle->layer,
+                     nvfp4_moe::MoeLayer::open(moe_config, source, layer_options, api::progress_fn(given)));
+    *out = handle.release();
+    return {};
+  });
+}
+
+void nvfp4_moe_layer_close(nvfp4_moe_layer* layer) { delete layer; }
+
+}  // extern "C"

@@ -61,10 +61,14 @@ void report_status(const RunStatus& status, Report& report) {
                 fmt::format("{} tokens and {} rows are not finite", status.nonfinite_tokens, status.nonfinite_rows),
                 Style::kWarning);
   }
-  if (status.nonfinite_weights + status.nonfinite_outputs > 0) {
+  if (status.nonfinite_weights > 0) {
+    report.fact("warn", fmt::format("{} router weights are not finite", status.nonfinite_weights), Style::kWarning);
+  }
+  if (status.nonfinite_outputs > 0) {
+    const bool overflow = status.nonfinite_tokens + status.nonfinite_weights == 0;
     report.fact("warn",
-                fmt::format("{} router weights and {} elements of the output are not finite", status.nonfinite_weights,
-                            status.nonfinite_outputs),
+                fmt::format("{} elements of out are not finite{}", status.nonfinite_outputs,
+                            overflow ? ", by overflow: hidden and router weights are" : ""),
                 Style::kWarning);
   }
   report.json()["bad_expert_ids"] = status.bad_expert_ids;

@@ -314,12 +314,13 @@ void bind_layer(nb::module_& m) {
       .def_prop_ro(
           "num_local_experts", [](const PyLayer& self) { return self.layer().weights().range.count; },
           "How many experts this layer holds.")
-      .def(
-          "status", &status,
-          "What the layer's last run reported, as counts: bad_expert_ids (skipped), nonfinite_tokens (NaN rows),\n"
-          "nonfinite_rows, nonfinite_weights (of the router), nonfinite_outputs (elements of out), and for hidden and\n"
-          "intermediate the blocks quantized, saturated at 448 and zeroed. On a GPU it waits for all work of the "
-          "device.")
+      .def("status", &status,
+           "What the layer's last run reported, as counts: bad_expert_ids (skipped), nonfinite_tokens (NaN rows),\n"
+           "nonfinite_rows, for hidden and intermediate the blocks quantized, saturated at 448 and zeroed,\n"
+           "nonfinite_weights (topk_weights of rows here, and shared_weights, that are NaN or Inf, also where combine\n"
+           "does not multiply by them) and nonfinite_outputs (elements of out that are NaN or Inf as stored: by\n"
+           "overflow, where nonfinite_tokens and nonfinite_weights are 0). On a GPU it waits for all work of the "
+           "device.")
       .def("calibrate", &calibrate, nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),
            "Measures static activation scales on sample inputs, shaped as for run, with the exact reference and bf16\n"
            "activations: {\"hidden\", \"intermediate\"}: amax/2688, what input_scale takes; and hidden_amax,\n"

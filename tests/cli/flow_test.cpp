@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <tuple>
 
 #include "cli/run_tool.h"
@@ -15,6 +16,7 @@ namespace nvfp4_moe::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr int64_t kHidden = 128;
 
@@ -67,8 +69,8 @@ void write_tensors(const std::string& path, const std::vector<Tensor>& tensors) 
   ASSERT_OK(writer->finish());
 }
 
-// Five tokens: hidden in F32, ids over all experts with one -1, weights.
-void write_states(const std::string& path) {
+// Five tokens: hidden in F32, ids over all experts with one -1, weights, one of which may be given.
+void write_states(const std::string& path, float fifth_weight = 0.25f) {
   std::vector<float> hidden, weights;
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < 5 * kHidden; ++i) hidden.push_back(static_cast<float>((i * 37) % 101 - 50) / 16.0f);
@@ -76,6 +78,7 @@ void write_states(const std::string& path) {
     ids.push_back(i == 7 ? -1 : (i * 3) % 8);
     weights.push_back(0.25f + 0.05f * static_cast<float>(i % 4));
   }
+  weights[4] = fifth_weight;
   write_tensors(path,
                 {tensor("hidden", DType::kF32, {5, kHidden}, hidden), tensor("topk_ids", DType::kI64, {5, 2}, ids),
                  tensor("topk_weights", DType::kF32, {5, 2}, weights)});
@@ -171,6 +174,36 @@ TEST(Flow, CalibrationGoesIntoACopy) {
   EXPECT_EQ(same["activation_scale"], found["activation_scale"]);
   std::ofstream(scales) << "{\"layers\": [{\"layer\": 0}]}";
   EXPECT_EQ(run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", scales}).exit_code, 4);
+}
+
+TEST(Flow, RunTellsWeightsAndOutputsThatAreNotFinite) {
+  const std::string states = made().dir.file("nonfinite.safetensors"), out = made().dir.file("nonfinite_out");
+  const std::string dump = made().dir.file("nonfinite_dump");
+  const std::vector<std::string> words = {"run", made().packed, "--layer", "1", "--input", states, "--output", out};
+  const auto run = [&](const std::string& option, const std::string& value = {}) {
+    std::vector<std::string> all = words;
+    if (!option.empty()) all.push_back(option);
+    if (!value.empty()) all.push_back(value);
+    return run_tool(all);
+  };
+  write_states(states);
+  const nlohmann::json clean = run("--json").json();
+  EXPECT_EQ(clean["nonfinite_weights"], 0);
+  EXPECT_EQ(clean["nonfinite_outputs"], 0);
+  EXPECT_THAT(run("").out, Not(HasSubstr("not finite")));
+
+  write_states(states, std::numeric_limits<float>::quiet_NaN());
+  const ToolRun text = run("--dump", dump);
+  EXPECT_THAT(text.out, HasSubstr("1 router weights are not finite"));
+  EXPECT_THAT(text.out, HasSubstr(std::to_string(kHidden) + " elements of out are not finite\n"));
+  EXPECT_EQ(run("--json").json()["nonfinite_weights"], 1);
+  EXPECT_EQ(run("--json").json()["nonfinite_outputs"], kHidden);
+  const nlohmann::json replay = run_tool({"run", "--replay", dump, "--json"}).json();
+  EXPECT_EQ(replay["nonfinite_weights"], 1);
+  EXPECT_EQ(replay["nonfinite_outputs"], kHidden);
+
+  write_states(states, std::numeric_limits<float>::max());  // a finite weight beyond what its products hold
+  EXPECT_THAT(run("").out, HasSubstr("elements of out are not finite, by overflow: hidden and router weights are"));
 }
 
 TEST(Flow, RunDumpReplay) {

@@ -53,6 +53,7 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
       EXPECT_EQ(own.nonfinite_rows, status.nonfinite_rows) << steps[2].kernel;
       EXPECT_EQ(own.nonfinite_tokens, status.nonfinite_tokens) << steps[2].kernel;
       EXPECT_EQ(own.hidden_blocks, status.hidden_blocks) << steps[2].kernel;
+      EXPECT_EQ(own.nonfinite_outputs, status.nonfinite_outputs) << steps[2].kernel;
       ++compared;
     }
   }

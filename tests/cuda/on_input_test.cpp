@@ -58,6 +58,8 @@ class OnInputOnADevice : public test::BackendTest {
     EXPECT_EQ(counts.hidden_blocks, host_counts.hidden_blocks);
     EXPECT_EQ(counts.hidden_saturated, host_counts.hidden_saturated);
     EXPECT_EQ(counts.hidden_zeroed, host_counts.hidden_zeroed);
+    EXPECT_EQ(counts.nonfinite_weights, host_counts.nonfinite_weights);
+    EXPECT_EQ(counts.nonfinite_outputs, host_counts.nonfinite_outputs);
     const auto steps = backend().describe_run(data->config, spec.range, own.plan(), tokens);
     return steps[1].kernel + " | " + steps[2].kernel;
   }

@@ -336,6 +336,10 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
     EXPECT_EQ(own.buffers().status->nonfinite_rows, 4u);
     for (size_t i = 0; i < expected.size(); ++i)
       ASSERT_EQ(std::isfinite(expected[i]), std::isfinite(actual[i])) << i / 528 << " " << i % 528;
+    const auto nonfinite = std::count_if(actual.begin(), actual.end(), [](float x) { return !std::isfinite(x); });
+    const auto outputs = static_cast<uint64_t>(nonfinite);
+    EXPECT_EQ(own.buffers().status->nonfinite_outputs, outputs);
+    EXPECT_EQ(plain.buffers().status->nonfinite_outputs, outputs);
     EXPECT_EQ(own.broken_guard(), -1);
     ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
   }

@@ -47,6 +47,13 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
             NVFP4_MOE_OK);
   EXPECT_EQ(status.status.hidden_blocks, 999u);  // past the struct that the caller knows
+  status.status.nonfinite_outputs = 999;
+  status.status.struct_size = offsetof(nvfp4_moe_run_status, nonfinite_weights);  // of the first release's header
+  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
+            NVFP4_MOE_OK);
+  EXPECT_GT(status.status.hidden_blocks, 0u);
+  EXPECT_NE(status.status.hidden_blocks, 999u);
+  EXPECT_EQ(status.status.nonfinite_outputs, 999u);
 }
 
 TEST(CApiMisuse, OpeningRefuses) {

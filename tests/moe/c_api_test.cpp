@@ -2,8 +2,6 @@
 // Long because it goes through the interface object by object.
 #include <sys/stat.h>
 
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -33,12 +31,25 @@ TEST(CApi, RunsTheSameLayer) {
   EXPECT_TRUE(same_bits(batch.out, expected));
   EXPECT_EQ(layer.status(workspace).bad_expert_ids, 0u);
   EXPECT_GT(layer.status(workspace).hidden_blocks, 0u);
-  batch.weights[0] = std::numeric_limits<float>::infinity();
-  layer.run(c_batch(batch), workspace);
-  EXPECT_EQ(layer.status(workspace).nonfinite_weights, 1u);
-  EXPECT_EQ(layer.status(workspace).nonfinite_outputs,
-            std::count_if(batch.out.begin(), batch.out.end(), [](float value) { return !std::isfinite(value); }));
   EXPECT_EQ(nlohmann::json::parse(layer.describe())["shared_intermediate_size"], 32);
+}
+
+TEST(CApi, StatusCountsWeightsAndOutputs) {
+  const CLayer c;
+  TinyBatch batch(c.tiny.options, 9);
+  const api::Layer layer = c.open();
+  const api::Workspace workspace(layer.workspace_bytes(16));
+  batch.ids[3] = -1;
+  batch.weights[3] = batch.weights[8] = std::numeric_limits<float>::quiet_NaN();
+  batch.weights[11] = std::numeric_limits<float>::infinity();
+  layer.run(c_batch(batch), workspace);
+  EXPECT_EQ(layer.status(workspace).nonfinite_weights, 2u);
+  EXPECT_EQ(layer.status(workspace).nonfinite_outputs, 2u * 64);
+  EXPECT_EQ(layer.status(workspace).nonfinite_tokens, 0u);
+  TinyBatch clean(c.tiny.options, 9);
+  layer.run(c_batch(clean), workspace);
+  EXPECT_EQ(layer.status(workspace).nonfinite_weights, 0u);
+  EXPECT_EQ(layer.status(workspace).nonfinite_outputs, 0u);
 }
 
 TEST(CApi, GateAndUpMayBeHalvesOfOneTensor) {

@@ -506,6 +506,65 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_unswizzle_scales(int32_t device, c
                                                                int64_t matrices, int64_t rows, int64_t scale_cols,
                                                                uint8_t* linear, void* stream);
 
+/* ---- router: logits of every expert to topk_ids and topk_weights, what nvfp4_moe_layer_run takes (docs/numerics.md, 12).
+ * On the host, or bit for bit the same on a device. ---- */
+
+enum {                                     /* scoring, of a logit x */
+       NVFP4_MOE_SCORING_SOFTMAX = 0,      /* over all experts; with renormalize over the chosen ones alone */
+       NVFP4_MOE_SCORING_SIGMOID = 1,      /* 1 / (1 + e^-x) */
+       NVFP4_MOE_SCORING_SQRT_SOFTPLUS = 2 /* sqrt(log(1 + e^x))                              DeepSeek-V4 */
+};
+enum {                                    /* group_score */
+       NVFP4_MOE_GROUP_SCORE_MAX = 0,     /* the largest selection score of the group          DeepSeek-V2 */
+       NVFP4_MOE_GROUP_SCORE_TOP2_SUM = 1 /* the sum of the two largest                        DeepSeek-V3 */
+};
+
+typedef struct nvfp4_moe_router_config {
+  size_t struct_size;
+  int64_t num_experts;      /* E, 1 to 1024 */
+  int64_t top_k;            /* k, 1 to 32, at most E */
+  int64_t num_expert_group; /* divides E, at most 32; 0: 1 */
+  int64_t topk_group;       /* groups that experts are chosen from; 0: all */
+  int32_t scoring;
+  int32_t group_score;
+  int32_t renormalize;         /* 1: weights are divided by their sum */
+  float renormalize_epsilon;   /* what is added to that sum */
+  float routed_scaling_factor; /* multiplies every weight, at the end; 0: 1 */
+  int32_t correction_bias;     /* 1: a bias is added to the scores for the selection, and not to the weights */
+  int32_t hash;                /* 1: experts come from a table by token id; the scores only weigh them */
+  int32_t reserved;            /* 0 */
+} nvfp4_moe_router_config;
+
+/* T tokens. Outputs overlap nothing else. What the config does not ask for is NULL. */
+typedef struct nvfp4_moe_router_batch {
+  size_t struct_size;
+  int64_t tokens;               /* 0 to 2^30 */
+  const void* logits;           /* (T, E), rows logits_stride elements apart */
+  int64_t logits_stride;        /* 0: E */
+  const float* correction_bias; /* (E) */
+  const void* token_ids;        /* (T), with config.hash */
+  const void* hash_table;       /* (vocab_size, k) expert ids, with config.hash */
+  int64_t vocab_size;
+  void* topk_ids;                   /* (T, k), best first */
+  float* topk_weights;              /* (T, k) */
+  uint64_t* bad_ids;                /* one number, added to; NULL: not wanted */
+  nvfp4_moe_dtype logits_dtype;     /* BF16 (default), F16 or F32 */
+  nvfp4_moe_dtype token_ids_dtype;  /* I64 (default) or I32 */
+  nvfp4_moe_dtype hash_table_dtype; /* I64 (default) or I32 */
+  nvfp4_moe_dtype ids_dtype;        /* I32 (default) or I64 */
+} nvfp4_moe_router_batch;
+
+/* Of experts with equal scores the lower id comes first, and NaN after every number; a token with a NaN among the scores
+ * that it is chosen by has NaN weights. Ids are always those of experts, but with config.hash: a token id outside the
+ * vocabulary, and a table entry that names no expert, count in bad_ids and give id -1 and weight 0. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_select_experts(const nvfp4_moe_router_config* config,
+                                                      const nvfp4_moe_router_batch* batch);
+/* The same on arrays in the memory of cuda:device, bad_ids included: enqueued in `stream` (a cudaStream_t, NULL for the
+ * default one), allocating nothing and waiting for nothing, so that a graph can hold it. UNSUPPORTED in a build without
+ * CUDA. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
+                                                             const nvfp4_moe_router_batch* batch, void* stream);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -42,6 +42,7 @@ void bind_codecs(nanobind::module_& m);
 void bind_checkpoint(nanobind::module_& m);
 void bind_layer(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
+void bind_router(nanobind::module_& m);
 void bind_quantize_checkpoint(nanobind::module_& m);
 
 }  // namespace nvfp4_moe::python

@@ -17,4 +17,5 @@ NB_MODULE(_core, m) {
   nvfp4_moe::python::bind_quantize_checkpoint(m);
   nvfp4_moe::python::bind_layer(m);
   nvfp4_moe::python::bind_linear(m);
+  nvfp4_moe::python::bind_router(m);
 }

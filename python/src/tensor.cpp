@@ -77,6 +77,7 @@ nb::object call_arrays(const char* function, Arguments&&... arguments) {
 const char* name_of_dtype(DType dtype) {
   switch (dtype) {
     case DType::kU8: return "uint8";
+    case DType::kI32: return "int32";
     case DType::kI64: return "int64";
     case DType::kF16: return "float16";
     case DType::kBf16: return "bfloat16";
@@ -136,7 +137,10 @@ Tensor Tensor::numpy(const Sizes& shape, DType dtype) {
 
 Tensor Tensor::empty_like(const Sizes& shape, DType dtype) const {
   if (exchange_ != nullptr) {
-    const Kind kind = dtype == DType::kU8 ? Kind::UInt : dtype == DType::kBf16 ? Kind::Bfloat : Kind::Float;
+    const Kind kind = dtype == DType::kU8                            ? Kind::UInt
+                      : dtype == DType::kI32 || dtype == DType::kI64 ? Kind::Int
+                      : dtype == DType::kBf16                        ? Kind::Bfloat
+                                                                     : Kind::Float;
     return Tensor(new_array(shape, {static_cast<uint8_t>(kind), static_cast<uint8_t>(bits(dtype)), 1}), "out");
   }
   Tensor made(call_arrays("empty_like", object_, shape, name_of_dtype(dtype)), "out");

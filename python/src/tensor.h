@@ -57,7 +57,7 @@ class Tensor {
   // A fresh NumPy array, contents undefined.
   static Tensor numpy(const Sizes& shape, DType dtype);
   // A fresh row-major array of this one's framework and device (NumPy where the framework has no way to make one);
-  // dtype: U8, F32, F16 or BF16. ValueError where that is no host's memory.
+  // dtype: U8, I32, I64, F32, F16 or BF16. ValueError where that is no host's memory.
   Tensor empty_like(const Sizes& shape, DType dtype) const;
   // This array's numbers in host memory, row-major, as F32, F64 or I64.
   Tensor cast(DType dtype) const;

@@ -24,6 +24,7 @@ namespace nvfp4_moe {
 
 struct Backend;
 struct DeviceFormats;  // backend/device_formats.h
+struct DeviceRouter;   // backend/device_router.h
 struct LayerSteps;
 
 // The local index that names the shared expert (MoeOptions::shared_intermediate_size > 0).
@@ -180,6 +181,7 @@ struct Backend {
 
   // null: the host's functions (core/) are all there is.
   const DeviceFormats* formats = nullptr;
+  const DeviceRouter* router = nullptr;
 };
 
 // The backends of this build, defined by their own folders and listed once in moe/registry.cpp.

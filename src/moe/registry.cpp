@@ -128,6 +128,14 @@ const DeviceFormats* device_formats(DeviceKind kind) {
   return nullptr;
 }
 
+const DeviceRouter* device_router(DeviceKind kind) {
+#ifdef NVFP4_MOE_WITH_CUDA
+  if (kind == DeviceKind::kCuda) return kCudaBackend.router;
+#endif
+  (void)kind;
+  return nullptr;
+}
+
 Result<DeviceFacts> device_facts(const std::string& device) {
   if (device == "cpu") return host_facts();
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/device_formats.h"
+#include "backend/device_router.h"
 
 namespace nvfp4_moe {
 
@@ -22,5 +23,7 @@ Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts
 const DeviceMemory* device_memory(DeviceKind kind);
 // The format functions on arrays there; null where device_memory is.
 const DeviceFormats* device_formats(DeviceKind kind);
+// A router's selection on arrays there, alike.
+const DeviceRouter* device_router(DeviceKind kind);
 
 }  // namespace nvfp4_moe

@@ -8,6 +8,7 @@
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/pack.h"
+#include "backend/cuda/steps/select_experts.h"
 #include "backend/cuda/steps/steps.h"
 #include "backend/sm80/config.h"
 #include "backend/sm80/steps.h"
@@ -64,6 +65,7 @@ constinit const Backend kCudaBackend = {
     .memory = &cuda::kMemory,
     .measures = &sm80::kMeasures,
     .formats = &cuda::kFormats,
+    .router = &cuda::kRouter,
 };
 
 }  // namespace nvfp4_moe

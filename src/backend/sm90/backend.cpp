@@ -8,6 +8,7 @@
 #include "backend/cuda/layer.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/pack.h"
+#include "backend/cuda/steps/select_experts.h"
 #include "backend/cuda/steps/steps.h"
 #include "backend/sm90/config.h"
 #include "backend/sm90/measure.h"
@@ -85,6 +86,7 @@ constinit const Backend kSm90Backend = {
     .memory = &cuda::kMemory,
     .measures = &sm90::kMeasures,
     .formats = &cuda::kFormats,
+    .router = &cuda::kRouter,
 };
 
 }  // namespace nvfp4_moe

@@ -1,0 +1,79 @@
+// The C interface: a router's selection, on the host and on a device.
+#include "moe/router.h"
+
+#include "c_api/common.h"
+
+using nvfp4_moe::Result;
+using nvfp4_moe::Status;
+namespace api = nvfp4_moe::c_api;
+namespace moe = nvfp4_moe;
+
+namespace {
+
+Status read_flag(const char* name, int32_t value, bool& flag) {
+  if (value != 0 && value != 1)
+    return moe::invalid_argument(std::string(name) + ": expected 0 or 1, got " + std::to_string(value));
+  flag = value == 1;
+  return {};
+}
+
+Result<moe::RouterConfig> read_router_config(const nvfp4_moe_router_config* given) {
+  NVFP4_MOE_ASSIGN(const nvfp4_moe_router_config c, api::read_struct("config", given));
+  moe::RouterConfig config;
+  config.num_experts = c.num_experts;
+  config.top_k = c.top_k;
+  config.num_expert_group = c.num_expert_group == 0 ? 1 : c.num_expert_group;
+  config.topk_group = c.topk_group == 0 ? config.num_expert_group : c.topk_group;
+  NVFP4_MOE_ASSIGN(config.scoring, api::read_enum("scoring", c.scoring, moe::Scoring::kSqrtSoftplus));
+  NVFP4_MOE_ASSIGN(config.group_score, api::read_enum("group_score", c.group_score, moe::GroupScore::kTop2Sum));
+  NVFP4_MOE_TRY(read_flag("renormalize", c.renormalize, config.renormalize));
+  config.renormalize_epsilon = c.renormalize_epsilon;
+  config.routed_scaling_factor = c.routed_scaling_factor == 0.0f ? 1.0f : c.routed_scaling_factor;
+  NVFP4_MOE_TRY(read_flag("correction_bias", c.correction_bias, config.correction_bias));
+  NVFP4_MOE_TRY(read_flag("hash", c.hash, config.hash));
+  NVFP4_MOE_TRY(api::check_zero("reserved", c.reserved));
+  return config;
+}
+
+Result<moe::SelectExperts> read_router_call(const nvfp4_moe_router_config* config,
+                                            const nvfp4_moe_router_batch* batch) {
+  moe::SelectExperts call;
+  NVFP4_MOE_ASSIGN(call.config, read_router_config(config));
+  NVFP4_MOE_ASSIGN(const nvfp4_moe_router_batch b, api::read_struct("batch", batch));
+  call.tokens = b.tokens;
+  call.logits = b.logits;
+  call.logits_stride = b.logits_stride == 0 ? call.config.num_experts : b.logits_stride;
+  call.correction_bias = b.correction_bias;
+  call.token_ids = b.token_ids;
+  call.hash_table = b.hash_table;
+  call.vocab_size = b.vocab_size;
+  call.topk_ids = b.topk_ids;
+  call.topk_weights = b.topk_weights;
+  call.bad_ids = b.bad_ids;
+  NVFP4_MOE_ASSIGN(call.logits_dtype, api::read_dtype("logits_dtype", b.logits_dtype, moe::DType::kBf16));
+  NVFP4_MOE_ASSIGN(call.token_ids_dtype, api::read_dtype("token_ids_dtype", b.token_ids_dtype, moe::DType::kI64));
+  NVFP4_MOE_ASSIGN(call.hash_table_dtype, api::read_dtype("hash_table_dtype", b.hash_table_dtype, moe::DType::kI64));
+  NVFP4_MOE_ASSIGN(call.ids_dtype, api::read_dtype("ids_dtype", b.ids_dtype, moe::DType::kI32));
+  return call;
+}
+
+}  // namespace
+
+extern "C" {
+
+nvfp4_moe_code nvfp4_moe_select_experts(const nvfp4_moe_router_config* config, const nvfp4_moe_router_batch* batch) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(const moe::SelectExperts call, read_router_call(config, batch));
+    return moe::router::select_experts(call);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
+                                               const nvfp4_moe_router_batch* batch, void* stream) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(const moe::SelectExperts call, read_router_call(config, batch));
+    return moe::router::device_select_experts(device, call, stream);
+  });
+}
+
+}  // extern "C"

@@ -11,6 +11,11 @@
                       -> (Tensor, Tensor, Tensor)
     swizzle(Tensor scales) -> Tensor
     unswizzle(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
+    select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float renormalize_epsilon=0.0,
+                   float routed_scaling_factor=1.0, int num_expert_group=1, int topk_group=1, str group_score="max",
+                   Tensor? correction_bias=None, Tensor? token_ids=None, Tensor? hash_table=None, *,
+                   ScalarType ids_dtype=int32) -> (Tensor topk_ids, Tensor topk_weights)
+    select_experts.out(the same, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> (Tensor(a!), Tensor(b!)) | ()
 
 handle is MoeLayer.handle or Nvfp4Linear.handle: an integer, so that nothing but tensors and numbers crosses the
 dispatcher, and a symbolic one, so that a graph compiled with dynamic=True serves every layer. It does not keep the layer alive; a handle whose layer is gone, or that
@@ -38,9 +43,11 @@ from torch import Tensor
 from . import _core
 from . import dequantize as _dequantize
 from . import quantize as _quantize
+from . import select_experts as _select_experts
 from . import silu_mul_quantize as _silu_mul_quantize
 from . import swizzle as _swizzle
 from . import unswizzle as _unswizzle
+from .router import RouterConfig as _RouterConfig
 
 __all__ = ["library"]
 
@@ -210,4 +217,91 @@ _op(
     "unswizzle(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor",
     _unswizzle,
     lambda swizzled, rows, cols: swizzled.new_empty((*swizzled.shape[:-1], rows, cols), dtype=torch.uint8),
+)
+
+
+# ---- routers
+
+_ROUTER_ARGUMENTS = (
+    'Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float renormalize_epsilon=0.0, '
+    'float routed_scaling_factor=1.0, int num_expert_group=1, int topk_group=1, str group_score="max", '
+    "Tensor? correction_bias=None, Tensor? token_ids=None, Tensor? hash_table=None, *, ScalarType ids_dtype=int32"
+)
+_IDS_NAMES = {torch.int32: "int32", torch.int64: "int64"}
+
+
+def _router_kernel(
+    logits: Tensor,
+    top_k: int,
+    scoring: str = "softmax",
+    renormalize: bool = False,
+    renormalize_epsilon: float = 0.0,
+    routed_scaling_factor: float = 1.0,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    group_score: str = "max",
+    correction_bias: Tensor | None = None,
+    token_ids: Tensor | None = None,
+    hash_table: Tensor | None = None,
+    *,
+    ids_dtype: torch.dtype = torch.int32,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    config = _RouterConfig(
+        num_experts=logits.shape[-1],
+        top_k=top_k,
+        scoring=scoring,
+        renormalize=renormalize,
+        renormalize_epsilon=renormalize_epsilon,
+        routed_scaling_factor=routed_scaling_factor,
+        num_expert_group=num_expert_group,
+        topk_group=topk_group,
+        group_score=group_score,
+        correction_bias=correction_bias is not None,
+        hash=hash_table is not None,
+    )
+    ids, weights = _select_experts(
+        logits,
+        config,
+        correction_bias=correction_bias,
+        token_ids=token_ids,
+        hash_table=hash_table,
+        ids_dtype=_IDS_NAMES.get(ids_dtype, str(ids_dtype)),
+        out=out,
+    )
+    return ids, weights
+
+
+def _router_fake(
+    logits: Tensor, top_k: int, *options: Any, ids_dtype: torch.dtype = torch.int32, **named: Any
+) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0], top_k)
+    return logits.new_empty(shape, dtype=ids_dtype), logits.new_empty(shape, dtype=torch.float32)
+
+
+def _router_out_kernel(
+    *arguments: Any, topk_ids: Tensor, topk_weights: Tensor, ids_dtype: torch.dtype = torch.int32, **named: Any
+) -> tuple[Tensor, Tensor] | None:
+    if topk_ids.dtype != ids_dtype:
+        raise _core.InvalidArgument(f"topk_ids: expected ids_dtype {ids_dtype}, got {topk_ids.dtype}")
+    _router_kernel(*arguments, **named, ids_dtype=ids_dtype, out=(topk_ids, topk_weights))
+    return (topk_ids, topk_weights) if _OUT_TAGS else None
+
+
+def _router_out_fake(
+    *arguments: Any, topk_ids: Tensor, topk_weights: Tensor, **named: Any
+) -> tuple[Tensor, Tensor] | None:
+    return (topk_ids, topk_weights) if _OUT_TAGS else None
+
+
+_op(
+    f"select_experts({_ROUTER_ARGUMENTS}) -> (Tensor topk_ids, Tensor topk_weights)",
+    _router_kernel,
+    _router_fake,
+)
+_op(
+    f"select_experts.out({_ROUTER_ARGUMENTS}, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> "
+    + ("(Tensor(a!) topk_ids, Tensor(b!) topk_weights)" if _OUT_TAGS else "()"),
+    _router_out_kernel,
+    _router_out_fake,
 )

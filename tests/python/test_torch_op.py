@@ -77,6 +77,26 @@ def test_format_ops_give_what_the_functions_give():
         assert all(torch.equal(a, b) for a, b in zip(parts, same, strict=True))
 
 
+def test_the_router_op_gives_what_the_function_gives():
+    logits, bias = inputs(6, torch.float32)[0][:, :16], torch.linspace(-1, 1, 16)
+    fields = {"scoring": "sigmoid", "renormalize": True, "routed_scaling_factor": 2.5, "correction_bias": True}
+    config = nv.RouterConfig(16, 3, num_expert_group=4, topk_group=2, group_score="top2_sum", **fields)
+    expected = nv.select_experts(logits, config, correction_bias=bias)
+    arguments = (logits, 3, "sigmoid", True, 0.0, 2.5, 4, 2, "top2_sum", bias)
+    ids, weights = op.select_experts(*arguments)
+    assert torch.equal(ids, expected[0]) and torch.equal(weights, expected[1])
+    wide = op.select_experts(*arguments, ids_dtype=torch.int64)[0]
+    assert wide.dtype == torch.int64 and torch.equal(wide, ids.long())
+    out = {"topk_ids": torch.empty_like(ids), "topk_weights": torch.empty_like(weights)}
+    op.select_experts(*arguments, **out)
+    assert torch.equal(out["topk_ids"], ids) and torch.equal(out["topk_weights"], weights)
+    with pytest.raises(ValueError, match="topk_ids: expected ids_dtype torch.int64"):
+        op.select_experts(*arguments, ids_dtype=torch.int64, **out)
+    table, tokens = torch.arange(20).reshape(10, 2) % 16, torch.tensor([0, 9, 10, -1, 3, 3])
+    by_hash = op.select_experts(logits, 2, "sigmoid", token_ids=tokens, hash_table=table)[0]
+    assert by_hash[:4].tolist() == [[0, 1], [2, 3], [-1, -1], [-1, -1]]
+
+
 # ---- torch's own judgement
 
 
@@ -89,6 +109,10 @@ def overloads_of(packet) -> list:
 def op_calls(layer, linear) -> dict[str, tuple]:
     x = inputs(5)
     codes, scales, tensor_scale = op.quantize(x[0], "dynamic_token")
+    logits, bias = x[0][:, :16], torch.linspace(-1, 1, 16)
+    table = torch.arange(20).reshape(10, 2) % 16
+    router = (logits, 2, "sigmoid", True, 1e-20, 2.5, 4, 2, "top2_sum", bias)
+    chosen = {"topk_ids": torch.empty(5, 2, dtype=torch.int64), "topk_weights": torch.empty(5, 2)}
     return {
         "moe_gemm": (op.moe_gemm.default, (*x, layer.handle)),
         "moe_gemm.out": (op.moe_gemm.out, (*x, layer.handle), {"out": torch.empty_like(x[0])}),
@@ -100,6 +124,13 @@ def op_calls(layer, linear) -> dict[str, tuple]:
         "silu_mul_quantize": (op.silu_mul_quantize.default, (x[0],)),
         "swizzle": (op.swizzle.default, (scales,)),
         "unswizzle": (op.unswizzle.default, (op.swizzle(scales), 5, 4)),
+        "select_experts": (op.select_experts.default, router),
+        "select_experts by hash": (
+            op.select_experts.default,
+            (logits, 2, "sqrt_softplus", True, 0.0, 1.0, 1, 1, "max", None, torch.arange(5), table),
+            {"ids_dtype": torch.int64},
+        ),
+        "select_experts.out": (op.select_experts.out, router, {"ids_dtype": torch.int64, **chosen}),
     }
 
 
@@ -117,7 +148,7 @@ def test_compilers_find_the_out_forms():
     out_variant = pytest.importorskip("torch._library._out_variant")
     if not hasattr(torch.Tag, "out"):
         pytest.skip("this torch has no torch.Tag.out")
-    for packet in (op.moe_gemm, op.linear):
+    for packet in (op.moe_gemm, op.linear, op.select_experts):
         assert out_variant.to_out_variant(packet.default) is packet.out
 
 
@@ -168,6 +199,20 @@ def test_compiles_into_one_graph(layer, function, compiled_by):
     compiled = torch.compile(function, fullgraph=True, backend=compiled_by)
     x = inputs(5)
     assert torch.equal(compiled(*x, layer.handle), function(*x, layer.handle))
+
+
+def routed_block(hidden, handle):
+    ids, weights = op.select_experts(hidden[:, :8], 2, "softmax", True)
+    return op.moe_gemm(hidden, ids, weights, handle)
+
+
+def test_a_router_and_its_layer_are_one_graph(layer):
+    backend, graphs = counting_backend()
+    compiled = torch.compile(routed_block, fullgraph=True, dynamic=True, backend=backend)
+    for tokens in (3, 7, 32):
+        hidden = inputs(tokens)[0]
+        assert torch.equal(compiled(hidden, layer.handle), routed_block(hidden, layer.handle))
+    assert len(graphs) == 1
 
 
 def test_one_graph_serves_every_layer_and_token_count():

@@ -1,0 +1,217 @@
+"""Routers against transformers' own classes, run in float64: the selection and the weights of each model type that
+RouterConfig.from_model_config knows, within the bounds of docs/numerics.md, section 12."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nvfp4_moe as nv
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from router_bounds import masked_by_groups, numbers, selection_scores, weight_bound  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
+
+class Float64(TorchFunctionMode):
+    """Runs code that casts to float32 in float64."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        def wide(value):
+            return torch.float64 if value is torch.float32 else value
+
+        args = tuple(wide(a) for a in args)
+        kwargs = {name: wide(value) for name, value in (kwargs or {}).items()}
+        if function is torch.Tensor.float:
+            return args[0].double()
+        return function(*args, **kwargs)
+
+
+def router_class(module: str, name: str):
+    found = getattr(__import__(f"transformers.models.{module}.modeling_{module}", fromlist=[name]), name, None)
+    if found is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return found
+
+
+class Config(dict):
+    """A config.json as a dict, and as an object for transformers' router classes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def deepseek(model_type: str, experts: int, top_k: int, groups: int, kept: int, factor: float = 2.5, norm: bool = True):
+    return Config(
+        model_type=model_type,
+        n_routed_experts=experts,
+        num_local_experts=experts,
+        num_experts=experts,
+        num_experts_per_tok=top_k,
+        n_group=groups,
+        topk_group=kept,
+        norm_topk_prob=norm,
+        routed_scaling_factor=factor,
+    )
+
+
+def plain(model_type: str, experts: int, top_k: int, **more: Any) -> Config:
+    return Config(
+        model_type=model_type, num_experts=experts, num_local_experts=experts, num_experts_per_tok=top_k, **more
+    )
+
+
+def v4(experts: int, top_k: int, **more: Any) -> Config:
+    config = plain("deepseek_v4", experts, top_k, scoring_func="sqrtsoftplus", routed_scaling_factor=1.5, **more)
+    return Config(config, vocab_size=97, num_hash_layers=3)
+
+
+# (module and class in transformers, config). The sizes are those of published models.
+ROUTERS = {
+    "qwen3_moe": ("qwen3_moe", "Qwen3MoeTopKRouter", plain("qwen3_moe", 128, 8, norm_topk_prob=True)),
+    "qwen2_moe": ("qwen2_moe", "Qwen2MoeTopKRouter", plain("qwen2_moe", 60, 4, norm_topk_prob=False)),
+    "qwen3_next": ("qwen3_next", "Qwen3NextTopKRouter", plain("qwen3_next", 512, 10, norm_topk_prob=True)),
+    "qwen3_5": ("qwen3_5_moe", "Qwen3_5MoeTopKRouter", plain("qwen3_5_moe_text", 256, 8)),
+    "qwen3_vl": ("qwen3_vl_moe", "Qwen3VLMoeTextTopKRouter", plain("qwen3_vl_moe_text", 128, 8)),
+    "mixtral": ("mixtral", "MixtralTopKRouter", plain("mixtral", 8, 2)),
+    "gpt_oss": ("gpt_oss", "GptOssTopKRouter", plain("gpt_oss", 128, 4)),
+    "llama4": ("llama4", "Llama4Router", plain("llama4_text", 128, 1)),
+    "deepseek_v2": (
+        "deepseek_v2",
+        "DeepseekV2TopkRouter",
+        Config(deepseek("deepseek_v2", 160, 6, 8, 3, 16.0, False), topk_method="group_limited_greedy"),
+    ),
+    "deepseek_v2_lite": (
+        "deepseek_v2",
+        "DeepseekV2TopkRouter",
+        Config(deepseek("deepseek_v2", 64, 6, 1, 1, 1.0, False), topk_method="greedy"),
+    ),
+    "deepseek_v3": ("deepseek_v3", "DeepseekV3TopkRouter", deepseek("deepseek_v3", 256, 8, 8, 4)),
+    "deepseek_v32": ("deepseek_v32", "DeepseekV32TopkRouter", deepseek("deepseek_v32", 256, 8, 8, 4)),
+    "kimi_k2": ("deepseek_v3", "DeepseekV3TopkRouter", deepseek("kimi_k2", 384, 8, 1, 1, 2.827)),
+    "kimi_linear": ("kimi_linear", "KimiLinearTopkRouter", deepseek("kimi_linear", 256, 8, 1, 1, 2.446)),
+    "odd_groups": ("deepseek_v3", "DeepseekV3TopkRouter", deepseek("deepseek_v3", 90, 5, 6, 2, norm=False)),
+    "glm4_moe": ("glm4_moe", "Glm4MoeTopkRouter", deepseek("glm4_moe", 160, 8, 1, 1)),
+    "glm4_moe_lite": ("glm4_moe_lite", "Glm4MoeLiteTopkRouter", deepseek("glm4_moe_lite", 64, 4, 1, 1, 1.8)),
+    "glm4v_moe": ("glm4v_moe", "Glm4vMoeTextTopkRouter", deepseek("glm4v_moe_text", 128, 8, 1, 1, 1.0)),
+    "glm_moe_dsa": ("glm_moe_dsa", "GlmMoeDsaTopkRouter", deepseek("glm_moe_dsa", 256, 8, 1, 1)),
+    "minimax_m2": ("minimax_m2", "MiniMaxM2TopKRouter", plain("minimax_m2", 256, 8)),
+    "minimax_m3": ("minimax_m3_vl", "MiniMaxM3VLTopKRouter", plain("minimax_m3_vl", 128, 4, routed_scaling_factor=2.0)),
+    "deepseek_v4": ("deepseek_v4", "DeepseekV4TopKRouter", v4(256, 6)),
+    "deepseek_v4_hash": ("deepseek_v4", "DeepseekV4HashRouter", v4(256, 6)),
+}
+
+
+def run_oracle(name: str, logits, bias, token_ids, table):
+    """(ids, weights) of transformers' class in float64, ids as it chose them, and the class."""
+    module, class_name, config = ROUTERS[name]
+    experts = logits.shape[1]
+    config = Config(config, hidden_size=experts)
+    router = router_class(module, class_name)(config).double()
+    router.weight = torch.nn.Parameter(torch.eye(experts, dtype=torch.float64))
+    arguments = []
+    if hasattr(router, "e_score_correction_bias"):
+        router.e_score_correction_bias = bias.double()
+    elif class_name == "MiniMaxM2TopKRouter":
+        arguments = [bias.double()]
+    if hasattr(router, "tid2eid"):
+        router.tid2eid = table
+        arguments = [token_ids]
+    with Float64(), torch.no_grad():
+        result = router(logits.double(), *arguments)
+    if class_name == "Llama4Router":
+        scores, raw = result
+        ids = torch.topk(raw, config.num_experts_per_tok, dim=1).indices
+        return ids, scores.gather(1, ids)
+    factor = config.routed_scaling_factor if name == "minimax_m3" else 1.0  # its block applies it
+    return result[2], result[1] * factor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ROUTERS)
+def test_against_transformers(name: str, dtype) -> None:
+    is_hash = name.endswith("hash")
+    config = nv.RouterConfig.from_model_config(ROUTERS[name][2], layer=0 if is_hash else 10)
+    tokens, experts, k = 600, config.num_experts, config.top_k
+    logits = numbers(tokens, experts, dtype, len(name))
+    g = torch.Generator().manual_seed(7)
+    bias = torch.randn(experts, generator=g) * 0.1
+    token_ids = torch.randint(0, 97, (tokens,), generator=g)
+    table = torch.stack([torch.randperm(experts, generator=g)[:k] for _ in range(97)])
+    options: dict[str, Any] = {"correction_bias": bias} if config.correction_bias else {}
+    if is_hash:
+        options = {"token_ids": token_ids, "hash_table": table}
+    ids, weights = nv.select_experts(logits, config, **options)
+    assert ids.dtype == torch.int32 and weights.dtype == torch.float32
+    oracle_ids, oracle_weights = run_oracle(name, logits, bias, token_ids, table)
+    assert oracle_weights.dtype == torch.float64
+
+    if is_hash:
+        assert torch.equal(ids.long(), oracle_ids)
+        clear = torch.ones(tokens, dtype=torch.bool)
+    else:
+        scores, error = selection_scores(config, logits, bias)
+        masked, unclear = masked_by_groups(config, scores, error)
+        order = masked.topk(k + 1, dim=-1).values
+        clear = ~unclear & (order[:, k - 1] - order[:, k] > 2 * error.amax(-1))
+        assert torch.equal(ids[clear].long().sort(-1).values, oracle_ids[clear].sort(-1).values)
+        # Elsewhere it is a tie: what was chosen is within the error of what could have been.
+        chosen = scores.gather(1, ids.long())
+        floor = order[:, k - 1 : k] - 2 * error.amax(-1, keepdim=True)
+        assert (chosen >= floor)[~unclear].all()
+        assert clear.float().mean() > (0.9 if dtype == torch.float32 else 0.3), "hardly a token decides anything"
+        assert (chosen.diff(dim=-1) <= 2 * error.amax(-1, keepdim=True)).all(), "best first"
+    rows = torch.nonzero(clear)[:, 0]
+    expected = torch.zeros(tokens, experts, dtype=torch.float64).scatter(1, oracle_ids, oracle_weights)
+    expected = expected.gather(1, ids.long())[rows]
+    bound = weight_bound(config, logits[rows], ids[rows], expected)
+    assert ((weights[rows].double() - expected).abs() <= bound).all()
+
+
+# ---- config.json
+
+
+def test_model_configs_that_are_declined() -> None:
+    from_config = nv.RouterConfig.from_model_config
+    good = ROUTERS["deepseek_v3"][2]
+    for model_type in ("kimi_k3", "motif", "glm5_next", "qwen3_6_moe"):
+        with pytest.raises(nv.Unsupported, match=f"model_type {model_type}: its router is not known"):
+            from_config({**good, "model_type": model_type})
+    with pytest.raises(nv.Unsupported, match="model_type 'gpt2': expected one of mixtral"):
+        from_config({**good, "model_type": "gpt2"})
+    for name in ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"):
+        with pytest.raises(nv.BadInput, match=f"{name}: missing, and the router of deepseek_v3 needs it"):
+            from_config({key: value for key, value in good.items() if key != name})
+    for name, value in (("scoring_func", "softmax"), ("topk_method", "greedy")):
+        with pytest.raises(nv.Unsupported, match=name):
+            from_config({**good, name: value})
+    for name, value in (("n_group", "8"), ("n_group", True), ("norm_topk_prob", 1), ("routed_scaling_factor", "2.5")):
+        with pytest.raises(nv.BadInput, match=f"{name}: expected"):
+            from_config({**good, name: value})
+    v2 = ROUTERS["deepseek_v2"][2]
+    with pytest.raises(nv.Unsupported, match="norm_topk_prob: expected False"):
+        from_config({**v2, "norm_topk_prob": True})
+    with pytest.raises(nv.Unsupported, match="topk_method"):
+        from_config({**v2, "topk_method": "noaux_tc"})
+    v4_config = ROUTERS["deepseek_v4"][2]
+    with pytest.raises(nv.InvalidArgument, match="layer: expected one"):
+        from_config(v4_config)
+
+
+def test_model_configs_in_wrappers_and_layers() -> None:
+    from_config = nv.RouterConfig.from_model_config
+    text = {**ROUTERS["deepseek_v3"][2], "model_type": "deepseek_v3"}
+    assert from_config({"model_type": "kimi_k25", "text_config": text}) == from_config(text)
+    v4_config = dict(ROUTERS["deepseek_v4"][2])
+    assert [from_config(v4_config, layer).hash for layer in (0, 2, 3)] == [True, True, False]
+    assert [from_config(v4_config, layer).correction_bias for layer in (0, 3)] == [False, True]
+    del v4_config["num_hash_layers"]
+    listed = {**v4_config, "mlp_layer_types": ["moe", "hash_moe"]}
+    assert [from_config(listed, layer).hash for layer in (0, 1)] == [False, True]
+    with pytest.raises(nv.InvalidArgument, match="layer: expected 0 to 1, got 2"):
+        from_config(listed, 2)

@@ -60,7 +60,7 @@ class Session {
 
  private:
   void one_call() {
-    switch (a_.pick(13)) {
+    switch (a_.pick(14)) {
       case 0: explain(); break;
       case 1: plan(); break;
       case 2: open_layer(); break;
@@ -73,6 +73,7 @@ class Session {
       case 9: run_linear(); break;
       case 10: quantize(); break;
       case 11: convert(); break;
+      case 12: select_experts(); break;
       default: files(); break;
     }
   }
@@ -437,6 +438,70 @@ class Session {
       REQUIRE(nvfp4_moe_swizzled_bytes(p, q) >= -1);
       REQUIRE(nvfp4_moe_fp8_scale_count(p, q, any(), any()) >= -1);
       REQUIRE(nvfp4_moe_code_name(static_cast<int32_t>(p))[0] != '\0');
+    }
+  }
+
+  void select_experts() {
+    nvfp4_moe_router_config c{};
+    c.num_experts = a_.in(1, 40);
+    c.top_k = a_.in(1, std::min<int64_t>(c.num_experts, 8));
+    if (a_.pick(2) == 0) {
+      c.num_expert_group = a_.in(1, 4);
+      c.num_experts *= c.num_expert_group;
+      c.topk_group = a_.in(0, c.num_expert_group);
+    }
+    c.scoring = a_.enumerator(3);
+    c.group_score = a_.enumerator(2);
+    c.renormalize = a_.enumerator(2);
+    if (a_.rarely(2)) c.renormalize_epsilon = a_.number();
+    if (a_.rarely(2)) c.routed_scaling_factor = a_.number();
+    c.correction_bias = a_.pick(2);
+    c.hash = a_.pick(3) == 0 ? 1 : 0;
+    if (c.hash == 1 && !a_.rarely(2)) c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
+    c.reserved = a_.rarely(6) ? 1 : 0;
+    const nvfp4_moe_router_config* given = a_.structure(c);
+    // The arrays are of the config that the library reads: what an older header's struct lacks is zero.
+    nvfp4_moe_router_config read{};
+    size_t size = 0;
+    if (given != nullptr) std::memcpy(&size, given, sizeof(size));
+    std::memcpy(&read, &c, std::min(size, sizeof(c)));
+
+    nvfp4_moe_router_batch b{};
+    const int64_t tokens = a_.in(0, 4), experts = read.num_experts, k = std::max<int64_t>(read.top_k, 0);
+    b.tokens = tokens;
+    b.logits_stride = a_.pick(2) == 0 ? 0 : experts + a_.in(0, 3);
+    b.logits_dtype = a_.enumerator(4);
+    b.logits = a_.maybe(a_.bytes(tokens * (experts + 3) * 8));
+    if (read.correction_bias == 1 || a_.rarely()) b.correction_bias = a_.maybe(a_.floats(experts));
+    b.vocab_size = a_.in(0, 6);
+    if (read.hash == 1 || a_.rarely()) {
+      b.token_ids = a_.maybe(a_.bytes(tokens * 8, a_.pick(2) == 0 ? 0x01 : 0xFF));
+      b.hash_table = a_.maybe(a_.bytes(b.vocab_size * k * 8, a_.pick(2) == 0 ? 0x03 : 0xFF));
+    }
+    b.token_ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
+    b.hash_table_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
+    b.ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
+    uint8_t* ids = a_.zeros(tokens * k * 8);
+    b.topk_ids = a_.maybe(ids);
+    b.topk_weights = a_.maybe(reinterpret_cast<float*>(a_.zeros(tokens * k * 4)));
+    uint64_t bad_ids = 0;
+    b.bad_ids = a_.maybe(&bad_ids);
+    if (a_.rarely()) b.tokens = a_.rarely(1) ? -1 : int64_t{1} << a_.in(31, 62);
+    if (a_.rarely(5)) b.logits_stride = -a_.in(1, 9);
+    const nvfp4_moe_router_batch* batch = a_.structure(b);
+    const bool done = check(a_.rarely(5) ? nvfp4_moe_device_select_experts(a_.enumerator(2), given, batch, nullptr)
+                                         : nvfp4_moe_select_experts(given, batch));
+    if (!done || batch == nullptr) return;
+    nvfp4_moe_router_batch seen{};
+    std::memcpy(&size, batch, sizeof(size));
+    std::memcpy(&seen, &b, std::min(size, sizeof(b)));
+    for (int64_t i = 0; i < seen.tokens * k; ++i) {
+      int64_t id = 0;
+      int32_t narrow = 0;
+      std::memcpy(&narrow, ids + 4 * i, 4);
+      std::memcpy(&id, ids + 8 * i, 8);
+      if (seen.ids_dtype != NVFP4_MOE_I64) id = narrow;
+      REQUIRE(id >= (read.hash == 1 ? -1 : 0) && id < experts);
     }
   }
 

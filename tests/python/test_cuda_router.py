@@ -1,0 +1,199 @@
+"""select_experts and its torch op on a GPU's tensors: bit for bit what the host gives, for every scoring, dtype and token
+count, in any stream, and captured in graphs.
+
+Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import nvfp4_moe as nv
+import pytest
+from gpu import needs_gpu, torch
+from router_bounds import numbers
+
+pytestmark = needs_gpu
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOKENS = (0, 1, 7, 4096)
+GROUPED = {"num_expert_group": 8, "topk_group": 4, "group_score": "top2_sum", "correction_bias": True}
+
+# One for each number of experts that a lane may hold, and each way to choose and to weigh.
+CONFIGS = {
+    "mixtral": nv.RouterConfig(8, 2, renormalize=True),
+    "all of 32": nv.RouterConfig(32, 32),
+    "qwen2": nv.RouterConfig(60, 4),
+    "qwen3": nv.RouterConfig(128, 8, renormalize=True),
+    "llama4": nv.RouterConfig(128, 1, scoring="sigmoid"),
+    "deepseek_v2": nv.RouterConfig(160, 6, routed_scaling_factor=16.0, num_expert_group=8, topk_group=3),
+    "deepseek_v3": nv.RouterConfig(256, 8, "sigmoid", True, 1e-20, 2.5, **GROUPED),
+    "groups of odd sizes": nv.RouterConfig(
+        90, 5, "sigmoid", num_expert_group=6, topk_group=2, group_score="top2_sum", correction_bias=True
+    ),
+    "32 groups": nv.RouterConfig(992, 12, "sigmoid", num_expert_group=32, topk_group=9, group_score="top2_sum"),
+    "kimi": nv.RouterConfig(384, 8, "sigmoid", True, 1e-20, 2.827, correction_bias=True),
+    "minimax": nv.RouterConfig(256, 8, "sigmoid", True, correction_bias=True),
+    "softmax with bias": nv.RouterConfig(512, 10, renormalize=True, correction_bias=True),
+    "softmax of all with bias": nv.RouterConfig(64, 6, **GROUPED),
+    "deepseek_v4": nv.RouterConfig(256, 6, "sqrt_softplus", True, 1e-20, 1.5, correction_bias=True),
+    "1024 experts": nv.RouterConfig(1024, 32, "sqrt_softplus", correction_bias=True),
+    "1024 by softmax": nv.RouterConfig(1024, 16),
+    "deepseek_v4 hash": nv.RouterConfig(256, 6, "sqrt_softplus", True, 1e-20, 1.5, hash=True),
+    "hash, not divided": nv.RouterConfig(13, 3, "sigmoid", hash=True),
+}
+
+
+def logits_of(tokens: int, experts: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Logits of many magnitudes; rows of ties, of equal numbers, of infinities and of NaN."""
+    x = numbers(tokens, experts, torch.float32, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    if tokens >= 7:
+        x[0] = torch.randint(-2, 3, (experts,), generator=g).float()
+        x[1] = 0.25
+        x[2, ::3] = -math.inf
+        x[3, 1::4] = math.inf
+        x[4, experts // 2] = math.nan
+        x[5] = -math.inf
+        x[6] = torch.where(torch.rand(experts, generator=g) < 0.5, torch.tensor(-0.0), torch.tensor(0.0))
+    return x.to(dtype)
+
+
+def arrays_of(config: nv.RouterConfig, tokens: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(5)
+    if config.hash:
+        table = torch.randint(0, config.num_experts, (50, config.top_k), generator=g)
+        table[3, 0], table[4, 1] = -1, config.num_experts
+        return {"token_ids": torch.randint(-2, 52, (tokens,), generator=g), "hash_table": table}
+    return {"correction_bias": torch.randn(config.num_experts, generator=g)} if config.correction_bias else {}
+
+
+def on_gpu(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: array.cuda() for name, array in arrays.items()}
+
+
+def same(actual: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    assert all(a.is_cuda and a.shape == e.shape and a.dtype == e.dtype for a, e in zip(actual, expected, strict=True))
+    return torch.equal(actual[0].cpu(), expected[0]) and torch.equal(
+        actual[1].cpu().view(torch.int32), expected[1].view(torch.int32)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gives_the_hosts_bits(name: str, dtype: torch.dtype) -> None:
+    config = CONFIGS[name]
+    for tokens in TOKENS:
+        logits, arrays = logits_of(tokens, config.num_experts, dtype, tokens), arrays_of(config, tokens)
+        for ids_dtype in ("int32", "int64"):
+            expected = nv.select_experts(logits, config, ids_dtype=ids_dtype, **arrays)
+            actual = nv.select_experts(logits.cuda(), config, ids_dtype=ids_dtype, **on_gpu(arrays))
+            assert same(actual, expected), tokens
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_way_to_weigh(name: str) -> None:
+    config = CONFIGS[name]
+    logits, arrays = logits_of(65, config.num_experts, torch.float32, 9), arrays_of(config, 65)
+    for renormalize in (False, True):
+        for scoring in ("softmax", "sigmoid", "sqrt_softplus"):
+            if config.hash and scoring == "softmax":
+                continue
+            one = dataclasses.replace(config, scoring=scoring, renormalize=renormalize, renormalize_epsilon=0.0)
+            expected = nv.select_experts(logits, one, **arrays)
+            assert same(nv.select_experts(logits.cuda(), one, **on_gpu(arrays)), expected), (scoring, renormalize)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_that_lie_apart_and_begin_anywhere(dtype: torch.dtype) -> None:
+    for experts in (8, 60, 256, 1000):
+        config = nv.RouterConfig(experts, 4, renormalize=True)
+        whole = logits_of(33, experts + 11, dtype, experts)
+        for first in (0, 1, 3, 8):
+            view, gpu = whole[:, first : first + experts], whole.cuda()[:, first : first + experts]
+            if view.shape[1] < experts:
+                continue
+            assert same(nv.select_experts(gpu, config), nv.select_experts(view, config)), (experts, first)
+            assert same(nv.select_experts(gpu[::3], config), nv.select_experts(view[::3], config))
+        turned = whole.cuda()[:, :experts].t().contiguous().t()
+        assert same(nv.select_experts(turned, config), nv.select_experts(whole[:, :experts], config))
+
+
+def test_counts_bad_ids() -> None:
+    config = CONFIGS["deepseek_v4 hash"]
+    logits, arrays = logits_of(1000, 256, torch.bfloat16), arrays_of(config, 1000)
+    host, gpu = torch.tensor([7]), torch.tensor([7], device="cuda")
+    nv.select_experts(logits, config, bad_ids=host, **arrays)
+    nv.select_experts(logits.cuda(), config, bad_ids=gpu, **on_gpu(arrays))
+    assert host.item() == gpu.item() > 7
+
+
+def test_a_graph_holds_it_and_allocates_nothing() -> None:
+    for name in ("qwen3", "deepseek_v3", "deepseek_v4 hash"):
+        config = CONFIGS[name]
+        logits = logits_of(64, config.num_experts, torch.bfloat16).cuda()
+        arrays = on_gpu(arrays_of(config, 64))
+        out = (torch.empty(64, config.top_k, dtype=torch.int32, device="cuda"), torch.empty(64, config.top_k).cuda())
+        nv.select_experts(logits, config, out=out, **arrays)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            nv.select_experts(logits, config, out=out, **arrays)
+            assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+        for seed in range(3):
+            fresh = logits_of(64, config.num_experts, torch.bfloat16, seed + 20)
+            logits.copy_(fresh)
+            out[0].fill_(-7)
+            graph.replay()
+            torch.cuda.synchronize()
+            host = {key: value.cpu() for key, value in arrays.items()}
+            assert same(out, nv.select_experts(fresh, config, **host)), (name, seed)
+
+
+def test_works_in_the_current_stream() -> None:
+    config, logits = CONFIGS["qwen3"], logits_of(4096, 128, torch.bfloat16)
+    expected = nv.select_experts(logits, config)
+    gpu = torch.zeros(4096, 128, dtype=torch.bfloat16, device="cuda")
+    pinned = logits.pin_memory()
+    torch.cuda.synchronize()
+    for stream in (torch.cuda.Stream(), torch.cuda.Stream(priority=-1)):
+        with torch.cuda.stream(stream):
+            gpu.zero_()
+            torch.cuda._sleep(20_000_000)  # the copy comes late: another stream would read zeros
+            gpu.copy_(pinned, non_blocking=True)
+            actual = nv.select_experts(gpu, config)
+        stream.synchronize()
+        assert same(actual, expected)
+
+
+def test_the_op_on_a_gpu() -> None:
+    import nvfp4_moe.torch_op  # noqa: F401
+
+    config = CONFIGS["deepseek_v3"]
+    logits, bias = logits_of(33, 256, torch.bfloat16), arrays_of(config, 33)["correction_bias"]
+    options: tuple[Any, ...] = (8, "sigmoid", True, 1e-20, 2.5, 8, 4, "top2_sum")
+    expected = nv.select_experts(logits, config, correction_bias=bias)
+    op = torch.ops.nvfp4.select_experts
+    assert same(op(logits.cuda(), *options, bias.cuda()), expected)
+    results = torch.library.opcheck(op.default, (logits.cuda(), *options, bias.cuda()))
+    assert set(results.values()) == {"SUCCESS"}
+
+    def routed(x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = op(x, *options, b)
+        return ids, weights
+
+    compiled = torch.compile(routed, fullgraph=True)
+    assert same(compiled(logits.cuda(), bias.cuda()), expected)
+
+
+def test_arrays_of_two_devices_are_refused() -> None:
+    config = CONFIGS["minimax"]
+    logits, bias = logits_of(3, 256, torch.bfloat16), arrays_of(config, 3)["correction_bias"]
+    with pytest.raises(ValueError, match="correction_bias: expected an array on cuda:0"):
+        nv.select_experts(logits.cuda(), config, correction_bias=bias)
+    out = (torch.empty(3, 8, dtype=torch.int32), torch.empty(3, 8))
+    with pytest.raises(ValueError, match="topk_ids: expected .* on cuda:0"):
+        nv.select_experts(logits.cuda(), config, correction_bias=bias.cuda(), out=out)

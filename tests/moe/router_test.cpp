@@ -13,7 +13,7 @@
 
 #include "nvfp4_moe/nvfp4_moe.hpp"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::router {
 namespace {
 
 using testing::ElementsAre;
@@ -264,4 +264,4 @@ TEST_F(CApiRouter, Refuses) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::router

@@ -3,7 +3,7 @@
 // A warp takes a token, and a lane E / 32 neighbouring experts, at most 32, as keys in registers: unsigned integers that
 // order as the scores do (core/router_score.h). Each of k rounds takes the largest key of the warp, and of equal ones
 // that of the lowest lane, which is the lowest expert; then lane i weighs the i-th expert, whose logit it reads again.
-// Scores of all experts are formed only where a bias, group sums or the softmax of all experts ask for them.
+// Scores of all experts are formed only where a bias, pairs of a group or the softmax of all experts ask for them.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -45,7 +45,8 @@ void check_router_config(int64_t num_experts, int64_t top_k, const std::string& 
 // (T, E) with rows that lie anywhere but one after the other's elements: what is not so is copied.
 Tensor logits_of(nb::handle object) {
   if (nb::hasattr(object, "__dlpack__")) {
-    Tensor logits(object, "logits");
+    // A tensor that is lazily negated has elements two apart, and is copied below.
+    Tensor logits = Tensor::of_run(object, "logits");
     const bool row_major =
         logits.ndim() == 2 && logits.is_floating() && logits.stride(1) == 1 && logits.stride(0) >= 0 &&
         reinterpret_cast<uintptr_t>(logits.data()) % static_cast<uintptr_t>(bits(logits.dtype()) / 8) == 0;

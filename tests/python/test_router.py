@@ -135,6 +135,10 @@ def test_arrays_of_every_kind() -> None:
         same = nv.select_experts(view.contiguous(), config)
         got = nv.select_experts(view, config)
         assert torch.equal(got[0], same[0]) and torch.equal(got[1], same[1])
+    for odd in (torch.complex(strided, -strided).conj().imag, strided.clone().requires_grad_()):
+        assert odd.is_neg() or odd.requires_grad
+        got = nv.select_experts(odd, config)
+        assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
     one = strided[:1].expand(5, 64)
     assert torch.equal(nv.select_experts(one, config)[0], expected[0][:1].expand(5, 6))
     bits = strided.bfloat16().view(torch.uint16).numpy()

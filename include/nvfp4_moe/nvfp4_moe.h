@@ -531,7 +531,7 @@ typedef struct nvfp4_moe_router_config {
   float renormalize_epsilon;   /* what is added to that sum */
   float routed_scaling_factor; /* multiplies every weight, at the end; 0: 1 */
   int32_t correction_bias;     /* 1: a bias is added to the scores for the selection, and not to the weights */
-  int32_t hash;                /* 1: experts come from a table by token id; the scores only weigh them */
+  int32_t hash_routing;        /* 1: experts come from a table by token id; the scores only weigh them */
   int32_t reserved;            /* 0 */
 } nvfp4_moe_router_config;
 
@@ -542,8 +542,8 @@ typedef struct nvfp4_moe_router_batch {
   const void* logits;           /* (T, E), rows logits_stride elements apart */
   int64_t logits_stride;        /* 0: E */
   const float* correction_bias; /* (E) */
-  const void* token_ids;        /* (T), with config.hash */
-  const void* hash_table;       /* (vocab_size, k) expert ids, with config.hash */
+  const void* token_ids;        /* (T), with config.hash_routing */
+  const void* hash_table;       /* (vocab_size, k) expert ids, with config.hash_routing */
   int64_t vocab_size;
   void* topk_ids;                   /* (T, k), best first */
   float* topk_weights;              /* (T, k) */
@@ -555,8 +555,8 @@ typedef struct nvfp4_moe_router_batch {
 } nvfp4_moe_router_batch;
 
 /* Of experts with equal scores the lower id comes first, and NaN after every number; a token with a NaN among the scores
- * that it is chosen by has NaN weights. Ids are always those of experts, but with config.hash: a token id outside the
- * vocabulary, and a table entry that names no expert, count in bad_ids and give id -1 and weight 0. Any thread. */
+ * that it is chosen by has NaN weights. Ids are always those of experts, but with config.hash_routing: a token id outside
+ * the vocabulary, and a table entry that names no expert, count in bad_ids and give id -1 and weight 0. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_select_experts(const nvfp4_moe_router_config* config,
                                                       const nvfp4_moe_router_batch* batch);
 /* The same on arrays in the memory of cuda:device, bad_ids included: enqueued in `stream` (a cudaStream_t, NULL for the

@@ -21,7 +21,7 @@ class RouterConfig:
     num_expert_group, topk_group: experts lie in so many equal groups, at most 32, of which the best so many are kept.
     group_score: "max", the best expert of the group; "top2_sum", the two best together.
     correction_bias: the call brings a bias that is added to the scores for the selection, and not to the weights.
-    hash: the call brings token ids and a table of each token's experts; the scores only weigh them.
+    hash_routing: the call brings token ids and a table of each token's experts; the scores only weigh them.
     """
 
     num_experts: int
@@ -34,7 +34,7 @@ class RouterConfig:
     topk_group: int = 1
     group_score: str = "max"
     correction_bias: bool = False
-    hash: bool = False
+    hash_routing: bool = False
 
     def __post_init__(self) -> None:
         _core.check_router_config(*self._fields())
@@ -51,7 +51,7 @@ class RouterConfig:
             self.topk_group,
             self.group_score,
             self.correction_bias,
-            self.hash,
+            self.hash_routing,
         )
 
     @classmethod
@@ -93,15 +93,15 @@ def select_experts(
 
     topk_ids: int32 or int64 (ids_dtype), best expert first; of equal scores the lower id comes first. topk_weights:
     float32. correction_bias: float32 (num_experts), with config.correction_bias. token_ids int32 or int64 (T,) and
-    hash_table int32 or int64 (vocab_size, top_k): with config.hash. out: the two arrays to write, contiguous; else they
-    are made, of logits' framework. bad_ids: int64 (1,), to which token ids outside the vocabulary and table entries that
-    name no expert are added; their ids are -1 and their weights 0.
+    hash_table int32 or int64 (vocab_size, top_k): with config.hash_routing. out: the two arrays to write, contiguous;
+    else they are made, of logits' framework. bad_ids: int64 (1,), to which token ids outside the vocabulary and table
+    entries that name no expert are added; their ids are -1 and their weights 0.
 
     A NaN orders after every number, and the weights of its token are NaN. Rows of logits may lie apart. Tensors on a GPU
     stay there: one kernel in torch's current stream, with the host's bits, that a CUDA graph can hold. Raises ValueError
     on shapes, dtypes and devices.
     """
-    (experts, top_k, scoring, renormalize, epsilon, factor, groups, topk_group, group_score, bias, hash_) = (
+    (experts, top_k, scoring, renormalize, epsilon, factor, groups, topk_group, group_score, bias, hash_routing) = (
         config._fields()
     )
     return _core.select_experts(
@@ -122,7 +122,7 @@ def select_experts(
         topk_group,
         group_score,
         bias,
-        hash_,
+        hash_routing,
     )
 
 
@@ -238,7 +238,7 @@ def _deepseek_v4(fields: _Fields, layer: int | None) -> _Options:
         "renormalize_epsilon": 1e-20,
         "routed_scaling_factor": fields.number("routed_scaling_factor"),
         "correction_bias": not is_hash,
-        "hash": is_hash,
+        "hash_routing": is_hash,
     }
 
 

@@ -258,7 +258,7 @@ def _router_kernel(
         topk_group=topk_group,
         group_score=group_score,
         correction_bias=correction_bias is not None,
-        hash=hash_table is not None,
+        hash_routing=hash_table is not None,
     )
     ids, weights = _select_experts(
         logits,

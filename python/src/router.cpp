@@ -18,7 +18,8 @@ using Two = nb::typed<nb::tuple, nb::any, nb::any>;  // ids, weights
 // The fields of the package's RouterConfig, in its order.
 RouterConfig router_config(int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
                            double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
-                           int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash) {
+                           int64_t topk_group, const std::string& group_score, bool correction_bias,
+                           bool hash_routing) {
   RouterConfig config;
   config.num_experts = num_experts;
   config.top_k = top_k;
@@ -30,16 +31,16 @@ RouterConfig router_config(int64_t num_experts, int64_t top_k, const std::string
   config.topk_group = topk_group;
   config.group_score = take(parse<GroupScore>(group_score));
   config.correction_bias = correction_bias;
-  config.hash = hash;
+  config.hash_routing = hash_routing;
   check(config.check());
   return config;
 }
 
 void check_router_config(int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
                          double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
-                         int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash) {
+                         int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash_routing) {
   router_config(num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor, num_expert_group,
-                topk_group, group_score, correction_bias, hash);
+                topk_group, group_score, correction_bias, hash_routing);
 }
 
 // (T, E) with rows that lie anywhere but one after the other's elements: what is not so is copied.
@@ -84,10 +85,10 @@ Two select_experts(nb::handle logits_object, nb::handle bias_object, nb::handle 
                    nb::handle table_object, const std::string& ids_dtype, nb::handle out, nb::handle bad_ids_object,
                    int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
                    double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
-                   int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash) {
+                   int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash_routing) {
   SelectExperts call;
   call.config = router_config(num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor,
-                              num_expert_group, topk_group, group_score, correction_bias, hash);
+                              num_expert_group, topk_group, group_score, correction_bias, hash_routing);
   call.ids_dtype = ids_dtype_named(ids_dtype);
   const Tensor logits = logits_of(logits_object);
   if (logits.ndim() != 2 || !logits.is_floating() || logits.shape(1) != num_experts)
@@ -111,9 +112,9 @@ Two select_experts(nb::handle logits_object, nb::handle bias_object, nb::handle 
   }
   const std::optional<Tensor> token_ids = input_of(token_ids_object, "token_ids", logits);
   const std::optional<Tensor> table = input_of(table_object, "hash_table", logits);
-  if (token_ids.has_value() != hash || table.has_value() != hash)
-    fail(std::string("token_ids, hash_table: expected ") + (hash ? "both" : "neither") + " with this config");
-  if (hash) {
+  if (token_ids.has_value() != hash_routing || table.has_value() != hash_routing)
+    fail(std::string("token_ids, hash_table: expected ") + (hash_routing ? "both" : "neither") + " with this config");
+  if (hash_routing) {
     if (!token_ids->is_index() || token_ids->shape() != Sizes{call.tokens})
       token_ids->fail_expected(to_string(Sizes{call.tokens}) + " int32 or int64");
     if (!table->is_index() || table->ndim() != 2 || table->shape(0) < 1 || table->shape(1) != top_k)
@@ -159,7 +160,7 @@ void bind_router(nb::module_& m) {
         nb::arg("token_ids").none(), nb::arg("hash_table").none(), nb::arg("ids_dtype"), nb::arg("out").none(),
         nb::arg("bad_ids").none(), nb::arg("num_experts"), nb::arg("top_k"), nb::arg("scoring"), nb::arg("renormalize"),
         nb::arg("renormalize_epsilon"), nb::arg("routed_scaling_factor"), nb::arg("num_expert_group"),
-        nb::arg("topk_group"), nb::arg("group_score"), nb::arg("correction_bias_wanted"), nb::arg("hash"));
+        nb::arg("topk_group"), nb::arg("group_score"), nb::arg("correction_bias_wanted"), nb::arg("hash_routing"));
 }
 
 }  // namespace nvfp4_moe::python

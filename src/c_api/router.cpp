@@ -30,7 +30,7 @@ Result<moe::RouterConfig> read_router_config(const nvfp4_moe_router_config* give
   config.renormalize_epsilon = c.renormalize_epsilon;
   config.routed_scaling_factor = c.routed_scaling_factor == 0.0f ? 1.0f : c.routed_scaling_factor;
   NVFP4_MOE_TRY(read_flag("correction_bias", c.correction_bias, config.correction_bias));
-  NVFP4_MOE_TRY(read_flag("hash", c.hash, config.hash));
+  NVFP4_MOE_TRY(read_flag("hash_routing", c.hash_routing, config.hash_routing));
   NVFP4_MOE_TRY(api::check_zero("reserved", c.reserved));
   return config;
 }

@@ -219,12 +219,13 @@ Status RouterConfig::check() const {
   if (renormalize_epsilon != 0.0f && !renormalize)
     return invalid_argument("renormalize_epsilon: expected 0 without renormalize, since nothing is added up");
   NVFP4_MOE_TRY(check_router_factor("routed_scaling_factor", routed_scaling_factor, false));
-  if (!hash) return {};
+  if (!hash_routing) return {};
   if (scoring == Scoring::kSoftmax)
-    return unsupported("scoring: expected sigmoid or sqrt_softplus with hash, got softmax");
-  if (correction_bias) return invalid_argument("correction_bias: expected none with hash, where nothing is chosen");
+    return unsupported("scoring: expected sigmoid or sqrt_softplus with hash_routing, got softmax");
+  if (correction_bias)
+    return invalid_argument("correction_bias: expected none with hash_routing, where nothing is chosen");
   if (num_expert_group != 1)
-    return invalid_argument("num_expert_group: expected 1 with hash, where nothing is chosen, got " +
+    return invalid_argument("num_expert_group: expected 1 with hash_routing, where nothing is chosen, got " +
                             std::to_string(num_expert_group));
   return {};
 }
@@ -236,7 +237,7 @@ void select_experts(const SelectExperts& call) {
         static_cast<const std::byte*>(call.logits) + t * call.logits_stride * (bits(call.logits_dtype) / 8);
     const Token token{call.config, row, call.logits_dtype};
     TokenSelection selection;
-    if (call.config.hash) {
+    if (call.config.hash_routing) {
       const uint64_t bad = look_up(call, t, selection);
       if (call.bad_ids != nullptr) *call.bad_ids += bad;
     } else {

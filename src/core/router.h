@@ -51,7 +51,7 @@ struct RouterConfig {
   float renormalize_epsilon = 0.0f;    // what is added to that sum
   float routed_scaling_factor = 1.0f;  // multiplies every weight, at the end
   bool correction_bias = false;        // a bias is added to the scores for the selection, and not to the weights
-  bool hash = false;                   // experts come from a table by token id; the scores only weigh them
+  bool hash_routing = false;           // experts come from a table by token id; the scores only weigh them
   bool operator==(const RouterConfig&) const = default;
 
   // kInvalidArgument or kUnsupported names the field, what was expected and what came.
@@ -70,7 +70,7 @@ struct SelectExperts {
   DType logits_dtype = DType::kBf16;
   int64_t logits_stride = 0;
   const float* correction_bias = nullptr;  // (E), with config.correction_bias
-  // With config.hash: token ids (T), and the experts of each token of the vocabulary (vocab_size, k). I32 or I64 each.
+  // With config.hash_routing: token ids (T), and the experts of each token of the vocabulary (vocab_size, k). I32 or I64 each.
   const void* token_ids = nullptr;
   DType token_ids_dtype = DType::kI64;
   const void* hash_table = nullptr;

@@ -65,15 +65,15 @@ Status check_call(const SelectExperts& call) {
   NVFP4_MOE_TRY(check_activation_dtype("logits", call.logits_dtype));
   NVFP4_MOE_TRY(check_index_dtype("topk_ids", call.ids_dtype));
   NVFP4_MOE_TRY(check_size("logits_stride", call.logits_stride, 0, kMostStride));
-  if (config.hash) {
+  if (config.hash_routing) {
     NVFP4_MOE_TRY(check_index_dtype("token_ids", call.token_ids_dtype));
     NVFP4_MOE_TRY(check_index_dtype("hash_table", call.hash_table_dtype));
     NVFP4_MOE_TRY(check_size("vocab_size", call.vocab_size, 1, kMostVocab));
   }
   if (call.tokens == 0) return {};
   NVFP4_MOE_TRY(check_asked("correction_bias", call.correction_bias, "config.correction_bias", config.correction_bias));
-  NVFP4_MOE_TRY(check_asked("token_ids", call.token_ids, "config.hash", config.hash));
-  NVFP4_MOE_TRY(check_asked("hash_table", call.hash_table, "config.hash", config.hash));
+  NVFP4_MOE_TRY(check_asked("token_ids", call.token_ids, "config.hash_routing", config.hash_routing));
+  NVFP4_MOE_TRY(check_asked("hash_table", call.hash_table, "config.hash_routing", config.hash_routing));
   return check_arrays(call);
 }
 

@@ -456,8 +456,8 @@ class Session {
     if (a_.rarely(2)) c.renormalize_epsilon = a_.number();
     if (a_.rarely(2)) c.routed_scaling_factor = a_.number();
     c.correction_bias = a_.pick(2);
-    c.hash = a_.pick(3) == 0 ? 1 : 0;
-    if (c.hash == 1 && !a_.rarely(2)) c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
+    c.hash_routing = a_.pick(3) == 0 ? 1 : 0;
+    if (c.hash_routing == 1 && !a_.rarely(2)) c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
     c.reserved = a_.rarely(6) ? 1 : 0;
     const nvfp4_moe_router_config* given = a_.structure(c);
     // The arrays are of the config that the library reads: what an older header's struct lacks is zero.
@@ -474,7 +474,7 @@ class Session {
     b.logits = a_.maybe(a_.bytes(tokens * (experts + 3) * 8));
     if (read.correction_bias == 1 || a_.rarely()) b.correction_bias = a_.maybe(a_.floats(experts));
     b.vocab_size = a_.in(0, 6);
-    if (read.hash == 1 || a_.rarely()) {
+    if (read.hash_routing == 1 || a_.rarely()) {
       b.token_ids = a_.maybe(a_.bytes(tokens * 8, a_.pick(2) == 0 ? 0x01 : 0xFF));
       b.hash_table = a_.maybe(a_.bytes(b.vocab_size * k * 8, a_.pick(2) == 0 ? 0x03 : 0xFF));
     }
@@ -501,7 +501,7 @@ class Session {
       std::memcpy(&narrow, ids + 4 * i, 4);
       std::memcpy(&id, ids + 8 * i, 8);
       if (seen.ids_dtype != NVFP4_MOE_I64) id = narrow;
-      REQUIRE(id >= (read.hash == 1 ? -1 : 0) && id < experts);
+      REQUIRE(id >= (read.hash_routing == 1 ? -1 : 0) && id < experts);
     }
   }
 

@@ -53,7 +53,7 @@ class RouterFront : public testing::Test {
   }
   void use_hash() {
     call.config.scoring = Scoring::kSigmoid;
-    call.config.hash = true;
+    call.config.hash_routing = true;
     call.token_ids = token_ids.data();
     call.hash_table = table.data();
     call.vocab_size = kVocab;
@@ -98,11 +98,11 @@ TEST_F(RouterFront, OneMistakeOneText) {
        [this](auto& c) { c.correction_bias = bias.data(); }},
       {"correction_bias: expected a pointer with config.correction_bias, got null",
        [](auto& c) { c.config.correction_bias = true; }},
-      {"token_ids: expected null without config.hash", [this](auto& c) { c.token_ids = token_ids.data(); }},
-      {"hash_table: expected null without config.hash", [this](auto& c) { c.hash_table = table.data(); }},
-      {"token_ids: expected a pointer with config.hash",
+      {"token_ids: expected null without config.hash_routing", [this](auto& c) { c.token_ids = token_ids.data(); }},
+      {"hash_table: expected null without config.hash_routing", [this](auto& c) { c.hash_table = table.data(); }},
+      {"token_ids: expected a pointer with config.hash_routing",
        [this](auto& c) { use_hash(), c = call, c.token_ids = nullptr; }},
-      {"hash_table: expected a pointer with config.hash",
+      {"hash_table: expected a pointer with config.hash_routing",
        [this](auto& c) { use_hash(), c = call, c.hash_table = nullptr; }},
       {"vocab_size: expected 1 to", [this](auto& c) { use_hash(), c = call, c.vocab_size = 0; }},
       {"token_ids: expected I32 or I64, got F32",
@@ -208,7 +208,7 @@ TEST_F(CApiRouter, ReadsEveryField) {
   c.config.num_experts = kExperts;
   c.config.top_k = kTopK;
   c.config.scoring = NVFP4_MOE_SCORING_SIGMOID;
-  c.config.hash = 1;
+  c.config.hash_routing = 1;
   std::vector<int32_t> narrow_table = {1, 0, 7, 9}, tokens = {1};
   std::vector<int64_t> wide_ids(kTopK);
   c.batch.correction_bias = nullptr;
@@ -237,7 +237,7 @@ TEST_F(CApiRouter, Refuses) {
       {"group_score: expected 0 to 1, got -1", [](auto& r) { r.config.group_score = -1; }},
       {"renormalize: expected 0 or 1, got 2", [](auto& r) { r.config.renormalize = 2; }},
       {"correction_bias: expected 0 or 1, got 2", [](auto& r) { r.config.correction_bias = 2; }},
-      {"hash: expected 0 or 1, got -1", [](auto& r) { r.config.hash = -1; }},
+      {"hash_routing: expected 0 or 1, got -1", [](auto& r) { r.config.hash_routing = -1; }},
       {"reserved: expected 0, got 5", [](auto& r) { r.config.reserved = 5; }},
       {"top_k: expected at most the 8 experts", [](auto& r) { r.config.top_k = 9; }},
       {"top_k: expected 1..32, got 0", [](auto& r) { r.config.top_k = 0; }},

@@ -41,8 +41,8 @@ CONFIGS = {
     "deepseek_v4": nv.RouterConfig(256, 6, "sqrt_softplus", True, 1e-20, 1.5, correction_bias=True),
     "1024 experts": nv.RouterConfig(1024, 32, "sqrt_softplus", correction_bias=True),
     "1024 by softmax": nv.RouterConfig(1024, 16),
-    "deepseek_v4 hash": nv.RouterConfig(256, 6, "sqrt_softplus", True, 1e-20, 1.5, hash=True),
-    "hash, not divided": nv.RouterConfig(13, 3, "sigmoid", hash=True),
+    "deepseek_v4 hash": nv.RouterConfig(256, 6, "sqrt_softplus", True, 1e-20, 1.5, hash_routing=True),
+    "hash, not divided": nv.RouterConfig(13, 3, "sigmoid", hash_routing=True),
 }
 
 
@@ -63,7 +63,7 @@ def logits_of(tokens: int, experts: int, dtype: torch.dtype, seed: int = 0) -> t
 
 def arrays_of(config: nv.RouterConfig, tokens: int) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(5)
-    if config.hash:
+    if config.hash_routing:
         table = torch.randint(0, config.num_experts, (50, config.top_k), generator=g)
         table[3, 0], table[4, 1] = -1, config.num_experts
         return {"token_ids": torch.randint(-2, 52, (tokens,), generator=g), "hash_table": table}
@@ -99,7 +99,7 @@ def test_every_way_to_weigh(name: str) -> None:
     logits, arrays = logits_of(65, config.num_experts, torch.float32, 9), arrays_of(config, 65)
     for renormalize in (False, True):
         for scoring in ("softmax", "sigmoid", "sqrt_softplus"):
-            if config.hash and scoring == "softmax":
+            if config.hash_routing and scoring == "softmax":
                 continue
             one = dataclasses.replace(config, scoring=scoring, renormalize=renormalize, renormalize_epsilon=0.0)
             expected = nv.select_experts(logits, one, **arrays)

@@ -154,7 +154,7 @@ def test_arrays_of_every_kind() -> None:
 
 
 def test_hash_tables_that_are_wrong() -> None:
-    config = nv.RouterConfig(8, 2, scoring="sigmoid", renormalize=True, hash=True)
+    config = nv.RouterConfig(8, 2, scoring="sigmoid", renormalize=True, hash_routing=True)
     logits = torch.zeros(6, 8)
     table = torch.tensor([[0, 1], [7, 3], [8, 2], [-1, 2**40]])
     bad = torch.tensor([5])
@@ -183,8 +183,14 @@ CONFIGS = [
     ({"renormalize": True, "renormalize_epsilon": -1.0}, "renormalize_epsilon: expected finite and >= 0, got -1"),
     ({"routed_scaling_factor": 0.0}, "routed_scaling_factor: expected finite and > 0, got 0"),
     ({"routed_scaling_factor": math.nan}, "routed_scaling_factor: expected finite"),
-    ({"hash": True, "scoring": "sigmoid", "correction_bias": True}, "correction_bias: expected none with hash"),
-    ({"hash": True, "scoring": "sigmoid", "num_expert_group": 2, "topk_group": 2}, "num_expert_group: expected 1 with"),
+    (
+        {"hash_routing": True, "scoring": "sigmoid", "correction_bias": True},
+        "correction_bias: expected none with hash_routing",
+    ),
+    (
+        {"hash_routing": True, "scoring": "sigmoid", "num_expert_group": 2, "topk_group": 2},
+        "num_expert_group: expected 1 with hash_routing",
+    ),
 ]
 
 
@@ -195,14 +201,14 @@ def test_configs_that_are_refused(fields: dict[str, Any], message: str) -> None:
 
 
 def test_hash_with_softmax_is_not_offered() -> None:
-    with pytest.raises(nv.Unsupported, match="scoring: expected sigmoid or sqrt_softplus with hash"):
-        nv.RouterConfig(8, 2, hash=True)
+    with pytest.raises(nv.Unsupported, match="scoring: expected sigmoid or sqrt_softplus with hash_routing"):
+        nv.RouterConfig(8, 2, hash_routing=True)
 
 
 def test_calls_that_are_refused() -> None:
     config = nv.RouterConfig(8, 2)
     biased = nv.RouterConfig(8, 2, scoring="sigmoid", correction_bias=True)
-    hashed = nv.RouterConfig(8, 2, scoring="sigmoid", hash=True)
+    hashed = nv.RouterConfig(8, 2, scoring="sigmoid", hash_routing=True)
     x, ids, weights = torch.zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32), torch.zeros(3, 2)
     tokens, table = torch.zeros(3, dtype=torch.int64), torch.zeros(4, 2, dtype=torch.int64)
     calls = [

@@ -208,10 +208,10 @@ def test_model_configs_in_wrappers_and_layers() -> None:
     text = {**ROUTERS["deepseek_v3"][2], "model_type": "deepseek_v3"}
     assert from_config({"model_type": "kimi_k25", "text_config": text}) == from_config(text)
     v4_config = dict(ROUTERS["deepseek_v4"][2])
-    assert [from_config(v4_config, layer).hash for layer in (0, 2, 3)] == [True, True, False]
+    assert [from_config(v4_config, layer).hash_routing for layer in (0, 2, 3)] == [True, True, False]
     assert [from_config(v4_config, layer).correction_bias for layer in (0, 3)] == [False, True]
     del v4_config["num_hash_layers"]
     listed = {**v4_config, "mlp_layer_types": ["moe", "hash_moe"]}
-    assert [from_config(listed, layer).hash for layer in (0, 1)] == [False, True]
+    assert [from_config(listed, layer).hash_routing for layer in (0, 1)] == [False, True]
     with pytest.raises(nv.InvalidArgument, match="layer: expected 0 to 1, got 2"):
         from_config(listed, 2)

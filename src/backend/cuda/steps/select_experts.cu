@@ -302,7 +302,7 @@ Status select_experts_on_device(int device, const SelectExperts& call, void* que
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   auto* const stream = static_cast<cudaStream_t>(queue);
-  switch (call.config.hash ? 0 : router::experts_a_lane(call.config.num_experts)) {
+  switch (call.config.hash_routing ? 0 : router::experts_a_lane(call.config.num_experts)) {
     case 0: launch_select_experts<0>(call, stream); break;
     case 1: launch_select_experts<1>(call, stream); break;
     case 2: launch_select_experts<2>(call, stream); break;

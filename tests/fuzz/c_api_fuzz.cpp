@@ -441,6 +441,21 @@ class Session {
     }
   }
 
+  // Indices from -1 to count, one beyond the legal ones at either end, rarely anything; of 8 bytes unless I32.
+  uint8_t* indices(int64_t size, int64_t count, nvfp4_moe_dtype dtype) {
+    uint8_t* memory = a_.zeros(size * 8);
+    const int64_t first = a_.in(0, 200), step = a_.in(0, 9);
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t index = a_.rarely(7) ? a_.any_int64() : (first + step * i) % (count + 2) - 1;
+      const auto narrow = static_cast<int32_t>(index);
+      if (dtype == NVFP4_MOE_I32)
+        std::memcpy(memory + 4 * i, &narrow, 4);
+      else
+        std::memcpy(memory + 8 * i, &index, 8);
+    }
+    return memory;
+  }
+
   void select_experts() {
     nvfp4_moe_router_config c{};
     c.num_experts = a_.in(1, 40);
@@ -474,12 +489,12 @@ class Session {
     b.logits = a_.maybe(a_.bytes(tokens * (experts + 3) * 8));
     if (read.correction_bias == 1 || a_.rarely()) b.correction_bias = a_.maybe(a_.floats(experts));
     b.vocab_size = a_.in(0, 6);
-    if (read.hash_routing == 1 || a_.rarely()) {
-      b.token_ids = a_.maybe(a_.bytes(tokens * 8, a_.pick(2) == 0 ? 0x01 : 0xFF));
-      b.hash_table = a_.maybe(a_.bytes(b.vocab_size * k * 8, a_.pick(2) == 0 ? 0x03 : 0xFF));
-    }
     b.token_ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
     b.hash_table_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
+    if (read.hash_routing == 1 || a_.rarely()) {
+      b.token_ids = a_.maybe(indices(tokens, b.vocab_size, b.token_ids_dtype));
+      b.hash_table = a_.maybe(indices(b.vocab_size * k, experts, b.hash_table_dtype));
+    }
     b.ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
     uint8_t* ids = a_.zeros(tokens * k * 8);
     b.topk_ids = a_.maybe(ids);

@@ -108,9 +108,7 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
     check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
                           reinterpret_cast<RunStatus*>(open.device_status.data())));
     if (open.device.is_host()) {
-      // A run of no token takes no workspace for itself: what another run writes there meanwhile is not its own.
-      const RunStatus status =
-          batch.tokens > 0 ? take(open.layer->status(workspace.data(), workspace.size_bytes())) : RunStatus();
+      const RunStatus status = take(open.layer->status(workspace.data(), workspace.size_bytes()));
       const std::lock_guard lock(open.status_mutex);
       open.status = status;
     }

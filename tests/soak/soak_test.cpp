@@ -29,7 +29,7 @@ constexpr int kThreads = 4;
 constexpr size_t kSlots = 6;
 constexpr std::chrono::minutes kHang{2};
 
-// What a thread does next, how often of 100, and whether kBusy is an answer.
+// What a thread does next, and how often of 100.
 enum Action : size_t {
   kRun,
   kShareWorkspace,

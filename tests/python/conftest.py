@@ -16,15 +16,14 @@ sys.path.insert(0, str(ROOT / "scripts"))  # the tests run the scripts that make
 
 import attack_summary  # noqa: E402
 
-_counts: list[tuple[str, str, int, int]] = []
-
 
 @pytest.fixture
 def count(request):
     """count(what, differing, of): puts a line into the table at the end of the run."""
 
     def add(what: str, differing: int, of: int) -> None:
-        _counts.append((request.node.nodeid.removeprefix("tests/python/"), what, int(differing), int(of)))
+        # A property of the report, which reaches the process that writes the table from whichever ran the test.
+        request.node.user_properties.append(("count", (what, int(differing), int(of))))
 
     return add
 
@@ -65,13 +64,20 @@ def attacked(request, record_property):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if not _counts:
+    counts = [
+        (report.nodeid.removeprefix("tests/python/"), *value)
+        for state in ("passed", "failed")
+        for report in terminalreporter.getreports(state)
+        for name, value in report.user_properties
+        if name == "count"
+    ]
+    if not counts:
         return
     terminalreporter.section("counted differences from the oracles")
-    for test, what, differing, of in _counts:
+    for test, what, differing, of in counts:
         if differing:
             terminalreporter.write_line(f"{differing:8d} of {of:9d}  {what}  [{test}]")
-    none = sum(differing == 0 for _, _, differing, _ in _counts)
+    none = sum(differing == 0 for _, _, differing, _ in counts)
     terminalreporter.write_line(f"{none} more comparisons without a difference")
 
 

@@ -7,61 +7,52 @@ One backend a process; run it once for each, one after the other, on one GPU. De
 PROMPT tokens, DECODE tokens each; the time of generating 1 token is subtracted, and the least of REPEATS counts, so
 that neither prefill nor a disturbed run stands in it. Prefill: 8 prompts of 4096 tokens, one token each. Memory: what
 the device has in use, sampled through the whole life of the engine, less what it had before; the KV cache's size is
-given, the same for all. MODEL: scripts/make_serving_model.py writes one.
+given, the same for all. The engine's log goes to OUT.log. MODEL: scripts/make_serving_model.py writes one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
+import re
+import subprocess
 import threading
 import time
 from pathlib import Path
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 PROMPT, DECODE, REPEATS = 32, 128, 3
 KV_CACHE_BYTES = 8 << 30
-LOG_LINES = ("Model loading took", "Graph capturing finished", "torch.compile", "MoE backend", "nvfp4-moe")
+LOG_LINES = re.compile(
+    "Model loading took|Graph capturing finished|torch.compile took|MoE backend|nvfp4-moe", re.IGNORECASE
+)
+
+
+def ask_device(what: str) -> str:
+    """From nvidia-smi, so that this process makes no CUDA context of its own beside the engine's."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", "--id=0"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 class Memory:
-    """Bytes of the device in use, above those at the beginning: now, and at their highest."""
+    """MiB of the device in use, above those at the beginning: now, and at their highest."""
 
     def __init__(self) -> None:
-        self.before = self.used()
+        self.before = int(ask_device("memory.used"))
         self.peak = 0
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True)
         self.thread.start()
 
-    @staticmethod
-    def used() -> int:
-        import torch
-
-        free, total = torch.cuda.mem_get_info()
-        return total - free
+    def used(self) -> int:
+        return int(ask_device("memory.used")) - self.before
 
     def watch(self) -> None:
-        while not self.ended.wait(0.02):
-            self.peak = max(self.peak, self.used() - self.before)
-
-
-class Lines(logging.Handler):
-    """Those of the engine's log that say what was chosen and what it took."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if any(part in text for part in LOG_LINES):
-            self.kept.append(text)
+        while not self.ended.wait(0.1):
+            self.peak = max(self.peak, self.used())
 
 
 def main() -> None:
@@ -76,11 +67,16 @@ def main() -> None:
     ours = asked.backend == "nvfp4_moe"
     os.environ["NVFP4_MOE"] = "1" if ours else "0"
 
+    # The engine's core is a process of its own, whose log is the inherited stderr: into a file, to be read at the end.
+    log = asked.out.with_suffix(".log")
+    terminal = os.fdopen(os.dup(1), "w")
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    memory = Memory()
     import torch
     import vllm
 
-    memory, lines = Memory(), Lines()
-    logging.getLogger("vllm").addHandler(lines)
     options: dict[str, object] = {} if ours else {"moe_backend": asked.backend}
     if asked.attention:
         options["attention_backend"] = asked.attention
@@ -90,13 +86,12 @@ def main() -> None:
         enable_prefix_caching=False, kv_cache_memory_bytes=KV_CACHE_BYTES, seed=0, **options,
     )  # fmt: skip
     ready = time.perf_counter() - begun
-    in_use = memory.used() - memory.before
+    in_use = memory.used()
     random = torch.Generator().manual_seed(1)
 
     def seconds(prompts: int, length: int, tokens: int) -> float:
         ids = torch.randint(10, 30000, (prompts, length), generator=random).tolist()
         sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        torch.cuda.synchronize()
         start = time.perf_counter()
         done = llm.generate([{"prompt_token_ids": row} for row in ids], sampling, use_tqdm=False)
         taken = time.perf_counter() - start
@@ -113,7 +108,7 @@ def main() -> None:
             "tokens_per_s": [round(batch * DECODE / s, 1) for s in all_of_them],
             "best_tokens_per_s": round(batch * DECODE / min(all_of_them), 1),
         })  # fmt: skip
-        print(runs[-1], flush=True)
+        print(runs[-1], file=terminal, flush=True)
     seconds(8, 4096, 1)
     prefills = [seconds(8, 4096, 1) for _ in range(REPEATS)]
     runs.append({
@@ -121,28 +116,28 @@ def main() -> None:
         "tokens_per_s": [round(8 * 4096 / s, 1) for s in prefills],
         "best_tokens_per_s": round(8 * 4096 / min(prefills), 1),
     })  # fmt: skip
-    print(runs[-1], flush=True)
+    print(runs[-1], file=terminal, flush=True)
     memory.ended.set()
     memory.thread.join()
     result = {
         "schema": 1,
         "what": "one model in vLLM by one MoE backend",
-        "device": torch.cuda.get_device_name(),
+        "device": ask_device("name"),
         "commit": asked.commit,
         "command": f"python scripts/measure_vllm.py MODEL OUT.json --backend {asked.backend}",
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         "backend": asked.backend,
         "ready_s": round(ready, 1),
-        "in_use_when_ready_bytes": in_use,
-        "in_use_at_end_bytes": memory.used() - memory.before,
-        "peak_bytes": memory.peak,
-        "kv_cache_bytes": KV_CACHE_BYTES,
-        "log": lines.kept,
+        "in_use_when_ready_mib": in_use,
+        "in_use_at_end_mib": memory.used(),
+        "peak_mib": memory.peak,
+        "kv_cache_mib": KV_CACHE_BYTES >> 20,
+        "log": [line for line in log.read_text(errors="replace").splitlines() if LOG_LINES.search(line)],
         "runs": runs,
     }
     asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    print({key: value for key, value in result.items() if key not in ("runs", "log")})
+    print({key: value for key, value in result.items() if key not in ("runs", "log")}, file=terminal, flush=True)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,19 @@ ATTACK_TEST(kForks, ForkedChild, RunsChangesAndDropsItsParentsLayer) {
     const std::vector<float> expected = run_tiny(*layer, batch);
 
     std::atomic<bool> stop{false};
+    std::atomic<int> running{0};
     std::vector<std::thread> callers;
     for (int i = 0; i < 2; ++i)
       callers.emplace_back([&] {
         TinyBatch mine(tiny.options, 9);
         const Buffer workspace = workspace_of(*layer);
-        while (!stop) EXPECT_OK(layer->run(mine.batch(), workspace.data(), workspace.size_bytes()));
+        const auto run = [&] { EXPECT_OK(layer->run(mine.batch(), workspace.data(), workspace.size_bytes())); };
+        run();
+        ++running;
+        while (!stop) run();
       });
+    // From here on they allocate nothing: a sanitizer's allocator that one of them had locked would hang the child.
+    while (running < 2) std::this_thread::yield();
     for (int fork = 0; fork < 20; ++fork)
       EXPECT_EQ(in_forked_child([&] {
                   if (!same_bits(run_tiny(*layer, batch), expected)) return 1;

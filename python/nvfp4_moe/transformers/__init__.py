@@ -1,0 +1,39 @@
+"""NVFP4 mixture-of-experts models in transformers. Importing this registers it; nvfp4_moe alone never imports it.
+
+    import nvfp4_moe.transformers
+    model = AutoModelForCausalLM.from_pretrained(ID)                              # ModelOpt: found by its quant_method
+
+    from nvfp4_moe.transformers import Nvfp4MoeConfig, enable
+    model = AutoModelForCausalLM.from_pretrained(ID, quantization_config=Nvfp4MoeConfig())  # any other, and for options
+    print(enable(model))                                                          # a bf16 or fp16 model in memory
+
+Experts never become tensors of torch: each layer is read from the files and packed by MoeLayer.from_checkpoint. Linears
+that the files hold in NVFP4 run through Nvfp4Linear; everything else is loaded by transformers as ever. See
+docs/transformers.md for what was run with which versions, and for limits.
+"""
+
+from __future__ import annotations
+
+from . import requirements
+
+requirements.check()
+
+from .. import torch_op  # noqa: E402, F401  registers torch.ops.nvfp4
+from .config import Nvfp4MoeConfig  # noqa: E402
+from .enable import Enabled, EnabledLayer, enable  # noqa: E402
+from .experts import Nvfp4Experts  # noqa: E402
+from .linear import Nvfp4LinearModule  # noqa: E402
+from .quantizer import Nvfp4MoeQuantizer, register  # noqa: E402
+
+__all__ = [
+    "Enabled",
+    "EnabledLayer",
+    "Nvfp4Experts",
+    "Nvfp4LinearModule",
+    "Nvfp4MoeConfig",
+    "Nvfp4MoeQuantizer",
+    "enable",
+    "register",
+]
+
+register()

@@ -1,0 +1,77 @@
+"""Nvfp4MoeConfig: how a model's NVFP4 weights are to be loaded."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from typing import Any
+
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from .. import _core
+from ..config import MoeConfig
+
+METHOD = "nvfp4_moe"
+
+# A layer's sizes are the files'; its shared expert is a module of the model's own.
+_SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size", "shared_intermediate_size")
+_OPTIONS = tuple(field.name for field in dataclasses.fields(MoeConfig) if field.name not in _SIZES)
+_LINEAR_OPTIONS = ("activation_format", "activation_scale", "static_headroom")
+
+
+class Nvfp4MoeConfig(QuantizationConfigMixin):
+    """What from_pretrained(..., quantization_config=) takes for any checkpoint that nvfp4_moe reads.
+
+    max_tokens: the most tokens of one run of a layer; longer batches run in parts. backend: "auto", or a name of
+    nvfp4_moe.explain(). cache_directory: where packed experts are kept and mapped from on the next start.
+    options: fields of nvfp4_moe.MoeConfig that differ from the checkpoint's, for example activation_format="bf16"; those
+    that a linear has (activation_format, activation_scale, static_headroom) hold for NVFP4 linears too.
+
+    Raises ValueError for a name that is no option, and for max_tokens below 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int = 8192,
+        backend: str = "auto",
+        cache_directory: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        for name in options:
+            if name not in _OPTIONS:
+                raise _core.InvalidArgument(
+                    f"Nvfp4MoeConfig: expected max_tokens, backend, cache_directory, {', '.join(_OPTIONS)}, got {name}"
+                )
+        if max_tokens < 1:
+            raise _core.InvalidArgument(f"Nvfp4MoeConfig max_tokens: expected 1 or more, got {max_tokens}")
+        self.quant_method = METHOD
+        self.max_tokens = max_tokens
+        self.backend = backend
+        self.cache_directory = None if cache_directory is None else os.fspath(cache_directory)
+        self.options = options
+        self.checkpoint: dict[str, Any] | None = None  # the quantization_config of the checkpoint's config.json
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """The config of a checkpoint that was loaded without one: its own quantization_config, and our defaults."""
+        config = cls().of_checkpoint(config_dict)
+        return (config, kwargs) if return_unused_kwargs else config
+
+    def of_checkpoint(self, declared: Any) -> Nvfp4MoeConfig:
+        """A copy that knows the quantization_config (a dict or a config object) of the checkpoint's config.json."""
+        config = copy.deepcopy(self)
+        config.checkpoint = copy.deepcopy(declared if isinstance(declared, dict) else declared.to_dict())
+        return config
+
+    def linear_options(self) -> dict[str, Any]:
+        """The options that Nvfp4Linear.from_tensors takes."""
+        return {name: value for name, value in self.options.items() if name in _LINEAR_OPTIONS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json says of the checkpoint; of a model that was quantized in memory, this config."""
+        if self.checkpoint is not None:
+            return copy.deepcopy(self.checkpoint)
+        fields = {name: getattr(self, name) for name in ("quant_method", "max_tokens", "backend", "cache_directory")}
+        return {**fields, **copy.deepcopy(self.options)}

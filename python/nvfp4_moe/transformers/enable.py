@@ -1,0 +1,165 @@
+"""enable: the experts of a model that is already in memory, quantized and swapped one layer at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _core
+from ..config import MoeConfig
+from ..layer import MoeLayer
+from .config import Nvfp4MoeConfig
+from .experts import Found, Nvfp4Experts, find_activation, find_experts
+from .packed import device_name
+from .quantizer import Nvfp4MoeQuantizer
+
+log = logging.getLogger("nvfp4_moe.transformers")
+
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnabledLayer:
+    """One layer whose experts were swapped; bytes of their weights before and after."""
+
+    name: str
+    experts: int
+    activation: str
+    device: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Enabled:
+    """What enable() did; str() of it is a table."""
+
+    layers: tuple[EnabledLayer, ...]
+    activation_format: str
+
+    def __str__(self) -> str:
+        before, after = (sum(getattr(one, name) for one in self.layers) for name in ("bytes_before", "bytes_after"))
+        rows = [
+            f"{one.name}: {one.experts} experts, {one.activation}, {one.device}, {one.bytes_before} to {one.bytes_after} bytes"
+            for one in self.layers
+        ]
+        head = f"nvfp4_moe: {len(self.layers)} layers of experts in NVFP4, activations {self.activation_format}"
+        return "\n".join([f"{head}, {before} to {after} bytes", *rows])
+
+
+def enable(
+    model: Any,
+    *,
+    activation_format: str = "bf16",
+    max_tokens: int = 8192,
+    backend: str = "auto",
+    **options: Any,
+) -> Enabled:
+    """Quantizes the experts of a loaded bfloat16, float16 or float32 model and puts packed layers in their place.
+
+    Each layer's weights are freed before the next one's are quantized: at its peak one layer is there twice. Layers run
+    on the device where their weights lay. Everything else of the model stays as it is, but for gradients, which
+    are turned off. activation_format and options: fields of MoeConfig; max_tokens and backend as in Nvfp4MoeConfig.
+
+    Returns what was done; a second call finds nothing left to do and says so. Every module is looked at before the first
+    is swapped: Unsupported, with a module's path and class, for experts with biases, without a gate, with another
+    activation, of other dtypes, or offloaded; BadInput for weights that are NaN or Inf. Layers that were swapped before
+    such an error stay so, and the model runs.
+    """
+    config = Nvfp4MoeConfig(max_tokens=max_tokens, backend=backend, activation_format=activation_format, **options)
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None and not isinstance(quantizer, Nvfp4MoeQuantizer):
+        raise _core.Unsupported(f"model: expected weights in floats, got a model of {type(quantizer).__name__}")
+    found = find_experts(model)
+    if not found and not any(isinstance(module, Nvfp4Experts) for module in model.modules()):
+        raise _core.Unsupported(f"{type(model).__name__}: expected modules with stacked experts, found none")
+    planned = [(one, _layer_config(model, one, config)) for one in found]
+    layers = []
+    for one, layer_config in planned:
+        layers.append(_swap(model, one, layer_config, config))
+        if quantizer is None:  # from the first layer on the model is one that cannot be saved
+            model.hf_quantizer = quantizer = Nvfp4MoeQuantizer(config)
+            model.is_quantized = True
+    model.requires_grad_(False)
+    done = Enabled(tuple(layers), activation_format)
+    log.info("%s", done)
+    return done
+
+
+def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig:
+    """Sizes and options of a module's layer; raises Unsupported where it is none that can be swapped."""
+    module, kind = found.module, f"{found.name} ({type(found.module).__name__})"
+    gate_up, down = module.gate_up_proj, module.down_proj
+    for name, weight in (("gate_up_proj", gate_up), ("down_proj", down)):
+        if weight.dtype not in _FLOATS:
+            raise _core.Unsupported(f"{kind} {name}: expected bfloat16, float16 or float32, got {weight.dtype}")
+        if weight.device.type not in ("cpu", "cuda"):
+            raise _core.Unsupported(f"{kind} {name}: expected weights on cpu or cuda, got {weight.device} (offloaded)")
+    if not module.is_concatenated:
+        raise _core.Unsupported(f"{kind}: expected gate and up one after the other, and these are interleaved")
+    text = model.config.get_text_config()
+    top_k = next((getattr(text, name) for name in _TOP_K if isinstance(getattr(text, name, None), int)), None)
+    if top_k is None:
+        raise _core.Unsupported(f"{type(text).__name__}: expected one of {', '.join(_TOP_K)}, found none")
+    experts, rows, columns = gate_up.shape
+    doubled, hidden = (columns, rows) if module.is_transposed else (rows, columns)
+    return MoeConfig(
+        num_experts=experts,
+        top_k=top_k,
+        hidden_size=hidden,
+        intermediate_size=doubled // 2,
+        **{**find_activation(found, text), **config.options},
+    )
+
+
+def _halves(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """gate (E, I, H), up (E, I, H), down (E, H, I), on a GPU contiguous along the last dimension."""
+    gate_up, down = module.gate_up_proj.detach(), module.down_proj.detach()
+    if module.is_transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+        if gate_up.is_cuda:
+            gate_up, down = gate_up.contiguous(), down.contiguous()
+    gate, up = gate_up.chunk(2, 1)
+    return gate, up, down
+
+
+def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeConfig) -> EnabledLayer:
+    module = found.module
+    before = sum(weight.numel() * weight.element_size() for weight in (module.gate_up_proj, module.down_proj))
+    device = device_name(module.gate_up_proj.device)
+    gate, up, down = _halves(module)
+    kept = {"max_tokens": config.max_tokens, "backend": config.backend}
+    try:
+        layer = MoeLayer.from_bf16(layer_config, gate=gate, up=up, down=down, device=device, **kept)
+    except _core.Error as error:
+        raise type(error)(f"{found.name}: {error}") from error
+    swapped = Nvfp4Experts(found.name, lambda where: _moved(swapped.packed, where, kept))
+    swapped.adopt(layer)
+    parent, _, child = found.name.rpartition(".")
+    setattr(model.get_submodule(parent), child, swapped)
+    # Whoever else holds the module, a hook or a list of layers, keeps no weights alive.
+    del gate, up, down
+    module.gate_up_proj = module.down_proj = None
+    described = layer.describe()
+    return EnabledLayer(
+        found.name, layer_config.num_experts, layer_config.activation, device, before, described["packed_bytes"]
+    )
+
+
+def _moved(layer: MoeLayer, device: str, kept: dict[str, Any]) -> MoeLayer:
+    """The same weights on another device, bit for bit, by way of the host."""
+    experts = [layer.expert(index) for index in range(layer.num_local_experts)]
+
+    def stacked(matrix: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        codes, scales = (
+            torch.stack([torch.as_tensor(one[matrix][part]) for one in experts]) for part in ("codes", "scales")
+        )
+        return codes, scales, torch.tensor([one[matrix]["tensor_scale"] for one in experts], dtype=torch.float32)
+
+    matrices = {matrix: stacked(matrix) for matrix in ("gate", "up", "down")}
+    return MoeLayer.from_tensors(layer.config, device=device, **matrices, **kept)

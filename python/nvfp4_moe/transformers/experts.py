@@ -1,0 +1,125 @@
+"""Nvfp4Experts: stands where a model's module of routed experts stood; and how such modules are found."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import _core
+from .packed import PackedModule
+
+
+class Nvfp4Experts(PackedModule):
+    """The routed experts of one layer: hidden (T, hidden_size), ids and weights (T, top_k) to (T, hidden_size)."""
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Runs the layer as one op; raises Unsupported where an input requires a gradient."""
+        self.refuse_gradient(hidden_states, top_k_weights)
+        op, handle = torch.ops.nvfp4.moe_gemm, self.handle
+        hidden, ids = hidden_states.contiguous(), top_k_index.contiguous()
+        weights = top_k_weights.to(torch.float32).contiguous()  # routers of bf16 models may give bf16
+        if hidden.shape[0] <= self.max_tokens:
+            return op(hidden, ids, weights, handle)
+        parts = zip(*(tensor.split(self.max_tokens) for tensor in (hidden, ids, weights)), strict=True)
+        return torch.cat([op(*part, handle) for part in parts])
+
+
+class Found(NamedTuple):
+    """A module of experts in a model."""
+
+    name: str  # its path
+    layer: int  # the number after "layers." in it
+    module: nn.Module
+
+
+def find_experts(model: nn.Module) -> list[Found]:
+    """Every module that holds stacked experts (gate_up_proj and down_proj of three dimensions).
+
+    Raises Unsupported, with the path and the class, for one that is called in another way than Nvfp4Experts is, has
+    biases or no gate, or lies in no numbered layer.
+    """
+    found = []
+    for name, module in model.named_modules():
+        stacks = [getattr(module, stack, None) for stack in ("gate_up_proj", "up_proj", "down_proj")]
+        if not any(isinstance(stack, nn.Parameter) and stack.dim() == 3 for stack in stacks):
+            continue
+        kind = f"{name} ({type(module).__name__})"
+        if not hasattr(module, "has_gate"):  # set by transformers' use_experts_implementation
+            raise _core.Unsupported(f"{kind}: expected experts of transformers' experts interface, which this is not")
+        if not module.has_gate:
+            raise _core.Unsupported(f"{kind}: expected experts with a gate, and these have none")
+        if module.has_bias:
+            raise _core.Unsupported(f"{kind}: expected experts without biases, and these have them")
+        number = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+        if number is None:
+            raise _core.Unsupported(f"{kind}: expected a path with layers.N, of which this has none")
+        found.append(Found(name, int(number[1]), module))
+    return found
+
+
+# ---- activations: what a module's own gate computes is found by running it
+
+
+def _probe(limit: float) -> tuple[Tensor, Tensor]:
+    """(S,), (S,) gate and up values that reach well beyond a limit, on both sides."""
+    points = torch.linspace(-1, 1, 65, dtype=torch.float32, device="cpu") * max(24.0, 3 * limit)
+    gate, up = torch.meshgrid(points, points, indexing="ij")
+    return gate.flatten(), up.flatten()
+
+
+def _activated(gate: Tensor, up: Tensor, activation: str, limit: float, alpha: float) -> Tensor:
+    if activation == "swiglu":
+        return gate * torch.sigmoid(gate) * up
+    if activation == "swiglu_clamped":
+        gate = gate.clamp(max=limit)
+        return gate * torch.sigmoid(gate) * up.clamp(-limit, limit)
+    if activation == "swiglu_step":
+        return (gate * torch.sigmoid(gate)).clamp(max=limit) * up.clamp(-limit, limit)
+    gate = gate.clamp(max=limit)
+    return gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1)
+
+
+def computes(module: nn.Module, activation: str, limit: float | None, alpha: float) -> bool:
+    """Whether the module's gate is this activation of MoeConfig's, on values up to three times its limit.
+
+    Two float32 ways of computing it are at most 8 roundings of 2^-24 apart: sigmoid 4, products and sum 4. swiglu_oai
+    adds 1 to up, which cancels: relative to |gate| (|up| + 1).
+    """
+    gate, up = _probe(limit or 0.0)
+    with torch.no_grad():
+        theirs = module._apply_gate(torch.stack([gate, up], -1)).flatten()  # type: ignore[operator]
+    ours = _activated(gate.double(), up.double(), activation, limit or 0.0, alpha)
+    scale = gate.abs() * (up.abs() + 1) + 2.0**-60
+    return bool(((theirs.double() - ours).abs() <= 2.0**-21 * scale.double()).all())
+
+
+def find_activation(found: Found, config: Any) -> dict[str, Any]:
+    """activation, swiglu_limit and swiglu_alpha of MoeConfig for a module; raises Unsupported with its class's name."""
+    limits = [getattr(holder, name, None) for holder in (found.module, config) for name in ("limit", "swiglu_limit")]
+    alphas = [getattr(holder, name, None) for holder in (found.module, config) for name in ("alpha", "swiglu_alpha")]
+    alpha = next((float(a) for a in alphas if isinstance(a, (int, float))), 1.702)
+    limit = next((float(l) for l in limits if isinstance(l, (int, float))), None)
+    if computes(found.module, "swiglu", None, alpha):
+        return {"activation": "swiglu"}
+    if limit is not None:
+        for activation in ("swiglu_clamped", "swiglu_step", "swiglu_oai"):
+            if computes(found.module, activation, limit, alpha):
+                return {"activation": activation, "swiglu_limit": limit, "swiglu_alpha": alpha}
+    gate = type(getattr(found.module, "act_fn", None)).__name__
+    raise _core.Unsupported(
+        f"{found.name} ({type(found.module).__name__}): expected SwiGLU plain, clamped, step or OAI, got another "
+        f"activation (act_fn {gate}, limit {limit})"
+    )
+
+
+def check_activation(found: Found, layer: Any) -> None:
+    """Raises Unsupported where the model's class computes another activation than the layer of the checkpoint."""
+    config = layer.config
+    if not computes(found.module, config.activation, config.swiglu_limit, config.swiglu_alpha):
+        raise _core.Unsupported(
+            f"{found.name} ({type(found.module).__name__}): the checkpoint's layer is {config.activation} (limit "
+            f"{config.swiglu_limit}), which is not what this class of transformers computes"
+        )

@@ -1,0 +1,36 @@
+"""Nvfp4LinearModule: stands where an nn.Linear stood whose weight is NVFP4."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .packed import Opener, PackedModule
+
+
+class Nvfp4LinearModule(PackedModule):
+    """y = x W^T + bias for x (..., in_features); y has x's dtype. It has no `weight`."""
+
+    def __init__(self, name: str, open_on: Opener, in_features: int, out_features: int, bias: Tensor | None) -> None:
+        super().__init__(name, open_on)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.register_parameter("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Runs the linear; raises Unsupported where x requires a gradient."""
+        self.refuse_gradient(x)
+        rows = x.reshape(-1, self.in_features).contiguous()
+        op, handle, features = torch.ops.nvfp4.linear, self.handle, self.out_features
+        if rows.shape[0] <= self.max_tokens:
+            out = op(rows, handle, features)
+        else:
+            out = torch.cat([op(part, handle, features) for part in rows.split(self.max_tokens)])
+        out = out.reshape(*x.shape[:-1], features)
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+    def extra_repr(self) -> str:
+        where = self.packed.device if self.packed is not None else "not open"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {where}"
+        )

@@ -1,0 +1,365 @@
+"""Nvfp4MoeQuantizer: what from_pretrained calls before and after it loads a checkpoint's other weights."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    AutoHfQuantizer,
+)
+from transformers.quantizers.base import HfQuantizer
+
+from .. import _core, release_workspaces
+from ..layer import MoeLayer, Nvfp4Linear
+from .config import METHOD, Nvfp4MoeConfig
+from .experts import Found, Nvfp4Experts, check_activation, find_experts
+from .linear import Nvfp4LinearModule
+from .packed import PackedModule, device_name
+from .stored import StoredTensor, stored_tensors
+from .stored_linear import SCALE_LEAVES, StoredLinear, find_stored_linears
+
+log = logging.getLogger("nvfp4_moe.transformers")
+
+_EXPERT_KEY = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:.*\.)?experts\.")
+_IN_EXPERTS = re.compile(r"(?:^|\.)experts\.")
+_AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+class Nvfp4MoeQuantizer(HfQuantizer):
+    """Keeps quantized weights from transformers: experts and NVFP4 linears are read and packed by this library."""
+
+    requires_calibration = False
+
+    def __init__(self, quantization_config: Nvfp4MoeConfig, **kwargs: Any) -> None:
+        # A checkpoint whose config.json says nothing is as good: its own files are read, and floats quantized.
+        super().__init__(quantization_config, **{**kwargs, "pre_quantized": True})
+        self._device_map: dict[str, Any] = {}
+        self._packed: dict[str, PackedModule] = {}
+        self._dequantized: list[StoredLinear] = []
+        self._dtype: torch.dtype | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._keep_converters = True
+
+    # ---- what the model is to be loaded as, and where
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        self._dtype = dtype
+        return dtype
+
+    def update_device_map(self, device_map: Any) -> Any:
+        """One device, or a dict of GPUs; what would leave weights on another device than their layer's is refused."""
+        if isinstance(device_map, str) and device_map in _AUTOMATIC:
+            gpus = torch.cuda.device_count()
+            if gpus > 1:
+                raise _core.Unsupported(
+                    f"device_map {device_map!r}: expected one device or a dict of modules to GPUs, since the sizes of "
+                    f"packed experts are unknown to accelerate, which would balance {gpus} GPUs without them"
+                )
+            device_map = {"": torch.device("cuda", 0) if gpus else torch.device("cpu")}
+        if device_map is not None:
+            devices = {torch.device("cuda", d) if isinstance(d, int) else str(d) for d in device_map.values()}
+            names = sorted("disk" if d == "disk" else device_name(torch.device(d)) for d in devices)
+            if "disk" in names or ("cpu" in names and len(names) > 1):
+                raise _core.Unsupported(
+                    f"device_map: expected one device or GPUs alone, got {', '.join(names)}; packed weights are not offloaded"
+                )
+        self._device_map = dict(device_map or {})
+        return device_map
+
+    def update_tp_plan(self, config: Any) -> Any:
+        if getattr(config, "distributed_config", None) is not None:
+            raise _core.Unsupported(
+                "tp_plan, distributed_config: expected none, since nvfp4_moe does not shard a transformers model; "
+                "MoeLayer.from_checkpoint opens a rank's experts or slice for an engine of one's own"
+            )
+        return config
+
+    def _device_of(self, path: str) -> torch.device:
+        """The device of the longest entry of the device map that a module's path begins with."""
+        parts = path.split(".")
+        for count in range(len(parts), -1, -1):
+            device = self._device_map.get(".".join(parts[:count]))
+            if device is not None:
+                return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        return torch.device("cpu")
+
+    # ---- before loading: modules whose weights are quantized give up their parameters
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
+    ) -> Any:
+        files = [os.path.abspath(file) for file in checkpoint_files or []]
+        if not files or not all(file.endswith(".safetensors") for file in files):
+            raise _core.Unsupported(f"{model.config.name_or_path}: expected a model's safetensors files")
+        directory = os.path.dirname(files[0])
+        if self.quantization_config.checkpoint is None:
+            _fetch_declaration(model.config.name_or_path, directory)
+        tensors = stored_tensors(files)
+        transforms = get_model_conversion_mapping(model)
+        renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+        converters = [t for t in transforms if isinstance(t, WeightConverter)]
+        state = model.state_dict()
+
+        def rename(key: str, merges: Any = ()) -> str:
+            prefix = model.base_model_prefix
+            renamed: str = rename_source_key(key, renamings, list(merges), prefix, state)[0]
+            if renamed not in state and key in state:  # as transformers does: a name that is the model's already
+                renamed = rename_source_key(key, [], [], prefix, state)[0]
+            return renamed
+
+        self._dtypes = _planned_dtypes(model, state, self._dtype)
+        found = find_experts(model)
+        taken = self._take_experts(model, found, directory, tensors) if found else []
+        self._keep_converters = len(taken) < len(found)
+        others = {key: tensor for key, tensor in tensors.items() if not _IN_EXPERTS.search(key)}
+        linears = find_stored_linears(others, rename, dict(model.named_modules()))
+        self._take_linears(model, linears)
+        self._ignore(model, [rename(linear.weight.key) for linear in linears])
+        self._expect_all(model, {rename(key, converters) for key in (tensors if self._keep_converters else others)})
+        return model
+
+    def _take_experts(
+        self, model: Any, found: list[Found], directory: str, tensors: dict[str, StoredTensor]
+    ) -> list[Found]:
+        """Puts Nvfp4Experts in the place of all experts but those that a quantized checkpoint left in floats."""
+        checkpoint = _core.Checkpoint(directory)
+        dtypes: dict[int, set[str]] = {}
+        for key, tensor in tensors.items():
+            if match := _EXPERT_KEY.search(key):
+                dtypes.setdefault(int(match[1]), set()).add(tensor.dtype)
+        all_floats = checkpoint.model()["format"] == "float"
+        floats = {layer for layer, kinds in dtypes.items() if kinds <= {"BF16", "F16", "F32"}}
+        taken = [one for one in found if all_floats or one.layer not in floats]
+        numbers = {one.layer for one in taken}
+        for finding in checkpoint.inspect([])["findings"]:
+            if finding["severity"] == "error" and finding["layer"] in numbers | {None, -1}:
+                raise _core.BadInput(finding["text"])
+        for one in taken:
+            self._replace(model, one.name, Nvfp4Experts(one.name, self._expert_opener(checkpoint, one)))
+        return taken
+
+    def _expert_opener(self, checkpoint: Any, found: Found) -> Callable[[str], MoeLayer]:
+        config = self.quantization_config
+
+        def open_on(device: str) -> MoeLayer:
+            layer = MoeLayer.from_checkpoint(
+                checkpoint,
+                found.layer,
+                max_tokens=config.max_tokens,
+                device=device,
+                backend=config.backend,
+                cache_directory=config.cache_directory,
+                shared_intermediate_size=0,  # a module of the model's own
+                **config.options,
+            )
+            check_activation(found, layer)
+            if device != "cpu":
+                layer.warmup()  # first calls, so that a graph may be captured at once
+            return layer
+
+        return open_on
+
+    def _take_linears(self, model: Any, linears: list[StoredLinear]) -> None:
+        tied = {name.removesuffix(".weight") for pair in model.all_tied_weights_keys.items() for name in pair}
+        for linear in linears:
+            module = model.get_submodule(linear.path)
+            if linear.path in tied:
+                raise _core.Unsupported(
+                    f"{linear.weight.key}: expected a float weight, since the model ties {linear.path}"
+                )
+            if type(module) is nn.Linear and linear.fits_kernels():
+                sizes = (linear.in_features, linear.out_features, module.bias)
+                self._replace(model, linear.path, Nvfp4LinearModule(linear.path, self._linear_opener(linear), *sizes))
+            else:
+                module.register_parameter("weight", None)
+                module._is_hf_initialized = True
+                self._dequantized.append(linear)
+
+    def _linear_opener(self, linear: StoredLinear) -> Callable[[str], Nvfp4Linear]:
+        config = self.quantization_config
+        return lambda device: linear.open(
+            config.linear_options(), max_tokens=config.max_tokens, device=device, backend=config.backend
+        )
+
+    def _replace(self, model: Any, path: str, module: PackedModule) -> None:
+        parent, _, child = path.rpartition(".")
+        setattr(model.get_submodule(parent), child, module)
+        self._packed[path] = module
+
+    def _expect_all(self, model: Any, stored: set[str]) -> None:
+        """Raises BadInput for weights that the files lack, which transformers would make up at random."""
+        optional = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
+        missing = sorted(
+            name
+            for name in model.state_dict()
+            if name not in stored
+            and name not in model.all_tied_weights_keys
+            and not any(pattern.search(name) for pattern in optional)
+        )
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise _core.BadInput(f"{', '.join(missing[:3])}{more}: missing from the checkpoint's files")
+
+    def _ignore(self, model: Any, weights: list[str]) -> None:
+        """Keeps transformers' report of unexpected keys free of what this library reads, and of scales of KV caches."""
+        ignored = {r"(?:^|\.)experts\.", rf"\.(?:{'|'.join(SCALE_LEAVES)}|[qkv]_scale)$"}
+        if weights:
+            ignored.add(f"^(?:{'|'.join(sorted({_numbers_open(weight) for weight in weights}))})$")
+        model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ignored
+
+    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+        """Without what merges experts, where none of them is left to transformers."""
+        if self._keep_converters:
+            return weight_conversions
+        return [
+            transform
+            for transform in weight_conversions
+            if not isinstance(transform, WeightConverter)
+            or not all(re.search(r"(?<![a-z_])experts\b", target) for target in transform.target_patterns)
+        ]
+
+    # ---- after loading
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        from transformers.utils.logging import tqdm
+
+        _restore_dtypes(model, self._dtypes)
+        for linear in self._dequantized:
+            device = device_name(self._device_of(linear.path))
+            weight = linear.dequantized(self._dtypes.get(f"{linear.path}.weight", model.dtype), device)
+            model.get_submodule(linear.path).weight = nn.Parameter(weight, requires_grad=False)
+        for path, module in tqdm(self._packed.items(), desc="Packing NVFP4 weights"):
+            module.place(self._device_of(path))
+        for device in {device_name(self._device_of(path)) for path in self._packed} - {"cpu"}:
+            release_workspaces(device)  # of the warm-up
+        model.requires_grad_(False)
+        self._report(model)
+        return model
+
+    def _report(self, model: Any) -> None:
+        experts = [path for path, module in self._packed.items() if isinstance(module, Nvfp4Experts)]
+        linears = len(self._packed) - len(experts)
+        log.info("%s: %d layers of experts and %d linears in NVFP4", model.config.name_or_path, len(experts), linears)
+        if self._dequantized:
+            kinds = sorted({"NVFP4" if linear.is_nvfp4 else "FP8" for linear in self._dequantized})
+            log.warning(
+                "%s: %d weights in %s outside the experts are dequantized to %s, since no kernel here takes them (%s)",
+                model.config.name_or_path,
+                len(self._dequantized),
+                " and ".join(kinds),
+                model.dtype,
+                self._dequantized[0].path,
+            )
+
+    # ---- what such a model can do
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        log.warning(
+            "save_pretrained: packed NVFP4 weights are not written back; keep the checkpoint that was loaded, or write one "
+            "with nvfp4_moe.quantize_checkpoint"
+        )
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def _fetch_declaration(name: str, directory: str) -> None:
+    """hf_quant_config.json of a hub id into the snapshot folder: transformers fetches config.json and weights alone."""
+    from transformers.utils.hub import cached_file
+
+    snapshots, revision = os.path.split(directory)
+    if os.path.isdir(name) or os.path.basename(snapshots) != "snapshots":
+        return
+    cached_file(
+        name,
+        "hf_quant_config.json",
+        cache_dir=os.path.dirname(os.path.dirname(snapshots)),
+        revision=revision,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+
+
+def _numbers_open(path: str) -> str:
+    """A pattern of the path with any numbers in it: one for all layers."""
+    return r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in path.split("."))
+
+
+def _planned_dtypes(model: Any, state: dict[str, Any], dtype: Any) -> dict[str, torch.dtype]:
+    """The model's dtype of each floating parameter and persistent buffer, by name, but for those that its class excepts."""
+    plan = {} if dtype is None else model._get_dtype_plan(dtype)
+    exceptions = [re.compile(glob.replace("*", ".*")) for glob in plan]
+    return {
+        name: tensor.dtype
+        for name, tensor in state.items()
+        if tensor.is_floating_point() and not any(glob.search(name) for glob in exceptions)
+    }
+
+
+def _restore_dtypes(model: Any, planned: dict[str, torch.dtype]) -> None:
+    """transformers leaves the renamed keys of a pre-quantized model in the files' dtype, whatever dtype was asked for.
+
+    What a class excepts stays so: DeepSeek-V4's runs in bfloat16 only because its norms are then in the files' bfloat16.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in planned and tensor.dtype != planned[name]:
+            tensor.data = tensor.data.to(planned[name])
+
+
+# ---- registration
+
+
+def _ours(registered: Any, ours: type) -> bool:
+    """Also where this module was imported a second time, under a reload."""
+    return (registered.__module__, registered.__qualname__) == (ours.__module__, ours.__qualname__)
+
+
+def register() -> None:
+    """Makes the method names "modelopt" and "nvfp4_moe" known to transformers; a second call changes nothing."""
+    for method in (METHOD, "modelopt"):
+        taken = AUTO_QUANTIZER_MAPPING.get(method), AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
+        ours = Nvfp4MoeQuantizer, Nvfp4MoeConfig
+        if any(there is not None and not _ours(there, own) for there, own in zip(taken, ours, strict=True)):
+            log.warning(
+                "transformers has a quantizer of its own for %r: it stays, and quantization_config=Nvfp4MoeConfig() takes this one",
+                method,
+            )
+            continue
+        AUTO_QUANTIZER_MAPPING[method], AUTO_QUANTIZATION_CONFIG_MAPPING[method] = ours
+    _prefer_given_config()
+
+
+def _prefer_given_config() -> None:
+    """An Nvfp4MoeConfig that a caller passes decides, whatever method the checkpoint names.
+
+    transformers compares the names of both configs' classes and has no hook there; everything else goes its own way.
+    """
+    stock = AutoHfQuantizer.__dict__["merge_quantization_configs"].__func__
+    stock = getattr(stock, "nvfp4_moe_stock", stock)
+
+    @functools.wraps(stock)
+    def merge(cls: Any, quantization_config: Any, quantization_config_from_args: Any) -> Any:
+        if isinstance(quantization_config_from_args, Nvfp4MoeConfig):
+            return quantization_config_from_args.of_checkpoint(quantization_config)
+        return stock(cls, quantization_config, quantization_config_from_args)
+
+    merge.nvfp4_moe_stock = stock  # type: ignore[attr-defined]
+    AutoHfQuantizer.merge_quantization_configs = classmethod(merge)

@@ -1,0 +1,44 @@
+"""The tensors of a checkpoint's safetensors files: names, dtypes and shapes from the headers, contents on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from .. import _core
+
+
+class StoredTensor(NamedTuple):
+    """One tensor as a header has it. dtype: safetensors' name of it, such as BF16, U8, F8_E4M3."""
+
+    file: str
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def read(self, device: str) -> Any:
+        """The tensor, on "cpu" or "cuda:N"."""
+        try:
+            with safe_open(self.file, framework="pt", device=device) as opened:
+                return opened.get_tensor(self.key)
+        except (SafetensorError, OSError) as error:
+            raise _core.IoError(f"{self.file}: {self.key} could not be read: {error}") from error
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.dtype} {self.shape}"
+
+
+def stored_tensors(files: Iterable[str]) -> dict[str, StoredTensor]:
+    """Every tensor of the files, by its key; raises BadInput, with the file's name, for one that is cut or is none."""
+    tensors = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for key in opened.keys():  # noqa: SIM118
+                    part = opened.get_slice(key)
+                    tensors[key] = StoredTensor(file, key, part.get_dtype(), tuple(part.get_shape()))
+        except (SafetensorError, OSError) as error:
+            raise _core.BadInput(f"{file}: expected a whole safetensors file: {error}") from error
+    return tensors

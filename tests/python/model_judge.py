@@ -1,0 +1,150 @@
+"""What a loaded model's quantized modules did, against float64 at equal router decisions, and the model around them.
+
+Two judgements that leave nothing between them to choose. Each Nvfp4Experts and Nvfp4LinearModule: what it gave for what it
+got lies in the interval of the numeric contract (moe_reference.py), computed in float64 from the files' codes and scales.
+The model around them: transformers' own class with the original weights, whose experts and linears give out what was
+recorded, must get the same inputs and give the same logits, bit for bit; so its routers decided alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import moe_reference as oracle
+import nvfp4_moe as nv
+import torch
+from checkpoints import raw
+from nvfp4_moe.transformers import Nvfp4Experts, Nvfp4LinearModule
+from torch import nn
+
+
+class Call(NamedTuple):
+    inputs: tuple[torch.Tensor, ...]
+    output: torch.Tensor
+
+
+def record(model: nn.Module, run: Any) -> tuple[dict[str, Call], Any]:
+    """What each quantized module got and gave in run(model), by path; and what run returned."""
+    calls: dict[str, Call] = {}
+
+    def hook(path: str) -> Any:
+        def keep(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            assert path not in calls, f"{path} ran twice"
+            calls[path] = Call(tuple(tensor.clone() for tensor in inputs), output.clone())
+
+        return keep
+
+    hooks = [
+        module.register_forward_hook(hook(path))
+        for path, module in model.named_modules()
+        if isinstance(module, (Nvfp4Experts, Nvfp4LinearModule))
+    ]
+    try:
+        with torch.no_grad():
+            returned = run(model)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return calls, returned
+
+
+# ---- each module against the contract
+
+
+def expert_weights(directory: Path, layer: int, experts: int) -> oracle.Weights:
+    """A layer's codes, block scales and tensor scales as the files have them."""
+    loaded = [nv.load_expert(directory, layer, expert) for expert in range(experts)]
+    return oracle.Weights(
+        *(
+            (
+                torch.stack([torch.as_tensor(one[name]["codes"]) for one in loaded]),
+                torch.stack([torch.as_tensor(one[name]["scales"]) for one in loaded]),
+                torch.tensor([one[name]["tensor_scale"] for one in loaded], dtype=torch.float32),
+            )
+            for name in ("gate", "up", "down")
+        )
+    )
+
+
+def options_of(layer: nv.MoeLayer) -> oracle.Options:
+    known = {field.name for field in dataclasses.fields(oracle.Options)}
+    return oracle.Options(**{k: v for k, v in dataclasses.asdict(layer.config).items() if k in known})
+
+
+def experts_outside(module: Nvfp4Experts, call: Call, weights: oracle.Weights) -> torch.Tensor:
+    """(T, hidden) bool: the elements that the contract does not allow."""
+    hidden, ids, router = call.inputs
+    want = oracle.forward(options_of(module.packed), weights, hidden, ids, router.float(), accuracy=oracle.CONTRACT)
+    assert not want.free.any()
+    return oracle.outside(want, call.output)
+
+
+def linear_weight(tensors: dict[str, torch.Tensor], stem: str) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """(codes (1, out, in/2), scales (1, out, in/16), tensor scale) of either format's names."""
+    codes = tensors.get(f"{stem}.weight_packed", tensors.get(f"{stem}.weight"))
+    if f"{stem}.weight_scale_2" in tensors:
+        scale = float(tensors[f"{stem}.weight_scale_2"])
+    else:
+        scale = float((1 / tensors[f"{stem}.weight_global_scale"].double()).float())
+    return codes[None], tensors[f"{stem}.weight_scale"].view(torch.uint8)[None], scale
+
+
+def linear_outside(module: Nvfp4LinearModule, call: Call, weight: tuple[torch.Tensor, torch.Tensor, float]) -> Any:
+    """(..., out) bool: the elements that the bound of one GEMM element (docs/numerics.md, section 7) does not allow."""
+    x = call.inputs[0].reshape(-1, module.in_features).double()
+    form = module.packed.describe()["activation_format"]
+    scale = torch.ones((len(x), 1), dtype=oracle.F64)
+    if form == "nvfp4":
+        lines, scale = oracle.quantize(oracle.Interval(x, x), oracle.LineScales("dynamic_token"))
+        x = lines.lo
+    else:
+        x = oracle.round_to(x, oracle.BF16)
+    factor = oracle.CONTRACT.gemm(module.in_features, form)
+    dtype = str(call.output.dtype).removeprefix("torch.")
+    alpha = oracle._alpha(scale, weight[2])
+    want = oracle.gemm(oracle.Interval(x, x), oracle.decode(weight, 0), alpha, factor, oracle.FORMATS[dtype])
+    got = call.output.reshape(-1, module.out_features).double()
+    return ~((got >= want.lo) & (got <= want.hi))
+
+
+def outside(model: nn.Module, calls: dict[str, Call], directory: Path, stems: dict[str, str]) -> dict[str, int]:
+    """How many elements of each quantized module's output are none that the contract allows. stems: of linears in the
+    files, by path."""
+    tensors = raw(directory)
+    wrong = {}
+    for path, call in calls.items():
+        module = model.get_submodule(path)
+        if isinstance(module, Nvfp4Experts):
+            layer = int(path.split("layers.")[1].split(".")[0])
+            weights = expert_weights(directory, layer, module.packed.config.num_experts)
+            wrong[path] = int(experts_outside(module, call, weights).sum())
+        else:
+            wrong[path] = int(linear_outside(module, call, linear_weight(tensors, stems[path])).sum())
+    return wrong
+
+
+# ---- the model around them
+
+
+class Replay(nn.Module):
+    """Gives out what was recorded, where it gets what was recorded."""
+
+    def __init__(self, path: str, call: Call) -> None:
+        super().__init__()
+        self.path, self.call = path, call
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        for got, want in zip(inputs, self.call.inputs, strict=True):
+            assert got.dtype == want.dtype and torch.equal(got, want), f"{self.path}: another input"
+        return self.call.output
+
+
+def replayed(twin: nn.Module, calls: dict[str, Call], run: Any) -> Any:
+    """What run gives for a stock model whose modules at these paths replay their calls."""
+    for path, call in calls.items():
+        parent, _, child = path.rpartition(".")
+        setattr(twin.get_submodule(parent), child, Replay(path, call))
+    with torch.no_grad():
+        return run(twin)

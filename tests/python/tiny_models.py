@@ -1,0 +1,192 @@
+"""Tiny random models of transformers' classes, as checkpoints in every form that the adapter loads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nvfp4_moe as nv
+import torch
+import transformers
+from checkpoints import raw
+from safetensors.torch import save_file
+
+_BASE = dict(
+    vocab_size=160,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=128,
+    initializer_range=0.08,
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+_FEW = dict(num_experts_per_tok=2, moe_intermediate_size=32)
+_LATENT = dict(q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16)
+_SHARED = dict(n_routed_experts=4, n_shared_experts=1, first_k_dense_replace=1)
+
+
+def _qwen3_moe() -> Any:
+    return transformers.Qwen3MoeConfig(
+        **_BASE, **_FEW, intermediate_size=64, num_key_value_heads=2, head_dim=16, num_experts=4, norm_topk_prob=True
+    )
+
+
+def _qwen3_next() -> Any:
+    return transformers.Qwen3NextConfig(
+        **_BASE,
+        **_FEW,
+        intermediate_size=64,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        shared_expert_intermediate_size=32,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+    )
+
+
+def _mixtral() -> Any:
+    return transformers.MixtralConfig(
+        **_BASE, intermediate_size=32, num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2
+    )
+
+
+def _deepseek_v3() -> Any:
+    return transformers.DeepseekV3Config(
+        **_BASE, **_FEW, **_LATENT, **_SHARED, intermediate_size=64, num_key_value_heads=4, n_group=2, topk_group=1
+    )
+
+
+def _deepseek_v4() -> Any:
+    return transformers.DeepseekV4Config(
+        **_BASE,
+        **_FEW,
+        num_key_value_heads=1,
+        head_dim=32,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        swiglu_limit=0.05,  # low enough for these weights to be clamped
+        q_lora_rank=32,
+        qk_rope_head_dim=16,
+        o_groups=2,
+        o_lora_rank=16,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_topk=16,
+        num_hash_layers=1,
+    )
+
+
+def _glm4_moe() -> Any:
+    return transformers.Glm4MoeConfig(
+        **_BASE, **_FEW, **_SHARED, intermediate_size=64, num_key_value_heads=2, head_dim=16, n_group=1, topk_group=1
+    )
+
+
+def _minimax_m2() -> Any:
+    return transformers.MiniMaxM2Config(
+        **_BASE, intermediate_size=32, num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2
+    )
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "qwen3_moe": _qwen3_moe,
+    "qwen3_next": _qwen3_next,
+    "mixtral": _mixtral,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v4": _deepseek_v4,
+    "glm4_moe": _glm4_moe,
+    "minimax_m2": _minimax_m2,
+}
+
+
+def write_original(directory: Path, kind: str) -> None:
+    """A bf16 checkpoint whose selection biases are not all zero."""
+    torch.manual_seed(0)
+    config = MODELS[kind]()
+    config.dtype = "bfloat16"
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data = torch.rand(buffer.shape) * 0.1
+        if name.endswith("tid2eid"):
+            experts = torch.rand(buffer.shape[0], config.n_routed_experts).argsort(-1)
+            buffer.data = experts[:, : buffer.shape[1]].to(buffer.dtype)
+    model.save_pretrained(directory)
+
+
+def rewrite(directory: Path, change: Callable[[str, torch.Tensor], dict[str, torch.Tensor]]) -> None:
+    """Writes every tensor anew as change(key, tensor) says, into one file without an index."""
+    tensors: dict[str, torch.Tensor] = {}
+    for key, tensor in raw(directory).items():
+        tensors |= {name: value.contiguous() for name, value in change(key, tensor).items()}
+    for file in directory.glob("model*"):
+        file.unlink()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def quantize_linears(
+    directory: Path, pattern: str, *, output_format: str, input_scale: float | None = 0.01
+) -> list[str]:
+    """The weights whose keys (without .weight) a pattern finds, in NVFP4 under the format's names; their stems."""
+    stems = []
+
+    def change(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        stem = key.removesuffix(".weight")
+        if stem == key or tensor.dim() != 2 or tensor.dtype != torch.bfloat16 or not re.search(pattern, stem):
+            return {key: tensor}
+        stems.append(stem)
+        codes, scales, tensor_scale = nv.quantize(tensor)
+        scales, scale = scales.view(torch.float8_e4m3fn), torch.tensor(tensor_scale, dtype=torch.float32)
+        if output_format == "modelopt":
+            made = {f"{stem}.weight": codes, f"{stem}.weight_scale": scales, f"{stem}.weight_scale_2": scale}
+            if input_scale is not None:
+                made[f"{stem}.input_scale"] = torch.tensor(input_scale)
+        else:
+            made = {f"{stem}.weight_packed": codes, f"{stem}.weight_scale": scales}
+            made[f"{stem}.weight_global_scale"] = (1 / scale).reshape(1)
+            if input_scale is not None:
+                made[f"{stem}.input_global_scale"] = torch.tensor([1 / input_scale])
+        return made
+
+    rewrite(directory, change)
+    assert stems, f"{pattern} finds no weight"
+    return stems
+
+
+def to_fp8(directory: Path, pattern: str, *, leaf: str = "scale") -> dict[str, torch.Tensor]:
+    """The weights that a pattern finds in E4M3 with a power of two for each 128 x 128, as DeepSeek-V4 has them; the
+    numbers that they then stand for, by stem."""
+    values = {}
+
+    def change(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        stem = key.removesuffix(".weight")
+        if stem == key or tensor.dim() != 2 or tensor.dtype != torch.bfloat16 or not re.search(pattern, stem):
+            return {key: tensor}
+        blocks = tuple(-(-size // 128) for size in tensor.shape)
+        exponents = torch.arange(blocks[0] * blocks[1]).reshape(blocks) % 3 - 10
+        scales = torch.exp2(exponents.float())
+        whole = scales.repeat_interleave(128, 0)[: tensor.shape[0]].repeat_interleave(128, 1)[:, : tensor.shape[1]]
+        codes = (tensor.float() / whole).to(torch.float8_e4m3fn)
+        values[stem] = codes.float() * whole
+        return {key: codes, f"{stem}.{leaf}": scales.to(torch.float8_e8m0fnu)}
+
+    rewrite(directory, change)
+    assert values, f"{pattern} finds no weight"
+    return values
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    """Fields of config.json; None removes one."""
+    path = directory / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))

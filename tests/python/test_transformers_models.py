@@ -3,6 +3,8 @@ checkpoints of both formats, judged at equal router decisions (model_judge.py)."
 
 from __future__ import annotations
 
+import shutil
+
 import nvfp4_moe as nv
 import pytest
 
@@ -12,7 +14,7 @@ adapter = pytest.importorskip("nvfp4_moe.transformers", exc_type=ImportError)
 
 import model_judge as judge  # noqa: E402
 import tiny_models as tiny  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+from tiny_models import load, logits, paths_of, stock_twin  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,54 +48,11 @@ def quantized(original, tmp_path):
     return make
 
 
-def load(directory, dtype=torch.bfloat16, **options):
-    """As a user does; the config where transformers does not find this adapter by itself."""
-    declared = transformers.AutoConfig.from_pretrained(directory).quantization_config["quant_method"]
-    given = {"quantization_config": adapter.Nvfp4MoeConfig(**options)} if options or declared != "modelopt" else {}
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **given)
-
-
-def logits(model):
-    ids = torch.arange(3, 3 + 22).reshape(2, 11) * 7 % 150 + 3
-    return model(ids, use_cache=False).logits
-
-
-def paths_of(model, stems):
-    """{path of a module: stem in the files} of linears: the stem whose weight the path's rename is."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
-
-    renamings = [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]
-    state = {f"{path}.weight": None for path, _ in model.named_modules()} | dict.fromkeys(model.state_dict())
-    state = {name: 1 for name in state}
-    found = {}
-    for stem in stems:
-        path = rename_source_key(f"{stem}.weight", renamings, [], model.base_model_prefix, state)[0]
-        found[path.removesuffix(".weight")] = stem
-    return found
-
-
-def stock_twin(original, model):
-    """transformers' class with the original weights. What is in the loaded model too is there in its dtype (transformers
-    casts a pre-quantized model's renamed weights otherwise than a float model's), and is the same number."""
-    twin = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
-    own = model.state_dict()
-    for name, tensor in twin.state_dict().items():
-        if name in own:
-            assert torch.equal(own[name].double(), tensor.double()), name
-    for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
-        if name in own:
-            tensor.data = tensor.data.to(own[name].dtype)
-    return twin
-
-
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize("kind", tiny.MODELS)
-def test_experts_and_linears_at_equal_router_decisions(kind, output_format, original, quantized, count):
+def test_experts_and_linears_at_equal_router_decisions(kind, output_format, original, quantized):
     directory = quantized(kind, output_format)
-    stems = tiny.quantize_linears(
-        directory, LINEARS, output_format="compressed-tensors" if output_format == FORMATS[1] else "modelopt"
-    )
+    stems = tiny.quantize_linears(directory, LINEARS, output_format=output_format)
     model = load(directory)
     calls, got = judge.record(model, logits)
     experts = [p for p in calls if isinstance(model.get_submodule(p), adapter.Nvfp4Experts)]
@@ -107,3 +66,44 @@ def test_experts_and_linears_at_equal_router_decisions(kind, output_format, orig
     # Nothing was left out: all linears that were quantized run packed, but those of a class of their own.
     packed = {p for p in calls if isinstance(model.get_submodule(p), adapter.Nvfp4LinearModule)}
     assert packed <= set(paths_of(model, stems)) and len(packed) >= 4
+
+
+def test_planted_faults_are_seen(original, quantized):
+    """The files as they were are the judge; the model reads others: one expert's scale doubled, one code of a linear."""
+    directory = quantized("qwen3_moe")
+    (stem, *_) = tiny.quantize_linears(directory, "layers.1.self_attn.o_proj$", output_format="modelopt")
+    truth = directory.with_name("truth")
+    shutil.copytree(directory, truth)
+    scale = "model.layers.0.mlp.experts.2.down_proj.weight_scale_2"
+
+    def judged():
+        model = load(directory)
+        calls, _ = judge.record(model, logits)
+        return judge.outside(model, calls, truth, {stem: stem})
+
+    assert set(judged().values()) == {0}
+    tiny.rewrite(directory, lambda key, tensor: {key: tensor * 2 if key == scale else tensor})
+    wrong = judged()
+    assert wrong.pop("model.layers.0.mlp.experts") > 0 and set(wrong.values()) == {0}
+    shutil.rmtree(directory)
+    shutil.copytree(truth, directory)
+
+    def flip(key, tensor):
+        if key == f"{stem}.weight":
+            tensor[7, 3] ^= 0x80  # the sign of one element
+        return {key: tensor}
+
+    tiny.rewrite(directory, flip)
+    wrong = judged()
+    assert wrong.pop(stem) > 0 and set(wrong.values()) == {0}
+
+
+def test_a_wrong_input_of_a_module_is_seen(original, quantized):
+    """The judge of the model around the modules: another router weight, and nothing else."""
+    directory = quantized("qwen3_moe")
+    model = load(directory)
+    calls, _ = judge.record(model, logits)
+    twin = stock_twin(original("qwen3_moe"), model)
+    twin.model.layers[1].mlp.gate.weight.data[0] *= 1.5
+    with pytest.raises(AssertionError, match="layers.1.mlp.experts: another input"):
+        judge.replayed(twin, calls, logits)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import nvfp4_moe as nv
+import nvfp4_moe.transformers as adapter
 import torch
 import transformers
 from checkpoints import raw
 from safetensors.torch import save_file
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 _BASE = dict(
     vocab_size=160,
@@ -109,10 +112,11 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def write_original(directory: Path, kind: str) -> None:
-    """A bf16 checkpoint whose selection biases are not all zero."""
+def write_original(directory: Path, kind: str, **sizes: int) -> None:
+    """A bf16 checkpoint whose selection biases are not all zero. sizes: fields of its config."""
     torch.manual_seed(0)
     config = MODELS[kind]()
+    config.update(sizes)
     config.dtype = "bfloat16"
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
     for name, buffer in model.named_buffers():
@@ -190,3 +194,46 @@ def change_config(directory: Path, **changes: Any) -> None:
     path = directory / "config.json"
     config = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+# ---- loading them
+
+
+def load(directory: Path, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Any:
+    """As a user does: with the config where transformers does not find the adapter by itself."""
+    declared = transformers.AutoConfig.from_pretrained(directory).quantization_config["quant_method"]
+    given = {"quantization_config": adapter.Nvfp4MoeConfig(**options)} if options or declared != "modelopt" else {}
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **given)
+
+
+def logits(model: Any) -> torch.Tensor:
+    """Of two sequences of 11 tokens."""
+    ids = torch.arange(3, 3 + 22).reshape(2, 11) * 7 % 150 + 3
+    with torch.no_grad():
+        return model(ids, use_cache=False).logits
+
+
+def paths_of(model: Any, stems: Iterable[str]) -> dict[str, str]:
+    """{path of a module: stem in the files}, as transformers renames keys."""
+    renamings = [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]
+    known = {f"{path}.weight": 1 for path, _ in model.named_modules()}
+    paths = {}
+    for stem in stems:
+        path = rename_source_key(f"{stem}.weight", renamings, [], model.base_model_prefix, known)[0]
+        paths[path.removesuffix(".weight")] = stem
+    return paths
+
+
+def stock_twin(original: Path, model: Any, changed: Iterable[str] = ()) -> Any:
+    """transformers' class with the original weights, but for those of the modules `changed`, which are the model's.
+
+    What is in the loaded model too is there the same number, and is taken in its dtype: transformers casts the renamed
+    weights of a pre-quantized model otherwise than a float model's.
+    """
+    twin = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
+    own, other = model.state_dict(), {f"{path}.weight" for path in changed}
+    for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
+        if name in own:
+            assert name in other or torch.equal(own[name].double(), tensor.double()), name
+            tensor.data = own[name].clone()
+    return twin

@@ -65,7 +65,7 @@ def find_experts(model: nn.Module) -> list[Found]:
 
 def _probe(limit: float) -> tuple[Tensor, Tensor]:
     """(S,), (S,) gate and up values that reach well beyond a limit, on both sides."""
-    points = torch.linspace(-1, 1, 65, dtype=torch.float32, device="cpu") * max(24.0, 3 * limit)
+    points = torch.linspace(-1, 1, 33, dtype=torch.float32, device="cpu") * max(24.0, 3 * limit)
     gate, up = torch.meshgrid(points, points, indexing="ij")
     return gate.flatten(), up.flatten()
 
@@ -96,12 +96,16 @@ def computes(module: nn.Module, activation: str, limit: float | None, alpha: flo
     return bool(((theirs.double() - ours).abs() <= 2.0**-21 * scale.double()).all())
 
 
+def _number(names: tuple[str, ...], *holders: Any) -> float | None:
+    """The first attribute of these names that is a number."""
+    values = [getattr(holder, name, None) for holder in holders for name in names]
+    return next((float(value) for value in values if isinstance(value, (int, float))), None)
+
+
 def find_activation(found: Found, config: Any) -> dict[str, Any]:
     """activation, swiglu_limit and swiglu_alpha of MoeConfig for a module; raises Unsupported with its class's name."""
-    limits = [getattr(holder, name, None) for holder in (found.module, config) for name in ("limit", "swiglu_limit")]
-    alphas = [getattr(holder, name, None) for holder in (found.module, config) for name in ("alpha", "swiglu_alpha")]
-    alpha = next((float(a) for a in alphas if isinstance(a, (int, float))), 1.702)
-    limit = next((float(l) for l in limits if isinstance(l, (int, float))), None)
+    limit = _number(("limit", "swiglu_limit"), found.module, config)
+    alpha = _number(("alpha", "swiglu_alpha"), found.module, config) or 1.702
     if computes(found.module, "swiglu", None, alpha):
         return {"activation": "swiglu"}
     if limit is not None:

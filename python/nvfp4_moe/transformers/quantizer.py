@@ -33,6 +33,7 @@ log = logging.getLogger("nvfp4_moe.transformers")
 
 _EXPERT_KEY = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:.*\.)?experts\.")
 _IN_EXPERTS = re.compile(r"(?:^|\.)experts\.")
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -118,11 +119,12 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 renamed = rename_source_key(key, [], [], prefix, state)[0]
             return renamed
 
-        self._dtypes = _planned_dtypes(model, state, self._dtype)
         found = find_experts(model)
         taken = self._take_experts(model, found, directory, tensors) if found else []
         self._keep_converters = len(taken) < len(found)
         others = {key: tensor for key, tensor in tensors.items() if not _IN_EXPERTS.search(key)}
+        stored = {rename(key): tensor.dtype for key, tensor in others.items()}
+        self._dtypes = _planned_dtypes(model, state, self._dtype, stored)
         linears = find_stored_linears(others, rename, dict(model.named_modules()))
         self._take_linears(model, linears)
         self._ignore(model, [rename(linear.weight.key) for linear in linears])
@@ -303,22 +305,24 @@ def _numbers_open(path: str) -> str:
     return r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in path.split("."))
 
 
-def _planned_dtypes(model: Any, state: dict[str, Any], dtype: Any) -> dict[str, torch.dtype]:
-    """The model's dtype of each floating parameter and persistent buffer, by name, but for those that its class excepts."""
+def _planned_dtypes(model: Any, state: dict[str, Any], dtype: Any, stored: dict[str, str]) -> dict[str, torch.dtype]:
+    """What each floating parameter and persistent buffer is to be in, by name: the model's dtype.
+
+    stored: the dtypes in the files. What the class excepts from the model's dtype is left out, unless the files have it
+    in just that: DeepSeek-V4 runs in bfloat16 only if its norms are in the files' bfloat16.
+    """
     plan = {} if dtype is None else model._get_dtype_plan(dtype)
     exceptions = [re.compile(glob.replace("*", ".*")) for glob in plan]
     return {
         name: tensor.dtype
         for name, tensor in state.items()
-        if tensor.is_floating_point() and not any(glob.search(name) for glob in exceptions)
+        if tensor.is_floating_point()
+        and (_DTYPES.get(stored.get(name, "")) == tensor.dtype or not any(glob.search(name) for glob in exceptions))
     }
 
 
 def _restore_dtypes(model: Any, planned: dict[str, torch.dtype]) -> None:
-    """transformers leaves the renamed keys of a pre-quantized model in the files' dtype, whatever dtype was asked for.
-
-    What a class excepts stays so: DeepSeek-V4's runs in bfloat16 only because its norms are then in the files' bfloat16.
-    """
+    """transformers leaves the renamed keys of a pre-quantized model in the files' dtype, whatever dtype was asked for."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name in planned and tensor.dtype != planned[name]:
             tensor.data = tensor.data.to(planned[name])
@@ -347,6 +351,18 @@ def register() -> None:
     _prefer_given_config()
 
 
+def _warn_of_stock(declared: Any) -> None:
+    """transformers 5.17 loads the NVFP4 experts of these checkpoints wrongly, and in silence."""
+    fields = declared if isinstance(declared, dict) else declared.to_dict()
+    named = (fields.get("format"), str(fields.get("moe_quant_algo")).upper())
+    if "nvfp4-pack-quantized" in named or "NVFP4" in named:
+        log.warning(
+            "quant_method %r is transformers' own: where this checkpoint has NVFP4 experts it loads them with wrong scales; "
+            "pass quantization_config=nvfp4_moe.transformers.Nvfp4MoeConfig()",
+            fields.get("quant_method"),
+        )
+
+
 def _prefer_given_config() -> None:
     """An Nvfp4MoeConfig that a caller passes decides, whatever method the checkpoint names.
 
@@ -359,6 +375,7 @@ def _prefer_given_config() -> None:
     def merge(cls: Any, quantization_config: Any, quantization_config_from_args: Any) -> Any:
         if isinstance(quantization_config_from_args, Nvfp4MoeConfig):
             return quantization_config_from_args.of_checkpoint(quantization_config)
+        _warn_of_stock(quantization_config)
         return stock(cls, quantization_config, quantization_config_from_args)
 
     merge.nvfp4_moe_stock = stock  # type: ignore[attr-defined]

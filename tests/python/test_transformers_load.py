@@ -1,0 +1,287 @@
+"""How the transformers adapter loads: what becomes torch's, where checkpoints lie, in which dtypes and forms they come."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import nvfp4_moe as nv
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+adapter = pytest.importorskip("nvfp4_moe.transformers", exc_type=ImportError)
+
+import model_judge as judge  # noqa: E402
+import tiny_models as tiny  # noqa: E402
+from checkpoints import raw  # noqa: E402
+from tiny_models import load, logits  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    return tmp_path_factory.mktemp("originals")
+
+
+@pytest.fixture
+def checkpoint(originals, tmp_path):
+    """checkpoint(kind, format, layers) -> (original, a directory whose experts are NVFP4)."""
+
+    def make(kind="qwen3_moe", output_format="modelopt", layers=()):
+        original = originals / kind
+        if not original.exists():
+            tiny.write_original(original, kind)
+        nv.quantize_checkpoint(original, tmp_path / kind, output_format=output_format, layers=layers)
+        return original, tmp_path / kind
+
+    return make
+
+
+def packed(model):
+    return [module for module in model.modules() if isinstance(module, adapter.Nvfp4Experts)]
+
+
+def nbytes(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def test_experts_are_never_torchs(tmp_path, monkeypatch):
+    """transformers reads the other tensors, each once; torch allocates no more than they take; the model holds no more."""
+    from transformers import core_model_loading
+
+    original, directory = tmp_path / "original", tmp_path / "quantized"
+    tiny.write_original(original, "qwen3_moe", hidden_size=128, moe_intermediate_size=128, num_experts=16)
+    nv.quantize_checkpoint(original, directory)
+    rest = {key: tensor for key, tensor in raw(directory).items() if ".experts." not in key}
+    experts = nbytes(raw(directory).values()) - nbytes(rest.values())
+    assert experts > 2 * nbytes(rest.values())
+    read = []
+    stock = core_model_loading.spawn_materialize
+
+    def materialize(pool, tensor, *args, **kwargs):
+        read.append(tuple(tensor.get_shape()))
+        return stock(None, tensor, *args, **kwargs)  # on this thread, which the profiler sees
+
+    monkeypatch.setattr(core_model_loading, "spawn_materialize", materialize)
+
+    def peak(run):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            result = run()
+        totals = [event.total_allocated for event in memory_events(profile)]
+        return result, max(totals) - totals[0]
+
+    model, most = peak(lambda: load(directory))
+    assert sorted(read) == sorted(tuple(tensor.shape) for tensor in rest.values())
+    assert nbytes(model.parameters()) == nbytes(rest.values())
+    assert nbytes(model.buffers()) < 1000  # rotary frequencies
+    assert most < nbytes(rest.values()) + experts // 4
+    read.clear()
+    _, of_floats = peak(lambda: AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16))
+    assert of_floats > nbytes(rest.values()) + 2 * experts  # the judge sees experts where there are some
+
+
+def memory_events(profile):
+    return [e for e in profile.profiler.kineto_results.experimental_event_tree() for e in allocations(e)]
+
+
+def allocations(event):
+    if event.name == "[memory]":
+        yield event.extra_fields
+    for child in event.children:
+        yield from allocations(child)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v4"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_dtypes_of_hidden(checkpoint, kind, dtype):
+    if kind == "deepseek_v4" and dtype == torch.float16:
+        pytest.skip("transformers' DeepSeek-V4 does not run in float16, quantized or not")
+    _, directory = checkpoint(kind, "compressed-tensors")
+    stems = tiny.quantize_linears(directory, "o_proj$|wo_b$", output_format="compressed-tensors")
+    model = load(directory, dtype=dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    calls, got = judge.record(model, logits)
+    assert got.dtype == dtype and {call.output.dtype for call in calls.values()} == {dtype}
+    wrong = judge.outside(model, calls, directory, tiny.paths_of(model, stems))
+    assert not any(wrong.values()), wrong
+
+
+@pytest.mark.parametrize("activation_format", ["nvfp4", "bf16", "int8_block"])
+def test_activation_formats_of_experts_and_linears(checkpoint, activation_format):
+    _, directory = checkpoint()
+    stems = tiny.quantize_linears(directory, "q_proj$", output_format="modelopt")
+    model = load(directory, activation_format=activation_format)
+    calls, _ = judge.record(model, logits)
+    modules = [model.get_submodule(path) for path in calls]
+    assert {module.packed.describe()["activation_format"] for module in modules} == {activation_format}
+    experts = {path: call for path, call in calls.items() if path.endswith("experts")}
+    judged = calls if activation_format != "int8_block" else experts
+    assert not any(judge.outside(model, judged, directory, tiny.paths_of(model, stems)).values())
+
+
+def test_linears_without_an_input_scale_keep_their_activations(checkpoint):
+    _, directory = checkpoint(output_format="compressed-tensors")
+    tiny.quantize_linears(directory, "k_proj$", output_format="compressed-tensors", input_scale=None)
+    tiny.quantize_linears(directory, "v_proj$", output_format="compressed-tensors")
+    attention = load(directory).model.layers[0].self_attn
+    assert attention.k_proj.packed.describe()["activation_format"] == "bf16"
+    assert attention.v_proj.packed.describe()["activation_format"] == "nvfp4"
+
+
+def test_a_bias_beside_an_nvfp4_weight(checkpoint):
+    _, directory = checkpoint()
+    tiny.quantize_linears(directory, "q_proj$", output_format="modelopt")
+    plain = load(directory).model.layers[0].self_attn.q_proj
+    bias = torch.linspace(-1, 1, 64).bfloat16()
+    sizes = {"q": 64, "k": 32, "v": 32, "o": 64}
+    names = [(f"model.layers.{n}.self_attn.{p}_proj.bias", size) for n in (0, 1) for p, size in sizes.items()]
+    biases = {name: bias[:size].clone() for name, size in names}
+    tiny.rewrite(directory, lambda key, tensor: {key: tensor, **(biases if key == "lm_head.weight" else {})})
+    tiny.change_config(directory, attention_bias=True)
+    module = load(directory).model.layers[0].self_attn.q_proj
+    x = torch.randn(2, 5, 64).bfloat16()
+    assert plain.bias is None and torch.equal(module(x), plain(x) + bias)
+
+
+def test_longer_batches_run_in_parts(checkpoint):
+    _, directory = checkpoint()
+    tiny.quantize_linears(directory, "o_proj$", output_format="modelopt")
+    whole = logits(load(directory))
+    parted = load(directory, max_tokens=5)
+    assert parted.model.layers[0].mlp.experts.max_tokens == 5
+    assert torch.equal(whole, logits(parted))
+
+
+def test_a_hub_id(checkpoint, tmp_path):
+    """The cache as the hub's client lays it out: snapshots of links to blobs; nothing is fetched."""
+    _, directory = checkpoint(output_format="compressed-tensors")
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    root = tmp_path / "cache" / "models--someone--tiny"
+    snapshot = root / "snapshots" / revision
+    for folder in (snapshot, root / "blobs", root / "refs"):
+        folder.mkdir(parents=True)
+    (root / "refs" / "main").write_text(revision)
+    for number, file in enumerate(sorted(directory.iterdir())):
+        shutil.copy(file, root / "blobs" / f"{number:040x}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{number:040x}")
+    config = adapter.Nvfp4MoeConfig()
+    given = {"dtype": torch.bfloat16, "quantization_config": config}
+    model = AutoModelForCausalLM.from_pretrained(
+        "someone/tiny", cache_dir=tmp_path / "cache", local_files_only=True, **given
+    )
+    assert len(packed(model)) == 2 and config.checkpoint is None  # the caller's config stays as it was
+    assert torch.equal(logits(model), logits(load(directory)))
+
+
+def test_what_only_hf_quant_config_declares(checkpoint):
+    _, directory = checkpoint()
+    want = logits(load(directory))
+    tiny.change_config(directory, quantization_config=None)
+    assert (directory / "hf_quant_config.json").exists()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.bfloat16, quantization_config=adapter.Nvfp4MoeConfig()
+    )
+    assert torch.equal(logits(model), want)
+
+
+def test_a_float_checkpoint_is_quantized_as_it_is_read(checkpoint):
+    """The same layers as enable() makes of the loaded model."""
+    original, _ = checkpoint()
+    config = adapter.Nvfp4MoeConfig(activation_format="bf16")
+    model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16, quantization_config=config)
+    assert len(packed(model)) == 2
+    enabled = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
+    adapter.enable(enabled)
+    assert torch.equal(logits(model), logits(enabled))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "minimax_m2"])
+def test_experts_that_a_producer_left_in_floats_stay_so(checkpoint, kind):
+    original, directory = checkpoint(kind, layers=[1])
+    model = load(directory)
+    first, second = (layer.mlp.experts for layer in model.model.layers)
+    stock = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
+    assert isinstance(second, adapter.Nvfp4Experts)
+    assert torch.equal(first.gate_up_proj, stock.model.layers[0].mlp.experts.gate_up_proj)
+    assert torch.equal(first.down_proj, stock.model.layers[0].mlp.experts.down_proj)
+    assert logits(model).isfinite().all()
+
+
+@pytest.mark.parametrize("leaf", ["scale", "weight_scale_inv"])
+def test_the_fp8_hybrid_of_deepseek_v4(checkpoint, caplog, leaf):
+    """FP8 weights outside the experts become bfloat16, with a line in the log that says so."""
+    original, directory = checkpoint("deepseek_v4")
+    values = tiny.to_fp8(directory, r"(wq_a|wq_b|wkv|wo_a|wo_b|shared_experts\.w[123])$", leaf=leaf)
+    declared = transformers.AutoConfig.from_pretrained(directory).quantization_config
+    assert declared["quant_method"] == "fp8" and declared["moe_quant_algo"] == "NVFP4"
+    with caplog.at_level(logging.WARNING, "nvfp4_moe.transformers"):
+        model = load(directory)
+    assert f"{len(values)} weights in FP8" in caplog.text and "torch.bfloat16" in caplog.text
+    for path, stem in tiny.paths_of(model, values).items():
+        assert torch.equal(model.get_submodule(path).weight.float(), values[stem].bfloat16().float()), path
+    calls, got = judge.record(model, logits)
+    assert len(calls) == 2 and not any(judge.outside(model, calls, directory, {}).values())
+    twin = tiny.stock_twin(original, model, set(tiny.paths_of(model, values)))
+    assert torch.equal(judge.replayed(twin, calls, logits), got)
+
+
+def test_a_scale_for_each_row_or_for_the_whole_weight():
+    """FP8 as ModelOpt and compressed-tensors write it, and E8M0 exponents in bytes."""
+    from nvfp4_moe.transformers.stored_linear import _dequantized_fp8
+
+    weight = torch.linspace(-2, 2, 48 * 64).reshape(48, 64).to(torch.float8_e4m3fn)
+    rows = torch.exp2(torch.arange(48) % 5 - 3.0)
+    for scale in (rows.reshape(48, 1), rows):
+        assert torch.equal(_dequantized_fp8(weight, scale), weight.float() * rows.reshape(48, 1))
+    assert torch.equal(_dequantized_fp8(weight, torch.tensor(0.25)), weight.float() * 0.25)
+    assert torch.equal(_dequantized_fp8(weight, torch.tensor([[130]], dtype=torch.uint8)), weight.float() * 8)
+
+
+def test_nvfp4_weights_of_other_sizes_are_dequantized(checkpoint, caplog):
+    """out_features that no kernel takes: 4, the projection of Qwen3-Next's gates."""
+    _, directory = checkpoint("qwen3_next")
+    (stem,) = tiny.quantize_linears(directory, "in_proj_ba$", output_format="modelopt")
+    with caplog.at_level(logging.WARNING, "nvfp4_moe.transformers"):
+        model = load(directory)
+    assert "1 weights in NVFP4" in caplog.text and stem in caplog.text
+    weight = model.get_submodule(stem).weight
+    codes, scales, scale = judge.linear_weight(raw(directory), stem)
+    want = torch.as_tensor(nv.dequantize(codes[0], scales[0], scale)).bfloat16()
+    assert weight.shape[0] == 4 and torch.equal(weight, want)
+    assert logits(model).isfinite().all()
+
+
+def test_a_second_registration_changes_nothing():
+    import importlib
+
+    from nvfp4_moe.transformers import quantizer
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
+
+    before = AutoHfQuantizer.__dict__["merge_quantization_configs"].__func__.nvfp4_moe_stock
+    adapter.register()
+    adapter.register()
+    after = AutoHfQuantizer.__dict__["merge_quantization_configs"].__func__.nvfp4_moe_stock
+    assert before is after and not hasattr(after, "nvfp4_moe_stock")
+    assert AUTO_QUANTIZER_MAPPING["modelopt"] is quantizer.Nvfp4MoeQuantizer
+    assert importlib.import_module("nvfp4_moe.transformers") is adapter
+
+
+def test_a_quantizer_of_transformers_own_stays(monkeypatch, caplog):
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, "modelopt", AUTO_QUANTIZER_MAPPING["fp8"])
+    adapter.register()
+    assert AUTO_QUANTIZER_MAPPING["modelopt"] is AUTO_QUANTIZER_MAPPING["fp8"]
+    assert "Nvfp4MoeConfig" in caplog.text
+
+
+def test_a_warning_where_transformers_own_quantizer_is_taken(checkpoint, caplog):
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    _, directory = checkpoint(output_format="compressed-tensors")
+    declared = transformers.AutoConfig.from_pretrained(directory).quantization_config
+    AutoHfQuantizer.merge_quantization_configs(declared, None)
+    assert "compressed-tensors" in caplog.text and "wrong scales" in caplog.text

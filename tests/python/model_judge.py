@@ -99,6 +99,8 @@ def linear_outside(module: Nvfp4LinearModule, call: Call, weight: tuple[torch.Te
     if form == "nvfp4":
         lines, scale = oracle.quantize(oracle.Interval(x, x), oracle.LineScales("dynamic_token"))
         x = lines.lo
+    elif form == "int8_block":
+        x = oracle.quantize_int8(oracle.Interval(x, x)).lo
     else:
         x = oracle.round_to(x, oracle.BF16)
     factor = oracle.CONTRACT.gemm(module.in_features, form)
@@ -148,3 +150,18 @@ def replayed(twin: nn.Module, calls: dict[str, Call], run: Any) -> Any:
         setattr(twin.get_submodule(parent), child, Replay(path, call))
     with torch.no_grad():
         return run(twin)
+
+
+# ---- torch's memory
+
+
+def memory_events(profile: Any) -> list[Any]:
+    """Allocations and frees of torch.profiler with profile_memory, in order: each has total_allocated, in bytes."""
+
+    def within(event: Any) -> Any:
+        if event.name == "[memory]":
+            yield event.extra_fields
+        for child in event.children:
+            yield from within(child)
+
+    return [found for event in profile.profiler.kineto_results.experimental_event_tree() for found in within(event)]

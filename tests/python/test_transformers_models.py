@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-adapter = pytest.importorskip("nvfp4_moe.transformers", exc_type=ImportError)
 
 import model_judge as judge  # noqa: E402
+import nvfp4_moe.transformers as adapter  # noqa: E402
 import tiny_models as tiny  # noqa: E402
 from tiny_models import load, logits, paths_of, stock_twin  # noqa: E402
 

@@ -78,14 +78,6 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         self._device_map = dict(device_map or {})
         return device_map
 
-    def update_tp_plan(self, config: Any) -> Any:
-        if getattr(config, "distributed_config", None) is not None:
-            raise _core.Unsupported(
-                "tp_plan, distributed_config: expected none, since nvfp4_moe does not shard a transformers model; "
-                "MoeLayer.from_checkpoint opens a rank's experts or slice for an engine of one's own"
-            )
-        return config
-
     def _device_of(self, path: str) -> torch.device:
         """The device of the longest entry of the device map that a module's path begins with."""
         parts = path.split(".")
@@ -100,6 +92,11 @@ class Nvfp4MoeQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> Any:
+        if getattr(model.config, "distributed_config", None) is not None:
+            raise _core.Unsupported(
+                "tp_plan, distributed_config: expected none, since nvfp4_moe does not shard a transformers model; "
+                "MoeLayer.from_checkpoint opens a rank's experts or slice for an engine of one's own"
+            )
         files = [os.path.abspath(file) for file in checkpoint_files or []]
         if not files or not all(file.endswith(".safetensors") for file in files):
             raise _core.Unsupported(f"{model.config.name_or_path}: expected a model's safetensors files")
@@ -220,8 +217,8 @@ class Nvfp4MoeQuantizer(HfQuantizer):
             ignored.add(f"^(?:{'|'.join(sorted({_numbers_open(weight) for weight in weights}))})$")
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ignored
 
-    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
-        """Without what merges experts, where none of them is left to transformers."""
+    def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
+        """Without what merges experts, where none of them is left to transformers. Newer ones pass the model too."""
         if self._keep_converters:
             return weight_conversions
         return [

@@ -31,7 +31,6 @@ _NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("transformers.quantizers.base", "HfQuantizer._process_model_after_weight_loading", ("model",)),
     ("transformers.quantizers.base", "HfQuantizer.update_weight_conversions", ("weight_conversions",)),
     ("transformers.quantizers.base", "HfQuantizer.update_device_map", ("device_map",)),
-    ("transformers.quantizers.base", "HfQuantizer.update_tp_plan", ("config",)),
     ("transformers.utils.quantization_config", "QuantizationConfigMixin", ()),
 )
 

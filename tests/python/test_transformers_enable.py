@@ -1,0 +1,197 @@
+"""enable(): the experts of a loaded float model quantized in memory, one layer at a time."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import nvfp4_moe as nv
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import model_judge as judge  # noqa: E402
+import moe_reference as oracle  # noqa: E402
+import nvfp4_moe.transformers as adapter  # noqa: E402
+import tiny_models as tiny  # noqa: E402
+from tiny_models import logits  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def fresh(kind, dtype=torch.bfloat16, **sizes):
+    torch.manual_seed(1)
+    config = tiny.MODELS[kind]()
+    config.update(sizes)
+    return AutoModelForCausalLM.from_config(config).to(dtype).eval()
+
+
+def quantized(weights):
+    """oracle matrices (codes, scales, tensor scale) of float weights (E, rows, K), by the library's quantizer of weights."""
+    parts = [nv.quantize(weight.float()) for weight in weights]
+    codes, scales = (torch.stack([part[index] for part in parts]) for index in (0, 1))
+    return codes, scales, torch.tensor([part[2] for part in parts], dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", tiny.MODELS)
+def test_every_class_at_equal_router_decisions(kind):
+    """float32, in which all of these classes run."""
+    model, twin = fresh(kind, torch.float32), fresh(kind, torch.float32)
+    stacks = {
+        name: (module.gate_up_proj.detach().clone(), module.down_proj.detach().clone())
+        for name, module in model.named_modules()
+        if hasattr(module, "gate_up_proj") and hasattr(module, "down_proj") and hasattr(module, "has_gate")
+    }
+    done = adapter.enable(model)
+    assert [layer.name for layer in done.layers] == list(stacks)
+    calls, got = judge.record(model, logits)
+    assert set(calls) == set(stacks)
+    for name, (gate_up, down) in stacks.items():
+        gate, up = gate_up.chunk(2, 1)
+        weights = oracle.Weights(quantized(gate), quantized(up), quantized(down))
+        module = model.get_submodule(name)
+        assert module.packed.config.activation == ("swiglu_clamped" if kind == "deepseek_v4" else "swiglu")
+        assert not judge.experts_outside(module, calls[name], weights).any()
+    assert torch.equal(judge.replayed(twin, calls, logits), got)
+
+
+def test_what_it_says_and_frees():
+    model = fresh("qwen3_moe", torch.float16)
+    experts = [layer.mlp.experts for layer in model.model.layers]
+    stacks = [weakref.ref(module.gate_up_proj) for module in experts]
+    done = adapter.enable(model, activation_format="nvfp4", max_tokens=4)
+    gc.collect()
+    assert [stack() for stack in stacks] == [None, None]  # though the modules themselves are still held here
+    assert len(done.layers) == 2 and done.activation_format == "nvfp4"
+    one = done.layers[0]
+    assert one.name == "model.layers.0.mlp.experts" and one.experts == 4 and one.device == "cpu"
+    assert one.bytes_before == 4 * 3 * 64 * 32 * 2 and 0 < one.bytes_after < one.bytes_before
+    text = str(done)
+    assert "2 layers of experts" in text and one.name in text and "activations nvfp4" in text
+    assert model.model.layers[0].mlp.experts.packed.config.activation_format == "nvfp4"
+    assert logits(model).isfinite().all()
+
+
+def test_its_peak_is_one_layer_more(monkeypatch):
+    """Whenever a layer is packed, the weights of those before it are gone; and torch allocates less than a layer has."""
+    model = fresh("qwen3_moe", num_hidden_layers=3, num_experts=16)
+    stacks = [weakref.ref(layer.mlp.experts.gate_up_proj) for layer in model.model.layers]
+    bytes_of_layer = sum(p.numel() * p.element_size() for p in model.model.layers[0].mlp.experts.parameters())
+    alive = []
+    stock = nv.MoeLayer.from_bf16
+
+    def from_bf16(*args, **kwargs):
+        alive.append([stack() is not None for stack in stacks])
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(nv.MoeLayer, "from_bf16", from_bf16)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        adapter.enable(model)
+    assert alive == [[True, True, True], [False, True, True], [False, False, True]]
+    totals = [event.total_allocated for event in judge.memory_events(profile)]
+    assert max(totals) - totals[0] < bytes_of_layer
+
+
+def test_a_second_call_finds_nothing_to_do():
+    model = fresh("mixtral")
+    assert len(adapter.enable(model).layers) == 2
+    before = logits(model)
+    assert adapter.enable(model).layers == ()
+    assert torch.equal(logits(model), before)
+
+
+def test_such_a_model_is_neither_saved_nor_trained(tmp_path, caplog):
+    model = fresh("mixtral")
+    adapter.enable(model)
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path / "out")
+    assert "packed NVFP4 weights are not written back" in caplog.text
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert transformers.AutoConfig.for_model("mixtral").to_dict().get("quantization_config") is None
+
+
+def test_weights_move_bit_for_bit():
+    """What moving to another device does, here to the same one."""
+    model = fresh("deepseek_v4", torch.float32)
+    adapter.enable(model, max_tokens=7)
+    want = logits(model)
+    for layer in model.model.layers:
+        before = layer.mlp.experts.handle
+        layer.mlp.experts.place(torch.device("cpu"))
+        assert layer.mlp.experts.handle != before and layer.mlp.experts.max_tokens == 7
+    assert torch.equal(logits(model), want)
+
+
+# ---- what it refuses, before it changes anything
+
+
+def refuses(model, says, error=nv.Unsupported, **options):
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(error, match=says):
+        adapter.enable(model, **options)
+    assert [type(module) for module in model.modules()] == before
+    assert getattr(model, "hf_quantizer", None) is None
+
+
+def test_biases():
+    config = transformers.GptOssConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_local_experts=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts_per_tok=2,
+    )  # fmt: skip
+    refuses(AutoModelForCausalLM.from_config(config), r"layers.0.mlp.experts \(GptOssExperts\): .*without biases")
+
+
+def test_experts_that_are_called_otherwise():
+    config = transformers.Llama4TextConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, intermediate_size_mlp=64, num_hidden_layers=1,
+        num_local_experts=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16, pad_token_id=0,
+    )  # fmt: skip
+    refuses(
+        AutoModelForCausalLM.from_config(config), r"experts \(Llama4TextExperts\): expected experts of transformers"
+    )
+
+
+def test_another_activation():
+    refuses(fresh("qwen3_moe", hidden_act="gelu"), r"layers.0.mlp.experts \(Qwen3MoeExperts\): .*GELU")
+
+
+def test_a_model_without_experts():
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4
+    )
+    refuses(AutoModelForCausalLM.from_config(config), "LlamaForCausalLM: expected modules with stacked experts")
+
+
+def test_weights_that_are_not_floats_or_not_there():
+    model = fresh("mixtral")
+    model.model.layers[1].mlp.experts.to("meta")
+    refuses(model, r"layers.1.mlp.experts.*gate_up_proj: expected weights on cpu or cuda, got meta")
+    model = fresh("mixtral")
+    experts = model.model.layers[1].mlp.experts
+    experts.down_proj = torch.nn.Parameter(experts.down_proj.to(torch.float64))
+    refuses(model, r"layers.1.mlp.experts.*down_proj: expected bfloat16.*got torch.float64")
+
+
+def test_sizes_that_are_no_multiple_of_16():
+    refuses(fresh("mixtral", intermediate_size=40), "intermediate_size", error=nv.Error)
+
+
+def test_a_nan_weight_leaves_a_model_that_runs():
+    model = fresh("mixtral")
+    model.model.layers[1].mlp.experts.down_proj.data[2, 3, 4] = torch.nan
+    with pytest.raises(nv.BadInput, match="model.layers.1.mlp.experts: "):
+        adapter.enable(model)
+    kinds = [type(layer.mlp.experts) for layer in model.model.layers]
+    assert kinds[0] is adapter.Nvfp4Experts and kinds[1] is not adapter.Nvfp4Experts
+    assert logits(model).shape == (2, 11, 160)
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained("nowhere")
+
+
+def test_another_librarys_quantized_model():
+    model = fresh("mixtral")
+    model.hf_quantizer = object()
+    with pytest.raises(nv.Unsupported, match="got a model of object"):
+        adapter.enable(model)

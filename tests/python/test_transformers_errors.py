@@ -1,0 +1,300 @@
+"""What the transformers adapter refuses, and the sentence that says so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nvfp4_moe as nv
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import nvfp4_moe.transformers as adapter  # noqa: E402
+import tiny_models as tiny  # noqa: E402
+from tiny_models import load, logits  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+EXPERT = "model.layers.1.mlp.experts.3.up_proj"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A Qwen3-MoE whose experts and q_proj are NVFP4."""
+    root = tmp_path_factory.mktemp("errors")
+    tiny.write_original(root / "original", "qwen3_moe")
+    nv.quantize_checkpoint(root / "original", root / "quantized")
+    tiny.quantize_linears(root / "quantized", "q_proj$", output_format="modelopt")
+    return root
+
+
+@pytest.fixture
+def directory(made, tmp_path):
+    import shutil
+
+    return Path(shutil.copytree(made / "quantized", tmp_path / "quantized"))
+
+
+@pytest.fixture(scope="module")
+def model(made):
+    return load(made / "quantized")
+
+
+def drop(*keys):
+    return lambda key, tensor: {} if key in keys else {key: tensor}
+
+
+def replace(name, tensor_of):
+    return lambda key, tensor: {key: tensor_of(tensor) if key == name else tensor}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (drop(f"{EXPERT}.weight_scale"), nv.BadInput, r"layer 1.*expert 3.*up_proj"),
+        (drop(f"{EXPERT}.weight", f"{EXPERT}.weight_scale", f"{EXPERT}.weight_scale_2"), nv.BadInput, "layer 1.*3"),
+        (drop("model.layers.1.self_attn.o_proj.weight"), nv.BadInput, r"layers.1.self_attn.o_proj.weight: missing"),
+        (
+            drop("model.layers.0.mlp.gate.weight", "model.norm.weight"),
+            nv.BadInput,
+            r"gate.weight, model.norm.*: missing",
+        ),
+        (drop(f"{Q_PROJ}.weight_scale"), nv.BadInput, rf"{Q_PROJ}.weight_scale: missing.*F8_E4M3 \(64, 4\)"),
+        (drop(f"{Q_PROJ}.weight_scale_2"), nv.BadInput, rf"{Q_PROJ}.weight_scale_2: missing"),
+        (
+            replace(f"{Q_PROJ}.weight", lambda t: t[:32]),
+            nv.BadInput,
+            rf"{Q_PROJ}.weight: .*\(64, 32\), got U8 \(32, 32\)",
+        ),
+        (replace(f"{Q_PROJ}.weight_scale", lambda t: t.T), nv.BadInput, r"\(64, 4\), got F8_E4M3 \(4, 64\)"),
+        (replace(f"{Q_PROJ}.weight_scale", lambda t: t.float()), nv.BadInput, "expected F8_E4M3.*got F32"),
+        (
+            replace(f"{Q_PROJ}.weight_scale", lambda t: t[:, :2].view(torch.uint8).contiguous()),
+            nv.Unsupported,
+            "MXFP4",
+        ),
+        (replace(f"{Q_PROJ}.weight_scale_2", lambda t: -t), nv.BadInput, f"{Q_PROJ}: "),
+        (
+            replace("model.embed_tokens.weight", lambda t: t.to(torch.float8_e4m3fn)),
+            nv.Unsupported,
+            "embed_tokens.*expected a linear.*Embedding",
+        ),
+    ],
+)
+def test_damaged_tensors_are_named(directory, change, error, says):
+    tiny.rewrite(directory, change)
+    with pytest.raises(error, match=says):
+        load(directory)
+
+
+def test_a_truncated_shard(directory):
+    (file,) = directory.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(nv.BadInput, match=re.escape(str(file))):
+        load(directory)
+
+
+def test_an_activation_that_is_none_of_the_librarys(directory):
+    tiny.change_config(directory, hidden_act="gelu")
+    with pytest.raises(nv.Error, match="gelu"):
+        load(directory)
+
+
+def test_an_activation_that_the_class_computes_otherwise(directory, monkeypatch):
+    """transformers' class and the checkpoint's layer must mean the same, whatever both are called."""
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    def clamped(self, gate_up):
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.act_fn(gate.clamp(max=7.0)) * up
+
+    monkeypatch.setattr(Qwen3MoeExperts, "_apply_gate", clamped)
+    with pytest.raises(nv.Unsupported, match=r"layers.0.mlp.experts \(Qwen3MoeExperts\).*swiglu"):
+        load(directory)
+
+
+def test_no_nvfp4_at_all(directory):
+    tiny.change_config(directory, quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"})
+    (directory / "hf_quant_config.json").unlink()
+    with pytest.raises(nv.Error, match="FP8"):
+        load(directory)
+
+
+def test_a_tied_head_in_nvfp4(directory):
+    tiny.quantize_linears(directory, "lm_head$", output_format="modelopt")
+    tiny.change_config(directory, tie_word_embeddings=True)
+    with pytest.raises(nv.Unsupported, match="lm_head.weight: expected a float weight.*ties"):
+        load(directory)
+
+
+def test_options():
+    with pytest.raises(ValueError, match="activation_format.*got activation_fromat"):
+        adapter.Nvfp4MoeConfig(activation_fromat="bf16")
+    with pytest.raises(ValueError, match="got hidden_size"):
+        adapter.Nvfp4MoeConfig(hidden_size=64)
+    with pytest.raises(ValueError, match="max_tokens: expected 1 or more, got 0"):
+        adapter.Nvfp4MoeConfig(max_tokens=0)
+
+
+def test_an_option_that_a_layer_refuses_names_the_module(directory):
+    with pytest.raises(nv.Error, match="model.layers.0.*experts: "):
+        load(directory, activation_format="fp8")
+
+
+# ---- devices
+
+
+def quantizer():
+    return adapter.Nvfp4MoeQuantizer(adapter.Nvfp4MoeConfig())
+
+
+def test_device_maps_that_are_taken():
+    gpu = {"": 0, "model.layers.1": "cuda:1", "model.layers.12": torch.device("cuda:2")}
+    one = quantizer()
+    assert one.update_device_map(None) is None and one._device_of("model.layers.1") == torch.device("cpu")
+    assert one.update_device_map(gpu) == gpu
+    assert one._device_of("model.layers.1.mlp.experts") == torch.device("cuda:1")
+    assert one._device_of("model.layers.12.mlp.experts") == torch.device("cuda:2")
+    assert one._device_of("model.layers.0.mlp.experts") == torch.device("cuda:0")
+    assert one.update_device_map({"": "cpu"}) == {"": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("device_map", "says"),
+    [
+        ({"model": "cuda:0", "lm_head": "cpu"}, "got cpu, cuda:0"),
+        ({"model": 0, "lm_head": "disk"}, "got cuda:0, disk"),
+        ({"": "meta"}, "expected cpu or cuda, got meta"),
+    ],
+)
+def test_device_maps_that_offload(device_map, says):
+    with pytest.raises(nv.Unsupported, match=says):
+        quantizer().update_device_map(device_map)
+
+
+def test_automatic_device_maps(monkeypatch):
+    """accelerate would balance several GPUs without the experts; one GPU, or none, leaves nothing to balance."""
+    for gpus, device in ((0, "cpu"), (1, "cuda:0")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert quantizer().update_device_map("auto") == {"": torch.device(device)}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(nv.Unsupported, match="device_map 'balanced'.*2 GPUs"):
+        quantizer().update_device_map("balanced")
+
+
+def test_one_device_through_accelerate(made, model):
+    pytest.importorskip("accelerate")
+    for device_map in ("cpu", "auto", {"": "cpu"}):
+        if device_map != "auto" or torch.cuda.device_count() == 0:
+            mapped = AutoModelForCausalLM.from_pretrained(
+                made / "quantized", dtype=torch.bfloat16, device_map=device_map
+            )
+            assert torch.equal(logits(mapped), logits(model))
+    with pytest.raises(nv.Unsupported, match="disk"):
+        AutoModelForCausalLM.from_pretrained(made / "quantized", device_map={"model": "cpu", "lm_head": "disk"})
+
+
+def test_ranks_are_refused(directory):
+    config = transformers.AutoConfig.from_pretrained(directory)
+    config.distributed_config = object()  # what tp_plan and distributed_config of from_pretrained leave there
+    with pytest.raises(nv.Unsupported, match="tp_plan.*MoeLayer.from_checkpoint"):
+        AutoModelForCausalLM.from_pretrained(directory, config=config)
+
+
+def test_moving_a_model(made):
+    """To a device without kernels: refused. A cast changes nothing of what is packed. To another device: opened anew."""
+    moved = load(made / "quantized")
+    want, handle = logits(moved), moved.model.layers[0].mlp.experts.handle
+    with pytest.raises(nv.Unsupported, match="device: expected cpu or cuda, got meta"):
+        moved.model.layers[0].mlp.experts.to("meta")
+    assert moved.to("cpu").model.layers[0].mlp.experts.handle == handle
+    assert torch.equal(logits(moved), want)
+    for module in (moved.model.layers[0].mlp.experts, moved.model.layers[0].self_attn.q_proj):
+        before = module.handle
+        module.place(torch.device("cpu"))
+        assert module.handle != before
+    assert torch.equal(logits(moved), want)
+    wide = moved.to(torch.float32)
+    assert logits(wide).dtype == torch.float32 and wide.model.layers[0].mlp.experts.handle == module_handle(wide)
+
+
+def module_handle(model):
+    return model.model.layers[0].mlp.experts.packed.handle
+
+
+# ---- what such a model does not do
+
+
+def test_saving(model, tmp_path, caplog):
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path / "out")
+    assert "packed NVFP4 weights are not written back" in caplog.text
+    assert not (tmp_path / "out").exists()
+
+
+def test_its_config_is_saved_as_the_checkpoint_has_it(made, model, tmp_path):
+    model.config.save_pretrained(tmp_path)
+    saved, read = (
+        transformers.AutoConfig.from_pretrained(p).quantization_config for p in (tmp_path, made / "quantized")
+    )
+    assert saved == read
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+def test_copies(model, duplicate):
+    with pytest.raises(nv.Unsupported, match="neither pickled nor copied; load the checkpoint once more"):
+        duplicate(model)
+
+
+def test_gradients(model):
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    logits_of_plain = model(torch.tensor([[5, 6, 7]])).logits  # no torch.no_grad() is needed
+    assert not logits_of_plain.requires_grad
+    hidden = torch.randn(1, 3, 64, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(nv.Unsupported, match=r"q_proj: NVFP4 layers have no gradient.*torch.no_grad"):
+        model(inputs_embeds=hidden)
+    with pytest.raises(nv.Unsupported, match=r"experts: NVFP4 layers have no gradient"):
+        model.model.layers[0].mlp(hidden)
+    with torch.inference_mode():
+        model(inputs_embeds=hidden)
+    assert not model.hf_quantizer.is_trainable
+
+
+# ---- versions
+
+
+def in_a_fresh_process(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_no_transformers():
+    said = in_a_fresh_process("import sys; sys.modules['transformers'] = None\nimport nvfp4_moe.transformers")
+    assert said.startswith("ImportError: nvfp4_moe.transformers: expected transformers 5.17, found none")
+    assert "pip install" in said
+
+
+def test_a_transformers_that_lacks_something():
+    said = in_a_fresh_process(
+        "import transformers.core_model_loading as c, transformers.quantizers.auto as a\n"
+        "del c.WeightConverter\n"
+        "a.AutoHfQuantizer.merge_quantization_configs = classmethod(lambda cls, config: None)\n"
+        "import nvfp4_moe.transformers"
+    )
+    assert f"expected transformers 5.17, found {transformers.__version__}, which lacks " in said
+    assert "transformers.core_model_loading.WeightConverter" in said
+    assert "merge_quantization_configs(quantization_config, quantization_config_from_args)" in said
+
+
+def test_nvfp4_moe_alone_imports_neither_torch_nor_transformers():
+    code = "import sys, nvfp4_moe; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'safetensors')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -271,28 +271,28 @@ def test_gradients(model):
 # ---- versions
 
 
-def in_a_fresh_process(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode != 0
-    return done.stderr.strip().splitlines()[-1]
-
-
 def test_no_transformers():
-    said = in_a_fresh_process("import sys; sys.modules['transformers'] = None\nimport nvfp4_moe.transformers")
-    assert said.startswith("ImportError: nvfp4_moe.transformers: expected transformers 5.17, found none")
+    code = "import sys; sys.modules['transformers'] = None\nimport nvfp4_moe.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = done.stderr.strip().splitlines()[-1]
+    assert said.startswith("ImportError: nvfp4_moe.transformers: expected transformers 5.16 to 5.23, found none")
     assert "pip install" in said
 
 
-def test_a_transformers_that_lacks_something():
-    said = in_a_fresh_process(
-        "import transformers.core_model_loading as c, transformers.quantizers.auto as a\n"
-        "del c.WeightConverter\n"
-        "a.AutoHfQuantizer.merge_quantization_configs = classmethod(lambda cls, config: None)\n"
-        "import nvfp4_moe.transformers"
-    )
-    assert f"expected transformers 5.17, found {transformers.__version__}, which lacks " in said
-    assert "transformers.core_model_loading.WeightConverter" in said
-    assert "merge_quantization_configs(quantization_config, quantization_config_from_args)" in said
+def test_a_transformers_that_lacks_something(monkeypatch):
+    from nvfp4_moe.transformers import requirements
+    from transformers import core_model_loading
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    requirements.check()
+    monkeypatch.delattr(core_model_loading, "WeightConverter")
+    monkeypatch.setattr(AutoHfQuantizer, "merge_quantization_configs", lambda quantization_config: None)
+    with pytest.raises(ImportError) as refused:
+        requirements.check()
+    said = str(refused.value)
+    assert f"expected transformers 5.16 to 5.23, found {transformers.__version__}, which lacks " in said
+    assert "transformers.core_model_loading.WeightConverter, " in said
+    assert "merge_quantization_configs(quantization_config_from_args); pip install" in said
 
 
 def test_nvfp4_moe_alone_imports_neither_torch_nor_transformers():

@@ -23,7 +23,8 @@ from .config import Nvfp4MoeConfig  # noqa: E402
 from .enable import Enabled, EnabledLayer, enable  # noqa: E402
 from .experts import Nvfp4Experts  # noqa: E402
 from .linear import Nvfp4LinearModule  # noqa: E402
-from .quantizer import Nvfp4MoeQuantizer, register  # noqa: E402
+from .quantizer import Nvfp4MoeQuantizer  # noqa: E402
+from .registration import register  # noqa: E402
 
 __all__ = [
     "Enabled",

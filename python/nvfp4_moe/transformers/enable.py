@@ -133,7 +133,7 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
     before = sum(weight.numel() * weight.element_size() for weight in (module.gate_up_proj, module.down_proj))
     device = device_name(module.gate_up_proj.device)
     gate, up, down = _halves(module)
-    kept = {"max_tokens": config.max_tokens, "backend": config.backend}
+    kept: dict[str, Any] = {"max_tokens": config.max_tokens, "backend": config.backend}
     try:
         layer = MoeLayer.from_bf16(layer_config, gate=gate, up=up, down=down, device=device, **kept)
     except _core.Error as error:
@@ -161,5 +161,5 @@ def _moved(layer: MoeLayer, device: str, kept: dict[str, Any]) -> MoeLayer:
         )
         return codes, scales, torch.tensor([one[matrix]["tensor_scale"] for one in experts], dtype=torch.float32)
 
-    matrices = {matrix: stacked(matrix) for matrix in ("gate", "up", "down")}
-    return MoeLayer.from_tensors(layer.config, device=device, **matrices, **kept)
+    gate, up, down = (stacked(matrix) for matrix in ("gate", "up", "down"))
+    return MoeLayer.from_tensors(layer.config, gate=gate, up=up, down=down, device=device, **kept)

@@ -90,7 +90,7 @@ def computes(module: nn.Module, activation: str, limit: float | None, alpha: flo
     """
     gate, up = _probe(limit or 0.0)
     with torch.no_grad():
-        theirs = module._apply_gate(torch.stack([gate, up], -1)).flatten()  # type: ignore[operator]
+        theirs = module._apply_gate(torch.stack([gate, up], -1)).flatten()
     ours = _activated(gate.double(), up.double(), activation, limit or 0.0, alpha)
     scale = gate.abs() * (up.abs() + 1) + 2.0**-60
     return bool(((theirs.double() - ours).abs() <= 2.0**-21 * scale.double()).all())

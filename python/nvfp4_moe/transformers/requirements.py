@@ -6,7 +6,7 @@ import importlib
 import inspect
 from typing import Any
 
-TESTED = "5.17"
+TESTED = "5.16 to 5.23"
 
 # (module, dotted name in it, parameters that a call of it passes)
 _NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -56,7 +56,7 @@ def _lacks(module: str, name: str, parameters: tuple[str, ...]) -> str | None:
 def check() -> None:
     """Raises ImportError with one sentence where transformers is not installed, or lacks what the adapter needs."""
     ask = f"nvfp4_moe.transformers: expected transformers {TESTED}"
-    remedy = f"pip install 'transformers=={TESTED}.*'"
+    remedy = "pip install 'transformers>=5.16,<5.24'"
     try:
         import transformers
     except ImportError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -161,5 +162,9 @@ def find_stored_linears(
         if not isinstance(module, nn.Linear):
             raise _core.Unsupported(f"{weight}: expected a linear, and {path} is {type(module).__name__}")
         make = _nvfp4 if packed else _fp8
-        found.append(make(path, stem, weight, module, lambda leaf, stem=stem: tensors.get(f"{stem}.{leaf}")))
+        found.append(make(path, stem, weight, module, functools.partial(_leaf, tensors, stem)))
     return found
+
+
+def _leaf(tensors: Mapping[str, StoredTensor], stem: str, leaf: str) -> StoredTensor | None:
+    return tensors.get(f"{stem}.{leaf}")

@@ -95,6 +95,34 @@ def test_damaged_tensors_are_named(directory, change, error, says):
         load(directory)
 
 
+def test_errors_keep_the_findings_id(directory):
+    tiny.rewrite(directory, drop(f"{EXPERT}.weight_scale"))
+    with pytest.raises(nv.BadInput) as refused:
+        load(directory)
+    assert refused.value.finding == "missing_scale"
+
+
+def test_a_scale_that_changes_the_input(directory):
+    """As ModelOpt's AWQ has it."""
+    scale = {f"{Q_PROJ}.pre_quant_scale": torch.ones(64)}
+    tiny.rewrite(directory, lambda key, tensor: {key: tensor, **(scale if key == "lm_head.weight" else {})})
+    with pytest.raises(nv.Unsupported, match=f"{Q_PROJ}.pre_quant_scale: expected codes and scales alone"):
+        load(directory)
+
+
+def test_a_class_that_keeps_its_experts_apart(directory, monkeypatch):
+    """As models of remote code do: a list of modules, not stacks."""
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+    class Apart(torch.nn.ModuleList):
+        def __init__(self, config):
+            super().__init__(modeling_qwen3_moe.Qwen3MoeMLP(config, 32) for _ in range(4))
+
+    monkeypatch.setattr(modeling_qwen3_moe, "Qwen3MoeExperts", Apart)
+    with pytest.raises(nv.Unsupported, match="Qwen3MoeForCausalLM: expected a class .* with stacked experts"):
+        load(directory)
+
+
 def test_a_truncated_shard(directory):
     (file,) = directory.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1000])

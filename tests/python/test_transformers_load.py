@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
+import weakref
 
 import nvfp4_moe as nv
 import pytest
@@ -272,3 +274,46 @@ def test_a_warning_where_transformers_own_quantizer_is_taken(checkpoint, caplog)
     declared = transformers.AutoConfig.from_pretrained(directory).quantization_config
     AutoHfQuantizer.merge_quantization_configs(declared, None)
     assert "compressed-tensors" in caplog.text and "wrong scales" in caplog.text
+
+
+def test_a_model_without_its_head(checkpoint):
+    _, directory = checkpoint()
+    whole, body = load(directory), transformers.AutoModel.from_pretrained(directory, dtype=torch.bfloat16)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert len(packed(body)) == 2
+    assert torch.equal(body(ids).last_hidden_state, whole.model(ids).last_hidden_state)
+
+
+def test_a_dense_model(tmp_path):
+    """No experts at all: its NVFP4 linears are taken alike."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    stems = tiny.quantize_linears(tmp_path, "_proj$", output_format="modelopt")
+    tiny.change_config(tmp_path, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    model = load(tmp_path)
+    calls, _ = judge.record(model, logits)
+    assert len(calls) == 7
+    assert not any(judge.outside(model, calls, tmp_path, tiny.paths_of(model, stems)).values())
+
+
+def test_what_a_model_drops_is_freed(checkpoint):
+    """Packed weights are too large to wait for the garbage collector, which does not see their size."""
+    original, directory = checkpoint()
+    tiny.quantize_linears(directory, "q_proj$", output_format="modelopt")
+    enabled = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
+    adapter.enable(enabled)
+    gc.collect()
+    gc.disable()
+    try:
+        for model in (load(directory), enabled):
+            layer = model.model.layers[0]
+            alive = [weakref.ref(layer.mlp.experts.packed)]
+            layer.mlp.experts = torch.nn.Identity()
+            if model is not enabled:
+                alive.append(weakref.ref(layer.self_attn.q_proj.packed))
+                layer.self_attn.q_proj = torch.nn.Identity()
+            assert [one() for one in alive] == [None] * len(alive)
+    finally:
+        gc.enable()

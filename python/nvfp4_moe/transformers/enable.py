@@ -14,7 +14,7 @@ from ..config import MoeConfig
 from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, find_activation, find_experts
-from .packed import device_name
+from .packed import device_name, named
 from .quantizer import Nvfp4MoeQuantizer
 
 log = logging.getLogger("nvfp4_moe.transformers")
@@ -137,8 +137,8 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
     try:
         layer = MoeLayer.from_bf16(layer_config, gate=gate, up=up, down=down, device=device, **kept)
     except _core.Error as error:
-        raise type(error)(f"{found.name}: {error}") from error
-    swapped = Nvfp4Experts(found.name, lambda where: _moved(swapped.packed, where, kept))
+        raise named(error, found.name) from error
+    swapped = Nvfp4Experts(found.name, lambda where, now: _moved(now, where, kept))
     swapped.adopt(layer)
     parent, _, child = found.name.rpartition(".")
     setattr(model.get_submodule(parent), child, swapped)

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from .. import _core
 
-Opener = Callable[[str], Any]  # "cpu" or "cuda:N" to an open MoeLayer or Nvfp4Linear
+# ("cpu" or "cuda:N", what is open elsewhere now or None) to an open MoeLayer or Nvfp4Linear
+Opener = Callable[[str, Any], Any]
+
+
+def named(error: _core.Error, name: str) -> _core.Error:
+    """The same error with a module's path before its message."""
+    renamed = type(error)(f"{name}: {error}")
+    renamed.finding = error.finding
+    return renamed
 
 
 def device_name(device: torch.device) -> str:
@@ -23,7 +31,7 @@ def device_name(device: torch.device) -> str:
 
 
 class PackedModule(nn.Module):
-    """Holds what open_on(device) gave, and opens it anew where the model is moved to another device.
+    """Holds what open_on gave for a device, and opens it anew where the model is moved to another device.
 
     Casting the model (half(), to(dtype)) changes nothing here: the packed weights run on bfloat16, float16 and float32.
     """
@@ -44,9 +52,9 @@ class PackedModule(nn.Module):
         """Opens the packed weights on a device; errors name the module."""
         where = device_name(device)
         try:
-            packed = self._open_on(where)
+            packed = self._open_on(where, self.packed)
         except _core.Error as error:
-            raise type(error)(f"{self.name}: {error}") from error
+            raise named(error, self.name) from error
         self.adopt(packed)
 
     def adopt(self, packed: Any) -> None:

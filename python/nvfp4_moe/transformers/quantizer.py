@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +14,11 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.quantizers.base import HfQuantizer
 
 from .. import _core, release_workspaces
-from ..layer import MoeLayer, Nvfp4Linear
+from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, check_activation, find_experts
 from .linear import Nvfp4LinearModule
-from .packed import PackedModule, device_name
+from .packed import Opener, PackedModule, device_name
 from .stored import StoredTensor, stored_tensors
 from .stored_linear import SCALE_LEAVES, StoredLinear, find_stored_linears
 
@@ -111,6 +110,11 @@ class Nvfp4MoeQuantizer(HfQuantizer):
             return renamed
 
         found = find_experts(model)
+        if not found and any(_EXPERT_KEY.search(key) for key in tensors):
+            raise _core.Unsupported(
+                f"{type(model).__name__}: expected a class of transformers with stacked experts (gate_up_proj), found none, "
+                "while the files have experts"
+            )
         taken = self._take_experts(model, found, directory, tensors) if found else []
         self._keep_converters = len(taken) < len(found)
         others = {key: tensor for key, tensor in tensors.items() if not _IN_EXPERTS.search(key)}
@@ -137,15 +141,17 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         numbers = {one.layer for one in taken}
         for finding in checkpoint.inspect([])["findings"]:
             if finding["severity"] == "error" and finding["layer"] in numbers | {None, -1}:
-                raise _core.BadInput(finding["text"])
+                error = _core.BadInput(finding["text"])
+                error.finding = finding["id"]
+                raise error
         for one in taken:
             self._replace(model, one.name, Nvfp4Experts(one.name, self._expert_opener(checkpoint, one)))
         return taken
 
-    def _expert_opener(self, checkpoint: Any, found: Found) -> Callable[[str], MoeLayer]:
+    def _expert_opener(self, checkpoint: Any, found: Found) -> Opener:
         config = self.quantization_config
 
-        def open_on(device: str) -> MoeLayer:
+        def open_on(device: str, now: Any) -> MoeLayer:
             layer = MoeLayer.from_checkpoint(
                 checkpoint,
                 found.layer,
@@ -179,9 +185,9 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 module._is_hf_initialized = True
                 self._dequantized.append(linear)
 
-    def _linear_opener(self, linear: StoredLinear) -> Callable[[str], Nvfp4Linear]:
+    def _linear_opener(self, linear: StoredLinear) -> Opener:
         config = self.quantization_config
-        return lambda device: linear.open(
+        return lambda device, now: linear.open(
             config.linear_options(), max_tokens=config.max_tokens, device=device, backend=config.backend
         )
 
@@ -238,6 +244,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
             release_workspaces(device)  # of the warm-up
         model.requires_grad_(False)
         self._report(model)
+        self._packed, self._dequantized = {}, []  # the model's alone from here on: what it drops is freed
         return model
 
     def _report(self, model: Any) -> None:

@@ -27,6 +27,8 @@ SCALE_LEAVES = (
     "activation_scale",
     "scale",
 )
+# What else may stand there without a meaning for y = x W^T + bias: scales of KV caches and of outputs.
+_OTHER_LEAVES = ("weight", "weight_packed", "bias", "k_scale", "v_scale", "q_scale", "output_scale")
 
 
 class StoredLinear(NamedTuple):
@@ -150,6 +152,10 @@ def find_stored_linears(
     that are not loaded, and for quantized weights of other modules than linears.
     """
     found = []
+    leaves: dict[str, set[str]] = {}
+    for key in tensors:
+        stem, _, leaf = key.rpartition(".")
+        leaves.setdefault(stem, set()).add(leaf)
     for key, weight in tensors.items():
         stem, _, leaf = key.rpartition(".")
         packed = leaf == "weight_packed" or (leaf == "weight" and weight.dtype in _CODES)
@@ -161,6 +167,10 @@ def find_stored_linears(
             continue  # of a part that this class leaves out, such as multi-token prediction
         if not isinstance(module, nn.Linear):
             raise _core.Unsupported(f"{weight}: expected a linear, and {path} is {type(module).__name__}")
+        for other in sorted(leaves[stem].difference(SCALE_LEAVES, _OTHER_LEAVES)):
+            raise _core.Unsupported(
+                f"{stem}.{other}: expected codes and scales alone, which it would change (AWQ and others)"
+            )
         make = _nvfp4 if packed else _fp8
         found.append(make(path, stem, weight, module, functools.partial(_leaf, tensors, stem)))
     return found

@@ -217,6 +217,32 @@ def test_the_fp8_hybrid_of_deepseek_v4(checkpoint, caplog, leaf):
     assert torch.equal(judge.replayed(twin, calls, logits), got)
 
 
+def test_deepseek_v4_under_its_makers_names(checkpoint):
+    """No model. prefix, embed, head; hyper-connections and sinks in float32; a part for multi-token prediction, which
+    transformers leaves out."""
+    _, directory = checkpoint("deepseek_v4")
+    wide = ("hc_", "attn_sink", ".ape", "gate.bias")
+    tiny.rewrite(directory, lambda key, t: {key: t.float() if any(part in key for part in wide) else t})
+    tiny.to_fp8(directory, r"(wq_a|wq_b|wkv|wo_b|shared_experts\.w[123])$")
+    want = logits(load(directory))
+    extra = {"mtp.0": "model.layers.1.", "mtp.1": "model.layers.0."}
+
+    def renamed(key, tensor):
+        short = key.removeprefix("model.")
+        made = {{"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}.get(short, short): tensor}
+        for name, prefix in extra.items():
+            if key.startswith(prefix):
+                made[f"{name}.{key.removeprefix(prefix)}"] = tensor.clone()
+        return made
+
+    tiny.rewrite(directory, renamed)
+    keys = set(raw(directory))
+    assert {"embed.weight", "head.weight", "norm.weight", "mtp.0.attn.wq_a.scale"} <= keys
+    model = load(directory)
+    assert len(packed(model)) == 2 and torch.equal(logits(model), want)
+    assert {p.dtype for n, p in model.named_parameters() if "_hc." in n or "sinks" in n} == {torch.float32}
+
+
 def test_a_scale_for_each_row_or_for_the_whole_weight():
     """FP8 as ModelOpt and compressed-tensors write it, and E8M0 exponents in bytes."""
     from nvfp4_moe.transformers.stored_linear import _dequantized_fp8

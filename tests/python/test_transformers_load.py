@@ -111,6 +111,24 @@ def test_activation_formats_of_experts_and_linears(checkpoint, activation_format
     assert not any(judge.outside(model, calls, directory, tiny.paths_of(model, stems)).values())
 
 
+def test_static_scales_are_the_files(checkpoint):
+    _, directory = checkpoint()
+    tiny.quantize_linears(directory, "q_proj$", output_format="modelopt", input_scale=0.011)
+    tiny.quantize_linears(directory, "k_proj$", output_format="modelopt", input_scale=None)
+    layer = load(directory, activation_scale="static", static_headroom=4.0).model.layers[0]
+    assert layer.mlp.experts.packed.describe()["activation_scale"]["hidden"] == 4.0  # 1.0, a placeholder, times 4
+    assert layer.self_attn.q_proj.packed.describe()["activation_scale"] == 2.0**-6 * 4  # rounded up
+    assert layer.self_attn.k_proj.packed.describe()["activation_format"] == "bf16"
+
+
+def test_a_config_comes_back_as_it_was_written():
+    config = adapter.Nvfp4MoeConfig(max_tokens=77, activation_format="bf16", cache_directory="/somewhere")
+    again = adapter.Nvfp4MoeConfig.from_dict(config.to_dict())
+    assert vars(again) == vars(config) and again.checkpoint is None
+    read = adapter.Nvfp4MoeConfig.from_dict({"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    assert read.to_dict() == {"quant_method": "modelopt", "quant_algo": "NVFP4"} and read.quant_method == "nvfp4_moe"
+
+
 def test_linears_without_an_input_scale_keep_their_activations(checkpoint):
     _, directory = checkpoint(output_format="compressed-tensors")
     tiny.quantize_linears(directory, "k_proj$", output_format="compressed-tensors", input_scale=None)

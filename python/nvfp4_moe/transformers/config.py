@@ -55,8 +55,14 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """The config of a checkpoint that was loaded without one: its own quantization_config, and our defaults."""
-        config = cls().of_checkpoint(config_dict)
+        """The config of a checkpoint that was loaded without one: its own quantization_config, and our defaults.
+
+        One that to_dict() of this class wrote comes back as it was.
+        """
+        if config_dict.get("quant_method") == METHOD:
+            config = cls(**{name: value for name, value in config_dict.items() if name != "quant_method"})
+        else:
+            config = cls().of_checkpoint(config_dict)
         return (config, kwargs) if return_unused_kwargs else config
 
     def of_checkpoint(self, declared: Any) -> Nvfp4MoeConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import shutil
 import weakref
 
@@ -98,6 +99,19 @@ def test_dtypes_of_hidden(checkpoint, kind, dtype):
     assert got.dtype == dtype and {call.output.dtype for call in calls.values()} == {dtype}
     wrong = judge.outside(model, calls, directory, tiny.paths_of(model, stems))
     assert not any(wrong.values()), wrong
+
+
+@pytest.mark.parametrize("kind", ["minimax_m2", "deepseek_v3", "deepseek_v4"])
+def test_selection_biases_stay_in_float32(checkpoint, kind):
+    """A bias of bfloat16 chooses other experts; transformers' own float models of MiniMax-M2 have it so."""
+    _, directory = checkpoint(kind)
+    files = {
+        key.rpartition("layers.")[2][0]: t for key, t in raw(directory).items() if re.search("gate.bias|bias$", key)
+    }
+    biases = [(n, b) for n, b in load(directory).named_buffers() if n.endswith("e_score_correction_bias")]
+    assert biases and all(torch.equal(bias, files[name.split(".")[2]]) for name, bias in biases)
+    assert {bias.dtype for _, bias in biases} == {torch.float32}
+    assert not torch.equal(biases[0][1], biases[0][1].bfloat16().float())
 
 
 @pytest.mark.parametrize("activation_format", ["nvfp4", "bf16", "int8_block"])

@@ -227,13 +227,13 @@ def paths_of(model: Any, stems: Iterable[str]) -> dict[str, str]:
 def stock_twin(original: Path, model: Any, changed: Iterable[str] = ()) -> Any:
     """transformers' class with the original weights, but for those of the modules `changed`, which are the model's.
 
-    What is in the loaded model too is there the same number, and is taken in its dtype: transformers casts the renamed
-    weights of a pre-quantized model otherwise than a float model's.
+    What is in the loaded model too is there the same number, in the twin's dtype, and is taken from there: float32 buffers
+    stay so in a pre-quantized model, and transformers casts some weights of a float model otherwise.
     """
     twin = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
     own, other = model.state_dict(), {f"{path}.weight" for path in changed}
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if name in own:
-            assert name in other or torch.equal(own[name].double(), tensor.double()), name
+            assert name in other or torch.equal(own[name].to(tensor.dtype), tensor), name
             tensor.data = own[name].clone()
     return twin

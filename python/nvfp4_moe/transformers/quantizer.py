@@ -102,9 +102,9 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         converters = [t for t in transforms if isinstance(t, WeightConverter)]
         state = model.state_dict()
 
-        def rename(key: str, merges: Any = ()) -> str:
+        def rename(key: str) -> str:
             prefix = model.base_model_prefix
-            renamed: str = rename_source_key(key, renamings, list(merges), prefix, state)[0]
+            renamed: str = rename_source_key(key, renamings, [], prefix, state)[0]
             if renamed not in state and key in state:  # as transformers does: a name that is the model's already
                 renamed = rename_source_key(key, [], [], prefix, state)[0]
             return renamed
@@ -123,7 +123,8 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         linears = find_stored_linears(others, rename, dict(model.named_modules()))
         self._take_linears(model, linears)
         self._ignore(model, [rename(linear.weight.key) for linear in linears])
-        self._expect_all(model, {rename(key, converters) for key in (tensors if self._keep_converters else others)})
+        sources = tensors if self._keep_converters else others
+        self._expect_all(model, {name for key in sources for name in _merged(rename(key), converters)})
         return model
 
     def _take_experts(
@@ -140,7 +141,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         taken = [one for one in found if all_floats or one.layer not in floats]
         numbers = {one.layer for one in taken}
         for finding in checkpoint.inspect([])["findings"]:
-            if finding["severity"] == "error" and finding["layer"] in numbers | {None, -1}:
+            if finding["severity"] == "error" and finding["layer"] in numbers | {None}:
                 error = _core.BadInput(finding["text"])
                 error.finding = finding["id"]
                 raise error
@@ -280,6 +281,16 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         return True
 
 
+def _merged(key: str, converters: list[Any]) -> list[str]:
+    """The model's names of a renamed key: those that the first converter that takes it makes of it, or itself."""
+    for converter in converters:
+        renamed, pattern = converter.rename_source_key(key)
+        if pattern is not None:
+            first, *rest = converter.target_patterns
+            return [renamed, *(renamed.replace(first, other) for other in rest)]
+    return [key]
+
+
 def _fetch_declaration(name: str, directory: str) -> None:
     """hf_quant_config.json of a hub id into the snapshot folder: transformers fetches config.json and weights alone."""
     from transformers.utils.hub import cached_file
@@ -320,7 +331,11 @@ def _planned_dtypes(model: Any, state: dict[str, Any], dtype: Any, stored: dict[
 
 
 def _restore_dtypes(model: Any, planned: dict[str, torch.dtype]) -> None:
-    """transformers leaves the renamed keys of a pre-quantized model in the files' dtype, whatever dtype was asked for."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    """transformers leaves the renamed keys of a pre-quantized model in the files' dtype, whatever dtype was asked for.
+
+    A buffer in float32 stays so: a router's selection bias that is rounded to bfloat16 chooses other experts.
+    """
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer.dtype != torch.float32]
+    for name, tensor in (*model.named_parameters(), *buffers):
         if name in planned and tensor.dtype != planned[name]:
             tensor.data = tensor.data.to(planned[name])

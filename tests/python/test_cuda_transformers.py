@@ -69,17 +69,19 @@ def test_loading_to_the_gpu_is_moving_there(model, checkpoint):
         assert torch.equal(logits(mapped), logits(model))
 
 
-def test_generation_with_a_static_cache_and_compiled(model):
-    """As generate() does on a GPU by itself: a static cache compiles the decoding step, with CUDA graphs."""
+@pytest.mark.parametrize("activation_format", ["bf16", "nvfp4"])
+def test_generation_with_a_static_cache_and_compiled(checkpoint, activation_format):
+    """As generate() does on a GPU by itself: a static cache compiles the decoding step, with CUDA graphs. In float32: a
+    compiler rounds bfloat16 otherwise than eager code does, and a random model's routers turn that into other tokens."""
+    model = load(checkpoint[0], dtype=torch.float32, activation_format=activation_format).cuda()
     eager = tokens(model)
     assert torch.equal(tokens(model, cache_implementation="static", disable_compile=True), eager)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled = tokens(model, cache_implementation="static")
+    for _ in range(2):
+        assert torch.equal(tokens(model, cache_implementation="static"), eager)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
-    # Compiled norms and attention round otherwise than eager ones, so that ties may fall otherwise: like with like.
-    assert torch.equal(tokens(model, cache_implementation="static"), compiled)
-    assert (compiled == eager).float().mean() > 0.5
+    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 def test_a_captured_step_replays_as_it_runs(model):

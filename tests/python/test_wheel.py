@@ -124,7 +124,9 @@ def test_wheel_contents(wheel, version):
     assert re.fullmatch(rf"nvfp4_moe-{nv.__version__}-{tag}-{tag}-linux_\w+\.whl", wheel(version).name)
     with zipfile.ZipFile(wheel(version)) as opened:
         names = {name for name in opened.namelist() if ".dist-info/" not in name}
-    sources = {f"nvfp4_moe/{path.name}" for path in (ROOT / "python" / "nvfp4_moe").iterdir() if path.is_file()}
+    package = ROOT / "python"
+    files = [path for path in (package / "nvfp4_moe").rglob("*") if path.is_file() and path.suffix in (".py", ".typed")]
+    sources = {str(path.relative_to(package)) for path in files}
     (extension,) = names - sources - {"nvfp4_moe/_core.pyi"}
     assert re.fullmatch(rf"nvfp4_moe/_core\.cpython-{tag[2:]}-.*\.so", extension)
     assert names == sources | {"nvfp4_moe/_core.pyi", extension}

@@ -176,11 +176,10 @@ def test_longer_batches_run_in_parts(checkpoint):
     assert torch.equal(whole, logits(parted))
 
 
-def test_a_hub_id(checkpoint, tmp_path):
-    """The cache as the hub's client lays it out: snapshots of links to blobs; nothing is fetched."""
-    _, directory = checkpoint(output_format="compressed-tensors")
+def hub_cache(root, directory):
+    """A cache with the checkpoint as someone/tiny, as the hub's client lays it out: a snapshot of links to blobs."""
     revision = "0123456789abcdef0123456789abcdef01234567"
-    root = tmp_path / "cache" / "models--someone--tiny"
+    root = root / "models--someone--tiny"
     snapshot = root / "snapshots" / revision
     for folder in (snapshot, root / "blobs", root / "refs"):
         folder.mkdir(parents=True)
@@ -188,13 +187,45 @@ def test_a_hub_id(checkpoint, tmp_path):
     for number, file in enumerate(sorted(directory.iterdir())):
         shutil.copy(file, root / "blobs" / f"{number:040x}")
         (snapshot / file.name).symlink_to(f"../../blobs/{number:040x}")
+    return snapshot
+
+
+def from_hub(cache, config=None):
+    given = {"dtype": torch.bfloat16, "quantization_config": config or adapter.Nvfp4MoeConfig()}
+    return AutoModelForCausalLM.from_pretrained("someone/tiny", cache_dir=cache, local_files_only=True, **given)
+
+
+def test_a_hub_id(checkpoint, tmp_path):
+    """Nothing is fetched."""
+    _, directory = checkpoint(output_format="compressed-tensors")
+    hub_cache(tmp_path / "cache", directory)
     config = adapter.Nvfp4MoeConfig()
-    given = {"dtype": torch.bfloat16, "quantization_config": config}
-    model = AutoModelForCausalLM.from_pretrained(
-        "someone/tiny", cache_dir=tmp_path / "cache", local_files_only=True, **given
-    )
+    model = from_hub(tmp_path / "cache", config)
     assert len(packed(model)) == 2 and config.checkpoint is None  # the caller's config stays as it was
     assert torch.equal(logits(model), logits(load(directory)))
+
+
+def test_a_hub_id_whose_declaration_is_a_file_of_its_own(checkpoint, tmp_path, monkeypatch):
+    """hf_quant_config.json is asked for, of the same revision and into the same cache, and of float models not at all."""
+    from transformers.utils import hub
+
+    original, directory = checkpoint()
+    want = logits(load(directory))
+    tiny.change_config(directory, quantization_config=None)
+    declared = (directory / "hf_quant_config.json").read_bytes()
+    (directory / "hf_quant_config.json").unlink()
+    snapshot = hub_cache(tmp_path / "cache", directory)
+    asked = []
+
+    def cached_file(name, file, **options):
+        asked.append((name, file, options["cache_dir"], options["revision"]))
+        (snapshot / file).write_bytes(declared)
+
+    monkeypatch.setattr(hub, "cached_file", cached_file)
+    assert torch.equal(logits(from_hub(tmp_path / "cache")), want)
+    assert asked == [("someone/tiny", "hf_quant_config.json", str(tmp_path / "cache"), snapshot.name)]
+    hub_cache(tmp_path / "floats", original)
+    assert len(packed(from_hub(tmp_path / "floats"))) == 2 and len(asked) == 1
 
 
 def test_what_only_hf_quant_config_declares(checkpoint):

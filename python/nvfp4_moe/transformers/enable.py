@@ -14,7 +14,7 @@ from ..config import MoeConfig
 from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, find_activation, find_experts
-from .packed import device_name, named
+from .packed import device_name, named, warm_up
 from .quantizer import Nvfp4MoeQuantizer
 
 log = logging.getLogger("nvfp4_moe.transformers")
@@ -85,6 +85,7 @@ def enable(
         if quantizer is None:  # from the first layer on the model is one that cannot be saved
             model.hf_quantizer = quantizer = Nvfp4MoeQuantizer(config)
             model.is_quantized = True
+    warm_up(module for module in model.modules() if isinstance(module, Nvfp4Experts))
     model.requires_grad_(False)
     done = Enabled(tuple(layers), activation_format)
     log.info("%s", done)

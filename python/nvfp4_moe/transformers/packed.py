@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import _core
+from .. import _core, release_workspaces
+from ..layer import MoeLayer
 
 # ("cpu" or "cuda:N", what is open elsewhere now or None) to an open MoeLayer or Nvfp4Linear
 Opener = Callable[[str, Any], Any]
@@ -28,6 +29,16 @@ def device_name(device: torch.device) -> str:
     if device.type == "cpu":
         return "cpu"
     raise _core.Unsupported(f"device: expected cpu or cuda, got {device}")
+
+
+def warm_up(modules: Iterable[PackedModule]) -> None:
+    """First calls of all layers on GPUs, so that a graph may be captured at once; gives their workspaces back."""
+    layers = [module.packed for module in modules if isinstance(module.packed, MoeLayer)]
+    for layer in layers:
+        if layer.device != "cpu":
+            layer.warmup()
+    for device in {layer.device for layer in layers} - {"cpu"}:
+        release_workspaces(device)
 
 
 class PackedModule(nn.Module):

@@ -13,14 +13,14 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.quantizers.base import HfQuantizer
 
-from .. import _core, release_workspaces
+from .. import _core
 from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, check_activation, find_experts
 from .linear import Nvfp4LinearModule
-from .packed import Opener, PackedModule, device_name
+from .packed import Opener, PackedModule, device_name, warm_up
 from .stored import StoredTensor, stored_tensors
-from .stored_linear import SCALE_LEAVES, StoredLinear, find_stored_linears
+from .stored_linear import CODES, SCALE_LEAVES, StoredLinear, find_stored_linears
 
 log = logging.getLogger("nvfp4_moe.transformers")
 
@@ -94,9 +94,9 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         if not files or not all(file.endswith(".safetensors") for file in files):
             raise _core.Unsupported(f"{model.config.name_or_path}: expected a model's safetensors files")
         directory = os.path.dirname(files[0])
-        if self.quantization_config.checkpoint is None:
-            _fetch_declaration(model.config.name_or_path, directory)
         tensors = stored_tensors(files)
+        if self.quantization_config.checkpoint is None and any(tensor.dtype in CODES for tensor in tensors.values()):
+            _fetch_declaration(model.config.name_or_path, directory)
         transforms = get_model_conversion_mapping(model)
         renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         converters = [t for t in transforms if isinstance(t, WeightConverter)]
@@ -164,8 +164,6 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 **config.options,
             )
             check_activation(found, layer)
-            if device != "cpu":
-                layer.warmup()  # first calls, so that a graph may be captured at once
             return layer
 
         return open_on
@@ -241,8 +239,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
             model.get_submodule(linear.path).weight = nn.Parameter(weight, requires_grad=False)
         for path, module in tqdm(self._packed.items(), desc="Packing NVFP4 weights"):
             module.place(self._device_of(path))
-        for device in {device_name(self._device_of(path)) for path in self._packed} - {"cpu"}:
-            release_workspaces(device)  # of the warm-up
+        warm_up(self._packed.values())
         model.requires_grad_(False)
         self._report(model)
         self._packed, self._dequantized = {}, []  # the model's alone from here on: what it drops is freed
@@ -292,7 +289,10 @@ def _merged(key: str, converters: list[Any]) -> list[str]:
 
 
 def _fetch_declaration(name: str, directory: str) -> None:
-    """hf_quant_config.json of a hub id into the snapshot folder: transformers fetches config.json and weights alone."""
+    """hf_quant_config.json of a hub id into the snapshot folder: transformers fetches config.json and weights alone.
+
+    Where it cannot be had, opening the checkpoint says what is missing.
+    """
     from transformers.utils.hub import cached_file
 
     snapshots, revision = os.path.split(directory)

@@ -14,7 +14,7 @@ from .. import _core, dequantize
 from ..layer import Nvfp4Linear
 from .stored import StoredTensor
 
-_CODES = ("U8", "I8", "F4")
+CODES = ("U8", "I8", "F4")
 _FP8_SCALES = ("weight_scale_inv", "scale", "weight_scale")
 # Leaves that belong to a quantized weight, beside the weight itself.
 SCALE_LEAVES = (
@@ -122,7 +122,7 @@ def _nvfp4(path: str, stem: str, weight: StoredTensor, module: nn.Linear, get: C
     scales = get("weight_scale")
     if scales is not None and scales.dtype in ("U8", "F8_E8M0") and scales.shape[-1:] == (in_features // 32,):
         raise _core.Unsupported(f"{weight.key}: expected NVFP4, got MXFP4 (a scale of each 32), outside the experts")
-    _expect(weight, stem, "weight", _CODES, ((out_features, in_features // 2),))
+    _expect(weight, stem, "weight", CODES, ((out_features, in_features // 2),))
     scales = _expect(scales, stem, "weight_scale", ("F8_E4M3",), ((out_features, in_features // 16),))
     leaf = "weight_global_scale" if reciprocal else "weight_scale_2"
     tensor_scale = _expect(get(leaf), stem, leaf, ("F32",), ((), (1,)))
@@ -158,7 +158,7 @@ def find_stored_linears(
         leaves.setdefault(stem, set()).add(leaf)
     for key, weight in tensors.items():
         stem, _, leaf = key.rpartition(".")
-        packed = leaf == "weight_packed" or (leaf == "weight" and weight.dtype in _CODES)
+        packed = leaf == "weight_packed" or (leaf == "weight" and weight.dtype in CODES)
         if not packed and not (leaf == "weight" and weight.dtype.startswith("F8_")):
             continue
         path = rename(f"{stem}.weight").removesuffix(".weight")

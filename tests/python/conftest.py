@@ -100,3 +100,25 @@ def made(tmp_path_factory):
         return done[family]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_originals(tmp_path_factory):
+    """A folder of tiny bf16 models, by kind, made once a session."""
+    return tmp_path_factory.mktemp("tiny")
+
+
+@pytest.fixture
+def checkpoint(tiny_originals, tmp_path):
+    """checkpoint(kind, format, layers) -> (original, a directory whose experts are NVFP4), of tiny_models.py."""
+    import nvfp4_moe as nv
+    import tiny_models
+
+    def make(kind="qwen3_moe", output_format="modelopt", layers=()):
+        original = tiny_originals / kind
+        if not original.exists():
+            tiny_models.write_original(original, kind)
+        nv.quantize_checkpoint(original, tmp_path / kind, output_format=output_format, layers=layers)
+        return original, tmp_path / kind
+
+    return make

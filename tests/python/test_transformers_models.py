@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 
-import nvfp4_moe as nv
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,35 +22,10 @@ FORMATS = ("modelopt", "compressed-tensors")
 LINEARS = r"(_proj|\.w[123]|wq_a|wq_b|wkv|wo_b|q_a_proj|lm_head|^head)$"
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    """original(kind) -> a directory with a bf16 checkpoint, made once."""
-    root = tmp_path_factory.mktemp("originals")
-
-    def make(kind: str):
-        if not (root / kind).exists():
-            tiny.write_original(root / kind, kind)
-        return root / kind
-
-    return make
-
-
-@pytest.fixture
-def quantized(original, tmp_path):
-    """quantized(kind, format) -> a copy of the checkpoint whose experts are NVFP4."""
-
-    def make(kind: str, output_format: str = "modelopt"):
-        directory = tmp_path / f"{kind}-{output_format}"
-        nv.quantize_checkpoint(original(kind), directory, output_format=output_format)
-        return directory
-
-    return make
-
-
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize("kind", tiny.MODELS)
-def test_experts_and_linears_at_equal_router_decisions(kind, output_format, original, quantized):
-    directory = quantized(kind, output_format)
+def test_experts_and_linears_at_equal_router_decisions(kind, output_format, checkpoint):
+    original, directory = checkpoint(kind, output_format)
     stems = tiny.quantize_linears(directory, LINEARS, output_format=output_format)
     model = load(directory)
     calls, got = judge.record(model, logits)
@@ -59,7 +33,7 @@ def test_experts_and_linears_at_equal_router_decisions(kind, output_format, orig
     assert len(experts) == (1 if kind in ("deepseek_v3", "glm4_moe") else 2)
     wrong = judge.outside(model, calls, directory, paths_of(model, stems))
     assert not any(wrong.values()), wrong
-    twin = stock_twin(original(kind), model)
+    twin = stock_twin(original, model)
     again = judge.replayed(twin, calls, logits)
     assert torch.equal(got, again)
     assert got.isfinite().all() and got.std() > 0
@@ -68,9 +42,9 @@ def test_experts_and_linears_at_equal_router_decisions(kind, output_format, orig
     assert packed <= set(paths_of(model, stems)) and len(packed) >= 4
 
 
-def test_planted_faults_are_seen(original, quantized):
+def test_planted_faults_are_seen(checkpoint):
     """The files as they were are the judge; the model reads others: one expert's scale doubled, one code of a linear."""
-    directory = quantized("qwen3_moe")
+    _, directory = checkpoint("qwen3_moe")
     (stem, *_) = tiny.quantize_linears(directory, "layers.1.self_attn.o_proj$", output_format="modelopt")
     truth = directory.with_name("truth")
     shutil.copytree(directory, truth)
@@ -98,12 +72,12 @@ def test_planted_faults_are_seen(original, quantized):
     assert wrong.pop(stem) > 0 and set(wrong.values()) == {0}
 
 
-def test_a_wrong_input_of_a_module_is_seen(original, quantized):
+def test_a_wrong_input_of_a_module_is_seen(checkpoint):
     """The judge of the model around the modules: another router weight, and nothing else."""
-    directory = quantized("qwen3_moe")
+    original, directory = checkpoint("qwen3_moe")
     model = load(directory)
     calls, _ = judge.record(model, logits)
-    twin = stock_twin(original("qwen3_moe"), model)
+    twin = stock_twin(original, model)
     twin.model.layers[1].mlp.gate.weight.data[0] *= 1.5
     with pytest.raises(AssertionError, match="layers.1.mlp.experts: another input"):
         judge.replayed(twin, calls, logits)

@@ -43,6 +43,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         self._dequantized: list[StoredLinear] = []
         self._dtype: torch.dtype | None = None
         self._dtypes: dict[str, torch.dtype] = {}
+        self._wide_buffers: dict[str, StoredTensor] = {}
         self._keep_converters = True
 
     # ---- what the model is to be loaded as, and where
@@ -118,8 +119,10 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         taken = self._take_experts(model, found, directory, tensors) if found else []
         self._keep_converters = len(taken) < len(found)
         others = {key: tensor for key, tensor in tensors.items() if not _IN_EXPERTS.search(key)}
-        stored = {rename(key): tensor.dtype for key, tensor in others.items()}
+        stored = {rename(key): tensor for key, tensor in others.items()}
         self._dtypes = _planned_dtypes(model, state, self._dtype, stored)
+        buffers = [name for name, _ in model.named_buffers() if name in stored]
+        self._wide_buffers = {name: stored[name] for name in buffers if stored[name].dtype == "F32"}
         linears = find_stored_linears(others, rename, dict(model.named_modules()))
         self._take_linears(model, linears)
         self._ignore(model, [rename(linear.weight.key) for linear in linears])
@@ -232,7 +235,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         from transformers.utils.logging import tqdm
 
-        _restore_dtypes(model, self._dtypes)
+        _restore_dtypes(model, self._dtypes, self._wide_buffers)
         for linear in self._dequantized:
             device = device_name(self._device_of(linear.path))
             weight = linear.dequantized(self._dtypes.get(f"{linear.path}.weight", model.dtype), device)
@@ -314,28 +317,37 @@ def _numbers_open(path: str) -> str:
     return r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in path.split("."))
 
 
-def _planned_dtypes(model: Any, state: dict[str, Any], dtype: Any, stored: dict[str, str]) -> dict[str, torch.dtype]:
+def _planned_dtypes(
+    model: Any, state: dict[str, Any], dtype: Any, stored: dict[str, StoredTensor]
+) -> dict[str, torch.dtype]:
     """What each floating parameter and persistent buffer is to be in, by name: the model's dtype.
 
-    stored: the dtypes in the files. What the class excepts from the model's dtype is left out, unless the files have it
-    in just that: DeepSeek-V4 runs in bfloat16 only if its norms are in the files' bfloat16.
+    What the class excepts from the model's dtype is left out, unless the files have it in just that: DeepSeek-V4 runs in
+    bfloat16 only if its norms are in the files' bfloat16.
     """
     plan = {} if dtype is None else model._get_dtype_plan(dtype)
     exceptions = [re.compile(glob.replace("*", ".*")) for glob in plan]
-    return {
-        name: tensor.dtype
-        for name, tensor in state.items()
-        if tensor.is_floating_point()
-        and (_DTYPES.get(stored.get(name, "")) == tensor.dtype or not any(glob.search(name) for glob in exceptions))
-    }
+
+    def excepted(name: str, own: torch.dtype) -> bool:
+        in_files = _DTYPES.get(stored[name].dtype) if name in stored else None
+        return in_files != own and any(glob.search(name) for glob in exceptions)
+
+    floats = {name: tensor.dtype for name, tensor in state.items() if tensor.is_floating_point()}
+    return {name: own for name, own in floats.items() if not excepted(name, own)}
 
 
-def _restore_dtypes(model: Any, planned: dict[str, torch.dtype]) -> None:
+def _restore_dtypes(model: Any, planned: dict[str, torch.dtype], wide_buffers: dict[str, StoredTensor]) -> None:
     """transformers leaves the renamed keys of a pre-quantized model in the files' dtype, whatever dtype was asked for.
 
-    A buffer in float32 stays so: a router's selection bias that is rounded to bfloat16 chooses other experts.
+    A buffer that is float32 in the files is so in the model, which some versions round to the model's dtype: a router's
+    selection bias in bfloat16 chooses other experts.
     """
-    buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer.dtype != torch.float32]
-    for name, tensor in (*model.named_parameters(), *buffers):
-        if name in planned and tensor.dtype != planned[name]:
-            tensor.data = tensor.data.to(planned[name])
+    for name, parameter in model.named_parameters():
+        if name in planned and parameter.dtype != planned[name]:
+            parameter.data = parameter.data.to(planned[name])
+    for name, buffer in model.named_buffers():
+        if name in wide_buffers:
+            if buffer.dtype != torch.float32:
+                buffer.data = wide_buffers[name].read(device_name(buffer.device)).reshape(buffer.shape)
+        elif name in planned and buffer.dtype != planned[name]:
+            buffer.data = buffer.data.to(planned[name])

@@ -34,12 +34,13 @@ def test_experts_and_linears_at_equal_router_decisions(kind, output_format, chec
     wrong = judge.outside(model, calls, directory, paths_of(model, stems))
     assert not any(wrong.values()), wrong
     twin = stock_twin(original, model)
+    # Every linear that was quantized is packed, and was judged above.
+    packed = {p for p, module in model.named_modules() if isinstance(module, adapter.Nvfp4LinearModule)}
+    assert packed == set(paths_of(twin, stems)) and len(packed) >= 4
+    assert packed == set(calls) - set(experts)
     again = judge.replayed(twin, calls, logits)
     assert torch.equal(got, again)
     assert got.isfinite().all() and got.std() > 0
-    # Nothing was left out: all linears that were quantized run packed, but those of a class of their own.
-    packed = {p for p in calls if isinstance(model.get_submodule(p), adapter.Nvfp4LinearModule)}
-    assert packed <= set(paths_of(model, stems)) and len(packed) >= 4
 
 
 def test_planted_faults_are_seen(checkpoint):

@@ -44,7 +44,7 @@ def warm_up(modules: Iterable[PackedModule]) -> None:
 class PackedModule(nn.Module):
     """Holds what open_on gave for a device, and opens it anew where the model is moved to another device.
 
-    Casting the model (half(), to(dtype)) changes nothing here: the packed weights run on bfloat16, float16 and float32.
+    Casting the model (to(dtype)) changes nothing here: the packed weights run on bfloat16, float16 and float32.
     """
 
     handle: int

@@ -1,0 +1,367 @@
+"""Fused parameters of an engine to a layer: the same bytes as the experts apart, placements, MXFP4, illegal input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).parent / "numpy_only"))
+
+import layers  # noqa: E402
+import nvfp4_moe as nv  # noqa: E402
+from nvfp4_moe import _fused_experts as fused  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+E, K, H, INNER = layers.EXPERTS, layers.TOP_K, layers.HIDDEN, layers.INTERMEDIATE
+
+
+def parameters(seed: int = 0, experts: range = range(E), up_first: bool = False) -> dict:
+    """What an engine holds of layers.weights, for some of the experts."""
+    stacks = {
+        name: tuple(torch.from_numpy(part[list(experts)]) for part in stack)
+        for name, stack in layers.weights(seed).items()
+    }
+    order = ("up", "gate") if up_first else ("gate", "up")
+    return {
+        "w13": torch.cat([stacks[name][0] for name in order], 1),
+        "w13_scale": torch.cat([stacks[name][1] for name in order], 1).view(torch.float8_e4m3fn),
+        "w13_tensor_scale": torch.stack([stacks[name][2] for name in order], 1),
+        "w2": stacks["down"][0],
+        "w2_scale": stacks["down"][1].view(torch.float8_e4m3fn),
+        "w2_tensor_scale": stacks["down"][2],
+        "up_first": up_first,
+    }
+
+
+def opened(parameters: dict, placement=None, **options):
+    placement = placement or fused.Placement(E)
+    options = {"activation_format": "bf16", "top_k": K, "max_tokens": 32} | options
+    return fused.open_fused(**parameters, placement=placement, **options)
+
+
+def inputs(tokens: int = 9, seed: int = 1):
+    hidden, ids, router_weights = layers.batch(tokens, seed)
+    return torch.from_numpy(hidden).bfloat16(), torch.from_numpy(ids), torch.from_numpy(router_weights)
+
+
+def run(experts, *batch):
+    out = torch.full_like(batch[0], float("nan"))
+    experts.run(*batch, out)
+    return out
+
+
+@pytest.mark.parametrize("up_first", [False, True])
+@pytest.mark.parametrize("activation_format", fused.ACTIVATION_FORMATS)
+def test_fused_parameters_make_the_layer_of_the_experts_apart(up_first, activation_format):
+    expected = layers.layer(activation_format=activation_format).run(*inputs())
+    assert expected.abs().max() > 0
+    given = parameters(up_first=up_first)
+    experts = opened(given, activation_format=activation_format)
+    for tensor in given.values():  # the caller's again: the layer keeps none of it
+        if isinstance(tensor, torch.Tensor):
+            tensor.view(torch.uint8).zero_()
+    assert torch.equal(run(experts, *inputs()), expected)
+
+
+def test_one_scale_for_gate_and_up_is_taken_for_both():
+    given = parameters()
+    given["w13_tensor_scale"] = given["w13_tensor_scale"][:, :1]
+    both = given | {"w13_tensor_scale": given["w13_tensor_scale"].repeat(1, 2)}
+    assert torch.equal(run(opened(given), *inputs()), run(opened(both), *inputs()))
+    flat = given | {"w13_tensor_scale": given["w13_tensor_scale"][:, 0]}
+    assert torch.equal(run(opened(flat), *inputs()), run(opened(both), *inputs()))
+    with pytest.raises(nv.InvalidArgument, match=r"w13_tensor_scale: expected \(6,\) or \(6, 2\), got \(6, 3\)"):
+        opened(given | {"w13_tensor_scale": torch.ones(E, 3)})
+
+
+def test_padding_of_the_intermediate_dimension_is_not_read():
+    given = parameters()
+    padded = dict(given)
+    extra = 16
+    for name in ("w13", "w13_scale"):
+        raw = given[name].view(torch.uint8)
+        fill = torch.full((E, extra, raw.shape[2]), 0x7F, dtype=torch.uint8)  # NaN as a scale
+        halves = [torch.cat([half, fill], 1) for half in raw.split(INNER, 1)]
+        padded[name] = torch.cat(halves, 1).view(given[name].dtype)
+    for name, columns in (("w2", extra // 2), ("w2_scale", extra // 16)):
+        raw = given[name].view(torch.uint8)
+        fill = torch.full((E, H, columns), 0x7F, dtype=torch.uint8)
+        padded[name] = torch.cat([raw, fill], 2).view(given[name].dtype)
+    experts = opened(padded, intermediate_size=INNER)
+    assert torch.equal(run(experts, *inputs()), run(opened(given), *inputs()))
+    with pytest.raises(nv.BadInput, match="scale"):
+        opened(padded)
+    with pytest.raises(nv.InvalidArgument, match="intermediate_size: expected a multiple of 16 from 16 to 48, got 40"):
+        opened(given, intermediate_size=40)
+
+
+def ranks_of(places: list[list[int]]) -> list:
+    """A rank's experts by global id, in the order in which the rank keeps them."""
+    ranks = []
+    for here in places:
+        expert_map = torch.full((E,), -1, dtype=torch.int32)
+        expert_map[here] = torch.arange(len(here), dtype=torch.int32)
+        ranks.append(opened(parameters(experts=here), fused.Placement.from_map(expert_map, E, len(here))))
+    return ranks
+
+
+@pytest.mark.parametrize("places", [[[0, 1, 2], [3, 4, 5]], [[0, 2, 4], [1, 3, 5]], [[5, 0], [3, 1, 4, 2]]])
+def test_ranks_of_any_placement_add_up_to_the_layer(places):
+    hidden, ids, weights = inputs()
+    ranks = ranks_of(places)
+    in_a_row = all(here == list(range(here[0], here[0] + len(here))) for here in places)
+    assert all((rank.placement.lookup is None) == in_a_row for rank in ranks)
+    # One assignment at a time, so that a sum has one term and no rounding of its own.
+    whole = opened(parameters())
+    for k in range(K):
+        one = torch.full_like(ids, -1)
+        one[:, k] = ids[:, k]
+        parts = [run(rank, hidden, one, weights) for rank in ranks]
+        assert torch.equal(sum(parts), run(whole, hidden, one, weights))
+
+
+def test_ids_that_name_no_expert_add_nothing_under_a_lookup():
+    (rank,) = ranks_of([[4, 1]])
+    hidden, ids, weights = inputs()
+    for bad in (-1, -7, E, E + 100):
+        assert not run(rank, hidden, torch.full_like(ids, bad), weights).any()
+        assert not run(rank, hidden, torch.full_like(ids, bad, dtype=torch.int32), weights).any()
+
+
+def test_fewer_local_experts_than_top_k():
+    hidden, ids, weights = inputs()
+    (rank,) = ranks_of([[3]])
+    one = torch.where(ids == 3, ids, -1)
+    assert torch.equal(run(rank, hidden, ids, weights), run(opened(parameters()), hidden, one, weights))
+
+
+def test_a_map_that_is_none_is_refused():
+    with pytest.raises(nv.InvalidArgument, match="expected one, since 3 of 6 experts are here"):
+        fused.Placement.from_map(None, E, 3)
+    with pytest.raises(nv.InvalidArgument, match=r"expected \(6,\), got \(5,\)"):
+        fused.Placement.from_map(torch.zeros(5, dtype=torch.int32), E, 3)
+    with pytest.raises(nv.InvalidArgument, match="local experts below 3, got 5"):
+        fused.Placement.from_map(torch.arange(6), E, 3)
+
+
+def test_an_empty_rank_and_a_rank_without_experts_here():
+    expert_map = torch.full((E,), -1, dtype=torch.int32)
+    placement = fused.Placement.from_map(expert_map, E, 1)  # room for one that no id names
+    experts = opened(parameters(experts=range(1)), placement)
+    hidden, ids, weights = inputs()
+    assert not run(experts, hidden, ids, weights).any()
+
+
+def test_a_limit_makes_a_plain_swiglu_a_clamped_one():
+    experts = opened(parameters(), swiglu_limit=0.05)
+    assert experts.layer.config.activation == "swiglu_clamped" and experts.layer.config.swiglu_limit == 0.05
+    assert not torch.equal(run(experts, *inputs()), run(opened(parameters()), *inputs()))
+
+
+def test_a_checkpoint_s_illegal_scale_is_an_error_and_a_dummy_s_is_made_legal():
+    given = parameters()
+    given["w13_scale"].view(torch.uint8)[2, 5, 1] = 0x7F
+    given["w2_tensor_scale"] = -given["w2_tensor_scale"]
+    with pytest.raises(nv.BadInput):
+        opened(given)
+    for name in ("w13_scale", "w2_scale", "w13_tensor_scale", "w2_tensor_scale"):
+        fused.make_legal(given[name])
+    assert torch.isfinite(run(opened(given), *inputs())).all()
+
+
+def test_dummy_scales_are_legal_whatever_they_were():
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    fused.make_legal(every)
+    values = every.float()
+    assert torch.isfinite(values).all() and (values > 0).all()
+    floats = torch.tensor([0.0, -0.0, -3.0, float("nan"), float("-inf"), 2.0])
+    fused.make_legal(floats)
+    assert floats.tolist() == [1, 1, 3, 1, 1, 2]
+    powers = torch.arange(256, dtype=torch.uint8)
+    fused.make_legal(powers)
+    assert powers[:255].tolist() == list(range(255)) and powers[255] == 127
+
+
+def test_reciprocals_are_those_of_a_checkpoint():
+    values = torch.tensor([3.0, 448.0, 1e-3, 7777.7], dtype=torch.float32)
+    expected = (1.0 / values.numpy().astype(np.float64)).astype(np.float32)
+    assert np.array_equal(fused.reciprocal(values).numpy(), expected)
+
+
+# ---- MXFP4, against the library's own cast of a checkpoint
+
+
+def mxfp4_matrix(random, rows: int, cols: int, spread: int, top: int):
+    """(codes, E8M0 scales) with exponents over so wide a range, zero blocks and stray scales over zeros among them."""
+    codes = random.integers(0, 256, (rows, cols // 2), dtype=np.uint8)
+    scales = (top - random.integers(0, spread + 1, (rows, cols // 32))).astype(np.uint8)
+    zeros = random.random((rows, cols // 32)) < 0.1
+    codes.reshape(rows, cols // 32, 16)[zeros] = 0x08  # -0 in the low nibble
+    scales[zeros] = np.where(random.random(zeros.sum()) < 0.5, 254, scales[zeros])
+    halves = random.random((rows, cols // 16)) < 0.05  # one 16-block of a pair
+    codes.reshape(rows, cols // 16, 8)[halves] = 0
+    return codes, scales
+
+
+def write_mxfp4(directory: Path, experts: list[dict], inner: int, hidden: int) -> None:
+    from safetensors.numpy import save_file
+
+    directory.mkdir()
+    config = {
+        "model_type": "deepseek_v4",
+        "num_hidden_layers": 1,
+        "hidden_size": hidden,
+        "moe_intermediate_size": inner,
+        "n_routed_experts": len(experts),
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 0,
+        "hidden_act": "silu",
+        "swiglu_limit": 10.0,
+        "routed_scaling_factor": 1.0,
+        "num_hash_layers": 0,
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for number, expert in enumerate(experts):
+        for name, (codes, scales) in expert.items():
+            tensors[f"layers.0.ffn.experts.{number}.{name}.weight"] = codes
+            tensors[f"layers.0.ffn.experts.{number}.{name}.scale"] = scales
+    save_file(tensors, directory / "model.safetensors")
+
+
+@pytest.mark.parametrize(("spread", "top"), [(9, 127), (17, 130), (18, 127), (30, 127), (60, 90), (9, 10)])
+def test_the_cast_from_mxfp4_has_the_library_s_bytes(tmp_path, spread, top, count):
+    pytest.importorskip("safetensors")
+    random = np.random.default_rng(spread)
+    inner, hidden, number = 64, 96, 3
+    experts = [
+        {
+            "w1": mxfp4_matrix(random, inner, hidden, spread, top),
+            "w3": mxfp4_matrix(random, inner, hidden, spread, top - 1),
+            "w2": mxfp4_matrix(random, hidden, inner, spread, top),
+        }
+        for _ in range(number)
+    ]
+    write_mxfp4(tmp_path / "model", experts, inner, hidden)
+    checkpoint = nv.Checkpoint(str(tmp_path / "model"))
+    total = 0
+    for name, part in (("w1", "gate"), ("w3", "up"), ("w2", "down")):
+        codes = torch.from_numpy(np.stack([expert[name][0] for expert in experts]))
+        scales = torch.from_numpy(np.stack([expert[name][1] for expert in experts]))
+        before = codes.clone()
+        cast_codes, cast_scales, tensor_scale, rounded = fused.cast_mxfp4(codes, scales)
+        assert torch.equal(codes, before)
+        total += rounded
+        for expert in range(number):
+            expected = checkpoint.expert(0, expert)[part]
+            assert np.array_equal(cast_codes[expert].numpy(), expected["codes"]), (part, expert)
+            assert np.array_equal(cast_scales[expert].numpy(), expected["scales"]), (part, expert)
+            assert tensor_scale[expert] == expected["tensor_scale"]
+    assert (total > 0) == (spread > 17)
+    count("16-blocks rounded by the cast from MXFP4", total, number * 3 * inner * hidden // 16)
+
+
+def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
+    pytest.importorskip("safetensors")
+    random = np.random.default_rng(3)
+    inner, hidden, number = 64, 64, 4
+    experts = [{name: mxfp4_matrix(random, 64, 64, 8, 122) for name in ("w1", "w3", "w2")} for _ in range(number)]
+    write_mxfp4(tmp_path / "model", experts, inner, hidden)
+    expected = nv.MoeLayer.from_checkpoint(
+        str(tmp_path / "model"), 0, activation_format="bf16", router_weight="after_down", max_tokens=32
+    )
+
+    def stack(part, *names):
+        return torch.from_numpy(np.stack([np.concatenate([e[name][part] for name in names]) for e in experts]))
+
+    given = {
+        "w13": stack(0, "w1", "w3"),
+        "w13_scale": stack(1, "w1", "w3"),
+        "w13_tensor_scale": None,
+        "w2": stack(0, "w2"),
+        "w2_scale": stack(1, "w2"),
+        "w2_tensor_scale": None,
+    }
+    ours = fused.open_fused(
+        **given,
+        mxfp4=True,
+        placement=fused.Placement(number),
+        top_k=2,
+        max_tokens=32,
+        swiglu_limit=10.0,
+        activation_format="bf16",
+    )
+    batch = (
+        torch.randn(7, hidden, generator=torch.manual_seed(0)).bfloat16(),
+        torch.randint(0, number, (7, 2)),
+        torch.rand(7, 2),
+    )
+    assert torch.equal(run(ours, *batch), expected.run(*batch))
+    nan = dict(given)
+    nan["w2_scale"] = given["w2_scale"].clone()
+    nan["w2_scale"][1, 2, 0] = 0xFF
+    with pytest.raises(nv.InvalidArgument, match="local expert 1: expected bytes below 0xFF, got NaN"):
+        fused.open_fused(**nan, mxfp4=True, placement=fused.Placement(number), top_k=2, max_tokens=32)
+    with pytest.raises(nv.Unsupported, match="whole blocks of 32"):
+        fused.open_fused(
+            **given, mxfp4=True, intermediate_size=48, placement=fused.Placement(number), top_k=2, max_tokens=32
+        )
+
+
+# ---- settings, refusals, what a load tells
+
+
+def test_settings_come_from_the_engine_s_configuration_then_the_environment():
+    assert fused.read_settings({}, {}) == fused.Settings("auto", "bf16")
+    environ = {"NVFP4_MOE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4"}
+    assert (
+        fused.read_settings(None, environ) == fused.Settings("1", "nvfp4") and fused.read_settings({}, environ).insists
+    )
+    assert fused.read_settings({"mode": 0, "activations": "bf16"}, environ) == fused.Settings("0", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "message"),
+    [
+        ({}, {"NVFP4_MOE": "yes"}, "NVFP4_MOE: expected one of 0, auto, 1, got 'yes'"),
+        ({}, {"NVFP4_MOE_ACTIVATIONS": ""}, "NVFP4_MOE_ACTIVATIONS: expected one of bf16, nvfp4, int8_block, got ''"),
+        ({"mode": True}, {}, "mode: expected one of 0, auto, 1, got True"),
+        ({"activations": "w4a4"}, {}, "activations: expected one of bf16, nvfp4, int8_block, got 'w4a4'"),
+        ({"activation": "bf16"}, {}, "expected the keys mode and activations, got activation"),
+    ],
+)
+def test_settings_that_mean_nothing_are_named(given, environ, message):
+    with pytest.raises(nv.InvalidArgument, match=message):
+        fused.read_settings(given, environ)
+
+
+def test_why_a_layer_is_refused():
+    sizes = {"num_experts": E, "top_k": K, "hidden_size": H, "intermediate_size": INNER}
+    assert fused.why_refused(sizes, "cpu") is None
+    assert "intermediate_size" in fused.why_refused(sizes | {"intermediate_size": 40}, "cpu")
+    assert "top_k" in fused.why_refused(sizes | {"top_k": 9}, "cpu")
+    assert fused.why_refused(sizes, "cuda:99")
+
+
+def test_what_a_load_tells():
+    now, lines = [0.0], []
+    log = fused.LoadLog(lines.append, every=4, clock=lambda: now[0])
+    experts = opened(parameters())
+    for layer in range(9):
+        log.packed(f"layers.{layer}", experts, 0.5)
+        now[0] += 20.0 if layer == 5 else 1.0
+    said = [line.split(" layers")[0] for line in lines if line.startswith("packed")]
+    assert said == ["packed 1", "packed 4", "packed 8"]
+    assert (
+        lines[0].startswith("layers.0: <MoeLayer 64x48") and f"{8 * experts.packed_bytes:,} bytes, 4.0 s" in lines[-1]
+    )
+    now[0] += 60
+    log.packed("layers.9", experts, 0.5)
+    assert lines[-1].startswith("packed 10 layers so far") and log.bytes == 10 * experts.packed_bytes

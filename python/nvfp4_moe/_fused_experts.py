@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from . import Error, InvalidArgument, Unsupported, explain
+from ._mxfp4 import as_bytes, cast_mxfp4
 from .config import MoeConfig
 from .layer import MoeLayer
 
@@ -154,89 +155,6 @@ def make_legal(scale: Tensor) -> None:
         scale.masked_fill_(scale == 0xFF, 127)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.uint8 else tensor.view(torch.uint8)
-
-
-# ---- MXFP4
-
-_TOP, _BOTTOM = 8, -9  # exponents of E4M3's largest and smallest power of two
-_E8M0_BIAS = 127
-# Between the magnitudes; a value on one goes to the even code.
-_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-def _power_bytes(exponent: Tensor) -> Tensor:
-    """The E4M3 byte of 2^e, e in [-9, 8]."""
-    normal = (exponent + 7) << 3
-    subnormal = torch.ones_like(exponent) << (exponent + 9).clamp(0, 3)
-    return torch.where(exponent >= -6, normal, subnormal).to(torch.uint8)
-
-
-def _rounded_codes(codes: Tensor, factor: Tensor) -> Tensor:
-    """uint8 (n, 8) of packed codes times powers of two below 1, float64 (n, 1): rounded to nearest even, packed."""
-    magnitudes = torch.tensor(_MAGNITUDES, dtype=torch.float64, device=codes.device)
-    midpoints = torch.tensor(_MIDPOINTS, dtype=torch.float64, device=codes.device)
-
-    def rounded(code: Tensor) -> Tensor:
-        value = magnitudes[(code & 7).long()] * factor
-        below, above = torch.bucketize(value, midpoints), torch.bucketize(value, midpoints, right=True)
-        return torch.where(below % 2 == 0, below, above).to(torch.uint8) | (code & 8)
-
-    packed = rounded(codes & 15) | (rounded(codes >> 4) << 4)
-    # A block that is zeros altogether has no signs.
-    return torch.where(((packed & 0x77) != 0).any(-1, keepdim=True), packed, torch.zeros_like(packed))
-
-
-def cast_mxfp4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """MXFP4 matrices to NVFP4, as docs/checkpoints.md defines the cast: one matrix an expert.
-
-    codes: uint8 (E, rows, K/2). scales: E8M0 bytes (E, rows, K/32).
-    Returns (codes, scales uint8 (E, rows, K/16), tensor_scale float32 (E,), rounded): the codes given where every block
-    is exact, else a copy in which `rounded` 16-blocks have other values. ValueError where a scale is NaN.
-    """
-    codes, scales = _bytes(codes), _bytes(scales)
-    experts, rows, half = codes.shape
-    if scales.shape != (experts, rows, half // 16) or half % 16 != 0:
-        raise InvalidArgument(
-            f"MXFP4 scales: expected {(experts, rows, half // 16)} for codes {tuple(codes.shape)}, got {tuple(scales.shape)}"
-        )
-    out_scales = torch.empty((experts, rows, half // 8), dtype=torch.uint8, device=codes.device)
-    tensor_scale = torch.empty(experts, dtype=torch.float32)
-    out_codes, rounded = codes, 0
-    for expert in range(experts):
-        exponent = scales[expert].to(torch.int32).repeat_interleave(2, -1)  # (rows, K/16)
-        low, high = int(exponent.min()), int(exponent.max())
-        if high == 0xFF:
-            raise InvalidArgument(f"MXFP4 scales of local expert {expert}: expected bytes below 0xFF, got NaN")
-        exact = high - low <= _TOP - _BOTTOM
-        nonzero = None
-        if not exact:
-            nonzero = ((codes[expert] & 0x77) != 0).reshape(rows, half // 8, 8).any(-1)
-            high = int(exponent.masked_fill(~nonzero, 0).max())
-        power = max(high - _E8M0_BIAS - _TOP, -126)
-        exponent -= _E8M0_BIAS + power
-        tensor_scale[expert] = 2.0**power
-        block_scales = _power_bytes(exponent.clamp(_BOTTOM, _TOP))
-        outside = (exponent > _TOP) | (exponent < _BOTTOM)
-        if bool(outside.any()):
-            if out_codes is codes:
-                out_codes = codes.clone()
-            if nonzero is None:
-                nonzero = ((codes[expert] & 0x77) != 0).reshape(rows, half // 8, 8).any(-1)
-            below = outside & nonzero  # above the top only zeros are left
-            rounded += int(below.sum())
-            blocks = out_codes[expert].view(rows, half // 8, 8)
-            factor = torch.exp2((exponent[below] - _BOTTOM).double())[:, None]
-            replaced = torch.zeros_like(blocks[outside])
-            replaced[nonzero[outside]] = _rounded_codes(blocks[below], factor)
-            blocks[outside] = replaced
-            block_scales[outside] = torch.where((replaced != 0).any(-1), 1, 0).to(torch.uint8)  # 2^-9 is byte 1
-        out_scales[expert] = block_scales
-    return out_codes, out_scales, tensor_scale.to(codes.device), rounded
-
-
 # ---- the layer
 
 
@@ -270,84 +188,100 @@ def clamped(activation: str, swiglu_limit: float | None) -> str:
     return "swiglu_clamped" if activation == "swiglu" and swiglu_limit is not None else activation
 
 
+@dataclasses.dataclass(frozen=True)
+class FusedParameters:
+    """A rank's fused parameters as the head of this file has them, which stay the caller's.
+
+    w13_tensor_scale: (E_local, 2) in the order of the rows, or (E_local,) or (E_local, 1) for both; it and
+    w2_tensor_scale are None with mxfp4, where the cast makes tensor scales. intermediate_size: where the engine pads I,
+    what of it is real: the first rows of gate and of up, the first columns of w2; what is padded is not read.
+    """
+
+    w13: Tensor
+    w13_scale: Tensor
+    w13_tensor_scale: Tensor | None
+    w2: Tensor
+    w2_scale: Tensor
+    w2_tensor_scale: Tensor | None
+    intermediate_size: int | None = None
+    up_first: bool = False
+    mxfp4: bool = False
+
+    def inner_size(self) -> int:
+        """The intermediate dimension that is real. ValueError where the shapes do not belong together."""
+        experts, rows, _ = self.w13.shape
+        if rows % 2 != 0 or self.w2.ndim != 3 or self.w2.shape[0] != experts:
+            raise InvalidArgument(
+                f"w13, w2: expected (E, 2I, H/2) and (E, H, I/2), got {tuple(self.w13.shape)} and {tuple(self.w2.shape)}"
+            )
+        inner = rows // 2 if self.intermediate_size is None else self.intermediate_size
+        if not 0 < inner <= rows // 2 or inner % 16 != 0:
+            raise InvalidArgument(f"intermediate_size: expected a multiple of 16 from 16 to {rows // 2}, got {inner}")
+        if self.w2.shape[2] < inner // 2:
+            raise InvalidArgument(f"w2: expected at least {inner // 2} bytes a row, got {self.w2.shape[2]}")
+        if self.mxfp4 and inner % 32 != 0:
+            raise Unsupported(
+                "MXFP4 experts: expected a rank's slice of the intermediate dimension in whole blocks of 32, "
+                f"got {inner}"
+            )
+        return inner
+
+    def stacks(self) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor]], int]:
+        """gate, up and down as MoeLayer.from_tensors takes them, views where nothing is cast; and the blocks that the
+        cast from MXFP4 rounded. Raises ValueError, Unsupported."""
+        experts, padded, inner = self.w13.shape[0], self.w13.shape[1] // 2, self.inner_size()
+
+        def half(tensor: Tensor, second: bool) -> Tensor:
+            first = padded if second else 0
+            return as_bytes(tensor)[:, first : first + inner]
+
+        up_first = self.up_first
+        columns = inner // (32 if self.mxfp4 else 16)
+        matrices = {
+            "gate": (half(self.w13, up_first), half(self.w13_scale, up_first)),
+            "up": (half(self.w13, not up_first), half(self.w13_scale, not up_first)),
+            "down": (as_bytes(self.w2)[:, :, : inner // 2], as_bytes(self.w2_scale)[:, :, :columns]),
+        }
+        if self.mxfp4:
+            cast = {name: cast_mxfp4(*matrix) for name, matrix in matrices.items()}
+            return {name: stack[:3] for name, stack in cast.items()}, sum(stack[3] for stack in cast.values())
+        if self.w13_tensor_scale is None or self.w2_tensor_scale is None:
+            raise InvalidArgument("w13_tensor_scale, w2_tensor_scale: expected tensors, got None")
+        pair = self.w13_tensor_scale.detach().reshape(experts, -1)
+        if pair.shape[1] not in (1, 2):
+            raise InvalidArgument(
+                f"w13_tensor_scale: expected ({experts},) or ({experts}, 2), got {tuple(self.w13_tensor_scale.shape)}"
+            )
+        of_rows = {
+            "gate": pair[:, -1 if up_first else 0],
+            "up": pair[:, 0 if up_first else -1],
+            "down": self.w2_tensor_scale.detach().reshape(experts),
+        }
+        return {name: (*matrices[name], of_rows[name].float()) for name in matrices}, 0
+
+
 def open_fused(
+    parameters: FusedParameters,
     *,
-    w13: Tensor,
-    w13_scale: Tensor,
-    w13_tensor_scale: Tensor | None,
-    w2: Tensor,
-    w2_scale: Tensor,
-    w2_tensor_scale: Tensor | None,
     placement: Placement,
     top_k: int,
     max_tokens: int,
-    intermediate_size: int | None = None,
-    up_first: bool = False,
-    mxfp4: bool = False,
-    swiglu_limit: float | None = None,
     activation: str = "swiglu",
+    swiglu_limit: float | None = None,
     input_scale: Any = None,
     **options: Any,
 ) -> FusedExperts:
-    """A MoeLayer from fused parameters, which are the caller's again on return and may be freed; and not warmed up yet.
+    """A MoeLayer from fused parameters, which may be freed on return; it is not warmed up yet.
 
-    w13, w13_scale, w2, w2_scale: shapes and dtypes as the head of this file has them. w13_tensor_scale: (E_local, 2) in
-    the order of the rows, or (E_local,) or (E_local, 1) for both; None with mxfp4, where the cast makes tensor scales.
-    intermediate_size: where the engine pads I, what of it is real: the first rows of gate and of up, the first columns
-    of w2; what is padded is not read. activation, swiglu_limit and options: fields of MoeConfig; a limit turns "swiglu"
-    into "swiglu_clamped".
-
+    activation, swiglu_limit and options: fields of MoeConfig; a limit turns "swiglu" into "swiglu_clamped".
     Raises what MoeLayer.from_tensors raises.
     """
-    experts, rows, half_hidden = w13.shape
-    if rows % 2 != 0 or w2.ndim != 3 or w2.shape[0] != experts:
-        raise InvalidArgument(
-            f"w13, w2: expected (E, 2I, H/2) and (E, H, I/2), got {tuple(w13.shape)} and {tuple(w2.shape)}"
-        )
-    padded = rows // 2
-    inner = padded if intermediate_size is None else intermediate_size
-    if not 0 < inner <= padded or inner % 16 != 0:
-        raise InvalidArgument(f"intermediate_size: expected a multiple of 16 from 16 to {padded}, got {inner}")
-    if w2.shape[2] < inner // 2:
-        raise InvalidArgument(f"w2: expected at least {inner // 2} bytes a row, got {w2.shape[2]}")
-    group = 32 if mxfp4 else 16
-    if mxfp4 and inner % group != 0:
-        raise Unsupported(
-            f"MXFP4 experts: expected a rank's slice of the intermediate dimension in whole blocks of {group}, got {inner}"
-        )
-
-    def half(tensor: Tensor, second: bool) -> Tensor:
-        first = padded if second else 0
-        return _bytes(tensor)[:, first : first + inner]
-
-    matrices = {
-        "gate": (half(w13, up_first), half(w13_scale, up_first)),
-        "up": (half(w13, not up_first), half(w13_scale, not up_first)),
-        "down": (_bytes(w2)[:, :, : inner // 2], _bytes(w2_scale)[:, :, : inner // group]),
-    }
-    rounded = 0
-    if mxfp4:
-        stacks = {}
-        for name, (codes, scales) in matrices.items():
-            *stack, changed = cast_mxfp4(codes, scales)
-            stacks[name] = tuple(stack)
-            rounded += changed
-    else:
-        if w13_tensor_scale is None or w2_tensor_scale is None:
-            raise InvalidArgument("w13_tensor_scale, w2_tensor_scale: expected tensors, got None")
-        pair = w13_tensor_scale.detach().reshape(experts, -1)
-        if pair.shape[1] not in (1, 2):
-            raise InvalidArgument(
-                f"w13_tensor_scale: expected ({experts},) or ({experts}, 2), got {tuple(w13_tensor_scale.shape)}"
-            )
-        of_rows = {"gate": pair[:, -1 if up_first else 0], "up": pair[:, 0 if up_first else -1]}
-        of_rows["down"] = w2_tensor_scale.detach().reshape(experts)
-        stacks = {name: (*matrices[name], of_rows[name].float()) for name in matrices}
+    stacks, rounded = parameters.stacks()
     config = MoeConfig(
         num_experts=placement.num_experts,
         top_k=top_k,
-        hidden_size=2 * half_hidden,
-        intermediate_size=inner,
+        hidden_size=2 * parameters.w13.shape[2],
+        intermediate_size=parameters.inner_size(),
         activation=clamped(activation, swiglu_limit),
         swiglu_limit=swiglu_limit,
         **options,
@@ -360,9 +294,30 @@ def open_fused(
         input_scale=input_scale,
         first_expert=placement.first_expert,
         max_tokens=max_tokens,
-        device=layer_device(w13),
+        device=layer_device(parameters.w13),
     )
     return FusedExperts(layer, placement, rounded)
+
+
+def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedExperts:
+    """New weights into the layer that is there: its memory, its handle and the graphs that captured it stay as they are.
+
+    Waits for the device. On BadInput experts before the one that is named are the new ones; Busy while a run is in
+    flight. ValueError where the sizes are others.
+    """
+    stacks, rounded = parameters.stacks()
+    count = parameters.w13.shape[0]
+    if count != experts.layer.num_local_experts:
+        raise InvalidArgument(f"experts: expected {experts.layer.num_local_experts}, as they were, got {count}")
+    # Tensor scales come to the host once, not an element at a time.
+    scalars = {name: (codes, scales, scale.tolist()) for name, (codes, scales, scale) in stacks.items()}
+    for expert in range(count):
+        matrices = {
+            name: (codes[expert].contiguous(), scales[expert].contiguous(), scale[expert])
+            for name, (codes, scales, scale) in scalars.items()
+        }
+        experts.layer.replace_expert(expert, matrices["gate"], matrices["up"], matrices["down"])
+    return dataclasses.replace(experts, mxfp4_rounded=rounded)
 
 
 # ---- what a load tells

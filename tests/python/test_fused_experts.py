@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -42,7 +43,9 @@ def parameters(seed: int = 0, experts: range = range(E), up_first: bool = False)
 def opened(parameters: dict, placement=None, **options):
     placement = placement or fused.Placement(E)
     options = {"activation_format": "bf16", "top_k": K, "max_tokens": 32} | options
-    return fused.open_fused(**parameters, placement=placement, **options)
+    known = {field.name for field in dataclasses.fields(fused.FusedParameters)}
+    given = parameters | {name: options.pop(name) for name in list(options) if name in known}
+    return fused.open_fused(fused.FusedParameters(**given), placement=placement, **options)
 
 
 def inputs(tokens: int = 9, seed: int = 1):
@@ -194,6 +197,23 @@ def test_reciprocals_are_those_of_a_checkpoint():
     assert np.array_equal(fused.reciprocal(values).numpy(), expected)
 
 
+def test_new_weights_go_into_the_layer_that_is_there():
+    experts = opened(parameters(seed=0))
+    handle, before = experts.layer.handle, run(experts, *inputs())
+    replaced = fused.replace_fused(experts, fused.FusedParameters(**parameters(seed=1)))
+    assert replaced.layer is experts.layer and replaced.layer.handle == handle
+    assert torch.equal(run(replaced, *inputs()), run(opened(parameters(seed=1)), *inputs()))
+    assert not torch.equal(run(replaced, *inputs()), before)
+    fused.replace_fused(experts, fused.FusedParameters(**parameters(seed=0, up_first=True)))
+    assert torch.equal(run(experts, *inputs()), before)
+    with pytest.raises(nv.InvalidArgument, match="experts: expected 6, as they were, got 2"):
+        fused.replace_fused(experts, fused.FusedParameters(**parameters(experts=range(2))))
+    bad = parameters(seed=1)
+    bad["w13_tensor_scale"][4, 1] = float("nan")
+    with pytest.raises(nv.BadInput):
+        fused.replace_fused(experts, fused.FusedParameters(**bad))
+
+
 # ---- MXFP4, against the library's own cast of a checkpoint
 
 
@@ -290,8 +310,7 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
         "w2_tensor_scale": None,
     }
     ours = fused.open_fused(
-        **given,
-        mxfp4=True,
+        fused.FusedParameters(**given, mxfp4=True),
         placement=fused.Placement(number),
         top_k=2,
         max_tokens=32,
@@ -308,11 +327,11 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
     nan["w2_scale"] = given["w2_scale"].clone()
     nan["w2_scale"][1, 2, 0] = 0xFF
     with pytest.raises(nv.InvalidArgument, match="local expert 1: expected bytes below 0xFF, got NaN"):
-        fused.open_fused(**nan, mxfp4=True, placement=fused.Placement(number), top_k=2, max_tokens=32)
-    with pytest.raises(nv.Unsupported, match="whole blocks of 32"):
         fused.open_fused(
-            **given, mxfp4=True, intermediate_size=48, placement=fused.Placement(number), top_k=2, max_tokens=32
+            fused.FusedParameters(**nan, mxfp4=True), placement=fused.Placement(number), top_k=2, max_tokens=32
         )
+    with pytest.raises(nv.Unsupported, match="whole blocks of 32"):
+        fused.FusedParameters(**given, mxfp4=True, intermediate_size=48).stacks()
 
 
 # ---- settings, refusals, what a load tells

@@ -1,0 +1,36 @@
+"""vLLM's NVFP4 routed experts through this library: the plugin that vLLM finds as an entry point of vllm.general_plugins.
+
+Installing the package switches it on. Nothing here imports vLLM before vLLM calls register(), and nothing of vLLM is
+patched. docs/vllm.md says what it takes and how it is configured.
+"""
+
+from __future__ import annotations
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Registers the quantization methods with vLLM, which calls this in each of its processes, possibly several times.
+
+    Does nothing under NVFP4_MOE=0. Raises ValueError for a value of NVFP4_MOE or NVFP4_MOE_ACTIVATIONS that means
+    nothing, and RuntimeError for a release of vLLM that does not fit under NVFP4_MOE=1; under auto such a release is
+    named in the log and serves without the library.
+    """
+    from .._fused_experts import read_settings
+
+    settings = read_settings()
+    if settings.mode == "0":
+        return
+    from . import internals
+
+    misfits = internals.misfits()
+    lines = [f"vLLM {internals.version()} does not fit nvfp4-moe ({group}): {why}" for group, why in misfits.items()]
+    if lines and settings.insists:
+        raise RuntimeError("; ".join(lines) + "; NVFP4_MOE=auto serves without the library")
+    for line in lines:
+        internals.logger().warning("%s; vLLM serves these layers by itself", line)
+    if "core" in misfits:
+        return
+    from . import configs
+
+    configs.register([name for name in internals.FORMATS if name not in misfits])

@@ -1,0 +1,128 @@
+"""The experts of vLLM's modular kernel: rows and ids in, weighted and reduced rows out, by one run of a MoeLayer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._fused_experts import FusedExperts
+from . import internals
+from .op import moe_gemm_by
+
+_modular = internals.find("vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEExpertsModular")
+_format = internals.find("vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEActivationFormat")
+_no_op = internals.find("vllm.model_executor.layers.fused_moe.topk_weight_and_reduce:TopKWeightAndReduceNoOP")
+
+
+class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
+    """Takes bf16, fp16 or fp32 rows as prepare() hands them over; the library quantizes them, or does not.
+
+    What a layer needs to be taken is decided once, where its quantization method is chosen (configs.py): the questions
+    that vLLM's own choice asks of a class of experts are not asked of this one, and are answered with yes.
+    """
+
+    experts: FusedExperts
+
+    @classmethod
+    def over(cls, experts: FusedExperts, moe_config: Any, quant_config: Any) -> NvFp4MoeExperts:
+        made = cls(moe_config=moe_config, quant_config=quant_config)
+        made.experts = experts
+        made.handle = torch.tensor([experts.layer.handle], dtype=torch.int64, device="cpu")
+        return made
+
+    @staticmethod
+    def activation_format() -> Any:
+        return _format.Standard
+
+    @property
+    def expects_unquantized_inputs(self) -> bool:
+        return True
+
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return True
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return False
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        return True
+
+    @staticmethod
+    def _supports_activation(activation: Any) -> bool:
+        return True
+
+    @staticmethod
+    def _supports_parallel_config(moe_parallel_config: Any) -> bool:
+        return True
+
+    @staticmethod
+    def _supports_hash_routing() -> bool:
+        return True  # ids are given; which router made them means nothing here
+
+    @staticmethod
+    def _supports_batch_invariance() -> bool:
+        return True
+
+    def supports_expert_map(self) -> bool:
+        return True
+
+    def finalize_weight_and_reduce_impl(self) -> Any:
+        return _no_op()
+
+    def moe_problem_size(self, a1: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor) -> tuple[int, int, int, int, int]:
+        """(E, M, N, K, top_k), of which N comes from the layer: w1 and w2 hold no bytes."""
+        config = self.experts.layer.config
+        return (
+            self.experts.layer.num_local_experts,
+            a1.size(0),
+            2 * config.intermediate_size,
+            a1.size(-1),
+            topk_ids.size(1),
+        )
+
+    def workspace_shapes(
+        self,
+        M: int,
+        N: int,
+        K: int,
+        topk: int,
+        global_num_experts: int,
+        local_num_experts: int,
+        expert_tokens_meta: Any,
+        activation: Any,
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """No workspace of vLLM's, and rows that are reduced: the library has a workspace per device and stream."""
+        return (0,), (0,), (M, K)
+
+    def apply(
+        self,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        activation: Any,
+        global_num_experts: int,
+        expert_map: Tensor | None,
+        a1q_scale: Tensor | None,
+        a2_scale: Tensor | None,
+        workspace13: Tensor,
+        workspace2: Tensor,
+        expert_tokens_meta: Any,
+        apply_router_weight_on_input: bool,
+    ) -> None:
+        """output (M, K) = the sum over each token's experts that are here. Enqueues only; may be captured."""
+        if apply_router_weight_on_input:  # prepare() has multiplied the rows
+            topk_weights = torch.ones_like(topk_weights)
+        weights = topk_weights.float().contiguous()
+        if torch.compiler.is_compiling():
+            ids = self.experts.placement.local_ids(topk_ids).contiguous()
+            moe_gemm_by(output, hidden_states.contiguous(), ids, weights, self.handle)
+        else:
+            self.experts.run(hidden_states.contiguous(), topk_ids.contiguous(), weights, output)

@@ -1,0 +1,267 @@
+"""Everything of vLLM's that the plugin touches: by name in one table, checked by signature before any of it is used.
+
+vLLM documents entry points and register_quantization_config; its MoE classes are internal and move between releases. So
+REQUIRED lists each member with the parameters that the plugin calls it with, or overrides it with, and misfits()
+compares the table with the release that is there. scripts read REQUIRED too, so it is plain data.
+
+Long because the table is the decision, and belongs in one place with its check.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import logging
+from typing import Any
+
+# Releases whose members were compared with the table; newer ones are judged by the same table when they are loaded.
+RELEASES = ("0.24", "0.25", "0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
+
+_FUSED = "vllm.model_executor.layers.fused_moe"
+_QUANTIZATION = "vllm.model_executor.layers.quantization"
+_COMPRESSED = f"{_QUANTIZATION}.compressed_tensors"
+
+# Groups of (kind, "module:member", names). A group that does not fit leaves its checkpoints to vLLM; "core" all of them.
+#   calls      the plugin passes these arguments by name: each exists, and no other is required
+#   overrides  the plugin's method takes these: the release has the same names in the same order
+#   passes     the plugin's method passes on whatever comes: the member has to exist
+#   has        attributes: of a class its fields, members and properties
+REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
+    "core": (
+        ("calls", f"{_QUANTIZATION}:register_quantization_config", ("quantization",)),
+        ("calls", f"{_QUANTIZATION}:get_quantization_config", ("quantization",)),
+        ("calls", "vllm.config:get_current_vllm_config", ()),
+        ("has", "vllm.config:VllmConfig", ("additional_config", "load_config")),
+        (
+            "has",
+            f"{_FUSED}.config:FusedMoEConfig",
+            (
+                "num_experts",
+                "num_local_experts",
+                "experts_per_token",
+                "hidden_dim",
+                "intermediate_size_per_partition",
+                "activation",
+                "device",
+                "moe_backend",
+                "max_num_tokens",
+                "has_bias",
+                "is_lora_enabled",
+                "moe_parallel_config",
+            ),
+        ),
+        (
+            "has",
+            f"{_FUSED}.config:FusedMoEParallelConfig",
+            ("dp_size", "pcp_size", "sp_size", "tp_size", "enable_eplb", "all2all_backend", "use_all2all_kernels"),
+        ),
+        ("calls", f"{_FUSED}.config:nvfp4_w4a16_moe_quant_config", ("g1_alphas", "g2_alphas", "w1_scale", "w2_scale")),
+        ("has", f"{_FUSED}.activation:MoEActivation", ("SILU", "SWIGLUSTEP", "SWIGLUOAI_UNINTERLEAVE")),
+        (
+            "calls",
+            f"{_FUSED}.all2all_utils:maybe_make_prepare_finalize",
+            ("moe", "quant_config", "routing_tables", "allow_new_interface", "use_monolithic"),
+        ),
+        ("calls", f"{_FUSED}.routed_experts:RoutedExperts._expert_routing_tables", ()),
+        ("has", f"{_FUSED}.routed_experts:RoutedExperts", ("expert_map", "weight_loader")),
+        ("calls", f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase.__init__", ("moe",)),
+        ("has", f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase", ("supports_eplb", "is_monolithic")),
+        (
+            "overrides",
+            f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase.apply",
+            ("layer", "x", "topk_weights", "topk_ids", "shared_experts", "shared_experts_input"),
+        ),
+        ("overrides", f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase.get_fused_moe_quant_config", ("layer",)),
+        ("calls", f"{_FUSED}.modular_kernel:FusedMoEKernel.__init__", ("prepare_finalize", "fused_experts")),
+        (
+            "calls",
+            f"{_FUSED}.modular_kernel:FusedMoEKernel.apply",
+            (
+                "hidden_states",
+                "w1",
+                "w2",
+                "topk_weights",
+                "topk_ids",
+                "activation",
+                "global_num_experts",
+                "expert_map",
+                "apply_router_weight_on_input",
+                "shared_experts",
+                "shared_experts_input",
+            ),
+        ),
+        ("calls", f"{_FUSED}.modular_kernel:FusedMoEExpertsModular.__init__", ("moe_config", "quant_config")),
+        ("has", f"{_FUSED}.modular_kernel:FusedMoEActivationFormat", ("Standard",)),
+        (
+            "overrides",
+            f"{_FUSED}.modular_kernel:FusedMoEExpertsModular.apply",
+            (
+                "output",
+                "hidden_states",
+                "w1",
+                "w2",
+                "topk_weights",
+                "topk_ids",
+                "activation",
+                "global_num_experts",
+                "expert_map",
+                "a1q_scale",
+                "a2_scale",
+                "workspace13",
+                "workspace2",
+                "expert_tokens_meta",
+                "apply_router_weight_on_input",
+            ),
+        ),
+        (
+            "overrides",
+            f"{_FUSED}.modular_kernel:FusedMoEExpertsModular.workspace_shapes",
+            (
+                "M",
+                "N",
+                "K",
+                "topk",
+                "global_num_experts",
+                "local_num_experts",
+                "expert_tokens_meta",
+                "activation",
+            ),
+        ),
+        (
+            "overrides",
+            f"{_FUSED}.modular_kernel:FusedMoEExpertsModular.moe_problem_size",
+            ("a1", "w1", "w2", "topk_ids"),
+        ),
+        ("overrides", f"{_FUSED}.modular_kernel:FusedMoEExpertsModular.finalize_weight_and_reduce_impl", ()),
+        ("has", f"{_FUSED}.modular_kernel:FusedMoEExpertsModular", ("expects_unquantized_inputs",)),
+        ("calls", f"{_FUSED}.topk_weight_and_reduce:TopKWeightAndReduceNoOP", ()),
+    ),
+    "modelopt_fp4": (
+        ("overrides", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.get_quant_method", ("layer", "prefix")),
+        ("calls", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.is_layer_excluded", ("prefix",)),
+        ("passes", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE.create_weights", ()),
+        ("overrides", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE.process_weights_after_loading", ("layer",)),
+        ("has", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE", ("uses_weight_scale_2_pattern",)),
+    ),
+    "modelopt_mixed": (
+        ("overrides", f"{_QUANTIZATION}.modelopt:ModelOptMixedPrecisionConfig.get_quant_method", ("layer", "prefix")),
+        ("calls", f"{_QUANTIZATION}.modelopt:ModelOptMixedPrecisionConfig.is_layer_excluded", ("prefix",)),
+        ("calls", f"{_QUANTIZATION}.modelopt:ModelOptMixedPrecisionConfig._resolve_quant_algo", ("prefix",)),
+        ("passes", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE.create_weights", ()),
+        ("overrides", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE.process_weights_after_loading", ("layer",)),
+    ),
+    "compressed-tensors": (
+        (
+            "overrides",
+            f"{_COMPRESSED}.compressed_tensors:CompressedTensorsConfig.get_quant_method",
+            ("layer", "prefix"),
+        ),
+        ("calls", f"{_COMPRESSED}.compressed_tensors:CompressedTensorsConfig._add_fused_moe_to_target_scheme_map", ()),
+        (
+            "calls",
+            f"{_COMPRESSED}.compressed_tensors:CompressedTensorsConfig.get_scheme_dict",
+            ("layer", "layer_name"),
+        ),
+        ("has", f"{_COMPRESSED}.compressed_tensors:CompressedTensorsConfig", ("_is_nvfp4_format",)),
+        (
+            "passes",
+            f"{_COMPRESSED}.compressed_tensors_moe.compressed_tensors_moe_w4a4_nvfp4:"
+            "CompressedTensorsW4A4Nvfp4MoEMethod.create_weights",
+            (),
+        ),
+        (
+            "overrides",
+            f"{_COMPRESSED}.compressed_tensors_moe.compressed_tensors_moe_w4a4_nvfp4:"
+            "CompressedTensorsW4A4Nvfp4MoEMethod.process_weights_after_loading",
+            ("layer",),
+        ),
+    ),
+    "deepseek_v4_fp8": (
+        ("has", "vllm.models.deepseek_v4.quant_config:DeepseekV4FP8Config", ("expert_dtype", "moe_quant_algo")),
+        ("calls", "vllm.models.deepseek_v4.quant_config:DeepseekV4FP8Config._get_nvfp4_config", ()),
+        (
+            "overrides",
+            "vllm.models.deepseek_v4.quant_config:DeepseekV4FP8Config.get_quant_method",
+            ("layer", "prefix"),
+        ),
+        (
+            "calls",
+            f"{_QUANTIZATION}.utils.quant_utils:is_layer_skipped",
+            ("prefix", "ignored_layers", "fused_mapping"),
+        ),
+        ("passes", f"{_QUANTIZATION}.mxfp4:Mxfp4MoEMethod.create_weights", ()),
+        ("overrides", f"{_QUANTIZATION}.mxfp4:Mxfp4MoEMethod.process_weights_after_loading", ("layer",)),
+        ("passes", f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase.maybe_roundup_sizes", ()),
+        ("passes", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE.create_weights", ()),
+    ),
+}
+
+FORMATS = tuple(group for group in REQUIRED if group != "core")
+
+
+def version() -> str:
+    """vLLM's version, as it says itself."""
+    return str(getattr(importlib.import_module("vllm"), "__version__", "of an unknown version"))
+
+
+def logger() -> logging.Logger:
+    """A logger under vLLM's own, whose handler and level it shares."""
+    made: logging.Logger = importlib.import_module("vllm.logger").init_logger("vllm.nvfp4_moe")
+    return made
+
+
+def find(name: str) -> Any:
+    """A member by its name in the table. ImportError or AttributeError where it is not there."""
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Whether a class has an attribute; a dataclass's field without a default is an annotation only."""
+    return hasattr(owner, name) or any(name in vars(base).get("__annotations__", {}) for base in owner.__mro__)
+
+
+def misfit(kind: str, name: str, names: tuple[str, ...]) -> str | None:
+    """What differs between an entry of the table and the release that is there, or None."""
+    try:
+        member = find(name)
+    except Exception as error:  # whatever an import of a changed release may raise
+        return f"{name}: expected to be there, got {type(error).__name__}: {error}"
+    if kind == "has":
+        missing = [attribute for attribute in names if not _has(member, attribute)]
+        return f"{name}: expected {', '.join(missing)}, which it lacks" if missing else None
+    if not callable(member):
+        return f"{name}: expected something to call, got {type(member).__name__}"
+    if kind == "passes":
+        return None
+    parameters = list(inspect.signature(member).parameters.values())
+    if "." in name.partition(":")[2] and parameters and parameters[0].name in ("self", "cls"):
+        parameters = parameters[1:]
+    named = [
+        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    theirs = tuple(parameter.name for parameter in named)
+    if kind == "overrides":
+        return None if theirs == names else f"{name}: expected ({', '.join(names)}), got ({', '.join(theirs)})"
+    unknown = [argument for argument in names if argument not in theirs]
+    if unknown and not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+        return f"{name}: expected to take {', '.join(unknown)}, got ({', '.join(theirs)})"
+    more = [p.name for p in named if p.default is p.empty and p.name not in names]
+    return f"{name}: expected to need no more than ({', '.join(names)}), also needs {', '.join(more)}" if more else None
+
+
+def misfits() -> dict[str, str]:
+    """The first difference of each group of REQUIRED that does not fit, {} where everything does."""
+    found: dict[str, str] = {}
+    for group, entries in REQUIRED.items():
+        if "core" in found:
+            break  # the rest has nothing to stand on
+        for entry in entries:
+            if why := misfit(*entry):
+                found[group] = why
+                break
+    return found

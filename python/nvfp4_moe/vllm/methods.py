@@ -1,0 +1,237 @@
+"""vLLM's quantization methods of routed experts, each over the stock one whose parameters and loading it keeps.
+
+RoutedExperts.weight_loader asks a method's class for its name and looks for "ModelOpt" or "compressed" in it: the names
+of the classes here keep those words. The stock constructors are not called, since they choose one of vLLM's kernels and
+fail where there is none; FusedMoEMethodBase's is.
+
+Parameters keep their names and are emptied once they are packed, so that the layer's state still has the checkpoint's
+names and a reload finds what it expects.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import Error
+from .._fused_experts import (
+    FusedExperts,
+    FusedParameters,
+    LoadLog,
+    Placement,
+    make_legal,
+    open_fused,
+    reciprocal,
+    replace_fused,
+)
+from . import internals
+from .experts import NvFp4MoeExperts
+from .plan import LayerPlan
+
+_QUANTIZATION = "vllm.model_executor.layers.quantization"
+_FUSED = "vllm.model_executor.layers.fused_moe"
+_base = internals.find(f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase")
+_kernel = internals.find(f"{_FUSED}.modular_kernel:FusedMoEKernel")
+_prepare_finalize = internals.find(f"{_FUSED}.all2all_utils:maybe_make_prepare_finalize")
+_quant_config = internals.find(f"{_FUSED}.config:nvfp4_w4a16_moe_quant_config")
+
+_log = LoadLog(lambda line: internals.logger().info("nvfp4-moe: %s", line))
+
+
+class Method:
+    """What the checkpoint formats share; the first base of each method."""
+
+    # A method's parameters by the names of FusedParameters, tensor scales apart.
+    codes: tuple[str, str] = ("w13_weight", "w2_weight")
+    mxfp4 = False
+
+    def open(self, moe_config: Any, plan: LayerPlan) -> None:
+        """In place of the stock constructor."""
+        _base.__init__(self, moe_config)  # type: ignore[misc]
+        self.plan = plan
+        self.experts_cls = NvFp4MoeExperts
+        self.fused: FusedExperts | None = None
+        # What the stock methods' other members, and the weight loader, look at.
+        self.use_a16 = True
+        self.use_global_sf = False
+        self.per_token_activation = False
+        self.activation_key = None
+        self.nvfp4_backend = self.mxfp4_backend = None
+
+    @property
+    def supports_eplb(self) -> bool:
+        return False  # EPLB moves rows of parameters, and the packed weights are none
+
+    @property
+    def skip_forward_padding(self) -> bool:
+        return False
+
+    @property
+    def has_unpadded_output(self) -> bool:
+        return False
+
+    def maybe_roundup_sizes(self, *args: Any, **kwargs: Any) -> Any:
+        return _base.maybe_roundup_sizes(self, *args, **kwargs)  # type: ignore[misc]
+
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+        """The stock parameters, of zeros: what a checkpoint does not fill, for a size that was rounded up, adds nothing."""
+        super().create_weights(layer, *args, **kwargs)  # type: ignore[misc]
+        for parameter in layer.parameters(recurse=False):
+            if parameter.dtype in (torch.uint8, torch.float8_e4m3fn):
+                parameter.data.view(torch.uint8).zero_()
+
+    def tensor_scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
+        """(w13's (E_local, 2), w2's (E_local,)), multiplied."""
+        return layer.w13_weight_scale_2.data, layer.w2_weight_scale_2.data
+
+    def get_fused_moe_quant_config(self, layer: Any) -> Any:
+        """What vLLM's side of the kernel is told: rows come and go unquantized."""
+        none = torch.empty(0, dtype=torch.float32, device=layer.w13_weight_scale.device)
+        return _quant_config(g1_alphas=none, g2_alphas=none, w1_scale=none, w2_scale=none)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Packs and warms up: all that may allocate, load a module or fail happens here, before profiling and capture.
+
+        Again, on a reload, it puts the new weights into the layer that is there, whose memory captured graphs hold.
+        """
+        named = [getattr(layer, name) for name in (*self.codes, "w13_weight_scale", "w2_weight_scale")]
+        if any(parameter.numel() == 0 for parameter in named):
+            if self.fused is not None:
+                return  # called twice without a reload in between: there is nothing new
+            raise RuntimeError(f"nvfp4-moe: {self.plan.name}: expected loaded weights, got parameters without elements")
+        started = time.monotonic()
+        try:
+            with torch.no_grad():
+                self.fused = self._packed(layer, *(parameter.data for parameter in named))
+        except Error as error:
+            error.add_note(f"nvfp4-moe: {self.plan.name}") if hasattr(error, "add_note") else None
+            internals.logger().error("nvfp4-moe: %s cannot be packed: %s", self.plan.name, error)
+            raise
+        for parameter in named:
+            shape = (parameter.shape[0], 0, 0)
+            parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+        if self.moe_kernel is None:
+            self._build(layer)
+        _log.packed(self.plan.name, self.fused, time.monotonic() - started)
+
+    def _packed(self, layer: Any, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor) -> FusedExperts:
+        w13_tensor_scale, w2_tensor_scale = self.tensor_scales(layer)
+        if self.plan.dummy and self.fused is None:
+            for scale in (w13_scale, w2_scale, w13_tensor_scale, w2_tensor_scale):
+                if scale is not None:
+                    make_legal(scale)
+        parameters = FusedParameters(w13, w13_scale, w13_tensor_scale, w2, w2_scale, w2_tensor_scale, mxfp4=self.mxfp4)
+        if self.fused is not None:
+            return replace_fused(self.fused, parameters)
+        options = {name: self.plan.options[name] for name in self.plan.options if name not in _SIZES}
+        placement = Placement.from_map(layer.expert_map, self.plan.options["num_experts"], w13.shape[0])
+        experts = open_fused(
+            parameters,
+            placement=placement,
+            top_k=self.plan.options["top_k"],
+            max_tokens=self.plan.max_tokens,
+            **options,
+        )
+        experts.layer.warmup()
+        if experts.mxfp4_rounded:
+            internals.logger().warning(
+                "nvfp4-moe: %s: the cast from MXFP4 rounded %d blocks of 16", self.plan.name, experts.mxfp4_rounded
+            )
+        return experts
+
+    def _build(self, layer: Any) -> None:
+        assert self.fused is not None
+        if self.fused.placement.lookup is not None:
+            # A buffer: level 2 of sleep mode discards every other tensor that was made while the model was loaded.
+            layer.register_buffer("nvfp4_moe_lookup", self.fused.placement.lookup, persistent=False)
+        self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+        prepare_finalize = _prepare_finalize(
+            moe=self.moe,  # type: ignore[attr-defined]
+            quant_config=self.moe_quant_config,
+            routing_tables=layer._expert_routing_tables(),
+            allow_new_interface=True,
+            use_monolithic=False,
+        )
+        experts = NvFp4MoeExperts.over(self.fused, self.moe, self.moe_quant_config)  # type: ignore[attr-defined]
+        self.moe_kernel = _kernel(prepare_finalize=prepare_finalize, fused_experts=experts)
+        # What the kernel reads of the weights is how many experts there are.
+        device = self.fused.placement.lookup.device if self.fused.placement.lookup is not None else "cpu"
+        self.no_weights = torch.empty((self.fused.layer.num_local_experts, 0, 0), dtype=torch.uint8, device=device)
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any,
+        shared_experts_input: Tensor | None,
+    ) -> Any:
+        return self.moe_kernel.apply(
+            hidden_states=x,
+            w1=self.no_weights,
+            w2=self.no_weights,
+            topk_weights=topk_weights,
+            topk_ids=topk_ids,
+            activation=layer.activation,
+            global_num_experts=layer.global_num_experts,
+            expert_map=layer.expert_map,
+            apply_router_weight_on_input=layer.apply_router_weight_on_input,
+            shared_experts=shared_experts,
+            shared_experts_input=shared_experts_input,
+        )
+
+
+_SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size")
+
+
+def modelopt_method() -> type:
+    """Of ModelOpt's parameters: NVFP4 and W4A16_NVFP4, alone, in MIXED_PRECISION and in DeepSeek-V4's hybrid."""
+    stock = internals.find(f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE")
+
+    class NvFp4MoeModelOptMethod(Method, stock):  # type: ignore[misc, valid-type]
+        def __init__(self, quant_config: Any, moe_config: Any, plan: LayerPlan) -> None:
+            self.open(moe_config, plan)
+            self.quant_config = quant_config
+
+    return NvFp4MoeModelOptMethod
+
+
+def compressed_tensors_method() -> type:
+    """Of compressed-tensors' parameters, whose global scales are reciprocals."""
+    stock = internals.find(
+        f"{_QUANTIZATION}.compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_w4a4_nvfp4:"
+        "CompressedTensorsW4A4Nvfp4MoEMethod"
+    )
+
+    class NvFp4MoeCompressedTensorsMethod(Method, stock):  # type: ignore[misc, valid-type]
+        codes = ("w13_weight_packed", "w2_weight_packed")
+
+        def __init__(self, moe_config: Any, plan: LayerPlan) -> None:
+            self.open(moe_config, plan)
+            self.group_size = 16
+
+        def tensor_scales(self, layer: Any) -> tuple[Tensor, Tensor]:
+            return reciprocal(layer.w13_weight_global_scale.data), reciprocal(layer.w2_weight_global_scale.data)
+
+    return NvFp4MoeCompressedTensorsMethod
+
+
+def mxfp4_method() -> type:
+    """Of DeepSeek-V4's own MXFP4 parameters, cast to NVFP4 as they are packed."""
+    stock = internals.find(f"{_QUANTIZATION}.mxfp4:Mxfp4MoEMethod")
+
+    class NvFp4MoeMxfp4Method(Method, stock):  # type: ignore[misc, valid-type]
+        mxfp4 = True
+
+        def __init__(self, moe_config: Any, plan: LayerPlan) -> None:
+            self.open(moe_config, plan)
+            self.weight_dtype = "mxfp4"
+
+        def tensor_scales(self, layer: Any) -> tuple[None, None]:
+            return None, None
+
+    return NvFp4MoeMxfp4Method

@@ -1,0 +1,137 @@
+"""Whether the library takes a layer of vLLM's, and as what: decided once, where the quantization method is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from .._fused_experts import Settings, clamped, read_settings, why_refused
+from . import internals
+
+_activations = internals.find("vllm.model_executor.layers.fused_moe.activation:MoEActivation")
+_current_config = internals.find("vllm.config:get_current_vllm_config")
+
+# vLLM's kernel of swiglustep has this limit built in.
+_STEP_LIMIT = 7.0
+
+
+class Refused(Exception):
+    """Why a layer is left to vLLM, in one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerPlan:
+    """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes."""
+
+    name: str
+    options: dict[str, Any]
+    max_tokens: int
+    dummy: bool
+
+
+def settings() -> Settings:
+    """additional_config's "nvfp4_moe" of the engine that is being built, else the environment's."""
+    additional = getattr(_current_config(), "additional_config", None)
+    given = additional.get("nvfp4_moe") if isinstance(additional, Mapping) else None
+    return read_settings(given)
+
+
+def _activation(layer: Any) -> dict[str, Any]:
+    """Activation and limit as the library names them, of what vLLM's own kernels compute."""
+    activation, limit = layer.moe_config.activation, getattr(layer, "swiglu_limit", None)
+    alpha, beta = getattr(layer, "swiglu_alpha", None), getattr(layer, "swiglu_beta", None)
+    if activation == _activations.SILU:
+        return {"activation": clamped("swiglu", limit), "swiglu_limit": limit}
+    if activation == _activations.SWIGLUSTEP:
+        if limit not in (None, _STEP_LIMIT):
+            raise Refused(f"swiglustep with a limit of {limit}, where vLLM's kernel has {_STEP_LIMIT}")
+        return {"activation": "swiglu_step", "swiglu_limit": _STEP_LIMIT}
+    if activation == _activations.SWIGLUOAI_UNINTERLEAVE:
+        if limit is None or beta != 1.0:
+            raise Refused(f"swigluoai with limit {limit} and beta {beta}: expected a limit and a beta of 1")
+        return {"activation": "swiglu_oai", "swiglu_limit": limit, "swiglu_alpha": 1.0 if alpha is None else alpha}
+    raise Refused(f"the activation {getattr(activation, 'value', activation)}")
+
+
+def _sizes(moe: Any) -> dict[str, int]:
+    return {
+        "num_experts": int(moe.num_experts),
+        "top_k": int(moe.experts_per_token),
+        "hidden_size": int(moe.hidden_dim),
+        "intermediate_size": int(moe.intermediate_size_per_partition),
+    }
+
+
+def _check_deployment(moe: Any) -> None:
+    """Raises Refused for what the engine does around the experts and this plugin does not take part in."""
+    parallel = moe.moe_parallel_config
+    if moe.moe_backend != "auto":
+        raise Refused(f"--moe-backend {moe.moe_backend} was asked for")
+    if moe.has_bias:
+        raise Refused("experts with biases")
+    if moe.is_lora_enabled:
+        raise Refused("LoRA")
+    if parallel.enable_eplb:
+        raise Refused("EPLB, which moves rows of parameters where the weights are packed")
+    if parallel.use_all2all_kernels and parallel.all2all_backend not in ("allgather_reducescatter", "naive"):
+        raise Refused(f"--all2all-backend {parallel.all2all_backend}: expected allgather_reducescatter")
+
+
+def _device(moe: Any) -> str:
+    import torch
+
+    device = torch.device(moe.device)
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise Refused(f"the device {device.type}{' of ROCm' if device.type == 'cuda' else ''}")
+    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+
+
+def _max_tokens(moe: Any) -> int:
+    """What a run may get: the scheduler's most, gathered over data parallel ranks, each padded for sequence parallel."""
+    parallel = moe.moe_parallel_config
+    padding = int(parallel.sp_size) if int(parallel.sp_size) > 1 else 0
+    return (int(moe.max_num_tokens) + padding) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
+
+
+def _plan(layer: Any, name: str, chosen: Settings, mxfp4: bool) -> LayerPlan:
+    """Raises Refused."""
+    moe = layer.moe_config
+    _check_deployment(moe)
+    options = {**_sizes(moe), **_activation(layer), "activation_format": chosen.activation_format}
+    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+        options["batch_invariant"] = True
+    if mxfp4 and options["intermediate_size"] % 32 != 0:
+        raise Refused(f"MXFP4 in slices of {options['intermediate_size']}: expected whole blocks of 32")
+    if why := why_refused(options, _device(moe)):
+        raise Refused(why)
+    load_format = getattr(_current_config().load_config, "load_format", None)
+    return LayerPlan(name, options, _max_tokens(moe), str(load_format) == "dummy")
+
+
+def plan_of(layer: Any, prefix: str, *, mxfp4: bool = False) -> LayerPlan | None:
+    """How the library takes a RoutedExperts layer, or None where it is left to vLLM, with one line that says why.
+
+    Raises NotImplementedError where it is not taken and the user insists.
+    """
+    chosen = settings()
+    if chosen.mode == "0":
+        return None
+    try:
+        return _plan(layer, prefix, chosen, mxfp4)
+    except Refused as refused:
+        if chosen.insists:
+            raise NotImplementedError(
+                f"nvfp4-moe cannot take {prefix}: {refused}; NVFP4_MOE=auto leaves such layers to vLLM"
+            ) from None
+        # Layers of a model are refused for one reason; vLLM's logger drops a line that it has written.
+        internals.logger().info_once("nvfp4-moe leaves layers such as %s to vLLM: %s", _pattern(prefix), str(refused))
+        return None
+
+
+def _pattern(prefix: str) -> str:
+    """model.layers.7.mlp.experts as model.layers.*.mlp.experts."""
+    return ".".join("*" if part.isdigit() else part for part in prefix.split("."))

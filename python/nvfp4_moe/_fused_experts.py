@@ -324,22 +324,37 @@ def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedEx
 
 
 class LoadLog:
-    """Reports the first layer, then every `every` layers or 30 seconds: layers, seconds and bytes so far."""
+    """Reports the first layer, every `every` layers or 30 seconds, and the last that was planned: seconds and bytes.
+
+    A reload goes through the planned layers again, and is reported like the load.
+    """
 
     def __init__(self, write: Callable[[str], None], every: int = 16, clock: Callable[[], float] = time.monotonic):
         self._write, self._every, self._clock = write, every, clock
+        self._planned, self._written, self._is_complete = 0, 0.0, False
+        self._start()
+
+    def _start(self) -> None:
         self.layers, self.seconds, self.bytes = 0, 0.0, 0
-        self._written = 0.0
+
+    def plan(self) -> None:
+        """One more layer will be packed. After all that were planned are, it is the first of another model."""
+        if self._is_complete:
+            self._planned, self._is_complete = 0, False
+        self._planned += 1
 
     def packed(self, name: str, experts: FusedExperts, seconds: float) -> None:
-        """One more layer, packed and warmed up in so many seconds."""
+        """One more layer is packed and warmed up, in so many seconds."""
         self.layers += 1
         self.seconds += seconds
         self.bytes += experts.packed_bytes
         now = self._clock()
         if self.layers == 1:
             self._write(f"{name}: {experts.layer!r}")
-        elif self.layers % self._every != 0 and now - self._written < 30:
-            return
-        self._written = now
-        self._write(f"packed {self.layers} layers so far, {self.bytes:,} bytes, {self.seconds:.1f} s; last: {name}")
+            self._written = now
+        elif self.layers % self._every == 0 or now - self._written >= 30 or self.layers == self._planned:
+            self._write(f"packed {self.layers} of {self._planned} layers, {self.bytes:,} bytes, {self.seconds:.1f} s")
+            self._written = now
+        if self.layers == self._planned:
+            self._is_complete = True
+            self._start()

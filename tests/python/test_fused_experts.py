@@ -373,14 +373,21 @@ def test_what_a_load_tells():
     now, lines = [0.0], []
     log = fused.LoadLog(lines.append, every=4, clock=lambda: now[0])
     experts = opened(parameters())
-    for layer in range(9):
-        log.packed(f"layers.{layer}", experts, 0.5)
-        now[0] += 20.0 if layer == 5 else 1.0
-    said = [line.split(" layers")[0] for line in lines if line.startswith("packed")]
-    assert said == ["packed 1", "packed 4", "packed 8"]
-    assert (
-        lines[0].startswith("layers.0: <MoeLayer 64x48") and f"{8 * experts.packed_bytes:,} bytes, 4.0 s" in lines[-1]
-    )
-    now[0] += 60
-    log.packed("layers.9", experts, 0.5)
-    assert lines[-1].startswith("packed 10 layers so far") and log.bytes == 10 * experts.packed_bytes
+    for _ in range(9):
+        log.plan()
+
+    def load():
+        lines.clear()
+        for layer in range(9):
+            log.packed(f"layers.{layer}", experts, 0.5)
+            now[0] += 40.0 if layer == 5 else 1.0
+        return [line.partition(" layers")[0] for line in lines[1:]]
+
+    assert load() == ["packed 4 of 9", "packed 7 of 9", "packed 8 of 9", "packed 9 of 9"]
+    assert lines[0].startswith("layers.0: <MoeLayer 64x48")
+    assert lines[-1].endswith(f"{9 * experts.packed_bytes:,} bytes, 4.5 s")
+    first = list(lines)
+    assert load() and lines == first  # a reload counts anew
+    log.plan()  # of another model
+    log.packed("other", experts, 0.5)
+    assert lines[-1].startswith("other: <MoeLayer")

@@ -140,4 +140,4 @@ def register(formats: Sequence[str]) -> None:
     for name in new:
         _register(name)(_config_of(name))
     if new:
-        internals.logger().info_once("nvfp4-moe takes the routed experts of %s", ", ".join(new))
+        internals.logger().info("nvfp4-moe takes the routed experts of %s", ", ".join(new))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._fused_experts import FusedExperts
+from .._fused_experts import FusedExperts, Placement
 from . import internals
 from .op import moe_gemm_by
 
@@ -24,11 +24,18 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
     """
 
     experts: FusedExperts
+    placement: Placement
+    handle: Tensor
+    num_experts: int
+    rows: int
 
     @classmethod
     def over(cls, experts: FusedExperts, moe_config: Any, quant_config: Any) -> NvFp4MoeExperts:
         made = cls(moe_config=moe_config, quant_config=quant_config)
         made.experts = experts
+        # Numbers and tensors, which torch.compile can trace, where the layer itself is opaque to it.
+        made.num_experts, made.rows = experts.layer.num_local_experts, 2 * experts.layer.config.intermediate_size
+        made.placement = experts.placement
         made.handle = torch.tensor([experts.layer.handle], dtype=torch.int64, device="cpu")
         return made
 
@@ -76,14 +83,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
 
     def moe_problem_size(self, a1: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor) -> tuple[int, int, int, int, int]:
         """(E, M, N, K, top_k), of which N comes from the layer: w1 and w2 hold no bytes."""
-        config = self.experts.layer.config
-        return (
-            self.experts.layer.num_local_experts,
-            a1.size(0),
-            2 * config.intermediate_size,
-            a1.size(-1),
-            topk_ids.size(1),
-        )
+        return self.num_experts, a1.size(0), self.rows, a1.size(-1), topk_ids.size(1)
 
     def workspace_shapes(
         self,
@@ -122,7 +122,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
             topk_weights = torch.ones_like(topk_weights)
         weights = topk_weights.float().contiguous()
         if torch.compiler.is_compiling():
-            ids = self.experts.placement.local_ids(topk_ids).contiguous()
+            ids = self.placement.local_ids(topk_ids).contiguous()
             moe_gemm_by(output, hidden_states.contiguous(), ids, weights, self.handle)
         else:
             self.experts.run(hidden_states.contiguous(), topk_ids.contiguous(), weights, output)

@@ -52,6 +52,7 @@ class Method:
         """In place of the stock constructor."""
         _base.__init__(self, moe_config)  # type: ignore[misc]
         self.plan = plan
+        _log.plan()
         self.experts_cls = NvFp4MoeExperts
         self.fused: FusedExperts | None = None
         # What the stock methods' other members, and the weight loader, look at.

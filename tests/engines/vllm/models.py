@@ -72,7 +72,7 @@ def _original(seed: int) -> tuple[dict, dict[str, torch.Tensor]]:
         stem, _, stacked = name.rpartition(".")
         for expert, weight in enumerate(tensor):
             parts = (
-                dict(zip(("gate_proj", "up_proj"), weight.chunk(2)))
+                dict(zip(("gate_proj", "up_proj"), weight.chunk(2), strict=True))
                 if stacked == "gate_up_proj"
                 else {"down_proj": weight}
             )

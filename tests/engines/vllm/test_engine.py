@@ -1,0 +1,247 @@
+"""vLLM's real engine on a CPU over tiny NVFP4 models: what it says is what the dequantized twin says, but for ties."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+FORMS = ("modelopt", "modelopt-w4a16", "mixed", "compressed-tensors", "compressed-tensors-w4a16")
+METHOD_OF = {
+    "modelopt": "NvFp4MoeModelOptMethod",
+    "modelopt-w4a16": "NvFp4MoeModelOptMethod",
+    "mixed": "NvFp4MoeModelOptMethod",
+    "compressed-tensors": "NvFp4MoeCompressedTensorsMethod",
+    "compressed-tensors-w4a16": "NvFp4MoeCompressedTensorsMethod",
+}
+TOKENS = 12
+
+
+@pytest.fixture(scope="session")
+def wrong_scale(made, tmp_path_factory):
+    """The model with one tensor scale taken for gate and up: what an engine computes that reads the first of the two."""
+    import models
+    from safetensors.torch import save_file
+
+    source, directory = made[0]["modelopt"], tmp_path_factory.mktemp("wrong") / "modelopt"
+    shutil.copytree(source, directory)
+    tensors = models.read(source)
+    for name in tensors:
+        if name.endswith("up_proj.weight_scale_2"):
+            tensors[name] = tensors[name.replace("up_proj", "gate_proj")].clone()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="session")
+def served(made, wrong_scale, serve):
+    """One process, one engine after the other."""
+    first = {name: str(path) for name, path in made[0].items()}
+    jobs = [{"name": "twin", "model": first["twin"], "routers": True, "tokens": TOKENS}]
+    jobs += [{"name": form, "model": first[form], "routers": True, "tokens": TOKENS} for form in FORMS]
+    jobs[1]["reload"] = [str(made[1]["modelopt"]), str(wrong_scale), first["modelopt"]]
+    jobs[4]["reload"] = [str(made[1]["compressed-tensors"]), first["compressed-tensors"]]
+    jobs += [
+        {"name": "other twin", "model": str(made[1]["twin"]), "routers": True, "tokens": TOKENS},
+        {"name": "dummy", "model": first["modelopt"], "options": {"load_format": "dummy"}},
+        {
+            "name": "w4a4",
+            "model": first["modelopt"],
+            "options": {"additional_config": {"nvfp4_moe": {"activations": "nvfp4"}}},
+        },
+        {"name": "off", "model": first["modelopt"], "options": {"additional_config": {"nvfp4_moe": {"mode": "0"}}}},
+        {"name": "refused", "model": first["modelopt"], "options": {"moe_backend": "emulation"}},
+        {
+            "name": "insisted",
+            "model": first["modelopt"],
+            "options": {"moe_backend": "emulation"},
+            "environment": {"NVFP4_MOE": "1"},
+        },
+        {
+            "name": "misspelt",
+            "model": first["modelopt"],
+            "options": {"additional_config": {"nvfp4_moe": {"activation": "nvfp4"}}},
+        },
+    ]
+    return serve(jobs)
+
+
+@pytest.fixture(scope="session")
+def truth(made):
+    import truth
+
+    return {seed: truth.Truth(made[seed]["twin"]) for seed in made}
+
+
+def ok(result: dict) -> dict:
+    assert result["error"] is None, result["error"]
+    return result
+
+
+def judge(truth_of_model, twin_run, run, what: str) -> None:
+    """A run against the truth: no further from it than twice what the stock engine is on the twin."""
+    import truth
+
+    stock, stock_margins = truth.measure(truth_of_model, twin_run)
+    ours, margins = truth.measure(truth_of_model, run)
+    tie, router_tie = 2 * stock.logprob, 2 * stock.router
+    print(
+        f"\n{what}: {ours.compared} log-probabilities, rms error {ours.rms:.5f} (twin {stock.rms:.5f}), largest "
+        f"{ours.logprob:.5f} (twin {stock.logprob:.5f}); tokens unlike the truth's {len(margins)} (twin "
+        f"{len(stock_margins)}), largest margin {max(margins, default=0):.5f}, a tie below {tie:.5f}; router decisions "
+        f"{ours.routed}, flips {len(ours.flips)} with margins {ours.flips} (twin {stock.flips}), a tie below {router_tie:.5f}"
+    )
+    assert stock.compared > 50, "the twin itself leaves the truth at once: there is nothing to compare"
+    assert ours.compared > stock.compared / 2
+    assert ours.logprob <= tie
+    assert ours.rms <= 2 * stock.rms
+    assert max(margins, default=0) <= tie
+    assert max(ours.flips, default=0) <= router_tie
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_says_what_its_twin_says(served, truth, form):
+    result = ok(served[form])
+    assert result["methods"] == [METHOD_OF[form]] * 2 and all(result["layers"])
+    judge(truth[0], ok(served["twin"])["runs"][0], result["runs"][0], form)
+
+
+def test_the_log_says_that_it_is_on(served):
+    lines = ok(served["modelopt"])["log"]
+    assert any("model.layers.0.mlp.experts: <MoeLayer 128x64, experts 0..7 of 8, top-2" in line for line in lines)
+    assert any("packed 2 of 2 layers" in line for line in lines)
+
+
+def test_every_form_has_the_same_bits(served):
+    """The same numbers in five forms: what the engine says is equal to the last bit."""
+    first = ok(served["modelopt"])["runs"][0]
+    for form in FORMS[1:]:
+        assert ok(served[form])["runs"][0] == first
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
+def test_weights_are_reloaded_into_the_layers_that_are_there(served, truth, form):
+    result = ok(served[form])
+    assert all(handles == result["handles"][0] for handles in result["handles"])
+    assert result["runs"][-1] == result["runs"][0], "back at the first weights"
+    judge(truth[1], ok(served["other twin"])["runs"][0], result["runs"][1], f"{form}, reloaded")
+
+
+def test_a_wrong_scale_is_seen_by_the_judge(served, truth):
+    """What the bounds are worth: the same engine over weights whose up scales are gate's does not pass them."""
+    import truth as measuring
+
+    stock, _ = measuring.measure(truth[0], ok(served["twin"])["runs"][0])
+    wrong, _ = measuring.measure(truth[0], ok(served["modelopt"])["runs"][2])
+    print(f"\nwrong scale: largest error {wrong.logprob:.4f}, bound {2 * stock.logprob:.4f}, flips {wrong.flips}")
+    assert wrong.logprob > 2 * stock.logprob or max(wrong.flips, default=0) > 2 * stock.router
+
+
+def test_dummy_weights_serve(served):
+    result = ok(served["dummy"])
+    assert result["methods"] == ["NvFp4MoeModelOptMethod"] * 2
+    values = [value for said in result["runs"][0] for step in said["logprobs"] for value in step.values()]
+    assert values and all(value == value and abs(value) < 1e6 for value in values)
+
+
+def test_activations_are_configured(served):
+    assert all(", bf16, " in layer for layer in ok(served["modelopt"])["layers"])
+    assert all(", nvfp4, " in layer for layer in ok(served["w4a4"])["layers"])
+
+
+def test_off_leaves_the_model_to_vllm(served):
+    """vLLM has no NVFP4 kernel for a CPU, and says so: its own words are what proves that the plugin is off."""
+    result = served["off"]
+    assert "NvFp4 MoE backend" in result["error"] and "nvfp4-moe leaves" not in " ".join(result["log"])
+
+
+def test_a_layer_that_is_not_taken_is_left_to_vllm_with_the_reason(served):
+    result = served["refused"]
+    (line,) = [line for line in result["log"] if "nvfp4-moe leaves" in line]
+    assert "layers such as model.layers.*.mlp.experts to vLLM: --moe-backend emulation was asked for" in line
+    assert result["error"] is None or "NvFp4" in result["error"]
+
+
+def test_a_layer_that_is_not_taken_is_an_error_where_the_user_insists(served):
+    error = served["insisted"]["error"]
+    assert "nvfp4-moe cannot take model.layers.0.mlp.experts: --moe-backend emulation was asked for" in error
+    assert "NVFP4_MOE=auto leaves such layers to vLLM" in error
+
+
+def test_a_key_of_the_configuration_that_means_nothing_is_an_error(served):
+    assert "expected the keys mode and activations, got activation" in served["misspelt"]["error"]
+
+
+# ---- several ranks, and a compiler
+
+
+@pytest.fixture(scope="session")
+def ranked(made, serve):
+    """Two ranks: slices of each expert, experts in two halves, and experts dealt out in turn."""
+    two = {"tensor_parallel_size": 2}
+    jobs = [
+        {"name": "slices", "model": str(made[0]["modelopt"]), "options": two, "tokens": TOKENS},
+        {
+            "name": "experts",
+            "model": str(made[0]["modelopt"]),
+            "options": two | {"enable_expert_parallel": True},
+            "tokens": TOKENS,
+        },
+    ]
+    return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+
+@pytest.mark.parametrize("how", ["slices", "experts"])
+def test_two_ranks_say_what_one_says(ranked, served, truth, how):
+    """Ranks' routers are not recorded: tokens, up to the first tie of the truth in each sequence."""
+    import truth as measuring
+
+    stock, _ = measuring.measure(truth[0], ok(served["twin"])["runs"][0])
+    one, two = ok(served["modelopt"])["runs"][0], ok(ranked[how])["runs"][0]
+    equal = total = 0
+    for single, several in zip(one, two, strict=True):
+        logprobs, _ = truth[0].of(single["prompt"] + single["tokens"][:-1])
+        for i, (a, b) in enumerate(zip(single["tokens"], several["tokens"], strict=True)):
+            total += 1
+            if a != b:
+                at = len(single["prompt"]) - 1 + i
+                margin = abs(float(logprobs[at, a] - logprobs[at, b]))
+                print(f"\n{how}: {a} or {b} at step {i}, margin {margin:.5f}, a tie below {2 * stock.logprob:.5f}")
+                assert margin <= 2 * stock.logprob
+                break
+            equal += 1
+    print(f"\n{how}: {equal} of {total} tokens equal")
+    assert equal > total / 2
+
+
+@pytest.fixture(scope="session")
+def compiled(made, serve):
+    jobs = [
+        {"name": form, "model": str(made[0][form]), "options": {"enforce_eager": False}, "tokens": TOKENS}
+        for form in ("modelopt", "compressed-tensors")
+    ]
+    return serve(jobs)
+
+
+def test_a_compiled_model_says_what_an_eager_one_says(compiled, served, truth):
+    import truth as measuring
+
+    stock, _ = measuring.measure(truth[0], ok(served["twin"])["runs"][0])
+    for form in ("modelopt", "compressed-tensors"):
+        result = ok(compiled[form])
+        assert all(result["layers"])
+        for eager, other in zip(ok(served[form])["runs"][0], result["runs"][0], strict=True):
+            logprobs, _ = truth[0].of(eager["prompt"] + eager["tokens"][:-1])
+            for i, (a, b) in enumerate(zip(eager["tokens"], other["tokens"], strict=True)):
+                if a != b:
+                    at = len(eager["prompt"]) - 1 + i
+                    assert abs(float(logprobs[at, a] - logprobs[at, b])) <= 2 * stock.logprob
+                    break
+    # The engines of one process have layers of their own: the second's graph does not run the first's.
+    assert compiled["modelopt"]["handles"] != compiled["compressed-tensors"]["handles"]
+
+
+def test_results_are_json_of_numbers(served):
+    """NaN would compare unequal to everything and pass for nothing: it must not be there."""
+    assert "NaN" not in json.dumps([result["runs"] for result in served.values()])

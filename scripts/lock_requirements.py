@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes python/requirements-test.lock: every package of an environment by exact version and by the hash of its file.
+"""Writes python/requirements-NAME.lock: every package of an environment by exact version and by the hash of its file.
 
     .venv/bin/python scripts/lock_requirements.py
+    .deps/engines/vllm/bin/python scripts/lock_requirements.py vllm
 
-Run in an environment that `pip install -r python/requirements-test.txt` made, after that file changed. The files are
-those of this interpreter and platform, which the first line names; ./dev setup uses the lock there and the plain
+Run in an environment that python/requirements-NAME.txt made (NAME is test where none is given), after that file changed.
+The files are those of this interpreter and platform, which the first line names; ./dev uses the lock there and the plain
 requirements elsewhere. torch is left out: which of its builds an index offers under one version differs.
 """
 
@@ -17,7 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LOCK = Path(__file__).resolve().parents[1] / "python/requirements-test.lock"
+PYTHON = Path(__file__).resolve().parents[1] / "python"
+LEFT_OUT = ("torch==", "pip==", "nvfp4-moe==", "nvfp4-moe @")  # the package itself is this tree's
 
 
 def tag() -> str:
@@ -26,11 +28,12 @@ def tag() -> str:
 
 
 def main() -> None:
+    lock = PYTHON / f"requirements-{sys.argv[1] if len(sys.argv) > 1 else 'test'}.lock"
     pip = [sys.executable, "-m", "pip"]
     frozen = subprocess.run([*pip, "freeze", "--all"], check=True, capture_output=True, text=True).stdout.splitlines()
     with tempfile.TemporaryDirectory() as scratch:
         requirements, report = Path(scratch) / "requirements.txt", Path(scratch) / "report.json"
-        requirements.write_text("\n".join(line for line in frozen if not line.startswith(("torch==", "pip=="))) + "\n")
+        requirements.write_text("\n".join(line for line in frozen if not line.startswith(LEFT_OUT)) + "\n")
         options = ["--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--quiet"]
         command = [*pip, "install", *options, "--report", str(report), "--requirement", str(requirements)]
         subprocess.run(command, check=True)
@@ -39,8 +42,8 @@ def main() -> None:
     for install in sorted(installs, key=lambda one: one["metadata"]["name"].lower()):
         name, version = install["metadata"]["name"], install["metadata"]["version"]
         lines.append(f"{name}=={version} --hash=sha256:{install['download_info']['archive_info']['hashes']['sha256']}")
-    LOCK.write_text("\n".join(lines) + "\n")
-    print(f"{LOCK}: {len(installs)} packages")
+    lock.write_text("\n".join(lines) + "\n")
+    print(f"{lock}: {len(installs)} packages")
 
 
 if __name__ == "__main__":

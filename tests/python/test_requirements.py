@@ -1,29 +1,38 @@
-"""The lock of the test environment: each package that is asked for, at that version, and each with a hash."""
+"""The locks of the test environments: each package that is asked for, at that version, and each with a hash."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 PYTHON = Path(__file__).resolve().parents[2] / "python"
+LOCKS = sorted(path.name for path in PYTHON.glob("requirements-*.lock"))
+
+
+def test_there_are_locks() -> None:
+    assert {"requirements-test.lock", "requirements-vllm.lock"} <= set(LOCKS)
 
 
 def pins(text: str) -> dict[str, str]:
     """Version by normalized name."""
-    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s#]+)", text, re.MULTILINE)
+    found = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[\w,-]+\])?==([^\s#]+)", text, re.MULTILINE)
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 
 
-def test_the_lock_holds_what_is_asked_for() -> None:
-    asked = pins((PYTHON / "requirements-test.txt").read_text())
-    locked = pins((PYTHON / "requirements-test.lock").read_text())
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_holds_what_is_asked_for(lock: str) -> None:
+    asked = pins((PYTHON / lock).with_suffix(".txt").read_text())
+    locked = pins((PYTHON / lock).read_text())
     assert len(asked) > 10
     assert asked.pop("torch") and "torch" not in locked
     assert {name: locked.get(name) for name in asked} == asked
 
 
-def test_every_line_of_the_lock_has_a_hash() -> None:
-    first, *lines = (PYTHON / "requirements-test.lock").read_text().splitlines()
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_line_of_the_lock_has_a_hash(lock: str) -> None:
+    first, *lines = (PYTHON / lock).read_text().splitlines()
     assert re.fullmatch(r"# cp3\d+-linux-\w+", first)
     wrong = [line for line in lines if not re.fullmatch(r"#.*|\S+==\S+ --hash=sha256:[0-9a-f]{64}", line)]
     assert wrong == []

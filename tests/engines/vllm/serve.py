@@ -107,6 +107,10 @@ def serve(job: dict) -> dict:
             "enable_prefix_caching": False,
             "disable_log_stats": True,
         } | job.get("options", {})
+        if options.get("load_format") == "tiny_deepseek_v4":
+            import deepseek_v4
+
+            deepseek_v4.register_loader()
         llm = LLM(job["model"], **options)
         alone = options.get("tensor_parallel_size", 1) == 1
         kept = record_routers(model_of(llm)) if alone and job.get("routers") else {}

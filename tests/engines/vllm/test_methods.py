@@ -1,0 +1,310 @@
+"""The quantization methods over vLLM's own classes, a layer at a time: placements of experts, reloads, and what fails."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+EXPERTS, TOP_K, HIDDEN, INNER, TOKENS = 8, 2, 64, 32, 11
+
+
+@pytest.fixture(scope="module")
+def vllm_config():
+    """The ranks of one process, and a config that is current, as vLLM's parameters need them."""
+    import deepseek_v4
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        deepseek_v4.prepare_process()
+        yield config
+
+
+@pytest.fixture(scope="module")
+def methods(vllm_config):
+    import nvfp4_moe.vllm as plugin
+
+    plugin.register()
+    from nvfp4_moe.vllm import methods
+
+    return methods
+
+
+def moe_config(local: int = EXPERTS, top_k: int = TOP_K):
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
+
+    ranks = EXPERTS // local
+    parallel = FusedMoEParallelConfig(
+        tp_size=1,
+        pcp_size=1,
+        dp_size=1,
+        ep_size=ranks,
+        tp_rank=0,
+        pcp_rank=0,
+        dp_rank=0,
+        ep_rank=0,
+        sp_size=1,
+        use_ep=ranks > 1,
+        all2all_backend="allgather_reducescatter",
+        enable_eplb=False,
+    )
+    return FusedMoEConfig(
+        num_experts=EXPERTS,
+        experts_per_token=top_k,
+        hidden_dim=HIDDEN,
+        intermediate_size=INNER,
+        num_local_experts=local,
+        num_logical_experts=EXPERTS,
+        activation=MoEActivation.SILU,
+        device=torch.device("cpu"),
+        routing_method=RoutingMethodType.Renormalize,
+        moe_parallel_config=parallel,
+        in_dtype=torch.bfloat16,
+        max_num_tokens=32,
+    )
+
+
+class Layer(torch.nn.Module):
+    """What a method reads of RoutedExperts."""
+
+    def __init__(self, moe, expert_map=None, on_input: bool = False) -> None:
+        super().__init__()
+        self.moe_config = moe
+        self.activation, self.global_num_experts = moe.activation, moe.num_experts
+        self.swiglu_limit = self.swiglu_alpha = self.swiglu_beta = None
+        self.apply_router_weight_on_input = on_input
+        self.register_buffer("expert_map", expert_map, persistent=False)
+
+    def _expert_routing_tables(self):
+        return None
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """ModelOpt's parameters of all experts; gate and up with tensor scales of their own."""
+    random = torch.Generator().manual_seed(seed)
+
+    def codes(*shape):
+        return torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+
+    def scales(*shape):
+        return torch.randint(0x28, 0x40, shape, generator=random, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+    return {
+        "w13_weight": codes(EXPERTS, 2 * INNER, HIDDEN // 2),
+        "w2_weight": codes(EXPERTS, HIDDEN, INNER // 2),
+        "w13_weight_scale": scales(EXPERTS, 2 * INNER, HIDDEN // 16),
+        "w2_weight_scale": scales(EXPERTS, HIDDEN, INNER // 16),
+        "w13_weight_scale_2": torch.rand(EXPERTS, 2, generator=random) * 0.02 + 0.005,
+        "w2_weight_scale_2": torch.rand(EXPERTS, generator=random) * 0.02 + 0.005,
+    }
+
+
+def made(
+    methods, kind: str = "modelopt", local=None, expert_map=None, on_input=False, top_k: int = TOP_K, seed: int = 0
+):
+    """A method and its layer, weights loaded and not yet processed. local: the global ids of the rank's experts."""
+    from nvfp4_moe.vllm.plan import plan_of
+    from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
+
+    here = list(range(EXPERTS)) if local is None else local
+    moe = moe_config(len(here), top_k)
+    layer = Layer(moe, expert_map, on_input)
+    plan = plan_of(layer, "model.layers.0.mlp.experts")
+    if kind == "modelopt":
+        config = ModelOptNvFp4Config(is_checkpoint_nvfp4_serialized=True, exclude_modules=[])
+        method = methods.modelopt_method()(config, moe, plan)
+    else:
+        method = methods.compressed_tensors_method()(moe, plan)
+    method.create_weights(
+        layer,
+        num_experts=len(here),
+        hidden_size=HIDDEN,
+        intermediate_size_per_partition=INNER,
+        params_dtype=torch.bfloat16,
+        weight_loader=lambda *args: None,
+        global_num_experts=EXPERTS,
+    )
+    assert all(
+        not p.view(torch.uint8).any() for p in layer.parameters() if p.dtype in (torch.uint8, torch.float8_e4m3fn)
+    )
+    load(layer, kind, here, seed)
+    return method, layer
+
+
+def load(layer, kind: str = "modelopt", here=None, seed: int = 0) -> None:
+    here = list(range(EXPERTS)) if here is None else here
+    for name, tensor in weights(seed).items():
+        value = tensor.view(torch.uint8)[here].view(tensor.dtype) if tensor.element_size() == 1 else tensor[here]
+        if kind == "compressed-tensors":
+            if name.endswith("_scale_2"):
+                name, value = name.replace("weight_scale_2", "weight_global_scale"), (1.0 / value.double()).float()
+            elif name.endswith("weight"):
+                name += "_packed"
+        parameter = getattr(layer, name)
+        parameter.data = value.clone()  # what a reload does: a new tensor where the packed one was emptied
+
+
+def batch(top_k: int = TOP_K):
+    random = torch.Generator().manual_seed(5)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=random).bfloat16()
+    ids = torch.rand(TOKENS, EXPERTS, generator=random).argsort(-1)[:, :top_k].int()
+    return hidden, torch.rand(TOKENS, top_k, generator=random), ids
+
+
+def run(method, layer, hidden, router_weights, ids):
+    return method.apply(layer, hidden, router_weights, ids, None, None)
+
+
+def reference(seed: int = 0, top_k: int = TOP_K):
+    """The library's layer over the same numbers."""
+    import nvfp4_moe
+
+    w = weights(seed)
+    halves = [
+        (w["w13_weight"][:, r], w["w13_weight_scale"].view(torch.uint8)[:, r])
+        for r in (slice(0, INNER), slice(INNER, None))
+    ]
+    config = nvfp4_moe.MoeConfig(EXPERTS, top_k, HIDDEN, INNER, activation_format="bf16")
+    return nvfp4_moe.MoeLayer.from_tensors(
+        config,
+        gate=(*halves[0], w["w13_weight_scale_2"][:, 0].contiguous()),
+        up=(*halves[1], w["w13_weight_scale_2"][:, 1].contiguous()),
+        down=(w["w2_weight"], w["w2_weight_scale"].view(torch.uint8), w["w2_weight_scale_2"]),
+        max_tokens=32,
+    )
+
+
+@pytest.mark.parametrize("kind", ["modelopt", "compressed-tensors"])
+def test_a_method_runs_the_library_s_layer(methods, kind):
+    method, layer = made(methods, kind)
+    names = set(dict(layer.named_parameters()))
+    method.process_weights_after_loading(layer)
+    assert set(dict(layer.named_parameters())) == names, "the state keeps the checkpoint's names"
+    held = sum(p.numel() * p.element_size() for p in layer.parameters())
+    assert held < 16 * EXPERTS * 4, "codes and block scales are given back"
+    hidden, router_weights, ids = batch()
+    out = run(method, layer, hidden, router_weights, ids)
+    if kind == "compressed-tensors":  # its reciprocals of float32 numbers need not be the numbers
+        expected = reference().run(hidden, ids, router_weights)
+        assert (out - expected).norm() <= 2.0**-8 * expected.norm()
+    else:
+        assert torch.equal(out, reference().run(hidden, ids, router_weights))
+    assert torch.equal(out, run(method, layer, hidden, router_weights, ids))
+    assert not method.supports_eplb and not method.is_monolithic and method.topk_indices_dtype is None
+
+
+@pytest.mark.parametrize("placement", ["linear", "round_robin"])
+def test_ranks_of_vllm_s_placements_add_up(methods, placement):
+    from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
+
+    hidden, router_weights, ids = batch(top_k=1)
+    total = torch.zeros_like(hidden)
+    for rank in range(2):
+        local, expert_map, _ = determine_expert_map(2, rank, EXPERTS, expert_placement_strategy=placement)
+        here = expert_map.argsort()[-local:].tolist()
+        here = sorted(here, key=lambda expert: int(expert_map[expert]))
+        method, layer = made(methods, local=here, expert_map=expert_map, top_k=1)
+        method.process_weights_after_loading(layer)
+        buffers = dict(layer.named_buffers())
+        assert ("nvfp4_moe_lookup" in buffers) == (placement == "round_robin")
+        if placement == "round_robin":
+            # Level 2 of sleep mode writes buffers back where they were.
+            assert buffers["nvfp4_moe_lookup"].data_ptr() == method.fused.placement.lookup.data_ptr()
+        total += run(method, layer, hidden, router_weights, ids)
+    assert torch.equal(total, reference(top_k=1).run(hidden, ids, router_weights))
+
+
+def test_router_weights_on_the_input_are_applied_once(methods):
+    method, layer = made(methods, on_input=True, top_k=1)
+    method.process_weights_after_loading(layer)
+    hidden, router_weights, ids = batch(top_k=1)
+    weighed = hidden * router_weights.bfloat16()
+    expected = reference(top_k=1).run(weighed, ids, torch.ones_like(router_weights))
+    assert torch.equal(run(method, layer, hidden, router_weights, ids), expected)
+
+
+def test_ids_and_weights_of_other_dtypes_and_strides(methods):
+    method, layer = made(methods)
+    method.process_weights_after_loading(layer)
+    hidden, router_weights, ids = batch()
+    expected = run(method, layer, hidden, router_weights, ids)
+    assert torch.equal(run(method, layer, hidden, router_weights, ids.long()), expected)
+    apart = torch.stack([ids, ids], -1)[..., 0]
+    assert not apart.is_contiguous() and torch.equal(run(method, layer, hidden, router_weights, apart), expected)
+    coarse = router_weights.bfloat16()
+    assert torch.equal(run(method, layer, hidden, coarse, ids), run(method, layer, hidden, coarse.float(), ids))
+
+
+def test_processing_again_without_a_reload_changes_nothing(methods):
+    method, layer = made(methods)
+    method.process_weights_after_loading(layer)
+    kernel, packed, before = method.moe_kernel, method.fused.layer, run(method, layer, *batch())
+    method.process_weights_after_loading(layer)
+    assert method.moe_kernel is kernel and method.fused.layer is packed
+    assert torch.equal(run(method, layer, *batch()), before)
+
+
+def test_a_reload_keeps_the_layer_and_its_kernel(methods):
+    method, layer = made(methods)
+    method.process_weights_after_loading(layer)
+    kernel, handle = method.moe_kernel, method.fused.layer.handle
+    load(layer, seed=1)
+    method.process_weights_after_loading(layer)
+    assert method.moe_kernel is kernel and method.fused.layer.handle == handle
+    hidden, router_weights, ids = batch()
+    assert torch.equal(run(method, layer, hidden, router_weights, ids), reference(1).run(hidden, ids, router_weights))
+
+
+def test_weights_that_are_wrong_are_an_error_and_can_be_loaded_again(methods):
+    import nvfp4_moe
+
+    method, layer = made(methods)
+    layer.w13_weight_scale.data.view(torch.uint8)[3, 7, 1] = 0x7F
+    with pytest.raises(nvfp4_moe.BadInput, match="expert 3"):
+        method.process_weights_after_loading(layer)
+    assert method.fused is None and layer.w13_weight.numel() > 0
+    load(layer)
+    method.process_weights_after_loading(layer)
+    hidden, router_weights, ids = batch()
+    assert torch.equal(run(method, layer, hidden, router_weights, ids), reference().run(hidden, ids, router_weights))
+
+
+def test_a_checkpoint_s_negative_scale_is_refused_where_a_dummy_s_is_not(methods, vllm_config, monkeypatch):
+    import nvfp4_moe
+
+    method, layer = made(methods)
+    layer.w2_weight_scale_2.data.neg_()
+    with pytest.raises(nvfp4_moe.BadInput):
+        method.process_weights_after_loading(layer)
+    monkeypatch.setattr(vllm_config.load_config, "load_format", "dummy")
+    method, layer = made(methods)
+    layer.w2_weight_scale_2.data.neg_()
+    method.process_weights_after_loading(layer)
+    load(layer)
+    layer.w2_weight_scale_2.data.neg_()
+    with pytest.raises(nvfp4_moe.BadInput):  # what is loaded into it later is a checkpoint's
+        method.process_weights_after_loading(layer)
+
+
+def test_compiled_the_layer_is_the_same_and_follows_its_handle(methods):
+    """The graph takes the handle as a tensor: another layer's tensor makes it another layer."""
+    method, layer = made(methods)
+    method.process_weights_after_loading(layer)
+    other, other_layer = made(methods, seed=1)
+    other.process_weights_after_loading(other_layer)
+    hidden, router_weights, ids = batch()
+
+    def forward(m, x, w, i):
+        return run(m, layer, x, w, i)
+
+    compiled = torch.compile(forward, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(compiled(method, hidden, router_weights, ids), run(method, layer, hidden, router_weights, ids))
+    handle = method.moe_kernel.fused_experts.handle
+    kept = handle.clone()
+    handle.copy_(other.moe_kernel.fused_experts.handle)
+    changed = compiled(method, hidden, router_weights, ids)
+    handle.copy_(kept)
+    assert torch.equal(changed, run(other, other_layer, hidden, router_weights, ids))

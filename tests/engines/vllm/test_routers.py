@@ -1,0 +1,166 @@
+"""select_experts against vLLM's own routers as they run on CPUs: a second oracle beside transformers' (tests/python).
+
+vLLM's compute in float32 too, so neither is the truth: float64 is, with the bounds that docs/numerics.md, section 12 derives.
+Chosen experts have to be the same wherever float64's margin is above what both sides may be off by; a weight may differ by
+ours and theirs together, theirs with the roundings of a plain float32 sum of top_k weights besides.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+sys.path.insert(0, str(Path(__file__).parents[2] / "python"))
+
+import nvfp4_moe as nv  # noqa: E402
+from router_bounds import E24, masked_by_groups, numbers, selection_scores, weight_bound  # noqa: E402
+
+TOKENS = 400
+
+
+def deepseek_v3(experts: int, top_k: int, groups: int, kept: int) -> nv.RouterConfig:
+    return nv.RouterConfig(
+        experts,
+        top_k,
+        scoring="sigmoid",
+        renormalize=True,
+        renormalize_epsilon=1e-20,
+        routed_scaling_factor=2.5,
+        num_expert_group=groups,
+        topk_group=kept,
+        group_score="top2_sum",
+        correction_bias=True,
+    )
+
+
+# The sizes are those of published models.
+ROUTERS = {
+    "qwen3": nv.RouterConfig(128, 8, renormalize=True),
+    "qwen2": nv.RouterConfig(60, 4, renormalize=False),
+    "mixtral": nv.RouterConfig(8, 2, renormalize=True),
+    "deepseek_v2": nv.RouterConfig(160, 6, routed_scaling_factor=16.0, num_expert_group=8, topk_group=3),
+    "deepseek_v3": deepseek_v3(256, 8, 8, 4),
+    "kimi_k2": deepseek_v3(384, 8, 1, 1),
+    "glm4": deepseek_v3(128, 8, 1, 1),
+}
+
+
+def theirs(config: nv.RouterConfig, logits, bias, function: str):
+    grouped = config.num_expert_group > 1 or config.scoring == "sigmoid"
+    options = {
+        "renormalize": config.renormalize,
+        "num_expert_group": config.num_expert_group,
+        "topk_group": config.topk_group,
+        "scoring_func": config.scoring,
+        "routed_scaling_factor": config.routed_scaling_factor,
+        "e_score_correction_bias": bias,
+    }
+    if function == "select_experts":
+        from vllm.model_executor.layers.fused_moe.router.cpu_router import select_experts
+
+        return select_experts(logits, logits, top_k=config.top_k, use_grouped_topk=grouped, **options)
+    from vllm.model_executor.layers.fused_moe.router.grouped_topk_router import grouped_topk
+
+    with torch.compiler.set_stance("force_eager"):
+        return grouped_topk(logits, logits, config.top_k, **options)
+
+
+CASES = [(name, function) for name in ROUTERS for function in ("select_experts", "grouped_topk")]
+# grouped_topk multiplies by the score of each group; without groups and bias it is the plain router's softmax.
+CASES = [
+    (n, f) for n, f in CASES if f == "select_experts" or ROUTERS[n].num_expert_group > 1 or ROUTERS[n].correction_bias
+]
+
+
+@pytest.mark.parametrize(("name", "function"), CASES)
+def test_chosen_experts_and_weights_are_vllm_s(name, function):
+    config = ROUTERS[name]
+    logits = numbers(TOKENS, config.num_experts, torch.float32, seed=len(name))
+    bias = torch.randn(config.num_experts, generator=torch.Generator().manual_seed(2)) * 0.1
+    bias = bias if config.correction_bias else None
+    weights, ids = theirs(config, logits, bias, function)
+    our_ids, our_weights = nv.select_experts(logits, config, correction_bias=bias)
+    scores, error = selection_scores(config, logits, bias)
+    masked, unclear = masked_by_groups(config, scores, 2 * error)
+    best = masked.topk(config.top_k + 1, dim=-1)
+    # Two scores that float32 cannot tell apart are one number to vLLM's.
+    apart = 2 * (error.amax(-1) + 4 * E24 * scores.abs().amax(-1) + 8 * E24)
+    unclear |= (best.values[:, -2] - best.values[:, -1]) <= apart
+    same = torch.tensor([set(a) == set(b) for a, b in zip(ids.tolist(), our_ids.tolist(), strict=True)])
+    print(f"\n{name}, {function}: {int((~same).sum())} of {TOKENS} tokens differ, {int(unclear.sum())} have a tie")
+    assert (same | unclear).all()
+    assert int(unclear.sum()) < TOKENS / 4, "too many ties to say anything"
+    place = (ids[:, :, None] == our_ids[:, None, :]).int().argmax(-1)
+    ours = our_weights.gather(1, place).double()
+    expected = ours.clone()
+    units = 2.0 * (config.top_k + 2)
+    if config.scoring == "softmax":  # exp(x - log Z), whose operands are rounded where ours are differences
+        units = units + 2 * logits.double().abs().amax(-1, keepdim=True)
+    bound = 2 * weight_bound(config, logits, ids, expected) + units * E24 * expected.abs()
+    off = ((weights.double() - ours).abs() > bound)[same]
+    assert not off.any(), f"{int(off.sum())} weights beyond the bound"
+
+
+@pytest.mark.parametrize("routing", ["bias", "hash"])
+def test_deepseek_v4_s_router(routing):
+    """vLLM's are AVX-512 kernels for the published models' sizes. log(1 + e^x) of float32 numbers is off by about 2^-24 however
+    small it is, and its root by up to the root of that: 2^-12, which is much of a small weight where a hash table chose it."""
+    from vllm.model_executor.layers.fused_moe.router.cpu_router import select_experts
+
+    experts, top_k, vocabulary = 256, 6, 512
+    is_hash = routing == "hash"
+    config = nv.RouterConfig(
+        experts,
+        top_k,
+        scoring="sqrt_softplus",
+        renormalize=True,
+        renormalize_epsilon=1e-20,
+        routed_scaling_factor=1.5,
+        correction_bias=not is_hash,
+        hash_routing=is_hash,
+    )
+    random = torch.Generator().manual_seed(3)
+    logits = numbers(TOKENS, experts, torch.float32, seed=9)
+    bias = None if is_hash else torch.randn(experts, generator=random) * 0.1
+    tokens = torch.randint(0, vocabulary, (TOKENS,), generator=random)
+    table = torch.rand(vocabulary, experts, generator=random).argsort(-1)[:, :top_k].int().contiguous()
+    named = {"token_ids": tokens, "hash_table": table} if is_hash else {"correction_bias": bias}
+    try:
+        weights, ids = select_experts(
+            logits,
+            logits,
+            top_k=top_k,
+            use_grouped_topk=False,
+            renormalize=True,
+            scoring_func="sqrtsoftplus",
+            routed_scaling_factor=1.5,
+            e_score_correction_bias=bias,
+            input_ids=tokens if is_hash else None,
+            hash_indices_table=table if is_hash else None,
+        )
+    except (AttributeError, RuntimeError) as error:
+        pytest.skip(f"vLLM's kernel is not to be had on this CPU: {error}")
+    our_ids, our_weights = nv.select_experts(logits, config, **named)
+    score = torch.nn.functional.softplus(logits.double(), threshold=700).sqrt()
+    if is_hash:
+        assert torch.equal(ids.sort(-1).values, our_ids.sort(-1).values)
+        same = torch.ones(TOKENS, dtype=torch.bool)
+    else:
+        best = (score + bias.double()).topk(top_k + 1, dim=-1).values
+        same = torch.tensor([set(a) == set(b) for a, b in zip(ids.tolist(), our_ids.tolist(), strict=True)])
+        margins = (best[:, -2] - best[:, -1])[~same]
+        print(f"\nbias: {int((~same).sum())} of {TOKENS} tokens differ, margins {margins.tolist()}")
+        assert (margins <= 2 * (2.0**-12 + E24)).all()
+    chosen = score.gather(1, ids.long())
+    truth = chosen / chosen.sum(-1, keepdim=True) * 1.5
+    allowed = 1.5 * (top_k + 1) * 2.0**-12 / chosen.sum(-1, keepdim=True)
+    error = ((weights.double() - truth).abs() / allowed)[same]
+    print(f"\n{routing}: largest error of vLLM's weights {float(error.max()):.2e} of what float32 allows")
+    assert (error <= 1).all(), "vLLM's kernel computes something else"
+    place = (ids[:, :, None] == our_ids[:, None, :]).int().argmax(-1)
+    ours = our_weights.gather(1, place).double()
+    assert ((ours - truth).abs() <= weight_bound(config, logits, ids, truth))[same].all()

@@ -110,10 +110,7 @@ def test_sdist_holds_what_the_wheel_needs(sdist):
     held = {name.split("/", 1)[1] for name in listed}
     command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python", "cmake"]
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    expected = {name for name in tracked if (ROOT / name).exists()} - {
-        "python/requirements-test.txt",
-        "python/requirements-test.lock",
-    }
+    expected = {name for name in tracked if (ROOT / name).exists() and not name.startswith("python/requirements-")}
     expected |= {"CMakeLists.txt", "LICENSE", "THIRD_PARTY_NOTICES.txt", "README.md", "pyproject.toml", "PKG-INFO"}
     assert held == expected
 
@@ -124,9 +121,11 @@ def test_wheel_contents(wheel, version):
     assert re.fullmatch(rf"nvfp4_moe-{nv.__version__}-{tag}-{tag}-linux_\w+\.whl", wheel(version).name)
     with zipfile.ZipFile(wheel(version)) as opened:
         names = {name for name in opened.namelist() if ".dist-info/" not in name}
+        (points,) = [opened.read(name).decode() for name in opened.namelist() if name.endswith("entry_points.txt")]
     package = ROOT / "python"
     files = [path for path in (package / "nvfp4_moe").rglob("*") if path.is_file() and path.suffix in (".py", ".typed")]
     sources = {str(path.relative_to(package)) for path in files}
+    assert "[vllm.general_plugins]\nnvfp4_moe = nvfp4_moe.vllm:register" in points
     (extension,) = names - sources - {"nvfp4_moe/_core.pyi"}
     assert re.fullmatch(rf"nvfp4_moe/_core\.cpython-{tag[2:]}-.*\.so", extension)
     assert names == sources | {"nvfp4_moe/_core.pyi", extension}

@@ -114,6 +114,10 @@ class Method:
         for parameter in named:
             shape = (parameter.shape[0], 0, 0)
             parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+        if named[0].is_cuda:
+            # What torch keeps of the freed parameters is no memory to the library: without this a model of half the GPU's
+            # size has no room for its packed layers.
+            torch.cuda.empty_cache()
         if self.moe_kernel is None:
             self._build(layer)
         _log.packed(self.plan.name, self.fused, time.monotonic() - started)

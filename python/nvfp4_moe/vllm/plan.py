@@ -93,8 +93,10 @@ def _device(moe: Any) -> str:
 def _max_tokens(moe: Any) -> int:
     """What a run may get: the scheduler's most, gathered over data parallel ranks, each padded for sequence parallel."""
     parallel = moe.moe_parallel_config
+    scheduler = getattr(_current_config(), "scheduler_config", None)
+    most = max(int(moe.max_num_tokens), int(getattr(scheduler, "max_num_batched_tokens", 0) or 0))
     padding = int(parallel.sp_size) if int(parallel.sp_size) > 1 else 0
-    return (int(moe.max_num_tokens) + padding) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
+    return (most + padding) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
 
 
 def _plan(layer: Any, name: str, chosen: Settings, mxfp4: bool) -> LayerPlan:

@@ -24,13 +24,23 @@ def register() -> None:
     from . import internals
 
     misfits = internals.misfits()
-    lines = [f"vLLM {internals.version()} does not fit nvfp4-moe ({group}): {why}" for group, why in misfits.items()]
-    if lines and settings.insists:
-        raise RuntimeError("; ".join(lines) + "; NVFP4_MOE=auto serves without the library")
-    for line in lines:
-        internals.logger().warning("%s; vLLM serves these layers by itself", line)
+    sentences = [
+        f"vLLM {internals.version()} does not fit nvfp4-moe ({group}): {why}" for group, why in misfits.items()
+    ]
+    if sentences and settings.insists:
+        raise RuntimeError("; ".join(sentences) + "; NVFP4_MOE=auto serves without the library")
+    for sentence in sentences:
+        internals.logger().warning("%s; vLLM serves these layers by itself", sentence)
     if "core" in misfits:
         return
-    from . import configs
+    try:
+        from . import configs
 
-    configs.register([name for name in internals.FORMATS if name not in misfits])
+        configs.register([name for name in internals.FORMATS if name not in misfits])
+    except Exception:
+        # A release that changed where the table does not look: vLLM has to start all the same.
+        if settings.insists:
+            raise
+        internals.logger().exception(
+            "nvfp4-moe cannot register with vLLM %s, which serves without it", internals.version()
+        )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import internals, methods
+from .experts import NvFp4MoeExperts
 from .plan import plan_of
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -136,6 +137,8 @@ def __getattr__(name: str) -> Any:
 
 def register(formats: Sequence[str]) -> None:
     """Registers the configs of some formats; those that are registered already stay as they are."""
+    if left := sorted(NvFp4MoeExperts.__abstractmethods__):
+        raise TypeError(f"FusedMoEExpertsModular has abstract members that the plugin lacks: {', '.join(left)}")
     new = [name for name in formats if not getattr(_registered(name), "nvfp4_moe_config", False)]
     for name in new:
         _register(name)(_config_of(name))

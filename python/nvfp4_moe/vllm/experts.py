@@ -20,7 +20,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
     """Takes bf16, fp16 or fp32 rows as prepare() hands them over; the library quantizes them, or does not.
 
     What a layer needs to be taken is decided once, where its quantization method is chosen (configs.py): the questions
-    that vLLM's own choice asks of a class of experts are not asked of this one, and are answered with yes.
+    that vLLM asks of a class of experts before it takes one are not asked of this one, and are answered with yes.
     """
 
     experts: FusedExperts

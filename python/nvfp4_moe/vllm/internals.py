@@ -2,9 +2,8 @@
 
 vLLM documents entry points and register_quantization_config; its MoE classes are internal and move between releases. So
 REQUIRED lists each member with the parameters that the plugin calls it with, or overrides it with, and misfits()
-compares the table with the release that is there. scripts read REQUIRED too, so it is plain data.
-
-Long because the table is the decision, and belongs in one place with its check.
+compares the table with the release that is there. Scripts that read wheels take REQUIRED from here, so it is plain data and
+this file imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
-import logging
 from typing import Any
 
 # Releases whose members were compared with the table; newer ones are judged by the same table when they are loaded.
@@ -205,10 +203,9 @@ def version() -> str:
     return str(getattr(importlib.import_module("vllm"), "__version__", "of an unknown version"))
 
 
-def logger() -> logging.Logger:
+def logger() -> Any:
     """A logger under vLLM's own, whose handler and level it shares."""
-    made: logging.Logger = importlib.import_module("vllm.logger").init_logger("vllm.nvfp4_moe")
-    return made
+    return importlib.import_module("vllm.logger").init_logger("vllm.nvfp4_moe")
 
 
 def find(name: str) -> Any:

@@ -38,7 +38,7 @@ _kernel = internals.find(f"{_FUSED}.modular_kernel:FusedMoEKernel")
 _prepare_finalize = internals.find(f"{_FUSED}.all2all_utils:maybe_make_prepare_finalize")
 _quant_config = internals.find(f"{_FUSED}.config:nvfp4_w4a16_moe_quant_config")
 
-_log = LoadLog(lambda line: internals.logger().info("nvfp4-moe: %s", line))
+_log = LoadLog(lambda said: internals.logger().info("nvfp4-moe: %s", said))
 
 
 class Method:
@@ -47,6 +47,8 @@ class Method:
     # A method's parameters by the names of FusedParameters, tensor scales apart.
     codes: tuple[str, str] = ("w13_weight", "w2_weight")
     mxfp4 = False
+    # Of vLLM's cache of weights that a kernel has already repacked: there are none in this kernel's form.
+    supports_pre_processed_weights = False
 
     def open(self, moe_config: Any, plan: LayerPlan) -> None:
         """In place of the stock constructor."""
@@ -89,7 +91,7 @@ class Method:
         return layer.w13_weight_scale_2.data, layer.w2_weight_scale_2.data
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
-        """What vLLM's side of the kernel is told: rows come and go unquantized."""
+        """What vLLM's side of the kernel knows: rows come and go unquantized."""
         none = torch.empty(0, dtype=torch.float32, device=layer.w13_weight_scale.device)
         return _quant_config(g1_alphas=none, g2_alphas=none, w1_scale=none, w2_scale=none)
 
@@ -108,7 +110,6 @@ class Method:
             with torch.no_grad():
                 self.fused = self._packed(layer, *(parameter.data for parameter in named))
         except Error as error:
-            error.add_note(f"nvfp4-moe: {self.plan.name}") if hasattr(error, "add_note") else None
             internals.logger().error("nvfp4-moe: %s cannot be packed: %s", self.plan.name, error)
             raise
         for parameter in named:

@@ -129,7 +129,7 @@ def plan_of(layer: Any, prefix: str, *, mxfp4: bool = False) -> LayerPlan | None
             raise NotImplementedError(
                 f"nvfp4-moe cannot take {prefix}: {refused}; NVFP4_MOE=auto leaves such layers to vLLM"
             ) from None
-        # Layers of a model are refused for one reason; vLLM's logger drops a line that it has written.
+        # Layers of a model are refused for one reason, which vLLM's logger then writes once.
         internals.logger().info_once("nvfp4-moe leaves layers such as %s to vLLM: %s", _pattern(prefix), str(refused))
         return None
 

@@ -146,6 +146,17 @@ def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(changed_
         plugin.register()
 
 
+def test_what_the_table_does_not_see_does_not_stop_vllm(written, monkeypatch):
+    from nvfp4_moe.vllm.experts import NvFp4MoeExperts
+
+    monkeypatch.setattr(NvFp4MoeExperts, "__abstractmethods__", frozenset({"combine"}))
+    plugin.register()
+    assert written == [f"nvfp4-moe cannot register with vLLM {vllm.__version__}, which serves without it"]
+    monkeypatch.setenv("NVFP4_MOE", "1")
+    with pytest.raises(TypeError, match="abstract members that the plugin lacks: combine"):
+        plugin.register()
+
+
 def test_a_format_that_does_not_fit_leaves_the_others(written, monkeypatch):
     from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig
 

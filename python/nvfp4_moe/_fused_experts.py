@@ -166,12 +166,15 @@ class FusedExperts:
     placement: Placement
     mxfp4_rounded: int = 0
 
-    def run(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> None:
+    def run(
+        self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor, workspace: Tensor | None = None
+    ) -> None:
         """out (T, H) = the weighted sum of each token's local experts; ids are global, -1 adds nothing.
 
-        Only enqueues, on a GPU in torch's current stream, and may be captured. ValueError as MoeLayer.run has it.
+        Only enqueues, on a GPU in torch's current stream, and may be captured. workspace and ValueError as MoeLayer.run
+        has them.
         """
-        self.layer.run(hidden, self.placement.local_ids(topk_ids), topk_weights, out)
+        self.layer.run(hidden, self.placement.local_ids(topk_ids), topk_weights, out, workspace=workspace)
 
     @property
     def packed_bytes(self) -> int:

@@ -14,6 +14,7 @@ from .op import moe_gemm_by
 _modular = internals.find("vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEExpertsModular")
 _format = internals.find("vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEActivationFormat")
 _no_op = internals.find("vllm.model_executor.layers.fused_moe.topk_weight_and_reduce:TopKWeightAndReduceNoOP")
+_workspaces = internals.find_or_none("vllm.v1.worker.workspace:current_workspace_manager")
 
 
 class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
@@ -28,6 +29,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
     handle: Tensor
     num_experts: int
     rows: int
+    on_gpu: bool
 
     @classmethod
     def over(cls, experts: FusedExperts, moe_config: Any, quant_config: Any) -> NvFp4MoeExperts:
@@ -37,6 +39,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         made.num_experts, made.rows = experts.layer.num_local_experts, 2 * experts.layer.config.intermediate_size
         made.placement = experts.placement
         made.handle = torch.tensor([experts.layer.handle], dtype=torch.int64, device="cpu")
+        made.on_gpu = str(moe_config.device).startswith("cuda")
         return made
 
     @staticmethod
@@ -96,8 +99,12 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         expert_tokens_meta: Any,
         activation: Any,
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """No workspace of vLLM's, and rows that are reduced: the library has a workspace per device and stream."""
-        return (0,), (0,), (M, K)
+        """The second is the layer's workspace: vLLM has one for all layers, sized while it profiles and counted by it.
+
+        In elements of two bytes or more. On CPUs the library has a workspace of its own.
+        """
+        elements = (self.experts.layer.workspace_bytes(M) + 1) // 2 if self.on_gpu else 0
+        return (0,), (elements,), (M, K)
 
     def apply(
         self,
@@ -120,9 +127,33 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         """output (M, K) = the sum over each token's experts that are here. Enqueues only; may be captured."""
         if apply_router_weight_on_input:  # prepare() has multiplied the rows
             topk_weights = torch.ones_like(topk_weights)
+        self._run(hidden_states, topk_ids, topk_weights, output, workspace2 if self.on_gpu else None)
+
+    def reduced(
+        self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, apply_router_weight_on_input: bool
+    ) -> Tensor:
+        """(T, H): what vLLM's kernel makes of prepare(), apply() and finalize() where no ranks exchange rows.
+
+        finalize() would copy the rows to a tensor of its own, a kernel more for each layer.
+        """
+        if apply_router_weight_on_input:
+            hidden = hidden * topk_weights.to(hidden.dtype)
+            topk_weights = torch.ones_like(topk_weights)
+        out = torch.empty_like(hidden)
+        workspace = None
+        if self.on_gpu and _workspaces is not None:
+            size_bytes = self.experts.layer.workspace_bytes(hidden.size(0))
+            (workspace,) = _workspaces().get_simultaneous(((size_bytes,), torch.uint8))
+        self._run(hidden, topk_ids, topk_weights, out, workspace)
+        return out
+
+    def _run(
+        self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor, workspace: Tensor | None
+    ) -> None:
         weights = topk_weights.float().contiguous()
         if torch.compiler.is_compiling():
             ids = self.placement.local_ids(topk_ids).contiguous()
-            moe_gemm_by(output, hidden_states.contiguous(), ids, weights, self.handle)
+            moe_gemm_by(out, hidden.contiguous(), ids, weights, self.handle)
         else:
-            self.experts.run(hidden_states.contiguous(), topk_ids.contiguous(), weights, output)
+            in_bytes = None if workspace is None else workspace.view(torch.uint8)
+            self.experts.run(hidden.contiguous(), topk_ids.contiguous(), weights, out, in_bytes)

@@ -217,6 +217,14 @@ def find(name: str) -> Any:
     return found
 
 
+def find_or_none(name: str) -> Any:
+    """A member that not every release has, and that the plugin does without."""
+    try:
+        return find(name)
+    except (ImportError, AttributeError):
+        return None
+
+
 def _has(owner: Any, name: str) -> bool:
     """Whether a class has an attribute; a dataclass's field without a default is an annotation only."""
     return hasattr(owner, name) or any(name in vars(base).get("__annotations__", {}) for base in owner.__mro__)

@@ -37,6 +37,7 @@ _base = internals.find(f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase")
 _kernel = internals.find(f"{_FUSED}.modular_kernel:FusedMoEKernel")
 _prepare_finalize = internals.find(f"{_FUSED}.all2all_utils:maybe_make_prepare_finalize")
 _quant_config = internals.find(f"{_FUSED}.config:nvfp4_w4a16_moe_quant_config")
+_no_exchange = internals.find_or_none(f"{_FUSED}.prepare_finalize:MoEPrepareAndFinalizeNoDPEPModular")
 
 _log = LoadLog(lambda said: internals.logger().info("nvfp4-moe: %s", said))
 
@@ -163,6 +164,8 @@ class Method:
         )
         experts = NvFp4MoeExperts.over(self.fused, self.moe, self.moe_quant_config)  # type: ignore[attr-defined]
         self.moe_kernel = _kernel(prepare_finalize=prepare_finalize, fused_experts=experts)
+        # Where no ranks exchange rows, the kernel would add nothing but a copy.
+        self.alone = experts if _no_exchange is not None and isinstance(prepare_finalize, _no_exchange) else None
         # What the kernel reads of the weights is how many experts there are.
         device = self.fused.placement.lookup.device if self.fused.placement.lookup is not None else "cpu"
         self.no_weights = torch.empty((self.fused.layer.num_local_experts, 0, 0), dtype=torch.uint8, device=device)
@@ -176,6 +179,8 @@ class Method:
         shared_experts: Any,
         shared_experts_input: Tensor | None,
     ) -> Any:
+        if self.alone is not None and shared_experts is None:
+            return self.alone.reduced(x, topk_ids, topk_weights, layer.apply_router_weight_on_input)
         return self.moe_kernel.apply(
             hidden_states=x,
             w1=self.no_weights,

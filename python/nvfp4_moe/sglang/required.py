@@ -92,6 +92,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     f"{_MOE}.fused_moe_triton.layer:FusedMoeWeightScaleSupported.GROUP": ("has",),
     f"{_MOE}.fused_moe_triton.layer:FusedMoeWeightScaleSupported.TENSOR": ("has",),
     # ModelOpt's method, whose own methods are hooked.
+    "sglang.srt.layers.quantization.modelopt_quant:ModelOptFp4Config.is_checkpoint_nvfp4_serialized": ("has",),
+    "sglang.srt.layers.quantization.modelopt_quant:ModelOptFp4Config.group_size": ("has",),
     f"{_MODELOPT}.__init__": ("overrides", "self", "quant_config"),
     f"{_MODELOPT}.create_weights": ("overrides", *_CREATE_WEIGHTS),
     f"{_MODELOPT}.process_weights_after_loading": ("overrides", "self", "layer"),

@@ -1,0 +1,107 @@
+"""compressed-tensors' NVFP4 experts, W4A4 and W4A16: a scheme, chosen by a hook on SGLang's choice of schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import Unsupported
+from .._fused_experts import Settings
+from . import internals
+from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts, log
+from .modelopt import output_scale
+from .refusals import Refused, is_first_rank, layer_name, layer_options, settings_now
+from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
+
+TARGET = "sglang.srt.layers.quantization.compressed_tensors.compressed_tensors.CompressedTensorsConfig.get_moe_scheme"
+
+
+def _value(field: Any) -> Any:
+    """An enum's value, or what it is."""
+    return getattr(field, "value", field)
+
+
+def _is_nvfp4(arguments: Any) -> bool:
+    """Whether compressed-tensors' QuantizationArgs are NVFP4: groups of 16 E2M1 codes under one scale of the tensor."""
+    return (
+        arguments is not None
+        and arguments.num_bits == 4
+        and _value(arguments.type) == "float"
+        and _value(arguments.strategy) == "tensor_group"
+        and arguments.group_size == 16
+        and bool(arguments.symmetric)
+    )
+
+
+def _layer_format(config: Any, layer: Any, layer_name: str | None) -> Any:
+    """COMPRESSED_W4A4 or COMPRESSED_W4A16 where all three matrices of the experts are so, or None."""
+    config._add_fused_moe_to_target_scheme_map()
+    names = [f"{layer_name}.0.{matrix}" for matrix in ("gate_proj", "up_proj", "down_proj")]
+    schemes = [config.get_scheme_dict(layer, name) for name in names]
+    first = schemes[0]
+    if first is None or any(scheme != first for scheme in schemes) or not _is_nvfp4(first.get("weights")):
+        return None
+    inputs = first.get("input_activations")
+    if inputs is None:
+        return COMPRESSED_W4A16
+    return COMPRESSED_W4A4 if _is_nvfp4(inputs) else None
+
+
+class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):
+    """The scheme of a layer that the adapter took."""
+
+    def __init__(self, experts: Experts):
+        self._experts = experts
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 80
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: Any,
+        **extra: Any,
+    ) -> None:
+        if extra.get("with_bias"):
+            raise Unsupported(f"{layer_name(layer)}: biases of experts are not supported. Set NVFP4_MOE=0")
+        layer.params_dtype = params_dtype
+        self._experts.create(layer, num_experts, int(layer.num_experts), extra)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        self._experts.pack(layer)
+
+    def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
+        self.moe_runner_config = moe_runner_config
+        self.runner = make_runner(moe_runner_config)
+
+    def get_moe_runner_backend(self, layer: Any) -> Any:
+        return internals.resolve_moe_runner_backend(BACKEND)
+
+    def apply_weights(self, layer: Any, dispatch_output: Any) -> Any:
+        info = NvFp4MoeQuantInfo(self._experts.ready().layer, output_scale(layer))
+        return self.runner.run(dispatch_output, info)
+
+
+def register(settings: Settings) -> None:
+    """Hooks the choice of schemes."""
+
+    def get_moe_scheme(own: Callable[..., Any], config: Any, layer: Any, layer_name_: str | None = None) -> Any:
+        form = _layer_format(config, layer, layer_name_)
+        if form is None:
+            return own(config, layer, layer_name_)
+        name = layer_name_ or layer_name(layer)
+        sizes = layer.hidden_size, layer.moe_runner_config.intermediate_size_per_partition
+        try:
+            options = layer_options(layer, *sizes, settings, {})
+        except Refused as refused:
+            if settings_now(settings).insists:
+                raise Unsupported(f"{name}: {refused}. NVFP4_MOE=auto would leave it to SGLang") from refused
+            log.warning("%s: left to SGLang: %s", name, refused)
+            return own(config, layer, layer_name_)
+        return NvFp4MoeScheme(Experts(name, form, options, is_first_rank(layer)))
+
+    internals.HookRegistry.register(TARGET, get_moe_scheme, internals.HookType.AROUND)

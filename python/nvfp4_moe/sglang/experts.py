@@ -1,0 +1,210 @@
+"""One layer's experts from SGLang's parameters to a MoeLayer: which are registered, how they are packed, and packed again.
+
+Parameters of E_local experts, hidden size H, I of the intermediate dimension on this rank. Rows of w13 are [gate; up].
+
+    ModelOpt                                   compressed-tensors             shape
+    w13_weight, w2_weight                      w13_weight_packed, ...         uint8 (E_local, 2I, H/2), (E_local, H, I/2)
+    w13_weight_scale, w2_weight_scale          the same names                 e4m3 (E_local, 2I, H/16), (E_local, H, I/16)
+    w13_weight_scale_2, w2_weight_scale_2      w13_weight_global_scale, ...   float32 (E_local, 2), (E_local,); reciprocals
+    w13_input_scale, w2_input_scale            w13_input_global_scale, ...    float32; loaded, since files have them, unused
+
+Scales start as NaN, so that an expert that no file brings is an error and not a random matrix. Once packed, parameters are
+empty. The first that a later update writes makes them anew; packing then writes into the layer that is there, so that CUDA
+graphs that captured it stay valid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import Error, InvalidArgument
+from .._fused_experts import (
+    FusedExperts,
+    FusedParameters,
+    LoadLog,
+    Placement,
+    make_legal,
+    open_fused,
+    reciprocal,
+    replace_fused,
+)
+from . import internals
+from .runner import MAX_TOKENS
+
+log = logging.getLogger("nvfp4_moe.sglang")
+_load_log = LoadLog(log.info)
+
+E4M3_NAN = 0x7F
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How a producer's parameters are called. input_rows: whose experts the input scales are of; "" for none."""
+
+    weight: str
+    tensor_scale: str
+    reciprocal: bool
+    input_scale: str
+    input_rows: str
+
+
+MODELOPT = Format("weight", "weight_scale_2", False, "input_scale", "all")
+COMPRESSED_W4A4 = Format("weight_packed", "weight_global_scale", True, "input_global_scale", "local")
+COMPRESSED_W4A16 = Format("weight_packed", "weight_global_scale", True, "", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: float | None  # what it is filled with; NaN for a scale that a file must bring; None for nothing
+    kind: str = ""  # of a scale, as the loader of compressed-tensors asks for it
+    global_experts: bool = False
+
+    def make(self, device: torch.device | None = None) -> Tensor:
+        tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
+        if self.start is not None:
+            if self.dtype == torch.float8_e4m3fn:
+                tensor.view(torch.uint8).fill_(E4M3_NAN)
+            else:
+                tensor.fill_(self.start)
+        return tensor
+
+
+class Experts:
+    """The experts of one FusedMoE layer, from its creation on."""
+
+    def __init__(self, name: str, form: Format, options: Mapping[str, Any], is_first_rank: bool):
+        """options: fields of MoeConfig. is_first_rank: whether this process reports for all."""
+        self.name = name
+        self._format, self._options, self._reports = form, dict(options), is_first_rank
+        self._parameters: dict[str, _Parameter] = {}
+        self._fused: FusedExperts | None = None
+        self._waiting = False  # parameters hold weights that are not packed yet
+        self._lock = threading.Lock()  # SGLang loads with several threads
+
+    def create(self, layer: torch.nn.Module, local_experts: int, all_experts: int, extra: Mapping[str, Any]) -> None:
+        """Registers the layer's parameters, on torch's default device. extra: attributes for each, its loader too."""
+        form, experts = self._format, local_experts
+        hidden, inner = int(self._options["hidden_size"]), int(self._options["intermediate_size"])
+        scales = internals.FusedMoeWeightScaleSupported
+        group, tensor = scales.GROUP.value, scales.TENSOR.value
+        u8, e4m3, f32, nan = torch.uint8, torch.float8_e4m3fn, torch.float32, float("nan")
+        self._parameters = {
+            f"w13_{form.weight}": _Parameter((experts, 2 * inner, hidden // 2), u8, None),
+            f"w2_{form.weight}": _Parameter((experts, hidden, inner // 2), u8, None),
+            "w13_weight_scale": _Parameter((experts, 2 * inner, hidden // 16), e4m3, nan, group),
+            "w2_weight_scale": _Parameter((experts, hidden, inner // 16), e4m3, nan, group),
+            f"w13_{form.tensor_scale}": _Parameter((experts, 2), f32, nan, tensor),
+            f"w2_{form.tensor_scale}": _Parameter((experts,), f32, nan, tensor),
+        }
+        if form.input_scale:
+            of_all = form.input_rows == "all"
+            rows = all_experts if of_all else experts
+            self._parameters[f"w13_{form.input_scale}"] = _Parameter((rows, 2), f32, 1.0, tensor, of_all)
+            self._parameters[f"w2_{form.input_scale}"] = _Parameter((rows,), f32, 1.0, tensor, of_all)
+        attributes = {key: value for key, value in extra.items() if key != "weight_loader"}
+        for name, what in self._parameters.items():
+            parameter = torch.nn.Parameter(what.make(), requires_grad=False)
+            for key, value in attributes.items():
+                setattr(parameter, key, value)
+            if what.kind:
+                parameter.quant_method = what.kind  # type: ignore[attr-defined]
+            if what.global_experts:
+                parameter._sglang_require_global_experts = True  # type: ignore[attr-defined]
+            if (loader := extra.get("weight_loader")) is not None:
+                parameter.weight_loader = self._loader(layer, loader)  # type: ignore[attr-defined]
+            layer.register_parameter(name, parameter)
+        self._waiting = True
+
+    def _loader(self, layer: torch.nn.Module, loader: Callable[..., Any]) -> Callable[..., Any]:
+        """SGLang's loader; where the parameters are packed already, they are made anew before it writes."""
+
+        def load(*inputs: Any, **named: Any) -> Any:
+            if not self._waiting:
+                self._restore(layer)
+            return loader(*inputs, **named)
+
+        return load
+
+    def _restore(self, layer: torch.nn.Module) -> None:
+        with self._lock:
+            if self._waiting:
+                return
+            for name, what in self._parameters.items():
+                parameter = getattr(layer, name)
+                parameter.data = what.make(parameter.device)
+            self._waiting = True
+
+    def pack(self, layer: torch.nn.Module) -> None:
+        """Parameters to the packed layer, warmed up, and the parameters to nothing. Once more where they were loaded anew.
+
+        Raises BadInput where a scale is NaN, negative or missing, Unsupported, OutOfMemory; each names the layer.
+        """
+        if not self._waiting:
+            return
+        start = time.monotonic()
+        try:
+            self._pack(layer)
+        except Error as error:
+            raise type(error)(f"{self.name}: {error}") from error
+        for name in self._parameters:
+            parameter = getattr(layer, name)
+            parameter.data = parameter.data.new_empty((parameter.shape[0],) + (0,) * (parameter.ndim - 1))
+        self._waiting = False
+        fused = self._fused
+        assert fused is not None
+        if fused.layer.device != "cpu":
+            torch.cuda.empty_cache()  # or torch would keep what the next packed layer needs
+        if self._reports:
+            _load_log.packed(self.name, fused, time.monotonic() - start)
+
+    def _pack(self, layer: torch.nn.Module) -> None:
+        form = self._format
+        w13_scale, w2_scale = layer.w13_weight_scale.data, layer.w2_weight_scale.data
+        w13_tensor_scale = getattr(layer, f"w13_{form.tensor_scale}").data
+        w2_tensor_scale = getattr(layer, f"w2_{form.tensor_scale}").data
+        load_format = internals.server_argument("load_format")
+        if str(getattr(load_format, "value", load_format)) == "dummy":
+            for scale in (w13_scale, w2_scale, w13_tensor_scale, w2_tensor_scale):
+                make_legal(scale)
+        if form.reciprocal:
+            w13_tensor_scale, w2_tensor_scale = reciprocal(w13_tensor_scale), reciprocal(w2_tensor_scale)
+        parameters = FusedParameters(
+            w13=getattr(layer, f"w13_{form.weight}").data,
+            w13_scale=w13_scale,
+            w13_tensor_scale=w13_tensor_scale,
+            w2=getattr(layer, f"w2_{form.weight}").data,
+            w2_scale=w2_scale,
+            w2_tensor_scale=w2_tensor_scale,
+        )
+        if self._fused is not None:
+            self._fused = replace_fused(self._fused, parameters)
+            return
+        options = {
+            key: value for key, value in self._options.items() if key not in ("hidden_size", "intermediate_size")
+        }
+        # Ids are local to the rank, so that its experts are the first ones.
+        placement = Placement(options.pop("num_experts"))
+        fused = open_fused(parameters, placement=placement, max_tokens=MAX_TOKENS, **options)
+        fused.layer.warmup()
+        self._fused = fused
+
+    def ready(self) -> FusedExperts:
+        """The packed experts. RuntimeError where weights were loaded that nothing has packed since."""
+        fused = self._fused
+        if fused is None or self._waiting:
+            what = "has no weights yet" if fused is None else "got new weights that were not packed"
+            raise InvalidArgument(
+                f"{self.name}: {what}: expected process_weights_after_loading before a run. "
+                "SGLang calls it when it loads a model and for update_weights_from_disk"
+            )
+        return fused

@@ -1,0 +1,55 @@
+"""Everything that the adapter imports from SGLang, in one file; importing it imports SGLang.
+
+None of it is an interface that SGLang promises to keep: required.py has what of it is relied on, which register() checks
+before it imports this file.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoeWeightScaleSupported
+from sglang.srt.layers.moe.moe_runner.base import DispatchMoeRunnerCore, MoeQuantInfo
+from sglang.srt.layers.moe.moe_runner.runner import MoeRunner, register_moe_runner_core
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
+from sglang.srt.layers.moe.topk import TopKOutputChecker
+from sglang.srt.layers.moe.utils import get_moe_a2a_backend, get_moe_runner_backend, resolve_moe_runner_backend
+from sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_scheme import (
+    CompressedTensorsMoEScheme,
+)
+from sglang.srt.layers.quantization.modelopt_quant import ModelOptNvFp4FusedMoEMethod
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_server_args
+from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES, add_moe_runner_backend_choices
+
+__all__ = [
+    "MOE_RUNNER_BACKEND_CHOICES",
+    "CompressedTensorsMoEScheme",
+    "DispatchMoeRunnerCore",
+    "FusedMoeWeightScaleSupported",
+    "HookRegistry",
+    "HookType",
+    "ModelOptNvFp4FusedMoEMethod",
+    "MoeQuantInfo",
+    "MoeRunner",
+    "StandardCombineInput",
+    "TopKOutputChecker",
+    "add_moe_runner_backend_choices",
+    "get_moe_a2a_backend",
+    "get_moe_runner_backend",
+    "register_moe_runner_core",
+    "resolve_moe_runner_backend",
+    "server_argument",
+    "version",
+]
+
+
+def version() -> str:
+    """SGLang's version, as its package says."""
+    return importlib.metadata.version("sglang")
+
+
+def server_argument(name: str, default: Any = None) -> Any:
+    """A field of the server's arguments, or the default where this release has none of that name."""
+    return getattr(get_server_args(), name, default)

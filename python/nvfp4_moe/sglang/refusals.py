@@ -1,0 +1,98 @@
+"""Which of SGLang's layers the adapter takes, and as what: a layer's options, or why it is SGLang's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .._fused_experts import Settings, clamped, layer_device, why_refused
+from . import internals
+from .runner import BACKEND
+
+
+class Refused(Exception):
+    """A layer that is not taken; its text says why."""
+
+
+def settings_now(settings: Settings) -> Settings:
+    """The settings with what the command line says: a user who names the backend insists on it."""
+    chosen = internals.get_moe_runner_backend().value == BACKEND
+    return Settings("1", settings.activation_format) if chosen else settings
+
+
+def check_server() -> None:
+    """Raises Refused where the server's arguments ask for what a packed layer does not do."""
+    backend = internals.get_moe_runner_backend()
+    if not backend.is_auto() and backend.value != BACKEND:
+        raise Refused(f"--moe-runner-backend is {backend.value}; auto and {BACKEND} are the adapter's")
+    all_to_all = internals.get_moe_a2a_backend()
+    if not all_to_all.is_none():
+        raise Refused(f"--moe-a2a-backend {all_to_all.value}: only the dispatch without all-to-all is supported")
+    for option, why in (
+        ("enable_eplb", "packed experts cannot be moved between ranks"),
+        ("enable_lora", "LoRA on experts is not supported"),
+        ("kt_weight_path", "experts are shared with another runner"),
+        ("enable_paged_experts", "experts are kept elsewhere"),
+    ):
+        if internals.server_argument(option):
+            raise Refused(f"--{option.replace('_', '-')}: {why}")
+    if (internals.server_argument("dwdp_size") or 1) > 1:
+        raise Refused("--dwdp-size: experts are kept elsewhere")
+
+
+def _activation(config: Any) -> dict[str, Any]:
+    """activation, swiglu_limit and swiglu_alpha of a MoeRunnerConfig. Raises Refused."""
+    if config.activation != "silu" or not config.is_gated:
+        raise Refused(f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu")
+    if config.gemm1_alpha is not None:
+        if config.gemm1_clamp_limit is None or getattr(config, "gemm1_beta", None) not in (None, 1.0):
+            raise Refused("gemm1_alpha: expected a clamp limit and 1 added to up, as gpt-oss and MiniMax-M3 have them")
+        return {
+            "activation": "swiglu_oai",
+            "swiglu_limit": float(config.gemm1_clamp_limit),
+            "swiglu_alpha": float(config.gemm1_alpha),
+        }
+    if config.gemm1_clamp_limit is not None:
+        return {"activation": "swiglu_step", "swiglu_limit": float(config.gemm1_clamp_limit)}
+    limit = None if config.swiglu_limit is None else float(config.swiglu_limit)
+    return {"activation": clamped("swiglu", limit), "swiglu_limit": limit}
+
+
+def layer_options(
+    layer: Any, hidden_size: int, intermediate_size: int, settings: Settings, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The layer as fields of MoeConfig. extra: what create_weights got beside sizes. Raises Refused."""
+    check_server()
+    config = layer.moe_runner_config
+    if extra.get("with_bias"):
+        raise Refused("biases of experts are not supported")
+    if config.no_combine:
+        raise Refused("no_combine: rows that are not combined are not given out")
+    if config.top_k is None:
+        raise Refused("top_k: expected a number, got None")
+    if getattr(extra.get("weight_loader"), "__name__", "") == "weight_loader_fused":
+        raise Refused("the model loads gate and up as one tensor, whose order is its own")
+    options = {
+        "num_experts": int(layer.num_experts),
+        "top_k": int(config.top_k),
+        "hidden_size": int(hidden_size),
+        "intermediate_size": int(intermediate_size),
+        "activation_format": settings.activation_format,
+        "router_weight": "on_input" if config.apply_router_weight_on_input else "after_down",
+        **_activation(config),
+    }
+    if why := why_refused(options, layer_device(torch.empty(0))):
+        raise Refused(why)
+    return options
+
+
+def layer_name(layer: Any) -> str:
+    """What a message calls the layer."""
+    return str(layer.layer_name or f"layer {layer.layer_id}")
+
+
+def is_first_rank(layer: Any) -> bool:
+    """Whether this process reports for the ranks of its group."""
+    return int(layer.moe_ep_rank) == 0 and int(layer.moe_tp_rank) == 0

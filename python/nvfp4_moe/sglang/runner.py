@@ -1,0 +1,80 @@
+"""The runner core: SGLang's dispatched tokens through a MoeLayer.
+
+SGLang's standard dispatcher gives ids that are local to the rank, and -1 for another rank's expert, which adds nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import Unsupported, torch_op
+from ..layer import MoeLayer
+from . import internals
+
+BACKEND = "nvfp4_moe"
+MAX_TOKENS = 8192  # of one call of the library; a larger batch runs in as many calls as it needs
+
+assert torch_op.library is not None  # importing it registers torch.ops.nvfp4
+
+
+@dataclasses.dataclass
+class NvFp4MoeQuantInfo(internals.MoeQuantInfo):
+    """layer: the rank's experts. output_scale: what the output is multiplied by, None for nothing."""
+
+    layer: MoeLayer
+    output_scale: float | None = None
+
+
+def run_layer(layer: MoeLayer, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """hidden (T, H), topk_ids (T, top_k) local, topk_weights (T, top_k) float32 -> (T, H) like hidden.
+
+    Only enqueues. Any T: beyond MAX_TOKENS in several calls, which gives the same bits where batches of the calls' sizes do.
+    """
+    run, tokens = torch.ops.nvfp4.moe_gemm, hidden.shape[0]
+    if tokens <= MAX_TOKENS:
+        return run(hidden, topk_ids, topk_weights, layer.handle)
+    out = torch.empty_like(hidden)
+    for first in range(0, tokens, MAX_TOKENS):
+        part = slice(first, min(first + MAX_TOKENS, tokens))
+        out[part] = run(hidden[part], topk_ids[part], topk_weights[part], layer.handle)
+    return out
+
+
+class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):
+    """What register_moe_runner_core makes of a layer that the adapter took."""
+
+    @property
+    def runner_backend(self) -> Any:
+        return internals.resolve_moe_runner_backend(BACKEND)
+
+    def run_from_dispatch(self, dispatch_output: Any, quant_info: Any, runner_config: Any, hooks: Any = None) -> Any:
+        if not isinstance(quant_info, NvFp4MoeQuantInfo):
+            raise Unsupported(
+                f"--moe-runner-backend {BACKEND}: expected a layer of NVFP4 experts, got {type(quant_info).__name__}, a "
+                "layer of another format in the same model. Leave the option out and set NVFP4_MOE=1"
+            )
+        if hooks is not None:
+            raise Unsupported(f"--moe-runner-backend {BACKEND}: LoRA on experts is not supported")
+        if dispatch_output.hidden_states_scale is not None:
+            raise Unsupported("hidden_states: expected floats, got activations that the dispatcher has quantized")
+        topk = dispatch_output.topk_output
+        if not internals.TopKOutputChecker.format_is_standard(topk):
+            topk = topk.to_standard()
+        out = run_layer(
+            quant_info.layer,
+            dispatch_output.hidden_states.contiguous(),
+            topk.topk_ids.contiguous(),
+            topk.topk_weights.to(torch.float32).contiguous(),
+        )
+        if quant_info.output_scale is not None:
+            out.mul_(quant_info.output_scale)
+        return internals.StandardCombineInput(hidden_states=out)
+
+
+def make_runner(runner_config: Any) -> Any:
+    """SGLang's MoeRunner over the core."""
+    return internals.MoeRunner(internals.resolve_moe_runner_backend(BACKEND), runner_config)

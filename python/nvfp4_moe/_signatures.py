@@ -1,112 +1,123 @@
 """Whether an engine's release has what an adapter relies on: a table of requirements against live objects or source files.
 
-A table maps "module:Name" or "module:Class.member" to how the adapter uses it:
+A table has groups of entries (kind, "module:Name" or "module:Class.member", names):
 
-    ("has",)                        it exists: a class, a function, a field, an attribute that a method sets on self
-    ("calls", "self", "a", "b")     the adapter calls it with these parameters; every other one must have a default
-    ("overrides", "self", "a")      the adapter stands in for it, so that the engine passes exactly these, in this order
+    has         attributes of a class: members, fields, what a method sets on self. No names: it exists itself
+    calls       the adapter passes these arguments by name: each exists, and no other one is required
+    overrides   the adapter stands in for it: the same names in the same order; starred parameters do not count
+    passes      the adapter passes on whatever comes: it exists
 
-Both readers give the same answers: `missing_live` asks imported objects by inspect, as an adapter does when it is loaded;
-`missing_in` reads source text by its syntax tree, from a folder or a wheel, so that a release can be judged that is not
-installed, or is without being imported. A class method is written without cls. Needs the standard library alone.
+names leave out self and cls. The group "core" is what everything needs; another one is a format, which an engine keeps to
+itself where its group does not fit. Both readers give the same answers: `misfits` asks imported objects by inspect, as an
+adapter does when it is loaded; `misfits_in` reads source text by its syntax tree, from a folder or a wheel, so that a
+release can be judged that is not installed, or is without being imported. Needs the standard library alone.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-Requirements = Mapping[str, tuple[str, ...]]
+Entry = tuple[str, str, tuple[str, ...]]
+Requirements = Mapping[str, Sequence[Entry]]
 ReadModule = Callable[[str], "str | None"]
 
 
-class Parameter(NamedTuple):
-    """name has its stars. optional: a default, or starred."""
+@dataclasses.dataclass
+class _Member:
+    """What a reader finds: parameters without self and cls, None where it is no function; and whether a class has one."""
 
-    name: str
-    optional: bool
+    names: list[str] | None
+    required: list[str]
+    takes_any: bool
+    has: Callable[[str], bool]
 
 
-# ---- one requirement against one signature
-
-
-def _difference(use: tuple[str, ...], parameters: list[Parameter] | None) -> str | None:
-    """What differs, as a sentence's end, or None. parameters None: not a function, of which only ("has",) is legal."""
-    kind, wanted = use[0], list(use[1:])
-    if kind == "has":
+def _difference(entry: Entry, found: _Member | None) -> str | None:
+    """What differs, in a sentence that begins with the member's name, or None."""
+    kind, name, names = entry
+    if found is None:
+        return f"{name} does not exist"
+    if kind == "passes":
         return None
-    if parameters is None:
-        return "is no function"
-    names = [parameter.name for parameter in parameters]
-    shown = f"takes ({', '.join(names)})"
+    if kind == "has":
+        lacks = [attribute for attribute in names if not found.has(attribute)]
+        return f"{name} lacks {', '.join(lacks)}" if lacks else None
+    if kind not in ("calls", "overrides"):
+        raise ValueError(f"requirement: expected has, calls, overrides or passes, got {kind}")
+    if found.names is None:
+        return f"{name} is no function"
+    takes = f"{name} takes ({', '.join(found.names)})"
     if kind == "overrides":
-        return None if names == wanted else f"{shown}, expected ({', '.join(wanted)})"
-    if kind != "calls":
-        raise ValueError(f"requirement: expected has, calls or overrides, got {kind}")
-    takes_any = any(name.startswith("**") for name in names)
-    absent = [name for name in wanted if name not in names and not takes_any]
-    if absent:
-        return f"{shown}, expected a parameter {absent[0]}"
-    needed = [parameter.name for parameter in parameters if not parameter.optional and parameter.name not in wanted]
-    return f"{shown}, where {needed[0]} has no default" if needed else None
+        return None if found.names == list(names) else f"{takes}, expected ({', '.join(names)})"
+    unknown = [argument for argument in names if argument not in found.names]
+    if unknown and not found.takes_any:
+        return f"{takes}, expected {', '.join(unknown)} too"
+    more = [argument for argument in found.required if argument not in names]
+    return f"{takes} and needs {', '.join(more)}, expected no more than ({', '.join(names)})" if more else None
+
+
+def _judge(required: Requirements, find: Callable[[str], _Member | None]) -> dict[str, list[str]]:
+    found = {
+        group: [why for entry in entries if (why := _difference(entry, find(entry[1])))]
+        for group, entries in required.items()
+    }
+    return {group: problems for group, problems in found.items() if problems}
 
 
 # ---- live objects
 
 
-def _live_parameters(found: Any) -> list[Parameter] | None:
-    if not callable(found) or isinstance(found, type):
-        return None
-    try:
-        signature = inspect.signature(found, follow_wrapped=True)
-    except (TypeError, ValueError):
-        return None
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    return [
-        Parameter(stars.get(p.kind, "") + p.name, p.kind in stars or p.default is not p.empty)
-        for p in signature.parameters.values()
-    ]
-
-
-def _live_member(owner: Any, name: str) -> tuple[bool, Any]:
-    """(whether it is there, what it is): an attribute, a field that has an annotation alone, or what a method sets."""
+def _live_has(owner: Any, name: str) -> bool:
     if hasattr(owner, name):
-        return True, getattr(owner, name)
-    if isinstance(owner, type):
-        for base in owner.__mro__:
-            if name in getattr(base, "__annotations__", {}):
-                return True, None
-        for base in owner.__mro__:
-            for function in vars(base).values():
-                if inspect.isfunction(function) and name in inspect.unwrap(function).__code__.co_names:
-                    return True, None
-    return False, None
+        return True
+    if not isinstance(owner, type):
+        return False
+    for base in owner.__mro__:
+        if name in vars(base).get("__annotations__", {}):
+            return True
+        for function in vars(base).values():
+            if inspect.isfunction(function) and name in inspect.unwrap(function).__code__.co_names:
+                return True
+    return False
 
 
-def missing_live(required: Requirements) -> list[str]:
-    """One sentence a requirement that does not hold, naming the member and what differs. Imports the modules."""
-    problems = []
-    for member, use in required.items():
-        module, _, path = member.partition(":")
-        try:
-            found: Any = importlib.import_module(module)
-        except ImportError as error:
-            problems.append(f"{member}: {module} cannot be imported ({error})")
-            continue
-        there = True
-        for name in path.split("."):
-            there, found = _live_member(found, name)
-            if not there:
-                problems.append(f"{member} does not exist")
-                break
-        if there and (difference := _difference(use, _live_parameters(found))):
-            problems.append(f"{member} {difference}")
-    return problems
+def _live_member(name: str) -> _Member | None:
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError:
+        return None
+    for part in path.split("."):
+        if not hasattr(found, part):
+            return None
+        found = getattr(found, part)
+    try:
+        parameters = list(inspect.signature(found).parameters.values()) if callable(found) else None
+    except (TypeError, ValueError):
+        parameters = None
+    if parameters is None:
+        return _Member(None, [], False, lambda attribute: _live_has(found, attribute))
+    if "." in path and parameters and parameters[0].name in ("self", "cls"):
+        parameters = parameters[1:]
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return _Member(
+        [p.name for p in named],
+        [p.name for p in named if p.default is p.empty],
+        any(p.kind == p.VAR_KEYWORD for p in parameters),
+        lambda attribute: _live_has(found, attribute),
+    )
+
+
+def misfits(required: Requirements) -> dict[str, list[str]]:
+    """By group, a sentence for each entry that does not hold; {} where everything does. Imports the modules."""
+    return _judge(required, _live_member)
 
 
 # ---- source text
@@ -119,7 +130,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(statement, ast.If):
             yield from _statements(statement.body + statement.orelse)
         elif isinstance(statement, ast.Try):
-            handlers = [line for handler in statement.handlers for line in handler.body]
+            handlers = [handled for handler in statement.handlers for handled in handler.body]
             yield from _statements(statement.body + handlers + statement.orelse + statement.finalbody)
 
 
@@ -131,19 +142,17 @@ def _assigned(statement: ast.stmt) -> Iterator[ast.expr]:
         yield statement.target
 
 
-def _text_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Parameter]:
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, of_class: bool) -> tuple[list[str], list[str], bool]:
+    """Names without self and cls, those without a default, and whether any keyword is taken."""
     args = function.args
     plain = args.posonlyargs + args.args
-    defaults = len(plain) - len(args.defaults)
-    out = [Parameter(a.arg, index >= defaults) for index, a in enumerate(plain)]
-    if any(ast.unparse(decorator) == "classmethod" for decorator in function.decorator_list):
-        out = out[1:]
-    if args.vararg:
-        out.append(Parameter("*" + args.vararg.arg, True))
-    out += [Parameter(a.arg, value is not None) for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
-    if args.kwarg:
-        out.append(Parameter("**" + args.kwarg.arg, True))
-    return out
+    required = [a.arg for a in plain[: len(plain) - len(args.defaults)]]
+    required += [a.arg for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is None]
+    names = [a.arg for a in plain + args.kwonlyargs]
+    if of_class and names and names[0] in ("self", "cls"):
+        required = [name for name in required if name != names[0]]
+        names = names[1:]
+    return names, required, args.kwarg is not None
 
 
 class _Sources:
@@ -151,77 +160,83 @@ class _Sources:
 
     def __init__(self, read: ReadModule):
         self._read = read
-        self._bodies: dict[str, list[ast.stmt] | None] = {}
+        self._bodies: dict[str, list[ast.stmt]] = {}
 
-    def body(self, module: str) -> list[ast.stmt] | None:
+    def body(self, module: str) -> list[ast.stmt]:
         if module not in self._bodies:
             text = self._read(module)
-            self._bodies[module] = None if text is None else list(_statements(ast.parse(text).body))
+            self._bodies[module] = [] if text is None else list(_statements(ast.parse(text).body))
         return self._bodies[module]
 
-    def find(self, module: str, name: str, depth: int = 4) -> tuple[str, ast.AST] | None:
+    def find(self, module: str, name: str, depth: int = 6) -> tuple[str, ast.AST] | None:
         """Where a module's name is defined, through `from X import Y`, and its statement."""
         imported = None
-        for statement in self.body(module) or []:
+        for statement in self.body(module):
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 if statement.name == name:
                     return module, statement
             elif isinstance(statement, ast.ImportFrom):
-                for alias in statement.names:
-                    if (alias.asname or alias.name) == name and statement.module:
-                        imported = (self._absolute(module, statement), alias.name)
+                if any((alias.asname or alias.name) == name for alias in statement.names):
+                    original = next(a.name for a in statement.names if (a.asname or a.name) == name)
+                    imported = (self._absolute(module, statement), original)
             elif any(isinstance(target, ast.Name) and target.id == name for target in _assigned(statement)):
                 return module, statement
-        if imported and depth > 0:
-            return self.find(*imported, depth - 1)
-        return None
+        return self.find(*imported, depth - 1) if imported and depth > 0 else None
 
-    @staticmethod
-    def _absolute(module: str, statement: ast.ImportFrom) -> str:
+    def _absolute(self, module: str, statement: ast.ImportFrom) -> str:
         if statement.level == 0:
             return statement.module or ""
-        return ".".join([*module.split(".")[: -statement.level], statement.module or ""])
+        parts = module.split(".")
+        is_package = self._read(module + ".__init__") is not None
+        kept = parts[: len(parts) - statement.level + is_package]
+        return ".".join([*kept, *([statement.module] if statement.module else [])])
 
-    def member(self, module: str, owner: ast.AST, name: str, depth: int = 8) -> ast.AST | None:
-        """A class's member: what its body defines, what its methods set on self, or a base's."""
+    def attribute(self, module: str, owner: ast.AST, name: str, depth: int = 8) -> tuple[str, ast.AST] | None:
+        """A class's member, and the module that has it: of its body, set on self by its methods, or a base's."""
         if not isinstance(owner, ast.ClassDef):
             return None
         for statement in _statements(owner.body):
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == name:
-                return statement
+                return module, statement
             if any(isinstance(target, ast.Name) and target.id == name for target in _assigned(statement)):
-                return statement
+                return module, statement
         for node in ast.walk(owner):
             if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store):
-                return node
+                return module, node
         for base in owner.bases:
             if depth > 0 and isinstance(base, ast.Name) and (found := self.find(module, base.id)):
-                if (inherited := self.member(*found, name, depth - 1)) is not None:
+                if inherited := self.attribute(*found, name, depth - 1):
                     return inherited
         return None
 
-
-def missing_in(read: ReadModule, required: Requirements) -> list[str]:
-    """As missing_live, of source text: read gives a module's, or None where there is no such module."""
-    sources = _Sources(read)
-    problems = []
-    for member, use in required.items():
-        module, _, path = member.partition(":")
-        if sources.body(module) is None:
-            problems.append(f"{member}: there is no module {module}")
-            continue
+    def member(self, name: str) -> _Member | None:
+        module, _, path = name.partition(":")
         first, *rest = path.split(".")
-        found = sources.find(module, first)
-        node = found[1] if found else None
-        for name in rest:
-            node = sources.member(found[0], node, name) if found and node is not None else None
-        if node is None:
-            problems.append(f"{member} does not exist")
-            continue
-        function = node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
-        if difference := _difference(use, _text_parameters(function) if function else None):
-            problems.append(f"{member} {difference}")
-    return problems
+        found = self.find(module, first)
+        for part in rest:
+            if found is None:
+                return None
+            found = self.attribute(*found, part)
+        if found is None:
+            return None
+        where, node = found
+        # What a class is called with are the parameters of its __init__; a dataclass has none to read.
+        function, of_class = node, bool(rest)
+        if isinstance(node, ast.ClassDef):
+            init = self.attribute(where, node, "__init__")
+            if init is None:
+                return _Member([], [], False, lambda attribute: self.attribute(where, node, attribute) is not None)
+            function, of_class = init[1], True
+        has = lambda attribute: self.attribute(where, node, attribute) is not None  # noqa: E731
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return _Member(None, [], False, has)
+        return _Member(*_parameters(function, of_class), has)
+
+
+def misfits_in(read: ReadModule, required: Requirements) -> dict[str, list[str]]:
+    """As misfits, of source text. read gives the text of a module by its dotted name, or None where there is none; a
+    package's own is asked for as "package" and as "package.__init__"."""
+    return _judge(required, _Sources(read).member)
 
 
 def folder_reader(root: Path) -> ReadModule:

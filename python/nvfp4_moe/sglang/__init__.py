@@ -6,10 +6,11 @@ which environment variables and options it reads. Importing this package imports
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 
 from .._fused_experts import read_settings
-from .required import RELEASES
+from .required import RELEASES, REQUIRED
 
 __all__ = ["register"]
 
@@ -32,11 +33,18 @@ def register() -> None:
         raise SystemExit(f"nvfp4_moe: {error}") from error
     if settings.mode == "0":
         return
-    why = _why_not()
-    if why is not None:
+    from .._signatures import misfits
+
+    missing = misfits(REQUIRED)
+    version = importlib.metadata.version("sglang")
+    for group, problems in missing.items():
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        what = "NVFP4 experts" if group == "core" else f"{group} experts"
+        why = f"SGLang {version} does not fit this adapter: {'; '.join(problems[:3])}{more}"
         if settings.insists:
-            raise SystemExit(f"nvfp4_moe: {why}")
-        _log.warning("nvfp4_moe is off: %s", why)
+            raise SystemExit(f"nvfp4_moe: {why}. Releases that fit: {', '.join(RELEASES)}")
+        _log.warning("nvfp4_moe leaves %s to SGLang: %s. Releases that fit: %s", what, why, ", ".join(RELEASES))
+    if "core" in missing:
         return
     from . import compressed_tensors, internals, modelopt
     from .runner import BACKEND, NvFp4MoeRunnerCore
@@ -44,26 +52,10 @@ def register() -> None:
     internals.register_moe_runner_core(BACKEND, NvFp4MoeRunnerCore)
     if BACKEND not in internals.MOE_RUNNER_BACKEND_CHOICES:
         internals.add_moe_runner_backend_choices([BACKEND])
-    modelopt.Hooks(settings).register()
-    compressed_tensors.register(settings)
+    if "modelopt" not in missing:
+        modelopt.Hooks(settings).register()
+    if "compressed-tensors" not in missing:
+        compressed_tensors.register(settings)
     _registered = True
-    version = internals.version()
     beyond = "" if version in RELEASES else f", which is none of {', '.join(RELEASES)} but has all that is relied on"
     _log.info("nvfp4_moe takes NVFP4 experts of SGLang %s%s", version, beyond)
-
-
-def _why_not() -> str | None:
-    """Why this SGLang is not taken, in a sentence that names its version and the first members that differ."""
-    import importlib.metadata
-
-    from .._signatures import missing_live
-    from .required import REQUIRED
-
-    missing = missing_live(REQUIRED)
-    if not missing:
-        return None
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return (
-        f"SGLang {importlib.metadata.version('sglang')} is not one that this adapter fits: {'; '.join(missing[:3])}{more}. "
-        f"Releases that fit: {', '.join(RELEASES)}"
-    )

@@ -8,9 +8,9 @@ from typing import Any
 from .. import Unsupported
 from .._fused_experts import Settings
 from . import internals
-from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts, log
+from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts
 from .modelopt import output_scale
-from .refusals import Refused, is_first_rank, layer_name, layer_options, settings_now
+from .refusals import Refused, is_first_rank, layer_name, layer_options, refuse
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
 
 TARGET = "sglang.srt.layers.quantization.compressed_tensors.compressed_tensors.CompressedTensorsConfig.get_moe_scheme"
@@ -98,9 +98,7 @@ def register(settings: Settings) -> None:
         try:
             options = layer_options(layer, *sizes, settings, {})
         except Refused as refused:
-            if settings_now(settings).insists:
-                raise Unsupported(f"{name}: {refused}. NVFP4_MOE=auto would leave it to SGLang") from refused
-            log.warning("%s: left to SGLang: %s", name, refused)
+            refuse(name, refused, settings)
             return own(config, layer, layer_name_)
         return NvFp4MoeScheme(Experts(name, form, options, is_first_rank(layer)))
 

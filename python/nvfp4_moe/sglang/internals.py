@@ -6,7 +6,6 @@ before it imports this file.
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoeWeightScaleSupported
@@ -41,13 +40,7 @@ __all__ = [
     "register_moe_runner_core",
     "resolve_moe_runner_backend",
     "server_argument",
-    "version",
 ]
-
-
-def version() -> str:
-    """SGLang's version, as its package says."""
-    return importlib.metadata.version("sglang")
 
 
 def server_argument(name: str, default: Any = None) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 from .. import Unsupported
 from .._fused_experts import Settings
 from . import internals
-from .experts import MODELOPT, Experts, log
-from .refusals import Refused, check_server, is_first_rank, layer_name, layer_options, settings_now
+from .experts import MODELOPT, Experts
+from .refusals import Refused, check_server, is_first_rank, layer_name, layer_options, refuse
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
 
 TARGET = "sglang.srt.layers.quantization.modelopt_quant.ModelOptNvFp4FusedMoEMethod"
@@ -61,7 +61,7 @@ class Hooks:
         try:
             check_server()
         except Refused as refused:
-            self._refuse("modelopt experts", refused)
+            refuse("experts of ModelOpt", refused, self._settings)
             own(method, quant_config)
             return
         method.quant_config = quant_config
@@ -84,7 +84,7 @@ class Hooks:
                 raise Refused(f"group_size: expected 16, got {method.quant_config.group_size}")
             options = layer_options(layer, values["hidden_size"], inner, self._settings, extra)
         except Refused as refused:
-            self._refuse(layer_name(layer), refused)
+            refuse(layer_name(layer), refused, self._settings)
             delattr(method, _STATE)
             undecided.own_init()
             own(method, layer, *sizes, **named)
@@ -124,9 +124,3 @@ class Hooks:
             return own(method, layer, dispatch_output)
         info = NvFp4MoeQuantInfo(experts.ready().layer, output_scale(layer))
         return method.runner.run(dispatch_output, info)
-
-    def _refuse(self, name: str, refused: Refused) -> None:
-        """One line that says why; under NVFP4_MOE=1, or where the command line names the backend, an error."""
-        if settings_now(self._settings).insists:
-            raise Unsupported(f"{name}: {refused}. NVFP4_MOE=auto would leave it to SGLang") from refused
-        log.warning("%s: left to SGLang: %s", name, refused)

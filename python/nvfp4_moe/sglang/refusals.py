@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from .. import Unsupported
 from .._fused_experts import Settings, clamped, layer_device, why_refused
 from . import internals
 from .runner import BACKEND
 
+log = logging.getLogger("nvfp4_moe.sglang")
+
 
 class Refused(Exception):
     """A layer that is not taken; its text says why."""
+
+
+_said: set[str] = set()
+
+
+def refuse(name: str, refused: Refused, settings: Settings) -> None:
+    """A layer goes to SGLang: one line that says why, once for each reason. An error where the user insists."""
+    if settings_now(settings).insists:
+        raise Unsupported(f"{name}: {refused}. NVFP4_MOE=auto would leave it to SGLang") from refused
+    if str(refused) not in _said:
+        _said.add(str(refused))
+        log.warning("%s: left to SGLang, and others for the same reason: %s", name, refused)
 
 
 def settings_now(settings: Settings) -> Settings:

@@ -1,0 +1,125 @@
+"""Which inference engines are installed, and whether this package's adapters fit them: python -m nvfp4_moe.engines [--json].
+
+Engines are not imported, which takes seconds and may open a GPU: versions come from packages' metadata, and an adapter's
+table of requirements is compared with the engine's source files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+from ._signatures import folder_reader, misfits_in
+
+# Each engine that has a table of requirements, and the module of this package that holds it.
+_TABLES = {"vllm": "nvfp4_moe.vllm.internals", "sglang": "nvfp4_moe.sglang.required"}
+_ENGINES = ("torch", "transformers", "vllm", "sglang")
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """One row of the report.
+
+    version: installed, or None. fits: whether the adapter takes this release; None where nothing is installed or there is
+    no adapter. misfits: by group of the adapter's table, a sentence for each member that differs. note: in a sentence.
+    """
+
+    name: str
+    version: str | None
+    fits: bool | None
+    misfits: dict[str, list[str]]
+    note: str
+
+
+def _source_folder(name: str) -> Path | None:
+    """The folder that has a package's folder, found without importing it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    locations = list(spec.submodule_search_locations or []) if spec else []
+    return Path(locations[0]).parent if locations else None
+
+
+def _version(name: str) -> str | None:
+    # A CPU build of vLLM is another distribution of the same package.
+    for distribution in (name, f"{name}-cpu"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _adapter(name: str, version: str) -> Engine:
+    try:
+        adapter = importlib.import_module(_TABLES[name])
+    except ModuleNotFoundError:
+        return Engine(name, version, None, {}, "this build of nvfp4_moe has no adapter for it")
+    folder = _source_folder(name)
+    if folder is None:
+        return Engine(name, version, None, {}, "its source files are not where Python would import them from")
+    try:
+        problems = misfits_in(folder_reader(folder), adapter.REQUIRED)
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        return Engine(name, version, None, {}, f"its source files cannot be read: {error}")
+    if not problems:
+        return Engine(name, version, True, {}, "the adapter fits")
+    groups = ", ".join(group for group in problems if group != "core")
+    first = next(iter(problems.values()))[0]
+    if "core" in problems:
+        return Engine(name, version, False, problems, f"the adapter does not fit: {problems['core'][0]}")
+    return Engine(name, version, True, problems, f"the adapter fits, but for {groups}: {first}")
+
+
+def _transformers(version: str) -> Engine:
+    module = "nvfp4_moe.transformers"
+    note = "no adapter in this build of nvfp4_moe"
+    if importlib.util.find_spec(module) is not None:
+        note = f"import {module} before a model is loaded"
+    return Engine("transformers", version, None, {}, note)
+
+
+def report() -> list[Engine]:
+    """The engines in a fixed order, installed or not. Reads files; imports no engine."""
+    rows = []
+    for name in _ENGINES:
+        version = _version(name)
+        if version is None:
+            rows.append(Engine(name, None, None, {}, "not installed"))
+        elif name in _TABLES:
+            rows.append(_adapter(name, version))
+        elif name == "transformers":
+            rows.append(_transformers(version))
+        else:
+            rows.append(Engine(name, version, None, {}, "operators by import nvfp4_moe.torch_op"))
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The report as text or, with --json, {"nvfp4_moe": version, "python": ..., "engines": [...]}. 0 always."""
+    parser = argparse.ArgumentParser(prog="python -m nvfp4_moe.engines", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one object")
+    asked = parser.parse_args(arguments)
+    rows = report()
+    mode = os.environ.get("NVFP4_MOE", "auto")
+    if asked.json:
+        engines = [dataclasses.asdict(row) for row in rows]
+        print(json.dumps({"python": sys.executable, "mode": mode, "engines": engines}, indent=1))
+        return 0
+    for row in rows:
+        print(f"{row.name:<13} {row.version or '--':<16} {row.note}")
+    if mode != "auto":
+        print(f"NVFP4_MOE={mode} is set: {'adapters are off' if mode == '0' else 'a layer that is not taken is an error'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

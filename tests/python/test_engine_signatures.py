@@ -1,0 +1,241 @@
+"""What adapters rely on in engines: both readers of a table, the committed table of releases, and the report of doctor.
+
+The package `engine` that a test writes stands for vLLM or SGLang: it has one of each kind of member that tables name.
+"""
+
+import importlib
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import nvfp4_moe
+import nvfp4_moe.engines
+import pytest
+from nvfp4_moe import _signatures
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+SOURCE = '''
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .names import moved
+
+if True:
+    def helper(first, second=2, *, third=None):
+        return first, second, third
+else:
+    helper = None
+
+CHOICES = ["a"]
+extend = CHOICES.extend
+
+
+def starred(first, **rest):
+    return first, rest
+
+
+@dataclass
+class Fields:
+    plain: int
+    filled: int = 3
+
+
+class Output(NamedTuple):
+    hidden: int
+
+
+class Base:
+    shared = 1
+
+    def __init__(self, config):
+        self.made_here = config
+
+    def inherited(self, layer):
+        return layer
+
+    @property
+    def shown(self):
+        return 1
+
+
+class Layer(Base):
+    def forward(self, hidden, *, ids, **extra):
+        return hidden, ids, extra
+
+    @classmethod
+    def build(cls, config):
+        return cls(config)
+
+    @staticmethod
+    def fits(config):
+        return config
+'''
+
+FITS = (
+    ("calls", "{e}.layers:helper", ("first", "third")),
+    ("calls", "{e}.layers:starred", ("first", "anything")),
+    ("has", "{e}.layers:CHOICES", ()),
+    ("has", "{e}.layers:extend", ()),
+    ("has", "{e}.layers:Fields", ("plain", "filled")),
+    ("has", "{e}.layers:Output", ("hidden",)),
+    ("has", "{e}.layers:Layer", ("shared", "made_here", "shown", "forward")),
+    ("calls", "{e}.layers:Layer.__init__", ("config",)),
+    ("overrides", "{e}.layers:Layer.forward", ("hidden", "ids")),
+    ("overrides", "{e}.layers:Layer.inherited", ("layer",)),
+    ("overrides", "{e}.layers:Layer.build", ("config",)),
+    ("overrides", "{e}.layers:Layer.fits", ("config",)),
+    ("passes", "{e}.layers:Layer.build", ()),
+    ("calls", "{e}.layers:moved", ("value",)),
+)
+
+# An entry that does not hold, and words of the sentence that says so.
+DIFFERS = (
+    (("calls", "{e}.layers:helper", ("first", "fourth")), "takes (first, second, third), expected fourth too"),
+    (("calls", "{e}.layers:helper", ("second",)), "needs first, expected no more than (second)"),
+    (("calls", "{e}.layers:Layer.__init__", ()), "needs config"),
+    (("overrides", "{e}.layers:Layer.forward", ("hidden",)), "takes (hidden, ids), expected (hidden)"),
+    (("overrides", "{e}.layers:Layer.forward", ("ids", "hidden")), "expected (ids, hidden)"),
+    (("has", "{e}.layers:Fields", ("plain", "gone")), "lacks gone"),
+    (("has", "{e}.layers:Missing", ()), "does not exist"),
+    (("has", "{e}.nowhere:Layer", ()), "does not exist"),
+    (("passes", "{e}.layers:Layer.backward", ()), "does not exist"),
+    (("calls", "{e}.layers:CHOICES", ()), "is no function"),
+    (("calls", "{e}.layers:moved", ()), "needs value"),
+)
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """The package's name; its folder is tmp_path."""
+    name = f"engine_{abs(hash(str(tmp_path)))}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / name / "names.py").write_text("def moved(value):\n    return value\n")
+    (tmp_path / name / "layers.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def of(engine, entry):
+    return (entry[0], entry[1].format(e=engine), entry[2])
+
+
+def test_both_readers_take_what_fits(engine, tmp_path):
+    table = {"core": [of(engine, entry) for entry in FITS]}
+    assert _signatures.misfits(table) == {}
+    assert _signatures.misfits_in(_signatures.folder_reader(tmp_path), table) == {}
+
+
+@pytest.mark.parametrize(("entry", "words"), DIFFERS)
+def test_both_readers_say_the_same_of_what_differs(engine, tmp_path, entry, words):
+    table = {"core": [of(engine, FITS[0])], "format": [of(engine, entry)]}
+    live = _signatures.misfits(table)
+    assert list(live) == ["format"] and words in live["format"][0]
+    assert _signatures.misfits_in(_signatures.folder_reader(tmp_path), table) == live
+
+
+def test_a_wheel_is_read_as_a_folder_is(engine, tmp_path):
+    path = tmp_path / "engine.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file in (tmp_path / engine).glob("*.py"):
+            wheel.write(file, f"{engine}/{file.name}")
+    table = {"core": [of(engine, entry) for entry, _ in DIFFERS], "other": [of(engine, entry) for entry in FITS]}
+    with zipfile.ZipFile(path) as wheel:
+        found = _signatures.misfits_in(_signatures.wheel_reader(wheel), table)
+    assert found == _signatures.misfits_in(_signatures.folder_reader(tmp_path), table)
+    assert list(found) == ["core"]
+
+
+def test_an_unknown_kind_is_an_error(engine, tmp_path):
+    with pytest.raises(ValueError, match="expected has, calls, overrides or passes, got call"):
+        _signatures.misfits({"core": [("call", f"{engine}.layers:helper", ())]})
+
+
+# ---- the committed table
+
+spec = importlib.util.spec_from_file_location("check_engine_signatures", ROOT / "scripts/check_engine_signatures.py")
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+RECORD = json.loads(script.RECORD.read_text())
+
+
+def test_the_page_is_made_of_the_record():
+    assert script.PAGE.read_text() == script.render(RECORD)
+
+
+@pytest.mark.parametrize("name", script.ENGINES)
+def test_the_record_is_of_the_adapters_table_and_releases(name):
+    adapter = script.table(name)
+    if adapter is None:
+        pytest.skip(f"no {script.ENGINES[name][0]} in this tree")
+    found = RECORD[name]
+    assert found["table"] == script.digest(adapter.REQUIRED), (
+        "the adapter's table changed since the wheels were read: run scripts/check_engine_signatures.py " + name
+    )
+    for version, problems in found["releases"].items():
+        assert script.supported(version, adapter.RELEASES) == (not problems), version
+    for release in adapter.RELEASES:
+        assert any(script.supported(version, [release]) for version in found["releases"]), release
+
+
+# ---- the report
+
+
+def fake_engine(folder, name, version, source):
+    """An installed distribution: its metadata, and a package of one module."""
+    (folder / f"{name}-{version}.dist-info").mkdir()
+    (folder / f"{name}-{version}.dist-info/METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    )
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("raise SystemExit('an engine was imported')\n")
+    (folder / name / "layers.py").write_text(source)
+
+
+def run_report(folder, *arguments, **variables):
+    """The report of a fresh interpreter that finds the folder first."""
+    import os
+
+    package = pathlib.Path(nvfp4_moe.__file__).parents[1]
+    env = dict(os.environ, PYTHONPATH=f"{folder}:{package}", **variables)
+    run = subprocess.run([sys.executable, "-m", "nvfp4_moe.engines", *arguments], capture_output=True, text=True, env=env)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_an_sglang_that_lacks_members_is_refused_by_name(tmp_path):
+    fake_engine(tmp_path, "sglang", "9.9.9", SOURCE)
+    rows = {row["name"]: row for row in json.loads(run_report(tmp_path, "--json"))["engines"]}
+    assert list(rows) == ["torch", "transformers", "vllm", "sglang"]
+    assert rows["sglang"]["version"] == "9.9.9" and rows["sglang"]["fits"] is False
+    assert "HookRegistry.register does not exist" in rows["sglang"]["note"]
+    assert any("MoeRunner.run" in why for why in rows["sglang"]["misfits"]["core"])
+    text = run_report(tmp_path)
+    assert "sglang        9.9.9            the adapter does not fit: " in text
+
+
+def test_what_is_not_installed_is_said(tmp_path):
+    rows = json.loads(run_report(tmp_path, "--json"))["engines"]
+    sglang = next(row for row in rows if row["name"] == "sglang")
+    if importlib.util.find_spec("sglang") is not None:
+        pytest.skip("sglang is installed here")
+    assert sglang == {"name": "sglang", "version": None, "fits": None, "misfits": {}, "note": "not installed"}
+    assert "sglang        --               not installed" in run_report(tmp_path)
+
+
+def test_a_switch_that_is_set_is_said(tmp_path):
+    assert "NVFP4_MOE=0 is set: adapters are off" in run_report(tmp_path, NVFP4_MOE="0")
+    assert json.loads(run_report(tmp_path, "--json", NVFP4_MOE="1"))["mode"] == "1"
+    assert "is set" not in run_report(tmp_path, NVFP4_MOE="auto")
+
+
+def test_a_source_that_cannot_be_read_is_no_failure(tmp_path):
+    fake_engine(tmp_path, "sglang", "9.9.9", SOURCE)
+    hooks = tmp_path / "sglang/srt/plugins"
+    hooks.mkdir(parents=True)
+    (hooks / "hook_registry.py").write_text("def (")
+    assert "its source files cannot be read" in run_report(tmp_path)

@@ -10,7 +10,8 @@ from .._fused_experts import Settings
 from . import internals
 from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts
 from .modelopt import output_scale
-from .refusals import Refused, is_first_rank, layer_name, layer_options, refuse
+from .refusals import Refused, is_first_rank, layer_options, refuse
+from .refusals import layer_name as name_of
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
 
 TARGET = "sglang.srt.layers.quantization.compressed_tensors.compressed_tensors.CompressedTensorsConfig.get_moe_scheme"
@@ -67,7 +68,7 @@ class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):
         **extra: Any,
     ) -> None:
         if extra.get("with_bias"):
-            raise Unsupported(f"{layer_name(layer)}: biases of experts are not supported. Set NVFP4_MOE=0")
+            raise Unsupported(f"{name_of(layer)}: biases of experts are not supported. Set NVFP4_MOE=0")
         layer.params_dtype = params_dtype
         self._experts.create(layer, num_experts, int(layer.num_experts), extra)
 
@@ -89,17 +90,17 @@ class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):
 def register(settings: Settings) -> None:
     """Hooks the choice of schemes."""
 
-    def get_moe_scheme(own: Callable[..., Any], config: Any, layer: Any, layer_name_: str | None = None) -> Any:
-        form = _layer_format(config, layer, layer_name_)
+    def get_moe_scheme(own: Callable[..., Any], config: Any, layer: Any, layer_name: str | None = None) -> Any:
+        form = _layer_format(config, layer, layer_name)
         if form is None:
-            return own(config, layer, layer_name_)
-        name = layer_name_ or layer_name(layer)
+            return own(config, layer, layer_name)
+        name = layer_name or name_of(layer)
         sizes = layer.hidden_size, layer.moe_runner_config.intermediate_size_per_partition
         try:
             options = layer_options(layer, *sizes, settings, {})
         except Refused as refused:
             refuse(name, refused, settings)
-            return own(config, layer, layer_name_)
+            return own(config, layer, layer_name)
         return NvFp4MoeScheme(Experts(name, form, options, is_first_rank(layer)))
 
     internals.HookRegistry.register(TARGET, get_moe_scheme, internals.HookType.AROUND)

@@ -158,7 +158,8 @@ class Experts:
             raise type(error)(f"{self.name}: {error}") from error
         for name in self._parameters:
             parameter = getattr(layer, name)
-            parameter.data = parameter.data.new_empty((parameter.shape[0],) + (0,) * (parameter.ndim - 1))
+            shape = (0,) if parameter.ndim == 1 else (parameter.shape[0], 0, 0)[: parameter.ndim]
+            parameter.data = parameter.data.new_empty(shape)
         self._waiting = False
         fused = self._fused
         assert fused is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import resolution_result
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoeWeightScaleSupported
 from sglang.srt.layers.moe.moe_runner.base import DispatchMoeRunnerCore, MoeQuantInfo
 from sglang.srt.layers.moe.moe_runner.runner import MoeRunner, register_moe_runner_core
@@ -44,5 +45,5 @@ __all__ = [
 
 
 def server_argument(name: str, default: Any = None) -> Any:
-    """A field of the server's arguments, or the default where this release has none of that name."""
-    return getattr(get_server_args(), name, default)
+    """A field of the server's arguments as SGLang resolved it, or the default where this release has none of that name."""
+    return resolution_result(get_server_args(), name, default)

@@ -25,6 +25,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("has", "sglang.srt.server_args:MOE_RUNNER_BACKEND_CHOICES", ()),
         ("has", "sglang.srt.server_args:add_moe_runner_backend_choices", ()),
         ("calls", "sglang.srt.runtime_context:get_server_args", ()),
+        ("calls", "sglang.srt.arg_groups.overrides:resolution_result", ("server_args", "field", "default")),
         ("calls", f"{_MOE}.utils:get_moe_a2a_backend", ()),
         ("calls", f"{_MOE}.utils:get_moe_runner_backend", ()),
         ("calls", f"{_MOE}.utils:resolve_moe_runner_backend", ("backend",)),

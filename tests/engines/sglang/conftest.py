@@ -1,0 +1,92 @@
+"""The SGLang of the environment on a CPU, and this package's plugin beside it as an installed one would be."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+import nvfp4_moe
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+
+sys.path.insert(0, str(ROOT / "tests/python"))  # moe_reference: the layer in float64, as intervals
+
+
+def pytest_ignore_collect(collection_path):
+    """Nothing of the stand-ins is a test."""
+    return (HERE / "stubs") in collection_path.parents or None
+
+
+def pytest_collection_modifyitems(items):
+    missing = [name for name in ("sglang", "torch", "transformers") if importlib.util.find_spec(name) is None]
+    for item in items if missing else []:
+        item.add_marker(pytest.mark.skip(reason=f"{', '.join(missing)} not installed: python/requirements-sglang.txt"))
+
+
+@pytest.fixture(scope="session")
+def plugin_path(tmp_path_factory):
+    """A folder with the entry points of pyproject.toml, as the metadata of an installed wheel has them."""
+    folder = tmp_path_factory.mktemp("metadata")
+    info = folder / "nvfp4_moe-0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: nvfp4-moe\nVersion: 0\n")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    text = "".join(
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()) for group, points in groups.items()
+    )
+    info.joinpath("entry_points.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def environment(plugin_path):
+    """Variables of a process that runs SGLang on a CPU and finds the plugin; more come as keywords, None takes one away."""
+
+    def make(**variables):
+        package = pathlib.Path(nvfp4_moe.__file__).parents[1]
+        paths = [str(package), str(HERE / "stubs"), str(plugin_path)]
+        env = dict(os.environ, PYTHONPATH=":".join(paths), SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
+        env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NVFP4_MOE_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        for name in ("NVFP4_MOE", "NVFP4_MOE_ACTIVATIONS", "SGLANG_PLUGINS"):
+            env.pop(name, None)
+        for name, value in variables.items():
+            env.pop(name, None) if value is None else env.update({name: value})
+        return env
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def serve(environment, tmp_path_factory):
+    """serve(model, reload=None, variables={}, **arguments of Engine) -> (rounds or None, exit status, log)."""
+
+    def run(model, *, reload=None, variables=None, **arguments):
+        folder = tmp_path_factory.mktemp("serve")
+        job = {"model": str(model), "arguments": arguments} | ({"reload": str(reload)} if reload else {})
+        (folder / "job.json").write_text(json.dumps(job))
+        command = [sys.executable, str(HERE / "serve.py"), str(folder / "job.json"), str(folder / "result.json")]
+        with open(folder / "log", "w+") as log:
+            # A session of its own, and output to a file: SGLang's children may outlive it.
+            process = subprocess.Popen(
+                command, env=environment(**(variables or {})), stdout=log, stderr=log, cwd=folder, start_new_session=True
+            )
+            try:
+                status = process.wait(timeout=300)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                try:
+                    os.killpg(process.pid, 9)
+                except ProcessLookupError:
+                    pass
+            log.seek(0)
+            text = log.read()
+        result = folder / "result.json"
+        return (json.loads(result.read_text())["rounds"] if result.exists() else None), status, text
+
+    return run

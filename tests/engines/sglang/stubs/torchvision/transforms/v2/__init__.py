@@ -1,0 +1,11 @@
+"""A stand-in: any name can be imported as an empty class."""
+
+from . import functional
+
+__all__ = ["functional"]
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {})

@@ -1,0 +1,393 @@
+"""SGLang's FusedMoE with the plugin, in this process: its own loader and runner, against the library and a float64 layer.
+
+Ranks run one after the other: SGLang's parallel state is overridden for each, and outputs are added as the all-reduce would.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+
+import models
+import moe_reference
+import nvfp4_moe
+import pytest
+import torch
+
+NAME = "model.layers.0.mlp.experts"
+TOKENS = 9
+
+
+@pytest.fixture(scope="module")
+def sglang(plugin_path):
+    """SGLang with its plugins loaded; entry points of pyproject.toml, so that the name there is tested too."""
+    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1"}
+    sys.path.insert(0, str(plugin_path))
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    load_plugins()  # SGLang calls it in many places
+    from sglang.srt import runtime_context
+
+    yield runtime_context
+    sys.path.remove(str(plugin_path))
+
+
+@pytest.fixture
+def configured(sglang):
+    """configured(**arguments of the server): the arguments that layers are made under, from then on."""
+    with contextlib.ExitStack() as stack:
+        made = []
+
+        def configure(**arguments):
+            made.append(stack.enter_context(sglang.get_context().override_server_args(device="cpu", **arguments)))
+            from sglang.srt.layers.moe.utils import initialize_moe_config
+
+            initialize_moe_config()
+            return made[-1]
+
+        yield configure
+        stack.close()
+        flags = sglang.get_flags().moe
+        flags.runner_backend = flags.a2a_backend = None
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.make(3)
+
+
+def quantization_config(form):
+    from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+    from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config, ModelOptMixedPrecisionConfig
+
+    config = {
+        "modelopt": ModelOptFp4Config,
+        "modelopt_w4a16": ModelOptFp4Config,
+        "modelopt_mixed": ModelOptMixedPrecisionConfig,
+        "compressed_w4a4": CompressedTensorsConfig,
+        "compressed_w4a16": CompressedTensorsConfig,
+    }[form]
+    return config.from_config(dict(models.quantization(form)))
+
+
+def make_layer(form, **options):
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
+    options = {"layer_id": 0, "params_dtype": torch.bfloat16, "prefix": NAME} | options
+    return FusedMoE(
+        num_experts=models.EXPERTS,
+        hidden_size=models.HIDDEN,
+        intermediate_size=models.INNER,
+        top_k=models.TOP_K,
+        quant_config=quantization_config(form),
+        **options,
+    )
+
+
+def load(layer, form, model, only=None):
+    """The checkpoint's tensors through the names and the loader that SGLang's models use."""
+    mapping = layer.make_expert_params_mapping("gate_proj", "down_proj", "up_proj", models.EXPERTS)
+    parameters = dict(layer.named_parameters())
+    for (index, expert, projection), matrix in model.experts.items():
+        if index != 0 or (only is not None and expert not in only):
+            continue
+        for name, tensor in models.expert_tensors(form, f"experts.{expert}.{projection}", matrix).items():
+            into, _, number, shard = next(row for row in mapping if name.startswith(row[1]))
+            target = name.replace(f"experts.{expert}.{projection}.", into.removeprefix(""))
+            parameter = parameters[target.removeprefix("experts.")]
+            parameter.weight_loader(parameter, tensor, target, shard_id=shard, expert_id=number)
+
+
+@contextlib.contextmanager
+def rank(sglang, *, ep=(1, 0), tp=(1, 0)):
+    """SGLang's parallel state as (size, rank) of expert and tensor parallel, without process groups."""
+    size = ep[0] * tp[0]
+    with sglang.get_parallel().override(
+        tp_size=size,
+        tp_rank=max(ep[1], tp[1]),
+        attn_tp_size=size,
+        moe_ep_size=ep[0],
+        moe_ep_rank=ep[1],
+        moe_tp_size=tp[0],
+        moe_tp_rank=tp[1],
+        tp_group=None,
+    ):
+        yield
+
+
+def batch(seed=0, tokens=TOKENS):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, models.HIDDEN, generator=generator).bfloat16()
+    weights, ids = torch.randn(tokens, models.EXPERTS, generator=generator).softmax(-1).topk(models.TOP_K)
+    return hidden, ids.to(torch.int32), weights
+
+
+def run(layer, hidden, ids, weights):
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    logits = torch.zeros(len(hidden), models.EXPERTS)
+    return layer(hidden.clone(), StandardTopKOutput(topk_weights=weights, topk_ids=ids, router_logits=logits))
+
+
+def served(sglang, form, model, inputs, *, ep=(1, 0), tp=(1, 0), **options):
+    """The output of one rank's layer, made, loaded and run as SGLang does."""
+    with rank(sglang, ep=ep, tp=tp):
+        layer = make_layer(form, **options)
+        load(layer, form, model)
+        layer.quant_method.process_weights_after_loading(layer)
+        return run(layer, *inputs)
+
+
+def stacks(model, layer=0):
+    """gate, up and down of all experts, as moe_reference and MoeLayer.from_tensors take them."""
+    found = {}
+    for projection in ("gate_proj", "up_proj", "down_proj"):
+        matrices = [model.experts[layer, expert, projection] for expert in range(models.EXPERTS)]
+        codes, scales, tensor_scale = (torch.stack(parts) for parts in zip(*matrices, strict=True))
+        found[projection.removesuffix("_proj")] = (codes, scales, tensor_scale)
+    return found
+
+
+def sizes(**options):
+    return {
+        "num_experts": models.EXPERTS,
+        "top_k": models.TOP_K,
+        "hidden_size": models.HIDDEN,
+        "intermediate_size": models.INNER,
+        "activation_format": "bf16",
+    } | options
+
+
+def library(model, inputs, **options):
+    layer = nvfp4_moe.MoeLayer.from_tensors(nvfp4_moe.MoeConfig(**sizes(**options)), **stacks(model))
+    return layer.run(*inputs)
+
+
+def float64(model, inputs, **options):
+    """The layer in float64 with the intervals that docs/numerics.md leaves, of the kernels that run on CPUs."""
+    weights = moe_reference.Weights(**stacks(model))
+    expected = moe_reference.Options(**{key: value for key, value in sizes(**options).items()})
+    return moe_reference.forward(expected, weights, *inputs, accuracy=moe_reference.CONTRACT)
+
+
+# ---- what is taken, and that it is right
+
+
+@pytest.mark.parametrize("form", models.FORMS[:-1])
+def test_every_form_is_the_librarys_layer_bit_for_bit(sglang, configured, model, form):
+    configured()
+    inputs = batch()
+    out = served(sglang, form, model, inputs)
+    assert torch.equal(out, library(model, inputs))
+    assert not moe_reference.outside(float64(model, inputs), out).any()
+
+
+def test_scales_that_are_one_for_gate_and_up_would_be_seen(sglang, configured, model):
+    configured()
+    inputs = batch()
+    experts = dict(model.experts)
+    for expert in range(models.EXPERTS):
+        gate = model.experts[0, expert, "gate_proj"]
+        experts[0, expert, "up_proj"] = model.experts[0, expert, "up_proj"]._replace(tensor_scale=gate.tensor_scale)
+    merged = models.Model(experts, {})
+    out = served(sglang, "modelopt", model, inputs)
+    assert moe_reference.outside(float64(merged, inputs), out).any()
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed_w4a4"])
+def test_experts_of_two_ranks_add_up(sglang, configured, model, form):
+    configured()
+    inputs = batch(1)
+    parts = [served(sglang, form, model, inputs, ep=(2, number)) for number in range(2)]
+    half = models.EXPERTS // 2
+    for number, part in enumerate(parts):
+        ids = torch.where(inputs[1] // half == number, inputs[1], -1)
+        assert torch.equal(part, library(model, (inputs[0], ids, inputs[2])))
+    assert all(part.abs().max() > 0 for part in parts)
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed_w4a16"])
+def test_slices_of_two_ranks_are_the_librarys_slices(sglang, configured, model, form):
+    configured()
+    inputs = batch(2)
+    half = models.INNER // 2
+    for number in range(2):
+        part = served(sglang, form, model, inputs, tp=(2, number))
+        cut = {}
+        for key, matrix in model.experts.items():
+            rows, columns = slice(number * half, (number + 1) * half), slice(None)
+            if key[2] == "down_proj":
+                codes = matrix.codes[:, number * half // 2 : (number + 1) * half // 2]
+                scales = matrix.scales[:, number * half // 16 : (number + 1) * half // 16]
+            else:
+                codes, scales = matrix.codes[rows, columns], matrix.scales[rows, columns]
+            cut[key] = models.Matrix(codes.contiguous(), scales.contiguous(), matrix.tensor_scale)
+        assert torch.equal(part, library(models.Model(cut, {}), inputs, intermediate_size=half))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"swiglu_limit": 0.5}, {"activation": "swiglu_clamped", "swiglu_limit": 0.5}),
+        ({"gemm1_clamp_limit": 0.5}, {"activation": "swiglu_step", "swiglu_limit": 0.5}),
+        (
+            {"gemm1_alpha": 1.5, "gemm1_clamp_limit": 0.5},
+            {"activation": "swiglu_oai", "swiglu_alpha": 1.5, "swiglu_limit": 0.5},
+        ),
+    ],
+)
+def test_limits_and_activations(sglang, configured, model, given, expected):
+    configured()
+    inputs = batch(4)
+    out = served(sglang, "modelopt", model, inputs, **given)
+    assert torch.equal(out, library(model, inputs, **expected))
+    assert not torch.equal(out, library(model, inputs))
+
+
+def test_the_routed_scaling_factor_is_applied_once(sglang, configured, model):
+    configured()
+    inputs = batch(5)
+    with rank(sglang):
+        layer = make_layer("modelopt", routed_scaling_factor=2.5)
+        assert layer.should_fuse_routed_scaling_factor_in_topk  # the router's weights have it
+    assert torch.equal(served(sglang, "modelopt", model, inputs, routed_scaling_factor=2.5), library(model, inputs))
+    out = served(sglang, "compressed_w4a4", model, inputs, routed_scaling_factor=2.5)
+    assert torch.equal(out, library(model, inputs) * 2.5)
+
+
+def test_no_tokens_masked_ids_and_more_tokens_than_a_call_takes(sglang, configured, model, monkeypatch):
+    configured()
+    from nvfp4_moe.sglang import runner
+
+    assert served(sglang, "modelopt", model, batch(tokens=0)).shape == (0, models.HIDDEN)
+    hidden, ids, weights = batch(6)
+    ids[2] = -1
+    ids[4, 1] = -1
+    out = served(sglang, "modelopt", model, (hidden, ids, weights))
+    assert torch.equal(out, library(model, (hidden, ids, weights))) and not out[2].any()
+    monkeypatch.setattr(runner, "MAX_TOKENS", 4)
+    assert torch.equal(served(sglang, "modelopt", model, (hidden, ids, weights)), out)
+
+
+def test_activations_in_nvfp4_where_the_user_asks(sglang, configured, model, monkeypatch):
+    from nvfp4_moe.sglang import compressed_tensors, modelopt
+
+    configured()
+    inputs = batch(7)
+    for module in (modelopt, compressed_tensors):
+        asked = module.layer_options
+
+        def layer_options(layer, hidden, inner, settings, extra, asked=asked):
+            return asked(layer, hidden, inner, dataclasses.replace(settings, activation_format="nvfp4"), extra)
+
+        monkeypatch.setattr(module, "layer_options", layer_options)
+    for form in ("modelopt", "compressed_w4a4"):
+        out = served(sglang, form, model, inputs)
+        assert torch.equal(out, library(model, inputs, activation_format="nvfp4"))
+
+
+# ---- weights: freed, missing, updated
+
+
+def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configured, model):
+    configured()
+    inputs, other = batch(8), models.make(4)
+    for form in ("modelopt", "compressed_w4a4"):
+        with rank(sglang):
+            layer = make_layer(form)
+            load(layer, form, model)
+            with pytest.raises(ValueError, match=f"{NAME}: has no weights yet"):
+                run(layer, *inputs)
+            layer.quant_method.process_weights_after_loading(layer)
+            assert sum(parameter.numel() for parameter in layer.parameters()) == 0
+            first = run(layer, *inputs)
+            layer.quant_method.process_weights_after_loading(layer)  # a second call has nothing to do
+            assert torch.equal(run(layer, *inputs), first)
+            state = layer.scheme._experts if layer.scheme is not None else layer.quant_method.nvfp4_moe_state
+            handle = state.ready().layer.handle
+            load(layer, form, other)
+            with pytest.raises(ValueError, match="got new weights that were not packed"):
+                run(layer, *inputs)
+            layer.quant_method.process_weights_after_loading(layer)
+            assert torch.equal(run(layer, *inputs), library(other, inputs))
+            assert state.ready().layer.handle == handle  # captured graphs hold it
+            assert sum(parameter.numel() for parameter in layer.parameters()) == 0
+
+
+def test_an_expert_that_no_file_brings_is_an_error(sglang, configured, model):
+    configured()
+    for form in ("modelopt", "compressed_w4a16"):
+        with rank(sglang):
+            layer = make_layer(form)
+            load(layer, form, model, only=[0, 1, 2, 3, 4, 6, 7])
+            with pytest.raises(nvfp4_moe.BadInput, match=f"{NAME}: .*expert 5"):
+                layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_random_weights_of_a_dummy_load_are_made_legal(sglang, configured):
+    configured(load_format="dummy")
+    from sglang.srt.model_loader.weight_utils import initialize_dummy_weights
+
+    for form in ("modelopt", "compressed_w4a4"):
+        with rank(sglang):
+            layer = make_layer(form)
+            initialize_dummy_weights(layer)
+            assert (layer.w13_weight_scale.float() < 0).any()
+            layer.quant_method.process_weights_after_loading(layer)
+            assert run(layer, *batch()).isfinite().all()
+
+
+# ---- what is left to SGLang
+
+REFUSED = [
+    ({"enable_eplb": True}, {}, "--enable-eplb: packed experts cannot be moved between ranks"),
+    ({"enable_lora": True}, {}, "--enable-lora: LoRA on experts is not supported"),
+    ({"moe_a2a_backend": "deepep"}, {}, "--moe-a2a-backend deepep"),
+    ({"moe_runner_backend": "triton"}, {}, "--moe-runner-backend is triton"),
+    ({}, {"activation": "gelu"}, "activation gelu"),
+    ({}, {"is_gated": False}, "not gated"),
+    ({}, {"with_bias": True}, "biases of experts are not supported"),
+    ({}, {"no_combine": True}, "no_combine"),
+    ({}, {"gemm1_alpha": 1.702}, "expected a clamp limit"),
+    ({}, {"use_weight_loader_fused": True}, "loads gate and up as one tensor"),
+    ({}, {"apply_router_weight_on_input": True}, "router_weight"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "words"), REFUSED)
+def test_what_is_not_taken_is_sglangs_with_one_line_that_says_why(sglang, configured, caplog, arguments, options, words):
+    from nvfp4_moe.sglang import refusals
+
+    configured(**arguments)
+    refusals._said.clear()
+    with rank(sglang), caplog.at_level(logging.WARNING, "nvfp4_moe.sglang"):
+        for number in range(2):
+            # SGLang's own method, which says of this machine that it has no kernel for NVFP4.
+            with pytest.raises(ValueError, match="Current platform does not support NVFP4"):
+                make_layer("modelopt", prefix=f"model.layers.{number}.mlp.experts", **options)
+    said = [record.getMessage() for record in caplog.records if record.name == "nvfp4_moe.sglang"]
+    assert len(said) == 1 and words in said[0] and "left to SGLang" in said[0]
+
+
+def test_a_user_who_names_the_backend_insists_on_it(sglang, configured, model):
+    from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES
+
+    assert MOE_RUNNER_BACKEND_CHOICES.count("nvfp4_moe") == 1
+    configured(moe_runner_backend="nvfp4_moe")
+    inputs = batch(9)
+    assert torch.equal(served(sglang, "modelopt", model, inputs), library(model, inputs))
+    for form in ("modelopt", "compressed_w4a4"):
+        with rank(sglang), pytest.raises(nvfp4_moe.Unsupported, match=f"{NAME}: activation gelu"):
+            make_layer(form, activation="gelu")
+
+
+def test_a_layer_of_another_format_is_named_where_the_backend_is_chosen(sglang, configured):
+    configured(moe_runner_backend="nvfp4_moe")
+    from nvfp4_moe.sglang.runner import make_runner
+    from sglang.srt.layers.moe.moe_runner.base import MoeQuantInfo, MoeRunnerConfig
+
+    runner = make_runner(MoeRunnerConfig())
+    with pytest.raises(nvfp4_moe.Unsupported, match="expected a layer of NVFP4 experts, got MoeQuantInfo"):
+        runner.run(None, MoeQuantInfo())

@@ -57,6 +57,8 @@ void read_limits(HostFacts& host) {
   if (cpu >> quota >> period && period > 0) host.cpu_limit_cores = quota / period;
 }
 
+}  // namespace
+
 bool on_path(const std::string& program) {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path == nullptr ? "" : path);
@@ -65,8 +67,6 @@ bool on_path(const std::string& program) {
   }
   return false;
 }
-
-}  // namespace
 
 HostFacts read_host() {
   HostFacts host;

@@ -26,4 +26,7 @@ struct GpuFacts {
 };
 std::vector<GpuFacts> read_gpus();
 
+// Whether PATH has a program of that name.
+bool on_path(const std::string& program);
+
 }  // namespace nvfp4_moe::cli

@@ -1,5 +1,5 @@
-// doctor: is this machine ready? Host facts, the backends of this build, GPUs, and a self-test of the number formats
-// and of every backend on a tiny layer. Exit code 1 if a self-test fails; a missing GPU is a fact, not a failure.
+// doctor: is this machine ready? Host facts, the backends of this build, GPUs, engines with an adapter, and a self-test of
+// the number formats and of every backend on a tiny layer. Exit code 1 if a self-test fails; a missing GPU is a fact, not a failure.
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
@@ -11,9 +11,11 @@
 #include "cli/bench/host.h"
 #include "cli/bench/random_layer.h"
 #include "cli/console/lists.h"
+#include "cli/verbs/engines.h"
 #include "cli/verbs/layers.h"
 #include "cli/verbs/verbs.h"
 #include "core/float_formats.h"
+#include "core/printable.h"
 #include "core/scale_layout.h"
 #include "judge/judge.h"
 #include "moe/layer.h"
@@ -243,11 +245,29 @@ Status report_backends(Report& report) {
   return {};
 }
 
+// A fact, never a failure: an engine that is missing or does not fit runs without the library.
+void report_engines(Report& report) {
+  const Result<Json> engines = read_engines();
+  if (!engines.ok()) {
+    report.fact("engines", "--  " + engines.status().message());
+    report.json()["engines"] = nullptr;
+    report.json()["engines_note"] = engines.status().message();
+    return;
+  }
+  for (const Json& engine : *engines) {
+    const std::string version = engine["version"].is_string() ? engine["version"].text() : "--";
+    report.fact("engine", fmt::format("{:<13} {:<12} {}", printable(engine["name"].text()), printable(version),
+                                      printable(engine["note"].text())));
+  }
+  report.json()["engines"] = *engines;
+}
+
 Status doctor(const DoctorOptions&, Report& report) {
   const std::vector<Device> devices = all_devices();
   report_host(report);
   report_gpus(devices, report);
   NVFP4_MOE_TRY(report_backends(report));
+  report_engines(report);
 
   const auto start = std::chrono::steady_clock::now();
   std::vector<SelfTest> tests = {test_e2m1(), test_e4m3(), test_swizzle()};

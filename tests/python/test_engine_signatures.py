@@ -18,7 +18,7 @@ from nvfp4_moe import _signatures
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-SOURCE = '''
+SOURCE = """
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,7 +73,7 @@ class Layer(Base):
     @staticmethod
     def fits(config):
         return config
-'''
+"""
 
 FITS = (
     ("calls", "{e}.layers:helper", ("first", "third")),
@@ -202,7 +202,9 @@ def run_report(folder, *arguments, **variables):
 
     package = pathlib.Path(nvfp4_moe.__file__).parents[1]
     env = dict(os.environ, PYTHONPATH=f"{folder}:{package}", **variables)
-    run = subprocess.run([sys.executable, "-m", "nvfp4_moe.engines", *arguments], capture_output=True, text=True, env=env)
+    run = subprocess.run(
+        [sys.executable, "-m", "nvfp4_moe.engines", *arguments], capture_output=True, text=True, env=env
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout
 

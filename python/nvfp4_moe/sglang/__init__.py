@@ -46,12 +46,13 @@ def register() -> None:
         _log.warning("nvfp4_moe leaves %s to SGLang: %s. Releases that fit: %s", what, why, ", ".join(RELEASES))
     if "core" in missing:
         return
-    from . import compressed_tensors, internals, modelopt
+    from . import compressed_tensors, experts, internals, modelopt
     from .runner import BACKEND, NvFp4MoeRunnerCore
 
     internals.register_moe_runner_core(BACKEND, NvFp4MoeRunnerCore)
     if BACKEND not in internals.MOE_RUNNER_BACKEND_CHOICES:
         internals.add_moe_runner_backend_choices([BACKEND])
+    experts.register_loads()
     if "modelopt" not in missing:
         modelopt.Hooks(settings).register()
     if "compressed-tensors" not in missing:

@@ -9,23 +9,25 @@ Parameters of E_local experts, hidden size H, I of the intermediate dimension on
     w13_input_scale, w2_input_scale            w13_input_global_scale, ...    float32; loaded, since files have them, unused
 
 Scales start as NaN, so that an expert that no file brings is an error and not a random matrix. Once packed, parameters are
-empty. The first that a later update writes makes them anew; packing then writes into the layer that is there, so that CUDA
-graphs that captured it stay valid.
+empty. The first that an update from disk writes makes them anew; packing then writes into the layer that is there, so that
+CUDA graphs that captured it stay valid. Updates that SGLang ends without process_weights_after_loading are refused: graphs
+would go on with the old weights in silence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import Error, InvalidArgument
+from .. import Error, InvalidArgument, Unsupported
 from .._fused_experts import (
     FusedExperts,
     FusedParameters,
@@ -43,6 +45,29 @@ log = logging.getLogger("nvfp4_moe.sglang")
 _load_log = LoadLog(log.info)
 
 E4M3_NAN = 0x7F
+_packing_loads = 0  # loads in progress that process_weights_after_loading follows; of all threads
+
+
+@contextlib.contextmanager
+def packing_follows() -> Iterator[None]:
+    """Within it, parameters that are packed may be loaded anew: process_weights_after_loading comes after."""
+    global _packing_loads
+    _packing_loads += 1
+    try:
+        yield
+    finally:
+        _packing_loads -= 1
+
+
+def register_loads() -> None:
+    """Hooks the load that SGLang ends with process_weights_after_loading: a model's first, and update_weights_from_disk."""
+
+    def load(own: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        with packing_follows():
+            return own(*inputs, **named)
+
+    target = "sglang.srt.model_loader.loader.DefaultModelLoader.load_weights_and_postprocess"
+    internals.HookRegistry.register(target, load, internals.HookType.AROUND)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +164,11 @@ class Experts:
         with self._lock:
             if self._waiting:
                 return
+            if not _packing_loads:
+                raise Unsupported(
+                    f"{self.name}: packed experts cannot be updated by a request that SGLang ends without "
+                    "process_weights_after_loading (from tensors, a group or IPC). Use update_weights_from_disk, or NVFP4_MOE=0"
+                )
             for name, what in self._parameters.items():
                 parameter = getattr(layer, name)
                 parameter.data = what.make(parameter.device)

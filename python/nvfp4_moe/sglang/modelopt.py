@@ -55,7 +55,7 @@ class Hooks:
 
     def init(self, own: Method, method: Any, quant_config: Any) -> None:
         is_plain = type(method) is internals.ModelOptNvFp4FusedMoEMethod
-        if not is_plain or not quant_config.is_checkpoint_nvfp4_serialized:
+        if not is_plain or not getattr(quant_config, "is_checkpoint_nvfp4_serialized", False):
             own(method, quant_config)
             return
         try:
@@ -80,6 +80,8 @@ class Hooks:
         extra = {key: value for key, value in values.items() if key not in names}
         inner = int(values["intermediate_size_per_partition"])
         try:
+            if getattr(method.quant_config, "is_awq", False):
+                raise Refused("NVFP4_AWQ: scales of the input's channels are not read")
             if method.quant_config.group_size not in (None, 16):
                 raise Refused(f"group_size: expected 16, got {method.quant_config.group_size}")
             options = layer_options(layer, values["hidden_size"], inner, self._settings, extra)

@@ -61,7 +61,9 @@ def check_server() -> None:
 def _activation(config: Any) -> dict[str, Any]:
     """activation, swiglu_limit and swiglu_alpha of a MoeRunnerConfig. Raises Refused."""
     if config.activation != "silu" or not config.is_gated:
-        raise Refused(f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu")
+        raise Refused(
+            f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu"
+        )
     if config.gemm1_alpha is not None:
         if config.gemm1_clamp_limit is None or getattr(config, "gemm1_beta", None) not in (None, 1.0):
             raise Refused("gemm1_alpha: expected a clamp limit and 1 added to up, as gpt-oss and MiniMax-M3 have them")

@@ -89,6 +89,11 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
             ("param", "loaded_weight", "weight_name", "shard_id", "expert_id"),
         ),
         ("has", f"{_MOE}.fused_moe_triton.layer:FusedMoeWeightScaleSupported", ("GROUP", "TENSOR")),
+        (
+            "overrides",
+            "sglang.srt.model_loader.loader:DefaultModelLoader.load_weights_and_postprocess",
+            ("model", "weights", "target_device"),
+        ),
     ),
     # Hooks stand in for methods of SGLang's class.
     "modelopt": (

@@ -37,9 +37,14 @@ def plugin_path(tmp_path_factory):
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: nvfp4-moe\nVersion: 0\n")
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     text = "".join(
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()) for group, points in groups.items()
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in groups.items()
     )
     info.joinpath("entry_points.txt").write_text(text)
+    recorder = folder / "nvfp4_moe_record-0.dist-info"
+    recorder.mkdir()
+    recorder.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: nvfp4-moe-record\nVersion: 0\n")
+    recorder.joinpath("entry_points.txt").write_text("[sglang.srt.plugins]\nrecord = record:register\n")
     return folder
 
 
@@ -49,9 +54,14 @@ def environment(plugin_path):
 
     def make(**variables):
         package = pathlib.Path(nvfp4_moe.__file__).parents[1]
-        paths = [str(package), str(HERE / "stubs"), str(plugin_path)]
+        paths = [str(package), str(HERE / "stubs"), str(HERE), str(plugin_path)]
         env = dict(os.environ, PYTHONPATH=":".join(paths), SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
-        env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NVFP4_MOE_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env |= {
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "NVFP4_MOE_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         for name in ("NVFP4_MOE", "NVFP4_MOE_ACTIVATIONS", "SGLANG_PLUGINS"):
             env.pop(name, None)
         for name, value in variables.items():
@@ -73,7 +83,12 @@ def serve(environment, tmp_path_factory):
         with open(folder / "log", "w+") as log:
             # A session of its own, and output to a file: SGLang's children may outlive it.
             process = subprocess.Popen(
-                command, env=environment(**(variables or {})), stdout=log, stderr=log, cwd=folder, start_new_session=True
+                command,
+                env=environment(NVFP4_RECORD=str(folder / "routers"), **(variables or {})),
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                start_new_session=True,
             )
             try:
                 status = process.wait(timeout=300)

@@ -52,7 +52,7 @@ def make(seed: int) -> Model:
 
     dense = {
         "model.embed_tokens.weight": random(VOCABULARY, HIDDEN, HIDDEN**0.5),
-        "lm_head.weight": random(VOCABULARY, HIDDEN, 4),
+        "lm_head.weight": random(VOCABULARY, HIDDEN, 2),
         "model.norm.weight": torch.ones(HIDDEN),
     }
     experts = {}
@@ -62,11 +62,20 @@ def make(seed: int) -> Model:
             dense[f"{stem}.{name}.weight"] = torch.ones(HIDDEN)
         for name in ("q_norm", "k_norm"):
             dense[f"{stem}.self_attn.{name}.weight"] = torch.ones(HEAD)
-        for name, rows, columns in (("q", 2 * HEAD, HIDDEN), ("k", HEAD, HIDDEN), ("v", HEAD, HIDDEN), ("o", HIDDEN, 2 * HEAD)):
+        for name, rows, columns in (
+            ("q", 2 * HEAD, HIDDEN),
+            ("k", HEAD, HIDDEN),
+            ("v", HEAD, HIDDEN),
+            ("o", HIDDEN, 2 * HEAD),
+        ):
             dense[f"{stem}.self_attn.{name}_proj.weight"] = random(rows, columns, 1)
         dense[f"{stem}.mlp.gate.weight"] = random(EXPERTS, HIDDEN, 4)
         for expert in range(EXPERTS):
-            for name, rows, columns in (("gate_proj", INNER, HIDDEN), ("up_proj", INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
+            for name, rows, columns in (
+                ("gate_proj", INNER, HIDDEN),
+                ("up_proj", INNER, HIDDEN),
+                ("down_proj", HIDDEN, INNER),
+            ):
                 scale = 2.0 ** EXPONENTS[name]
                 # The range that the tensor scale asks for, so that E4M3 neither saturates nor underflows.
                 weight = random(rows, columns, 1) * scale * 2.0**10
@@ -122,7 +131,10 @@ def _mixed() -> dict:
         algorithm = "NVFP4" if layer % 2 == 0 else "W4A16_NVFP4"
         for expert in range(EXPERTS):
             for name in EXPONENTS:
-                layers[f"model.layers.{layer}.mlp.experts.{expert}.{name}"] = {"quant_algo": algorithm, "group_size": 16}
+                layers[f"model.layers.{layer}.mlp.experts.{expert}.{name}"] = {
+                    "quant_algo": algorithm,
+                    "group_size": 16,
+                }
     said = _modelopt("MIXED_PRECISION") | {"quantized_layers": layers}
     del said["group_size"]
     return said
@@ -194,6 +206,8 @@ def write(directory: Path, form: str, model: Model) -> Path:
     tensors = dict(model.dense)
     for (layer, expert, projection), matrix in model.experts.items():
         tensors |= expert_tensors(form, f"model.layers.{layer}.mlp.experts.{expert}.{projection}", matrix)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor.clone() for name, tensor in tensors.items()}, directory / "model.safetensors", {"format": "pt"}
+    )
     (directory / "config.json").write_text(json.dumps(_config(quantization(form)), indent=1))
     return directory

@@ -1,11 +1,13 @@
 """One start of SGLang's engine on a CPU, in a process of its own: serve.py JOB.json RESULT.json.
 
 JOB: {"model", "arguments" of Engine, "reload": a model directory to load weights from before a second round}. RESULT:
-{"rounds": [[{"tokens", "logprobs", "prompt_logprobs"}, ...], ...]}: for each prompt the greedy tokens, and by step the
-log-probabilities of the likeliest tokens, {token: log-probability}; of the prompt too, from its second token on.
+{"rounds": [[{"prompt", "tokens", "logprobs", "routers"}, ...], ...]}: for each prompt, alone in its batch, the greedy
+tokens; by position of prompt and tokens but the last, the log-probabilities of the likeliest next tokens, {token:
+log-probability}; and by layer and position {"logits", "experts"} of the router, as record.py writes them.
 """
 
 import json
+import os
 import sys
 
 PROMPTS = [
@@ -13,6 +15,8 @@ PROMPTS = [
     [101, 99, 250, 201, 5],
     [200, 3, 77],
     [64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75],
+    [150, 30, 151, 31, 152, 32],
+    [90, 12, 44, 180],
 ]
 NEW_TOKENS, TOP = 12, 20
 
@@ -22,19 +26,37 @@ def by_token(steps):
     return [{token: value for value, token, _ in step} for step in steps if step]
 
 
-def generate(engine):
+def read_routers(record):
+    """[layer] -> {"logits": (T, E), "experts": (T, top_k)} of all calls since the last reading."""
+    layers = {}
+    lines = open(record).read().splitlines() if os.path.exists(record) else []
+    for line in lines:
+        said = json.loads(line)
+        found = layers.setdefault(said["layer"], {"logits": [], "experts": []})
+        found["logits"] += said["logits"]
+        found["experts"] += said["experts"]
+    open(record, "w").close()
+    return [layers[layer] for layer in sorted(layers)]
+
+
+def generate(engine, record):
     sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    outs = engine.generate(
-        input_ids=PROMPTS, sampling_params=sampling, return_logprob=True, logprob_start_len=0, top_logprobs_num=TOP
-    )
-    return [
-        {
-            "tokens": out["output_ids"],
-            "logprobs": by_token(out["meta_info"]["output_top_logprobs"]),
-            "prompt_logprobs": by_token(out["meta_info"]["input_top_logprobs"]),
-        }
-        for out in outs
-    ]
+    results = []
+    for prompt in PROMPTS:
+        read_routers(record)
+        (out,) = engine.generate(
+            input_ids=[prompt], sampling_params=sampling, return_logprob=True, logprob_start_len=0, top_logprobs_num=TOP
+        )
+        meta = out["meta_info"]
+        results.append(
+            {
+                "prompt": prompt,
+                "tokens": out["output_ids"],
+                "logprobs": by_token(meta["input_top_logprobs"]) + by_token(meta["output_top_logprobs"]),
+                "routers": read_routers(record),
+            }
+        )
+    return results
 
 
 def main():
@@ -42,6 +64,7 @@ def main():
 
     with open(sys.argv[1]) as file:
         job = json.load(file)
+    record = os.environ["NVFP4_RECORD"]
     arguments = {
         "device": "cpu",
         "skip_tokenizer_init": True,
@@ -58,12 +81,12 @@ def main():
     }
     engine = Engine(model_path=job["model"], **{**arguments, **job.get("arguments", {})})
     try:
-        rounds = [generate(engine)]
+        rounds = [generate(engine, record)]
         if "reload" in job:
             done, message, *_ = engine.update_weights_from_disk(job["reload"])
             if not done:
                 raise RuntimeError(message)
-            rounds.append(generate(engine))
+            rounds.append(generate(engine, record))
         with open(sys.argv[2], "w") as file:
             json.dump({"rounds": rounds}, file)
     finally:

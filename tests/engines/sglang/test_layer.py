@@ -293,6 +293,8 @@ def test_activations_in_nvfp4_where_the_user_asks(sglang, configured, model, mon
 
 def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configured, model):
     configured()
+    from nvfp4_moe.sglang.experts import packing_follows
+
     inputs, other = batch(8), models.make(4)
     for form in ("modelopt", "compressed_w4a4"):
         with rank(sglang):
@@ -307,7 +309,11 @@ def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configure
             assert torch.equal(run(layer, *inputs), first)
             state = layer.scheme._experts if layer.scheme is not None else layer.quant_method.nvfp4_moe_state
             handle = state.ready().layer.handle
-            load(layer, form, other)
+            with pytest.raises(nvfp4_moe.Unsupported, match=f"{NAME}: packed experts cannot be updated"):
+                load(layer, form, other)
+            assert torch.equal(run(layer, *inputs), first)
+            with packing_follows():
+                load(layer, form, other)
             with pytest.raises(ValueError, match="got new weights that were not packed"):
                 run(layer, *inputs)
             layer.quant_method.process_weights_after_loading(layer)
@@ -357,7 +363,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "options", "words"), REFUSED)
-def test_what_is_not_taken_is_sglangs_with_one_line_that_says_why(sglang, configured, caplog, arguments, options, words):
+def test_what_is_not_taken_is_sglangs_with_one_line_that_says_why(
+    sglang, configured, caplog, arguments, options, words
+):
     from nvfp4_moe.sglang import refusals
 
     configured(**arguments)

@@ -1,0 +1,57 @@
+#include "cli/verbs/engines.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "cli/bench/host.h"
+#include "core/printable.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+constexpr int kSeconds = 10;               // an import from a cold network drive takes seconds
+constexpr size_t kMostBytes = 1 << 20;     // of an answer
+constexpr int kTimedOut = 124, kNone = 1;  // exit codes of `timeout`, and of a Python that finds no such module
+
+struct Answer {
+  std::string text;
+  int exit_code = -1;
+};
+
+// From / rather than the current directory, which Python would import from.
+Answer ask() {
+  const std::string command =
+      fmt::format("cd / && exec timeout {} python3 -m nvfp4_moe.engines --json 2>/dev/null </dev/null", kSeconds);
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return {};
+  Answer answer;
+  std::array<char, 4096> bytes{};
+  for (size_t count; (count = std::fread(bytes.data(), 1, bytes.size(), pipe)) > 0;) {
+    if (answer.text.size() < kMostBytes) answer.text.append(bytes.data(), count);
+  }
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) answer.exit_code = WEXITSTATUS(status);
+  return answer;
+}
+
+}  // namespace
+
+Result<Json> read_engines() {
+  if (!on_path("python3")) return unsupported("there is no python3 on PATH");
+  if (!on_path("timeout")) return unsupported("there is no timeout on PATH, without which python3 is not asked");
+  const Answer answer = ask();
+  if (answer.exit_code == kTimedOut) return unsupported(fmt::format("python3 did not answer in {} s", kSeconds));
+  if (answer.exit_code == kNone) return unsupported("python3 on PATH has no nvfp4_moe (pip install it there)");
+  if (answer.exit_code != 0) return unsupported(fmt::format("python3 ended with {}", answer.exit_code));
+  const Json json = Json::parse(answer.text);
+  if (!json.is_object() || json["engines"].size() == 0)
+    return unsupported(fmt::format("python3 gave no report: {}", printable(answer.text, 60)));
+  return json["engines"];
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,25 @@
+"""A plugin of SGLang that the tests install beside ours: what routers said, a line of JSON a call, in the file NVFP4_RECORD names."""
+
+import json
+import os
+
+
+def before_forward(layer, hidden_states, topk_output, *rest, **named):
+    """(layer, (T, E) router logits, (T, top_k) experts), from one rank: all see the same."""
+    if layer.moe_ep_rank == 0 and layer.moe_tp_rank == 0:
+        said = {
+            "layer": layer.layer_id,
+            "logits": topk_output.router_logits.float().tolist(),
+            "experts": topk_output.topk_ids.tolist(),
+        }
+        with open(os.environ["NVFP4_RECORD"], "a") as file:
+            file.write(json.dumps(said) + "\n")
+
+
+def register():
+    """Called by SGLang in each process; nothing where no file is named."""
+    if os.environ.get("NVFP4_RECORD"):
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        target = "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE.forward"
+        HookRegistry.register(target, before_forward, HookType.BEFORE)

@@ -1,0 +1,81 @@
+"""The plugin in fresh processes: what NVFP4_MOE switches, and an SGLang that lacks what is relied on."""
+
+import subprocess
+import sys
+
+import pytest
+
+# What a process prints once SGLang has loaded its plugins.
+REPORT = """
+import logging
+logging.basicConfig(level=logging.INFO)
+{before}
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES
+print("CHOICE", "nvfp4_moe" in MOE_RUNNER_BACKEND_CHOICES, "HOOKS", len(HookRegistry._patched))
+"""
+
+# A release in which a member that the plugin relies on takes another argument.
+CHANGED = """
+import sglang.srt.layers.moe.moe_runner.runner as runner
+def register_moe_runner_core(name, factory): raise AssertionError("called")
+runner.register_moe_runner_core = register_moe_runner_core
+"""
+CHANGED_FORMAT = """
+from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+CompressedTensorsConfig.get_moe_scheme = lambda self, layer: None
+"""
+
+
+@pytest.fixture
+def load(environment):
+    def run(before="", **variables):
+        command = [sys.executable, "-c", REPORT.format(before=before)]
+        env = environment(**variables)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+
+    return run
+
+
+def test_on_by_installing(load):
+    run = load()
+    assert "CHOICE True HOOKS 8" in run.stdout
+    assert "nvfp4_moe takes NVFP4 experts of SGLang" in run.stderr
+
+
+def test_off(load):
+    run = load(NVFP4_MOE="0")
+    assert "CHOICE False HOOKS 0" in run.stdout and "nvfp4_moe takes" not in run.stderr
+
+
+def test_left_out_of_sglangs_own_list(load):
+    assert "CHOICE False HOOKS 0" in load(SGLANG_PLUGINS="another").stdout
+
+
+@pytest.mark.parametrize(("name", "value"), [("NVFP4_MOE", "yes"), ("NVFP4_MOE_ACTIVATIONS", "fp8")])
+def test_a_value_that_means_nothing_ends_the_process(load, name, value):
+    run = load(**{name: value})
+    assert run.returncode != 0 and f"{name}: expected one of" in run.stderr and f"got '{value}'" in run.stderr
+
+
+def test_a_release_that_does_not_fit_is_left_as_it_is(load):
+    run = load(CHANGED)
+    assert "CHOICE False HOOKS 0" in run.stdout and run.returncode == 0
+    lines = [line for line in run.stderr.splitlines() if "does not fit" in line]
+    assert len(lines) == 1
+    for words in ("SGLang 0.", "register_moe_runner_core takes (name, factory)", "Releases that fit: 0.5.19"):
+        assert words in lines[0]
+
+
+def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(load):
+    run = load(CHANGED, NVFP4_MOE="1")
+    assert run.returncode == 1 and "CHOICE" not in run.stdout
+    assert "nvfp4_moe: SGLang 0." in run.stderr and "register_moe_runner_core takes (name, factory)" in run.stderr
+
+
+def test_a_format_that_does_not_fit_is_left_to_sglang(load):
+    run = load(CHANGED_FORMAT)
+    assert "CHOICE True HOOKS 7" in run.stdout
+    assert "nvfp4_moe leaves compressed-tensors experts to SGLang" in run.stderr

@@ -1,0 +1,100 @@
+"""The twin in float32 by transformers, and how far a run may be from it.
+
+What bfloat16 can hold is measured on the engine itself over the twin, whose weights are the same numbers: the largest error
+(and root mean square) of its log-probabilities, and of its routers' logits, against the truth. An NVFP4 model rounds activations where the twin
+does, so that its choices may differ only at ties: where the truth holds two tokens, or the last expert that is chosen and the
+first that is not, within twice that error, since each of the two may be off by it. Behind another choice of experts
+everything is computed from other inputs: a sequence is compared up to there.
+"""
+
+import dataclasses
+
+import torch
+
+
+class Truth:
+    """of(sequence): log-probabilities (T, V), and router logits (T, E) by layer, in float32."""
+
+    def __init__(self, directory):
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def of(self, sequence):
+        seen = []
+        gates = [layer.mlp.gate for layer in self._model.model.layers]
+        hooks = [
+            gate.register_forward_pre_hook(
+                lambda gate, inputs: seen.append(inputs[0].reshape(-1, inputs[0].shape[-1]) @ gate.weight.T)
+            )
+            for gate in gates
+        ]
+        with torch.no_grad():
+            logits = self._model(torch.tensor([sequence])).logits[0]
+        for hook in hooks:
+            hook.remove()
+        return torch.log_softmax(logits.double(), -1), seen
+
+
+@dataclasses.dataclass
+class Errors:
+    """Largest errors of a run; margins in the truth by which it took another token or expert; and how much was compared."""
+
+    logprob: float = 0.0
+    squares: float = 0.0
+    router: float = 0.0
+    token_margins: list = dataclasses.field(default_factory=list)
+    expert_margins: list = dataclasses.field(default_factory=list)
+    values: int = 0
+    tokens: int = 0
+    decisions: int = 0
+
+    @property
+    def rms(self):
+        return (self.squares / max(1, self.values)) ** 0.5
+
+    def __str__(self):
+        return (
+            f"{self.values} log-probabilities within {self.logprob:.4f}, rms {self.rms:.4f}, router logits within {self.router:.4f}; "
+            f"of {self.tokens} tokens {len(self.token_margins)} others {self.token_margins}, of {self.decisions} "
+            f"routings {len(self.expert_margins)} others {self.expert_margins}"
+        )
+
+
+def _flip(routers, logits, errors):
+    """The first position at which another set of experts is chosen than the truth's, or how many there are."""
+    positions = len(routers[0]["experts"])
+    for position in range(positions):
+        for said, exact in zip(routers, logits, strict=True):
+            errors.decisions += 1
+            experts = set(said["experts"][position])
+            order = exact[position].argsort(descending=True).tolist()
+            if experts != set(order[: len(experts)]):
+                worst = min(float(exact[position][expert]) for expert in experts)
+                errors.expert_margins.append(float(exact[position][order[len(experts) - 1]]) - worst)
+                return position
+            off = (exact[position] - torch.tensor(said["logits"][position])).abs().max()
+            errors.router = max(errors.router, float(off))
+    return positions
+
+
+def measure(truth, run):
+    """Errors of a round of serve.py."""
+    errors = Errors()
+    for result in run:
+        sequence = result["prompt"] + result["tokens"][:-1]
+        exact, logits = truth.of(sequence)
+        assert len(result["logprobs"]) == len(sequence) == len(result["routers"][0]["experts"])
+        for position in range(_flip(result["routers"], logits, errors)):
+            for token, value in result["logprobs"][position].items():
+                error = abs(value - float(exact[position, int(token)]))
+                errors.values += 1
+                errors.squares += error**2
+                errors.logprob = max(errors.logprob, error)
+            step = position - len(result["prompt"]) + 1
+            if step >= 0:
+                errors.tokens += 1
+                margin = float(exact[position].max() - exact[position, result["tokens"][step]])
+                if margin > 0:
+                    errors.token_margins.append(round(margin, 5))
+    return errors

@@ -86,7 +86,7 @@ TEST_F(DoctorEngines, WhatTheReportHoldsReachesNoTerminalAsControl) {
   const ToolRun run = doctor();
   EXPECT_THAT(run.out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(run.out, Not(HasSubstr("\nverdict   fine")));
-  EXPECT_THAT(run.out, HasSubstr("engine    a\\x1b[31m"));
+  EXPECT_THAT(run.out, HasSubstr("engine    a\\x1B[31m"));
 }
 
 TEST_F(DoctorEngines, AnAnswerWithoutEndIsCut) {

@@ -1,4 +1,4 @@
-"""compressed-tensors' NVFP4 experts, W4A4 and W4A16: a scheme, chosen by a hook on SGLang's choice of schemes."""
+"""compressed-tensors' NVFP4 experts, W4A4 and W4A16: a scheme, which a hook gives a layer in place of SGLang's."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):
 
 
 def register(settings: Settings) -> None:
-    """Hooks the choice of schemes."""
+    """Hooks what gives each layer its scheme."""
 
     def get_moe_scheme(own: Callable[..., Any], config: Any, layer: Any, layer_name: str | None = None) -> Any:
         form = _layer_format(config, layer, layer_name)

@@ -110,7 +110,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("overrides", f"{_METHOD}.get_moe_quant_info", ("layer", "runner_backend")),
         ("has", _METHOD, ("load_up_proj_weight_first",)),
     ),
-    # A hook on the choice of a layer's scheme, and a scheme of our own.
+    # A hook on what gives a layer its scheme, and a scheme of our own.
     "compressed-tensors": (
         ("overrides", f"{_CONFIG}.get_moe_scheme", ("layer", "layer_name")),
         ("calls", f"{_CONFIG}.get_scheme_dict", ("layer", "layer_name")),

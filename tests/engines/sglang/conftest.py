@@ -15,6 +15,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
 sys.path.insert(0, str(ROOT / "tests/python"))  # moe_reference: the layer in float64, as intervals
+sys.path.append(str(HERE / "stubs"))  # behind the real ones, where there are any
 
 
 def pytest_ignore_collect(collection_path):

@@ -209,5 +209,11 @@ def write(directory: Path, form: str, model: Model) -> Path:
     save_file(
         {name: tensor.clone() for name, tensor in tensors.items()}, directory / "model.safetensors", {"format": "pt"}
     )
-    (directory / "config.json").write_text(json.dumps(_config(quantization(form)), indent=1))
+    said = quantization(form)
+    (directory / "config.json").write_text(json.dumps(_config(said), indent=1))
+    if form == "modelopt_mixed":  # SGLang reads an algorithm a layer from ModelOpt's own file alone
+        names = {"quant_algo": "quant_algo", "ignore": "exclude_modules", "quantized_layers": "quantized_layers"}
+        (directory / "hf_quant_config.json").write_text(
+            json.dumps({"producer": said["producer"], "quantization": {names[key]: said[key] for key in names}})
+        )
     return directory

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from ._signatures import folder_reader, misfits_in
+from ._signatures import Requirements, folder_reader, misfits_in
 
-# Each engine that has a table of requirements, and the module of this package that holds it.
-_TABLES = {"vllm": "nvfp4_moe.vllm.internals", "sglang": "nvfp4_moe.sglang.required"}
+# The file of this package with each adapter's table of requirements. Loaded by path: an adapter's package may import its
+# engine.
+_TABLES = {
+    "transformers": "transformers/requirements.py",
+    "vllm": "vllm/internals.py",
+    "sglang": "sglang/required.py",
+}
 _ENGINES = ("torch", "transformers", "vllm", "sglang")
 
 
@@ -58,33 +63,38 @@ def _version(name: str) -> str | None:
     return None
 
 
+def _requirements(name: str) -> Requirements | None:
+    """An adapter's table, or None where this build has no such adapter."""
+    path = Path(__file__).parent / _TABLES[name]
+    spec = importlib.util.spec_from_file_location(f"_nvfp4_moe_{name}_requirements", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        return None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if hasattr(module, "REQUIRED"):
+        required: Requirements = module.REQUIRED
+        return required
+    # transformers': (module, name, parameters of a call).
+    return {"core": [("calls" if names else "has", f"{where}:{what}", names) for where, what, names in module._NEEDED]}
+
+
 def _adapter(name: str, version: str) -> Engine:
-    try:
-        adapter = importlib.import_module(_TABLES[name])
-    except ModuleNotFoundError:
+    required = _requirements(name)
+    if required is None:
         return Engine(name, version, None, {}, "this build of nvfp4_moe has no adapter for it")
     folder = _source_folder(name)
     if folder is None:
         return Engine(name, version, None, {}, "its source files are not where Python would import them from")
     try:
-        problems = misfits_in(folder_reader(folder), adapter.REQUIRED)
+        problems = misfits_in(folder_reader(folder), required)
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
         return Engine(name, version, None, {}, f"its source files cannot be read: {error}")
     if not problems:
         return Engine(name, version, True, {}, "the adapter fits")
-    groups = ", ".join(group for group in problems if group != "core")
-    first = next(iter(problems.values()))[0]
     if "core" in problems:
         return Engine(name, version, False, problems, f"the adapter does not fit: {problems['core'][0]}")
-    return Engine(name, version, True, problems, f"the adapter fits, but for {groups}: {first}")
-
-
-def _transformers(version: str) -> Engine:
-    module = "nvfp4_moe.transformers"
-    note = "no adapter in this build of nvfp4_moe"
-    if importlib.util.find_spec(module) is not None:
-        note = f"import {module} before a model is loaded"
-    return Engine("transformers", version, None, {}, note)
+    first = next(iter(problems.values()))[0]
+    return Engine(name, version, True, problems, f"the adapter fits, but for {', '.join(problems)}: {first}")
 
 
 def report() -> list[Engine]:
@@ -96,8 +106,6 @@ def report() -> list[Engine]:
             rows.append(Engine(name, None, None, {}, "not installed"))
         elif name in _TABLES:
             rows.append(_adapter(name, version))
-        elif name == "transformers":
-            rows.append(_transformers(version))
         else:
             rows.append(Engine(name, version, None, {}, "operators by import nvfp4_moe.torch_op"))
     return rows

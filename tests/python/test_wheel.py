@@ -125,7 +125,8 @@ def test_wheel_contents(wheel, version):
     package = ROOT / "python"
     files = [path for path in (package / "nvfp4_moe").rglob("*") if path.is_file() and path.suffix in (".py", ".typed")]
     sources = {str(path.relative_to(package)) for path in files}
-    assert "[vllm.general_plugins]\nnvfp4_moe = nvfp4_moe.vllm:register" in points
+    for group, adapter in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
+        assert f"[{group}]\nnvfp4_moe = nvfp4_moe.{adapter}:register" in points
     (extension,) = names - sources - {"nvfp4_moe/_core.pyi"}
     assert re.fullmatch(rf"nvfp4_moe/_core\.cpython-{tag[2:]}-.*\.so", extension)
     assert names == sources | {"nvfp4_moe/_core.pyi", extension}

@@ -48,7 +48,7 @@ def _layer_format(config: Any, layer: Any, layer_name: str | None) -> Any:
     return COMPRESSED_W4A4 if _is_nvfp4(inputs) else None
 
 
-class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):
+class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):  # type: ignore[misc]
     """The scheme of a layer that the adapter took."""
 
     def __init__(self, experts: Experts):

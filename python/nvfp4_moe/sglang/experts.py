@@ -142,11 +142,11 @@ class Experts:
             for key, value in attributes.items():
                 setattr(parameter, key, value)
             if what.kind:
-                parameter.quant_method = what.kind  # type: ignore[attr-defined]
+                parameter.quant_method = what.kind
             if what.global_experts:
-                parameter._sglang_require_global_experts = True  # type: ignore[attr-defined]
+                parameter._sglang_require_global_experts = True
             if (loader := extra.get("weight_loader")) is not None:
-                parameter.weight_loader = self._loader(layer, loader)  # type: ignore[attr-defined]
+                parameter.weight_loader = self._loader(layer, loader)
             layer.register_parameter(name, parameter)
         self._waiting = True
 
@@ -185,7 +185,9 @@ class Experts:
         try:
             self._pack(layer)
         except Error as error:
-            raise type(error)(f"{self.name}: {error}") from error
+            named = type(error)(f"{self.name}: {error}")
+            named.finding = error.finding
+            raise named from error
         for name in self._parameters:
             parameter = getattr(layer, name)
             shape = (0,) if parameter.ndim == 1 else (parameter.shape[0], 0, 0)[: parameter.ndim]

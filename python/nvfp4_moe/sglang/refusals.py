@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from .. import Unsupported
+from .. import Unsupported, explain
 from .._fused_experts import Settings, clamped, layer_device, why_refused
 from . import internals
 from .runner import BACKEND
 
 log = logging.getLogger("nvfp4_moe.sglang")
+
+PLAIN = "cuda"  # the backend for GPUs without kernels of their own
 
 
 class Refused(Exception):
@@ -101,8 +103,13 @@ def layer_options(
         "router_weight": "on_input" if config.apply_router_weight_on_input else "after_down",
         **_activation(config),
     }
-    if why := why_refused(options, layer_device(torch.empty(0))):
+    device = layer_device(torch.empty(0))
+    if why := why_refused(options, device):
         raise Refused(why)
+    if not settings_now(settings).insists and any(
+        row["chosen"] and row["backend"] == PLAIN for row in explain(options, device=device)
+    ):
+        raise Refused(f"{device} would run the plain kernels, where SGLang has its own. NVFP4_MOE=1 takes the layer")
     return options
 
 

@@ -22,7 +22,7 @@ assert torch_op.library is not None  # importing it registers torch.ops.nvfp4
 
 
 @dataclasses.dataclass
-class NvFp4MoeQuantInfo(internals.MoeQuantInfo):
+class NvFp4MoeQuantInfo(internals.MoeQuantInfo):  # type: ignore[misc]
     """layer: the rank's experts. output_scale: what the output is multiplied by, None for nothing."""
 
     layer: MoeLayer
@@ -44,7 +44,7 @@ def run_layer(layer: MoeLayer, hidden: Tensor, topk_ids: Tensor, topk_weights: T
     return out
 
 
-class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):
+class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):  # type: ignore[misc]
     """What register_moe_runner_core makes of a layer that the adapter took."""
 
     @property

@@ -263,6 +263,22 @@ def test_what_is_not_taken_is_sglangs_with_one_line_that_says_why(
     assert len(said) == 1 and words in said[0] and "left to SGLang" in said[0]
 
 
+def test_a_gpu_without_kernels_of_its_own_is_sglangs_unless_the_user_insists(
+    sglang, configured, model, monkeypatch, caplog
+):
+    from nvfp4_moe.sglang import refusals
+
+    refusals._said.clear()
+    monkeypatch.setattr(refusals, "explain", lambda options, device: [{"chosen": True, "backend": "cuda"}])
+    configured()
+    with rank(sglang), pytest.raises(ValueError, match="Current platform does not support NVFP4"):
+        make_layer("modelopt")
+    assert "would run the plain kernels" in caplog.text
+    configured(moe_runner_backend="nvfp4_moe")
+    inputs = batch(10)
+    assert torch.equal(served(sglang, "modelopt", model, inputs), library(model, inputs))
+
+
 def test_a_user_who_names_the_backend_insists_on_it(sglang, configured, model):
     from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES
 

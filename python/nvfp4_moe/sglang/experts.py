@@ -149,6 +149,8 @@ class Experts:
                 parameter.weight_loader = self._loader(layer, loader)
             layer.register_parameter(name, parameter)
         self._waiting = True
+        if self._reports:
+            _load_log.plan()
 
     def _loader(self, layer: torch.nn.Module, loader: Callable[..., Any]) -> Callable[..., Any]:
         """SGLang's loader; where the parameters are packed already, they are made anew before it writes."""

@@ -4,8 +4,8 @@
 Writes docs/engines-compatibility.json and the page made of it. Each wheel is downloaded by pip, read where it lies by its
 syntax trees (nothing of it is imported or run), and deleted: 30 to 550 MB each, one at a time.
 
-usage: check_engine_signatures.py [vllm] [sglang] [--since VERSION] [--folder DIR]
-  --folder: unpacked wheels, DIR/NAME-VERSION/, in place of downloads.
+usage: check_engine_signatures.py [vllm] [sglang] [--since VERSION] [--folder DIR] [--table ENGINE=FILE]
+  --folder: unpacked wheels, DIR/NAME-VERSION/, in place of downloads. --table: an adapter's requirements from another tree.
 """
 
 import argparse

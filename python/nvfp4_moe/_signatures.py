@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+_ABSENT = "does not exist"
+
 Entry = tuple[str, str, tuple[str, ...]]
 Requirements = Mapping[str, Sequence[Entry]]
 ReadModule = Callable[[str], "str | None"]
@@ -39,11 +41,11 @@ class _Member:
     has: Callable[[str], bool]
 
 
-def _difference(entry: Entry, found: _Member | None) -> str | None:
-    """What differs, in a sentence that begins with the member's name, or None."""
+def _difference(entry: Entry, found: _Member | str) -> str | None:
+    """What differs, in a sentence that begins with the member's name, or None. found: a member, or why there is none."""
     kind, name, names = entry
-    if found is None:
-        return f"{name} does not exist"
+    if isinstance(found, str):
+        return f"{name} {found}"
     if kind == "passes":
         return None
     if kind == "has":
@@ -63,7 +65,7 @@ def _difference(entry: Entry, found: _Member | None) -> str | None:
     return f"{takes} and needs {', '.join(more)}, expected no more than ({', '.join(names)})" if more else None
 
 
-def _judge(required: Requirements, find: Callable[[str], _Member | None]) -> dict[str, list[str]]:
+def _judge(required: Requirements, find: Callable[[str], _Member | str]) -> dict[str, list[str]]:
     found = {
         group: [why for entry in entries if (why := _difference(entry, find(entry[1])))]
         for group, entries in required.items()
@@ -88,15 +90,19 @@ def _live_has(owner: Any, name: str) -> bool:
     return False
 
 
-def _live_member(name: str) -> _Member | None:
+def _live_member(name: str) -> _Member | str:
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
-    except ImportError:
-        return None
+    except ModuleNotFoundError as error:
+        if module == error.name or module.startswith(f"{error.name}."):
+            return _ABSENT
+        return f"cannot be imported: {error}"
+    except Exception as error:  # whatever a module does when it is imported
+        return f"cannot be imported: {type(error).__name__}: {error}"
     for part in path.split("."):
         if not hasattr(found, part):
-            return None
+            return _ABSENT
         found = getattr(found, part)
     try:
         parameters = list(inspect.signature(found).parameters.values()) if callable(found) else None
@@ -209,16 +215,16 @@ class _Sources:
                     return inherited
         return None
 
-    def member(self, name: str) -> _Member | None:
+    def member(self, name: str) -> _Member | str:
         module, _, path = name.partition(":")
         first, *rest = path.split(".")
         found = self.find(module, first)
         for part in rest:
             if found is None:
-                return None
+                return _ABSENT
             found = self.attribute(*found, part)
         if found is None:
-            return None
+            return _ABSENT
         where, node = found
         # What a class is called with are the parameters of its __init__; a dataclass has none to read.
         function, of_class = node, bool(rest)

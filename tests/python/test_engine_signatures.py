@@ -150,6 +150,14 @@ def test_a_wheel_is_read_as_a_folder_is(engine, tmp_path):
     assert list(found) == ["core"]
 
 
+def test_a_module_that_cannot_be_imported_is_a_misfit(engine, tmp_path):
+    (tmp_path / engine / "broken.py").write_text("raise RuntimeError('no driver')\n")
+    (tmp_path / engine / "needs.py").write_text("import a_package_that_is_not_there\n")
+    for module, words in (("broken", "RuntimeError: no driver"), ("needs", "a_package_that_is_not_there")):
+        (problem,) = _signatures.misfits({"core": [("has", f"{engine}.{module}:Layer", ())]})["core"]
+        assert problem.startswith(f"{engine}.{module}:Layer cannot be imported: ") and words in problem
+
+
 def test_an_unknown_kind_is_an_error(engine, tmp_path):
     with pytest.raises(ValueError, match="expected has, calls, overrides or passes, got call"):
         _signatures.misfits({"core": [("call", f"{engine}.layers:helper", ())]})

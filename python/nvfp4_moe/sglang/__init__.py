@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+from collections.abc import Mapping
 
-from .._fused_experts import read_settings
+from .._fused_experts import Settings, read_settings
 from .required import RELEASES, REQUIRED
 
 __all__ = ["register"]
@@ -46,6 +47,19 @@ def register() -> None:
         _log.warning("nvfp4_moe leaves %s to SGLang: %s. Releases that fit: %s", what, why, ", ".join(RELEASES))
     if "core" in missing:
         return
+    try:
+        _hook(settings, missing)
+    except Exception as error:
+        if settings.insists:  # SGLang would log it and serve without the plugin
+            raise SystemExit(f"nvfp4_moe: SGLang {version}: {type(error).__name__}: {error}") from error
+        raise
+    _registered = True
+    beyond = "" if version in RELEASES else f", which is none of {', '.join(RELEASES)} but has all that is relied on"
+    _log.info("nvfp4_moe takes NVFP4 experts of SGLang %s%s", version, beyond)
+
+
+def _hook(settings: Settings, missing: Mapping[str, object]) -> None:
+    """What register does once SGLang fits, but for the formats that are missing. Imports SGLang."""
     from . import compressed_tensors, experts, internals, modelopt
     from .runner import BACKEND, NvFp4MoeRunnerCore
 
@@ -57,6 +71,3 @@ def register() -> None:
         modelopt.Hooks(settings).register()
     if "compressed-tensors" not in missing:
         compressed_tensors.register(settings)
-    _registered = True
-    beyond = "" if version in RELEASES else f", which is none of {', '.join(RELEASES)} but has all that is relied on"
-    _log.info("nvfp4_moe takes NVFP4 experts of SGLang %s%s", version, beyond)

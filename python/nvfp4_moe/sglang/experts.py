@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import Error, InvalidArgument, Unsupported
+from .. import Error, InvalidArgument, Unsupported, release_workspaces
 from .._fused_experts import (
     FusedExperts,
     FusedParameters,
@@ -198,7 +198,9 @@ class Experts:
         fused = self._fused
         assert fused is not None
         if fused.layer.device != "cpu":
-            torch.cuda.empty_cache()  # or torch would keep what the next packed layer needs
+            # Or torch would keep what the next packed layer needs, and the workspace of the largest run that there may be.
+            release_workspaces(fused.layer.device)
+            torch.cuda.empty_cache()
         if self._reports:
             _load_log.packed(self.name, fused, time.monotonic() - start)
 

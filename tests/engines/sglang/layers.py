@@ -1,6 +1,7 @@
 """SGLang's FusedMoE made, loaded and run in this process, on any rank; and the same layer by the library and in float64."""
 
 import contextlib
+from unittest import mock
 
 import models
 import moe_reference
@@ -56,16 +57,23 @@ def load(layer, form, model, only=None):
 @contextlib.contextmanager
 def rank(sglang, *, ep=(1, 0), tp=(1, 0)):
     """SGLang's parallel state as (size, rank) of expert and tensor parallel, without process groups."""
+    from sglang.srt.distributed import parallel_state
+
     size = ep[0] * tp[0]
-    with sglang.get_parallel().override(
-        tp_size=size,
-        tp_rank=max(ep[1], tp[1]),
-        attn_tp_size=size,
-        moe_ep_size=ep[0],
-        moe_ep_rank=ep[1],
-        moe_tp_size=tp[0],
-        moe_tp_rank=tp[1],
-        tp_group=None,
+    # Releases up to 0.5.20 ask for the group itself, which a single process has no use for.
+    no_group = mock.patch.object(parallel_state, "_TP", object(), create=True)
+    with (
+        no_group,
+        sglang.get_parallel().override(
+            tp_size=size,
+            tp_rank=max(ep[1], tp[1]),
+            attn_tp_size=size,
+            moe_ep_size=ep[0],
+            moe_ep_rank=ep[1],
+            moe_tp_size=tp[0],
+            moe_tp_rank=tp[1],
+            tp_group=None,
+        ),
     ):
         yield
 

@@ -75,6 +75,21 @@ def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(load):
     assert "nvfp4_moe: SGLang 0." in run.stderr and "register_moe_runner_core takes (name, factory)" in run.stderr
 
 
+BROKEN = """
+import sglang.srt.plugins.hook_registry as registry
+@classmethod
+def register(cls, target, hook, hook_type): raise KeyError("a hook of another kind")
+registry.HookRegistry.register = register
+"""
+
+
+@pytest.mark.parametrize("mode", ["auto", "1"])
+def test_what_fails_while_it_is_registered_is_an_error_where_the_user_insists(load, mode):
+    run = load(BROKEN, NVFP4_MOE=mode)
+    assert "a hook of another kind" in run.stderr
+    assert (run.returncode != 0) == (mode == "1")
+
+
 def test_a_format_that_does_not_fit_is_left_to_sglang(load):
     run = load(CHANGED_FORMAT)
     assert "CHOICE True HOOKS 7" in run.stdout

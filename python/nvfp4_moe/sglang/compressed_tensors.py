@@ -10,7 +10,7 @@ from .._fused_experts import Settings
 from . import internals
 from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts
 from .modelopt import output_scale
-from .refusals import Refused, is_first_rank, layer_options, refuse
+from .refusals import Refused, check_loading, is_first_rank, layer_options, refuse
 from .refusals import layer_name as name_of
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
 
@@ -67,8 +67,10 @@ class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):  # type: ignore[misc
         params_dtype: Any,
         **extra: Any,
     ) -> None:
-        if extra.get("with_bias"):
-            raise Unsupported(f"{name_of(layer)}: biases of experts are not supported. Set NVFP4_MOE=0")
+        try:
+            check_loading(extra)
+        except Refused as refused:  # known only now that the layer has its scheme
+            raise Unsupported(f"{name_of(layer)}: {refused}. NVFP4_MOE=0 leaves the model to SGLang") from refused
         layer.params_dtype = params_dtype
         self._experts.create(layer, num_experts, int(layer.num_experts), extra)
 

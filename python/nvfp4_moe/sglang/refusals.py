@@ -60,6 +60,14 @@ def check_server() -> None:
         raise Refused("--dwdp-size: experts are kept elsewhere")
 
 
+def check_loading(extra: Mapping[str, Any]) -> None:
+    """Raises Refused by what create_weights gets beside sizes."""
+    if extra.get("with_bias"):
+        raise Refused("biases of experts are not supported")
+    if getattr(extra.get("weight_loader"), "__name__", "") == "weight_loader_fused":
+        raise Refused("the model loads gate and up as one tensor, whose order is its own")
+
+
 def _activation(config: Any) -> dict[str, Any]:
     """activation, swiglu_limit and swiglu_alpha of a MoeRunnerConfig. Raises Refused."""
     if config.activation != "silu" or not config.is_gated:
@@ -85,15 +93,12 @@ def layer_options(
 ) -> dict[str, Any]:
     """The layer as fields of MoeConfig. extra: what create_weights got beside sizes. Raises Refused."""
     check_server()
+    check_loading(extra)
     config = layer.moe_runner_config
-    if extra.get("with_bias"):
-        raise Refused("biases of experts are not supported")
     if config.no_combine:
         raise Refused("no_combine: rows that are not combined are not given out")
     if config.top_k is None:
         raise Refused("top_k: expected a number, got None")
-    if getattr(extra.get("weight_loader"), "__name__", "") == "weight_loader_fused":
-        raise Refused("the model loads gate and up as one tensor, whose order is its own")
     options = {
         "num_experts": int(layer.num_experts),
         "top_k": int(config.top_k),

@@ -291,6 +291,16 @@ def test_a_user_who_names_the_backend_insists_on_it(sglang, configured, model):
             make_layer(form, activation="gelu")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"with_bias": True}, "biases"), ({"use_weight_loader_fused": True}, "gate and up as one tensor")],
+)
+def test_what_a_scheme_learns_too_late_is_an_error(sglang, configured, options, words):
+    configured()
+    with rank(sglang), pytest.raises(nvfp4_moe.Unsupported, match=f"{NAME}: .*{words}.*NVFP4_MOE=0"):
+        make_layer("compressed_w4a4", **options)
+
+
 def test_a_layer_of_another_format_is_named_where_the_backend_is_chosen(sglang, configured):
     configured(moe_runner_backend="nvfp4_moe")
     from nvfp4_moe.sglang.runner import make_runner

@@ -21,22 +21,24 @@ def register() -> None:
     settings = read_settings()
     if settings.mode == "0":
         return
+    from .._signatures import misfits
     from . import internals
 
-    misfits = internals.misfits()
+    missing = misfits(internals.REQUIRED)
     sentences = [
-        f"vLLM {internals.version()} does not fit nvfp4-moe ({group}): {why}" for group, why in misfits.items()
+        f"vLLM {internals.version()} does not fit nvfp4-moe ({group}): {'; '.join(problems[:3])}"
+        for group, problems in missing.items()
     ]
     if sentences and settings.insists:
         raise RuntimeError("; ".join(sentences) + "; NVFP4_MOE=auto serves without the library")
     for sentence in sentences:
         internals.logger().warning("%s; vLLM serves these layers by itself", sentence)
-    if "core" in misfits:
+    if "core" in missing:
         return
     try:
         from . import configs
 
-        configs.register([name for name in internals.FORMATS if name not in misfits])
+        configs.register([name for name in internals.FORMATS if name not in missing])
     except Exception:
         # A release that changed where the table does not look: vLLM has to start all the same.
         if settings.insists:

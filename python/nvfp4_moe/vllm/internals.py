@@ -1,16 +1,14 @@
 """Everything of vLLM's that the plugin touches: by name in one table, checked by signature before any of it is used.
 
 vLLM documents entry points and register_quantization_config; its MoE classes are internal and move between releases. So
-REQUIRED lists each member with the parameters that the plugin calls it with, or overrides it with, and misfits()
-compares the table with the release that is there. Scripts that read wheels take REQUIRED from here, so it is plain data and
-this file imports nothing of the package.
+REQUIRED lists each member with the parameters that the plugin calls it with, or overrides it with; nvfp4_moe._signatures
+says what an entry means, and compares the table with the release that is there. Scripts that read wheels take REQUIRED from
+here, so it is plain data and this file imports nothing of the package.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import inspect
 from typing import Any
 
 # Releases whose members were compared with the table; newer ones are judged by the same table when they are loaded.
@@ -20,11 +18,7 @@ _FUSED = "vllm.model_executor.layers.fused_moe"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _COMPRESSED = f"{_QUANTIZATION}.compressed_tensors"
 
-# Groups of (kind, "module:member", names). A group that does not fit leaves its checkpoints to vLLM; "core" all of them.
-#   calls      the plugin passes these arguments by name: each exists, and no other is required
-#   overrides  the plugin's method takes these: the release has the same names in the same order
-#   passes     the plugin's method passes on whatever comes: the member has to exist
-#   has        attributes: of a class its fields, members and properties
+# A group that does not fit leaves its checkpoints to vLLM; "core" all of them.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", f"{_QUANTIZATION}:register_quantization_config", ("quantization",)),
@@ -223,50 +217,3 @@ def find_or_none(name: str) -> Any:
         return find(name)
     except (ImportError, AttributeError):
         return None
-
-
-def _has(owner: Any, name: str) -> bool:
-    """Whether a class has an attribute; a dataclass's field without a default is an annotation only."""
-    return hasattr(owner, name) or any(name in vars(base).get("__annotations__", {}) for base in owner.__mro__)
-
-
-def misfit(kind: str, name: str, names: tuple[str, ...]) -> str | None:
-    """What differs between an entry of the table and the release that is there, or None."""
-    try:
-        member = find(name)
-    except Exception as error:  # whatever an import of a changed release may raise
-        return f"{name}: expected to be there, got {type(error).__name__}: {error}"
-    if kind == "has":
-        missing = [attribute for attribute in names if not _has(member, attribute)]
-        return f"{name}: expected {', '.join(missing)}, which it lacks" if missing else None
-    if not callable(member):
-        return f"{name}: expected something to call, got {type(member).__name__}"
-    if kind == "passes":
-        return None
-    parameters = list(inspect.signature(member).parameters.values())
-    if "." in name.partition(":")[2] and parameters and parameters[0].name in ("self", "cls"):
-        parameters = parameters[1:]
-    named = [
-        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    theirs = tuple(parameter.name for parameter in named)
-    if kind == "overrides":
-        return None if theirs == names else f"{name}: expected ({', '.join(names)}), got ({', '.join(theirs)})"
-    unknown = [argument for argument in names if argument not in theirs]
-    if unknown and not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
-        return f"{name}: expected to take {', '.join(unknown)}, got ({', '.join(theirs)})"
-    more = [p.name for p in named if p.default is p.empty and p.name not in names]
-    return f"{name}: expected to need no more than ({', '.join(names)}), also needs {', '.join(more)}" if more else None
-
-
-def misfits() -> dict[str, str]:
-    """The first difference of each group of REQUIRED that does not fit, {} where everything does."""
-    found: dict[str, str] = {}
-    for group, entries in REQUIRED.items():
-        if "core" in found:
-            break  # the rest has nothing to stand on
-        for entry in entries:
-            if why := misfit(*entry):
-                found[group] = why
-                break
-    return found

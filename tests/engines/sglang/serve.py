@@ -9,6 +9,7 @@ log-probability}; and by layer and position {"logits", "experts"} of the router,
 import json
 import os
 import sys
+import time
 
 PROMPTS = [
     [7, 11, 13, 17, 19, 23, 29, 31],
@@ -83,8 +84,13 @@ def main():
     try:
         rounds = [generate(engine, record)]
         if "reload" in job:
-            done, message, *_ = engine.update_weights_from_disk(job["reload"])
-            if not done:
+            # SGLang answers a request before it has retired it, and then says that its cache was not flushed.
+            for _ in range(20):
+                done, message, *_ = engine.update_weights_from_disk(job["reload"])
+                if done:
+                    break
+                time.sleep(0.5)
+            else:
                 raise RuntimeError(message)
             rounds.append(generate(engine, record))
         with open(sys.argv[2], "w") as file:

@@ -27,6 +27,7 @@ from .config import MoeConfig
 from .layer import MoeLayer
 
 MODES = ("0", "auto", "1")
+PLAIN = "cuda"  # the backend for GPUs that have no kernels of their own
 ACTIVATION_FORMATS = ("bf16", "nvfp4", "int8_block")
 
 
@@ -68,16 +69,23 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
     return settings
 
 
-def why_refused(options: Mapping[str, Any], device: str) -> str | None:
-    """Why no backend takes a layer of these options (fields of MoeConfig) on a device, or None where one does."""
+def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> str | None:
+    """Why a layer of these options (fields of MoeConfig) is not taken on a device, or None where it is.
+
+    That no backend takes it; or, unless the user insists, that the one for GPUs without kernels of their own would,
+    where every engine has a faster one.
+    """
     try:
         MoeConfig(**options)
         backends = explain(options, device=device)
     except Error as error:
         return str(error)
-    if any(backend["chosen"] for backend in backends):
-        return None
-    return "; ".join(f"{backend['backend']}: {backend['reason']}" for backend in backends)
+    chosen = next((backend["backend"] for backend in backends if backend["chosen"]), None)
+    if chosen is None:
+        return "; ".join(f"{backend['backend']}: {backend['reason']}" for backend in backends)
+    if chosen == PLAIN and not settings.insists:
+        return f"{device} would run the plain kernels, and the engine has its own; NVFP4_MOE=1 takes the layer"
+    return None
 
 
 # ---- where the experts are

@@ -363,10 +363,17 @@ def test_settings_that_mean_nothing_are_named(given, environ, message):
 
 def test_why_a_layer_is_refused():
     sizes = {"num_experts": E, "top_k": K, "hidden_size": H, "intermediate_size": INNER}
-    assert fused.why_refused(sizes, "cpu") is None
-    assert "intermediate_size" in fused.why_refused(sizes | {"intermediate_size": 40}, "cpu")
-    assert "top_k" in fused.why_refused(sizes | {"top_k": 9}, "cpu")
-    assert fused.why_refused(sizes, "cuda:99")
+    assert fused.why_refused(sizes, "cpu", fused.Settings()) is None
+    assert "intermediate_size" in fused.why_refused(sizes | {"intermediate_size": 40}, "cpu", fused.Settings())
+    assert "top_k" in fused.why_refused(sizes | {"top_k": 9}, "cpu", fused.Settings())
+    assert fused.why_refused(sizes, "cuda:99", fused.Settings())
+
+
+def test_plain_kernels_are_taken_only_where_the_user_insists(monkeypatch):
+    sizes = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32, "activation_format": "bf16"}
+    monkeypatch.setattr(fused, "explain", lambda options, device: [{"chosen": True, "backend": "cuda"}])
+    assert "would run the plain kernels" in fused.why_refused(sizes, "cuda:0", fused.Settings())
+    assert fused.why_refused(sizes, "cuda:0", fused.Settings(mode="1")) is None
 
 
 def test_what_a_load_tells():

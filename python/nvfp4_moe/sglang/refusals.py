@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
-from .. import Unsupported, explain
+from .. import Unsupported
 from .._fused_experts import Settings, clamped, layer_device, why_refused
 from . import internals
 from .runner import BACKEND
 
 log = logging.getLogger("nvfp4_moe.sglang")
-
-PLAIN = "cuda"  # the backend for GPUs without kernels of their own
 
 
 class Refused(Exception):
@@ -109,12 +107,8 @@ def layer_options(
         **_activation(config),
     }
     device = layer_device(torch.empty(0))
-    if why := why_refused(options, device):
+    if why := why_refused(options, device, settings_now(settings)):
         raise Refused(why)
-    if not settings_now(settings).insists and any(
-        row["chosen"] and row["backend"] == PLAIN for row in explain(options, device=device)
-    ):
-        raise Refused(f"{device} would run the plain kernels, where SGLang has its own. NVFP4_MOE=1 takes the layer")
     return options
 
 

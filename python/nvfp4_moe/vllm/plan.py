@@ -108,7 +108,7 @@ def _plan(layer: Any, name: str, chosen: Settings, mxfp4: bool) -> LayerPlan:
         options["batch_invariant"] = True
     if mxfp4 and options["intermediate_size"] % 32 != 0:
         raise Refused(f"MXFP4 in slices of {options['intermediate_size']}: expected whole blocks of 32")
-    if why := why_refused(options, _device(moe)):
+    if why := why_refused(options, _device(moe), chosen):
         raise Refused(why)
     load_format = getattr(_current_config().load_config, "load_format", None)
     return LayerPlan(name, options, _max_tokens(moe), str(load_format) == "dummy")

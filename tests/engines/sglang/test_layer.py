@@ -269,7 +269,9 @@ def test_a_gpu_without_kernels_of_its_own_is_sglangs_unless_the_user_insists(
     from nvfp4_moe.sglang import refusals
 
     refusals._said.clear()
-    monkeypatch.setattr(refusals, "explain", lambda options, device: [{"chosen": True, "backend": "cuda"}])
+    monkeypatch.setattr(
+        "nvfp4_moe._fused_experts.explain", lambda options, device: [{"chosen": True, "backend": "cuda"}]
+    )
     configured()
     with rank(sglang), pytest.raises(ValueError, match="Current platform does not support NVFP4"):
         make_layer("modelopt")

@@ -71,11 +71,8 @@ def _requirements(name: str) -> Requirements | None:
         return None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if hasattr(module, "REQUIRED"):
-        required: Requirements = module.REQUIRED
-        return required
-    # transformers': (module, name, parameters of a call).
-    return {"core": [("calls" if names else "has", f"{where}:{what}", names) for where, what, names in module._NEEDED]}
+    required: Requirements = module.REQUIRED
+    return required
 
 
 def _adapter(name: str, version: str) -> Engine:

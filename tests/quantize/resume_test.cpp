@@ -162,9 +162,10 @@ ATTACK_TEST_F(kHostileFiles, Resume, TamperedPlansAreErrors) {
   const json sound = json::parse(read_file(plan_));
   std::vector<std::string> texts = {
       "", "{", "null", "[]", "{}", "\xff", std::string(200000, '['), "[" + sound.dump() + "]"};
-  std::string nested = "1";
-  for (int i = 0; i < 100000; ++i) nested = "{\"files\":" + nested + "}";
-  texts.push_back(nested);
+  constexpr size_t kDepth = 100000;
+  std::string nested;
+  for (size_t i = 0; i < kDepth; ++i) nested += "{\"files\":";
+  texts.push_back(nested + "1" + std::string(kDepth, '}'));
   for (const auto& [key, value] : sound.items()) {
     for (const json& wrong : {json(nullptr), json(-1), json("x"), json::array({json::array({1})}), json::object()}) {
       json changed = sound;

@@ -146,6 +146,8 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
     # Whoever else holds the module, a hook or a list of layers, keeps no weights alive.
     del gate, up, down
     module.gate_up_proj = module.down_proj = None
+    if device != "cpu":
+        torch.cuda.empty_cache()  # what torch keeps of freed weights is no memory to the library, which packs with its own
     described = layer.describe()
     return EnabledLayer(
         found.name, layer_config.num_experts, layer_config.activation, device, before, described["packed_bytes"]

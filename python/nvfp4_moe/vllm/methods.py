@@ -53,7 +53,7 @@ class Method:
 
     def open(self, moe_config: Any, plan: LayerPlan) -> None:
         """In place of the stock constructor."""
-        _base.__init__(self, moe_config)  # type: ignore[misc]
+        _base.__init__(self, moe_config)
         self.plan = plan
         _log.plan()
         self.experts_cls = NvFp4MoeExperts
@@ -78,7 +78,7 @@ class Method:
         return False
 
     def maybe_roundup_sizes(self, *args: Any, **kwargs: Any) -> Any:
-        return _base.maybe_roundup_sizes(self, *args, **kwargs)  # type: ignore[misc]
+        return _base.maybe_roundup_sizes(self, *args, **kwargs)
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
         """The stock parameters, of zeros: what a checkpoint does not fill, for a size that was rounded up, adds nothing."""

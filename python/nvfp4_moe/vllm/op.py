@@ -28,9 +28,9 @@ for _device in ("CPU", "CUDA"):
     _library.impl("moe_gemm_by", _run, _device)
 
 
-@torch.library.register_fake("nvfp4::moe_gemm_by", lib=_library)
 def _fake(out: Tensor, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> None:
     return None
 
 
+torch.library.register_fake("nvfp4::moe_gemm_by", _fake, lib=_library)
 moe_gemm_by = torch.ops.nvfp4.moe_gemm_by.default

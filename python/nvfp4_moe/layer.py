@@ -230,8 +230,8 @@ class Nvfp4Linear(_core.Linear):
         backend: str = "auto",
     ) -> Nvfp4Linear:
         """From weight = (codes uint8 (out_features, in_features/2), scales uint8 (out_features, in_features/16),
-        tensor_scale float), which is copied. The options are those of MoeConfig for hidden; input_scale is needed by
-        activation_scale "static" and "compat". Raises ValueError, BadInput, Unsupported, OutOfMemory.
+        tensor_scale float) on the host, which is copied. The options are those of MoeConfig for hidden; input_scale is
+        needed by activation_scale "static" and "compat". Raises ValueError, BadInput, Unsupported, OutOfMemory.
         """
         codes = weight[0]
         if len(codes.shape) != 2:

@@ -70,9 +70,10 @@ class StoredLinear(NamedTuple):
         chosen = {"activation_format": "bf16" if input_scale is None else "nvfp4", **options}
         if chosen.get("activation_scale", "dynamic_token") == "dynamic_token" or chosen["activation_format"] != "nvfp4":
             input_scale = None
+        # From the host: the library packs a linear there, and copies the packed bytes to the device.
         weight = (
-            self.weight.read(device).view(torch.uint8),
-            self.scales.read(device).view(torch.uint8),
+            self.weight.read("cpu").view(torch.uint8),
+            self.scales.read("cpu").view(torch.uint8),
             self._number(self.tensor_scale),
         )
         return Nvfp4Linear.from_tensors(

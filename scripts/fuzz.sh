@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# fuzz.sh SECONDS: builds the libFuzzer targets (preset fuzz: address and undefined) and runs each for SECONDS/targets.
+# fuzz.sh SECONDS: builds the libFuzzer targets (preset asan: address and undefined) and runs each for SECONDS/targets.
 # One core. New inputs stay in build/fuzz/corpus, so that the next run goes on from there; what broke a target stays in
 # build/fuzz/artifacts. Prints one line per target; exits 1 if any of them broke.
 set -euo pipefail
@@ -11,7 +11,7 @@ each=$((seconds / ${#targets[@]}))
 [ "$each" -ge 1 ] || { echo "fuzz.sh: expected at least ${#targets[@]} seconds, got $seconds" >&2; exit 2; }
 
 mkdir -p build
-for step in "cmake --preset fuzz" "cmake --build build/fuzz -j ${NVFP4_MOE_JOBS:-$(nproc)} --target ${targets[*]/%/_fuzz}"; do
+for step in "cmake --preset asan" "cmake --build build/asan -j ${NVFP4_MOE_JOBS:-$(nproc)} --target ${targets[*]/%/_fuzz}"; do
   $step >build/fuzz.log 2>&1 || { tail -40 build/fuzz.log >&2; exit 1; }
 done
 
@@ -27,7 +27,7 @@ for target in "${targets[@]}"; do
     *) options+=(-max_len=8192 -dict=tests/fuzz/json.dict) ;;
   esac
   code=0
-  "build/fuzz/tests/${target}_fuzz" "${options[@]}" "$corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 || code=$?
+  "build/asan/tests/${target}_fuzz" "${options[@]}" "$corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 || code=$?
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   coverage=$(grep -oE 'cov: [0-9]+ ft: [0-9]+' "$log" | tail -1) || true
   printf '%-12s %4d s  %10s runs  %s  %s\n' "$target" "$each" "${runs:-?}" "${coverage:-no coverage}" \

@@ -223,10 +223,14 @@ struct Written {
   std::mutex mutex;
   std::string text;
   ProgressStyle style(bool quiet, bool terminal, int period_ms) {
-    return {quiet, terminal, std::chrono::milliseconds(period_ms), [this](std::string_view bytes) {
+    return {quiet,
+            terminal,
+            std::chrono::milliseconds(period_ms),
+            [this](std::string_view bytes) {
               const std::lock_guard lock(mutex);
               text += bytes;
-            }};
+            },
+            {}};
   }
   std::string now() {
     const std::lock_guard lock(mutex);

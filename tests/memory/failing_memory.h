@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef NVFP4_MOE_SANITIZED
 #define NVFP4_MOE_FAILING_MEMORY 0
 #else
 #define NVFP4_MOE_FAILING_MEMORY 1

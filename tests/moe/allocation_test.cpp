@@ -12,7 +12,7 @@
 #include "support/backends.h"
 #include "support/checkpoint_builder.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef NVFP4_MOE_SANITIZED
 #define NVFP4_MOE_COUNTING 0
 #else
 #define NVFP4_MOE_COUNTING 1

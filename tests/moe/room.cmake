@@ -6,6 +6,9 @@ add_executable(test_moe_header_c11 ${CMAKE_CURRENT_SOURCE_DIR}/moe/header_c11.c)
 set_target_properties(test_moe_header_c11 PROPERTIES C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
 target_compile_options(test_moe_header_c11 PRIVATE -Wall -Wextra -Wpedantic -Werror)
 target_link_libraries(test_moe_header_c11 PRIVATE nvfp4_moe nvfp4_moe_flags)  # flags: a sanitizer, if any
+if(NVFP4_MOE_SANITIZE)  # whose run time for C++ the library needs
+  set_target_properties(test_moe_header_c11 PROPERTIES LINKER_LANGUAGE CXX)
+endif()
 add_test(NAME moe/header_c11 COMMAND test_moe_header_c11)
 
 set_tests_properties(moe/exports moe/header_c11 PROPERTIES LABELS moe)

@@ -17,7 +17,7 @@ inline constexpr bool kThreadSanitizer = false;
 
 // A sanitizer's own allocator does not go around fork() as the C library's does: what another thread had locked in it
 // stays locked in the child.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef NVFP4_MOE_SANITIZED
 inline constexpr bool kChildMayAllocate = false;
 #else
 inline constexpr bool kChildMayAllocate = true;

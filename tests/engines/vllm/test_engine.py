@@ -1,4 +1,8 @@
-"""vLLM's real engine on a CPU over tiny NVFP4 models: what it says is what the dequantized twin says, but for ties."""
+"""vLLM's real engine over tiny NVFP4 models: what it says is what the dequantized twin says, but for ties.
+
+On a CPU by ./dev engines vllm. On a GPU by pytest alone, with vLLM and the package on PYTHONPATH: the same engines, whose
+compiled ones are captured in CUDA graphs there.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +76,12 @@ def truth(made):
     import truth
 
     return {seed: truth.Truth(made[seed]["twin"]) for seed in made}
+
+
+def on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def ok(result: dict) -> dict:
@@ -153,7 +163,11 @@ def test_activations_are_configured(served):
 def test_off_leaves_the_model_to_vllm(served):
     """vLLM has no NVFP4 kernel for a CPU, and says so: its own words are what proves that the plugin is off."""
     result = served["off"]
-    assert "NvFp4 MoE backend" in result["error"] and "nvfp4-moe leaves" not in " ".join(result["log"])
+    assert "nvfp4-moe leaves" not in " ".join(result["log"])
+    if on_gpu():
+        assert ok(result)["methods"] == ["ModelOptNvFp4FusedMoE"] * 2
+    else:
+        assert "NvFp4 MoE backend" in result["error"]
 
 
 def test_a_layer_that_is_not_taken_is_left_to_vllm_with_the_reason(served):
@@ -179,6 +193,10 @@ def test_a_key_of_the_configuration_that_means_nothing_is_an_error(served):
 @pytest.fixture(scope="session")
 def ranked(made, serve):
     """Two ranks: slices of each expert, experts in two halves, and experts dealt out in turn."""
+    import torch
+
+    if on_gpu() and torch.cuda.device_count() < 2:
+        pytest.skip("two ranks need two GPUs")
     two = {"tensor_parallel_size": 2}
     jobs = [
         {"name": "slices", "model": str(made[0]["modelopt"]), "options": two, "tokens": TOKENS},
@@ -219,7 +237,7 @@ def test_two_ranks_say_what_one_says(ranked, served, truth, how):
 def compiled(made, serve):
     jobs = [
         {"name": form, "model": str(made[0][form]), "options": {"enforce_eager": False}, "tokens": TOKENS}
-        for form in ("modelopt", "compressed-tensors")
+        for form in ("twin", "modelopt", "compressed-tensors")
     ]
     return serve(jobs)
 
@@ -240,6 +258,24 @@ def test_a_compiled_model_says_what_an_eager_one_says(compiled, served, truth):
                     break
     # The engines of one process have layers of their own: the second's graph does not run the first's.
     assert compiled["modelopt"]["handles"] != compiled["compressed-tensors"]["handles"]
+
+
+@pytest.mark.parametrize("form", ["twin", "modelopt", "compressed-tensors"])
+def test_a_compiled_model_is_as_near_to_the_truth_as_an_eager_one(compiled, served, truth, form):
+    """Routers cannot be recorded in a compiled model: what is further off than an eager engine is must be what follows from
+    a router's tie decided the other way, and nothing else."""
+    import models
+    import truth as measuring
+
+    stock, _ = measuring.measure(truth[0], ok(served["twin"])["runs"][0])
+    bound, router_tie = 2 * stock.logprob, 2 * stock.router
+    explained = measuring.explain(truth[0], ok(compiled[form])["runs"][0], models.TOP_K, bound, router_tie)
+    print(
+        f"\n{form}, compiled: {explained.compared} log-probabilities, largest error {explained.largest:.5f}, bound {bound:.5f}; "
+        f"router decisions taken the other way (layer, token, margin): {explained.swapped}, a tie below {router_tie:.5f}"
+    )
+    assert explained.compared > 100
+    assert explained.largest <= bound
 
 
 def test_results_are_json_of_numbers(served):

@@ -5,7 +5,8 @@ hold. What bfloat16 can hold is measured on the stock engine over the twin: the 
 (and router logits) against the truth. Each side of a comparison may be off by that much, so a margin below twice that
 error is a tie.
 
-After another choice of an expert, everything behind it in the sequence is computed from other inputs: comparisons end there.
+After another choice of an expert, everything behind it in the sequence is computed from other inputs: comparisons end there,
+or go on with the truth of that choice, where the routers of an engine cannot be recorded (explain).
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from typing import Any
 import torch
 
 
+# An expert that is computed in place of another: at a layer and a token.
+Swaps = dict[tuple[int, int], tuple[int, int]]
+
+
 class Truth:
     """A twin in float32. of(sequence) gives log-probabilities (T, V) and router logits [layer] (T, E)."""
 
@@ -25,20 +30,31 @@ class Truth:
 
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         self.gates = [layer.mlp.gate for layer in self.model.model.layers]
-        self._known: dict[tuple[int, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
+        self._known: dict[tuple[Any, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
 
-    def of(self, sequence: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        key = tuple(sequence)
+    def of(self, sequence: list[int], swaps: Swaps | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """With swaps {(layer, token): (chosen, other)}: what follows when the other expert is computed there."""
+        swaps = swaps or {}
+        key = (tuple(sequence), tuple(sorted(swaps.items())))
         if key not in self._known:
             seen: list[torch.Tensor] = []
-            hooks = [
-                gate.register_forward_pre_hook(
-                    lambda gate, inputs: seen.append(
-                        torch.nn.functional.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), gate.weight)
-                    )
-                )
-                for gate in self.gates
-            ]
+
+            def route(gate: Any, inputs: Any, output: Any) -> Any:
+                """The gate's (logits, weights, ids) of its tokens, with the swaps of its layer in."""
+                logits = torch.nn.functional.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), gate.weight)
+                here = {token: pair for (layer, token), pair in swaps.items() if layer == len(seen)}
+                seen.append(logits)
+                if not here:
+                    return output
+                said, _, ids = output
+                ids = ids.clone()
+                for token, (chosen, other) in here.items():
+                    assert (ids[token] == chosen).sum() == 1 and not (ids[token] == other).any()
+                    ids[token] = torch.where(ids[token] == chosen, other, ids[token])
+                probabilities = torch.softmax(logits, -1).gather(-1, ids)
+                return said, probabilities / probabilities.sum(-1, keepdim=True), ids
+
+            hooks = [gate.register_forward_hook(route) for gate in self.gates]
             with torch.no_grad():
                 logits = self.model(torch.tensor([sequence])).logits[0]
             for hook in hooks:
@@ -106,3 +122,61 @@ def measure(truth: Truth, run: list[dict[str, Any]]) -> tuple[Errors, list[float
             if position < equal and (margin := float(logprobs[position].max() - logprobs[position, token])) > 0:
                 margins.append(margin)
     return errors, margins
+
+
+@dataclasses.dataclass
+class Explained:
+    """What is left of a run's distance from the truth when routers may decide ties either way."""
+
+    largest: float = 0.0  # error of a log-probability that no tie explains
+    compared: int = 0
+    swapped: list[tuple[int, int, float]] = dataclasses.field(default_factory=list)  # layer, token, margin
+
+
+def _worst(logprobs: torch.Tensor, steps: list[tuple[int, dict[str, float]]], bound: float) -> tuple[int | None, float]:
+    """The first position with an error above the bound (None: no such), and the largest error up to there, or anywhere."""
+    largest = 0.0
+    for position, step in steps:
+        error = max(abs(value - float(logprobs[position, int(token)])) for token, value in step.items())
+        largest = max(largest, error)
+        if error > bound:
+            return position, largest
+    return None, largest
+
+
+def explain(truth: Truth, run: list[dict[str, Any]], top_k: int, bound: float, router_tie: float) -> Explained:
+    """A run whose routers are not recorded. Where a log-probability is further from the truth than the bound, the truth is
+    computed anew with one router decision at a tie, at that token or before it, taken the other way: the one that lets the
+    run agree the furthest. What no such decision explains stays in `largest`."""
+    explained = Explained()
+    for result in run:
+        sequence, length = result["prompt"] + result["tokens"][:-1], len(result["prompt"])
+        steps = [(i - 1, step) for i, step in enumerate(result["prompt_logprobs"]) if step is not None]
+        steps += [(length - 1 + i, step) for i, step in enumerate(result["logprobs"])]
+        explained.compared += sum(len(step) for _, step in steps)
+        swaps: Swaps = {}
+        logprobs, logits = truth.of(sequence, swaps)
+        wrong, largest = _worst(logprobs, steps, bound)
+        while wrong is not None:
+            best = None
+            for layer, of_layer in enumerate(logits):
+                for token in range(wrong + 1):
+                    near = torch.topk(of_layer[token], top_k + 1)
+                    margin = float(near.values[top_k - 1] - near.values[top_k])
+                    if (layer, token) in swaps or margin > router_tie:
+                        continue
+                    pair = (int(near.indices[top_k - 1]), int(near.indices[top_k]))
+                    tried = swaps | {(layer, token): pair}
+                    # What is behind a swap is computed from other inputs: later swaps that no longer fit are dropped.
+                    tried = {at: swap for at, swap in tried.items() if at[1] < token or at[0] < layer or at == (layer, token)}
+                    then, largest_then = _worst(truth.of(sequence, tried)[0], steps, bound)
+                    rank = (len(sequence) if then is None else then, -largest_then)
+                    if best is None or rank > best[0]:
+                        best = (rank, tried, then, largest_then, (layer, token, margin))
+            if best is None or best[0][0] <= wrong:
+                break
+            _, swaps, wrong, largest, how = best
+            explained.swapped.append(how)
+            logits = truth.of(sequence, swaps)[1]
+        explained.largest = max(explained.largest, largest)
+    return explained

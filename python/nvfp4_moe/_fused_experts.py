@@ -29,6 +29,7 @@ from .layer import MoeLayer
 MODES = ("0", "auto", "1")
 PLAIN = "cuda"  # the backend for GPUs that have no kernels of their own
 ACTIVATION_FORMATS = ("bf16", "nvfp4", "int8_block")
+ROUTERS = ("auto", "own", "engine")
 
 
 # ---- what the user asked for
@@ -37,10 +38,12 @@ ACTIVATION_FORMATS = ("bf16", "nvfp4", "int8_block")
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """mode: "0" off; "auto" a layer that cannot be taken is the engine's; "1" such a layer is an error.
-    activation_format: of every layer, whatever its checkpoint declares."""
+    activation_format: of every layer, whatever its checkpoint declares. router: "own" selects experts by this library
+    where it knows the router; "engine" never; "auto" on GPUs. SGLang's adapter does not read it."""
 
     mode: str = "auto"
     activation_format: str = "bf16"
+    router: str = "auto"
 
     @property
     def insists(self) -> bool:
@@ -48,7 +51,8 @@ class Settings:
 
 
 def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """What `given` (an engine's own configuration: mode, activations) says, else NVFP4_MOE and NVFP4_MOE_ACTIVATIONS.
+    """What `given` (an engine's own configuration: mode, activations, router) says, else NVFP4_MOE, NVFP4_MOE_ACTIVATIONS and
+    NVFP4_MOE_ROUTER.
 
     ValueError names the key or variable, what is legal and what came; also for a key that is none.
     """
@@ -63,9 +67,12 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
     settings = Settings(
         one_of("mode", "NVFP4_MOE", MODES, "auto"),
         one_of("activations", "NVFP4_MOE_ACTIVATIONS", ACTIVATION_FORMATS, "bf16"),
+        one_of("router", "NVFP4_MOE_ROUTER", ROUTERS, "auto"),
     )
     if given:
-        raise InvalidArgument(f"nvfp4_moe: expected the keys mode and activations, got {', '.join(map(str, given))}")
+        raise InvalidArgument(
+            f"nvfp4_moe: expected the keys mode, activations and router, got {', '.join(map(str, given))}"
+        )
     return settings
 
 

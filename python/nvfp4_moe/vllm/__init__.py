@@ -12,9 +12,9 @@ __all__ = ["register"]
 def register() -> None:
     """Registers the quantization methods with vLLM, which calls this in each of its processes, possibly several times.
 
-    Does nothing under NVFP4_MOE=0. Raises ValueError for a value of NVFP4_MOE or NVFP4_MOE_ACTIVATIONS that means
-    nothing, and RuntimeError for a release of vLLM that does not fit under NVFP4_MOE=1; under auto such a release is
-    named in the log and serves without the library.
+    Does nothing under NVFP4_MOE=0. Raises ValueError for a value of one of its variables that means nothing, and
+    RuntimeError for a release of vLLM that does not fit under NVFP4_MOE=1; under auto such a release is named in the log
+    and serves without the library.
     """
     from .._fused_experts import read_settings
 
@@ -25,9 +25,11 @@ def register() -> None:
     from . import internals
 
     missing = misfits(internals.REQUIRED)
+    internals.has_router = "router" not in missing
     sentences = [
         f"vLLM {internals.version()} does not fit nvfp4-moe ({group}): {'; '.join(problems[:3])}"
         for group, problems in missing.items()
+        if group != "router"  # without which everything is served all the same
     ]
     if sentences and settings.insists:
         raise RuntimeError("; ".join(sentences) + "; NVFP4_MOE=auto serves without the library")

@@ -18,7 +18,7 @@ _FUSED = "vllm.model_executor.layers.fused_moe"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _COMPRESSED = f"{_QUANTIZATION}.compressed_tensors"
 
-# A group that does not fit leaves its checkpoints to vLLM; "core" all of them.
+# A group that does not fit leaves its checkpoints to vLLM, "core" all of them; without "router" vLLM selects the experts.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", f"{_QUANTIZATION}:register_quantization_config", ("quantization",)),
@@ -129,6 +129,25 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("has", f"{_FUSED}.modular_kernel:FusedMoEExpertsModular", ("expects_unquantized_inputs",)),
         ("calls", f"{_FUSED}.topk_weight_and_reduce:TopKWeightAndReduceNoOP", ()),
     ),
+    "router": (
+        (
+            "overrides",
+            f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase.apply_monolithic",
+            ("layer", "x", "router_logits", "input_ids"),
+        ),
+        (
+            "has",
+            f"{_FUSED}.routed_experts:RoutedExperts",
+            (
+                "renormalize",
+                "use_grouped_topk",
+                "custom_routing_function",
+                "scoring_func",
+                "e_score_correction_bias",
+                "routed_scaling_factor",
+            ),
+        ),
+    ),
     "modelopt_fp4": (
         ("overrides", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.get_quant_method", ("layer", "prefix")),
         ("calls", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.is_layer_excluded", ("prefix",)),
@@ -189,7 +208,11 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     ),
 }
 
-FORMATS = tuple(group for group in REQUIRED if group != "core")
+FORMATS = tuple(group for group in REQUIRED if group not in ("core", "router"))
+
+
+# Whether this release hands a method its router's logits: group "router" fits. register() finds out.
+has_router = False
 
 
 def version() -> str:

@@ -30,6 +30,7 @@ from .._fused_experts import (
 from . import internals
 from .experts import NvFp4MoeExperts
 from .plan import LayerPlan
+from .router import OwnRouter, own_router
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _FUSED = "vllm.model_executor.layers.fused_moe"
@@ -58,6 +59,7 @@ class Method:
         _log.plan()
         self.experts_cls = NvFp4MoeExperts
         self.fused: FusedExperts | None = None
+        self.router: OwnRouter | None = None
         # What the stock methods' other members, and the weight loader, look at.
         self.use_a16 = True
         self.use_global_sf = False
@@ -68,6 +70,10 @@ class Method:
     @property
     def supports_eplb(self) -> bool:
         return False  # EPLB moves rows of parameters, and the packed weights are none
+
+    @property
+    def is_monolithic(self) -> bool:
+        return self.router is not None
 
     @property
     def skip_forward_padding(self) -> bool:
@@ -166,6 +172,7 @@ class Method:
         self.moe_kernel = _kernel(prepare_finalize=prepare_finalize, fused_experts=experts)
         # Where no ranks exchange rows, the kernel would add nothing but a copy.
         self.alone = experts if _no_exchange is not None and isinstance(prepare_finalize, _no_exchange) else None
+        self.router = own_router(layer, self.plan) if self.alone is not None else None
         # What the kernel reads of the weights is how many experts there are.
         device = self.fused.placement.lookup.device if self.fused.placement.lookup is not None else "cpu"
         self.no_weights = torch.empty((self.fused.layer.num_local_experts, 0, 0), dtype=torch.uint8, device=device)
@@ -194,6 +201,11 @@ class Method:
             shared_experts=shared_experts,
             shared_experts_input=shared_experts_input,
         )
+
+    def apply_monolithic(self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None) -> Tensor:
+        assert self.router is not None and self.alone is not None
+        topk_ids, topk_weights = self.router.select(router_logits)
+        return self.alone.reduced(x, topk_ids, topk_weights, layer.apply_router_weight_on_input)
 
 
 _SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size")

@@ -23,12 +23,14 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class LayerPlan:
-    """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes."""
+    """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes.
+    own_router: the library is to select the experts, where it knows the router (router.py)."""
 
     name: str
     options: dict[str, Any]
     max_tokens: int
     dummy: bool
+    own_router: bool
 
 
 def settings() -> Settings:
@@ -99,6 +101,14 @@ def _max_tokens(moe: Any) -> int:
     return (most + padding) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
 
 
+def _routers_are_watched() -> bool:
+    """Whether vLLM's routers have to tell somebody what they chose, or choose something else."""
+    config = _current_config()
+    holders = (getattr(config, "model_config", None), getattr(config, "aux_output_config", None))
+    reported = any(getattr(holder, "enable_return_routed_experts", False) is True for holder in holders)
+    return reported or os.environ.get("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "") != ""
+
+
 def _plan(layer: Any, name: str, chosen: Settings, mxfp4: bool) -> LayerPlan:
     """Raises Refused."""
     moe = layer.moe_config
@@ -108,10 +118,13 @@ def _plan(layer: Any, name: str, chosen: Settings, mxfp4: bool) -> LayerPlan:
         options["batch_invariant"] = True
     if mxfp4 and options["intermediate_size"] % 32 != 0:
         raise Refused(f"MXFP4 in slices of {options['intermediate_size']}: expected whole blocks of 32")
-    if why := why_refused(options, _device(moe), chosen):
+    device = _device(moe)
+    if why := why_refused(options, device, chosen):
         raise Refused(why)
     load_format = getattr(_current_config().load_config, "load_format", None)
-    return LayerPlan(name, options, _max_tokens(moe), str(load_format) == "dummy")
+    own_router = chosen.router == "own" or (chosen.router == "auto" and device != "cpu")
+    own_router = own_router and not _routers_are_watched()
+    return LayerPlan(name, options, _max_tokens(moe), str(load_format) == "dummy", own_router)
 
 
 def plan_of(layer: Any, prefix: str, *, mxfp4: bool = False) -> LayerPlan | None:

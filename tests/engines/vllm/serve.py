@@ -110,6 +110,10 @@ def serve(job: dict) -> dict:
             "disable_log_stats": True,
             **({"kv_cache_memory_bytes": 256 << 20} if torch.cuda.is_available() else {}),
         } | job.get("options", {})
+        if job.get("routers"):  # vLLM's, which can be watched
+            additional = dict(options.get("additional_config", {}))
+            additional["nvfp4_moe"] = {"router": "engine"} | additional.get("nvfp4_moe", {})
+            options["additional_config"] = additional
         if options.get("load_format") == "tiny_deepseek_v4":
             import deepseek_v4
 
@@ -126,6 +130,7 @@ def serve(job: dict) -> dict:
                 fused = [getattr(method, "fused", None) for method in methods]
                 result["handles"].append([f and f.layer.handle for f in fused])
                 result["methods"] = [type(method).__name__ for method in methods]
+                result["routes"] = [bool(method.is_monolithic) for method in methods]
                 result["layers"] = [f and repr(f.layer) for f in fused]
     except BaseException as error:
         result["error"] = "".join(traceback.format_exception(error))

@@ -54,6 +54,12 @@ def served(made, wrong_scale, serve):
             "model": first["modelopt"],
             "options": {"additional_config": {"nvfp4_moe": {"activations": "nvfp4"}}},
         },
+        {
+            "name": "own router",
+            "model": first["modelopt"],
+            "options": {"additional_config": {"nvfp4_moe": {"router": "own"}}},
+            "tokens": TOKENS,
+        },
         {"name": "off", "model": first["modelopt"], "options": {"additional_config": {"nvfp4_moe": {"mode": "0"}}}},
         {"name": "refused", "model": first["modelopt"], "options": {"moe_backend": "emulation"}},
         {
@@ -184,7 +190,7 @@ def test_a_layer_that_is_not_taken_is_an_error_where_the_user_insists(served):
 
 
 def test_a_key_of_the_configuration_that_means_nothing_is_an_error(served):
-    assert "expected the keys mode and activations, got activation" in served["misspelt"]["error"]
+    assert "expected the keys mode, activations and router, got activation" in served["misspelt"]["error"]
 
 
 # ---- several ranks, and a compiler
@@ -239,6 +245,8 @@ def compiled(made, serve):
         {"name": form, "model": str(made[0][form]), "options": {"enforce_eager": False}, "tokens": TOKENS}
         for form in ("twin", "modelopt", "compressed-tensors")
     ]
+    own = {"enforce_eager": False, "additional_config": {"nvfp4_moe": {"router": "own"}}}
+    jobs.append({"name": "own router", "model": str(made[0]["modelopt"]), "options": own, "tokens": TOKENS})
     return serve(jobs)
 
 
@@ -260,22 +268,33 @@ def test_a_compiled_model_says_what_an_eager_one_says(compiled, served, truth):
     assert compiled["modelopt"]["handles"] != compiled["compressed-tensors"]["handles"]
 
 
-@pytest.mark.parametrize("form", ["twin", "modelopt", "compressed-tensors"])
-def test_a_compiled_model_is_as_near_to_the_truth_as_an_eager_one(compiled, served, truth, form):
-    """Routers cannot be recorded in a compiled model: what is further off than an eager engine is must be what follows from
-    a router's tie decided the other way, and nothing else."""
+def judge_without_routers(truth_of_model, twin_run, run, what: str) -> None:
+    """A run whose routers were not recorded: what is further off than the stock engine over the twin, whose routers were,
+    must be what follows from a router's tie decided the other way, and nothing else."""
     import models
     import truth as measuring
 
-    stock, _ = measuring.measure(truth[0], ok(served["twin"])["runs"][0])
+    stock, _ = measuring.measure(truth_of_model, twin_run)
     bound, router_tie = 2 * stock.logprob, 2 * stock.router
-    explained = measuring.explain(truth[0], ok(compiled[form])["runs"][0], models.TOP_K, bound, router_tie)
+    explained = measuring.explain(truth_of_model, run, models.TOP_K, bound, router_tie)
     print(
-        f"\n{form}, compiled: {explained.compared} log-probabilities, largest error {explained.largest:.5f}, bound {bound:.5f}; "
+        f"\n{what}: {explained.compared} log-probabilities, largest error {explained.largest:.5f}, bound {bound:.5f}; "
         f"router decisions taken the other way (layer, token, margin): {explained.swapped}, a tie below {router_tie:.5f}"
     )
     assert explained.compared > 100
     assert explained.largest <= bound
+
+
+@pytest.mark.parametrize("form", ["twin", "modelopt", "compressed-tensors", "own router"])
+def test_a_compiled_model_is_as_near_to_the_truth_as_an_eager_one(compiled, served, truth, form):
+    judge_without_routers(truth[0], ok(served["twin"])["runs"][0], ok(compiled[form])["runs"][0], f"{form}, compiled")
+
+
+def test_the_library_s_router_serves_as_vllm_s_does(served, truth):
+    """Where it selects the experts by itself vLLM's routers do not run, and what is said is as near to the truth."""
+    own = ok(served["own router"])
+    assert own["routes"] == [True, True] and ok(served["modelopt"])["routes"] == [False, False]
+    judge_without_routers(truth[0], ok(served["twin"])["runs"][0], own["runs"][0], "own router")
 
 
 def test_results_are_json_of_numbers(served):

@@ -76,6 +76,9 @@ class Layer(torch.nn.Module):
         self.activation, self.global_num_experts = moe.activation, moe.num_experts
         self.swiglu_limit = self.swiglu_alpha = self.swiglu_beta = None
         self.apply_router_weight_on_input = on_input
+        self.renormalize, self.scoring_func, self.use_grouped_topk = True, "softmax", False
+        self.custom_routing_function = self.e_score_correction_bias = None
+        self.routed_scaling_factor = 1.0
         self.register_buffer("expert_map", expert_map, persistent=False)
 
     def _expert_routing_tables(self):
@@ -194,6 +197,66 @@ def test_a_method_runs_the_library_s_layer(methods, kind):
         assert torch.equal(out, reference().run(hidden, ids, router_weights))
     assert torch.equal(out, run(method, layer, hidden, router_weights, ids))
     assert not method.supports_eplb and not method.is_monolithic and method.topk_indices_dtype is None
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_the_library_selects_the_experts_where_it_is_asked_to(methods, monkeypatch, renormalize):
+    import nvfp4_moe
+
+    monkeypatch.setenv("NVFP4_MOE_ROUTER", "own")
+    method, layer = made(methods)
+    layer.renormalize = renormalize
+    assert not method.is_monolithic, "vLLM's routers until the layer is packed"
+    method.process_weights_after_loading(layer)
+    assert method.is_monolithic
+    hidden = batch()[0]
+    logits = torch.randn(TOKENS, EXPERTS, generator=torch.Generator().manual_seed(7)).bfloat16()
+    config = nvfp4_moe.RouterConfig(EXPERTS, TOP_K, renormalize=renormalize)
+    ids, router_weights = nvfp4_moe.select_experts(logits, config)
+    out = method.apply_monolithic(layer, hidden, logits, input_ids=None)
+    assert torch.equal(out, reference().run(hidden, ids, router_weights))
+    # Rows of logits that lie apart, as a view of a wider array has them.
+    wide = torch.cat([logits, logits], 1)[:, :EXPERTS]
+    assert torch.equal(out, method.apply_monolithic(layer, hidden, wide))
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"scoring_func": "sigmoid"},
+        {"use_grouped_topk": True},
+        {"custom_routing_function": print},
+        {"e_score_correction_bias": torch.zeros(EXPERTS)},
+        {"routed_scaling_factor": 2.5},
+    ],
+    ids=lambda unlike: next(iter(unlike)),
+)
+def test_routers_that_are_no_plain_softmax_are_vllm_s(methods, monkeypatch, unlike):
+    monkeypatch.setenv("NVFP4_MOE_ROUTER", "own")
+    method, layer = made(methods)
+    for name, value in unlike.items():
+        setattr(layer, name, value)
+    method.process_weights_after_loading(layer)
+    assert not method.is_monolithic
+
+
+@pytest.mark.parametrize("asked", ["auto", "engine", "simulated", "reported", "unfit"])
+def test_vllm_selects_where_somebody_looks_at_its_routers_and_on_cpus(methods, monkeypatch, vllm_config, asked):
+    from nvfp4_moe.vllm import internals
+
+    monkeypatch.setenv("NVFP4_MOE_ROUTER", asked if asked in ("auto", "engine") else "own")
+    if asked == "simulated":
+        monkeypatch.setenv("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random")
+    if asked == "unfit":
+        monkeypatch.setattr(internals, "has_router", False)
+    if asked == "reported":
+        holder = (
+            vllm_config.aux_output_config if hasattr(vllm_config, "aux_output_config") else vllm_config.model_config
+        )
+        monkeypatch.setattr(holder, "enable_return_routed_experts", True)
+    method, layer = made(methods)
+    method.process_weights_after_loading(layer)
+    assert not method.is_monolithic
 
 
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])

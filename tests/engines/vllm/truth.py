@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-
 # An expert that is computed in place of another: at a layer and a token.
 Swaps = dict[tuple[int, int], tuple[int, int]]
 
@@ -168,7 +167,9 @@ def explain(truth: Truth, run: list[dict[str, Any]], top_k: int, bound: float, r
                     pair = (int(near.indices[top_k - 1]), int(near.indices[top_k]))
                     tried = swaps | {(layer, token): pair}
                     # What is behind a swap is computed from other inputs: later swaps that no longer fit are dropped.
-                    tried = {at: swap for at, swap in tried.items() if at[1] < token or at[0] < layer or at == (layer, token)}
+                    tried = {
+                        at: swap for at, swap in tried.items() if at[1] < token or at[0] < layer or at == (layer, token)
+                    }
                     then, largest_then = _worst(truth.of(sequence, tried)[0], steps, bound)
                     rank = (len(sequence) if then is None else then, -largest_then)
                     if best is None or rank > best[0]:

@@ -2,14 +2,17 @@
 //
 // A warp takes a token, and a lane E / 32 neighbouring experts, at most 32, as keys in registers: unsigned integers that
 // order as the scores do (core/router_score.h). Each of k rounds takes the largest key of the warp, and of equal ones
-// that of the lowest lane, which is the lowest expert; then lane i weighs the i-th expert, whose logit it reads again.
-// Scores of all experts are formed only where a bias, pairs of a group or the softmax of all experts ask for them.
+// that of the lowest lane, which is the lowest expert; then lane i weighs the i-th expert. Scores of all experts are
+// formed only where a bias, pairs of a group or the softmax of all experts ask for them, and then lane i reads the logit
+// of its expert again.
 #include <cuda_runtime.h>
 
 #include <cstdint>
 #include <string>
 
 #include "backend/cuda/device/device.h"
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/select_experts.h"
 #include "core/router_score.h"
@@ -80,6 +83,7 @@ __device__ int best_lane(uint32_t key, uint32_t& largest) {
 // What a lane knows of its token once the experts are chosen.
 struct Selection {
   int expert = -1;           // lane i: the i-th; -1 where there is none
+  uint32_t key = 0;          // the one that it was chosen by
   bool nonfinite = false;    // a selection score is NaN
   double denominator = 0.0;  // of softmax over all experts
   float largest = 0.0f;      // the largest logit
@@ -188,21 +192,20 @@ struct LaneKeys {
     }
   }
 
-  __device__ int take_best(int top_k) {
+  __device__ void take_best(int top_k, Selection& selection) {
     const int lane = threadIdx.x % 32;
-    int position, expert = -1;
+    int position;
     uint32_t mine = best(position), largest;
     for (int k = 0; k < top_k; ++k) {
       const int owner = best_lane(mine, largest);
       const int taken = __shfl_sync(kAllLanes, first + position, owner);
-      if (lane == k) expert = taken;
+      if (lane == k) selection.expert = taken, selection.key = largest;
       if (lane != owner) continue;
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i)
         if (i == position) keys[i] = kRemovedKey;
       mine = best(position);
     }
-    return expert;
   }
 };
 
@@ -222,7 +225,7 @@ __device__ Selection select(const SelectExperts& call, const void* row, bool vec
     selection.nonfinite = selection.nonfinite || lane.any_nan();
   }
   if (config.topk_group < config.num_expert_group) lane.keep_groups(config);
-  selection.expert = lane.take_best(static_cast<int>(config.top_k));
+  lane.take_best(static_cast<int>(config.top_k), selection);
   return selection;
 }
 
@@ -241,10 +244,13 @@ __device__ Selection look_up(const SelectExperts& call, int64_t t) {
   return selection;
 }
 
+// kByLogits: what the experts were chosen by are their logits' keys.
+template <bool kByLogits>
 __device__ float weigh(const SelectExperts& call, const void* row, const Selection& selection) {
   const RouterConfig& config = call.config;
   const bool chosen = selection.expert >= 0;
-  const float x = chosen ? load_logit(row, call.logits_dtype, selection.expert) : 0.0f;
+  float x = 0.0f;
+  if (chosen) x = kByLogits ? value_of(selection.key) : load_logit(row, call.logits_dtype, selection.expert);
   const float of_chosen = value_of(__reduce_max_sync(kAllLanes, chosen ? key_of(x) : kRemovedKey));
   const float largest = config.renormalize ? of_chosen : selection.largest;
   const float score = chosen ? router::score_of(config.scoring, x, largest) : 0.0f;
@@ -263,6 +269,8 @@ __device__ float weigh(const SelectExperts& call, const void* row, const Selecti
 // kPerLane 0: experts come from the table.
 template <int kPerLane>
 __global__ void __launch_bounds__(32 * kWarps) select_experts_kernel(const SelectExperts call, bool vectors) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // not before: what follows may rely on what was there before this kernel
   const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (t >= call.tokens) return;
   const int lane = threadIdx.x % 32;
@@ -273,7 +281,8 @@ __global__ void __launch_bounds__(32 * kWarps) select_experts_kernel(const Selec
     selection = look_up(call, t);
   else
     selection = select<kPerLane>(call, row, vectors);
-  const float weight = weigh(call, row, selection);
+  const bool by_logits = kPerLane > 0 && !call.config.selects_by_score();
+  const float weight = by_logits ? weigh<true>(call, row, selection) : weigh<false>(call, row, selection);
   if (lane >= call.config.top_k) return;
   const int64_t i = t * call.config.top_k + lane;
   if (call.ids_dtype == DType::kI64)
@@ -284,13 +293,13 @@ __global__ void __launch_bounds__(32 * kWarps) select_experts_kernel(const Selec
 }
 
 template <int kPerLane>
-void launch_select_experts(const SelectExperts& call, cudaStream_t stream) {
+Status launch_select_experts(const SelectExperts& call, void* stream) {
   const int64_t element = element_bytes(call.logits_dtype);
   const int64_t vector_bytes = kPerLane * element < 16 ? kPerLane * element : 16;
   const bool vectors = vector_bytes > 4 && reinterpret_cast<uintptr_t>(call.logits) % vector_bytes == 0 &&
                        call.logits_stride * element % vector_bytes == 0;
   const auto ctas = static_cast<unsigned>((call.tokens + kWarps - 1) / kWarps);
-  select_experts_kernel<kPerLane><<<ctas, 32 * kWarps, 0, stream>>>(call, vectors);
+  return launch<select_experts_kernel<kPerLane>>("select_experts", ctas, 32 * kWarps, 0, stream, call, vectors);
 }
 
 Status select_experts_on_device(int device, const SelectExperts& call, void* queue) {
@@ -301,17 +310,15 @@ Status select_experts_on_device(int device, const SelectExperts& call, void* que
                             std::to_string(call.tokens));
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  auto* const stream = static_cast<cudaStream_t>(queue);
   switch (call.config.hash_routing ? 0 : router::experts_a_lane(call.config.num_experts)) {
-    case 0: launch_select_experts<0>(call, stream); break;
-    case 1: launch_select_experts<1>(call, stream); break;
-    case 2: launch_select_experts<2>(call, stream); break;
-    case 4: launch_select_experts<4>(call, stream); break;
-    case 8: launch_select_experts<8>(call, stream); break;
-    case 16: launch_select_experts<16>(call, stream); break;
-    default: launch_select_experts<32>(call, stream); break;
+    case 0: return launch_select_experts<0>(call, queue);
+    case 1: return launch_select_experts<1>(call, queue);
+    case 2: return launch_select_experts<2>(call, queue);
+    case 4: return launch_select_experts<4>(call, queue);
+    case 8: return launch_select_experts<8>(call, queue);
+    case 16: return launch_select_experts<16>(call, queue);
+    default: return launch_select_experts<32>(call, queue);
   }
-  return check_launch("select_experts");
 }
 
 }  // namespace

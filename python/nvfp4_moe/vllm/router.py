@@ -1,0 +1,43 @@
+"""A layer's router, where the library selects the experts: vLLM then hands the layer its router's logits.
+
+That is vLLM's own interface for kernels which route by themselves. On a GPU it is one kernel less to wait for: the layer's
+first kernel starts while the selection runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import torch_op  # noqa: F401  defines the operators
+from . import internals
+from .plan import LayerPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRouter:
+    """Softmax over all experts, or over the chosen ones (renormalize)."""
+
+    top_k: int
+    renormalize: bool
+
+    def select(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (T, num_experts) to topk_ids int32 and topk_weights float32, both (T, top_k)."""
+        return torch.ops.nvfp4.select_experts(logits.contiguous(), self.top_k, "softmax", self.renormalize)
+
+
+def own_router(layer: Any, plan: LayerPlan) -> OwnRouter | None:
+    """The router of a RoutedExperts layer, or None where vLLM selects: it is no plain softmax, or was not asked for."""
+    if not plan.own_router or not internals.has_router:
+        return None
+    plain = (
+        layer.scoring_func == "softmax"
+        and not layer.use_grouped_topk
+        and layer.custom_routing_function is None
+        and layer.e_score_correction_bias is None
+        and layer.routed_scaling_factor == 1.0
+    )
+    return OwnRouter(plan.options["top_k"], bool(layer.renormalize)) if plain else None

@@ -8,6 +8,9 @@ PROMPT tokens, DECODE tokens each; the time of generating 1 token is subtracted,
 that neither prefill nor a disturbed run stands in it. Prefill: 8 prompts of 4096 tokens, one token each. Memory: what
 the device has in use, sampled through the whole life of the engine, less what it had before; the KV cache's size is
 given, the same for all. The engine's log goes to OUT.log. MODEL: scripts/make_serving_model.py writes one.
+
+With --gate FILE an engine that is ready makes FILE.ready and measures once FILE is there: several start at once on one
+GPU and measure by turns, the others idle. Their memory and time to ready are not told, since they share the device.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ def main() -> None:
     parser.add_argument("--backend", required=True, choices=("nvfp4_moe", "marlin", "humming"))
     parser.add_argument("--commit", required=True)
     parser.add_argument("--batches", default="1,8,64,256")
+    parser.add_argument("--no-prefill", action="store_true")
+    parser.add_argument("--gate", type=Path)
     parser.add_argument("--attention", help="vLLM's attention backend, where its own choice is not to be had")
     asked = parser.parse_args()
     ours = asked.backend == "nvfp4_moe"
@@ -87,6 +92,10 @@ def main() -> None:
     )  # fmt: skip
     ready = time.perf_counter() - begun
     in_use = memory.used()
+    if asked.gate:
+        asked.gate.with_suffix(".ready").touch()
+        while not asked.gate.exists():
+            time.sleep(0.1)
     random = torch.Generator().manual_seed(1)
 
     def seconds(prompts: int, length: int, tokens: int) -> float:
@@ -109,14 +118,15 @@ def main() -> None:
             "best_tokens_per_s": round(batch * DECODE / min(all_of_them), 1),
         })  # fmt: skip
         print(runs[-1], file=terminal, flush=True)
-    seconds(8, 4096, 1)
-    prefills = [seconds(8, 4096, 1) for _ in range(REPEATS)]
-    runs.append({
-        "what": "prefill", "batch": 8, "prompt": 4096,
-        "tokens_per_s": [round(8 * 4096 / s, 1) for s in prefills],
-        "best_tokens_per_s": round(8 * 4096 / min(prefills), 1),
-    })  # fmt: skip
-    print(runs[-1], file=terminal, flush=True)
+    if not asked.no_prefill:
+        seconds(8, 4096, 1)
+        prefills = [seconds(8, 4096, 1) for _ in range(REPEATS)]
+        runs.append({
+            "what": "prefill", "batch": 8, "prompt": 4096,
+            "tokens_per_s": [round(8 * 4096 / s, 1) for s in prefills],
+            "best_tokens_per_s": round(8 * 4096 / min(prefills), 1),
+        })  # fmt: skip
+        print(runs[-1], file=terminal, flush=True)
     memory.ended.set()
     memory.thread.join()
     result = {
@@ -128,10 +138,16 @@ def main() -> None:
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         "backend": asked.backend,
-        "ready_s": round(ready, 1),
-        "in_use_when_ready_mib": in_use,
-        "in_use_at_end_mib": memory.used(),
-        "peak_mib": memory.peak,
+        **(
+            {}
+            if asked.gate
+            else {
+                "ready_s": round(ready, 1),
+                "in_use_when_ready_mib": in_use,
+                "in_use_at_end_mib": memory.used(),
+                "peak_mib": memory.peak,
+            }
+        ),  # fmt: skip
         "kv_cache_mib": KV_CACHE_BYTES >> 20,
         "log": [line for line in log.read_text(errors="replace").splitlines() if LOG_LINES.search(line)],
         "runs": runs,

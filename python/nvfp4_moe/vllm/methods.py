@@ -29,7 +29,7 @@ from .._fused_experts import (
 )
 from . import internals
 from .experts import NvFp4MoeExperts
-from .plan import LayerPlan
+from .plan import LayerPlan, pattern
 from .router import OwnRouter, own_router
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -173,6 +173,8 @@ class Method:
         # Where no ranks exchange rows, the kernel would add nothing but a copy.
         self.alone = experts if _no_exchange is not None and isinstance(prepare_finalize, _no_exchange) else None
         self.router = own_router(layer, self.plan) if self.alone is not None else None
+        if self.router is not None:
+            internals.logger().info_once("nvfp4-moe selects the experts of layers such as %s", pattern(self.plan.name))
         # What the kernel reads of the weights is how many experts there are.
         device = self.fused.placement.lookup.device if self.fused.placement.lookup is not None else "cpu"
         self.no_weights = torch.empty((self.fused.layer.num_local_experts, 0, 0), dtype=torch.uint8, device=device)

@@ -143,10 +143,10 @@ def plan_of(layer: Any, prefix: str, *, mxfp4: bool = False) -> LayerPlan | None
                 f"nvfp4-moe cannot take {prefix}: {refused}; NVFP4_MOE=auto leaves such layers to vLLM"
             ) from None
         # Layers of a model are refused for one reason, which vLLM's logger then writes once.
-        internals.logger().info_once("nvfp4-moe leaves layers such as %s to vLLM: %s", _pattern(prefix), str(refused))
+        internals.logger().info_once("nvfp4-moe leaves layers such as %s to vLLM: %s", pattern(prefix), str(refused))
         return None
 
 
-def _pattern(prefix: str) -> str:
+def pattern(prefix: str) -> str:
     """model.layers.7.mlp.experts as model.layers.*.mlp.experts."""
     return ".".join("*" if part.isdigit() else part for part in prefix.split("."))

@@ -294,6 +294,7 @@ def test_the_library_s_router_serves_as_vllm_s_does(served, truth):
     """Where it selects the experts by itself vLLM's routers do not run, and what is said is as near to the truth."""
     own = ok(served["own router"])
     assert own["routes"] == [True, True] and ok(served["modelopt"])["routes"] == [False, False]
+    assert any("selects the experts of layers such as model.layers.*.mlp.experts" in line for line in own["log"])
     judge_without_routers(truth[0], ok(served["twin"])["runs"][0], own["runs"][0], "own router")
 
 

@@ -12,7 +12,7 @@ LOCKS = sorted(path.name for path in PYTHON.glob("requirements-*.lock"))
 
 
 def test_there_are_locks() -> None:
-    assert {"requirements-test.lock", "requirements-vllm.lock"} <= set(LOCKS)
+    assert {"requirements-test.lock", "requirements-vllm.lock", "requirements-sglang.lock"} <= set(LOCKS)
 
 
 def pins(text: str) -> dict[str, str]:

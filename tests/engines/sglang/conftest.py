@@ -14,6 +14,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
+sys.path.insert(0, str(HERE.parent / "common"))  # models, truth
 sys.path.insert(0, str(ROOT / "tests/python"))  # moe_reference: the layer in float64, as intervals
 sys.path.append(str(HERE / "stubs"))  # behind the real ones, where there are any
 

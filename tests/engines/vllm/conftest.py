@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "common")]  # deepseek_v4; models, truth
 
 
 def pytest_collection_modifyitems(items):
@@ -31,7 +31,7 @@ def made(tmp_path_factory):
     import models
 
     root = tmp_path_factory.mktemp("models")
-    return {seed: models.make(root / str(seed), seed) for seed in (0, 1)}
+    return {seed: models.write_all(root / str(seed), models.make(seed)) for seed in (0, 1)}
 
 
 @pytest.fixture(scope="session")

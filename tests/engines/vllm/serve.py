@@ -2,8 +2,7 @@
 
 A job: {"name", "model", "out", "options": of vllm.LLM, "environment", "tokens", "reload": directories to load into the engine
 in turn, "routers": whether to record the routers' decisions}. The result, JSON at "out": {"runs": for the first weights and
-each reload, a list by prompt of {"prompt", "tokens", "logprobs": by step {token: value}, "prompt_logprobs", "routers":
-{layer: {"logits", "ids"} of every token that went in}}, "handles", "log", "seconds", "error"}.
+each reload, a run as ../common/truth.py has it, "handles", "log", "seconds", "error"}.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ def record_routers(model) -> dict:
     """Replaces each router's select_experts by one that also keeps logits and ids."""
     kept: dict = {}
     for name, runner in moe_runners(model).items():
-        kept[name] = {"logits": [], "ids": []}
+        kept[name] = {"logits": [], "experts": []}
 
         def keep(*args, _own=runner.router.select_experts, _into=kept[name], **named):
             weights, ids = _own(*args, **named)
             _into["logits"] += named["router_logits"].float().tolist()
-            _into["ids"] += ids.tolist()
+            _into["experts"] += ids.tolist()
             return weights, ids
 
         runner.router.select_experts = keep
@@ -69,20 +68,16 @@ def generate(llm, tokens: int, kept: dict) -> list[dict]:
     results = []
     for prompt in PROMPTS:
         for layer in kept.values():
-            layer["logits"], layer["ids"] = [], []
-            layer["logits"].clear()
-        marks = {name: (layer["logits"], layer["ids"]) for name, layer in kept.items()}
+            layer.update(logits=[], experts=[])
         (said,) = llm.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
         (output,) = said.outputs
+        steps = [*said.prompt_logprobs[1:], *output.logprobs]  # of the first token there is none
         results.append(
             {
                 "prompt": prompt,
                 "tokens": list(output.token_ids),
-                "logprobs": [{k: v.logprob for k, v in step.items()} for step in output.logprobs],
-                "prompt_logprobs": [
-                    None if step is None else {k: v.logprob for k, v in step.items()} for step in said.prompt_logprobs
-                ],
-                "routers": {name: {"logits": list(a), "ids": list(b)} for name, (a, b) in marks.items()},
+                "logprobs": [{token: value.logprob for token, value in step.items()} for step in steps],
+                "routers": [dict(layer) for layer in kept.values()],
             }
         )
     return results

@@ -7,35 +7,23 @@ compiled ones are captured in CUDA graphs there.
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
-FORMS = ("modelopt", "modelopt-w4a16", "mixed", "compressed-tensors", "compressed-tensors-w4a16")
+FORMS = ("modelopt", "modelopt_w4a16", "modelopt_mixed", "compressed_w4a4", "compressed_w4a16")
 METHOD_OF = {
-    "modelopt": "NvFp4MoeModelOptMethod",
-    "modelopt-w4a16": "NvFp4MoeModelOptMethod",
-    "mixed": "NvFp4MoeModelOptMethod",
-    "compressed-tensors": "NvFp4MoeCompressedTensorsMethod",
-    "compressed-tensors-w4a16": "NvFp4MoeCompressedTensorsMethod",
+    form: f"NvFp4Moe{'ModelOpt' if form.startswith('modelopt') else 'CompressedTensors'}Method" for form in FORMS
 }
 TOKENS = 12
 
 
 @pytest.fixture(scope="session")
-def wrong_scale(made, tmp_path_factory):
+def wrong_scale(tmp_path_factory):
     """The model with one tensor scale taken for gate and up: what an engine computes that reads the first of the two."""
     import models
-    from safetensors.torch import save_file
 
-    source, directory = made[0]["modelopt"], tmp_path_factory.mktemp("wrong") / "modelopt"
-    shutil.copytree(source, directory)
-    tensors = models.read(source)
-    for name in tensors:
-        if name.endswith("up_proj.weight_scale_2"):
-            tensors[name] = tensors[name.replace("up_proj", "gate_proj")].clone()
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    return directory
+    directory = tmp_path_factory.mktemp("wrong") / "modelopt"
+    return models.write(directory, "modelopt", models.with_one_tensor_scale(models.make(0)))
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +33,7 @@ def served(made, wrong_scale, serve):
     jobs = [{"name": "twin", "model": first["twin"], "routers": True, "tokens": TOKENS}]
     jobs += [{"name": form, "model": first[form], "routers": True, "tokens": TOKENS} for form in FORMS]
     jobs[1]["reload"] = [str(made[1]["modelopt"]), str(wrong_scale), first["modelopt"]]
-    jobs[4]["reload"] = [str(made[1]["compressed-tensors"]), first["compressed-tensors"]]
+    jobs[4]["reload"] = [str(made[1]["compressed_w4a4"]), first["compressed_w4a4"]]
     jobs += [
         {"name": "other twin", "model": str(made[1]["twin"]), "routers": True, "tokens": TOKENS},
         {"name": "dummy", "model": first["modelopt"], "options": {"load_format": "dummy"}},
@@ -99,21 +87,10 @@ def judge(truth_of_model, twin_run, run, what: str) -> None:
     """A run against the truth: no further from it than twice what the stock engine is on the twin."""
     import truth
 
-    stock, stock_margins = truth.measure(truth_of_model, twin_run)
-    ours, margins = truth.measure(truth_of_model, run)
-    tie, router_tie = 2 * stock.logprob, 2 * stock.router
-    print(
-        f"\n{what}: {ours.compared} log-probabilities, rms error {ours.rms:.5f} (twin {stock.rms:.5f}), largest "
-        f"{ours.logprob:.5f} (twin {stock.logprob:.5f}); tokens unlike the truth's {len(margins)} (twin "
-        f"{len(stock_margins)}), largest margin {max(margins, default=0):.5f}, a tie below {tie:.5f}; router decisions "
-        f"{ours.routed}, flips {len(ours.flips)} with margins {ours.flips} (twin {stock.flips}), a tie below {router_tie:.5f}"
-    )
-    assert stock.compared > 50, "the twin itself leaves the truth at once: there is nothing to compare"
-    assert ours.compared > stock.compared / 2
-    assert ours.logprob <= tie
-    assert ours.rms <= 2 * stock.rms
-    assert max(margins, default=0) <= tie
-    assert max(ours.flips, default=0) <= router_tie
+    twin, ours = truth.measure(truth_of_model, twin_run), truth.measure(truth_of_model, run)
+    print(f"\n{what}: {ours}\ntwin: {twin}")
+    assert twin.values > 50, "the twin itself leaves the truth at once: there is nothing to compare"
+    assert ours.faults(twin) == []
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -136,7 +113,7 @@ def test_every_form_has_the_same_bits(served):
         assert ok(served[form])["runs"][0] == first
 
 
-@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("form", ["modelopt", "compressed_w4a4"])
 def test_weights_are_reloaded_into_the_layers_that_are_there(served, truth, form):
     result = ok(served[form])
     assert all(handles == result["handles"][0] for handles in result["handles"])
@@ -146,12 +123,12 @@ def test_weights_are_reloaded_into_the_layers_that_are_there(served, truth, form
 
 def test_a_wrong_scale_is_seen_by_the_judge(served, truth):
     """What the bounds are worth: the same engine over weights whose up scales are gate's does not pass them."""
-    import truth as measuring
+    from truth import measure
 
-    stock, _ = measuring.measure(truth[0], ok(served["twin"])["runs"][0])
-    wrong, _ = measuring.measure(truth[0], ok(served["modelopt"])["runs"][2])
-    print(f"\nwrong scale: largest error {wrong.logprob:.4f}, bound {2 * stock.logprob:.4f}, flips {wrong.flips}")
-    assert wrong.logprob > 2 * stock.logprob or max(wrong.flips, default=0) > 2 * stock.router
+    twin = measure(truth[0], ok(served["twin"])["runs"][0])
+    wrong = measure(truth[0], ok(served["modelopt"])["runs"][2])
+    print(f"\nwrong scale: {wrong}\ntwin: {twin}")
+    assert wrong.logprob > 2 * twin.logprob or max(wrong.expert_margins, default=0) > 2 * twin.router
 
 
 def test_dummy_weights_serve(served):
@@ -219,23 +196,12 @@ def ranked(made, serve):
 @pytest.mark.parametrize("how", ["slices", "experts"])
 def test_two_ranks_say_what_one_says(ranked, served, truth, how):
     """Ranks' routers are not recorded: tokens, up to the first tie of the truth in each sequence."""
-    import truth as measuring
+    from truth import compare, measure
 
-    stock, _ = measuring.measure(truth[0], ok(served["twin"])["runs"][0])
-    one, two = ok(served["modelopt"])["runs"][0], ok(ranked[how])["runs"][0]
-    equal = total = 0
-    for single, several in zip(one, two, strict=True):
-        logprobs, _ = truth[0].of(single["prompt"] + single["tokens"][:-1])
-        for i, (a, b) in enumerate(zip(single["tokens"], several["tokens"], strict=True)):
-            total += 1
-            if a != b:
-                at = len(single["prompt"]) - 1 + i
-                margin = abs(float(logprobs[at, a] - logprobs[at, b]))
-                print(f"\n{how}: {a} or {b} at step {i}, margin {margin:.5f}, a tie below {2 * stock.logprob:.5f}")
-                assert margin <= 2 * stock.logprob
-                break
-            equal += 1
-    print(f"\n{how}: {equal} of {total} tokens equal")
+    tie = 2 * measure(truth[0], ok(served["twin"])["runs"][0]).logprob
+    equal, total, margins = compare(truth[0], ok(served["modelopt"])["runs"][0], ok(ranked[how])["runs"][0])
+    print(f"\n{how}: {equal} of {total} tokens equal, margins {margins}, a tie below {tie:.5f}")
+    assert max(margins, default=0) <= tie
     assert equal > total / 2
 
 
@@ -243,7 +209,7 @@ def test_two_ranks_say_what_one_says(ranked, served, truth, how):
 def compiled(made, serve):
     jobs = [
         {"name": form, "model": str(made[0][form]), "options": {"enforce_eager": False}, "tokens": TOKENS}
-        for form in ("twin", "modelopt", "compressed-tensors")
+        for form in ("twin", "modelopt", "compressed_w4a4")
     ]
     own = {"enforce_eager": False, "additional_config": {"nvfp4_moe": {"router": "own"}}}
     jobs.append({"name": "own router", "model": str(made[0]["modelopt"]), "options": own, "tokens": TOKENS})
@@ -251,41 +217,34 @@ def compiled(made, serve):
 
 
 def test_a_compiled_model_says_what_an_eager_one_says(compiled, served, truth):
-    import truth as measuring
+    from truth import compare, measure
 
-    stock, _ = measuring.measure(truth[0], ok(served["twin"])["runs"][0])
-    for form in ("modelopt", "compressed-tensors"):
+    tie = 2 * measure(truth[0], ok(served["twin"])["runs"][0]).logprob
+    for form in ("modelopt", "compressed_w4a4"):
         result = ok(compiled[form])
         assert all(result["layers"])
-        for eager, other in zip(ok(served[form])["runs"][0], result["runs"][0], strict=True):
-            logprobs, _ = truth[0].of(eager["prompt"] + eager["tokens"][:-1])
-            for i, (a, b) in enumerate(zip(eager["tokens"], other["tokens"], strict=True)):
-                if a != b:
-                    at = len(eager["prompt"]) - 1 + i
-                    assert abs(float(logprobs[at, a] - logprobs[at, b])) <= 2 * stock.logprob
-                    break
+        equal, total, margins = compare(truth[0], ok(served[form])["runs"][0], result["runs"][0])
+        assert equal > total / 2 and max(margins, default=0) <= tie
     # The engines of one process have layers of their own: the second's graph does not run the first's.
-    assert compiled["modelopt"]["handles"] != compiled["compressed-tensors"]["handles"]
+    assert compiled["modelopt"]["handles"] != compiled["compressed_w4a4"]["handles"]
 
 
 def judge_without_routers(truth_of_model, twin_run, run, what: str) -> None:
     """A run whose routers were not recorded: what is further off than the stock engine over the twin, whose routers were,
     must be what follows from a router's tie decided the other way, and nothing else."""
-    import models
-    import truth as measuring
+    from explain import explain
+    from models import TOP_K
+    from truth import measure
 
-    stock, _ = measuring.measure(truth_of_model, twin_run)
+    stock = measure(truth_of_model, twin_run)
     bound, router_tie = 2 * stock.logprob, 2 * stock.router
-    explained = measuring.explain(truth_of_model, run, models.TOP_K, bound, router_tie)
-    print(
-        f"\n{what}: {explained.compared} log-probabilities, largest error {explained.largest:.5f}, bound {bound:.5f}; "
-        f"router decisions taken the other way (layer, token, margin): {explained.swapped}, a tie below {router_tie:.5f}"
-    )
-    assert explained.compared > 100
+    explained = explain(truth_of_model, run, TOP_K, bound, router_tie)
+    print(f"\n{what}: {explained}, bound {bound:.5f}, a router's tie below {router_tie:.5f}")
+    assert explained.values > 100
     assert explained.largest <= bound
 
 
-@pytest.mark.parametrize("form", ["twin", "modelopt", "compressed-tensors", "own router"])
+@pytest.mark.parametrize("form", ["twin", "modelopt", "compressed_w4a4", "own router"])
 def test_a_compiled_model_is_as_near_to_the_truth_as_an_eager_one(compiled, served, truth, form):
     judge_without_routers(truth[0], ok(served["twin"])["runs"][0], ok(compiled[form])["runs"][0], f"{form}, compiled")
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import nvfp4_moe
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-LAYERS, EXPERTS, TOP_K, HIDDEN, INNER, VOCABULARY, HEAD = 2, 8, 2, 128, 64, 256, 64
+LAYERS, EXPERTS, TOP_K, HIDDEN, INNER, VOCABULARY, HEAD = 2, 8, 2, 128, 64, 384, 64
 FORMS = ("modelopt", "modelopt_w4a16", "modelopt_mixed", "compressed_w4a4", "compressed_w4a16", "twin")
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 EXPONENTS = {"gate_proj": -10, "up_proj": -8, "down_proj": -9}
@@ -217,3 +217,25 @@ def write(directory: Path, form: str, model: Model) -> Path:
             json.dumps({"producer": said["producer"], "quantization": {names[key]: said[key] for key in names}})
         )
     return directory
+
+
+def write_all(root: Path, model: Model) -> dict[str, Path]:
+    """Every form of one model below root: {form: directory}."""
+    return {form: write(root / form, form, model) for form in FORMS}
+
+
+def with_one_tensor_scale(model: Model) -> Model:
+    """up's tensor scale is gate's: what an engine computes that reads the first of the two for both."""
+    experts = dict(model.experts)
+    for layer, expert, projection in model.experts:
+        if projection == "up_proj":
+            gate = model.experts[layer, expert, "gate_proj"]
+            experts[layer, expert, projection] = experts[layer, expert, projection]._replace(
+                tensor_scale=gate.tensor_scale
+            )
+    return Model(experts, model.dense)
+
+
+def read(directory: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint that write made."""
+    return load_file(directory / "model.safetensors")

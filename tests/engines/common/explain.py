@@ -1,0 +1,67 @@
+"""A run whose routers are not recorded, as in a compiled model: whether ties of its routers explain what is off in it."""
+
+import dataclasses
+
+import torch
+
+
+@dataclasses.dataclass
+class Explained:
+    """largest: error of a log-probability that no tie explains. values: how many were compared. swapped: router decisions
+    that were taken the other way, (layer, position, margin in the truth)."""
+
+    largest: float = 0.0
+    values: int = 0
+    swapped: list = dataclasses.field(default_factory=list)
+
+
+def _worst(exact, said, bound):
+    """The first position with an error above the bound (None: no such), and the largest error up to there, or anywhere."""
+    largest = 0.0
+    for position, values in enumerate(said):
+        error = max(abs(value - float(exact[position, int(token)])) for token, value in values.items())
+        largest = max(largest, error)
+        if error > bound:
+            return position, largest
+    return None, largest
+
+
+def _swaps_at_ties(logits, last, top_k, router_tie, swaps):
+    """(swaps with one more, how) for each router decision at a tie up to a position."""
+    for layer, of_layer in enumerate(logits):
+        for position in range(last + 1):
+            near = torch.topk(of_layer[position], top_k + 1)
+            margin = float(near.values[top_k - 1] - near.values[top_k])
+            if (layer, position) in swaps or margin > router_tie:
+                continue
+            pair = (int(near.indices[top_k - 1]), int(near.indices[top_k]))
+            # What is behind a swap is computed from other inputs: the swaps there may fit no more.
+            before = {at: swap for at, swap in swaps.items() if at[1] < position or at[0] < layer}
+            yield before | {(layer, position): pair}, (layer, position, round(margin, 5))
+
+
+def explain(truth, run, top_k, bound, router_tie):
+    """Where a log-probability is further from the truth than the bound, the truth is computed anew with one router decision at
+    a tie, at that position or before it, taken the other way: the one with which the run agrees the furthest. What no such
+    decision explains stays in `largest`."""
+    explained = Explained()
+    for result in run:
+        sequence, said = result["prompt"] + result["tokens"][:-1], result["logprobs"]
+        assert len(said) == len(sequence)
+        explained.values += sum(map(len, said))
+        swaps = {}
+        exact, logits = truth.of(sequence)
+        wrong, largest = _worst(exact, said, bound)
+        while wrong is not None:
+            tried = [
+                (*_worst(truth.of(sequence, more)[0], said, bound), more, how)
+                for more, how in _swaps_at_ties(logits, wrong, top_k, router_tie, swaps)
+            ]
+            best = max(tried, key=lambda one: (len(said) if one[0] is None else one[0], -one[1]), default=None)
+            if best is None or (best[0] is not None and best[0] <= wrong):
+                break
+            wrong, largest, swaps, how = best
+            explained.swapped.append(how)
+            logits = truth.of(sequence, swaps)[1]
+        explained.largest = max(explained.largest, largest)
+    return explained

@@ -1,0 +1,157 @@
+"""The twin in float32 by transformers, and how far a run of an engine in bfloat16 may be from it.
+
+What bfloat16 can hold is measured on the engine itself over the twin, whose weights are the same numbers: the largest error
+(and root mean square) of its log-probabilities, and of its routers' logits, against the truth. An NVFP4 model rounds activations where the twin
+does, so that its choices may differ only at ties: where the truth holds two tokens, or the last expert that is chosen and the
+first that is not, within twice that error, since each of the two may be off by it. Behind another choice of experts
+everything is computed from other inputs: a sequence is compared up to there.
+
+A run is a list by prompt of {"prompt", "tokens", "logprobs", "routers"}: logprobs by position of prompt and tokens but the last,
+{token: log-probability}; routers by layer {"logits": (T, E), "experts": (T, top_k)}, empty where they were not recorded.
+"""
+
+import dataclasses
+
+import torch
+
+
+class Truth:
+    """of(sequence): log-probabilities (T, V), and router logits (T, E) by layer, in float32.
+
+    With swaps {(layer, position): (chosen, other)}: the same where the other expert is computed in place of the chosen one.
+    """
+
+    def __init__(self, directory):
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self._known = {}
+
+    def of(self, sequence, swaps=None):
+        swaps = swaps or {}
+        key = (tuple(sequence), tuple(sorted(swaps.items())))
+        if key not in self._known:
+            self._known[key] = self._compute(sequence, swaps)
+        return self._known[key]
+
+    def margin(self, run, step, other):
+        """By how much the truth holds the run's token of that step and another one apart."""
+        logprobs, _ = self.of(run["prompt"] + run["tokens"][:-1])
+        at = len(run["prompt"]) - 1 + step
+        return abs(float(logprobs[at, run["tokens"][step]] - logprobs[at, other]))
+
+    def _compute(self, sequence, swaps):
+        seen = []
+
+        def route(gate, inputs, output):
+            """A gate's (logits, weights, experts), with the swaps of its layer in."""
+            logits = inputs[0].reshape(-1, inputs[0].shape[-1]) @ gate.weight.T
+            here = {position: pair for (layer, position), pair in swaps.items() if layer == len(seen)}
+            seen.append(logits)
+            if not here:
+                return output
+            said, _, experts = output
+            experts = experts.clone()
+            for position, (chosen, other) in here.items():
+                assert (experts[position] == chosen).sum() == 1 and not (experts[position] == other).any()
+                experts[position] = torch.where(experts[position] == chosen, other, experts[position])
+            weights = torch.softmax(logits, -1).gather(-1, experts)
+            return said, weights / weights.sum(-1, keepdim=True), experts
+
+        hooks = [layer.mlp.gate.register_forward_hook(route) for layer in self._model.model.layers]
+        with torch.no_grad():
+            logits = self._model(torch.tensor([sequence])).logits[0]
+        for hook in hooks:
+            hook.remove()
+        return torch.log_softmax(logits.double(), -1), seen
+
+
+@dataclasses.dataclass
+class Errors:
+    """Largest errors of a run; margins in the truth by which it took another token or expert; and how much was compared."""
+
+    logprob: float = 0.0
+    squares: float = 0.0
+    router: float = 0.0
+    token_margins: list = dataclasses.field(default_factory=list)
+    expert_margins: list = dataclasses.field(default_factory=list)
+    values: int = 0
+    tokens: int = 0
+    decisions: int = 0
+
+    @property
+    def rms(self):
+        return (self.squares / max(1, self.values)) ** 0.5
+
+    def faults(self, yardstick):
+        """What is beyond twice the errors of the engine's bfloat16 twin: a list of words, empty where nothing is."""
+        worst_token, worst_expert = max(self.token_margins, default=0), max(self.expert_margins, default=0)
+        checked = {
+            f"rms {self.rms} of {yardstick.rms}": self.rms <= 2 * yardstick.rms,
+            f"log-probability {self.logprob} of {yardstick.logprob}": self.logprob <= 2 * yardstick.logprob,
+            f"router logit {self.router} of {yardstick.router}": self.router <= 2 * yardstick.router,
+            f"token at a margin of {worst_token}": worst_token <= 2 * yardstick.logprob,
+            f"expert at a margin of {worst_expert}": worst_expert <= 2 * yardstick.router,
+            f"{self.values} values compared of {yardstick.values}": self.values > yardstick.values / 2,
+        }
+        return [words for words, good in checked.items() if not good]
+
+    def __str__(self):
+        return (
+            f"{self.values} log-probabilities within {self.logprob:.4f}, rms {self.rms:.4f}, router logits within {self.router:.4f}; "
+            f"of {self.tokens} tokens {len(self.token_margins)} others {self.token_margins}, of {self.decisions} "
+            f"routings {len(self.expert_margins)} others {self.expert_margins}"
+        )
+
+
+def _flip(routers, logits, errors):
+    """The first position at which another set of experts is chosen than the truth's, or how many there are."""
+    positions = len(routers[0]["experts"])
+    for position in range(positions):
+        for said, exact in zip(routers, logits, strict=True):
+            errors.decisions += 1
+            experts = set(said["experts"][position])
+            order = exact[position].argsort(descending=True).tolist()
+            if experts != set(order[: len(experts)]):
+                worst = min(float(exact[position][expert]) for expert in experts)
+                errors.expert_margins.append(float(exact[position][order[len(experts) - 1]]) - worst)
+                return position
+            off = (exact[position] - torch.tensor(said["logits"][position])).abs().max()
+            errors.router = max(errors.router, float(off))
+    return positions
+
+
+def measure(truth, run):
+    """Errors of a run whose routers are recorded."""
+    errors = Errors()
+    for result in run:
+        sequence = result["prompt"] + result["tokens"][:-1]
+        exact, logits = truth.of(sequence)
+        assert len(result["logprobs"]) == len(sequence) == len(result["routers"][0]["experts"])
+        for position in range(_flip(result["routers"], logits, errors)):
+            for token, value in result["logprobs"][position].items():
+                error = abs(value - float(exact[position, int(token)]))
+                errors.values += 1
+                errors.squares += error**2
+                errors.logprob = max(errors.logprob, error)
+            step = position - len(result["prompt"]) + 1
+            if step >= 0:
+                errors.tokens += 1
+                margin = float(exact[position].max() - exact[position, result["tokens"][step]])
+                if margin > 0:
+                    errors.token_margins.append(round(margin, 5))
+    return errors
+
+
+def compare(truth, run, other):
+    """Tokens of two runs, whether routers are recorded or not: (how many are equal before the first that differs in each sequence,
+    how many there are, the margins in the truth of those that differ)."""
+    equal, total, margins = 0, 0, []
+    for first, second in zip(run, other, strict=True):
+        total += len(first["tokens"])
+        for step, (a, b) in enumerate(zip(first["tokens"], second["tokens"], strict=True)):
+            if a != b:
+                margins.append(truth.margin(first, step, b))
+                break
+            equal += 1
+    return equal, total, margins

@@ -1,9 +1,9 @@
 """torch operators over nvfp4_moe's layers and formats. Importing this module registers them under torch.ops.nvfp4.
 
     moe_gemm(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor
-    moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> Tensor(a!) | ()
+    moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> ()
     linear(Tensor x, SymInt handle, SymInt out_features) -> Tensor
-    linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> Tensor(a!) | ()
+    linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> ()
     quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)
     dequantize(Tensor codes, Tensor scales, Tensor tensor_scale, ScalarType dtype=float32) -> Tensor
     silu_mul_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
@@ -15,16 +15,16 @@
                    float routed_scaling_factor=1.0, int num_expert_group=1, int topk_group=1, str group_score="max",
                    Tensor? correction_bias=None, Tensor? token_ids=None, Tensor? hash_table=None, *,
                    ScalarType ids_dtype=int32) -> (Tensor topk_ids, Tensor topk_weights)
-    select_experts.out(the same, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> (Tensor(a!), Tensor(b!)) | ()
+    select_experts.out(the same, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> ()
 
 handle is MoeLayer.handle or Nvfp4Linear.handle: an integer, so that nothing but tensors and numbers crosses the
 dispatcher, and a symbolic one, so that a graph compiled with dynamic=True serves every layer. It does not keep the layer alive; a handle whose layer is gone, or that
 none gave out, is a ValueError. Arguments are checked where the op runs, with the messages of MoeLayer.run.
 
 Every op has a fake implementation, breaks no graph (torch.compile(fullgraph=True)), takes symbolic token counts, and
-has no gradient. The out forms return out, as torch's own do, where this torch has a tag for them (torch.Tag.out), by which
-a compiler may put them in the default's place. An older torch compiles no custom op that returns what it writes: there they
-return nothing. Inputs must be contiguous.
+has no gradient. The out forms return nothing: an older torch compiles no custom op that returns what it writes, and under
+the tag by which torch 2.13 does (torch.Tag.out) its inductor puts them in the default's place, which fails where the token
+count is a symbol. Inputs must be contiguous.
 
 No op takes a workspace: an argument that is written makes an op impure for every graph that holds it, while in torch's
 graphs a workspace comes out of the graph's own pool. MoeLayer.run takes one.
@@ -53,8 +53,6 @@ __all__ = ["library"]
 
 # Inputs reach the kernels with the strides they have in eager mode: contiguous, or they are refused there too.
 _TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
-_OUT_TAGS = (torch.Tag.out,) if hasattr(torch.Tag, "out") else ()  # newer torches
-_OUT_RESULT = "Tensor(a!)" if _OUT_TAGS else "()"
 _DEVICES = ("CPU", "CUDA")
 
 library = torch.library.Library("nvfp4", "DEF")
@@ -63,7 +61,7 @@ library = torch.library.Library("nvfp4", "DEF")
 def _op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Defines an op with one kernel for every device that a layer can live on, and its fake."""
     name = schema.partition("(")[0]  # with its overload, which define's answer lacks
-    library.define(schema, tags=(*_TAGS, *_OUT_TAGS) if name.endswith(".out") else _TAGS)
+    library.define(schema, tags=_TAGS)
     for device in _DEVICES:
         library.impl(name, kernel, device)
     torch.library.register_fake(f"nvfp4::{name}", fake, lib=library)
@@ -72,14 +70,12 @@ def _op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> No
 # ---- layers by handle
 
 
-def _out_fake(*inputs: Any, out: Tensor) -> Tensor | None:
-    return out if _OUT_TAGS else None
+def _out_fake(*inputs: Any, out: Tensor) -> None:
+    return None
 
 
-def _out_kernel(run: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    """The out form of an op: as it is where it may return out."""
-    if _OUT_TAGS:
-        return run
+def _out_kernel(run: Callable[..., Tensor]) -> Callable[..., None]:
+    """The out form of an op."""
 
     def run_into(*inputs: Any, out: Tensor) -> None:
         run(*inputs, out=out)
@@ -93,8 +89,7 @@ _op(
     lambda hidden, topk_ids, topk_weights, handle: hidden.new_empty(hidden.shape),
 )
 _op(
-    "moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> "
-    + _OUT_RESULT,
+    "moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> ()",
     _out_kernel(_core.moe_gemm),
     _out_fake,
 )
@@ -104,7 +99,7 @@ _op(
     lambda x, handle, out_features: x.new_empty((x.shape[0], out_features)),
 )
 _op(
-    f"linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> {_OUT_RESULT}",
+    "linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> ()",
     _out_kernel(_core.linear),
     _out_fake,
 )
@@ -281,17 +276,14 @@ def _router_fake(
 
 def _router_out_kernel(
     *arguments: Any, topk_ids: Tensor, topk_weights: Tensor, ids_dtype: torch.dtype = torch.int32, **named: Any
-) -> tuple[Tensor, Tensor] | None:
+) -> None:
     if topk_ids.dtype != ids_dtype:
         raise _core.InvalidArgument(f"topk_ids: expected ids_dtype {ids_dtype}, got {topk_ids.dtype}")
     _router_kernel(*arguments, **named, ids_dtype=ids_dtype, out=(topk_ids, topk_weights))
-    return (topk_ids, topk_weights) if _OUT_TAGS else None
 
 
-def _router_out_fake(
-    *arguments: Any, topk_ids: Tensor, topk_weights: Tensor, **named: Any
-) -> tuple[Tensor, Tensor] | None:
-    return (topk_ids, topk_weights) if _OUT_TAGS else None
+def _router_out_fake(*arguments: Any, topk_ids: Tensor, topk_weights: Tensor, **named: Any) -> None:
+    return None
 
 
 _op(
@@ -300,8 +292,7 @@ _op(
     _router_fake,
 )
 _op(
-    f"select_experts.out({_ROUTER_ARGUMENTS}, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> "
-    + ("(Tensor(a!) topk_ids, Tensor(b!) topk_weights)" if _OUT_TAGS else "()"),
+    f"select_experts.out({_ROUTER_ARGUMENTS}, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> ()",
     _router_out_kernel,
     _router_out_fake,
 )

@@ -50,12 +50,12 @@ def test_ops_give_what_run_gives(layer, linear, dtype):
     expected = layer.run(*x)
     assert expected.dtype == dtype and isinstance(expected, torch.Tensor)
     out = torch.full_like(x[0], float("nan"))
-    assert op.moe_gemm(*x, layer.handle, out=out) is (out if hasattr(torch.Tag, "out") else None)
+    assert op.moe_gemm(*x, layer.handle, out=out) is None
     assert torch.equal(out, expected)
     assert torch.equal(op.moe_gemm(*x, layer.handle), expected)
     y = linear.run(x[0])
     out = torch.full_like(y, float("nan"))
-    assert op.linear(x[0], linear.handle, 32, out=out) is (out if hasattr(torch.Tag, "out") else None)
+    assert op.linear(x[0], linear.handle, 32, out=out) is None
     assert torch.equal(out, y) and torch.equal(op.linear(x[0], linear.handle, 32), y)
 
 
@@ -144,12 +144,11 @@ def test_opcheck(layer, linear):
     assert checked == defined, "every op of the library is checked"
 
 
-def test_compilers_find_the_out_forms():
+def test_no_compiler_puts_an_out_form_in_the_default_s_place():
+    """Torch 2.13's fails on symbolic token counts when it does."""
     out_variant = pytest.importorskip("torch._library._out_variant")
-    if not hasattr(torch.Tag, "out"):
-        pytest.skip("this torch has no torch.Tag.out")
     for packet in (op.moe_gemm, op.linear, op.select_experts):
-        assert out_variant.to_out_variant(packet.default) is packet.out
+        assert out_variant.to_out_variant(packet.default) is None
 
 
 def test_no_parameter_shadows_a_builtin():
@@ -213,6 +212,14 @@ def test_a_router_and_its_layer_are_one_graph(layer):
         hidden = inputs(tokens)[0]
         assert torch.equal(compiled(hidden, layer.handle), routed_block(hidden, layer.handle))
     assert len(graphs) == 1
+
+
+@pytest.mark.long
+def test_inductor_compiles_a_router_and_its_layer(layer):
+    compiled = torch.compile(routed_block, fullgraph=True, dynamic=True)
+    for tokens in (3, 7, 32):
+        hidden = inputs(tokens)[0]
+        assert torch.equal(compiled(hidden, layer.handle), routed_block(hidden, layer.handle))
 
 
 def test_one_graph_serves_every_layer_and_token_count():

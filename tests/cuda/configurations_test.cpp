@@ -2,10 +2,12 @@
 // follows. Tiles of another size, rows that come another way, counters and flags that move with them: the bits stay.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
-#include "backend/sm80/config.h"
+#include "backend/cuda/plain/config.h"
+#include "backend/sm120/config.h"
 #include "backend/sm90/config.h"
 #include "cases/cases.h"
 #include "support/backends.h"
@@ -15,9 +17,13 @@
 namespace nvfp4_moe {
 namespace {
 
+// How many configurations an architecture has, by the format of activations: 0 where it has one table for all.
 struct Architecture {
   const Backend* backend;
-  int configs;
+  int configs, bf16_configs;
+  int configs_of(const MoeConfig& config) const {
+    return bf16_configs != 0 && config->activation_format == ActivationFormat::kBf16 ? bf16_configs : configs;
+  }
 };
 
 class Configurations : public ::testing::TestWithParam<int> {};
@@ -25,8 +31,10 @@ class Configurations : public ::testing::TestWithParam<int> {};
 // Cases that no configuration may split along K: there the order of every sum is fixed. Of every size, format, routing
 // and kind of data in the table.
 TEST_P(Configurations, OfARunGiveTheSameBits) {
-  const Architecture all[] = {{&kCudaBackend, static_cast<int>(sm80::kConfigs.size())},
-                              {&kSm90Backend, static_cast<int>(sm90::kGemmConfigs.size())}};
+  constexpr int kPlain = static_cast<int>(cuda::plain::kConfigs.size());
+  const Architecture all[] = {{&kCudaBackend, kPlain, 0},
+                              {&kSm90Backend, static_cast<int>(sm90::kGemmConfigs.size()), 0},
+                              {&kSm120Backend, static_cast<int>(sm120::kGemmConfigs.size()), kPlain}};
   const Architecture& of = all[GetParam()];
   const std::string reason = test::why_not_here(*of.backend);
   if (!reason.empty()) GTEST_SKIP() << of.backend->name << ": " << reason;
@@ -42,7 +50,7 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
     ASSERT_TRUE(chosen.ok());
     const std::vector<uint8_t> expected = chosen.run(*data);
     const RunStatus status = *chosen.buffers().status;
-    for (int config = 0; config < of.configs; ++config) {
+    for (int config = 0; config < of.configs_of(data->config); ++config) {
       test::CaseRun forced(*of.backend, *data, -1, config);
       ASSERT_TRUE(forced.ok());
       const auto steps = of.backend->describe_run(data->config, spec.range, forced.plan(), spec.tokens);
@@ -60,8 +68,8 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
   EXPECT_GT(compared, 10 * of.configs);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Configurations, ::testing::Values(0, 1),
-                         [](const auto& info) { return info.param == 0 ? "cuda" : "sm90"; });
+INSTANTIATE_TEST_SUITE_P(Backends, Configurations, ::testing::Values(0, 1, 2),
+                         [](const auto& info) { return std::array{"cuda", "sm90", "sm120"}[info.param]; });
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -60,8 +60,9 @@ class DeviceExpert {
 class CudaPack : public test::BackendTest {
  protected:
   // zero_every: so many blocks apart lies one of scale 0 that holds codes.
-  static CaseData case_with_zero_scales(size_t zero_every) {
+  static CaseData case_with_zero_scales(size_t zero_every, ActivationFormat format = ActivationFormat::kBf16) {
     Case spec = cases_named("w4a16/").front();
+    spec.options.activation_format = format;
     spec.options.num_experts = kExperts;
     spec.options.top_k = 2;
     spec.options.hidden_size = kHidden;
@@ -103,9 +104,13 @@ class CudaPack : public test::BackendTest {
 
 // A few blocks of scale 0 with codes, and more than the report of one pass holds.
 TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
-  for (const size_t zero_every : {1000u, 37u, 2u}) {
-    SCOPED_TRACE(zero_every);
-    const CaseData data = case_with_zero_scales(zero_every);
+  for (const auto& [format, zero_every] :
+       std::vector<std::pair<ActivationFormat, size_t>>{{ActivationFormat::kBf16, 1000},
+                                                        {ActivationFormat::kBf16, 37},
+                                                        {ActivationFormat::kBf16, 2},
+                                                        {ActivationFormat::kNvfp4, 37}}) {
+    SCOPED_TRACE(testing::Message() << to_string(format) << " " << zero_every);
+    const CaseData data = case_with_zero_scales(zero_every, format);
     PackedWeights host = empty_weights(data), device = empty_weights(data);
     for (int64_t e = 0; e < kExperts; ++e) {
       ASSERT_OK(backend().pack_expert(host, e, data.expert(e)));
@@ -115,12 +120,18 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
       const auto& expected = host.zero_scale_codes[static_cast<size_t>(e)];
       const auto& actual = device.zero_scale_codes[static_cast<size_t>(e)];
       ASSERT_EQ(actual.size(), expected.size());
-      ASSERT_FALSE(actual.empty());
       for (size_t i = 0; i < actual.size(); ++i) {
         ASSERT_EQ(actual[i].projection, expected[i].projection);
         ASSERT_EQ(actual[i].block, expected[i].block);
         ASSERT_EQ(actual[i].codes, expected[i].codes);
       }
+      ExpertBuffers out;
+      ASSERT_OK(backend().unpack_expert(device, e, out));
+      const ExpertBuffers& in = data.experts[static_cast<size_t>(e)];
+      EXPECT_EQ(out.gate.codes, in.gate.codes);
+      EXPECT_EQ(out.up.codes, in.up.codes);
+      EXPECT_EQ(out.down.codes, in.down.codes);
+      EXPECT_EQ(out.down.block_scales, in.down.block_scales);
     }
     EXPECT_EQ(bytes_of(device), bytes_of(host));
   }

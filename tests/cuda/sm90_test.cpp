@@ -8,10 +8,10 @@
 #include <set>
 #include <vector>
 
+#include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/scratch.h"
 #include "backend/sm90/config.h"
 #include "backend/sm90/kernels.h"
-#include "backend/sm90/scheduler.h"
 #include "cases/cases.h"
 #include "judge/judge.h"
 #include "moe/layer.h"
@@ -63,15 +63,15 @@ TEST(Sm90Scheduler, EveryKBlockOnce) {
             SCOPED_TRACE(testing::Message() << n_tiles << " " << m_tiles << " " << k_blocks << " " << ctas << " "
                                             << min_saved << " " << max_splits);
             const bool split_k = min_saved >= 0;
-            const sm90::Schedule schedule(sm90::ScheduleParams(m_tiles, k_blocks, ctas, split_k, min_saved, max_splits),
+            const cuda::Schedule schedule(cuda::ScheduleParams(m_tiles, k_blocks, ctas, split_k, min_saved, max_splits),
                                           n_tiles);
             std::vector<int> done(static_cast<size_t>(n_tiles * m_tiles * k_blocks));
             std::set<int> partials;
             int most = 0, least = 1 << 30;
             for (int cta = 0; cta < ctas; ++cta) {
-              sm90::WorkTileIterator work_tiles(schedule, cta);
+              cuda::WorkTileIterator work_tiles(schedule, cta);
               int sum = 0;
-              for (sm90::WorkTile work; work_tiles.next(work);) {
+              for (cuda::WorkTile work; work_tiles.next(work);) {
                 sum += work.k_blocks;
                 for (int k_block = 0; k_block < work.k_blocks; ++k_block)
                   ++done[static_cast<size_t>((work.tile.n_tile * m_tiles + work.tile.m_tile) * k_blocks +
@@ -94,7 +94,7 @@ TEST(Sm90Scheduler, EveryKBlockOnce) {
             for (int tile = 0; tile * k_blocks < schedule.split_k_blocks; ++tile) {
               const int first = schedule.cta_of(tile * k_blocks),
                         last = schedule.cta_of(tile * k_blocks + k_blocks - 1);
-              const sm90::TileSplits splits = schedule.splits_of(tile);
+              const cuda::TileSplits splits = schedule.splits_of(tile);
               EXPECT_EQ(splits.count, last - first + 1);
               EXPECT_LE(splits.count, max_splits + 1);
               for (int cta = first; cta <= last; ++cta) {
@@ -121,7 +121,7 @@ TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
 
 TEST(Sm90Scheduler, DividersDivide) {
   for (int divisor : {1, 2, 3, 5, 7, 8, 96, 132, 144, 1000, 65535, 65536, 65537, 1 << 30, (1 << 30) + 1, 0x7FFFFFFF}) {
-    const sm90::Divider by(divisor);
+    const cuda::Divider by(divisor);
     for (int64_t multiple = 0; multiple <= 0x7FFFFFFF; multiple += int64_t{divisor} * (1 + 0x7FFFFFFF / divisor / 3000))
       for (int64_t n = std::max<int64_t>(multiple - 2, 0); n <= std::min<int64_t>(multiple + 2, 0x7FFFFFFF); ++n)
         ASSERT_EQ(by(static_cast<int>(n)), n / divisor) << n << " / " << divisor;

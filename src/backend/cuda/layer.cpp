@@ -47,8 +47,9 @@ Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config
     return unsupported("local experts: expected at most " + std::to_string(kMaxExperts) + ", got " +
                        std::to_string(range.count));
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const char* rows = nvfp4 ? "nvfp4_and_bf16_operand" : "bf16";
-  const std::string gemm = std::string(architecture.gemm_kind) + (nvfp4 ? "_w4a4_as_bf16" : "_w4a16");
+  const bool fp4 = architecture.gemms.fp4_operands;
+  const char* rows = !nvfp4 ? "bf16" : fp4 ? "nvfp4" : "nvfp4_and_bf16_operand";
+  const std::string gemm = std::string(architecture.gemm_kind) + (!nvfp4 ? "_w4a16" : fp4 ? "_w4a4" : "_w4a4_as_bf16");
   Plan plan{.backend = architecture.gemms.backend,
             .limits = limits,
             .device = device,

@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/run_plan.h"
+#include "backend/cuda/steps/pack.h"
 #include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cuda {
@@ -42,9 +43,13 @@ std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architectur
 Status run_route(const Architecture& architecture, const StepContext& step);
 Status run_quantize(const Architecture& architecture, const StepContext& step);
 
-// A dense linear: quantize, then the architecture's gemm2 over one matrix (steps/linear.cu).
+// A dense linear: quantize, then the architecture's gemm2 over one matrix (steps/linear.cu). Where the architecture
+// multiplies FP4, gemm2 finds its operand in intermediate.codes, in rows of fp4_row_bytes.
 size_t linear_bytes(int64_t rows, int64_t cols);
-Status linear_pack(LinearWeights& weights, const Nvfp4View& source);
+Status linear_pack(const TileFormat& format, LinearWeights& weights, const Nvfp4View& source);
+inline Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
+  return linear_pack(kBf16Tiles, weights, source);
+}
 size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeights& weights, int64_t max_tokens);
 Status linear_run(const Architecture& architecture, const LinearWeights& weights, const LinearBatch& batch,
                   std::byte* workspace, const RunContext& context);

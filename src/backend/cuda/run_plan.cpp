@@ -217,6 +217,7 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
   RunPlan run;
   run.tokens = facts.tokens;
+  run.fp4_operands = gemms.fp4_operands;
   run.weighs_hidden = q.weighs() && facts.tokens > 0;
   // What is weighed is there only after route, which knows the tokens that have a row.
   run.fused_route_quantize =
@@ -244,6 +245,7 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
   const ExpertRange none{0, 0};
   RunPlan run;
   run.tokens = facts.tokens;
+  run.fp4_operands = gemms.fp4_operands;
   const Question x_question{gemms, x, none, device, facts};
   run.hidden = plan_hidden(x_question, facts.hidden_aligned, false, false);
   const Question q{gemms, product, none, device, facts};

@@ -36,6 +36,7 @@ struct GemmTable {
   int (*shared)(int64_t tokens);
   bool (*splits_k)(const MoeConfig& config, int64_t k);  // whether a GEMM of so long a K is cut along it
   int64_t max_ctas;                                      // of one GEMM; 0: one a tile
+  bool fp4_operands = false;                             // nvfp4 activations as they are (fp4_operand.h), not in bf16
 };
 
 enum class RouteKernel : uint8_t {
@@ -134,6 +135,7 @@ struct RunPlan {
   cuda::QuantizePlan shared_hidden;  // of the shared expert, where it does not
   cuda::PartPlan routed, shared;     // shared: where the layer has such an expert
   cuda::CombinePlan combine;
+  bool fp4_operands = false;  // what quantize and requantize leave for the GEMMs under nvfp4; else e2m1 * e4m3 in bf16
   int64_t partial_bytes = 0;  // of one split-K partial; grows with tokens
   bool operator==(const RunPlan&) const = default;
 };

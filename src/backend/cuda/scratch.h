@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/fp4_operand.h"
 #include "backend/cuda/run_plan.h"
 #include "backend/cuda/steps/sizes.h"
 #include "backend/layer_steps.h"
@@ -24,28 +25,35 @@ struct RowCounts {
   uint64_t nonfinite, blocks, saturated, zeroed;
 };
 
-struct Scratch {
-  uint16_t* hidden_operand = nullptr;         // (T, H) bf16, e2m1 * e4m3 exactly; nvfp4 only
-  uint16_t* shared_hidden_operand = nullptr;  // (T, H) the same of the shared expert's hidden: its own on_input
-  uint16_t* routed_operand = nullptr;         // (R, I) the same of the intermediate
-  uint16_t* shared_operand = nullptr;         // (T, Is)
-  RowTile* tiles = nullptr;                   // (tile_bound)
-  int32_t* tile_count = nullptr;              // (1)
-  int32_t* slice_counts = nullptr;            // (slices, E) rows of each expert: before the slice and in it
-  uint32_t* slice_bad_ids = nullptr;          // (slices)
-  RowCounts* token_counts = nullptr;          // (T) of a batch that one CTA routes
-  uint64_t* discarded_count = nullptr;        // (1) that nobody reads: of what another kernel counts
+// Of one row of an operand, k elements: e2m1 * e4m3 in bf16, exactly, or codes and scales as they are.
+inline int64_t operand_row_bytes(bool fp4, int64_t k) { return fp4 ? fp4_row_bytes(k) : k * 2; }
 
-  Scratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena) {
-    const int64_t rows = tokens * config->top_k;
+inline const uint16_t* bf16_operand(const std::byte* operand) { return reinterpret_cast<const uint16_t*>(operand); }
+
+struct Scratch {
+  // nvfp4 only: rows of operand_row_bytes.
+  std::byte* hidden_operand = nullptr;         // (T, H)
+  std::byte* shared_hidden_operand = nullptr;  // (T, H) of the shared expert's hidden: its own on_input
+  std::byte* routed_operand = nullptr;         // (R, I) of the intermediate
+  std::byte* shared_operand = nullptr;         // (T, Is)
+  RowTile* tiles = nullptr;                    // (tile_bound)
+  int32_t* tile_count = nullptr;               // (1)
+  int32_t* slice_counts = nullptr;             // (slices, E) rows of each expert: before the slice and in it
+  uint32_t* slice_bad_ids = nullptr;           // (slices)
+  RowCounts* token_counts = nullptr;           // (T) of a batch that one CTA routes
+  uint64_t* discarded_count = nullptr;         // (1) that nobody reads: of what another kernel counts
+
+  Scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
+    const int64_t tokens = plan.tokens, rows = tokens * config->top_k;
     const bool two_hiddens = weighs_hidden(config) && config->shared_intermediate_size > 0;
     if (config->activation_format == ActivationFormat::kNvfp4) {
-      hidden_operand = arena.take<uint16_t>("cuda.", "hidden_operand", tokens * config->hidden_size);
-      shared_hidden_operand = two_hiddens
-                                  ? arena.take<uint16_t>("cuda.", "shared_hidden_operand", tokens * config->hidden_size)
-                                  : hidden_operand;
-      routed_operand = arena.take<uint16_t>("cuda.", "routed_operand", rows * config->intermediate_size);
-      shared_operand = arena.take<uint16_t>("cuda.", "shared_operand", tokens * config->shared_intermediate_size);
+      const auto take = [&](const char* name, int64_t count, int64_t k) {
+        return arena.take<std::byte>("cuda.", name, count * operand_row_bytes(plan.fp4_operands, k));
+      };
+      hidden_operand = take("hidden_operand", tokens, config->hidden_size);
+      shared_hidden_operand = two_hiddens ? take("shared_hidden_operand", tokens, config->hidden_size) : hidden_operand;
+      routed_operand = take("routed_operand", rows, config->intermediate_size);
+      shared_operand = take("shared_operand", tokens, config->shared_intermediate_size);
     }
     tiles = arena.take<RowTile>("cuda.", "tiles", tile_bound(rows, range.count, kMinTileN));
     tile_count = arena.take<int32_t>("cuda.", "tile_count", 1);
@@ -59,8 +67,7 @@ struct Scratch {
   explicit Scratch(const StepContext& step) : Scratch(step, step.scratch) {}
 
  private:
-  Scratch(const StepContext& step, Arena arena)
-      : Scratch(step.weights.config, step.weights.range, step.batch.tokens, arena) {}
+  Scratch(const StepContext& step, Arena arena) : Scratch(step.weights.config, step.weights.range, *step.plan, arena) {}
 };
 
 }  // namespace nvfp4_moe::cuda

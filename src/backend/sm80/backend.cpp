@@ -5,37 +5,22 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/measure.h"
 #include "backend/cuda/layer.h"
-#include "backend/cuda/scratch.h"
+#include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/select_experts.h"
 #include "backend/cuda/steps/steps.h"
-#include "backend/sm80/config.h"
-#include "backend/sm80/steps.h"
 
 namespace nvfp4_moe {
 namespace sm80 {
 namespace {
 
-void take_scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
-  cuda::Scratch(config, range, plan.tokens, arena);
-}
-int32_t* counters(const StepContext&) { return nullptr; }
-
-constexpr cuda::Architecture kArchitecture = {
-    .gemms = {"cuda", kConfigs, routed_config, shared_config, splits_k, 0},
-    .gemm_kind = "mma_m16n8k16",
-    .quantize_into_rows = nullptr,
-    .gemm1_swiglu = gemm1_swiglu,
-    .gemm2 = gemm2,
-    .take_scratch = take_scratch,
-    .counters = counters,
-};
+constexpr cuda::Architecture kArchitecture = cuda::plain::architecture("cuda");
 using Functions = cuda::BackendFunctions<kArchitecture>;
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
-constexpr LayerSteps kSteps = {Functions::route, Functions::quantize,  gemm1_swiglu, cuda::requantize, gemm2,
-                               cuda::combine,    Functions::plan_steps};
+constexpr LayerSteps kSteps = {Functions::route,   Functions::quantize, cuda::plain::gemm1_swiglu, cuda::requantize,
+                               cuda::plain::gemm2, cuda::combine,       Functions::plan_steps};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));

@@ -88,11 +88,12 @@ struct OperandRows {
     for (int32_t k = 0; k < to.top_k; ++k) any |= to.row_of_assignment[token * to.top_k + k] >= 0;
     return any;
   }
-  __device__ void put(int64_t i, const uint4& vec8) const {
+  __device__ static bool pads(int64_t) { return false; }
+  __device__ void put(int64_t i, const cuda::Vec8& vec8) const {
 #pragma unroll 8
     for (int32_t k = 0; k < to.top_k; ++k) {
       const int32_t row = to.row_of_assignment[token * to.top_k + k];
-      if (row >= 0) to.rows[int64_t{row} * to.vec8s + i] = vec8;
+      if (row >= 0) to.rows[int64_t{row} * to.vec8s + i] = vec8.operand;
     }
   }
 };

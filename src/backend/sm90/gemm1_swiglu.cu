@@ -35,8 +35,8 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const Gemm1Params params = gemm1_params(step, part, of.shared, plan);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   const uint16_t* const x = !nvfp4      ? part.hidden.bf16  // (T, H)
-                            : of.shared ? scratch.common.shared_hidden_operand
-                                        : scratch.common.hidden_operand;
+                            : of.shared ? cuda::bf16_operand(scratch.common.shared_hidden_operand)
+                                        : cuda::bf16_operand(scratch.common.hidden_operand);
   const auto k = static_cast<int32_t>(config->hidden_size);
   const KernelEntry& kernels = kernels_of(plan);
   const LaunchSite site = launch_site(step, plan);

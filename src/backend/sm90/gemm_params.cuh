@@ -8,12 +8,20 @@
 #include <cstdint>
 
 #include "backend/backend.h"
+#include "backend/cuda/gemm/gated_activation.cuh"
+#include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/small_batch.cuh"
-#include "backend/sm90/gated_activation.cuh"
-#include "backend/sm90/scheduler.h"
 
 namespace nvfp4_moe::sm90 {
+
+using cuda::Divider;
+using cuda::GatedActivation;
+using cuda::Schedule;
+using cuda::ScheduleParams;
+using cuda::TileSplits;
+using cuda::WorkTile;
+using cuda::WorkTileIterator;
 
 struct GemmArgs {
   const uint8_t* weights;      // packed tiles of expert 0, (m_blocks, k_blocks) x kTileBytes

@@ -26,19 +26,11 @@ __device__ TileRows rows_of_tile(const GemmArgs& args, int32_t n_tile) {
     const cuda::RowTile& tile = shared<Traits>().routing.row_tiles[n_tile];
     return {tile.first_row, tile.expert, tile.rows};
   }
-  if (args.row_tiles == nullptr) {
-    const int64_t first = int64_t{n_tile} * Traits::kTileN;
-    return {first, 0, static_cast<int32_t>(min(int64_t{Traits::kTileN}, __ldcg(args.row_offsets + 1) - first))};
-  }
-  // From L2: L1 may hold what was there before route.
-  const int32_t* const tile = reinterpret_cast<const int32_t*>(args.row_tiles + n_tile);
-  return {__ldcg(tile + 1), __ldcg(tile), __ldcg(tile + 2)};
+  return cuda::rows_of_tile<Traits::kTileN>({args.row_tiles, args.row_tile_count, args.row_offsets}, n_tile);
 }
 template <class Traits>
 __device__ int32_t count_row_tiles(const GemmArgs& args) {
-  return args.row_tiles != nullptr
-             ? __ldcg(args.row_tile_count)
-             : static_cast<int32_t>((__ldcg(args.row_offsets + 1) + Traits::kTileN - 1) / Traits::kTileN);
+  return cuda::count_row_tiles<Traits::kTileN>({args.row_tiles, args.row_tile_count, args.row_offsets});
 }
 
 // A cta's work tiles with their rows. look_ahead() reads the next one's: the pipeline must not run dry while they are

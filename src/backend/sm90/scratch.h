@@ -13,7 +13,7 @@ struct Scratch {
   float* partials = nullptr;    // (2 kMaxCtas) x the plan's partial_bytes: two a cta
 
   Scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena)
-      : common(config, range, plan.tokens, arena) {
+      : common(config, range, plan, arena) {
     arrivals = arena.take<int32_t>("sm90.", "arrivals", kMaxCtas);
     partials =
         arena.take<float>("sm90.", "partials", 2 * kMaxCtas * plan.partial_bytes / static_cast<int64_t>(sizeof(float)));

@@ -7,11 +7,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backend/cuda/gemm/row_tiles.cuh"
+#include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/address.cuh"
 #include "backend/sm90/config.h"
 #include "backend/sm90/gemm_params.cuh"
-#include "backend/sm90/scheduler.h"
 
 namespace nvfp4_moe::sm90 {
 
@@ -27,11 +28,7 @@ inline constexpr int kArrivalsPerWarp = 32;
 inline constexpr int kArrivalsPerWarp = 1;
 #endif
 
-// The rows of one tile.
-struct TileRows {
-  int64_t first;
-  int32_t expert, count;
-};
+using cuda::TileRows;
 // What a cta that routes by itself keeps of it.
 struct alignas(16) FusedRouting {
   cuda::RowTile row_tiles[cuda::kSmallBatch];

@@ -26,6 +26,9 @@ __device__ inline uint64_t pinned(uint64_t value) {
   return value;
 }
 
+// The compiler moves no access to memory across.
+__device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
+
 // Reads one word of each 64 bytes of a kernel's parameters, which brings them into the constant cache.
 template <class Parameters>
 __device__ inline void prefetch_parameters(const Parameters& parameters) {

@@ -4,8 +4,8 @@
 //
 //   packed: tensor scales of one expert (256 bytes) | tiles of down (rows, cols)
 //
-// The layer is one of bf16 activations either way: the operand is bf16 already, and a row's scale, NaN where the row is
-// nonfinite, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many features as a layer
+// The layer is one of bf16 activations either way: the operand is there already, in bf16 or as the architecture's FP4
+// (fp4_operand.h), and a row's scale, NaN where the row is nonfinite, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many features as a layer
 // may have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some tokens at a time,
 // and a last kernel rounds them.
 #include <cuda_runtime.h>
@@ -58,24 +58,25 @@ Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_for
 struct LinearArrays {
   int64_t* row_offsets = nullptr;  // (2) 0, tokens of the product
   RunStatus* status = nullptr;
-  ActivationBuffers rows;       // (T, K)
-  float* row_scale = nullptr;   // (T)
-  uint16_t* operand = nullptr;  // (T, K) bf16
-  float* staged = nullptr;      // (min(T, kStagedTokens), channels)
-  Arena scratch;                // of quantize's and gemm2's steps, which come one after the other
+  ActivationBuffers rows;        // (T, K)
+  float* row_scale = nullptr;    // (T)
+  std::byte* operand = nullptr;  // (T, K): rows of operand_row_bytes
+  float* staged = nullptr;       // (min(T, kStagedTokens), channels)
+  Arena scratch;                 // of quantize's and gemm2's steps, which come one after the other
 
-  LinearArrays(const LinearWeights& weights, int64_t tokens, size_t scratch_bytes, Arena& arena) {
+  LinearArrays(const LinearWeights& weights, const RunPlan& run, size_t scratch_bytes, Arena& arena) {
+    const int64_t tokens = run.tokens;
     row_offsets = arena.take<int64_t>("linear.", "row_offsets", 2);
     status = arena.take<RunStatus>("linear.", "status", 1);
     rows.nonfinite = arena.take<uint8_t>("linear.", "nonfinite", tokens);
     row_scale = arena.take<float>("linear.", "row_scale", tokens);
-    operand = arena.take<uint16_t>("linear.", "operand", tokens * weights.cols);
+    operand = arena.take<std::byte>("linear.", "operand", tokens * operand_row_bytes(run.fp4_operands, weights.cols));
     if (weights.activation_format == ActivationFormat::kNvfp4) {
       rows.codes = arena.take<uint8_t>("linear.", "codes", tokens * weights.cols / 2);
       rows.block_scales = arena.take<uint8_t>("linear.", "block_scales", tokens * weights.cols / 16);
       rows.row_scale = row_scale;
     } else {
-      rows.bf16 = operand;
+      rows.bf16 = reinterpret_cast<uint16_t*>(operand);
     }
     staged = arena.take<float>("linear.", "staged", std::min(tokens, kStagedTokens) * channels_of(weights.rows));
     scratch = Arena(arena.take<std::byte>("linear.", "scratch", static_cast<int64_t>(scratch_bytes)));
@@ -142,7 +143,7 @@ size_t linear_bytes(int64_t rows, int64_t cols) {
   return static_cast<size_t>(kTilesOffset + down_tiles(rows, cols).bytes());
 }
 
-Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
+Status linear_pack(const TileFormat& format, LinearWeights& weights, const Nvfp4View& source) {
   if (weights.activation_format == ActivationFormat::kInt8Block)
     return unsupported("activation_format int8_block: int8 tensor cores have no scale per 16 elements");
   NVFP4_MOE_TRY(x_config(weights).status().in("linear"));
@@ -150,14 +151,14 @@ Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
   weights.tensor_scale = source.tensor_scale;
   const TensorScales scales{1.0f, 1.0f, source.tensor_scale};
   NVFP4_MOE_TRY(to_device(weights.device, weights.bytes.data(), &scales, sizeof(scales), nullptr));
-  return pack_matrix(weights.device, source, weights.bytes.data() + kTilesOffset);
+  return pack_matrix(format, weights.device, source, weights.bytes.data() + kTilesOffset);
 }
 
 size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeights& weights, int64_t max_tokens) {
   const Linear linear(weights, RowFormat::kFp32);
   const RunPlan run = linear.plan(architecture, weights, {.tokens = max_tokens});
   Arena arena;
-  LinearArrays(weights, max_tokens, linear.scratch_bytes(architecture, run), arena);
+  LinearArrays(weights, run, linear.scratch_bytes(architecture, run), arena);
   return arena.size_bytes();
 }
 
@@ -177,7 +178,7 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
   hidden.hidden_dtype = batch.x_dtype;
   const RunPlan run = linear.plan(architecture, weights, RunFacts::of(hidden));
   Arena arena(workspace);
-  const LinearArrays arrays(weights, tokens, linear.scratch_bytes(architecture, run), arena);
+  const LinearArrays arrays(weights, run, linear.scratch_bytes(architecture, run), arena);
   auto* const stream = static_cast<cudaStream_t>(context.stream);
   NVFP4_MOE_TRY(check(cudaMemsetAsync(arrays.status, 0, sizeof(RunStatus), stream), "linear"));
 
@@ -187,8 +188,7 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
     buffers.status = arrays.status;
     buffers.routed.hidden = arrays.rows;
     buffers.shared.experts = 1;  // so that every token has a row
-    NVFP4_MOE_TRY(quantize({nothing, hidden, buffers, serial_executor(),
-                            Arena(reinterpret_cast<std::byte*>(arrays.operand)), context.stream, &run}));
+    NVFP4_MOE_TRY(quantize({nothing, hidden, buffers, serial_executor(), Arena(arrays.operand), context.stream, &run}));
   }
   if (weights.activation_format == ActivationFormat::kBf16) {
     linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(arrays.rows.nonfinite,
@@ -209,7 +209,11 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
     part.intermediate_size = weights.cols;
     part.down_only = true;
     part.row_offsets = arrays.row_offsets;
-    part.intermediate.bf16 = arrays.operand + first * weights.cols;
+    std::byte* const operand = arrays.operand + first * operand_row_bytes(run.fp4_operands, weights.cols);
+    if (run.fp4_operands)
+      part.intermediate.codes = reinterpret_cast<uint8_t*>(operand);
+    else
+      part.intermediate.bf16 = reinterpret_cast<uint16_t*>(operand);
     part.intermediate.row_scale = arrays.row_scale + first;
     part.rows_out = direct ? batch.out : arrays.staged;
     const StepContext step{packed, rows, buffers, serial_executor(), arrays.scratch, context.stream, &product};

@@ -1,5 +1,5 @@
-// pack: checkpoint rows -> tiles in the order of the tensor cores' A fragments (packed_tile.h), and unpack, its
-// inverse.
+// pack: checkpoint rows -> tiles in the order of the tensor cores' A fragments, and unpack, its inverse; and the kernels
+// of tiles for bf16 products (packed_tile.h).
 //
 // Rows of the host travel as they are into staging memory, 128 packed rows of a whole K at least; rows on the device are
 // read where they lie. One thread then writes one lane's 16 bytes of codes, and every fourth one the scales of its two
@@ -13,55 +13,14 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/steps/pack.h"
+#include "backend/cuda/steps/pack_rows.cuh"
 #include "backend/cuda/steps/source_check.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
 
-// Rows of one or two matrices of equal size, in device memory: staged ones, or a whole source.
-template <class Byte>
-struct DeviceRows {
-  struct Matrix {
-    Byte* codes;            // (rows, K/2); row r at codes + r * codes_stride
-    Byte* scales;           // (rows, K/16)
-    int64_t codes_stride;   // bytes
-    int64_t scales_stride;  // bytes
-  };
-  Matrix matrices[2];
-  int64_t rows;  // of each
-  int64_t k;
-  int projections;  // 1: down; 2: gate and up, joined in granules of 8
-
-  // Row m of their tiles: its projection and row, or row -1 where the matrix has none.
-  __device__ JoinedRow at(int64_t m) const {
-    JoinedRow found = projections == 2 ? joined_row(m) : JoinedRow{0, m};
-    if (found.row >= rows) found.row = -1;
-    return found;
-  }
-};
-using SourceRows = DeviceRows<const uint8_t>;
-using StagedRows = DeviceRows<uint8_t>;
-
-// What one thread packs: the 16 bytes of codes that a lane of a GEMM reads at once, a uint4 of the tile.
-struct LaneVec {
-  int64_t row_tile, k_tile;
-  int group, half, lane;
-  __device__ explicit LaneVec(int64_t index, int64_t k_tiles) {
-    lane = static_cast<int>(index % 32);
-    half = static_cast<int>(index / 32 % kHalves);
-    group = static_cast<int>(index / (32 * kHalves) % kGroups);
-    const int64_t tile = index / (32 * kHalves * kGroups);
-    k_tile = tile % k_tiles;
-    row_tile = tile / k_tiles;
-  }
-  __device__ int64_t row(int i) const { return row_tile * kTileRows + group * kGroupRows + lane / 4 + 8 * i; }
-  __device__ int64_t block(int step) const { return k_tile * (kTileK / 16) + half * kStepsPerLane + step; }
-};
-constexpr int kVecsPerTile = 32 * kHalves * kGroups;
-constexpr int kThreads = 256;
-
 __global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t vecs, int64_t k_tiles, uint8_t* tiles) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   if (index >= vecs) return;
   const LaneVec vec(index, k_tiles);
   const int c = vec.lane % 4;
@@ -97,7 +56,7 @@ __global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t ve
 
 __global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t vecs, int64_t k_tiles,
                              const uint8_t* tiles) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   if (index >= vecs) return;
   const LaneVec vec(index, k_tiles);
   const int c = vec.lane % 4;
@@ -165,25 +124,27 @@ Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joine
   return {};
 }
 
-unsigned grid_of(int64_t vecs) { return static_cast<unsigned>(ceil_div(vecs, kThreads)); }
-
-Status launch_pack(const SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles, cudaStream_t stream) {
-  pack_tiles<<<grid_of(vecs), kThreads, 0, stream>>>(rows, vecs, k_tiles, tiles);
+Status launch_pack(const SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles, void* stream) {
+  pack_tiles<<<pack_ctas(vecs), kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(rows, vecs, k_tiles, tiles);
   return check_launch("pack_tiles");
+}
+Status launch_unpack(const StagedRows& rows, int64_t vecs, int64_t k_tiles, const uint8_t* tiles, void* stream) {
+  unpack_tiles<<<pack_ctas(vecs), kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(rows, vecs, k_tiles, tiles);
+  return check_launch("unpack_tiles");
 }
 
 // Rows on the device, where they lie.
-Status pack_device_rows(const Joined& joined, std::byte* tiles, const Nvfp4View* const (&views)[2],
-                        cudaStream_t stream) {
+Status pack_device_rows(const TileFormat& format, const Joined& joined, std::byte* tiles,
+                        const Nvfp4View* const (&views)[2], cudaStream_t stream) {
   SourceRows source{{}, joined.rows, joined.k, joined.projections};
   for (int p = 0; p < joined.projections; ++p)
     source.matrices[p] = {views[p]->codes, views[p]->block_scales, views[p]->codes_stride, views[p]->scales_stride};
-  return launch_pack(source, joined.tiles.row_tiles * joined.tiles.k_tiles * kVecsPerTile, joined.tiles.k_tiles,
+  return format.pack(source, joined.tiles.row_tiles * joined.tiles.k_tiles * kVecsPerTile, joined.tiles.k_tiles,
                      reinterpret_cast<uint8_t*>(tiles), stream);
 }
 
 // Rows of the host, a few tiles at a time through staging.
-Status pack_joined(const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
+Status pack_joined(const TileFormat& format, const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
                    const Nvfp4View* const (&views)[2]) {
   return for_each_run(
       staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t vecs, uint8_t* tiles) {
@@ -201,11 +162,11 @@ Status pack_joined(const Buffer& staging, const Joined& joined, std::byte* joine
               copy(to.scales, static_cast<size_t>(joined.k / 16), view.row_scales(first), view.scales_stride));
           source.matrices[p] = {to.codes, to.scales, to.codes_stride, to.scales_stride};
         }
-        return launch_pack(source, vecs, joined.tiles.k_tiles, tiles, kStream);
+        return format.pack(source, vecs, joined.tiles.k_tiles, tiles, kStream);
       });
 }
 
-Status unpack_joined(const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
+Status unpack_joined(const TileFormat& format, const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
                      Nvfp4Buffers* const (&out)[2]) {
   for (int p = 0; p < joined.projections; ++p) {
     out[p]->codes.resize(static_cast<size_t>(joined.rows * (joined.k / 2)));
@@ -213,8 +174,7 @@ Status unpack_joined(const Buffer& staging, const Joined& joined, std::byte* joi
   }
   return for_each_run(
       staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t vecs, const uint8_t* tiles) {
-        unpack_tiles<<<grid_of(vecs), kThreads, 0, kStream>>>(staged, vecs, joined.tiles.k_tiles, tiles);
-        NVFP4_MOE_TRY(check_launch("unpack_tiles"));
+        NVFP4_MOE_TRY(format.unpack(staged, vecs, joined.tiles.k_tiles, tiles, kStream));
         for (int p = 0; p < joined.projections; ++p) {
           const auto copy = [&](uint8_t* to, const uint8_t* from, int64_t row_bytes) {
             return check(cudaMemcpyAsync(to + first * row_bytes, from, static_cast<size_t>(staged.rows * row_bytes),
@@ -281,69 +241,75 @@ Status put_tensor_scales(PackedWeights& weights, const PackedExpert& packed, con
 }
 
 // The expert, and what it keeps of codes under a scale of 0.
-Result<std::vector<ZeroScaleCodes>> pack_from_host(PackedWeights& weights, const PackedExpert& packed,
-                                                   const ExpertSource& source) {
+Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, PackedWeights& weights,
+                                                   const PackedExpert& packed, const ExpertSource& source) {
   NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
   NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, kStream));
-  NVFP4_MOE_TRY(pack_joined(weights.staging, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}));
-  NVFP4_MOE_TRY(pack_joined(weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
+  NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}));
+  NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
   std::vector<ZeroScaleCodes> kept;
-  keep_zero_scale_codes(source.gate, 0, kept);
-  keep_zero_scale_codes(source.up, 1, kept);
-  keep_zero_scale_codes(source.down, 2, kept);
+  if (!format.holds_all_codes) {
+    keep_zero_scale_codes(source.gate, 0, kept);
+    keep_zero_scale_codes(source.up, 1, kept);
+    keep_zero_scale_codes(source.down, 2, kept);
+  }
   NVFP4_MOE_TRY(check(cudaStreamSynchronize(kStream), "pack"));
   return kept;
 }
 
-Result<std::vector<ZeroScaleCodes>> pack_from_device(PackedWeights& weights, const PackedExpert& packed,
-                                                     const ExpertSource& source) {
+Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, PackedWeights& weights,
+                                                     const PackedExpert& packed, const ExpertSource& source) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   NVFP4_MOE_TRY(reserve_staging(weights, kSourceCheckBytes));
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
                    check_device_source(source, weights.device, weights.staging.data()));
   NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, stream));
-  NVFP4_MOE_TRY(pack_device_rows(packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}, stream));
-  NVFP4_MOE_TRY(pack_device_rows(packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
+  NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}, stream));
+  NVFP4_MOE_TRY(pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
+  if (format.holds_all_codes) kept.clear();
   NVFP4_MOE_TRY(check(cudaStreamSynchronize(stream), "pack"));
   return kept;
 }
 
 }  // namespace
 
+constinit const TileFormat kBf16Tiles = {launch_pack, launch_unpack, false};
+
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
   return static_cast<size_t>(PackedLayout(config, range).total_bytes);
 }
 
-Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
+Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const PackedExpert packed(weights, local_expert);
-  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept, source.on_device ? pack_from_device(weights, packed, source)
-                                                                      : pack_from_host(weights, packed, source));
+  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept, source.on_device
+                                                         ? pack_from_device(format, weights, packed, source)
+                                                         : pack_from_host(format, weights, packed, source));
   weights.zero_scale_codes.resize(weights.tensor_scales.size());
   weights.zero_scale_codes[static_cast<size_t>(packed.index)] = std::move(kept);
   return {};
 }
 
-Status pack_matrix(int device, const Nvfp4View& source, std::byte* tiles) {
+Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, std::byte* tiles) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols};
   const auto size_bytes = static_cast<size_t>(staging_bytes(source.cols));
   NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, device, "staging for packing"));
-  NVFP4_MOE_TRY(pack_joined(staging, matrix, tiles, {&source, nullptr}));
+  NVFP4_MOE_TRY(pack_joined(format, staging, matrix, tiles, {&source, nullptr}));
   return check(cudaStreamSynchronize(kStream), "pack");
 }
 
-Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
+Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const PackedExpert packed(weights, local_expert);
   // Memory of its own: several threads may unpack one layer at once.
   const auto size_bytes = static_cast<size_t>(packed.staging_bytes);
   NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, weights.device, "staging for unpacking"));
-  NVFP4_MOE_TRY(unpack_joined(staging, packed.gate_up, packed.gate_up_tiles, {&out.gate, &out.up}));
-  NVFP4_MOE_TRY(unpack_joined(staging, packed.down, packed.down_tiles, {&out.down, nullptr}));
+  NVFP4_MOE_TRY(unpack_joined(format, staging, packed.gate_up, packed.gate_up_tiles, {&out.gate, &out.up}));
+  NVFP4_MOE_TRY(unpack_joined(format, staging, packed.down, packed.down_tiles, {&out.down, nullptr}));
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
   for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(packed.index)])
     std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(), kept.codes.size());

@@ -143,6 +143,7 @@ Status requantize(const StepContext& step, const PartBuffers& part) {
   args.rule = RowScaleRule(args.policy, resolve_activation_scales(config, step.weights.scales)->intermediate);
   args.out = part.intermediate;
   args.operand = shared ? scratch.shared_operand : scratch.routed_operand;
+  args.fp4_operand = step.plan->fp4_operands;
   args.counters = {&status.nonfinite_rows, &status.intermediate_blocks, &status.intermediate_saturated,
                    &status.intermediate_zeroed};
   args.row_count = part.row_offsets + part.experts;

@@ -1,7 +1,7 @@
 // quantize and requantize: rows of activations to what the GEMMs multiply.
 //
 //   nvfp4   codes (rows, K/2), block scales (rows, K/16), row scales (rows), and the operand (rows, K): e2m1 * e4m3 in
-//           bf16, exactly, for tensor cores without FP4
+//           bf16, exactly, for tensor cores without FP4; for those with it codes and scales once more (fp4_operand.h)
 //   bf16    hidden rounded once; of the intermediate, which is bf16 already, only nonfinite rows are counted
 //
 // Rows are tokens in quantize, and rows in expert order in requantize. A CTA takes a row; a bf16 row whose scale is a
@@ -65,7 +65,8 @@ struct RowArgs {
   RowScalePolicy policy;
   RowScaleRule rule;
   ActivationBuffers out;  // codes null: neither codes nor block scales are wanted
-  uint16_t* operand;      // (rows, K), or null
+  std::byte* operand;     // (rows, K): rows of operand_row_bytes
+  bool fp4_operand;
   Counters counters;
   const int32_t*
       row_of_assignment;  // (T, top_k): rows are tokens, some without a row in expert order; null: all have one
@@ -148,6 +149,37 @@ struct CompatRule {
   __device__ float boundary_scale(float) const { return 1.0f; }
 };
 
+// Only these have tensor cores for FP4; for others that branch is not compiled.
+#if __CUDA_ARCH__ >= 1000
+inline constexpr bool kHasFp4Operands = true;
+#else
+inline constexpr bool kHasFp4Operands = false;
+#endif
+
+// Where the operand of a row goes, by vec8.
+struct OperandRow {
+  std::byte* row;
+  int64_t fp4_vec8s;  // padding included; 0: bf16
+  __device__ OperandRow(const RowArgs& args, int64_t index) : row(args.operand), fp4_vec8s(0) {
+    if (kHasFp4Operands && args.fp4_operand) {
+      fp4_vec8s = fp4_row_vec8s(args.k);
+      row += index * fp4_row_bytes(args.k);
+    } else {
+      row += index * (args.k * 2);
+    }
+  }
+  // Whether a vec8 beyond the row's elements is there.
+  __device__ bool pads(int64_t i) const { return kHasFp4Operands && i < fp4_vec8s; }
+  __device__ void put(int64_t i, const Vec8& vec8) const {
+    if (kHasFp4Operands && fp4_vec8s != 0) {
+      *reinterpret_cast<uint32_t*>(row + fp4_codes_offset(i)) = vec8.codes;
+      if (i % 2 == 0) row[fp4_scale_offset(i)] = static_cast<std::byte>(vec8.scale);
+    } else {
+      reinterpret_cast<uint4*>(row)[i] = vec8.operand;
+    }
+  }
+};
+
 struct BlockCounts {
   unsigned saturated = 0, zeroed = 0;
 };
@@ -176,9 +208,14 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
     args.out.block_scales[row * (args.k / kBlock) + block] = static_cast<uint8_t>(byte);
     *reinterpret_cast<uint2*>(args.out.codes + row * (args.k / 2) + block * 8) = make_uint2(codes[0], codes[1]);
   }
-  auto* const to = reinterpret_cast<uint4*>(args.operand + row * args.k + block * kBlock);
-  to[0] = make_uint4(operand[0], operand[1], operand[2], operand[3]);
-  to[1] = make_uint4(operand[4], operand[5], operand[6], operand[7]);
+  const OperandRow to(args, row);
+  to.put(block * 2, {codes[0], make_uint4(operand[0], operand[1], operand[2], operand[3]), byte, false, false});
+  to.put(block * 2 + 1, {codes[1], make_uint4(operand[4], operand[5], operand[6], operand[7]), byte, false, false});
+}
+
+// What lies behind a row of FP4: code 0 under scale 0.
+__device__ inline void pad_row(const RowArgs& args, const OperandRow& operand, ThreadGroup group) {
+  for (int64_t i = args.k / 8 + group.rank; operand.pads(i); i += group.size) operand.put(i, Vec8{});
 }
 
 template <DType kType, class Rule>
@@ -189,18 +226,11 @@ __device__ void quantize_blocks(const RowArgs& args, int64_t row, const Rule& ru
     load_elements<kType>(args.x, row * args.k + block * kBlock, x);
     quantize_block(x, rule, args, row, block, counts);
   }
+  pad_row(args, OperandRow(args, row), ThreadGroup::cta());
   __syncwarp();
   add(args.counters.saturated, counts.saturated);
   add(args.counters.zeroed, counts.zeroed);
 }
-
-// Where the operand of a row goes, by vec8.
-struct OperandRow {
-  uint4* vec8s;
-  __device__ OperandRow(const RowArgs& args, int64_t row)
-      : vec8s(reinterpret_cast<uint4*>(args.operand) + row * (args.k / 8)) {}
-  __device__ void put(int64_t i, const uint4& vec8) const { vec8s[i] = vec8; }
-};
 
 // kCodes: whether codes and block scales are wanted beside the operand.
 template <bool kCodes, class Operand>
@@ -214,8 +244,11 @@ __device__ void quantize_vec8s(const RowArgs& args, int64_t row, uint4 x, float 
     const uint4 next = load_vec8(args, row, i + group.size);
     const Vec8 vec8 = quantize_vec8(x, inverse);
     x = next;
-    if (i >= vec8s) continue;
-    operand.put(i, vec8.operand);
+    if (i >= vec8s) {  // whole warps, and so a whole chunk of FP4
+      if (operand.pads(i)) operand.put(i, Vec8{});
+      continue;
+    }
+    operand.put(i, vec8);
     if constexpr (kCodes) {
       reinterpret_cast<uint32_t*>(args.out.codes)[at] = vec8.codes;
       if (i % 2 == 0) args.out.block_scales[at / 2] = static_cast<uint8_t>(vec8.scale);
@@ -249,7 +282,7 @@ __device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const
     for (int64_t i = group.rank; i < args.k / kBlock; i += group.size)
       args.out.block_scales[row * (args.k / kBlock) + i] = 0;
   }
-  for (int64_t i = group.rank; i < args.k / 8; i += group.size) operand.put(i, make_uint4(0, 0, 0, 0));
+  for (int64_t i = group.rank; i < args.k / 8 || operand.pads(i); i += group.size) operand.put(i, Vec8{});
   count_once(args.counters.nonfinite, 1, group);
   if (args.row_count != nullptr) count_once(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock), group);
   return false;
@@ -345,6 +378,7 @@ inline RowArgs hidden_args(const StepContext& step, const PartBuffers& part) {
   args.rule = RowScaleRule(args.policy, resolve_activation_scales(config, step.weights.scales)->hidden);
   args.out = part.hidden;
   args.operand = &part == &step.buffers.routed ? scratch.hidden_operand : scratch.shared_hidden_operand;
+  args.fp4_operand = step.plan->fp4_operands;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};
   // A token counts once: by the shared expert's hidden, and by `weigh` what that does not see.
   if (weighed && step.buffers.shared.experts > 0) args.counters.nonfinite = scratch.discarded_count;

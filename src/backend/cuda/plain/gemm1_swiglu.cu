@@ -6,14 +6,14 @@
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/plain/architecture.h"
+#include "backend/cuda/plain/config.h"
+#include "backend/cuda/plain/gemm.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/sm80/config.h"
-#include "backend/sm80/gemm.cuh"
-#include "backend/sm80/steps.h"
 #include "core/activation.h"
 
-namespace nvfp4_moe::sm80 {
+namespace nvfp4_moe::cuda::plain {
 namespace {
 
 struct Gemm1Args {
@@ -39,8 +39,8 @@ struct FastExp {
 template <int kTileN>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
   __shared__ RowFactors factors[kTileN];
-  cuda::ptx::grid_dependency_wait();
-  cuda::ptx::launch_dependents();  // not before: what comes after this kernel may rely on route
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // not before: what comes after this kernel may rely on route
   const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
   multiply<kTileN>(args.gemm, rows, blockIdx.y, accumulators);
 
   const Fragment fragment;
-  const int64_t channel = int64_t{blockIdx.y} * (cuda::kTileRows / 2) + fragment.group * 8 + fragment.row;
+  const int64_t channel = int64_t{blockIdx.y} * (kTileRows / 2) + fragment.group * 8 + fragment.row;
   if (channel >= args.intermediate) return;
 #pragma unroll
   for (int n = 0; n < kTileN / 8; ++n)
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
       const RowFactors& factor = factors[row];
       const float g = accumulators.at[n][i] * factor.gate, u = accumulators.at[n][2 + i] * factor.up;
       args.out[(rows.first + row) * args.intermediate + channel] =
-          cuda::bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
+          bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
     }
 }
 
@@ -78,19 +78,20 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   if (step.batch.tokens == 0) return {};
   const MoeConfig& config = step.weights.config;
-  const int tile_n = cuda::plan_of(step, part).gemm1.tile_n;
+  const int tile_n = plan_of(step, part).gemm1.tile_n;
   const PartTiles tiles(step, part, tile_n);
-  const cuda::Scratch scratch(step);
+  const Scratch scratch(step);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   Gemm1Args args{};
   args.gemm = gemm_args(part, tiles, scratch);
   args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset;
   args.gemm.k_tiles = tiles.layout.gate_up.k_tiles;
   args.gemm.k = config->hidden_size;
-  args.gemm.x = !nvfp4 ? part.hidden.bf16 : tiles.shared ? scratch.shared_hidden_operand : scratch.hidden_operand;
+  args.gemm.x =
+      !nvfp4 ? part.hidden.bf16 : bf16_operand(tiles.shared ? scratch.shared_hidden_operand : scratch.hidden_operand);
   args.gemm.assignment_of_row = part.assignment_of_row;
   args.gemm.top_k = config->top_k;
-  args.tensor_scales = cuda::tensor_scales(step.weights, tiles.shared);
+  args.tensor_scales = tensor_scales(step.weights, tiles.shared);
   args.row_scale = nvfp4 ? part.hidden.row_scale : nullptr;
   args.nonfinite = part.hidden.nonfinite;
   args.router_weights =
@@ -100,8 +101,8 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.intermediate = part.intermediate_size;
   const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);
   if (tile_n == kSmallTileN)
-    return cuda::launch<gemm1_swiglu_kernel<kSmallTileN>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
-  return cuda::launch<gemm1_swiglu_kernel<kLargeTileN>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
+    return launch<gemm1_swiglu_kernel<kSmallTileN>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
+  return launch<gemm1_swiglu_kernel<kLargeTileN>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
 }
 
-}  // namespace nvfp4_moe::sm80
+}  // namespace nvfp4_moe::cuda::plain

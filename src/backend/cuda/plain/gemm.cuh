@@ -18,9 +18,9 @@
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::sm80 {
+namespace nvfp4_moe::cuda::plain {
 
-inline constexpr int kGemmThreads = 32 * cuda::kGroups;
+inline constexpr int kGemmThreads = 32 * kGroups;
 inline constexpr int kStageK = 64;  // k of a stage: one lane's 16 bytes
 inline constexpr int kStages = 4;
 
@@ -34,7 +34,7 @@ struct GemmArgs {
   const int32_t* assignment_of_row;  // (R): row of x = assignment / top_k; null: the row itself
   int64_t top_k;
   const int64_t* row_offsets;  // (2) of dense rows
-  const cuda::RowTile* tiles;  // null: one expert, dense rows
+  const RowTile* tiles;        // null: one expert, dense rows
   const int32_t* tile_count;
 };
 
@@ -52,7 +52,7 @@ __device__ CtaRows rows_of_cta(const GemmArgs& args) {
     return rows;
   }
   if (blockIdx.x >= *args.tile_count) return rows;
-  const cuda::RowTile tile = args.tiles[blockIdx.x];
+  const RowTile tile = args.tiles[blockIdx.x];
   return {tile.expert, tile.first_row, tile.rows};
 }
 __device__ inline int64_t source_row(const GemmArgs& args, int64_t row) {
@@ -62,12 +62,11 @@ __device__ inline int64_t source_row(const GemmArgs& args, int64_t row) {
 // Eight codes of one k16 step as the A fragment, with the scales of an even or odd step.
 __device__ inline void dequantize(uint32_t codes, uint32_t scale_word, bool odd, uint32_t (&a)[4]) {
   constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // lifts e2m1 2^-126 to e2m1
-  const uint32_t scales = (cuda::scales_of_step(scale_word, odd) & cuda::kScalesMask) + 0x3A803A80u;
+  const uint32_t scales = (scales_of_step(scale_word, odd) & kScalesMask) + 0x3A803A80u;
   const uint32_t scale_of_row[2] = {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
-  const cuda::CodePairs pairs = cuda::code_pairs(codes);
+  const CodePairs pairs = code_pairs(codes);
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    a[i] = cuda::multiply_bf16x2(cuda::multiply_bf16x2(pairs.a[i], kTwoTo126), scale_of_row[i % 2]);
+  for (int i = 0; i < 4; ++i) a[i] = multiply_bf16x2(multiply_bf16x2(pairs.a[i], kTwoTo126), scale_of_row[i % 2]);
 }
 
 // A stage of a lane's weights: codes of four k16 steps and the scales of its two weight rows.
@@ -79,10 +78,10 @@ struct StageWeights {
 __device__ inline StageWeights load_weights(const uint8_t* tiles, int64_t stage, int64_t stages) {
   if (stage >= stages) return {};
   const int lane = static_cast<int>(threadIdx.x % 32), group = static_cast<int>(threadIdx.x / 32);
-  const uint8_t* const tile = tiles + stage / cuda::kHalves * cuda::kTileBytes;
-  const int half = static_cast<int>(stage % cuda::kHalves);
-  return {*reinterpret_cast<const uint4*>(tile + cuda::lane_offset(group, half, lane)),
-          *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4))};
+  const uint8_t* const tile = tiles + stage / kHalves * kTileBytes;
+  const int half = static_cast<int>(stage % kHalves);
+  return {*reinterpret_cast<const uint4*>(tile + lane_offset(group, half, lane)),
+          *reinterpret_cast<const uint2*>(tile + scale_offset(group, half, lane / 4))};
 }
 
 // Begins to copy a stage of the CTA's rows to shared memory (kTileN x 64 bf16); sources (kTileN): where each row is
@@ -94,10 +93,10 @@ __device__ void copy_rows(const GemmArgs& args, int count, const int64_t* source
     const int row = i / kVectors, vector = i % kVectors;
     const int64_t k = stage * kStageK + vector * 8;
     const bool valid = row < count && k < args.k;
-    cuda::copy_async(to + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16),
-                     args.x + sources[row] * args.k + (valid ? k : 0), valid);
+    copy_async(to + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16),
+               args.x + sources[row] * args.k + (valid ? k : 0), valid);
   }
-  cuda::commit_copies();
+  commit_copies();
 }
 
 template <int kTileN>
@@ -126,7 +125,7 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
 
   const int64_t stages = (args.k + kStageK - 1) / kStageK;
   const uint8_t* const tiles =
-      args.weights + rows.expert * args.expert_stride + weight_tile * args.k_tiles * cuda::kTileBytes;
+      args.weights + rows.expert * args.expert_stride + weight_tile * args.k_tiles * kTileBytes;
   const auto address = [&](int buffer) { return static_cast<uint32_t>(__cvta_generic_to_shared(buffers[buffer])); };
   StageWeights weights[kStages];
 #pragma unroll
@@ -143,7 +142,7 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
     for (int buffer = 0; buffer < kStages; ++buffer) {
       const int64_t stage = first + buffer;
       if (stage >= stages) break;
-      cuda::wait_copies<kStages - 2>();
+      wait_copies<kStages - 2>();
       __syncthreads();  // the stage is there for all, and all are done with the buffer that is filled next
       copy_rows<kTileN>(args, rows.count, sources, stage + kStages - 1, address((buffer + kStages - 1) % kStages));
       const StageWeights now = weights[buffer];
@@ -159,28 +158,28 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
         for (int n = 0; n < kTileN / 8; ++n) {
           const int row = n * 8 + lane % 8, vector = pair * 4 + lane / 8;
           uint32_t b[4];
-          cuda::load_matrices(b, address(buffer) + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16));
-          cuda::mma_bf16(accumulators.at[n], a[0], b[0], b[1]);
-          cuda::mma_bf16(accumulators.at[n], a[1], b[2], b[3]);
+          load_matrices(b, address(buffer) + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16));
+          mma_bf16(accumulators.at[n], a[0], b[0], b[1]);
+          mma_bf16(accumulators.at[n], a[1], b[2], b[3]);
         }
       }
     }
   }
-  cuda::wait_copies<0>();
+  wait_copies<0>();
 }
 
 // What both GEMMs of a part take alike: the part's tiles of rows, and the grid: tiles of weight rows along y, tiles of
 // rows along x, so that CTAs that run together share weights.
 struct PartTiles {
   bool shared;
-  cuda::PartLayout layout;
+  PartLayout layout;
   int64_t tiles;  // of rows, at most
 
   PartTiles(const StepContext& step, const PartBuffers& part, int tile_n) : shared(&part == &step.buffers.shared) {
-    const cuda::PackedLayout packed(step.weights.config, step.weights.range);
+    const PackedLayout packed(step.weights.config, step.weights.range);
     layout = shared ? packed.shared : packed.routed;
-    tiles = shared ? cuda::ceil_div(step.batch.tokens, tile_n)
-                   : cuda::tile_bound(step.batch.tokens * step.weights.config->top_k, part.experts, tile_n);
+    tiles = shared ? ceil_div(step.batch.tokens, tile_n)
+                   : tile_bound(step.batch.tokens * step.weights.config->top_k, part.experts, tile_n);
   }
   dim3 grid(int64_t weight_tiles) const {
     return dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(weight_tiles));
@@ -188,7 +187,7 @@ struct PartTiles {
 };
 
 // All but weights, x, k and where rows are read.
-inline GemmArgs gemm_args(const PartBuffers& part, const PartTiles& tiles, const cuda::Scratch& scratch) {
+inline GemmArgs gemm_args(const PartBuffers& part, const PartTiles& tiles, const Scratch& scratch) {
   GemmArgs args{};
   args.expert_stride = tiles.layout.expert_stride;
   args.row_offsets = part.row_offsets;
@@ -197,4 +196,4 @@ inline GemmArgs gemm_args(const PartBuffers& part, const PartTiles& tiles, const
   return args;
 }
 
-}  // namespace nvfp4_moe::sm80
+}  // namespace nvfp4_moe::cuda::plain

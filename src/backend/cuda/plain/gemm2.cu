@@ -7,13 +7,13 @@
 #include <type_traits>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/plain/architecture.h"
+#include "backend/cuda/plain/config.h"
+#include "backend/cuda/plain/gemm.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/sm80/config.h"
-#include "backend/sm80/gemm.cuh"
-#include "backend/sm80/steps.h"
 
-namespace nvfp4_moe::sm80 {
+namespace nvfp4_moe::cuda::plain {
 namespace {
 
 struct Gemm2Args {
@@ -27,8 +27,8 @@ struct Gemm2Args {
 template <int kTileN, DType kRow>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) {
   __shared__ float alphas[kTileN];
-  cuda::ptx::grid_dependency_wait();
-  cuda::ptx::launch_dependents();  // not before: what comes after this kernel may rely on route
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();  // not before: what comes after this kernel may rely on route
   const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
   multiply<kTileN>(args.gemm, rows, blockIdx.y, accumulators);
 
   const Fragment fragment;
-  const int64_t channel = int64_t{blockIdx.y} * cuda::kTileRows + fragment.group * cuda::kGroupRows + fragment.row;
+  const int64_t channel = int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
 #pragma unroll
   for (int n = 0; n < kTileN / 8; ++n)
 #pragma unroll
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
       const int row = n * 8 + fragment.n + i % 2;
       const int64_t at = channel + i / 2 * 8;
       if (row < rows.count && at < args.hidden)
-        cuda::store_element<kRow>(args.out, (rows.first + row) * args.hidden + at, accumulators.at[n][i] * alphas[row]);
+        store_element<kRow>(args.out, (rows.first + row) * args.hidden + at, accumulators.at[n][i] * alphas[row]);
     }
 }
 
@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
 Status gemm2(const StepContext& step, const PartBuffers& part) {
   if (step.batch.tokens == 0) return {};
   const MoeConfig& config = step.weights.config;
-  const int tile_n = cuda::plan_of(step, part).gemm2.tile_n;
+  const int tile_n = plan_of(step, part).gemm2.tile_n;
   const PartTiles tiles(step, part, tile_n);
-  const cuda::Scratch scratch(step);
+  const Scratch scratch(step);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   Gemm2Args args{};
   args.gemm = gemm_args(part, tiles, scratch);
@@ -67,8 +67,9 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
                       (part.down_only ? 0 : tiles.layout.gate_up.bytes());
   args.gemm.k_tiles = tiles.layout.down.k_tiles;
   args.gemm.k = part.intermediate_size;
-  args.gemm.x = !nvfp4 ? part.intermediate.bf16 : tiles.shared ? scratch.shared_operand : scratch.routed_operand;
-  args.tensor_scales = cuda::tensor_scales(step.weights, tiles.shared);
+  args.gemm.x =
+      !nvfp4 ? part.intermediate.bf16 : bf16_operand(tiles.shared ? scratch.shared_operand : scratch.routed_operand);
+  args.tensor_scales = tensor_scales(step.weights, tiles.shared);
   args.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
   args.out = part.rows_out;
   args.hidden = config->hidden_size;
@@ -84,4 +85,4 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   return launch_tile(std::integral_constant<int, kLargeTileN>{});
 }
 
-}  // namespace nvfp4_moe::sm80
+}  // namespace nvfp4_moe::cuda::plain

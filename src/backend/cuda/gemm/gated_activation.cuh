@@ -8,7 +8,7 @@
 #include "backend/cuda/ptx/arithmetic.cuh"
 #include "core/config.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::cuda {
 
 // Every gated activation without a branch: h = at_most(g' sigmoid(a g'), product_limit) (within(u, up_limit) +
 // up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are infinite. NaN stays NaN.
@@ -28,16 +28,16 @@ struct GatedActivation {
     }
     return {kNone, -kLog2E, kNone, kNone, 0, true};
   }
-  __device__ static float at_most(float x, float most) { return cuda::ptx::min_nan(x, most); }
-  __device__ static float within(float x, float most) { return cuda::ptx::max_nan(at_most(x, most), -most); }
+  __device__ static float at_most(float x, float most) { return ptx::min_nan(x, most); }
+  __device__ static float within(float x, float most) { return ptx::max_nan(at_most(x, most), -most); }
   // kPlain: no limits; the same bits. That exponent * gate is rounded is a change of g by half an ulp, which g's own bound
   // holds many times.
   template <bool kPlain>
   __device__ float gated(float g, float u) const {
     const float gate = kPlain ? g : at_most(g, gate_limit);
-    const float product = gate * cuda::ptx::rcp_approx(1.0f + cuda::ptx::ex2_approx(exponent * gate));
+    const float product = gate * ptx::rcp_approx(1.0f + ptx::ex2_approx(exponent * gate));
     return kPlain ? product * (u + up_offset) : at_most(product, product_limit) * (within(u, up_limit) + up_offset);
   }
 };
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::cuda

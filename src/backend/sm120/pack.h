@@ -1,0 +1,10 @@
+// Tiles for block-scaled FP4 products as the shared packer fills them.
+#pragma once
+
+#include "backend/cuda/steps/pack.h"
+
+namespace nvfp4_moe::sm120 {
+
+extern const cuda::TileFormat kFp4Tiles;  // weight_tile.h
+
+}  // namespace nvfp4_moe::sm120

@@ -1,0 +1,101 @@
+// What a kernel's configuration fixes at compile time, and the shared memory of its ctas as one struct.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/ptx/address.cuh"
+#include "backend/sm120/config.h"
+#include "backend/sm120/gemm_params.cuh"
+#include "backend/sm120/weight_tile.h"
+
+namespace nvfp4_moe::sm120 {
+
+namespace ptx = cuda::ptx;
+
+// The constants of configuration kIndex.
+template <size_t kIndex>
+struct GemmTraits {
+  static constexpr GemmConfig kConfig = kGemmConfigs[kIndex];
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kWarpsN = kConfig.warps_n, kWarpsM = kConsumerWarps / kWarpsN;
+  // Of one consumer warp: groups of 16 weight rows, and octets of rows of activations.
+  static constexpr int kWarpGroups = cuda::kGroups / kWarpsM, kWarpOctets = kTileN / 8 / kWarpsN;
+  static_assert(kWarpGroups * kWarpsM == cuda::kGroups && kWarpOctets * kWarpsN * 8 == kTileN);
+  static constexpr int kConsumerThreads = kConsumerWarps * 32;
+  static constexpr int kThreads = kConsumerThreads + 32;  // and the producer warp
+  static constexpr int64_t kPartialFloat4s = kConfig.partial_bytes() / 16;
+  static constexpr int kLaneRows = (kTileN + 31) / 32;  // rows of a tile that one producer lane has
+};
+
+// One stage of the pipeline: a k-block of a tile's weight rows and of its rows of activations.
+template <class Traits>
+struct alignas(128) Stage {
+  uint8_t weights[kBlockTiles][cuda::kTileBytes];
+  uint8_t rows[Traits::kTileN][cuda::kFp4ChunkBytes];
+};
+
+// The shared memory of a cta with so many stages. Barriers are mbarriers; what belongs to work tiles stands twice, for
+// them by turns, since the producer describes the next one while the consumers are at one.
+template <class Traits, int kStageCount>
+struct SharedOf {
+  static constexpr int kStages = kStageCount;
+  Stage<Traits> stages[kStages];
+  RowFactor factors[2][Traits::kTileN];
+  cuda::TileRows rows[2];
+  cuda::Schedule schedule;
+  cuda::TileSplits to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: not the last to arrive
+  alignas(8) uint64_t full[kStages];  // the stage is there
+  uint64_t empty[kStages];            // all consumer warps are done with it
+  uint64_t rows_full[2];              // rows[i] is there
+  uint64_t factors_full[2];           // factors[i] is there
+  uint64_t work_empty[2];             // all consumer warps are done with both
+};
+
+// As many stages as fit; more than kMaxStages would only lengthen a cta's start.
+inline constexpr int kMaxStages = 5;
+template <class Traits, int kStageCount = kMaxStages>
+constexpr int fitting_stages() {
+  if constexpr (sizeof(SharedOf<Traits, kStageCount>) <= kMaxSharedBytes)
+    return kStageCount;
+  else
+    return fitting_stages<Traits, kStageCount - 1>();
+}
+template <class Traits>
+using Shared = SharedOf<Traits, fitting_stages<Traits>()>;
+
+// The contract with bulk copies, ldmatrix and mbarriers, which trust offsets rather than types.
+template <class Traits>
+struct LayoutCheck {
+  using S = Shared<Traits>;
+  static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 2);
+  static_assert(sizeof(Stage<Traits>) == kBlockTiles * cuda::kTileBytes + Traits::kTileN * cuda::kFp4ChunkBytes,
+                "no padding");
+  static_assert(offsetof(Stage<Traits>, rows) % 16 == 0 && cuda::kFp4ChunkBytes % 16 == 0, "bulk copies and ldmatrix");
+  static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, full) % 8 == 0);
+  static constexpr bool kPassed = true;
+};
+
+extern __shared__ __align__(128) uint8_t shared_bytes[];
+template <class Traits>
+__device__ Shared<Traits>& shared() {
+  static_assert(LayoutCheck<Traits>::kPassed);
+  return *reinterpret_cast<Shared<Traits>*>(shared_bytes);
+}
+
+// A stage, and the parity of the pipeline's round through all of them.
+template <int kStages>
+struct PipelineState {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// The parity of the turn in which work tile `index` has its half of what stands twice.
+__device__ inline uint32_t turn_parity(uint32_t index) { return index / 2 & 1; }
+
+}  // namespace nvfp4_moe::sm120

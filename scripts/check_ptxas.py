@@ -1,18 +1,27 @@
 #!/usr/bin/env python3
 """Reads what ptxas said of the CUDA kernels (OBJECT.report, kept by scripts/keep_compiler_report.sh) in folders of objects.
 
-Fails where a listed kernel is missing from every report, spills registers, or keeps an array in local memory, and where
-ptxas serialized wgmma. Prints registers by kernel and architecture.
+Fails where a listed kernel is missing from every report, spills registers, or keeps an array in local memory, where
+ptxas serialized wgmma, and where a kernel's machine code, in the object beside the report, lacks the tensor core
+instruction that it is written for. Prints registers by kernel and architecture.
 """
 
 import pathlib
 import re
+import struct
 import sys
 
 # Kernels that a layer's time goes to. In mangled names a function's own name stands between its length and its arguments.
 LISTED = ["gemm1_swiglu_kernel", "gemm2_kernel", "quantize_nvfp4", "round_rows", "combine_tokens", "route_one_cta"]
 LISTED += ["quantize_vec8_cta", "requantize_vec8_cta", "route_and_quantize_kernel", "sm90_gather_rows"]
 LISTED += ["sm90_round_into_rows", "sm90_gemm1_kernel", "sm90_gemm2_kernel", "select_experts_kernel"]
+LISTED += ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]
+
+# The low 12 bits of the first word of what nvdisasm calls OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X: the block-scaled
+# mma.m16n8k64 of FP4.
+OPCODE_OF_BLOCK_SCALED_MMA = 0x47F
+NEEDS_BLOCK_SCALED_MMA = ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]
+ELF_OF_CUDA = 190  # e_machine
 
 COMPILING = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -33,6 +42,33 @@ def kernels(report):
             current, frame = None, None
 
 
+def machine_code(data):
+    """(mangled name, bytes of instructions) of each kernel of the device code that lies uncompressed in an object."""
+    start = -1
+    while (start := data.find(b"\x7fELF", start + 1)) >= 0:
+        if struct.unpack_from("<H", data, start + 18)[0] != ELF_OF_CUDA:
+            continue
+        (table,) = struct.unpack_from("<Q", data, start + 40)
+        size, count, names = struct.unpack_from("<3H", data, start + 58)
+        sections = [struct.unpack_from("<2I4Q", data, start + table + i * size) for i in range(count)]
+        for section in sections:
+            begin = start + sections[names][4] + section[0]
+            name = data[begin : data.index(b"\0", begin)].decode()
+            if name.startswith(".text."):
+                yield name.removeprefix(".text."), data[start + section[4] :][: section[5]]
+
+
+def block_scaled_products(path):
+    """Listed name: how many block-scaled products each kernel of that name has, in an object."""
+    counts = {}
+    for name, code in machine_code(path.read_bytes()):
+        for kernel in NEEDS_BLOCK_SCALED_MMA:
+            if f"{len(kernel)}{kernel}" in name:
+                words = struct.unpack(f"<{len(code) // 8}Q", code)[::2]
+                counts.setdefault(kernel, []).append(sum(w & 0xFFF == OPCODE_OF_BLOCK_SCALED_MMA for w in words))
+    return counts
+
+
 def main():
     reports = [path for folder in sys.argv[1:] for path in sorted(pathlib.Path(folder).rglob("*.cu.o.report"))]
     seen, bad = {}, []
@@ -46,6 +82,17 @@ def main():
             seen.setdefault(listed, {}).setdefault(architecture, []).append(registers)
             if stack or stores or loads:
                 bad.append(f"{listed} {architecture}: {stack} bytes of stack, {stores} spilled, {loads} reloaded")
+    products = {}
+    for path in reports:
+        for kernel, counts in block_scaled_products(path.with_suffix("")).items():
+            products.setdefault(kernel, []).extend(counts)
+    for kernel in NEEDS_BLOCK_SCALED_MMA:
+        counts = products.get(kernel, [])
+        compiled = len([r for registers in seen.get(kernel, {}).values() for r in registers])
+        if not counts or min(counts) == 0 or len(counts) < compiled:
+            bad.append(f"{kernel}: {compiled} compiled, block-scaled products in the machine code: {counts}")
+        else:
+            print(f"{kernel}: block-scaled products {'/'.join(map(str, sorted(counts)))}")
     found = {kernel for listed in seen for kernel in listed.split()}
     bad += [f"{kernel}: in no report under {', '.join(sys.argv[1:])}" for kernel in LISTED if kernel not in found]
     for kernel, architectures in seen.items():

@@ -190,7 +190,9 @@ std::string gpu_backend(const Result<DeviceFacts>& device) {
     return choose_backend(config, *device, "auto");
   };
   const auto backend = run();
-  return backend.ok() ? fmt::format("backend {}", (*backend)->name) : backend.status().message();
+  if (!backend.ok()) return backend.status().message();
+  const char* const caveat = (*backend)->caveat;
+  return fmt::format("backend {}{}{}", (*backend)->name, caveat != nullptr ? "; " : "", caveat != nullptr ? caveat : "");
 }
 
 // The GPUs that CUDA shows, in its order; where it shows none, those that the driver knows of.

@@ -176,6 +176,9 @@ struct Backend {
   // What it chose on this host, for `explain`; null where there is nothing to choose.
   std::string (*selection)() = nullptr;
 
+  // What a user should know of it before trusting it, in one line; null: nothing.
+  const char* caveat = nullptr;
+
   // null: a host's clock and threads measure it.
   const DeviceMeasures* measures = nullptr;
 

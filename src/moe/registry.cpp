@@ -79,6 +79,7 @@ std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& d
       report.reason = "highest priority of those that support this layer";
     }
     if (report.chosen && backend->selection != nullptr) report.reason += "; " + backend->selection();
+    if (report.chosen && backend->caveat != nullptr) report.reason += std::string("; ") + backend->caveat;
     found = found || report.chosen;
     reports.push_back(std::move(report));
   }

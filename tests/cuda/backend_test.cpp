@@ -39,8 +39,11 @@ TEST(CudaBackend, DeclinesHostsAndOlderDevicesByName) {
 TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
   const auto config = MoeConfig::make(case_table().front().options);
   ASSERT_OK(config);
-  for (const auto& [capability, backend] :
-       {std::pair(80, &kCudaBackend), {89, &kCudaBackend}, {90, &kSm90Backend}, {100, &kCudaBackend}, {120, &kSm120Backend}}) {
+  for (const auto& [capability, backend] : {std::pair(80, &kCudaBackend),
+                                            {89, &kCudaBackend},
+                                            {90, &kSm90Backend},
+                                            {100, &kCudaBackend},
+                                            {120, &kSm120Backend}}) {
     const auto on_device = choose_backend(*config, test::gpu_of(capability), "auto");
     ASSERT_OK(on_device);
     EXPECT_EQ(*on_device, backend) << capability;

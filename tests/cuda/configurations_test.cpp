@@ -26,6 +26,8 @@ struct Architecture {
   }
 };
 
+constexpr std::array kNames = {"cuda", "sm90", "sm120"};
+
 class Configurations : public ::testing::TestWithParam<int> {};
 
 // Cases that no configuration may split along K: there the order of every sum is fixed. Of every size, format, routing
@@ -69,7 +71,7 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Configurations, ::testing::Values(0, 1, 2),
-                         [](const auto& info) { return std::array{"cuda", "sm90", "sm120"}[info.param]; });
+                         [](const auto& info) { return kNames[static_cast<size_t>(info.param)]; });
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -36,6 +36,11 @@ TEST(Sm120Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
   const auto chosen = choose_backend(*config, test::gpu_of(120), "auto");
   ASSERT_OK(chosen);
   EXPECT_EQ(*chosen, &kSm120Backend);
+  for (const BackendReport& report : explain(*config, test::gpu_of(120), "auto")) {
+    if (report.chosen) {
+      EXPECT_NE(report.reason.find("never yet on a GPU of this kind"), std::string::npos) << report.reason;
+    }
+  }
   MoeOptions int8 = config->options();
   int8.activation_format = ActivationFormat::kInt8Block;
   const Status declined = kSm120Backend.supports(*MoeConfig::make(int8), test::gpu_of(120));

@@ -122,6 +122,7 @@ constinit const Backend kSm120Backend = {
     .linear_run = sm120::kByFormat<sm120::Fp4::linear_run, sm120::Bf16::linear_run>,
     .steps = &sm120::kSteps,
     .memory = &cuda::kMemory,
+    .caveat = "executed on an emulator of PTX, never yet on a GPU of this kind (docs/blackwell.md)",
     .measures = &sm120::kMeasures,
     .formats = &cuda::kFormats,
     .router = &cuda::kRouter,

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/backend.h"
 #include "backend/cuda/fp4_operand.h"
 #include "backend/cuda/packed_tile.h"
 #include "core/config.h"

@@ -192,7 +192,8 @@ std::string gpu_backend(const Result<DeviceFacts>& device) {
   const auto backend = run();
   if (!backend.ok()) return backend.status().message();
   const char* const caveat = (*backend)->caveat;
-  return fmt::format("backend {}{}{}", (*backend)->name, caveat != nullptr ? "; " : "", caveat != nullptr ? caveat : "");
+  return fmt::format("backend {}{}{}", (*backend)->name, caveat != nullptr ? "; " : "",
+                     caveat != nullptr ? caveat : "");
 }
 
 // The GPUs that CUDA shows, in its order; where it shows none, those that the driver knows of.

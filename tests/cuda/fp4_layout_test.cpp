@@ -56,7 +56,7 @@ TEST(Fp4Operand, OffsetsCoverTheRow) {
     const int64_t row_bytes = cuda::fp4_row_bytes(k), vec8s = cuda::fp4_row_vec8s(k);
     EXPECT_EQ(row_bytes % 16, 0);
     EXPECT_GE(vec8s * 8, k);
-    EXPECT_LT(vec8s * 8, k + cuda::kFp4ChunkK);
+    EXPECT_LT(vec8s * 8, k + cuda::kFp4KBlock);
     std::vector<int> written(static_cast<size_t>(row_bytes));
     for (int64_t i = 0; i < vec8s; ++i) {
       EXPECT_EQ(cuda::fp4_codes_offset(i) % 4, 0);
@@ -148,7 +148,7 @@ TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
         // What ldmatrix gives: 16 bytes of a row to four lanes.
         const uint8_t* const row = rows.data() + l / 4 * cuda::fp4_row_bytes(kK);
         for (int i = 0; i < 2; ++i) lane.b[static_cast<size_t>(i)] = word(row + half * 32 + i * 16 + l % 4 * 4);
-        lane.scales_b = word(row + cuda::kFp4ChunkScales + half * 4);
+        lane.scales_b = word(row + cuda::kFp4KBlockScales + half * 4);
       }
       const auto d = model_mma(lanes);
       for (size_t r = 0; r < 16; ++r)
@@ -167,7 +167,7 @@ TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
   }
 }
 
-// A k-block is a chunk of a row and whole tiles of weights.
+// A k-block is one of a row and whole tiles of weights.
 TEST(Sm120Config, BlocksAreWhole) {
   EXPECT_EQ(sm120::kBlockK % cuda::kTileK, 0);
   for (size_t i = 0; i < sm120::kGemmConfigs.size(); ++i) {

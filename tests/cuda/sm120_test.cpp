@@ -122,7 +122,7 @@ class Sm120Layer : public ::testing::Test {
   }
 };
 
-// K is no multiple of a tile or a chunk, and long enough that tiles are split.
+// K is no multiple of a tile or a k-block, and long enough that tiles are split.
 TEST_F(Sm120Layer, EveryConfigurationAgreesWithThePlainKernels) {
   std::set<int> configs;
   for (const Ragged& ragged : {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},

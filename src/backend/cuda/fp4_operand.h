@@ -1,8 +1,8 @@
 // Rows of activations as operands of FP4 tensor cores: a row's codes and block scales together, so that one copy brings
-// both, in chunks of 256 k.
+// both, in k-blocks of 256.
 //
-//   chunk   128 bytes of codes, low nibble the even k | 16 bytes of scales, E4M3
-//   row     chunk 0 | chunk 1 | ...       k beyond the row's is code 0 under scale 0
+//   k-block 128 bytes of codes, low nibble the even k | 16 bytes of scales, E4M3
+//   row     k-block 0 | k-block 1 | ...       k beyond the row's is code 0 under scale 0
 //
 // 144 bytes are 36 banks of shared memory: eight rows that follow each other there are read 16 bytes each without a
 // conflict, and no swizzle is needed.
@@ -14,24 +14,24 @@
 
 namespace nvfp4_moe::cuda {
 
-inline constexpr int kFp4ChunkK = 256;
-inline constexpr int kFp4ChunkScales = kFp4ChunkK / 2;  // where they begin
-inline constexpr int kFp4ChunkBytes = kFp4ChunkScales + kFp4ChunkK / 16;
+inline constexpr int kFp4KBlock = 256;
+inline constexpr int kFp4KBlockScales = kFp4KBlock / 2;  // where they begin
+inline constexpr int kFp4KBlockBytes = kFp4KBlockScales + kFp4KBlock / 16;
 
 // Bytes of a row of k elements.
 NVFP4_MOE_HOST_DEVICE constexpr int64_t fp4_row_bytes(int64_t k) {
-  return (k + kFp4ChunkK - 1) / kFp4ChunkK * kFp4ChunkBytes;
+  return (k + kFp4KBlock - 1) / kFp4KBlock * kFp4KBlockBytes;
 }
 // Vec8s of a row, padding included.
 NVFP4_MOE_HOST_DEVICE constexpr int64_t fp4_row_vec8s(int64_t k) {
-  return (k + kFp4ChunkK - 1) / kFp4ChunkK * (kFp4ChunkK / 8);
+  return (k + kFp4KBlock - 1) / kFp4KBlock * (kFp4KBlock / 8);
 }
 // Offset in its row of the four bytes of vec8 i's codes, and of the scale of its block of 16.
 NVFP4_MOE_HOST_DEVICE constexpr int64_t fp4_codes_offset(int64_t vec8) {
-  return vec8 / (kFp4ChunkK / 8) * kFp4ChunkBytes + vec8 % (kFp4ChunkK / 8) * 4;
+  return vec8 / (kFp4KBlock / 8) * kFp4KBlockBytes + vec8 % (kFp4KBlock / 8) * 4;
 }
 NVFP4_MOE_HOST_DEVICE constexpr int64_t fp4_scale_offset(int64_t vec8) {
-  return vec8 / (kFp4ChunkK / 8) * kFp4ChunkBytes + kFp4ChunkScales + vec8 % (kFp4ChunkK / 8) / 2;
+  return vec8 / (kFp4KBlock / 8) * kFp4KBlockBytes + kFp4KBlockScales + vec8 % (kFp4KBlock / 8) / 2;
 }
 
 }  // namespace nvfp4_moe::cuda

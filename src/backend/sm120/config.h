@@ -18,7 +18,7 @@ namespace nvfp4_moe::sm120 {
 inline constexpr int kMaxSharedBytes = 99 * 1024;  // of one cta
 inline constexpr int kMaxCtas = 192;               // one a multiprocessor; the largest chip has 188
 inline constexpr int kConsumerWarps = 8;
-inline constexpr int kBlockK = cuda::kFp4ChunkK;  // k of a k-block: one stage of the pipeline
+inline constexpr int kBlockK = cuda::kFp4KBlock;  // k of a k-block: one stage of the pipeline
 inline constexpr int kBlockTiles = kBlockK / cuda::kTileK;
 
 struct GemmConfig {

@@ -55,7 +55,7 @@ __device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row
     const uint8_t* const row = stage.rows[min(first + lane % 8, last_row)];
     cuda::load_matrices(b, ptx::shared_address(row + tile * (cuda::kTileK / 2) + lane / 8 * 16));
     const auto scales_b = *reinterpret_cast<const uint2*>(stage.rows[min(first + lane / 4, last_row)] +
-                                                          cuda::kFp4ChunkScales + tile * (cuda::kTileK / 16));
+                                                          cuda::kFp4KBlockScales + tile * (cuda::kTileK / 16));
 #pragma unroll
     for (int m = 0; m < Traits::kWarpGroups; ++m) {
       ptx::mma_fp4(accumulators[m][n], a[0][m], b[0], b[1], scales_a[0][m], scales_b.x);

@@ -1,7 +1,7 @@
 // The producer warp: weights and rows of activations into the stages, by bulk copies, and what the consumers have to know
 // of each work tile.
 //
-// Of a stage one lane asks for the weights, which lie together, and every lane for its rows, a chunk each. Weights of the
+// Of a stage one lane asks for the weights, which lie together, and every lane for its rows, a k-block each. Weights of the
 // first stages are on their way before the kernels before this one have ended.
 #pragma once
 
@@ -38,7 +38,7 @@ class TileSource {
   __device__ void request_weights(int32_t k_block, Stage<Traits>& stage, uint32_t full) const {
     const int32_t k_tile = (first_k_block_ + k_block) * kBlockTiles;
     const auto bytes = static_cast<uint32_t>(min(kBlockTiles, args_.k_tiles - k_tile) * cuda::kTileBytes);
-    ptx::mbarrier_arrive_expect_tx(full, bytes + static_cast<uint32_t>(rows_.count * cuda::kFp4ChunkBytes));
+    ptx::mbarrier_arrive_expect_tx(full, bytes + static_cast<uint32_t>(rows_.count * cuda::kFp4KBlockBytes));
     ptx::copy_bulk(ptx::shared_address(stage.weights), weights_ + k_tile * cuda::kTileBytes, bytes, full, policy_);
   }
   __device__ void request_rows(int32_t k_block, Stage<Traits>& stage, uint32_t full, uint64_t policy) const {
@@ -47,8 +47,8 @@ class TileSource {
       const int row = lane() + i * 32;
       if (row < rows_.count)
         ptx::copy_bulk(ptx::shared_address(stage.rows[row]),
-                       args_.x + x_row_[i] * args_.x_stride + int64_t{first_k_block_ + k_block} * cuda::kFp4ChunkBytes,
-                       cuda::kFp4ChunkBytes, full, policy);
+                       args_.x + x_row_[i] * args_.x_stride + int64_t{first_k_block_ + k_block} * cuda::kFp4KBlockBytes,
+                       cuda::kFp4KBlockBytes, full, policy);
     }
   }
   __device__ void put_factors(const Epilogue& epilogue, RowFactor* factors) const {

@@ -34,7 +34,7 @@ struct GemmTraits {
 template <class Traits>
 struct alignas(128) Stage {
   uint8_t weights[kBlockTiles][cuda::kTileBytes];
-  uint8_t rows[Traits::kTileN][cuda::kFp4ChunkBytes];
+  uint8_t rows[Traits::kTileN][cuda::kFp4KBlockBytes];
 };
 
 // The shared memory of a cta with so many stages. Barriers are mbarriers; what belongs to work tiles stands twice, for
@@ -71,9 +71,9 @@ template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;
   static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 2);
-  static_assert(sizeof(Stage<Traits>) == kBlockTiles * cuda::kTileBytes + Traits::kTileN * cuda::kFp4ChunkBytes,
+  static_assert(sizeof(Stage<Traits>) == kBlockTiles * cuda::kTileBytes + Traits::kTileN * cuda::kFp4KBlockBytes,
                 "no padding");
-  static_assert(offsetof(Stage<Traits>, rows) % 16 == 0 && cuda::kFp4ChunkBytes % 16 == 0, "bulk copies and ldmatrix");
+  static_assert(offsetof(Stage<Traits>, rows) % 16 == 0 && cuda::kFp4KBlockBytes % 16 == 0, "bulk copies and ldmatrix");
   static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, full) % 8 == 0);
   static constexpr bool kPassed = true;
 };

@@ -244,7 +244,7 @@ __device__ void quantize_vec8s(const RowArgs& args, int64_t row, uint4 x, float 
     const uint4 next = load_vec8(args, row, i + group.size);
     const Vec8 vec8 = quantize_vec8(x, inverse);
     x = next;
-    if (i >= vec8s) {  // whole warps, and so a whole chunk of FP4
+    if (i >= vec8s) {  // whole warps, and so a whole k-block of FP4
       if (operand.pads(i)) operand.put(i, Vec8{});
       continue;
     }

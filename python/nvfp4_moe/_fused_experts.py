@@ -27,7 +27,11 @@ from .config import MoeConfig
 from .layer import MoeLayer
 
 MODES = ("0", "auto", "1")
-PLAIN = "cuda"  # the backend for GPUs that have no kernels of their own
+# Backends that an engine's own kernels go before unless the user insists, and what they would run.
+LEFT_TO_ENGINES = {
+    "cuda": "the plain kernels",  # of GPUs that have none of their own
+    "sm120": "kernels that no GPU of its kind has run yet",  # docs/blackwell.md
+}
 ACTIVATION_FORMATS = ("bf16", "nvfp4", "int8_block")
 ROUTERS = ("auto", "own", "engine")
 
@@ -79,8 +83,7 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
 def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> str | None:
     """Why a layer of these options (fields of MoeConfig) is not taken on a device, or None where it is.
 
-    That no backend takes it; or, unless the user insists, that the one for GPUs without kernels of their own would,
-    where every engine has a faster one.
+    That no backend takes it; or, unless the user insists, that one of LEFT_TO_ENGINES would.
     """
     try:
         MoeConfig(**options)
@@ -90,8 +93,9 @@ def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> 
     chosen = next((backend["backend"] for backend in backends if backend["chosen"]), None)
     if chosen is None:
         return "; ".join(f"{backend['backend']}: {backend['reason']}" for backend in backends)
-    if chosen == PLAIN and not settings.insists:
-        return f"{device} would run the plain kernels, and the engine has its own; NVFP4_MOE=1 takes the layer"
+    if chosen in LEFT_TO_ENGINES and not settings.insists:
+        kernels = LEFT_TO_ENGINES[chosen]
+        return f"{device} would run {kernels}, and the engine has its own; NVFP4_MOE=1 takes the layer"
     return None
 
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "backend/cuda/gemm/scheduler.h"
 #include "backend/sm120/config.h"
 #include "cases/cases.h"
 #include "core/float_formats.h"
@@ -148,6 +149,40 @@ TEST_F(Sm120Layer, EveryConfigurationAgreesWithThePlainKernels) {
     ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
   }
   EXPECT_EQ(configs.size(), sm120::kGemmConfigs.size());
+}
+
+// Sizes for which both GEMMs split tiles on this very device: the second one finds the counters as the first one left them.
+TEST_F(Sm120Layer, BothGemmsOfARunSplitTheirTiles) {
+  const auto facts = device_facts("cuda:0");
+  ASSERT_OK(facts);
+  const int ctas = std::min(facts->compute_units, sm120::kMaxCtas);
+  const sm120::GemmConfig& narrow = sm120::kGemmConfigs.front();
+  const auto splits = [&](int64_t weight_rows, int64_t k) {
+    const cuda::ScheduleParams params(static_cast<int32_t>(cuda::ceil_div(weight_rows, cuda::kTileRows)),
+                                      static_cast<int32_t>(cuda::ceil_div(k, sm120::kBlockK)), ctas, true,
+                                      sm120::min_saved_k_blocks(narrow), sm120::max_splits(narrow));
+    return cuda::Schedule(params, 1).split_k_blocks > 0;
+  };
+  Case spec = Sm120Layer::spec({2, 1, 2, Routing::kOneExpert});
+  int64_t& intermediate = spec.options.intermediate_size;
+  while (intermediate < 2048 &&
+         !(splits(2 * intermediate, spec.options.hidden_size) && splits(spec.options.hidden_size, intermediate))) {
+    intermediate += 16;
+    if (intermediate % 256 == 0) spec.options.hidden_size += 128;
+  }
+  ASSERT_LT(intermediate, 2048);
+  const auto data = make_case(spec);
+  ASSERT_OK(data);
+  ASSERT_EQ(sm120::routed_config(data->config, spec.range, spec.tokens), 0);
+  test::CaseRun plain(kCudaBackend, *data), own(kSm120Backend, *data);
+  ASSERT_TRUE(plain.ok() && own.ok());
+  const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
+  const std::vector<uint8_t> bytes = own.run(*data);
+  const auto actual = test::to_floats(bytes, spec.out_dtype);
+  EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
+                         layer_limits(data->config, spec.tokens)),
+            "");
+  ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
 }
 
 // A run takes kernels together and leaves codes out; its bits and counts are those of the steps.

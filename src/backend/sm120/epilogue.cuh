@@ -26,15 +26,13 @@ namespace nvfp4_moe::sm120 {
 struct SwigluEpilogue {
   const TensorScales* tensor_scales;  // (E)
   const float* row_scale;             // (T)
-  const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
   cuda::GatedActivation activation;
   uint16_t* out;     // (R, I) bf16
   int64_t channels;  // I
 
   __device__ RowFactor factor(int32_t expert, int32_t token, int32_t assignment) const {
-    const float scale = nonfinite[token] != 0 ? __uint_as_float(0x7FC00000u) : row_scale[token];
-    return {scale * tensor_scales[expert].gate, scale * tensor_scales[expert].up,
+    return {row_scale[token] * tensor_scales[expert].gate, row_scale[token] * tensor_scales[expert].up,
             router_weights != nullptr ? router_weights[assignment] : 1.0f};
   }
   // gate, up: accumulators of weight row `weight_row` and 8 further.
@@ -59,8 +57,9 @@ struct DownEpilogue {
   }
   // first, second: accumulators of channels `channel` and 8 further.
   __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor) const {
-    if (channel < channels) store_one(row * channels + channel, first * factor.first);
-    if (channel + 8 < channels) store_one(row * channels + channel + 8, second * factor.first);
+    if (channel >= channels) return;  // there are a multiple of 16
+    store_one(row * channels + channel, first * factor.first);
+    store_one(row * channels + channel + 8, second * factor.first);
   }
   __device__ void store_one(int64_t at, float value) const {
     if (out_fp32)

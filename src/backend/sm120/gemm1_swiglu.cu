@@ -31,7 +31,6 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   SwigluEpilogue epilogue{};
   epilogue.tensor_scales = cuda::tensor_scales(step.weights, of.shared);
   epilogue.row_scale = part.hidden.row_scale;
-  epilogue.nonfinite = part.hidden.nonfinite;
   epilogue.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !of.shared ? step.batch.topk_weights : nullptr;
   epilogue.activation = cuda::GatedActivation::from(config);

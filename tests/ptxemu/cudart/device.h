@@ -1,0 +1,97 @@
+// The device behind the CUDA run time: one queue of launches, captures, and the modules that programs registered.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/machine.h"
+
+// These are functions here, whatever the headers make of their names.
+#undef cudaGetDeviceProperties
+#undef cudaGetDriverEntryPoint
+
+namespace ptxemu {
+
+// One operation of a graph: a launch, or what the host does.
+struct Operation {
+  std::unique_ptr<Launch> launch;
+  std::function<void()> host;
+};
+struct Graph {
+  std::vector<Operation> operations;
+};
+struct Capture {
+  unsigned long long id;
+  cudaStreamCaptureMode mode;
+  cudaStream_t origin;
+  std::thread::id thread;
+  std::shared_ptr<Graph> graph;
+  bool invalid = false;
+};
+
+struct Device {
+  std::recursive_mutex mutex;
+  std::vector<Launch> chain;  // launches that wait to run: each may overlap with the one before it
+  cudaStream_t chain_stream = nullptr;
+  std::map<cudaStream_t, std::shared_ptr<Capture>> captures;
+  std::map<cudaEvent_t, std::shared_ptr<Capture>> captured_events;
+  unsigned long long captures_begun = 0;
+  cudaError_t broken = cudaSuccess;  // of a launch that failed, until the device is reset
+  std::string failure;
+
+  // Runs what waits. The error of a launch that failed, now or before.
+  cudaError_t drain();
+  // Runs in stream order, or records where the stream is captured.
+  cudaError_t enqueue(cudaStream_t stream, std::function<void()> host);
+  cudaError_t enqueue(cudaStream_t stream, Launch launch);
+  Capture* capture_of(cudaStream_t stream);
+  // Whether a call that may wait must be refused, since a capture runs that such a call would break.
+  bool capture_forbids();
+};
+Device& device();
+
+// ---- what the device is (PTXEMU_CC, PTXEMU_SMS)
+int compute_capability();  // 90 for 9.0
+int multiprocessors();
+int attribute(cudaDeviceAttr which);
+// Ctas of a kernel that fit on a multiprocessor, by threads and shared memory.
+int resident_ctas(uint32_t threads, uint64_t shared_bytes);
+
+// ---- errors
+// Notes the error for cudaGetLastError.
+cudaError_t noted(cudaError_t error);
+bool forked();
+
+// ---- kernels
+struct Module;
+Module* add_module(const void* fatbin);
+Module* add_module_text(const char* ptx);
+void add_kernel(Module* module, const void* host_function, const char* name);
+struct KernelFacts {
+  uint32_t static_shared_bytes, max_threads;
+  int ptx_version;
+};
+struct Kernel;  // a kernel of a module by name; translated when it is first launched
+Kernel* find_kernel(const void* host_function);
+Kernel* find_kernel(Module* module, const char* name);
+cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts);
+cudaError_t set_dynamic_shared(Kernel* kernel, int bytes);
+struct LaunchShape {
+  uint32_t grid[3], block[3], cluster[3] = {0, 0, 0};
+  uint64_t dynamic_shared_bytes = 0;
+  bool programmatic = false, cooperative = false;
+};
+cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, cudaStream_t stream);
+CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims, const cuuint64_t* strides,
+                           const cuuint32_t* box, const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
+
+}  // namespace ptxemu

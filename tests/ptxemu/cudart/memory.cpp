@@ -1,0 +1,112 @@
+// Memory: allocations between guards, copies that check their device side.
+#include "runtime/memory_map.h"
+
+#include <cstring>
+
+#include "cudart/device.h"
+
+using namespace ptxemu;
+
+namespace {
+
+cudaError_t allocate_into(void** pointer, size_t bytes, const char* what) {
+  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  if (!pointer) return noted(cudaErrorInvalidValue);
+  if (forked()) return noted(cudaErrorInitializationError);
+  if (device().capture_forbids()) return noted(cudaErrorStreamCaptureUnsupported);
+  *pointer = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  *pointer = allocate(bytes, what);
+  return noted(*pointer ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t release_from(void* pointer) {
+  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  if (forked()) return noted(cudaErrorInitializationError);
+  if (!pointer) return cudaSuccess;
+  if (device().capture_forbids()) return noted(cudaErrorStreamCaptureUnsupported);
+  const cudaError_t error = device().drain();
+  if (!release(pointer)) return noted(cudaErrorInvalidValue);
+  return noted(error);
+}
+
+bool on_device(const void* pointer, size_t bytes) { return bytes == 0 || allocated(reinterpret_cast<uint64_t>(pointer), bytes); }
+
+// Whether the side that the kind calls device memory is.
+bool valid_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  if ((kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) && !on_device(to, bytes)) return false;
+  return !(kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) || on_device(from, bytes);
+}
+
+cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
+  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  if (rows == 0 || width == 0) return noted(device().drain());
+  const size_t to_bytes = to_pitch * (rows - 1) + width, from_bytes = from_pitch * (rows - 1) + width;
+  if (width > to_pitch || width > from_pitch) return noted(cudaErrorInvalidValue);
+  if (!valid_copy(to, from, 0, kind) || ((kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) && !on_device(to, to_bytes)) ||
+      ((kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) && !on_device(from, from_bytes)))
+    return noted(cudaErrorInvalidValue);
+  if (wait && device().capture_of(stream)) return noted(cudaErrorStreamCaptureUnsupported);
+  return noted(device().enqueue(stream, [=] {
+    for (size_t row = 0; row < rows; ++row) std::memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+  }));
+}
+
+cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
+  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  if (forked()) return noted(cudaErrorInitializationError);
+  if (!valid_copy(to, from, bytes, kind)) return noted(cudaErrorInvalidValue);
+  if (wait && device().capture_forbids()) return noted(cudaErrorStreamCaptureUnsupported);
+  return noted(device().enqueue(stream, [=] { std::memmove(to, from, bytes); }));
+}
+
+cudaError_t fill(void* to, int value, size_t bytes, cudaStream_t stream) {
+  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  if (!on_device(to, bytes)) return noted(cudaErrorInvalidValue);
+  return noted(device().enqueue(stream, [=] { std::memset(to, value, bytes); }));
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes) { return allocate_into(pointer, bytes, "device memory"); }
+cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) { return allocate_into(pointer, bytes, "device memory"); }
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return allocate_into(pointer, bytes, "pinned host memory"); }
+cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) { return allocate_into(pointer, bytes, "pinned host memory"); }
+cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) { return allocate_into(pointer, bytes, "managed memory"); }
+cudaError_t cudaFree(void* pointer) { return release_from(pointer); }
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return release_from(pointer); }
+cudaError_t cudaFreeHost(void* pointer) { return release_from(pointer); }
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) { return copy(to, from, bytes, kind, nullptr, true); }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) { return copy(to, from, bytes, kind, stream, false); }
+cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, cudaMemcpyKind kind) {
+  return copy_rows(to, to_pitch, from, from_pitch, width, rows, kind, nullptr, true);
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  return copy_rows(to, to_pitch, from, from_pitch, width, rows, kind, stream, false);
+}
+cudaError_t cudaMemset(void* to, int value, size_t bytes) { return fill(to, value, bytes, nullptr); }
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) { return fill(to, value, bytes, stream); }
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  *total_bytes = kDeviceBytes;
+  *free_bytes = kDeviceBytes - allocated_bytes();
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  *attributes = {};
+  const bool known = allocated(reinterpret_cast<uint64_t>(pointer), 1);
+  const bool pinned = known && describe_address(reinterpret_cast<uint64_t>(pointer)).find("pinned host memory") != std::string::npos;
+  attributes->type = pinned ? cudaMemoryTypeHost : known ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  attributes->device = known ? 0 : -2;
+  attributes->devicePointer = known ? const_cast<void*>(pointer) : nullptr;
+  attributes->hostPointer = !known || pinned ? const_cast<void*>(pointer) : nullptr;
+  return cudaSuccess;
+}
+
+}  // extern "C"

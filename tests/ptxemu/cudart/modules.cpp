@@ -1,0 +1,301 @@
+// Kernels: PTX out of the program's fat binaries, translated and compiled when first launched, and kept by its hash.
+#include <dlfcn.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include <thread>
+
+#include "cudart/device.h"
+#include "runtime/memory_map.h"
+
+namespace ptxemu {
+
+struct Kernel {
+  Module* module;
+  std::string name;
+  const KernelInfo* info = nullptr;
+  uint64_t dynamic_limit = 49152;
+};
+
+struct Module {
+  std::vector<std::string> texts;  // PTX of several architectures
+  const std::string* text = nullptr;
+  bool compressed = false, chosen = false;
+  std::string hash;
+  uint8_t* variables = nullptr;
+  std::map<std::string, std::unique_ptr<Kernel>> kernels;
+};
+
+namespace {
+
+std::map<const void*, Kernel*>& functions() {
+  static auto* all = new std::map<const void*, Kernel*>;
+  return *all;
+}
+
+struct Wrapper {
+  uint32_t magic, version;
+  const uint8_t* data;
+};
+struct EntryHead {
+  uint16_t kind, attributes;
+  uint32_t head_bytes;
+  uint64_t bytes;
+};
+constexpr uint32_t kWrapperMagic = 0x466243b1, kFatbinMagic = 0xba55ed50;
+constexpr uint16_t kPtx = 1;
+constexpr uint64_t kCompressed = 0x2000 | 0x8000;
+
+// FNV-1a over everything that goes into a translated kernel.
+struct Hash {
+  uint64_t value = 0xcbf29ce484222325ull;
+  void add(const std::string& text) {
+    for (const char byte : text) value = (value ^ static_cast<uint8_t>(byte)) * 0x100000001b3ull;
+  }
+  std::string hex() const {
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+    return text;
+  }
+};
+
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// The emulator's own folder: PTXEMU_SOURCE, else where this library was compiled.
+std::filesystem::path source_folder() {
+  const char* asked = std::getenv("PTXEMU_SOURCE");
+  return asked ? asked : PTXEMU_SOURCE_DIR;
+}
+
+// Another emulator is another cache: of the translator's and the headers' text.
+const std::string& version_hash() {
+  static const std::string hash = [] {
+    std::vector<std::filesystem::path> files;
+    for (const char* folder : {"translator", "runtime"})
+      for (const auto& entry : std::filesystem::recursive_directory_iterator(source_folder() / folder))
+        if (entry.path().extension() == ".py" || entry.path().extension() == ".h" || entry.path().extension() == ".def") files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
+    Hash all;
+    for (const auto& file : files) all.add(file.string() + contents(file));
+#ifdef PTXEMU_PLANT
+    all.add("planted");
+#endif
+    return all.hex();
+  }();
+  return hash;
+}
+
+std::filesystem::path cache_folder() {
+  const char* asked = std::getenv("PTXEMU_CACHE");
+  return asked ? asked : PTXEMU_CACHE_DIR;
+}
+
+// The .target of a PTX text as (number, suffix): (90, 'a').
+std::pair<int, char> target(const std::string& text) {
+  const size_t at = text.find("\n.target sm_");
+  if (at == std::string::npos) return {0, 0};
+  const char* number = text.c_str() + at + 12;
+  char* end;
+  const long value = std::strtol(number, &end, 10);
+  return {static_cast<int>(value), *end == 'a' || *end == 'f' ? *end : 0};
+}
+
+// The newest PTX that the device can run: what is for one architecture (a) or family (f) runs nowhere else.
+void choose(Module* module) {
+  if (module->chosen) return;
+  module->chosen = true;
+  int best = -1;
+  for (const std::string& text : module->texts) {
+    const auto [number, suffix] = target(text);
+    const int cc = compute_capability();
+    const bool fits = suffix == 'a' ? number == cc : suffix == 'f' ? number <= cc && number / 10 == cc / 10 : number <= cc;
+    const int rank = 2 * number + (suffix != 0);
+    if (fits && rank > best) module->text = &text, best = rank;
+  }
+  if (!module->text) return;
+  Hash hash;
+  hash.add(*module->text);
+  hash.add(version_hash());
+  module->hash = hash.hex();
+}
+
+void write_once(const std::filesystem::path& path, const std::string& text) {
+  if (std::filesystem::exists(path)) return;
+  const std::filesystem::path draft = path.string() + "." + std::to_string(getpid());
+  std::ofstream(draft, std::ios::binary) << text;
+  std::filesystem::rename(draft, path);
+}
+
+// Runs the translator, which also compiles. Its own messages reach stderr.
+bool translate(const std::filesystem::path& ptx, const std::string& kernel, const std::filesystem::path& library) {
+  const char* python = std::getenv("PTXEMU_PYTHON");
+  std::ostringstream command;
+  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (python ? python : "python3") << "' -m translator '" << ptx.string() << "' --kernel '" << kernel << "' --output '" << library.string()
+          << "'";
+#ifdef PTXEMU_PLANT
+  command << " --plant";
+#endif
+  const int status = std::system(command.str().c_str());
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+cudaError_t load(Kernel* kernel) {
+  if (kernel->info) return cudaSuccess;
+  Module* module = kernel->module;
+  choose(module);
+  if (!module->text) {
+    std::fprintf(stderr, "ptxemu: no PTX for compute capability %d.%d of %s%s\n", compute_capability() / 10, compute_capability() % 10, kernel->name.c_str(),
+                 module->compressed ? ": its fat binary is compressed (compile with --no-compress)" : "");
+    return cudaErrorNoKernelImageForDevice;
+  }
+  const std::filesystem::path folder = cache_folder();
+  std::filesystem::create_directories(folder);
+  Hash name;
+  name.add(kernel->name);
+  const std::filesystem::path base = folder / (module->hash + "-" + name.hex()), library = base.string() + ".so";
+  if (!std::filesystem::exists(library)) {
+    // One process translates, others wait for it.
+    const int lock = open((base.string() + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+    if (lock < 0 || flock(lock, LOCK_EX) != 0) return cudaErrorInvalidPtx;
+    const std::filesystem::path ptx = folder / (module->hash + ".ptx");
+    write_once(ptx, *module->text);
+    const bool done = std::filesystem::exists(library) || translate(ptx, kernel->name, library);
+    close(lock);
+    std::filesystem::remove(base.string() + ".lock");
+    if (!done) return cudaErrorInvalidPtx;
+  }
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    std::fprintf(stderr, "ptxemu: %s\n", dlerror());
+    return cudaErrorInvalidPtx;
+  }
+  kernel->info = static_cast<const KernelInfo*>(dlsym(handle, "kernel_info"));
+  struct ModuleVariables {
+    uint64_t bytes;
+    const uint8_t* initial;
+  };
+  const auto* variables = static_cast<const ModuleVariables*>(dlsym(handle, "module_variables"));
+  if (variables && variables->bytes && !module->variables) {
+    module->variables = static_cast<uint8_t*>(allocate(variables->bytes, "a module's variables"));
+    if (!module->variables) return cudaErrorMemoryAllocation;
+    std::memcpy(module->variables, variables->initial, variables->bytes);
+  }
+  return cudaSuccess;
+}
+
+uint64_t product(const uint32_t* x) { return uint64_t{x[0]} * x[1] * x[2]; }
+
+}  // namespace
+
+Module* add_module(const void* fatbin) {
+  auto* module = new Module;
+  const Wrapper& wrapper = *static_cast<const Wrapper*>(fatbin);
+  const uint8_t* data = wrapper.magic == kWrapperMagic ? wrapper.data : static_cast<const uint8_t*>(fatbin);
+  if (read<uint32_t>(data) != kFatbinMagic) return module;
+  const uint64_t end = read<uint16_t>(data + 6) + read<uint64_t>(data + 8);
+  for (uint64_t at = read<uint16_t>(data + 6); at + sizeof(EntryHead) <= end;) {
+    const EntryHead head = read<EntryHead>(data + at);
+    const uint64_t flags = read<uint64_t>(data + at + 40);
+    if (head.kind == kPtx && flags & kCompressed) module->compressed = true;
+    if (head.kind == kPtx && !(flags & kCompressed)) {
+      std::string text(reinterpret_cast<const char*>(data + at + head.head_bytes), head.bytes);
+      while (!text.empty() && text.back() == '\0') text.pop_back();
+      module->texts.push_back(std::move(text));
+    }
+    at += head.head_bytes + head.bytes;
+  }
+  return module;
+}
+
+Module* add_module_text(const char* ptx) {
+  auto* module = new Module;
+  module->texts.emplace_back(ptx);
+  return module;
+}
+
+void add_kernel(Module* module, const void* host_function, const char* name) { functions()[host_function] = find_kernel(module, name); }
+
+Kernel* find_kernel(Module* module, const char* name) {
+  auto& kernel = module->kernels[name];
+  if (!kernel) kernel = std::make_unique<Kernel>(Kernel{module, name});
+  return kernel.get();
+}
+Kernel* find_kernel(const void* host_function) {
+  const auto found = functions().find(host_function);
+  return found == functions().end() ? nullptr : found->second;
+}
+
+// Out of the PTX's text, so that a kernel that is never launched is never compiled.
+cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts) {
+  choose(kernel->module);
+  if (!kernel->module->text) return cudaErrorNoKernelImageForDevice;
+  const std::string& text = *kernel->module->text;
+  const size_t begin = text.find(".entry " + kernel->name + "(");
+  if (begin == std::string::npos) return cudaErrorInvalidDeviceFunction;
+  const size_t end = std::min(text.find("\n}", begin), text.size());
+  *facts = {0, 1024, target(text).first};
+  static const std::regex threads(R"(\.(max|req)ntid (\d+)(?:, (\d+), (\d+))?)"), shared(R"(\.shared \.align (\d+) \.b8 \w+\[(\d+)\])");
+  const std::string body = text.substr(begin, end - begin);
+  std::smatch match;
+  const std::string head = body.substr(0, body.find('{'));
+  if (std::regex_search(head, match, threads))
+    facts->max_threads = static_cast<uint32_t>(std::stoul(match[2]) * (match[3].matched ? std::stoul(match[3]) * std::stoul(match[4]) : 1));
+  for (std::sregex_iterator it(body.begin(), body.end(), shared), last; it != last; ++it) {
+    const uint32_t align = static_cast<uint32_t>(std::stoul((*it)[1]));
+    facts->static_shared_bytes = (facts->static_shared_bytes + align - 1) / align * align + static_cast<uint32_t>(std::stoul((*it)[2]));
+  }
+  return cudaSuccess;
+}
+
+cudaError_t set_dynamic_shared(Kernel* kernel, int bytes) {
+  if (bytes < 0 || bytes > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return cudaErrorInvalidValue;
+  kernel->dynamic_limit = static_cast<uint64_t>(bytes);
+  return cudaSuccess;
+}
+
+cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, cudaStream_t stream) {
+  if (forked()) return cudaErrorInitializationError;
+  if (!kernel) return cudaErrorInvalidDeviceFunction;
+  const cudaError_t loaded = load(kernel);
+  if (loaded != cudaSuccess) return loaded;
+  const KernelInfo& info = *kernel->info;
+  const uint64_t threads = product(shape.block), allowed = info.max_threads[0] ? product(info.max_threads) : 1024;
+  if (product(shape.grid) == 0 || threads == 0 || threads > 1024 || shape.block[2] > 64 || threads > allowed || shape.grid[1] > 65535 || shape.grid[2] > 65535 || shape.grid[0] > 0x7fffffffu)
+    return cudaErrorInvalidConfiguration;
+  const uint64_t shared_bytes = info.static_shared_bytes + shape.dynamic_shared_bytes;
+  if (shape.dynamic_shared_bytes > kernel->dynamic_limit || shared_bytes > static_cast<uint64_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) return cudaErrorInvalidValue;
+  Launch launch;
+  launch.kernel = &info;
+  for (int axis = 0; axis < 3; ++axis) {
+    launch.grid[axis] = shape.grid[axis];
+    launch.block[axis] = shape.block[axis];
+    launch.cluster[axis] = shape.cluster[0] ? shape.cluster[axis] : info.cluster[0] ? info.cluster[axis] : 1;
+    if (launch.cluster[axis] == 0 || launch.grid[axis] % launch.cluster[axis]) return cudaErrorInvalidConfiguration;
+  }
+  if (product(launch.cluster) > 16) return cudaErrorInvalidConfiguration;
+  launch.explicit_cluster = shape.cluster[0] || info.cluster[0];
+  launch.dynamic_shared_bytes = static_cast<uint32_t>(shape.dynamic_shared_bytes);
+  const uint64_t resident = static_cast<uint64_t>(resident_ctas(static_cast<uint32_t>(threads), shared_bytes)) * static_cast<uint64_t>(multiprocessors());
+  if (shape.cooperative && product(shape.grid) > resident) return cudaErrorCooperativeLaunchTooLarge;
+  launch.resident_clusters = static_cast<uint32_t>(std::max<uint64_t>(1, resident / product(launch.cluster)));
+  launch.variables = kernel->module->variables;
+  launch.programmatic = shape.programmatic;
+  launch.arguments.assign(info.parameter_bytes + 16, 0);
+  for (uint32_t i = 0; i < info.parameter_count; ++i) std::memcpy(launch.arguments.data() + info.offsets[i], arguments[i], info.sizes[i]);
+  return device().enqueue(stream, std::move(launch));
+}
+
+}  // namespace ptxemu

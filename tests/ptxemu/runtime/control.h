@@ -1,0 +1,54 @@
+// What the parts of the run time share beyond kernel.h: waiting, asynchronous work, its orders, and failures.
+#pragma once
+
+#include <stdexcept>
+
+#include "runtime/kernel.h"
+
+namespace ptxemu {
+
+// When asynchronous work is done, and in which order warps run (PTXEMU_ORDER; PTXEMU_SEED for the second).
+enum class Order { kAtOnce, kRandom, kLate };
+Order order();
+uint32_t random_number();
+
+// A launch that failed: its report. Further launches fail as well, until the device is reset.
+struct LaunchFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Stops the launch from within asynchronous work, which no thread runs.
+[[noreturn]] void fault_work(Cluster* cluster, const char* what);
+
+void park(Thread* T, const char* what, uint64_t about);
+inline void wake(Thread* T) { T->warp->ready |= 1u << T->lane; }
+// Tells the scheduler that something changed that polling threads may see.
+void note_progress();
+
+void enqueue_copy(Cluster* cluster, Work work);
+void enqueue_tensor_work(Thread* T, Work work);
+// Does one piece of the cluster's asynchronous work. False where there is none.
+bool do_some_work(Cluster* cluster);
+
+uint64_t* mbarrier_at(Thread* T, uint64_t address);
+void mbarrier_complete_bytes(Cluster* cluster, uint64_t* barrier, uint32_t bytes);
+void mbarrier_arrive_from_work(Cluster* cluster, uint64_t* barrier);
+void add_pending_arrival(Thread* T, uint64_t* barrier);
+
+void leave_barriers(Thread* T);
+void finish_copies(Thread* T);
+
+// Meets the lanes of `mask` (aligned: all of the warp), of which the last runs `together` over what each brought.
+void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned, const std::function<void(void**, uint32_t)>& together);
+constexpr uint32_t kWholeWarp = 0xffffffffu;
+
+// The byte at (row, byte of k) of a K-major operand under a shared-memory descriptor.
+struct MatrixDescriptor {
+  uint32_t start, leading, stride, swizzle;  // bytes; swizzle: 0 none, 1 to 3 for 32, 64, 128 bytes
+  uint32_t at(uint32_t row, uint32_t byte) const;
+};
+inline uint32_t swizzled(uint32_t address, uint32_t mode) {
+  return mode == 0 ? address : address ^ ((address >> 7 & ((1u << mode) - 1)) << 4);
+}
+
+}  // namespace ptxemu

@@ -1,0 +1,175 @@
+// The emulated machine: threads on fibers, warps, ctas with shared and tensor memory, clusters, launches.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/bits.h"
+
+namespace ptxemu {
+
+struct Thread;
+struct Cta;
+struct Cluster;
+struct Launch;
+
+// What a translated kernel tells of itself (translator/program.py writes it).
+struct KernelInfo {
+  const char* name;
+  void (*run)(Thread*);
+  uint32_t parameter_bytes, static_shared_bytes;
+  uint32_t max_threads[3], cluster[3];  // 0 where the kernel does not say
+  uint32_t parameter_count;
+  uint32_t offsets[64], sizes[64];  // of the parameters, in bytes
+  uint32_t instructions;
+};
+
+// Shared addresses are 32 bits: the cta's rank in the cluster, then an offset. As on hardware the first KiB is the
+// system's, so that no variable has address 0. Generic addresses of shared memory carry a tag.
+constexpr uint32_t kSharedBase = 1024, kSharedOffsetBits = 24;
+constexpr uint64_t kSharedTag = 0x7e00000000000000ull;
+constexpr uint8_t kSharedPoison = 0xfe;
+
+// Registers that wgmma is still writing: whose they are now, and their values once they may be seen.
+struct InFlightRegisters {
+  std::vector<uint32_t*> registers;  // may name a slot several times: copies
+  std::vector<uint32_t> slots;       // of each register
+  std::vector<uint32_t> values;
+  uint64_t group = 0;  // the commit group of the last product that writes them
+};
+
+// A copy that cp.async has issued: its bytes as read, or where to read them as late as allowed.
+struct PendingCopy {
+  uint8_t* to;
+  const uint8_t* from;
+  uint32_t size, source_bytes;
+  bool fetched;
+  std::array<uint8_t, 16> bytes;
+};
+
+struct Warp;
+struct Thread {
+  Cta* cta;
+  Warp* warp;
+  uint32_t lane, linear, rank, tid[3];
+  uint32_t line = 0, carry = 0;
+  uint8_t* params = nullptr;
+  uint8_t* shared = nullptr;  // the own cta's
+  uint32_t shared_end = 0;    // first offset outside
+  uint64_t memory_low = 1, memory_high = 0;  // the allocation of the last global access
+  uint64_t local_low = ~0ull, local_high = 0;
+
+  void* stack_pointer = nullptr;
+  uint8_t* stack = nullptr;
+  bool polling = false;  // gave up the processor to look again later
+  uint32_t polls = 0;
+  const char* waiting = nullptr;  // what for; null for a thread that runs
+  uint64_t waiting_for = 0;
+
+  bool cluster_arrived = false;
+  uint32_t cluster_phase = 0;
+  bool triggered = false;  // launch_dependents
+  std::vector<PendingCopy> open_copies;
+  std::deque<std::vector<PendingCopy>> copy_groups;
+  std::vector<std::function<void()>> open_bulk;
+  std::deque<std::vector<std::function<void()>>> bulk_groups;
+  uint64_t wgmma_group = 0;  // the commit group that is open
+  InFlightRegisters* in_flight = nullptr;
+  std::vector<std::unique_ptr<InFlightRegisters>> in_flight_records;
+  std::vector<std::pair<uint32_t*, uint32_t>> tensor_loads;  // registers that tcgen05.ld writes, until wait::ld
+
+  uint8_t* shared_at(uint64_t address, uint32_t size);
+  uint8_t* global_at(uint64_t address, uint32_t size);
+  uint8_t* local_at(uint64_t address, uint32_t size);
+  uint8_t* const_at(uint64_t address, uint32_t size) { return global_at(address, size); }
+  uint8_t* generic_at(uint64_t address, uint32_t size);
+  uint64_t shared_symbol(uint32_t offset) const { return (rank << kSharedOffsetBits) + kSharedBase + offset; }
+  void add_local(const uint8_t* array, uint64_t size) {
+    const uint64_t low = reinterpret_cast<uint64_t>(array);
+    if (low < local_low) local_low = low;
+    if (low + size > local_high) local_high = low + size;
+  }
+};
+
+// Lanes that wait for each other at one instruction.
+struct Rendezvous {
+  uint32_t mask = 0, arrived = 0, line = 0;
+  const char* what = nullptr;
+  void* lanes[32];
+};
+
+// A wgmma that one warp has issued: 16 rows of D.
+struct WarpProduct {
+  uint64_t group;
+  std::function<void()> compute;
+};
+
+struct Warp {
+  Cta* cta;
+  uint32_t index, ready = 0, alive = 0, born = 0;
+  Thread* lanes[32] = {};
+  Rendezvous rendezvous[8];
+  std::deque<WarpProduct> products;
+};
+
+struct NamedBarrier {
+  uint32_t expected = 0, count = 0, trues = 0, reductions = 0, result = 0;
+  std::vector<Thread*> waiting;
+};
+
+constexpr uint32_t kTensorLanes = 128, kTensorColumns = 512;
+struct TensorMemory {
+  std::unique_ptr<uint32_t[]> cells;  // (lane, column), made when first allocated
+  uint32_t owner[kTensorColumns / 32] = {};  // columns of the allocation that holds these 32; 0 for none
+  uint32_t allocated = 0;
+  bool permit = true;
+};
+
+struct Cta {
+  Cluster* cluster;
+  uint32_t ctaid[3], nctaid[3], ntid[3], cluster_ctaid[3], cluster_nctaid[3], clusterid[3], nclusterid[3];
+  uint32_t rank, cluster_size, explicit_cluster, warp_count, thread_count, sm, sm_count, dynamic_shared_bytes, shared_bytes;
+  uint32_t alive;
+  bool triggered = false;
+  uint8_t* shared;
+  std::vector<Warp> warps;
+  std::vector<Thread> threads;
+  NamedBarrier barriers[16];
+  TensorMemory tensor;
+};
+
+using Work = std::function<void()>;
+struct Cluster {
+  Launch* launch;
+  std::vector<std::unique_ptr<Cta>> ctas;
+  uint32_t phase = 0, arrived = 0, alive = 0;
+  std::vector<Thread*> cluster_waiting;
+  std::map<uint64_t*, std::vector<Thread*>> barrier_waiting;
+  std::vector<Work> copies;                          // done in any order
+  std::map<const Thread*, std::deque<Work>> tensor;  // tcgen05 work: in order for each thread that issues
+  uint8_t* shared_at(uint32_t address) { return ctas[address >> kSharedOffsetBits]->shared + (address & 0xffffff); }
+};
+
+struct Launch {
+  const KernelInfo* kernel;
+  uint32_t grid[3], block[3], cluster[3];
+  uint32_t dynamic_shared_bytes, resident_clusters;
+  uint8_t* variables;             // the module's global variables
+  std::vector<uint8_t> arguments;  // as laid out for the kernel
+  bool explicit_cluster = false, programmatic = false;  // may begin before its predecessor ends
+
+  uint8_t* params = nullptr;
+  uint64_t next = 0, total = 0, finished = 0, triggered_ctas = 0, limit = 1;
+  Launch* predecessor = nullptr;
+  std::vector<std::unique_ptr<Cluster>> live;
+  std::vector<Thread*> waiting_for_predecessor;
+  bool complete() const { return finished == total; }
+};
+
+}  // namespace ptxemu

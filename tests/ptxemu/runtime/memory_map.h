@@ -1,0 +1,26 @@
+// The device's memory: which addresses are allocated, and what freed ones were.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ptxemu {
+
+constexpr uint64_t kDeviceBytes = 16ull << 30;
+
+// `bytes` bytes that begin at a multiple of 256, filled with poison, between pages that no access may touch. Null where
+// the device has no room.
+void* allocate(uint64_t bytes, const char* what);
+// False where nothing begins there. The addresses are not used again for a while, so that later accesses are seen.
+bool release(void* pointer);
+void register_memory(uint64_t low, uint64_t bytes, const char* what);
+void unregister_memory(uint64_t low);
+
+// Whether all of the bytes belong to one allocation.
+bool allocated(uint64_t address, uint64_t bytes, uint64_t* low = nullptr, uint64_t* high = nullptr);
+// What lies at or nearest to an address, for reports.
+std::string describe_address(uint64_t address);
+uint64_t allocated_bytes();
+uint64_t allocation_count();
+
+}  // namespace ptxemu

@@ -1,0 +1,271 @@
+// tcgen05: tensor memory of 128 lanes by 512 columns a cta, its copies, products, and accesses by warps.
+//
+// Work is queued for each thread that issues it and done in that thread's order. What was not allocated faults.
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/control.h"
+
+namespace ptxemu {
+namespace {
+
+constexpr uint32_t kTensorPoison = 0x0ffc0dea;
+
+uint32_t& cell(Cta* cta, uint64_t address, uint32_t lane, uint32_t column) {
+  lane += static_cast<uint32_t>(address >> 16 & 0x3fff);
+  column += static_cast<uint32_t>(address & 0xffff);
+  if (lane >= kTensorLanes || column >= kTensorColumns || !cta->tensor.owner[column / 32])
+    fault_work(cta->cluster, "tensor memory that is not allocated");
+  return cta->tensor.cells[lane * kTensorColumns + column];
+}
+
+MatrixDescriptor descriptor(Thread* T, uint64_t x) {
+  static constexpr int kSwizzles[8] = {0, -1, 3, -1, 2, -1, 1, -1};
+  if ((x >> 46 & 7) != 1) fault(T, "tcgen05: the descriptor's version must be 1");
+  if (x >> 49 & 7) fault(T, "tcgen05: descriptors with a base offset are not supported");
+  if (kSwizzles[x >> 61] < 0) fault(T, "tcgen05: this swizzle is not supported");
+  return {static_cast<uint32_t>(x & 0x3fff) << 4, static_cast<uint32_t>(x >> 16 & 0x3fff) << 4, static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, static_cast<uint32_t>(kSwizzles[x >> 61])};
+}
+
+const uint8_t* operand(Cta* cta, const MatrixDescriptor& at, uint32_t row, uint32_t byte, uint32_t size) {
+  const uint32_t offset = at.at(row, byte);
+  if (offset + size > cta->shared_bytes) fault_work(cta->cluster, "tcgen05 reads outside the cta's shared memory");
+  return cta->shared + offset;
+}
+
+// The ctas that take part: one, or the even and the odd one of a pair.
+std::vector<Cta*> partners(Thread* T, bool pair) {
+  if (!pair) return {T->cta};
+  const auto& ctas = T->cta->cluster->ctas;
+  if (ctas.size() % 2) fault(T, "tcgen05 with cta_group::2: the cluster has an odd number of ctas");
+  return {ctas[T->rank & ~1u].get(), ctas[T->rank | 1].get()};
+}
+
+// Where register i of a lane lies under a shape, relative to the address.
+void place(TensorShape shape, uint32_t i, uint32_t lane, uint32_t& row, uint32_t& column) {
+  switch (shape) {
+    case TensorShape::k32x32b: row = lane, column = i; break;
+    case TensorShape::k16x128b: row = lane / 4 + 8 * (i & 1), column = i / 2 * 4 + lane % 4; break;
+    case TensorShape::k16x256b: row = lane / 4 + 8 * (i >> 1 & 1), column = i / 4 * 8 + lane % 4 * 2 + (i & 1); break;
+  }
+}
+
+struct Product {
+  std::vector<Cta*> ctas;
+  uint64_t d;
+  uint32_t m, n;  // of all ctas together
+  bool accumulate;
+};
+
+// Row m of this cta's part of D and column n, as tensor memory has them.
+void put(const Product& product, Cta* cta, uint32_t m, uint32_t n, double sum) {
+  const bool pair = product.ctas.size() == 2;
+  const uint32_t rows = product.m / static_cast<uint32_t>(product.ctas.size());
+  uint32_t lane = m, column = n;
+  if (rows == 64) {
+    if (pair)
+      lane = m + (n >= product.n / 2 ? 64 : 0), column = n % (product.n / 2);
+    else
+      lane = m / 16 * 32 + m % 16;
+  }
+  uint32_t& at = cell(cta, product.d, lane, column);
+  const double before = product.accumulate ? static_cast<double>(as_float(at)) : 0.0;
+  at = canonical_nan(float_bits(static_cast<float>(before + sum)));
+}
+
+Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accumulate) {
+  Product product{partners(T, pair), d, (kind >> 24 & 31) * 16, (kind >> 17 & 63) * 8, accumulate};
+  const bool rows = pair ? product.m == 256 || product.m == 128 : product.m == 128 || product.m == 64;
+  if (!rows) fault(T, "tcgen05.mma: M must be 64 or 128, of a pair 128 or 256");
+  if (product.n == 0 || product.n > 256 || (pair && product.n % 16)) fault(T, "tcgen05.mma: N must be a multiple of 8 up to 256, of a pair of 16");
+  if (kind >> 15 & 3) fault(T, "tcgen05.mma: operands that are not K-major are not supported");
+  if (kind >> 13 & 3) fault(T, "tcgen05.mma: negated operands are not supported");
+  if (kind & 7) fault(T, "tcgen05.mma: sparse operands are not supported");
+  return product;
+}
+
+}  // namespace
+
+void tensor_alloc(Thread* T, bool, uint64_t to, uint32_t columns) {
+  meet(T, 0, "aligned tcgen05.alloc", nullptr, true, [=](void**, uint32_t) {
+    TensorMemory& memory = T->cta->tensor;
+    if (columns < 32 || columns > kTensorColumns || columns & (columns - 1)) fault(T, "tcgen05.alloc: expected a power of two from 32 to 512 columns");
+    if (!memory.permit) fault(T, "tcgen05.alloc after the permit was given up");
+    if (!memory.cells) {
+      memory.cells.reset(new uint32_t[kTensorLanes * kTensorColumns]);
+      std::fill_n(memory.cells.get(), kTensorLanes * kTensorColumns, kTensorPoison);
+    }
+    for (uint32_t at = 0; at + columns <= kTensorColumns; at += columns) {
+      uint32_t* first = memory.owner + at / 32;
+      if (std::any_of(first, first + columns / 32, [](uint32_t owner) { return owner != 0; })) continue;
+      std::fill(first, first + columns / 32, columns);
+      memory.allocated += columns;
+      write<uint32_t>(T->shared_at(to, 4), at);
+      return;
+    }
+    fault(T, "tcgen05.alloc: too few free columns, it would wait for ever");
+  });
+}
+
+void tensor_dealloc(Thread* T, bool, uint32_t address, uint32_t columns) {
+  meet(T, 0, "aligned tcgen05.dealloc", nullptr, true, [=](void**, uint32_t) {
+    TensorMemory& memory = T->cta->tensor;
+    const uint32_t first = (address & 0xffff) / 32;
+    if ((address & 0xffff) + columns > kTensorColumns) fault(T, "tcgen05.dealloc beyond the last column");
+    for (uint32_t i = first; i < first + columns / 32; ++i) {
+      if (memory.owner[i] != columns) fault(T, "tcgen05.dealloc of what was not allocated so");
+      memory.owner[i] = 0;
+    }
+    memory.allocated -= columns;
+  });
+}
+
+void tensor_relinquish(Thread* T, bool) {
+  meet(T, 0, "aligned tcgen05.relinquish_alloc_permit", nullptr, true, [=](void**, uint32_t) { T->cta->tensor.permit = false; });
+}
+
+void tensor_wait_load(Thread* T) {
+  meet(T, 0, "aligned tcgen05.wait::ld", nullptr, true, [](void**, uint32_t) {});
+  for (auto& [to, value] : T->tensor_loads) *to = value;
+  T->tensor_loads.clear();
+}
+void tensor_wait_store(Thread* T) {
+  meet(T, 0, "aligned tcgen05.wait::st", nullptr, true, [](void**, uint32_t) {});
+}
+
+// Arrives once all that the thread has issued before is done: work of one thread is done in its order.
+void tensor_commit(Thread* T, bool, uint64_t barrier, bool multicast, uint32_t mask) {
+  Cluster* cluster = T->cta->cluster;
+  const uint32_t address = static_cast<uint32_t>(barrier);
+  T->shared_at(address, 8);
+  enqueue_tensor_work(T, [=] {
+    for (uint32_t rank = 0; rank < cluster->ctas.size(); ++rank)
+      if (multicast ? mask >> rank & 1 : rank == 0) {
+        const uint32_t at = multicast ? (address & 0xffffff) | rank << kSharedOffsetBits : address;
+        mbarrier_arrive_from_work(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(at)));
+      }
+  });
+}
+
+// 32 rows of 16 bytes into four columns, once for each warp's 32 lanes.
+void tensor_copy(Thread* T, bool pair, uint64_t to, uint64_t bits) {
+  const MatrixDescriptor at = descriptor(T, bits);
+  for (Cta* cta : partners(T, pair))
+    enqueue_tensor_work(T, [=] {
+      for (uint32_t row = 0; row < 32; ++row)
+        for (uint32_t word = 0; word < 4; ++word)
+          for (uint32_t warp = 0; warp < 4; ++warp) cell(cta, to, warp * 32 + row, word) = read<uint32_t>(operand(cta, at, row, 4 * word, 4));
+    });
+}
+
+void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t address, uint32_t* const* to) {
+  struct Lane {
+    uint32_t* const* to;
+    uint64_t address;
+    Thread* thread;
+  } mine{to, address, T};
+  meet(T, 0, "aligned tcgen05.ld", &mine, true, [=](void** lanes, uint32_t) {
+    if ((address >> 16 & 127) / 32 != T->warp->index % 4) fault(T, "tcgen05.ld: lanes that belong to another warp");
+    for (uint32_t lane = 0; lane < 32; ++lane) {
+      const Lane& x = *static_cast<Lane*>(lanes[lane]);
+      if (x.address != address) fault(T, "tcgen05.ld: lanes of a warp disagree about the address");
+      for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
+        uint32_t row = 0, column = 0;
+        place(shape, i, lane, row, column);
+        if (planted(Fault::tensor_memory_columns)) ++column;
+        x.thread->tensor_loads.emplace_back(x.to[i], cell(T->cta, address, row, column));
+        *x.to[i] = kTensorPoison;
+      }
+    }
+  });
+}
+
+void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t address, const uint32_t* from) {
+  meet(T, 0, "aligned tcgen05.st", const_cast<uint32_t*>(from), true, [=](void** lanes, uint32_t) {
+    if ((address >> 16 & 127) / 32 != T->warp->index % 4) fault(T, "tcgen05.st: lanes that belong to another warp");
+    for (uint32_t lane = 0; lane < 32; ++lane)
+      for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
+        uint32_t row = 0, column = 0;
+        place(shape, i, lane, row, column);
+        cell(T->cta, address, row, column) = static_cast<uint32_t*>(lanes[lane])[i];
+      }
+  });
+}
+
+// kind::mxf4nvf4 with blocks of 16: scales lie in tensor memory, four bytes a row, the same in all four groups of lanes.
+void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind, uint64_t scale_a, uint64_t scale_b, bool accumulate) {
+  const Product product = make_product(T, pair, d, kind, accumulate);
+  if ((kind >> 7 & 7) != 1 || (kind >> 10 & 7) != 1) fault(T, "tcgen05.mma mxf4nvf4: operands must be E2M1");
+  if (kind >> 23 & 1) fault(T, "tcgen05.mma mxf4nvf4: UE8M0 scales are not supported");
+  if ((kind >> 4 & 3) || (kind >> 29 & 3)) fault(T, "tcgen05.mma mxf4nvf4: scale selectors must be 0 for blocks of 16");
+  if (kind >> 31) fault(T, "tcgen05.mma: K = 96 is not supported");
+  const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
+  enqueue_tensor_work(T, [=] {
+    const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count, columns = product.n / count;
+    const auto unpack = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, float* to) {
+      for (uint32_t byte = 0; byte < 32; ++byte) {
+        const uint8_t codes = *operand(cta, at, row, byte, 1);
+        to[2 * byte] = float_from_e2m1(codes & 15);
+        to[2 * byte + 1] = float_from_e2m1(codes >> 4);
+      }
+    };
+    const auto scales = [](Cta* cta, uint64_t at, uint32_t row, double* to) {
+      const uint32_t bytes = cell(cta, at & ~0xc0000000ull, row % 32, row / 32);
+      for (uint32_t group = 1; group < 4; ++group)
+        if (cell(cta, at & ~0xc0000000ull, group * 32 + row % 32, row / 32) != bytes) fault_work(cta->cluster, "tcgen05.mma: scales differ between the groups of lanes");
+      for (int block = 0; block < 4; ++block) to[block] = static_cast<double>(float_from_e4m3(bytes >> (8 * block) & 127));
+    };
+    std::vector<float> b_values(product.n * 64);
+    for (uint32_t n = 0; n < product.n; ++n) unpack(product.ctas[n / columns], right, n % columns, &b_values[n * 64]);
+    for (Cta* cta : product.ctas) {
+      std::vector<double> b_scales(product.n * 4);
+      for (uint32_t n = 0; n < product.n; ++n) scales(cta, scale_b, n, &b_scales[n * 4]);
+      for (uint32_t m = 0; m < rows; ++m) {
+        float a_values[64];
+        double a_scales[4];
+        unpack(cta, left, m, a_values);
+        scales(cta, scale_a, m, a_scales);
+        for (uint32_t n = 0; n < product.n; ++n) {
+          double sum = 0;
+          for (int block = 0; block < 4; ++block) {
+            float part = 0;  // exact: multiples of 1/4 below 2^10
+            for (int k = 16 * block; k < 16 * block + 16; ++k) part += a_values[k] * b_values[n * 64 + static_cast<uint32_t>(k)];
+            sum += static_cast<double>(part) * a_scales[block] * b_scales[n * 4 + static_cast<uint32_t>(block)];
+          }
+          put(product, cta, m, n, sum);
+        }
+      }
+    }
+  });
+}
+
+void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind, bool accumulate) {
+  const Product product = make_product(T, pair, d, kind, accumulate);
+  if ((kind >> 4 & 3) != 1) fault(T, "tcgen05.mma kind::f16: D must be f32");
+  if ((kind >> 7 & 7) > 1 || (kind >> 10 & 7) > 1) fault(T, "tcgen05.mma kind::f16: operands must be f16 or bf16");
+  const bool a_bf16 = kind >> 7 & 1, b_bf16 = kind >> 10 & 1;
+  const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
+  enqueue_tensor_work(T, [=] {
+    const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count, columns = product.n / count;
+    const auto unpack = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool bf16, float* to) {
+      for (uint32_t k = 0; k < 16; ++k) {
+        const uint16_t bits = read<uint16_t>(operand(cta, at, row, 2 * k, 2));
+        to[k] = bf16 ? float_from_bf16(bits) : float_from_f16(bits);
+      }
+    };
+    std::vector<float> b_values(product.n * 16);
+    for (uint32_t n = 0; n < product.n; ++n) unpack(product.ctas[n / columns], right, n % columns, b_bf16, &b_values[n * 16]);
+    for (Cta* cta : product.ctas)
+      for (uint32_t m = 0; m < rows; ++m) {
+        float a_values[16];
+        unpack(cta, left, m, a_bf16, a_values);
+        for (uint32_t n = 0; n < product.n; ++n) {
+          double sum = 0;
+          for (uint32_t k = 0; k < 16; ++k) sum += static_cast<double>(a_values[k]) * static_cast<double>(b_values[n * 16 + k]);
+          put(product, cta, m, n, sum);
+        }
+      }
+  });
+}
+
+}  // namespace ptxemu

@@ -1,0 +1,205 @@
+// wgmma: products of a warpgroup, done between their issue and their wait, visible at the wait.
+//
+// Each warp of the four computes its own 16 rows of D. A thread's registers hold poison from the issue to the wait; what
+// they become is kept beside them. Compiled code may copy such registers before the wait, where ptxas will let both
+// names share one register: copies follow (copy_in_flight).
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/control.h"
+
+namespace ptxemu {
+namespace {
+
+constexpr uint32_t kInFlightPoison = 0x7fbadbad;
+
+MatrixDescriptor descriptor(uint64_t x) {
+  static constexpr uint32_t kSwizzles[4] = {0, 3, 2, 1};
+  return {static_cast<uint32_t>(x & 0x3fff) << 4, static_cast<uint32_t>(x >> 16 & 0x3fff) << 4, static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, kSwizzles[x >> 62]};
+}
+
+struct ProductLane {
+  Thread* thread;
+  const uint32_t* a;
+  InFlightRegisters* d;
+  uint32_t first;  // slot of d[0]
+};
+
+// What is known of one issue of one warp.
+struct Issue {
+  Cta* cta;
+  uint32_t warp;  // of the warpgroup
+  int n;
+  bool bf16, from_registers, accumulate;
+  uint64_t a_descriptor, b_descriptor;
+  uint32_t a[32][4];
+  InFlightRegisters* d[32];
+  uint32_t first[32];
+};
+
+float value(uint16_t bits, bool bf16) { return bf16 ? float_from_bf16(bits) : float_from_f16(bits); }
+
+void load_rows(const Issue& issue, uint64_t bits, uint32_t first_row, int rows, float (*to)[16]) {
+  const MatrixDescriptor at = descriptor(bits);
+  for (int row = 0; row < rows; ++row)
+    for (uint32_t k = 0; k < 16; k += 8) {
+      const uint32_t offset = at.at(first_row + static_cast<uint32_t>(row), 2 * k);
+      if (offset + 16 > issue.cta->shared_bytes) fault_work(issue.cta->cluster, "wgmma reads outside the cta's shared memory");
+      for (uint32_t i = 0; i < 8; ++i) to[row][k + i] = value(read<uint16_t>(issue.cta->shared + offset + 2 * i), issue.bf16);
+    }
+}
+
+void compute(const Issue& issue) {
+  float a[16][16], b[256][16];
+  if (issue.from_registers) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i)
+        for (int half = 0; half < 2; ++half)
+          a[lane / 4 + i % 2 * 8][lane % 4 * 2 + half + i / 2 * 8] = value(static_cast<uint16_t>(issue.a[lane][i] >> (16 * half)), issue.bf16);
+  } else {
+    load_rows(issue, issue.a_descriptor, issue.warp * 16, 16, a);
+  }
+  load_rows(issue, issue.b_descriptor, 0, issue.n, b);
+  static thread_local double transposed[16][256], sums[256];
+  for (int column = 0; column < issue.n; ++column)
+    for (int k = 0; k < 16; ++k) transposed[k][column] = static_cast<double>(b[column][k]);
+  for (int row = 0; row < 16; ++row) {
+    std::fill(sums, sums + issue.n, 0.0);
+    for (int k = 0; k < 16; ++k) {
+      const double left = static_cast<double>(a[row][k]);
+      for (int column = 0; column < issue.n; ++column) sums[column] += left * transposed[k][column];
+    }
+    // A lane holds columns 8 j + 2 q and the next of rows g and g + 8.
+    for (int column = 0; column < issue.n; ++column) {
+      const int lane = row % 8 * 4 + column % 8 / 2, i = column / 8 * 4 + row / 8 * 2 + column % 2;
+      uint32_t& d = issue.d[lane]->values[issue.first[lane] + static_cast<uint32_t>(i)];
+      const double before = issue.accumulate || planted(Fault::wgmma_scale_d) ? static_cast<double>(as_float(d)) : 0.0;
+      d = canonical_nan(float_bits(static_cast<float>(before + sums[column])));
+    }
+  }
+}
+
+void run_products(Warp* warp, uint64_t before_group) {
+  while (!warp->products.empty() && warp->products.front().group < before_group) {
+    const Work work = std::move(warp->products.front().compute);
+    warp->products.pop_front();
+    work();
+  }
+}
+
+// Register and slot of whichever record has this register; null for one that is not in flight.
+std::pair<InFlightRegisters*, size_t> find_register(Thread* T, const uint32_t* wanted) {
+  for (auto& record : T->in_flight_records)
+    for (size_t i = 0; i < record->registers.size(); ++i)
+      if (record->registers[i] == wanted) return {record.get(), i};
+  return {nullptr, 0};
+}
+
+// The record that has d in order: a product that goes on from the last one. Other names of its registers are forgotten,
+// since they would need the values from before this product.
+InFlightRegisters* find_record(Thread* T, int count, uint32_t* const* d) {
+  const auto [record, first] = find_register(T, d[0]);
+  if (!record || record->values.size() != static_cast<size_t>(count) || first + static_cast<size_t>(count) > record->registers.size()) return nullptr;
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i)
+    if (record->registers[first + i] != d[i] || record->slots[first + i] != i) return nullptr;
+  if (record->registers.size() > static_cast<size_t>(count)) {
+    record->registers.assign(d, d + count);
+    for (size_t i = 0; i < record->slots.size(); ++i) record->slots[i] = static_cast<uint32_t>(i);
+    record->slots.resize(static_cast<size_t>(count));
+  }
+  return record;
+}
+
+InFlightRegisters* new_record(Thread* T, int count, uint32_t* const* d) {
+  auto record = std::make_unique<InFlightRegisters>();
+  bool any_in_flight = false;
+  for (int i = 0; i < count && T->in_flight; ++i) any_in_flight |= find_register(T, d[i]).first != nullptr;
+  if (any_in_flight) run_products(T->warp, ~0ull);  // the registers come from several products or in another order
+  for (int i = 0; i < count; ++i) {
+    const auto [other, at] = T->in_flight ? find_register(T, d[i]) : std::pair<InFlightRegisters*, size_t>{};
+    record->values.push_back(other ? other->values[other->slots[at]] : *d[i]);
+    if (other) drop_in_flight(T, d[i]);
+    record->registers.push_back(d[i]);
+    record->slots.push_back(static_cast<uint32_t>(i));
+  }
+  T->in_flight_records.push_back(std::move(record));
+  return T->in_flight_records.back().get();
+}
+
+// Writes what the product and its chain have given into all registers that wait for it.
+void retire(Thread* T, uint64_t before_group) {
+  auto& records = T->in_flight_records;
+  for (auto& record : records) {
+    if (record->group >= before_group) continue;
+    for (size_t i = 0; i < record->registers.size(); ++i) *record->registers[i] = record->values[record->slots[i]];
+  }
+  records.erase(std::remove_if(records.begin(), records.end(), [&](const auto& record) { return record->group < before_group; }), records.end());
+  T->in_flight = records.empty() ? nullptr : records.back().get();
+}
+
+}  // namespace
+
+void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor, bool accumulate, uint32_t* const* d) {
+  const int count = n / 2;
+  InFlightRegisters* record = T->in_flight ? find_record(T, count, d) : nullptr;
+  if (!record) record = new_record(T, count, d);
+  record->group = T->wgmma_group;
+  T->in_flight = record;
+  for (uint32_t* reg : record->registers) *reg = kInFlightPoison;
+  ProductLane mine{T, a, record, 0};
+  meet(T, 0, "aligned wgmma", &mine, true, [=](void** lanes, uint32_t) {
+    auto issue = std::make_shared<Issue>();
+    issue->cta = T->cta, issue->warp = T->warp->index % 4, issue->n = n;
+    issue->bf16 = bf16, issue->from_registers = a != nullptr, issue->accumulate = accumulate;
+    issue->a_descriptor = a_descriptor, issue->b_descriptor = b_descriptor;
+    for (int lane = 0; lane < 32; ++lane) {
+      const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
+      if (x.a) std::copy(x.a, x.a + 4, issue->a[lane]);
+      issue->d[lane] = x.d;
+      issue->first[lane] = x.first;
+    }
+    if (order() == Order::kAtOnce || (order() == Order::kRandom && T->warp->products.empty() && random_number() % 2))
+      compute(*issue);
+    else
+      T->warp->products.push_back({T->wgmma_group, [issue] { compute(*issue); }});
+  });
+  if (planted(Fault::wgmma_at_once)) {
+    run_products(T->warp, ~0ull);
+    retire(T, ~0ull);
+  }
+}
+
+void wgmma_fence(Thread* T) {
+  meet(T, 0, "aligned wgmma.fence", nullptr, true, [](void**, uint32_t) {});
+}
+
+void wgmma_commit(Thread* T) {
+  ++T->wgmma_group;
+  meet(T, 0, "aligned wgmma.commit_group", nullptr, true, [](void**, uint32_t) {});
+}
+
+void wgmma_wait(Thread* T, uint32_t groups_left) {
+  meet(T, 0, "aligned wgmma.wait_group", nullptr, true, [](void**, uint32_t) {});
+  const uint64_t before_group = T->wgmma_group > groups_left ? T->wgmma_group - groups_left : 0;
+  run_products(T->warp, before_group);
+  retire(T, before_group);
+}
+
+void copy_in_flight(Thread* T, uint32_t* to, const uint32_t* from) {
+  if (to == from) return;
+  const auto [record, at] = find_register(T, from);
+  const uint32_t slot = record ? record->slots[at] : 0;
+  drop_in_flight(T, to);
+  if (!record) return;
+  record->registers.push_back(to);
+  record->slots.push_back(slot);
+}
+
+void drop_in_flight(Thread* T, const uint32_t* to) {
+  const auto [record, at] = find_register(T, to);
+  if (!record) return;
+  record->registers.erase(record->registers.begin() + static_cast<std::ptrdiff_t>(at));
+  record->slots.erase(record->slots.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+}  // namespace ptxemu

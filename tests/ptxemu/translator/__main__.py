@@ -1,0 +1,62 @@
+"""python3 -m translator FILE.ptx --kernel NAME --output LIB.so: one kernel as a library that the run time loads.
+
+Without --kernel: translates every kernel, compiles none, and says how many there are (exit code 1 where one fails).
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+
+from .errors import TranslationError
+from .module import Module
+from .program import program
+
+HOME = pathlib.Path(__file__).resolve().parent.parent
+FLAGS = ["-std=c++20", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared", "-w"]
+
+
+def compile_kernel(text, output, planted):
+    """Leaves the library at `output`; other processes see it whole or not at all."""
+    source = output.with_suffix(".cpp")
+    source.write_text(text)
+    draft = output.with_suffix(f".{os.getpid()}.so")
+    options = [os.environ.get("PTXEMU_OPTIMIZE", "-O1"), *(["-DPTXEMU_PLANT"] if planted else [])]
+    command = [os.environ.get("CXX", "g++"), *FLAGS, *options, f"-I{HOME}", str(source), "-o", str(draft)]
+    if subprocess.run(command, check=False).returncode:
+        raise SystemExit(f"ptxemu: the compiler failed on {source}")
+    draft.rename(output)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="translator", description=__doc__.splitlines()[0])
+    parser.add_argument("ptx", type=pathlib.Path)
+    parser.add_argument("--kernel")
+    parser.add_argument("--output", type=pathlib.Path)
+    parser.add_argument("--plant", action="store_true", help="with the faults of runtime/planted.def")
+    options = parser.parse_args()
+    try:
+        module = Module(options.ptx.read_text())
+        if options.kernel:
+            entries = [entry for entry in module.entries() if entry.name == options.kernel]
+            if not entries:
+                raise TranslationError(f"no kernel {options.kernel}")
+            compile_kernel(program(module, entries[0]), options.output, options.plant)
+            return 0
+        failed = 0
+        for entry in module.entries():
+            try:
+                program(Module(options.ptx.read_text()), entry)
+            except TranslationError as error:
+                failed += 1
+                print(f"ptxemu: {error.located(options.ptx)}", file=sys.stderr)
+    except TranslationError as error:
+        print(f"ptxemu: {error.located(options.ptx)}", file=sys.stderr)
+        return 1
+    print(f"{options.ptx}: {len(module.entries()) - failed} of {len(module.entries())} kernels")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""ld, st: every state space, vectors, cache hints (which change no value) and polling."""
+
+from ..types import BITS, SIGNED, UNSIGNED
+from . import form
+
+TYPE = r"\.(?P<type>[bus](8|16|32|64)|b128|f32|f64)"
+SPACE = r"(\.(?P<space>const|global|local|param(::entry|::func)?|shared(::cta|::cluster)?))?"
+CACHE = r"(\.(ca|cg|cs|lu|cv|wb|wt))?"
+HINTS = (
+    r"(\.L1::(evict_normal|evict_unchanged|evict_first|evict_last|no_allocate))?"
+    r"(\.L2::(evict_normal|evict_first|evict_last|cache_hint))*(\.L2::(64B|128B|256B))?"
+)
+ORDER = r"(?P<order>\.(weak|volatile|(relaxed|acquire|release)(\.(cta|cluster|gpu|sys))|mmio\.relaxed\.sys))?"
+
+
+def polls(match):
+    """Loads that a loop may wait on let other threads run."""
+    return match["order"] not in (None, ".weak")
+
+
+@form("ld", ORDER + SPACE + CACHE + r"(\.nc)?" + HINTS + r"(\.v[248])?" + TYPE)
+def ld(kernel, match, operands):
+    kind, space = match["type"], match["space"] or "generic"
+    bits, names = BITS[kind], kernel.vector(operands[0])
+    size = bits // 8
+    if space.startswith("param") and operands[1].strip("[]").split("+")[0].strip() in kernel.locals:
+        space = "param"
+    read = SIGNED[bits] if kind[0] == "s" else UNSIGNED[bits]
+    code = ["poll(T);"] if polls(match) else []
+    code.append(f"const uint8_t* from={kernel.pointer(space, operands[1], size * len(names))};")
+    # All are read before any is assigned: the address may be among the destinations.
+    for i, name in enumerate(names):
+        if name == "_":
+            continue
+        value = f"read<{read}>(from+{i * size})"
+        width = BITS[kernel.register(name)[0]]
+        code.append(f"auto value{i}={f'(int{width}_t){value}' if kind[0] == 's' and width > bits else value};")
+    code += [kernel.put(name, f"value{i}") for i, name in enumerate(names) if name != "_"]
+    return " ".join(code)
+
+
+@form("ldu", r"(\.(?P<space>global))?(?P<order>)(\.v[24])?" + TYPE)
+def ldu(kernel, match, operands):
+    return ld(kernel, {**match, "order": None}, operands)
+
+
+@form("st", ORDER + SPACE + CACHE + HINTS + r"(\.v[248])?" + TYPE)
+def st(kernel, match, operands):
+    bits, names = BITS[match["type"]], kernel.vector(operands[1])
+    size, space = bits // 8, match["space"] or "generic"
+    pointer = kernel.pointer(space, operands[0], size * len(names))
+    writes = [
+        f"write<{UNSIGNED[bits]}>(to+{i * size},{kernel.get(name, bits)});" for i, name in enumerate(names) if name != "_"
+    ]
+    return f"uint8_t* to={pointer}; " + " ".join(writes)
+
+
+@form("st", r"\.async(\.weak)?(\.shared::cluster)\.mbarrier::complete_tx::bytes(\.v[24])?\.(?P<type>[bus](32|64)|f32|f64)")
+def st_async(kernel, match, operands):
+    bits, names = BITS[match["type"]], kernel.vector(operands[1])
+    code = kernel.array("stored", names, bits)
+    size = bits // 8 * len(names)
+    return f"{code} store_async(T,{kernel.address(operands[0])},stored,{size},{kernel.address(operands[2])});"

@@ -1,0 +1,61 @@
+"""mbarrier objects: phases, pending arrivals and bytes still to come (tx-count)."""
+
+from . import form
+
+SHARED = r"(?P<space>\.shared(::cta|::cluster)?)?"
+ORDER = r"(\.(release|relaxed|acquire))?(\.(cta|cluster))?"
+
+
+def place(kernel, match, operand):
+    """A generic address names shared memory too."""
+    address = kernel.address(operand)
+    return address if match["space"] else f"generic_to_shared({address})"
+
+
+@form("mbarrier", r"\.init" + SHARED + r"\.b64")
+def init(kernel, match, operands):
+    return f"mbarrier_init(T,{place(kernel, match, operands[0])},{kernel.get(operands[1], 32)});"
+
+
+@form("mbarrier", r"\.inval" + SHARED + r"\.b64")
+def inval(kernel, match, operands):
+    return f"mbarrier_invalidate(T,{place(kernel, match, operands[0])});"
+
+
+@form("mbarrier", r"\.expect_tx(\.relaxed)?(\.(cta|cluster))?" + SHARED + r"\.b64")
+def expect_tx(kernel, match, operands):
+    return f"mbarrier_expect(T,{place(kernel, match, operands[0])},{kernel.get(operands[1], 32)});"
+
+
+@form("mbarrier", r"\.complete_tx(\.relaxed)?(\.(cta|cluster))?" + SHARED + r"\.b64")
+def complete_tx(kernel, match, operands):
+    return f"mbarrier_complete(T,{place(kernel, match, operands[0])},{kernel.get(operands[1], 32)});"
+
+
+@form("mbarrier", r"\.(?P<what>arrive|arrive_drop)(?P<tx>\.expect_tx)?(\.noComplete)?" + ORDER + SHARED + r"\.b64")
+def arrive(kernel, match, operands):
+    state = "_" if operands[0].startswith("[") else operands.pop(0)
+    address = place(kernel, match, operands[0])
+    drop = "true" if match["what"] == "arrive_drop" else "false"
+    expect, count = "", "1"
+    if match["tx"]:
+        expect = f"mbarrier_expect(T,{address},{kernel.get(operands[1], 32)}); "
+    elif len(operands) > 1:
+        count = kernel.get(operands[1], 32)
+    return f"{expect}uint64_t state=mbarrier_arrive(T,{address},{count},{drop}); {kernel.put(state, 'state')}"
+
+
+@form("mbarrier", r"\.(?P<what>try_wait|test_wait)(?P<parity>\.parity)?" + ORDER + SHARED + r"\.b64")
+def wait(kernel, match, operands):
+    address = place(kernel, match, operands[1])
+    blocking = "true" if match["what"] == "try_wait" else "false"
+    if match["parity"]:
+        phase = f"{kernel.get(operands[2], 32)}&1"
+    else:
+        phase = f"(uint32_t)({kernel.get(operands[2], 64)}>>63)"
+    return kernel.put(operands[0], f"mbarrier_wait(T,{address},{phase},{blocking})")
+
+
+@form("mbarrier", r"\.pending_count\.b64")
+def pending_count(kernel, match, operands):
+    return kernel.put(operands[0], f"mbarrier_pending({kernel.get(operands[1], 64)})")

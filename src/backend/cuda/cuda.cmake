@@ -13,7 +13,7 @@ function(cuda_room name)
   endforeach()
   add_library(nvfp4_moe_${name}_objects OBJECT ${sources})
   target_link_libraries(nvfp4_moe_${name}_objects PRIVATE nvfp4_moe_flags nvfp4_moe_${name}_headers
-                                                          CUDA::cudart_static)
+                                                          nvfp4_moe_cudart)
   target_compile_options(nvfp4_moe_${name}_objects PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xptxas=-v;-Xcompiler=-Wall,-Wextra;-Wno-deprecated-gpu-targets>")
   set_target_properties(nvfp4_moe_${name}_objects PROPERTIES
@@ -28,7 +28,11 @@ endfunction()
 cuda_room(cuda FOLDERS backend/cuda USES backend)
 cuda_room(sm80 FOLDERS backend/sm80 USES cuda)
 # wgmma is in the architecture-specific instruction set only.
-cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a-real)
+set(SM90_ARCHITECTURES 90a-real)
+if(NVFP4_MOE_EMULATE)
+  set(SM90_ARCHITECTURES 90a-virtual)
+endif()
+cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES ${SM90_ARCHITECTURES})
 # A device assert is a function call, and ptxas serializes wgmma around calls.
 target_compile_definitions(nvfp4_moe_sm90_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
 # Block-scaled mma is in the instruction sets of an architecture, or from nvcc 12.9 on of its family: 12.0 and 12.1.

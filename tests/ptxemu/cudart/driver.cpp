@@ -56,6 +56,22 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 
+// From here on the emulator has this fault ("": none). False where it was built without, or knows no such fault.
+bool ptxemu_plant(const char* name) {
+#ifdef PTXEMU_PLANT
+  planted_fault = Fault::kNone;
+  if (!*name) return true;
+#define PLANTED(fault, what) \
+  if (!std::strcmp(name, #fault)) planted_fault = Fault::fault;
+#include "runtime/planted.def"
+#undef PLANTED
+  return planted_fault != Fault::kNone;
+#else
+  return !*name;
+#endif
+}
+
+// A text that is loaded by itself runs whatever its target.
 CUresult cuModuleLoadData(CUmodule* module, const void* ptx) {
   *module = reinterpret_cast<CUmodule>(add_module_text(static_cast<const char*>(ptx)));
   return CUDA_SUCCESS;

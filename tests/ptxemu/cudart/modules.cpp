@@ -118,7 +118,9 @@ void choose(Module* module) {
   if (module->chosen) return;
   module->chosen = true;
   int best = -1;
+  const bool by_itself = module->text != nullptr;
   for (const std::string& text : module->texts) {
+    if (by_itself) break;
     const auto [number, suffix] = target(text);
     const int cc = compute_capability();
     const bool fits = suffix == 'a' ? number == cc : suffix == 'f' ? number <= cc && number / 10 == cc / 10 : number <= cc;
@@ -223,6 +225,7 @@ Module* add_module(const void* fatbin) {
 Module* add_module_text(const char* ptx) {
   auto* module = new Module;
   module->texts.emplace_back(ptx);
+  module->text = &module->texts.front();
   return module;
 }
 

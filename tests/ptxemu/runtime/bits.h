@@ -173,6 +173,13 @@ inline T remainder_of(T a, T b) {
   return static_cast<T>(a % b);
 }
 template <class T>
+inline std::make_unsigned_t<T> high_product(std::make_unsigned_t<T> a, std::make_unsigned_t<T> b) {
+  using U = std::make_unsigned_t<T>;
+  constexpr int kBits = sizeof(T) * 8;
+  if (std::is_signed<T>::value && !planted(Fault::mul_hi_unsigned)) return static_cast<U>(i128(static_cast<T>(a)) * static_cast<T>(b) >> kBits);
+  return static_cast<U>(u128(a) * b >> kBits);
+}
+template <class T>
 inline T saturate_integer(i128 x) {
   constexpr bool kSigned = std::is_signed<T>::value;
   constexpr i128 kMost = (i128(1) << (sizeof(T) * 8 - kSigned)) - 1, kLeast = kSigned ? -kMost - 1 : 0;

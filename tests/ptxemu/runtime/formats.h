@@ -19,6 +19,12 @@ uint8_t e4m3_from_float(float x);
 uint8_t e5m2_from_float(float x);
 uint8_t e2m1_from_float(float x);
 uint8_t ue8m0_from_float(float x, Rounding mode, bool finite);
+// The first operand of a packing conversion becomes the high half.
+template <int kBits>
+inline uint32_t pack_small(uint32_t high, uint32_t low) {
+  if (planted(Fault::e2m1_nibbles) && kBits == 4) return low << kBits | high;
+  return high << kBits | low;
+}
 float float_from_e4m3(uint32_t x);
 float float_from_e5m2(uint32_t x);
 float float_from_e2m1(uint32_t x);

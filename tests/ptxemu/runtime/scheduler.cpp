@@ -19,16 +19,7 @@
 namespace ptxemu {
 
 #ifdef PTXEMU_PLANT
-Fault planted_fault = [] {
-  const char* asked = std::getenv("PTXEMU_PLANTED");
-  if (!asked || !*asked) return Fault::kNone;
-#define PLANTED(name, what) \
-  if (!std::strcmp(asked, #name)) return Fault::name;
-#include "runtime/planted.def"
-#undef PLANTED
-  std::fprintf(stderr, "ptxemu: no such planted fault: %s\n", asked);
-  std::abort();
-}();
+Fault planted_fault = Fault::kNone;
 #endif
 
 namespace {
@@ -45,6 +36,16 @@ uint64_t progress_count;
 Counters counted;
 
 uint64_t random_state = 0;
+Order chosen_order = Order::kAtOnce;
+
+Order asked_order() {
+  const char* name = std::getenv("PTXEMU_ORDER");
+  if (!name || !*name || !std::strcmp(name, "at-once")) return Order::kAtOnce;
+  if (!std::strcmp(name, "random")) return Order::kRandom;
+  if (!std::strcmp(name, "late")) return Order::kLate;
+  std::fprintf(stderr, "ptxemu: PTXEMU_ORDER: expected at-once, random or late, got %s\n", name);
+  std::abort();
+}
 
 std::vector<uint8_t*>& free_stacks() {
   static auto* stacks = new std::vector<uint8_t*>;
@@ -167,17 +168,7 @@ uint32_t random_number() {
   return static_cast<uint32_t>(random_state >> 11);
 }
 
-Order order() {
-  static const Order asked = [] {
-    const char* name = std::getenv("PTXEMU_ORDER");
-    if (!name || !*name || !std::strcmp(name, "at-once")) return Order::kAtOnce;
-    if (!std::strcmp(name, "random")) return Order::kRandom;
-    if (!std::strcmp(name, "late")) return Order::kLate;
-    std::fprintf(stderr, "ptxemu: PTXEMU_ORDER: expected at-once, random or late, got %s\n", name);
-    std::abort();
-  }();
-  return asked;
-}
+Order order() { return chosen_order; }
 
 const Counters& counters() { return counted; }
 void note_progress() { ++progress_count; }
@@ -574,6 +565,7 @@ class Chain {
 }  // namespace
 
 void run_chain(std::vector<Launch>& chain) {
+  chosen_order = asked_order();
   if (!chain.empty()) Chain(chain).run();
 }
 

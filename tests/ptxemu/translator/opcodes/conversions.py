@@ -122,7 +122,7 @@ def f32_to_small(kernel, match, operands):
     if match["relu"]:
         values = [f"relu({value})" for value in values]
     high, low = (f"{match['to']}_from_float({value})" for value in values)
-    return kernel.put(operands[0], f"((uint32_t){high}<<{shift})|{low}")
+    return kernel.put(operands[0], f"pack_small<{shift}>({high},{low})")
 
 
 @form("cvt", SMALL.replace("e2m1|", "") + r"\.(?P<source>b?f16)x2")

@@ -1,6 +1,6 @@
 """Integer arithmetic: add to rem, min, max, dp4a, with carries and packed halves."""
 
-from ..types import BITS, SIGNED, UNSIGNED
+from ..types import BITS, SIGNED, UNSIGNED, arithmetic
 from . import form
 
 INTEGER = r"\.(?P<type>[us](16|32|64))"
@@ -82,11 +82,9 @@ def mul_wide(kernel, match, operands):
 @form("mad", r"\.hi" + INTEGER)
 def mul_hi(kernel, match, operands):
     kind, bits = match["type"], BITS[match["type"]]
-    wide = "i128" if kind[0] == "s" else "u128"
+    factors = ",".join(kernel.get(operand, bits) for operand in operands[1:3])
     added = f"+{kernel.get(operands[3], bits)}" if len(operands) > 3 else ""
-    return kernel.put(
-        operands[0], f"({UNSIGNED[bits]})(({product(kernel, kind, operands[1], operands[2], wide)})>>{bits}){added}"
-    )
+    return kernel.put(operands[0], f"high_product<{arithmetic(kind)}>({factors}){added}")
 
 
 @form("mul24", r"\.lo\.(?P<type>[us]32)")

@@ -1,0 +1,17 @@
+# The emulator's run time: libptxemu.so in place of CUDA's, and the same with the faults of planted.def built in.
+if(NOT NVFP4_MOE_EMULATE)
+  return()
+endif()
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/runtime/*.cpp ${CMAKE_CURRENT_LIST_DIR}/cudart/*.cpp)
+foreach(name ptxemu ptxemu_planted)
+  add_library(${name} SHARED ${sources})
+  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_LIST_DIR} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_definitions(${name} PRIVATE PTXEMU_SOURCE_DIR="${CMAKE_CURRENT_LIST_DIR}"
+                                             PTXEMU_CACHE_DIR="${PROJECT_SOURCE_DIR}/build/ptxemu-cache")
+  # The rounding of each operation counts, and so does the mode that it is done in.
+  target_compile_options(${name} PRIVATE -march=native -Wall -Wextra -ffp-contract=off -frounding-math -fno-strict-aliasing)
+  target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF
+                                           LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+endforeach()
+target_compile_definitions(ptxemu_planted PRIVATE PTXEMU_PLANT)

@@ -1,0 +1,161 @@
+"""Barriers: that they hold, count and reduce, and what a deadlock's report says."""
+
+import numpy as np
+import pytest
+
+from trial.emulator import LaunchError, ptx
+
+ORDERS = ("at-once", "random", "late")
+
+
+def test_bar_sync_holds(emulator):
+    """Each warp's write is read by the warp before it, which runs first."""
+    body = """
+	mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; mov.u32 %r3, block; add.u32 %r4, %r3, %r2;
+	st.shared.u32 [%r4], %r1;
+	bar.sync 0;
+	add.u32 %r5, %r1, 32; and.b32 %r5, %r5, 127; shl.b32 %r5, %r5, 2; add.u32 %r6, %r3, %r5;
+	ld.shared.u32 %r7, [%r6];
+	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1; st.global.u32 [%rd2], %r7;
+"""
+    kernel = emulator.kernel(ptx(body, "o", shared=".shared .align 4 .b8 block[512];"), "test")
+    out = emulator.empty(512)
+    for order in ORDERS:
+        with emulator.order(order):
+            emulator.launch(kernel, [out], block=128)
+        assert (emulator.get(out, 128, np.uint32) == (np.arange(128) + 32) % 128).all()
+
+
+def test_bar_red(emulator):
+    body = """
+	mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 5; setp.ne.u32 %p2, %r1, 5;
+	bar.red.or.pred %p3, 0, %p1; bar.red.and.pred %p4, 0, %p2; bar.red.popc.u32 %r2, 0, %p2;
+	selp.u32 %r3, 1, 0, %p3; selp.u32 %r4, 2, 0, %p4; or.b32 %r3, %r3, %r4;
+	mul.wide.u32 %rd1, %r1, 8; add.s64 %rd2, %rd_o, %rd1; st.global.v2.u32 [%rd2], {%r3, %r2};
+"""
+    out = emulator.empty(64 * 8)
+    emulator.launch(emulator.kernel(ptx(body, "o"), "test"), [out], block=64)
+    assert (emulator.get(out, (64, 2), np.uint32) == [1, 63]).all()
+
+
+def test_named_barrier_arrive(emulator):
+    """Warp 1 arrives without waiting, warp 0 waits for it."""
+    body = """
+	mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; mov.u32 %r2, block;
+	@%p1 bra consumer;
+	st.shared.u32 [%r2], 99; bar.arrive 3, 64; bra done;
+consumer:
+	bar.sync 3, 64; ld.shared.u32 %r3, [%r2]; st.global.u32 [%rd_o], %r3;
+done:
+"""
+    out = emulator.empty(4)
+    emulator.launch(emulator.kernel(ptx(body, "o", shared=".shared .align 4 .b8 block[4];"), "test"), [out], block=64)
+    assert emulator.get(out, 1, np.uint32)[0] == 99
+
+
+MBARRIER = """
+	mov.u32 %r1, %tid.x; mov.u32 %r2, barrier; setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra ready;
+	mbarrier.init.shared::cta.b64 [%r2], 33; // 32 lanes of warp 0, and one arrival that expects bytes
+ready:
+	bar.sync 0;
+	setp.lt.u32 %p2, %r1, 32;
+	@%p2 bra arrive;
+	setp.ne.u32 %p3, %r1, 32;
+	@%p3 bra done;
+	mbarrier.arrive.expect_tx.shared::cta.b64 %rd3, [%r2], 16;
+	mov.u32 %r3, data;
+	cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd_a], 16, [%r2];
+	bra done;
+arrive:
+	mbarrier.arrive.shared::cta.b64 %rd4, [%r2];
+again:
+	mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r2], PARITY;
+	@!%p4 bra again;
+	mov.u32 %r3, data; ld.shared.u32 %r4, [%r3+4];
+	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1; st.global.u32 [%rd2], %r4;
+done:
+"""
+SHARED = ".shared .align 16 .b8 data[16];\n.shared .align 8 .b8 barrier[8];"
+
+
+def test_mbarrier_waits_for_arrivals_and_bytes(emulator):
+    kernel = emulator.kernel(ptx(MBARRIER.replace("PARITY", "0"), "ao", shared=SHARED), "test")
+    source, out = emulator.put(np.array([1, 20, 3, 4], np.uint32)), emulator.empty(128)
+    for order in ORDERS:
+        for seed in range(3):
+            with emulator.order(order, seed):
+                emulator.launch(kernel, [source, out], block=64)
+            assert (emulator.get(out, 32, np.uint32) == 20).all()
+
+
+def test_mbarrier_of_the_phase_before_is_open(emulator):
+    """Waiting for parity 1 of a fresh barrier does not wait."""
+    body = "\n\tmov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 1;\n\tmbarrier.test_wait.parity.shared.b64 %p1, [%r2], 1;"
+    body += "\n\tmbarrier.test_wait.parity.shared.b64 %p2, [%r2], 0; selp.u32 %r3, 1, 0, %p1; selp.u32 %r4, 2, 0, %p2;"
+    body += "\n\tor.b32 %r3, %r3, %r4; st.global.u32 [%rd_o], %r3;"
+    out = emulator.empty(4)
+    emulator.launch(emulator.kernel(ptx(body, "o", shared=".shared .align 8 .b8 barrier[8];"), "test"), [out], block=1)
+    assert emulator.get(out, 1, np.uint32)[0] == 1
+
+
+def test_deadlock_report(emulator):
+    """Warp 1 leaves without arriving: the report says who waits for what, and where."""
+    body = """
+	mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; mov.u32 %r2, barrier;
+	@!%p1 bra done;
+	mbarrier.init.shared.b64 [%r2], 2;
+	mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r2], 64;
+again:
+	mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r2], 0;
+	@!%p4 bra again;
+done:
+"""
+    with pytest.raises(LaunchError) as raised:
+        text = ptx(body, shared=".shared .align 8 .b8 barrier[8];")
+        emulator.launch(emulator.kernel(text, "test"), [], block=64)
+    said = str(raised.value)
+    assert "deadlock in kernel test" in said
+    assert "warp 0 lanes ffffffff: waits for phase 0 of the mbarrier at 0x400, PTX line 18" in said
+    assert "warp 1" not in said
+    assert "2 of 2 arrivals and 64 bytes pending" in said
+
+
+def test_endless_polling_is_reported(emulator):
+    body = "\nagain:\n\tld.acquire.gpu.global.u32 %r1, [%rd_a]; setp.eq.u32 %p1, %r1, 0; @%p1 bra again;"
+    flag = emulator.put(np.zeros(1, np.uint32))
+    with pytest.raises(LaunchError, match="only look at memory again"):
+        emulator.launch(emulator.kernel(ptx(body, "a"), "test"), [flag])
+
+
+def test_ctas_that_wait_for_each_other_run_together(emulator):
+    """A cta that polls for a later one's flag: the later one is started."""
+    body = """
+	mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra last;
+again:
+	ld.acquire.gpu.global.u32 %r2, [%rd_a]; setp.eq.u32 %p2, %r2, 0; @%p2 bra again;
+	bra done;
+last:
+	st.release.gpu.global.u32 [%rd_a], %r1;
+done:
+"""
+    flag = emulator.put(np.zeros(1, np.uint32))
+    emulator.launch(emulator.kernel(ptx(body, "a"), "test"), [flag], grid=4, block=1)
+    assert emulator.get(flag, 1, np.uint32)[0] != 0
+
+
+def test_aligned_instructions_at_two_places(emulator):
+    """ldmatrix in both branches of a warp that has split is an error."""
+    load = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r3}, [%r2];"
+    body = f"""
+	mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 16; mov.u32 %r2, block;
+	@%p1 bra other;
+	{load}
+	bra done;
+other:
+	{load}
+done:
+"""
+    with pytest.raises(LaunchError, match="different aligned instructions"):
+        emulator.launch(emulator.kernel(ptx(body, shared=".shared .align 16 .b8 block[512];"), "test"), [])

@@ -1,0 +1,96 @@
+"""Launches: dependent ones that overlap, clusters, graphs, and what a launch may ask for."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from trial.emulator import LaunchError, ptx
+
+FIRST = """
+	griddepcontrol.launch_dependents;
+	mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_a, %rd1;
+	bar.sync 0;
+	st.global.u32 [%rd2], 7;
+"""
+SECOND = """
+	mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_a, %rd1; add.s64 %rd3, %rd_o, %rd1;
+	WAIT
+	ld.global.u32 %r2, [%rd2]; st.global.u32 [%rd3], %r2;
+"""
+
+
+def dependent(emulator, wait, order):
+    cells, out = emulator.put(np.zeros(4, np.uint32)), emulator.empty(16)
+    first = emulator.kernel(ptx(FIRST, "a"), "test")
+    second = emulator.kernel(ptx(SECOND.replace("WAIT", wait), "ao"), "test")
+    with emulator.order(order):
+        emulator.enqueue(first, [cells], grid=4, block=64)
+        emulator.enqueue(second, [cells, out], grid=4, block=1, programmatic=True)
+        emulator.finish()
+    return emulator.get(out, 4, np.uint32)
+
+
+@pytest.mark.parametrize("order", ["at-once", "random", "late"])
+def test_dependent_launch_waits(emulator, order):
+    assert (dependent(emulator, "griddepcontrol.wait;", order) == 7).all()
+
+
+def test_dependent_launch_without_wait_overlaps(emulator):
+    """A kernel that forgets the wait sees what its predecessor has not written yet."""
+    assert (dependent(emulator, "", "late") == 0).any()
+
+
+def test_cluster_reads_its_neighbour(emulator):
+    body = """
+	mov.u32 %r1, %cluster_ctarank; mov.u32 %r2, block; add.u32 %r3, %r1, 50; st.shared.u32 [%r2], %r3;
+	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
+	add.u32 %r4, %r1, 1; and.b32 %r4, %r4, 3; mapa.shared::cluster.u32 %r5, %r2, %r4; ld.shared::cluster.u32 %r6, [%r5];
+	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
+	mov.u32 %r7, %ctaid.x; mul.wide.u32 %rd1, %r7, 4; add.s64 %rd2, %rd_o, %rd1; st.global.u32 [%rd2], %r6;
+"""
+    out = emulator.empty(32)
+    kernel = emulator.kernel(ptx(body, "o", shared=".shared .align 4 .b8 block[4];"), "test")
+    emulator.launch(kernel, [out], grid=8, block=1, cluster=4)
+    assert emulator.get(out, 8, np.uint32).tolist() == [51, 52, 53, 50] * 2
+
+
+def test_graph_keeps_its_arguments(emulator):
+    body = "\n\tld.global.u32 %r1, [%rd_o]; add.u32 %r1, %r1, %r_n; st.global.u32 [%rd_o], %r1;"
+    kernel = emulator.kernel(ptx(body, ("o", "n:u32")), "test")
+    out = emulator.put(np.zeros(1, np.uint32))
+    stream, graph, executable = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    cuda = emulator.cuda
+    emulator.check(cuda.cudaStreamCreate(ctypes.byref(stream)))
+    emulator.check(cuda.cudaStreamBeginCapture(stream, 2))
+    number = ctypes.c_uint32(5)
+    from trial.emulator import LaunchConfig
+
+    config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, stream, None, 0)
+    pointers = (ctypes.c_void_p * 2)(ctypes.addressof(out), ctypes.addressof(number))
+    emulator.check(cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, pointers, None))
+    emulator.check(cuda.cudaStreamEndCapture(stream, ctypes.byref(graph)))
+    number.value = 1000
+    emulator.check(cuda.cudaGraphInstantiate(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)))
+    assert emulator.get(out, 1, np.uint32)[0] == 0
+    for _ in range(3):
+        emulator.check(cuda.cudaGraphLaunch(executable, stream))
+    emulator.check(cuda.cudaStreamSynchronize(stream))
+    assert emulator.get(out, 1, np.uint32)[0] == 15
+
+
+@pytest.mark.parametrize("options", [{"block": 2048}, {"grid": 3, "cluster": 2}, {"shared": 300000}])
+def test_launches_that_no_device_takes(emulator, options):
+    with pytest.raises(LaunchError, match="invalid"):
+        emulator.launch(emulator.kernel(ptx("\n\tmov.u32 %r1, 0;"), "test"), [], **options)
+
+
+def test_a_failed_launch_fails_what_follows(emulator):
+    """Until the device is reset, as on a device."""
+    bad = emulator.kernel(ptx("\n\ttrap;"), "test")
+    good = emulator.kernel(ptx("\n\tmov.u32 %r1, 0;"), "test")
+    emulator.enqueue(bad, [])
+    assert emulator.cuda.cudaDeviceSynchronize() != 0
+    with pytest.raises(LaunchError):
+        emulator.launch(good, [])
+    emulator.launch(good, [])

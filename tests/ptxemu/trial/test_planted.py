@@ -1,0 +1,38 @@
+"""The tests on trial: the emulator with each fault of runtime/planted.def in turn, which some test must see."""
+
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+
+from trial.emulator import ROOT
+
+FAULTS = re.findall(r"^PLANTED\((\w+), \"(.*)\"\)", (ROOT / "tests/ptxemu/runtime/planted.def").read_text(), re.M)
+SURVIVORS = ()  # faults that no test can see, with the reason beside each
+
+
+def seen_by(names):
+    """The first test that fails, by fault; "" for none."""
+    here = ROOT / "tests/ptxemu"
+    command = [sys.executable, "-m", "trial.planted"]
+    done = subprocess.run(command, cwd=here, input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True)
+    return dict(line.split("\t") for line in done.stdout.splitlines())
+
+
+def test_every_planted_fault_is_seen(capsys):
+    names = [name for name, _ in FAULTS]
+    assert len(names) >= 30
+    jobs = os.cpu_count()
+    assert seen_by(["none"])["none"] == "", "without a fault all tests pass"
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        results = {}
+        for part in pool.map(seen_by, [names[i::jobs] for i in range(jobs)]):
+            results |= part
+    survived = [name for name in names if not results[name]]
+    with capsys.disabled():
+        print()
+        for name, what in FAULTS:
+            print(f"  {name}: {what}: {results[name] or 'NOT SEEN'}")
+        print(f"planted faults seen: {len(names) - len(survived)} of {len(names)}")
+    assert sorted(survived) == sorted(SURVIVORS)

@@ -203,6 +203,7 @@ cudaError_t cudaDeviceReset() {
   LOCKED;
   device().drain();
   device().broken = cudaSuccess;
+  device().failure.clear();
   last_error = cudaSuccess;
   return cudaSuccess;
 }

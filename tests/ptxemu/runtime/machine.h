@@ -135,8 +135,7 @@ struct Cta {
   Cluster* cluster;
   uint32_t ctaid[3], nctaid[3], ntid[3], cluster_ctaid[3], cluster_nctaid[3], clusterid[3], nclusterid[3];
   uint32_t rank, cluster_size, explicit_cluster, warp_count, thread_count, sm, sm_count, dynamic_shared_bytes, shared_bytes;
-  uint32_t alive;
-  bool triggered = false;
+  uint32_t alive, untriggered;  // threads
   uint8_t* shared;
   std::vector<Warp> warps;
   std::vector<Thread> threads;
@@ -167,6 +166,7 @@ struct Launch {
   uint8_t* params = nullptr;
   uint64_t next = 0, total = 0, finished = 0, triggered_ctas = 0, limit = 1;
   Launch* predecessor = nullptr;
+  Thread* held = nullptr;  // waits until the successor can go no further
   std::vector<std::unique_ptr<Cluster>> live;
   std::vector<Thread*> waiting_for_predecessor;
   bool complete() const { return finished == total; }

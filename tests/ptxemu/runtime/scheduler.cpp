@@ -89,6 +89,8 @@ ptxemu_switch:
   ret
 )");
 
+bool trigger(Thread* T);
+
 namespace {
 
 void back_to_scheduler(Thread* T) { ptxemu_switch(&T->stack_pointer, scheduler_stack); }
@@ -100,7 +102,7 @@ void end_thread(Thread* T) {
   T->cta->cluster->alive--;
   T->warp->alive &= ~(1u << T->lane);
   leave_barriers(T);
-  launch_dependents(T);
+  trigger(T);
   back_to_scheduler(T);
 }
 
@@ -238,15 +240,21 @@ void exit_thread(Thread* T) {
   __builtin_unreachable();
 }
 
-// The successor may begin once every cta has triggered or ended; one thread of a cta is not enough, all must.
-void launch_dependents(Thread* T) {
-  if (T->triggered) return;
+// The successor may begin once all threads of every cta have triggered or ended. True for the last one.
+bool trigger(Thread* T) {
+  if (T->triggered) return false;
   T->triggered = true;
   Cta* cta = T->cta;
-  for (const Thread& thread : cta->threads)
-    if (!thread.triggered) return;
-  cta->triggered = true;
-  ++cta->cluster->launch->triggered_ctas;
+  if (--cta->untriggered != 0) return false;
+  Launch* launch = cta->cluster->launch;
+  return ++launch->triggered_ctas == uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
+}
+
+// In late order the last thread waits until the successor can go no further, so that what comes after is seen late.
+void launch_dependents(Thread* T) {
+  if (!trigger(T) || order() != Order::kLate) return;
+  T->cta->cluster->launch->held = T;
+  park(T, "its dependents to begin (late order)", 0);
 }
 
 void wait_for_prerequisites(Thread* T) {
@@ -340,7 +348,7 @@ std::unique_ptr<Cta> make_cta(Launch& launch, Cluster* cluster, uint64_t index, 
   cta->rank = rank;
   cta->cluster_size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2];
   cta->explicit_cluster = launch.explicit_cluster;
-  cta->thread_count = cta->alive = threads;
+  cta->thread_count = cta->alive = cta->untriggered = threads;
   cta->warp_count = (threads + 31) / 32;
   cta->sm_count = launch.resident_clusters;
   cta->sm = static_cast<uint32_t>(index % launch.resident_clusters);
@@ -493,7 +501,7 @@ class Chain {
         continue;
       }
       // Nobody went on by himself: asynchronous work, then further clusters, then those whose waits may time out.
-      if (work() || grow()) continue;
+      if (release_held() || work() || grow()) continue;
       if (progress_count != seen) seen = progress_count, released = 0;
       if (released < 4 && release()) {
         ++released;
@@ -536,6 +544,16 @@ class Chain {
       worked |= retire(launch);
     }
     return worked;
+  }
+  bool release_held() {
+    bool any = false;
+    for (Launch& launch : launches_)
+      if (launch.held) {
+        wake(launch.held);
+        launch.held = nullptr;
+        any = true;
+      }
+    return any;
   }
   bool work() {
     bool any = false;

@@ -4,6 +4,7 @@ Without --kernel: translates every kernel, compiles none, and says how many ther
 """
 
 import argparse
+import hashlib
 import os
 import pathlib
 import subprocess
@@ -14,7 +15,24 @@ from .module import Module
 from .program import program
 
 HOME = pathlib.Path(__file__).resolve().parent.parent
-FLAGS = ["-std=c++20", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared", "-w"]
+FLAGS = ["-std=c++20", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-w"]
+
+
+def precompiled(folder, flags):
+    """The run time's header, compiled once for these flags and this text: most kernels are shorter than it."""
+    digest = hashlib.sha256(" ".join(flags).encode())
+    for header in sorted((HOME / "runtime").iterdir()):
+        if header.suffix in (".h", ".def"):
+            digest.update(header.read_bytes())
+    header = folder / f"header-{digest.hexdigest()[:16]}" / "kernel.h"
+    compiled = header.with_suffix(".h.gch")
+    if not compiled.exists():
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text('#include "runtime/kernel.h"\n')
+        draft = header.with_suffix(f".{os.getpid()}.gch")
+        subprocess.run([*flags, "-x", "c++-header", str(header), "-o", str(draft)], check=True)
+        draft.rename(compiled)
+    return header
 
 
 def compile_kernel(text, output, planted):
@@ -23,8 +41,9 @@ def compile_kernel(text, output, planted):
     source.write_text(text)
     draft = output.with_suffix(f".{os.getpid()}.so")
     options = [os.environ.get("PTXEMU_OPTIMIZE", "-O1"), *(["-DPTXEMU_PLANT"] if planted else [])]
-    command = [os.environ.get("CXX", "g++"), *FLAGS, *options, f"-I{HOME}", str(source), "-o", str(draft)]
-    if subprocess.run(command, check=False).returncode:
+    flags = [os.environ.get("CXX", "g++"), *FLAGS, *options, f"-I{HOME}"]
+    header = precompiled(output.parent, flags)
+    if subprocess.run([*flags, "-shared", "-include", str(header), str(source), "-o", str(draft)], check=False).returncode:
         raise SystemExit(f"ptxemu: the compiler failed on {source}")
     draft.rename(output)
 

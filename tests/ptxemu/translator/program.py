@@ -65,7 +65,7 @@ def program(module, entry):
             emitter.locals[declared.name] = f"argument_{identifier(declared.name)}"
         emitter.emit()
         emitters[function.name] = emitter
-    lines = ['#include "runtime/kernel.h"', "using namespace ptxemu;"]
+    lines = ["// -include runtime/kernel.h", "using namespace ptxemu;"]
     lines += variables(module)
     static_bytes, signatures, texts = 0, [], []
     for name, emitter in emitters.items():

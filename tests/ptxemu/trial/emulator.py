@@ -148,3 +148,8 @@ def ptx(body, parameters=(), name="test", shared="", target="sm_90a", version="8
 	ret;
 }}
 """
+
+
+def line_of(text, part):
+    """The number of the first line of a PTX text that has this part."""
+    return text[: text.index(part)].count("\n") + 1

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from trial.emulator import LaunchError, ptx
+from trial.emulator import LaunchError, line_of, ptx
 
 LOAD = "\n\tld.global.u32 %r1, [%rd_a];\n\tst.global.u32 [%rd_o], %r1;"
 
@@ -25,9 +25,11 @@ def test_fresh_memory_is_poison(emulator):
 def test_out_of_bounds_names_the_allocation(emulator):
     source, out = emulator.put(np.zeros(10, np.uint32)), emulator.empty(4)
     beyond = ctypes.c_void_p(source.value + 40)
-    text = report(emulator, ptx(LOAD, "ao"), [beyond, out])
+    source_text = ptx(LOAD, "ao")
+    text = report(emulator, source_text, [beyond, out])
+    line = line_of(source_text, "ld.global")
     assert "out of bounds: 4 bytes of global memory" in text and "0 bytes after the end of device memory" in text
-    assert "(40 bytes at" in text and "PTX line 14" in text and "thread (0,0,0) of cta (0,0,0)" in text
+    assert "(40 bytes at" in text and f"PTX line {line}\n" in text and "thread (0,0,0) of cta (0,0,0)" in text
 
 
 def test_use_after_free_names_the_allocation(emulator):
@@ -59,10 +61,11 @@ def test_copies_are_checked(emulator):
     "instruction", ["frobnicate.b32 %r1, %r2;", "bfind.shiftmount.u32 %r1, %r2;", "add.rn.sat.relu.f32 %f1, %f2, %f3;"]
 )
 def test_unknown_instructions_are_errors(emulator, capfd, instruction):
+    text = ptx("\n\t" + instruction)
     with pytest.raises(LaunchError):
-        emulator.launch(emulator.kernel(ptx("\n\t" + instruction), "test"), [])
+        emulator.launch(emulator.kernel(text, "test"), [])
     said = capfd.readouterr().err
-    assert ".ptx:12: unknown" in said and instruction.rstrip(";") in said
+    assert f".ptx:{line_of(text, instruction)}: unknown" in said and instruction.rstrip(";") in said
 
 
 def test_module_variables(emulator):

@@ -64,7 +64,8 @@ int multiprocessors() {
 
 int resident_ctas(uint32_t threads, uint64_t shared_bytes) {
   const Generation& one = generation();
-  const uint64_t by_threads = static_cast<uint64_t>(one.threads_per_multiprocessor) / std::max(1u, (threads + 31) / 32 * 32);
+  const uint64_t by_threads =
+      static_cast<uint64_t>(one.threads_per_multiprocessor) / std::max(1u, (threads + 31) / 32 * 32);
   const uint64_t by_shared = static_cast<uint64_t>(one.shared_per_multiprocessor) / (shared_bytes + kSharedBase);
   return static_cast<int>(std::min({by_threads, by_shared, static_cast<uint64_t>(one.ctas_per_multiprocessor)}));
 }
@@ -162,7 +163,8 @@ bool Device::capture_forbids() {
   for (auto& [stream, capture] : captures) {
     const bool own = capture->thread == std::this_thread::get_id();
     if (capture->mode == cudaStreamCaptureModeRelaxed) continue;
-    if (capture->mode == cudaStreamCaptureModeThreadLocal || thread_mode == cudaStreamCaptureModeThreadLocal ? own : true) {
+    if (capture->mode == cudaStreamCaptureModeThreadLocal || thread_mode == cudaStreamCaptureModeThreadLocal ? own
+                                                                                                             : true) {
       capture->invalid = true;
       forbidden = true;
     }
@@ -239,7 +241,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
   properties->cooperativeLaunch = properties->unifiedAddressing = properties->concurrentKernels = 1;
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp* properties, int index) { return cudaGetDeviceProperties(properties, index); }
+cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp* properties, int index) {
+  return cudaGetDeviceProperties(properties, index);
+}
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
@@ -252,13 +256,15 @@ cudaError_t cudaGetLastError() {
 }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
-#define NAMES(each)                                                                                                          \
-  each(cudaSuccess) each(cudaErrorInvalidValue) each(cudaErrorMemoryAllocation) each(cudaErrorInitializationError)            \
-  each(cudaErrorInvalidConfiguration) each(cudaErrorInvalidDevice) each(cudaErrorInvalidDeviceFunction)                       \
-  each(cudaErrorNoKernelImageForDevice) each(cudaErrorInvalidPtx) each(cudaErrorSymbolNotFound) each(cudaErrorNotReady)       \
-  each(cudaErrorIllegalAddress) each(cudaErrorLaunchFailure) each(cudaErrorNotSupported) each(cudaErrorInvalidResourceHandle) \
-  each(cudaErrorStreamCaptureUnsupported) each(cudaErrorStreamCaptureInvalidated) each(cudaErrorStreamCaptureImplicit)        \
-  each(cudaErrorIllegalState) each(cudaErrorCooperativeLaunchTooLarge)
+#define NAMES(each)                                                                                                \
+  each(cudaSuccess) each(cudaErrorInvalidValue) each(cudaErrorMemoryAllocation) each(cudaErrorInitializationError) \
+      each(cudaErrorInvalidConfiguration) each(cudaErrorInvalidDevice) each(cudaErrorInvalidDeviceFunction)        \
+          each(cudaErrorNoKernelImageForDevice) each(cudaErrorInvalidPtx) each(cudaErrorSymbolNotFound)            \
+              each(cudaErrorNotReady) each(cudaErrorIllegalAddress) each(cudaErrorLaunchFailure)                   \
+                  each(cudaErrorNotSupported) each(cudaErrorInvalidResourceHandle)                                 \
+                      each(cudaErrorStreamCaptureUnsupported) each(cudaErrorStreamCaptureInvalidated)              \
+                          each(cudaErrorStreamCaptureImplicit) each(cudaErrorIllegalState)                         \
+                              each(cudaErrorCooperativeLaunchTooLarge)
 
 const char* cudaGetErrorName(cudaError_t error) {
 #define NAME(name) \

@@ -8,11 +8,14 @@
 namespace ptxemu {
 
 // The driver's own rules, where they are documented.
-CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims, const cuuint64_t* strides,
-                           const cuuint32_t* box, const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                           CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                           const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                           const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
   TensorMap made{};
-  if (!map || reinterpret_cast<uint64_t>(map) % 64 || rank < 1 || rank > 5 || reinterpret_cast<uint64_t>(address) % 16 || static_cast<int>(type) > 15) return CUDA_ERROR_INVALID_VALUE;
+  if (!map || reinterpret_cast<uint64_t>(map) % 64 || rank < 1 || rank > 5 ||
+      reinterpret_cast<uint64_t>(address) % 16 || static_cast<int>(type) > 15)
+    return CUDA_ERROR_INVALID_VALUE;
   made.address = reinterpret_cast<uint64_t>(address);
   made.magic = TensorMap::kMagic;
   made.type = static_cast<uint8_t>(type);
@@ -22,7 +25,8 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
   made.fill = static_cast<uint8_t>(fill);
   made.promotion = static_cast<uint8_t>(promotion);
   for (cuuint32_t i = 0; i < rank; ++i) {
-    if (dims[i] == 0 || dims[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || element_strides[i] != 1) return CUDA_ERROR_INVALID_VALUE;
+    if (dims[i] == 0 || dims[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || element_strides[i] != 1)
+      return CUDA_ERROR_INVALID_VALUE;
     made.dims[i] = static_cast<uint32_t>(dims[i]);
     made.box[i] = static_cast<uint16_t>(box[i]);
     made.element_strides[i] = 1;
@@ -31,7 +35,8 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
     made.strides[i] = strides[i];
   }
   static constexpr uint32_t kMostBytes[] = {1u << 30, 32, 64, 128};
-  if (static_cast<int>(swizzle) > 3 || made.row_bytes() % 16 || made.row_bytes() > kMostBytes[swizzle]) return CUDA_ERROR_INVALID_VALUE;
+  if (static_cast<int>(swizzle) > 3 || made.row_bytes() % 16 || made.row_bytes() > kMostBytes[swizzle])
+    return CUDA_ERROR_INVALID_VALUE;
   std::memset(map, 0, sizeof *map);
   std::memcpy(map, &made, sizeof made);
   return CUDA_SUCCESS;
@@ -43,9 +48,13 @@ using namespace ptxemu;
 
 extern "C" {
 
-CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
-                                const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  return encode_tensor_map(map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle, promotion, fill);
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                CUtensorMapFloatOOBfill fill) {
+  return encode_tensor_map(map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle,
+                           promotion, fill);
 }
 CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
   std::memcpy(map, &address, sizeof address);
@@ -89,7 +98,10 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
   const std::lock_guard<std::recursive_mutex> lock(device().mutex);
-  LaunchShape shape{{config->gridDimX, config->gridDimY, config->gridDimZ}, {config->blockDimX, config->blockDimY, config->blockDimZ}, {0, 0, 0}, config->sharedMemBytes};
+  LaunchShape shape{{config->gridDimX, config->gridDimY, config->gridDimZ},
+                    {config->blockDimX, config->blockDimY, config->blockDimZ},
+                    {0, 0, 0},
+                    config->sharedMemBytes};
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
@@ -102,10 +114,12 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
       return CUDA_ERROR_NOT_SUPPORTED;
     }
   }
-  return static_cast<CUresult>(launch(reinterpret_cast<Kernel*>(function), shape, arguments, reinterpret_cast<cudaStream_t>(config->hStream)));
+  return static_cast<CUresult>(
+      launch(reinterpret_cast<Kernel*>(function), shape, arguments, reinterpret_cast<cudaStream_t>(config->hStream)));
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* result) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
   const struct {
     const char* name;
     void* function;
@@ -118,7 +132,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
   if (result) *result = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
-cudaError_t cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags, cudaDriverEntryPointQueryResult* result) {
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* result) {
   return cudaGetDriverEntryPointByVersion(name, function, 0, flags, result);
 }
 

@@ -1,9 +1,8 @@
 // Memory: allocations between guards, copies that check their device side.
-#include "runtime/memory_map.h"
-
 #include <cstring>
 
 #include "cudart/device.h"
+#include "runtime/memory_map.h"
 
 using namespace ptxemu;
 
@@ -30,7 +29,9 @@ cudaError_t release_from(void* pointer) {
   return noted(error);
 }
 
-bool on_device(const void* pointer, size_t bytes) { return bytes == 0 || allocated(reinterpret_cast<uint64_t>(pointer), bytes); }
+bool on_device(const void* pointer, size_t bytes) {
+  return bytes == 0 || allocated(reinterpret_cast<uint64_t>(pointer), bytes);
+}
 
 // Whether the side that the kind calls device memory is.
 bool valid_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -38,17 +39,20 @@ bool valid_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind k
   return !(kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) || on_device(from, bytes);
 }
 
-cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
+cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                      cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
   const std::lock_guard<std::recursive_mutex> lock(device().mutex);
   if (rows == 0 || width == 0) return noted(device().drain());
   const size_t to_bytes = to_pitch * (rows - 1) + width, from_bytes = from_pitch * (rows - 1) + width;
   if (width > to_pitch || width > from_pitch) return noted(cudaErrorInvalidValue);
-  if (!valid_copy(to, from, 0, kind) || ((kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) && !on_device(to, to_bytes)) ||
+  if (!valid_copy(to, from, 0, kind) ||
+      ((kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) && !on_device(to, to_bytes)) ||
       ((kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) && !on_device(from, from_bytes)))
     return noted(cudaErrorInvalidValue);
   if (wait && device().capture_of(stream)) return noted(cudaErrorStreamCaptureUnsupported);
   return noted(device().enqueue(stream, [=] {
-    for (size_t row = 0; row < rows; ++row) std::memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+    for (size_t row = 0; row < rows; ++row)
+      std::memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   }));
 }
 
@@ -71,24 +75,38 @@ cudaError_t fill(void* to, int value, size_t bytes, cudaStream_t stream) {
 extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) { return allocate_into(pointer, bytes, "device memory"); }
-cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) { return allocate_into(pointer, bytes, "device memory"); }
+cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
+  return allocate_into(pointer, bytes, "device memory");
+}
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return allocate_into(pointer, bytes, "pinned host memory"); }
-cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) { return allocate_into(pointer, bytes, "pinned host memory"); }
-cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) { return allocate_into(pointer, bytes, "managed memory"); }
+cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+  return allocate_into(pointer, bytes, "pinned host memory");
+}
+cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) {
+  return allocate_into(pointer, bytes, "managed memory");
+}
 cudaError_t cudaFree(void* pointer) { return release_from(pointer); }
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return release_from(pointer); }
 cudaError_t cudaFreeHost(void* pointer) { return release_from(pointer); }
 
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) { return copy(to, from, bytes, kind, nullptr, true); }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) { return copy(to, from, bytes, kind, stream, false); }
-cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, cudaMemcpyKind kind) {
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return copy(to, from, bytes, kind, nullptr, true);
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  return copy(to, from, bytes, kind, stream, false);
+}
+cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                         cudaMemcpyKind kind) {
   return copy_rows(to, to_pitch, from, from_pitch, width, rows, kind, nullptr, true);
 }
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind kind, cudaStream_t stream) {
   return copy_rows(to, to_pitch, from, from_pitch, width, rows, kind, stream, false);
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) { return fill(to, value, bytes, nullptr); }
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) { return fill(to, value, bytes, stream); }
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  return fill(to, value, bytes, stream);
+}
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   const std::lock_guard<std::recursive_mutex> lock(device().mutex);
@@ -101,7 +119,8 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const std::lock_guard<std::recursive_mutex> lock(device().mutex);
   *attributes = {};
   const bool known = allocated(reinterpret_cast<uint64_t>(pointer), 1);
-  const bool pinned = known && describe_address(reinterpret_cast<uint64_t>(pointer)).find("pinned host memory") != std::string::npos;
+  const bool pinned =
+      known && describe_address(reinterpret_cast<uint64_t>(pointer)).find("pinned host memory") != std::string::npos;
   attributes->type = pinned ? cudaMemoryTypeHost : known ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
   attributes->device = known ? 0 : -2;
   attributes->devicePointer = known ? const_cast<void*>(pointer) : nullptr;

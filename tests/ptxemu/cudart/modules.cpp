@@ -86,7 +86,8 @@ const std::string& version_hash() {
     std::vector<std::filesystem::path> files;
     for (const char* folder : {"translator", "runtime"})
       for (const auto& entry : std::filesystem::recursive_directory_iterator(source_folder() / folder))
-        if (entry.path().extension() == ".py" || entry.path().extension() == ".h" || entry.path().extension() == ".def") files.push_back(entry.path());
+        if (entry.path().extension() == ".py" || entry.path().extension() == ".h" || entry.path().extension() == ".def")
+          files.push_back(entry.path());
     std::sort(files.begin(), files.end());
     Hash all;
     for (const auto& file : files) all.add(file.string() + contents(file));
@@ -123,7 +124,9 @@ void choose(Module* module) {
     if (by_itself) break;
     const auto [number, suffix] = target(text);
     const int cc = compute_capability();
-    const bool fits = suffix == 'a' ? number == cc : suffix == 'f' ? number <= cc && number / 10 == cc / 10 : number <= cc;
+    const bool fits = suffix == 'a'   ? number == cc
+                      : suffix == 'f' ? number <= cc && number / 10 == cc / 10
+                                      : number <= cc;
     const int rank = 2 * number + (suffix != 0);
     if (fits && rank > best) module->text = &text, best = rank;
   }
@@ -145,7 +148,8 @@ void write_once(const std::filesystem::path& path, const std::string& text) {
 bool translate(const std::filesystem::path& ptx, const std::string& kernel, const std::filesystem::path& library) {
   const char* python = std::getenv("PTXEMU_PYTHON");
   std::ostringstream command;
-  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (python ? python : "python3") << "' -m translator '" << ptx.string() << "' --kernel '" << kernel << "' --output '" << library.string()
+  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (python ? python : "python3")
+          << "' -m translator '" << ptx.string() << "' --kernel '" << kernel << "' --output '" << library.string()
           << "'";
 #ifdef PTXEMU_PLANT
   command << " --plant";
@@ -159,7 +163,8 @@ cudaError_t load(Kernel* kernel) {
   Module* module = kernel->module;
   choose(module);
   if (!module->text) {
-    std::fprintf(stderr, "ptxemu: no PTX for compute capability %d.%d of %s%s\n", compute_capability() / 10, compute_capability() % 10, kernel->name.c_str(),
+    std::fprintf(stderr, "ptxemu: no PTX for compute capability %d.%d of %s%s\n", compute_capability() / 10,
+                 compute_capability() % 10, kernel->name.c_str(),
                  module->compressed ? ": its fat binary is compressed (compile with --no-compress)" : "");
     return cudaErrorNoKernelImageForDevice;
   }
@@ -229,7 +234,9 @@ Module* add_module_text(const char* ptx) {
   return module;
 }
 
-void add_kernel(Module* module, const void* host_function, const char* name) { functions()[host_function] = find_kernel(module, name); }
+void add_kernel(Module* module, const void* host_function, const char* name) {
+  functions()[host_function] = find_kernel(module, name);
+}
 
 Kernel* find_kernel(Module* module, const char* name) {
   auto& kernel = module->kernels[name];
@@ -250,15 +257,18 @@ cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts) {
   if (begin == std::string::npos) return cudaErrorInvalidDeviceFunction;
   const size_t end = std::min(text.find("\n}", begin), text.size());
   *facts = {0, 1024, target(text).first};
-  static const std::regex threads(R"(\.(max|req)ntid (\d+)(?:, (\d+), (\d+))?)"), shared(R"(\.shared \.align (\d+) \.b8 \w+\[(\d+)\])");
+  static const std::regex threads(R"(\.(max|req)ntid (\d+)(?:, (\d+), (\d+))?)"),
+      shared(R"(\.shared \.align (\d+) \.b8 \w+\[(\d+)\])");
   const std::string body = text.substr(begin, end - begin);
   std::smatch match;
   const std::string head = body.substr(0, body.find('{'));
   if (std::regex_search(head, match, threads))
-    facts->max_threads = static_cast<uint32_t>(std::stoul(match[2]) * (match[3].matched ? std::stoul(match[3]) * std::stoul(match[4]) : 1));
+    facts->max_threads = static_cast<uint32_t>(std::stoul(match[2]) *
+                                               (match[3].matched ? std::stoul(match[3]) * std::stoul(match[4]) : 1));
   for (std::sregex_iterator it(body.begin(), body.end(), shared), last; it != last; ++it) {
     const uint32_t align = static_cast<uint32_t>(std::stoul((*it)[1]));
-    facts->static_shared_bytes = (facts->static_shared_bytes + align - 1) / align * align + static_cast<uint32_t>(std::stoul((*it)[2]));
+    facts->static_shared_bytes =
+        (facts->static_shared_bytes + align - 1) / align * align + static_cast<uint32_t>(std::stoul((*it)[2]));
   }
   return cudaSuccess;
 }
@@ -276,10 +286,13 @@ cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, c
   if (loaded != cudaSuccess) return loaded;
   const KernelInfo& info = *kernel->info;
   const uint64_t threads = product(shape.block), allowed = info.max_threads[0] ? product(info.max_threads) : 1024;
-  if (product(shape.grid) == 0 || threads == 0 || threads > 1024 || shape.block[2] > 64 || threads > allowed || shape.grid[1] > 65535 || shape.grid[2] > 65535 || shape.grid[0] > 0x7fffffffu)
+  if (product(shape.grid) == 0 || threads == 0 || threads > 1024 || shape.block[2] > 64 || threads > allowed ||
+      shape.grid[1] > 65535 || shape.grid[2] > 65535 || shape.grid[0] > 0x7fffffffu)
     return cudaErrorInvalidConfiguration;
   const uint64_t shared_bytes = info.static_shared_bytes + shape.dynamic_shared_bytes;
-  if (shape.dynamic_shared_bytes > kernel->dynamic_limit || shared_bytes > static_cast<uint64_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) return cudaErrorInvalidValue;
+  if (shape.dynamic_shared_bytes > kernel->dynamic_limit ||
+      shared_bytes > static_cast<uint64_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)))
+    return cudaErrorInvalidValue;
   Launch launch;
   launch.kernel = &info;
   for (int axis = 0; axis < 3; ++axis) {
@@ -291,13 +304,15 @@ cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, c
   if (product(launch.cluster) > 16) return cudaErrorInvalidConfiguration;
   launch.explicit_cluster = shape.cluster[0] || info.cluster[0];
   launch.dynamic_shared_bytes = static_cast<uint32_t>(shape.dynamic_shared_bytes);
-  const uint64_t resident = static_cast<uint64_t>(resident_ctas(static_cast<uint32_t>(threads), shared_bytes)) * static_cast<uint64_t>(multiprocessors());
+  const uint64_t resident = static_cast<uint64_t>(resident_ctas(static_cast<uint32_t>(threads), shared_bytes)) *
+                            static_cast<uint64_t>(multiprocessors());
   if (shape.cooperative && product(shape.grid) > resident) return cudaErrorCooperativeLaunchTooLarge;
   launch.resident_clusters = static_cast<uint32_t>(std::max<uint64_t>(1, resident / product(launch.cluster)));
   launch.variables = kernel->module->variables;
   launch.programmatic = shape.programmatic;
   launch.arguments.assign(info.parameter_bytes + 16, 0);
-  for (uint32_t i = 0; i < info.parameter_count; ++i) std::memcpy(launch.arguments.data() + info.offsets[i], arguments[i], info.sizes[i]);
+  for (uint32_t i = 0; i < info.parameter_count; ++i)
+    std::memcpy(launch.arguments.data() + info.offsets[i], arguments[i], info.sizes[i]);
   return device().enqueue(stream, std::move(launch));
 }
 

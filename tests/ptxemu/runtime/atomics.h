@@ -43,7 +43,9 @@ inline auto atomic_exch(uint8_t* at, T value) {
 template <class T>
 inline auto atomic_cas(uint8_t* at, std::make_unsigned_t<T> expected, std::make_unsigned_t<T> value) {
   return update<T>(at, [=](T x) {
-    return static_cast<std::make_unsigned_t<T>>(x) == expected || planted(Fault::atom_cas_always) ? static_cast<T>(value) : x;
+    return static_cast<std::make_unsigned_t<T>>(x) == expected || planted(Fault::atom_cas_always)
+               ? static_cast<T>(value)
+               : x;
   });
 }
 template <class T>
@@ -60,12 +62,12 @@ inline uint32_t atomic_add_f32(uint8_t* at, uint32_t value) {
 inline uint64_t atomic_add_f64(uint8_t* at, uint64_t value) {
   return update<uint64_t>(at, [=](uint64_t x) { return double_bits(as_double(x) + as_double(value)); });
 }
-#define PTXEMU_ATOMIC_HALVES(op, type)                                                                \
-  inline uint16_t atomic_##op##_##type(uint8_t* at, uint16_t value) {                                 \
-    return update<uint16_t>(at, [=](uint16_t x) { return op##_##type(x, value); });                   \
-  }                                                                                                   \
-  inline uint32_t atomic_##op##_##type##x2(uint8_t* at, uint32_t value) {                             \
-    return update<uint32_t>(at, [=](uint32_t x) { return op##_##type##x2(x, value); });               \
+#define PTXEMU_ATOMIC_HALVES(op, type)                                                  \
+  inline uint16_t atomic_##op##_##type(uint8_t* at, uint16_t value) {                   \
+    return update<uint16_t>(at, [=](uint16_t x) { return op##_##type(x, value); });     \
+  }                                                                                     \
+  inline uint32_t atomic_##op##_##type##x2(uint8_t* at, uint32_t value) {               \
+    return update<uint32_t>(at, [=](uint32_t x) { return op##_##type##x2(x, value); }); \
   }
 PTXEMU_ATOMIC_HALVES(add, f16)
 PTXEMU_ATOMIC_HALVES(min, f16)

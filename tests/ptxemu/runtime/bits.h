@@ -24,15 +24,15 @@ inline void write(uint8_t* to, T value) {
 }
 
 // ---- shifts: amounts beyond the width shift everything out
-#define PTXEMU_SHIFTS(bits)                                                                             \
-  inline uint##bits##_t shift_left##bits(uint##bits##_t x, uint32_t n) {                                \
-    if (planted(Fault::shl_wraps)) n %= bits;                                                           \
-    return n >= bits ? 0 : static_cast<uint##bits##_t>(x << n);                                         \
-  }                                                                                                     \
+#define PTXEMU_SHIFTS(bits)                                                                                \
+  inline uint##bits##_t shift_left##bits(uint##bits##_t x, uint32_t n) {                                   \
+    if (planted(Fault::shl_wraps)) n %= bits;                                                              \
+    return n >= bits ? 0 : static_cast<uint##bits##_t>(x << n);                                            \
+  }                                                                                                        \
   inline uint##bits##_t shift_right##bits(uint##bits##_t x, uint32_t n) { return n >= bits ? 0 : x >> n; } \
-  inline uint##bits##_t shift_right_signed##bits(uint##bits##_t x, uint32_t n) {                        \
-    if (planted(Fault::shr_logical)) return shift_right##bits(x, n);                                    \
-    return static_cast<uint##bits##_t>(static_cast<int##bits##_t>(x) >> (n >= bits ? bits - 1 : n));    \
+  inline uint##bits##_t shift_right_signed##bits(uint##bits##_t x, uint32_t n) {                           \
+    if (planted(Fault::shr_logical)) return shift_right##bits(x, n);                                       \
+    return static_cast<uint##bits##_t>(static_cast<int##bits##_t>(x) >> (n >= bits ? bits - 1 : n));       \
   }
 PTXEMU_SHIFTS(16)
 PTXEMU_SHIFTS(32)
@@ -135,7 +135,9 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selectors) {
   }
   return result;
 }
-inline uint32_t permute_f4e(uint32_t a, uint32_t b, uint32_t c) { return static_cast<uint32_t>(pair_of_words(a, b) >> (8 * (c & 3))); }
+inline uint32_t permute_f4e(uint32_t a, uint32_t b, uint32_t c) {
+  return static_cast<uint32_t>(pair_of_words(a, b) >> (8 * (c & 3)));
+}
 inline uint32_t permute_b4e(uint32_t a, uint32_t b, uint32_t c) {
   static constexpr uint32_t kSelectors[4] = {0x5670, 0x6701, 0x7012, 0x0123};
   return permute(a, b, kSelectors[c & 3]);
@@ -176,7 +178,8 @@ template <class T>
 inline std::make_unsigned_t<T> high_product(std::make_unsigned_t<T> a, std::make_unsigned_t<T> b) {
   using U = std::make_unsigned_t<T>;
   constexpr int kBits = sizeof(T) * 8;
-  if (std::is_signed<T>::value && !planted(Fault::mul_hi_unsigned)) return static_cast<U>(i128(static_cast<T>(a)) * static_cast<T>(b) >> kBits);
+  if (std::is_signed<T>::value && !planted(Fault::mul_hi_unsigned))
+    return static_cast<U>(i128(static_cast<T>(a)) * static_cast<T>(b) >> kBits);
   return static_cast<U>(u128(a) * b >> kBits);
 }
 template <class T>
@@ -196,7 +199,8 @@ inline uint32_t low24_s(uint32_t x) { return static_cast<uint32_t>(static_cast<i
 template <class A, class B>
 inline uint32_t dot4(uint32_t a, uint32_t b, uint32_t sum) {
   for (int i = 0; i < 32; i += 8)
-    sum += static_cast<uint32_t>(static_cast<int32_t>(static_cast<A>(a >> i)) * static_cast<int32_t>(static_cast<B>(b >> i)));
+    sum += static_cast<uint32_t>(static_cast<int32_t>(static_cast<A>(a >> i)) *
+                                 static_cast<int32_t>(static_cast<B>(b >> i)));
   return sum;
 }
 template <class F>
@@ -205,14 +209,22 @@ inline uint32_t each_u16(uint32_t a, uint32_t b, F of) {
   const auto high = of(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16));
   return static_cast<uint16_t>(low) | static_cast<uint32_t>(static_cast<uint16_t>(high)) << 16;
 }
-inline uint32_t add_u16x2(uint32_t a, uint32_t b) { return each_u16(a, b, [](uint16_t x, uint16_t y) { return x + y; }); }
-inline uint32_t min_u16x2(uint32_t a, uint32_t b) { return each_u16(a, b, [](uint16_t x, uint16_t y) { return x < y ? x : y; }); }
-inline uint32_t max_u16x2(uint32_t a, uint32_t b) { return each_u16(a, b, [](uint16_t x, uint16_t y) { return x > y ? x : y; }); }
+inline uint32_t add_u16x2(uint32_t a, uint32_t b) {
+  return each_u16(a, b, [](uint16_t x, uint16_t y) { return x + y; });
+}
+inline uint32_t min_u16x2(uint32_t a, uint32_t b) {
+  return each_u16(a, b, [](uint16_t x, uint16_t y) { return x < y ? x : y; });
+}
+inline uint32_t max_u16x2(uint32_t a, uint32_t b) {
+  return each_u16(a, b, [](uint16_t x, uint16_t y) { return x > y ? x : y; });
+}
 inline uint32_t min_s16x2(uint32_t a, uint32_t b) {
-  return each_u16(a, b, [](uint16_t x, uint16_t y) { return static_cast<int16_t>(x) < static_cast<int16_t>(y) ? x : y; });
+  return each_u16(a, b,
+                  [](uint16_t x, uint16_t y) { return static_cast<int16_t>(x) < static_cast<int16_t>(y) ? x : y; });
 }
 inline uint32_t max_s16x2(uint32_t a, uint32_t b) {
-  return each_u16(a, b, [](uint16_t x, uint16_t y) { return static_cast<int16_t>(x) > static_cast<int16_t>(y) ? x : y; });
+  return each_u16(a, b,
+                  [](uint16_t x, uint16_t y) { return static_cast<int16_t>(x) > static_cast<int16_t>(y) ? x : y; });
 }
 
 }  // namespace ptxemu

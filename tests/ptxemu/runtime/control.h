@@ -39,7 +39,8 @@ void leave_barriers(Thread* T);
 void finish_copies(Thread* T);
 
 // Meets the lanes of `mask` (aligned: all of the warp), of which the last runs `together` over what each brought.
-void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned, const std::function<void(void**, uint32_t)>& together);
+void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned,
+          const std::function<void(void**, uint32_t)>& together);
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // The byte at (row, byte of k) of a K-major operand under a shared-memory descriptor.

@@ -33,7 +33,8 @@ template <class F>
 void each_destination(Cluster* cluster, bool multicast, uint32_t mask, uint32_t to, uint32_t barrier, F of) {
   if (!multicast) return of(to, barrier);
   for (uint32_t rank = 0; rank < cluster->ctas.size(); ++rank)
-    if (mask >> rank & 1) of((to & 0xffffff) | rank << kSharedOffsetBits, (barrier & 0xffffff) | rank << kSharedOffsetBits);
+    if (mask >> rank & 1)
+      of((to & 0xffffff) | rank << kSharedOffsetBits, (barrier & 0xffffff) | rank << kSharedOffsetBits);
 }
 
 void check_bulk(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
@@ -49,7 +50,8 @@ void store_async(Thread* T, uint64_t to, const void* values, uint32_t size, uint
   Cluster* cluster = T->cta->cluster;
   enqueue_copy(cluster, [=] {
     std::memcpy(cluster->shared_at(static_cast<uint32_t>(to)), bytes.data(), bytes.size());
-    mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(static_cast<uint32_t>(barrier))), size);
+    mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(static_cast<uint32_t>(barrier))),
+                            size);
   });
 }
 
@@ -132,12 +134,15 @@ void bulk_load(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t ba
   T->shared_at(to + size - 16, 16);
   mbarrier_at(T, barrier);
   Cluster* cluster = T->cta->cluster;
-  each_destination(cluster, multicast, mask, static_cast<uint32_t>(to), static_cast<uint32_t>(barrier), [&](uint32_t place, uint32_t signal) {
-    enqueue_copy(cluster, [=] {
-      std::memcpy(cluster->shared_at(place), source, size);
-      if (!planted(Fault::bulk_no_bytes)) mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(signal)), size);
-    });
-  });
+  each_destination(cluster, multicast, mask, static_cast<uint32_t>(to), static_cast<uint32_t>(barrier),
+                   [&](uint32_t place, uint32_t signal) {
+                     enqueue_copy(cluster, [=] {
+                       std::memcpy(cluster->shared_at(place), source, size);
+                       if (!planted(Fault::bulk_no_bytes))
+                         mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(signal)),
+                                                 size);
+                     });
+                   });
 }
 
 void bulk_exchange(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t barrier) {
@@ -150,7 +155,8 @@ void bulk_exchange(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_
   Cluster* cluster = T->cta->cluster;
   enqueue_copy(cluster, [=] {
     std::memcpy(cluster->shared_at(static_cast<uint32_t>(to)), source, size);
-    mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(static_cast<uint32_t>(barrier))), size);
+    mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(static_cast<uint32_t>(barrier))),
+                            size);
   });
 }
 

@@ -68,8 +68,12 @@ inline float maximum_number(float a, float b) {
 }
 inline float minimum_nan(float a, float b) { return either_nan(a, b) ? as_float(0x7fffffffu) : minimum_number(a, b); }
 inline float maximum_nan(float a, float b) { return either_nan(a, b) ? as_float(0x7fffffffu) : maximum_number(a, b); }
-inline double minimum_double(double a, double b) { return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? a : b) : a < b ? a : b; }
-inline double maximum_double(double a, double b) { return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? b : a) : a > b ? a : b; }
+inline double minimum_double(double a, double b) {
+  return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? a : b) : a < b ? a : b;
+}
+inline double maximum_double(double a, double b) {
+  return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? b : a) : a > b ? a : b;
+}
 template <class F>
 inline uint32_t xorsign_abs(F choice, float a, float b) {
   const uint32_t sign = (float_bits(a) ^ float_bits(b)) & 0x80000000u;
@@ -86,16 +90,24 @@ inline bool test_subnormal(uint32_t x) { return (x & 0x7f800000u) == 0 && (x & 0
 
 inline uint64_t each_f32(uint64_t a, uint64_t b, float (*of)(float, float)) {
   const uint32_t low = float_bits(of(as_float(static_cast<uint32_t>(a)), as_float(static_cast<uint32_t>(b))));
-  const uint32_t high = float_bits(of(as_float(static_cast<uint32_t>(a >> 32)), as_float(static_cast<uint32_t>(b >> 32))));
+  const uint32_t high =
+      float_bits(of(as_float(static_cast<uint32_t>(a >> 32)), as_float(static_cast<uint32_t>(b >> 32))));
   return pair_of_words(canonical_nan(low), canonical_nan(high));
 }
-inline uint64_t add_f32x2(uint64_t a, uint64_t b) { return each_f32(a, b, [](float x, float y) { return x + y; }); }
-inline uint64_t sub_f32x2(uint64_t a, uint64_t b) { return each_f32(a, b, [](float x, float y) { return x - y; }); }
-inline uint64_t mul_f32x2(uint64_t a, uint64_t b) { return each_f32(a, b, [](float x, float y) { return x * y; }); }
+inline uint64_t add_f32x2(uint64_t a, uint64_t b) {
+  return each_f32(a, b, [](float x, float y) { return x + y; });
+}
+inline uint64_t sub_f32x2(uint64_t a, uint64_t b) {
+  return each_f32(a, b, [](float x, float y) { return x - y; });
+}
+inline uint64_t mul_f32x2(uint64_t a, uint64_t b) {
+  return each_f32(a, b, [](float x, float y) { return x * y; });
+}
 inline uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {
   uint32_t half[2];
   for (int i = 0; i < 2; ++i)
-    half[i] = canonical_nan(float_bits(__builtin_fmaf(as_float(static_cast<uint32_t>(a >> (32 * i))), as_float(static_cast<uint32_t>(b >> (32 * i))),
+    half[i] = canonical_nan(float_bits(__builtin_fmaf(as_float(static_cast<uint32_t>(a >> (32 * i))),
+                                                      as_float(static_cast<uint32_t>(b >> (32 * i))),
                                                       as_float(static_cast<uint32_t>(c >> (32 * i))))));
   return pair_of_words(half[0], half[1]);
 }
@@ -119,12 +131,16 @@ inline float float_from_integer(T x, Rounding mode) {
 }
 inline double round_to_integer(double x, Rounding mode) {
   if (planted(Fault::cvt_rzi_nearest) && mode == kToZero) mode = kNearest;
-  return mode == kNearest ? std::nearbyint(x) : mode == kToZero ? std::trunc(x) : mode == kDown ? std::floor(x) : std::ceil(x);
+  return mode == kNearest  ? std::nearbyint(x)
+         : mode == kToZero ? std::trunc(x)
+         : mode == kDown   ? std::floor(x)
+                           : std::ceil(x);
 }
 template <class T>
 inline T integer_from_double(double x, Rounding mode, bool nan_is_top_bit) {
   using Limits = std::numeric_limits<T>;
-  if (x != x && !planted(Fault::cvt_nan_integer)) return nan_is_top_bit ? static_cast<T>(std::make_unsigned_t<T>(1) << (sizeof(T) * 8 - 1)) : T(0);
+  if (x != x && !planted(Fault::cvt_nan_integer))
+    return nan_is_top_bit ? static_cast<T>(std::make_unsigned_t<T>(1) << (sizeof(T) * 8 - 1)) : T(0);
   const double rounded = round_to_integer(x, mode);
   if (rounded <= static_cast<double>(Limits::min())) return Limits::min();
   // 2^63 - 1 becomes 2^63 as a double, so that what is below it fits.

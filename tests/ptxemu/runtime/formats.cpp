@@ -160,7 +160,8 @@ uint8_t ue8m0_from_float(float x, Rounding mode, bool finite) {
 float float_from_e4m3(uint32_t x) {
   if ((x & 0x7fu) == 0x7fu) return as_float(0x7fffffffu);
   const int exponent = x >> 3 & 15, mantissa = x & 7;
-  const float magnitude = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7) : std::ldexp(static_cast<float>(mantissa), -9);
+  const float magnitude = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
+                                   : std::ldexp(static_cast<float>(mantissa), -9);
   return x & 0x80u ? -magnitude : magnitude;
 }
 float float_from_e5m2(uint32_t x) { return float_from_f16(static_cast<uint16_t>((x & 0xffu) << 8)); }

@@ -28,13 +28,16 @@ bool find_allocation(Thread* T, uint64_t address, uint32_t size);
 inline bool misaligned(uint64_t address, uint32_t size) { return size <= 32 && (address & (size - 1)) != 0; }
 inline uint8_t* Thread::shared_at(uint64_t address, uint32_t size) {
   const uint32_t low = static_cast<uint32_t>(address), offset = low & 0xffffff;
-  if (__builtin_expect((low >> kSharedOffsetBits) != rank || offset + size > shared_end || offset < kSharedBase || misaligned(low, size), 0))
+  if (__builtin_expect((low >> kSharedOffsetBits) != rank || offset + size > shared_end || offset < kSharedBase ||
+                           misaligned(low, size),
+                       0))
     return shared_elsewhere(this, low, size);
   return shared + offset;
 }
 inline uint8_t* Thread::global_at(uint64_t address, uint32_t size) {
   if (__builtin_expect(address < memory_low || address + size > memory_high || misaligned(address, size), 0))
-    if (misaligned(address, size) || !find_allocation(this, address, size)) fault_address(this, "global", address, size);
+    if (misaligned(address, size) || !find_allocation(this, address, size))
+      fault_address(this, "global", address, size);
   return reinterpret_cast<uint8_t*>(address);
 }
 inline uint8_t* Thread::local_at(uint64_t address, uint32_t size) {
@@ -100,7 +103,8 @@ template <class V>
 void bulk_reduce(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
   bulk_add(T, to, from, size, std::is_same<V, float>::value);
 }
-void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map, const int32_t* at, uint64_t barrier, bool multicast, uint32_t mask, bool pair);
+void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map, const int32_t* at, uint64_t barrier, bool multicast,
+                 uint32_t mask, bool pair);
 void tensor_store(Thread* T, int rank, uint64_t map, const int32_t* at, uint64_t from);
 enum class TensorMapField { kGlobalAddress, kGlobalDim, kGlobalStride, kBoxDim, kElementStride, kRank };
 void tensor_map_replace(Thread* T, uint8_t* map, TensorMapField field, uint32_t ordinal, uint64_t value);
@@ -108,21 +112,27 @@ void tensor_map_copy(Thread* T, uint64_t to, uint64_t from);
 void cancel_cluster(Thread* T, uint64_t to, uint64_t barrier, bool all);
 inline bool was_canceled(u128 answer) { return static_cast<bool>(answer >> 127); }
 inline uint32_t canceled_ctaid(u128 answer, int axis) {
-  return axis == 0 ? static_cast<uint32_t>(answer) : axis == 3 ? 0 : static_cast<uint32_t>(answer >> (16 + 16 * axis)) & 0xffffu;
+  return axis == 0   ? static_cast<uint32_t>(answer)
+         : axis == 3 ? 0
+                     : static_cast<uint32_t>(answer >> (16 + 16 * axis)) & 0xffffu;
 }
 
 // ---- matrices
 void load_matrix(Thread* T, int count, bool transposed, uint64_t address, uint32_t* to);
 void store_matrix(Thread* T, int count, bool transposed, uint64_t address, const uint32_t* from);
 void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c);
-void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c);
+void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a, const uint32_t* b,
+                    const uint32_t* c);
 enum class Small { kE4M3, kE5M2 };
-void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c);
+void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a, const uint32_t* b,
+                  const uint32_t* c);
 struct BlockScales {
   uint32_t bytes, byte_id, thread_id;
 };
-void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a, BlockScales scale_b, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c);
-void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor, bool accumulate, uint32_t* const* d);
+void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a, BlockScales scale_b, uint32_t* d,
+                           const uint32_t* a, const uint32_t* b, const uint32_t* c);
+void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor,
+                 bool accumulate, uint32_t* const* d);
 void wgmma_fence(Thread* T);
 void wgmma_commit(Thread* T);
 void wgmma_wait(Thread* T, uint32_t groups_left);
@@ -140,7 +150,8 @@ void tensor_commit(Thread* T, bool pair, uint64_t barrier, bool multicast, uint3
 void tensor_copy(Thread* T, bool pair, uint64_t to, uint64_t descriptor);
 void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t address, uint32_t* const* to);
 void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t address, const uint32_t* from);
-void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind, uint64_t scale_a, uint64_t scale_b, bool accumulate);
+void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind,
+                                  uint64_t scale_a, uint64_t scale_b, bool accumulate);
 void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind, bool accumulate);
 inline void require_no_lane_mask(Thread* T, uint32_t mask) {
   if (mask) fault(T, "tcgen05.mma with disabled output lanes is not supported");

@@ -60,8 +60,8 @@ struct Thread {
   uint32_t lane, linear, rank, tid[3];
   uint32_t line = 0, carry = 0;
   uint8_t* params = nullptr;
-  uint8_t* shared = nullptr;  // the own cta's
-  uint32_t shared_end = 0;    // first offset outside
+  uint8_t* shared = nullptr;                 // the own cta's
+  uint32_t shared_end = 0;                   // first offset outside
   uint64_t memory_low = 1, memory_high = 0;  // the allocation of the last global access
   uint64_t local_low = ~0ull, local_high = 0;
 
@@ -125,7 +125,7 @@ struct NamedBarrier {
 
 constexpr uint32_t kTensorLanes = 128, kTensorColumns = 512;
 struct TensorMemory {
-  std::unique_ptr<uint32_t[]> cells;  // (lane, column), made when first allocated
+  std::unique_ptr<uint32_t[]> cells;         // (lane, column), made when first allocated
   uint32_t owner[kTensorColumns / 32] = {};  // columns of the allocation that holds these 32; 0 for none
   uint32_t allocated = 0;
   bool permit = true;
@@ -134,7 +134,8 @@ struct TensorMemory {
 struct Cta {
   Cluster* cluster;
   uint32_t ctaid[3], nctaid[3], ntid[3], cluster_ctaid[3], cluster_nctaid[3], clusterid[3], nclusterid[3];
-  uint32_t rank, cluster_size, explicit_cluster, warp_count, thread_count, sm, sm_count, dynamic_shared_bytes, shared_bytes;
+  uint32_t rank, cluster_size, explicit_cluster, warp_count, thread_count, sm, sm_count, dynamic_shared_bytes,
+      shared_bytes;
   uint32_t alive, untriggered;  // threads
   uint8_t* shared;
   std::vector<Warp> warps;
@@ -159,8 +160,8 @@ struct Launch {
   const KernelInfo* kernel;
   uint32_t grid[3], block[3], cluster[3];
   uint32_t dynamic_shared_bytes, resident_clusters;
-  uint8_t* variables;             // the module's global variables
-  std::vector<uint8_t> arguments;  // as laid out for the kernel
+  uint8_t* variables;                                   // the module's global variables
+  std::vector<uint8_t> arguments;                       // as laid out for the kernel
   bool explicit_cluster = false, programmatic = false;  // may begin before its predecessor ends
 
   uint8_t* params = nullptr;

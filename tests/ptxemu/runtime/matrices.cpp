@@ -15,7 +15,7 @@ struct MatrixLane {
 };
 
 struct ProductLane {
-  uint32_t *d;
+  uint32_t* d;
   const uint32_t *a, *b, *c;
   uint32_t scale_a, scale_b;
 };
@@ -87,7 +87,8 @@ void store_matrix(Thread* T, int count, bool transposed, uint64_t address, const
   });
 }
 
-void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {
+void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a, const uint32_t* b,
+                     const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
     float left[16][16] = {}, right[8][16] = {};
@@ -112,7 +113,8 @@ void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a
   });
 }
 
-void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {
+void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a, const uint32_t* b,
+                    const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
     int32_t left[16][32] = {}, right[8][32] = {};
@@ -134,14 +136,16 @@ void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d,
       const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
       for (uint32_t i = 0; i < 4; ++i) {
         uint32_t sum = x.c[i];
-        for (int j = 0; j < k; ++j) sum += static_cast<uint32_t>(left[lane / 4 + i / 2 * 8][j] * right[lane % 4 * 2 + i % 2][j]);
+        for (int j = 0; j < k; ++j)
+          sum += static_cast<uint32_t>(left[lane / 4 + i / 2 * 8][j] * right[lane % 4 * 2 + i % 2][j]);
         x.d[i] = sum;
       }
     }
   });
 }
 
-void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {
+void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a, const uint32_t* b,
+                  const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
     float left[16][32], right[8][32];
@@ -169,15 +173,18 @@ void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint
 //
 // Of the four lanes of a quad, two hold A's scales (rows g and g + 8), chosen by thread_id 0 or 1, and one holds B's
 // (thread_id 0 to 3). byte_id picks the first of two bytes where a row has two blocks.
-void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a, BlockScales scale_b, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {
+void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a, BlockScales scale_b, uint32_t* d,
+                           const uint32_t* a, const uint32_t* b, const uint32_t* c) {
   if (scale_a.thread_id > 1 || scale_b.thread_id > 3) fault(T, "mma.sync block_scale: no such thread-id");
-  if (blocks == 4 ? scale_a.byte_id || scale_b.byte_id : (scale_a.byte_id | scale_b.byte_id) & ~2u) fault(T, "mma.sync block_scale: no such byte-id");
+  if (blocks == 4 ? scale_a.byte_id || scale_b.byte_id : (scale_a.byte_id | scale_b.byte_id) & ~2u)
+    fault(T, "mma.sync block_scale: no such byte-id");
   ProductLane mine{d, a, b, c, scale_a.bytes >> (8 * scale_a.byte_id), scale_b.bytes >> (8 * scale_b.byte_id)};
   meet(T, 0, "aligned mma.sync.block_scale", &mine, true, [=](void** lanes, uint32_t) {
     float left[16][64], right[8][64];
     double left_scales[16][4], right_scales[8][4];
     const auto unpack = [](uint32_t word, float* to) {
-      for (int i = 0; i < 8; ++i) to[i] = float_from_e2m1(word >> (4 * i) & (planted(Fault::block_scale_sign) ? 7 : 15));
+      for (int i = 0; i < 8; ++i)
+        to[i] = float_from_e2m1(word >> (4 * i) & (planted(Fault::block_scale_sign) ? 7 : 15));
     };
     const auto scale = [=](uint32_t bytes, int block) {
       const uint32_t byte = bytes >> (8 * block) & 255;
@@ -189,8 +196,10 @@ void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_
       for (int i = 0; i < 4; ++i) unpack(x.a[i], left[g + i % 2 * 8] + 8 * q + i / 2 * 32);
       for (int i = 0; i < 2; ++i) unpack(x.b[i], right[g] + 8 * q + i * 32);
       for (int block = 0; block < blocks; ++block) {
-        if (static_cast<uint32_t>(q / 2) == scale_a.thread_id) left_scales[g + q % 2 * 8][block] = scale(x.scale_a, block);
-        if (static_cast<uint32_t>(q) == scale_b.thread_id) right_scales[g][planted(Fault::block_scale_column) ? blocks - 1 - block : block] = scale(x.scale_b, block);
+        if (static_cast<uint32_t>(q / 2) == scale_a.thread_id)
+          left_scales[g + q % 2 * 8][block] = scale(x.scale_a, block);
+        if (static_cast<uint32_t>(q) == scale_b.thread_id)
+          right_scales[g][planted(Fault::block_scale_column) ? blocks - 1 - block : block] = scale(x.scale_b, block);
       }
     }
     double sums[16][8];

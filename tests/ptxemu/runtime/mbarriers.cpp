@@ -14,10 +14,12 @@ struct Barrier {
 
 Barrier load(const uint64_t* at) {
   const uint64_t x = *at;
-  return {static_cast<uint32_t>(x & 0xfffff), static_cast<uint32_t>(x >> 20 & 0xfffff), static_cast<int32_t>(x >> 40 & 0x7fffff) - kBias, static_cast<uint32_t>(x >> 63)};
+  return {static_cast<uint32_t>(x & 0xfffff), static_cast<uint32_t>(x >> 20 & 0xfffff),
+          static_cast<int32_t>(x >> 40 & 0x7fffff) - kBias, static_cast<uint32_t>(x >> 63)};
 }
 void store(uint64_t* at, const Barrier& b) {
-  *at = (b.pending & 0xfffffull) | (b.expected & 0xfffffull) << 20 | static_cast<uint64_t>((b.bytes + kBias) & 0x7fffff) << 40 | static_cast<uint64_t>(b.phase) << 63;
+  *at = (b.pending & 0xfffffull) | (b.expected & 0xfffffull) << 20 |
+        static_cast<uint64_t>((b.bytes + kBias) & 0x7fffff) << 40 | static_cast<uint64_t>(b.phase) << 63;
 }
 
 // The phase ends once all have arrived and all bytes have come.
@@ -60,7 +62,9 @@ void mbarrier_complete_bytes(Cluster* cluster, uint64_t* at, uint32_t bytes) {
   if (b.bytes < -kMostBytes) fault_work(cluster, "mbarrier: 2^20 bytes more have come than were expected");
   update_phase(cluster, at, b);
 }
-void mbarrier_complete(Thread* T, uint64_t address, uint32_t bytes) { mbarrier_complete_bytes(T->cta->cluster, mbarrier_at(T, address), bytes); }
+void mbarrier_complete(Thread* T, uint64_t address, uint32_t bytes) {
+  mbarrier_complete_bytes(T->cta->cluster, mbarrier_at(T, address), bytes);
+}
 
 uint64_t mbarrier_arrive(Thread* T, uint64_t address, uint32_t count, bool drop) {
   uint64_t* at = mbarrier_at(T, address);

@@ -70,7 +70,8 @@ bool release(void* pointer) {
   const auto [low, range] = *found;
   map().bytes -= (range.high - low + 255) / 256 * 256;
   // The addresses stay reserved, without memory behind them.
-  mmap(reinterpret_cast<void*>(range.mapped_low), range.mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  mmap(reinterpret_cast<void*>(range.mapped_low), range.mapped_bytes, PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   map().freed.emplace_back(low, range);
   map().ranges.erase(found);
   if (map().freed.size() > kFreedKept) {
@@ -80,7 +81,9 @@ bool release(void* pointer) {
   return true;
 }
 
-void register_memory(uint64_t low, uint64_t bytes, const char* what) { map().ranges[low] = Range{low + bytes, ++map().numbers, what, 0, 0}; }
+void register_memory(uint64_t low, uint64_t bytes, const char* what) {
+  map().ranges[low] = Range{low + bytes, ++map().numbers, what, 0, 0};
+}
 void unregister_memory(uint64_t low) { map().ranges.erase(low); }
 
 bool allocated(uint64_t address, uint64_t bytes, uint64_t* low, uint64_t* high) {
@@ -105,7 +108,9 @@ std::string describe_address(uint64_t address) {
     else
       out << address - before->second.high << " bytes after the end of " << text(before->first, before->second);
   }
-  if (after != map().ranges.end()) out << (out.str().empty() ? "" : ", ") << after->first - address << " bytes before " << text(after->first, after->second);
+  if (after != map().ranges.end())
+    out << (out.str().empty() ? "" : ", ") << after->first - address << " bytes before "
+        << text(after->first, after->second);
   return out.str().empty() ? "nothing is allocated" : out.str();
 }
 

@@ -11,9 +11,4 @@ namespace ptxemu {
 // Runs the chain to its end. Throws LaunchFailure.
 void run_chain(std::vector<Launch>& chain);
 
-struct Counters {
-  uint64_t launches = 0, clusters = 0, threads = 0;
-};
-const Counters& counters();
-
 }  // namespace ptxemu

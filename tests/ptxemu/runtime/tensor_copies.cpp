@@ -1,11 +1,10 @@
 // Tensor copies: a box of a tensor of up to five dimensions to and from shared memory, with swizzles and bounds.
-#include "runtime/tensor_map.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "runtime/control.h"
+#include "runtime/tensor_map.h"
 
 namespace ptxemu {
 namespace {
@@ -85,13 +84,15 @@ void load_box(const TensorMap& map, const Coordinates& at, uint8_t* shared, uint
   each_row(map, at, [&](uint32_t row, const uint8_t* from) {
     std::fill(line.begin(), line.end(), 0);
     if (from) read_row(map, at, from, line.data());
-    for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(shared + swizzled(to + row * bytes + i, swizzle_of(map)), line.data() + i, std::min(16u, bytes - i));
+    for (uint32_t i = 0; i < bytes; i += 16)
+      std::memcpy(shared + swizzled(to + row * bytes + i, swizzle_of(map)), line.data() + i, std::min(16u, bytes - i));
   });
 }
 
 }  // namespace
 
-void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const int32_t* at, uint64_t barrier, bool multicast, uint32_t mask, bool pair) {
+void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const int32_t* at, uint64_t barrier,
+                 bool multicast, uint32_t mask, bool pair) {
   const TensorMap map = checked_map(T, map_address, rank);
   if (to % 128) fault(T, "a tensor copy: the address in shared memory must be a multiple of 128");
   T->shared_at(to, 1);
@@ -130,7 +131,9 @@ void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, 
     std::vector<uint8_t> line(bytes + 16);
     each_row(map, to, [&](uint32_t row, uint8_t* into) {
       if (!into) return;
-      for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(line.data() + i, shared + swizzled(from + row * bytes + i, swizzle_of(map)), std::min(16u, bytes - i));
+      for (uint32_t i = 0; i < bytes; i += 16)
+        std::memcpy(line.data() + i, shared + swizzled(from + row * bytes + i, swizzle_of(map)),
+                    std::min(16u, bytes - i));
       write_row(map, to, into, line.data());
     });
   });

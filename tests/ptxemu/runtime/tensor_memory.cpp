@@ -24,7 +24,8 @@ MatrixDescriptor descriptor(Thread* T, uint64_t x) {
   if ((x >> 46 & 7) != 1) fault(T, "tcgen05: the descriptor's version must be 1");
   if (x >> 49 & 7) fault(T, "tcgen05: descriptors with a base offset are not supported");
   if (kSwizzles[x >> 61] < 0) fault(T, "tcgen05: this swizzle is not supported");
-  return {static_cast<uint32_t>(x & 0x3fff) << 4, static_cast<uint32_t>(x >> 16 & 0x3fff) << 4, static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, static_cast<uint32_t>(kSwizzles[x >> 61])};
+  return {static_cast<uint32_t>(x & 0x3fff) << 4, static_cast<uint32_t>(x >> 16 & 0x3fff) << 4,
+          static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, static_cast<uint32_t>(kSwizzles[x >> 61])};
 }
 
 const uint8_t* operand(Cta* cta, const MatrixDescriptor& at, uint32_t row, uint32_t byte, uint32_t size) {
@@ -77,7 +78,8 @@ Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accum
   Product product{partners(T, pair), d, (kind >> 24 & 31) * 16, (kind >> 17 & 63) * 8, accumulate};
   const bool rows = pair ? product.m == 256 || product.m == 128 : product.m == 128 || product.m == 64;
   if (!rows) fault(T, "tcgen05.mma: M must be 64 or 128, of a pair 128 or 256");
-  if (product.n == 0 || product.n > 256 || (pair && product.n % 16)) fault(T, "tcgen05.mma: N must be a multiple of 8 up to 256, of a pair of 16");
+  if (product.n == 0 || product.n > 256 || (pair && product.n % 16))
+    fault(T, "tcgen05.mma: N must be a multiple of 8 up to 256, of a pair of 16");
   if (kind >> 15 & 3) fault(T, "tcgen05.mma: operands that are not K-major are not supported");
   if (kind >> 13 & 3) fault(T, "tcgen05.mma: negated operands are not supported");
   if (kind & 7) fault(T, "tcgen05.mma: sparse operands are not supported");
@@ -89,7 +91,8 @@ Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accum
 void tensor_alloc(Thread* T, bool, uint64_t to, uint32_t columns) {
   meet(T, 0, "aligned tcgen05.alloc", nullptr, true, [=](void**, uint32_t) {
     TensorMemory& memory = T->cta->tensor;
-    if (columns < 32 || columns > kTensorColumns || columns & (columns - 1)) fault(T, "tcgen05.alloc: expected a power of two from 32 to 512 columns");
+    if (columns < 32 || columns > kTensorColumns || columns & (columns - 1))
+      fault(T, "tcgen05.alloc: expected a power of two from 32 to 512 columns");
     if (!memory.permit) fault(T, "tcgen05.alloc after the permit was given up");
     if (!memory.cells) {
       memory.cells.reset(new uint32_t[kTensorLanes * kTensorColumns]);
@@ -121,7 +124,8 @@ void tensor_dealloc(Thread* T, bool, uint32_t address, uint32_t columns) {
 }
 
 void tensor_relinquish(Thread* T, bool) {
-  meet(T, 0, "aligned tcgen05.relinquish_alloc_permit", nullptr, true, [=](void**, uint32_t) { T->cta->tensor.permit = false; });
+  meet(T, 0, "aligned tcgen05.relinquish_alloc_permit", nullptr, true,
+       [=](void**, uint32_t) { T->cta->tensor.permit = false; });
 }
 
 void tensor_wait_load(Thread* T) {
@@ -154,7 +158,8 @@ void tensor_copy(Thread* T, bool pair, uint64_t to, uint64_t bits) {
     enqueue_tensor_work(T, [=] {
       for (uint32_t row = 0; row < 32; ++row)
         for (uint32_t word = 0; word < 4; ++word)
-          for (uint32_t warp = 0; warp < 4; ++warp) cell(cta, to, warp * 32 + row, word) = read<uint32_t>(operand(cta, at, row, 4 * word, 4));
+          for (uint32_t warp = 0; warp < 4; ++warp)
+            cell(cta, to, warp * 32 + row, word) = read<uint32_t>(operand(cta, at, row, 4 * word, 4));
     });
 }
 
@@ -193,7 +198,8 @@ void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t ad
 }
 
 // kind::mxf4nvf4 with blocks of 16: scales lie in tensor memory, four bytes a row, the same in all four groups of lanes.
-void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind, uint64_t scale_a, uint64_t scale_b, bool accumulate) {
+void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind,
+                                  uint64_t scale_a, uint64_t scale_b, bool accumulate) {
   const Product product = make_product(T, pair, d, kind, accumulate);
   if ((kind >> 7 & 7) != 1 || (kind >> 10 & 7) != 1) fault(T, "tcgen05.mma mxf4nvf4: operands must be E2M1");
   if (kind >> 23 & 1) fault(T, "tcgen05.mma mxf4nvf4: UE8M0 scales are not supported");
@@ -201,7 +207,8 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
   if (kind >> 31) fault(T, "tcgen05.mma: K = 96 is not supported");
   const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
   enqueue_tensor_work(T, [=] {
-    const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count, columns = product.n / count;
+    const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
+                   columns = product.n / count;
     const auto unpack = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, float* to) {
       for (uint32_t byte = 0; byte < 32; ++byte) {
         const uint8_t codes = *operand(cta, at, row, byte, 1);
@@ -212,8 +219,10 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
     const auto scales = [](Cta* cta, uint64_t at, uint32_t row, double* to) {
       const uint32_t bytes = cell(cta, at & ~0xc0000000ull, row % 32, row / 32);
       for (uint32_t group = 1; group < 4; ++group)
-        if (cell(cta, at & ~0xc0000000ull, group * 32 + row % 32, row / 32) != bytes) fault_work(cta->cluster, "tcgen05.mma: scales differ between the groups of lanes");
-      for (int block = 0; block < 4; ++block) to[block] = static_cast<double>(float_from_e4m3(bytes >> (8 * block) & 127));
+        if (cell(cta, at & ~0xc0000000ull, group * 32 + row % 32, row / 32) != bytes)
+          fault_work(cta->cluster, "tcgen05.mma: scales differ between the groups of lanes");
+      for (int block = 0; block < 4; ++block)
+        to[block] = static_cast<double>(float_from_e4m3(bytes >> (8 * block) & 127));
     };
     std::vector<float> b_values(product.n * 64);
     for (uint32_t n = 0; n < product.n; ++n) unpack(product.ctas[n / columns], right, n % columns, &b_values[n * 64]);
@@ -229,7 +238,8 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
           double sum = 0;
           for (int block = 0; block < 4; ++block) {
             float part = 0;  // exact: multiples of 1/4 below 2^10
-            for (int k = 16 * block; k < 16 * block + 16; ++k) part += a_values[k] * b_values[n * 64 + static_cast<uint32_t>(k)];
+            for (int k = 16 * block; k < 16 * block + 16; ++k)
+              part += a_values[k] * b_values[n * 64 + static_cast<uint32_t>(k)];
             sum += static_cast<double>(part) * a_scales[block] * b_scales[n * 4 + static_cast<uint32_t>(block)];
           }
           put(product, cta, m, n, sum);
@@ -246,7 +256,8 @@ void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64
   const bool a_bf16 = kind >> 7 & 1, b_bf16 = kind >> 10 & 1;
   const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
   enqueue_tensor_work(T, [=] {
-    const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count, columns = product.n / count;
+    const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
+                   columns = product.n / count;
     const auto unpack = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool bf16, float* to) {
       for (uint32_t k = 0; k < 16; ++k) {
         const uint16_t bits = read<uint16_t>(operand(cta, at, row, 2 * k, 2));
@@ -254,14 +265,16 @@ void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64
       }
     };
     std::vector<float> b_values(product.n * 16);
-    for (uint32_t n = 0; n < product.n; ++n) unpack(product.ctas[n / columns], right, n % columns, b_bf16, &b_values[n * 16]);
+    for (uint32_t n = 0; n < product.n; ++n)
+      unpack(product.ctas[n / columns], right, n % columns, b_bf16, &b_values[n * 16]);
     for (Cta* cta : product.ctas)
       for (uint32_t m = 0; m < rows; ++m) {
         float a_values[16];
         unpack(cta, left, m, a_bf16, a_values);
         for (uint32_t n = 0; n < product.n; ++n) {
           double sum = 0;
-          for (uint32_t k = 0; k < 16; ++k) sum += static_cast<double>(a_values[k]) * static_cast<double>(b_values[n * 16 + k]);
+          for (uint32_t k = 0; k < 16; ++k)
+            sum += static_cast<double>(a_values[k]) * static_cast<double>(b_values[n * 16 + k]);
           put(product, cta, m, n, sum);
         }
       }

@@ -8,13 +8,15 @@ namespace ptxemu {
 
 // Lanes with the same mask at the same kind of instruction belong together. `aligned` instructions need the whole warp at
 // one place, as their definition says.
-void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned, const std::function<void(void**, uint32_t)>& together) {
+void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned,
+          const std::function<void(void**, uint32_t)>& together) {
   Warp* warp = T->warp;
   if (aligned) {
     mask = warp->born;
     if (mask & ~warp->alive) fault(T, "an aligned instruction after lanes of the warp have ended");
     for (const Rendezvous& other : warp->rendezvous)
-      if (other.mask == mask && other.what && (other.what != what || other.line != T->line) && std::strncmp(other.what, "aligned", 7) == 0)
+      if (other.mask == mask && other.what && (other.what != what || other.line != T->line) &&
+          std::strncmp(other.what, "aligned", 7) == 0)
         fault(T, "lanes of a warp are at different aligned instructions");
   }
   if (!(mask >> T->lane & 1)) fault(T, "a lane that its own mask does not name");
@@ -65,7 +67,8 @@ uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t 
   static constexpr const char* kNames[] = {"shfl.idx", "shfl.up", "shfl.down", "shfl.bfly"};
   meet(T, mask, kNames[static_cast<int>(mode)], &mine, false, [&](void** lanes, uint32_t present) {
     each<Lane>(lanes, present, [&](uint32_t lane, Lane& x) {
-      const uint32_t amount = x.by & 31, bound = x.clamp & 31, segment = planted(Fault::shfl_width) ? 0 : x.clamp >> 8 & 31;
+      const uint32_t amount = x.by & 31, bound = x.clamp & 31,
+                     segment = planted(Fault::shfl_width) ? 0 : x.clamp >> 8 & 31;
       const uint32_t highest = (lane & segment) | (bound & ~segment), lowest = lane & segment;
       uint32_t from = lane;
       if (mode == Shuffle::kUp)
@@ -94,7 +97,9 @@ uint32_t vote(Thread* T, Vote kind, bool predicate, uint32_t mask) {
   meet(T, mask, kNames[static_cast<int>(kind)], &mine, false, [&](void** lanes, uint32_t present) {
     uint32_t ballot = 0;
     each<Lane>(lanes, present, [&](uint32_t lane, Lane& x) { ballot |= static_cast<uint32_t>(x.predicate) << lane; });
-    uint32_t result = kind == Vote::kAny ? ballot != 0 : kind == Vote::kAll ? ballot == present : ballot == 0 || ballot == present;
+    uint32_t result = kind == Vote::kAny   ? ballot != 0
+                      : kind == Vote::kAll ? ballot == present
+                                           : ballot == 0 || ballot == present;
     if (kind == Vote::kBallot) result = planted(Fault::ballot_predicate) ? present & ~ballot : ballot;
     each<Lane>(lanes, present, [&](uint32_t, Lane& x) { x.result = result; });
   });
@@ -108,7 +113,9 @@ uint32_t match_any(Thread* T, uint64_t value, uint32_t mask) {
   } mine{value, 0};
   meet(T, mask, "match.any", &mine, false, [](void** lanes, uint32_t present) {
     each<Lane>(lanes, present, [&](uint32_t lane, Lane& x) {
-      each<Lane>(lanes, present, [&](uint32_t other, const Lane& y) { x.result |= static_cast<uint32_t>(x.value == y.value) << other; });
+      each<Lane>(lanes, present, [&](uint32_t other, const Lane& y) {
+        x.result |= static_cast<uint32_t>(x.value == y.value) << other;
+      });
       if (planted(Fault::match_any_one)) x.result = 1u << lane;
     });
   });

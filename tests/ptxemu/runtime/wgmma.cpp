@@ -15,7 +15,8 @@ constexpr uint32_t kInFlightPoison = 0x7fbadbad;
 
 MatrixDescriptor descriptor(uint64_t x) {
   static constexpr uint32_t kSwizzles[4] = {0, 3, 2, 1};
-  return {static_cast<uint32_t>(x & 0x3fff) << 4, static_cast<uint32_t>(x >> 16 & 0x3fff) << 4, static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, kSwizzles[x >> 62]};
+  return {static_cast<uint32_t>(x & 0x3fff) << 4, static_cast<uint32_t>(x >> 16 & 0x3fff) << 4,
+          static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, kSwizzles[x >> 62]};
 }
 
 struct ProductLane {
@@ -44,8 +45,10 @@ void load_rows(const Issue& issue, uint64_t bits, uint32_t first_row, int rows, 
   for (int row = 0; row < rows; ++row)
     for (uint32_t k = 0; k < 16; k += 8) {
       const uint32_t offset = at.at(first_row + static_cast<uint32_t>(row), 2 * k);
-      if (offset + 16 > issue.cta->shared_bytes) fault_work(issue.cta->cluster, "wgmma reads outside the cta's shared memory");
-      for (uint32_t i = 0; i < 8; ++i) to[row][k + i] = value(read<uint16_t>(issue.cta->shared + offset + 2 * i), issue.bf16);
+      if (offset + 16 > issue.cta->shared_bytes)
+        fault_work(issue.cta->cluster, "wgmma reads outside the cta's shared memory");
+      for (uint32_t i = 0; i < 8; ++i)
+        to[row][k + i] = value(read<uint16_t>(issue.cta->shared + offset + 2 * i), issue.bf16);
     }
 }
 
@@ -55,7 +58,8 @@ void compute(const Issue& issue) {
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i)
         for (int half = 0; half < 2; ++half)
-          a[lane / 4 + i % 2 * 8][lane % 4 * 2 + half + i / 2 * 8] = value(static_cast<uint16_t>(issue.a[lane][i] >> (16 * half)), issue.bf16);
+          a[lane / 4 + i % 2 * 8][lane % 4 * 2 + half + i / 2 * 8] =
+              value(static_cast<uint16_t>(issue.a[lane][i] >> (16 * half)), issue.bf16);
   } else {
     load_rows(issue, issue.a_descriptor, issue.warp * 16, 16, a);
   }
@@ -99,7 +103,9 @@ std::pair<InFlightRegisters*, size_t> find_register(Thread* T, const uint32_t* w
 // since they would need the values from before this product.
 InFlightRegisters* find_record(Thread* T, int count, uint32_t* const* d) {
   const auto [record, first] = find_register(T, d[0]);
-  if (!record || record->values.size() != static_cast<size_t>(count) || first + static_cast<size_t>(count) > record->registers.size()) return nullptr;
+  if (!record || record->values.size() != static_cast<size_t>(count) ||
+      first + static_cast<size_t>(count) > record->registers.size())
+    return nullptr;
   for (size_t i = 0; i < static_cast<size_t>(count); ++i)
     if (record->registers[first + i] != d[i] || record->slots[first + i] != i) return nullptr;
   if (record->registers.size() > static_cast<size_t>(count)) {
@@ -133,13 +139,16 @@ void retire(Thread* T, uint64_t before_group) {
     if (record->group >= before_group) continue;
     for (size_t i = 0; i < record->registers.size(); ++i) *record->registers[i] = record->values[record->slots[i]];
   }
-  records.erase(std::remove_if(records.begin(), records.end(), [&](const auto& record) { return record->group < before_group; }), records.end());
+  records.erase(
+      std::remove_if(records.begin(), records.end(), [&](const auto& record) { return record->group < before_group; }),
+      records.end());
   T->in_flight = records.empty() ? nullptr : records.back().get();
 }
 
 }  // namespace
 
-void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor, bool accumulate, uint32_t* const* d) {
+void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor,
+                 bool accumulate, uint32_t* const* d) {
   const int count = n / 2;
   InFlightRegisters* record = T->in_flight ? find_record(T, count, d) : nullptr;
   if (!record) record = new_record(T, count, d);

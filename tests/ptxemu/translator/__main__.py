@@ -43,7 +43,9 @@ def compile_kernel(text, output, planted):
     options = [os.environ.get("PTXEMU_OPTIMIZE", "-O1"), *(["-DPTXEMU_PLANT"] if planted else [])]
     flags = [os.environ.get("CXX", "g++"), *FLAGS, *options, f"-I{HOME}"]
     header = precompiled(output.parent, flags)
-    if subprocess.run([*flags, "-shared", "-include", str(header), str(source), "-o", str(draft)], check=False).returncode:
+    if subprocess.run(
+        [*flags, "-shared", "-include", str(header), str(source), "-o", str(draft)], check=False
+    ).returncode:
         raise SystemExit(f"ptxemu: the compiler failed on {source}")
     draft.rename(output)
 

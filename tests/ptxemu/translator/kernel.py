@@ -9,6 +9,8 @@ import struct
 
 from . import opcodes
 from .errors import TranslationError
+from .module import Variable
+from .names import identifier
 from .source import split_operands, statements
 from .special_registers import SPECIAL
 from .types import BITS, UNSIGNED, storage
@@ -21,10 +23,6 @@ SHARED = re.compile(r"\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(
 ADDRESS = re.compile(r"(.*?)\s*\+\s*(-?(?:0x[0-9a-fA-F]+|\d+))", re.S)
 INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?")
 POISON = {8: "0xbd", 16: "0xbadb", 32: "0xbadbadbau", 64: "0xbadbadbabadbadbaull", 128: "0", 1: "false"}
-
-
-def identifier(name):
-    return re.sub(r"\W", "_", name.replace("$", "_S_").replace("%", ""))
 
 
 class Scope:
@@ -166,8 +164,6 @@ class KernelEmitter:
             raise TranslationError("unknown directive")
 
     def declare_shared(self, match):
-        from .module import Variable
-
         size, element = BITS[match[2]] // 8 * int(match[4] or 1), BITS[match[2]] // 8
         align = int(match[1] or element)
         self.module.variables[match[3]] = Variable(match[3], "shared", size, align, element, False, [])

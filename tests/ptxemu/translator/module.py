@@ -10,7 +10,9 @@ from .types import BITS
 LINKING = r"(?P<linking>(?:\.(?:visible|weak|extern|common)\s+)*)"
 DIRECTIVE = re.compile(r"\.(version|target|address_size|file|section|alias)\b[^\n]*")
 FUNCTION = re.compile(LINKING + r"\.(?P<kind>entry|func)\b")
-HEAD = re.compile(r"\s*(\((?P<results>[^()]*)\))?\s*(?P<name>[\w$]+)\s*(\((?P<params>[^()]*)\))?(?P<attributes>.*)", re.S)
+HEAD = re.compile(
+    r"\s*(\((?P<results>[^()]*)\))?\s*(?P<name>[\w$]+)\s*(\((?P<params>[^()]*)\))?(?P<attributes>.*)", re.S
+)
 VARIABLE = re.compile(
     LINKING + r"\.(?P<space>global|shared|const)\s+(?P<attributes>(?:\.\w+(?:\([^)]*\))?(?:\s+\d+)?\s+)*?)"
     r"\.(?P<type>\w+)\s+(?P<name>[\w$]+)(?P<dims>(?:\[\d*\])*)\s*(?:=\s*(?P<value>.*))?",

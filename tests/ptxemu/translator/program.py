@@ -1,7 +1,8 @@
 """A kernel's C++ file: variables it may name, the functions it may call, its body, and what a launch must know."""
 
 from .errors import TranslationError
-from .kernel import POISON, KernelEmitter, identifier
+from .kernel import POISON, KernelEmitter
+from .names import identifier
 from .types import BITS, UNSIGNED
 
 
@@ -75,7 +76,10 @@ def program(module, entry):
         offsets, static_bytes = shared_offsets(emitter)
         lines += offsets
         if function.kind == "func":
-            arguments = ["Thread* T", *(f"uint8_t* argument_{identifier(p.name)}" for p in function.results + function.parameters)]
+            arguments = [
+                "Thread* T",
+                *(f"uint8_t* argument_{identifier(p.name)}" for p in function.results + function.parameters),
+            ]
             signatures.append(f"static void function_{identifier(name)}({','.join(arguments)})")
             texts += [signatures[-1] + "{", *body(emitter), "}"]
         else:

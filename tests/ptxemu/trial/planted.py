@@ -19,7 +19,11 @@ def trials():
     """(name, call) of every test and its parameters; those that read what a process prints are left out."""
     for module in MODULES:
         for name, function in vars(module).items():
-            if not name.startswith("test_") or not inspect.isfunction(function) or "capfd" in inspect.signature(function).parameters:
+            if (
+                not name.startswith("test_")
+                or not inspect.isfunction(function)
+                or "capfd" in inspect.signature(function).parameters
+            ):
                 continue
             choices = [{}]
             for mark in getattr(function, "pytestmark", []):

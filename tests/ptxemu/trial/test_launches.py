@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from trial.emulator import LaunchError, ptx
+from trial.emulator import LaunchConfig, LaunchError, ptx
 
 FIRST = """
 	griddepcontrol.launch_dependents;
@@ -64,8 +64,6 @@ def test_graph_keeps_its_arguments(emulator):
     emulator.check(cuda.cudaStreamCreate(ctypes.byref(stream)))
     emulator.check(cuda.cudaStreamBeginCapture(stream, 2))
     number = ctypes.c_uint32(5)
-    from trial.emulator import LaunchConfig
-
     config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, stream, None, 0)
     pointers = (ctypes.c_void_p * 2)(ctypes.addressof(out), ctypes.addressof(number))
     emulator.check(cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, pointers, None))

@@ -1,5 +1,7 @@
 """Matrix instructions against numpy: operands' places in registers, shared and tensor memory; when results are visible."""
 
+import ctypes
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -162,8 +164,6 @@ def wgmma_case(emulator, scale_d, early="0"):
     a, b = integers((64, 16)), integers((8, 16))
     text = ptx(WGMMA.replace("EARLY", early), ("a", "s:u32", "o"), shared=".shared .align 1024 .b8 block[2304];")
     operands = np.concatenate([core_matrices(a).reshape(-1), core_matrices(b).reshape(-1)]).astype(BF16)
-    import ctypes
-
     source, out = emulator.put(operands), emulator.empty(128 * 32)
     emulator.launch(emulator.kernel(text, "test"), [source, ctypes.c_uint32(scale_d), out], block=128)
     got = emulator.get(out, (128, 8), np.float32)
@@ -185,10 +185,11 @@ def test_wgmma(emulator, scale_d):
 
 def test_wgmma_is_poison_before_its_wait(emulator):
     """A register that is read before the wait holds what no program should use."""
-    body = WGMMA.replace("mov.b32 %r10, %f2; // no accumulator's copy: an instruction that reads", "add.f32 %f10, %f2, 0f00000000; mov.b32 %r10, %f10;")
+    body = WGMMA.replace(
+        "mov.b32 %r10, %f2; // no accumulator's copy: an instruction that reads",
+        "add.f32 %f10, %f2, 0f00000000; mov.b32 %r10, %f10;",
+    )
     text = ptx(body.replace("EARLY", "%r10"), ("a", "s:u32", "o"), shared=".shared .align 1024 .b8 block[2304];")
-    import ctypes
-
     source, out = emulator.put(np.zeros(2304 // 2, BF16)), emulator.empty(128 * 32)
     emulator.launch(emulator.kernel(text, "test"), [source, ctypes.c_uint32(0), out], block=128)
     assert np.isnan(emulator.get(out, (128, 8), np.float32)[:, 5]).all()

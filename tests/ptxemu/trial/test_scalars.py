@@ -1,7 +1,5 @@
 """Scalar instructions over many values, against trial/scalars.py; conversions of small formats over all of theirs."""
 
-import ctypes
-
 import ml_dtypes
 import numpy as np
 
@@ -16,7 +14,9 @@ def scalar_kernel(cases):
     lines = ["mov.u32 %r10, %ctaid.x; mov.u32 %r11, %ntid.x; mov.u32 %r12, %tid.x; mad.lo.s32 %r13, %r10, %r11, %r12;"]
     lines.append("mul.wide.u32 %rd10, %r13, 8;")
     for i, letter in enumerate("abc"):
-        lines.append(f"add.s64 %rd11, %rd_{letter}, %rd10; ld.global.u64 %rd{i + 1}, [%rd11]; cvt.u32.u64 %r{i + 1}, %rd{i + 1};")
+        lines.append(
+            f"add.s64 %rd11, %rd_{letter}, %rd10; ld.global.u64 %rd{i + 1}, [%rd11]; cvt.u32.u64 %r{i + 1}, %rd{i + 1};"
+        )
     lines.append("add.s64 %rd12, %rd_o, %rd10;")
     for i, (_, text, bits, _) in enumerate(cases):
         result = "" if bits == 64 else " cvt.u64.u32 %rd9, %r9;"
@@ -79,7 +79,9 @@ again:
 
 def expect(got, want, values, what):
     wrong = np.nonzero(got != want)[0]
-    assert len(wrong) == 0, f"{what} of {int(values[wrong[0]]):#x}: expected {int(want[wrong[0]]):#x}, got {int(got[wrong[0]]):#x}"
+    assert len(wrong) == 0, (
+        f"{what} of {int(values[wrong[0]]):#x}: expected {int(want[wrong[0]]):#x}, got {int(got[wrong[0]]):#x}"
+    )
 
 
 # Every upper half of a float with lower halves around each place where a rounding may go either way.
@@ -135,8 +137,6 @@ def test_f32_to_ue8m0(emulator):
         for mode in ("rz", "rp")
     )
     exact = positive.view(np.float32).astype(np.float64)
-    with np.errstate(divide="ignore"):
-        exponents = np.log2(exact)
     fields = positive >> 23
     # A power of two is its own exponent; otherwise the next one below or above.
     whole = (positive & 0x7FFFFF) == 0
@@ -144,23 +144,24 @@ def test_f32_to_ue8m0(emulator):
     want = np.minimum(np.where(whole, fields, fields + 1), 254)
     want = np.where(fields == 0, np.where(exact > 2.0**-127, 1, 0), want)
     expect(up, want, positive, "cvt.rp.ue8m0x2")
-    assert np.all((exponents[fields > 0] + 127 >= down[fields > 0]) & (exponents[want < 254] + 127 <= up[want < 254] + 1e-9).all())
 
 
 def test_every_small_code(emulator):
     """e4m3, e5m2 and e2m1 to f16, UE8M0 to bf16: all codes, in both halves."""
     codes = np.arange(256, dtype=np.uint32)
-    for name, dtype, bits in (("e4m3", ml_dtypes.float8_e4m3fn, 8), ("e5m2", ml_dtypes.float8_e5m2, 8)):
+    for name, dtype in (("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)):
         text = f"mov.u32 %r4, 0x3800; or.b32 %r4, %r4, %r1; cvt.u16.u32 %h1, %r4; cvt.rn.f16x2.{name}x2 %r9, %h1;"
         got = convert(emulator, text, codes)
         values = codes.astype(np.uint8).view(dtype).astype(np.float16)
         want = np.where(np.isnan(values), 0x7FFF, values.view(np.uint16)).astype(np.uint32)
         high = np.array([0x38], np.uint8).view(dtype).astype(np.float16).view(np.uint16)[0]
         expect(got, int(high) << 16 | want, codes, f"cvt.f16x2.{name}x2")
-        assert bits == 8
     got = convert(emulator, ".reg .b8 code; cvt.u8.u32 code, %r1; cvt.rn.f16x2.e2m1x2 %r9, code;", codes)
     table = ml_dtypes.float4_e2m1fn
-    low, high = ((codes >> shift & 15).astype(np.uint8).view(table).astype(np.float16).view(np.uint16).astype(np.uint32) for shift in (0, 4))
+    low, high = (
+        (codes >> shift & 15).astype(np.uint8).view(table).astype(np.float16).view(np.uint16).astype(np.uint32)
+        for shift in (0, 4)
+    )
     expect(got, high << 16 | low, codes, "cvt.f16x2.e2m1x2")
     got = convert(emulator, "cvt.u16.u32 %h1, %r1; cvt.rn.bf16x2.ue8m0x2 %r9, %h1; and.b32 %r9, %r9, 0xffff;", codes)
     values = codes.astype(np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32).astype(ml_dtypes.bfloat16)
@@ -204,4 +205,3 @@ def test_atomics_return_the_old_value(emulator):
     after = emulator.get(cells, 7, np.int32)
     assert after[:5].tolist() == [10 + 96, 31, 77, 32 % 6, 64 | 31]
     assert after[5:6].view(np.float32)[0] == 16.0 and 0 <= after[6] < 32
-    assert ctypes.sizeof(ctypes.c_void_p) == 8

@@ -7,8 +7,13 @@ from trial.emulator import ptx
 
 def lanes(emulator, body, values, results=1, **options):
     """Runs body in one warp with %r1 = the lane's value, %r2 = the lane; stores %r10, %r11, ... of each lane."""
-    text = "\n\tmov.u32 %r2, %tid.x; mul.wide.u32 %rd1, %r2, 4; add.s64 %rd2, %rd_a, %rd1; ld.global.u32 %r1, [%rd2];\n" + body
-    text += "\n\tadd.s64 %rd3, %rd_o, %rd1;\n" + "\n".join(f"\tst.global.u32 [%rd3+{128 * i}], %r{10 + i};" for i in range(results))
+    text = (
+        "\n\tmov.u32 %r2, %tid.x; mul.wide.u32 %rd1, %r2, 4; add.s64 %rd2, %rd_a, %rd1; ld.global.u32 %r1, [%rd2];\n"
+        + body
+    )
+    text += "\n\tadd.s64 %rd3, %rd_o, %rd1;\n" + "\n".join(
+        f"\tst.global.u32 [%rd3+{128 * i}], %r{10 + i};" for i in range(results)
+    )
     source, out = emulator.put(np.asarray(values, np.uint32)), emulator.empty(128 * results)
     emulator.launch(emulator.kernel(ptx(text, "ao"), "test"), [source, out], **options)
     return emulator.get(out, (results, 32), np.uint32)
@@ -58,7 +63,10 @@ def test_votes_and_matches(emulator):
 
 def test_reductions(emulator):
     values = np.where(np.arange(32) % 3 == 0, -VALUES.astype(np.int64), VALUES).astype(np.int32)
-    body = "\n".join(f"\tredux.sync.{op} %r{10 + i}, %r1, -1;" for i, op in enumerate(("add.s32", "min.s32", "max.u32", "and.b32", "or.b32", "xor.b32")))
+    body = "\n".join(
+        f"\tredux.sync.{op} %r{10 + i}, %r1, -1;"
+        for i, op in enumerate(("add.s32", "min.s32", "max.u32", "and.b32", "or.b32", "xor.b32"))
+    )
     got = lanes(emulator, body, values.view(np.uint32), 6)
     unsigned = values.view(np.uint32)
     want = [int(values.sum()) & 0xFFFFFFFF, int(values.min()) & 0xFFFFFFFF, int(unsigned.max())]

@@ -7,7 +7,9 @@ ORDER = r"(\.(relaxed|acquire|release|acq_rel))?(\.(cta|cluster|gpu|sys))?"
 SPACE = r"(\.(?P<space>global|shared(::cta|::cluster)?))?"
 HINT = r"(\.L2::cache_hint)?"
 VALUE = (
-    r"\.(?P<op>add|inc|dec|min|max|and|or|xor|exch|cas)(?P<noftz>\.noftz)?" + HINT + r"\.(?P<type>[bus](16|32|64)|f32|f64|b?f16(x2)?)"
+    r"\.(?P<op>add|inc|dec|min|max|and|or|xor|exch|cas)(?P<noftz>\.noftz)?"
+    + HINT
+    + r"\.(?P<type>[bus](16|32|64)|f32|f64|b?f16(x2)?)"
 )
 ALLOWED = {
     "add": {"u32", "s32", "u64", "s64", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2"},
@@ -47,7 +49,9 @@ def red(kernel, match, operands):
     return f"{function(match)}({pointer},{kernel.get(operands[1], bits)});"
 
 
-@form("red", ORDER + r"\.(?P<space>global)\.(?P<op>add)(?P<noftz>\.noftz)?" + HINT + r"\.v[248]\.(?P<type>f32|b?f16(x2)?)")
+@form(
+    "red", ORDER + r"\.(?P<space>global)\.(?P<op>add)(?P<noftz>\.noftz)?" + HINT + r"\.v[248]\.(?P<type>f32|b?f16(x2)?)"
+)
 def red_vector(kernel, match, operands):
     bits, names = BITS[match["type"]], kernel.vector(operands[1])
     pointer = kernel.pointer("global", operands[0], bits // 8 * len(names))

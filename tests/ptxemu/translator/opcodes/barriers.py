@@ -45,7 +45,10 @@ def cluster_wait(kernel, match, operands):
 
 @form("membar", r"\.(cta|gl|sys)")
 @form("fence", r"(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)")
-@form("fence", r"\.(mbarrier_init\.release|acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster")
+@form(
+    "fence",
+    r"\.(mbarrier_init\.release|acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster",
+)
 @form("fence", r"\.proxy\.(alias|async(\.(global|shared::(cta|cluster)))?)")
 @form("membar", r"\.proxy\.(alias|async(\.(global|shared::(cta|cluster)))?)")
 @form("fence", r"\.proxy\.async::generic\.(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster")

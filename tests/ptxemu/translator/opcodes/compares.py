@@ -6,7 +6,9 @@ from . import form
 INTEGER_TESTS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 UNSIGNED_TESTS = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 JOINS = {"and": "&&", "or": "||", "xor": "!="}
-TEST = r"\.(?P<test>eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan)(\.(?P<join>and|or|xor))?(?P<ftz>\.ftz)?"
+TEST = (
+    r"\.(?P<test>eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan)(\.(?P<join>and|or|xor))?(?P<ftz>\.ftz)?"
+)
 TYPE = r"\.(?P<type>[bus](16|32|64)|f32|f64|b?f16)"
 OPPOSITE = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}
 
@@ -70,7 +72,10 @@ def set_value(kernel, match, operands):
     return kernel.put(operands[0], f"{compare(kernel, match, operands[1], operands[2])}?{true}:0u")
 
 
-@form("set", r"\.(?P<test>eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)\.(?P<result>b?f16x2|[us]32)?\.?(?P<type>b?f16)x2")
+@form(
+    "set",
+    r"\.(?P<test>eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)\.(?P<result>b?f16x2|[us]32)?\.?(?P<type>b?f16)x2",
+)
 def set_halves(kernel, match, operands):
     first, second = (kernel.get(operand, 32) for operand in operands[1:3])
     kind = match["type"]
@@ -92,5 +97,9 @@ def selp(kernel, match, operands):
 @form("slct", r"(?P<ftz>\.ftz)?\.(?P<type>[bus](16|32|64)|f32|f64)\.(?P<by>s32|f32)")
 def slct(kernel, match, operands):
     bits = BITS[match["type"]]
-    test = f"({kernel.f32(operands[3], match['ftz'])}>=0)" if match["by"] == "f32" else f"({kernel.get_signed(operands[3], 32)}>=0)"
+    test = (
+        f"({kernel.f32(operands[3], match['ftz'])}>=0)"
+        if match["by"] == "f32"
+        else f"({kernel.get_signed(operands[3], 32)}>=0)"
+    )
     return kernel.put(operands[0], f"{test}?{kernel.get(operands[1], bits)}:{kernel.get(operands[2], bits)}")

@@ -1,6 +1,7 @@
 """Branches, calls, returns, traps, and dependent launches."""
 
 from ..errors import TranslationError
+from ..names import identifier
 from . import form
 
 
@@ -60,8 +61,6 @@ def setmaxnreg(kernel, match, operands):
 
 @form("call", r"(\.uni)?")
 def call(kernel, match, operands):
-    from ..kernel import identifier
-
     names = [operand for operand in operands if not operand.startswith("(")]
     if len(names) != 1:
         raise TranslationError("indirect calls are not supported")

@@ -172,6 +172,8 @@ def pack(kernel, match, operands):
         raise TranslationError("cvt.pack of fewer than 8 bits is not supported")
     bits = int(match["to"][1:])
     kind = SIGNED[bits] if match["to"][0] == "s" else UNSIGNED[bits]
-    high, low = (f"(uint32_t)({UNSIGNED[bits]})saturate_integer<{kind}>((i128){kernel.get_signed(x, 32)})" for x in operands[1:3])
+    high, low = (
+        f"(uint32_t)({UNSIGNED[bits]})saturate_integer<{kind}>((i128){kernel.get_signed(x, 32)})" for x in operands[1:3]
+    )
     rest = f"|{kernel.get(operands[3], 32)}<<16" if len(operands) > 3 else ""
     return kernel.put(operands[0], f"({high}<<{bits})|{low}{rest}")

@@ -75,7 +75,9 @@ def mul_wide(kernel, match, operands):
     kind, bits = match["type"], 2 * BITS[match["type"]]
     wide = SIGNED[bits] if kind[0] == "s" else UNSIGNED[bits]
     added = f"+{kernel.get(operands[3], bits)}" if len(operands) > 3 else ""
-    return kernel.put(operands[0], f"({UNSIGNED[bits]})({product(kernel, kind, operands[1], operands[2], wide)}){added}")
+    return kernel.put(
+        operands[0], f"({UNSIGNED[bits]})({product(kernel, kind, operands[1], operands[2], wide)}){added}"
+    )
 
 
 @form("mul", r"\.hi" + INTEGER)

@@ -23,8 +23,6 @@ def ld(kernel, match, operands):
     kind, space = match["type"], match["space"] or "generic"
     bits, names = BITS[kind], kernel.vector(operands[0])
     size = bits // 8
-    if space.startswith("param") and operands[1].strip("[]").split("+")[0].strip() in kernel.locals:
-        space = "param"
     read = SIGNED[bits] if kind[0] == "s" else UNSIGNED[bits]
     code = ["poll(T);"] if polls(match) else []
     code.append(f"const uint8_t* from={kernel.pointer(space, operands[1], size * len(names))};")
@@ -50,12 +48,16 @@ def st(kernel, match, operands):
     size, space = bits // 8, match["space"] or "generic"
     pointer = kernel.pointer(space, operands[0], size * len(names))
     writes = [
-        f"write<{UNSIGNED[bits]}>(to+{i * size},{kernel.get(name, bits)});" for i, name in enumerate(names) if name != "_"
+        f"write<{UNSIGNED[bits]}>(to+{i * size},{kernel.get(name, bits)});"
+        for i, name in enumerate(names)
+        if name != "_"
     ]
     return f"uint8_t* to={pointer}; " + " ".join(writes)
 
 
-@form("st", r"\.async(\.weak)?(\.shared::cluster)\.mbarrier::complete_tx::bytes(\.v[24])?\.(?P<type>[bus](32|64)|f32|f64)")
+@form(
+    "st", r"\.async(\.weak)?(\.shared::cluster)\.mbarrier::complete_tx::bytes(\.v[24])?\.(?P<type>[bus](32|64)|f32|f64)"
+)
 def st_async(kernel, match, operands):
     bits, names = BITS[match["type"]], kernel.vector(operands[1])
     code = kernel.array("stored", names, bits)

@@ -21,7 +21,9 @@ def stmatrix(kernel, match, operands):
 
 def fragments(kernel, operands):
     """A, B and C as arrays, D declared; then the code that assigns D."""
-    arrays = "".join(kernel.array(name, kernel.vector(operand)) for name, operand in zip("abc", operands[1:4], strict=True))
+    arrays = "".join(
+        kernel.array(name, kernel.vector(operand)) for name, operand in zip("abc", operands[1:4], strict=True)
+    )
     return arrays + "uint32_t d[4];", kernel.put_all(kernel.vector(operands[0]), "d")
 
 
@@ -59,7 +61,12 @@ BLOCK_SCALED = (
 def mma_block_scaled(kernel, match, operands):
     """Operands: d, a, b, c, scale-a, {byte-id, thread-id}, scale-b, {byte-id, thread-id}."""
     blocks = {"2X": 2, "4X": 4, None: 2}[match["vec"]]
-    if match["scale"] == "ue4m3" and blocks != 4 or match["kind"] == "mxf4" and (blocks, match["scale"]) != (2, "ue8m0"):
+    if (
+        match["scale"] == "ue4m3"
+        and blocks != 4
+        or match["kind"] == "mxf4"
+        and (blocks, match["scale"]) != (2, "ue8m0")
+    ):
         raise TranslationError("this kind takes other scales")
     declared, assigned = fragments(kernel, operands)
     selectors = [kernel.vector(operands[i]) for i in (5, 7)]

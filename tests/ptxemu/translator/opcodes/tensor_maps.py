@@ -11,7 +11,7 @@ def replace(kernel, match, operands):
     pointer = kernel.pointer(match["space"], operands[0], 128)
     ordinal = kernel.get(operands[1], 32) if len(operands) == 3 else "0"
     value = kernel.get(operands[-1], BITS[match["type"]])
-    return f'tensor_map_replace(T,{pointer},TensorMapField::k{camel(match["field"])},{ordinal},{value});'
+    return f"tensor_map_replace(T,{pointer},TensorMapField::k{camel(match['field'])},{ordinal},{value});"
 
 
 def camel(name):
@@ -47,5 +47,9 @@ def first_ctaid(kernel, match, operands):
 
 @form("clusterlaunchcontrol", r"\.query_cancel\.get_first_ctaid\.v4\.b32\.b128")
 def first_ctaids(kernel, match, operands):
-    puts = [kernel.put(name, f"canceled_ctaid(answer,{i})") for i, name in enumerate(kernel.vector(operands[0])) if name != "_"]
+    puts = [
+        kernel.put(name, f"canceled_ctaid(answer,{i})")
+        for i, name in enumerate(kernel.vector(operands[0]))
+        if name != "_"
+    ]
     return f"u128 answer={kernel.get(operands[1], 128)}; " + " ".join(puts)

@@ -39,7 +39,9 @@ def wait(kernel, match, operands):
 
 @form(
     "tcgen05",
-    r"\.commit" + GROUP + r"\.mbarrier::arrive::one(?P<space>\.shared::cluster)?(?P<multicast>\.multicast::cluster)?\.b64",
+    r"\.commit"
+    + GROUP
+    + r"\.mbarrier::arrive::one(?P<space>\.shared::cluster)?(?P<multicast>\.multicast::cluster)?\.b64",
 )
 def commit(kernel, match, operands):
     address = kernel.address(operands[0])
@@ -78,7 +80,9 @@ def store(kernel, match, operands):
 
 @form(
     "tcgen05",
-    r"\.mma" + GROUP + r"\.kind::mxf4nvf4\.block_scale(\.block16|\.scale_vec::4X)(\.collector::a::(discard|lastuse|fill|use))?",
+    r"\.mma"
+    + GROUP
+    + r"\.kind::mxf4nvf4\.block_scale(\.block16|\.scale_vec::4X)(\.collector::a::(discard|lastuse|fill|use))?",
 )
 def mma_block_scaled(kernel, match, operands):
     d, a, b, kind, scale_a, scale_b, accumulate = operands

@@ -182,9 +182,9 @@ void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_
   meet(T, 0, "aligned mma.sync.block_scale", &mine, true, [=](void** lanes, uint32_t) {
     float left[16][64], right[8][64];
     double left_scales[16][4], right_scales[8][4];
+    static constexpr float kValues[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
     const auto unpack = [](uint32_t word, float* to) {
-      for (int i = 0; i < 8; ++i)
-        to[i] = float_from_e2m1(word >> (4 * i) & (planted(Fault::block_scale_sign) ? 7 : 15));
+      for (int i = 0; i < 8; ++i) to[i] = kValues[word >> (4 * i) & (planted(Fault::block_scale_sign) ? 7 : 15)];
     };
     const auto scale = [=](uint32_t bytes, int block) {
       const uint32_t byte = bytes >> (8 * block) & 255;

@@ -42,13 +42,16 @@ float value(uint16_t bits, bool bf16) { return bf16 ? float_from_bf16(bits) : fl
 
 void load_rows(const Issue& issue, uint64_t bits, uint32_t first_row, int rows, float (*to)[16]) {
   const MatrixDescriptor at = descriptor(bits);
+  const uint8_t* shared = issue.cta->shared;
+  const uint32_t end = issue.cta->shared_bytes;
+  const bool bf16 = issue.bf16;
   for (int row = 0; row < rows; ++row)
     for (uint32_t k = 0; k < 16; k += 8) {
       const uint32_t offset = at.at(first_row + static_cast<uint32_t>(row), 2 * k);
-      if (offset + 16 > issue.cta->shared_bytes)
-        fault_work(issue.cta->cluster, "wgmma reads outside the cta's shared memory");
-      for (uint32_t i = 0; i < 8; ++i)
-        to[row][k + i] = value(read<uint16_t>(issue.cta->shared + offset + 2 * i), issue.bf16);
+      if (offset + 16 > end) fault_work(issue.cta->cluster, "wgmma reads outside the cta's shared memory");
+      uint16_t halves[8];
+      std::memcpy(halves, shared + offset, sizeof halves);
+      for (uint32_t i = 0; i < 8; ++i) to[row][k + i] = value(halves[i], bf16);
     }
 }
 
@@ -64,21 +67,26 @@ void compute(const Issue& issue) {
     load_rows(issue, issue.a_descriptor, issue.warp * 16, 16, a);
   }
   load_rows(issue, issue.b_descriptor, 0, issue.n, b);
-  static thread_local double transposed[16][256], sums[256];
-  for (int column = 0; column < issue.n; ++column)
-    for (int k = 0; k < 16; ++k) transposed[k][column] = static_cast<double>(b[column][k]);
+  // Plain local names: the compiler would have to read those of `issue` again after every store.
+  const int n = issue.n;
+  const bool accumulate = issue.accumulate || planted(Fault::wgmma_scale_d);
+  float transposed[16][256];
+  double sums[256];
+  for (int column = 0; column < n; ++column)
+    for (int k = 0; k < 16; ++k) transposed[k][column] = b[column][k];
+  uint32_t* d[32];
+  for (int lane = 0; lane < 32; ++lane) d[lane] = issue.d[lane]->values.data() + issue.first[lane];
   for (int row = 0; row < 16; ++row) {
-    std::fill(sums, sums + issue.n, 0.0);
+    std::fill(sums, sums + n, 0.0);
     for (int k = 0; k < 16; ++k) {
       const double left = static_cast<double>(a[row][k]);
-      for (int column = 0; column < issue.n; ++column) sums[column] += left * transposed[k][column];
+      for (int column = 0; column < n; ++column) sums[column] += left * static_cast<double>(transposed[k][column]);
     }
     // A lane holds columns 8 j + 2 q and the next of rows g and g + 8.
-    for (int column = 0; column < issue.n; ++column) {
-      const int lane = row % 8 * 4 + column % 8 / 2, i = column / 8 * 4 + row / 8 * 2 + column % 2;
-      uint32_t& d = issue.d[lane]->values[issue.first[lane] + static_cast<uint32_t>(i)];
-      const double before = issue.accumulate || planted(Fault::wgmma_scale_d) ? static_cast<double>(as_float(d)) : 0.0;
-      d = canonical_nan(float_bits(static_cast<float>(before + sums[column])));
+    for (int column = 0; column < n; ++column) {
+      uint32_t& to = d[row % 8 * 4 + column % 8 / 2][column / 8 * 4 + row / 8 * 2 + column % 2];
+      const double before = accumulate ? static_cast<double>(as_float(to)) : 0.0;
+      to = canonical_nan(float_bits(static_cast<float>(before + sums[column])));
     }
   }
 }

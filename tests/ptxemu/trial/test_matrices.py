@@ -222,3 +222,63 @@ def test_tensor_memory_must_be_given_back(emulator):
     text = TENSOR_MEMORY.replace("EARLY", "mov.u32 %r8, 0;").replace("DEALLOC", "")
     with pytest.raises(LaunchError, match="tensor memory was not deallocated"):
         run(emulator, ptx(text, "o", shared=".shared .align 4 .b8 block[4];"), [], (32, 4), np.uint32)
+
+
+# Shared memory: A (128 rows) and B (16 rows) as core matrices. One thread multiplies twice, the second time adding; its
+# commit opens the barrier for the others.
+TENSOR_PRODUCT = """
+	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mov.u32 %r20, barrier; mov.u32 %r21, place; mov.u32 %r3, %r1;
+store:
+	shl.b32 %r4, %r3, 4; add.u32 %r5, %r2, %r4; mul.wide.u32 %rd1, %r3, 16; add.s64 %rd2, %rd_a, %rd1;
+	ld.global.v4.u32 {%r6, %r7, %r8, %r9}, [%rd2]; st.shared.v4.u32 [%r5], {%r6, %r7, %r8, %r9};
+	add.u32 %r3, %r3, 128; setp.lt.u32 %p1, %r3, 288;
+	@%p1 bra store;
+	shr.u32 %r10, %r1, 5; setp.ne.u32 %p2, %r10, 0;
+	@%p2 bra ready;
+	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r21], 32;
+	setp.ne.u32 %p3, %r1, 0;
+	@!%p3 mbarrier.init.shared::cta.b64 [%r20], 1;
+ready:
+	fence.proxy.async.shared::cta;
+	tcgen05.fence::before_thread_sync;
+	bar.sync 0;
+	tcgen05.fence::after_thread_sync;
+	ld.shared.u32 %r11, [%r21];
+	setp.ne.u32 %p4, %r1, 0;
+	@%p4 bra wait;
+	shr.u32 %r12, %r2, 4; cvt.u64.u32 %rd3, %r12; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd3, %rd3, %rd4;
+	add.s64 %rd5, %rd3, 256;
+	mov.u32 %r13, IDESC; setp.ne.u32 %p5, %r13, %r13; setp.eq.u32 %p6, %r13, %r13;
+	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd3, %rd5, %r13, %p5;
+	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd3, %rd5, %r13, %p6;
+	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r20];
+wait:
+	mbarrier.try_wait.parity.shared::cta.b64 %p7, [%r20], 0;
+	@!%p7 bra wait;
+	tcgen05.fence::after_thread_sync;
+	shl.b32 %r14, %r10, 21; add.u32 %r15, %r11, %r14;
+	tcgen05.ld.sync.aligned.32x32b.x16.b32 {REGISTERS}, [%r15];
+	tcgen05.wait::ld.sync.aligned;
+	mul.wide.u32 %rd6, %r1, 64; add.s64 %rd7, %rd_o, %rd6;
+STORES
+	bar.sync 0;
+	@%p2 bra done;
+	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
+done:
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_tensor_memory_product(emulator, order):
+    """tcgen05.mma kind::f16 of 128 by 16 by 16, twice: the work of one thread is done in its order."""
+    a, b = integers((128, 16)), integers((16, 16))
+    registers = [f"%r{30 + i}" for i in range(16)]
+    stores = "\n".join(f"\tst.global.u32 [%rd7+{4 * i}], {name};" for i, name in enumerate(registers))
+    idesc = 1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
+    text = TENSOR_PRODUCT.replace("IDESC", str(idesc)).replace("REGISTERS", ", ".join(registers))
+    shared = ".shared .align 1024 .b8 block[4608];\n.shared .align 8 .b8 barrier[8];\n.shared .align 4 .b8 place[4];"
+    operands = np.concatenate([core_matrices(a).reshape(-1), core_matrices(b).reshape(-1)]).astype(BF16)
+    with emulator.order(order):
+        text = ptx(text.replace("STORES", stores), "ao", shared=shared, target="sm_100a")
+        got = run(emulator, text, [operands], (128, 16), np.float32, block=128)
+    assert (got == 2 * (a @ b.T)).all()

@@ -192,7 +192,7 @@ def test_atomics_return_the_old_value(emulator):
 	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1;
 	st.global.u32 [%rd2], %r2;
 	atom.global.max.s32 %r3, [%rd_a+4], %r1;
-	atom.global.cas.b32 %r4, [%rd_a+8], %r1, 77;
+	add.u32 %r7, %r1, 100; atom.global.cas.b32 %r4, [%rd_a+8], %r1, %r7; // lane 7 alone finds what it expects
 	atom.global.inc.u32 %r5, [%rd_a+12], 5;
 	red.global.or.b32 [%rd_a+16], %r1;
 	atom.global.add.f32 %f1, [%rd_a+20], 0f3F000000;
@@ -203,5 +203,5 @@ def test_atomics_return_the_old_value(emulator):
     emulator.launch(emulator.kernel(ptx(body, "ao"), "test"), [cells, out])
     assert sorted(emulator.get(out, 32, np.uint32)) == [10 + 3 * i for i in range(32)]
     after = emulator.get(cells, 7, np.int32)
-    assert after[:5].tolist() == [10 + 96, 31, 77, 32 % 6, 64 | 31]
+    assert after[:5].tolist() == [10 + 96, 31, 107, 32 % 6, 64 | 31]
     assert after[5:6].view(np.float32)[0] == 16.0 and 0 <= after[6] < 32

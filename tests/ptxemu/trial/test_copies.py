@@ -142,3 +142,56 @@ def test_not_a_tensor_map(emulator):
     text = ptx(text, "o", shared=shared).replace(".param .u64 p_o", ".param .u64 p_o, .param .align 64 .b8 map[128]")
     with pytest.raises(LaunchError, match="takes for a tensor map is none"):
         emulator.launch(emulator.kernel(text, "test"), [emulator.empty(64), (ctypes.c_uint8 * 128)()])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_multicast_reaches_both_ctas(emulator, order):
+    """The first cta of a cluster copies for both; each waits at its own barrier."""
+    body = """
+	mov.u32 %r1, %cluster_ctarank; mov.u32 %r2, barrier; mov.u32 %r3, block;
+	mbarrier.init.shared::cta.b64 [%r2], 1;
+	mbarrier.arrive.expect_tx.shared::cta.b64 %rd3, [%r2], 16;
+	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
+	setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra again;
+	mov.u16 %h1, 3;
+	cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r3], [%rd_a], 16, [%r2], %h1;
+again:
+	mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r2], 0;
+	@!%p4 bra again;
+	ld.shared.u32 %r4, [%r3+8]; add.u32 %r4, %r4, %r1;
+	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1; st.global.u32 [%rd2], %r4;
+	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
+"""
+    shared = ".shared .align 16 .b8 block[16];\n.shared .align 8 .b8 barrier[8];"
+    source, out = emulator.put(np.array([1, 2, 30, 4], np.uint32)), emulator.empty(8)
+    with emulator.order(order):
+        kernel = emulator.kernel(ptx(body, "ao", shared=shared), "test")
+        emulator.launch(kernel, [source, out], grid=2, block=1, cluster=2)
+    assert emulator.get(out, 2, np.uint32).tolist() == [30, 31]
+
+
+def test_tensor_map_replaced_on_the_device(emulator):
+    """The map lies in global memory; the kernel gives it another tensor's address and fewer rows."""
+    box, at = (32, 16), (8, 5)
+    replace = """
+	setp.ne.u32 %p5, %r1, 0;
+	@%p5 bra replaced;
+	tensormap.replace.tile.global_address.global.b1024.b64 [%rd_m], %rd_t;
+	tensormap.replace.tile.global_dim.global.b1024.b32 [%rd_m], 1, 12;
+	fence.proxy.tensormap::generic.acquire.gpu [%rd_m], 128;
+replaced:
+"""
+    size = box[0] * box[1] * 2
+    text = TENSOR_LOAD.replace("BYTES", str(size)).replace("X", str(at[0])).replace("Y", str(at[1]))
+    text = text.replace("mov.b64 %rd5, map;", "mov.b64 %rd5, %rd_m;").replace(
+        "@%p1 bra ready;", replace + "@%p1 bra ready;"
+    )
+    shared = f".shared .align 1024 .b8 block[{size}];\n.shared .align 8 .b8 barrier[8];"
+    other, source, out = emulator.put(TENSOR), emulator.put(np.zeros_like(TENSOR)), emulator.empty(size)
+    made = np.frombuffer(bytes(tensor_map(emulator, source, (96, 40), (192,), box)), np.uint8)
+    kernel = emulator.kernel(ptx(text, "mto", shared=shared), "test")
+    emulator.launch(kernel, [emulator.put(made), other, out], block=size // 16)
+    want = boxed(at, box).copy()
+    want[12 - at[1] :] = 0
+    assert (emulator.get(out, (16, 32), np.uint16) == want).all()

@@ -11,6 +11,8 @@ foreach(name ptxemu ptxemu_planted)
   # The rounding of each operation counts, and so does the mode that it is done in.
   target_compile_options(${name} PRIVATE -march=native -Wall -Wextra -ffp-contract=off -frounding-math -fno-strict-aliasing)
   target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  # A program that counts its allocations counts none of the device's.
+  target_link_options(${name} PRIVATE -static-libstdc++ LINKER:--exclude-libs,libstdc++.a)
   set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF
                                            LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 endforeach()

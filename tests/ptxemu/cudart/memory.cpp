@@ -34,9 +34,10 @@ bool on_device(const void* pointer, size_t bytes) {
 }
 
 // Whether the side that the kind calls device memory is.
-bool valid_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  if ((kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) && !on_device(to, bytes)) return false;
-  return !(kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) || on_device(from, bytes);
+bool valid_copy(const void* to, size_t to_bytes, const void* from, size_t from_bytes, cudaMemcpyKind kind) {
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  return (!to_device || on_device(to, to_bytes)) && (!from_device || on_device(from, from_bytes));
 }
 
 cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
@@ -45,10 +46,7 @@ cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_p
   if (rows == 0 || width == 0) return noted(device().drain());
   const size_t to_bytes = to_pitch * (rows - 1) + width, from_bytes = from_pitch * (rows - 1) + width;
   if (width > to_pitch || width > from_pitch) return noted(cudaErrorInvalidValue);
-  if (!valid_copy(to, from, 0, kind) ||
-      ((kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) && !on_device(to, to_bytes)) ||
-      ((kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) && !on_device(from, from_bytes)))
-    return noted(cudaErrorInvalidValue);
+  if (!valid_copy(to, to_bytes, from, from_bytes, kind)) return noted(cudaErrorInvalidValue);
   if (wait && device().capture_of(stream)) return noted(cudaErrorStreamCaptureUnsupported);
   return noted(device().enqueue(stream, [=] {
     for (size_t row = 0; row < rows; ++row)
@@ -59,7 +57,7 @@ cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_p
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
   const std::lock_guard<std::recursive_mutex> lock(device().mutex);
   if (forked()) return noted(cudaErrorInitializationError);
-  if (!valid_copy(to, from, bytes, kind)) return noted(cudaErrorInvalidValue);
+  if (!valid_copy(to, bytes, from, bytes, kind)) return noted(cudaErrorInvalidValue);
   if (wait && device().capture_forbids()) return noted(cudaErrorStreamCaptureUnsupported);
   return noted(device().enqueue(stream, [=] { std::memmove(to, from, bytes); }));
 }

@@ -115,21 +115,25 @@ std::pair<int, char> target(const std::string& text) {
 }
 
 // The newest PTX that the device can run: what is for one architecture (a) or family (f) runs nowhere else.
-void choose(Module* module) {
-  if (module->chosen) return;
-  module->chosen = true;
+const std::string* newest_text(const Module& module) {
+  const int cc = compute_capability();
+  const std::string* newest = nullptr;
   int best = -1;
-  const bool by_itself = module->text != nullptr;
-  for (const std::string& text : module->texts) {
-    if (by_itself) break;
+  for (const std::string& text : module.texts) {
     const auto [number, suffix] = target(text);
-    const int cc = compute_capability();
     const bool fits = suffix == 'a'   ? number == cc
                       : suffix == 'f' ? number <= cc && number / 10 == cc / 10
                                       : number <= cc;
     const int rank = 2 * number + (suffix != 0);
-    if (fits && rank > best) module->text = &text, best = rank;
+    if (fits && rank > best) newest = &text, best = rank;
   }
+  return newest;
+}
+
+void choose(Module* module) {
+  if (module->chosen) return;
+  module->chosen = true;
+  if (!module->text) module->text = newest_text(*module);
   if (!module->text) return;
   Hash hash;
   hash.add(*module->text);

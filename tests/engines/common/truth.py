@@ -34,12 +34,6 @@ class Truth:
             self._known[key] = self._compute(sequence, swaps)
         return self._known[key]
 
-    def margin(self, run, step, other):
-        """By how much the truth holds the run's token of that step and another one apart."""
-        logprobs, _ = self.of(run["prompt"] + run["tokens"][:-1])
-        at = len(run["prompt"]) - 1 + step
-        return abs(float(logprobs[at, run["tokens"][step]] - logprobs[at, other]))
-
     def _compute(self, sequence, swaps):
         seen = []
 
@@ -141,17 +135,3 @@ def measure(truth, run):
                 if margin > 0:
                     errors.token_margins.append(round(margin, 5))
     return errors
-
-
-def compare(truth, run, other):
-    """Tokens of two runs, whether routers are recorded or not: (how many are equal before the first that differs in each sequence,
-    how many there are, the margins in the truth of those that differ)."""
-    equal, total, margins = 0, 0, []
-    for first, second in zip(run, other, strict=True):
-        total += len(first["tokens"])
-        for step, (a, b) in enumerate(zip(first["tokens"], second["tokens"], strict=True)):
-            if a != b:
-                margins.append(truth.margin(first, step, b))
-                break
-            equal += 1
-    return equal, total, margins

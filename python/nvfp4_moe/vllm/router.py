@@ -26,7 +26,9 @@ class OwnRouter:
 
     def select(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (T, num_experts) to topk_ids int32 and topk_weights float32, both (T, top_k)."""
-        return torch.ops.nvfp4.select_experts(logits.contiguous(), self.top_k, "softmax", self.renormalize)
+        logits = logits.contiguous()
+        ids, weights = torch.ops.nvfp4.select_experts(logits, self.top_k, "softmax", self.renormalize)
+        return ids, weights
 
 
 def own_router(layer: Any, plan: LayerPlan) -> OwnRouter | None:

@@ -281,7 +281,11 @@ __global__ void __launch_bounds__(32 * kWarps) select_experts_kernel(const Selec
     selection = look_up(call, t);
   else
     selection = select<kPerLane>(call, row, vectors);
+#if __CUDA_ARCH__ < 1200
   const bool by_logits = kPerLane > 0 && !call.config.selects_by_score();
+#else  // for both ways ptxas 13.0 takes room on the stack: logits are read again there
+  const bool by_logits = false;
+#endif
   const float weight = by_logits ? weigh<true>(call, row, selection) : weigh<false>(call, row, selection);
   if (lane >= call.config.top_k) return;
   const int64_t i = t * call.config.top_k + lane;

@@ -14,11 +14,13 @@ if(NOT NVFP4_MOE_WITH_CUDA)
 endif()
 
 # Real code for each generation and PTX of the last one: nothing is compiled when a layer is opened. The emulator takes
-# PTX alone, of the generations that it runs the tests as.
-if(NVFP4_MOE_EMULATE)
-  set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90-virtual 120-virtual)
-elseif(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
+# the PTX of each, which nvcc makes on the way to real code.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  if(NVFP4_MOE_EMULATE)
+    set(CMAKE_CUDA_ARCHITECTURES 80 90 100 120)
+  else()
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
+  endif()
 endif()
 enable_language(CUDA)
 if(NVFP4_MOE_CUDA STREQUAL "AUTO" AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
@@ -31,13 +33,8 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's
 endif()
 find_package(CUDAToolkit 12.8 REQUIRED)
 
-# CUDA's run time, or the emulator's in its place.
 add_library(nvfp4_moe_cudart INTERFACE)
+target_link_libraries(nvfp4_moe_cudart INTERFACE CUDA::cudart_static)
 if(NVFP4_MOE_EMULATE)
-  set(CMAKE_CUDA_RUNTIME_LIBRARY None)
   set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} --no-compress")  # its translator reads PTX as text
-  target_include_directories(nvfp4_moe_cudart INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
-  target_link_libraries(nvfp4_moe_cudart INTERFACE ptxemu)
-else()
-  target_link_libraries(nvfp4_moe_cudart INTERFACE CUDA::cudart_static)
 endif()

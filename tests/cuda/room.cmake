@@ -1,14 +1,16 @@
 # The CUDA backends: what a host can judge of them, and on a machine with a GPU (skipped by name elsewhere) streams, graphs
 # and large shapes. The case table goes through them in tests/steps and tests/layer.
 target_link_libraries(test_cuda PRIVATE nvfp4_moe_cudart)
-target_link_options(test_cuda PRIVATE LINKER:--wrap=cudaMalloc,--wrap=cudaFree)  # memory_test.cpp
-if(NOT NVFP4_MOE_EMULATE)  # there ptxas does not run
-  find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/check_ptxas.py
-                                   ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_cuda_objects.dir
-                                   ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm80_objects.dir
-                                   ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm90_objects.dir
-                                   ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm120_objects.dir)
-  set_tests_properties(cuda/ptxas PROPERTIES LABELS cuda)
+set(wraps LINKER:--wrap=cudaMalloc,--wrap=cudaFree)  # memory_test.cpp
+target_link_options(test_cuda PRIVATE ${wraps})
+if(TARGET emulated_cuda)
+  target_link_options(emulated_cuda PRIVATE ${wraps})
 endif()
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/check_ptxas.py
+                                 ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_cuda_objects.dir
+                                 ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm80_objects.dir
+                                 ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm90_objects.dir
+                                 ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm120_objects.dir)
+set_tests_properties(cuda/ptxas PROPERTIES LABELS cuda)
 set_target_properties(test_cuda PROPERTIES UNITY_BUILD OFF)

@@ -1,5 +1,5 @@
 # The emulator's run time: libptxemu.so in place of CUDA's, and the same with the faults of planted.def built in.
-if(NOT NVFP4_MOE_EMULATE)
+if(NOT (NVFP4_MOE_EMULATE AND NVFP4_MOE_WITH_CUDA))
   return()
 endif()
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/runtime/*.cpp ${CMAKE_CURRENT_LIST_DIR}/cudart/*.cpp)

@@ -90,10 +90,12 @@ def test_demo_turns_cuda_off_where_a_folder_has_no_library_yet(dev):
     assert ran.startswith("--preset demo\n"), "a test run that was stopped while it compiled CUDA, for example"
 
 
-def test_wheel_turns_on_the_cuda_that_a_demo_in_its_folder_has_turned_off(dev):
+def test_wheel_builds_its_library_beside_that_of_the_tests(dev):
     assert dev("demo")[0] == 0
     _, ran, _ = dev("wheel")
-    assert ran.startswith("--preset cpu -DNVFP4_MOE_CUDA=AUTO\n"), "and leaves the tests as they are"
+    assert ran.startswith("--preset wheel\n--build --preset wheel "), (
+        "the tests' has PTX for the emulator, a demo's no CUDA"
+    )
 
 
 def test_demo_takes_the_gpu_that_is_listed(dev):
@@ -205,12 +207,11 @@ def test_attack_fails_with_its_tests_or_its_summary(tested, fails):
 
 def test_test_records_the_whole_long_tier_alone(tested):
     _, short, _ = tested("test", FAILS="nothing")
-    assert "ctest --test-dir build/cpu" in short and "-LE long" in short and "-m not long" in short
+    assert "ctest --test-dir build/cpu" in short and "-LE ^(emulated_)?long$ " in short and "-m not long" in short
     assert "--record" not in short
     _, long, _ = tested("test", "--long", FAILS="nothing")
-    assert (
-        "-LE" not in long and "test_summary.py --record tests/long_tier.json build/ctest.xml build/pytest.xml" in long
-    )
+    assert "-LE ^emulated_long$ " in long, "the emulator's has a verb of its own"
+    assert "test_summary.py --record tests/long_tier.json build/ctest.xml build/pytest.xml" in long
     _, filtered, _ = tested("test", "--long", "Fork", FAILS="nothing")
     assert "-R Fork" in filtered and "-k Fork" in filtered and "--record" not in filtered
 

@@ -27,13 +27,13 @@ endfunction()
 
 cuda_room(cuda FOLDERS backend/cuda USES backend)
 cuda_room(sm80 FOLDERS backend/sm80 USES cuda)
-# Rooms of one architecture hold its machine code alone; for the emulator its PTX.
-set(code real)
+# Rooms of one architecture hold its machine code alone; for the emulator its PTX besides.
+set(code -real)
 if(NVFP4_MOE_EMULATE)
-  set(code virtual)
+  set(code "")
 endif()
 # wgmma is in the architecture-specific instruction set only.
-cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a-${code})
+cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a${code})
 # A device assert is a function call, and ptxas serializes wgmma around calls.
 target_compile_definitions(nvfp4_moe_sm90_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
 # Block-scaled mma is in the instruction sets of an architecture, or from nvcc 12.9 on of its family: 12.0 and 12.1.
@@ -41,7 +41,7 @@ set(sm120_architecture 120a)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.9)
   set(sm120_architecture 120f)
 endif()
-cuda_room(sm120 FOLDERS backend/sm120 USES cuda ARCHITECTURES ${sm120_architecture}-${code})
+cuda_room(sm120 FOLDERS backend/sm120 USES cuda ARCHITECTURES ${sm120_architecture}${code})
 if(sm120_architecture STREQUAL "120f")
   target_compile_definitions(nvfp4_moe_sm120_objects PRIVATE NVFP4_MOE_SM120_FAMILY)
 endif()

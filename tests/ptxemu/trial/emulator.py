@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-BUILD = pathlib.Path(os.environ.get("PTXEMU_BUILD", ROOT / "build" / "emulate"))
+BUILD = pathlib.Path(os.environ.get("PTXEMU_BUILD", ROOT / "build" / "cpu"))
 LIBRARIES = {}
 
 

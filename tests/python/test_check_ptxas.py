@@ -111,6 +111,8 @@ def test_spills_of_what_a_kernel_calls_fail_on_every_target(target):
         "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program "
         "dependence on compiler-inserted WG.AR in divergent path in the function 'k'",
         "ptxas warning : (C7513) some other words",
+        "ptxas info    : (C7517) warpgroup.wait is injected in around line 11 by compiler to allow use of registers defined "
+        "by GMMA in function 'k'",
     ],
 )
 def test_serialized_wgmma_fails_on_every_target(target, said):

@@ -46,6 +46,25 @@ __global__ void sm90_gemm1_kernel(float* out, uint64_t a, uint64_t b) {
 }
 """
 
+# The accumulators are added to before they are waited for: ptxas waits by itself.
+USED_EARLY = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry _Z17sm90_gemm1_kernelv(.param .u64 out, .param .u64 a, .param .u64 b) {
+  .reg .f32 %f<5>; .reg .b64 %d<4>;
+  ld.param.u64 %d1, [out]; ld.param.u64 %d2, [a]; ld.param.u64 %d3, [b];
+  mov.f32 %f1, 0f00000000; mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1;
+  wgmma.fence.sync.aligned;
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1,%f2,%f3,%f4}, %d2, %d3, 1, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  USE
+  wgmma.wait_group.sync.aligned 0;
+  st.global.v4.f32 [%d1], {%f1,%f2,%f3,%f4};
+  ret;
+}
+"""
+
 OF_SM120 = """
 .version 9.0
 .target sm_120f
@@ -111,6 +130,16 @@ def test_serialized_wgmma_fails(check):
     assert code == 1
     assert "serialized" in out
     code, out = check("sm90_gemm1_kernel", "k.cu", WGMMA, *options, "-DNDEBUG")
+    assert code == 0, out
+
+
+def test_a_wait_that_ptxas_puts_in_fails(check):
+    use = "add.f32 %f1, %f1, %f2; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1,%f2,%f3,%f4}, %d2, %d3, 1, 1, 1, 0, 0; wgmma.commit_group.sync.aligned;"
+    ptxas = ["ptxas", "-v", "-arch=sm_90a"]
+    code, out = check("sm90_gemm1_kernel", "k.ptx", USED_EARLY.replace("USE", use), *ptxas)
+    assert code == 1
+    assert "warpgroup.wait is injected" in out
+    code, out = check("sm90_gemm1_kernel", "k.ptx", USED_EARLY.replace("USE", ""), *ptxas)
     assert code == 0, out
 
 

@@ -56,6 +56,14 @@ class Step:
     absent: str = ""  # why it is not run at all
 
 
+def chosen_device():
+    """One GPU alone, by the order of nvidia-smi: the first, or the first that CUDA_VISIBLE_DEVICES names."""
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0",
+    }
+
+
 def steps_of(options, tools, capability):
     """The list of steps. capability: "12.0"; of the device, or the emulated one."""
     emulated = options.emulate is not None
@@ -67,7 +75,7 @@ def steps_of(options, tools, capability):
         configure.append("-DNVFP4_MOE_CLI=ON")
         targets.append("nvfp4-moe")
     jobs = str(options.jobs or os.cpu_count())
-    device = {"PTXEMU_CC": capability} if emulated else {}
+    device = {"PTXEMU_CC": capability} if emulated else chosen_device()
 
     def ctest(name, shows, label, limit_s, only=None, without=None, rehearsed=None):
         chosen = rehearsed if emulated else only
@@ -96,6 +104,7 @@ def steps_of(options, tools, capability):
             (racecheck if tool == "racecheck" else []) + [[*command, f"--gtest_filter={SANITIZED}"]],
             5400,
             sanitizer_errors,
+            device,
             needs="build",
             absent=sanitizer_absent,
         )
@@ -117,7 +126,7 @@ def steps_of(options, tools, capability):
             "the driver shows the device, a backend takes it, tiny layers agree with the reference",
             [[f"{build}/cli/nvfp4-moe", "doctor", "--device", "cuda:0", "--json", "--quiet"]],
             300,
-            doctor_facts,
+            doctor_facts(capability),
             device,
             needs="build",
             absent="" if options.command_line else "the command line is not built here: CLI11's headers are missing",
@@ -127,7 +136,7 @@ def steps_of(options, tools, capability):
             "what no emulator knows: registers, shared memory, occupancy, width of sums, scale bytes",
             [[f"{build}/tests/device_probes", *(["--quick"] if emulated else [])]],
             900,
-            probe_findings,
+            probe_findings(capability),
             device,
             needs="build",
         ),
@@ -174,7 +183,8 @@ def run_command(command, environment, log, limit_s):
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, **environment},
+                # What a user has set for the library, a backend for example, is not what is accepted.
+                env={**{k: v for k, v in os.environ.items() if not k.startswith("NVFP4_MOE_")}, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -242,7 +252,13 @@ def first_line(*command):
 def machine_facts(emulate):
     """Of the machine and the tree, without names and addresses."""
     asked = "name,compute_cap,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.memory"
-    gpu = first_line("nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", "-i", "0") if not emulate else ""
+    gpu = (
+        first_line(
+            "nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", "-i", chosen_device()["CUDA_VISIBLE_DEVICES"]
+        )
+        if not emulate
+        else ""
+    )
     fields = dict(zip(asked.split(","), (value.strip() for value in gpu.split(",")), strict=False)) if gpu else {}
     cpu = re.search(r"model name\s*:\s*(.*)", _text("/proc/cpuinfo"))
     return {

@@ -68,25 +68,37 @@ def tests_of_ctest(capability):
     return read
 
 
-def doctor_facts(text):
-    doctor = json_in(text)
-    gpus = doctor.get("gpus", [])
-    figures = {
-        "version": doctor.get("version"),
-        "gpu": gpus[0] if gpus else None,
-        "self_test": {
-            test["name"]: test["detail"] if test["ok"] else f"FAILED: {test['detail']}" for test in doctor["self_test"]
-        },
-    }
-    wrong = [test["name"] for test in doctor["self_test"] if not test["ok"]]
-    on_device = [test["name"] for test in doctor["self_test"] if "on cuda:0" in test["name"]]
-    if wrong:
-        return figures, f"self-tests failed: {', '.join(wrong)}"
-    return figures, "" if on_device else "no self-test ran on the device"
+def other_device(capability, found):
+    """What is wrong where a program ran on another device than the one that is accepted. found: 120 for 12.0."""
+    return "" if found == int(capability.replace(".", "")) else f"ran on a device of compute capability {found}"
+
+
+def doctor_facts(capability):
+    """A reader of `doctor --json`: its self-tests, of which some must have run on the device."""
+
+    def read(text):
+        doctor = json_in(text)
+        tests = doctor["self_test"]
+        gpu = next(iter(doctor.get("gpus", [])), None)
+        figures = {
+            "version": doctor.get("version"),
+            "gpu": gpu,
+            "self_test": {
+                test["name"]: test["detail"] if test["ok"] else f"FAILED: {test['detail']}" for test in tests
+            },
+        }
+        wrong = [test["name"] for test in tests if not test["ok"]]
+        if wrong:
+            return figures, f"self-tests failed: {', '.join(wrong)}"
+        if gpu is None or not any("on cuda:0" in test["name"] for test in tests):
+            return figures, "no self-test ran on the device"
+        return figures, other_device(capability, gpu["compute_capability"])
+
+    return read
 
 
 def width_of(sum_):
-    """(the largest d up to which all of small / 2^d is exact, what is left of three quarters of a last place beyond)."""
+    """The largest d up to which all of a small part, 1 / 2^d of the large one, is left."""
     left = sum_["of_small_left_for_d_from_2"]
     bits = 1
     while bits - 1 < len(left) and left[bits - 1] == 1:
@@ -94,28 +106,35 @@ def width_of(sum_):
     return bits
 
 
-def probe_findings(text):
-    """The probes' own JSON, the width of sums read out of it, and kernels that did not get what they are planned for."""
-    probes = json_in(text)
-    widths = {}
-    for sum_ in probes.get("accumulation", []):
-        if sum_["small_over_power_of_two"] == 1:
-            key = f"{sum_['places']}, {sum_['tokens']} tokens"
-            bits = width_of(sum_)
-            widths[key] = {"bits": bits, "at_least": bits == len(sum_["of_small_left_for_d_from_2"]) + 1}
-    figures = {"bits_of_sums": widths, "probes": probes}
-    wrong = [probes["failure"]] if probes.get("failure") else []
-    for kernel in probes.get("kernels", []):
-        name = short_name(kernel["name"])
-        if kernel["launch"] != "ok":
-            wrong.append(
-                f"{name}: launch with {kernel['dynamic_shared_bytes']} bytes of shared memory: {kernel['launch']}"
-            )
-        elif kernel["ctas_per_multiprocessor"] < 1:
-            wrong.append(f"{name}: no multiprocessor holds a cta of it")
-    if not any("gemm" in kernel["name"] for kernel in probes.get("kernels", [])):
-        wrong.append("no GEMM was launched")
-    return figures, "; ".join(wrong)
+def probe_findings(capability):
+    """A reader of device_probes: its own JSON, the width of sums read out of it, and kernels that did not get what they are
+    planned for."""
+
+    def read(text):
+        probes = json_in(text)
+        widths = {}
+        for sum_ in probes.get("accumulation", []):
+            if sum_["small_over_power_of_two"] == 1:
+                bits = width_of(sum_)
+                at_least = bits == len(sum_["of_small_left_for_d_from_2"]) + 1
+                widths[f"{sum_['places']}, {sum_['tokens']} tokens"] = {"bits": bits, "at_least": at_least}
+        figures = {"bits_of_sums": widths, "probes": probes}
+        wrong = [probes["failure"]] if probes.get("failure") else []
+        if "device" in probes:
+            wrong += filter(None, [other_device(capability, probes["device"]["compute_capability"])])
+        for kernel in probes.get("kernels", []):
+            name = short_name(kernel["name"])
+            if kernel["launch"] != "ok":
+                wrong.append(
+                    f"{name}: launch with {kernel['dynamic_shared_bytes']} bytes of shared memory: {kernel['launch']}"
+                )
+            elif kernel["ctas_per_multiprocessor"] < 1:
+                wrong.append(f"{name}: no multiprocessor holds a cta of it")
+        if not any("gemm" in kernel["name"] for kernel in probes.get("kernels", [])):
+            wrong.append("no GEMM was launched")
+        return figures, "; ".join(wrong)
+
+    return read
 
 
 def short_name(kernel):

@@ -53,18 +53,23 @@ def test_tests_of_another_backend_are_not_enough():
 
 
 def test_a_self_test_of_doctor_that_fails_is_named():
-    figures, wrong = results.doctor_facts(recorded("doctor.json"))
+    figures, wrong = results.doctor_facts("12.0")(recorded("doctor.json"))
     assert wrong == ""
     assert figures["gpu"]["compute_capability"] == 120
     doctor = json.loads(recorded("doctor.json"))
     next(test for test in doctor["self_test"] if "sm120" in test["name"])["ok"] = False
-    assert "tiny layer W4A4, sm120 on cuda:0" in results.doctor_facts(json.dumps(doctor))[1]
+    assert "tiny layer W4A4, sm120 on cuda:0" in results.doctor_facts("12.0")(json.dumps(doctor))[1]
     doctor["self_test"] = [test for test in doctor["self_test"] if "cuda:0" not in test["name"]]
-    assert results.doctor_facts("a warning\n" + json.dumps(doctor))[1] == "no self-test ran on the device"
+    assert results.doctor_facts("12.0")("a warning\n" + json.dumps(doctor))[1] == "no self-test ran on the device"
+
+
+def test_another_device_than_the_one_that_is_accepted_is_seen():
+    for reader, name in ((results.doctor_facts, "doctor.json"), (results.probe_findings, "probes.json")):
+        assert reader("12.1")(recorded(name))[1] == "ran on a device of compute capability 120"
 
 
 def test_probes_give_the_width_of_sums_and_what_was_not_granted():
-    figures, wrong = results.probe_findings(recorded("probes.json"))
+    figures, wrong = results.probe_findings("12.0")(recorded("probes.json"))
     assert wrong == ""
     assert figures["bits_of_sums"] == {
         "within 64 columns: large, small, -large, 1 tokens": {"bits": 34, "at_least": True},
@@ -73,10 +78,10 @@ def test_probes_give_the_width_of_sums_and_what_was_not_granted():
     probes = json.loads(recorded("probes.json"))
     probes["kernels"][0]["launch"] = "too many resources requested for launch"
     probes["kernels"][1]["ctas_per_multiprocessor"] = 0
-    wrong = results.probe_findings(json.dumps(probes))[1]
+    wrong = results.probe_findings("12.0")(json.dumps(probes))[1]
     assert "sm120_gemm1_kernel<0>: launch with 98560 bytes of shared memory: too many resources" in wrong
     assert "sm120_gemm2_kernel<2>: no multiprocessor holds a cta of it" in wrong
-    assert results.probe_findings(json.dumps({"kernels": [], "failure": "no device"}))[1] == (
+    assert results.probe_findings("12.0")(json.dumps({"kernels": [], "failure": "no device"}))[1] == (
         "no device; no GEMM was launched"
     )
 
@@ -187,7 +192,7 @@ TOOLS = {
     "git": "echo 0123456789abcdef0123456789abcdef01234567",
     "c++": "echo c++ 12",
     "cmake": 'echo "cmake $*" >>$LOG; exit ${CMAKE_FAILS:-0}',
-    "ctest": 'echo "ctest $*" >>$LOG; [ -n "$HANGS" ] && { sleep 100 & sleep 100; }; '
+    "ctest": 'echo "ctest $* on $CUDA_VISIBLE_DEVICES" >>$LOG; [ -z "$NVFP4_MOE_BACKEND" ] || exit 7; [ -n "$HANGS" ] && { sleep 100 & sleep 100; }; '
     "echo '1/2 Test  #1: cuda/CudaLayer.RunsThroughC ....   Passed    0.10 sec'; "
     "echo '2/2 Test  #2: layer/Backends/ExactSums.LayersHaveTheReferencesBits/sm120 ....   '$RESULT'    0.10 sec'; "
     '[ "$RESULT" = Passed ]',
@@ -317,6 +322,12 @@ def test_what_a_stop_left_is_resumed(kit):
     assert "== build: kept, passed" in said and "== probes (at most" in said
     assert "cmake --preset gpu" not in kit.ran
     assert states(report) == dict.fromkeys(STEPS, "passed")
+
+
+def test_one_gpu_is_accepted_whatever_the_environment_says_of_the_library(kit):
+    code, said, _ = kit("--only", "build,steps", CUDA_VISIBLE_DEVICES="3,1", NVFP4_MOE_BACKEND="cpu")
+    assert code == 3, said
+    assert "ctest --test-dir build/gpu" in kit.ran and kit.ran.strip().endswith("on 3")
 
 
 def test_what_is_absent_on_a_device_is_incomplete(kit):

@@ -1,5 +1,5 @@
 // Whole layers whose every sum is exact in fp32, in any order and however wide a tensor core adds: the output of every
-// backend has the reference's bits, from one row an expert to more than a tile holds.
+// backend has the reference's bits, from one row an expert to 150.
 //
 // Columns of hidden come in pairs of one value, and the weights of gate and up in pairs (w, -w), so that all products
 // count and cancel. What is left of gate is 36 times a power of two, whose SiLU is itself in fp32; what is left of up is

@@ -28,6 +28,7 @@ from acceptance_results import (
     doctor_facts,
     nothing,
     probe_findings,
+    said_lines,
     sanitizer_errors,
     tests_of_ctest,
 )
@@ -120,6 +121,15 @@ def steps_of(options, tools, capability):
             "nvcc and ptxas of this machine compile everything for this device",
             [configure, ["cmake", "--build", "--preset", preset, "-j", jobs, "--target", *targets]],
             7200,
+        ),
+        Step(
+            "machine-code",
+            "ptxas spilled nothing, serialized nothing, and made the products that kernels are written for",
+            [[sys.executable, "scripts/check_ptxas.py", f"{build}/src/CMakeFiles"]],
+            300,
+            said_lines,
+            needs="build",
+            absent="ptxas does not run for the emulator" if emulated else "",
         ),
         Step(
             "doctor",

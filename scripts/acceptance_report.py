@@ -184,6 +184,7 @@ def details(entry):
             rows.append((cell["shape"], cell["tokens"], cell["format"], cell["backend"], f"{cell['us']:.1f}",
                          f"{h200:.1f}" if h200 else "", f"{h200 / cell['us']:.2f}" if h200 else ""))  # fmt: skip
         lines += table(rows)
+    lines += figures.get("said", [])
     for name, detail in figures.get("self_test", {}).items():
         lines.append(f"self-test {name}: {detail}")
     if entry["state"] == "failed":

@@ -220,6 +220,9 @@ def kit(tmp_path):
     (tree / "scripts").mkdir()
     for script in ROOT.glob("scripts/acceptance*.py"):
         shutil.copy(script, tree / "scripts")
+    (tree / "scripts/check_ptxas.py").write_text(
+        "import os, sys\nprint('gemm: registers 68 of', sys.argv[1])\nsys.exit(int(os.environ.get('SPILLS', 0)))\n"
+    )
     (tree / "bench/results").mkdir(parents=True)
     shutil.copy(H200, tree / "bench/results")
     for name, body in TOOLS.items():
@@ -254,7 +257,7 @@ def kit(tmp_path):
     return run
 
 
-STEPS = ["build", "doctor", "probes", "exact-sums", "steps", "layers", "graphs-and-repeats"]
+STEPS = ["build", "machine-code", "doctor", "probes", "exact-sums", "steps", "layers", "graphs-and-repeats"]
 STEPS += ["sanitize-memcheck", "sanitize-racecheck", "sanitize-initcheck", "sanitize-synccheck", "bench"]
 
 
@@ -266,7 +269,7 @@ def test_all_that_passes_is_accepted(kit):
     code, said, report = kit()
     assert code == 0, said
     assert states(report) == dict.fromkeys(STEPS, "passed")
-    assert report["verdict"] == "ACCEPTED: 12 steps with 24 tests passed on this GPU"
+    assert report["verdict"] == "ACCEPTED: 13 steps with 24 tests passed on this GPU"
     assert said.index("Host and user names, paths and") < said.index("== build"), "said before it starts"
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
         assert f"sanitizer --tool {tool} --error-exitcode 1 build/" in kit.ran
@@ -285,6 +288,16 @@ def test_a_step_that_fails_does_not_end_it(kit):
     failed = next(step for step in report["steps"] if step["name"] == "layers")
     assert failed["end_of_output"][-1].endswith("0.10 sec")
     assert "LayersHaveTheReferencesBits/sm120: Failed" in failed["figures"]["failed_tests"][0]
+
+
+def test_a_ptxas_that_spills_is_not_accepted(kit):
+    code, _, report = kit("--only", "build,machine-code", SPILLS="1")
+    assert code == 1
+    step = next(step for step in report["steps"] if step["name"] == "machine-code")
+    assert step["figures"]["said"] == ["gemm: registers 68 of build/gpu/src/CMakeFiles"]
+    assert (
+        "gemm: registers 68" in (kit.tree / "build/acceptance/report.txt").read_text().split(acceptance_report.MARK)[0]
+    )
 
 
 def test_nothing_runs_on_a_build_that_failed(kit):
@@ -313,7 +326,7 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_started(kit):
 
 def test_what_a_stop_left_is_resumed(kit):
     _, _, report = kit("--only", "build,doctor,probes")
-    assert report["verdict"].startswith("INCOMPLETE: nothing failed on this GPU, and not run: exact-sums")
+    assert report["verdict"].startswith("INCOMPLETE: nothing failed on this GPU, and not run: machine-code, exact-sums")
     path = kit.tree / "build/acceptance/report.txt"
     acceptance_report.put(report, {"name": "probes", "state": "running", "why": "did not end"})
     acceptance_report.write(report, path, STEPS)
@@ -343,7 +356,7 @@ def test_it_cannot_begin_without_a_gpu_or_with_a_step_that_does_not_exist(kit):
     code, said, _ = kit()
     assert (code, "expected nvcc on PATH and a GPU" in said) == (2, True)
     code, said, _ = kit("--emulate", "12.0", "--only", "nothing")
-    assert (code, "no step nothing; there are build, doctor" in said) == (2, True)
+    assert (code, "no step nothing; there are build, machine-code" in said) == (2, True)
 
 
 def test_a_rehearsal_says_so_and_asks_no_gpu(kit):
@@ -352,7 +365,7 @@ def test_a_rehearsal_says_so_and_asks_no_gpu(kit):
     assert code == 0, said
     assert "proves nothing of a chip" in report["verdict"]
     assert {name for name, state in states(report).items() if state == "absent"} == {
-        name for name in STEPS if name.startswith("sanitize-")
+        name for name in STEPS if name.startswith("sanitize-") or name == "machine-code"
     }
     assert "cmake --preset emulate" in kit.ran and "--preset gpu" not in kit.ran
     assert "sanitizer" not in kit.ran

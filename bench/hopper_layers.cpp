@@ -1,6 +1,8 @@
-// Layers on one Hopper GPU: sm90 and cuda in the same run, beside the floor.
+// Layers on one GPU: the backend that a layer gets there (on Hopper sm90) and cuda in the same run, beside the floor.
 //
 //   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4] [--batch-invariant] [--no-cuda]
+//
+// The shape `rehearsal` is for trying the bench itself where nothing is fast, and is left out unless it is named.
 //
 // One line a shape and token count. A step is one run of a layer: ids and hidden in, output out; 4 to 16 steps, each
 // with a routing of its own and the next of the rotated layers, are one CUDA graph; the figure is the median replay
@@ -23,6 +25,7 @@
 #include "backend/layer_steps.h"
 #include "core/random.h"
 #include "moe/layer.h"
+#include "moe/registry.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -46,7 +49,8 @@ struct LayerShape {
 constexpr LayerShape kShapes[] = {{"v4pro_ep8", 48, 384, 6, 7168, 3072, 1},
                                   {"v4flash", 256, 256, 6, 4096, 2048, 1},
                                   {"qwen30b", 128, 128, 8, 2048, 768, 4},
-                                  {"mixtral", 8, 8, 2, 4096, 14336, 2}};
+                                  {"mixtral", 8, 8, 2, 4096, 14336, 2},
+                                  {"rehearsal", 4, 8, 2, 512, 256, 1}};
 
 std::vector<uint8_t> random_bytes(Random& random, size_t count, uint64_t mask, uint64_t offset) {
   std::vector<uint8_t> bytes((count + 7) / 8 * 8);
@@ -67,11 +71,11 @@ Nvfp4Buffers random_matrix(Random& random, int64_t rows, int64_t cols) {
 }
 
 // One expert of random weights, copied to all others on the device.
-PackedWeights make_layer(const MoeConfig& config, const ExpertRange& range, uint64_t seed) {
+PackedWeights make_layer(const Backend& backend, const MoeConfig& config, const ExpertRange& range, uint64_t seed) {
   PackedWeights weights{config, range, {}, {}, {}};
   weights.tensor_scales.assign(static_cast<size_t>(range.count) + 1, {1e-3f, 1e-3f, 1e-3f});
   weights.zero_scale_codes.resize(static_cast<size_t>(range.count) + 1);
-  auto bytes = kSm90Backend.allocate(kSm90Backend.packed_bytes(config, range), 0, "packed weights");
+  auto bytes = backend.allocate(backend.packed_bytes(config, range), 0, "packed weights");
   must(bytes.status());
   weights.bytes = std::move(*bytes);
   Random random(seed);
@@ -90,7 +94,7 @@ PackedWeights make_layer(const MoeConfig& config, const ExpertRange& range, uint
     return result;
   };
   const ExpertSource source{view(gate, n, h), view(up, n, h), view(down, h, n)};
-  must(kSm90Backend.pack_expert(weights, 0, source));
+  must(backend.pack_expert(weights, 0, source));
   const cuda::PackedLayout layout(config, range);
   std::byte* const base = weights.bytes.data();
   const auto size = static_cast<size_t>(layout.routed.expert_stride);
@@ -219,8 +223,15 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
   const auto config = MoeConfig::make(options);
   must(config.status());
   const ExpertRange range{0, shape.local_experts};
+  const auto facts = device_facts("cuda:0");
+  must(facts.status());
+  const auto backend = choose_backend(*config, *facts, "auto");
+  must(backend.status());
+  // Both read one layout where they have the same; sm120's of nvfp4 is its own.
+  const bool beside_cuda = with_cuda && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
   std::vector<PackedWeights> layers;
-  for (int i = 0; i < shape.layers; ++i) layers.push_back(make_layer(*config, range, 7 + static_cast<uint64_t>(i)));
+  for (int i = 0; i < shape.layers; ++i)
+    layers.push_back(make_layer(**backend, *config, range, 7 + static_cast<uint64_t>(i)));
   for (int64_t tokens : tokens_list) {
     const int steps = tokens <= 64 ? 16 : tokens <= 512 ? 8 : 4;
     Random random(static_cast<uint64_t>(tokens));
@@ -257,18 +268,18 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
     const auto* const device_ids = static_cast<const int32_t*>(ids_array.data);
     batch.topk_ids = device_ids;
     const int64_t ids_of_step = tokens * shape.top_k;
-    const Times own = time_backend(kSm90Backend, layers, batch, steps, device_ids, ids_of_step);
+    const Times own = time_backend(**backend, layers, batch, steps, device_ids, ids_of_step);
     const double rows = static_cast<double>(mean.slots) / static_cast<double>(mean.hit);
     // The GEMM graphs use the last routing.
     const double last_bytes = static_cast<double>(last.hit) * h * n * 0.5625;
     const double last_flops = 2 * static_cast<double>(last.slots) * h * n;
     std::printf(
-        "%-9s %5ld %6.1f rows | floor %8.1f | sm90 %8.1f (%.2fx) | g1 %8.1f %.2f TB/s %4.0f TF | g2 %8.1f %.2f TB/s "
+        "%-9s %5ld %6.1f rows | floor %8.1f | %s %8.1f (%.2fx) | g1 %8.1f %.2f TB/s %4.0f TF | g2 %8.1f %.2f TB/s "
         "%4.0f TF",
-        shape.name, static_cast<long>(tokens), rows, floor, own.layer, own.layer / floor, own.gemm1,
+        shape.name, static_cast<long>(tokens), rows, floor, (*backend)->name, own.layer, own.layer / floor, own.gemm1,
         2 * last_bytes / own.gemm1 / 1e6, 2 * last_flops / own.gemm1 / 1e6, own.gemm2, last_bytes / own.gemm2 / 1e6,
         last_flops / own.gemm2 / 1e6);
-    if (with_cuda) {
+    if (beside_cuda) {
       const Times plain = time_backend(kCudaBackend, layers, batch, steps, device_ids, ids_of_step);
       std::printf(" | cuda %8.1f: %.2fx", plain.layer, plain.layer / own.layer);
     }
@@ -311,7 +322,8 @@ int main(int argc, char** argv) {
   std::printf("%s, %s%s, us\n", facts->name.c_str(), to_string(options.activation_format),
               options.batch_invariant ? ", batch invariant" : "");
   for (const LayerShape& shape : kShapes)
-    if (names.empty() || std::find(names.begin(), names.end(), shape.name) != names.end())
+    if (names.empty() ? shape.name != std::string("rehearsal")
+                      : std::find(names.begin(), names.end(), shape.name) != names.end())
       bench_shape(shape, tokens, options, with_cuda);
   return 0;
 }

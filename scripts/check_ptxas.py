@@ -1,32 +1,58 @@
 #!/usr/bin/env python3
 """Reads what ptxas said of the CUDA kernels (OBJECT.report, kept by scripts/keep_compiler_report.sh) in folders of objects.
 
-Fails where a listed kernel is missing from every report, spills registers, or keeps an array in local memory, where
-ptxas serialized wgmma, and where a kernel's machine code, in the object beside the report, lacks the tensor core
-instruction that it is written for. Prints registers by kernel and architecture.
+Fails where a listed kernel is missing from every report, spills registers, or keeps an array in local memory, where a
+function that a listed kernel may call spills, where ptxas serialized wgmma, and where a kernel's machine code, in the
+object beside the report, lacks the tensor core instruction that it is written for. Prints registers by kernel and
+architecture.
 """
 
 import pathlib
 import re
 import struct
 import sys
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Kernels that a layer's time goes to. In mangled names a function's own name stands between its length and its arguments.
 LISTED = ["gemm1_swiglu_kernel", "gemm2_kernel", "quantize_nvfp4", "round_rows", "combine_tokens", "route_one_cta"]
 LISTED += ["quantize_vec8_cta", "requantize_vec8_cta", "route_and_quantize_kernel", "sm90_gather_rows"]
 LISTED += ["sm90_round_into_rows", "sm90_gemm1_kernel", "sm90_gemm2_kernel", "select_experts_kernel"]
-LISTED += ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]
+LISTED += ["sm120_gemm1_kernel", "sm120_gemm2_kernel", "sm100_gemm1_kernel", "sm100_gemm2_kernel"]
 
-# The low 12 bits of the first word of what nvdisasm calls OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X: the block-scaled
-# mma.m16n8k64 of FP4.
-OPCODE_OF_BLOCK_SCALED_MMA = 0x47F
-NEEDS_BLOCK_SCALED_MMA = ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]
+
+class Instruction(NamedTuple):
+    """An instruction of 16 bytes by the bits that tell it from its like, in its two words."""
+
+    name: str  # nvdisasm's
+    masks: tuple[int, int]
+    values: tuple[int, int]
+
+    def count(self, code):
+        words = struct.unpack(f"<{len(code) // 16 * 2}Q", code[: len(code) // 16 * 16])
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return sum(all(w & m == v for w, m, v in zip(pair, self.masks, self.values, strict=True)) for pair in pairs)
+
+
+# The low 12 bits are the opcode. It is the same for MXFP4, whose scales are E8 for 32 elements each, and for sm_100 also
+# the same for bf16 (UTCHMMA): the other bits are those of .UE4M3 and .4X.
+OMMA = Instruction("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", (0xFFF, 0xC0000), (0x47F, 0x40000))
+UTCOMMA = Instruction("UTCOMMA.4X", (0xC000000000000FFF, 0), (0x80000000000005EA, 0))
+PRODUCTS = {
+    "sm120_gemm1_kernel": OMMA,
+    "sm120_gemm2_kernel": OMMA,
+    "sm100_gemm1_kernel": UTCOMMA,
+    "sm100_gemm2_kernel": UTCOMMA,
+}
 ELF_OF_CUDA = 190  # e_machine
 
 COMPILING = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
+PROPERTIES = re.compile(r"Function properties for (\S+)")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
-SERIALIZED = re.compile(r"wgmma.*serializ|C75(10|13)", re.IGNORECASE)
+# C7517: ptxas put in a wait of its own, since accumulators are used before the source waits for them.
+SERIALIZED = re.compile(r"wgmma.*serializ|C75(10|13|17)", re.IGNORECASE)
 
 
 def kernels(report):
@@ -34,12 +60,24 @@ def kernels(report):
     current, frame = None, None
     for line in report.splitlines():
         if match := COMPILING.search(line):
-            current = match.groups()
+            current, frame = match.groups(), None
         elif (match := FRAME.search(line)) and current:
             frame = tuple(map(int, match.groups()))
         elif (match := REGISTERS.search(line)) and current and frame:
             yield *current, *frame, int(match.group(1))
             current, frame = None, None
+
+
+def called_functions(report):
+    """(mangled name, spill stores, spill loads) of each function in a report that is no kernel: kernels call it."""
+    entries, name = set(), None
+    for line in report.splitlines():
+        if match := COMPILING.search(line):
+            entries.add(match.group(1))
+        elif match := PROPERTIES.search(line):
+            name = match.group(1)
+        elif (match := FRAME.search(line)) and name and name not in entries:
+            yield name, *map(int, match.groups()[1:])
 
 
 def machine_code(data):
@@ -58,43 +96,59 @@ def machine_code(data):
                 yield name.removeprefix(".text."), data[start + section[4] :][: section[5]]
 
 
-def block_scaled_products(path):
-    """Listed name: how many block-scaled products each kernel of that name has, in an object."""
+def is_kernel(listed, mangled):
+    return f"{len(listed)}{listed}" in mangled
+
+
+def products_in(path):
+    """Listed name: how many of its products each kernel of that name has, in an object."""
     counts = {}
     for name, code in machine_code(path.read_bytes()):
-        for kernel in NEEDS_BLOCK_SCALED_MMA:
-            if f"{len(kernel)}{kernel}" in name:
-                words = struct.unpack(f"<{len(code) // 8}Q", code)[::2]
-                counts.setdefault(kernel, []).append(sum(w & 0xFFF == OPCODE_OF_BLOCK_SCALED_MMA for w in words))
+        for kernel, product in PRODUCTS.items():
+            if is_kernel(kernel, name):
+                counts.setdefault(kernel, []).append(product.count(code))
     return counts
 
 
+def in_the_tree(kernel):
+    """Whether the kernel's room exists: sm120_gemm1_kernel is of src/backend/sm120."""
+    room = re.match(r"sm\d+(?=_)", kernel)
+    return room is None or (ROOT / "src/backend" / room.group()).is_dir()
+
+
 def main():
+    expected = [kernel for kernel in LISTED if in_the_tree(kernel)]
     reports = [path for folder in sys.argv[1:] for path in sorted(pathlib.Path(folder).rglob("*.cu.o.report"))]
     seen, bad = {}, []
     for path in reports:
         text = path.read_text()
         bad += [f"{path.name}: {line}" for line in text.splitlines() if SERIALIZED.search(line)]
+        any_listed = False
         for name, architecture, stack, stores, loads, registers in kernels(text):
-            listed = " ".join(kernel for kernel in LISTED if f"{len(kernel)}{kernel}" in name)
+            listed = " ".join(kernel for kernel in LISTED if is_kernel(kernel, name))
             if not listed:
                 continue
+            any_listed = True
             seen.setdefault(listed, {}).setdefault(architecture, []).append(registers)
             if stack or stores or loads:
                 bad.append(f"{listed} {architecture}: {stack} bytes of stack, {stores} spilled, {loads} reloaded")
+        if any_listed:
+            for name, stores, loads in called_functions(text):
+                if stores or loads:
+                    bad.append(f"{path.name}: {name}, which is called: {stores} spilled, {loads} reloaded")
     products = {}
     for path in reports:
-        for kernel, counts in block_scaled_products(path.with_suffix("")).items():
+        for kernel, counts in products_in(path.with_suffix("")).items():
             products.setdefault(kernel, []).extend(counts)
-    for kernel in NEEDS_BLOCK_SCALED_MMA:
+    for kernel in [kernel for kernel in PRODUCTS if kernel in expected]:
         counts = products.get(kernel, [])
         compiled = len([r for registers in seen.get(kernel, {}).values() for r in registers])
         if not counts or min(counts) == 0 or len(counts) < compiled:
-            bad.append(f"{kernel}: {compiled} compiled, block-scaled products in the machine code: {counts}")
+            bad.append(f"{kernel}: {compiled} compiled, {PRODUCTS[kernel].name} in the machine code: {counts}")
         else:
-            print(f"{kernel}: block-scaled products {'/'.join(map(str, sorted(counts)))}")
+            print(f"{kernel}: {PRODUCTS[kernel].name} {'/'.join(map(str, sorted(counts)))}")
     found = {kernel for listed in seen for kernel in listed.split()}
-    bad += [f"{kernel}: in no report under {', '.join(sys.argv[1:])}" for kernel in LISTED if kernel not in found]
+    bad += [f"{kernel}: in no report under {', '.join(sys.argv[1:])}" for kernel in expected if kernel not in found]
     for kernel, architectures in seen.items():
         text = ", ".join(f"{a} {'/'.join(map(str, sorted(r)))}" for a, r in sorted(architectures.items()))
         print(f"{kernel}: registers {text}")

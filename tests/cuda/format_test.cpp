@@ -189,5 +189,43 @@ TEST_F(CApiOnGpu, SwizzlesTheHostsBytesAndBack) {
   EXPECT_EQ(back.host(), linear);
 }
 
+// What a captured swizzle reads and writes is found out when the graph is replayed, not when it is captured.
+TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
+  constexpr int64_t kMatrices = 2, kScaleCols = 13;
+  const auto bytes = static_cast<size_t>(nvfp4_moe_swizzled_bytes(kRows, kScaleCols));
+  const OnGpu<uint8_t> linear(kMatrices * kRows * kScaleCols), swizzled(kMatrices * bytes), back(linear.host().size());
+  cudaStream_t stream;
+  ASSERT_CUDA(cudaStreamCreate(&stream));
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  EXPECT_EQ(NVFP4_MOE_OK,
+            nvfp4_moe_device_swizzle_scales(0, linear.get(), kMatrices, kRows, kScaleCols, swizzled.get(), stream));
+  EXPECT_EQ(NVFP4_MOE_OK,
+            nvfp4_moe_device_unswizzle_scales(0, swizzled.get(), kMatrices, kRows, kScaleCols, back.get(), stream));
+  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+  ASSERT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+  for (uint64_t seed : {11, 12, 13}) {
+    Random random(seed);
+    std::vector<uint8_t> contents, expected(kMatrices * bytes);
+    for (size_t i = 0; i < kMatrices * kRows * kScaleCols; ++i)
+      contents.push_back(static_cast<uint8_t>(random.below(256)));
+    for (int64_t i = 0; i < kMatrices; ++i)
+      ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_swizzle_scales(contents.data() + i * kRows * kScaleCols, kRows, kScaleCols,
+                                                       expected.data() + static_cast<size_t>(i) * bytes));
+    ASSERT_CUDA(cudaMemcpy(linear.get(), contents.data(), contents.size(), cudaMemcpyHostToDevice));
+    ASSERT_CUDA(cudaMemset(swizzled.get(), 0xA5, expected.size()));
+    ASSERT_CUDA(cudaMemset(back.get(), 0xA5, contents.size()));
+    ASSERT_CUDA(cudaDeviceSynchronize());
+    ASSERT_CUDA(cudaGraphLaunch(replay, stream));
+    ASSERT_CUDA(cudaStreamSynchronize(stream));
+    EXPECT_EQ(swizzled.host(), expected) << seed;
+    EXPECT_EQ(back.host(), contents) << seed;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
 }  // namespace
 }  // namespace nvfp4_moe

@@ -1,11 +1,7 @@
 # The CUDA backends: what a host can judge of them, and on a machine with a GPU (skipped by name elsewhere) streams, graphs
 # and large shapes. The case table goes through them in tests/steps and tests/layer.
 target_link_libraries(test_cuda PRIVATE nvfp4_moe_cudart)
-set(wraps LINKER:--wrap=cudaMalloc,--wrap=cudaFree)  # memory_test.cpp
-target_link_options(test_cuda PRIVATE ${wraps})
-if(TARGET emulated_cuda)
-  target_link_options(emulated_cuda PRIVATE ${wraps})
-endif()
+target_link_options(test_cuda PRIVATE LINKER:--wrap=cudaMalloc,--wrap=cudaFree)  # memory_test.cpp
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/check_ptxas.py
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_cuda_objects.dir

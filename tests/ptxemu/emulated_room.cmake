@@ -1,6 +1,20 @@
-# The CUDA tests without a GPU: the objects of test_ROOM linked with the emulator in place of CUDA's run time, and its tests
-# as those of the devices that tiers.txt names. A test has the label "emulated" where it is of the quick tier, which
-# ./dev test runs, and "emulated_long" otherwise (./dev emulate).
+# The project's CUDA programs without a GPU: a program's objects linked a second time, with the emulator in place of CUDA's
+# run time. Tests run as those of the devices that tiers.txt names; a test has the label "emulated" where it is of the quick
+# tier, which ./dev test runs, and "emulated_long" otherwise (./dev emulate).
+
+# emulated_program(TARGET library...): emulated_TARGET. The libraries are static ones of this project that it needs besides.
+function(emulated_program target)
+  set(libraries "")
+  foreach(library ${ARGN} nvfp4_moe_internal)
+    list(APPEND libraries $<TARGET_FILE:${library}>)
+  endforeach()
+  add_executable(emulated_${target} $<TARGET_OBJECTS:${target}>)
+  # By their files, since the targets would bring CUDA's own run time.
+  add_dependencies(emulated_${target} ${ARGN} nvfp4_moe_internal)
+  target_link_libraries(emulated_${target} PRIVATE ${libraries} ptxemu Threads::Threads)
+  target_link_options(emulated_${target} PRIVATE $<TARGET_PROPERTY:${target},LINK_OPTIONS>)
+  set_target_properties(emulated_${target} PROPERTIES LINKER_LANGUAGE CXX)
+endfunction()
 
 # GoogleTest's pattern of the tests of a tier on a device: what tiers.txt says of this device and of all ("*").
 function(emulated_tests out capability tier)
@@ -19,13 +33,9 @@ function(emulated_tests out capability tier)
 endfunction()
 
 function(add_emulated_room room)
-  set(name emulated_${room})
-  add_executable(${name} $<TARGET_OBJECTS:test_${room}>)
-  # By their files, since the targets would bring CUDA's own run time.
-  add_dependencies(${name} test_support nvfp4_moe_internal)
-  target_link_libraries(${name} PRIVATE $<TARGET_FILE:test_support> $<TARGET_FILE:nvfp4_moe_internal> ptxemu
-                                        GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
-  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+  set(name emulated_test_${room})
+  emulated_program(test_${room} test_support)
+  target_link_libraries(${name} PRIVATE GTest::gtest GTest::gmock GTest::gtest_main)
   set_property(GLOBAL APPEND PROPERTY NVFP4_MOE_TEST_TARGETS ${name})
   foreach(capability 8.0 9.0 12.0)
     emulated_tests(quick ${capability} quick)

@@ -1,4 +1,5 @@
-"""scripts/check_ptxas.py on trial: reports and objects as nvcc leaves them, and what must fail."""
+"""scripts/check_ptxas.py on trial: reports and objects as nvcc leaves them, and what must fail. Planted kernels of a real
+nvcc are in test_check_ptxas_compiled.py."""
 
 from __future__ import annotations
 
@@ -8,14 +9,28 @@ import check_ptxas
 import pytest
 
 KERNEL = "_ZN5sm12018sm120_gemm1_kernelILm0EEEv"
-PRODUCT, OTHER = 0x7160A1586454747F, 0x000000000000784A
+PRODUCT, OTHER = (0x7160A1586454747F, 0x004FDE0000043E08), (0x000000000000784A, 0)
+MXFP4 = (0x705004040408747F, 0x004FDE0000083E08)  # the same opcode
+OF_SM100 = {  # words as nvdisasm -hex gives them
+    "UTCOMMA.4X": (0x800C040A080075EA, 0x01C1D80008000006),
+    "UTCOMMA.2CTA.4X with A kept": (0x800C040A080075EA, 0x01C1D80008300006),
+    "UTCOMMA": (0xC00C040A080075EA, 0x01C1D80008000006),  # MXFP4
+    "UTCHMMA": (0x00FF040A080075EA, 0x00E1D80008000006),  # bf16
+    "UTCQMMA": (0x000C040A08007DEA, 0x01C1D80008000306),  # FP8
+}
+LISTED_OF_TARGET = {
+    "80": "gemm2_kernel",
+    "90a": "sm90_gemm1_kernel",
+    "100f": "sm100_gemm1_kernel",
+    "120f": "sm120_gemm1_kernel",
+}
 
 
-def cubin(kernels: dict[str, list[int]]) -> bytes:
-    """A file of device code: one section of instructions, 16 bytes each, for each kernel."""
+def cubin(kernels: dict[str, list[tuple[int, int]]]) -> bytes:
+    """A file of device code: one section of instructions, two words each, for each kernel."""
     names, sections, body = b"\0", [], b""
     for name, words in {**{f".text.{k}": w for k, w in kernels.items()}, ".shstrtab": []}.items():
-        code = b"".join(struct.pack("<2Q", word, 0) for word in words)
+        code = b"".join(struct.pack("<2Q", *pair) for pair in words)
         sections.append((len(names), 64 + len(body), len(code)))
         names += name.encode() + b"\0"
         body += code
@@ -30,9 +45,10 @@ def cubin(kernels: dict[str, list[int]]) -> bytes:
     return bytes(header) + body + table
 
 
-def report(*kernels: str, spills: int = 0) -> str:
+def report(*kernels: str, spills: int = 0, target: str = "120f") -> str:
     return "".join(
-        f"ptxas info    : Compiling entry function '{kernel}' for 'sm_120f'\n"
+        f"ptxas info    : Compiling entry function '{kernel}' for 'sm_{target}'\n"
+        f"ptxas info    : Function properties for {kernel}\n"
         f"    0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\n"
         "ptxas info    : Used 68 registers, used 2 barriers\n"
         for kernel in kernels
@@ -41,13 +57,12 @@ def report(*kernels: str, spills: int = 0) -> str:
 
 @pytest.fixture
 def check(tmp_path, monkeypatch, capsys):
-    """Runs the check over one object and its report: its exit code and what it prints."""
-    names = ["sm120_gemm1_kernel"]
-    monkeypatch.setattr(check_ptxas, "LISTED", names)
-    monkeypatch.setattr(check_ptxas, "NEEDS_BLOCK_SCALED_MMA", names)
+    """Runs the check over one object and its report, where one kernel is listed: its exit code and what it prints."""
     monkeypatch.setattr("sys.argv", ["check_ptxas", str(tmp_path)])
+    monkeypatch.setattr(check_ptxas, "in_the_tree", lambda kernel: True)
 
-    def run(code: bytes, text: str) -> tuple[int, str]:
+    def run(code: bytes, text: str, listed: str = "sm120_gemm1_kernel") -> tuple[int, str]:
+        monkeypatch.setattr(check_ptxas, "LISTED", [listed])
         (tmp_path / "gemm1.cu.o").write_bytes(b"\x7fELF of the host".ljust(96, b"\0") + code)
         (tmp_path / "gemm1.cu.o.report").write_text(text)
         return check_ptxas.main(), capsys.readouterr().out
@@ -55,26 +70,97 @@ def check(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture(params=list(LISTED_OF_TARGET))
+def target(request, check):
+    """A kernel that is as it should be on each target. Call: target(what to change...) -> exit code and output."""
+    listed = LISTED_OF_TARGET[request.param]
+    mangled = f"_Z{len(listed)}{listed}v"
+    good = {"sm120_gemm1_kernel": PRODUCT, "sm100_gemm1_kernel": OF_SM100["UTCOMMA.4X"]}.get(listed, OTHER)
+
+    def run(*, more: str = "", words=(good,), **changed) -> tuple[int, str]:
+        return check(cubin({mangled: list(words)}), report(mangled, target=request.param, **changed) + more, listed)
+
+    return run
+
+
+def test_a_good_kernel_passes_on_every_target(target):
+    code, out = target()
+    assert code == 0, out
+
+
+def test_spills_fail_on_every_target(target):
+    code, out = target(spills=8)
+    assert code == 1
+    assert "8 spilled" in out
+
+
+def test_spills_of_what_a_kernel_calls_fail_on_every_target(target):
+    code, out = target(
+        more="ptxas info    : Function properties for _Z4deepPKfi\n"
+        "    0 bytes stack frame, 2300 bytes spill stores, 3788 bytes spill loads\n"
+    )
+    assert code == 1
+    assert "_Z4deepPKfi, which is called: 2300 spilled, 3788 reloaded" in out
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill formed "
+        "pipeline stage in the function 'k'",
+        "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program "
+        "dependence on compiler-inserted WG.AR in divergent path in the function 'k'",
+        "ptxas warning : (C7513) some other words",
+        "ptxas info    : (C7517) warpgroup.wait is injected in around line 11 by compiler to allow use of registers defined "
+        "by GMMA in function 'k'",
+    ],
+)
+def test_serialized_wgmma_fails_on_every_target(target, said):
+    code, out = target(more=said + "\n")
+    assert code == 1
+    assert said in out
+
+
+@pytest.mark.parametrize(("name", "is_the_product"), [(name, ".4X" in name) for name in OF_SM100])
+def test_only_nvfp4_counts_on_sm100(check, name, is_the_product):
+    mangled = "_Z18sm100_gemm1_kernelv"
+    code, out = check(cubin({mangled: [OTHER, OF_SM100[name]]}), report(mangled), "sm100_gemm1_kernel")
+    assert code == (0 if is_the_product else 1)
+    assert ("UTCOMMA.4X 1\n" in out) == is_the_product
+
+
+def test_mxfp4_does_not_count_on_sm120(check):
+    code, out = check(cubin({KERNEL: [OTHER, MXFP4]}), report(KERNEL))
+    assert code == 1
+    assert "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X in the machine code: [0]" in out
+
+
+def test_kernels_are_expected_once_their_room_exists(tmp_path, monkeypatch):
+    monkeypatch.setattr(check_ptxas, "ROOT", tmp_path)
+    assert not check_ptxas.in_the_tree("sm100_gemm1_kernel")
+    assert check_ptxas.in_the_tree("gemm2_kernel")
+    (tmp_path / "src/backend/sm100").mkdir(parents=True)
+    assert check_ptxas.in_the_tree("sm100_gemm1_kernel")
+    assert {"sm90_gemm1_kernel", "sm120_gemm1_kernel", "sm100_gemm1_kernel"} <= set(check_ptxas.LISTED)
+    assert set(check_ptxas.PRODUCTS) <= set(check_ptxas.LISTED)
+
+
 def test_products_are_counted_by_kernel(check):
     code, out = check(cubin({KERNEL: [OTHER, PRODUCT, PRODUCT], "_Z4packv": [OTHER]}), report(KERNEL))
     assert code == 0
-    assert "sm120_gemm1_kernel: block-scaled products 2\n" in out
+    assert "sm120_gemm1_kernel: OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X 2\n" in out
 
 
 def test_a_kernel_without_products_fails(check):
     second = KERNEL.replace("Lm0", "Lm1")
     code, out = check(cubin({KERNEL: [PRODUCT], second: [OTHER]}), report(KERNEL, second))
     assert code == 1
-    assert "block-scaled products in the machine code: [1, 0]" in out
+    assert "in the machine code: [1, 0]" in out
 
 
 def test_machine_code_that_is_not_to_be_found_fails(check):
     for code in (b"", cubin({})):
         assert check(code, report(KERNEL))[0] == 1
-
-
-def test_spills_fail(check):
-    assert check(cubin({KERNEL: [PRODUCT]}), report(KERNEL, spills=8))[0] == 1
 
 
 def test_a_kernel_without_a_report_fails(check):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import check_docs
 import check_rooms
 import check_words
 import pytest
@@ -92,3 +93,42 @@ def test_long_files_give_a_reason(tree, capsys):
     assert "src/core/a.h: 401 lines" in capsys.readouterr().out
     write(tree, "src/core/a.h", "// A table.\n// Long because it has one line a code.\n" + "int a;\n" * 400)
     assert check_rooms.main() == 0
+
+
+PAGE = """
+| feature | on every GPU backend | `sm90` alone |
+|---|---|---|
+| one | `Steps.Every` over `w4a4` | `Sm90Layer.Bits` |
+"""
+SOURCES = """
+TEST_P(Steps, Every) {
+INSTANTIATE_TEST_SUITE_P(Backends, Steps, ::testing::ValuesIn(test::judged_backends()),
+TEST_F(Sm90Layer, Bits) {
+ATTACK_TEST_P(kGpu, Memory, Out) {
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ("`Steps.Every`", "`Steps.Every`", []),
+        ("`Steps.Every`", "`Steps.Evry`", ["no test Steps.Evry"]),
+        ("`Steps.Every`", "`Sm90Layer.Bits`", ["Sm90Layer.Bits does not run for every backend"]),
+        ("`Steps.Every`", "`Memory.Out`", ["Memory.Out does not run for every backend"]),
+        ("`w4a4`", "`w4a5`", ["no named choice w4a5"]),
+        ("`Sm90Layer.Bits`", "`Sm90Layer.Bytes`", ["no test Sm90Layer.Bytes"]),
+        ("`Sm90Layer.Bits`", "`Memory.Out`", []),
+    ],
+)
+def test_tests_that_a_page_names_exist(tree, old, new, wrong):
+    page = PAGE.replace(old, new)
+    assert list(check_docs.wrong_tests(page, *check_docs.tests_in([SOURCES]), '{"w4a4", ...}')) == wrong
+
+
+def test_a_list_of_names_has_to_have_every_gpu_backend(tree, monkeypatch):
+    monkeypatch.setattr(check_docs, "ROOT", tree)
+    text = 'constexpr std::array kNames = {"cuda", "sm90"};\nTEST_P(Configurations, Same) {\n'
+    (tree / "src/backend/sm90").mkdir(parents=True)
+    assert check_docs.tests_in([text])[1] == {"Configurations"}
+    (tree / "src/backend/sm100").mkdir()
+    assert check_docs.tests_in([text])[1] == set()

@@ -160,6 +160,19 @@ def test_gpu_finds_headers_below_prefixes(dev):
     assert ran.startswith("--preset gpu ")
 
 
+def test_gpu_acceptance_hands_its_options_on(dev):
+    dev.stand_in("python3", '#!/bin/sh\necho "python3 $*" >>"$DEV_LOG"\nexit 3\n')
+    code, ran, said = dev("gpu", "--acceptance", "--resume")
+    assert (code, ran) == (2, "") and "nvidia-smi lists none" in said
+    code, ran, said = dev("gpu", "--acceptance", "--emulate", "12.0")
+    assert (code, ran) == (3, "python3 scripts/acceptance.py --emulate 12.0\n"), said
+    dev.stand_in("nvidia-smi", LISTS_A_GPU)
+    dev.stand_in("c++", "#!/bin/sh\n! grep -q CLI\n")
+    code, ran, said = dev("gpu", "--acceptance", "--resume")
+    assert (code, ran) == (3, "python3 scripts/acceptance.py --resume --no-command-line\n"), said
+    assert dev("gpu", "--accept")[0] == 2
+
+
 @pytest.fixture
 def tested(dev):
     """dev with all that `./dev setup` makes, and ctest and the oracles' Python as stand-ins that say how they are called."""

@@ -29,12 +29,12 @@ __device__ void init_barriers() {
   };
   for (int stage = 0; stage < Shared<Traits>::kStages; ++stage) {
     init(shared.full[stage], 1);
-    init(shared.empty[stage], kConsumerWarps);
+    init(shared.empty[stage], kConsumerWarps * kArrivalsPerWarp);
   }
   for (int i = 0; i < 2; ++i) {
     init(shared.rows_full[i], 1);
     init(shared.factors_full[i], 1);
-    init(shared.work_empty[i], kConsumerWarps);
+    init(shared.work_empty[i], kConsumerWarps * kArrivalsPerWarp);
   }
   ptx::fence_mbarrier_init();
 }

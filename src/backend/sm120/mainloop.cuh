@@ -28,7 +28,7 @@ __device__ int first_octet() {
 // One arrival for the whole warp, once all its lanes are there.
 __device__ inline void arrive_as_warp(const uint64_t& mbarrier) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&mbarrier));
+  if (threadIdx.x % 32 < kArrivalsPerWarp) ptx::mbarrier_arrive(ptx::shared_address(&mbarrier));
 }
 
 // accumulators += 128 k of the stage. last_row: the tile's last row of activations; octets beyond it are left out, and

@@ -66,6 +66,14 @@ constexpr int fitting_stages() {
 template <class Traits>
 using Shared = SharedOf<Traits, fitting_stages<Traits>()>;
 
+// A warp arrives once, by one lane. compute-sanitizer's racecheck looks at lanes one by one and takes that for the
+// arrival of that lane alone, so that in a build for it every lane arrives.
+#ifdef NVFP4_MOE_RACECHECK
+inline constexpr int kArrivalsPerWarp = 32;
+#else
+inline constexpr int kArrivalsPerWarp = 1;
+#endif
+
 // The contract with bulk copies, ldmatrix and mbarriers, which trust offsets rather than types.
 template <class Traits>
 struct LayoutCheck {

@@ -1,0 +1,24 @@
+// The kernels that this program launches, with what the driver says of each: the linker sends every registration and launch
+// through here (room.cmake).
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace nvfp4_moe::acceptance {
+
+struct SeenKernel {
+  std::string name;  // demangled, with template arguments
+  int threads = 0;   // of a cta
+  size_t dynamic_shared_bytes = 0;
+  std::string launch;  // "ok", or CUDA's words of the first failure
+  int registers = 0, static_shared_bytes = 0, local_bytes = 0, max_threads = 0;
+  int binary_version = 0, ptx_version = 0;  // 90 for 9.0; 0 where the driver does not say
+  int ctas_per_multiprocessor = 0;          // at once, by registers, threads and shared memory
+};
+
+// One for each kernel, cta size and amount of shared memory, in the order of their first launches.
+std::vector<SeenKernel> seen_kernels();
+
+}  // namespace nvfp4_moe::acceptance

@@ -1,0 +1,129 @@
+"""scripts/estimate_blackwell.py and sass_loops.py on trial: loops in listings, clocks of work that is known, and that the
+recorded estimate and its page follow from what they name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import estimate_blackwell as estimate
+import pytest
+import sass_loops
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "bench/results/blackwell-estimate.json"
+PAGE = ROOT / "docs/blackwell-estimate.md"
+
+LISTING = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   SYNCS.PHASECHK.TRANS64 P0, [R2] ;
+.L_x_2:
+        /*0020*/              @!P0 BRA `(.L_x_9) ;        /* 0x0000001400048947 */
+                                                          /* 0x000fea0003800000 */
+        /*0030*/                   LDS.128 R4, [R3] ;     /* 0x0000000003047984 */
+                                                          /* 0x000e280000000c00 */
+        /*0040*/                   LDSM.16.M88.4 R8, [R3] ;
+        /*0050*/                   OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X R8, R4, R4, R8, R4, R5, URZ ;
+        /*0060*/                   OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X R8, R4, R4, R8, R4, R5, URZ ;
+        /*0070*/               @P1 BRA `(.L_x_2) ;
+.L_x_3:
+        /*0080*/                   IADD3 R1, R1, R2, RZ ;
+        /*0090*/               @P2 BRA `(.L_x_3) ;
+        /*00a0*/               @P3 BRA `(.L_x_1) ;
+.L_x_9:
+        /*00b0*/                   EXIT ;
+"""
+
+
+def test_the_loop_over_k_is_the_shortest_with_all_products():
+    loop = sass_loops.loop_over_k(LISTING, "OMMA")
+    assert loop == {
+        "instructions": 6,
+        "clocks_of_one_warp": 5 + 4,  # of the two that say so
+        "products": 2,
+        "before_first_load": 2,
+        "families": {"OMMA": 2, "BRA": 2, "LDS": 1, "LDSM": 1},
+    }
+    assert sass_loops.loop_over_k(LISTING, "UTCOMMA") is None
+    assert sass_loops.loop_over_k("", "OMMA") is None
+
+
+def launch(k_blocks: float, octets: float) -> dict[str, float]:
+    return {"longest_k_blocks": k_blocks, "longest_octet_k_blocks": octets}
+
+
+def test_a_full_tile_takes_the_clocks_of_its_multiply_adds():
+    """One k-block of 256: 128 x 128 x 256 multiply-adds, 18 KiB of weights and 128 rows of 144 bytes."""
+    rtx = estimate.clocks_of_longest_cta(
+        estimate.CHIPS["RTX 5090"], {"tile_n": 128, "block_k": 256}, launch(1, 16),
+        {"instructions": 268, "before_first_load": 36},
+    )  # fmt: skip
+    assert rtx["products"] == 128 * 128 * 256 / 2048
+    assert rtx["L2 to shared memory"] == (18432 + 128 * 144) / 64
+    # Four schedulers, two warps each, each of which issues the whole body.
+    assert rtx["instructions"] == 2 * 268
+    # Each of two columns of warps reads all weights, each of four rows of warps the rows of its column.
+    assert rtx["shared memory"] == (2 * 18432 + 4 * 128 * 144) / 128
+    b200 = estimate.clocks_of_longest_cta(
+        estimate.CHIPS["B200"], {"tile_n": 192, "block_k": 256}, launch(2, 48), {"clocks_of_one_warp": 237}
+    )
+    assert b200["products"] == 2 * 128 * 192 * 256 / 16384
+    assert b200["instructions"] == 2 * 237
+    assert b200["shared memory"] == 2 * (128 + 192) * 128 / 128
+
+
+@pytest.mark.parametrize("name", list(estimate.CHIPS))
+def test_a_chips_figures_agree_with_each_other(name):
+    chip = estimate.CHIPS[name]
+    rate = chip["multiprocessors"] * chip["clock_ghz"] * 1e9 * 2 * chip["macs"]
+    assert rate == pytest.approx(chip["fp4_pflop_s"] * 1e15, rel=0.01)
+    assert chip["from"]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return json.loads(RESULT.read_text())
+
+
+def test_the_recorded_estimate_follows_from_its_plans_and_machine_code(result):
+    again = estimate.estimate(result["plans"], result["machine_code"], json.loads(estimate.RECORD.read_text()))
+    assert {key: result[key] for key in again} == again
+    assert result["chips"] == json.loads(json.dumps(estimate.CHIPS))
+    assert "was measured on such a chip" in result["what"] and "no figure" in result["what"]
+    assert json.loads(estimate.dumped(result)) == result
+
+
+def test_no_layer_is_estimated_below_its_floor(result):
+    for cell in result["cells"]:
+        assert cell["layer_us"] > cell["floor_us"], cell
+        assert cell["layer_us"] > cell["gemms_us"] > 0
+    for one in result["trial_on_h200"]:
+        assert 0.75 < one["estimate_us"] / one["measured_us"] < 1.25, "the docs say how far it may be trusted"
+
+
+def test_the_page_has_the_tables_of_the_record(result):
+    page = PAGE.read_text().splitlines()
+    for line in "\n".join(estimate.tables(result)).splitlines():
+        if line.strip():
+            assert line in page, line
+
+
+def test_plans_of_this_tree_are_those_of_the_record(result):
+    """Where the program is built: configurations that change are estimated anew."""
+    program = next((path for path in ROOT.glob("build/*/bench/bench_blackwell_plans")), None)
+    if program is None:
+        pytest.skip("no bench_blackwell_plans under build")
+    plans = json.loads(subprocess.run([program], capture_output=True, check=True).stdout)
+    chips = {cell["chip"] for cell in plans["cells"]}
+    recorded = [cell for cell in result["plans"]["cells"] if cell["chip"] in chips]
+    assert plans["cells"] == recorded, "run scripts/estimate_blackwell.py again"
+
+
+def test_machine_code_of_this_tree_is_that_of_the_record(result):
+    objects = next((path for path in ROOT.glob("build/cpu/src/CMakeFiles/nvfp4_moe_sm120_objects.dir")), None)
+    if objects is None or shutil.which("nvdisasm") is None:
+        pytest.skip("no objects of sm120 under build/cpu, or no nvdisasm on PATH")
+    assert estimate.machine_code([objects], "nvdisasm")["sm120"] == result["machine_code"]["sm120"]

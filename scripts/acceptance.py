@@ -72,7 +72,9 @@ def steps_of(options, tools, capability):
     build = f"build/{preset}"
     # The same programs, linked with the emulator (tests/ptxemu/emulated_room.cmake).
     prefix = "emulated_" if emulated else ""
-    targets = [prefix + name for name in ("test_cuda", "test_steps", "test_layer", "device_probes", "bench_hopper_layers")]
+    targets = [
+        prefix + name for name in ("test_cuda", "test_steps", "test_layer", "device_probes", "bench_hopper_layers")
+    ]
     configure = ["cmake", "--preset", preset, "-DNVFP4_MOE_TESTS=ON", "-DNVFP4_MOE_BENCH=ON"]
     if emulated:
         configure += ["-DNVFP4_MOE_CUDA=ON", "-DNVFP4_MOE_EMULATE=ON"]

@@ -16,7 +16,7 @@ endif()
 # Real code for each generation and PTX of the last one: nothing is compiled when a layer is opened. The emulator takes
 # PTX alone, of the generations that it runs the tests as.
 if(NVFP4_MOE_EMULATE)
-  set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90-virtual 120-virtual)
+  set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90-virtual 100-virtual 120-virtual)
 elseif(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
 endif()

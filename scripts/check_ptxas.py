@@ -15,12 +15,18 @@ import sys
 LISTED = ["gemm1_swiglu_kernel", "gemm2_kernel", "quantize_nvfp4", "round_rows", "combine_tokens", "route_one_cta"]
 LISTED += ["quantize_vec8_cta", "requantize_vec8_cta", "route_and_quantize_kernel", "sm90_gather_rows"]
 LISTED += ["sm90_round_into_rows", "sm90_gemm1_kernel", "sm90_gemm2_kernel", "select_experts_kernel"]
-LISTED += ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]
+LISTED += ["sm100_gemm1_kernel", "sm100_gemm2_kernel", "sm120_gemm1_kernel", "sm120_gemm2_kernel"]
 
-# The low 12 bits of the first word of what nvdisasm calls OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X: the block-scaled
-# mma.m16n8k64 of FP4.
-OPCODE_OF_BLOCK_SCALED_MMA = 0x47F
-NEEDS_BLOCK_SCALED_MMA = ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]
+# Block-scaled products of FP4, by bits of an instruction's first word: what nvdisasm calls UTCOMMA.4X (tcgen05.mma
+# kind::mxf4nvf4; the two highest bits tell it from other kinds) and OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X (mma.m16n8k64).
+TCGEN05_MMA_FP4 = (0xC000000000000FFF, 0x80000000000005EA)
+MMA_SYNC_FP4 = (0xFFF, 0x47F)
+NEEDS_BLOCK_SCALED_MMA = {
+    "sm100_gemm1_kernel": TCGEN05_MMA_FP4,
+    "sm100_gemm2_kernel": TCGEN05_MMA_FP4,
+    "sm120_gemm1_kernel": MMA_SYNC_FP4,
+    "sm120_gemm2_kernel": MMA_SYNC_FP4,
+}
 ELF_OF_CUDA = 190  # e_machine
 
 COMPILING = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
@@ -62,10 +68,10 @@ def block_scaled_products(path):
     """Listed name: how many block-scaled products each kernel of that name has, in an object."""
     counts = {}
     for name, code in machine_code(path.read_bytes()):
-        for kernel in NEEDS_BLOCK_SCALED_MMA:
+        for kernel, (mask, bits) in NEEDS_BLOCK_SCALED_MMA.items():
             if f"{len(kernel)}{kernel}" in name:
                 words = struct.unpack(f"<{len(code) // 8}Q", code)[::2]
-                counts.setdefault(kernel, []).append(sum(w & 0xFFF == OPCODE_OF_BLOCK_SCALED_MMA for w in words))
+                counts.setdefault(kernel, []).append(sum(w & mask == bits for w in words))
     return counts
 
 

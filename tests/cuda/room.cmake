@@ -8,6 +8,7 @@ if(NOT NVFP4_MOE_EMULATE)  # there ptxas does not run
                                    ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_cuda_objects.dir
                                    ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm80_objects.dir
                                    ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm90_objects.dir
+                                   ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm100_objects.dir
                                    ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm120_objects.dir)
   set_tests_properties(cuda/ptxas PROPERTIES LABELS cuda)
 endif()

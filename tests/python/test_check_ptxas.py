@@ -40,11 +40,12 @@ def report(*kernels: str, spills: int = 0) -> str:
 
 
 @pytest.fixture
-def check(tmp_path, monkeypatch, capsys):
+def check(request, tmp_path, monkeypatch, capsys):
     """Runs the check over one object and its report: its exit code and what it prints."""
-    names = ["sm120_gemm1_kernel"]
+    names = request.param if hasattr(request, "param") else ["sm120_gemm1_kernel"]
     monkeypatch.setattr(check_ptxas, "LISTED", names)
-    monkeypatch.setattr(check_ptxas, "NEEDS_BLOCK_SCALED_MMA", names)
+    needs = {name: check_ptxas.NEEDS_BLOCK_SCALED_MMA[name] for name in names}
+    monkeypatch.setattr(check_ptxas, "NEEDS_BLOCK_SCALED_MMA", needs)
     monkeypatch.setattr("sys.argv", ["check_ptxas", str(tmp_path)])
 
     def run(code: bytes, text: str) -> tuple[int, str]:
@@ -66,6 +67,16 @@ def test_a_kernel_without_products_fails(check):
     code, out = check(cubin({KERNEL: [PRODUCT], second: [OTHER]}), report(KERNEL, second))
     assert code == 1
     assert "block-scaled products in the machine code: [1, 0]" in out
+
+
+# As ptxas has written them: kind::mxf4nvf4 with blocks of 16, and the kinds of other formats.
+@pytest.mark.parametrize("check", [["sm100_gemm1_kernel"]], indirect=True)
+@pytest.mark.parametrize("word, products", [(0x801E060C0A0075EA, 1), (0xC006040C0A0075EA, 0), (0x00FF040A080075EA, 0)])
+def test_tcgen05_of_another_kind_is_no_product(check, word, products):
+    kernel = KERNEL.replace("sm120", "sm100")
+    code, out = check(cubin({kernel: [OTHER, word]}), report(kernel))
+    assert code == 1 - products
+    assert ("block-scaled products 1" in out) == bool(products)
 
 
 def test_machine_code_that_is_not_to_be_found_fails(check):

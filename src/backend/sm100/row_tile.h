@@ -13,7 +13,7 @@
 namespace nvfp4_moe::sm100 {
 
 inline constexpr int kRowBytes = cuda::kFp4KBlockScales;       // of codes of a row
-inline constexpr int kRowVecs = kRowBytes / 16;              // of 16 bytes
+inline constexpr int kRowVecs = kRowBytes / 16;                // of 16 bytes
 inline constexpr int kBlockSteps = cuda::kFp4KBlock / kStepK;  // products of a k-block
 inline constexpr int kRowWords = cuda::kFp4KBlock / 16 / 4;    // of scales of a row, one a step
 constexpr int atoms_of(int rows) { return rows > kAtomRows ? 2 : 1; }

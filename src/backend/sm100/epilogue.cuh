@@ -56,8 +56,7 @@ __device__ void store_tiles(const GemmArgs& args, const Epilogue& epilogue) {
     const auto wait = [&](const uint64_t& barrier) {
       ptx::mbarrier_wait(ptx::shared_address(&barrier), turn_parity(index));
     };
-    wait(shared.rows_full[index % 2]);
-    wait(shared.factors_full[index % 2]);
+    wait(shared.factors_full[index % 2]);  // which follows rows_full
     wait(shared.accumulators_full[index % 2]);
     ptx::tcgen05_fence_after_thread_sync();
     const cuda::TileRows rows = shared.rows[index % 2];

@@ -56,10 +56,11 @@ __device__ void multiply(const GemmArgs& args) {
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
+    // It follows work_empty: the accumulators are free as well.
     ptx::mbarrier_wait(ptx::shared_address(&shared.rows_full[index % 2]), turn_parity(index));
+    ptx::tcgen05_fence_after_thread_sync();
     const int rows = (shared.rows[index % 2].count + 7) / 8 * 8;
     const uint32_t kind = ptx::tcgen05_fp4_kind(rows);
-    ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[index % 2]), turn_parity(index) ^ 1);
     const uint32_t accumulators = tensor_memory + index % 2 * Traits::kAccumulatorColumns;
 #pragma unroll 1
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {

@@ -11,6 +11,7 @@
 #include "backend/cuda/fp4/epilogue.cuh"
 #include "backend/cuda/gemm/pipeline.cuh"
 #include "backend/cuda/ptx/address.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/sm100/config.h"
 #include "backend/sm100/row_tile.h"
 

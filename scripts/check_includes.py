@@ -22,6 +22,7 @@ ALLOWED = {
     "src/backend/cuda/": ["core/", *CONTRACT, "backend/cuda/"],
     "src/backend/sm80/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm80/"],
     "src/backend/sm90/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm90/"],
+    "src/backend/sm100/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm100/"],
     "src/backend/sm120/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm120/"],
     "src/moe/": MOE,
     "src/verify/": [*MOE, "verify/"],

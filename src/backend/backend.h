@@ -192,6 +192,7 @@ extern const Backend kReferenceBackend;
 extern const Backend kCpuBackend;
 extern const Backend kCudaBackend;  // in builds with NVFP4_MOE_WITH_CUDA, as those of single architectures
 extern const Backend kSm90Backend;
+extern const Backend kSm100Backend;
 extern const Backend kSm120Backend;
 // The same backend with its instruction set forced, named "cpu:NAME", the best first; a host runs some of them.
 std::span<const Backend> cpu_instruction_sets();

@@ -17,6 +17,7 @@ namespace {
 std::vector<const Backend*> list_backends() {
   std::vector<const Backend*> list;
 #ifdef NVFP4_MOE_WITH_CUDA
+  list.push_back(&kSm100Backend);
   list.push_back(&kSm120Backend);
   list.push_back(&kSm90Backend);
   list.push_back(&kCudaBackend);

@@ -42,7 +42,9 @@ TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
   for (const auto& [capability, backend] : {std::pair(80, &kCudaBackend),
                                             {89, &kCudaBackend},
                                             {90, &kSm90Backend},
-                                            {100, &kCudaBackend},
+                                            {100, &kSm100Backend},
+                                            {103, &kSm100Backend},
+                                            {110, &kCudaBackend},
                                             {120, &kSm120Backend}}) {
     const auto on_device = choose_backend(*config, test::gpu_of(capability), "auto");
     ASSERT_OK(on_device);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/plain/config.h"
+#include "backend/sm100/config.h"
 #include "backend/sm120/config.h"
 #include "backend/sm90/config.h"
 #include "cases/cases.h"
@@ -26,7 +27,7 @@ struct Architecture {
   }
 };
 
-constexpr std::array kNames = {"cuda", "sm90", "sm120"};
+constexpr std::array kNames = {"cuda", "sm90", "sm100", "sm120"};
 
 class Configurations : public ::testing::TestWithParam<int> {};
 
@@ -36,6 +37,7 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
   constexpr int kPlain = static_cast<int>(cuda::plain::kConfigs.size());
   const Architecture all[] = {{&kCudaBackend, kPlain, 0},
                               {&kSm90Backend, static_cast<int>(sm90::kGemmConfigs.size()), 0},
+                              {&kSm100Backend, static_cast<int>(sm100::kGemmConfigs.size()), kPlain},
                               {&kSm120Backend, static_cast<int>(sm120::kGemmConfigs.size()), kPlain}};
   const Architecture& of = all[GetParam()];
   const std::string reason = test::why_not_here(*of.backend);
@@ -70,7 +72,7 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
   EXPECT_GT(compared, 10 * of.configs);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Configurations, ::testing::Values(0, 1, 2),
+INSTANTIATE_TEST_SUITE_P(Backends, Configurations, ::testing::Values(0, 1, 2, 3),
                          [](const auto& info) { return kNames[static_cast<size_t>(info.param)]; });
 
 }  // namespace

@@ -7,6 +7,7 @@ add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scr
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_cuda_objects.dir
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm80_objects.dir
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm90_objects.dir
+                                 ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm100_objects.dir
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm120_objects.dir)
 set_tests_properties(cuda/ptxas PROPERTIES LABELS cuda)
 set_target_properties(test_cuda PROPERTIES UNITY_BUILD OFF)

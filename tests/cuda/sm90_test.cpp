@@ -18,6 +18,7 @@
 #include "moe/registry.h"
 #include "support/backends.h"
 #include "support/case_run.h"
+#include "support/ragged.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -138,10 +139,7 @@ TEST(Sm90Scheduler, EvenTilesHoldEveryRow) {
     }
 }
 
-struct Ragged {
-  int64_t experts, top_k, tokens;
-  Routing routing;
-};
+using test::Ragged;
 
 class Sm90Layer : public ::testing::Test {
  protected:
@@ -149,23 +147,7 @@ class Sm90Layer : public ::testing::Test {
     const std::string reason = test::why_not_here(kSm90Backend);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
-  static void expect_run_is_its_steps(int64_t tokens, IntermediateScale scale, DataKind values,
-                                      ActivationFormat format = ActivationFormat::kNvfp4);
-  static Case spec(const Ragged& ragged, ActivationFormat format) {
-    Case spec;
-    spec.name = "ragged";
-    spec.options.num_experts = ragged.experts;
-    spec.options.top_k = ragged.top_k;
-    spec.options.hidden_size = 1040;
-    spec.options.intermediate_size = 720;
-    spec.options.activation_format = format;
-    spec.options.row_format = RowFormat::kFp32;
-    spec.range = {0, ragged.experts};
-    spec.tokens = ragged.tokens;
-    spec.routing = ragged.routing;
-    spec.out_dtype = DType::kF32;
-    return spec;
-  }
+  static Case spec(const Ragged& ragged, ActivationFormat format) { return test::ragged_case(ragged, format); }
 };
 
 TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
@@ -183,16 +165,7 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
       const auto data = make_case(spec);
       ASSERT_OK(data);
       configs.insert(sm90::routed_config(data->config, spec.range, spec.tokens));
-      test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
-      ASSERT_TRUE(plain.ok() && own.ok());
-      const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
-      const std::vector<uint8_t> bytes = own.run(*data);
-      const auto actual = test::to_floats(bytes, spec.out_dtype);
-      EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
-                             layer_limits(data->config, spec.tokens)),
-                "");
-      EXPECT_EQ(own.broken_guard(), -1);
-      for (int again = 0; again < 3; ++again) ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
+      test::expect_agrees_with_plain(kSm90Backend, *data, 3);
     }
   EXPECT_EQ(configs.size(), sm90::kGemmConfigs.size());
 }
@@ -224,37 +197,18 @@ TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
     }
 }
 
-// A run takes kernels together and leaves codes out; its bits and counts are those of the steps.
-void Sm90Layer::expect_run_is_its_steps(int64_t tokens, IntermediateScale scale, DataKind values,
-                                        ActivationFormat format) {
-  SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(scale) << ", " << to_string(values));
-  Case small = spec({4, 2, tokens, Routing::kUniform}, format);
-  small.options.hidden_size = 528;
-  small.options.intermediate_size = 656;
-  small.options.shared_intermediate_size = 144;
-  small.options.intermediate_scale = scale;
-  if (scale == IntermediateScale::kFixed) small.options.intermediate_fixed = 0x1p-9f;
-  small.data = values;
-  const auto data = make_case(small);
-  ASSERT_OK(data);
-  test::CaseRun whole(kSm90Backend, *data), parts(kSm90Backend, *data);
-  ASSERT_TRUE(whole.ok() && parts.ok());
-  const std::vector<uint8_t> out = parts.run_steps(*data);
-  EXPECT_EQ(test::difference(out, whole.run(*data), small.out_dtype, small.options.hidden_size), "");
-  EXPECT_EQ(std::memcmp(whole.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
-  EXPECT_EQ(whole.broken_guard(), -1);
-}
 TEST_F(Sm90Layer, ARunIsItsSteps) {
   for (int64_t tokens : {1, 3, 14, 36})
     for (IntermediateScale scale : {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
       for (DataKind values : {DataKind::kNormal, DataKind::kSaturating, DataKind::kTiny, DataKind::kNan})
-        expect_run_is_its_steps(tokens, scale, values);
+        test::expect_run_is_its_steps(kSm90Backend, tokens, scale, values);
 }
 // Few enough for compute-sanitizer.
 TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
-  expect_run_is_its_steps(3, IntermediateScale::kDynamicToken, DataKind::kNan);
-  expect_run_is_its_steps(3, IntermediateScale::kDynamicToken, DataKind::kNan, ActivationFormat::kBf16);
-  expect_run_is_its_steps(36, IntermediateScale::kFixed, DataKind::kNormal);
+  test::expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan);
+  test::expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
+                                ActivationFormat::kBf16);
+  test::expect_run_is_its_steps(kSm90Backend, 36, IntermediateScale::kFixed, DataKind::kNormal);
 }
 
 // Assignments for which a cta of route and quantize has more threads than a token does.

@@ -16,7 +16,7 @@ from gpu import needs_gpu, torch
 
 pytestmark = needs_gpu
 
-GPU_BACKENDS = ("sm120", "sm90", "cuda")
+GPU_BACKENDS = ("sm100", "sm120", "sm90", "cuda")
 FORMATS = ("nvfp4", "bf16")
 EXPERTS, TOP_K, HIDDEN, INTER = 12, 3, 256, 192
 

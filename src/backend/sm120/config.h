@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/fp4_operand.h"
+#include "backend/cuda/gemm/split_k_scratch.h"
 #include "backend/cuda/packed_tile.h"
 #include "core/config.h"
 
@@ -20,6 +21,8 @@ inline constexpr int kMaxCtas = 192;               // one a multiprocessor; the 
 inline constexpr int kConsumerWarps = 8;
 inline constexpr int kBlockK = cuda::kFp4KBlock;  // k of a k-block: one stage of the pipeline
 inline constexpr int kBlockTiles = kBlockK / cuda::kTileK;
+
+using Scratch = cuda::SplitKScratch<kMaxCtas>;
 
 struct GemmConfig {
   int tile_n;                  // rows of activations of a tile, at most

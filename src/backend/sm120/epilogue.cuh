@@ -1,86 +1,14 @@
-// The epilogues: fp32 accumulators to one step's output.
-//
-//   gemm1   g = alpha_gate * dot, u = alpha_up * dot; the gated activation, the router weight under before_down, one
-//           rounding to bf16. Gate and up of a channel are weight rows r and r + 8: both are in one lane.
-//   gemm2   alpha_down * dot, one rounding to row_format
-//
-// alpha = fl32(row scale * tensor scale). A nonfinite row's scale is NaN, and so its outputs are.
-//
-// The intermediate leaves in bf16 also where its scale is fixed: whether a row has NaN or Inf, for which it must not be
-// quantized or counted, is known only once all of its channels are there, and those come from many ctas. Requantize, the
-// step that all GPUs share, sees whole rows.
+// A consumer warp's accumulators to the output, or to a split-K partial.
 #pragma once
-
-#include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "backend/backend.h"
-#include "backend/cuda/gemm/gated_activation.cuh"
+#include "backend/cuda/fp4/epilogue.cuh"
+#include "backend/cuda/fp4/split_k.cuh"
 #include "backend/cuda/ptx/registers.cuh"
-#include "backend/cuda/steps/formats.cuh"
 #include "backend/sm120/mainloop.cuh"
 
 namespace nvfp4_moe::sm120 {
-
-struct SwigluEpilogue {
-  const TensorScales* tensor_scales;  // (E)
-  const float* row_scale;             // (T)
-  const float* router_weights;        // (T k) by assignment, or null: 1
-  cuda::GatedActivation activation;
-  uint16_t* out;     // (R, I) bf16
-  int64_t channels;  // I
-
-  __device__ RowFactor factor(int32_t expert, int32_t token, int32_t assignment) const {
-    return {row_scale[token] * tensor_scales[expert].gate, row_scale[token] * tensor_scales[expert].up,
-            router_weights != nullptr ? router_weights[assignment] : 1.0f};
-  }
-  // gate, up: accumulators of weight row `weight_row` and 8 further.
-  __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor) const {
-    const int64_t channel = cuda::joined_row(weight_row).row;
-    if (channel >= channels) return;
-    const float h = activation.gated<false>(gate * factor.first, up * factor.second) * factor.weight;
-    out[row * channels + channel] = cuda::bf16_from_float(h);
-  }
-};
-
-struct DownEpilogue {
-  const TensorScales* tensor_scales;  // (E)
-  const float* row_scale;             // (R), or null: 1
-  void* out;                          // (R, H) bf16, or fp32
-  bool out_fp32;
-  int64_t channels;  // H
-
-  // Rows of x are rows in expert order already.
-  __device__ RowFactor factor(int32_t expert, int32_t row, int32_t) const {
-    return {(row_scale != nullptr ? row_scale[row] : 1.0f) * tensor_scales[expert].down, 0, 1};
-  }
-  // first, second: accumulators of channels `channel` and 8 further.
-  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor) const {
-    if (channel >= channels) return;  // there are a multiple of 16
-    store_one(row * channels + channel, first * factor.first);
-    store_one(row * channels + channel + 8, second * factor.first);
-  }
-  __device__ void store_one(int64_t at, float value) const {
-    if (out_fp32)
-      static_cast<float*>(out)[at] = value;
-    else
-      static_cast<uint16_t*>(out)[at] = cuda::bf16_from_float(value);
-  }
-};
-
-// A lane's four accumulators of a group of 16 weight rows and eight rows of activations to the output.
-template <class Epilogue>
-__device__ void store_fragment(const Epilogue& epilogue, const cuda::TileRows& rows, const RowFactor* factors,
-                               int32_t m_tile, int group, int octet, const float (&of)[4]) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int32_t weight_row = m_tile * cuda::kTileRows + group * cuda::kGroupRows + lane / 4;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = octet * 8 + lane % 4 * 2 + i;
-    if (row < rows.count) epilogue.store(rows.first + row, weight_row, of[i], of[2 + i], factors[row]);
-  }
-}
 
 // A tile's accumulators, octet by octet: what a store needs lives no longer than its octet, since accumulators take most
 // registers.
@@ -89,13 +17,26 @@ __device__ void store_tile(const Epilogue& epilogue, const cuda::TileRows& rows,
                            int32_t m_tile, const Accumulators<Traits>& accumulators) {
 #pragma unroll
   for (int n = 0; n < Traits::kWarpOctets; ++n) {
-    if ((first_octet<Traits>() + n) * 8 >= rows.count) break;
+    if ((Traits::first_octet() + n) * 8 >= rows.count) break;
 #pragma unroll
     for (int m = 0; m < Traits::kWarpGroups; ++m)
-      store_fragment(epilogue, rows, factors, m_tile, first_group<Traits>() + m, first_octet<Traits>() + n,
+      store_fragment(epilogue, rows, factors, m_tile, Traits::first_group() + m, Traits::first_octet() + n,
                      accumulators[m][n]);
     ptx::compiler_fence();
   }
+}
+
+// The same to a partial, as far as the work tile has rows.
+template <class Traits>
+__device__ void store_partial_tile(const GemmArgs& args, int32_t partial, int count,
+                                   const Accumulators<Traits>& accumulators) {
+#pragma unroll
+  for (int m = 0; m < Traits::kWarpGroups; ++m)
+#pragma unroll
+    for (int n = 0; n < Traits::kWarpOctets; ++n) {
+      if ((Traits::first_octet() + n) * 8 >= count) break;
+      store_partial<Traits>(args, partial, m, n, accumulators[m][n]);
+    }
 }
 
 }  // namespace nvfp4_moe::sm120

@@ -2,7 +2,7 @@
 // stored. What becomes of the accumulators is the caller's Epilogue.
 //
 // One persistent cta a multiprocessor, a producer warp (producer.cuh) and eight consumer warps (mainloop.cuh, then
-// epilogue.cuh or split_k.cuh) around a pipeline of stages of 256 k each. shared.cuh has the barriers between them.
+// epilogue.cuh) around a pipeline of stages of 256 k each. shared.cuh has the barriers between them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +16,6 @@
 #include "backend/sm120/mainloop.cuh"
 #include "backend/sm120/producer.cuh"
 #include "backend/sm120/shared.cuh"
-#include "backend/sm120/split_k.cuh"
 
 namespace nvfp4_moe::sm120 {
 
@@ -58,10 +57,10 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue) {
     if (work.partial < 0)
       store_tile<Traits>(epilogue, rows, shared.factors[index % 2], work.tile.m_tile, accumulators);
     else
-      store_partial<Traits>(args, work.partial, rows.count, accumulators);
+      store_partial_tile<Traits>(args, work.partial, rows.count, accumulators);
     arrive_as_warp(shared.work_empty[index % 2]);
   }
-  if (index > 0) reduce_split_tiles<Traits>(args, epilogue, index - 1, m_tiles);
+  if (index > 0) cuda::fp4::reduce_split_tiles<Traits>(shared, args, epilogue, index - 1, m_tiles);
 }
 
 // The kernel.
@@ -77,7 +76,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   if (threadIdx.x == 0)
     shared.schedule = cuda::Schedule(args.schedule, cuda::count_row_tiles<Traits::kTileN>(args.row_tiles));
   __syncthreads();
-  if (threadIdx.x >= Traits::kConsumerThreads) {
+  if (threadIdx.x >= Traits::kEpilogueThreads) {
     produce<Traits>(args, epilogue);
   } else {
     ptx::grid_dependency_wait();  // before anything is stored, and in every cta

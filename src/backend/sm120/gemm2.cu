@@ -16,30 +16,8 @@ struct Kernels {
   static constexpr auto kKernel = sm120_gemm2_kernel<kIndex>;
 };
 
-// (R, K); a linear has it where codes are.
-const std::byte* operand_of(const StepContext& step, const PartBuffers& part, bool shared) {
-  if (part.down_only) return reinterpret_cast<const std::byte*>(part.intermediate.codes);
-  const Scratch scratch(step);
-  return shared ? scratch.common.shared_operand : scratch.common.routed_operand;
-}
-
 }  // namespace
 
-Status gemm2(const StepContext& step, const PartBuffers& part) {
-  if (step.batch.tokens == 0) return {};
-  const MoeConfig& config = step.weights.config;
-  const cuda::GemmPlan& plan = cuda::plan_of(step, part).gemm2;
-  const GemmPart of(step, part);
-  GemmArgs args =
-      gemm_args(step, part, of, plan, of.layout.down, operand_of(step, part, of.shared), part.intermediate_size);
-  args.weights = of.weights(step, part.down_only ? 0 : of.layout.gate_up.bytes());
-  DownEpilogue epilogue{};
-  epilogue.tensor_scales = cuda::tensor_scales(step.weights, of.shared);
-  epilogue.row_scale = part.intermediate.row_scale;
-  epilogue.out = part.rows_out;
-  epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
-  epilogue.channels = config->hidden_size;
-  return launch_gemm<Kernels>(plan, step.stream, args, epilogue);
-}
+Status gemm2(const StepContext& step, const PartBuffers& part) { return cuda::fp4::gemm2<Room, Kernels>(step, part); }
 
 }  // namespace nvfp4_moe::sm120

@@ -15,16 +15,6 @@ namespace nvfp4_moe::sm120 {
 template <class Traits>
 using Accumulators = float[Traits::kWarpGroups][Traits::kWarpOctets][4];
 
-// The first of a consumer warp's groups and octets.
-template <class Traits>
-__device__ int first_group() {
-  return static_cast<int>(threadIdx.x / 32) % Traits::kWarpsM * Traits::kWarpGroups;
-}
-template <class Traits>
-__device__ int first_octet() {
-  return static_cast<int>(threadIdx.x / 32) / Traits::kWarpsM * Traits::kWarpOctets;
-}
-
 // One arrival for the whole warp, once all its lanes are there.
 __device__ inline void arrive_as_warp(const uint64_t& mbarrier) {
   __syncwarp();
@@ -43,13 +33,13 @@ __device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row
   for (int half = 0; half < cuda::kHalves; ++half)
 #pragma unroll
     for (int m = 0; m < Traits::kWarpGroups; ++m) {
-      const int group = first_group<Traits>() + m;
+      const int group = Traits::first_group() + m;
       a[half][m] = *reinterpret_cast<const uint4*>(weights + cuda::lane_offset(group, half, lane));
       scales_a[half][m] = *reinterpret_cast<const uint32_t*>(weights + scale_word_offset(group, half, scale_row(lane)));
     }
 #pragma unroll
   for (int n = 0; n < Traits::kWarpOctets; ++n) {
-    const int first = (first_octet<Traits>() + n) * 8;
+    const int first = (Traits::first_octet() + n) * 8;
     if (first > last_row) break;
     uint32_t b[4];  // k 0, 32, 64, 96 of eight rows
     const uint8_t* const row = stage.rows[min(first + lane % 8, last_row)];

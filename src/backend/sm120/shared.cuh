@@ -6,14 +6,21 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/fp4/epilogue.cuh"
+#include "backend/cuda/gemm/pipeline.cuh"
 #include "backend/cuda/ptx/address.cuh"
 #include "backend/sm120/config.h"
-#include "backend/sm120/gemm_params.cuh"
 #include "backend/sm120/weight_tile.h"
 
 namespace nvfp4_moe::sm120 {
 
 namespace ptx = cuda::ptx;
+using cuda::PipelineState;
+using cuda::turn_parity;
+using cuda::fp4::DownEpilogue;
+using cuda::fp4::GemmArgs;
+using cuda::fp4::RowFactor;
+using cuda::fp4::SwigluEpilogue;
 
 // The constants of configuration kIndex.
 template <size_t kIndex>
@@ -24,10 +31,12 @@ struct GemmTraits {
   // Of one consumer warp: groups of 16 weight rows, and octets of rows of activations.
   static constexpr int kWarpGroups = cuda::kGroups / kWarpsM, kWarpOctets = kTileN / 8 / kWarpsN;
   static_assert(kWarpGroups * kWarpsM == cuda::kGroups && kWarpOctets * kWarpsN * 8 == kTileN);
-  static constexpr int kConsumerThreads = kConsumerWarps * 32;
-  static constexpr int kThreads = kConsumerThreads + 32;  // and the producer warp
-  static constexpr int64_t kPartialFloat4s = kConfig.partial_bytes() / 16;
-  static constexpr int kLaneRows = (kTileN + 31) / 32;  // rows of a tile that one producer lane has
+  static constexpr int kEpilogueThreads = kConsumerWarps * 32;
+  static constexpr int kThreads = kEpilogueThreads + 32;  // and the producer warp
+  static constexpr int kLaneRows = (kTileN + 31) / 32;    // rows of a tile that one producer lane has
+  // The first of this consumer warp's groups and octets.
+  __device__ static int first_group() { return static_cast<int>(threadIdx.x / 32) % kWarpsM * kWarpGroups; }
+  __device__ static int first_octet() { return static_cast<int>(threadIdx.x / 32) / kWarpsM * kWarpOctets; }
 };
 
 // One stage of the pipeline: a k-block of a tile's weight rows and of its rows of activations.
@@ -56,15 +65,8 @@ struct SharedOf {
 
 // As many stages as fit; more than kMaxStages would only lengthen a cta's start.
 inline constexpr int kMaxStages = 5;
-template <class Traits, int kStageCount = kMaxStages>
-constexpr int fitting_stages() {
-  if constexpr (sizeof(SharedOf<Traits, kStageCount>) <= kMaxSharedBytes)
-    return kStageCount;
-  else
-    return fitting_stages<Traits, kStageCount - 1>();
-}
 template <class Traits>
-using Shared = SharedOf<Traits, fitting_stages<Traits>()>;
+using Shared = SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
 
 // A warp arrives once, by one lane. compute-sanitizer's racecheck looks at lanes one by one and takes that for the
 // arrival of that lane alone, so that in a build for it every lane arrives.
@@ -92,18 +94,5 @@ __device__ Shared<Traits>& shared() {
   static_assert(LayoutCheck<Traits>::kPassed);
   return *reinterpret_cast<Shared<Traits>*>(shared_bytes);
 }
-
-// A stage, and the parity of the pipeline's round through all of them.
-template <int kStages>
-struct PipelineState {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
-
-// The parity of the turn in which work tile `index` has its half of what stands twice.
-__device__ inline uint32_t turn_parity(uint32_t index) { return index / 2 & 1; }
 
 }  // namespace nvfp4_moe::sm120

@@ -30,19 +30,14 @@ constexpr auto kConfigs = [] {
   return configs;
 }();
 
-void take_scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
-  Scratch(config, range, plan, arena);
-}
-int32_t* counters(const StepContext& step) { return Scratch(step).arrivals; }
-
 constexpr cuda::Architecture kArchitecture = {
     .gemms = {"sm90", kConfigs, routed_config, shared_config, splits_k, kMaxCtas},
     .gemm_kind = "wgmma",
     .quantize_into_rows = quantize_into_rows,
     .gemm1_swiglu = gemm1_swiglu,
     .gemm2 = gemm2,
-    .take_scratch = take_scratch,
-    .counters = counters,
+    .take_scratch = Scratch::take,
+    .counters = Scratch::counters,
 };
 using Functions = cuda::BackendFunctions<kArchitecture>;
 

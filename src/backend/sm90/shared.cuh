@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backend/cuda/gemm/pipeline.cuh"
 #include "backend/cuda/gemm/row_tiles.cuh"
 #include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/packed_tile.h"
@@ -28,6 +29,7 @@ inline constexpr int kArrivalsPerWarp = 32;
 inline constexpr int kArrivalsPerWarp = 1;
 #endif
 
+using cuda::PipelineState;
 using cuda::TileRows;
 // What a cta that routes by itself keeps of it.
 struct alignas(16) FusedRouting {
@@ -107,16 +109,8 @@ struct SharedOf {
 
 // As many stages as fit; more than kMaxStages would only lengthen a cta's start.
 inline constexpr int kMaxStages = 8;
-template <class Traits, int kStageCount = kMaxStages>
-constexpr int fitting_stages() {
-  if constexpr (sizeof(SharedOf<Traits, kStageCount>) <= kMaxSharedBytes)
-    return kStageCount;
-  else
-    return fitting_stages<Traits, kStageCount - 1>();
-}
-
 template <class Traits>
-using Shared = SharedOf<Traits, fitting_stages<Traits>()>;
+using Shared = SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
 
 // The contract with the copies, stmatrix, wgmma and mbarriers, which trust offsets rather than types.
 template <class Traits>
@@ -183,15 +177,5 @@ template <class Traits>
 __device__ uint32_t first_rows_barrier() {
   return ptx::shared_address(shared_bytes) + static_cast<int>(offsetof(Shared<Traits>, first_rows_requested));
 }
-
-// A stage, and the parity of the pipeline's round through all of them.
-template <int kStages>
-struct PipelineState {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ PipelineState next() const {
-    return stage + 1 == kStages ? PipelineState{0, parity ^ 1} : PipelineState{stage + 1, parity};
-  }
-};
 
 }  // namespace nvfp4_moe::sm90

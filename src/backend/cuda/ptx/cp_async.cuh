@@ -1,4 +1,4 @@
-// cp.async: copies of 16 bytes a thread from global to shared memory, past L1.
+// cp.async: copies of 16 or 4 bytes a thread from global to shared memory, past L1.
 //
 // They write through the generic proxy: a reader of the asynchronous proxy, such as wgmma, needs fence.proxy.async
 // after it has seen them complete.
@@ -17,6 +17,15 @@ __device__ inline void cp_async_16_if(uint32_t to, const void* from, bool valid,
       "@p cp.async.cg.shared.global [%0], [%1], 16, %2;\n\t}" ::"r"(to),
       "l"(from), "r"(valid ? 16 : 0), "r"(static_cast<uint32_t>(predicate))
       : "memory");
+}
+
+// cp.async.cg of 16 bytes, past L1. Both addresses are multiples of 16.
+__device__ inline void cp_async_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
+}
+// cp.async.ca of 4 bytes, through L1, the one way for so few. Both addresses are multiples of 4.
+__device__ inline void cp_async_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
 // cp.async.mbarrier.arrive.noinc: one of the arrivals that mbarrier.init counted, made once all cp.async of this thread

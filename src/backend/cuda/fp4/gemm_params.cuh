@@ -1,4 +1,4 @@
-// The parameters of the GEMM kernels: a grouped GEMM's sides and where its rows of activations come from.
+// The parameters of GEMMs on FP4 tensor cores: a grouped GEMM's sides and where its rows of activations come from.
 #pragma once
 
 #include <cstdint>
@@ -6,18 +6,18 @@
 #include "backend/cuda/gemm/row_tiles.cuh"
 #include "backend/cuda/gemm/scheduler.h"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::cuda::fp4 {
 
 struct GemmArgs {
-  const uint8_t* weights;         // packed tiles of expert 0, (m_tiles, k_tiles) x kTileBytes
-  int64_t expert_stride;          // bytes
-  int32_t k_tiles;                // of 128 k
-  const std::byte* x;             // (tokens or rows, K) as fp4_operand.h has it
-  int64_t x_stride;               // bytes
-  cuda::ScheduleParams schedule;  // in k-blocks of kBlockK
-  cuda::Divider by_top_k;
+  const uint8_t* weights;   // packed tiles of expert 0, (m_tiles, k_tiles) x kTileBytes
+  int64_t expert_stride;    // bytes
+  int32_t k_tiles;          // of 128 k
+  const std::byte* x;       // (tokens or rows, K) as fp4_operand.h has it
+  int64_t x_stride;         // bytes
+  ScheduleParams schedule;  // in k-blocks of kFp4KBlock
+  Divider by_top_k;
   const int32_t* assignment_of_row;  // (R): row of x = assignment / top_k; null: the row itself
-  cuda::RowTileList row_tiles;
+  RowTileList row_tiles;
   float* partials;    // (2 ctas, 128, tile_n) of split tiles, in the accumulators' order
   int32_t* arrivals;  // (ctas) of the splits of a tile; 0 before and after
   bool after_route;   // route has ended when this kernel starts, and not just when it has waited
@@ -29,4 +29,4 @@ struct alignas(16) RowFactor {
   float first, second, weight;
 };
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::cuda::fp4

@@ -1,58 +1,108 @@
-// The backend of RTX Blackwell beyond the case table, whose layers are small: what it takes, and on such a GPU every
-// compiled configuration on ragged shapes whose tiles are split along K, and sums that have one value.
+// The backends with FP4 tensor cores, B200's and RTX Blackwell's, beyond the case table, whose layers are small: what they
+// take, and on such a GPU every compiled configuration on ragged shapes whose tiles are split along K, and sums that have
+// one value.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "backend/cuda/gemm/scheduler.h"
+#include "backend/sm100/config.h"
 #include "backend/sm120/config.h"
 #include "cases/cases.h"
 #include "core/float_formats.h"
 #include "core/random.h"
-#include "judge/judge.h"
 #include "moe/layer.h"
 #include "moe/linear.h"
 #include "moe/registry.h"
 #include "support/backends.h"
 #include "support/case_run.h"
+#include "support/ragged.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
-TEST(Sm120Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
+using test::Ragged;
+
+// What the tests know of a backend, whose configurations are types of their own.
+struct Architecture {
+  const Backend* backend;
+  const char* name;
+  int capability, other;  // of the chip itself and of its family's other one: 120 for 12.0
+  const char* expected;   // in the reason that another device is told
+  const char* gemm;       // of nvfp4 activations, in a plan
+  int configs;
+  int (*routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
+  int (*shared)(int64_t tokens);
+  int64_t (*tile_n)(int config);
+  // Of a GEMM's narrowest (index 0) configuration, whose one tile of rows is cut along K on so many ctas.
+  bool (*splits)(int64_t weight_rows, int64_t k, int ctas);
+  int64_t hidden;  // of ragged layers: long enough that some tiles of every configuration are split on 6 or 8 ctas
+};
+
+#define NVFP4_MOE_ARCHITECTURE(room, capability, other, expected, gemm, hidden)                                     \
+  Architecture {                                                                                                    \
+    find_backend(#room), #room, capability, other, expected, gemm, static_cast<int>(room::kGemmConfigs.size()),     \
+        room::routed_config, room::shared_config,                                                                   \
+        [](int config) { return int64_t{room::kGemmConfigs[static_cast<size_t>(config)].tile_n}; },                 \
+        [](int64_t weight_rows, int64_t k, int ctas) {                                                              \
+          const room::GemmConfig& narrow = room::kGemmConfigs.front();                                              \
+          const cuda::ScheduleParams params(static_cast<int32_t>(cuda::ceil_div(weight_rows, cuda::kTileRows)),     \
+                                            static_cast<int32_t>(cuda::ceil_div(k, room::kBlockK)),                 \
+                                            std::min(ctas, room::kMaxCtas), true, room::min_saved_k_blocks(narrow), \
+                                            room::max_splits(narrow));                                              \
+          return cuda::Schedule(params, 1).split_k_blocks > 0;                                                      \
+        },                                                                                                          \
+        hidden                                                                                                      \
+  }
+std::vector<Architecture> architectures() {
+  return {NVFP4_MOE_ARCHITECTURE(sm100, 100, 103, "10.x", "tcgen05_m128k64_w4a4", 3088),
+          NVFP4_MOE_ARCHITECTURE(sm120, 120, 121, "12.x", "mma_m16n8k64_w4a4", 1040)};
+}
+#undef NVFP4_MOE_ARCHITECTURE
+
+class Fp4Backend : public ::testing::TestWithParam<int> {
+ protected:
+  Architecture of_ = architectures()[static_cast<size_t>(GetParam())];
+};
+
+TEST_P(Fp4Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
+  const Backend& backend = *of_.backend;
   const auto config = MoeConfig::make(case_table().front().options);
   ASSERT_OK(config);
-  for (int capability : {75, 80, 89, 90, 100, 103, 110}) {
-    const Status status = kSm120Backend.supports(*config, test::gpu_of(capability));
+  for (int capability : {75, 80, 89, 90, 100, 103, 110, 120, 121}) {
+    if (capability / 10 == of_.capability / 10) continue;
+    const Status status = backend.supports(*config, test::gpu_of(capability));
     EXPECT_EQ(status.code(), Code::kUnsupported) << capability;
+    if (capability >= 80) {
+      EXPECT_NE(status.message().find(of_.expected), std::string::npos) << status.message();
+    }
   }
-  EXPECT_NE(kSm120Backend.supports(*config, test::gpu_of(100)).message().find("12.x"), std::string::npos);
-  EXPECT_OK(kSm120Backend.supports(*config, test::gpu_of(120)));
+  EXPECT_OK(backend.supports(*config, test::gpu_of(of_.capability)));
   // By nvcc 12.9 on also the other chip of the family; an older one's build says why not.
-  const Status family = kSm120Backend.supports(*config, test::gpu_of(121));
+  const Status family = backend.supports(*config, test::gpu_of(of_.other));
   EXPECT_TRUE(family.ok() || family.message().find("12.9") != std::string::npos) << family.message();
-  EXPECT_EQ(kSm120Backend.supports(*config, host_facts()).code(), Code::kUnsupported);
-  const auto chosen = choose_backend(*config, test::gpu_of(120), "auto");
+  EXPECT_EQ(backend.supports(*config, host_facts()).code(), Code::kUnsupported);
+  const auto chosen = choose_backend(*config, test::gpu_of(of_.capability), "auto");
   ASSERT_OK(chosen);
-  EXPECT_EQ(*chosen, &kSm120Backend);
-  for (const BackendReport& report : explain(*config, test::gpu_of(120), "auto")) {
+  EXPECT_EQ(*chosen, &backend);
+  for (const BackendReport& report : explain(*config, test::gpu_of(of_.capability), "auto")) {
     if (report.chosen) {
       EXPECT_NE(report.reason.find("never yet on a GPU of this kind"), std::string::npos) << report.reason;
     }
   }
   MoeOptions int8 = config->options();
   int8.activation_format = ActivationFormat::kInt8Block;
-  const Status declined = kSm120Backend.supports(*MoeConfig::make(int8), test::gpu_of(120));
+  const Status declined = backend.supports(*MoeConfig::make(int8), test::gpu_of(of_.capability));
   EXPECT_NE(declined.message().find("int8_block"), std::string::npos) << declined.message();
 }
 
 // plan is pure. nvfp4 goes to FP4 products, whose operands are a quarter as long as bf16's; bf16 to the plain kernels.
-TEST(Sm120Backend, PlansWithoutADevice) {
+TEST_P(Fp4Backend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
     if (spec.options.activation_format == ActivationFormat::kInt8Block) continue;
     SCOPED_TRACE(spec.name);
@@ -61,15 +111,15 @@ TEST(Sm120Backend, PlansWithoutADevice) {
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
       const LayerScales scales{5.0f / 2688, 12.0f / 2688};
-      const auto plan = kSm120Backend.plan(*config, spec.range, scales, {tokens}, test::gpu_of(120));
+      const auto plan = of_.backend->plan(*config, spec.range, scales, {tokens}, test::gpu_of(of_.capability));
       ASSERT_OK(plan);
-      EXPECT_EQ(plan->backend, "sm120");
+      EXPECT_EQ(plan->backend, of_.name);
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;
       const bool fp4 = spec.options.activation_format == ActivationFormat::kNvfp4;
-      EXPECT_EQ(plan->steps[2].kernel, fp4 ? "mma_m16n8k64_w4a4" : "mma_m16n8k16_w4a16");
+      EXPECT_EQ(plan->steps[2].kernel, fp4 ? std::string(of_.gemm) : "mma_m16n8k16_w4a16");
       if (!fp4) {
-        const auto plain = kCudaBackend.plan(*config, spec.range, scales, {tokens}, test::gpu_of(120));
+        const auto plain = kCudaBackend.plan(*config, spec.range, scales, {tokens}, test::gpu_of(of_.capability));
         ASSERT_OK(plain);
         EXPECT_EQ(plan->workspace.total_bytes, plain->workspace.total_bytes);
       }
@@ -77,7 +127,7 @@ TEST(Sm120Backend, PlansWithoutADevice) {
   }
 }
 
-TEST(Sm120Backend, ConfigurationsGrowWithTheRowsOfAnExpert) {
+TEST_P(Fp4Backend, ConfigurationsGrowWithTheRowsOfAnExpert) {
   MoeOptions options;
   options.num_experts = 128;
   options.top_k = 8;
@@ -87,135 +137,80 @@ TEST(Sm120Backend, ConfigurationsGrowWithTheRowsOfAnExpert) {
   std::set<int> seen;
   int before = 0;
   for (int64_t tokens = 1; tokens <= 8192; ++tokens) {
-    const int index = sm120::routed_config(config, {0, 128}, tokens);
+    const int index = of_.routed(config, {0, 128}, tokens);
     EXPECT_GE(index, before);
     before = index;
     seen.insert(index);
-    const int shared = sm120::shared_config(tokens);
-    EXPECT_TRUE(shared + 1 == static_cast<int>(sm120::kGemmConfigs.size()) ||
-                tokens <= sm120::kGemmConfigs[static_cast<size_t>(shared)].tile_n);
+    const int shared = of_.shared(tokens);
+    EXPECT_TRUE(shared + 1 == of_.configs || tokens <= of_.tile_n(shared));
   }
-  EXPECT_EQ(seen.size(), sm120::kGemmConfigs.size());
+  EXPECT_EQ(static_cast<int>(seen.size()), of_.configs);
 }
 
-struct Ragged {
-  int64_t experts, top_k, tokens;
-  Routing routing;
-};
-
-class Sm120Layer : public ::testing::Test {
+class Fp4Layer : public Fp4Backend {
  protected:
   void SetUp() override {
-    const std::string reason = test::why_not_here(kSm120Backend);
-    if (!reason.empty()) GTEST_SKIP() << reason;
+    const std::string reason = test::why_not_here(*of_.backend);
+    if (!reason.empty()) GTEST_SKIP() << of_.name << ": " << reason;
   }
-  static Case spec(const Ragged& ragged) {
-    Case spec;
-    spec.name = "ragged";
-    spec.options.num_experts = ragged.experts;
-    spec.options.top_k = ragged.top_k;
-    spec.options.hidden_size = 1040;
-    spec.options.intermediate_size = 720;
-    spec.options.activation_format = ActivationFormat::kNvfp4;
-    spec.options.row_format = RowFormat::kFp32;
-    spec.range = {0, ragged.experts};
-    spec.tokens = ragged.tokens;
-    spec.routing = ragged.routing;
-    spec.out_dtype = DType::kF32;
+  Case spec(const Ragged& ragged) const {
+    Case spec = test::ragged_case(ragged, ActivationFormat::kNvfp4);
+    spec.options.hidden_size = of_.hidden;
     return spec;
   }
 };
 
 // K is no multiple of a tile or a k-block, and long enough that tiles are split.
-TEST_F(Sm120Layer, EveryConfigurationAgreesWithThePlainKernels) {
+TEST_P(Fp4Layer, EveryConfigurationAgreesWithThePlainKernels) {
   std::set<int> configs;
   for (const Ragged& ragged : {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
                                Ragged{16, 4, 30, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform},
                                Ragged{4, 2, 150, Routing::kZipf}, Ragged{4, 2, 140, Routing::kOneExpert}}) {
-    const Case spec = Sm120Layer::spec(ragged);
+    const Case spec = Fp4Layer::spec(ragged);
     SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens);
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    configs.insert(sm120::routed_config(data->config, spec.range, spec.tokens));
-    test::CaseRun plain(kCudaBackend, *data), own(kSm120Backend, *data);
-    ASSERT_TRUE(plain.ok() && own.ok());
-    const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
-    const std::vector<uint8_t> bytes = own.run(*data);
-    const auto actual = test::to_floats(bytes, spec.out_dtype);
-    EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
-                           layer_limits(data->config, spec.tokens)),
-              "");
-    EXPECT_EQ(own.broken_guard(), -1);
-    ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
+    configs.insert(of_.routed(data->config, spec.range, spec.tokens));
+    test::expect_agrees_with_plain(*of_.backend, *data);
   }
-  EXPECT_EQ(configs.size(), sm120::kGemmConfigs.size());
+  EXPECT_EQ(static_cast<int>(configs.size()), of_.configs);
 }
 
 // Sizes for which both GEMMs split tiles on this very device: the second one finds the counters as the first one left them.
-TEST_F(Sm120Layer, BothGemmsOfARunSplitTheirTiles) {
+TEST_P(Fp4Layer, BothGemmsOfARunSplitTheirTiles) {
   const auto facts = device_facts("cuda:0");
   ASSERT_OK(facts);
-  const int ctas = std::min(facts->compute_units, sm120::kMaxCtas);
-  const sm120::GemmConfig& narrow = sm120::kGemmConfigs.front();
-  const auto splits = [&](int64_t weight_rows, int64_t k) {
-    const cuda::ScheduleParams params(static_cast<int32_t>(cuda::ceil_div(weight_rows, cuda::kTileRows)),
-                                      static_cast<int32_t>(cuda::ceil_div(k, sm120::kBlockK)), ctas, true,
-                                      sm120::min_saved_k_blocks(narrow), sm120::max_splits(narrow));
-    return cuda::Schedule(params, 1).split_k_blocks > 0;
-  };
-  Case spec = Sm120Layer::spec({2, 1, 2, Routing::kOneExpert});
+  const auto splits = [&](int64_t rows, int64_t k) { return of_.splits(rows, k, facts->compute_units); };
+  Case spec = Fp4Layer::spec({2, 1, 2, Routing::kOneExpert});
+  spec.options.hidden_size = 1040;
   int64_t& intermediate = spec.options.intermediate_size;
-  while (intermediate < 2048 &&
+  while (intermediate < 4096 &&
          !(splits(2 * intermediate, spec.options.hidden_size) && splits(spec.options.hidden_size, intermediate))) {
     intermediate += 16;
     if (intermediate % 256 == 0) spec.options.hidden_size += 128;
   }
-  ASSERT_LT(intermediate, 2048);
+  ASSERT_LT(intermediate, 4096);
   const auto data = make_case(spec);
   ASSERT_OK(data);
-  ASSERT_EQ(sm120::routed_config(data->config, spec.range, spec.tokens), 0);
-  test::CaseRun plain(kCudaBackend, *data), own(kSm120Backend, *data);
-  ASSERT_TRUE(plain.ok() && own.ok());
-  const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
-  const std::vector<uint8_t> bytes = own.run(*data);
-  const auto actual = test::to_floats(bytes, spec.out_dtype);
-  EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
-                         layer_limits(data->config, spec.tokens)),
-            "");
-  ASSERT_EQ(own.run(*data), bytes) << "a repeat differs";
+  ASSERT_EQ(of_.routed(data->config, spec.range, spec.tokens), 0);
+  test::expect_agrees_with_plain(*of_.backend, *data);
 }
 
 // A run takes kernels together and leaves codes out; its bits and counts are those of the steps.
-TEST_F(Sm120Layer, ARunIsItsSteps) {
+TEST_P(Fp4Layer, ARunIsItsSteps) {
   for (int64_t tokens : {1, 14, 36})
     for (IntermediateScale scale : {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
-      for (DataKind values : {DataKind::kNormal, DataKind::kNan}) {
-        SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(scale) << ", " << to_string(values));
-        Case small = spec({4, 2, tokens, Routing::kUniform});
-        small.options.hidden_size = 528;
-        small.options.intermediate_size = 656;
-        small.options.shared_intermediate_size = 144;
-        small.options.intermediate_scale = scale;
-        if (scale == IntermediateScale::kFixed) small.options.intermediate_fixed = 0x1p-9f;
-        small.data = values;
-        const auto data = make_case(small);
-        ASSERT_OK(data);
-        test::CaseRun whole(kSm120Backend, *data), parts(kSm120Backend, *data);
-        ASSERT_TRUE(whole.ok() && parts.ok());
-        const std::vector<uint8_t> out = parts.run_steps(*data);
-        EXPECT_EQ(test::difference(out, whole.run(*data), small.out_dtype, small.options.hidden_size), "");
-        EXPECT_EQ(std::memcmp(whole.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
-        EXPECT_EQ(whole.broken_guard(), -1);
-      }
+      for (DataKind values : {DataKind::kNormal, DataKind::kNan})
+        test::expect_run_is_its_steps(*of_.backend, tokens, scale, values);
 }
 
 // With batch_invariant a token has the same bits in every configuration.
-TEST_F(Sm120Layer, BatchInvariantBitsInEveryConfiguration) {
-  Case spec = Sm120Layer::spec({4, 2, 150, Routing::kUniform});
+TEST_P(Fp4Layer, BatchInvariantBitsInEveryConfiguration) {
+  Case spec = Fp4Layer::spec({4, 2, 150, Routing::kUniform});
   spec.options.batch_invariant = true;
   const auto data = make_case(spec);
   ASSERT_OK(data);
-  test::CaseRun all(kSm120Backend, *data);
+  test::CaseRun all(*of_.backend, *data);
   ASSERT_TRUE(all.ok());
   const std::vector<uint8_t> expected = all.run(*data);
   for (int64_t tokens : {1, 14, 36}) {
@@ -229,7 +224,7 @@ TEST_F(Sm120Layer, BatchInvariantBitsInEveryConfiguration) {
 
 // Operands for which every partial sum is exact in fp32, in any order and however wide the tensor core adds: the bits are
 // the reference's. Every output element has a value of its own, so that none can stand for another.
-TEST_F(Sm120Layer, ExactSumsHaveTheReferencesBits) {
+TEST_P(Fp4Layer, ExactSumsHaveTheReferencesBits) {
   for (const int64_t cols : {int64_t{1040}, int64_t{2048}})
     for (const int64_t tokens : {int64_t{1}, int64_t{9}, int64_t{40}, int64_t{150}}) {
       SCOPED_TRACE(testing::Message() << cols << " columns, " << tokens << " tokens");
@@ -253,7 +248,7 @@ TEST_F(Sm120Layer, ExactSumsHaveTheReferencesBits) {
       options.backend = "reference";
       options.device = "cpu";
       const auto host = NvfpLinear::open(view, options);
-      options.backend = "sm120";
+      options.backend = of_.name;
       options.device = "cuda:0";
       const auto gpu = NvfpLinear::open(view, options);
       ASSERT_OK(host);
@@ -279,6 +274,12 @@ TEST_F(Sm120Layer, ExactSumsHaveTheReferencesBits) {
       EXPECT_GT(std::set<float>(expected.begin(), expected.end()).size(), expected.size() / 8);
     }
 }
+
+std::string name_of(const ::testing::TestParamInfo<int>& info) {
+  return architectures()[static_cast<size_t>(info.param)].name;
+}
+INSTANTIATE_TEST_SUITE_P(Backends, Fp4Backend, ::testing::Values(0, 1), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, Fp4Layer, ::testing::Values(0, 1), name_of);
 
 }  // namespace
 }  // namespace nvfp4_moe

@@ -1,0 +1,87 @@
+// The epilogues of GEMMs on FP4 tensor cores: fp32 accumulators to one step's output.
+//
+//   gemm1   g = alpha_gate * dot, u = alpha_up * dot; the gated activation, the router weight under before_down, one
+//           rounding to bf16. Gate and up of a channel are weight rows r and r + 8: both are in one lane.
+//   gemm2   alpha_down * dot, one rounding to row_format
+//
+// alpha = fl32(row scale * tensor scale). A nonfinite row's scale is NaN, and so its outputs are.
+//
+// The intermediate leaves in bf16 also where its scale is fixed: whether a row has NaN or Inf, for which it must not be
+// quantized or counted, is known only once all of its channels are there, and those come from many ctas. Requantize, the
+// step that all GPUs share, sees whole rows.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/cuda/fp4/gemm_params.cuh"
+#include "backend/cuda/gemm/gated_activation.cuh"
+#include "backend/cuda/ptx/registers.cuh"
+#include "backend/cuda/steps/formats.cuh"
+
+namespace nvfp4_moe::cuda::fp4 {
+
+struct SwigluEpilogue {
+  const TensorScales* tensor_scales;  // (E)
+  const float* row_scale;             // (T)
+  const float* router_weights;        // (T k) by assignment, or null: 1
+  GatedActivation activation;
+  uint16_t* out;     // (R, I) bf16
+  int64_t channels;  // I
+
+  __device__ RowFactor factor(int32_t expert, int32_t token, int32_t assignment) const {
+    return {row_scale[token] * tensor_scales[expert].gate, row_scale[token] * tensor_scales[expert].up,
+            router_weights != nullptr ? router_weights[assignment] : 1.0f};
+  }
+  // gate, up: accumulators of weight row `weight_row` and 8 further.
+  __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor) const {
+    const int64_t channel = joined_row(weight_row).row;
+    if (channel >= channels) return;
+    const float h = activation.gated<false>(gate * factor.first, up * factor.second) * factor.weight;
+    out[row * channels + channel] = bf16_from_float(h);
+  }
+};
+
+struct DownEpilogue {
+  const TensorScales* tensor_scales;  // (E)
+  const float* row_scale;             // (R), or null: 1
+  void* out;                          // (R, H) bf16, or fp32
+  bool out_fp32;
+  int64_t channels;  // H
+
+  // Rows of x are rows in expert order already.
+  __device__ RowFactor factor(int32_t expert, int32_t row, int32_t) const {
+    return {(row_scale != nullptr ? row_scale[row] : 1.0f) * tensor_scales[expert].down, 0, 1};
+  }
+  // first, second: accumulators of channels `channel` and 8 further.
+  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor) const {
+    if (channel >= channels) return;  // there are a multiple of 16
+    store_one(row * channels + channel, first * factor.first);
+    store_one(row * channels + channel + 8, second * factor.first);
+  }
+  __device__ void store_one(int64_t at, float value) const {
+    if (out_fp32)
+      static_cast<float*>(out)[at] = value;
+    else
+      static_cast<uint16_t*>(out)[at] = bf16_from_float(value);
+  }
+};
+
+// A lane's four accumulators of a group of 16 weight rows and eight rows of activations to the output. With r = lane / 4,
+// q = lane % 4 they are (weight row r, row 2q), (r, 2q + 1), (r + 8, 2q), (r + 8, 2q + 1): the d of mma.sync, and what
+// tcgen05.ld gives in its shape 16x256b.
+template <class Epilogue>
+__device__ void store_fragment(const Epilogue& epilogue, const TileRows& rows, const RowFactor* factors, int32_t m_tile,
+                               int group, int octet, const float (&of)[4]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int32_t weight_row = m_tile * kTileRows + group * kGroupRows + lane / 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = octet * 8 + lane % 4 * 2 + i;
+    if (row < rows.count) epilogue.store(rows.first + row, weight_row, of[i], of[2 + i], factors[row]);
+  }
+}
+
+}  // namespace nvfp4_moe::cuda::fp4

@@ -1,0 +1,126 @@
+// gemm1_swiglu and gemm2 on FP4 tensor cores as steps: what they take from a layer, and the kernel of the configuration
+// that the run's plan names.
+//
+//   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles -> part.intermediate.bf16 (R, I)
+//   gemm2          part.intermediate (R, I) as FP4 operand, down tiles -> part.rows_out (R, H) in row_format
+//
+// Room is a backend's struct: Scratch, the array kGemmConfigs, min_saved_k_blocks and max_splits of one of these, and
+// LaunchShape<index>, kThreads and kSharedBytes of its kernels.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/fp4/epilogue.cuh"
+#include "backend/cuda/packed_layout.h"
+#include "backend/cuda/steps/steps.h"
+
+namespace nvfp4_moe::cuda::fp4 {
+
+// A part of a layer as a grouped GEMM sees it.
+struct GemmPart {
+  bool shared;
+  PartLayout layout;
+
+  GemmPart(const StepContext& step, const PartBuffers& part) : shared(&part == &step.buffers.shared) {
+    const PackedLayout packed(step.weights.config, step.weights.range);
+    layout = shared ? packed.shared : packed.routed;
+  }
+  const uint8_t* weights(const StepContext& step, int64_t offset) const {
+    return reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + layout.offset + offset;
+  }
+};
+
+// All but weights and assignment_of_row. x: rows of k elements.
+template <class Room>
+GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of, const GemmPlan& plan,
+                   const MatrixTiles& tiles, const std::byte* x, int64_t k) {
+  const auto& gemm = Room::kGemmConfigs[static_cast<size_t>(plan.config)];
+  const typename Room::Scratch scratch(step);
+  GemmArgs args{};
+  args.expert_stride = of.layout.expert_stride;
+  args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
+  args.x = x;
+  args.x_stride = fp4_row_bytes(k);
+  args.schedule = ScheduleParams(static_cast<int32_t>(tiles.row_tiles),
+                                 static_cast<int32_t>(ceil_div(tiles.k_tiles, kFp4KBlock / kTileK)), plan.ctas,
+                                 plan.split_k, Room::min_saved_k_blocks(gemm), Room::max_splits(gemm));
+  args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
+  args.row_tiles = {of.shared ? nullptr : scratch.common.tiles, scratch.common.tile_count, part.row_offsets};
+  args.partials = scratch.partials;
+  args.arrivals = scratch.arrivals;
+  args.after_route = plan.after_route;
+  return args;
+}
+
+// One launcher for each of the configurations, of the kernels that kKernels<index> names.
+template <class Epilogue>
+using Launcher = Status (*)(const GemmPlan& plan, void* stream, const GemmArgs& args, const Epilogue& epilogue);
+
+template <class Room, class Kernels, class Epilogue, size_t... kIndices>
+constexpr std::array<Launcher<Epilogue>, sizeof...(kIndices)> make_launchers(std::index_sequence<kIndices...>) {
+  return {[](const GemmPlan& plan, void* stream, const GemmArgs& args, const Epilogue& epilogue) {
+    using Shape = typename Room::template LaunchShape<kIndices>;
+    return launch<Kernels::template kKernel<kIndices>>(Kernels::kName, static_cast<unsigned>(plan.ctas),
+                                                       Shape::kThreads, Shape::kSharedBytes, stream, args, epilogue);
+  }...};
+}
+
+// Kernels: a struct of kName and kKernel<index>.
+template <class Room, class Kernels, class Epilogue>
+Status launch_gemm(const GemmPlan& plan, void* stream, const GemmArgs& args, const Epilogue& epilogue) {
+  static constexpr auto kLaunchers =
+      make_launchers<Room, Kernels, Epilogue>(std::make_index_sequence<Room::kGemmConfigs.size()>());
+  return kLaunchers[static_cast<size_t>(plan.config)](plan, stream, args, epilogue);
+}
+
+template <class Room, class Kernels>
+Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return {};
+  const MoeConfig& config = step.weights.config;
+  const GemmPlan& plan = plan_of(step, part).gemm1;
+  const GemmPart of(step, part);
+  const typename Room::Scratch scratch(step);
+  const std::byte* const x = of.shared ? scratch.common.shared_hidden_operand : scratch.common.hidden_operand;
+  GemmArgs args = gemm_args<Room>(step, part, of, plan, of.layout.gate_up, x, config->hidden_size);
+  args.weights = of.weights(step, 0);
+  args.assignment_of_row = part.assignment_of_row;
+  SwigluEpilogue epilogue{};
+  epilogue.tensor_scales = tensor_scales(step.weights, of.shared);
+  epilogue.row_scale = part.hidden.row_scale;
+  epilogue.router_weights =
+      config->router_weight == RouterWeight::kBeforeDown && !of.shared ? step.batch.topk_weights : nullptr;
+  epilogue.activation = GatedActivation::from(config);
+  epilogue.out = part.intermediate.bf16;
+  epilogue.channels = part.intermediate_size;
+  return launch_gemm<Room, Kernels>(plan, step.stream, args, epilogue);
+}
+
+// (R, K) of gemm2; a linear has it where codes are.
+template <class Room>
+const std::byte* intermediate_operand(const StepContext& step, const PartBuffers& part, bool shared) {
+  if (part.down_only) return reinterpret_cast<const std::byte*>(part.intermediate.codes);
+  const typename Room::Scratch scratch(step);
+  return shared ? scratch.common.shared_operand : scratch.common.routed_operand;
+}
+
+template <class Room, class Kernels>
+Status gemm2(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return {};
+  const MoeConfig& config = step.weights.config;
+  const GemmPlan& plan = plan_of(step, part).gemm2;
+  const GemmPart of(step, part);
+  GemmArgs args = gemm_args<Room>(step, part, of, plan, of.layout.down,
+                                  intermediate_operand<Room>(step, part, of.shared), part.intermediate_size);
+  args.weights = of.weights(step, part.down_only ? 0 : of.layout.gate_up.bytes());
+  DownEpilogue epilogue{};
+  epilogue.tensor_scales = tensor_scales(step.weights, of.shared);
+  epilogue.row_scale = part.intermediate.row_scale;
+  epilogue.out = part.rows_out;
+  epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
+  epilogue.channels = config->hidden_size;
+  return launch_gemm<Room, Kernels>(plan, step.stream, args, epilogue);
+}
+
+}  // namespace nvfp4_moe::cuda::fp4

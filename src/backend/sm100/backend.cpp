@@ -1,0 +1,85 @@
+// The entry of B200 and B300 in the contract: the CUDA backend with GEMMs on tcgen05.
+// bf16 activations go through the plain GEMMs.
+#include "backend/backend.h"
+
+#include <array>
+
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/device/measure.h"
+#include "backend/cuda/fp4/backend.h"
+#include "backend/cuda/plain/architecture.h"
+#include "backend/cuda/steps/format.h"
+#include "backend/cuda/steps/select_experts.h"
+#include "backend/sm100/config.h"
+#include "backend/sm100/pack.h"
+#include "backend/sm100/steps.h"
+
+namespace nvfp4_moe {
+namespace sm100 {
+namespace {
+
+// What the plan of a run has to know of kGemmConfigs.
+constexpr auto kConfigs = [] {
+  std::array<cuda::GemmConfig, kGemmConfigs.size()> configs{};
+  for (size_t i = 0; i < configs.size(); ++i) {
+    const GemmConfig& gemm = kGemmConfigs[i];
+    configs[i] = {gemm.name, gemm.tile_n, true, false, false, gemm.partial_bytes()};
+  }
+  return configs;
+}();
+
+constexpr cuda::Architecture kFp4 = {
+    .gemms = {"sm100", kConfigs, routed_config, shared_config, splits_k, kMaxCtas, true},
+    .gemm_kind = "tcgen05_m128k64",
+    .quantize_into_rows = nullptr,
+    .gemm1_swiglu = gemm1_swiglu,
+    .gemm2 = gemm2,
+    .take_scratch = Scratch::take,
+    .counters = Scratch::counters,
+};
+constexpr cuda::Architecture kBf16 = cuda::plain::architecture("sm100");
+using Functions = cuda::fp4::BackendByFormat<kFp4, kFp4Tiles, kBf16, cuda::kBf16Tiles>;
+
+constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
+
+Status supports(const MoeConfig& config, const DeviceFacts& device) {
+  NVFP4_MOE_TRY(cuda::supports_device(device));
+  if (device.compute_capability / 10 != 10)
+    return unsupported("device: expected compute capability 10.x, whose tcgen05 no other GPU has, got " + device.name);
+#ifndef NVFP4_MOE_SM100_FAMILY
+  if (device.compute_capability != 100)
+    return unsupported("device: expected compute capability 10.0, got 10." +
+                       std::to_string(device.compute_capability % 10) + " (" + device.name +
+                       "): this build's compiler is older than CUDA 12.9");
+#endif
+  return cuda::supports_config(config);
+}
+
+}  // namespace
+}  // namespace sm100
+
+constinit const Backend kSm100Backend = {
+    .name = "sm100",
+    .priority = 320,
+    .supports = sm100::supports,
+    .packed_bytes = cuda::packed_bytes,
+    .allocate = cuda::allocate,
+    .pack_expert = sm100::Functions::pack_expert,
+    .unpack_expert = sm100::Functions::unpack_expert,
+    .plan = sm100::Functions::plan,
+    .run = sm100::Functions::run,
+    .workspace_bytes = sm100::Functions::workspace_bytes,
+    .describe_run = sm100::Functions::describe_run,
+    .linear_bytes = cuda::linear_bytes,
+    .linear_pack = sm100::Functions::linear_pack,
+    .linear_workspace_bytes = sm100::Functions::linear_workspace_bytes,
+    .linear_run = sm100::Functions::linear_run,
+    .steps = &sm100::Functions::kSteps,
+    .memory = &cuda::kMemory,
+    .caveat = "executed on an emulator of PTX, never yet on a GPU of this kind (docs/blackwell.md)",
+    .measures = &sm100::kMeasures,
+    .formats = &cuda::kFormats,
+    .router = &cuda::kRouter,
+};
+
+}  // namespace nvfp4_moe

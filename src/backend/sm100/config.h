@@ -1,0 +1,67 @@
+// The compiled configurations of the FP4 GEMMs, as data, and which of them a layer takes.
+//
+// Weights are the M dimension, 128 rows a tile, and activations the N dimension: as many rows as a tile has, in steps of 8,
+// whatever the configuration, which says how many there may be, and so how many stages fit beside them. It must hold almost
+// every expert's rows in one tile, since a second tile reads the expert's weights again.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/cuda/fp4_operand.h"
+#include "backend/cuda/gemm/split_k_scratch.h"
+#include "backend/cuda/packed_tile.h"
+#include "core/config.h"
+
+namespace nvfp4_moe::sm100 {
+
+inline constexpr int kMaxSharedBytes = 227 * 1024;  // of one cta
+inline constexpr int kMaxCtas = 192;                // one a multiprocessor; the largest chip has 160
+inline constexpr int kBlockK = cuda::kFp4KBlock;    // k of a k-block: one stage of the pipeline
+inline constexpr int kBlockTiles = kBlockK / cuda::kTileK;
+
+using Scratch = cuda::SplitKScratch<kMaxCtas>;
+
+struct GemmConfig {
+  int tile_n;                  // rows of activations of a tile, at most
+  double max_rows_per_expert;  // taken up to so many, on average
+  const char* name;
+
+  // Accumulators of a split-K partial, fp32.
+  constexpr int64_t partial_bytes() const { return int64_t{cuda::kTileRows} * tile_n * 4; }
+};
+// The widest that leaves tensor memory room for two tiles' accumulators, 192 columns each, and the scales of a k-block.
+inline constexpr std::array<GemmConfig, 3> kGemmConfigs = {{
+    {8, 2.5, "tcgen05_128x8"},
+    {64, 40.0, "tcgen05_128x64"},
+    {192, 1e30, "tcgen05_128x192"},
+}};
+
+// Tiles may be split along K where K is long enough to share, and where bits may depend on the batch.
+inline bool splits_k(const MoeConfig& config, int64_t k) {
+  return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 4;
+}
+
+// Splitting a tile must take so many k-blocks, 18 KiB of weights each, from the longest run: about the bytes that pay for
+// it on Hopper (80 KiB). Not measured here.
+constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 4 : 6; }
+// Whoever reduces a split tile reads the accumulators of all its splits: many, where tiles are wide.
+constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 1 << 15 : 4; }
+
+// The index in kGemmConfigs for the routed experts of a batch.
+inline int routed_config(const MoeConfig& config, const ExpertRange&, int64_t tokens) {
+  const double rows_per_expert = static_cast<double>(tokens * config->top_k) / static_cast<double>(config->num_experts);
+  size_t index = 0;
+  while (rows_per_expert > kGemmConfigs[index].max_rows_per_expert) ++index;
+  return static_cast<int>(index);
+}
+// The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
+inline int shared_config(int64_t tokens) {
+  size_t index = 0;
+  while (index + 1 < kGemmConfigs.size() && tokens > kGemmConfigs[index].tile_n) ++index;
+  return static_cast<int>(index);
+}
+
+}  // namespace nvfp4_moe::sm100

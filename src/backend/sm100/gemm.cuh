@@ -1,0 +1,77 @@
+// The grouped GEMM on tcgen05: packed weight rows times rows of activations, both as they are stored, accumulators in
+// tensor memory. What becomes of them is the caller's Epilogue.
+//
+// One persistent cta a multiprocessor, whose warps have roles: one loads weights, four gather rows (producer.cuh), one
+// multiplies (mainloop.cuh), four store (epilogue.cuh). shared.cuh has the barriers between them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/ptx/fence.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/ptx/tcgen05.cuh"
+#include "backend/sm100/epilogue.cuh"
+#include "backend/sm100/mainloop.cuh"
+#include "backend/sm100/producer.cuh"
+#include "backend/sm100/shared.cuh"
+
+namespace nvfp4_moe::sm100 {
+
+// By one thread.
+template <class Traits>
+__device__ void init_barriers() {
+  auto& shared = sm100::shared<Traits>();
+  const auto init = [](uint64_t& barrier, uint32_t arrivals) {
+    ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+  };
+  for (int stage = 0; stage < Shared<Traits>::kStages; ++stage) {
+    init(shared.full[stage], 1 + Traits::kGatherThreads);
+    init(shared.empty[stage], 1);
+  }
+  for (int i = 0; i < 2; ++i) {
+    init(shared.rows_full[i], 1);
+    init(shared.factors_full[i], Traits::kGatherThreads);
+    init(shared.accumulators_full[i], 1);
+    init(shared.work_empty[i], kEpilogueWarps);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+// The kernel.
+template <class Traits, class Epilogue>
+__device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
+  auto& shared = sm100::shared<Traits>();
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  if (args.after_route) ptx::launch_dependents();
+  if (threadIdx.x == 0) init_barriers<Traits>();
+  if (warp == kMmaWarp) ptx::tcgen05_alloc<Traits::kColumns>(ptx::shared_address(&shared.tensor_memory));
+  if (!args.after_route) {  // the next kernel may rely on route as soon as it starts
+    ptx::grid_dependency_wait();
+    ptx::launch_dependents();
+  }
+  if (threadIdx.x == 0)
+    shared.schedule = cuda::Schedule(args.schedule, cuda::count_row_tiles<Traits::kTileN>(args.row_tiles));
+  ptx::tcgen05_fence_before_thread_sync();
+  __syncthreads();
+  ptx::tcgen05_fence_after_thread_sync();
+  if (warp < kEpilogueWarps) {
+    store_tiles<Traits>(args, epilogue);
+  } else if (warp == kWeightsWarp) {
+    load_weights<Traits>(args);
+  } else if (warp == kMmaWarp) {
+    if (ptx::elect_one()) multiply<Traits>(args);
+    __syncwarp();
+  } else {
+    gather_rows<Traits>(args, epilogue);
+  }
+  ptx::tcgen05_fence_before_thread_sync();
+  __syncthreads();
+  if (warp != kMmaWarp) return;
+  ptx::tcgen05_fence_after_thread_sync();
+  ptx::tcgen05_dealloc<Traits::kColumns>(shared.tensor_memory);
+}
+
+}  // namespace nvfp4_moe::sm100

@@ -1,0 +1,10 @@
+// Tiles for tcgen05 as the shared packer fills them.
+#pragma once
+
+#include "backend/cuda/steps/pack.h"
+
+namespace nvfp4_moe::sm100 {
+
+extern const cuda::TileFormat kFp4Tiles;  // weight_tile.h
+
+}  // namespace nvfp4_moe::sm100

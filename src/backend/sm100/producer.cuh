@@ -1,0 +1,119 @@
+// The producers: one warp asks for packed weights, four gather rows of activations and put what the epilogue has to know
+// of each.
+//
+// Packed weights of a k-block lie together as the tensor cores read them: one bulk copy. Rows lie wherever their tokens do,
+// and their codes and scales take places of their own in the stage (row_tile.h): copies of 16 and of 4 bytes by threads,
+// eight of which have one row. These write through the generic proxy; whoever issues the products fences.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/ptx/cp_async.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/ptx/tma.cuh"
+#include "backend/sm100/shared.cuh"
+
+namespace nvfp4_moe::sm100 {
+
+// The role of the warp that loads weights, and says which rows a work tile has. It waits for no kernel before this one:
+// weights are there, and whoever launches with after_route has promised the rest.
+template <class Traits>
+__device__ void load_weights(const GemmArgs& args) {
+  auto& shared = sm100::shared<Traits>();
+  const bool leader = threadIdx.x % 32 == 0;
+  // Wide tiles: other ctas read the same weights soon.
+  const uint64_t policy = Traits::kTileN > 64 ? ptx::create_policy_evict_normal() : ptx::create_policy_evict_first();
+  const int64_t m_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
+  PipelineState<Shared<Traits>::kStages> state;
+  cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
+  uint32_t index = 0;
+  for (cuda::WorkTile work; work_tiles.next(work); ++index) {
+    const cuda::TileRows rows = cuda::rows_of_tile<Traits::kTileN>(args.row_tiles, work.tile.n_tile);
+    ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[index % 2]), turn_parity(index) ^ 1);
+    if (leader) {
+      shared.rows[index % 2] = rows;
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.rows_full[index % 2]));
+    }
+    const uint8_t* const weights = args.weights + rows.expert * args.expert_stride + work.tile.m_tile * m_tile_bytes;
+#pragma unroll 1
+    for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[state.stage]), state.parity ^ 1);
+      if (!leader) continue;
+      const int32_t k_tile = (work.first_k_block + k_block) * kBlockTiles;
+      const auto bytes = static_cast<uint32_t>(min(kBlockTiles, args.k_tiles - k_tile) * cuda::kTileBytes);
+      const uint32_t full = ptx::shared_address(&shared.full[state.stage]);
+      ptx::mbarrier_arrive_expect_tx(full, bytes);
+      ptx::copy_bulk(ptx::shared_address(shared.stages[state.stage].weights), weights + k_tile * cuda::kTileBytes,
+                     bytes, full, policy);
+    }
+    __syncwarp();
+  }
+}
+
+// The rows of a work tile that a gathering thread has a share of: 16 bytes of codes of each, and of some a word of scales.
+template <class Traits>
+class GatheredRows {
+ public:
+  __device__ GatheredRows(const GemmArgs& args, const cuda::TileRows& rows) : args_(args), rows_(rows) {
+#pragma unroll
+    for (int pass = 0; pass < Traits::kPasses; ++pass) {
+      if (row(pass) >= rows.count) continue;
+      const auto global_row = static_cast<int32_t>(rows.first + row(pass));
+      assignment_[pass] = args.assignment_of_row == nullptr ? global_row : __ldcg(args.assignment_of_row + global_row);
+      x_row_[pass] = args.assignment_of_row == nullptr ? global_row : args.by_top_k(assignment_[pass]);
+    }
+  }
+  __device__ void request(int32_t k_block, Stage<Traits>& stage) const {
+    const uint32_t codes = ptx::shared_address(stage.row_codes), scales = ptx::shared_address(stage.row_scales);
+#pragma unroll
+    for (int pass = 0; pass < Traits::kPasses; ++pass) {
+      if (row(pass) >= rows_.count) continue;
+      const std::byte* const from = args_.x + x_row_[pass] * args_.x_stride + int64_t{k_block} * cuda::kFp4KBlockBytes;
+      ptx::cp_async_16(codes + row_codes_offset(row(pass), vec()), from + vec() * 16);
+      if (vec() < kRowWords)
+        ptx::cp_async_4(scales + row_scales_offset(row(pass), vec(), Traits::kAtoms),
+                        from + cuda::kFp4KBlockScales + vec() * 4);
+    }
+  }
+  template <class Epilogue>
+  __device__ void put_factors(const Epilogue& epilogue, RowFactor* factors) const {
+#pragma unroll
+    for (int pass = 0; pass < Traits::kPasses; ++pass)
+      if (vec() == 0 && row(pass) < rows_.count)
+        factors[row(pass)] = epilogue.factor(rows_.expert, x_row_[pass], assignment_[pass]);
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) - kFirstGatherWarp * 32; }
+  __device__ static int row(int pass) { return pass * Traits::kPassRows + thread() / kRowVecs; }
+  __device__ static int vec() { return thread() % kRowVecs; }
+  const GemmArgs& args_;
+  cuda::TileRows rows_;
+  int32_t x_row_[Traits::kPasses] = {}, assignment_[Traits::kPasses] = {};
+};
+
+// The role of the gathering warps.
+template <class Traits, class Epilogue>
+__device__ void gather_rows(const GemmArgs& args, const Epilogue& epilogue) {
+  auto& shared = sm100::shared<Traits>();
+  ptx::grid_dependency_wait();  // rows of activations are the kernel's before this one
+  PipelineState<Shared<Traits>::kStages> state;
+  cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
+  uint32_t index = 0;
+  for (cuda::WorkTile work; work_tiles.next(work); ++index) {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.rows_full[index % 2]), turn_parity(index));
+    const GatheredRows<Traits> rows(args, shared.rows[index % 2]);
+#pragma unroll 1
+    for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[state.stage]), state.parity ^ 1);
+      rows.request(work.first_k_block + k_block, shared.stages[state.stage]);
+      ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.full[state.stage]));
+      if (k_block != 0) continue;
+      rows.put_factors(epilogue, shared.factors[index % 2]);
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.factors_full[index % 2]));
+    }
+  }
+}
+
+}  // namespace nvfp4_moe::sm100

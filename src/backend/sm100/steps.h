@@ -1,0 +1,12 @@
+// The steps that this architecture does in its own way under nvfp4 activations; the others are those of
+// backend/cuda/steps/steps.h.
+#pragma once
+
+#include "backend/layer_steps.h"
+
+namespace nvfp4_moe::sm100 {
+
+Status gemm1_swiglu(const StepContext& step, const PartBuffers& part);
+Status gemm2(const StepContext& step, const PartBuffers& part);
+
+}  // namespace nvfp4_moe::sm100

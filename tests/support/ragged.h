@@ -1,0 +1,25 @@
+// Layers of ragged shapes for tests of an architecture's own kernels, and what is expected of any of them.
+#pragma once
+
+#include "backend/backend.h"
+#include "cases/cases.h"
+
+namespace nvfp4_moe::test {
+
+struct Ragged {
+  int64_t experts, top_k, tokens;
+  Routing routing;
+};
+// hidden 1040, intermediate 720: K is no multiple of any tile. fp32 rows and output.
+Case ragged_case(const Ragged& ragged, ActivationFormat format);
+
+// A run takes kernels together and leaves codes out; its bits and counts are those of the steps. A small layer with a
+// shared expert.
+void expect_run_is_its_steps(const Backend& backend, int64_t tokens, IntermediateScale scale, DataKind values,
+                             ActivationFormat format = ActivationFormat::kNvfp4);
+
+// The backend's output is within the contract of the plain kernels', it writes nothing outside its arrays, and a repeat
+// gives the same bits.
+void expect_agrees_with_plain(const Backend& backend, const CaseData& data, int repeats = 1);
+
+}  // namespace nvfp4_moe::test

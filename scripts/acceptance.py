@@ -39,7 +39,7 @@ KILLED_AFTER_S = 20  # a process that a GPU holds may never end; it is not waite
 TAIL_LINES = 60
 
 # What compute-sanitizer goes through: whole layers of each backend, small enough for a tool that is a hundred times slower.
-SANITIZED = "CudaLayer.*:Sm90SmallLayer.*:Sm1*Layer.ARunIsItsSteps:*OnADevice.AFewTokens*"
+SANITIZED = "CudaLayer.*:Sm90SmallLayer.*:*Sm1*Layer.ARunIsItsSteps*:*Fp4Layer.ARunIsItsSteps*:*OnADevice.AFewTokens*"
 BENCH_TOKENS = "1,4,16,64,256,1024,4096"
 
 

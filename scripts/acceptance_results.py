@@ -163,7 +163,7 @@ def sanitizer_errors(text):
     return figures, "" if figures["passed"] else "no test passed under it"
 
 
-HEAD_OF_BENCH = re.compile(r"^(.*), (bf16|nvfp4)(?:, batch invariant)?, us$")
+HEAD_OF_BENCH = re.compile(r"^(.*), (bf16|nvfp4)(?:, configuration (\d+))?, us$")
 CELL_OF_BENCH = re.compile(
     r"^(\S+) +(\d+) +([\d.]+) rows \| floor +[\d.]+ \| (\S+) +([\d.]+) \([\d.]+x\) \| g1 +([\d.]+) .*? \| g2 +([\d.]+) "
 )
@@ -174,16 +174,17 @@ def bench_figures(recorded):
 
     def read(text):
         h200 = {(row["shape"], row["T"], row["format"]): row["us"] for row in json.loads(recorded.read_text())["rows"]}
-        cells, format_ = [], ""
+        cells, format_, configuration = [], "", None
         for line in text.splitlines():
             if head := HEAD_OF_BENCH.match(line):
-                format_ = head.group(2)
+                format_, configuration = head.group(2), head.group(3)
             elif cell := CELL_OF_BENCH.match(line):
                 shape, tokens, rows, backend, us, gemm1, gemm2 = cell.groups()
                 cells.append({
                     "shape": shape, "tokens": int(tokens), "format": format_, "backend": backend,
                     "rows_per_expert": float(rows), "us": float(us), "gemm1_us": float(gemm1), "gemm2_us": float(gemm2),
                     "h200_us": h200.get((shape, int(tokens), format_)),
+                    **({} if configuration is None else {"configuration": int(configuration)}),
                 })  # fmt: skip
         figures = {"h200": recorded.name, "cells": cells}
         return figures, "" if cells else "no layer was timed"

@@ -38,7 +38,8 @@ def test_ctest_is_read_with_its_states_and_names():
         "cuda/Sm120Layer.ARunIsItsSteps",
         "cuda/CudaLayer.WarmsUp",
     ]
-    assert "Timeout" in figures["failed_tests"][1] and "SEGFAULT" in figures["failed_tests"][2]
+    assert figures["failed_tests"][1].endswith("/sm120: Timeout")
+    assert "SEGFAULT" in figures["failed_tests"][2] and "aborted" in figures["failed_tests"][3]
     assert figures["slowest_s"][0] == ["cuda/Backends/CudaDevice.TwoHundredRepeatsGiveTheSameBits/sm120", 900.12]
 
 

@@ -1,4 +1,5 @@
-"""scripts/acceptance.py and its readers and report on trial: recorded outputs, and whole runs with stand-ins for the tools."""
+"""scripts/acceptance.py and its readers and report on trial: outputs of the emulator's runs (doctor, probes) and ones written in
+the tools' form (ctest, bench), and whole runs with stand-ins for the tools."""
 
 from __future__ import annotations
 

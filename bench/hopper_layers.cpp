@@ -1,7 +1,9 @@
 // Layers on one GPU: the backend that a layer gets there (on Hopper sm90) and cuda in the same run, beside the floor.
 //
 //   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4] [--batch-invariant] [--no-cuda]
+//                       [--configuration N]
 //
+// --configuration: the GEMMs' by its place in the backend's list, whatever the plan would take; without cuda beside it.
 // The shape `rehearsal` is for trying the bench itself where nothing is fast, and is left out unless it is named.
 //
 // One line a shape and token count. A step is one run of a layer: ids and hidden in, output out; 4 to 16 steps, each
@@ -181,11 +183,11 @@ struct Times {
 };
 
 Times time_backend(const Backend& backend, const std::vector<PackedWeights>& layers, Batch batch, int steps,
-                   const int32_t* ids, int64_t ids_of_step) {
+                   const int32_t* ids, int64_t ids_of_step, int gemm_config) {
   const PackedWeights& first = layers.front();
   auto facts = device_facts("cuda:0");
   must(facts.status());
-  auto plan = backend.plan(first.config, first.range, {}, {batch.tokens}, *facts);
+  auto plan = backend.plan(first.config, first.range, {}, {batch.tokens, 0, gemm_config}, *facts);
   must(plan.status());
   const DeviceArray memory(plan->workspace.total_bytes);
   auto* const workspace = reinterpret_cast<std::byte*>(memory.data);
@@ -215,7 +217,8 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   return times;
 }
 
-void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, MoeOptions options, bool with_cuda) {
+void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, MoeOptions options, bool with_cuda,
+                 int gemm_config) {
   options.num_experts = shape.experts;
   options.top_k = shape.top_k;
   options.hidden_size = shape.hidden;
@@ -228,7 +231,8 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
   const auto backend = choose_backend(*config, *facts, "auto");
   must(backend.status());
   // Both read one layout where they have the same; sm120's of nvfp4 is its own.
-  const bool beside_cuda = with_cuda && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
+  const bool beside_cuda =
+      with_cuda && gemm_config < 0 && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
   std::vector<PackedWeights> layers;
   for (int i = 0; i < shape.layers; ++i)
     layers.push_back(make_layer(**backend, *config, range, 7 + static_cast<uint64_t>(i)));
@@ -268,7 +272,7 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
     const auto* const device_ids = static_cast<const int32_t*>(ids_array.data);
     batch.topk_ids = device_ids;
     const int64_t ids_of_step = tokens * shape.top_k;
-    const Times own = time_backend(**backend, layers, batch, steps, device_ids, ids_of_step);
+    const Times own = time_backend(**backend, layers, batch, steps, device_ids, ids_of_step, gemm_config);
     const double rows = static_cast<double>(mean.slots) / static_cast<double>(mean.hit);
     // The GEMM graphs use the last routing.
     const double last_bytes = static_cast<double>(last.hit) * h * n * 0.5625;
@@ -280,7 +284,7 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
         2 * last_bytes / own.gemm1 / 1e6, 2 * last_flops / own.gemm1 / 1e6, own.gemm2, last_bytes / own.gemm2 / 1e6,
         last_flops / own.gemm2 / 1e6);
     if (beside_cuda) {
-      const Times plain = time_backend(kCudaBackend, layers, batch, steps, device_ids, ids_of_step);
+      const Times plain = time_backend(kCudaBackend, layers, batch, steps, device_ids, ids_of_step, gemm_config);
       std::printf(" | cuda %8.1f: %.2fx", plain.layer, plain.layer / own.layer);
     }
     std::printf("\n");
@@ -298,6 +302,7 @@ int main(int argc, char** argv) {
   MoeOptions options;
   options.activation_format = ActivationFormat::kBf16;
   bool with_cuda = true;
+  int gemm_config = -1;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--tokens" && i + 1 < argc) {
@@ -313,17 +318,20 @@ int main(int argc, char** argv) {
       options.batch_invariant = true;
     } else if (argument == "--no-cuda") {
       with_cuda = false;
+    } else if (argument == "--configuration" && i + 1 < argc) {
+      gemm_config = std::atoi(argv[++i]);
     } else {
       names.push_back(argument);
     }
   }
   const auto facts = device_facts("cuda:0");
   must(facts.status());
-  std::printf("%s, %s%s, us\n", facts->name.c_str(), to_string(options.activation_format),
-              options.batch_invariant ? ", batch invariant" : "");
+  const std::string configuration = gemm_config < 0 ? "" : ", configuration " + std::to_string(gemm_config);
+  std::printf("%s, %s%s%s, us\n", facts->name.c_str(), to_string(options.activation_format),
+              options.batch_invariant ? ", batch invariant" : "", configuration.c_str());
   for (const LayerShape& shape : kShapes)
     if (names.empty() ? shape.name != std::string("rehearsal")
                       : std::find(names.begin(), names.end(), shape.name) != names.end())
-      bench_shape(shape, tokens, options, with_cuda);
+      bench_shape(shape, tokens, options, with_cuda, gemm_config);
   return 0;
 }

@@ -41,6 +41,8 @@ TAIL_LINES = 60
 # What compute-sanitizer goes through: whole layers of each backend, small enough for a tool that is a hundred times slower.
 SANITIZED = "CudaLayer.*:Sm90SmallLayer.*:*Fp4Layer.ARunIsItsSteps*:*OnADevice.AFewTokens*"
 BENCH_TOKENS = "1,4,16,64,256,1024,4096"
+BOUND_TOKENS = "16,32,64,96,128,256,384,512,768,1024"  # 1 to 64 rows an expert
+CONFIGURATIONS = 3  # that each of Blackwell's backends has
 
 
 @dataclass
@@ -118,11 +120,10 @@ def steps_of(options, tools, capability):
             absent=sanitizer_absent,
         )
 
-    bench = [f"{build}/bench/{prefix}bench_hopper_layers"]
-    if emulated:
-        bench += ["rehearsal", "--tokens", "1", "--no-cuda"]
-    else:
-        bench += ["--tokens", BENCH_TOKENS, "--no-cuda"]
+    bench = forced = [f"{build}/bench/{prefix}bench_hopper_layers", "rehearsal", "--tokens", "1", "--no-cuda"]
+    if not emulated:
+        bench = [bench[0], "--tokens", BENCH_TOKENS, "--no-cuda"]
+        forced = [bench[0], "v4flash", "qwen30b", "--tokens", BOUND_TOKENS]
     return [
         Step(
             "build",
@@ -174,6 +175,16 @@ def steps_of(options, tools, capability):
             bench_figures(ROOT / "bench/results/moe-bench-h200.json"),
             device,
             needs="build",
+        ),
+        Step(
+            "configurations",
+            "microseconds of each GEMM configuration, whose bounds on Blackwell are arithmetic",
+            [[*forced, "--format", "nvfp4", "--configuration", str(i)] for i in range(1 if emulated else CONFIGURATIONS)],
+            3600,
+            bench_figures(ROOT / "bench/results/moe-bench-h200.json"),
+            device,
+            needs="build",
+            absent="" if capability.split(".")[0] in ("10", "12") else "bounds were measured on this architecture",
         ),
     ]  # fmt: skip
 

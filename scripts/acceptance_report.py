@@ -162,6 +162,22 @@ def step_row(entry):
     return entry["name"], entry["state"], round(entry.get("seconds", 0)), entry.get("why") or counts
 
 
+def rows_of_bench(cells):
+    """Beside an H200's; where configurations were forced, these beside each other."""
+    if "configuration" not in cells[0]:
+        rows = [("shape", "tokens", "format", "backend", "us", "H200 us", "H200 / this")]
+        for cell in cells:
+            h200 = cell["h200_us"]
+            beside = (f"{h200:.1f}", f"{h200 / cell['us']:.2f}") if h200 else ("", "")
+            rows.append((cell["shape"], cell["tokens"], cell["format"], cell["backend"], f"{cell['us']:.1f}", *beside))
+        return rows
+    configurations = sorted({cell["configuration"] for cell in cells})
+    us = {(cell["shape"], cell["tokens"], cell["configuration"]): f"{cell['us']:.1f}" for cell in cells}
+    of = dict.fromkeys((cell["shape"], cell["tokens"], cell["rows_per_expert"]) for cell in cells)
+    rows = [("shape", "tokens", "rows an expert", *(f"configuration {c}, us" for c in configurations))]
+    return rows + [(*key, *(us.get((*key[:2], c), "") for c in configurations)) for key in of]
+
+
 def details(entry):
     figures, lines = entry.get("figures", {}), []
     for name in figures.get("failed_tests", []):
@@ -178,12 +194,7 @@ def details(entry):
                k["static_shared_bytes"] + k["dynamic_shared_bytes"], k["ctas_per_multiprocessor"], k["launch"]) for k in kernels),
         ])  # fmt: skip
     if cells := figures.get("cells"):
-        rows = [("shape", "tokens", "format", "backend", "us", "H200 us", "H200 / this")]
-        for cell in cells:
-            h200 = cell["h200_us"]
-            rows.append((cell["shape"], cell["tokens"], cell["format"], cell["backend"], f"{cell['us']:.1f}",
-                         f"{h200:.1f}" if h200 else "", f"{h200 / cell['us']:.2f}" if h200 else ""))  # fmt: skip
-        lines += table(rows)
+        lines += table(rows_of_bench(cells))
     lines += figures.get("said", [])
     for name, detail in figures.get("self_test", {}).items():
         lines.append(f"self-test {name}: {detail}")

@@ -11,7 +11,7 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST_NAMED = 200  # failed tests; and reasons of skipped ones
 
-CTEST_LINE = re.compile(r"^ *\d+/\d+ +Test +#\d+: (\S.*?) \.*(.*?) +(\d+\.\d+) sec", re.MULTILINE)
+CTEST_LINE = re.compile(r"^ *\d+/\d+ +Test +#\d+: (\S+)(?: +# GetParam.*?)? \.+(.*?) +(\d+\.\d+) sec", re.MULTILINE)
 # Names that no suffix carries run on whatever backend the device gets.
 ON_ANY_DEVICE = ("cuda/CudaLayer.", "cuda/CApiOnGpu.")
 
@@ -47,8 +47,7 @@ def tests_of_ctest(capability):
     backend = backend_of(capability)
 
     def of_the_device(name):
-        plain = re.sub(r" +# GetParam.*", "", name)
-        return plain.endswith(f"/{backend}") or f"/{backend.capitalize()}" in plain or plain.startswith(ON_ANY_DEVICE)
+        return name.endswith(f"/{backend}") or f"/{backend.capitalize()}" in name or name.startswith(ON_ANY_DEVICE)
 
     def read(text):
         states = collections.Counter()
@@ -57,7 +56,7 @@ def tests_of_ctest(capability):
             name = re.sub(r"^emulated/[0-9.]+/", "", listed)
             state = "passed" if "Passed" in result else "skipped" if "***Skipped" in result else "failed"
             states[state] += 1
-            slowest.append((float(seconds), re.sub(r" +# GetParam.*", "", name)))
+            slowest.append((float(seconds), name))
             if state == "failed":
                 failed.append(f"{name}: {result.strip(' *')}")
             passed_of_device += state == "passed" and of_the_device(name)
@@ -164,7 +163,7 @@ def sanitizer_errors(text):
     return figures, "" if figures["passed"] else "no test passed under it"
 
 
-HEAD_OF_BENCH = re.compile(r"^(.*), (bf16|nvfp4)(?:, batch invariant)?, us$")
+HEAD_OF_BENCH = re.compile(r"^(.*), (bf16|nvfp4)(?:, configuration (\d+))?, us$")
 CELL_OF_BENCH = re.compile(
     r"^(\S+) +(\d+) +([\d.]+) rows \| floor +[\d.]+ \| (\S+) +([\d.]+) \([\d.]+x\) \| g1 +([\d.]+) .*? \| g2 +([\d.]+) "
 )
@@ -175,16 +174,17 @@ def bench_figures(recorded):
 
     def read(text):
         h200 = {(row["shape"], row["T"], row["format"]): row["us"] for row in json.loads(recorded.read_text())["rows"]}
-        cells, format_ = [], ""
+        cells, format_, configuration = [], "", None
         for line in text.splitlines():
             if head := HEAD_OF_BENCH.match(line):
-                format_ = head.group(2)
+                format_, configuration = head.group(2), head.group(3)
             elif cell := CELL_OF_BENCH.match(line):
                 shape, tokens, rows, backend, us, gemm1, gemm2 = cell.groups()
                 cells.append({
                     "shape": shape, "tokens": int(tokens), "format": format_, "backend": backend,
                     "rows_per_expert": float(rows), "us": float(us), "gemm1_us": float(gemm1), "gemm2_us": float(gemm2),
                     "h200_us": h200.get((shape, int(tokens), format_)),
+                    **({} if configuration is None else {"configuration": int(configuration)}),
                 })  # fmt: skip
         figures = {"h200": recorded.name, "cells": cells}
         return figures, "" if cells else "no layer was timed"

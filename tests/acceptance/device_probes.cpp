@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 
 #include "acceptance/seen_kernels.h"
 #include "core/float_formats.h"

@@ -1,4 +1,5 @@
-"""scripts/acceptance.py and its readers and report on trial: recorded outputs, and whole runs with stand-ins for the tools."""
+"""scripts/acceptance.py and its readers and report on trial: outputs of the emulator's runs (doctor, probes) and ones written in
+the tools' form (ctest, bench), and whole runs with stand-ins for the tools."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def test_ctest_is_read_with_its_states_and_names():
         "cuda/Sm120Layer.ARunIsItsSteps",
         "cuda/CudaLayer.WarmsUp",
     ]
-    assert "Timeout" in figures["failed_tests"][1] and "SEGFAULT" in figures["failed_tests"][2]
+    assert figures["failed_tests"][1].endswith("/sm120: Timeout")
+    assert "SEGFAULT" in figures["failed_tests"][2] and "aborted" in figures["failed_tests"][3]
     assert figures["slowest_s"][0] == ["cuda/Backends/CudaDevice.TwoHundredRepeatsGiveTheSameBits/sm120", 900.12]
 
 
@@ -115,6 +117,17 @@ def test_the_bench_stands_beside_the_recorded_table():
     )
     assert cells["qwen30b", 1, "bf16"]["backend"] == "sm120"
     assert results.bench_figures(H200)("CUDA: an error\n")[1] == "no layer was timed"
+
+
+def test_forced_configurations_stand_beside_each_other():
+    cell = "v4flash 64 1.9 rows | floor 400.0 | sm120 {} (1.28x) | g1 3.5 3.01 TB/s 19 TF | g2 1.7 2.93 TB/s 19 TF\n"
+    text = "".join(f"RTX, nvfp4, configuration {i}, us\n" + cell.format(us) for i, us in enumerate(("512.3", "600.1")))
+    figures, wrong = results.bench_figures(H200)(text)
+    assert (wrong, [one["configuration"] for one in figures["cells"]]) == ("", [0, 1])
+    assert acceptance_report.rows_of_bench(figures["cells"]) == [
+        ("shape", "tokens", "rows an expert", "configuration 0, us", "configuration 1, us"),
+        ("v4flash", 64, 1.9, "512.3", "600.1"),
+    ]
 
 
 def test_a_report_says_nothing_of_whose_machine_it_is():
@@ -261,7 +274,14 @@ def kit(tmp_path):
 
 
 STEPS = ["build", "machine-code", "doctor", "probes", "exact-sums", "steps", "layers", "graphs-and-repeats"]
-STEPS += ["sanitize-memcheck", "sanitize-racecheck", "sanitize-initcheck", "sanitize-synccheck", "bench"]
+STEPS += [
+    "sanitize-memcheck",
+    "sanitize-racecheck",
+    "sanitize-initcheck",
+    "sanitize-synccheck",
+    "bench",
+    "configurations",
+]
 
 
 def states(report: dict) -> dict[str, str]:
@@ -272,7 +292,7 @@ def test_all_that_passes_is_accepted(kit):
     code, said, report = kit()
     assert code == 0, said
     assert states(report) == dict.fromkeys(STEPS, "passed")
-    assert report["verdict"] == "ACCEPTED: 13 steps with 24 tests passed on this GPU"
+    assert report["verdict"] == "ACCEPTED: 14 steps with 24 tests passed on this GPU"
     assert said.index("Host and user names, paths and") < said.index("== build"), "said before it starts"
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
         assert f"sanitizer --tool {tool} --error-exitcode 1 build/" in kit.ran

@@ -163,6 +163,23 @@ bool translate(const std::filesystem::path& ptx, const std::string& kernel, cons
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+// A kernel's text with a fault planted in it (PTXEMU_EDIT: its name in trial/kernel_faults.py), or as it was.
+const std::string* edited(const std::string* text, const std::string& kernel, const std::filesystem::path& folder) {
+  const char* fault = std::getenv("PTXEMU_EDIT");
+  if (!fault || !*fault) return text;
+  const std::filesystem::path draft = folder / ("edit-" + std::to_string(getpid()) + ".ptx");
+  std::ofstream(draft, std::ios::binary) << *text;
+  const char* python = std::getenv("PTXEMU_PYTHON");
+  std::ostringstream command;
+  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (python ? python : "python3")
+          << "' -m trial.kernel_faults '" << fault << "' '" << kernel << "' '" << draft.string() << "'";
+  const int status = std::system(command.str().c_str());
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) std::abort();
+  const auto* after = new std::string(contents(draft));  // as long-lived as the module
+  std::filesystem::remove(draft);
+  return after;
+}
+
 cudaError_t load(Kernel* kernel, bool checked) {
   if (kernel->translations[checked]) return cudaSuccess;
   Module* module = kernel->module;
@@ -177,14 +194,22 @@ cudaError_t load(Kernel* kernel, bool checked) {
   std::filesystem::create_directories(folder);
   Hash name;
   name.add(kernel->name);
-  const std::filesystem::path base = folder / (module->hash + "-" + name.hex() + (checked ? "-order" : "")),
+  const std::string* text = edited(module->text, kernel->name, folder);
+  std::string hash = module->hash;
+  if (*text != *module->text) {
+    Hash other;
+    other.add(*text);
+    other.add(version_hash());
+    hash = other.hex();
+  }
+  const std::filesystem::path base = folder / (hash + "-" + name.hex() + (checked ? "-order" : "")),
                               library = base.string() + ".so";
   if (!std::filesystem::exists(library)) {
     // One process translates, others wait for it.
     const int lock = open((base.string() + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
     if (lock < 0 || flock(lock, LOCK_EX) != 0) return cudaErrorInvalidPtx;
-    const std::filesystem::path ptx = folder / (module->hash + ".ptx");
-    write_once(ptx, *module->text);
+    const std::filesystem::path ptx = folder / (hash + ".ptx");
+    write_once(ptx, *text);
     const bool done = std::filesystem::exists(library) || translate(ptx, kernel->name, library, checked);
     close(lock);
     std::filesystem::remove(base.string() + ".lock");
@@ -197,7 +222,7 @@ cudaError_t load(Kernel* kernel, bool checked) {
   }
   const auto* info = static_cast<const KernelInfo*>(dlsym(handle, "kernel_info"));
   kernel->translations[checked] = info;
-  note_source(info, module->text);
+  note_source(info, text);
   struct ModuleVariables {
     uint64_t bytes;
     const uint8_t* initial;

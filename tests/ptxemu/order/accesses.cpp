@@ -63,7 +63,9 @@ Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t
   }
   if (known.done < before.number || before.in_flight) return Verdict::kUnordered;
   if (proxy == Proxy::kTensor) {
+    if (planted(Fault::clock_before)) known.tensor = ~0u;
     if (known.tensor < before.number) return Verdict::kNoFenceBefore;
+    if (planted(Fault::clock_after) || planted(Fault::clock_before)) return Verdict::kOrdered;
     const Part* part = o.tensor_base ? o.tensor_base->find(before.cta) : nullptr;
     return part && before.slot < part->slots->size() && (*part->slots)[before.slot].tensor >= before.number
                ? Verdict::kOrdered
@@ -77,7 +79,7 @@ Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t
 namespace {
 
 bool includes(uint32_t scope, const Record& a, const Record& b) {
-  if (a.cta == b.cta) return true;
+  if (a.cta == b.cta || planted(Fault::clock_scope)) return true;
   if (scope >= static_cast<uint32_t>(Scope::kGpu)) return true;
   return scope == static_cast<uint32_t>(Scope::kCluster) &&
          checker.ctas[a.cta]->cluster == checker.ctas[b.cta]->cluster;
@@ -107,8 +109,9 @@ void compare(Thread* T, const Record& before, const Record& now, uint64_t at, ui
 
 // A read stays until a later one is ordered after it, since a write after that one is then after both.
 void add_read(Thread* T, Cell& cell, const Record& now) {
+  if (planted(Fault::clock_reads)) return;
   const auto replaces = [&](const Record& old) {
-    return old.number == 0 || old.same_actor(now) ||
+    return old.number == 0 || old.same_actor(now) || planted(Fault::clock_read_alone) ||
            order_of(*T->order, old, Proxy::kGeneric, kNoQueue) == Verdict::kOrdered;
   };
   if (replaces(cell.read)) {
@@ -131,6 +134,7 @@ void add_read(Thread* T, Cell& cell, const Record& now) {
 void set_write(Cell& cell, const Record& now) {
   (now.strong ? cell.update : cell.write) = now;
   if (!now.strong) cell.update.number = 0;
+  if (planted(Fault::clock_atomic)) cell.write = now;
   cell.read.number = 0;
   cell.reads.reset();
 }
@@ -149,11 +153,15 @@ Record stamp(const Thread* T, bool write, Proxy proxy) {
 }
 
 void touch(Thread* T, const void* at, uint64_t size, const Record& now, bool coherent, uint32_t queue) {
+  if (planted(Fault::clock_granule)) {
+    size += reinterpret_cast<uint64_t>(at) % 4;
+    at = reinterpret_cast<const void*>(reinterpret_cast<uint64_t>(at) & ~3ull), size = (size + 3) / 4 * 4;
+  }
   checker.shadow.each(reinterpret_cast<uint64_t>(at), size, [&](Cell& cell, uint64_t address) {
     compare(T, cell.write, now, address, queue);
     compare(T, cell.update, now, address, queue);
     if (!now.write) {
-      if (!coherent && cell.write.number && cell.write.launch == now.launch)
+      if (!coherent && !planted(Fault::clock_coherent) && cell.write.number && cell.write.launch == now.launch)
         report(T, Verdict::kNotCoherent, cell.write, now, address);
       return add_read(T, cell, now);
     }

@@ -11,6 +11,7 @@ namespace {
 void touch_as(Thread* T, SlotKind kind, const void* at, uint64_t size, bool write, Proxy proxy, bool any_lane = false,
               bool queue = false) {
   const OwnAgent& agent = agent_of(T, kind);
+  if (planted(Fault::clock_agents)) agent_of(T, kind).known.done = agent.number;
   Record now = stamp(T, write, proxy, T->order->cta->number, agent.slot, agent.number);
   now.any_lane = any_lane;
   touch(T, at, size, now, true, queue ? agent.slot : kNoQueue);
@@ -58,7 +59,8 @@ void check_bulk(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size
   Mbarrier* barrier = T->order ? known_mbarrier(at) : nullptr;
   if (!barrier) return;
   const Verdict verdict = order_of(*T->order, barrier->init, Proxy::kAsync, kNoQueue);
-  if (verdict == Verdict::kUnordered || (verdict == Verdict::kNoProxyFence && !barrier->fenced))
+  if (verdict == Verdict::kUnordered ||
+      (verdict == Verdict::kNoProxyFence && !barrier->fenced && !planted(Fault::clock_init)))
     report_mbarrier(T, verdict == Verdict::kUnordered ? verdict : Verdict::kNoInitFence, *barrier, at, true);
   Record now = stamp(T, false, Proxy::kAsync, barrier->cta->number, barrier->slot, barrier->phases + 1);
   now.launch = barrier->cta->launch, now.in_flight = true;

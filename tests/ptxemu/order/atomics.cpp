@@ -41,8 +41,8 @@ void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Sema
     if (found != checker.released.end())
       for (const Released& one : found->second) {
         const Scope needed = between(*o.cta, one.cta, one.cluster);
-        if (one.scope < needed || scope < needed) continue;
-        if (semantics == Semantics::kAcquire || semantics == Semantics::kAcqRel)
+        if ((one.scope < needed || scope < needed) && !planted(Fault::clock_scope)) continue;
+        if (semantics == Semantics::kAcquire || semantics == Semantics::kAcqRel || planted(Fault::clock_relaxed))
           acquire(T, one.clock);
         else
           o.unacquired[static_cast<int>(needed)].add(one.clock);
@@ -54,7 +54,7 @@ void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Sema
   if (what == Strong::kRead) return;
   // A store begins anew what is released there, an update adds to it.
   if (what == Strong::kWrite) checker.released.erase(address);
-  if (semantics == Semantics::kRelease || semantics == Semantics::kAcqRel) {
+  if (semantics == Semantics::kRelease || semantics == Semantics::kAcqRel || planted(Fault::clock_relaxed)) {
     add_release(address, *o.cta, scope, release(T));
     return;
   }
@@ -72,6 +72,7 @@ void check_fence(Thread* T, Scope scope) {
     if (!o.unacquired[i].empty()) acquire(T, o.unacquired[i].take());
   const ClockRef clock = release(T);
   for (int i = 0; i <= widest; ++i) o.fences[i] = clock;
+  if (planted(Fault::clock_proxy)) check_fence_proxy(T);
 }
 
 // All that the thread knows of, and what it has done itself, comes before what the asynchronous proxy does after this.

@@ -45,7 +45,8 @@ void check_begin_cluster(Cluster& cluster) {
   cluster.order = new OrderCluster{++checker.clusters, {}, {}};
   auto start = std::make_shared<Clock>();
   // Its predecessor's triggers say nothing of that launch's own writes.
-  if (launch.predecessor && launch.predecessor->order) start->launches = launch.predecessor->order->triggered_with;
+  if (const Launch* before = launch.predecessor; before && before->order && !planted(Fault::clock_trigger))
+    start->launches = before->order->triggered_with | (planted(Fault::clock_launch) ? 1u << before->order->index : 0);
   for (auto& cta : cluster.ctas) {
     auto order = std::make_unique<OrderCta>();
     order->number = static_cast<uint32_t>(checker.ctas.size());
@@ -101,7 +102,7 @@ void check_prerequisites(Thread* T) {
 // ---- barriers
 
 void check_warp_sync(Thread* T, uint32_t mask) {
-  if (!T->order) return;
+  if (!T->order || planted(Fault::clock_warp)) return;
   Gather all;
   for (Thread* lane : T->warp->lanes)
     if (lane && mask >> lane->lane & 1) release_into(lane, all);
@@ -111,7 +112,7 @@ void check_warp_sync(Thread* T, uint32_t mask) {
 }
 
 void check_arrive(Thread* T, uint32_t barrier) {
-  if (T->order) release_into(T, T->cta->order->barriers[barrier]);
+  if (T->order && !planted(Fault::clock_arrive)) release_into(T, T->cta->order->barriers[barrier]);
 }
 void check_open(Cta* cta, uint32_t barrier, const std::vector<Thread*>& waiting, Thread* last) {
   if (!cta->order) return;
@@ -121,7 +122,7 @@ void check_open(Cta* cta, uint32_t barrier, const std::vector<Thread*>& waiting,
 }
 
 void check_cluster_arrive(Thread* T, bool release) {
-  if (T->order && release) release_into(T, T->cta->cluster->order->arrived);
+  if (T->order && (release || planted(Fault::clock_cluster))) release_into(T, T->cta->cluster->order->arrived);
 }
 void check_cluster_open(Cluster* cluster) {
   if (cluster->order) cluster->order->passed = cluster->order->arrived.take();
@@ -176,7 +177,7 @@ void check_mbarrier_arrive(Thread* T, const uint64_t* at, bool release) {
 }
 void check_mbarrier_pass(Thread* T, const uint64_t* at, bool acquired) {
   Mbarrier* barrier = use(T, at);
-  if (barrier && acquired && barrier->completed) acquire(T, barrier->completed);
+  if (barrier && acquired && barrier->completed && !planted(Fault::clock_phase)) acquire(T, barrier->completed);
 }
 void check_mbarrier_phase(const uint64_t* at) {
   Mbarrier* barrier = known_mbarrier(at);

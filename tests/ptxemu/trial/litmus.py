@@ -19,7 +19,7 @@ SHARED = """
 """
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Litmus:
     """A kernel of one launch (pointers a and o), what is left out in turn, and how it is launched."""
 
@@ -28,6 +28,9 @@ class Litmus:
     edits: list
     options: dict = dataclasses.field(default_factory=dict)
     target: str = "sm_90a"
+
+    def __repr__(self):
+        return self.name
 
 
 def wait(barrier, phase, label):
@@ -79,6 +82,29 @@ done:
 """,
         [("bar.sync 3, 64;", "bar.arrive 3, 64;", "st.shared.u32 [%r4]", "ld.shared.u32 %r10", BARRIER)],
         {"block": 64},
+    ),
+    Litmus(
+        "two readers and a writer",
+        """
+	shr.u32 %r9, %r1, 5; setp.eq.u32 %p4, %r9, 2; setp.eq.u32 %p5, %r9, 1;
+	@%p4 bra writer;
+	ld.shared.u32 %r10, [%r2];
+	@%p5 bra second;
+	bar.arrive 2, 64; bra done;
+second:
+	bar.arrive 3, 64; bra done;
+writer:
+	bar.sync 2, 64;
+	bar.sync 3, 64;
+	setp.eq.u32 %p6, %r1, 64; @!%p6 bra done;
+	st.shared.u32 [%r2], 5;
+done:
+""",
+        [
+            ("bar.sync 2, 64;", "", "st.shared.u32 [%r2]", "ld.shared.u32 %r10", BARRIER),
+            ("bar.sync 3, 64;", "", "st.shared.u32 [%r2]", "ld.shared.u32 %r10", BARRIER),
+        ],
+        {"block": 96},
     ),
     Litmus(
         "a barrier of the warp",

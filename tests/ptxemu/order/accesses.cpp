@@ -63,6 +63,7 @@ Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t
   }
   if (known.done < before.number || before.in_flight) return Verdict::kUnordered;
   if (proxy == Proxy::kTensor) {
+    if (!checker.tensor_fences) return Verdict::kOrdered;
     if (planted(Fault::clock_before)) known.tensor = ~0u;
     if (known.tensor < before.number) return Verdict::kNoFenceBefore;
     if (planted(Fault::clock_after) || planted(Fault::clock_before)) return Verdict::kOrdered;

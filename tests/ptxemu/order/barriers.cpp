@@ -14,8 +14,9 @@ using namespace ordering;
 bool asked_to_check() {
   const char* asked = std::getenv("PTXEMU_CHECK");
   if (!asked || !*asked) return false;
-  if (std::strcmp(asked, "order") == 0) return true;
-  std::fprintf(stderr, "ptxemu: PTXEMU_CHECK: expected order, got %s\n", asked);
+  checker.tensor_fences = std::strcmp(asked, "order,no-tcgen05-fence") != 0;
+  if (std::strcmp(asked, "order") == 0 || !checker.tensor_fences) return true;
+  std::fprintf(stderr, "ptxemu: PTXEMU_CHECK: expected order or order,no-tcgen05-fence, got %s\n", asked);
   std::abort();
 }
 

@@ -109,6 +109,7 @@ struct Checker {
   std::map<const uint64_t*, Mbarrier> mbarriers;
   std::map<uint64_t, std::vector<Released>> released;
   uint32_t clusters = 0;
+  bool tensor_fences = true;  // whether tcgen05.fence is asked for
   std::set<std::string> known_findings;
   uint64_t findings = 0;
   std::string text;  // of those that are printed

@@ -70,9 +70,9 @@ class Emulator:
             os.environ["PTXEMU_ORDER"] = "at-once"
 
     @contextlib.contextmanager
-    def checked(self):
+    def checked(self, what="order"):
         """Launches under the checker of order."""
-        os.environ["PTXEMU_CHECK"] = "order"
+        os.environ["PTXEMU_CHECK"] = what
         try:
             yield
         finally:

@@ -118,3 +118,19 @@ def test_a_report_names_both_threads_and_lines(emulator):
     assert "where:   shared memory of cta (0,0,0) at 0x404" in said
     assert f"now:     thread (1,0,0) of cta (0,0,0) writes, PTX line {store}: st.shared.u32 [%r4], %r1;" in said
     assert f"before:  thread (0,0,0) of cta (0,0,0) read, PTX line {load}: ld.shared.u32 %r10, [%r5];" in said
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_tcgen05_fences_may_be_left_out(emulator, side):
+    """CUTLASS has none: PTXEMU_CHECK=order,no-tcgen05-fence asks for the other orders alone."""
+    case = litmus_matrices.LITMUS[-1]
+    body = case.body.replace(f"tcgen05.fence::{side}_thread_sync;", "")
+    text = ptx(START + body, "ao", shared=SHARED, target=case.target)
+    for what in ("order", "order,no-tcgen05-fence"):
+        arguments = [emulator.put(np.zeros(1024, np.uint32)), emulator.empty(4096)]
+        with emulator.checked(what):
+            if what == "order":
+                with pytest.raises(LaunchError, match=f"missing: tcgen05.fence::{side}_thread_sync"):
+                    emulator.launch(emulator.kernel(text, "test"), arguments, **case.options)
+            else:
+                emulator.launch(emulator.kernel(text, "test"), arguments, **case.options)

@@ -2,7 +2,8 @@
 if(NOT (NVFP4_MOE_EMULATE AND NVFP4_MOE_WITH_CUDA))
   return()
 endif()
-file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/runtime/*.cpp ${CMAKE_CURRENT_LIST_DIR}/cudart/*.cpp)
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/runtime/*.cpp ${CMAKE_CURRENT_LIST_DIR}/cudart/*.cpp
+     ${CMAKE_CURRENT_LIST_DIR}/order/*.cpp)
 foreach(name ptxemu ptxemu_planted)
   add_library(${name} SHARED ${sources})
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_LIST_DIR} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "cudart/device.h"
+#include "order/hooks.h"
 #include "runtime/memory_map.h"
 
 namespace ptxemu {
@@ -23,7 +24,7 @@ namespace ptxemu {
 struct Kernel {
   Module* module;
   std::string name;
-  const KernelInfo* info = nullptr;
+  const KernelInfo* translations[2] = {};  // without and with what the checker of order is told
   uint64_t dynamic_limit = 49152;
 };
 
@@ -86,13 +87,12 @@ const std::string& version_hash() {
     std::vector<std::filesystem::path> files;
     for (const char* folder : {"translator", "runtime"})
       for (const auto& entry : std::filesystem::recursive_directory_iterator(source_folder() / folder))
-        if (entry.path().extension() == ".py" || entry.path().extension() == ".h" || entry.path().extension() == ".def")
-          files.push_back(entry.path());
+        if (entry.path().extension() == ".py" || entry.path().extension() == ".h") files.push_back(entry.path());
     std::sort(files.begin(), files.end());
     Hash all;
     for (const auto& file : files) all.add(file.string() + contents(file));
 #ifdef PTXEMU_PLANT
-    all.add("planted");
+    all.add("planted" + contents(source_folder() / "runtime/planted.def"));
 #endif
     return all.hex();
   }();
@@ -149,12 +149,13 @@ void write_once(const std::filesystem::path& path, const std::string& text) {
 }
 
 // Runs the translator, which also compiles. Its own messages reach stderr.
-bool translate(const std::filesystem::path& ptx, const std::string& kernel, const std::filesystem::path& library) {
+bool translate(const std::filesystem::path& ptx, const std::string& kernel, const std::filesystem::path& library,
+               bool checked) {
   const char* python = std::getenv("PTXEMU_PYTHON");
   std::ostringstream command;
   command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (python ? python : "python3")
           << "' -m translator '" << ptx.string() << "' --kernel '" << kernel << "' --output '" << library.string()
-          << "'";
+          << "'" << (checked ? " --check" : "");
 #ifdef PTXEMU_PLANT
   command << " --plant";
 #endif
@@ -162,8 +163,25 @@ bool translate(const std::filesystem::path& ptx, const std::string& kernel, cons
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-cudaError_t load(Kernel* kernel) {
-  if (kernel->info) return cudaSuccess;
+// A kernel's text with a fault planted in it (PTXEMU_EDIT: its name in trial/kernel_faults.py), or as it was.
+const std::string* edited(const std::string* text, const std::string& kernel, const std::filesystem::path& folder) {
+  const char* fault = std::getenv("PTXEMU_EDIT");
+  if (!fault || !*fault) return text;
+  const std::filesystem::path draft = folder / ("edit-" + std::to_string(getpid()) + ".ptx");
+  std::ofstream(draft, std::ios::binary) << *text;
+  const char* python = std::getenv("PTXEMU_PYTHON");
+  std::ostringstream command;
+  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (python ? python : "python3")
+          << "' -m trial.kernel_faults '" << fault << "' '" << kernel << "' '" << draft.string() << "'";
+  const int status = std::system(command.str().c_str());
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) std::abort();
+  const auto* after = new std::string(contents(draft));  // as long-lived as the module
+  std::filesystem::remove(draft);
+  return after;
+}
+
+cudaError_t load(Kernel* kernel, bool checked) {
+  if (kernel->translations[checked]) return cudaSuccess;
   Module* module = kernel->module;
   choose(module);
   if (!module->text) {
@@ -176,14 +194,23 @@ cudaError_t load(Kernel* kernel) {
   std::filesystem::create_directories(folder);
   Hash name;
   name.add(kernel->name);
-  const std::filesystem::path base = folder / (module->hash + "-" + name.hex()), library = base.string() + ".so";
+  const std::string* text = edited(module->text, kernel->name, folder);
+  std::string hash = module->hash;
+  if (*text != *module->text) {
+    Hash other;
+    other.add(*text);
+    other.add(version_hash());
+    hash = other.hex();
+  }
+  const std::filesystem::path base = folder / (hash + "-" + name.hex() + (checked ? "-order" : "")),
+                              library = base.string() + ".so";
   if (!std::filesystem::exists(library)) {
     // One process translates, others wait for it.
     const int lock = open((base.string() + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
     if (lock < 0 || flock(lock, LOCK_EX) != 0) return cudaErrorInvalidPtx;
-    const std::filesystem::path ptx = folder / (module->hash + ".ptx");
-    write_once(ptx, *module->text);
-    const bool done = std::filesystem::exists(library) || translate(ptx, kernel->name, library);
+    const std::filesystem::path ptx = folder / (hash + ".ptx");
+    write_once(ptx, *text);
+    const bool done = std::filesystem::exists(library) || translate(ptx, kernel->name, library, checked);
     close(lock);
     std::filesystem::remove(base.string() + ".lock");
     if (!done) return cudaErrorInvalidPtx;
@@ -193,7 +220,9 @@ cudaError_t load(Kernel* kernel) {
     std::fprintf(stderr, "ptxemu: %s\n", dlerror());
     return cudaErrorInvalidPtx;
   }
-  kernel->info = static_cast<const KernelInfo*>(dlsym(handle, "kernel_info"));
+  const auto* info = static_cast<const KernelInfo*>(dlsym(handle, "kernel_info"));
+  kernel->translations[checked] = info;
+  note_source(info, text);
   struct ModuleVariables {
     uint64_t bytes;
     const uint8_t* initial;
@@ -286,9 +315,10 @@ cudaError_t set_dynamic_shared(Kernel* kernel, int bytes) {
 cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, cudaStream_t stream) {
   if (forked()) return cudaErrorInitializationError;
   if (!kernel) return cudaErrorInvalidDeviceFunction;
-  const cudaError_t loaded = load(kernel);
+  const bool checked = asked_to_check();
+  const cudaError_t loaded = load(kernel, checked);
   if (loaded != cudaSuccess) return loaded;
-  const KernelInfo& info = *kernel->info;
+  const KernelInfo& info = *kernel->translations[checked];
   const uint64_t threads = product(shape.block), allowed = info.max_threads[0] ? product(info.max_threads) : 1024;
   if (product(shape.grid) == 0 || threads == 0 || threads > 1024 || shape.block[2] > 64 || threads > allowed ||
       shape.grid[1] > 65535 || shape.grid[2] > 65535 || shape.grid[0] > 0x7fffffffu)
@@ -299,6 +329,7 @@ cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, c
     return cudaErrorInvalidValue;
   Launch launch;
   launch.kernel = &info;
+  launch.checked = checked;
   for (int axis = 0; axis < 3; ++axis) {
     launch.grid[axis] = shape.grid[axis];
     launch.block[axis] = shape.block[axis];

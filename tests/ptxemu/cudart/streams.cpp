@@ -187,6 +187,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     launch.arguments = operation.launch->arguments;
     launch.explicit_cluster = operation.launch->explicit_cluster;
     launch.programmatic = operation.launch->programmatic;
+    launch.checked = operation.launch->checked;
     if (planted(Fault::graph_arguments)) launch.arguments.assign(launch.arguments.size(), 0);
     error = device().enqueue(stream, std::move(launch));
   }

@@ -5,7 +5,7 @@ namespace ptxemu {
 namespace {
 
 // Lets everybody go once enough threads have arrived; without a count that is all that still live.
-void open_if_full(Cta* cta, uint32_t id) {
+void open_if_full(Cta* cta, uint32_t id, Thread* last) {
   NamedBarrier& barrier = cta->barriers[id];
   const uint32_t wanted = barrier.expected ? barrier.expected : cta->alive;
   if (barrier.count == 0 || barrier.count < wanted) return;
@@ -13,6 +13,7 @@ void open_if_full(Cta* cta, uint32_t id) {
   if (barrier.reductions && barrier.reductions != barrier.count) barrier.trues = 0;
   barrier.result = barrier.trues;
   barrier.count = barrier.expected = barrier.trues = barrier.reductions = 0;
+  check_open(cta, id, barrier.waiting, last);
   for (Thread* thread : barrier.waiting) wake(thread);
   barrier.waiting.clear();
 }
@@ -23,9 +24,10 @@ void arrive(Thread* T, uint32_t id, uint32_t count, bool wait) {
   NamedBarrier& barrier = T->cta->barriers[id];
   if (barrier.count && barrier.expected != count) fault(T, "threads disagree about how many a barrier is for");
   barrier.expected = count;
+  check_arrive(T, id);
   if (++barrier.count > (count ? count : T->cta->alive)) fault(T, "more threads arrive at a barrier than it is for");
   if (barrier.count == (count ? count : T->cta->alive))
-    open_if_full(T->cta, id);
+    open_if_full(T->cta, id, wait ? T : nullptr);
   else if (wait && !(planted(Fault::barrier_early) && T->warp->index == 0)) {
     barrier.waiting.push_back(T);
     park(T, "barrier", id);
@@ -37,6 +39,7 @@ void open_cluster_if_full(Cluster* cluster) {
   note_progress();
   cluster->arrived = 0;
   ++cluster->phase;
+  check_cluster_open(cluster);
   for (Thread* thread : cluster->cluster_waiting) wake(thread);
   cluster->cluster_waiting.clear();
 }
@@ -56,12 +59,13 @@ uint32_t barrier_reduce(Thread* T, uint32_t id, uint32_t count, bool predicate, 
   return kind == BarrierReduction::kPopc ? trues : kind == BarrierReduction::kAnd ? trues == participants : trues > 0;
 }
 
-void cluster_arrive(Thread* T) {
+void cluster_arrive(Thread* T, bool release) {
   Cluster* cluster = T->cta->cluster;
   if (T->cluster_arrived) fault(T, "barrier.cluster.arrive twice without a wait");
   T->cluster_arrived = true;
   T->cluster_phase = cluster->phase;
   ++cluster->arrived;
+  check_cluster_arrive(T, release);
   open_cluster_if_full(cluster);
 }
 
@@ -69,15 +73,17 @@ void cluster_wait(Thread* T) {
   Cluster* cluster = T->cta->cluster;
   if (!T->cluster_arrived) fault(T, "barrier.cluster.wait without an arrive");
   T->cluster_arrived = false;
-  if (cluster->phase != T->cluster_phase) return;
-  cluster->cluster_waiting.push_back(T);
-  park(T, "the cluster's barrier", 0);
+  if (cluster->phase == T->cluster_phase) {
+    cluster->cluster_waiting.push_back(T);
+    park(T, "the cluster's barrier", 0);
+  }
+  check_cluster_pass(T);
 }
 
 // A thread that ends is no longer waited for.
 void leave_barriers(Thread* T) {
   for (uint32_t id = 0; id < 16; ++id)
-    if (!T->cta->barriers[id].expected) open_if_full(T->cta, id);
+    if (!T->cta->barriers[id].expected) open_if_full(T->cta, id, nullptr);
   open_cluster_if_full(T->cta->cluster);
 }
 

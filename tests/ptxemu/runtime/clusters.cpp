@@ -73,11 +73,13 @@ void start_cluster(Launch& launch) {
   for (uint32_t rank = 0; rank < size; ++rank)
     cluster->ctas.push_back(make_cta(launch, cluster.get(), launch.next, rank));
   cluster->alive = size * cluster->ctas[0]->thread_count;
+  check_begin_cluster(*cluster);
   ++launch.next;
   launch.live.push_back(std::move(cluster));
 }
 
 void free_cluster(Cluster& cluster) {
+  check_end_cluster(cluster);
   for (auto& cta : cluster.ctas) {
     for (Thread& thread : cta->threads) give_stack(thread.stack);
     std::free(cta->shared);

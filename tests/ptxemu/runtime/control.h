@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "order/hooks.h"
 #include "runtime/kernel.h"
 
 namespace ptxemu {
@@ -26,6 +27,9 @@ inline void wake(Thread* T) { T->warp->ready |= 1u << T->lane; }
 void note_progress();
 
 void enqueue_copy(Cluster* cluster, Work work);
+// Puts bytes into shared memory and completes them at an mbarrier. from: where they are read, for the checker of order.
+void enqueue_delivery(Thread* T, uint32_t to, const uint8_t* from, uint32_t size, uint32_t barrier, uint32_t bytes,
+                      std::function<void(uint8_t*)> deliver);
 void enqueue_tensor_work(Thread* T, Work work);
 // Does one piece of the cluster's asynchronous work. False where there is none.
 bool do_some_work(Cluster* cluster);

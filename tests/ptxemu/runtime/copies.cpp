@@ -37,22 +37,32 @@ void each_destination(Cluster* cluster, bool multicast, uint32_t mask, uint32_t 
       of((to & 0xffffff) | rank << kSharedOffsetBits, (barrier & 0xffffff) | rank << kSharedOffsetBits);
 }
 
-void check_bulk(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
+void require_sixteens(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
   if (to % 16 || from % 16 || size % 16) fault(T, "a bulk copy: addresses and size must be multiples of 16");
 }
 
 }  // namespace
 
+void enqueue_delivery(Thread* T, uint32_t to, const uint8_t* from, uint32_t size, uint32_t barrier, uint32_t bytes,
+                      std::function<void(uint8_t*)> deliver) {
+  Cluster* cluster = T->cta->cluster;
+  uint8_t* place = cluster->shared_at(to);
+  uint64_t* at = reinterpret_cast<uint64_t*>(cluster->shared_at(barrier));
+  const uint32_t line = T->line;
+  check_bulk(T, place, from, size, at);
+  enqueue_copy(cluster, [=] {
+    deliver(place);
+    check_bulk_done(cluster, place, from, size, at, line);
+    if (bytes) mbarrier_complete_bytes(cluster, at, bytes);
+  });
+}
+
 void store_async(Thread* T, uint64_t to, const void* values, uint32_t size, uint64_t barrier) {
   T->shared_at(to, size);
   mbarrier_at(T, barrier);
   std::vector<uint8_t> bytes(static_cast<const uint8_t*>(values), static_cast<const uint8_t*>(values) + size);
-  Cluster* cluster = T->cta->cluster;
-  enqueue_copy(cluster, [=] {
-    std::memcpy(cluster->shared_at(static_cast<uint32_t>(to)), bytes.data(), bytes.size());
-    mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(static_cast<uint32_t>(barrier))),
-                            size);
-  });
+  enqueue_delivery(T, static_cast<uint32_t>(to), nullptr, size, static_cast<uint32_t>(barrier), size,
+                   [=](uint8_t* place) { std::memcpy(place, bytes.data(), bytes.size()); });
 }
 
 void copy_async(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint32_t source_bytes) {
@@ -62,6 +72,7 @@ void copy_async(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint32_t s
   copy.from = source_bytes ? T->global_at(from, 1) : copy.to;
   if (source_bytes) T->global_at(from + source_bytes - 1, 1);
   if (from % size) fault(T, "cp.async: the source's address is not a multiple of the size");
+  check_copy_async(T, copy.to, copy.from, size, source_bytes);
   if (order() == Order::kAtOnce || (order() == Order::kRandom && random_number() % 2)) fetch(copy);
   if (planted(Fault::cp_async_at_once)) {
     if (!copy.fetched) fetch(copy);
@@ -73,11 +84,13 @@ void copy_async(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint32_t s
 }
 
 void copy_async_commit(Thread* T) {
+  check_copy_group(T);
   T->copy_groups.push_back(std::move(T->open_copies));
   T->open_copies.clear();
 }
 
 void copy_async_wait(Thread* T, uint32_t groups_left) {
+  check_copy_wait(T, groups_left);
   if (planted(Fault::cp_async_groups)) groups_left = 0;
   while (T->copy_groups.size() > groups_left) {
     finish(T->copy_groups.front());
@@ -87,6 +100,7 @@ void copy_async_wait(Thread* T, uint32_t groups_left) {
 
 void copy_async_wait_all(Thread* T) {
   copy_async_wait(T, 0);
+  check_copy_wait(T, kNoneOpen);
   finish(T->open_copies);
 }
 
@@ -94,6 +108,7 @@ void copy_async_wait_all(Thread* T) {
 void copy_async_arrive(Thread* T, uint64_t barrier, bool counted) {
   uint64_t* at = mbarrier_at(T, barrier);
   if (counted) add_pending_arrival(T, at);
+  const AgentNumber agent = check_copy_arrive(T);
   auto groups = std::make_shared<std::vector<std::vector<PendingCopy>>>();
   for (auto& group : T->copy_groups) groups->push_back(group);
   groups->push_back(T->open_copies);
@@ -101,6 +116,7 @@ void copy_async_arrive(Thread* T, uint64_t barrier, bool counted) {
   // Both this and a later wait finish the same copies. Each has read its bytes or reads them from the same place.
   enqueue_copy(cluster, [=] {
     for (auto& group : *groups) finish(group);
+    check_copy_done(cluster, agent, at);
     mbarrier_arrive_from_work(cluster, at);
   });
   T->copy_groups.clear();
@@ -108,11 +124,13 @@ void copy_async_arrive(Thread* T, uint64_t barrier, bool counted) {
 }
 
 void bulk_commit(Thread* T) {
+  check_bulk_group(T);
   T->bulk_groups.push_back(std::move(T->open_bulk));
   T->open_bulk.clear();
 }
 
-void bulk_wait(Thread* T, uint32_t groups_left, bool) {
+void bulk_wait(Thread* T, uint32_t groups_left, bool reads_alone) {
+  check_bulk_wait(T, groups_left, reads_alone);
   while (T->bulk_groups.size() > groups_left) {
     finish(T->bulk_groups.front());
     T->bulk_groups.pop_front();
@@ -127,7 +145,7 @@ void finish_copies(Thread* T) {
 }
 
 void bulk_load(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t barrier, bool multicast, uint32_t mask) {
-  check_bulk(T, to, from, size);
+  require_sixteens(T, to, from, size);
   const uint8_t* source = T->global_at(from, 16);
   T->global_at(from + size - 16, 16);
   T->shared_at(to, 16);
@@ -136,45 +154,41 @@ void bulk_load(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t ba
   Cluster* cluster = T->cta->cluster;
   each_destination(cluster, multicast, mask, static_cast<uint32_t>(to), static_cast<uint32_t>(barrier),
                    [&](uint32_t place, uint32_t signal) {
-                     enqueue_copy(cluster, [=] {
-                       std::memcpy(cluster->shared_at(place), source, size);
-                       if (!planted(Fault::bulk_no_bytes))
-                         mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(signal)),
-                                                 size);
-                     });
+                     enqueue_delivery(T, place, source, size, signal, planted(Fault::bulk_no_bytes) ? 0 : size,
+                                      [=](uint8_t* to_bytes) { std::memcpy(to_bytes, source, size); });
                    });
 }
 
 void bulk_exchange(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t barrier) {
-  check_bulk(T, to, from, size);
+  require_sixteens(T, to, from, size);
   const uint8_t* source = T->shared_at(from, 16);
   T->shared_at(from + size - 16, 16);
   T->shared_at(to, 16);
   T->shared_at(to + size - 16, 16);
   mbarrier_at(T, barrier);
-  Cluster* cluster = T->cta->cluster;
-  enqueue_copy(cluster, [=] {
-    std::memcpy(cluster->shared_at(static_cast<uint32_t>(to)), source, size);
-    mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(static_cast<uint32_t>(barrier))),
-                            size);
-  });
+  enqueue_delivery(T, static_cast<uint32_t>(to), source, size, static_cast<uint32_t>(barrier), size,
+                   [=](uint8_t* place) { std::memcpy(place, source, size); });
 }
 
 void bulk_store(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
-  check_bulk(T, to, from, size);
+  require_sixteens(T, to, from, size);
   const uint8_t* source = T->shared_at(from, 16);
   T->shared_at(from + size - 16, 16);
   uint8_t* place = T->global_at(to, 16);
   T->global_at(to + size - 16, 16);
+  check_bulk_store(T, source, size, false);
+  check_bulk_store(T, place, size, true);
   T->open_bulk.push_back([=] { std::memcpy(place, source, size); });
 }
 
 void bulk_add(Thread* T, uint64_t to, uint64_t from, uint32_t size, bool floats) {
-  check_bulk(T, to, from, size);
+  require_sixteens(T, to, from, size);
   const uint8_t* source = T->shared_at(from, 16);
   T->shared_at(from + size - 16, 16);
   uint8_t* place = T->global_at(to, 16);
   T->global_at(to + size - 16, 16);
+  check_bulk_store(T, source, size, false);
+  check_bulk_store(T, place, size, true);
   T->open_bulk.push_back([=] {
     for (uint32_t at = 0; at < size; at += 4) {
       const uint32_t value = read<uint32_t>(source + at);
@@ -206,10 +220,7 @@ void cancel_cluster(Thread* T, uint64_t to, uint64_t barrier, bool all) {
     if (!all && rank != T->rank) continue;
     const uint32_t place = (static_cast<uint32_t>(to) & 0xffffff) | rank << kSharedOffsetBits;
     const uint32_t signal = (static_cast<uint32_t>(barrier) & 0xffffff) | rank << kSharedOffsetBits;
-    enqueue_copy(cluster, [=] {
-      std::memcpy(cluster->shared_at(place), &answer, 16);
-      mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(signal)), 16);
-    });
+    enqueue_delivery(T, place, nullptr, 16, signal, 16, [=](uint8_t* to_bytes) { std::memcpy(to_bytes, &answer, 16); });
   }
 }
 

@@ -59,8 +59,6 @@ ptxemu_switch:
 
 bool trigger(Thread* T);
 
-bool trigger(Thread* T);
-
 void back_to_scheduler(Thread* T) { ptxemu_switch(&T->stack_pointer, processor.scheduler_stack); }
 
 namespace {
@@ -68,6 +66,7 @@ namespace {
 void end_thread(Thread* T) {
   note_progress();
   finish_copies(T);
+  check_end_thread(T);
   T->cta->alive--;
   T->cta->cluster->alive--;
   T->warp->alive &= ~(1u << T->lane);
@@ -123,6 +122,7 @@ void exit_thread(Thread* T) {
 bool trigger(Thread* T) {
   if (T->triggered) return false;
   T->triggered = true;
+  check_trigger(T);
   Cta* cta = T->cta;
   if (--cta->untriggered != 0) return false;
   Launch* launch = cta->cluster->launch;
@@ -138,9 +138,11 @@ void launch_dependents(Thread* T) {
 
 void wait_for_prerequisites(Thread* T) {
   Launch* launch = T->cta->cluster->launch;
-  if (!launch->predecessor || launch->predecessor->complete() || planted(Fault::dependents_early)) return;
-  launch->waiting_for_predecessor.push_back(T);
-  park(T, "the preceding launch (griddepcontrol.wait)", 0);
+  if (launch->predecessor && !launch->predecessor->complete() && !planted(Fault::dependents_early)) {
+    launch->waiting_for_predecessor.push_back(T);
+    park(T, "the preceding launch (griddepcontrol.wait)", 0);
+  }
+  check_prerequisites(T);
 }
 
 }  // namespace ptxemu

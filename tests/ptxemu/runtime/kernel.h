@@ -19,7 +19,6 @@ uint64_t variable_address(Thread* T, uint64_t offset);
 void launch_dependents(Thread* T);
 void wait_for_prerequisites(Thread* T);
 void set_max_registers(Thread* T, uint32_t count, bool increase);
-inline void fence(Thread*) {}
 
 // ---- addresses
 uint8_t* shared_elsewhere(Thread* T, uint32_t address, uint32_t size);
@@ -76,14 +75,14 @@ enum class BarrierReduction { kPopc, kAnd, kOr };
 void barrier_sync(Thread* T, uint32_t id, uint32_t count);
 void barrier_arrive(Thread* T, uint32_t id, uint32_t count);
 uint32_t barrier_reduce(Thread* T, uint32_t id, uint32_t count, bool predicate, BarrierReduction kind);
-void cluster_arrive(Thread* T);
+void cluster_arrive(Thread* T, bool release);
 void cluster_wait(Thread* T);
 void mbarrier_init(Thread* T, uint64_t address, uint32_t count);
 void mbarrier_invalidate(Thread* T, uint64_t address);
 void mbarrier_expect(Thread* T, uint64_t address, uint32_t bytes);
 void mbarrier_complete(Thread* T, uint64_t address, uint32_t bytes);
-uint64_t mbarrier_arrive(Thread* T, uint64_t address, uint32_t count, bool drop);
-bool mbarrier_wait(Thread* T, uint64_t address, uint32_t phase, bool blocking);
+uint64_t mbarrier_arrive(Thread* T, uint64_t address, uint32_t count, bool drop, bool release);
+bool mbarrier_wait(Thread* T, uint64_t address, uint32_t phase, bool blocking, bool acquire);
 uint32_t mbarrier_pending(uint64_t state);
 
 // ---- copies

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/bits.h"
+#include "runtime/order.h"
 
 namespace ptxemu {
 
@@ -18,6 +19,11 @@ struct Thread;
 struct Cta;
 struct Cluster;
 struct Launch;
+// What the checker of order knows of each; null without it (runtime/order.h).
+struct OrderThread;
+struct OrderCta;
+struct OrderCluster;
+struct OrderLaunch;
 
 // What a translated kernel tells of itself (translator/program.py writes it).
 struct KernelInfo {
@@ -83,6 +89,7 @@ struct Thread {
   InFlightRegisters* in_flight = nullptr;
   std::vector<std::unique_ptr<InFlightRegisters>> in_flight_records;
   std::vector<std::pair<uint32_t*, uint32_t>> tensor_loads;  // registers that tcgen05.ld writes, until wait::ld
+  OrderThread* order = nullptr;
 
   uint8_t* shared_at(uint64_t address, uint32_t size);
   uint8_t* global_at(uint64_t address, uint32_t size);
@@ -142,11 +149,13 @@ struct Cta {
   std::vector<Thread> threads;
   NamedBarrier barriers[16];
   TensorMemory tensor;
+  OrderCta* order = nullptr;
 };
 
 using Work = std::function<void()>;
 struct Cluster {
   Launch* launch;
+  OrderCluster* order = nullptr;
   std::vector<std::unique_ptr<Cta>> ctas;
   uint32_t phase = 0, arrived = 0, alive = 0;
   std::vector<Thread*> cluster_waiting;
@@ -163,6 +172,8 @@ struct Launch {
   uint8_t* variables;                                   // the module's global variables
   std::vector<uint8_t> arguments;                       // as laid out for the kernel
   bool explicit_cluster = false, programmatic = false;  // may begin before its predecessor ends
+  bool checked = false;                                 // its kernel was translated for the checker of order
+  OrderLaunch* order = nullptr;
 
   uint8_t* params = nullptr;
   uint64_t next = 0, total = 0, finished = 0, triggered_ctas = 0, limit = 1;

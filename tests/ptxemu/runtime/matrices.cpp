@@ -54,6 +54,7 @@ void load_matrix(Thread* T, int count, bool transposed, uint64_t address, uint32
       for (int row = 0; row < 8; ++row) {
         const MatrixLane& x = *static_cast<MatrixLane*>(lanes[i * 8 + row]);
         std::memcpy(matrix[row], x.thread->shared_at(x.address, 16), 16);
+        if (T->order) check_collective(T, x.thread->shared_at(x.address, 16), 16, false);
       }
       for (int lane = 0; lane < 32; ++lane) {
         const int row = lane / 4, column = lane % 4 * 2;
@@ -82,6 +83,7 @@ void store_matrix(Thread* T, int count, bool transposed, uint64_t address, const
       for (int row = 0; row < 8; ++row) {
         const MatrixLane& x = *static_cast<MatrixLane*>(lanes[i * 8 + row]);
         std::memcpy(x.thread->shared_at(x.address, 16), matrix[row], 16);
+        if (T->order) check_write(x.thread, x.thread->shared_at(x.address, 16), 16);
       }
     }
   });

@@ -29,6 +29,7 @@ void update_phase(Cluster* cluster, uint64_t* at, Barrier b) {
     return;
   }
   note_progress();
+  if (cluster->order) check_mbarrier_phase(at);
   b.phase ^= 1;
   b.pending = b.expected;
   store(at, b);
@@ -46,6 +47,7 @@ uint64_t* mbarrier_at(Thread* T, uint64_t address) { return reinterpret_cast<uin
 void mbarrier_init(Thread* T, uint64_t address, uint32_t count) {
   if (count == 0 || count > 0xfffff) fault(T, "mbarrier.init: expected 1 to 2^20 - 1 arrivals");
   store(mbarrier_at(T, address), {count, count, 0, 0});
+  check_mbarrier_init(T, mbarrier_at(T, address));
 }
 void mbarrier_invalidate(Thread* T, uint64_t address) { *mbarrier_at(T, address) = 0xfefefefefefefefeull; }
 
@@ -55,6 +57,7 @@ void mbarrier_expect(Thread* T, uint64_t address, uint32_t bytes) {
   b.bytes += static_cast<int32_t>(bytes);
   if (b.bytes > kMostBytes) fault(T, "mbarrier: more than 2^20 - 1 bytes to come");
   store(at, b);
+  if (T->order) check_mbarrier_arrive(T, at, false);
 }
 void mbarrier_complete_bytes(Cluster* cluster, uint64_t* at, uint32_t bytes) {
   Barrier b = load(at);
@@ -66,13 +69,14 @@ void mbarrier_complete(Thread* T, uint64_t address, uint32_t bytes) {
   mbarrier_complete_bytes(T->cta->cluster, mbarrier_at(T, address), bytes);
 }
 
-uint64_t mbarrier_arrive(Thread* T, uint64_t address, uint32_t count, bool drop) {
+uint64_t mbarrier_arrive(Thread* T, uint64_t address, uint32_t count, bool drop, bool release) {
   uint64_t* at = mbarrier_at(T, address);
   const uint64_t state = *at;
   Barrier b = load(at);
   if (b.pending < count) fault(T, "mbarrier: more arrivals than the phase expects");
   if (drop) b.expected -= count;
   b.pending -= count;
+  if (T->order) check_mbarrier_arrive(T, at, release);
   update_phase(T->cta->cluster, at, b);
   return state;
 }
@@ -89,17 +93,22 @@ void add_pending_arrival(Thread* T, uint64_t* at) {
 }
 
 // True once the phase of that parity has ended. A blocking wait may end without success, as the definition allows.
-bool mbarrier_wait(Thread* T, uint64_t address, uint32_t phase, bool blocking) {
+bool mbarrier_wait(Thread* T, uint64_t address, uint32_t phase, bool blocking, bool acquire) {
   uint64_t* at = mbarrier_at(T, address);
   if (planted(Fault::mbarrier_parity)) phase ^= 1;
-  if (load(at).phase != phase) return true;
+  const auto passed = [=] {
+    const bool over = load(at).phase != phase;
+    if (T->order) check_mbarrier_pass(T, at, over && acquire);
+    return over;
+  };
+  if (load(at).phase != phase) return passed();
   if (!blocking || (order() == Order::kRandom && random_number() % 2)) {
     yield(T);
   } else {
     T->cta->cluster->barrier_waiting[at].push_back(T);
     park(T, phase ? "phase 1 of the mbarrier at" : "phase 0 of the mbarrier at", address);
   }
-  return load(at).phase != phase;
+  return passed();
 }
 
 uint32_t mbarrier_pending(uint64_t state) { return static_cast<uint32_t>(state & 0xfffff); }

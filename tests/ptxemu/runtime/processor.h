@@ -29,7 +29,7 @@ void back_to_scheduler(Thread* T);
 
 // ---- reports
 void stop(const std::string& report);
-std::string headline(const Launch& launch);
+
 void report_cluster(std::ostringstream& out, const Cluster& cluster);
 void report_barriers(std::ostringstream& out, const Cluster& cluster);
 

@@ -1,4 +1,6 @@
 // What is said when a launch fails: where, and what each warp waits for.
+#include "runtime/reports.h"
+
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -7,13 +9,10 @@
 #include "runtime/processor.h"
 
 namespace ptxemu {
-namespace {
 
 std::string coordinates(const uint32_t* x) {
   return "(" + std::to_string(x[0]) + "," + std::to_string(x[1]) + "," + std::to_string(x[2]) + ")";
 }
-
-}  // namespace
 
 // What each warp waits for, lanes that wait for the same together.
 void report_cluster(std::ostringstream& out, const Cluster& cluster) {

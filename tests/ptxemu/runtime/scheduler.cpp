@@ -11,6 +11,7 @@
 
 #include "runtime/memory_map.h"
 #include "runtime/processor.h"
+#include "runtime/reports.h"
 
 namespace ptxemu {
 namespace {
@@ -221,7 +222,16 @@ class Chain {
 void run_chain(std::vector<Launch>& chain) {
   processor.order = asked_order();
   seed_random();
-  if (!chain.empty()) Chain(chain).run();
+  check_begin_chain(chain);
+  try {
+    if (!chain.empty()) Chain(chain).run();
+  } catch (const LaunchFailure& failure) {
+    check_end_chain();
+    throw LaunchFailure(failure.what() + take_findings());
+  }
+  check_end_chain();
+  const std::string findings = take_findings();
+  if (!findings.empty()) throw LaunchFailure(findings);
 }
 
 }  // namespace ptxemu

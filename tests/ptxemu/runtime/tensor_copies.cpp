@@ -15,6 +15,7 @@ TensorMap checked_map(Thread* T, uint64_t address, int rank) {
   if (address % 64) fault(T, "a tensor map: its address must be a multiple of 64");
   TensorMap map;
   std::memcpy(&map, T->generic_at(address, 128), sizeof map);
+  if (T->order) check_read(T, T->generic_at(address, 128), 128, true);
   if (map.magic != TensorMap::kMagic) fault(T, "what the copy takes for a tensor map is none");
   if (map.rank != rank) fault(T, "a tensor map of another number of dimensions");
   if (map.interleave) fault(T, "tensor maps with interleaving are not supported");
@@ -78,6 +79,16 @@ void write_row(const TensorMap& map, const Coordinates& at, uint8_t* row, const 
 
 uint32_t swizzle_of(const TensorMap& map) { return planted(Fault::tensor_swizzle) ? 0 : map.swizzle; }
 
+// Calls of(first byte in the tensor, bytes) for each row of the box that lies in it.
+template <class F>
+void each_row_inside(const TensorMap& map, const Coordinates& at, F of) {
+  const auto [low, high] = inside_range(map, at);
+  const int64_t first = (at[0] + low) * map.element_bits() / 8, end = (at[0] + high) * map.element_bits() / 8;
+  each_row(map, at, [&, first = first, end = end](uint32_t, const uint8_t* row) {
+    if (row && end > first) of(row + first, static_cast<uint32_t>(end - first));
+  });
+}
+
 void load_box(const TensorMap& map, const Coordinates& at, uint8_t* shared, uint32_t to) {
   const uint32_t bytes = map.row_bytes();
   std::vector<uint8_t> line(bytes + 16);
@@ -101,6 +112,8 @@ void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const i
   Coordinates from{};
   std::copy(at, at + rank, from.begin());
   Cluster* cluster = T->cta->cluster;
+  if (T->order)
+    each_row_inside(map, from, [&](const uint8_t* row, uint32_t bytes) { check_bulk_source(T, row, bytes); });
   // What arrives in each cta is an event of its own.
   for (uint32_t r = 0; r < cluster->ctas.size(); ++r) {
     if (multicast ? !(mask >> r & 1) : r != 0) continue;
@@ -111,10 +124,9 @@ void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const i
       place = (place & 0xffffff) | r << kSharedOffsetBits;
       signal = (signal & 0xffffff) | signalled << kSharedOffsetBits;
     }
-    enqueue_copy(cluster, [=] {
-      load_box(map, from, cluster->ctas[place >> kSharedOffsetBits]->shared, place & 0xffffff);
-      mbarrier_complete_bytes(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(signal)), map.box_bytes());
-    });
+    uint8_t* shared = cluster->ctas[place >> kSharedOffsetBits]->shared;
+    enqueue_delivery(T, place, nullptr, map.box_bytes(), signal, map.box_bytes(),
+                     [=](uint8_t*) { load_box(map, from, shared, place & 0xffffff); });
   }
 }
 
@@ -126,6 +138,10 @@ void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, 
   Coordinates to{};
   std::copy(at, at + rank, to.begin());
   const uint8_t* shared = T->shared;
+  if (T->order) {
+    check_bulk_store(T, T->shared_at(source, 1), map.box_bytes(), false);
+    each_row_inside(map, to, [&](const uint8_t* row, uint32_t bytes) { check_bulk_store(T, row, bytes, true); });
+  }
   T->open_bulk.push_back([=] {
     const uint32_t bytes = map.row_bytes(), from = static_cast<uint32_t>(source) & 0xffffff;
     std::vector<uint8_t> line(bytes + 16);
@@ -152,11 +168,16 @@ void tensor_map_replace(Thread* T, uint8_t* at, TensorMapField field, uint32_t o
     case TensorMapField::kRank: map.rank = static_cast<uint8_t>(value + 1); break;
   }
   std::memcpy(at, &map, sizeof map);
+  if (T->order) check_write(T, at, sizeof map);
 }
 
 void tensor_map_copy(Thread* T, uint64_t to, uint64_t from) {
   std::memcpy(T->generic_at(to, 128), T->shared_at(from, 128), 128);
-  meet(T, 0, "aligned tensormap.cp_fenceproxy", nullptr, true, [](void**, uint32_t) {});
+  meet(T, 0, "aligned tensormap.cp_fenceproxy", nullptr, true, [=](void**, uint32_t) {
+    if (!T->order) return;
+    check_collective(T, T->shared_at(from, 128), 128, false);
+    check_collective(T, T->generic_at(to, 128), 128, true);
+  });
 }
 
 }  // namespace ptxemu

@@ -34,6 +34,19 @@ const uint8_t* operand(Cta* cta, const MatrixDescriptor& at, uint32_t row, uint3
   return cta->shared + offset;
 }
 
+// For the checker of order: rows of an operand in shared memory, and columns of a lane of tensor memory.
+void check_operand(Thread* T, Cta* cta, const MatrixDescriptor& at, uint32_t rows, uint32_t bytes) {
+  for (uint32_t row = 0; row < rows; ++row)
+    for (uint32_t byte = 0; byte < bytes; byte += 16)
+      if (const uint32_t offset = at.at(row, byte); offset + 16 <= cta->shared_bytes)
+        check_tensor_operand(T, cta->shared + offset, 16);
+}
+void check_cells(Thread* T, Cta* cta, uint64_t address, uint32_t lane, uint32_t column, uint32_t columns, bool write) {
+  if (columns == 0) return;
+  cell(cta, address, lane, column + columns - 1);
+  check_tensor(T, TensorAgent::kQueue, &cell(cta, address, lane, column), 4 * columns, write);
+}
+
 // The ctas that take part: one, or the even and the odd one of a pair.
 std::vector<Cta*> partners(Thread* T, bool pair) {
   if (!pair) return {T->cta};
@@ -74,6 +87,20 @@ void put(const Product& product, Cta* cta, uint32_t m, uint32_t n, double sum) {
   at = canonical_nan(float_bits(static_cast<float>(before + sum)));
 }
 
+void check_product(Thread* T, const Product& product, const MatrixDescriptor& left, const MatrixDescriptor& right) {
+  if (!T->order) return;
+  const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count;
+  for (Cta* cta : product.ctas) {
+    check_operand(T, cta, left, rows, 32);
+    check_operand(T, cta, right, product.n / count, 32);
+    // 64 rows lie in half of the lanes, or of a pair in all of them by halves of the columns.
+    const bool halves = rows == 64 && count == 2;
+    for (uint32_t m = 0; m < (halves ? 128 : rows); ++m)
+      check_cells(T, cta, product.d, rows == 64 && !halves ? m / 16 * 32 + m % 16 : m, 0,
+                  halves ? product.n / 2 : product.n, true);
+  }
+}
+
 Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accumulate) {
   Product product{partners(T, pair), d, (kind >> 24 & 31) * 16, (kind >> 17 & 63) * 8, accumulate};
   const bool rows = pair ? product.m == 256 || product.m == 128 : product.m == 128 || product.m == 64;
@@ -104,6 +131,7 @@ void tensor_alloc(Thread* T, bool, uint64_t to, uint32_t columns) {
       std::fill(first, first + columns / 32, columns);
       memory.allocated += columns;
       write<uint32_t>(T->shared_at(to, 4), at);
+      if (T->order) check_collective(T, T->shared_at(to, 4), 4, true);
       return;
     }
     fault(T, "tcgen05.alloc: too few free columns, it would wait for ever");
@@ -130,11 +158,13 @@ void tensor_relinquish(Thread* T, bool) {
 
 void tensor_wait_load(Thread* T) {
   meet(T, 0, "aligned tcgen05.wait::ld", nullptr, true, [](void**, uint32_t) {});
+  check_tensor_wait(T, TensorAgent::kLoad);
   for (auto& [to, value] : T->tensor_loads) *to = value;
   T->tensor_loads.clear();
 }
 void tensor_wait_store(Thread* T) {
   meet(T, 0, "aligned tcgen05.wait::st", nullptr, true, [](void**, uint32_t) {});
+  check_tensor_wait(T, TensorAgent::kStore);
 }
 
 // Arrives once all that the thread has issued before is done: work of one thread is done in its order.
@@ -142,11 +172,14 @@ void tensor_commit(Thread* T, bool, uint64_t barrier, bool multicast, uint32_t m
   Cluster* cluster = T->cta->cluster;
   const uint32_t address = static_cast<uint32_t>(barrier);
   T->shared_at(address, 8);
+  const AgentNumber done = check_tensor_commit(T);
   enqueue_tensor_work(T, [=] {
     for (uint32_t rank = 0; rank < cluster->ctas.size(); ++rank)
       if (multicast ? mask >> rank & 1 : rank == 0) {
         const uint32_t at = multicast ? (address & 0xffffff) | rank << kSharedOffsetBits : address;
-        mbarrier_arrive_from_work(cluster, reinterpret_cast<uint64_t*>(cluster->shared_at(at)));
+        uint64_t* mbarrier = reinterpret_cast<uint64_t*>(cluster->shared_at(at));
+        check_tensor_done(cluster, done, mbarrier);
+        mbarrier_arrive_from_work(cluster, mbarrier);
       }
   });
 }
@@ -154,13 +187,18 @@ void tensor_commit(Thread* T, bool, uint64_t barrier, bool multicast, uint32_t m
 // 32 rows of 16 bytes into four columns, once for each warp's 32 lanes.
 void tensor_copy(Thread* T, bool pair, uint64_t to, uint64_t bits) {
   const MatrixDescriptor at = descriptor(T, bits);
-  for (Cta* cta : partners(T, pair))
+  for (Cta* cta : partners(T, pair)) {
+    if (T->order) {
+      check_operand(T, cta, at, 32, 16);
+      for (uint32_t row = 0; row < kTensorLanes; ++row) check_cells(T, cta, to, row, 0, 4, true);
+    }
     enqueue_tensor_work(T, [=] {
       for (uint32_t row = 0; row < 32; ++row)
         for (uint32_t word = 0; word < 4; ++word)
           for (uint32_t warp = 0; warp < 4; ++warp)
             cell(cta, to, warp * 32 + row, word) = read<uint32_t>(operand(cta, at, row, 4 * word, 4));
     });
+  }
 }
 
 void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t address, uint32_t* const* to) {
@@ -178,7 +216,9 @@ void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t add
         uint32_t row = 0, column = 0;
         place(shape, i, lane, row, column);
         if (planted(Fault::tensor_memory_columns)) ++column;
-        x.thread->tensor_loads.emplace_back(x.to[i], cell(T->cta, address, row, column));
+        uint32_t& from = cell(T->cta, address, row, column);
+        check_tensor(T, TensorAgent::kLoad, &from, 4, false);
+        x.thread->tensor_loads.emplace_back(x.to[i], from);
         *x.to[i] = kTensorPoison;
       }
     }
@@ -192,7 +232,9 @@ void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t ad
       for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
         uint32_t row = 0, column = 0;
         place(shape, i, lane, row, column);
-        cell(T->cta, address, row, column) = static_cast<uint32_t*>(lanes[lane])[i];
+        uint32_t& to = cell(T->cta, address, row, column);
+        check_tensor(T, TensorAgent::kStore, &to, 4, true);
+        to = static_cast<uint32_t*>(lanes[lane])[i];
       }
   });
 }
@@ -206,6 +248,13 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
   if ((kind >> 4 & 3) || (kind >> 29 & 3)) fault(T, "tcgen05.mma mxf4nvf4: scale selectors must be 0 for blocks of 16");
   if (kind >> 31) fault(T, "tcgen05.mma: K = 96 is not supported");
   const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
+  check_product(T, product, left, right);
+  if (T->order)
+    for (Cta* cta : product.ctas)
+      for (uint32_t lane = 0; lane < kTensorLanes; ++lane) {
+        check_cells(T, cta, scale_a & ~0xc0000000ull, lane, 0, (product.m / product.ctas.size() + 31) / 32, false);
+        check_cells(T, cta, scale_b & ~0xc0000000ull, lane, 0, (product.n + 31) / 32, false);
+      }
   enqueue_tensor_work(T, [=] {
     const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
                    columns = product.n / count;
@@ -255,6 +304,7 @@ void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64
   if ((kind >> 7 & 7) > 1 || (kind >> 10 & 7) > 1) fault(T, "tcgen05.mma kind::f16: operands must be f16 or bf16");
   const bool a_bf16 = kind >> 7 & 1, b_bf16 = kind >> 10 & 1;
   const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
+  check_product(T, product, left, right);
   enqueue_tensor_work(T, [=] {
     const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
                    columns = product.n / count;

@@ -53,7 +53,7 @@ void each(void** lanes, uint32_t mask, F of) {
 }  // namespace
 
 void warp_sync(Thread* T, uint32_t mask) {
-  meet(T, mask, "bar.warp.sync", nullptr, false, [](void**, uint32_t) {});
+  meet(T, mask, "bar.warp.sync", nullptr, false, [=](void**, uint32_t present) { check_warp_sync(T, present); });
 }
 
 // Lanes that run are not in step here: the lane alone is a value that the definition allows.

@@ -55,6 +55,16 @@ void load_rows(const Issue& issue, uint64_t bits, uint32_t first_row, int rows, 
     }
 }
 
+// The same rows for the checker of order, when the product is issued.
+void check_rows(Thread* T, uint64_t bits, uint32_t first_row, int rows) {
+  const MatrixDescriptor at = descriptor(bits);
+  for (int row = 0; row < rows; ++row)
+    for (uint32_t byte = 0; byte < 32; byte += 16) {
+      const uint32_t offset = at.at(first_row + static_cast<uint32_t>(row), byte);
+      if (offset + 16 <= T->cta->shared_bytes) check_wgmma_read(T, T->cta->shared + offset, 16);
+    }
+}
+
 void compute(const Issue& issue) {
   float a[16][16], b[256][16];
   if (issue.from_registers) {
@@ -157,6 +167,7 @@ void retire(Thread* T, uint64_t before_group) {
 
 void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor,
                  bool accumulate, uint32_t* const* d) {
+  if (T->order && T->wgmma_group == 0) check_unfenced(T, 0);
   const int count = n / 2;
   InFlightRegisters* record = T->in_flight ? find_record(T, count, d) : nullptr;
   if (!record) record = new_record(T, count, d);
@@ -166,6 +177,10 @@ void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_desc
   ProductLane mine{T, a, record, 0};
   meet(T, 0, "aligned wgmma", &mine, true, [=](void** lanes, uint32_t) {
     auto issue = std::make_shared<Issue>();
+    if (T->order) {
+      if (!a) check_rows(T, a_descriptor, T->warp->index % 4 * 16, 16);
+      check_rows(T, b_descriptor, 0, n);
+    }
     issue->cta = T->cta, issue->warp = T->warp->index % 4, issue->n = n;
     issue->bf16 = bf16, issue->from_registers = a != nullptr, issue->accumulate = accumulate;
     issue->a_descriptor = a_descriptor, issue->b_descriptor = b_descriptor;
@@ -187,6 +202,7 @@ void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_desc
 }
 
 void wgmma_fence(Thread* T) {
+  check_wgmma_fence(T);
   meet(T, 0, "aligned wgmma.fence", nullptr, true, [](void**, uint32_t) {});
 }
 
@@ -198,6 +214,7 @@ void wgmma_commit(Thread* T) {
 void wgmma_wait(Thread* T, uint32_t groups_left) {
   meet(T, 0, "aligned wgmma.wait_group", nullptr, true, [](void**, uint32_t) {});
   const uint64_t before_group = T->wgmma_group > groups_left ? T->wgmma_group - groups_left : 0;
+  check_wgmma_wait(T, before_group);
   run_products(T->warp, before_group);
   retire(T, before_group);
 }

@@ -22,7 +22,7 @@ def precompiled(folder, flags):
     """The run time's header, compiled once for these flags and this text: most kernels are shorter than it."""
     digest = hashlib.sha256(" ".join(flags).encode())
     for header in sorted((HOME / "runtime").iterdir()):
-        if header.suffix in (".h", ".def"):
+        if header.suffix == ".h" or "-DPTXEMU_PLANT" in flags:
             digest.update(header.read_bytes())
     header = folder / f"header-{digest.hexdigest()[:16]}" / "kernel.h"
     compiled = header.with_suffix(".h.gch")
@@ -35,12 +35,13 @@ def precompiled(folder, flags):
     return header
 
 
-def compile_kernel(text, output, planted):
+def compile_kernel(text, output, planted, checked):
     """Leaves the library at `output`; other processes see it whole or not at all."""
     source = output.with_suffix(".cpp")
     source.write_text(text)
     draft = output.with_suffix(f".{os.getpid()}.so")
     options = [os.environ.get("PTXEMU_OPTIMIZE", "-O1"), *(["-DPTXEMU_PLANT"] if planted else [])]
+    options += ["-DPTXEMU_CHECK"] if checked else []
     flags = [os.environ.get("CXX", "g++"), *FLAGS, *options, f"-I{HOME}"]
     header = precompiled(output.parent, flags)
     if subprocess.run(
@@ -56,6 +57,7 @@ def main():
     parser.add_argument("--kernel")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--plant", action="store_true", help="with the faults of runtime/planted.def")
+    parser.add_argument("--check", action="store_true", help="with the hooks of runtime/order.h")
     options = parser.parse_args()
     try:
         module = Module(options.ptx.read_text())
@@ -63,7 +65,7 @@ def main():
             entries = [entry for entry in module.entries() if entry.name == options.kernel]
             if not entries:
                 raise TranslationError(f"no kernel {options.kernel}")
-            compile_kernel(program(module, entries[0]), options.output, options.plant)
+            compile_kernel(program(module, entries[0]), options.output, options.plant, options.check)
             return 0
         failed = 0
         for entry in module.entries():

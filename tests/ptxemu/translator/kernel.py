@@ -24,6 +24,8 @@ ADDRESS = re.compile(r"(.*?)\s*\+\s*(-?(?:0x[0-9a-fA-F]+|\d+))", re.S)
 INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?")
 POISON = {8: "0xbd", 16: "0xbadb", 32: "0xbadbadbau", 64: "0xbadbadbabadbadbaull", 128: "0", 1: "false"}
 
+WITHOUT_RESULT = {"st", "red", "bar", "barrier", "bra", "brx", "cp", "fence", "membar", "prefetch", "stmatrix", "wgmma"}
+
 
 class Scope:
     """Names of one pair of braces: single registers, and ranges such as %r<20>."""
@@ -54,6 +56,7 @@ class KernelEmitter:
         self.registers, self.local_arrays, self.code = {}, [], []
         self.locals, self.shared = {}, []
         self.accumulators = set()
+        self.unfenced = {}  # register -> line at which it was written since the last wgmma.fence
         self.line, self.count = function.line, 0
 
     def emit(self):
@@ -121,6 +124,7 @@ class KernelEmitter:
         self.scope = self.scope.parent
 
     def emit_label(self, name):
+        self.unfenced.clear()  # what comes from elsewhere is not followed
         self.code.append(f"{self.label(name)}:;")
 
     def emit_table(self, _):
@@ -139,9 +143,26 @@ class KernelEmitter:
         operands = split_operands(re.sub(r"\s+", " ", match[2]).strip())
         self.count += 1
         code = opcodes.translate(self, match[1], operands)
+        self.note_writes(match[1], operands)
         if "T->" in code or "(T" in code:
             code = f"T->line={self.line}; {code}"
         self.code.append(f"if({guard}){{{code}}}" if guard else f"{{{code}}}" if ";" in code[:-1] else code)
+
+    def note_writes(self, name, operands):
+        """Keeps which registers were written since the last wgmma.fence; a copy is as old as what it is made of."""
+        word = name.split(".")[0]
+        if name.startswith(("wgmma.fence", "wgmma.mma_async")):
+            written = self.vector(operands[0]) if operands else list(self.unfenced)
+            for register in written:
+                self.unfenced.pop(register, None)
+        elif word == "mov" and len(operands) == 2 and operands[1] in self.unfenced:
+            self.unfenced[operands[0]] = self.unfenced[operands[1]]
+        elif word == "mov" and self.scope.find(operands[1]):
+            self.unfenced.pop(operands[0], None)
+        elif operands and word not in WITHOUT_RESULT:
+            for register in self.vector(operands[0]):
+                if register.startswith("%"):
+                    self.unfenced[register] = self.line
 
     def declare(self, text):
         if match := REGISTERS.fullmatch(text):

@@ -69,6 +69,15 @@ class Emulator:
         finally:
             os.environ["PTXEMU_ORDER"] = "at-once"
 
+    @contextlib.contextmanager
+    def checked(self, what="order"):
+        """Launches under the checker of order."""
+        os.environ["PTXEMU_CHECK"] = what
+        try:
+            yield
+        finally:
+            os.environ["PTXEMU_CHECK"] = ""
+
     def kernel(self, ptx, name):
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), ptx.encode()))

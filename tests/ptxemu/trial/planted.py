@@ -10,7 +10,16 @@ import resource
 import sys
 
 from trial import emulator as emulators
-from trial import test_barriers, test_copies, test_launches, test_matrices, test_memory, test_scalars, test_warps
+from trial import (
+    test_barriers,
+    test_copies,
+    test_launches,
+    test_matrices,
+    test_memory,
+    test_order,
+    test_scalars,
+    test_warps,
+)
 
 # Where a fault is looked for first, by how its name begins; then in all others.
 HOME = {
@@ -21,6 +30,7 @@ HOME = {
     test_copies: r"cp_async|bulk|tensor_(swizzle|bounds)",
     test_matrices: r"(ld|st)matrix|mma|block_scale|wgmma|tensor_memory",
     test_launches: r"dependents|cluster|graph",
+    test_order: r"clock_",
 }
 CPU_SECONDS = 100  # a test that hangs is stopped, and has seen the fault
 

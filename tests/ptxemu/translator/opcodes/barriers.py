@@ -1,6 +1,7 @@
 """Barriers of warps, ctas and clusters, and fences."""
 
 from . import form
+from .loads import SCOPES
 
 CTA = r"(\.cta)?(\.aligned)?"
 
@@ -33,9 +34,9 @@ def reduce(kernel, match, operands):
     return kernel.put(operands[0], f"barrier_reduce(T,{values},BarrierReduction::k{match['op'].capitalize()})")
 
 
-@form("barrier", r"\.cluster\.arrive(\.(release|relaxed))?(\.aligned)?")
+@form("barrier", r"\.cluster\.arrive(\.(?P<order>release|relaxed))?(\.aligned)?")
 def cluster_arrive(kernel, match, operands):
-    return "cluster_arrive(T);"
+    return f"cluster_arrive(T,{'false' if match['order'] == 'relaxed' else 'true'});"
 
 
 @form("barrier", r"\.cluster\.wait(\.acquire)?(\.aligned)?")
@@ -43,19 +44,35 @@ def cluster_wait(kernel, match, operands):
     return "cluster_wait(T);"
 
 
-@form("membar", r"\.(cta|gl|sys)")
-@form("fence", r"(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)")
-@form(
-    "fence",
-    r"\.(mbarrier_init\.release|acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster",
-)
-@form("fence", r"\.proxy\.(alias|async(\.(global|shared::(cta|cluster)))?)")
-@form("membar", r"\.proxy\.(alias|async(\.(global|shared::(cta|cluster)))?)")
-@form("fence", r"\.proxy\.async::generic\.(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster")
+@form("membar", r"\.(?P<scope>cta|gl|sys)")
+@form("fence", r"(\.(sc|acq_rel|acquire|release))?\.(?P<scope>cta|cluster|gpu|sys)")
 def fence(kernel, match, operands):
-    return "fence(T);"
+    return f"on_fence(T,Scope::{(SCOPES | {'gl': 'kGpu'})[match['scope']]});"
 
 
-@form("fence", r"\.proxy\.tensormap::generic\.(?P<order>acquire|release)\.(cta|cluster|gpu|sys)")
+@form("fence", r"\.mbarrier_init\.release\.cluster")
+def fence_mbarrier_init(kernel, match, operands):
+    return "on_fence_mbarrier_init(T);"
+
+
+@form("fence", r"\.(acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster")
+def fence_of_shared(kernel, match, operands):
+    return "on_fence(T,Scope::kCluster);"
+
+
+@form("fence", r"\.proxy\.alias")
+@form("membar", r"\.proxy\.alias")
+def fence_alias(kernel, match, operands):
+    return ";"
+
+
+@form("fence", r"\.proxy\.async(\.(global|shared::(cta|cluster)))?")
+@form("membar", r"\.proxy\.async(\.(global|shared::(cta|cluster)))?")
+@form("fence", r"\.proxy\.async::generic\.(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster")
+def fence_proxy(kernel, match, operands):
+    return "on_fence_proxy(T);"
+
+
+@form("fence", r"\.proxy\.tensormap::generic\.(?P<order>acquire|release)\.(?P<scope>cta|cluster|gpu|sys)")
 def fence_tensor_map(kernel, match, operands):
-    return "fence(T);"
+    return f"on_fence(T,Scope::{SCOPES[match['scope']]});"

@@ -18,14 +18,33 @@ def polls(match):
     return match["order"] not in (None, ".weak")
 
 
-@form("ld", ORDER + SPACE + CACHE + r"(\.nc)?" + HINTS + r"(\.v[248])?" + TYPE)
+SHARED_BY_THREADS = ("generic", "global", "shared", "shared::cta", "shared::cluster")
+SCOPES = {"cta": "kCta", "cluster": "kCluster", "gpu": "kGpu", "sys": "kSys"}
+
+
+def told(match, space, pointer, size, access):
+    """What the checker of order is told of a load or store (runtime/order.h)."""
+    if space not in SHARED_BY_THREADS:
+        return ""
+    if not polls(match):
+        if access == "write":
+            return f"before_store(T,{pointer},{size});"
+        return f"on_read(T,{pointer},{size}{',false' if match.get('nc') else ''});"
+    words = match["order"].strip(".").split(".")
+    semantics = words[0].capitalize() if words[0] in ("acquire", "release") else "Relaxed"
+    scope = SCOPES.get(words[-1], "kSys")  # volatile is relaxed at the widest scope
+    return f"on_strong(T,{pointer},{size},Strong::k{access.capitalize()},Semantics::k{semantics},Scope::{scope});"
+
+
+@form("ld", ORDER + SPACE + CACHE + r"(?P<nc>\.nc)?" + HINTS + r"(\.v[248])?" + TYPE)
 def ld(kernel, match, operands):
     kind, space = match["type"], match["space"] or "generic"
     bits, names = BITS[kind], kernel.vector(operands[0])
     size = bits // 8
     read = SIGNED[bits] if kind[0] == "s" else UNSIGNED[bits]
     code = ["poll(T);"] if polls(match) else []
-    code.append(f"const uint8_t* from={kernel.pointer(space, operands[1], size * len(names))};")
+    code.append(f"uint8_t* from={kernel.pointer(space, operands[1], size * len(names))};")
+    code.append(told(match, space, "from", size * len(names), "read"))
     # All are read before any is assigned: the address may be among the destinations.
     for i, name in enumerate(names):
         if name == "_":
@@ -52,7 +71,9 @@ def st(kernel, match, operands):
         for i, name in enumerate(names)
         if name != "_"
     ]
-    return f"uint8_t* to={pointer}; " + " ".join(writes)
+    before = told(match, space, "to", size * len(names), "write")
+    after = before.replace("before_store", "after_store") if before.startswith("before_store") else ""
+    return f"uint8_t* to={pointer}; {before} {' '.join(writes)} {after}"
 
 
 @form(

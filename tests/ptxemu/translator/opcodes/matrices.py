@@ -109,5 +109,8 @@ def wgmma(kernel, match, operands):
         a = f"uint32_t* a=nullptr; uint64_t a_descriptor={kernel.get(operands[1], 64)};"
     registers = ",".join(f"&{kernel.register(name)[1]}" for name in d)
     bf16 = "true" if match["type"] == "bf16" else "false"
+    used = d + (kernel.vector(operands[1]) if from_registers else [])
+    lines = [kernel.unfenced[name] for name in used if name in kernel.unfenced]
+    unfenced = f"on_unfenced(T,{max(lines)}); " if lines else ""
     values = f"{n},{bf16},a,a_descriptor,{kernel.get(operands[2], 64)},{kernel.predicate(operands[3])},d"
-    return f"uint32_t* const d[{len(d)}]={{{registers}}}; {a} wgmma_issue(T,{values});"
+    return f"{unfenced}uint32_t* const d[{len(d)}]={{{registers}}}; {a} wgmma_issue(T,{values});"

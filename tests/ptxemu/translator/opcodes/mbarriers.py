@@ -3,13 +3,18 @@
 from . import form
 
 SHARED = r"(?P<space>\.shared(::cta|::cluster)?)?"
-ORDER = r"(\.(release|relaxed|acquire))?(\.(cta|cluster))?"
+ORDER = r"(\.(?P<order>release|relaxed|acquire))?(\.(cta|cluster))?"
 
 
 def place(kernel, match, operand):
     """A generic address names shared memory too."""
     address = kernel.address(operand)
     return address if match["space"] else f"generic_to_shared({address})"
+
+
+def ordered(match):
+    """Arrivals release and waits acquire unless they are relaxed."""
+    return "false" if match["order"] == "relaxed" else "true"
 
 
 @form("mbarrier", r"\.init" + SHARED + r"\.b64")
@@ -42,7 +47,7 @@ def arrive(kernel, match, operands):
         expect = f"mbarrier_expect(T,{address},{kernel.get(operands[1], 32)}); "
     elif len(operands) > 1:
         count = kernel.get(operands[1], 32)
-    return f"{expect}uint64_t state=mbarrier_arrive(T,{address},{count},{drop}); {kernel.put(state, 'state')}"
+    return f"{expect}uint64_t state=mbarrier_arrive(T,{address},{count},{drop},{ordered(match)}); {kernel.put(state, 'state')}"
 
 
 @form("mbarrier", r"\.(?P<what>try_wait|test_wait)(?P<parity>\.parity)?" + ORDER + SHARED + r"\.b64")
@@ -53,7 +58,7 @@ def wait(kernel, match, operands):
         phase = f"{kernel.get(operands[2], 32)}&1"
     else:
         phase = f"(uint32_t)({kernel.get(operands[2], 64)}>>63)"
-    return kernel.put(operands[0], f"mbarrier_wait(T,{address},{phase},{blocking})")
+    return kernel.put(operands[0], f"mbarrier_wait(T,{address},{phase},{blocking},{ordered(match)})")
 
 
 @form("mbarrier", r"\.pending_count\.b64")

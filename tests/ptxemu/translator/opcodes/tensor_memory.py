@@ -27,9 +27,9 @@ def relinquish(kernel, match, operands):
     return f"tensor_relinquish(T,{pair(match)});"
 
 
-@form("tcgen05", r"\.fence::(before|after)_thread_sync")
+@form("tcgen05", r"\.fence::(?P<side>before|after)_thread_sync")
 def fence(kernel, match, operands):
-    return "fence(T);"
+    return f"on_fence_tensor(T,{'true' if match['side'] == 'after' else 'false'});"
 
 
 @form("tcgen05", r"\.wait::(?P<what>ld|st)\.sync\.aligned")

@@ -1,0 +1,103 @@
+// Atomic operations and fences: what is released at an address, and who acquires it.
+//
+// A release at an address is found by every later acquire that reads it or what updates have made of it, if both scopes
+// have the other thread in them. A fence turns relaxed operations after it into releases of what came before it, and
+// makes what relaxed reads before it have seen known.
+#include "order/state.h"
+
+namespace ptxemu {
+
+using namespace ordering;
+
+namespace {
+
+// The scope that two threads of these ctas need to find each other.
+Scope between(const OrderCta& a, uint32_t cta, uint32_t cluster) {
+  return a.number == cta ? Scope::kCta : a.cluster == cluster ? Scope::kCluster : Scope::kGpu;
+}
+
+void add_release(uint64_t address, const OrderCta& cta, Scope scope, const ClockRef& clock) {
+  if (!clock) return;
+  if (scope == Scope::kSys) scope = Scope::kGpu;
+  auto& all = checker.released[address];
+  for (Released& one : all)
+    if (one.scope == scope &&
+        (scope == Scope::kGpu || one.cta == cta.number || (scope == Scope::kCluster && one.cluster == cta.cluster))) {
+      one.clock = join(one.clock, clock);
+      return;
+    }
+  all.push_back({scope, cta.number, cta.cluster, clock});
+}
+
+}  // namespace
+
+void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Semantics semantics, Scope scope) {
+  if (!T->order) return;
+  const uint64_t address = reinterpret_cast<uint64_t>(at);
+  if (address >= T->local_low && address < T->local_high) return;
+  OrderThread& o = *T->order;
+  if (what != Strong::kWrite) {
+    const auto found = checker.released.find(address);
+    if (found != checker.released.end())
+      for (const Released& one : found->second) {
+        const Scope needed = between(*o.cta, one.cta, one.cluster);
+        if ((one.scope < needed || scope < needed) && !planted(Fault::clock_scope)) continue;
+        if (semantics == Semantics::kAcquire || semantics == Semantics::kAcqRel || planted(Fault::clock_relaxed))
+          acquire(T, one.clock);
+        else
+          o.unacquired[static_cast<int>(needed)].add(one.clock);
+      }
+  }
+  Record now = stamp(T, what != Strong::kRead, Proxy::kGeneric);
+  now.strong = true, now.scope = static_cast<uint8_t>(scope);
+  touch(T, at, size, now);
+  if (what == Strong::kRead) return;
+  // A store begins anew what is released there, an update adds to it.
+  if (what == Strong::kWrite) checker.released.erase(address);
+  if (semantics == Semantics::kRelease || semantics == Semantics::kAcqRel || planted(Fault::clock_relaxed)) {
+    add_release(address, *o.cta, scope, release(T));
+    return;
+  }
+  for (Scope fenced : {Scope::kCta, Scope::kCluster, Scope::kGpu}) {
+    const ClockRef& clock = o.fences[static_cast<int>(fenced)];
+    if (fenced <= scope) add_release(address, *o.cta, fenced, clock);
+  }
+}
+
+void check_fence(Thread* T, Scope scope) {
+  if (!T->order) return;
+  OrderThread& o = *T->order;
+  const int widest = std::min(static_cast<int>(scope), 2);
+  for (int i = 0; i <= widest; ++i)
+    if (!o.unacquired[i].empty()) acquire(T, o.unacquired[i].take());
+  const ClockRef clock = release(T);
+  for (int i = 0; i <= widest; ++i) o.fences[i] = clock;
+  if (planted(Fault::clock_proxy)) check_fence_proxy(T);
+}
+
+// All that the thread knows of, and what it has done itself, comes before what the asynchronous proxy does after this.
+void check_fence_proxy(Thread* T) {
+  if (!T->order) return;
+  OrderThread& o = *T->order;
+  o.know(raised(o.base));
+  o.fenced = o.number++;
+  for (OwnAgent& agent : o.agents) agent.known.async = agent.known.done;
+  check_fence_mbarrier_init(T);
+}
+
+void check_fence_mbarrier_init(Thread* T) {
+  if (!T->order) return;
+  for (const uint64_t* at : T->order->inits)
+    if (const auto found = checker.mbarriers.find(at); found != checker.mbarriers.end()) found->second.fenced = true;
+  T->order->inits.clear();
+}
+
+void check_fence_tensor(Thread* T, bool after) {
+  if (!T->order) return;
+  OrderThread& o = *T->order;
+  if (after) o.tensor_base = o.base;
+  for (OwnAgent& agent : o.agents)
+    if (!after) agent.known.tensor = agent.known.done;
+}
+
+}  // namespace ptxemu

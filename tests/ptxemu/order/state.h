@@ -1,0 +1,143 @@
+// What the checker knows of launches, ctas, threads and barriers, and how an access is compared with earlier ones.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "order/clock.h"
+#include "order/hooks.h"
+#include "order/shadow.h"
+
+namespace ptxemu {
+
+enum class Proxy : uint8_t { kGeneric, kAsync, kTensor };
+
+// Threads come first among a cta's slots; the others are agents: of a thread, a warp, or an mbarrier.
+enum class SlotKind : uint8_t {
+  kThread,
+  kCopyAsync,   // a thread's cp.async
+  kBulkRead,    // what a thread's bulk stores read
+  kBulkWrite,   // what they write
+  kProducts,    // a warp's wgmma
+  kQueue,       // a thread's tcgen05.mma and tcgen05.cp
+  kTensorLoad,  // a warp's tcgen05.ld
+  kTensorStore,
+  kMbarrier,  // copies that complete at it; its numbers are its phases
+};
+struct Slot {
+  SlotKind kind;
+  uint32_t index;  // of the thread or warp in its cta; of an mbarrier the offset in shared memory
+};
+
+// An agent of a thread or of its warp, as this thread knows it.
+struct OwnAgent {
+  SlotKind kind;
+  uint32_t slot, number;  // of what is issued now
+  ordering::Known known;
+};
+
+struct OrderCta {
+  uint32_t number, cluster, launch;
+  uint32_t ctaid[3], block[3];
+  std::vector<Slot> slots;
+  std::map<std::pair<SlotKind, uint32_t>, uint32_t> agents;
+  ordering::Gather barriers[16];
+  const uint8_t *shared = nullptr, *tensor = nullptr;  // while the cta lives
+  uint32_t shared_bytes = 0;
+  uint32_t agent(SlotKind kind, uint32_t index);
+};
+
+struct OrderThread {
+  OrderCta* cta;
+  uint32_t slot, number = 1, fenced = 0;  // fenced: the number of the last proxy fence
+  ordering::ClockRef base;                // what it knows of others
+  ordering::ClockRef tensor_base;         // the same at its last tcgen05.fence::after_thread_sync
+  const ordering::Slots* own = nullptr;   // of base, its own cta's
+  std::vector<OwnAgent> agents;
+  ordering::ClockRef fences[3];    // what its fences release, by the scope that suffices
+  ordering::Gather unacquired[3];  // what its relaxed reads have seen, by the scope that a fence needs
+  bool wgmma_fenced = false;
+  uint8_t stored_over[64];             // what a store replaces
+  std::vector<const uint64_t*> inits;  // mbarriers without a fence since
+  void know(const ordering::ClockRef& clock);
+};
+
+struct OrderCluster {
+  uint32_t number;
+  ordering::Gather arrived;
+  ordering::ClockRef passed;
+};
+
+// What one launch's threads know of launches before it, as far as its successor may rely on it.
+struct OrderLaunch {
+  uint32_t index, ended_with = 0, triggered_with = 0;  // sets of launches
+};
+
+namespace ordering {
+
+struct Mbarrier {
+  OrderCta* cta;
+  uint32_t slot, phases = 0;  // that have ended
+  Record init;
+  bool fenced = false;
+  Gather arrived;
+  ClockRef completed;
+};
+
+// What was released at an address, to whom.
+struct Released {
+  Scope scope;
+  uint32_t cta, cluster;
+  ClockRef clock;
+};
+
+enum class Verdict : uint8_t {
+  kOrdered,
+  kUnordered,
+  kNoProxyFence,
+  kNoFenceBefore,
+  kNoFenceAfter,
+  kNotCoherent,
+  kNoInitFence
+};
+
+struct Checker {
+  Shadow shadow;
+  std::vector<std::unique_ptr<OrderCta>> ctas;
+  std::vector<Launch*> launches;
+  std::map<const uint64_t*, Mbarrier> mbarriers;
+  std::map<uint64_t, std::vector<Released>> released;
+  uint32_t clusters = 0;
+  bool tensor_fences = true;  // whether tcgen05.fence is asked for
+  std::set<std::string> known_findings;
+  uint64_t findings = 0;
+  std::string text;  // of those that are printed
+};
+extern Checker checker;
+
+OwnAgent& agent_of(Thread* T, SlotKind kind);
+// Everything that T has done and knows; T's later accesses are not in it.
+ClockRef release(Thread* T);
+void release_into(Thread* T, Gather& gather);
+void acquire(Thread* T, const ClockRef& clock);
+
+// The order between an earlier access and one that T makes now, or makes by a queue's slot, which is in order itself.
+constexpr uint32_t kNoQueue = ~0u;
+Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t queue);
+// A record of T's own slot, or of an agent's, at T's PTX line.
+Record stamp(const Thread* T, bool write, Proxy proxy);
+Record stamp(const Thread* T, bool write, Proxy proxy, uint32_t cta, uint32_t slot, uint32_t number);
+// Compares an access with earlier ones and notes it.
+void touch(Thread* T, const void* at, uint64_t size, const Record& now, bool coherent = true,
+           uint32_t queue = kNoQueue);
+// Notes it alone: an access that was compared when it was issued.
+void note(const void* at, uint64_t size, const Record& now);
+
+void report(Thread* T, Verdict verdict, const Record& before, const Record& now, uint64_t at);
+// A wgmma after registers were written at `line`, 0 where the thread has had no fence at all.
+void report_unfenced(Thread* T, uint32_t line);
+void report_mbarrier(Thread* T, Verdict verdict, const Mbarrier& barrier, const uint64_t* at, bool async);
+
+}  // namespace ordering
+}  // namespace ptxemu

@@ -1,0 +1,159 @@
+"""Faults planted in the project's own kernels, as edits of their PTX, and the test that should see each.
+
+python -m trial.kernel_faults NAME KERNEL FILE edits the kernel in place, which PTXEMU_EDIT=NAME asks for when a kernel is
+first launched. Standard library only: the emulator's interpreter runs it.
+"""
+
+import dataclasses
+import pathlib
+import re
+import sys
+
+WAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\], %r\d+;"
+PASSED = "setp.eq.u32 p, 0, 0;"
+EXPECT = r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, (\[%r\d+\]), (%r\d+);"
+
+
+@dataclasses.dataclass
+class Edit:
+    """Replaces the matches of a pattern in a kernel's text: all, the which-th (from 0; -1 the last), or a slice of them."""
+
+    pattern: str
+    by: str
+    which: int | slice | None = None
+
+
+@dataclasses.dataclass
+class Fault:
+    """`kernels` is a pattern of names. `order`: the checker of order must see it; else the test's own values must."""
+
+    name: str
+    what: str
+    kernels: str
+    edits: list
+    test: str
+    order: bool = True
+    multiprocessors: int = 8  # fewer give each cta more work tiles
+
+
+PLAIN = "8.0 test_cuda CudaLayer.RunsReplacesAndUnpacks"
+STEPS80 = "8.0 test_steps Backends/Steps.EveryCaseEveryStep/cuda"
+SM90 = "9.0 test_cuda Sm90SmallLayer.ARunIsItsSteps"
+SM120 = "12.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm120"
+RUN120 = "12.0 test_cuda Backends/Fp4Layer.ARunIsItsSteps/sm120"
+GEMM120, GEMM90, GEMM80 = (
+    "sm120_gemm[12]_kernel",
+    "sm90_gemm[12]_kernelILm0ENS0_12GatheredRows",
+    r"plain.*gemm(1_swiglu|2)_kernel",
+)
+
+FAULTS = [
+    # ---- stages
+    Fault("full_not_awaited", "consumers do not wait for a stage's bytes", GEMM120, [Edit(WAIT, PASSED, 3)], SM120),
+    Fault("empty_not_awaited", "the producer does not wait for a stage to be free", GEMM120, [Edit(WAIT, PASSED, 1)], SM120),
+    Fault("rows_not_awaited", "consumers do not wait for a work tile's rows", GEMM120, [Edit(WAIT, PASSED, 2)], SM120),
+    Fault("alphas_not_awaited", "consumers do not wait for a work tile's alphas", GEMM120, [Edit(WAIT, PASSED, 4)], SM120),
+    Fault("work_not_awaited", "the producer overwrites what it told of a work tile", GEMM120, [Edit(WAIT, PASSED, 0)], RUN120, multiprocessors=1),
+    Fault(
+        "released_by_one_lane",
+        "a warp's first lane releases the stage before the others have read it",
+        GEMM120,
+        [Edit(r"bar\.warp\.sync -1;(?=\n@%p\d+ bra [^\n]*\nadd\.s32 %r\d+, %r\d+, \d+;\s*mbarrier\.arrive)", "")],
+        SM120,
+    ),
+    Fault(
+        "expects_too_few_bytes",
+        "a stage's phase ends one row too early",
+        GEMM120,
+        [Edit(EXPECT, r"{ .reg .b32 less; sub.u32 less, \2, 144; mbarrier.arrive.expect_tx.shared::cta.b64 _, \1, less; }")],
+        SM120,
+    ),
+    Fault(
+        "wrong_phase",
+        "consumers wait for the phase before",
+        GEMM120,
+        [Edit(r"(mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), (%r\d+);", r"{ .reg .b32 other; xor.b32 other, \2, 1; \1, other; }", 3)],
+        SM120,
+    ),
+    Fault(
+        "barriers_unfenced",
+        "no fence between mbarrier.init and the copies that complete there",
+        GEMM120,
+        [Edit(r"fence\.mbarrier_init\.release\.cluster;|fence\.proxy\.async\.shared::cta;", "")],
+        SM120,
+    ),
+    # ---- split-K
+    Fault("counter_relaxed", "the counter of a tile's splits neither releases nor acquires", GEMM120, [Edit(r"atom\.acq_rel\.gpu", "atom.relaxed.gpu")], SM120),
+    Fault("counter_of_cta_scope", "the counter of a tile's splits orders within a cta alone", GEMM120, [Edit(r"atom\.acq_rel\.gpu", "atom.acq_rel.cta")], SM120),
+    Fault(
+        "counted_before_stored",
+        "no barrier between the warps' partials and their cta's count",
+        GEMM120,
+        [Edit(r"bar\.sync %r\d+, 256;", "", 0)],
+        SM120,
+    ),
+    Fault(
+        "reduced_before_told",
+        "no barrier between the thread that counts and those that reduce",
+        GEMM120,
+        [Edit(r"bar\.sync %r\d+, 256;", "", 1)],
+        SM120,
+    ),
+    # ---- dependent launches
+    Fault("rows_before_the_kernel_before", "the producer reads rows that the launch before still writes", GEMM120, [Edit(r"griddepcontrol\.wait;", "", 1)], SM120),
+    Fault("stores_before_the_kernel_before", "consumers do not wait for the launch before", GEMM120, [Edit(r"griddepcontrol\.wait;", "", -1)], SM120),
+    Fault("combines_early", "combine reads rows that gemm2 still writes", "combine_tokens", [Edit(r"griddepcontrol\.wait;", "")], SM120),
+    # ---- Hopper
+    Fault("wgmma_without_proxy_fence", "cp.async's rows are read by wgmma without a proxy fence", GEMM90, [Edit(r"fence\.proxy\.async\.shared::cta;", "", slice(1, None))], SM90),
+    Fault("wgmma_without_fence", "fragments are written and multiplied without wgmma.fence", GEMM90, [Edit(r"wgmma\.fence\.sync\.aligned;", "")], SM90),
+    Fault("wgmma_not_awaited", "accumulators and stages are used before the products are done", GEMM90, [Edit(r"wgmma\.wait_group\.sync\.aligned 0;", "wgmma.wait_group.sync.aligned 1;")], SM90, False),
+    Fault(
+        "copies_arrive_at_once",
+        "a thread arrives for its cp.async before they are done",
+        GEMM90,
+        [Edit(r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 (\[%r\d+\]);", r"mbarrier.arrive.shared::cta.b64 _, \1;")],
+        SM90,
+    ),
+    Fault("tokens_unsynchronized", "row threads read tokens that others still write", GEMM90, [Edit(r"bar\.sync %r\d+, 96;|bar\.sync \d+, 96;", "")], SM90),
+    # ---- plain GEMMs
+    Fault("copies_not_awaited", "a stage of cp.async more may be under way", GEMM80, [Edit(r"cp\.async\.wait_group \d+;", "cp.async.wait_group 3;")], PLAIN),
+    Fault("buffers_unsynchronized", "no barrier between a stage's copies and its readers", GEMM80, [Edit(r"(cp\.async\.wait_group \d+;[^;]*?)bar\.sync 0;", r"\1")], PLAIN),
+    Fault("sources_unsynchronized", "rows' sources are read while others write them", GEMM80, [Edit(r"bar\.sync 0;", "", 0)], PLAIN),
+    # ---- values
+    Fault("clamped_above_alone", "up is not clamped from below", "plain.*gemm1_swiglu_kernel", [Edit(r"setp\.lt\.f32 (%p\d+), %f\d+, (%f\d+);(?=\nselp\.f32 %f\d+, \2, %f\d+, \1;)", r"setp.ne.u32 \1, 0, 0;")], STEPS80, False),
+    Fault("other_half_of_scales", "A's scales of the second half are those of the first", GEMM120, [Edit(r"\+8256\]", "+8192]")], SM120, False),
+    Fault("gate_times_alpha_of_up", "gate and up exchange their alphas", "sm120_gemm1_kernel", [Edit(r"ld\.shared\.v4\.f32 \{(%f\d+), (%f\d+), (%f\d+), (%f\d+)\}", r"ld.shared.v4.f32 {\2, \1, \3, \4}")], SM120, False),
+    Fault("sigmoid_of_minus_gate", "SwiGLU's exponent has the other sign", "sm120_gemm1_kernel", [Edit(r"ex2\.approx\.ftz\.f32 (%f\d+), (%f\d+);", r"neg.f32 \2, \2; ex2.approx.ftz.f32 \1, \2;")], SM120, False),
+    Fault("halves_of_rows", "B's fragments exchange their halves of k", GEMM80, [Edit(r"(mma\.sync\.aligned\.m16n8k16[^;]*\}, \{)(%r\d+),(%r\d+)\}", r"\1\3,\2}")], STEPS80, False),
+]  # fmt: skip
+
+
+def edited(fault, kernel, text):
+    """The module's text with the fault in that kernel, and whether anything was found to edit."""
+    if not re.search(fault.kernels, kernel):
+        return text, False
+    begin = text.index(f".entry {kernel}(")
+    end = text.find("\n.entry ", begin + 1)
+    end = len(text) if end < 0 else end
+    body, found = text[begin:end], 0
+    for edit in fault.edits:
+        matches = list(re.finditer(edit.pattern, body))
+        if edit.which is not None:
+            matches = matches[edit.which] if isinstance(edit.which, slice) else matches[edit.which :][:1]
+        for match in reversed(matches):
+            body = body[: match.start()] + match.expand(edit.by) + body[match.end() :]
+        found += len(matches)
+    return text[:begin] + body + text[end:], found > 0
+
+
+def main():
+    name, kernel, path = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
+    fault = next(fault for fault in FAULTS if fault.name == name)
+    text, done = edited(fault, kernel, path.read_text())
+    if done:
+        path.write_text(text)
+        print(f"ptxemu: planted {name} in kernel {kernel}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The kernels' tests on trial: each fault of kernel_faults.py, planted in the kernels' PTX, must be seen by the test named
+there, by its values or by the checker of order. Minutes of compiling: only where PTXEMU_KERNEL_FAULTS is set.
+"""
+
+import concurrent.futures
+import os
+import re
+import subprocess
+
+import pytest
+
+from trial.emulator import BUILD, ROOT
+from trial.kernel_faults import FAULTS
+
+# Faults that no test sees, with the reason.
+SURVIVORS = {
+    "stores_before_the_kernel_before": "consumers store only after their producer's bytes, which come after its own wait",
+}
+KNOWN = ROOT / "tests/ptxemu/known_orders.txt"
+
+
+def run(test, fault, checked, multiprocessors):
+    """What a test prints with a fault planted."""
+    capability, program, name = test.split()
+    environment = os.environ | {
+        "PTXEMU_CC": capability,
+        "PTXEMU_EDIT": fault,
+        "PTXEMU_ORDER": "at-once",
+        "PTXEMU_SMS": str(multiprocessors),
+        "PTXEMU_CHECK": "order" if checked else "",
+        "PTXEMU_CHECK_KNOWN": str(KNOWN),
+    }
+    command = [str(BUILD / "tests" / f"emulated_{program}"), f"--gtest_filter={name}"]
+    try:
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200
+        )
+    except subprocess.TimeoutExpired as stopped:
+        return "did not end\n" + (stopped.stdout or b"").decode()
+    return done.stdout
+
+
+def seen(fault):
+    """How a fault is seen: "order", "values", "stopped" (by another report of the emulator); "" where it is not."""
+    said = run(fault.test, fault.name, fault.order, fault.multiprocessors)
+    assert f"planted {fault.name}" in said, f"{fault.name}: nothing to edit\n{said}"
+    if "[  FAILED  ]" not in said and "did not end" not in said:
+        return ""
+    if "ptxemu: order: a" in said:
+        return "order"
+    return "stopped" if re.search("^ptxemu: (?!planted|order)", said, re.M) or "did not end" in said else "values"
+
+
+@pytest.mark.skipif(not os.environ.get("PTXEMU_KERNEL_FAULTS"), reason="minutes long: set PTXEMU_KERNEL_FAULTS")
+def test_every_fault_in_a_kernel_is_seen(capsys):
+    chosen = [fault for fault in FAULTS if re.search(os.environ["PTXEMU_KERNEL_FAULTS"], fault.name)]
+    with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("PTXEMU_JOBS", os.cpu_count()))) as pool:
+        how = dict(zip((fault.name for fault in chosen), pool.map(seen, chosen), strict=True))
+    with capsys.disabled():
+        print()
+        for fault in chosen:
+            print(f"  {fault.name}: {fault.what}: {how[fault.name] or 'NOT SEEN, ' + SURVIVORS.get(fault.name, '?')}")
+        print(f"faults in kernels seen: {sum(map(bool, how.values()))} of {len(chosen)}")
+    wrong = [fault.name for fault in chosen if fault.order and how[fault.name] not in ("order", "stopped", "")]
+    assert not wrong, "seen by values where the checker of order should have been first"
+    assert {name for name, way in how.items() if not way} == {n for n in SURVIVORS if n in how}

@@ -10,7 +10,16 @@ import resource
 import sys
 
 from trial import emulator as emulators
-from trial import test_barriers, test_copies, test_launches, test_matrices, test_memory, test_scalars, test_warps
+from trial import (
+    test_barriers,
+    test_copies,
+    test_launches,
+    test_matrices,
+    test_memory,
+    test_scalars,
+    test_tensor_pairs,
+    test_warps,
+)
 
 # Where a fault is looked for first, by how its name begins; then in all others.
 HOME = {
@@ -18,8 +27,9 @@ HOME = {
     test_warps: r"shfl|ballot|match|redux",
     test_memory: r"bounds|shared|freed|fresh",
     test_barriers: r"m?barrier",
-    test_copies: r"cp_async|bulk|tensor_(swizzle|bounds)",
+    test_copies: r"cp_async|bulk|tensor_(swizzle|bounds|map)",
     test_matrices: r"(ld|st)matrix|mma|block_scale|wgmma|tensor_memory",
+    test_tensor_pairs: r"tcgen05|tensor_pair",
     test_launches: r"dependents|cluster|graph",
 }
 CPU_SECONDS = 100  # a test that hangs is stopped, and has seen the fault

@@ -138,7 +138,6 @@ def steps_of(options, tools, capability):
             300,
             said_lines,
             needs="build",
-            absent="ptxas does not run for the emulator" if emulated else "",
         ),
         Step(
             "doctor",

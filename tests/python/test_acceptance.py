@@ -214,11 +214,9 @@ TOOLS = {
 BUILT = {
     "cli/nvfp4-moe": "cat $RECORDED/doctor.json",
     "tests/emulated_nvfp4-moe": "cat $RECORDED/doctor.json",
-    "tests/device_probes": "cat $RECORDED/probes.json",
-    "tests/emulated_device_probes": "cat $RECORDED/probes.json",
     "tests/test_cuda": "exit 9",
-    "bench/bench_hopper_layers": "cat $RECORDED/bench.txt",
-    "bench/emulated_bench_hopper_layers": "cat $RECORDED/bench.txt",
+    **{f"tests/{prefix}device_probes": "cat $RECORDED/probes.json" for prefix in ("", "emulated_")},
+    **{f"bench/{prefix}bench_hopper_layers": "cat $RECORDED/bench.txt" for prefix in ("", "emulated_")},
 }
 
 
@@ -388,7 +386,7 @@ def test_a_rehearsal_says_so_and_asks_no_gpu(kit):
     assert code == 0, said
     assert "proves nothing of a chip" in report["verdict"]
     assert {name for name, state in states(report).items() if state == "absent"} == {
-        name for name in STEPS if name.startswith("sanitize-") or name == "machine-code"
+        name for name in STEPS if name.startswith("sanitize-")
     }
     assert "cmake --preset cpu" in kit.ran and "--preset gpu" not in kit.ran
     assert "sanitizer" not in kit.ran
@@ -396,7 +394,6 @@ def test_a_rehearsal_says_so_and_asks_no_gpu(kit):
 
 @pytest.mark.long
 def test_the_rehearsal_on_the_emulator():
-    """The real programs, as 12.0."""
     if not (ROOT / "build/cpu/tests/emulated_test_layer").exists():
         pytest.skip("the emulator is not built here")
     done = subprocess.run([ROOT / "dev", "gpu", "--acceptance", "--emulate", "12.0"], capture_output=True, check=False)

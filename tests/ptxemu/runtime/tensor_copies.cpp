@@ -120,7 +120,8 @@ void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const i
     uint32_t place = static_cast<uint32_t>(to), signal = static_cast<uint32_t>(barrier);
     if (multicast) {
       // Of a pair of ctas, the barrier of the one that the address names gets the bytes of both.
-      const uint32_t signalled = pair ? (r & ~1u) | (signal >> kSharedOffsetBits & 1) : r;
+      const uint32_t signalled =
+          pair && !planted(Fault::tensor_pair_signal) ? (r & ~1u) | (signal >> kSharedOffsetBits & 1) : r;
       place = (place & 0xffffff) | r << kSharedOffsetBits;
       signal = (signal & 0xffffff) | signalled << kSharedOffsetBits;
     }
@@ -161,7 +162,10 @@ void tensor_map_replace(Thread* T, uint8_t* at, TensorMapField field, uint32_t o
   std::memcpy(&map, at, sizeof map);
   switch (field) {
     case TensorMapField::kGlobalAddress: map.address = value; break;
-    case TensorMapField::kGlobalDim: map.dims[ordinal] = static_cast<uint32_t>(value); break;
+    case TensorMapField::kGlobalDim:
+      if (planted(Fault::tensor_map_dimension)) break;
+      map.dims[ordinal] = static_cast<uint32_t>(value);
+      break;
     case TensorMapField::kGlobalStride: map.strides[ordinal & 3] = value; break;
     case TensorMapField::kBoxDim: map.box[ordinal] = static_cast<uint16_t>(value); break;
     case TensorMapField::kElementStride: map.element_strides[ordinal] = static_cast<uint8_t>(value); break;

@@ -2,6 +2,7 @@
 //
 // Work is queued for each thread that issues it and done in that thread's order. What was not allocated faults.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "runtime/control.h"
@@ -64,6 +65,13 @@ void place(TensorShape shape, uint32_t i, uint32_t lane, uint32_t& row, uint32_t
   }
 }
 
+// PTXEMU_TENSOR_LOADS=registers: the values of tcgen05.ld are there at once. The manual promises them at wait::ld; code
+// that ptxas compiles waits for the registers themselves, and CUTLASS has kernels that count on it.
+bool loads_wait() {
+  const char* asked = std::getenv("PTXEMU_TENSOR_LOADS");
+  return !asked || std::strcmp(asked, "registers") != 0;
+}
+
 struct Product {
   std::vector<Cta*> ctas;
   uint64_t d;
@@ -83,7 +91,8 @@ void put(const Product& product, Cta* cta, uint32_t m, uint32_t n, double sum) {
       lane = m / 16 * 32 + m % 16;
   }
   uint32_t& at = cell(cta, product.d, lane, column);
-  const double before = product.accumulate ? static_cast<double>(as_float(at)) : 0.0;
+  const bool accumulate = product.accumulate || planted(Fault::tcgen05_accumulates);
+  const double before = accumulate ? static_cast<double>(as_float(at)) : 0.0;
   at = canonical_nan(float_bits(static_cast<float>(before + sum)));
 }
 
@@ -99,6 +108,11 @@ void check_product(Thread* T, const Product& product, const MatrixDescriptor& le
       check_cells(T, cta, product.d, rows == 64 && !halves ? m / 16 * 32 + m % 16 : m, 0,
                   halves ? product.n / 2 : product.n, true);
   }
+}
+
+// The cta that has this part of B's rows.
+uint32_t half_of(const Product& product, uint32_t part) {
+  return planted(Fault::tcgen05_pair_halves) ? static_cast<uint32_t>(product.ctas.size()) - 1 - part : part;
 }
 
 Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accumulate) {
@@ -173,7 +187,7 @@ void tensor_commit(Thread* T, bool, uint64_t barrier, bool multicast, uint32_t m
   const uint32_t address = static_cast<uint32_t>(barrier);
   T->shared_at(address, 8);
   const AgentNumber done = check_tensor_commit(T);
-  enqueue_tensor_work(T, [=] {
+  const auto arrive = [=] {
     for (uint32_t rank = 0; rank < cluster->ctas.size(); ++rank)
       if (multicast ? mask >> rank & 1 : rank == 0) {
         const uint32_t at = multicast ? (address & 0xffffff) | rank << kSharedOffsetBits : address;
@@ -181,7 +195,9 @@ void tensor_commit(Thread* T, bool, uint64_t barrier, bool multicast, uint32_t m
         check_tensor_done(cluster, done, mbarrier);
         mbarrier_arrive_from_work(cluster, mbarrier);
       }
-  });
+  };
+  if (planted(Fault::tcgen05_commit_early)) return arrive();
+  enqueue_tensor_work(T, arrive);
 }
 
 // 32 rows of 16 bytes into four columns, once for each warp's 32 lanes.
@@ -195,7 +211,7 @@ void tensor_copy(Thread* T, bool pair, uint64_t to, uint64_t bits) {
     enqueue_tensor_work(T, [=] {
       for (uint32_t row = 0; row < 32; ++row)
         for (uint32_t word = 0; word < 4; ++word)
-          for (uint32_t warp = 0; warp < 4; ++warp)
+          for (uint32_t warp = 0; warp < (planted(Fault::tcgen05_cp_lanes) ? 1u : 4u); ++warp)
             cell(cta, to, warp * 32 + row, word) = read<uint32_t>(operand(cta, at, row, 4 * word, 4));
     });
   }
@@ -209,6 +225,7 @@ void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t add
   } mine{to, address, T};
   meet(T, 0, "aligned tcgen05.ld", &mine, true, [=](void** lanes, uint32_t) {
     if ((address >> 16 & 127) / 32 != T->warp->index % 4) fault(T, "tcgen05.ld: lanes that belong to another warp");
+    const bool wait = loads_wait();
     for (uint32_t lane = 0; lane < 32; ++lane) {
       const Lane& x = *static_cast<Lane*>(lanes[lane]);
       if (x.address != address) fault(T, "tcgen05.ld: lanes of a warp disagree about the address");
@@ -218,8 +235,9 @@ void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t add
         if (planted(Fault::tensor_memory_columns)) ++column;
         uint32_t& from = cell(T->cta, address, row, column);
         check_tensor(T, TensorAgent::kLoad, &from, 4, false);
-        x.thread->tensor_loads.emplace_back(x.to[i], from);
-        *x.to[i] = kTensorPoison;
+        const uint32_t value = from;
+        if (wait) x.thread->tensor_loads.emplace_back(x.to[i], value);
+        *x.to[i] = wait ? kTensorPoison : value;
       }
     }
   });
@@ -274,10 +292,12 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
         to[block] = static_cast<double>(float_from_e4m3(bytes >> (8 * block) & 127));
     };
     std::vector<float> b_values(product.n * 64);
-    for (uint32_t n = 0; n < product.n; ++n) unpack(product.ctas[n / columns], right, n % columns, &b_values[n * 64]);
+    for (uint32_t n = 0; n < product.n; ++n)
+      unpack(product.ctas[half_of(product, n / columns)], right, n % columns, &b_values[n * 64]);
     for (Cta* cta : product.ctas) {
       std::vector<double> b_scales(product.n * 4);
-      for (uint32_t n = 0; n < product.n; ++n) scales(cta, scale_b, n, &b_scales[n * 4]);
+      for (uint32_t n = 0; n < product.n; ++n)
+        scales(cta, scale_b, planted(Fault::tcgen05_scale_b) ? n ^ 1 : n, &b_scales[n * 4]);
       for (uint32_t m = 0; m < rows; ++m) {
         float a_values[64];
         double a_scales[4];
@@ -316,7 +336,7 @@ void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64
     };
     std::vector<float> b_values(product.n * 16);
     for (uint32_t n = 0; n < product.n; ++n)
-      unpack(product.ctas[n / columns], right, n % columns, b_bf16, &b_values[n * 16]);
+      unpack(product.ctas[half_of(product, n / columns)], right, n % columns, b_bf16, &b_values[n * 16]);
     for (Cta* cta : product.ctas)
       for (uint32_t m = 0; m < rows; ++m) {
         float a_values[16];

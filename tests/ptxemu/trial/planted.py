@@ -18,6 +18,7 @@ from trial import (
     test_memory,
     test_order,
     test_scalars,
+    test_tensor_pairs,
     test_warps,
 )
 
@@ -27,8 +28,9 @@ HOME = {
     test_warps: r"shfl|ballot|match|redux",
     test_memory: r"bounds|shared|freed|fresh",
     test_barriers: r"m?barrier",
-    test_copies: r"cp_async|bulk|tensor_(swizzle|bounds)",
+    test_copies: r"cp_async|bulk|tensor_(swizzle|bounds|map)",
     test_matrices: r"(ld|st)matrix|mma|block_scale|wgmma|tensor_memory",
+    test_tensor_pairs: r"tcgen05|tensor_pair",
     test_launches: r"dependents|cluster|graph",
     test_order: r"clock_",
 }

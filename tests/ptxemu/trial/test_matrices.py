@@ -25,15 +25,16 @@ def integers(shape, low=-4, high=5):
     return GENERATOR.integers(low, high, size=shape).astype(np.float32)
 
 
+@pytest.mark.parametrize("form", ["m8n8.x4", "x4.m8n8"])
 @pytest.mark.parametrize("trans", ["", ".trans"])
-def test_ldmatrix(emulator, trans):
+def test_ldmatrix(emulator, trans, form):
     """Lane 4 r + q gets elements 2 q and 2 q + 1 of row r of each matrix (transposed: of column r)."""
     body = f"""
 	mov.u32 %r1, %tid.x; mov.u32 %r2, block; shl.b32 %r3, %r1, 4; add.u32 %r4, %r2, %r3;
 	mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_a, %rd1; ld.global.v4.u32 {{%r5, %r6, %r7, %r8}}, [%rd2];
 	st.shared.v4.u32 [%r4], {{%r5, %r6, %r7, %r8}};
 	bar.warp.sync -1;
-	ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r4];
+	ldmatrix.sync.aligned.{form}{trans}.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r4];
 	add.s64 %rd3, %rd_o, %rd1; st.global.v4.u32 [%rd3], {{%r10, %r11, %r12, %r13}};
 """
     matrices = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
@@ -44,15 +45,17 @@ def test_ldmatrix(emulator, trans):
         assert (got[lane] == source[:, lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2]).all()
 
 
-def test_stmatrix(emulator):
+@pytest.mark.parametrize("form", ["m8n8.x4", "x4.m8n8"])
+def test_stmatrix(emulator, form):
     body = """
 	mov.u32 %r1, %tid.x; mov.u32 %r2, block; shl.b32 %r3, %r1, 4; add.u32 %r4, %r2, %r3;
 	mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_a, %rd1; ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd2];
-	stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r4], {%r5, %r6, %r7, %r8};
+	stmatrix.sync.aligned.FORM.shared.b16 [%r4], {%r5, %r6, %r7, %r8};
 	bar.warp.sync -1;
 	ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4];
 	add.s64 %rd3, %rd_o, %rd1; st.global.v4.u32 [%rd3], {%r10, %r11, %r12, %r13};
 """
+    body = body.replace("FORM", form)
     fragments = np.arange(256, dtype=np.uint16).reshape(32, 4, 2)
     got = run(emulator, ptx(body, "ao", shared=".shared .align 16 .b8 block[512];"), [fragments], (4, 8, 8), np.uint16)
     for lane in range(32):

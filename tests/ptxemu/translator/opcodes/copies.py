@@ -103,18 +103,20 @@ def tensor(kernel, operand, rank):
 
 @form(
     "cp",
-    r"\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.shared::(cta|cluster)\.global(\.tile)?"
+    r"\.async\.bulk\.tensor\.(?P<rank>[1-5])d(?P<early>\.cta_group::[12])?\.shared::(cta|cluster)\.global(\.tile)?"
     + BYTES
     + r"(?P<multicast>\.multicast::cluster)?(?P<pair>\.cta_group::[12])?"
     + HINT,
 )
 def tensor_load(kernel, match, operands):
+    # ptxas takes the group behind the dimensions as well as at the end.
+    pair = ".cta_group::2" in (match["early"], match["pair"])
     to, source, barrier, *rest = operands
     address, coordinates = tensor(kernel, source, int(match["rank"]))
     mask = kernel.get(rest[0], 16) if match["multicast"] else "0"
     return (
         f"const int32_t at[5]={{{coordinates}}}; tensor_load(T,{match['rank']},{kernel.address(to)},{address},at,"
-        f"{kernel.address(barrier)},{flag(match['multicast'])},{mask},{flag(match['pair'] == '.cta_group::2')});"
+        f"{kernel.address(barrier)},{flag(match['multicast'])},{mask},{flag(pair)});"
     )
 
 

@@ -4,6 +4,8 @@ from ..errors import TranslationError
 from . import form
 
 
+# ptxas takes the shape and the count in either order.
+@form("ldmatrix", r"\.sync\.aligned\.x(?P<count>[124])\.m8n8(?P<trans>\.trans)?\.shared(::cta)?\.b16")
 @form("ldmatrix", r"\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?\.shared(::cta)?\.b16")
 def ldmatrix(kernel, match, operands):
     names = kernel.vector(operands[0])
@@ -12,6 +14,7 @@ def ldmatrix(kernel, match, operands):
     return f"uint32_t loaded[4]; {call} {kernel.put_all(names, 'loaded')}"
 
 
+@form("stmatrix", r"\.sync\.aligned\.x(?P<count>[124])\.m8n8(?P<trans>\.trans)?\.shared(::cta)?\.b16")
 @form("stmatrix", r"\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?\.shared(::cta)?\.b16")
 def stmatrix(kernel, match, operands):
     trans = "true" if match["trans"] else "false"

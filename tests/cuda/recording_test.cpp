@@ -1,0 +1,91 @@
+// The recorder itself, without a device: what it wrote agrees with the same again, and with nothing else.
+#include "support/recording.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+namespace nvfp4_moe::test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr LayerLimits kLimits{0.999, 1e-2, 1e-2, 1e-1};
+
+std::vector<uint8_t> bytes() {
+  std::vector<uint8_t> all(40 * 6);
+  std::iota(all.begin(), all.end(), uint8_t{0});
+  return all;
+}
+std::vector<float> values() {
+  std::vector<float> all;
+  for (int i = 0; i < 4 * 8; ++i) all.push_back(std::sin(static_cast<float>(i)));
+  return all;
+}
+// 1.0, its neighbours, zeros of both signs and NaN.
+const std::vector<uint16_t> kExpected = {0x3F80, 0x3F80, 0x3F80, 0x0000, 0x8000, 0x7FC0};
+const std::vector<uint16_t> kRounded = {0x3F80, 0x3F81, 0x3F7F, 0x8000, 0x0000, 0xFFC0};
+
+std::string recorded() {
+  const auto writer = Recording::writer("a GPU");
+  EXPECT_EQ(writer->bits("rows", bytes(), 6), "");
+  EXPECT_EQ(writer->bits("none", {}, 6), "");
+  EXPECT_EQ(writer->values("layer", values(), 8, kLimits), "");
+  EXPECT_EQ(writer->roundings("gemm1", kExpected, kRounded), "");
+  return writer->json();
+}
+
+TEST(Recording, TheSameAgrees) {
+  const auto reader = Recording::reader(recorded());
+  EXPECT_EQ(reader->bits("rows", bytes(), 6), "");
+  EXPECT_EQ(reader->bits("none", {}, 6), "");
+  EXPECT_EQ(reader->values("layer", values(), 8, kLimits), "");
+  EXPECT_EQ(reader->roundings("gemm1", kExpected, kRounded), "");
+  EXPECT_EQ(reader->rounded_otherwise(), 0);
+}
+
+TEST(Recording, OneBitIsSeenAndItsRowsAreNamed) {
+  const auto reader = Recording::reader(recorded());
+  for (const size_t row : {0, 17, 39}) {
+    std::vector<uint8_t> other = bytes();
+    other[6 * row + 5] ^= 1;
+    const std::string text = reader->bits("rows", other, 6);
+    // 40 rows have 16 digests: part p begins at row 40 p / 16.
+    const size_t part = (row * 16 + 15) / 40, first = 40 * part / 16, last = 40 * (part + 1) / 16 - 1;
+    EXPECT_LE(first, row);
+    EXPECT_GE(last, row);
+    EXPECT_EQ(text, "rows: rows " + std::to_string(first) + " to " + std::to_string(last) + " are not those of a GPU");
+  }
+  EXPECT_THAT(reader->bits("rows", std::vector<uint8_t>(41 * 6), 6), HasSubstr("other sizes"));
+  EXPECT_THAT(reader->bits("unknown", bytes(), 6), HasSubstr("not in the recording"));
+}
+
+TEST(Recording, ValuesBeyondTheLimitsAreSeen) {
+  const auto reader = Recording::reader(recorded());
+  std::vector<float> near = values(), far = values(), missing = values();
+  near[9] += 1e-5f;
+  far[9] += 0.5f;
+  missing[9] = NAN;
+  EXPECT_EQ(reader->values("layer", near, 8, kLimits), "");
+  EXPECT_NE(reader->values("layer", far, 8, kLimits), "");
+  EXPECT_NE(reader->values("layer", missing, 8, kLimits), "");
+}
+
+TEST(Recording, RoundingsAreAStepAway) {
+  const auto reader = Recording::reader(recorded());
+  EXPECT_EQ(reader->roundings("gemm1", kExpected, kExpected), "");
+  EXPECT_EQ(reader->rounded_otherwise(), 2);
+  std::vector<uint16_t> other = kExpected;
+  other[0] = 0x3F82;
+  EXPECT_THAT(reader->roundings("gemm1", kExpected, other), HasSubstr("element 0 is 2 steps"));
+  other[0] = 0x7FC0;
+  EXPECT_THAT(reader->roundings("gemm1", kExpected, other), HasSubstr("element 0"));
+  other[0] = kExpected[0];
+  other[1] = 0x3F7F;  // a step from what is expected, two from what was recorded
+  EXPECT_THAT(reader->roundings("gemm1", kExpected, other), HasSubstr("two steps"));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::test

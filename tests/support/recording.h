@@ -1,0 +1,55 @@
+// What a device computed, kept in a small JSON file, so that the same inputs on another device or on the emulator can be
+// compared with it.
+//
+// NVFP4_MOE_RECORD=FILE writes; else NVFP4_MOE_RECORDING=FILE, or tests/vectors/recorded_gpu.json where it is there, is
+// compared with; else a test that asks for a recording is skipped by name. One process records: a file holds what its
+// tests noted when it ends.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "judge/judge.h"
+
+namespace nvfp4_moe::test {
+
+class Recording {
+ public:
+  // The one of this process; null where nothing is recorded and nothing is there to compare with.
+  static Recording* get();
+  // A recorder of this device, and one that compares with what a recorder wrote.
+  static std::unique_ptr<Recording> writer(const std::string& device);
+  static std::unique_ptr<Recording> reader(const std::string& json);
+  std::string json() const;
+
+  // Each notes an array under a name of its own when recording. When comparing it answers "" where the array agrees, else
+  // what differs and where.
+  //
+  // Rows of equal length whose bits are fixed. A difference is told as a range of rows: there is a digest for each of up
+  // to 16 of them.
+  std::string bits(const std::string& name, const std::vector<uint8_t>& bytes, size_t row_bytes);
+  // (tokens, channels) whose last bits are not fixed: kept whole, and judged by the limits of a layer.
+  std::string values(const std::string& name, const std::vector<float>& values, int64_t channels,
+                     const LayerLimits& limits);
+  // bf16 whose exact values lie so near what is stored that any correct device rounds to one of two neighbours: kept as
+  // the elements that differ from `expected` and by how many steps of bf16, which is at most one.
+  std::string roundings(const std::string& name, const std::vector<uint16_t>& expected,
+                        const std::vector<uint16_t>& actual);
+
+  bool records() const { return records_; }
+  // Elements of all roundings so far that are rounded otherwise than in the recording.
+  int64_t rounded_otherwise() const { return rounded_otherwise_; }
+
+ private:
+  std::string compare_bits(const std::string& name, const nlohmann::json& now) const;
+  const nlohmann::json* find(const std::string& name) const;
+
+  bool records_ = false;
+  nlohmann::json document_;
+  int64_t rounded_otherwise_ = 0;
+};
+
+}  // namespace nvfp4_moe::test

@@ -217,7 +217,8 @@ def dumped(result):
     for path in (("cells",), ("trial_on_h200",), ("anchors",), ("plans", "cells")):
         owner = result
         for key in path[:-1]:
-            owner = owner[key] = dict(owner[key])
+            owner[key] = dict(owner[key])
+            owner = owner[key]
         mark = f"@{len(marks)}@"
         marks[f'"{mark}"'] = "[\n  " + ",\n  ".join(json.dumps(one) for one in owner[path[-1]]) + "\n ]"
         owner[path[-1]] = mark

@@ -94,6 +94,7 @@ def test_the_recorded_estimate_follows_from_its_plans_and_machine_code(result):
     assert result["chips"] == json.loads(json.dumps(estimate.CHIPS))
     assert "was measured on such a chip" in result["what"] and "no figure" in result["what"]
     assert json.loads(estimate.dumped(result)) == result
+    assert RESULT.read_text() == estimate.dumped(result)
 
 
 def test_no_layer_is_estimated_below_its_floor(result):

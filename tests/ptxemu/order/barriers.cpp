@@ -1,4 +1,6 @@
 // Barriers of warps, ctas and clusters, mbarriers, launches: what those that arrive pass on to those that wait.
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -170,6 +172,14 @@ Mbarrier* use(Thread* T, const uint64_t* at) {
   return barrier;
 }
 
+// A thread's own tcgen05 work is done for it once it has seen the phase that its commit completes.
+void know_own_queue(OrderThread& o, const Clock& completed) {
+  const Part* part = completed.find(o.cta->number);
+  for (OwnAgent& agent : o.agents)
+    if (agent.kind == SlotKind::kQueue && part && agent.slot < part->slots->size())
+      agent.known.done = std::max(agent.known.done, (*part->slots)[agent.slot].done);
+}
+
 }  // namespace
 
 void check_mbarrier_arrive(Thread* T, const uint64_t* at, bool release) {
@@ -178,6 +188,7 @@ void check_mbarrier_arrive(Thread* T, const uint64_t* at, bool release) {
 }
 void check_mbarrier_pass(Thread* T, const uint64_t* at, bool acquired) {
   Mbarrier* barrier = use(T, at);
+  if (barrier && barrier->completed) know_own_queue(*T->order, *barrier->completed);
   if (barrier && acquired && barrier->completed && !planted(Fault::clock_phase)) acquire(T, barrier->completed);
 }
 void check_mbarrier_phase(const uint64_t* at) {

@@ -35,10 +35,11 @@ class Configurations : public ::testing::TestWithParam<int> {};
 // and kind of data in the table.
 TEST_P(Configurations, OfARunGiveTheSameBits) {
   constexpr int kPlain = static_cast<int>(cuda::plain::kConfigs.size());
-  const Architecture all[] = {{&kCudaBackend, kPlain, 0},
-                              {&kSm90Backend, static_cast<int>(sm90::kGemmConfigs.size()), 0},
-                              {&kSm100Backend, static_cast<int>(sm100::kGemmConfigs.size()), kPlain},
-                              {&kSm120Backend, static_cast<int>(sm120::kGemmConfigs.size()), kPlain}};
+  const Architecture all[] = {
+      {&kCudaBackend, kPlain, 0},
+      {&kSm90Backend, static_cast<int>(sm90::kGemmConfigs.size()), 0},
+      {&kSm100Backend, static_cast<int>(sm100::kGemmConfigs.size()), static_cast<int>(sm100::kBf16GemmConfigs.size())},
+      {&kSm120Backend, static_cast<int>(sm120::kGemmConfigs.size()), kPlain}};
   const Architecture& of = all[GetParam()];
   const std::string reason = test::why_not_here(*of.backend);
   if (!reason.empty()) GTEST_SKIP() << of.backend->name << ": " << reason;

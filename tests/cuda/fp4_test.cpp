@@ -35,35 +35,64 @@ struct Architecture {
   int capability, other;  // of the chip itself and of its family's other one: 120 for 12.0
   const char* expected;   // in the reason that another device is told
   const char* gemm;       // of nvfp4 activations, in a plan
+  const char* bf16_gemm;  // of bf16 activations
   int configs;
   int (*routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
   int (*shared)(int64_t tokens);
   int64_t (*tile_n)(int config);
+  int bf16_configs;  // under bf16 activations, where the kernels are its own; 0: the plain ones
+  int (*bf16_routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
   // Of a GEMM's narrowest (index 0) configuration, whose one tile of rows is cut along K on so many ctas.
   bool (*splits)(int64_t weight_rows, int64_t k, int ctas);
   int64_t hidden;  // of ragged layers: long enough that some tiles of every configuration are split on 6 or 8 ctas
 };
 
-#define NVFP4_MOE_ARCHITECTURE(room, capability, other, expected, gemm, hidden)                                     \
-  Architecture {                                                                                                    \
-    find_backend(#room), #room, capability, other, expected, gemm, static_cast<int>(room::kGemmConfigs.size()),     \
-        room::routed_config, room::shared_config,                                                                   \
-        [](int config) { return int64_t{room::kGemmConfigs[static_cast<size_t>(config)].tile_n}; },                 \
-        [](int64_t weight_rows, int64_t k, int ctas) {                                                              \
-          const room::GemmConfig& narrow = room::kGemmConfigs.front();                                              \
-          const cuda::ScheduleParams params(static_cast<int32_t>(cuda::ceil_div(weight_rows, cuda::kTileRows)),     \
-                                            static_cast<int32_t>(cuda::ceil_div(k, room::kBlockK)),                 \
-                                            std::min(ctas, room::kMaxCtas), true, room::min_saved_k_blocks(narrow), \
-                                            room::max_splits(narrow));                                              \
-          return cuda::Schedule(params, 1).split_k_blocks > 0;                                                      \
-        },                                                                                                          \
-        hidden                                                                                                      \
+template <const auto& kConfigs>
+int64_t tile_n(int config) {
+  return kConfigs[static_cast<size_t>(config)].tile_n;
+}
+#define NVFP4_MOE_SPLITS(room)                                                                                \
+  [](int64_t weight_rows, int64_t k, int ctas) {                                                              \
+    const room::GemmConfig& narrow = room::kGemmConfigs.front();                                              \
+    const cuda::ScheduleParams params(static_cast<int32_t>(cuda::ceil_div(weight_rows, cuda::kTileRows)),     \
+                                      static_cast<int32_t>(cuda::ceil_div(k, room::kBlockK)),                 \
+                                      std::min(ctas, room::kMaxCtas), true, room::min_saved_k_blocks(narrow), \
+                                      room::max_splits(narrow));                                              \
+    return cuda::Schedule(params, 1).split_k_blocks > 0;                                                      \
   }
 std::vector<Architecture> architectures() {
-  return {NVFP4_MOE_ARCHITECTURE(sm100, 100, 103, "10.x", "tcgen05_m128k64_w4a4", 3088),
-          NVFP4_MOE_ARCHITECTURE(sm120, 120, 121, "12.x", "mma_m16n8k64_w4a4", 1040)};
+  return {{.backend = find_backend("sm100"),
+           .name = "sm100",
+           .capability = 100,
+           .other = 103,
+           .expected = "10.x",
+           .gemm = "tcgen05_m128k64_w4a4",
+           .bf16_gemm = "tcgen05_m128k16_w4a16",
+           .configs = static_cast<int>(sm100::kGemmConfigs.size()),
+           .routed = sm100::routed_config,
+           .shared = sm100::shared_config,
+           .tile_n = tile_n<sm100::kGemmConfigs>,
+           .bf16_configs = static_cast<int>(sm100::kBf16GemmConfigs.size()),
+           .bf16_routed = sm100::routed_config_of<sm100::kBf16GemmConfigs>,
+           .splits = NVFP4_MOE_SPLITS(sm100),
+           .hidden = 3088},
+          {.backend = find_backend("sm120"),
+           .name = "sm120",
+           .capability = 120,
+           .other = 121,
+           .expected = "12.x",
+           .gemm = "mma_m16n8k64_w4a4",
+           .bf16_gemm = "mma_m16n8k16_w4a16",
+           .configs = static_cast<int>(sm120::kGemmConfigs.size()),
+           .routed = sm120::routed_config,
+           .shared = sm120::shared_config,
+           .tile_n = tile_n<sm120::kGemmConfigs>,
+           .bf16_configs = 0,
+           .bf16_routed = nullptr,
+           .splits = NVFP4_MOE_SPLITS(sm120),
+           .hidden = 1040}};
 }
-#undef NVFP4_MOE_ARCHITECTURE
+#undef NVFP4_MOE_SPLITS
 
 class Fp4Backend : public ::testing::TestWithParam<int> {
  protected:
@@ -101,7 +130,7 @@ TEST_P(Fp4Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
   EXPECT_NE(declined.message().find("int8_block"), std::string::npos) << declined.message();
 }
 
-// plan is pure. nvfp4 goes to FP4 products, whose operands are a quarter as long as bf16's; bf16 to the plain kernels.
+// plan is pure. nvfp4 goes to FP4 products, whose operands are a quarter as long as bf16's.
 TEST_P(Fp4Backend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
     if (spec.options.activation_format == ActivationFormat::kInt8Block) continue;
@@ -117,8 +146,8 @@ TEST_P(Fp4Backend, PlansWithoutADevice) {
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;
       const bool fp4 = spec.options.activation_format == ActivationFormat::kNvfp4;
-      EXPECT_EQ(plan->steps[2].kernel, fp4 ? std::string(of_.gemm) : "mma_m16n8k16_w4a16");
-      if (!fp4) {
+      EXPECT_EQ(plan->steps[2].kernel, fp4 ? of_.gemm : of_.bf16_gemm);
+      if (!fp4 && of_.bf16_configs == 0) {
         const auto plain = kCudaBackend.plan(*config, spec.range, scales, {tokens}, test::gpu_of(of_.capability));
         ASSERT_OK(plain);
         EXPECT_EQ(plan->workspace.total_bytes, plain->workspace.total_bytes);
@@ -153,8 +182,13 @@ class Fp4Layer : public Fp4Backend {
     const std::string reason = test::why_not_here(*of_.backend);
     if (!reason.empty()) GTEST_SKIP() << of_.name << ": " << reason;
   }
-  Case spec(const Ragged& ragged) const {
-    Case spec = test::ragged_case(ragged, ActivationFormat::kNvfp4);
+  // Of activations for which the backend has kernels of its own.
+  std::vector<ActivationFormat> formats() const {
+    if (of_.bf16_configs == 0) return {ActivationFormat::kNvfp4};
+    return {ActivationFormat::kNvfp4, ActivationFormat::kBf16};
+  }
+  Case spec(const Ragged& ragged, ActivationFormat format = ActivationFormat::kNvfp4) const {
+    Case spec = test::ragged_case(ragged, format);
     spec.options.hidden_size = of_.hidden;
     return spec;
   }
@@ -162,18 +196,22 @@ class Fp4Layer : public Fp4Backend {
 
 // K is no multiple of a tile or a k-block, and long enough that tiles are split.
 TEST_P(Fp4Layer, EveryConfigurationAgreesWithThePlainKernels) {
-  std::set<int> configs;
-  for (const Ragged& ragged : {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
-                               Ragged{16, 4, 30, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform},
-                               Ragged{4, 2, 150, Routing::kZipf}, Ragged{4, 2, 140, Routing::kOneExpert}}) {
-    const Case spec = Fp4Layer::spec(ragged);
-    SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens);
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    configs.insert(of_.routed(data->config, spec.range, spec.tokens));
-    test::expect_agrees_with_plain(*of_.backend, *data);
+  for (ActivationFormat format : formats()) {
+    const bool fp4 = format == ActivationFormat::kNvfp4;
+    std::set<int> configs;
+    for (const Ragged& ragged : {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
+                                 Ragged{16, 4, 30, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform},
+                                 Ragged{4, 2, 150, Routing::kZipf}, Ragged{4, 2, 140, Routing::kOneExpert}}) {
+      const Case spec = Fp4Layer::spec(ragged, format);
+      SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens << " "
+                                      << to_string(format));
+      const auto data = make_case(spec);
+      ASSERT_OK(data);
+      configs.insert((fp4 ? of_.routed : of_.bf16_routed)(data->config, spec.range, spec.tokens));
+      test::expect_agrees_with_plain(*of_.backend, *data);
+    }
+    EXPECT_EQ(static_cast<int>(configs.size()), fp4 ? of_.configs : of_.bf16_configs);
   }
-  EXPECT_EQ(static_cast<int>(configs.size()), of_.configs);
 }
 
 // Sizes for which both GEMMs split tiles on this very device: the second one finds the counters as the first one left them.
@@ -201,24 +239,27 @@ TEST_P(Fp4Layer, ARunIsItsSteps) {
   for (int64_t tokens : {1, 14, 36})
     for (IntermediateScale scale : {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
       for (DataKind values : {DataKind::kNormal, DataKind::kNan})
-        test::expect_run_is_its_steps(*of_.backend, tokens, scale, values);
+        for (ActivationFormat format : formats())
+          test::expect_run_is_its_steps(*of_.backend, tokens, scale, values, format);
 }
 
 // With batch_invariant a token has the same bits in every configuration.
 TEST_P(Fp4Layer, BatchInvariantBitsInEveryConfiguration) {
-  Case spec = Fp4Layer::spec({4, 2, 150, Routing::kUniform});
-  spec.options.batch_invariant = true;
-  const auto data = make_case(spec);
-  ASSERT_OK(data);
-  test::CaseRun all(*of_.backend, *data);
-  ASSERT_TRUE(all.ok());
-  const std::vector<uint8_t> expected = all.run(*data);
-  for (int64_t tokens : {1, 14, 36}) {
-    CaseData first = *data;
-    first.spec.tokens = tokens;
-    const std::vector<uint8_t> actual = all.run(first);
-    ASSERT_EQ(actual.size(), static_cast<size_t>(tokens * spec.options.hidden_size) * sizeof(float));
-    EXPECT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin())) << tokens;
+  for (ActivationFormat format : formats()) {
+    Case spec = Fp4Layer::spec({4, 2, 150, Routing::kUniform}, format);
+    spec.options.batch_invariant = true;
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    test::CaseRun all(*of_.backend, *data);
+    ASSERT_TRUE(all.ok());
+    const std::vector<uint8_t> expected = all.run(*data);
+    for (int64_t tokens : {1, 14, 36}) {
+      CaseData first = *data;
+      first.spec.tokens = tokens;
+      const std::vector<uint8_t> actual = all.run(first);
+      ASSERT_EQ(actual.size(), static_cast<size_t>(tokens * spec.options.hidden_size) * sizeof(float));
+      EXPECT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin())) << tokens;
+    }
   }
 }
 

@@ -1,5 +1,5 @@
 // The entry of B200 and B300 in the contract: the CUDA backend with GEMMs on tcgen05.
-// bf16 activations go through the plain GEMMs.
+// Weights are packed the same way for either format of activations.
 #include "backend/backend.h"
 
 #include <array>
@@ -7,7 +7,6 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/measure.h"
 #include "backend/cuda/fp4/backend.h"
-#include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/select_experts.h"
 #include "backend/sm100/config.h"
@@ -18,18 +17,19 @@ namespace nvfp4_moe {
 namespace sm100 {
 namespace {
 
-// What the plan of a run has to know of kGemmConfigs.
+// What the plan of a run has to know of a table of configurations.
+template <const auto& kGemms>
 constexpr auto kConfigs = [] {
-  std::array<cuda::GemmConfig, kGemmConfigs.size()> configs{};
+  std::array<cuda::GemmConfig, kGemms.size()> configs{};
   for (size_t i = 0; i < configs.size(); ++i) {
-    const GemmConfig& gemm = kGemmConfigs[i];
+    const GemmConfig& gemm = kGemms[i];
     configs[i] = {gemm.name, gemm.tile_n, true, false, false, gemm.partial_bytes()};
   }
   return configs;
 }();
 
 constexpr cuda::Architecture kFp4 = {
-    .gemms = {"sm100", kConfigs, routed_config, shared_config, splits_k, kMaxCtas, true},
+    .gemms = {"sm100", kConfigs<kGemmConfigs>, routed_config, shared_config, splits_k, kMaxCtas, true},
     .gemm_kind = "tcgen05_m128k64",
     .quantize_into_rows = nullptr,
     .gemm1_swiglu = gemm1_swiglu,
@@ -37,8 +37,17 @@ constexpr cuda::Architecture kFp4 = {
     .take_scratch = Scratch::take,
     .counters = Scratch::counters,
 };
-constexpr cuda::Architecture kBf16 = cuda::plain::architecture("sm100");
-using Functions = cuda::fp4::BackendByFormat<kFp4, kFp4Tiles, kBf16, cuda::kBf16Tiles>;
+constexpr cuda::Architecture kBf16 = {
+    .gemms = {"sm100", kConfigs<kBf16GemmConfigs>, routed_config_of<kBf16GemmConfigs>,
+              shared_config_of<kBf16GemmConfigs>, splits_k, kMaxCtas},
+    .gemm_kind = "tcgen05_m128k16",
+    .quantize_into_rows = nullptr,
+    .gemm1_swiglu = bf16_gemm1_swiglu,
+    .gemm2 = bf16_gemm2,
+    .take_scratch = Scratch::take,
+    .counters = Scratch::counters,
+};
+using Functions = cuda::fp4::BackendByFormat<kFp4, kFp4Tiles, kBf16, kFp4Tiles>;
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
 

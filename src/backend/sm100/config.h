@@ -39,6 +39,14 @@ inline constexpr std::array<GemmConfig, 3> kGemmConfigs = {{
     {192, 1e30, "tcgen05_128x192"},
 }};
 
+// Under bf16 activations, a k-block of 128 k: as wide as three stages leave room for.
+inline constexpr int kBf16BlockK = cuda::kTileK;
+inline constexpr std::array<GemmConfig, 3> kBf16GemmConfigs = {{
+    {16, 5.0, "tcgen05_bf16_128x16"},
+    {64, 40.0, "tcgen05_bf16_128x64"},
+    {128, 1e30, "tcgen05_bf16_128x128"},
+}};
+
 // Tiles may be split along K where K is long enough to share, and where bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 4;
@@ -50,18 +58,22 @@ constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_
 // Whoever reduces a split tile reads the accumulators of all its splits: many, where tiles are wide.
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 1 << 15 : 4; }
 
-// The index in kGemmConfigs for the routed experts of a batch.
-inline int routed_config(const MoeConfig& config, const ExpertRange&, int64_t tokens) {
+// The index in a table of configurations for the routed experts of a batch.
+template <const auto& kConfigs>
+int routed_config_of(const MoeConfig& config, const ExpertRange&, int64_t tokens) {
   const double rows_per_expert = static_cast<double>(tokens * config->top_k) / static_cast<double>(config->num_experts);
   size_t index = 0;
-  while (rows_per_expert > kGemmConfigs[index].max_rows_per_expert) ++index;
+  while (rows_per_expert > kConfigs[index].max_rows_per_expert) ++index;
   return static_cast<int>(index);
 }
 // The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
-inline int shared_config(int64_t tokens) {
+template <const auto& kConfigs>
+int shared_config_of(int64_t tokens) {
   size_t index = 0;
-  while (index + 1 < kGemmConfigs.size() && tokens > kGemmConfigs[index].tile_n) ++index;
+  while (index + 1 < kConfigs.size() && tokens > kConfigs[index].tile_n) ++index;
   return static_cast<int>(index);
 }
+inline constexpr auto routed_config = routed_config_of<kGemmConfigs>;
+inline constexpr auto shared_config = shared_config_of<kGemmConfigs>;
 
 }  // namespace nvfp4_moe::sm100

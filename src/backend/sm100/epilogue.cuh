@@ -43,9 +43,8 @@ __device__ void for_each_fragment(uint32_t from, int count, const Each& each) {
   }
 }
 
-template <class Traits, class Epilogue>
-__device__ void store_tiles(const GemmArgs& args, const Epilogue& epilogue) {
-  auto& shared = sm100::shared<Traits>();
+template <class Traits, class Shared, class Epilogue>
+__device__ void store_tiles(Shared& shared, const GemmArgs& args, const Epilogue& epilogue) {
   ptx::grid_dependency_wait();  // before anything is stored, and in every cta
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;

@@ -21,15 +21,15 @@
 namespace nvfp4_moe::sm100 {
 
 // By one thread.
-template <class Traits>
-__device__ void init_barriers() {
-  auto& shared = sm100::shared<Traits>();
+template <class Traits, class Shared>
+__device__ void init_barriers(Shared& shared) {
   const auto init = [](uint64_t& barrier, uint32_t arrivals) {
     ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
   };
-  for (int stage = 0; stage < Shared<Traits>::kStages; ++stage) {
+  for (int stage = 0; stage < Shared::kStages; ++stage) {
     init(shared.full[stage], 1 + Traits::kGatherThreads);
     init(shared.empty[stage], 1);
+    if constexpr (requires { shared.dequantized; }) init(shared.dequantized[stage], Traits::kDequantizeThreads);
   }
   for (int i = 0; i < 2; ++i) {
     init(shared.rows_full[i], 1);
@@ -40,14 +40,12 @@ __device__ void init_barriers() {
   ptx::fence_mbarrier_init();
 }
 
-// The kernel.
-template <class Traits, class Epilogue>
-__device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
-  auto& shared = sm100::shared<Traits>();
-  const int warp = static_cast<int>(threadIdx.x / 32);
+// What all warps do before they take their roles, and after.
+template <class Traits, class Shared>
+__device__ void begin(Shared& shared, const GemmArgs& args) {
   if (args.after_route) ptx::launch_dependents();
-  if (threadIdx.x == 0) init_barriers<Traits>();
-  if (warp == kMmaWarp) ptx::tcgen05_alloc<Traits::kColumns>(ptx::shared_address(&shared.tensor_memory));
+  if (threadIdx.x == 0) init_barriers<Traits>(shared);
+  if (threadIdx.x / 32 == kMmaWarp) ptx::tcgen05_alloc<Traits::kColumns>(ptx::shared_address(&shared.tensor_memory));
   if (!args.after_route) {  // the next kernel may rely on route as soon as it starts
     ptx::grid_dependency_wait();
     ptx::launch_dependents();
@@ -57,21 +55,33 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   ptx::tcgen05_fence_before_thread_sync();
   __syncthreads();
   ptx::tcgen05_fence_after_thread_sync();
+}
+template <class Traits, class Shared>
+__device__ void end(Shared& shared) {
+  ptx::tcgen05_fence_before_thread_sync();
+  __syncthreads();
+  if (threadIdx.x / 32 != kMmaWarp) return;
+  ptx::tcgen05_fence_after_thread_sync();
+  ptx::tcgen05_dealloc<Traits::kColumns>(shared.tensor_memory);
+}
+
+// The kernel.
+template <class Traits, class Epilogue>
+__device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
+  auto& shared = sm100::shared<Traits>();
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  begin<Traits>(shared, args);
   if (warp < kEpilogueWarps) {
-    store_tiles<Traits>(args, epilogue);
+    store_tiles<Traits>(shared, args, epilogue);
   } else if (warp == kWeightsWarp) {
-    load_weights<Traits>(args);
+    load_weights<Traits>(shared, args);
   } else if (warp == kMmaWarp) {
     if (ptx::elect_one()) multiply<Traits>(args);
     __syncwarp();
   } else {
-    gather_rows<Traits>(args, epilogue);
+    gather_rows<Traits, GatheredRows<Traits>>(shared, args, epilogue);
   }
-  ptx::tcgen05_fence_before_thread_sync();
-  __syncthreads();
-  if (warp != kMmaWarp) return;
-  ptx::tcgen05_fence_after_thread_sync();
-  ptx::tcgen05_dealloc<Traits::kColumns>(shared.tensor_memory);
+  end<Traits>(shared);
 }
 
 }  // namespace nvfp4_moe::sm100

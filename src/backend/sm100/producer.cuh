@@ -18,14 +18,13 @@ namespace nvfp4_moe::sm100 {
 
 // The role of the warp that loads weights, and says which rows a work tile has. It waits for no kernel before this one:
 // weights are there, and whoever launches with after_route has promised the rest.
-template <class Traits>
-__device__ void load_weights(const GemmArgs& args) {
-  auto& shared = sm100::shared<Traits>();
+template <class Traits, class Shared>
+__device__ void load_weights(Shared& shared, const GemmArgs& args) {
   const bool leader = threadIdx.x % 32 == 0;
   // Wide tiles: other ctas read the same weights soon.
   const uint64_t policy = Traits::kTileN > 64 ? ptx::create_policy_evict_normal() : ptx::create_policy_evict_first();
   const int64_t m_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
-  PipelineState<Shared<Traits>::kStages> state;
+  PipelineState<Shared::kStages> state;
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
@@ -40,8 +39,8 @@ __device__ void load_weights(const GemmArgs& args) {
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[state.stage]), state.parity ^ 1);
       if (!leader) continue;
-      const int32_t k_tile = (work.first_k_block + k_block) * kBlockTiles;
-      const auto bytes = static_cast<uint32_t>(min(kBlockTiles, args.k_tiles - k_tile) * cuda::kTileBytes);
+      const int32_t k_tile = (work.first_k_block + k_block) * Traits::kStageTiles;
+      const auto bytes = static_cast<uint32_t>(min(Traits::kStageTiles, args.k_tiles - k_tile) * cuda::kTileBytes);
       const uint32_t full = ptx::shared_address(&shared.full[state.stage]);
       ptx::mbarrier_arrive_expect_tx(full, bytes);
       ptx::copy_bulk(ptx::shared_address(shared.stages[state.stage].weights), weights + k_tile * cuda::kTileBytes,
@@ -51,19 +50,49 @@ __device__ void load_weights(const GemmArgs& args) {
   }
 }
 
-// The rows of a work tile that a gathering thread has a share of: 16 bytes of codes of each, and of some a word of scales.
+// The rows of a work tile that a gathering thread has 16 bytes of: which rows of x they are.
 template <class Traits>
-class GatheredRows {
+class TileSources {
  public:
-  __device__ GatheredRows(const GemmArgs& args, const cuda::TileRows& rows) : args_(args), rows_(rows) {
+  __device__ TileSources(const GemmArgs& args, const cuda::TileRows& rows) : args_(args), rows_(rows) {
 #pragma unroll
     for (int pass = 0; pass < Traits::kPasses; ++pass) {
       if (row(pass) >= rows.count) continue;
-      const auto global_row = static_cast<int32_t>(rows.first + row(pass));
-      assignment_[pass] = args.assignment_of_row == nullptr ? global_row : __ldcg(args.assignment_of_row + global_row);
-      x_row_[pass] = args.assignment_of_row == nullptr ? global_row : args.by_top_k(assignment_[pass]);
+      x_row_[pass] = args.assignment_of_row == nullptr ? assignment(pass) : args.by_top_k(assignment(pass));
     }
   }
+  template <class Epilogue>
+  __device__ void put_factors(const Epilogue& epilogue, RowFactor* factors) const {
+#pragma unroll
+    for (int pass = 0; pass < Traits::kPasses; ++pass)
+      if (vec() == 0 && row(pass) < rows_.count)
+        factors[row(pass)] = epilogue.factor(rows_.expert, x_row_[pass], assignment(pass));
+  }
+
+ protected:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) - kFirstGatherWarp * 32; }
+  __device__ static int row(int pass) { return pass * Traits::kPassRows + thread() / Traits::kRowVecs; }
+  __device__ static int vec() { return thread() % Traits::kRowVecs; }
+  const GemmArgs& args_;
+  cuda::TileRows rows_;
+  int32_t x_row_[Traits::kPasses] = {};
+
+ private:
+  // From L2 each time: it is wanted twice a work tile, and registers are few.
+  __device__ int32_t assignment(int pass) const {
+    const auto global_row = static_cast<int32_t>(rows_.first + row(pass));
+    return args_.assignment_of_row == nullptr ? global_row : __ldcg(args_.assignment_of_row + global_row);
+  }
+};
+
+// Rows as FP4 operand: 16 bytes of codes of each, and of some a word of scales.
+template <class Traits>
+class GatheredRows : public TileSources<Traits> {
+  using Base = TileSources<Traits>;
+  using Base::args_, Base::rows_, Base::x_row_, Base::row, Base::vec;
+
+ public:
+  using Base::Base;
   __device__ void request(int32_t k_block, Stage<Traits>& stage) const {
     const uint32_t codes = ptx::shared_address(stage.row_codes), scales = ptx::shared_address(stage.row_scales);
 #pragma unroll
@@ -76,34 +105,18 @@ class GatheredRows {
                         from + cuda::kFp4KBlockScales + vec() * 4);
     }
   }
-  template <class Epilogue>
-  __device__ void put_factors(const Epilogue& epilogue, RowFactor* factors) const {
-#pragma unroll
-    for (int pass = 0; pass < Traits::kPasses; ++pass)
-      if (vec() == 0 && row(pass) < rows_.count)
-        factors[row(pass)] = epilogue.factor(rows_.expert, x_row_[pass], assignment_[pass]);
-  }
-
- private:
-  __device__ static int thread() { return static_cast<int>(threadIdx.x) - kFirstGatherWarp * 32; }
-  __device__ static int row(int pass) { return pass * Traits::kPassRows + thread() / kRowVecs; }
-  __device__ static int vec() { return thread() % kRowVecs; }
-  const GemmArgs& args_;
-  cuda::TileRows rows_;
-  int32_t x_row_[Traits::kPasses] = {}, assignment_[Traits::kPasses] = {};
 };
 
-// The role of the gathering warps.
-template <class Traits, class Epilogue>
-__device__ void gather_rows(const GemmArgs& args, const Epilogue& epilogue) {
-  auto& shared = sm100::shared<Traits>();
+// The role of the gathering warps. Rows: GatheredRows, or others with the same functions.
+template <class Traits, class Rows, class Shared, class Epilogue>
+__device__ void gather_rows(Shared& shared, const GemmArgs& args, const Epilogue& epilogue) {
   ptx::grid_dependency_wait();  // rows of activations are the kernel's before this one
-  PipelineState<Shared<Traits>::kStages> state;
+  PipelineState<Shared::kStages> state;
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
     ptx::mbarrier_wait(ptx::shared_address(&shared.rows_full[index % 2]), turn_parity(index));
-    const GatheredRows<Traits> rows(args, shared.rows[index % 2]);
+    const Rows rows(args, shared.rows[index % 2]);
 #pragma unroll 1
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[state.stage]), state.parity ^ 1);

@@ -20,6 +20,7 @@ namespace nvfp4_moe::sm100 {
 namespace ptx = cuda::ptx;
 using cuda::PipelineState;
 using cuda::turn_parity;
+using cuda::fp4::Bf16SwigluEpilogue;
 using cuda::fp4::DownEpilogue;
 using cuda::fp4::GemmArgs;
 using cuda::fp4::RowFactor;
@@ -28,7 +29,7 @@ using cuda::fp4::SwigluEpilogue;
 // The warps of a cta by their roles. Warp w of the epilogue reaches the lanes 32 w .. 32 w + 31 of tensor memory.
 inline constexpr int kEpilogueWarps = 4, kWeightsWarp = 4, kMmaWarp = 5, kFirstGatherWarp = 6, kGatherWarps = 4;
 
-// The constants of configuration kIndex.
+// The constants of configuration kIndex of the FP4 GEMMs.
 template <size_t kIndex>
 struct GemmTraits {
   static constexpr GemmConfig kConfig = kGemmConfigs[kIndex];
@@ -39,7 +40,9 @@ struct GemmTraits {
   static constexpr int kWarpGroups = cuda::kGroups / kEpilogueWarps, kWarpOctets = kTileN / 8;
   __device__ static int first_group() { return static_cast<int>(threadIdx.x / 32) * kWarpGroups; }
   __device__ static int first_octet() { return 0; }
-  // Gathering: eight threads a row and pass.
+  static constexpr int kStageTiles = kBlockTiles;  // of packed weights
+  // Gathering: a thread for each 16 bytes of codes of a row.
+  static constexpr int kRowVecs = sm100::kRowVecs;
   static constexpr int kPassRows = kGatherThreads / kRowVecs, kPasses = (kTileN + kPassRows - 1) / kPassRows;
 
   // Columns of tensor memory: two tiles' accumulators by turns, then the scales of a k-block's weights and rows.

@@ -1,4 +1,4 @@
-// The steps that this architecture does in its own way under nvfp4 activations; the others are those of
+// The steps that this architecture does in its own way, under nvfp4 and under bf16 activations; the others are those of
 // backend/cuda/steps/steps.h.
 #pragma once
 
@@ -8,5 +8,7 @@ namespace nvfp4_moe::sm100 {
 
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part);
 Status gemm2(const StepContext& step, const PartBuffers& part);
+Status bf16_gemm1_swiglu(const StepContext& step, const PartBuffers& part);
+Status bf16_gemm2(const StepContext& step, const PartBuffers& part);
 
 }  // namespace nvfp4_moe::sm100

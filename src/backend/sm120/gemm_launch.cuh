@@ -9,6 +9,8 @@ namespace nvfp4_moe::sm120 {
 
 struct Room {
   using Scratch = sm120::Scratch;
+  static constexpr bool kFp4 = true;
+  static constexpr int kBlockK = sm120::kBlockK;
   static constexpr const auto& kGemmConfigs = sm120::kGemmConfigs;
   static constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return sm120::min_saved_k_blocks(gemm); }
   static constexpr int32_t max_splits(const GemmConfig& gemm) { return sm120::max_splits(gemm); }

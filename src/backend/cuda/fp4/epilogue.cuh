@@ -25,7 +25,7 @@ namespace nvfp4_moe::cuda::fp4 {
 
 struct SwigluEpilogue {
   const TensorScales* tensor_scales;  // (E)
-  const float* row_scale;             // (T)
+  const float* row_scale;             // (T); null of rows in bf16
   const float* router_weights;        // (T k) by assignment, or null: 1
   GatedActivation activation;
   uint16_t* out;     // (R, I) bf16
@@ -41,6 +41,17 @@ struct SwigluEpilogue {
     if (channel >= channels) return;
     const float h = activation.gated<false>(gate * factor.first, up * factor.second) * factor.weight;
     out[row * channels + channel] = bf16_from_float(h);
+  }
+};
+
+// Of rows in bf16, which have no scale: a nonfinite one's is NaN.
+struct Bf16SwigluEpilogue : SwigluEpilogue {
+  const uint8_t* nonfinite;  // (T)
+
+  __device__ RowFactor factor(int32_t expert, int32_t token, int32_t assignment) const {
+    const float scale = nonfinite[token] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
+    return {scale * tensor_scales[expert].gate, scale * tensor_scales[expert].up,
+            router_weights != nullptr ? router_weights[assignment] : 1.0f};
   }
 };
 

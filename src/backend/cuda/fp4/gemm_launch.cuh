@@ -4,11 +4,13 @@
 //   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles -> part.intermediate.bf16 (R, I)
 //   gemm2          part.intermediate (R, I) as FP4 operand, down tiles -> part.rows_out (R, H) in row_format
 //
-// Room is a backend's struct: Scratch, the array kGemmConfigs, min_saved_k_blocks and max_splits of one of these, and
-// LaunchShape<index>, kThreads and kSharedBytes of its kernels.
+// Room is a backend's struct: Scratch, the array kGemmConfigs, min_saved_k_blocks and max_splits of one of these,
+// LaunchShape<index>, kThreads and kSharedBytes of its kernels, and kBlockK, k of a stage. kFp4 false: rows in bf16, under
+// bf16 activations; GEMMs that share the rest.
 #pragma once
 
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "backend/cuda/device/launch.cuh"
@@ -42,9 +44,9 @@ GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmP
   args.expert_stride = of.layout.expert_stride;
   args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
   args.x = x;
-  args.x_stride = fp4_row_bytes(k);
+  args.x_stride = operand_row_bytes(Room::kFp4, k);
   args.schedule = ScheduleParams(static_cast<int32_t>(tiles.row_tiles),
-                                 static_cast<int32_t>(ceil_div(tiles.k_tiles, kFp4KBlock / kTileK)), plan.ctas,
+                                 static_cast<int32_t>(ceil_div(tiles.k_tiles, Room::kBlockK / kTileK)), plan.ctas,
                                  plan.split_k, Room::min_saved_k_blocks(gemm), Room::max_splits(gemm));
   args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
   args.row_tiles = {of.shared ? nullptr : scratch.common.tiles, scratch.common.tile_count, part.row_offsets};
@@ -82,11 +84,14 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const GemmPlan& plan = plan_of(step, part).gemm1;
   const GemmPart of(step, part);
   const typename Room::Scratch scratch(step);
-  const std::byte* const x = of.shared ? scratch.common.shared_hidden_operand : scratch.common.hidden_operand;
+  const std::byte* const x = !Room::kFp4 ? reinterpret_cast<const std::byte*>(part.hidden.bf16)
+                             : of.shared ? scratch.common.shared_hidden_operand
+                                         : scratch.common.hidden_operand;
   GemmArgs args = gemm_args<Room>(step, part, of, plan, of.layout.gate_up, x, config->hidden_size);
   args.weights = of.weights(step, 0);
   args.assignment_of_row = part.assignment_of_row;
-  SwigluEpilogue epilogue{};
+  std::conditional_t<Room::kFp4, SwigluEpilogue, Bf16SwigluEpilogue> epilogue{};
+  if constexpr (!Room::kFp4) epilogue.nonfinite = part.hidden.nonfinite;
   epilogue.tensor_scales = tensor_scales(step.weights, of.shared);
   epilogue.row_scale = part.hidden.row_scale;
   epilogue.router_weights =
@@ -97,9 +102,10 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   return launch_gemm<Room, Kernels>(plan, step.stream, args, epilogue);
 }
 
-// (R, K) of gemm2; a linear has it where codes are.
+// (R, K) of gemm2; a linear has it where codes are, or as bf16.
 template <class Room>
 const std::byte* intermediate_operand(const StepContext& step, const PartBuffers& part, bool shared) {
+  if (!Room::kFp4) return reinterpret_cast<const std::byte*>(part.intermediate.bf16);
   if (part.down_only) return reinterpret_cast<const std::byte*>(part.intermediate.codes);
   const typename Room::Scratch scratch(step);
   return shared ? scratch.common.shared_operand : scratch.common.routed_operand;

@@ -73,6 +73,20 @@ __device__ inline void tcgen05_mma_fp4(uint32_t d, uint64_t a, uint64_t b, uint3
       : "memory");
 }
 
+// The instruction descriptor of bf16 operands, fp32 accumulators: m 128, n a multiple of 16 up to 256.
+__device__ inline uint32_t tcgen05_bf16_kind(int n) {
+  constexpr uint32_t kF32D = 1u << 4, kBf16A = 1u << 7, kBf16B = 1u << 10, kM128 = 8u << 24;
+  return kF32D | kBf16A | kBf16B | kM128 | static_cast<uint32_t>(n / 8) << 17;
+}
+// tcgen05.mma kind::f16: d (128, n) += a (128, 16) b (n, 16), or without what d has been.
+__device__ inline void tcgen05_mma_bf16(uint32_t d, uint64_t a, uint64_t b, uint32_t kind, bool accumulate) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
+      "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n\t}" ::"r"(d),
+      "l"(a), "l"(b), "r"(kind), "r"(static_cast<uint32_t>(accumulate))
+      : "memory");
+}
+
 // tcgen05.commit: one arrival at an mbarrier of this cta once all copies and products that this thread has issued are
 // done. Implies fence::before_thread_sync.
 __device__ inline void tcgen05_commit(uint32_t mbarrier) {

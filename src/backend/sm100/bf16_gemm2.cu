@@ -1,0 +1,25 @@
+// gemm2: part.intermediate (R, I) in bf16, down tiles -> part.rows_out (R, H) in row_format.
+#include "backend/sm100/gemm_launch.cuh"
+#include "backend/sm100/steps.h"
+
+namespace nvfp4_moe::sm100 {
+namespace {
+
+template <size_t kIndex>
+__global__ void __launch_bounds__(Bf16Traits<kIndex>::kThreads, 1)
+    sm100_bf16_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ DownEpilogue epilogue) {
+  bf16_gemm<Bf16Traits<kIndex>>(args, epilogue);
+}
+struct Kernels {
+  static constexpr const char* kName = "gemm2";
+  template <size_t kIndex>
+  static constexpr auto kKernel = sm100_bf16_gemm2_kernel<kIndex>;
+};
+
+}  // namespace
+
+Status bf16_gemm2(const StepContext& step, const PartBuffers& part) {
+  return cuda::fp4::gemm2<Bf16Room, Kernels>(step, part);
+}
+
+}  // namespace nvfp4_moe::sm100

@@ -35,14 +35,17 @@ class Instruction(NamedTuple):
 
 
 # The low 12 bits are the opcode. It is the same for MXFP4, whose scales are E8 for 32 elements each, and for sm_100 also
-# the same for bf16 (UTCHMMA): the other bits are those of .UE4M3 and .4X.
+# the same for bf16 (UTCHMMA): the other bits are those of .UE4M3, of .4X and of the kind.
 OMMA = Instruction("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", (0xFFF, 0xC0000), (0x47F, 0x40000))
 UTCOMMA = Instruction("UTCOMMA.4X", (0xC000000000000FFF, 0), (0x80000000000005EA, 0))
+UTCHMMA = Instruction("UTCHMMA", (0xC000000000000FFF, 0), (0x5EA, 0))
 PRODUCTS = {
     "sm120_gemm1_kernel": OMMA,
     "sm120_gemm2_kernel": OMMA,
     "sm100_gemm1_kernel": UTCOMMA,
     "sm100_gemm2_kernel": UTCOMMA,
+    "sm100_bf16_gemm1_kernel": UTCHMMA,
+    "sm100_bf16_gemm2_kernel": UTCHMMA,
 }
 ELF_OF_CUDA = 190  # e_machine
 

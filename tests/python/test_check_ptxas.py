@@ -128,6 +128,13 @@ def test_only_nvfp4_counts_on_sm100(check, name, is_the_product):
     assert ("UTCOMMA.4X 1\n" in out) == is_the_product
 
 
+@pytest.mark.parametrize("name", OF_SM100)
+def test_only_bf16_counts_in_the_bf16_kernels_of_sm100(check, name):
+    mangled = "_Z23sm100_bf16_gemm1_kernelv"
+    code, out = check(cubin({mangled: [OTHER, OF_SM100[name]]}), report(mangled), "sm100_bf16_gemm1_kernel")
+    assert ("UTCHMMA 1\n" in out, code) == ((True, 0) if name == "UTCHMMA" else (False, 1))
+
+
 def test_mxfp4_does_not_count_on_sm120(check):
     code, out = check(cubin({KERNEL: [OTHER, MXFP4]}), report(KERNEL))
     assert code == 1

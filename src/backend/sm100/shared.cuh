@@ -18,6 +18,8 @@
 namespace nvfp4_moe::sm100 {
 
 namespace ptx = cuda::ptx;
+using cuda::arrive_as_warp;
+using cuda::kArrivalsPerWarp;
 using cuda::PipelineState;
 using cuda::turn_parity;
 using cuda::fp4::Bf16SwigluEpilogue;
@@ -105,12 +107,6 @@ template <class Traits>
 __device__ Shared<Traits>& shared() {
   static_assert(LayoutCheck<Traits>::kPassed);
   return *reinterpret_cast<Shared<Traits>*>(shared_bytes);
-}
-
-// One arrival for the whole warp, once all its lanes are there.
-__device__ inline void arrive_as_warp(const uint64_t& mbarrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&mbarrier));
 }
 
 }  // namespace nvfp4_moe::sm100

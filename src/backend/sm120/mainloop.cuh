@@ -15,12 +15,6 @@ namespace nvfp4_moe::sm120 {
 template <class Traits>
 using Accumulators = float[Traits::kWarpGroups][Traits::kWarpOctets][4];
 
-// One arrival for the whole warp, once all its lanes are there.
-__device__ inline void arrive_as_warp(const uint64_t& mbarrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 < kArrivalsPerWarp) ptx::mbarrier_arrive(ptx::shared_address(&mbarrier));
-}
-
 // accumulators += 128 k of the stage. last_row: the tile's last row of activations; octets beyond it are left out, and
 // within one it stands for what is not there, so that nothing is read that was not written.
 template <class Traits>

@@ -15,6 +15,8 @@
 namespace nvfp4_moe::sm120 {
 
 namespace ptx = cuda::ptx;
+using cuda::arrive_as_warp;
+using cuda::kArrivalsPerWarp;
 using cuda::PipelineState;
 using cuda::turn_parity;
 using cuda::fp4::DownEpilogue;
@@ -67,14 +69,6 @@ struct SharedOf {
 inline constexpr int kMaxStages = 5;
 template <class Traits>
 using Shared = SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
-
-// A warp arrives once, by one lane. compute-sanitizer's racecheck looks at lanes one by one and takes that for the
-// arrival of that lane alone, so that in a build for it every lane arrives.
-#ifdef NVFP4_MOE_RACECHECK
-inline constexpr int kArrivalsPerWarp = 32;
-#else
-inline constexpr int kArrivalsPerWarp = 1;
-#endif
 
 // The contract with bulk copies, ldmatrix and mbarriers, which trust offsets rather than types.
 template <class Traits>

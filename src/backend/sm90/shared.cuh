@@ -21,14 +21,7 @@ namespace ptx = cuda::ptx;
 
 inline constexpr int kProducerRowThreads = 96;  // warps 1 to 3 of the producer
 
-// A warp arrives once, by one lane. compute-sanitizer's racecheck looks at lanes one by one and takes that for the
-// arrival of that lane alone, so that in a build for it every lane arrives.
-#ifdef NVFP4_MOE_RACECHECK
-inline constexpr int kArrivalsPerWarp = 32;
-#else
-inline constexpr int kArrivalsPerWarp = 1;
-#endif
-
+using cuda::kArrivalsPerWarp;
 using cuda::PipelineState;
 using cuda::TileRows;
 // What a cta that routes by itself keeps of it.

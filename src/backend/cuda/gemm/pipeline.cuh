@@ -1,7 +1,13 @@
-// The pipeline of a persistent GEMM's cta: how many stages its shared memory has room for, and where a role stands in it.
+// The pipeline of a persistent GEMM's cta: how many stages its shared memory has room for, where a role stands in it, and
+// how a warp arrives at its barriers.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
+
+#include "backend/cuda/ptx/address.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
 
 namespace nvfp4_moe::cuda {
 
@@ -30,5 +36,19 @@ struct PipelineState {
 // What belongs to work tiles stands twice, for them by turns. The parity of the turn in which work tile `index` has its
 // half.
 __device__ inline uint32_t turn_parity(uint32_t index) { return index / 2 & 1; }
+
+// A warp arrives once, by one lane. compute-sanitizer's racecheck looks at lanes one by one and takes that for the
+// arrival of that lane alone, so that in a build for it every lane arrives.
+#ifdef NVFP4_MOE_RACECHECK
+inline constexpr int kArrivalsPerWarp = 32;
+#else
+inline constexpr int kArrivalsPerWarp = 1;
+#endif
+
+// One arrival for the whole warp, once all its lanes are there.
+__device__ inline void arrive_as_warp(const uint64_t& mbarrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < kArrivalsPerWarp) ptx::mbarrier_arrive(ptx::shared_address(&mbarrier));
+}
 
 }  // namespace nvfp4_moe::cuda

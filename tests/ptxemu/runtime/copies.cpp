@@ -208,6 +208,7 @@ void cancel_cluster(Thread* T, uint64_t to, uint64_t barrier, bool all) {
   u128 answer = 0;
   if (launch->next < launch->total) {
     uint64_t index = launch->next++;
+    if (planted(Fault::cancel_before)) --index;
     ++launch->finished;
     for (int axis = 0; axis < 3; ++axis) {
       const uint32_t clusters = launch->grid[axis] / launch->cluster[axis];

@@ -31,7 +31,7 @@ HOME = {
     test_copies: r"cp_async|bulk|tensor_(swizzle|bounds|map)",
     test_matrices: r"(ld|st)matrix|mma|block_scale|wgmma|tensor_memory",
     test_tensor_pairs: r"tcgen05|tensor_pair",
-    test_launches: r"dependents|cluster|graph",
+    test_launches: r"cancel|dependents|cluster|graph",
     test_order: r"clock_",
 }
 CPU_SECONDS = 100  # a test that hangs is stopped, and has seen the fault

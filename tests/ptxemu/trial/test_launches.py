@@ -55,6 +55,38 @@ def test_cluster_reads_its_neighbour(emulator):
     assert emulator.get(out, 8, np.uint32).tolist() == [51, 52, 53, 50] * 2
 
 
+CANCEL = """
+	.reg .b128 %q1;
+	mov.u32 %r1, %ctaid.x; mov.u32 %r2, barrier; mov.u32 %r3, answer; mov.u32 %r4, 0;
+	mbarrier.init.shared::cta.b64 [%r2], 1;
+next:
+	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1; ld.global.u32 %r5, [%rd2]; add.u32 %r5, %r5, 1; st.global.u32 [%rd2], %r5;
+	mbarrier.arrive.expect_tx.shared::cta.b64 %rd3, [%r2], 16;
+	clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r3], [%r2];
+again:
+	mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], %r4;
+	@!%p1 bra again;
+	xor.b32 %r4, %r4, 1;
+	ld.shared.b128 %q1, [%r3];
+	clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q1;
+	@!%p2 bra done;
+	clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r1, %q1;
+	bra next;
+done:
+"""
+
+
+@pytest.mark.parametrize("order", ["at-once", "random", "late"])
+def test_cancelled_ctas_are_run_by_others(emulator, order):
+    """Each cta works for itself and for those that it cancels: every one is worked for once."""
+    shared = ".shared .align 16 .b8 answer[16];\n.shared .align 8 .b8 barrier[8];"
+    out = emulator.put(np.zeros(7, np.uint32))
+    with emulator.order(order):
+        kernel = emulator.kernel(ptx(CANCEL, "o", shared=shared, target="sm_100a"), "test")
+        emulator.launch(kernel, [out], grid=7, block=1)
+    assert (emulator.get(out, 7, np.uint32) == 1).all()
+
+
 def test_graph_keeps_its_arguments(emulator):
     body = "\n\tld.global.u32 %r1, [%rd_o]; add.u32 %r1, %r1, %r_n; st.global.u32 [%rd_o], %r1;"
     kernel = emulator.kernel(ptx(body, ("o", "n:u32")), "test")

@@ -61,16 +61,17 @@ Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t
   } else if (const Part* part = o.base->find(before.cta); part && before.slot < part->slots->size()) {
     known = (*part->slots)[before.slot];
   }
+  if (proxy == Proxy::kTensor && o.tensor_base) {
+    const Part* part = o.tensor_base->find(before.cta);
+    if (part && before.slot < part->slots->size() && (*part->slots)[before.slot].tensor >= before.number)
+      return Verdict::kOrdered;
+  }
   if (known.done < before.number || before.in_flight) return Verdict::kUnordered;
   if (proxy == Proxy::kTensor) {
     if (!checker.tensor_fences) return Verdict::kOrdered;
     if (planted(Fault::clock_before)) known.tensor = ~0u;
     if (known.tensor < before.number) return Verdict::kNoFenceBefore;
-    if (planted(Fault::clock_after) || planted(Fault::clock_before)) return Verdict::kOrdered;
-    const Part* part = o.tensor_base ? o.tensor_base->find(before.cta) : nullptr;
-    return part && before.slot < part->slots->size() && (*part->slots)[before.slot].tensor >= before.number
-               ? Verdict::kOrdered
-               : Verdict::kNoFenceAfter;
+    return planted(Fault::clock_after) || planted(Fault::clock_before) ? Verdict::kOrdered : Verdict::kNoFenceAfter;
   }
   if (now == Proxy::kAsync && proxy == Proxy::kGeneric && before.write && known.async < before.number)
     return Verdict::kNoProxyFence;

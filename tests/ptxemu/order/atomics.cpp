@@ -95,7 +95,7 @@ void check_fence_mbarrier_init(Thread* T) {
 void check_fence_tensor(Thread* T, bool after) {
   if (!T->order) return;
   OrderThread& o = *T->order;
-  if (after) o.tensor_base = o.base;
+  if (after) o.tensor_base = o.tensor_seen.empty() ? o.base : join(o.base, o.tensor_seen.take());
   for (OwnAgent& agent : o.agents)
     if (!after) agent.known.tensor = agent.known.done;
 }

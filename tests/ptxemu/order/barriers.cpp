@@ -184,11 +184,17 @@ void know_own_queue(OrderThread& o, const Clock& completed) {
 
 void check_mbarrier_arrive(Thread* T, const uint64_t* at, bool release) {
   Mbarrier* barrier = use(T, at);
-  if (barrier && release) release_into(T, barrier->arrived);
+  if (!barrier) return;
+  if (release) return release_into(T, barrier->arrived);
+  // tcgen05 work that a fence has put before the arrival needs no release.
+  for (const OwnAgent& agent : T->order->agents)
+    if (const uint32_t number = agent.known.tensor)
+      barrier->arrived.set(T->order->cta->number, agent.slot, {number, 0, number});
 }
-void check_mbarrier_pass(Thread* T, const uint64_t* at, bool acquired) {
+void check_mbarrier_pass(Thread* T, const uint64_t* at, bool over, bool acquired) {
   Mbarrier* barrier = use(T, at);
-  if (barrier && barrier->completed) know_own_queue(*T->order, *barrier->completed);
+  if (barrier && over && barrier->completed) know_own_queue(*T->order, *barrier->completed);
+  if (barrier && over && !acquired) T->order->tensor_seen.add(barrier->completed);
   if (barrier && acquired && barrier->completed && !planted(Fault::clock_phase)) acquire(T, barrier->completed);
 }
 void check_mbarrier_phase(const uint64_t* at) {

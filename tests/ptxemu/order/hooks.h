@@ -33,7 +33,8 @@ void check_cluster_pass(Thread* T);
 
 void check_mbarrier_init(Thread* T, const uint64_t* at);
 void check_mbarrier_arrive(Thread* T, const uint64_t* at, bool release);
-void check_mbarrier_pass(Thread* T, const uint64_t* at, bool acquire);
+// over: whether the phase has ended.
+void check_mbarrier_pass(Thread* T, const uint64_t* at, bool over, bool acquired);
 void check_mbarrier_phase(const uint64_t* at);
 
 // ---- asynchronous copies

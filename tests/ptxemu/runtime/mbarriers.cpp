@@ -98,7 +98,7 @@ bool mbarrier_wait(Thread* T, uint64_t address, uint32_t phase, bool blocking, b
   if (planted(Fault::mbarrier_parity)) phase ^= 1;
   const auto passed = [=] {
     const bool over = load(at).phase != phase;
-    if (T->order) check_mbarrier_pass(T, at, over && acquire);
+    if (T->order) check_mbarrier_pass(T, at, over, over && acquire);
     return over;
   };
   if (load(at).phase != phase) return passed();

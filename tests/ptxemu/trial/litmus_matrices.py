@@ -105,3 +105,52 @@ LITMUS += [
         "sm_100a",
     )
 ]  # fmt: skip
+
+# The same order by an mbarrier whose operations are relaxed: the fences of tcgen05 are enough for tcgen05.
+RELAXED = (
+    INIT.replace("COUNT", "32")
+    + """
+	@%p2 bra allocated;
+	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;
+allocated:
+	bar.sync 1;
+	ld.shared.u32 %r11, [%r20];
+	@%p2 bra again;
+	tcgen05.st.sync.aligned.32x32b.x2.b32 [%r11], {%r1, %r1};
+	tcgen05.wait::st.sync.aligned;
+	tcgen05.fence::before_thread_sync;
+	mbarrier.arrive.relaxed.cluster.shared::cta.b64 %rd4, [%r8];
+	bra multiplied;
+"""
+    + wait("%r8", 0, "again").replace("parity.", "parity.relaxed.cluster.")
+    + """
+	setp.ne.u32 %p6, %r1, 32; @%p6 bra multiplied;
+	tcgen05.fence::after_thread_sync;
+	shr.u32 %r14, %r2, 4; cvt.u64.u32 %rd5, %r14; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd5, %rd5, %rd4;
+	add.s64 %rd6, %rd5, 256; mov.u32 %r15, IDESC; setp.eq.u32 %p5, %r1, %r1;
+	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd5, %rd6, %r15, %p5;
+	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r8+8];
+multiplied:
+"""
+    + wait("%r8+8", 0, "end")
+    + """
+	bar.sync 2;
+	@%p2 bra done;
+	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
+done:
+"""
+).replace("IDESC", str(1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24))
+LITMUS.insert(
+    0,
+    Litmus(
+        "tcgen05 by a relaxed mbarrier",
+        RELAXED,
+        [
+            ("tcgen05.fence::before_thread_sync;", "", "tcgen05.mma", "tcgen05.st", ""),
+            ("tcgen05.fence::after_thread_sync;", "", "tcgen05.mma", "tcgen05.st", ""),
+            ("tcgen05.wait::st.sync.aligned;", "", "tcgen05.mma", "tcgen05.st", ""),
+        ],
+        {"block": 64},
+        "sm_100a",
+    ),
+)

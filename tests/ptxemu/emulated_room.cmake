@@ -1,6 +1,7 @@
 # The project's CUDA programs without a GPU: a program's objects linked a second time, with the emulator in place of CUDA's
 # run time. Tests run as those of the devices that tiers.txt names; a test has the label "emulated" where it is of the quick
-# tier, which ./dev test runs, and "emulated_long" otherwise (./dev emulate).
+# tier, which ./dev test runs, and "emulated_long" otherwise (./dev emulate). emulated/CAPABILITY/checked are those that run
+# under the checker of order besides, in one process.
 
 # emulated_program(TARGET library...): emulated_TARGET. The libraries are static ones of this project that it needs besides.
 function(emulated_program target)
@@ -23,7 +24,7 @@ function(emulated_tests out capability tier)
   file(STRINGS ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/tiers.txt lines REGEX "^[^#]")
   set(patterns "")
   foreach(line ${lines})
-    if(NOT line MATCHES "^([0-9.]+|\\*) +(quick|long|never) +([^ ]+)")
+    if(NOT line MATCHES "^([0-9.]+|\\*) +(quick|long|never|checked) +([^ ]+)")
       message(FATAL_ERROR "tests/ptxemu/tiers.txt: expected CAPABILITY TIER PATTERN, found: ${line}")
     endif()
     if(CMAKE_MATCH_2 STREQUAL tier AND (CMAKE_MATCH_1 STREQUAL capability OR CMAKE_MATCH_1 STREQUAL "*"))
@@ -48,5 +49,13 @@ function(add_emulated_room room)
     endif()
     gtest_discover_tests(${name} TEST_PREFIX "emulated/${capability}/${room}/" DISCOVERY_MODE PRE_TEST TEST_FILTER "${long}-${quick}:${never}"
                          PROPERTIES LABELS emulated_long ENVIRONMENT PTXEMU_CC=${capability} TIMEOUT 3600)
+    emulated_tests(checked ${capability} checked)
+    if(checked AND room STREQUAL cuda)
+      add_test(NAME emulated/${capability}/checked
+               COMMAND ${CMAKE_COMMAND} -E env PTXEMU_CC=${capability} PTXEMU_CHECK=order
+                       PTXEMU_CHECK_KNOWN=${PROJECT_SOURCE_DIR}/tests/ptxemu/known_orders.txt
+                       $<TARGET_FILE:${name}> --gtest_filter=${checked})
+      set_tests_properties(emulated/${capability}/checked PROPERTIES LABELS emulated TIMEOUT 900)
+    endif()
   endforeach()
 endfunction()

@@ -99,6 +99,7 @@ __device__ void multiply_bf16(Bf16Shared<Traits>& shared) {
     ptx::mbarrier_wait(ptx::shared_address(&shared.rows_full[index % 2]), turn_parity(index));
     ptx::tcgen05_fence_after_thread_sync();
     const uint32_t kind = ptx::tcgen05_bf16_kind((shared.rows[index % 2].count + 15) / 16 * 16);
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.work_empty[index % 2]));
     const uint32_t accumulators = tensor_memory + index % 2 * Traits::kAccumulatorColumns;
 #pragma unroll 1
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {

@@ -35,7 +35,7 @@ __device__ void init_barriers(Shared& shared) {
     init(shared.rows_full[i], 1);
     init(shared.factors_full[i], Traits::kGatherThreads);
     init(shared.accumulators_full[i], 1);
-    init(shared.work_empty[i], kEpilogueWarps * kArrivalsPerWarp);
+    init(shared.work_empty[i], kEpilogueWarps * kArrivalsPerWarp + 1);
   }
   ptx::fence_mbarrier_init();
 }

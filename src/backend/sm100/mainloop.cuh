@@ -60,6 +60,7 @@ __device__ void multiply(const GemmArgs& args) {
     ptx::mbarrier_wait(ptx::shared_address(&shared.rows_full[index % 2]), turn_parity(index));
     ptx::tcgen05_fence_after_thread_sync();
     const int rows = (shared.rows[index % 2].count + 7) / 8 * 8;
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.work_empty[index % 2]));
     const uint32_t kind = ptx::tcgen05_fp4_kind(rows);
     const uint32_t accumulators = tensor_memory + index % 2 * Traits::kAccumulatorColumns;
 #pragma unroll 1

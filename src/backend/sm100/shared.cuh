@@ -82,7 +82,7 @@ struct SharedOf {
   uint64_t rows_full[2];              // rows[i] is there
   uint64_t factors_full[2];           // factors[i] is there
   uint64_t accumulators_full[2];      // the tile's products are done
-  uint64_t work_empty[2];             // the epilogue is done with all of them
+  uint64_t work_empty[2];             // the epilogue is done with all of them, the multiplying thread with rows[i]
 };
 
 // As many stages as fit; more than kMaxStages would only lengthen a cta's start.

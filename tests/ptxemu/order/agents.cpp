@@ -148,15 +148,18 @@ void check_tensor_wait(Thread* T, TensorAgent which) {
   OwnAgent& agent = agent_of(T, kTensorSlots[static_cast<int>(which)]);
   agent.known.done = agent.number++;
 }
-AgentNumber check_tensor_commit(Thread* T) {
+TensorCommit check_tensor_commit(Thread* T) {
   if (!T->order) return {};
   OwnAgent& agent = agent_of(T, SlotKind::kQueue);
-  return {T->order->cta->number, agent.slot, agent.number++};
+  return {{T->order->cta->number, agent.slot, agent.number++}, T->order->base};
 }
-// A commit has tcgen05.fence::before_thread_sync in it.
-void check_tensor_done(Cluster* cluster, AgentNumber work, const uint64_t* at) {
+// A commit has tcgen05.fence::before_thread_sync in it. Its work began after what its thread had waited for, so that who
+// waits for the work knows of that too: the bytes of a stage that it read, for example.
+void check_tensor_done(Cluster* cluster, const TensorCommit& commit, const uint64_t* at) {
   Mbarrier* barrier = cluster->order ? known_mbarrier(at) : nullptr;
-  if (barrier) barrier->arrived.set(work.cta, work.slot, {work.number, 0, work.number});
+  if (!barrier) return;
+  if (!planted(Fault::clock_commit)) barrier->arrived.add(commit.known);
+  barrier->arrived.set(commit.work.cta, commit.work.slot, {commit.work.number, 0, commit.work.number});
 }
 
 }  // namespace ptxemu

@@ -1,12 +1,17 @@
 // What the run time tells the checker of order: nothing comes of it where a thread's, cluster's or launch's `order` is null.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "runtime/machine.h"
 
 namespace ptxemu {
+
+namespace ordering {
+struct Clock;
+}
 
 // ---- launches, clusters, threads
 bool asked_to_check();  // PTXEMU_CHECK
@@ -71,8 +76,12 @@ enum class TensorAgent : uint8_t { kQueue, kLoad, kStore };  // a thread's produ
 void check_tensor(Thread* T, TensorAgent agent, const void* at, uint32_t size, bool write);
 void check_tensor_operand(Thread* T, const uint8_t* at, uint32_t size);
 void check_tensor_wait(Thread* T, TensorAgent agent);
-// tcgen05.commit: the work before it; then its arrival, which releases that.
-AgentNumber check_tensor_commit(Thread* T);
-void check_tensor_done(Cluster* cluster, AgentNumber work, const uint64_t* at);
+// tcgen05.commit: the work before it, and what its thread knew then; then its arrival, which releases both.
+struct TensorCommit {
+  AgentNumber work;
+  std::shared_ptr<const ordering::Clock> known;
+};
+TensorCommit check_tensor_commit(Thread* T);
+void check_tensor_done(Cluster* cluster, const TensorCommit& commit, const uint64_t* at);
 
 }  // namespace ptxemu

@@ -186,7 +186,7 @@ void tensor_commit(Thread* T, bool, uint64_t barrier, bool multicast, uint32_t m
   Cluster* cluster = T->cta->cluster;
   const uint32_t address = static_cast<uint32_t>(barrier);
   T->shared_at(address, 8);
-  const AgentNumber done = check_tensor_commit(T);
+  const TensorCommit done = check_tensor_commit(T);
   const auto arrive = [=] {
     for (uint32_t rank = 0; rank < cluster->ctas.size(); ++rank)
       if (multicast ? mask >> rank & 1 : rank == 0) {

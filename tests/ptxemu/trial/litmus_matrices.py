@@ -154,3 +154,54 @@ LITMUS.insert(
         "sm_100a",
     ),
 )
+
+# A stage that one warp writes, another's product reads, and a third writes again: what it knows of the first one's writes
+# it knows by the commit alone.
+STAGE = (
+    INIT.replace("COUNT", "32")
+    + """
+	@%p2 bra allocated;
+	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;
+allocated:
+	bar.sync 1;
+	ld.shared.u32 %r11, [%r20];
+	shl.b32 %r9, %r1, 4; add.u32 %r9, %r2, %r9;
+	@%p2 bra full;
+	st.shared.v4.u32 [%r9], {0, 0, 0, 0};
+	fence.proxy.async.shared::cta;
+	mbarrier.arrive.shared::cta.b64 %rd4, [%r8];
+	bra end;
+full:
+	setp.ge.u32 %p6, %r1, 64; @%p6 bra refill;
+	setp.ne.u32 %p6, %r1, 32; @%p6 bra end;
+"""
+    + wait("%r8", 0, "product")
+    + """
+	shr.u32 %r14, %r2, 4; cvt.u64.u32 %rd5, %r14; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd5, %rd5, %rd4;
+	add.s64 %rd6, %rd5, 256; mov.u32 %r15, IDESC; setp.ne.u32 %p5, %r1, %r1;
+	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd5, %rd6, %r15, %p5;
+	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r8+8];
+	bra end;
+"""
+    + wait("%r8+8", 0, "refill")
+    + """
+	st.shared.v4.u32 [%r9+-1024], {1, 1, 1, 1};
+end:
+	bar.sync 2;
+	@%p2 bra done;
+	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
+done:
+"""
+).replace("IDESC", str(1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24))
+LITMUS.append(
+    Litmus(
+        "a stage that is written again after a commit",
+        STAGE,
+        [
+            (wait("%r8+8", 0, "refill"), "\nrefill:\n", "{1, 1, 1, 1}", "{0, 0, 0, 0}", BARRIER),
+            (wait("%r8", 0, "product"), "", "tcgen05.mma", "{0, 0, 0, 0}", BARRIER),
+        ],
+        {"block": 96},
+        "sm_100a",
+    )
+)

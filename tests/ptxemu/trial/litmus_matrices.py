@@ -193,7 +193,8 @@ end:
 done:
 """
 ).replace("IDESC", str(1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24))
-LITMUS.append(
+LITMUS.insert(
+    0,
     Litmus(
         "a stage that is written again after a commit",
         STAGE,
@@ -203,5 +204,5 @@ LITMUS.append(
         ],
         {"block": 96},
         "sm_100a",
-    )
+    ),
 )

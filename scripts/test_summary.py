@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Adds up JUnit files of ctest and pytest: names what was skipped or failed, and ends with one countable line.
 
-    test_summary.py [--record OUT.json] FILE.xml...
+    test_summary.py [--record OUT.json [--of WHAT]] FILE.xml...
 
-Exit status 1 if a test failed or none ran. --record keeps the counts (for the long tier, which CI does not run).
+Exit status 1 if a test failed or none ran. --record keeps the counts (for the long tier, which CI does not run), and of
+what part of the tests they are.
 """
 
 import argparse
@@ -90,13 +91,14 @@ def record(path, tests, **more):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--record")
+    parser.add_argument("--of")
     parser.add_argument("files", nargs="+")
     args = parser.parse_args()
     tests = [test for path in args.files for test in read(path)]
     count = count_states(tests)
     print_named(tests)
     if args.record:
-        record(args.record, tests)
+        record(args.record, tests, **({"of": args.of} if args.of else {}))
     print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
     return 1 if count["failed"] or not count["passed"] else 0
 

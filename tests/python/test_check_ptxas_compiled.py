@@ -107,7 +107,6 @@ def check(tmp_path, monkeypatch, capsys):
         if done.returncode:
             pytest.skip(f"this compiler does not take it: {done.stderr.strip()[:200]}")
         monkeypatch.setattr(check_ptxas, "LISTED", [listed])
-        monkeypatch.setattr(check_ptxas, "in_the_tree", lambda kernel: True)
         monkeypatch.setattr("sys.argv", ["check_ptxas", str(tmp_path)])
         return check_ptxas.main(), capsys.readouterr().out
 

@@ -372,6 +372,13 @@ def test_what_is_absent_on_a_device_is_incomplete(kit):
     assert "-DNVFP4_MOE_CLI=ON" not in kit.ran
 
 
+def test_a_gpu_whose_bounds_were_measured_has_no_step_for_them(kit):
+    options = ("--only", "build", "--skip", "build")  # the list alone: the stand-ins play another GPU
+    executable(kit.tools / "nvidia-smi", TOOLS["nvidia-smi"].replace("12.0", "9.0"))
+    _, said, report = kit(*options)
+    assert list(states(report)) == [name for name in STEPS if name != "configurations"], said
+
+
 def test_it_cannot_begin_without_a_gpu_or_with_a_step_that_does_not_exist(kit):
     executable(kit.tools / "nvidia-smi", "echo No devices were found; exit 6")
     code, said, _ = kit()

@@ -565,6 +565,17 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_select_experts(const nvfp4_moe_router_con
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
                                                              const nvfp4_moe_router_batch* batch, void* stream);
 
+/* nvfp4_moe_select_experts, then nvfp4_moe_layer_run on what it chose, as one call: the same bits in routing->topk_ids,
+ * routing->topk_weights and batch->out. On Hopper, for few tokens whose experts are those of the largest logits, no kernel of
+ * the layer then waits for a kernel that selects. Where the layer lies, all arrays lie. The router's num_experts and top_k are
+ * the layer's, routing->tokens the batch's; batch->topk_ids and topk_weights are NULL or routing's. Everything else as
+ * nvfp4_moe_layer_run has it. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer,
+                                                        const nvfp4_moe_router_config* router,
+                                                        const nvfp4_moe_router_batch* routing,
+                                                        const nvfp4_moe_batch* batch, void* workspace,
+                                                        size_t workspace_bytes, void* stream);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

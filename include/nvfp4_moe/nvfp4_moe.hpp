@@ -120,6 +120,12 @@ class Layer {
   void run(const nvfp4_moe_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
     check(nvfp4_moe_layer_run(get(), &batch, workspace.data(), workspace.size_bytes(), stream));
   }
+  // Selects the experts by logits first, in the same call.
+  void run_logits(const nvfp4_moe_router_config& router, const nvfp4_moe_router_batch& routing,
+                  const nvfp4_moe_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
+    check(
+        nvfp4_moe_layer_run_logits(get(), &router, &routing, &batch, workspace.data(), workspace.size_bytes(), stream));
+  }
   nvfp4_moe_run_status status(const Workspace& workspace) const {
     auto status = make<nvfp4_moe_run_status>();
     check(nvfp4_moe_layer_run_status(get(), workspace.data(), workspace.size_bytes(), &status));

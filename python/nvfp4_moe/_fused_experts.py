@@ -25,6 +25,7 @@ from . import Error, InvalidArgument, Unsupported, explain
 from ._mxfp4 import as_bytes, cast_mxfp4
 from .config import MoeConfig
 from .layer import MoeLayer
+from .router import RouterConfig, select_experts
 
 MODES = ("0", "auto", "1")
 # Backends that an engine's own kernels go before unless the user insists, and what they would run.
@@ -195,6 +196,17 @@ class FusedExperts:
         has them.
         """
         self.layer.run(hidden, self.placement.local_ids(topk_ids), topk_weights, out, workspace=workspace)
+
+    def run_logits(
+        self, hidden: Tensor, logits: Tensor, router: RouterConfig, out: Tensor, workspace: Tensor | None = None
+    ) -> None:
+        """The same of the experts that the router selects by its logits (T, E). Where an engine's map names the experts
+        that are here, the selection is a kernel of its own."""
+        if self.placement.lookup is None:
+            self.layer.run_logits(hidden, logits, router, out, workspace=workspace)
+        else:
+            ids, weights = select_experts(logits, router)
+            self.run(hidden, ids, weights, out, workspace)
 
     @property
     def packed_bytes(self) -> int:

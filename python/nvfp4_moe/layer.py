@@ -11,6 +11,7 @@ from typing import Any
 from . import _core
 from ._arrays import cast
 from .config import MoeConfig
+from .router import RouterConfig
 
 ProgressFn = Callable[[dict[str, Any]], "bool | None"]
 
@@ -179,6 +180,42 @@ class MoeLayer(_core.Layer):
                 cache_unchecked,
                 progress,
             )
+        )
+
+    def run_logits(
+        self,
+        hidden: Any,
+        logits: Any,
+        router: RouterConfig,
+        out: Any = None,
+        stream: Any = None,
+        *,
+        correction_bias: Any = None,
+        token_ids: Any = None,
+        hash_table: Any = None,
+        topk: tuple[Any, Any] | None = None,
+        shared_weights: Any = None,
+        workspace: Any = None,
+    ) -> Any:
+        """select_experts(logits, router), then run on what it chose, as one call with the same bits; returns out.
+
+        On Hopper, for few tokens whose experts are those of the largest logits, the layer's kernels select for themselves
+        and none waits for the selection. topk: the arrays (topk_ids, topk_weights) to write, else they are made. The
+        router is of the layer's num_experts and top_k; the other arrays are as select_experts and run have them, all on
+        the layer's device. Raises what both raise.
+        """
+        return self._run_logits(
+            hidden,
+            logits,
+            correction_bias,
+            token_ids,
+            hash_table,
+            topk,
+            out,
+            stream,
+            shared_weights,
+            workspace,
+            *router._fields(),
         )
 
     @property

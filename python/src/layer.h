@@ -41,6 +41,7 @@ struct LayerArrays {
   nb::handle out;             // (T, H) bf16, fp16 or fp32
   nb::handle stream;          // an integer or an object with cuda_stream; None: the framework's current one
   nb::handle workspace;       // (bytes) uint8, of at least what the run's tokens need; None: one of open's
+  const SelectExperts* selection = nullptr;  // writes topk_ids and topk_weights first; null: they are given
 };
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
 // The checkpoint behind an nvfp4_moe.Checkpoint.

@@ -88,6 +88,7 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
     check_array(shared, {batch.tokens}, shared.is_f32(), "float32", open.device);
     batch.shared_weights = reinterpret_cast<const float*>(shared.data());
   }
+  batch.selection = arrays.selection;
   const int64_t hidden_size = hidden.shape(1);
   check(check_tokens(batch.tokens, open.layer->plan().limits.max_tokens));
   void* const stream = hidden.stream_or(arrays.stream);

@@ -1,19 +1,15 @@
 // A router's selection on arrays, on the host or in a GPU's memory: arrays become the request of moe/router.h, which
 // checks it and does the work. On a GPU that is enqueued in the framework's current stream, and nothing is read back.
-#include "moe/router.h"
+#include "router.h"
 
 #include <nanobind/stl/string.h>
 
 #include <optional>
 #include <string>
 
-#include "tensor.h"
+#include "moe/router.h"
 
 namespace nvfp4_moe::python {
-
-namespace {
-
-using Two = nb::typed<nb::tuple, nb::any, nb::any>;  // ids, weights
 
 // The fields of the package's RouterConfig, in its order.
 RouterConfig router_config(int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
@@ -35,6 +31,10 @@ RouterConfig router_config(int64_t num_experts, int64_t top_k, const std::string
   check(config.check());
   return config;
 }
+
+namespace {
+
+using Two = nb::typed<nb::tuple, nb::any, nb::any>;  // ids, weights
 
 void check_router_config(int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
                          double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
@@ -81,75 +81,88 @@ DType ids_dtype_named(const std::string& name) {
   fail("ids_dtype: expected int32 or int64, got " + name);
 }
 
-Two select_experts(nb::handle logits_object, nb::handle bias_object, nb::handle token_ids_object,
-                   nb::handle table_object, const std::string& ids_dtype, nb::handle out, nb::handle bad_ids_object,
-                   int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
-                   double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
-                   int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash_routing) {
-  SelectExperts call;
-  call.config = router_config(num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor,
-                              num_expert_group, topk_group, group_score, correction_bias, hash_routing);
-  call.ids_dtype = ids_dtype_named(ids_dtype);
-  const Tensor logits = logits_of(logits_object);
-  if (logits.ndim() != 2 || !logits.is_floating() || logits.shape(1) != num_experts)
-    logits.fail_expected("(T, " + std::to_string(num_experts) +
-                         ") bfloat16 (or its bits as uint16), float16 or float32");
-  if (!logits.device().is_host() && logits.device().type != nb::device::cuda::value)
-    throw Failure(unsupported("select_experts on " + to_string(logits.device()) + ": expected cpu or cuda"));
-  call.tokens = logits.shape(0);
-  call.logits = logits.data();
-  call.logits_dtype = logits.dtype();
-  call.logits_stride = call.tokens > 1 ? logits.stride(0) : num_experts;
+}  // namespace
 
-  const std::optional<Tensor> bias = input_of(bias_object, "correction_bias", logits);
-  if (bias.has_value() != correction_bias)
-    fail(std::string("correction_bias: expected ") + (correction_bias ? "an array" : "None") +
-         " with this config, got " + (correction_bias ? "None" : "an array"));
-  if (bias) {
-    if (!bias->is_f32() || bias->shape() != Sizes{num_experts})
-      bias->fail_expected(to_string(Sizes{num_experts}) + " float32");
-    call.correction_bias = bias->as<float>();
+Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, DType ids_dtype)
+    : logits_(logits_of(arrays.logits)) {
+  call_.config = config;
+  call_.ids_dtype = ids_dtype;
+  const int64_t num_experts = config.num_experts, top_k = config.top_k;
+  if (logits_->ndim() != 2 || !logits_->is_floating() || logits_->shape(1) != num_experts)
+    logits_->fail_expected("(T, " + std::to_string(num_experts) +
+                           ") bfloat16 (or its bits as uint16), float16 or float32");
+  if (!logits_->device().is_host() && logits_->device().type != nb::device::cuda::value)
+    throw Failure(unsupported("select_experts on " + to_string(logits_->device()) + ": expected cpu or cuda"));
+  call_.tokens = logits_->shape(0);
+  call_.logits = logits_->data();
+  call_.logits_dtype = logits_->dtype();
+  call_.logits_stride = call_.tokens > 1 ? logits_->stride(0) : num_experts;
+
+  bias_ = input_of(arrays.correction_bias, "correction_bias", *logits_);
+  if (bias_.has_value() != config.correction_bias)
+    fail(std::string("correction_bias: expected ") + (config.correction_bias ? "an array" : "None") +
+         " with this config, got " + (config.correction_bias ? "None" : "an array"));
+  if (bias_) {
+    if (!bias_->is_f32() || bias_->shape() != Sizes{num_experts})
+      bias_->fail_expected(to_string(Sizes{num_experts}) + " float32");
+    call_.correction_bias = bias_->as<float>();
   }
-  const std::optional<Tensor> token_ids = input_of(token_ids_object, "token_ids", logits);
-  const std::optional<Tensor> table = input_of(table_object, "hash_table", logits);
-  if (token_ids.has_value() != hash_routing || table.has_value() != hash_routing)
-    fail(std::string("token_ids, hash_table: expected ") + (hash_routing ? "both" : "neither") + " with this config");
-  if (hash_routing) {
-    if (!token_ids->is_index() || token_ids->shape() != Sizes{call.tokens})
-      token_ids->fail_expected(to_string(Sizes{call.tokens}) + " int32 or int64");
-    if (!table->is_index() || table->ndim() != 2 || table->shape(0) < 1 || table->shape(1) != top_k)
-      table->fail_expected("(vocab_size, " + std::to_string(top_k) + ") int32 or int64");
-    call.token_ids = token_ids->data();
-    call.token_ids_dtype = token_ids->dtype();
-    call.hash_table = table->data();
-    call.hash_table_dtype = table->dtype();
-    call.vocab_size = table->shape(0);
+  token_ids_ = input_of(arrays.token_ids, "token_ids", *logits_);
+  table_ = input_of(arrays.hash_table, "hash_table", *logits_);
+  if (token_ids_.has_value() != config.hash_routing || table_.has_value() != config.hash_routing)
+    fail(std::string("token_ids, hash_table: expected ") + (config.hash_routing ? "both" : "neither") +
+         " with this config");
+  if (config.hash_routing) {
+    if (!token_ids_->is_index() || token_ids_->shape() != Sizes{call_.tokens})
+      token_ids_->fail_expected(to_string(Sizes{call_.tokens}) + " int32 or int64");
+    if (!table_->is_index() || table_->ndim() != 2 || table_->shape(0) < 1 || table_->shape(1) != top_k)
+      table_->fail_expected("(vocab_size, " + std::to_string(top_k) + ") int32 or int64");
+    call_.token_ids = token_ids_->data();
+    call_.token_ids_dtype = token_ids_->dtype();
+    call_.hash_table = table_->data();
+    call_.hash_table_dtype = table_->dtype();
+    call_.vocab_size = table_->shape(0);
   }
-  std::optional<Tensor> bad_ids;
-  if (!bad_ids_object.is_none()) {
-    bad_ids.emplace(output_of(bad_ids_object, "bad_ids", {1}, "int64", logits, &Tensor::is_index));
-    if (bad_ids->dtype() != DType::kI64) bad_ids->fail_expected("(1,) int64");
-    call.bad_ids = bad_ids->as<uint64_t>();
+  if (!arrays.bad_ids.is_none()) {
+    bad_ids_.emplace(output_of(arrays.bad_ids, "bad_ids", {1}, "int64", *logits_, &Tensor::is_index));
+    if (bad_ids_->dtype() != DType::kI64) bad_ids_->fail_expected("(1,) int64");
+    call_.bad_ids = bad_ids_->as<uint64_t>();
   }
-  const Sizes shape = {call.tokens, top_k};
-  const bool given = !out.is_none();
-  if (given && (!nb::isinstance<nb::tuple>(out) || nb::len(out) != 2))
+  const Sizes shape = {call_.tokens, top_k};
+  const bool given = !arrays.out.is_none();
+  if (given && (!nb::isinstance<nb::tuple>(arrays.out) || nb::len(arrays.out) != 2))
     fail("out: expected a tuple of topk_ids and topk_weights");
-  const Tensor ids = given ? output_of(out[0], "topk_ids", shape, "int32 or int64", logits, &Tensor::is_index)
-                           : logits.empty_like(shape, call.ids_dtype);
-  const Tensor weights = given ? output_of(out[1], "topk_weights", shape, "float32", logits, &Tensor::is_f32)
-                               : logits.empty_like(shape, DType::kF32);
-  call.ids_dtype = ids.dtype();
-  call.topk_ids = ids.data();
-  call.topk_weights = weights.as<float>();
-  void* const stream = logits.stream_or(nb::none());
+  ids_.emplace(given ? output_of(arrays.out[0], "topk_ids", shape, "int32 or int64", *logits_, &Tensor::is_index)
+                     : logits_->empty_like(shape, call_.ids_dtype));
+  weights_.emplace(given ? output_of(arrays.out[1], "topk_weights", shape, "float32", *logits_, &Tensor::is_f32)
+                         : logits_->empty_like(shape, DType::kF32));
+  call_.ids_dtype = ids_->dtype();
+  call_.topk_ids = ids_->data();
+  call_.topk_weights = weights_->as<float>();
+}
+
+namespace {
+
+Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle token_ids, nb::handle hash_table,
+                   const std::string& ids_dtype, nb::handle out, nb::handle bad_ids, int64_t num_experts, int64_t top_k,
+                   const std::string& scoring, bool renormalize, double renormalize_epsilon,
+                   double routed_scaling_factor, int64_t num_expert_group, int64_t topk_group,
+                   const std::string& group_score, bool correction_bias_wanted, bool hash_routing) {
+  const RouterConfig config =
+      router_config(num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor,
+                    num_expert_group, topk_group, group_score, correction_bias_wanted, hash_routing);
+  const Selection selection(config, {logits, correction_bias, token_ids, hash_table, out, bad_ids},
+                            ids_dtype_named(ids_dtype));
+  const SelectExperts& call = selection.call();
+  void* const stream = selection.logits().stream_or(nb::none());
   {
     const WithoutLock unlocked;
     if (call.tokens > 0)
-      check(logits.device().is_host() ? router::select_experts(call)
-                                      : router::device_select_experts(logits.device().index, call, stream));
+      check(selection.logits().device().is_host()
+                ? router::select_experts(call)
+                : router::device_select_experts(selection.logits().device().index, call, stream));
   }
-  return nb::make_tuple(ids.object(), weights.object());
+  return nb::make_tuple(selection.ids().object(), selection.weights().object());
 }
 
 }  // namespace

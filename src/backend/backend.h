@@ -151,7 +151,8 @@ struct Backend {
   Result<Plan> (*plan)(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
                        const Limits& limits, const DeviceFacts& device);
   // Preconditions (checked by moe/, not here): batch.tokens <= limits, pointers and dtypes valid.
-  // workspace: workspace_bytes of batch.tokens, at a multiple of Arena::kAlignment.
+  // workspace: workspace_bytes of batch.tokens, at a multiple of Arena::kAlignment. batch.selection: null but for
+  // backends with `memory`, which do it first.
   Status (*run)(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
                 const RunContext& context);
   // What a run of so many tokens needs; grows with them. Cheap enough to be asked before every run.

@@ -8,7 +8,6 @@
 #include "safetensors/output_file.h"
 
 namespace nvfp4_moe::c_api {
-namespace {
 
 Result<Batch> read_batch(const nvfp4_moe_batch* batch) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_batch b, read_struct("batch", batch));
@@ -25,6 +24,8 @@ Result<Batch> read_batch(const nvfp4_moe_batch* batch) {
   NVFP4_MOE_ASSIGN(result.out_dtype, read_dtype("out_dtype", b.out_dtype, result.hidden_dtype));
   return result;
 }
+
+namespace {
 
 void copy_out(const std::vector<uint8_t>& from, uint8_t* to) {
   if (to != nullptr) std::memcpy(to, from.data(), from.size());

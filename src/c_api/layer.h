@@ -24,6 +24,7 @@ nvfp4_moe_config to_c(const MoeOptions& options);
 Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options);
 // An expert's arrays, in sizes that the layer has; `name` is how messages call it.
 Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner);
+Result<Batch> read_batch(const nvfp4_moe_batch* batch);
 ProgressFn progress_fn(const nvfp4_moe_layer_options& options);
 
 }  // namespace nvfp4_moe::c_api

@@ -1,7 +1,7 @@
-// The C interface: a router's selection, on the host and on a device.
+// The C interface: a router's selection, on the host and on a device, by itself and as the beginning of a layer's run.
 #include "moe/router.h"
 
-#include "c_api/common.h"
+#include "c_api/layer.h"
 
 using nvfp4_moe::Result;
 using nvfp4_moe::Status;
@@ -73,6 +73,24 @@ nvfp4_moe_code nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_r
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const moe::SelectExperts call, read_router_call(config, batch));
     return moe::router::device_select_experts(device, call, stream);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer, const nvfp4_moe_router_config* router,
+                                          const nvfp4_moe_router_batch* routing, const nvfp4_moe_batch* batch,
+                                          void* workspace, size_t workspace_bytes, void* stream) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("layer", layer));
+    NVFP4_MOE_ASSIGN(const moe::SelectExperts call, read_router_call(router, routing));
+    NVFP4_MOE_ASSIGN(moe::Batch selected, api::read_batch(batch));
+    const bool own_ids = selected.topk_ids == nullptr || selected.topk_ids == call.topk_ids;
+    if (!own_ids || (selected.topk_weights != nullptr && selected.topk_weights != call.topk_weights))
+      return moe::invalid_argument("batch.topk_ids, topk_weights: expected NULL or routing's arrays, got others");
+    selected.topk_ids = call.topk_ids;
+    selected.ids_dtype = call.ids_dtype;
+    selected.topk_weights = call.topk_weights;
+    selected.selection = &call;
+    return layer->layer->run(selected, workspace, workspace_bytes, stream);
   });
 }
 

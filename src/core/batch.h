@@ -7,6 +7,8 @@
 
 namespace nvfp4_moe {
 
+struct SelectExperts;  // core/router.h
+
 struct Batch {
   int64_t tokens = 0;
   const void* hidden = nullptr;  // (tokens, hidden_size) row-major
@@ -17,6 +19,8 @@ struct Batch {
   const float* shared_weights = nullptr;  // (tokens), factor of the shared expert's row; null = 1
   void* out = nullptr;                    // (tokens, hidden_size) row-major
   DType out_dtype = DType::kBf16;
+  // Not null: the run selects the experts itself, by this call, which writes topk_ids and topk_weights.
+  const SelectExperts* selection = nullptr;
 };
 
 // What a run reports, written to the workspace by the run and readable after it. Cleared by the

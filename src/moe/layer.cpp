@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "backend/layer_steps.h"
+#include "core/router.h"
 #include "moe/batch_check.h"
 #include "moe/layer_debug.h"
 #include "moe/registry.h"
@@ -229,7 +230,12 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
   if (!claim) return WorkspaceClaim::busy();
   const RunContext context{executor_, stream, status};
   auto* const bytes = static_cast<std::byte*>(workspace);
-  return debug_ ? debug_->run(*this, batch, bytes, context) : backend_->run(*weights_, plan_, batch, bytes, context);
+  Batch ready = batch;
+  if (batch.selection != nullptr && backend_->memory == nullptr) {
+    nvfp4_moe::select_experts(*batch.selection);
+    ready.selection = nullptr;
+  }
+  return debug_ ? debug_->run(*this, ready, bytes, context) : backend_->run(*weights_, plan_, ready, bytes, context);
 }
 
 size_t MoeLayer::workspace_bytes(int64_t tokens) const {

@@ -4,6 +4,7 @@
 
 #include "moe/batch_check.h"
 #include "moe/layer.h"
+#include "moe/router.h"
 
 namespace nvfp4_moe {
 
@@ -42,6 +43,52 @@ Status check_forked(const char* what, bool forked) {
                      "work (start it with spawn or exec, and open there)");
 }
 
+namespace {
+
+// That the selection is this batch's: of its tokens, by a router of the layer's experts, into the batch's arrays.
+Status check_selection(const MoeConfig& config, const Batch& batch) {
+  const SelectExperts& call = *batch.selection;
+  const auto differs = [](const char* what, int64_t expected, int64_t got) {
+    return invalid_argument(std::string("router ") + what + ": expected the layer's " + std::to_string(expected) +
+                            ", got " + std::to_string(got));
+  };
+  if (call.config.num_experts != config->num_experts)
+    return differs("num_experts", config->num_experts, call.config.num_experts);
+  if (call.config.top_k != config->top_k) return differs("top_k", config->top_k, call.config.top_k);
+  if (call.tokens != batch.tokens)
+    return invalid_argument("router tokens: expected the batch's " + std::to_string(batch.tokens) + ", got " +
+                            std::to_string(call.tokens));
+  if (call.topk_ids != batch.topk_ids || call.ids_dtype != batch.ids_dtype || call.topk_weights != batch.topk_weights)
+    return invalid_argument("topk_ids, topk_weights: expected the arrays that the selection writes, got others");
+  return router::check_call(call);
+}
+
+// What the selection reads is written by no one else, and what it writes is no input of the layer's.
+Status check_selected(const SelectExperts& call, const Array& hidden, const Array& shared_weights, const Array& out,
+                      const Array& workspace) {
+  const int64_t assignments = call.tokens * call.config.top_k;
+  const Array reads[] = {
+      {"logits", call.logits, call.logits_dtype, (call.tokens - 1) * call.logits_stride + call.config.num_experts},
+      {"correction_bias", call.correction_bias, DType::kF32, call.config.num_experts},
+      {"token_ids", call.token_ids, call.token_ids_dtype, call.tokens},
+      {"hash_table", call.hash_table, call.hash_table_dtype, call.vocab_size * call.config.top_k},
+  };
+  const Array writes[] = {
+      {"topk_ids", call.topk_ids, call.ids_dtype, assignments},
+      {"topk_weights", call.topk_weights, DType::kF32, assignments},
+      {"bad_ids", call.bad_ids, DType::kU64, 1},
+  };
+  for (const Array& read : reads)
+    for (const Array* written : {&out, &workspace})
+      if (read.data != nullptr) NVFP4_MOE_TRY(check_apart(*written, read));
+  for (const Array& written : writes)
+    for (const Array* other : {&hidden, &shared_weights, &out, &workspace})
+      if (written.data != nullptr && other->data != nullptr) NVFP4_MOE_TRY(check_apart(written, *other));
+  return {};
+}
+
+}  // namespace
+
 Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes, bool needs_out) const {
   const MoeConfig& config = weights_->config;
   NVFP4_MOE_TRY(check_tokens(batch.tokens, plan_.limits.max_tokens));
@@ -51,6 +98,7 @@ Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t w
     return invalid_argument(std::string("topk_ids dtype: expected I32 or I64, got ") + to_string(batch.ids_dtype));
   if (batch.shared_weights != nullptr && config->shared_intermediate_size == 0)
     return invalid_argument("shared_weights: expected null (the layer has no shared expert), got a pointer");
+  if (batch.selection != nullptr) NVFP4_MOE_TRY(check_selection(config, batch));
   if (batch.tokens == 0) return {};
 
   const int64_t values = batch.tokens * config->hidden_size;
@@ -71,7 +119,7 @@ Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t w
     NVFP4_MOE_TRY(check_apart(out, input));
     NVFP4_MOE_TRY(check_apart(space, input));
   }
-  return {};
+  return batch.selection != nullptr ? check_selected(*batch.selection, inputs[0], inputs[3], out, space) : Status();
 }
 
 }  // namespace nvfp4_moe

@@ -7,6 +7,8 @@
 namespace nvfp4_moe {
 
 Result<PlacedBatch> PlacedBatch::place(const MoeLayer& layer, const Batch& host) {
+  if (host.selection != nullptr)
+    return unsupported("a batch from host memory: expected chosen experts, got a selection");
   PlacedBatch made;
   made.layer_ = &layer;
   made.host_ = made.placed_ = host;

@@ -58,6 +58,8 @@ Status check_arrays(const SelectExperts& call) {
   return {};
 }
 
+}  // namespace
+
 Status check_call(const SelectExperts& call) {
   const RouterConfig& config = call.config;
   NVFP4_MOE_TRY(config.check());
@@ -76,8 +78,6 @@ Status check_call(const SelectExperts& call) {
   NVFP4_MOE_TRY(check_asked("hash_table", call.hash_table, "config.hash_routing", config.hash_routing));
   return check_arrays(call);
 }
-
-}  // namespace
 
 Status select_experts(const SelectExperts& call) {
   NVFP4_MOE_TRY(check_call(call));

@@ -11,6 +11,8 @@
 
 namespace nvfp4_moe::router {
 
+// The checks of a call, without reading an array.
+Status check_call(const SelectExperts& call);
 // Without tokens the arrays may be null; with them, what the config does not ask for must be null.
 Status select_experts(const SelectExperts& call);
 // On cuda:index, where all arrays lie. functions: null for those of this build; another table for tests of the front.

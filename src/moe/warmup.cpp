@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/router.h"
 #include "moe/layer.h"
 
 namespace nvfp4_moe {
@@ -26,6 +27,8 @@ std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& r
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
   return counts;
 }
+
+constexpr size_t kSelectingTokens = 8;  // of the largest run that selects experts
 
 // Arrays in the memory that a backend reads: the caller's on a host, copies on a device.
 class InputArrays {
@@ -71,20 +74,41 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
   NVFP4_MOE_ASSIGN(uint16_t* const placed_out, arrays.place(out));
   NVFP4_MOE_ASSIGN(int64_t* const placed_ids, arrays.place(ids));
   NVFP4_MOE_ASSIGN(float* const placed_weights, arrays.place(weights));
-  for (size_t i = 0; i < counts.size(); ++i) {
+  const auto run_tokens = [&](int64_t tokens, const SelectExperts* selection) {
     Batch batch;
-    batch.tokens = counts[i];
+    batch.tokens = tokens;
     batch.hidden = placed_hidden;
     batch.topk_ids = placed_ids;
     batch.ids_dtype = DType::kI64;
     batch.topk_weights = placed_weights;
     batch.out = placed_out;
-    NVFP4_MOE_TRY(run(batch, workspace, workspace_bytes, stream).in("warmup"));
+    batch.selection = selection;
+    return run(batch, workspace, workspace_bytes, stream).in("warmup");
+  };
+  for (size_t i = 0; i < counts.size(); ++i) {
+    NVFP4_MOE_TRY(run_tokens(counts[i], nullptr));
     if (!progress) continue;
     const std::string item = std::to_string(counts[i]) + " tokens";
     const double elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!progress({"warmup", item, static_cast<int64_t>(i) + 1, static_cast<int64_t>(counts.size()), 0, 0, elapsed_s}))
       return Status(Code::kCancelled, "warmup: cancelled after " + item);
+  }
+  SelectExperts selection;
+  selection.config.num_experts = config->num_experts;
+  selection.config.top_k = config->top_k;
+  if (backend_->memory != nullptr && selection.config.check().ok()) {
+    // Runs that select have kernels of their own, where few tokens do it and where many do.
+    std::vector<uint16_t> logits(kSelectingTokens * static_cast<size_t>(config->num_experts));  // bf16 zeros
+    NVFP4_MOE_ASSIGN(selection.logits, arrays.place(logits));
+    selection.logits_stride = config->num_experts;
+    selection.topk_ids = placed_ids;
+    selection.ids_dtype = DType::kI64;
+    selection.topk_weights = placed_weights;
+    for (const int64_t tokens : counts) {
+      if (tokens > static_cast<int64_t>(kSelectingTokens)) break;
+      selection.tokens = tokens;
+      NVFP4_MOE_TRY(run_tokens(tokens, &selection));
+    }
   }
   // A device's arrays are freed here: its work with them is done once something small has come back.
   return status(workspace, workspace_bytes, stream).status();

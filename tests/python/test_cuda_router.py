@@ -198,3 +198,51 @@ def test_arrays_of_two_devices_are_refused() -> None:
     out = (torch.empty(3, 8, dtype=torch.int32), torch.empty(3, 8))
     with pytest.raises(ValueError, match="topk_ids: expected .* on cuda:0"):
         nv.select_experts(logits.cuda(), config, correction_bias=bias.cuda(), out=out)
+
+
+def tiny_layer(config: nv.RouterConfig, activation_format: str, device: str) -> nv.MoeLayer:
+    g = torch.Generator().manual_seed(3)
+    hidden, inner, experts = 128, 64, config.num_experts
+    options = nv.MoeConfig(experts, config.top_k, hidden, inner, activation_format=activation_format)
+    gate, up = (torch.randn(experts, inner, hidden, generator=g).bfloat16() / 8 for _ in range(2))
+    down = torch.randn(experts, hidden, inner, generator=g).bfloat16() / 8
+    return nv.MoeLayer.from_bf16(options, gate=gate, up=up, down=down, device=device, max_tokens=64)
+
+
+# Runs that select: one token to four are selected by each CTA for itself, others by a kernel before.
+@pytest.mark.parametrize("activation_format", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3", "qwen2", "deepseek_v3", "llama4"])
+def test_a_layer_selects_for_itself(name: str, activation_format: str) -> None:
+    config = CONFIGS[name]
+    layer = tiny_layer(config, activation_format, "cuda:0")
+    for tokens in (0, 1, 2, 4, 5, 64):
+        for dtype in DTYPES:
+            hidden = numbers(tokens, 128, torch.float32, 1).to("cuda", dtype)
+            logits = logits_of(tokens, config.num_experts, dtype, tokens).cuda()
+            arrays = on_gpu(arrays_of(config, tokens))
+            ids, weights = nv.select_experts(logits, config, **arrays)
+            expected = layer.run(hidden, ids, weights)
+            topk = (torch.full_like(ids, -9), torch.full_like(weights, -9.0))
+            actual = layer.run_logits(hidden, logits, config, topk=topk, **arrays)
+            as_bits = torch.int32 if dtype == torch.float32 else torch.int16
+            assert torch.equal(actual.view(as_bits), expected.view(as_bits)), (tokens, dtype)
+            assert torch.equal(topk[0], ids) and torch.equal(topk[1].view(torch.int32), weights.view(torch.int32))
+
+
+def test_a_graph_of_a_layer_that_selects() -> None:
+    config = CONFIGS["qwen3"]
+    layer = tiny_layer(config, "bf16", "cuda:0")
+    layer.warmup()
+    for tokens in (1, 8):
+        hidden = numbers(tokens, 128, torch.bfloat16, 2).cuda()
+        logits = torch.zeros(tokens, config.num_experts, device="cuda")
+        out = torch.empty_like(hidden)
+        layer.run_logits(hidden, logits, config, out)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            layer.run_logits(hidden, logits, config, out)
+        for seed in range(3):
+            logits.copy_(numbers(tokens, config.num_experts, torch.float32, seed + 5))
+            graph.replay()
+            expected = layer.run(hidden, *nv.select_experts(logits, config))
+            assert torch.equal(out.view(torch.int16), expected.view(torch.int16))

@@ -243,3 +243,57 @@ def test_calls_that_are_refused() -> None:
     weights_there = shared.reshape(-1)[:6].reshape(3, 2)
     with pytest.raises(nv.InvalidArgument, match="overlap|apart"):
         nv.select_experts(shared, config, out=(ids.numpy(), weights_there))
+
+
+# ---- a layer that selects for itself
+
+
+def tiny_layer(activation_format: str) -> nv.MoeLayer:
+    rng = np.random.default_rng(4)
+    config = nv.MoeConfig(8, 2, 64, 32, activation_format=activation_format)
+    gate, up = (rng.normal(size=(8, 32, 64)).astype(np.float32) / 8 for _ in range(2))
+    down = rng.normal(size=(8, 64, 32)).astype(np.float32) / 8
+    return nv.MoeLayer.from_bf16(config, gate=gate, up=up, down=down, max_tokens=16)
+
+
+@pytest.mark.parametrize("activation_format", ["nvfp4", "bf16"])
+def test_run_logits_is_a_selection_and_a_run(activation_format: str) -> None:
+    layer = tiny_layer(activation_format)
+    configs = [
+        nv.RouterConfig(8, 2, renormalize=True),
+        nv.RouterConfig(8, 2, "sigmoid", correction_bias=True, num_expert_group=4, topk_group=2),
+        nv.RouterConfig(8, 2, "sqrt_softplus", hash_routing=True),
+    ]
+    for config in configs:
+        for tokens in (0, 1, 16):
+            hidden = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(tokens))
+            logits = numbers(tokens, 8, torch.float32, 7)
+            arrays: dict[str, Any] = {}
+            if config.correction_bias:
+                arrays["correction_bias"] = torch.linspace(-1, 1, 8)
+            if config.hash_routing:
+                arrays["token_ids"] = torch.arange(tokens) % 3
+                arrays["hash_table"] = torch.tensor([[0, 1], [7, 3], [5, 5]])
+            ids, weights = nv.select_experts(logits, config, **arrays)
+            topk = (torch.full_like(ids, -9), torch.full_like(weights, -9.0))
+            out = layer.run_logits(hidden, logits, config, topk=topk, **arrays)
+            assert torch.equal(out, layer.run(hidden, ids, weights))
+            assert torch.equal(topk[0], ids) and torch.equal(topk[1], weights)
+            assert torch.equal(layer.run_logits(hidden, logits, config, **arrays), out)
+
+
+def test_run_logits_refuses() -> None:
+    layer, hidden, logits = tiny_layer("bf16"), torch.zeros(3, 64), torch.zeros(3, 8)
+    config = nv.RouterConfig(8, 2)
+    with pytest.raises(ValueError, match="router top_k: expected the layer's 2, got 3"):
+        layer.run_logits(
+            hidden, logits, nv.RouterConfig(8, 3), topk=(torch.zeros(3, 3, dtype=torch.int32), torch.zeros(3, 3))
+        )
+    with pytest.raises(ValueError, match="logits"):
+        layer.run_logits(hidden, torch.zeros(3, 9), config)
+    with pytest.raises(ValueError, match="topk_ids"):
+        layer.run_logits(hidden, torch.zeros(4, 8), config)
+    with pytest.raises(ValueError, match="correction_bias"):
+        layer.run_logits(hidden, logits, config, correction_bias=torch.zeros(8))
+    with pytest.raises(ValueError, match="out: expected a tuple of topk_ids and topk_weights"):
+        layer.run_logits(hidden, logits, config, topk=torch.zeros(3, 2))

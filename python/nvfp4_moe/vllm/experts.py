@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._fused_experts import FusedExperts, Placement
+from ..router import RouterConfig
 from . import internals
 from .op import moe_gemm_by
 
@@ -140,12 +141,22 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
             hidden = hidden * topk_weights.to(hidden.dtype)
             topk_weights = torch.ones_like(topk_weights)
         out = torch.empty_like(hidden)
-        workspace = None
-        if self.on_gpu and _workspaces is not None:
-            size_bytes = self.experts.layer.workspace_bytes(hidden.size(0))
-            (workspace,) = _workspaces().get_simultaneous(((size_bytes,), torch.uint8))
-        self._run(hidden, topk_ids, topk_weights, out, workspace)
+        self._run(hidden, topk_ids, topk_weights, out, self._workspace(hidden.size(0)))
         return out
+
+    def selected(self, hidden: Tensor, logits: Tensor, router: RouterConfig) -> Tensor:
+        """(T, H): the same where the router's logits (T, E) come, and the layer selects the experts as it begins."""
+        out = torch.empty_like(hidden)
+        self.experts.run_logits(hidden.contiguous(), logits, router, out, self._workspace(hidden.size(0)))
+        return out
+
+    def _workspace(self, tokens: int) -> Tensor | None:
+        """Of vLLM's, uint8; None: the library's own."""
+        if not self.on_gpu or _workspaces is None:
+            return None
+        size_bytes = self.experts.layer.workspace_bytes(tokens)
+        (workspace,) = _workspaces().get_simultaneous(((size_bytes,), torch.uint8))
+        return workspace
 
     def _run(
         self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor, workspace: Tensor | None

@@ -206,8 +206,10 @@ class Method:
 
     def apply_monolithic(self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None) -> Tensor:
         assert self.router is not None and self.alone is not None
-        topk_ids, topk_weights = self.router.select(router_logits)
-        return self.alone.reduced(x, topk_ids, topk_weights, layer.apply_router_weight_on_input)
+        if layer.apply_router_weight_on_input or torch.compiler.is_compiling():
+            topk_ids, topk_weights = self.router.select(router_logits)
+            return self.alone.reduced(x, topk_ids, topk_weights, layer.apply_router_weight_on_input)
+        return self.alone.selected(x, router_logits, self.router.config)
 
 
 _SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size")

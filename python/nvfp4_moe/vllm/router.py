@@ -1,18 +1,20 @@
 """A layer's router, where the library selects the experts: vLLM then hands the layer its router's logits.
 
-That is vLLM's own interface for kernels which route by themselves. On a GPU it is one kernel less to wait for: the layer's
-first kernel starts while the selection runs.
+That is vLLM's own interface for kernels which route by themselves. On a GPU it is one kernel less to wait for: a run of few
+tokens selects its experts as it begins, and a larger one's first kernel starts while the selection runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import torch_op  # noqa: F401  defines the operators
+from ..router import RouterConfig
 from . import internals
 from .plan import LayerPlan
 
@@ -21,8 +23,15 @@ from .plan import LayerPlan
 class OwnRouter:
     """Softmax over all experts, or over the chosen ones (renormalize)."""
 
+    num_experts: int
     top_k: int
     renormalize: bool
+
+    @functools.cached_property
+    def config(self) -> RouterConfig:
+        return RouterConfig(
+            num_experts=self.num_experts, top_k=self.top_k, scoring="softmax", renormalize=self.renormalize
+        )
 
     def select(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (T, num_experts) to topk_ids int32 and topk_weights float32, both (T, top_k)."""
@@ -42,4 +51,6 @@ def own_router(layer: Any, plan: LayerPlan) -> OwnRouter | None:
         and layer.e_score_correction_bias is None
         and layer.routed_scaling_factor == 1.0
     )
-    return OwnRouter(plan.options["top_k"], bool(layer.renormalize)) if plain else None
+    if not plain:
+        return None
+    return OwnRouter(plan.options["num_experts"], plan.options["top_k"], bool(layer.renormalize))

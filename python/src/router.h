@@ -1,0 +1,44 @@
+// A router's selection as Python asks for it: its arrays, checked, and the call they make.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/router.h"
+#include "tensor.h"
+
+namespace nvfp4_moe::python {
+
+// The fields of the package's RouterConfig, in its order.
+RouterConfig router_config(int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
+                           double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
+                           int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash_routing);
+
+// All but logits may be None.
+struct SelectionArrays {
+  nb::handle logits;           // (T, E) bf16, fp16 or fp32
+  nb::handle correction_bias;  // (E) float32
+  nb::handle token_ids;        // (T) int32 or int64
+  nb::handle hash_table;       // (vocab_size, k) int32 or int64
+  nb::handle out;              // a tuple of topk_ids (T, k) int32 or int64, and topk_weights (T, k) float32
+  nb::handle bad_ids;          // (1) int64
+};
+
+// Keeps its arrays as long as it lives. Where out is None, logits' framework makes the arrays, ids of ids_dtype.
+class Selection {
+ public:
+  Selection(const RouterConfig& config, const SelectionArrays& arrays, DType ids_dtype);
+  const SelectExperts& call() const { return call_; }
+  const Tensor& logits() const { return *logits_; }
+  const Tensor& ids() const { return *ids_; }
+  const Tensor& weights() const { return *weights_; }
+
+ private:
+  SelectExperts call_;
+  std::optional<Tensor> logits_, bias_, token_ids_, table_, bad_ids_, ids_, weights_;
+};
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,219 @@
+// Runs that select their experts on a GPU: what they choose, and the layer on it, has the bits of a selection on the host
+// and a run that is given its ids, whether a kernel of its own selects or each CTA that routes does.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cases/cases.h"
+#include "core/float_formats.h"
+#include "core/random.h"
+#include "core/router.h"
+#include "support/backends.h"
+#include "support/case_run.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// A router and its logits, for the tests below.
+struct Router {
+  RouterConfig config;
+  DType dtype = DType::kF32;
+  int64_t padding = 0;  // elements between rows, and before the first
+};
+
+void store(float value, DType dtype, std::vector<uint8_t>& bytes, int64_t i) {
+  const uint16_t narrow = dtype == DType::kF16 ? fp16_from_float(value) : bf16_from_float(value);
+  const void* const from = dtype == DType::kF32 ? static_cast<const void*>(&value) : &narrow;
+  const auto size = static_cast<size_t>(bits(dtype) / 8);
+  std::memcpy(bytes.data() + static_cast<size_t>(i) * size, from, size);
+}
+
+int64_t stride_of(const Router& router) { return router.config.num_experts + router.padding; }
+
+// (T, E) of the router's type in rows stride_of apart, after `padding` elements: ties, both zeros, and what is not finite.
+std::vector<uint8_t> logits_of(const Router& router, int64_t tokens, uint64_t seed) {
+  const int64_t count = router.padding + tokens * stride_of(router);
+  Random random(seed);
+  std::vector<uint8_t> bytes(static_cast<size_t>(count * bits(router.dtype) / 8));
+  for (int64_t i = 0; i < count; ++i) {
+    float value = static_cast<float>(random.below(64)) / 8.0f - 4.0f;  // exact in all three types
+    if (seed % 3 == 0 && random.below(40) == 0) value = std::numeric_limits<float>::quiet_NaN();
+    if (seed % 3 == 1 && random.below(40) == 0) value = -std::numeric_limits<float>::infinity();
+    if (value == 0.0f && random.below(2) == 0) value = -0.0f;
+    store(value, router.dtype, bytes, i);
+  }
+  return bytes;
+}
+
+class SelectionOnADevice : public test::BackendTest {
+ protected:
+  // Of a run of the case that selects by this router, and of one that is given what the host selects.
+  void expect_same_bits(Case spec, const Router& router, bool captured) {
+    SCOPED_TRACE(testing::Message() << spec.tokens << " tokens, " << router.config.num_experts << " experts, top "
+                                    << router.config.top_k << ", " << to_string(router.config.scoring) << ", "
+                                    << to_string(router.dtype) << ", padding " << router.padding << ", "
+                                    << to_string(spec.options.activation_format));
+    spec.options.num_experts = router.config.num_experts;
+    spec.options.top_k = router.config.top_k;
+    auto data = make_case(spec);
+    ASSERT_OK(data);
+    test::CaseRun given(backend(), *data), selects(backend(), *data);
+    ASSERT_TRUE(given.ok() && selects.ok());
+    const DeviceMemory& memory = *backend().memory;
+    const int64_t experts = router.config.num_experts;
+    std::vector<float> bias(static_cast<size_t>(experts));
+    for (size_t e = 0; e < bias.size(); ++e) bias[e] = static_cast<float>(e * 7 % 16) / 16.0f;
+
+    // The arrays of the run that selects: ids that name no expert, until it writes others.
+    std::vector<uint8_t> out(data->out_bytes());
+    CaseData blank = *data;
+    std::memset(blank.topk_ids.data(), 0x7E, blank.topk_ids.size());
+    for (float& weight : blank.topk_weights) weight = std::nanf("");
+    Batch placed = selects.place(blank.batch(out.data()));
+    auto device_logits = memory.allocate(logits_of(router, spec.tokens, 1).size() + 1, 0, "logits");
+    auto device_bias = memory.allocate(bias.size() * sizeof(float), 0, "bias");
+    ASSERT_TRUE(device_logits.ok() && device_bias.ok());
+    EXPECT_OK(memory.to_device(0, device_bias->data(), bias.data(), bias.size() * sizeof(float), nullptr));
+    SelectExperts call;
+    call.config = router.config;
+    call.tokens = spec.tokens;
+    call.logits_dtype = router.dtype;
+    call.logits_stride = stride_of(router);
+    call.ids_dtype = spec.ids_dtype;
+    SelectExperts on_device = call;
+    on_device.logits = device_logits->data() + router.padding * bits(router.dtype) / 8;
+    on_device.correction_bias =
+        router.config.correction_bias ? reinterpret_cast<const float*>(device_bias->data()) : nullptr;
+    on_device.topk_ids = const_cast<void*>(placed.topk_ids);
+    on_device.topk_weights = const_cast<float*>(placed.topk_weights);
+    placed.selection = &on_device;
+
+    cudaStream_t stream = nullptr;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    if (captured) {
+      EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+      EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+      EXPECT_OK(selects.run_into(placed, serial_executor(), stream));
+      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+      EXPECT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+    }
+    for (uint64_t seed = 1; seed <= (captured ? 4u : 3u); ++seed) {
+      const std::vector<uint8_t> logits = logits_of(router, spec.tokens, seed);
+      call.logits = logits.data() + router.padding * bits(router.dtype) / 8;
+      call.correction_bias = router.config.correction_bias ? bias.data() : nullptr;
+      call.topk_ids = data->topk_ids.data();
+      call.topk_weights = data->topk_weights.data();
+      select_experts(call);
+      const std::vector<uint8_t> expected = given.run(*data);
+
+      selects.poison();
+      EXPECT_OK(memory.to_device(0, device_logits->data(), logits.data(), logits.size(), nullptr));
+      if (captured)
+        EXPECT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+      else
+        EXPECT_OK(selects.run_into(placed, serial_executor()));
+      if (captured) EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      selects.fetch(placed, out.data());
+      EXPECT_EQ(test::difference(expected, out, spec.out_dtype, spec.options.hidden_size), "") << "seed " << seed;
+      EXPECT_EQ(std::memcmp(given.buffers().status, selects.buffers().status, sizeof(RunStatus)), 0);
+      EXPECT_EQ(selects.broken_guard(), -1);
+      std::vector<uint8_t> ids(data->topk_ids.size());
+      std::vector<float> weights(data->topk_weights.size());
+      EXPECT_OK(memory.to_host(0, ids.data(), placed.topk_ids, ids.size(), nullptr));
+      EXPECT_OK(memory.to_host(0, weights.data(), placed.topk_weights, weights.size() * sizeof(float), nullptr));
+      EXPECT_EQ(ids, data->topk_ids) << "seed " << seed;
+      EXPECT_EQ(std::memcmp(weights.data(), data->topk_weights.data(), weights.size() * sizeof(float)), 0);
+    }
+    if (captured) {
+      EXPECT_EQ(cudaGraphExecDestroy(replay), cudaSuccess);
+      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    }
+  }
+
+  static Case small(int64_t tokens, ActivationFormat format, int64_t experts, int64_t shared_size = 0) {
+    Case spec;
+    spec.options.hidden_size = 144;
+    spec.options.intermediate_size = 48;
+    spec.options.shared_intermediate_size = shared_size;
+    spec.options.activation_format = format;
+    spec.options.num_experts = experts;
+    spec.range = {0, experts};
+    spec.tokens = tokens;
+    spec.out_dtype = DType::kF32;
+    return spec;
+  }
+  static Router softmax(int64_t experts, int64_t top_k, bool renormalize) {
+    Router router;
+    router.config.num_experts = experts;
+    router.config.top_k = top_k;
+    router.config.renormalize = renormalize;
+    return router;
+  }
+};
+
+TEST_P(SelectionOnADevice, OfFewTokens) {
+  for (const int64_t tokens : {1, 2, 4})
+    for (const ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4})
+      expect_same_bits(small(tokens, format, 128), softmax(128, 8, true), false);
+  expect_same_bits(small(4, ActivationFormat::kBf16, 8, 32), softmax(8, 2, false), false);
+  expect_same_bits(small(3, ActivationFormat::kNvfp4, 40, 32), softmax(40, 6, false), false);
+}
+
+// Types, strides and alignments of logits, experts of one rank, ids of 64 bits, hidden in other types.
+TEST_P(SelectionOnADevice, OfEveryKindOfArray) {
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16})
+    for (const int64_t padding : {0, 8, 3}) {
+      Router router = softmax(136, 8, true);
+      router.dtype = dtype;
+      router.padding = padding;
+      Case spec = small(2, ActivationFormat::kBf16, 136);
+      spec.range = {40, 50};
+      spec.ids_dtype = padding == 8 ? DType::kI64 : DType::kI32;
+      spec.hidden_dtype = dtype;
+      expect_same_bits(spec, router, false);
+    }
+}
+
+// What no CTA selects for itself: many tokens or experts, a bias, groups.
+TEST_P(SelectionOnADevice, ByAKernelOfItsOwn) {
+  expect_same_bits(small(5, ActivationFormat::kBf16, 128), softmax(128, 8, true), false);
+  expect_same_bits(small(33, ActivationFormat::kNvfp4, 16), softmax(16, 4, false), false);
+  expect_same_bits(small(2, ActivationFormat::kBf16, 264), softmax(264, 8, true), false);
+  Router biased = softmax(32, 4, true);
+  biased.config.scoring = Scoring::kSigmoid;
+  biased.config.correction_bias = true;
+  expect_same_bits(small(2, ActivationFormat::kBf16, 32), biased, false);
+  Router grouped = softmax(32, 4, true);
+  grouped.config.num_expert_group = 4;
+  grouped.config.topk_group = 2;
+  expect_same_bits(small(2, ActivationFormat::kBf16, 32), grouped, false);
+  Case weighed = small(2, ActivationFormat::kBf16, 16);
+  weighed.options.router_weight = RouterWeight::kOnInput;
+  expect_same_bits(weighed, softmax(16, 1, false), false);
+  Case before = small(2, ActivationFormat::kBf16, 16);
+  before.options.router_weight = RouterWeight::kBeforeDown;
+  expect_same_bits(before, softmax(16, 2, true), false);
+}
+
+TEST_P(SelectionOnADevice, InAGraphThatIsReplayed) {
+  for (const int64_t tokens : {1, 3, 12})
+    expect_same_bits(small(tokens, ActivationFormat::kBf16, 128), softmax(128, 8, true), true);
+}
+
+TEST_P(SelectionOnADevice, NoTokens) {
+  expect_same_bits(small(0, ActivationFormat::kBf16, 16), softmax(16, 2, true), false);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, SelectionOnADevice, ::testing::ValuesIn(test::device_backends()),
+                         test::hardware_test_name<Backend>);
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,4 +1,4 @@
-"""The SGLang of the environment on a CPU, and this package's plugin beside it as an installed one would be."""
+"""The SGLang of the environment on a CPU or a GPU, and this package's plugin beside it as an installed one would be."""
 
 import importlib.util
 import json
@@ -50,20 +50,23 @@ def plugin_path(tmp_path_factory):
     return folder
 
 
+CPU = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NVFP4_MOE_THREADS": "1"}
+
+
 @pytest.fixture(scope="session")
 def environment(plugin_path):
-    """Variables of a process that runs SGLang on a CPU and finds the plugin; more come as keywords, None takes one away."""
+    """Variables of a process that runs SGLang and finds the plugin; more come as keywords, None takes one away."""
+
+    import torch
+
+    on_gpu = torch.cuda.is_available()
 
     def make(**variables):
         package = pathlib.Path(nvfp4_moe.__file__).parents[1]
-        paths = [str(package), str(HERE / "stubs"), str(HERE), str(plugin_path)]
-        env = dict(os.environ, PYTHONPATH=":".join(paths), SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
-        env |= {
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "NVFP4_MOE_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
+        stubs = [] if on_gpu else [str(HERE / "stubs")]
+        paths = [str(package), *stubs, str(HERE), str(plugin_path), os.environ.get("PYTHONPATH", "")]
+        env = dict(os.environ, PYTHONPATH=":".join(filter(None, paths)), HF_HUB_OFFLINE="1")
+        env |= {"TOKENIZERS_PARALLELISM": "false"} | ({} if on_gpu else CPU)
         for name in ("NVFP4_MOE", "NVFP4_MOE_ACTIVATIONS", "SGLANG_PLUGINS"):
             env.pop(name, None)
         for name, value in variables.items():
@@ -75,10 +78,13 @@ def environment(plugin_path):
 
 @pytest.fixture(scope="session")
 def serve(environment, tmp_path_factory):
-    """serve(model, reload=None, variables={}, **arguments of Engine) -> (rounds or None, exit status, log)."""
+    """serve(model, reload=None, record=True, variables={}, **arguments of Engine) -> (rounds or None, exit status, log).
 
-    def run(model, *, reload=None, variables=None, **arguments):
-        folder = tmp_path_factory.mktemp("serve")
+    record: whether the routers' decisions are written down, which a captured graph cannot do.
+    """
+
+    def run(model, *, reload=None, record=True, variables=None, **arguments):
+        folder = tmp_path_factory.mktemp(f"serve-{pathlib.Path(model).name}-")
         job = {"model": str(model), "arguments": arguments} | ({"reload": str(reload)} if reload else {})
         (folder / "job.json").write_text(json.dumps(job))
         command = [sys.executable, str(HERE / "serve.py"), str(folder / "job.json"), str(folder / "result.json")]
@@ -86,7 +92,7 @@ def serve(environment, tmp_path_factory):
             # A session of its own, and output to a file: SGLang's children may outlive it.
             process = subprocess.Popen(
                 command,
-                env=environment(NVFP4_RECORD=str(folder / "routers"), **(variables or {})),
+                env=environment(NVFP4_RECORD=str(folder / "routers") if record else None, **(variables or {})),
                 stdout=log,
                 stderr=log,
                 cwd=folder,

@@ -1,9 +1,10 @@
-"""One start of SGLang's engine on a CPU, in a process of its own: serve.py JOB.json RESULT.json.
+"""One start of SGLang's engine on a GPU, or on a CPU where there is none, in a process of its own: serve.py JOB.json RESULT.json.
 
 JOB: {"model", "arguments" of Engine, "reload": a model directory to load weights from before a second round}. RESULT:
 {"rounds": [[{"prompt", "tokens", "logprobs", "routers"}, ...], ...]}: for each prompt, alone in its batch, the greedy
 tokens; by position of prompt and tokens but the last, the log-probabilities of the likeliest next tokens, {token:
-log-probability}; and by layer and position {"logits", "experts"} of the router, as record.py writes them.
+log-probability}; and by layer and position {"logits", "experts"} of the router, as record.py writes them (no layer where
+NVFP4_RECORD names no file).
 """
 
 import json
@@ -20,6 +21,9 @@ PROMPTS = [
     [90, 12, 44, 180],
 ]
 NEW_TOKENS, TOP = 12, 20
+CPU = {"device": "cpu", "attention_backend": "torch_native"}
+# Neither backend is flashinfer, which is of GBs and built by a JIT compiler.
+GPU = {"device": "cuda", "attention_backend": "triton"}
 
 
 def by_token(steps):
@@ -28,7 +32,9 @@ def by_token(steps):
 
 
 def read_routers(record):
-    """[layer] -> {"logits": (T, E), "experts": (T, top_k)} of all calls since the last reading."""
+    """[layer] -> {"logits": (T, E), "experts": (T, top_k)} of all calls since the last reading; nothing of no record."""
+    if record is None:
+        return []
     layers = {}
     lines = open(record).read().splitlines() if os.path.exists(record) else []
     for line in lines:
@@ -61,15 +67,14 @@ def generate(engine, record):
 
 
 def main():
+    import torch
     from sglang.srt.entrypoints.engine import Engine
 
     with open(sys.argv[1]) as file:
         job = json.load(file)
-    record = os.environ["NVFP4_RECORD"]
+    record = os.environ.get("NVFP4_RECORD")
     arguments = {
-        "device": "cpu",
         "skip_tokenizer_init": True,
-        "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
         "disable_radix_cache": True,
         "disable_overlap_schedule": True,
@@ -79,7 +84,8 @@ def main():
         "mem_fraction_static": 0.1,
         "random_seed": 0,
         "log_level": "info",
-    }
+        "decode_log_interval": 1,
+    } | (GPU if torch.cuda.is_available() else CPU)
     engine = Engine(model_path=job["model"], **{**arguments, **job.get("arguments", {})})
     try:
         rounds = [generate(engine, record)]

@@ -83,6 +83,8 @@ def main() -> None:
     import vllm
 
     options: dict[str, object] = {} if ours else {"moe_backend": asked.backend}
+    if asked.gate:
+        options["gpu_memory_utilization"] = 0.3  # what it asks to be free as it starts, beside the other engine
     if asked.attention:
         options["attention_backend"] = asked.attention
     begun = time.perf_counter()

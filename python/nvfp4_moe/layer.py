@@ -215,7 +215,7 @@ class MoeLayer(_core.Layer):
             stream,
             shared_weights,
             workspace,
-            *router._fields(),
+            router._fields(),
         )
 
     @property

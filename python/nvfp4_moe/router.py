@@ -37,7 +37,7 @@ class RouterConfig:
     hash_routing: bool = False
 
     def __post_init__(self) -> None:
-        _core.check_router_config(*self._fields())
+        _core.check_router_config(self._fields())
 
     def _fields(self) -> tuple[int, int, str, bool, float, float, int, int, str, bool, bool]:
         return (
@@ -101,28 +101,8 @@ def select_experts(
     stay there: one kernel in torch's current stream, with the host's bits, that a CUDA graph can hold. Raises ValueError
     on shapes, dtypes and devices.
     """
-    (experts, top_k, scoring, renormalize, epsilon, factor, groups, topk_group, group_score, bias, hash_routing) = (
-        config._fields()
-    )
     return _core.select_experts(
-        logits,
-        correction_bias,
-        token_ids,
-        hash_table,
-        ids_dtype,
-        out,
-        bad_ids,
-        experts,
-        top_k,
-        scoring,
-        renormalize,
-        epsilon,
-        factor,
-        groups,
-        topk_group,
-        group_score,
-        bias,
-        hash_routing,
+        logits, correction_bias, token_ids, hash_table, ids_dtype, out, bad_ids, config._fields()
     )
 
 

@@ -166,15 +166,10 @@ nb::object run(const PyLayer& self, nb::handle hidden, nb::handle topk_ids, nb::
 
 nb::object run_logits(const PyLayer& self, nb::handle hidden, nb::handle logits, nb::handle correction_bias,
                       nb::handle token_ids, nb::handle hash_table, nb::handle topk, nb::handle out, nb::handle stream,
-                      nb::handle shared_weights, nb::handle workspace, int64_t num_experts, int64_t top_k,
-                      const std::string& scoring, bool renormalize, double renormalize_epsilon,
-                      double routed_scaling_factor, int64_t num_expert_group, int64_t topk_group,
-                      const std::string& group_score, bool correction_bias_wanted, bool hash_routing) {
-  const RouterConfig config =
-      router_config(num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor,
-                    num_expert_group, topk_group, group_score, correction_bias_wanted, hash_routing);
+                      nb::handle shared_weights, nb::handle workspace, const RouterFields& router) {
   const nb::object none = nb::none();
-  const Selection selection(config, {logits, correction_bias, token_ids, hash_table, topk, none}, DType::kI32);
+  const Selection selection(router_config(router), {logits, correction_bias, token_ids, hash_table, topk, none},
+                            DType::kI32);
   return run_layer(self.open(), {hidden, selection.ids().object(), selection.weights().object(), shared_weights, out,
                                  stream, workspace, &selection.call()});
 }
@@ -303,10 +298,7 @@ void bind_layer(nb::module_& m) {
       .def("_run_logits", &run_logits, nb::arg("hidden").none(), nb::arg("logits").none(),
            nb::arg("correction_bias").none(), nb::arg("token_ids").none(), nb::arg("hash_table").none(),
            nb::arg("topk").none(), nb::arg("out").none(), nb::arg("stream").none(), nb::arg("shared_weights").none(),
-           nb::arg("workspace").none(), nb::arg("num_experts"), nb::arg("top_k"), nb::arg("scoring"),
-           nb::arg("renormalize"), nb::arg("renormalize_epsilon"), nb::arg("routed_scaling_factor"),
-           nb::arg("num_expert_group"), nb::arg("topk_group"), nb::arg("group_score"),
-           nb::arg("correction_bias_wanted"), nb::arg("hash_routing"))
+           nb::arg("workspace").none(), nb::arg("router"))
       .def(
           "describe_run_json",
           [](const PyLayer& self, int64_t tokens) { return take(self.layer().describe_run_json(tokens)); },

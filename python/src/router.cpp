@@ -2,8 +2,6 @@
 // checks it and does the work. On a GPU that is enqueued in the framework's current stream, and nothing is read back.
 #include "router.h"
 
-#include <nanobind/stl/string.h>
-
 #include <optional>
 #include <string>
 
@@ -11,11 +9,9 @@
 
 namespace nvfp4_moe::python {
 
-// The fields of the package's RouterConfig, in its order.
-RouterConfig router_config(int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
-                           double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
-                           int64_t topk_group, const std::string& group_score, bool correction_bias,
-                           bool hash_routing) {
+RouterConfig router_config(const RouterFields& fields) {
+  const auto& [num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor, num_expert_group,
+               topk_group, group_score, correction_bias, hash_routing] = fields;
   RouterConfig config;
   config.num_experts = num_experts;
   config.top_k = top_k;
@@ -35,13 +31,6 @@ RouterConfig router_config(int64_t num_experts, int64_t top_k, const std::string
 namespace {
 
 using Two = nb::typed<nb::tuple, nb::any, nb::any>;  // ids, weights
-
-void check_router_config(int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
-                         double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
-                         int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash_routing) {
-  router_config(num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor, num_expert_group,
-                topk_group, group_score, correction_bias, hash_routing);
-}
 
 // (T, E) with rows that lie anywhere but one after the other's elements: what is not so is copied.
 Tensor logits_of(nb::handle object) {
@@ -144,14 +133,8 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
 namespace {
 
 Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle token_ids, nb::handle hash_table,
-                   const std::string& ids_dtype, nb::handle out, nb::handle bad_ids, int64_t num_experts, int64_t top_k,
-                   const std::string& scoring, bool renormalize, double renormalize_epsilon,
-                   double routed_scaling_factor, int64_t num_expert_group, int64_t topk_group,
-                   const std::string& group_score, bool correction_bias_wanted, bool hash_routing) {
-  const RouterConfig config =
-      router_config(num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor,
-                    num_expert_group, topk_group, group_score, correction_bias_wanted, hash_routing);
-  const Selection selection(config, {logits, correction_bias, token_ids, hash_table, out, bad_ids},
+                   const std::string& ids_dtype, nb::handle out, nb::handle bad_ids, const RouterFields& router) {
+  const Selection selection(router_config(router), {logits, correction_bias, token_ids, hash_table, out, bad_ids},
                             ids_dtype_named(ids_dtype));
   const SelectExperts& call = selection.call();
   void* const stream = selection.logits().stream_or(nb::none());
@@ -168,12 +151,11 @@ Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle tok
 }  // namespace
 
 void bind_router(nb::module_& m) {
-  m.def("check_router_config", &check_router_config);
+  m.def(
+      "check_router_config", [](const RouterFields& router) { (void)router_config(router); }, nb::arg("router"));
   m.def("select_experts", &select_experts, nb::arg("logits"), nb::arg("correction_bias").none(),
         nb::arg("token_ids").none(), nb::arg("hash_table").none(), nb::arg("ids_dtype"), nb::arg("out").none(),
-        nb::arg("bad_ids").none(), nb::arg("num_experts"), nb::arg("top_k"), nb::arg("scoring"), nb::arg("renormalize"),
-        nb::arg("renormalize_epsilon"), nb::arg("routed_scaling_factor"), nb::arg("num_expert_group"),
-        nb::arg("topk_group"), nb::arg("group_score"), nb::arg("correction_bias_wanted"), nb::arg("hash_routing"));
+        nb::arg("bad_ids").none(), nb::arg("router"));
 }
 
 }  // namespace nvfp4_moe::python

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "core/router.h"
 #include "tensor.h"
@@ -13,9 +16,10 @@
 namespace nvfp4_moe::python {
 
 // The fields of the package's RouterConfig, in its order.
-RouterConfig router_config(int64_t num_experts, int64_t top_k, const std::string& scoring, bool renormalize,
-                           double renormalize_epsilon, double routed_scaling_factor, int64_t num_expert_group,
-                           int64_t topk_group, const std::string& group_score, bool correction_bias, bool hash_routing);
+using RouterFields =
+    std::tuple<int64_t, int64_t, std::string, bool, double, double, int64_t, int64_t, std::string, bool, bool>;
+// Checked.
+RouterConfig router_config(const RouterFields& fields);
 
 // All but logits may be None.
 struct SelectionArrays {

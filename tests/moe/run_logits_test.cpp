@@ -16,7 +16,7 @@ namespace {
 using testing::HasSubstr;
 
 class RunLogits : public testing::Test {
- protected:
+ public:
   RunLogits() {
     router.num_experts = c.tiny.options.num_experts;
     router.top_k = c.tiny.options.top_k;

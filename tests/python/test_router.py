@@ -285,10 +285,10 @@ def test_run_logits_is_a_selection_and_a_run(activation_format: str) -> None:
 def test_run_logits_refuses() -> None:
     layer, hidden, logits = tiny_layer("bf16"), torch.zeros(3, 64), torch.zeros(3, 8)
     config = nv.RouterConfig(8, 2)
-    with pytest.raises(ValueError, match="router top_k: expected the layer's 2, got 3"):
-        layer.run_logits(
-            hidden, logits, nv.RouterConfig(8, 3), topk=(torch.zeros(3, 3, dtype=torch.int32), torch.zeros(3, 3))
-        )
+    with pytest.raises(ValueError, match="router num_experts: expected the layer's 8, got 9"):
+        layer.run_logits(hidden, torch.zeros(3, 9), nv.RouterConfig(9, 2))
+    with pytest.raises(ValueError, match=r"topk_ids: expected \(3, 2\) int32 or int64 on cpu"):
+        layer.run_logits(hidden, logits, nv.RouterConfig(8, 3))
     with pytest.raises(ValueError, match="logits"):
         layer.run_logits(hidden, torch.zeros(3, 9), config)
     with pytest.raises(ValueError, match="topk_ids"):

@@ -159,8 +159,9 @@ class SelectionOnADevice : public test::BackendTest {
   }
 };
 
-TEST_P(SelectionOnADevice, OfFewTokens) {
-  for (const int64_t tokens : {1, 2, 4})
+// Few enough for compute-sanitizer.
+TEST_P(SelectionOnADevice, AFewTokens) {
+  for (const int64_t tokens : {1, 4})
     for (const ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4})
       expect_same_bits(small(tokens, format, 128), softmax(128, 8, true), false);
   expect_same_bits(small(4, ActivationFormat::kBf16, 8, 32), softmax(8, 2, false), false);

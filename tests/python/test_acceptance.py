@@ -272,14 +272,8 @@ def kit(tmp_path):
 
 
 STEPS = ["build", "machine-code", "doctor", "probes", "exact-sums", "steps", "layers", "graphs-and-repeats"]
-STEPS += [
-    "sanitize-memcheck",
-    "sanitize-racecheck",
-    "sanitize-initcheck",
-    "sanitize-synccheck",
-    "bench",
-    "configurations",
-]
+STEPS += [f"sanitize-{tool}" for tool in ("memcheck", "racecheck", "initcheck", "synccheck")]
+STEPS += ["bench", "configurations"]
 
 
 def states(report: dict) -> dict[str, str]:
@@ -373,9 +367,8 @@ def test_what_is_absent_on_a_device_is_incomplete(kit):
 
 
 def test_a_gpu_whose_bounds_were_measured_has_no_step_for_them(kit):
-    options = ("--only", "build", "--skip", "build")  # the list alone: the stand-ins play another GPU
     executable(kit.tools / "nvidia-smi", TOOLS["nvidia-smi"].replace("12.0", "9.0"))
-    _, said, report = kit(*options)
+    _, said, report = kit("--only", "build", "--skip", "build")  # the list alone: the stand-ins play another GPU
     assert list(states(report)) == [name for name in STEPS if name != "configurations"], said
 
 

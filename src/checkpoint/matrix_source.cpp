@@ -85,7 +85,7 @@ Status MatrixSource::read_codes(Storage& storage) {
 Status MatrixSource::read_scales(Storage& storage) { return read_matrix(scales_place, 1, storage, memory, scales); }
 
 Status MatrixSource::check_unchanged() const {
-  for (const SafetensorsFile* file : {codes_place.file, scales_place.file, tensor_scale_file})
+  for (const TensorFile* file : {codes_place.file, scales_place.file, tensor_scale_file})
     if (file != nullptr) NVFP4_MOE_TRY(file->check_unchanged());
   return {};
 }

@@ -1,7 +1,7 @@
 // One expert matrix and where it lies in the files: places, strides and scalars, as matrix_resolver.h finds them. Private
 // to the room.
 //
-// A matrix has a place in its file until read_codes and read_scales copy its bytes (SafetensorsFile::read), and a matrix
+// A matrix has a place in its file until read_codes and read_scales copy its bytes (TensorFile::read), and a matrix
 // of memory from then on. They are types apart, because a place has no bytes to look at.
 //
 // Rows are output channels, columns run along K. Strides are bytes, so that one form covers tensors per expert
@@ -21,7 +21,7 @@ namespace nvfp4_moe {
 
 // A byte matrix (rows, cols) in a file; one of the two strides is 1 (or the element's size for floats).
 struct MatrixPlace {
-  const SafetensorsFile* file = nullptr;  // null: there is no such matrix
+  const TensorFile* file = nullptr;  // null: there is no such matrix
   uint64_t offset = 0;                    // of element (0, 0), from the file's first byte
   int64_t rows = 0;
   int64_t cols = 0;
@@ -56,7 +56,7 @@ struct MatrixSource {
   int phase = 0;             // MXFP4: 1 where the first 16 columns are the second half of their scale's block
   DType dtype = DType::kU8;
   float tensor_scale = 1;                              // to be multiplied, whatever the file holds
-  const SafetensorsFile* tensor_scale_file = nullptr;  // null where no file holds one
+  const TensorFile* tensor_scale_file = nullptr;  // null where no file holds one
 
   MatrixSource row_slice(int64_t first, int64_t count) const;
   MatrixSource col_slice(int64_t first, int64_t count) const;  // multiples of 16

@@ -67,7 +67,8 @@ class Fields {
   }
 
   Status refuse(std::string_view field, std::string_view expected, const GgufValue& value) const {
-    return bad_input(fmt::format("metadata '{}': expected {}, got {}", printable(key(field)), expected, describe(value)));
+    return bad_input(
+        fmt::format("metadata '{}': expected {}, got {}", printable(key(field)), expected, describe(value)));
   }
 
   Result<std::optional<int64_t>> integer(std::string_view field, int64_t low, int64_t high) const {
@@ -133,7 +134,8 @@ Status read_activation(const Fields& fields, const Row& row, MoeOptions& options
   if (limits.empty()) return fields.missing("swiglu_clamp_exp");
   const double limit = limits.front();
   const auto same = [&](double other) { return other == limit; };
-  if (!std::all_of(limits.begin(), limits.end(), same) || !std::all_of(shared_limits.begin(), shared_limits.end(), same))
+  if (!std::all_of(limits.begin(), limits.end(), same) ||
+      !std::all_of(shared_limits.begin(), shared_limits.end(), same))
     return unsupported(
         fmt::format("metadata '{}': layers with several limits are not implemented", fields.key("swiglu_clamp_exp")));
   const auto rounded = static_cast<float>(limit);
@@ -162,7 +164,8 @@ Status read_shared(const Fields& fields, const Row& row, ModelInfo& out) {
   return {};
 }
 
-// Blocks behind the model's own predict tokens further ahead. Files were also written that count these blocks nowhere.
+// Blocks behind the model's own predict tokens further ahead. There are files that declare them and hold none, whose
+// blocks are all the model's own.
 bool has_prediction_block(const TensorIndex& index, int64_t block) {
   const std::string prefix = fmt::format("blk.{}.nextn.", block);
   const auto found = index.tensors().lower_bound(prefix);

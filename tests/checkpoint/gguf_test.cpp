@@ -24,7 +24,8 @@ using test::TempDir;
 using testing::HasSubstr;
 
 constexpr int64_t kHidden = 128, kIntermediate = 64;
-constexpr size_t kUp = 3, kScale = 1, kInputScale = 2;  // of gguf_model's tensors of a layer: up's, and the parts' steps
+constexpr size_t kUp = 3, kScale = 1,
+                 kInputScale = 2;  // of gguf_model's tensors of a layer: up's, and the parts' steps
 constexpr size_t kExpertBytes = kIntermediate * kHidden / 64 * 36;
 
 void put_float(std::string& bytes, size_t index, float value) {
@@ -207,7 +208,8 @@ ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) 
         builder.number(other, other == field ? value : usual);
       }
       builder.text("general.architecture", "qwen3moe").number("qwen3moe.expert_used_count", 1);
-      for (const auto& tensor : gguf_model().tensors()) builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
+      for (const auto& tensor : gguf_model().tensors())
+        builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
       test::write_file(dir.file("model.gguf"), builder.bytes());
       attacked();
       const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));

@@ -54,17 +54,18 @@ void check_model(const std::string& path) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
-  // With data for any header, to find how much it names.
-  const auto sized = parse_gguf_header(std::as_bytes(std::span(bytes)), size);
-  if (!sized.ok()) {
-    std::string longer = bytes;
-    for (uint64_t extra = 32; extra <= kMaxData; extra += 32) {
-      longer.resize(size + extra, '\x38');
-      const auto header = parse_gguf_header(std::as_bytes(std::span(longer)), longer.size());
-      if (!header.ok()) continue;
+  // How much data the header names: too little is cut off, too much is refused otherwise.
+  std::string longer = bytes;
+  for (uint64_t low = 0, high = kMaxData; low < high;) {
+    const uint64_t middle = (low + high) / 2;
+    longer.resize(size + middle, '\x38');
+    const auto header = parse_gguf_header(std::as_bytes(std::span(longer)), longer.size());
+    if (header.ok()) {
       bytes = longer;
       break;
     }
+    const bool cut = header.status().message().find("cut off") != std::string::npos;
+    (cut ? low : high) = cut ? middle + 1 : middle;
   }
   const auto header = parse_gguf_header(std::as_bytes(std::span(bytes)), bytes.size());
   if (!header.ok()) {

@@ -62,11 +62,13 @@ std::vector<Case> cases() {
   };
   const auto pair = [&](const std::string& name, const std::string& key, uint32_t type, const std::string& bytes,
                         std::vector<std::string> words) {
-    edited(name, [&](GgufBuilder& b) { b.raw(key, type, bytes); }, std::move(words));
+    edited(
+        name, [&](GgufBuilder& b) { b.raw(key, type, bytes); }, std::move(words));
   };
   const auto shaped = [&](const std::string& name, const std::vector<uint64_t>& shape, uint32_t type,
                           std::vector<std::string> words) {
-    edited(name, [&](GgufBuilder& b) { b.tensors()[0].shape = shape, b.tensors()[0].type = type; }, std::move(words));
+    edited(
+        name, [&](GgufBuilder& b) { b.tensors()[0].shape = shape, b.tensors()[0].type = type; }, std::move(words));
   };
 
   file("empty", "", {"magic", "cut off"});
@@ -120,9 +122,11 @@ std::vector<Case> cases() {
   shaped("scalar_of_blocks", {}, GgufBuilder::kMxfp4, {"tensor 'x'", "whole blocks of 32", "MXFP4"});
   shaped("larger_than_its_data", {1, 64}, GgufBuilder::kF32, {"tensor 'x'", "cut off"});
   shaped("smaller_than_its_data", {0, 2}, GgufBuilder::kF32, {"data: expected 0 to 0 bytes", "got 32"});
-  edited("offset_unaligned", [](GgufBuilder& b) { b.tensors()[0].offset = 4; }, {"multiple of the alignment 32", "got 4"});
+  edited("offset_unaligned", [](GgufBuilder& b) { b.tensors()[0].offset = 4; },
+         {"multiple of the alignment 32", "got 4"});
   edited("offset_2_63", [](GgufBuilder& b) { b.tensors()[0].offset = INT64_MAX - 31; }, {"tensor 'x'", "offset"});
-  edited("hole_at_the_start", [](GgufBuilder& b) { b.tensors()[0].offset = 32; }, {"tensor 'x'", "expected 0", "got 32"});
+  edited("hole_at_the_start", [](GgufBuilder& b) { b.tensors()[0].offset = 32; },
+         {"tensor 'x'", "expected 0", "got 32"});
   edited("overlap", [](GgufBuilder& b) { b.tensor("y", {1}, 0, "1234"), b.tensors()[1].offset = 0; },
          {"tensor 'y'", "expected 32", "got 0"});
   edited("hole_between", [](GgufBuilder& b) { b.tensor("y", {1}, 0, "1234"), b.tensors()[1].offset = 64; },
@@ -158,7 +162,8 @@ TEST(HostileGguf, TheGoodFilesAreGood) {
   GgufBuilder builder;
   builder.text("general.architecture", "qwen3moe").real("r", 1.5f).number("n", 7);
   builder.raw("array", 9, le32(5) + le64(2) + le32(3) + le32(~0u)).raw("flag", 7, "\1");
-  builder.raw("long", 8, gguf_text(std::string(5000, 'x'))).raw("words", 9, le32(8) + le64(2) + gguf_text("a") + gguf_text(""));
+  builder.raw("long", 8, gguf_text(std::string(5000, 'x')))
+      .raw("words", 9, le32(8) + le64(2) + gguf_text("a") + gguf_text(""));
   builder.tensor("x", {2, 2}, GgufBuilder::kF32, std::string(16, 'x'));
   builder.tensor("empty", {0, 2}, GgufBuilder::kF32, "");
   builder.tensor("blocks", {3, 128}, GgufBuilder::kNvfp4, std::string(3 * 72, 'b'));

@@ -39,7 +39,9 @@ GgufBuilder& GgufBuilder::real(const std::string& key, float value) {
   return raw(key, 6, le32(bits));
 }
 
-GgufBuilder& GgufBuilder::text(const std::string& key, const std::string& value) { return raw(key, 8, gguf_text(value)); }
+GgufBuilder& GgufBuilder::text(const std::string& key, const std::string& value) {
+  return raw(key, 8, gguf_text(value));
+}
 
 GgufBuilder& GgufBuilder::tensor(const std::string& name, const std::vector<uint64_t>& shape, uint32_t type,
                                  const std::string& bytes) {

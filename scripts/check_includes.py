@@ -49,7 +49,9 @@ OUTSIDE = {
 }
 OUTSIDE["src/safetensors/"] = r"cuda"
 # The trees of nlohmann::json allocate when they are destroyed, which ends the process where memory is short: Json.
-OUTSIDE |= {f"src/{room}/": r"(cuda|nlohmann)" for room in ("gguf", "checkpoint", "convert", "judge", "moe", "verify", "c_api")}
+OUTSIDE |= {
+    f"src/{room}/": r"(cuda|nlohmann)" for room in ("gguf", "checkpoint", "convert", "judge", "moe", "verify", "c_api")
+}
 INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')
 
 

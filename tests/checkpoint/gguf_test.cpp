@@ -159,14 +159,13 @@ TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
 
 TEST(Gguf, MatricesLargerThanOneReadAreWhole) {
   TempDir dir;
-  const GgufBuilder builder = gguf_model({.experts = 2, .hidden = 2048, .intermediate = 1024, .layers = 1});
+  GgufBuilder builder = gguf_model({.experts = 2, .hidden = 2048, .intermediate = 1024, .layers = 1});
   test::write_file(dir.file("model.gguf"), builder.bytes());
   const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
   ASSERT_OK(checkpoint);
   const auto loaded = checkpoint->expert(0, 1);
   ASSERT_OK(loaded);
-  const GgufBuilder up = gguf_model({.experts = 2, .hidden = 2048, .intermediate = 1024, .layers = 1});
-  const std::string& blocks = up.tensors()[kUp].bytes;
+  const std::string& blocks = builder.tensors()[kUp].bytes;
   const size_t row_bytes = 2048 / 64 * 36;
   for (int64_t r = 0; r < 1024; ++r) {
     for (int64_t b = 0; b < 2048 / 64; ++b) {
@@ -200,6 +199,7 @@ ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) 
   const char* const kFields[] = {"qwen3moe.expert_count", "qwen3moe.embedding_length", "qwen3moe.block_count",
                                  "qwen3moe.expert_feed_forward_length"};
   TempDir dir;
+  GgufBuilder model = gguf_model();
   for (const char* field : kFields) {
     for (const uint32_t value : {0u, 1u << 14, 1u << 16, 1u << 20, ~0u}) {
       GgufBuilder builder;
@@ -208,8 +208,7 @@ ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) 
         builder.number(other, other == field ? value : usual);
       }
       builder.text("general.architecture", "qwen3moe").number("qwen3moe.expert_used_count", 1);
-      for (const auto& tensor : gguf_model().tensors())
-        builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
+      for (const auto& tensor : model.tensors()) builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
       test::write_file(dir.file("model.gguf"), builder.bytes());
       attacked();
       const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));

@@ -105,7 +105,9 @@ class Model:
         rng = np.random.default_rng(seed)
         self.add("token_embd.weight", rng.normal(size=(16, HIDDEN)).astype(np.float32), Type.F32)
         for layer in self.row.layers:
-            self.add(f"blk.{layer}.ffn_gate_inp.weight", rng.normal(size=(EXPERTS, HIDDEN)).astype(np.float32), Type.F32)
+            self.add(
+                f"blk.{layer}.ffn_gate_inp.weight", rng.normal(size=(EXPERTS, HIDDEN)).astype(np.float32), Type.F32
+            )
             stacks = {p: random_tensor(rng, kind, (EXPERTS, *shape_of(p))) for p in PROJECTIONS}
             factors = {p: np.ones(EXPERTS, np.float32) for p in PROJECTIONS}
             if kind == Type.NVFP4 and scales:
@@ -128,7 +130,8 @@ class Model:
                     self.add(f"blk.{layer}.ffn_{p}_shexp.weight", stored, shared_kind)
                     if shared_kind == Type.NVFP4:
                         self.add(f"blk.{layer}.ffn_{p}_shexp.scale", np.array([factor]), Type.F32)
-                    self.values[layer, "shared " + p] = dequantized(stored, shared_kind) * factor
+                    if shared_kind in (Type.NVFP4, Type.MXFP4):
+                        self.values[layer, "shared " + p] = dequantized(stored, shared_kind) * factor
 
     def add(self, name: str, array: np.ndarray, kind: Type) -> None:
         self.tensors[name] = (array, kind)

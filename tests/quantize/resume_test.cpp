@@ -6,6 +6,7 @@
 #include "convert/quantize_checkpoint.h"
 #include "convert/quantize_plan.h"
 #include "convert/synthesize.h"
+#include "safetensors/safetensors.h"
 #include "support/attack.h"
 #include "support/support.h"
 

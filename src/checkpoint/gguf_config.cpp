@@ -113,7 +113,7 @@ Result<std::string> text_of(const GgufMetadata& metadata, std::string_view key) 
   return *text;
 }
 
-Status read_activation(const Fields& fields, const Row& row, MoeOptions& options) {
+Status read_activation(const Fields& fields, const Row& row, int64_t layers, MoeOptions& options) {
   if (const GgufValue* value = fields.find("hidden_activation")) {
     const auto* name = std::get_if<std::string>(value);
     if (name == nullptr || (*name != "silu" && *name != "swish"))
@@ -121,8 +121,10 @@ Status read_activation(const Fields& fields, const Row& row, MoeOptions& options
                                      row.architecture, describe(*value)));
   }
   options.activation = row.activation;
-  NVFP4_MOE_ASSIGN(const std::vector<double> limits, fields.numbers("swiglu_clamp_exp"));
-  NVFP4_MOE_ASSIGN(const std::vector<double> shared_limits, fields.numbers("swiglu_clamp_shexp"));
+  NVFP4_MOE_ASSIGN(std::vector<double> limits, fields.numbers("swiglu_clamp_exp"));
+  NVFP4_MOE_ASSIGN(std::vector<double> shared_limits, fields.numbers("swiglu_clamp_shexp"));
+  for (std::vector<double>* list : {&limits, &shared_limits})  // blocks for prediction have theirs behind the layers'
+    list->resize(std::min(list->size(), static_cast<size_t>(layers)));
   if (row.activation != Activation::kSwigluClamped) {
     const auto clamps = [](double limit) { return limit != 0; };
     if (std::any_of(limits.begin(), limits.end(), clamps) ||
@@ -239,8 +241,8 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
         fmt::format("metadata '{}': {} multiplies hidden by the router weight before gemm1, which this library offers "
                     "for one expert per token only, got {}",
                     fields.key("expert_used_count"), architecture, options.top_k));
-  NVFP4_MOE_TRY(read_activation(fields, *row, options));
   NVFP4_MOE_TRY(read_layers(fields, index, out));
+  NVFP4_MOE_TRY(read_activation(fields, *row, out.num_hidden_layers, options));
   NVFP4_MOE_TRY(read_shared(fields, *row, out));
   return out;
 }

@@ -113,8 +113,11 @@ Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum) {
 }
 
 std::string cache_entry_name(const CacheSubject& subject) {
-  const std::string directory = real_path(subject.checkpoint.index().directory());
-  return "model" + to_string(content_hash(directory.data(), directory.size())).substr(0, 16) + "-layer" +
+  // A directory may hold several models in GGUF, each with a file of its own.
+  const TensorIndex& index = subject.checkpoint.index();
+  const std::string place =
+      real_path(subject.checkpoint.model().gguf ? index.files().front()->path() : index.directory());
+  return "model" + to_string(content_hash(place.data(), place.size())).substr(0, 16) + "-layer" +
          std::to_string(subject.layer) + "-experts" + std::to_string(subject.range.first) + "+" +
          std::to_string(subject.range.count) + "-slice" + std::to_string(subject.slice.first) + "+" +
          std::to_string(subject.slice.count) + "-" + subject.backend.name + ".packed";

@@ -204,6 +204,26 @@ def test_a_layer_runs_as_the_same_weights_do(tmp_path):
     assert (outputs[0].view(np.uint32) == outputs[1].view(np.uint32)).all()
 
 
+def test_the_packed_cache_knows_files_of_one_directory_apart(tmp_path):
+    hidden = np.random.default_rng(5).normal(size=(3, HIDDEN)).astype(np.float32)
+    ids = np.array([[0, 1], [2, 3], [1, 0]], np.int32)
+    weights = np.ones((3, 2), np.float32)
+    cache = tmp_path / "cache"
+    outputs = {1: [], 2: []}
+    written = []
+    for _ in range(2):  # packed, and then mapped
+        for seed in (1, 2):
+            path = tmp_path / f"{seed}.gguf"
+            if not path.exists():
+                Model(seed=seed).write(path)
+            out = nv.MoeLayer.from_checkpoint(path, 0, cache_directory=cache).run(hidden, ids, weights)
+            outputs[seed].append(np.array(out))
+        written.append({entry.name: entry.stat().st_ino for entry in cache.glob("*.packed")})
+    assert len(written[0]) == 2 and written[0] == written[1]  # taken, not written again
+    assert (outputs[1][0] == outputs[1][1]).all() and (outputs[2][0] == outputs[2][1]).all()
+    assert (outputs[1][0] != outputs[2][0]).any()
+
+
 # ---- what is not taken, by name
 
 

@@ -7,12 +7,13 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONTRACT = ["backend/backend.h", "backend/device_formats.h", "backend/device_router.h", "backend/layer_steps.h"]
-CHECKPOINT = ["core/", "safetensors/", "checkpoint/"]
+CHECKPOINT = ["core/", "safetensors/", "gguf/", "checkpoint/"]
 MOE = [*CHECKPOINT, *CONTRACT, "judge/", "moe/"]
 # room -> what its files may include, as path prefixes under src/ (or include/); src/CMakeLists.txt enforces the same
 ALLOWED = {
     "src/core/": ["core/"],
     "src/safetensors/": ["core/", "safetensors/"],
+    "src/gguf/": ["core/", "safetensors/", "gguf/"],
     "src/checkpoint/": CHECKPOINT,
     "src/convert/": [*CHECKPOINT, "convert/"],
     "src/judge/": ["core/", "judge/"],
@@ -48,7 +49,9 @@ OUTSIDE = {
 }
 OUTSIDE["src/safetensors/"] = r"cuda"
 # The trees of nlohmann::json allocate when they are destroyed, which ends the process where memory is short: Json.
-OUTSIDE |= {f"src/{room}/": r"(cuda|nlohmann)" for room in ("checkpoint", "convert", "judge", "moe", "verify", "c_api")}
+OUTSIDE |= {
+    f"src/{room}/": r"(cuda|nlohmann)" for room in ("gguf", "checkpoint", "convert", "judge", "moe", "verify", "c_api")
+}
 INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')
 
 

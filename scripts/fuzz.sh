@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
 seconds=${1:?usage: scripts/fuzz.sh SECONDS}
-targets=(safetensors config plan c_api index cache repro)
+targets=(safetensors gguf config plan c_api index cache repro)
 each=$((seconds / ${#targets[@]}))
 [ "$each" -ge 1 ] || { echo "fuzz.sh: expected at least ${#targets[@]} seconds, got $seconds" >&2; exit 2; }
 
@@ -24,6 +24,7 @@ for target in "${targets[@]}"; do
   case $target in
     c_api) options+=(-max_len=2048) ;;
     cache) options+=(-max_len=512) ;;
+    gguf) options+=(-max_len=4096) ;;
     *) options+=(-max_len=8192 -dict=tests/fuzz/json.dict) ;;
   esac
   code=0

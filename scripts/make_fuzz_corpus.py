@@ -1,7 +1,7 @@
 """Writes the seeds of the fuzz targets: tests/fuzz/corpus/TARGET/, and the dictionary json.dict.
 
 Seeds are small and the same on every run. safetensors: header texts (the target adds length and data) and one whole
-file; config: config.json, or two files with a line "---" between; plan: plan files of an
+file; gguf: headers, and a small model whole; config: config.json, or two files with a line "---" between; plan: plan files of an
 unfinished quantize; c_api: bytes of a seeded generator, which the target
 reads as a list of calls; index: index.json over the target's shards; cache: files without their padding, behind flags;
 repro: one call of a layer of two experts, as header text and as a whole file.
@@ -30,6 +30,61 @@ def header(*tensors: tuple[str, str, list[int]], metadata: dict | None = None) -
         out[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bits // 8]}
         offset += bits // 8
     return json.dumps(out, separators=(",", ":"), ensure_ascii=False)
+
+
+def gguf_file(pairs: dict[str, tuple[int, bytes]], tensors: list[tuple[str, list[int], int, bytes]]) -> bytes:
+    """pairs: key to (type, bytes). tensors: name, dimensions as the file has them, ggml type, data."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs))
+    out += b"".join(text(key) + struct.pack("<I", kind) + value for key, (kind, value) in pairs.items())
+    data = b""
+    for name, dimensions, kind, content in tensors:
+        out += text(name) + struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, len(data))
+        data += content + bytes(-len(content) % 32)
+    return out + bytes(-len(out) % 32) + data
+
+
+def gguf_seeds() -> dict[str, bytes]:
+    def number(value: int) -> tuple[int, bytes]:
+        return 4, struct.pack("<I", value)
+
+    def text(value: str) -> tuple[int, bytes]:
+        return 8, struct.pack("<Q", len(value)) + value.encode()
+
+    def model(kind: int, block: bytes, elems: int) -> bytes:
+        fields = {"block_count": 1, "embedding_length": 64, "expert_feed_forward_length": 64}
+        fields |= {"expert_count": 1, "expert_used_count": 1}
+        pairs = {"general.architecture": text("qwen3moe")} | {f"qwen3moe.{k}": number(v) for k, v in fields.items()}
+        tensors = []
+        for projection in ("gate", "up", "down"):
+            stem = f"blk.0.ffn_{projection}_exps."
+            tensors.append((stem + "weight", [64, 64, 1], kind, block * (64 * 64 // elems)))
+            if kind == 40:
+                tensors.append((stem + "scale", [1], 0, struct.pack("<f", 0.5)))
+        # The target adds the data that the header names: only the header is a seed's.
+        whole = gguf_file(pairs, tensors)
+        return whole[: len(whole) - sum(len(data) + -len(data) % 32 for *_, data in tensors)]
+
+    arrays = {
+        "numbers": (9, struct.pack("<IQ3i", 5, 3, 1, -1, 7)),
+        "floats": (9, struct.pack("<IQ2f", 6, 2, 0.5, 10.0)),
+        "words": (9, struct.pack("<IQ", 8, 2) + text("a")[1] + text("")[1]),
+        "flag": (7, b"\1"),
+        "wide": (10, struct.pack("<Q", 2**63)),
+        "double": (12, struct.pack("<d", 1.5)),
+        "general.alignment": number(64),
+    }
+    return {
+        "empty": gguf_file({}, []),
+        "arrays": gguf_file(arrays, []),
+        "tensor": gguf_file({}, [("x", [4], 0, bytes(16)), ("y", [32, 2], 8, bytes(68))]),
+        "nvfp4": model(40, b"\x38" * 36, 64),
+        "mxfp4": model(39, b"\x78" * 17, 32),
+        "floats": model(0, bytes(4), 1),
+    }
 
 
 def safetensors_seeds() -> dict[str, bytes]:
@@ -190,6 +245,7 @@ def main() -> None:
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else root
     for target, seeds in {
         "safetensors": safetensors_seeds(),
+        "gguf": gguf_seeds(),
         "config": config_seeds(),
         "plan": plan_seeds(),
         "c_api": c_api_seeds(),

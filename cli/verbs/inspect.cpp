@@ -155,7 +155,7 @@ void add_inspect(CLI::App& app, Invocation& invocation) {
   add_verb<InspectOptions>(
       app, invocation, "inspect", "What a checkpoint is, its scales and faults, and whether it fits", UsesBackend::kYes,
       inspect, [](CLI::App& verb, InspectOptions& options) {
-        verb.add_option("DIR", options.path, "Checkpoint directory, or one safetensors file")->required();
+        verb.add_option("DIR", options.path, "Checkpoint directory, or one safetensors or GGUF file")->required();
         add_layer_list(verb, options.layers, "Layers whose scales are read");
         verb.add_option("--gpu-memory", options.gpu_memory, "GPU memories in GB to judge the fit by")
             ->capture_default_str();

@@ -15,6 +15,7 @@
 #include "cli/verbs/verbs.h"
 #include "moe/placed_batch.h"
 #include "moe/repro.h"
+#include "safetensors/safetensors.h"
 #include "verify/states.h"
 
 namespace nvfp4_moe::cli {

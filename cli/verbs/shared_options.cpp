@@ -3,7 +3,7 @@
 namespace nvfp4_moe::cli {
 
 void add_checkpoint_directory(CLI::App& verb, std::string& path) {
-  verb.add_option("DIR", path, "Checkpoint directory")->required();
+  verb.add_option("DIR", path, "Checkpoint directory, or GGUF file")->required();
 }
 
 void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what) {

@@ -43,7 +43,7 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
 }  // namespace
 
 void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
-  verb.add_option("DIR", options.path, "Checkpoint directory");
+  verb.add_option("DIR", options.path, "Checkpoint directory, or GGUF file");
   verb.add_option("--layer", options.layer, "MoE layer of DIR; default the first");
   if (shapes_too) {
     verb.add_option("--shape", options.shape, "Instead of DIR, random weights of: " + shape_names());

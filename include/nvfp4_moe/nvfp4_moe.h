@@ -193,7 +193,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, cons
 
 /* ---- checkpoint ---- */
 
-/* path: a model directory, or one .safetensors file. Reads headers and config files only. Any thread. */
+/* path: a model directory, one .safetensors file, or a .gguf file (of a split model, any of its parts). Reads headers and
+ * config files only. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint);
 /* Exclusive. Layers opened from it stay usable. */
 NVFP4_MOE_API void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint);

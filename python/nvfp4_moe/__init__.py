@@ -214,7 +214,7 @@ def expert_scale_row(row_offset: int, expert: int) -> int:
 
 
 def inspect(path: str | os.PathLike[str], layers: Sequence[int] | None = None) -> dict[str, Any]:
-    """What a checkpoint directory (or one safetensors file) holds.
+    """What a checkpoint directory, or one safetensors or GGUF file, holds.
 
     Returns the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale ranges); and
     "findings", each a dict with severity ("note", "warning", "error"), id, layer, expert, tensor, expected, actual,

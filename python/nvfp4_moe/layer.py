@@ -144,9 +144,9 @@ class MoeLayer(_core.Layer):
         progress: ProgressFn | None = None,
         **options: Any,
     ) -> MoeLayer:
-        """One MoE layer of a model directory; only its local experts' weights are read.
+        """One MoE layer of a model directory or GGUF file; only its local experts' weights are read.
 
-        checkpoint: a directory, or an open nvfp4_moe.Checkpoint (which several layers may share). num_local_experts 0
+        checkpoint: a directory or file, or an open nvfp4_moe.Checkpoint (which several layers may share). num_local_experts 0
         with first_expert 0: all. intermediate_slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
         parallel). options: fields of MoeConfig that differ from the checkpoint's, for example activation_format="bf16";
         not its sizes, except shared_intermediate_size=0, which leaves the shared expert out.

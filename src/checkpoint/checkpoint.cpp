@@ -9,8 +9,10 @@
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/float_source.h"
+#include "checkpoint/gguf_config.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/mxfp4.h"
+#include "gguf/gguf.h"
 #include "safetensors/files.h"
 
 namespace nvfp4_moe {
@@ -57,7 +59,7 @@ FloatMatrix floats_of(const MatrixSource& matrix) {
 Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& out, Nvfp4View& view) {
   const int64_t rows = matrix.rows;
   const int64_t cols = matrix.cols;
-  const bool nvfp4 = matrix.format == SourceFormat::kModelOpt || matrix.format == SourceFormat::kCompressedTensors;
+  const bool nvfp4 = is_nvfp4(matrix.format);
   if (nvfp4 && matrix.codes.col_stride == 1 && zero_blocks == 0) {
     view = {matrix.codes.data,       matrix.scales.data,      matrix.tensor_scale, rows, cols,
             matrix.codes.row_stride, matrix.scales.row_stride};
@@ -111,7 +113,22 @@ std::string place_of(int64_t layer, int64_t expert) {
 
 // ---- opening
 
-Result<Checkpoint> Checkpoint::open(const std::string& path) {
+namespace {
+
+// A model's files, and what they declare of it.
+struct Opened {
+  TensorIndex index;
+  ModelInfo model;
+};
+
+Result<Opened> open_gguf_model(const std::string& path) {
+  NVFP4_MOE_ASSIGN(GgufModel files, open_gguf(path));
+  Result<ModelInfo> model = parse_gguf_config(files.metadata, files.index);
+  if (!model.ok()) return model.status().in(printable(files.index.files().front()->path(), 4096));
+  return Opened{std::move(files.index), *std::move(model)};
+}
+
+Result<Opened> open_safetensors_model(const std::string& path) {
   NVFP4_MOE_ASSIGN(TensorIndex index, TensorIndex::open(path));
   const std::filesystem::path directory = index.directory();
   const std::string config_path = (directory / "config.json").string();
@@ -124,12 +141,25 @@ Result<Checkpoint> Checkpoint::open(const std::string& path) {
   }
   Result<ModelInfo> model = parse_model_config(config, hf_quant);
   if (!model.ok()) return model.status().in(printable(directory.string(), 4096));
+  return Opened{std::move(index), *std::move(model)};
+}
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::open(const std::string& path) {
+  NVFP4_MOE_ASSIGN(const bool gguf, is_gguf(path));
+  NVFP4_MOE_ASSIGN(Opened opened, gguf ? open_gguf_model(path) : open_safetensors_model(path));
   auto impl = std::make_unique<Impl>();
-  impl->index = std::move(index);
-  impl->model = *std::move(model);
+  impl->index = std::move(opened.index);
+  impl->model = std::move(opened.model);
   FindingList findings;
   for (const Finding& finding : impl->model.findings) findings.add(finding);
   NVFP4_MOE_ASSIGN(impl->layers, LayerIndex::build(impl->index, impl->model, findings));
+  if (impl->model.gguf) {
+    impl->model.quant_algo = is_nvfp4(impl->model.format)                 ? "NVFP4"
+                             : impl->model.format == SourceFormat::kMxfp4 ? "MXFP4"
+                                                                          : "";
+  }
   impl->findings = findings.take();
   impl->shared_intermediate = impl->model.options.shared_intermediate_size;
   // What a layer can run is what is stored: a shared expert kept in FP8 is the caller's to add.

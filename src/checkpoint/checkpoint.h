@@ -1,4 +1,4 @@
-// Checkpoint: a model directory as experts. Knows tensor names and config files, knows no device.
+// Checkpoint: a model's files as experts. Knows tensor names and config files, knows no device.
 //
 // Opening reads headers and config only. expert() touches that expert's (or slice's) codes and block scales, and
 // nothing of the other experts'; the per-expert scalars of all experts are read by layer_scales().
@@ -15,7 +15,7 @@
 #include "core/nvfp4_view.h"
 #include "core/progress.h"
 #include "core/status.h"
-#include "safetensors/safetensors.h"
+#include "safetensors/tensor_file.h"
 
 namespace nvfp4_moe {
 
@@ -48,10 +48,12 @@ enum class SourceFormat : uint8_t {
   kModelOpt,           // NVFP4: weight, weight_scale, weight_scale_2, input_scale
   kModelOptStacked,    // NVFP4, experts stacked in one tensor
   kCompressedTensors,  // NVFP4: weight_packed, weight_scale, weight_global_scale, input_global_scale (reciprocals)
+  kGgufNvfp4,          // NVFP4 in GGUF: blocks of codes and scales, experts stacked; scale, input_scale
   kMxfp4,              // E2M1 with one E8M0 scale per 32 along K; cast to NVFP4 at load where exact
   kFloat,              // BF16, FP16 or FP32; quantized at load
 };
 const char* to_string(SourceFormat);
+bool is_nvfp4(SourceFormat);  // codes and E4M3 block scales, which are used as they are
 
 // What the config files declare of one layer's experts, where they declare several formats.
 struct LayerQuantization {
@@ -65,6 +67,7 @@ struct LayerQuantization {
 struct ModelInfo {
   std::string architecture;  // config.json architectures[0]
   std::string model_type;
+  bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
   std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", "mixtral", "llama4", "motif"
   SourceFormat format = SourceFormat::kModelOpt;
   std::string quant_method;  // as the config has it
@@ -106,6 +109,8 @@ struct LayerStatistics {
 
 class Checkpoint {
  public:
+  // path: a directory of safetensors with its config.json, one safetensors file of it, a GGUF file, one part of a split
+  // one, or a directory with one model in GGUF.
   static Result<Checkpoint> open(const std::string& path);
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;

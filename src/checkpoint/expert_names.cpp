@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
-#include "safetensors/files.h"
+#include "checkpoint/gguf_names.h"
+#include "core/printable.h"
+#include "gguf/gguf.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -32,22 +34,44 @@ constexpr RefusedPart kRefusedParts[] = {
     {"blocks", "MXFP4 experts in the layout of gpt-oss, which has biases, are not implemented"},
 };
 
+// The format of GGUF's tensors is their type. A layer may have no scalars of a kind at all: as llama.cpp reads it, its
+// tensor scales are then 1.
+Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
+                                       Projection projection) {
+  const TensorInfo* weight = index.find(names.name(expert, projection, "weight")).info;
+  if (weight == nullptr)
+    return bad_input(fmt::format("{}: missing", printable(names.name(expert, projection, "weight"), 400)));
+  const auto part_of_any = [&](std::string_view part) {
+    for (const Projection one : {Projection::kGate, Projection::kUp, Projection::kDown})
+      if (index.find(names.name(expert, one, part)).info != nullptr) return part;
+    return std::string_view();
+  };
+  if (weight->blocks == ggml_nvfp4())
+    return FormatParts{SourceFormat::kGgufNvfp4,   "weight",      "", part_of_any("scale"),
+                       part_of_any("input_scale"), weight->blocks};
+  if (weight->blocks == ggml_mxfp4()) return FormatParts{SourceFormat::kMxfp4, "weight", "", "", "", weight->blocks};
+  if (weight->blocks == nullptr && is_activation(weight->dtype)) return kFloatParts;
+  return unsupported(fmt::format("{} experts are not NVFP4, MXFP4 or floats",
+                                 weight->blocks ? weight->blocks->name : to_string(weight->dtype)));
+}
+
 }  // namespace
 
 std::string ExpertNames::name(int64_t expert, Projection projection, std::string_view part) const {
+  const bool in_fused = gate_up_fused && projection != Projection::kDown;
+  if (gguf) return gguf_tensor_name(stem, role, in_fused ? Projection::kGateUp : projection, part);
   switch (role) {
     case TensorRole::kExpert: return expert_tensor_name(stem, expert, projection, w_words, projection_first, part);
     case TensorRole::kStacked: return stacked_tensor_name(stem, projection, part);
-    case TensorRole::kShared: {
-      const bool fused = gate_up_fused && projection != Projection::kDown;
-      return shared_tensor_name(stem, fused ? Projection::kGateUp : projection, w_words, part);
-    }
+    case TensorRole::kShared:
+      return shared_tensor_name(stem, in_fused ? Projection::kGateUp : projection, w_words, part);
   }
   return "";
 }
 
 Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
                                   Projection projection) {
+  if (names.gguf) return detect_gguf_format(index, names, expert, projection);
   const auto part = [&](std::string_view p) { return index.find(names.name(expert, projection, p)).info; };
   const auto shown = [&](std::string_view p) { return printable(names.name(expert, projection, p), 400); };
   const TensorInfo* weight = part("weight");

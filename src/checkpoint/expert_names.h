@@ -7,16 +7,18 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/names.h"
+#include "safetensors/tensor_file.h"
 
 namespace nvfp4_moe {
 
-// The parts of one matrix's name in one format; empty where the format has no such tensor.
+// The parts of one matrix's name in one format; empty where the format has no such tensor, or where the layer has none.
 struct FormatParts {
   SourceFormat format = SourceFormat::kFloat;
   std::string_view codes;
   std::string_view scales;
   std::string_view tensor_scale;
   std::string_view input_scale;
+  const BlockType* blocks = nullptr;  // where `codes` holds the block scales too, in ggml's blocks
 };
 
 // How a layer's routed experts, or its shared expert, are stored.
@@ -27,6 +29,7 @@ struct ExpertNames {
   bool projection_first = false;  // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
   bool gate_up_fused = false;  // gate and up are one tensor gate_up_proj, gate first: every stack, some shared experts
   bool stacked_k_first = false;  // the family's order, where role is kStacked
+  bool gguf = false;             // the names of gguf_names.h
   FormatParts parts;
 
   // The name of `part` of the projection that holds it (gate_up_proj where gate and up are one tensor).

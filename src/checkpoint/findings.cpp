@@ -23,11 +23,14 @@ const char* to_string(SourceFormat format) {
     case SourceFormat::kModelOpt: return "modelopt";
     case SourceFormat::kModelOptStacked: return "modelopt-stacked";
     case SourceFormat::kCompressedTensors: return "compressed-tensors";
+    case SourceFormat::kGgufNvfp4: return "gguf-nvfp4";
     case SourceFormat::kMxfp4: return "mxfp4";
     case SourceFormat::kFloat: return "float";
   }
   return "unknown";
 }
+
+bool is_nvfp4(SourceFormat format) { return format != SourceFormat::kMxfp4 && format != SourceFormat::kFloat; }
 
 std::string describe_place(const Finding& finding) {
   std::string out;

@@ -13,7 +13,7 @@ namespace nvfp4_moe {
 
 struct FloatWeights {
   std::string tensor;  // its name in the files
-  const SafetensorsFile* file = nullptr;
+  const TensorFile* file = nullptr;
   uint64_t offset = 0;         // of element (0, 0) in the file
   DType dtype = DType::kBf16;  // BF16, F16 or F32
   int64_t rows = 0;

@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <numeric>
 #include <set>
 #include <vector>
 
+#include "checkpoint/gguf_names.h"
 #include "checkpoint/matrix_resolver.h"
 #include "safetensors/files.h"
 
@@ -20,6 +19,7 @@ struct Seen {
   std::set<TensorRole> roles;
   std::set<bool> words;
   std::set<bool> orders;  // projection_first
+  std::set<bool> fused;   // whether gate and up are one tensor
   std::set<bool> shared_words;
   std::set<bool> shared_fused;
   uint64_t size_bytes = 0;
@@ -36,6 +36,7 @@ bool is_codes(std::string_view part) { return part == "weight" || part == "weigh
 // Whether a layer may be stored as `found` where the config declares something else.
 Status check_declared(const ModelInfo& model, SourceFormat found, int64_t layer, const std::string& name,
                       FindingList& findings) {
+  if (model.gguf) return {};  // its types are the declaration
   const bool declared = !model.quant_algo.empty();
   const auto own = model.layer_quantizations.find(layer);
   const bool has_own = own != model.layer_quantizations.end();
@@ -61,41 +62,6 @@ const typename Map::key_type& first_key(const Map& map) {
 }
 
 }  // namespace
-
-std::vector<int64_t> LayerEntry::stored_in(const ExpertRange& range) const {
-  if (routed.role == TensorRole::kStacked) {
-    std::vector<int64_t> all(static_cast<size_t>(stack_fits ? range.count : std::min<int64_t>(range.count, 1)));
-    std::iota(all.begin(), all.end(), range.first);
-    return all;
-  }
-  const auto begin = std::lower_bound(stored.begin(), stored.end(), range.first);
-  return {begin, std::lower_bound(begin, stored.end(), range.first + range.count)};
-}
-
-void LayerEntry::add_missing(int64_t layer, const ExpertRange& range, FindingList& findings) const {
-  if (routed.role == TensorRole::kStacked) return;
-  const std::vector<int64_t> here = stored_in(range);
-  const int64_t missing = range.count - static_cast<int64_t>(here.size());
-  if (missing == 0) return;
-  Finding finding{Severity::kError, "missing_expert", layer, -1, "", "", "no such tensor", missing};
-  finding.expected = fmt::format("experts {} to {}", range.first, range.first + range.count - 1);
-  auto next = here.begin();
-  for (int64_t e = range.first; e < range.first + range.count; ++e) {
-    if (next != here.end() && *next == e) {
-      ++next;
-      continue;
-    }
-    std::string name = routed.name(e, Projection::kGate, routed.parts.codes);
-    if (finding.expert < 0) {
-      finding.expert = e;
-      finding.tensor = std::move(name);
-    } else {
-      finding.examples.push_back(std::move(name));
-    }
-    if (finding.examples.size() == Finding::kMaxExamples) break;
-  }
-  findings.add(std::move(finding));
-}
 
 const LayerEntry* LayerIndex::find(int64_t layer) const {
   const auto found = layers_.find(layer);
@@ -139,6 +105,10 @@ class Builder {
                      "experts, since the config says that this is an MoE layer", "no expert tensor"});
     }
     if (layers_.empty() && !refused_.empty()) return refused_.begin()->second;
+    if (layers_.empty() && model_.gguf) {
+      return bad_input(fmt::format("{}: no tensor is named like an expert of GGUF (blk.L.ffn_gate_exps.weight)",
+                                   printable(index_.files().front()->path(), 4096)));
+    }
     if (layers_.empty()) {
       return bad_input(
           fmt::format("{}: no tensor is named like an expert of the family {} ([model.]layers.L.{}.experts...)",
@@ -170,9 +140,10 @@ class Builder {
 
   Status scan_names() {
     for (const auto& [name, ref] : index_.tensors()) {
-      const std::optional<MoeTensorName> parsed = parse_moe_tensor_name(family_, name);
+      const std::optional<MoeTensorName> parsed =
+          model_.gguf ? parse_gguf_tensor_name(name) : parse_moe_tensor_name(family_, name);
       if (!parsed) {
-        ignore(name, ignored_reason(name));
+        ignore(name, model_.gguf ? gguf_ignored_reason(name) : ignored_reason(name));
         continue;
       }
       if (parsed->layer >= model_.num_hidden_layers) {
@@ -197,11 +168,23 @@ class Builder {
       seen.roles.insert(parsed->role);
       seen.parts.emplace(parsed->part, name);
       seen.size_bytes += ref.info->size_bytes();
+      if (parsed->projection != Projection::kDown) seen.fused.insert(parsed->projection == Projection::kGateUp);
       if (parsed->role == TensorRole::kExpert) {
         seen.words.insert(parsed->w_words);
         seen.orders.insert(parsed->projection_first);
       }
       if (is_codes(parsed->part)) seen.projections[parsed->expert] |= bit(parsed->projection);
+    }
+    return {};
+  }
+
+  // A part that GGUF has under another name would be missed without a word, since none of its scalars has to be there.
+  Status check_gguf_parts(const std::map<std::string, std::string>& parts, const FormatParts& known) const {
+    if (!model_.gguf) return {};
+    for (const auto& [part, name] : parts) {
+      if (part == known.codes || part == known.tensor_scale || part == known.input_scale) continue;
+      return unsupported(fmt::format("{}: '{}' is no part of {} experts", printable(name, 400), printable(part),
+                                     to_string(known.format)));
     }
     return {};
   }
@@ -224,7 +207,8 @@ class Builder {
   }
 
   Status add_layer(int64_t layer, const Seen& seen) {
-    if (seen.routed_stems.size() > 1 || seen.roles.size() > 1 || seen.words.size() > 1 || seen.orders.size() > 1) {
+    if (seen.routed_stems.size() > 1 || seen.roles.size() > 1 || seen.words.size() > 1 || seen.orders.size() > 1 ||
+        seen.fused.size() > 1) {
       return bad_input(fmt::format("layer {}: experts under several names, such as {} and {}", layer,
                                    printable(seen.routed_stems.begin()->second, 400),
                                    printable(seen.routed_stems.rbegin()->second, 400)));
@@ -235,15 +219,16 @@ class Builder {
     names.role = *seen.roles.begin();
     names.w_words = !seen.words.empty() && *seen.words.begin();
     names.projection_first = !seen.orders.empty() && *seen.orders.begin();
-    names.gate_up_fused = names.role == TensorRole::kStacked;
-    names.stacked_k_first = family_.stacked_k_first;
+    names.gguf = model_.gguf;
+    names.gate_up_fused = names.gguf ? seen.fused.contains(true) : names.role == TensorRole::kStacked;
+    names.stacked_k_first = family_.stacked_k_first && !names.gguf;
     if (seen.projections.empty()) {
       return bad_input(fmt::format("layer {} {}: there is no weight beside it", layer,
                                    printable(seen.routed_stems.begin()->second, 400)));
     }
     const auto [expert, bits] = *seen.projections.begin();
     const bool stacked = names.role == TensorRole::kStacked;
-    const Projection probe = (bits & 1) != 0   ? (stacked ? Projection::kGateUp : Projection::kGate)
+    const Projection probe = (bits & 1) != 0   ? (names.gate_up_fused ? Projection::kGateUp : Projection::kGate)
                              : (bits & 2) != 0 ? Projection::kUp
                                                : Projection::kDown;
     entry.activation_format = model_.options.activation_format;
@@ -262,6 +247,14 @@ class Builder {
     }
     if (!parts.ok()) return parts.status().in(fmt::format("layer {}", layer));
     names.parts = *parts;
+    if (const Status known = check_gguf_parts(seen.parts, names.parts); !known.ok()) {
+      refuse_layer(layer, names.name(expert, probe, "weight"), known);
+      return {};
+    }
+    if (names.parts.format == SourceFormat::kGgufNvfp4 && names.parts.tensor_scale.empty()) {
+      findings_.add({Severity::kNote, "tensor_scale_absent", layer, -1, names.name(expert, probe, "scale"),
+                     "one tensor scale an expert, or none", "none: 1, as llama.cpp reads it"});
+    }
     entry.size_bytes = seen.size_bytes;
     NVFP4_MOE_TRY(
         check_declared(model_, names.parts.format, layer, names.name(expert, probe, names.parts.codes), findings_));
@@ -341,9 +334,13 @@ class Builder {
     names.role = TensorRole::kShared;
     names.w_words = *seen.shared_words.begin();
     names.gate_up_fused = seen.shared_fused.contains(true);
+    names.gguf = model_.gguf;
     Result<FormatParts> parts = bad_input("several spellings");
     if (seen.shared_words.size() == 1 && seen.shared_fused.size() <= 1) {
       parts = detect_format(index_, names, -1, Projection::kGate);
+      if (parts.ok()) {
+        if (Status known = check_gguf_parts(seen.shared_parts, *parts); !known.ok()) parts = std::move(known);
+      }
     }
     const ActivationFormat activations = model_.shared_activation_format.value_or(entry.activation_format);
     if (parts.ok() && activations != entry.activation_format) {

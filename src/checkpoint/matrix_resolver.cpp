@@ -120,6 +120,27 @@ bool MatrixResolver::other_matrix_is_k_first(const ExpertNames& names, int64_t e
   return plain == turned ? names.stacked_k_first : turned;
 }
 
+bool MatrixResolver::locate_blocks(const ExpertNames& names, const TensorIndex::Ref& tensor, Projection projection,
+                                   MatrixSource& out, FindingList& findings) const {
+  const BlockType& blocks = *names.parts.blocks;
+  const int64_t stack = names.role == TensorRole::kStacked ? num_experts_ : 0;
+  const bool fused = names.gate_up_fused && projection != Projection::kDown;
+  const std::vector<int64_t> shape = Shapes{stack, fused ? 2 * out.rows : out.rows}.of(false, out.cols);
+  const bool alike = tensor.info->blocks == &blocks;
+  if (!alike || !has_shape(*tensor.info, shape)) {
+    findings.add({Severity::kError, alike ? "shape_mismatch" : "dtype_mismatch", out.layer, out.expert, out.codes_name,
+                  fmt::format("{} {}", shape_string(shape), blocks.name), describe(*tensor.info)});
+    return false;
+  }
+  const int64_t row_bytes = out.cols / blocks.elems * blocks.size_bytes;
+  const int64_t row0 = fused && projection == Projection::kUp ? out.rows : 0;
+  const uint64_t offset = expert_offset(tensor, stack, out.expert) + static_cast<uint64_t>(row0 * row_bytes);
+  out.codes_place = {tensor.file, offset, out.rows, row_bytes, row_bytes, 1};
+  out.blocks = &blocks;
+  out.scales_name = out.codes_name;
+  return true;
+}
+
 bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
                             int64_t rows, int64_t cols, MatrixSource& out, FindingList& findings) const {
   const FormatParts& parts = names.parts;
@@ -142,6 +163,7 @@ bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t exp
   if (find(out.codes_name, codes) == nullptr) {
     return fail("missing_expert", out.codes_name, "a tensor", "no such tensor");
   }
+  if (parts.blocks != nullptr) return locate_blocks(names, codes, projection, out, findings);
   const bool floats = parts.format == SourceFormat::kFloat;
   const bool mxfp4 = parts.format == SourceFormat::kMxfp4;
   out.dtype = codes.info->dtype;
@@ -171,7 +193,7 @@ bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t exp
            (floats || has_shape(*scales.info, shapes.of(order, scale_cols)));
   };
   bool k_first = stack > 0 && names.stacked_k_first;
-  if (stack > 0) {  // the shapes say it
+  if (stack > 0 && !names.gguf) {  // the shapes say it
     const bool plain = fits(false);
     const bool turned = fits(true);
     if (plain != turned) k_first = turned;

@@ -9,6 +9,7 @@
 
 #include "checkpoint/expert_memory.h"
 #include "core/float_formats.h"
+#include "gguf/blocks.h"
 
 namespace nvfp4_moe {
 
@@ -32,13 +33,17 @@ void cut_cols(ByteMatrix& m, int64_t first, int64_t count) {
   m.cols = count;
 }
 
+std::vector<uint8_t>& take_bytes(Storage& storage, ExpertMemory* memory, int64_t size_bytes) {
+  const auto size = static_cast<size_t>(size_bytes);
+  return storage.emplace_back(memory != nullptr ? memory->take(size) : std::vector<uint8_t>(size));
+}
+
 // The bytes from the first element to the last, copied; elem_bytes is 1 but for floats.
 Status read_matrix(const MatrixPlace& place, int64_t elem_bytes, Storage& storage, ExpertMemory* memory,
                    ByteMatrix& out) {
   if (out.data != nullptr || place.file == nullptr || place.rows == 0 || place.cols == 0) return {};
-  const auto size =
-      static_cast<size_t>((place.rows - 1) * place.row_stride + (place.cols - 1) * place.col_stride + elem_bytes);
-  std::vector<uint8_t>& to = storage.emplace_back(memory != nullptr ? memory->take(size) : std::vector<uint8_t>(size));
+  std::vector<uint8_t>& to = take_bytes(
+      storage, memory, (place.rows - 1) * place.row_stride + (place.cols - 1) * place.col_stride + elem_bytes);
   NVFP4_MOE_TRY(place.file->read(place.offset, to.data(), to.size()));
   out = {to.data(), place.rows, place.cols, place.row_stride, place.col_stride};
   return {};
@@ -61,14 +66,20 @@ MatrixSource MatrixSource::col_slice(int64_t first, int64_t count) const {
   out.cols = count;
   const bool floats = format == SourceFormat::kFloat;
   const int64_t per_byte = floats ? 1 : 2;
-  cut_cols(out.codes_place, first / per_byte, count / per_byte);
+  if (blocks != nullptr) {
+    const int64_t first_block = (skipped + first) / blocks->elems;
+    const int64_t end_block = (skipped + first + count + blocks->elems - 1) / blocks->elems;
+    cut_cols(out.codes_place, first_block * blocks->size_bytes, (end_block - first_block) * blocks->size_bytes);
+    out.skipped = skipped + first - first_block * blocks->elems;
+  } else {
+    cut_cols(out.codes_place, first / per_byte, count / per_byte);
+  }
   if (codes.data != nullptr) cut_cols(out.codes, first / per_byte, count / per_byte);
   if (floats) return out;
-  const int64_t block = format == SourceFormat::kMxfp4 ? 32 : 16;
-  const int64_t begin = first / block;
-  const int64_t end = (first + count + block - 1) / block;
+  const int64_t begin = first / scale_elems();
+  const int64_t end = (first + count + scale_elems() - 1) / scale_elems();
   out.phase = format == SourceFormat::kMxfp4 ? static_cast<int>(first / 16 % 2) : 0;
-  cut_cols(out.scales_place, begin, end - begin);
+  if (blocks == nullptr) cut_cols(out.scales_place, begin, end - begin);
   if (scales.data != nullptr) cut_cols(out.scales, begin, end - begin);
   return out;
 }
@@ -78,14 +89,55 @@ ByteMatrix MatrixSource::scales_as_stored() const {
   return {scales.data, scales.cols, scales.rows, scales.col_stride, 1};
 }
 
+uint64_t MatrixSource::codes_bytes() const {
+  const int64_t elem_bits = format == SourceFormat::kFloat ? bits(dtype) : 4;
+  return static_cast<uint64_t>(rows * cols * elem_bits / 8);
+}
+
+uint64_t MatrixSource::scales_bytes() const {
+  if (format == SourceFormat::kFloat) return 0;
+  return static_cast<uint64_t>(rows * ((cols + scale_elems() - 1) / scale_elems()));
+}
+
+// Blocks are read a few rows at a time, so that memory beyond the result stays small whatever the matrix.
+Status MatrixSource::read_blocks(Storage& storage) {
+  if (codes.data != nullptr || rows == 0 || cols == 0) return {};
+  const int64_t row_blocks = codes_place.cols / blocks->size_bytes;
+  const int64_t codes_stride = row_blocks * blocks->elems / 2;
+  const int64_t scales_stride = row_blocks * (blocks->elems / scale_elems());
+  uint8_t* to_codes = take_bytes(storage, memory, rows * codes_stride).data();
+  uint8_t* to_scales = take_bytes(storage, memory, rows * scales_stride).data();
+  const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 20) / codes_place.row_stride, 1, rows);
+  std::vector<uint8_t> bytes(static_cast<size_t>((chunk - 1) * codes_place.row_stride + codes_place.cols));
+  for (int64_t r0 = 0; r0 < rows; r0 += chunk) {
+    const int64_t count = std::min(chunk, rows - r0);
+    NVFP4_MOE_TRY(codes_place.file->read(codes_place.offset + static_cast<uint64_t>(r0 * codes_place.row_stride),
+                                         bytes.data(),
+                                         static_cast<size_t>((count - 1) * codes_place.row_stride + codes_place.cols)));
+    for (int64_t r = 0; r < count; ++r) {
+      const auto unpack = format == SourceFormat::kMxfp4 ? unpack_mxfp4_blocks : unpack_nvfp4_blocks;
+      unpack(bytes.data() + r * codes_place.row_stride, row_blocks, to_codes + (r0 + r) * codes_stride,
+             to_scales + (r0 + r) * scales_stride);
+    }
+  }
+  codes = {to_codes + skipped / 2, rows, cols / 2, codes_stride, 1};
+  scales = {to_scales + skipped / scale_elems(), rows,
+            (skipped % scale_elems() + cols + scale_elems() - 1) / scale_elems(), scales_stride, 1};
+  return {};
+}
+
 Status MatrixSource::read_codes(Storage& storage) {
+  if (blocks != nullptr) return read_blocks(storage);
   return read_matrix(codes_place, format == SourceFormat::kFloat ? bits(dtype) / 8 : 1, storage, memory, codes);
 }
 
-Status MatrixSource::read_scales(Storage& storage) { return read_matrix(scales_place, 1, storage, memory, scales); }
+Status MatrixSource::read_scales(Storage& storage) {
+  if (blocks != nullptr) return read_blocks(storage);
+  return read_matrix(scales_place, 1, storage, memory, scales);
+}
 
 Status MatrixSource::check_unchanged() const {
-  for (const SafetensorsFile* file : {codes_place.file, scales_place.file, tensor_scale_file})
+  for (const TensorFile* file : {codes_place.file, scales_place.file, tensor_scale_file})
     if (file != nullptr) NVFP4_MOE_TRY(file->check_unchanged());
   return {};
 }

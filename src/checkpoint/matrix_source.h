@@ -1,11 +1,12 @@
 // One expert matrix and where it lies in the files: places, strides and scalars, as matrix_resolver.h finds them. Private
 // to the room.
 //
-// A matrix has a place in its file until read_codes and read_scales copy its bytes (SafetensorsFile::read), and a matrix
+// A matrix has a place in its file until read_codes and read_scales copy its bytes (TensorFile::read), and a matrix
 // of memory from then on. They are types apart, because a place has no bytes to look at.
 //
 // Rows are output channels, columns run along K. Strides are bytes, so that one form covers tensors per expert
-// (row-major), stacks of (N, K) and of (K, N), and slices of rows or columns.
+// (row-major), stacks of (N, K) and of (K, N), and slices of rows or columns. ggml's blocks hold codes and scales: they
+// have one place, and reading either reads both.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ namespace nvfp4_moe {
 
 // A byte matrix (rows, cols) in a file; one of the two strides is 1 (or the element's size for floats).
 struct MatrixPlace {
-  const SafetensorsFile* file = nullptr;  // null: there is no such matrix
-  uint64_t offset = 0;                    // of element (0, 0), from the file's first byte
+  const TensorFile* file = nullptr;  // null: there is no such matrix
+  uint64_t offset = 0;               // of element (0, 0), from the file's first byte
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t row_stride = 0;
@@ -49,17 +50,22 @@ struct MatrixSource {
   std::string tensor_scale_name;
   int64_t rows = 0;
   int64_t cols = 0;
-  MatrixPlace codes_place;   // (rows, cols/2) bytes, or (rows, cols) floats of `dtype`
-  MatrixPlace scales_place;  // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; none for floats
+  MatrixPlace codes_place;   // (rows, cols/2) bytes, (rows, cols) floats of `dtype`, or (rows, ...) bytes of `blocks`
+  MatrixPlace scales_place;  // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; none for floats and blocks
   ByteMatrix codes;          // what read_codes copied from codes_place
   ByteMatrix scales;         // what read_scales copied from scales_place
   int phase = 0;             // MXFP4: 1 where the first 16 columns are the second half of their scale's block
   DType dtype = DType::kU8;
-  float tensor_scale = 1;                              // to be multiplied, whatever the file holds
-  const SafetensorsFile* tensor_scale_file = nullptr;  // null where no file holds one
+  const BlockType* blocks = nullptr;              // ggml's, that codes_place consists of
+  int64_t skipped = 0;                            // columns of the first of these blocks before the matrix's own
+  float tensor_scale = 1;                         // to be multiplied, whatever the file holds
+  const TensorFile* tensor_scale_file = nullptr;  // null where no file holds one
 
   MatrixSource row_slice(int64_t first, int64_t count) const;
   MatrixSource col_slice(int64_t first, int64_t count) const;  // multiples of 16
+  // What the codes (or floats) and the block scales of the slice take, wherever they lie.
+  uint64_t codes_bytes() const;
+  uint64_t scales_bytes() const;
   // The scales that were read, as a contiguous-along-memory matrix for scanning, whichever way the tensor lies.
   ByteMatrix scales_as_stored() const;
   // Copy from the file into `storage` what this slice spans, so that codes or scales point there; nothing where that was
@@ -70,6 +76,10 @@ struct MatrixSource {
   Status check_unchanged() const;
 
   ExpertMemory* memory = nullptr;  // where the copies' memory is taken; may be null
+
+ private:
+  int64_t scale_elems() const { return format == SourceFormat::kMxfp4 ? 32 : 16; }  // columns that share a scale
+  Status read_blocks(Storage& storage);
 };
 
 // Scans the matrix's block scales: NaN, negative, all zero, zero over nonzero codes, implausible magnitude. Adds what

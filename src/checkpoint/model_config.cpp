@@ -19,11 +19,6 @@ namespace {
 
 using json = Json;
 
-// Far above any model, far below what could exhaust memory or overflow a product of three.
-constexpr int64_t kMaxExperts = int64_t{1} << 16;
-constexpr int64_t kMaxSize = int64_t{1} << 20;
-constexpr int64_t kMaxLayers = int64_t{1} << 14;
-
 enum class ActRule : uint8_t { kSilu, kClamped, kOai };
 enum class LayerRule : uint8_t { kAll, kFirstDense, kSparseStep, kLlama4 };
 enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kMinimax, kLlama4 };
@@ -264,15 +259,17 @@ Status read_layers(const json& config, const ModelRow& row, int64_t count, std::
       return {};
     case LayerRule::kFirstDense: {
       NVFP4_MOE_ASSIGN(const int64_t dense,
-                       required_int(config, {"first_k_dense_replace"}, 0, kMaxLayers, row.model_type));
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> every, optional_int(config, {"moe_layer_freq"}, 1, kMaxLayers));
+                       required_int(config, {"first_k_dense_replace"}, 0, kMaxModelLayers, row.model_type));
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> every,
+                       optional_int(config, {"moe_layer_freq"}, 1, kMaxModelLayers));
       for (int64_t layer = dense; layer < count; ++layer) {
         if (layer % every.value_or(1) == 0) layers.push_back(layer);
       }
       return {};
     }
     case LayerRule::kSparseStep: {
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> step, optional_int(config, {"decoder_sparse_step"}, 1, kMaxLayers));
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> step,
+                       optional_int(config, {"decoder_sparse_step"}, 1, kMaxModelLayers));
       NVFP4_MOE_ASSIGN(const std::vector<bool> dense,
                        layer_set(member(config, "mlp_only_layers"), "mlp_only_layers", count));
       for (int64_t layer = 0; layer < count; ++layer) {
@@ -289,7 +286,7 @@ Status read_layers(const json& config, const ModelRow& row, int64_t count, std::
         return {};
       }
       NVFP4_MOE_ASSIGN(const int64_t step,
-                       required_int(config, {"interleave_moe_layer_step"}, 1, kMaxLayers, row.model_type));
+                       required_int(config, {"interleave_moe_layer_step"}, 1, kMaxModelLayers, row.model_type));
       for (int64_t layer = step - 1; layer < count; layer += step) layers.push_back(layer);
       return {};
     }
@@ -312,12 +309,13 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
       break;
     }
     case SharedRule::kOwnSize: {
-      NVFP4_MOE_ASSIGN(size, required_int(config, {"shared_expert_intermediate_size"}, 0, kMaxSize, row.model_type));
+      NVFP4_MOE_ASSIGN(size,
+                       required_int(config, {"shared_expert_intermediate_size"}, 0, kMaxModelSize, row.model_type));
       break;
     }
     case SharedRule::kMinimax: {
       NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared,
-                       optional_int(config, {"shared_intermediate_size"}, 0, kMaxSize));
+                       optional_int(config, {"shared_intermediate_size"}, 0, kMaxModelSize));
       NVFP4_MOE_ASSIGN(const std::optional<int64_t> number, optional_int(config, {"n_shared_experts"}, 0, 1024));
       count = shared.value_or(0) > 0 ? number.value_or(1) : 0;
       size = shared.value_or(0) * count;
@@ -406,17 +404,18 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
     if (list->front().is_string()) out.architecture = printable(list->front().get<std::string>());
   }
   MoeOptions& options = out.options;
-  NVFP4_MOE_ASSIGN(out.num_hidden_layers, required_int(config, {"num_hidden_layers"}, 1, kMaxLayers, model_type));
-  NVFP4_MOE_ASSIGN(options.hidden_size, required_int(config, {"hidden_size"}, 1, kMaxSize, model_type));
-  NVFP4_MOE_ASSIGN(options.intermediate_size, required_int(config, {row->intermediate}, 1, kMaxSize, model_type));
+  NVFP4_MOE_ASSIGN(out.num_hidden_layers, required_int(config, {"num_hidden_layers"}, 1, kMaxModelLayers, model_type));
+  NVFP4_MOE_ASSIGN(options.hidden_size, required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
+  NVFP4_MOE_ASSIGN(options.intermediate_size, required_int(config, {row->intermediate}, 1, kMaxModelSize, model_type));
   NVFP4_MOE_ASSIGN(options.num_experts, required_int(config, {"n_routed_experts", "num_experts", "num_local_experts"},
-                                                     1, kMaxExperts, model_type));
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> top_k,
-                   optional_int(config, {"num_experts_per_tok", "num_experts_per_token", "moe_topk"}, 1, kMaxExperts));
+                                                     1, kMaxModelExperts, model_type));
+  NVFP4_MOE_ASSIGN(
+      const std::optional<int64_t> top_k,
+      optional_int(config, {"num_experts_per_tok", "num_experts_per_token", "moe_topk"}, 1, kMaxModelExperts));
   if (top_k) {
     options.top_k = *top_k;
   } else {  // last, since generation settings also use this word
-    NVFP4_MOE_ASSIGN(const std::optional<int64_t> plain, optional_int(config, {"top_k"}, 1, kMaxExperts));
+    NVFP4_MOE_ASSIGN(const std::optional<int64_t> plain, optional_int(config, {"top_k"}, 1, kMaxModelExperts));
     if (!plain) return missing("num_experts_per_tok", model_type);
     options.top_k = *plain;
   }

@@ -82,7 +82,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
   }
   entry->add_missing(layer, range, found);
   const SourceFormat format = entry->routed.parts.format;
-  const bool nvfp4 = format == SourceFormat::kModelOpt || format == SourceFormat::kCompressedTensors;
+  const bool nvfp4 = is_nvfp4(format);
   LayerMarks marks;
   for (const int64_t e : entry->stored_in(range)) {
     Storage storage;
@@ -148,15 +148,14 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
         continue;
       }
       const bool floats = matrix.format == SourceFormat::kFloat;
-      const int64_t element = floats ? bits(matrix.dtype) / 8 : 1;
-      out.codes_bytes += static_cast<uint64_t>(matrix.codes_place.rows * matrix.codes_place.cols * element);
+      out.codes_bytes += matrix.codes_bytes();
       const InputScale input = resolver.input_scale(entry->routed, e, kProjections[p]);
       if (input.usable) {
         out.input_scale_min = std::min(out.input_scale_min.value_or(input.value), input.value);
         out.input_scale_max = std::max(out.input_scale_max.value_or(input.value), input.value);
       }
       if (floats) continue;
-      out.scales_bytes += static_cast<uint64_t>(matrix.scales_place.rows * matrix.scales_place.cols);
+      out.scales_bytes += matrix.scales_bytes();
       Storage storage;
       NVFP4_MOE_TRY(matrix.read_scales(storage));
       const ByteMatrix stored = matrix.scales_as_stored();

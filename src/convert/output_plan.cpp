@@ -39,7 +39,7 @@ void plan_expert(const MoeOptions& o, OutputFormat format, OutputItem item, Outp
 std::vector<TensorIndex::Ref> in_file_order(const TensorIndex& index) {
   std::vector<TensorIndex::Ref> refs;
   for (const auto& file : index.files()) {
-    for (const TensorInfo& info : file->header().tensors) {
+    for (const TensorInfo& info : file->tensors()) {
       const TensorIndex::Ref ref = index.find(info.name);
       if (ref.file == file.get()) refs.push_back(ref);
     }

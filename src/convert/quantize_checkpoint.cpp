@@ -77,6 +77,9 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   }
   NVFP4_MOE_TRY(UnfinishedOutput::check(in, out));
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(in));
+  if (checkpoint.model().gguf)
+    return unsupported(
+        fmt::format("{}: expected safetensors with their config.json, which the output gets a copy of, got GGUF", in));
   if (checkpoint.model().format != SourceFormat::kFloat)
     return unsupported(
         fmt::format("{}: expected BF16, F16 or F32 experts, got {}", in, to_string(checkpoint.model().format)));

@@ -22,7 +22,7 @@ int64_t modified_ns(const struct stat& facts) {
   return int64_t{facts.st_mtim.tv_sec} * 1000000000 + facts.st_mtim.tv_nsec;
 }
 
-std::string file_name(const SafetensorsFile& file) {
+std::string file_name(const TensorFile& file) {
   return printable(std::filesystem::path(file.path()).filename().string(), 4096);
 }
 
@@ -32,10 +32,10 @@ struct Sample {
 };
 
 // The places of a file that are hashed, in their order.
-std::vector<Sample> samples(const SafetensorsFile& file) {
+std::vector<Sample> samples(const TensorFile& file) {
   if (file.size_bytes() <= kWholeBytes) return {{0, file.size_bytes()}};
-  std::vector<Sample> places = {{0, file.header().data_offset}};
-  for (const TensorInfo& info : file.header().tensors) {
+  std::vector<Sample> places = {{0, file.data_offset()}};
+  for (const TensorInfo& info : file.tensors()) {
     for (uint64_t at = 0; at < info.size_bytes(); at += kStretchBytes) {
       const uint64_t stretch = std::min(kStretchBytes, info.size_bytes() - at);
       const uint64_t count = std::min(kSampleBytes, stretch);
@@ -47,7 +47,7 @@ std::vector<Sample> samples(const SafetensorsFile& file) {
 
 }  // namespace
 
-Result<SourceFile> describe_source(const SafetensorsFile& file) {
+Result<SourceFile> describe_source(const TensorFile& file) {
   struct stat facts {};
   if (::stat(file.path().c_str(), &facts) != 0) return errno_status(file.path(), "cannot stat", errno);
   SourceFile source;

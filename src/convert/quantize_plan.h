@@ -33,7 +33,7 @@ struct SourceFile {
   ContentHash sample;
   bool operator==(const SourceFile&) const = default;
 };
-Result<SourceFile> describe_source(const SafetensorsFile& file);
+Result<SourceFile> describe_source(const TensorFile& file);
 
 struct QuantizePlan {
   // What the bytes of OUT depend on.

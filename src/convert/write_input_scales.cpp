@@ -47,7 +47,7 @@ Result<std::vector<Output>> plan(const Checkpoint& checkpoint, const std::map<in
   if (family == nullptr) return unsupported("family " + checkpoint.model().family + ": its tensor names are not known");
   std::vector<Output> outputs;
   for (const auto& file : checkpoint.index().files()) {
-    for (const TensorInfo& info : file->header().tensors) {
+    for (const TensorInfo& info : file->tensors()) {
       const TensorIndex::Ref ref = checkpoint.index().find(info.name);
       if (ref.file != file.get()) continue;
       Output output;

@@ -23,7 +23,7 @@ std::string real_path(const std::string& path) {
   return error ? path : real.string();
 }
 
-Status hash_bytes(const SafetensorsFile& file, uint64_t offset, uint64_t size_bytes, ContentHasher& hasher) {
+Status hash_bytes(const TensorFile& file, uint64_t offset, uint64_t size_bytes, ContentHasher& hasher) {
   std::vector<std::byte> buffer(static_cast<size_t>(std::min<uint64_t>(size_bytes, kReadAtOnce)));
   for (uint64_t at = 0; at < size_bytes; at += buffer.size()) {
     const auto count = static_cast<size_t>(std::min<uint64_t>(buffer.size(), size_bytes - at));
@@ -34,7 +34,7 @@ Status hash_bytes(const SafetensorsFile& file, uint64_t offset, uint64_t size_by
 }
 
 // Small tensors whole; of a matrix the middle, of stacked ones the middle of each.
-Status hash_sample(const SafetensorsFile& file, const TensorInfo& info, ContentHasher& hasher) {
+Status hash_sample(const TensorFile& file, const TensorInfo& info, ContentHasher& hasher) {
   hasher.text(info.name);
   const uint64_t offset = file.offset(info);
   if (info.size_bytes() <= kSampleBytes) return hash_bytes(file, offset, info.size_bytes(), hasher);
@@ -46,7 +46,7 @@ Status hash_sample(const SafetensorsFile& file, const TensorInfo& info, ContentH
   return {};
 }
 
-Status hash_place(const SafetensorsFile& file, ContentHasher& hasher) {
+Status hash_place(const TensorFile& file, ContentHasher& hasher) {
   struct stat info {};
   // Of the file that is open: its name may be another file's by now.
   if (::fstat(file.descriptor(), &info) != 0) return errno_status(file.path(), "cannot stat", errno);
@@ -56,7 +56,7 @@ Status hash_place(const SafetensorsFile& file, ContentHasher& hasher) {
         static_cast<int64_t>(info.st_mtim.tv_sec), static_cast<int64_t>(info.st_mtim.tv_nsec),
         static_cast<int64_t>(info.st_ctim.tv_sec), static_cast<int64_t>(info.st_ctim.tv_nsec)})
     hasher.number(value);
-  return hash_bytes(file, 0, file.header().data_offset, hasher);
+  return hash_bytes(file, 0, file.data_offset(), hasher);
 }
 
 }  // namespace
@@ -113,8 +113,11 @@ Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum) {
 }
 
 std::string cache_entry_name(const CacheSubject& subject) {
-  const std::string directory = real_path(subject.checkpoint.index().directory());
-  return "model" + to_string(content_hash(directory.data(), directory.size())).substr(0, 16) + "-layer" +
+  // A directory may hold several models in GGUF, each with a file of its own.
+  const TensorIndex& index = subject.checkpoint.index();
+  const std::string place =
+      real_path(subject.checkpoint.model().gguf ? index.files().front()->path() : index.directory());
+  return "model" + to_string(content_hash(place.data(), place.size())).substr(0, 16) + "-layer" +
          std::to_string(subject.layer) + "-experts" + std::to_string(subject.range.first) + "+" +
          std::to_string(subject.range.count) + "-slice" + std::to_string(subject.slice.first) + "+" +
          std::to_string(subject.slice.count) + "-" + subject.backend.name + ".packed";

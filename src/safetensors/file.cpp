@@ -1,119 +1,32 @@
-// A safetensors file: an open descriptor that read() reads.
-//
-// Files are read by system calls and never mapped, so that a file that is cut, or a disk that fails, is a Status. The
-// same through a mapping would be a SIGBUS, which a library cannot catch without taking the handler of its host.
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
+// Opening a safetensors file: the header is read and checked, and nothing behind it.
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "safetensors/files.h"
-#include "safetensors/open_file.h"
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 
 namespace nvfp4_moe {
-namespace {
-
-int64_t nanoseconds(const struct timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
-
-}  // namespace
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   SafetensorsFile file;
-  file.path_ = path;
-  NVFP4_MOE_ASSIGN(RegularFile opened, open_regular_file(path));
-  file.fd_ = opened.descriptor.release();
-  file.size_bytes_ = static_cast<uint64_t>(opened.facts.st_size);
-  file.modified_ns_ = nanoseconds(opened.facts.st_mtim);
+  NVFP4_MOE_TRY(file.open_descriptor(path));
   const std::string shown = printable(path, 4096);
-  // Advice only: what is asked for is read, and nothing around it.
-  (void)::posix_fadvise(file.fd_, 0, 0, POSIX_FADV_RANDOM);
-  std::vector<std::byte> head(static_cast<size_t>(std::min<uint64_t>(file.size_bytes_, 8)));
+  std::vector<std::byte> head(static_cast<size_t>(std::min<uint64_t>(file.size_bytes(), 8)));
   NVFP4_MOE_TRY(file.read(0, head.data(), head.size()));
   if (head.size() == 8) {
     uint64_t length = 0;
     std::memcpy(&length, head.data(), sizeof length);
-    head.resize(static_cast<size_t>(std::min<uint64_t>(file.size_bytes_, 8 + std::min(length, kMaxHeaderBytes))));
+    head.resize(static_cast<size_t>(std::min<uint64_t>(file.size_bytes(), 8 + std::min(length, kMaxHeaderBytes))));
     NVFP4_MOE_TRY(file.read(8, head.data() + 8, head.size() - 8));
   }
   if (is_git_lfs_pointer({reinterpret_cast<const char*>(head.data()), head.size()}))
     return git_lfs_pointer_status().in(shown);
-  Result<SafetensorsHeader> header = parse_safetensors_header(head, file.size_bytes_);
+  Result<SafetensorsHeader> header = parse_safetensors_header(head, file.size_bytes());
   if (!header.ok()) return header.status().in(shown);
   file.header_ = std::move(*header);
-  for (size_t i = 0; i < file.header_.tensors.size(); ++i) file.by_name_.emplace(file.header_.tensors[i].name, i);
+  file.index_names();
   return file;
-}
-
-Status SafetensorsFile::read(uint64_t offset, void* to, size_t size_bytes) const {
-  auto* bytes = static_cast<std::byte*>(to);
-  for (size_t filled = 0; filled < size_bytes;) {
-    const ssize_t got = ::pread(fd_, bytes + filled, size_bytes - filled, static_cast<off_t>(offset + filled));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno_status(path_, "cannot read", errno);
-    if (got == 0)
-      return io_error(fmt::format("{}: expected {} bytes as when it was opened, got an end at {}: it was cut",
-                                  printable(path_, 4096), size_bytes_, offset + filled));
-    filled += static_cast<size_t>(got);
-  }
-  return {};
-}
-
-Status SafetensorsFile::check_unchanged() const {
-  struct stat facts {};
-  if (::fstat(fd_, &facts) != 0) return errno_status(path_, "cannot stat", errno);
-  const auto size = static_cast<uint64_t>(facts.st_size);
-  if (size != size_bytes_)
-    return io_error(fmt::format("{}: expected {} bytes as when it was opened, got {}: it was changed meanwhile",
-                                printable(path_, 4096), size_bytes_, size));
-  if (nanoseconds(facts.st_mtim) != modified_ns_)
-    return io_error(
-        fmt::format("{}: expected the content that was opened, got another time of modification: it was "
-                    "written to meanwhile",
-                    printable(path_, 4096)));
-  return {};
-}
-
-const TensorInfo* SafetensorsFile::find(std::string_view name) const {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : &header_.tensors[found->second];
-}
-
-void SafetensorsFile::prefetch(uint64_t offset, size_t size_bytes) const {
-  // One call fetches no more than the device's read-ahead, 128 KiB by default: so each call ends where a stretch of that
-  // many bytes of the file does, and asks for no page more than one call gives.
-  constexpr uint64_t kBytesPerCall = 128 << 10;
-  if (offset >= size_bytes_) return;
-  const uint64_t end = offset + std::min<uint64_t>(size_bytes, size_bytes_ - offset);
-  for (uint64_t at = offset; at < end;) {
-    const uint64_t next = std::min(end, (at / kBytesPerCall + 1) * kBytesPerCall);
-    (void)::posix_fadvise(fd_, static_cast<off_t>(at), static_cast<off_t>(next - at), POSIX_FADV_WILLNEED);
-    at = next;
-  }
-}
-
-SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept { *this = std::move(other); }
-
-SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
-  if (this == &other) return *this;
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = std::exchange(other.fd_, -1);
-  modified_ns_ = other.modified_ns_;
-  path_ = std::move(other.path_);
-  header_ = std::move(other.header_);
-  by_name_ = std::move(other.by_name_);
-  size_bytes_ = std::exchange(other.size_bytes_, 0);
-  return *this;
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  if (fd_ >= 0) ::close(fd_);
 }
 
 }  // namespace nvfp4_moe

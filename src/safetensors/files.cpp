@@ -51,12 +51,11 @@ Result<bool> has_entry(const std::string& path) {
   return errno_status(path, "cannot look up", errno);
 }
 
-Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
-  NVFP4_MOE_ASSIGN(const RegularFile file, open_regular_file(path));
-  const auto size = static_cast<uint64_t>(file.facts.st_size);
-  if (size > max_bytes)
-    return bad_input(fmt::format("{}: expected at most {} bytes, got {}", printable(path, 4096), max_bytes, size));
-  std::string text(static_cast<size_t>(size), '\0');
+namespace {
+
+// The file's first bytes: as many as it has, and at most size_bytes.
+Result<std::string> read_bytes(const RegularFile& file, const std::string& path, size_t size_bytes) {
+  std::string text(size_bytes, '\0');
   size_t filled = 0;
   while (filled < text.size()) {
     const ssize_t got = ::read(file.descriptor.get(), text.data() + filled, text.size() - filled);
@@ -66,6 +65,22 @@ Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
     filled += static_cast<size_t>(got);
   }
   text.resize(filled);
+  return text;
+}
+
+}  // namespace
+
+Result<std::string> read_first_bytes(const std::string& path, size_t max_bytes) {
+  NVFP4_MOE_ASSIGN(const RegularFile file, open_regular_file(path));
+  return read_bytes(file, path, max_bytes);
+}
+
+Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
+  NVFP4_MOE_ASSIGN(const RegularFile file, open_regular_file(path));
+  const auto size = static_cast<uint64_t>(file.facts.st_size);
+  if (size > max_bytes)
+    return bad_input(fmt::format("{}: expected at most {} bytes, got {}", printable(path, 4096), max_bytes, size));
+  NVFP4_MOE_ASSIGN(std::string text, read_bytes(file, path, static_cast<size_t>(size)));
   if (is_git_lfs_pointer(text)) return git_lfs_pointer_status().in(printable(path, 4096));
   return text;
 }

@@ -20,6 +20,9 @@ Status git_lfs_pointer_status();
 // is not a regular file or is larger than max_bytes.
 Result<std::string> read_text_file(const std::string& path, size_t max_bytes = size_t{100} << 20);
 
+// A regular file's first bytes: as many as it has, and at most max_bytes. Errors as above.
+Result<std::string> read_first_bytes(const std::string& path, size_t max_bytes);
+
 // Whether the directory has an entry of this name, be it a link to nothing. kIo where the system does not say.
 Result<bool> has_entry(const std::string& path);
 // The names in a directory, sorted. std::filesystem's iterators would end the process where there is no memory for a

@@ -122,12 +122,6 @@ Status check_tiling(const std::vector<TensorInfo>& tensors, uint64_t data_bytes)
 
 }  // namespace
 
-std::string shape_string(std::span<const int64_t> shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
-
-std::string describe(const TensorInfo& info) {
-  return fmt::format("{} {}", shape_string(info.shape), to_string(info.dtype));
-}
-
 Result<uint64_t> tensor_bytes(DType dtype, std::span<const int64_t> shape) {
   if (shape.size() > kMaxRank)
     return bad_input(fmt::format("shape: expected at most {} dimensions, got {}", kMaxRank, shape.size()));

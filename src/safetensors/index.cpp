@@ -141,20 +141,14 @@ Result<TensorIndex> TensorIndex::open(const std::string& path) {
                                      printable((fs::path(path) / kIndexName).string(), 4096), printable(name)));
     }
     NVFP4_MOE_ASSIGN(SafetensorsFile opened, SafetensorsFile::open(file_path));
-    index.files_.push_back(std::make_unique<SafetensorsFile>(std::move(opened)));
-    const SafetensorsFile* file = index.files_.back().get();
-    for (const TensorInfo& info : file->header().tensors) {
-      if (weight_map) {
-        const auto mapped = weight_map->find(info.name);
-        if (mapped != weight_map->end() && mapped->second != name)
-          return bad_input(fmt::format("{}: tensor '{}': the index places it in '{}', but this file holds it too",
-                                       printable(file_path, 4096), printable(info.name), printable(mapped->second)));
-      }
-      const auto [position, inserted] = index.tensors_.emplace(info.name, Ref{file, &info});
-      if (!inserted)
-        return bad_input(fmt::format("{}: tensor '{}': '{}' holds it too", printable(file_path, 4096),
-                                     printable(info.name), printable(position->second.file->path(), 4096)));
+    for (const TensorInfo& info : opened.tensors()) {
+      if (!weight_map) break;
+      const auto mapped = weight_map->find(info.name);
+      if (mapped != weight_map->end() && mapped->second != name)
+        return bad_input(fmt::format("{}: tensor '{}': the index places it in '{}', but this file holds it too",
+                                     printable(file_path, 4096), printable(info.name), printable(mapped->second)));
     }
+    NVFP4_MOE_TRY(index.add(std::make_unique<SafetensorsFile>(std::move(opened))));
   }
   if (weight_map)
     for (const auto& [tensor, shard] : *weight_map)
@@ -163,6 +157,25 @@ Result<TensorIndex> TensorIndex::open(const std::string& path) {
                                      printable((fs::path(path) / kIndexName).string(), 4096), printable(tensor),
                                      printable(shard)));
   return index;
+}
+
+Result<TensorIndex> TensorIndex::of(std::string directory, std::vector<std::unique_ptr<TensorFile>> files) {
+  TensorIndex index;
+  index.directory_ = std::move(directory);
+  for (auto& file : files) NVFP4_MOE_TRY(index.add(std::move(file)));
+  return index;
+}
+
+Status TensorIndex::add(std::unique_ptr<TensorFile> file) {
+  files_.push_back(std::move(file));
+  const TensorFile* held = files_.back().get();
+  for (const TensorInfo& info : held->tensors()) {
+    const auto [position, inserted] = tensors_.emplace(info.name, Ref{held, &info});
+    if (!inserted)
+      return bad_input(fmt::format("{}: tensor '{}': '{}' holds it too", printable(held->path(), 4096),
+                                   printable(info.name), printable(position->second.file->path(), 4096)));
+  }
+  return {};
 }
 
 TensorIndex::Ref TensorIndex::find(std::string_view name) const {

@@ -10,6 +10,7 @@
 #include "moe/repro.h"
 #include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
+#include "support/gguf_builder.h"
 #include "verify/calibrate.h"
 #include "verify/verify.h"
 
@@ -213,6 +214,7 @@ Status synthesize(const std::string& out) {
 OperationFiles::OperationFiles() {
   EXPECT_OK(CheckpointBuilder(builder_options(SourceFormat::kModelOpt)).write(packed()));
   EXPECT_OK(CheckpointBuilder(builder_options(SourceFormat::kFloat)).write(floats()));
+  write_file(gguf(), gguf_model({.experts = 3, .hidden = 64, .layers = 1}).bytes());
   CheckpointBuilder builder(builder_options(SourceFormat::kModelOpt));
   builder.plant(Plant::kNanBlockScale, 0, 1);
   EXPECT_OK(builder.write(broken()));
@@ -240,6 +242,8 @@ std::vector<Operation> operations(const OperationFiles& files) {
   return {
       {"inspect", [&] { return inspect(files.packed()); }, {}},
       {"inspect_floats", [&] { return inspect(files.floats()); }, {}},
+      {"inspect_gguf", [&] { return inspect(files.gguf()); }, {}},
+      {"open_gguf", [&] { return open_layer_of(files.gguf(), "", 2); }, {}},
       {"open_checkpoint", [&] { return open_layer_of(files.packed(), "", 2); }, {}},
       {"open_broken_checkpoint", [&] { return open_layer_of(files.broken(), "", 2); }, {}, Code::kBadInput},
       {"open_floats", [&] { return open_layer_of(files.floats(), "", 2); }, {}},

@@ -14,6 +14,7 @@ class OperationFiles {
   OperationFiles();
   std::string packed() const { return dir_.file("packed"); }              // ModelOpt, two shards with an index
   std::string floats() const { return dir_.file("floats"); }              // bf16, of the same sizes
+  std::string gguf() const { return dir_.file("model.gguf"); }            // NVFP4
   std::string broken() const { return dir_.file("broken"); }              // a NaN block scale
   std::string states() const { return dir_.file("states.safetensors"); }  // two tokens
   std::string out() const { return dir_.file("out"); }                    // empty or not there before each run

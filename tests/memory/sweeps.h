@@ -18,7 +18,7 @@
 
 namespace nvfp4_moe::test {
 
-inline constexpr size_t kOperations = 19;
+inline constexpr size_t kOperations = 21;
 
 inline const std::vector<Operation>& all_operations() {
   static const OperationFiles files;
@@ -29,6 +29,8 @@ inline const std::vector<Operation>& all_operations() {
 inline std::string operation_name(const testing::TestParamInfo<size_t>& info) {
   static const char* const kNames[kOperations] = {"inspect",
                                                   "inspect_floats",
+                                                  "inspect_gguf",
+                                                  "open_gguf",
                                                   "open_checkpoint",
                                                   "open_broken_checkpoint",
                                                   "open_floats",

@@ -279,7 +279,7 @@ TEST_F(QuantizeCheckpoint, AnotherPlanDoesNotResume) {
   const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
   {
     std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(static_cast<std::streamoff>(ref.file->header().data_offset + ref.info->begin));
+    file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin));
     file.put('\x01');
   }
   fs::last_write_time(ref.file->path(), fs::last_write_time(ref.file->path()) + std::chrono::seconds(2));
@@ -311,7 +311,7 @@ TEST_F(QuantizeCheckpoint, NonFiniteWeightIsNamed) {
   const TensorIndex::Ref ref = index->find("layers.1.ffn.experts.2.w3.weight");
   {
     std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(static_cast<std::streamoff>(ref.file->header().data_offset + ref.info->begin + 2 * (40 * 128 + 17)));
+    file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin + 2 * (40 * 128 + 17)));
     file.write("\x80\x7f", 2);  // +Inf
   }
   const Status status = quantize_checkpoint(in(), out()).status();

@@ -6,6 +6,7 @@
 #include "convert/quantize_checkpoint.h"
 #include "convert/quantize_plan.h"
 #include "convert/synthesize.h"
+#include "safetensors/safetensors.h"
 #include "support/attack.h"
 #include "support/support.h"
 
@@ -119,7 +120,7 @@ TEST_F(Resume, AChangedSourceUnderItsOldTimeIsRefused) {
   ASSERT_OK(index);
   const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
   ASSERT_NE(ref.info, nullptr);
-  change_byte_keeping_time(ref.file->path(), ref.file->header().data_offset + ref.info->begin + 17);
+  change_byte_keeping_time(ref.file->path(), ref.file->data_offset() + ref.info->begin + 17);
   const Status status = resume().status();
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("another files: " + fs::path(ref.file->path()).filename().string()));

@@ -11,7 +11,7 @@ namespace nvfp4_moe::test {
 
 // As many T as the tensor's bytes hold.
 template <class T = std::byte>
-std::vector<T> read_tensor(const SafetensorsFile& file, const TensorInfo& info) {
+std::vector<T> read_tensor(const TensorFile& file, const TensorInfo& info) {
   std::vector<T> values(info.size_bytes() / sizeof(T));
   EXPECT_OK(file.read(file.offset(info), values.data(), values.size() * sizeof(T)));
   return values;

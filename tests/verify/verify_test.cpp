@@ -83,7 +83,7 @@ class Verify : public ::testing::Test {
     const TensorIndex::Ref ref = index->find(tensor);
     ASSERT_EQ(ref.info->size_bytes(), bytes.size());
     std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(static_cast<std::streamoff>(ref.file->header().data_offset + ref.info->begin));
+    file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin));
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   }
 

@@ -14,8 +14,9 @@ Status copy(const std::string& in, const std::string& out, uint64_t max_shard_by
   std::vector<TensorInfo> tensors;
   std::map<std::string, std::string> metadata;
   for (const auto& file : index.files()) {
-    tensors.insert(tensors.end(), file->header().tensors.begin(), file->header().tensors.end());
-    metadata.insert(file->header().metadata.begin(), file->header().metadata.end());
+    NVFP4_MOE_ASSIGN(const SafetensorsFile opened, SafetensorsFile::open(file->path()));
+    tensors.insert(tensors.end(), opened.tensors().begin(), opened.tensors().end());
+    metadata.insert(opened.header().metadata.begin(), opened.header().metadata.end());
   }
   NVFP4_MOE_ASSIGN(ShardedWriter writer, ShardedWriter::create(out, tensors, max_shard_bytes, metadata));
   for (const TensorInfo& info : tensors) {

@@ -1,0 +1,42 @@
+// Opening a GGUF file: the header is read and checked, and nothing behind it.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "gguf/gguf.h"
+#include "safetensors/files.h"
+#include "safetensors/shape.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr uint64_t kFirstBytes = uint64_t{1} << 20;  // a header without a vocabulary
+
+}  // namespace
+
+Result<GgufFile> GgufFile::open(const std::string& path) {
+  GgufFile file;
+  NVFP4_MOE_TRY(file.open_descriptor(path));
+  const std::string shown = printable(path, 4096);
+  // Nothing says how long the header is but the header: it is read again, twice as far, until it is whole.
+  std::vector<std::byte> head;
+  for (uint64_t size = kFirstBytes;; size *= 2) {
+    const size_t before = head.size();
+    head.resize(static_cast<size_t>(std::min({size, file.size_bytes(), kMaxHeaderBytes})));
+    NVFP4_MOE_TRY(file.read(before, head.data() + before, head.size() - before));
+    if (is_git_lfs_pointer({reinterpret_cast<const char*>(head.data()), head.size()}))
+      return git_lfs_pointer_status().in(shown);
+    bool more_needed = false;
+    Result<GgufHeader> header = parse_gguf_header(head, file.size_bytes(), &more_needed);
+    if (header.ok()) {
+      file.header_ = std::move(*header);
+      file.index_names();
+      return file;
+    }
+    if (!more_needed) return header.status().in(shown);
+    if (head.size() >= kMaxHeaderBytes)
+      return bad_input(fmt::format("{}: header: expected at most {} bytes, got more", shown, kMaxHeaderBytes));
+  }
+}
+
+}  // namespace nvfp4_moe

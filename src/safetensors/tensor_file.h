@@ -1,0 +1,113 @@
+// A file of tensors that is open for reading, whatever its kind: where each tensor lies, and reads by system calls.
+//
+// Kinds: safetensors (safetensors.h), GGUF (gguf/gguf.h). Files are read by system calls and never mapped, so that a file
+// that is cut, or a disk that fails, is a Status. The same through a mapping would be a SIGBUS, which a library cannot
+// catch without taking the handler of its host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+// Elements that are stored in blocks along the last axis, with the scales of a block beside its codes: a type of ggml.
+struct BlockType {
+  std::string_view name;   // "NVFP4"
+  int64_t elems = 0;       // of one block
+  int64_t size_bytes = 0;  // of one block
+};
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape = {};  // elements, also of F4 and of blocks
+  uint64_t begin = 0;               // bytes from the start of the data section
+  uint64_t end = 0;
+  const BlockType* blocks = nullptr;  // where elements are stored in blocks: dtype is then U8
+  uint64_t size_bytes() const { return end - begin; }
+};
+std::string shape_string(std::span<const int64_t> shape);  // "(1536, 448)"
+std::string describe(const TensorInfo& info);              // "(1536, 448) F8_E4M3", "(8, 64, 128) NVFP4"
+
+// What a header says of the data behind it.
+struct TensorTable {
+  std::vector<TensorInfo> tensors;  // by begin
+  uint64_t data_offset = 0;         // of the data section in the file
+};
+
+class TensorFile {
+ public:
+  virtual ~TensorFile();
+  TensorFile& operator=(const TensorFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  const std::vector<TensorInfo>& tensors() const { return table().tensors; }
+  uint64_t data_offset() const { return table().data_offset; }
+  const TensorInfo* find(std::string_view name) const;
+  // Where the tensor's bytes begin in the file.
+  uint64_t offset(const TensorInfo& info) const { return data_offset() + info.begin; }
+  // Copies [offset, offset + size) of the file. kIo where the file has been cut, or the disk gives an error: no signal.
+  Status read(uint64_t offset, void* to, size_t size_bytes) const;
+  // kIo where the file's size or time of modification is not what it was when it was opened. A file that was replaced
+  // under its name is still the one that was opened, and unchanged.
+  Status check_unchanged() const;
+  int descriptor() const { return fd_; }  // for fstat
+  // Asks the system to fetch [offset, offset + size) of the file from storage, because it is about to be read, and does
+  // not wait for it. Without this nothing is fetched but what a read asks for, and that while the read waits: read-ahead
+  // (megabytes, on servers) around each of the scalars of all experts would fetch the other ranks' experts too. Advice
+  // only: reading without it gives the same bytes, one place after the other from a cold cache.
+  void prefetch(uint64_t offset, size_t size_bytes) const;
+  uint64_t size_bytes() const { return size_bytes_; }
+
+ protected:
+  TensorFile() = default;
+  TensorFile(TensorFile&&) noexcept;
+  TensorFile& operator=(TensorFile&&) noexcept;
+  Status open_descriptor(const std::string& path);
+  void index_names();  // once the table is there
+  virtual const TensorTable& table() const = 0;
+
+ private:
+  std::string path_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  uint64_t size_bytes_ = 0;
+  int64_t modified_ns_ = 0;
+  int fd_ = -1;
+};
+
+// The tensors of a checkpoint over its files, by name.
+class TensorIndex {
+ public:
+  struct Ref {
+    const TensorFile* file = nullptr;
+    const TensorInfo* info = nullptr;
+  };
+  // A directory of safetensors (model.safetensors.index.json with its shards, or every *.safetensors in it), or one file.
+  static Result<TensorIndex> open(const std::string& path);
+  // Of files of one kind that lie in `directory`. kBadInput where two of them hold a tensor of one name.
+  static Result<TensorIndex> of(std::string directory, std::vector<std::unique_ptr<TensorFile>> files);
+  // nullptr info where there is no such tensor. Refs stay valid when the index is moved.
+  Ref find(std::string_view name) const;
+  const std::map<std::string, Ref, std::less<>>& tensors() const { return tensors_; }
+  const std::vector<std::unique_ptr<TensorFile>>& files() const { return files_; }
+  const std::string& directory() const { return directory_; }
+  uint64_t size_bytes() const;
+
+ private:
+  Status add(std::unique_ptr<TensorFile> file);
+  std::string directory_;
+  std::vector<std::unique_ptr<TensorFile>> files_;
+  std::map<std::string, Ref, std::less<>> tensors_;
+};
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,267 @@
+// GGUF as a checkpoint: each planted fault is told under its id, what reading costs, files that are cut or written to
+// while they are read, splits, and the same model through the C interface. The values are compared with the gguf package's
+// in tests/python/test_gguf.py.
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <set>
+
+#include "checkpoint/checkpoint.h"
+#include "nvfp4_moe/nvfp4_moe.hpp"
+#include "support/attack.h"
+#include "support/gguf_builder.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::attacked;
+using test::gguf_model;
+using test::GgufBuilder;
+using test::TempDir;
+using testing::HasSubstr;
+
+constexpr int64_t kHidden = 128, kIntermediate = 64;
+constexpr size_t kUp = 3, kScale = 1,
+                 kInputScale = 2;  // of gguf_model's tensors of a layer: up's, and the parts' steps
+constexpr size_t kExpertBytes = kIntermediate * kHidden / 64 * 36;
+
+void put_float(std::string& bytes, size_t index, float value) {
+  std::memcpy(bytes.data() + index * sizeof(value), &value, sizeof(value));
+}
+
+struct Fault {
+  const char* id;
+  Severity severity;
+  const char* tensor;
+  bool loads;
+  std::function<void(std::string& blocks, std::string& scale, std::string& input)> plant;  // of layer 0's up tensors
+};
+
+// Of expert 1.
+const Fault kFaults[] = {
+    {"block_scale_nan", Severity::kError, "blk.0.ffn_up_exps.weight", false,
+     [](auto& blocks, auto&, auto&) { blocks[kExpertBytes + 36 + 2] = 0x7F; }},
+    {"block_scale_negative", Severity::kError, "blk.0.ffn_up_exps.weight", false,
+     [](auto& blocks, auto&, auto&) { blocks[kExpertBytes] = static_cast<char>(0x81); }},
+    {"zero_scale_nonzero_codes", Severity::kWarning, "blk.0.ffn_up_exps.weight", true,
+     [](auto& blocks, auto&, auto&) { blocks[kExpertBytes + 3] = 0, blocks[kExpertBytes + 4 + 3 * 8] = 0x77; }},
+    {"all_zero_block_scales", Severity::kError, "blk.0.ffn_up_exps.weight", false,
+     [](auto& blocks, auto&, auto&) {
+       for (size_t b = 0; b < kExpertBytes; b += 36) std::memset(blocks.data() + kExpertBytes + b, 0, 4);
+     }},
+    {"reciprocal_scale_direction", Severity::kError, "blk.0.ffn_up_exps.scale", false,
+     [](auto&, auto& scale, auto&) { put_float(scale, 1, 1e4f); }},
+    {"tensor_scale_zero", Severity::kError, "blk.0.ffn_up_exps.scale", false,
+     [](auto&, auto& scale, auto&) { put_float(scale, 1, 0.0f); }},
+    {"tensor_scale_negative", Severity::kError, "blk.0.ffn_up_exps.scale", false,
+     [](auto&, auto& scale, auto&) { put_float(scale, 1, -1.0f); }},
+    {"tensor_scale_nonfinite", Severity::kError, "blk.0.ffn_up_exps.scale", false,
+     [](auto&, auto& scale, auto&) { put_float(scale, 1, NAN); }},
+    {"input_scale_zero", Severity::kWarning, "blk.0.ffn_up_exps.input_scale", true,
+     [](auto&, auto&, auto& input) { put_float(input, 1, 0.0f); }},
+    {"input_scale_one", Severity::kNote, "blk.0.ffn_up_exps.input_scale", true,
+     [](auto&, auto&, auto& input) { put_float(input, 1, 1.0f); }},
+};
+
+class GgufFault : public testing::TestWithParam<Fault> {};
+
+ATTACK_TEST_P(kPlantedFaults, GgufFault, IsToldByItsOwnId) {
+  const Fault& fault = GetParam();
+  GgufBuilder builder = gguf_model();
+  std::vector<GgufBuilder::Tensor>& tensors = builder.tensors();
+  ASSERT_EQ(tensors[kUp].name, "blk.0.ffn_up_exps.weight");
+  fault.plant(tensors[kUp].bytes, tensors[kUp + kScale].bytes, tensors[kUp + kInputScale].bytes);
+  TempDir dir;
+  test::write_file(dir.file("model.gguf"), builder.bytes());
+  const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
+  ASSERT_OK(checkpoint);
+  attacked();
+  const auto told = [&](int64_t layer) {
+    std::vector<Finding> out;
+    const auto found = checkpoint->validate(layer, {});
+    EXPECT_OK(found);
+    for (const Finding& finding : *found)
+      if (finding.id != "gate_up_scale_mismatch") out.push_back(finding);
+    return out;
+  };
+  EXPECT_TRUE(told(1).empty());
+  const std::vector<Finding> found = told(0);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].id, fault.id);
+  EXPECT_EQ(found[0].severity, fault.severity);
+  EXPECT_EQ(found[0].expert, 1);
+  EXPECT_EQ(found[0].tensor, fault.tensor);
+  EXPECT_EQ(checkpoint->expert(0, 1).ok(), fault.loads);
+  EXPECT_OK(checkpoint->expert(0, 0));
+  EXPECT_OK(checkpoint->expert(1, 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GgufFault, testing::ValuesIn(kFaults),
+                         [](const auto& info) { return std::string(info.param.id); });
+
+TEST(Gguf, CodesUnderAZeroScaleBecomeZero) {
+  GgufBuilder builder = gguf_model();
+  builder.tensors()[kUp].bytes[3] = 0;
+  builder.tensors()[kUp].bytes[4 + 3 * 8] = 0x77;
+  TempDir dir;
+  test::write_file(dir.file("model.gguf"), builder.bytes());
+  const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
+  ASSERT_OK(checkpoint);
+  const auto loaded = checkpoint->expert(0, 0);
+  ASSERT_OK(loaded);
+  for (int b = 0; b < 8; ++b) EXPECT_EQ(loaded->source.up.row_codes(0)[24 + b], 0);
+  EXPECT_NE(loaded->source.up.row_codes(0)[0] | loaded->source.up.row_codes(0)[1], 0);
+}
+
+TEST(Gguf, AnMxfp4ScaleOf255IsRefused) {
+  GgufBuilder builder = gguf_model({.type = GgufBuilder::kMxfp4});
+  builder.tensors()[1].bytes[0] = static_cast<char>(0xFF);
+  TempDir dir;
+  test::write_file(dir.file("model.gguf"), builder.bytes());
+  const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
+  ASSERT_OK(checkpoint);
+  EXPECT_EQ(checkpoint->expert(0, 0).status().finding(), "block_scale_nan");
+  EXPECT_OK(checkpoint->expert(0, 1));
+}
+
+// What stands between two layers' experts is no tensor of the one that is asked for.
+TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
+  for (const uint32_t type : {GgufBuilder::kNvfp4, GgufBuilder::kMxfp4}) {
+    TempDir dir;
+    test::write_file(dir.file("model.gguf"), gguf_model({.type = type, .intermediate = 192}).bytes());
+    const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
+    ASSERT_OK(checkpoint);
+    const auto whole = checkpoint->expert(1, 2);
+    ASSERT_OK(whole);
+    const Nvfp4View& down = whole->source.down;
+    for (const IntermediateSlice slice : {IntermediateSlice{0, 64}, {16, 16}, {48, 96}, {176, 16}}) {
+      const auto part = checkpoint->expert(1, 2, slice);
+      ASSERT_OK(part);
+      ASSERT_EQ(part->source.down.cols, slice.count);
+      ASSERT_EQ(part->source.gate.rows, slice.count);
+      for (int64_t r = 0; r < down.rows; ++r) {
+        EXPECT_EQ(std::memcmp(part->source.down.row_codes(r), down.row_codes(r) + slice.first / 2,
+                              static_cast<size_t>(slice.count / 2)),
+                  0);
+      }
+      for (int64_t r = 0; r < slice.count; ++r) {
+        EXPECT_EQ(std::memcmp(part->source.gate.row_codes(r), whole->source.gate.row_codes(slice.first + r),
+                              static_cast<size_t>(kHidden / 2)),
+                  0);
+      }
+    }
+    EXPECT_EQ(checkpoint->expert(1, 2, {8, 16}).status().code(), Code::kInvalidArgument);
+  }
+}
+
+TEST(Gguf, MatricesLargerThanOneReadAreWhole) {
+  TempDir dir;
+  GgufBuilder builder = gguf_model({.experts = 2, .hidden = 2048, .intermediate = 1024, .layers = 1});
+  test::write_file(dir.file("model.gguf"), builder.bytes());
+  const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
+  ASSERT_OK(checkpoint);
+  const auto loaded = checkpoint->expert(0, 1);
+  ASSERT_OK(loaded);
+  const std::string& blocks = builder.tensors()[kUp].bytes;
+  const size_t row_bytes = 2048 / 64 * 36;
+  for (int64_t r = 0; r < 1024; ++r) {
+    for (int64_t b = 0; b < 2048 / 64; ++b) {
+      const char* block = blocks.data() + (1024 + static_cast<size_t>(r)) * row_bytes + static_cast<size_t>(b) * 36;
+      ASSERT_EQ(std::memcmp(loaded->source.up.row_scales(r) + b * 4, block, 4), 0) << r << " " << b;
+      ASSERT_EQ(loaded->source.up.row_codes(r)[b * 32] & 15, block[4] & 15);
+      ASSERT_EQ(loaded->source.up.row_codes(r)[b * 32 + 31] >> 4, block[35] >> 4 & 15);
+    }
+  }
+}
+
+ATTACK_TEST(kTruncations, Gguf, AFileThatWasCutIsAnError) {
+  for (const uint32_t type : {GgufBuilder::kNvfp4, GgufBuilder::kMxfp4}) {
+    TempDir dir;
+    const std::string path = dir.file("model.gguf");
+    test::write_file(path, gguf_model({.type = type}).bytes());
+    const auto checkpoint = Checkpoint::open(path);
+    ASSERT_OK(checkpoint);
+    const auto whole = std::filesystem::file_size(path);
+    for (const uintmax_t size : {whole - 1, whole / 2, uintmax_t{100}, uintmax_t{0}}) {
+      std::filesystem::resize_file(path, size);
+      attacked();
+      for (int64_t e = 0; e < 4; ++e) EXPECT_THAT(checkpoint->expert(1, e).status().message(), HasSubstr(path));
+      EXPECT_EQ(checkpoint->validate(1, {}).status().code(), Code::kIo);
+      EXPECT_EQ(checkpoint->statistics(1, {}).status().code(), Code::kIo);
+    }
+  }
+}
+
+ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) {
+  const char* const kFields[] = {"qwen3moe.expert_count", "qwen3moe.embedding_length", "qwen3moe.block_count",
+                                 "qwen3moe.expert_feed_forward_length"};
+  TempDir dir;
+  GgufBuilder model = gguf_model();
+  for (const char* field : kFields) {
+    for (const uint32_t value : {0u, 1u << 14, 1u << 16, 1u << 20, ~0u}) {
+      GgufBuilder builder;
+      for (const char* other : kFields) {
+        const uint32_t usual = other == std::string("qwen3moe.block_count") ? 2 : 64;
+        builder.number(other, other == field ? value : usual);
+      }
+      builder.text("general.architecture", "qwen3moe").number("qwen3moe.expert_used_count", 1);
+      for (const auto& tensor : model.tensors()) builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
+      test::write_file(dir.file("model.gguf"), builder.bytes());
+      attacked();
+      const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
+      if (!checkpoint.ok()) {
+        EXPECT_EQ(checkpoint.status().code(), Code::kBadInput);
+        continue;
+      }
+      EXPECT_FALSE(checkpoint->check_layout(0, {}).ok()) << field << " " << value;
+      EXPECT_FALSE(checkpoint->expert(0, 0).ok());
+      const auto found = checkpoint->validate(0, {});
+      ASSERT_OK(found);
+      EXPECT_LE(found->size(), 8u);
+    }
+  }
+}
+
+TEST(Gguf, ThePathsOfOneModelAreTheSame) {
+  TempDir dir;
+  test::write_file(dir.file("model.gguf"), gguf_model().bytes());
+  for (const std::string& path : {dir.path().string(), dir.file("model.gguf")}) {
+    const auto checkpoint = Checkpoint::open(path);
+    ASSERT_OK(checkpoint);
+    EXPECT_EQ(checkpoint->index().directory(), dir.path().string());
+    EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0, 1}));
+    EXPECT_EQ(checkpoint->tensor_name(1, 2, "up"), "blk.1.ffn_up_exps.weight");
+    EXPECT_EQ(checkpoint->expert_bytes(), 2 * 3 * (4 * kExpertBytes + 2 * 4 * sizeof(float)));
+  }
+  // safetensors beside it come first: the directory is their model's.
+  test::write_file(dir.file("model.safetensors"), "");
+  EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(), HasSubstr("model.safetensors"));
+  EXPECT_OK(Checkpoint::open(dir.file("model.gguf")));
+}
+
+TEST(Gguf, LoadsThroughTheCInterface) {
+  TempDir dir;
+  test::write_file(dir.file("model.gguf"), gguf_model().bytes());
+  nvfp4_moe_checkpoint* checkpoint = nullptr;
+  ASSERT_EQ(nvfp4_moe_checkpoint_open(dir.file("model.gguf").c_str(), &checkpoint), NVFP4_MOE_OK);
+  char* text = nullptr;
+  ASSERT_EQ(nvfp4_moe_checkpoint_info(checkpoint, &text), NVFP4_MOE_OK);
+  EXPECT_THAT(std::string(text), HasSubstr("gguf-nvfp4"));
+  nvfp4_moe_text_free(text);
+  auto options = api::make<nvfp4_moe_layer_options>();
+  options.max_tokens = 4;
+  nvfp4_moe_layer* layer = nullptr;
+  ASSERT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint, 1, nullptr, &options, &layer), NVFP4_MOE_OK)
+      << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_layer_describe(layer, &text), NVFP4_MOE_OK);
+  EXPECT_THAT(std::string(text), HasSubstr("\"hidden_size\":128"));
+  nvfp4_moe_text_free(text);
+  nvfp4_moe_layer_close(layer);
+  nvfp4_moe_checkpoint_close(checkpoint);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,0 +1,375 @@
+"""GGUF files written by the gguf package are loaded to the values that the gguf package says they hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+
+gguf = pytest.importorskip("gguf")
+
+from gguf import GGMLQuantizationType as Type  # noqa: E402
+from gguf_files import ARCHITECTURES, EXPERTS, HIDDEN, INTERMEDIATE, PROJECTIONS, Model, random_tensor  # noqa: E402
+
+FP4 = (Type.NVFP4, Type.MXFP4)
+
+
+def values(matrix) -> np.ndarray:
+    return nv.dequantize(matrix["codes"], matrix["scales"], matrix["tensor_scale"])
+
+
+def differing(ours: np.ndarray, theirs: np.ndarray) -> int:
+    """Elements whose bits differ; ggml has no -0."""
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype == np.float32
+    return int(((ours.view(np.uint32) != theirs.view(np.uint32)) & ((ours != 0) | (theirs != 0))).sum())
+
+
+def check(path, model: Model, count, what: str) -> None:
+    wrong = total = 0
+    for layer in model.row.layers:
+        for expert in range(EXPERTS):
+            loaded = nv.load_expert(path, layer, expert)
+            for p in PROJECTIONS:
+                theirs = model.values[layer, p][expert]
+                wrong += differing(values(loaded[p]), theirs)
+                total += theirs.size
+    count(what, wrong, total)
+    assert wrong == 0 and total == len(model.row.layers) * EXPERTS * 3 * HIDDEN * INTERMEDIATE
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["apart", "fused"])
+@pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture(architecture, kind, fused, tmp_path, count):
+    model = Model(architecture, kind, fused=fused)
+    path = model.write(tmp_path / "model.gguf")
+    info = nv.inspect(path)
+    row = ARCHITECTURES[architecture]
+    assert (info["family"], info["architecture"], info["quant_method"]) == (row.family, architecture, "gguf")
+    assert info["format"] == ("gguf-nvfp4" if kind == Type.NVFP4 else "mxfp4") and info["quant_algo"] == kind.name
+    assert info["layers"] == list(row.layers)
+    options = info["options"]
+    assert (options["hidden_size"], options["intermediate_size"]) == (HIDDEN, INTERMEDIATE)
+    assert (options["num_experts"], options["top_k"]) == (EXPERTS, row.top_k)
+    assert (options["activation"], options["router_weight"]) == (row.activation, row.router_weight)
+    assert options.get("swiglu_limit") == (10.0 if architecture == "deepseek4" else None)
+    assert not [finding for finding in info["findings"] if finding["severity"] == "error"]
+    check(path, model, count, f"{kind.name} {architecture}")
+
+
+def test_every_code_under_every_scale(tmp_path, count):
+    """Each of the 16 codes at each place of a block, under each E4M3 scale that is one: 16 * 126 rows of one block."""
+    model = Model()
+    stored, kind = model.tensors["blk.0.ffn_gate_exps.weight"]
+    blocks = stored.reshape(-1, 36)
+    index = np.arange(len(blocks))
+    blocks[:, :4] = 1 + (index[:, None] * 4 + np.arange(4)) % 0x7E
+    place = np.arange(32)
+    blocks[:, 4:] = (index[:, None] + place) % 16 | (index[:, None] // 16 + place) % 16 << 4
+    model.values[0, "gate"] = gguf.quants.dequantize(stored, kind).astype(np.float32)
+    model.values[0, "gate"] *= model.tensors["blk.0.ffn_gate_exps.scale"][0][:, None, None]
+    assert len(np.unique(blocks[:, :4])) == 0x7E
+    check(model.write(tmp_path / "model.gguf"), model, count, "every code and scale")
+
+
+def test_without_tensor_scales_they_are_one(tmp_path, count):
+    """As llama-quantize writes NVFP4."""
+    model = Model(scales=False)
+    path = model.write(tmp_path / "model.gguf")
+    check(path, model, count, "no tensor scales")
+    assert nv.load_expert(path, 0, 0)["gate"]["tensor_scale"] == 1
+    ids = {finding["id"] for finding in nv.inspect(path)["findings"]}
+    assert "tensor_scale_absent" in ids and "input_scale_missing" not in ids
+
+
+@pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
+def test_slices_are_parts_of_the_whole(kind, tmp_path, count):
+    """Of blocks of 64 and 32 elements, slices begin and end anywhere on 16."""
+    model = Model(kind=kind)
+    path = model.write(tmp_path / "model.gguf")
+    wrong = total = 0
+    for first in range(0, INTERMEDIATE, 16):
+        for rows in range(16, INTERMEDIATE - first + 1, 16):
+            loaded = nv.load_expert(path, 1, 2, first=first, count=rows)
+            for p in PROJECTIONS:
+                theirs = model.values[1, p][2]
+                theirs = theirs[:, first : first + rows] if p == "down" else theirs[first : first + rows]
+                wrong += differing(values(loaded[p]), np.ascontiguousarray(theirs))
+                total += theirs.size
+    count(f"slices {kind.name}", wrong, total)
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16], ids=lambda kind: kind.name)
+def test_floats_are_quantized_as_quantize_does(kind, tmp_path):
+    model = Model(kind=kind)
+    path = model.write(tmp_path / "model.gguf")
+    assert nv.inspect(path)["format"] == "float"
+    for p in PROJECTIONS:
+        weights = np.ascontiguousarray(model.values[1, p][3])
+        codes, scales, _ = nv.quantize(weights, tensor_scale=float(np.float32(np.abs(weights).max() / 2688)))
+        ours = nv.load_expert(path, 1, 3)[p]
+        assert (ours["codes"] == codes).all() and (ours["scales"] == scales).all()
+
+
+@pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("architecture", ["qwen3next", "glm4moe", "glm-dsa"])
+def test_shared_experts(architecture, kind, tmp_path):
+    model = Model(architecture, shared_kind=kind)
+    path = model.write(tmp_path / "model.gguf")
+    layer = model.row.layers[-1]
+    checkpoint = nv.Checkpoint(str(path))
+    shared = checkpoint.shared_expert(layer, 0, 0)
+    for p in PROJECTIONS:
+        assert differing(values(shared[p]), model.values[layer, "shared " + p]) == 0
+    assert nv.inspect(path)["options"]["shared_intermediate_size"] == model.row.shared
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.BF16], ids=lambda kind: kind.name)
+def test_a_shared_expert_in_another_type_is_left_to_the_host(kind, tmp_path):
+    model = Model("glm4moe", shared_kind=kind)
+    info = nv.inspect(model.write(tmp_path / "model.gguf"))
+    found = [f for f in info["findings"] if f["id"] in ("shared_expert_not_loaded", "shared_expert_in_floats")]
+    assert len(found) == 1 and "_shexp.weight" in found[0]["tensor"]
+    assert info["options"]["shared_intermediate_size"] == 0
+
+
+def test_splits(tmp_path, count):
+    """By the directory, and by the name of any part."""
+    model = Model()
+    model.write(tmp_path / "model.gguf", split_max_tensors=3)
+    parts = sorted(tmp_path.iterdir())
+    assert len(parts) > 3 and parts[0].name == f"model-00001-of-{len(parts):05}.gguf"
+    (tmp_path / "mmproj-model-f16.gguf").write_bytes(b"not read")
+    for path in (tmp_path, parts[0], parts[-1]):
+        check(path, model, count, "split")
+        assert nv.inspect(path, layers=[])["files"] == len(parts)
+    parts[1].rename(tmp_path / "away")
+    with pytest.raises(nv.BadInput, match=parts[1].name):
+        nv.inspect(tmp_path)
+    (tmp_path / "away").rename(parts[1])
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(nv.BadInput, match=r"split\.no"):
+        nv.inspect(tmp_path)
+
+
+def test_a_first_part_without_tensors(tmp_path, count):
+    model = Model()
+    model.write(tmp_path / "model.gguf", split_max_tensors=4, small_first_shard=True)
+    check(tmp_path, model, count, "small first shard")
+
+
+def test_one_directory_one_model(tmp_path):
+    model = Model()
+    path = model.write(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").symlink_to(path)
+    with pytest.raises(nv.BadInput, match="name one of the files"):
+        nv.inspect(tmp_path)
+    assert nv.inspect(path)["layers"] == nv.inspect(tmp_path / "b.gguf")["layers"] == [0, 1]
+
+
+def test_a_cache_names_files_by_their_hash(tmp_path, count):
+    model = Model()
+    path = model.write(tmp_path / "model.gguf")
+    blob = tmp_path / ("0" * 64)
+    path.rename(blob)
+    check(blob, model, count, "by content")
+
+
+def test_a_layer_runs_as_the_same_weights_do(tmp_path):
+    """The layer of the file against one of arrays that this test packed itself, from what the gguf package decodes."""
+    model = Model()
+    path = model.write(tmp_path / "model.gguf")
+    rng = np.random.default_rng(5)
+    hidden = rng.normal(size=(5, HIDDEN)).astype(np.float32)
+    ids = np.stack([rng.permutation(EXPERTS)[:2] for _ in range(5)]).astype(np.int32)
+    weights = rng.uniform(0.1, 1, (5, 2)).astype(np.float32)
+    arrays = {}
+    for p in PROJECTIONS:
+        stored, _ = model.tensors[f"blk.1.ffn_{p}_exps.weight"]
+        blocks = stored.reshape(EXPERTS, stored.shape[1], -1, 36)
+        scales = np.ascontiguousarray(blocks[..., :4]).reshape(EXPERTS, stored.shape[1], -1)
+        factor = model.tensors[f"blk.1.ffn_{p}_exps.scale"][0]
+        decoded = model.values[1, p] / factor[:, None, None]
+        codes = nv.encode_e2m1(decoded / np.repeat(nv.decode_e4m3(scales), 16, axis=-1))
+        arrays[p] = (nv.pack(codes), scales, factor)
+    stored_layer = nv.MoeLayer.from_checkpoint(path, 1)
+    packed_layer = nv.MoeLayer.from_tensors(stored_layer.config, **arrays)
+    outputs = [np.array(layer.run(hidden, ids, weights)) for layer in (stored_layer, packed_layer)]
+    assert np.isfinite(outputs[0]).all() and (outputs[0] != 0).any()
+    assert (outputs[0].view(np.uint32) == outputs[1].view(np.uint32)).all()
+
+
+def test_the_packed_cache_knows_files_of_one_directory_apart(tmp_path):
+    hidden = np.random.default_rng(5).normal(size=(3, HIDDEN)).astype(np.float32)
+    ids = np.array([[0, 1], [2, 3], [1, 0]], np.int32)
+    weights = np.ones((3, 2), np.float32)
+    cache = tmp_path / "cache"
+    outputs = {1: [], 2: []}
+    written = []
+    for _ in range(2):  # packed, and then mapped
+        for seed in (1, 2):
+            path = tmp_path / f"{seed}.gguf"
+            if not path.exists():
+                Model(seed=seed).write(path)
+            out = nv.MoeLayer.from_checkpoint(path, 0, cache_directory=cache).run(hidden, ids, weights)
+            outputs[seed].append(np.array(out))
+        written.append({entry.name: entry.stat().st_ino for entry in cache.glob("*.packed")})
+    assert len(written[0]) == 2 and written[0] == written[1]  # taken, not written again
+    assert (outputs[1][0] == outputs[1][1]).all() and (outputs[2][0] == outputs[2][1]).all()
+    assert (outputs[1][0] != outputs[2][0]).any()
+
+
+# ---- what is not taken, by name
+
+
+OTHERS = [
+    kind
+    for kind in Type
+    if gguf.GGML_QUANT_SIZES[kind][0] > 1 and kind not in FP4 and kind not in (Type.Q8_1, Type.Q8_K)
+]
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
+def test_other_types_are_refused_by_name(kind, tmp_path):
+    """Every type of the gguf package has a size here: else the tensors behind it would lie elsewhere."""
+    model = Model()
+    rng = np.random.default_rng(1)
+    for p in PROJECTIONS:
+        shape = (EXPERTS, *((256, 256) if gguf.GGML_QUANT_SIZES[kind][0] > 64 else (HIDDEN, HIDDEN)))
+        model.add(f"blk.0.ffn_{p}_exps.weight", random_tensor(rng, kind, shape), kind)
+        for scalar in ("scale", "input_scale"):
+            del model.tensors[f"blk.0.ffn_{p}_exps.{scalar}"]
+    path = model.write(tmp_path / "model.gguf")
+    info = nv.inspect(path)
+    assert info["layers"] == [1]
+    (found,) = (f for f in info["findings"] if f["id"] == "layer_not_supported")
+    assert f"{kind.name} experts are not NVFP4" in found["text"]
+    with pytest.raises(nv.Unsupported, match=kind.name):
+        nv.load_expert(path, 0, 0)
+    assert differing(values(nv.load_expert(path, 1, 0)["gate"]), model.values[1, "gate"][0]) == 0
+
+
+def refused(model: Model, tmp_path, kind, *words: str) -> None:
+    path = model.write(tmp_path / "model.gguf")
+    with pytest.raises(kind) as error:
+        nv.load_expert(path, 0, 0)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_one_projection_in_another_type(tmp_path):
+    model = Model()
+    model.add(
+        "blk.0.ffn_down_exps.weight",
+        random_tensor(np.random.default_rng(1), Type.Q8_0, (EXPERTS, HIDDEN, INTERMEDIATE)),
+        Type.Q8_0,
+    )
+    refused(model, tmp_path, nv.BadInput, "(4, 128, 192) NVFP4", "(4, 128, 192) Q8_0", "ffn_down_exps")
+
+
+def test_biases(tmp_path):
+    model = Model()
+    model.add("blk.0.ffn_gate_exps.bias", np.zeros((EXPERTS, INTERMEDIATE), np.float32), Type.F32)
+    refused(model, tmp_path, nv.Unsupported, "biases", "blk.0.ffn_gate_exps.bias")
+
+
+def test_scales_under_another_name(tmp_path):
+    """Unread, they would leave the weights wrong by a factor."""
+    model = Model()
+    for p in PROJECTIONS:
+        model.tensors[f"blk.0.ffn_{p}_exps.weight.scale"] = model.tensors.pop(f"blk.0.ffn_{p}_exps.scale")
+    refused(model, tmp_path, nv.Unsupported, "weight.scale")
+
+
+def test_scales_of_some_projections(tmp_path):
+    model = Model()
+    del model.tensors["blk.0.ffn_up_exps.scale"]
+    refused(model, tmp_path, nv.BadInput, "blk.0.ffn_up_exps.scale", "no such tensor")
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "nemotron_h_moe", "grok", "llama5"])
+def test_architectures_that_are_not_read(name, tmp_path):
+    model = Model()
+    model.architecture = name
+    refused(model, tmp_path, nv.Unsupported, name)
+
+
+@pytest.mark.parametrize(
+    "missing", ["expert_count", "expert_used_count", "embedding_length", "block_count", "expert_feed_forward_length"]
+)
+def test_missing_fields(missing, tmp_path):
+    model = Model()
+    del model.fields[missing]
+    refused(model, tmp_path, nv.BadInput, f"qwen3moe.{missing}", "missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("expert_count", EXPERTS + 1, nv.BadInput),
+        ("expert_count", 1 << 20, nv.BadInput),
+        ("expert_used_count", EXPERTS + 1, nv.BadInput),
+        ("embedding_length", HIDDEN // 2, nv.BadInput),
+        ("expert_feed_forward_length", INTERMEDIATE + 16, nv.BadInput),
+        ("expert_feed_forward_length", "many", nv.BadInput),
+        ("hidden_activation", "gelu", nv.Unsupported),
+        ("swiglu_clamp_exp", [7.0, 7.0], nv.Unsupported),
+        ("block_count", 0, nv.BadInput),
+    ],
+)
+def test_fields_that_contradict(name, value, error, tmp_path):
+    model = Model()
+    model.fields[name] = value
+    refused(model, tmp_path, error)
+
+
+def test_prediction_blocks_are_not_layers(tmp_path, count):
+    model = Model("glm4moe")
+    model.fields |= {"block_count": 3, "nextn_predict_layers": 1}
+    model.add("blk.2.nextn.enorm.weight", np.ones(HIDDEN, np.float32), Type.F32)
+    for p in PROJECTIONS:
+        model.tensors[f"blk.2.ffn_{p}_exps.weight"] = model.tensors[f"blk.1.ffn_{p}_exps.weight"]
+    path = model.write(tmp_path / "model.gguf")
+    info = nv.inspect(path)
+    assert info["layers"] == [1]
+    assert any("multi-token prediction" in f["text"] for f in info["findings"])
+    check(path, model, count, "with a prediction block")
+
+
+def test_quantize_wants_safetensors(tmp_path):
+    path = Model(kind=Type.F16).write(tmp_path / "model.gguf")
+    with pytest.raises(nv.Unsupported, match="GGUF"):
+        nv.quantize_checkpoint(path, tmp_path / "out")
+
+
+# ---- the command line
+
+
+@pytest.fixture
+def tool():
+    path = os.environ.get("NVFP4_MOE_TOOL")
+    if not path:
+        pytest.skip("NVFP4_MOE_TOOL is not set")
+    return lambda *arguments: subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
+def test_inspect_and_verify(kind, tool, tmp_path):
+    model = Model(kind=kind)
+    model.write(tmp_path / "model.gguf", split_max_tensors=5)
+    for path in (tmp_path, min(tmp_path.iterdir())):
+        done = tool("inspect", path, "--json")
+        assert done.returncode == 0, done.stderr + done.stdout
+        report = json.loads(done.stdout)
+        assert report["format"] == ("gguf-nvfp4" if kind == Type.NVFP4 else "mxfp4") and report["layers"] == [0, 1]
+        elems = EXPERTS * 3 * HIDDEN * INTERMEDIATE
+        for row in report["layer_statistics"]:
+            assert row["codes_bytes"] == elems // 2
+            assert row["scales_bytes"] == elems // (16 if kind == Type.NVFP4 else 32)
+        done = tool("verify", path, "--layers", "1", "--json")
+        assert done.returncode == 0, done.stderr + done.stdout

@@ -47,7 +47,9 @@ allocated:
 	ld.shared.u32 %r11, [%r20];
 """
 GIVEN_BACK = """
+	tcgen05.fence::before_thread_sync; // of dealloc
 	bar.sync 2;
+	tcgen05.fence::after_thread_sync; // of dealloc
 	@%p2 bra done;
 	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
 done:
@@ -173,6 +175,7 @@ LITMUS += [
             ("tcgen05.fence::before_thread_sync; // of st", "", "tcgen05.mma", "tcgen05.st", ""),
             ("tcgen05.fence::after_thread_sync; // of st", "", "tcgen05.mma", "tcgen05.st", ""),
             ("tcgen05.wait::st.sync.aligned;", "", "tcgen05.mma", "tcgen05.st", ""),
+            ("tcgen05.fence::after_thread_sync; // of dealloc", "", "tcgen05.dealloc", "tcgen05.mma", "tcgen05.fence::after_thread_sync"),
         ],
         {"block": 64},
         "sm_100a",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Adds up JUnit files of ctest and pytest: names what was skipped or failed, and ends with one countable line.
 
-    test_summary.py [--record OUT.json [--of WHAT]] FILE.xml...
+    test_summary.py [--record OUT.json [--of WHAT] [--commit COMMIT]] FILE.xml...
 
 Exit status 1 if a test failed or none ran. --record keeps the counts (for the long tier, which CI does not run), and of
 what part of the tests they are.
@@ -70,12 +70,12 @@ def cpu_name():
     return lines[0] if lines else platform.processor()
 
 
-def record(path, tests, **more):
+def record(path, tests, commit=None, **more):
     """Keeps the run's date, commit, host, processor, seconds and counts; `more` stands before the names of skipped tests."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    commit = commit or subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout
     said = {
         "date": datetime.date.today().isoformat(),
-        "commit": commit.stdout.strip(),
+        "commit": commit.strip(),
         "host": platform.machine(),
         "cpu": cpu_name(),
         "seconds": round(sum(test[3] for test in tests)),
@@ -92,13 +92,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--record")
     parser.add_argument("--of")
+    parser.add_argument("--commit", help="what was tested, where it may no longer be checked out; HEAD by default")
     parser.add_argument("files", nargs="+")
     args = parser.parse_args()
     tests = [test for path in args.files for test in read(path)]
     count = count_states(tests)
     print_named(tests)
     if args.record:
-        record(args.record, tests, **({"of": args.of} if args.of else {}))
+        record(args.record, tests, args.commit, **({"of": args.of} if args.of else {}))
     print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
     return 1 if count["failed"] or not count["passed"] else 0
 

@@ -234,6 +234,19 @@ TEST_P(Fp4Layer, BothGemmsOfARunSplitTheirTiles) {
   test::expect_agrees_with_plain(*of_.backend, *data);
 }
 
+// Many tiles of few rows: where multiprocessors are few, a cta goes through its stages and its halves of tensor memory
+// several times.
+TEST_P(Fp4Layer, NarrowTilesFollowEachOther) {
+  for (ActivationFormat format : formats()) {
+    Case spec = Fp4Layer::spec({2, 1, 2, Routing::kOneExpert}, format);
+    spec.options.hidden_size = 1040;
+    spec.options.intermediate_size = 528;
+    const auto data = make_case(spec);
+    ASSERT_OK(data);
+    test::expect_agrees_with_plain(*of_.backend, *data);
+  }
+}
+
 // A run takes kernels together and leaves codes out; its bits and counts are those of the steps.
 TEST_P(Fp4Layer, ARunIsItsSteps) {
   for (int64_t tokens : {1, 14, 36})

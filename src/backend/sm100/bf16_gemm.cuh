@@ -130,18 +130,10 @@ __device__ void bf16_gemm(const GemmArgs& args, const Epilogue& epilogue) {
   auto& shared = bf16_shared<Traits>();
   const int warp = static_cast<int>(threadIdx.x / 32);
   begin<Traits>(shared, args);
-  if (warp < kEpilogueWarps) {
-    store_tiles<Traits>(shared, args, epilogue);
-  } else if (warp == kWeightsWarp) {
-    load_weights<Traits>(shared, args);
-  } else if (warp == kMmaWarp) {
-    if (ptx::elect_one()) multiply_bf16<Traits>(shared);
-    __syncwarp();
-  } else if (warp < kFirstDequantizeWarp) {
-    gather_rows<Traits, Bf16Rows<Traits>>(shared, args, epilogue);
-  } else {
+  if (warp < kFirstDequantizeWarp)
+    take_role<Traits, Bf16Rows<Traits>>(warp, shared, args, epilogue, [&] { multiply_bf16<Traits>(shared); });
+  else
     dequantize<Traits>(shared);
-  }
   end<Traits>(shared);
 }
 

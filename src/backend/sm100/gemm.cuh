@@ -65,22 +65,30 @@ __device__ void end(Shared& shared) {
   ptx::tcgen05_dealloc<Traits::kColumns>(shared.tensor_memory);
 }
 
+// The role of a warp among those that both kinds of GEMMs have. Rows: as gather_rows has them. multiply: the role of the
+// warp that multiplies, by one of its lanes.
+template <class Traits, class Rows, class Shared, class Epilogue, class Multiply>
+__device__ void take_role(int warp, Shared& shared, const GemmArgs& args, const Epilogue& epilogue,
+                          const Multiply& multiply) {
+  if (warp < kEpilogueWarps) {
+    store_tiles<Traits>(shared, args, epilogue);
+  } else if (warp == kWeightsWarp) {
+    load_weights<Traits>(shared, args);
+  } else if (warp == kMmaWarp) {
+    if (ptx::elect_one()) multiply();
+    __syncwarp();
+  } else {
+    gather_rows<Traits, Rows>(shared, args, epilogue);
+  }
+}
+
 // The kernel.
 template <class Traits, class Epilogue>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   auto& shared = sm100::shared<Traits>();
   const int warp = static_cast<int>(threadIdx.x / 32);
   begin<Traits>(shared, args);
-  if (warp < kEpilogueWarps) {
-    store_tiles<Traits>(shared, args, epilogue);
-  } else if (warp == kWeightsWarp) {
-    load_weights<Traits>(shared, args);
-  } else if (warp == kMmaWarp) {
-    if (ptx::elect_one()) multiply<Traits>(args);
-    __syncwarp();
-  } else {
-    gather_rows<Traits, GatheredRows<Traits>>(shared, args, epilogue);
-  }
+  take_role<Traits, GatheredRows<Traits>>(warp, shared, args, epilogue, [&] { multiply<Traits>(args); });
   end<Traits>(shared);
 }
 

@@ -143,6 +143,11 @@ void check_tensor(Thread* T, TensorAgent agent, const void* at, uint32_t size, b
 void check_tensor_operand(Thread* T, const uint8_t* at, uint32_t size) {
   if (T->order) touch_as(T, SlotKind::kQueue, at, size, false, Proxy::kAsync);
 }
+void check_tensor_freed(Thread* T, const void* at, uint32_t size) {
+  if (!T->order || planted(Fault::clock_dealloc)) return;
+  check_tensor(T, TensorAgent::kStore, at, size, true);
+  checker.shadow.forget(reinterpret_cast<uint64_t>(at), size);
+}
 void check_tensor_wait(Thread* T, TensorAgent which) {
   if (!T->order) return;
   OwnAgent& agent = agent_of(T, kTensorSlots[static_cast<int>(which)]);

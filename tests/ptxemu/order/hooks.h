@@ -76,6 +76,8 @@ enum class TensorAgent : uint8_t { kQueue, kLoad, kStore };  // a thread's produ
 void check_tensor(Thread* T, TensorAgent agent, const void* at, uint32_t size, bool write);
 void check_tensor_operand(Thread* T, const uint8_t* at, uint32_t size);
 void check_tensor_wait(Thread* T, TensorAgent agent);
+// tcgen05.dealloc: after all accesses to a lane's columns. Whoever has them next knows nothing of it.
+void check_tensor_freed(Thread* T, const void* at, uint32_t size);
 // tcgen05.commit: the work before it, and what its thread knew then; then its arrival, which releases both.
 struct TensorCommit {
   AgentNumber work;

@@ -10,7 +10,7 @@
 namespace ptxemu {
 namespace {
 
-constexpr uint32_t kTensorPoison = 0x0ffc0dea;
+constexpr uint32_t kTensorPoison = 0x7ffc0dea;  // no number, so that a sum over it is none
 
 uint32_t& cell(Cta* cta, uint64_t address, uint32_t lane, uint32_t column) {
   lane += static_cast<uint32_t>(address >> 16 & 0x3fff);
@@ -137,7 +137,8 @@ void tensor_alloc(Thread* T, bool, uint64_t to, uint32_t columns) {
     if (!memory.permit) fault(T, "tcgen05.alloc after the permit was given up");
     if (!memory.cells) {
       memory.cells.reset(new uint32_t[kTensorLanes * kTensorColumns]);
-      std::fill_n(memory.cells.get(), kTensorLanes * kTensorColumns, kTensorPoison);
+      std::fill_n(memory.cells.get(), kTensorLanes * kTensorColumns,
+                  planted(Fault::tensor_memory_zero) ? 0 : kTensorPoison);
     }
     for (uint32_t at = 0; at + columns <= kTensorColumns; at += columns) {
       uint32_t* first = memory.owner + at / 32;
@@ -161,6 +162,8 @@ void tensor_dealloc(Thread* T, bool, uint32_t address, uint32_t columns) {
       if (memory.owner[i] != columns) fault(T, "tcgen05.dealloc of what was not allocated so");
       memory.owner[i] = 0;
     }
+    for (uint32_t lane = 0; lane < kTensorLanes; ++lane)
+      check_tensor_freed(T, &memory.cells[lane * kTensorColumns + first * 32], 4 * columns);
     memory.allocated -= columns;
   });
 }

@@ -41,6 +41,14 @@ STEPS80 = "8.0 test_steps Backends/Steps.EveryCaseEveryStep/cuda"
 SM90 = "9.0 test_cuda Sm90SmallLayer.ARunIsItsSteps"
 SM120 = "12.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm120"
 RUN120 = "12.0 test_cuda Backends/Fp4Layer.ARunIsItsSteps/sm120"
+SPLIT100 = "10.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm100"
+TILES100 = "10.0 test_cuda Backends/Fp4Layer.NarrowTilesFollowEachOther/sm100"
+GEMM100, GEMM100_1, BF100 = "sm100_gemm[12]_kernelILm0E", "sm100_gemm1_kernelILm0E", "sm100_bf16_gemm1_kernelILm0E"
+# The waits of sm100's roles as they stand in the text; the last one under bf16 activations alone.
+FACTORS, ACCUMULATORS, WORK, EMPTY, MULTIPLIED_ROWS, FULL, GATHERED_ROWS, GATHERED_EMPTY, DEQUANTIZED = range(9)
+BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_thread_sync;"
+COMMIT = r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one\.shared::cluster\.b64 (\[%r\d+\]);"
+ADDS = r"setp\.ne\.u32 p, %r\d+, 0;(?=\s*tcgen05\.mma)"
 GEMM120, GEMM90, GEMM80 = (
     "sm120_gemm[12]_kernel",
     "sm90_gemm[12]_kernelILm0ENS0_12GatheredRows",
@@ -125,6 +133,93 @@ FAULTS = [
     Fault("gate_times_alpha_of_up", "gate and up exchange their alphas", "sm120_gemm1_kernel", [Edit(r"ld\.shared\.v4\.f32 \{(%f\d+), (%f\d+), (%f\d+), (%f\d+)\}", r"ld.shared.v4.f32 {\2, \1, \3, \4}")], SM120, False),
     Fault("sigmoid_of_minus_gate", "SwiGLU's exponent has the other sign", "sm120_gemm1_kernel", [Edit(r"ex2\.approx\.ftz\.f32 (%f\d+), (%f\d+);", r"neg.f32 \2, \2; ex2.approx.ftz.f32 \1, \2;")], SM120, False),
     Fault("halves_of_rows", "B's fragments exchange their halves of k", GEMM80, [Edit(r"(mma\.sync\.aligned\.m16n8k16[^;]*\}, \{)(%r\d+),(%r\d+)\}", r"\1\3,\2}")], STEPS80, False),
+    # ---- tcgen05
+    Fault("tensor_factors_not_awaited", "the epilogue does not wait for a tile's alphas", GEMM100_1, [Edit(WAIT, PASSED, FACTORS)], TILES100, multiprocessors=1),
+    Fault("accumulators_not_awaited", "the epilogue does not wait for a tile's products", GEMM100_1, [Edit(WAIT, PASSED, ACCUMULATORS)], TILES100, multiprocessors=1),
+    Fault("tensor_work_not_awaited", "what was told of a work tile is overwritten", GEMM100_1, [Edit(WAIT, PASSED, WORK)], TILES100, multiprocessors=1),
+    Fault("weights_into_full_stage", "weights are copied into a stage that is not free", GEMM100_1, [Edit(WAIT, PASSED, EMPTY)], TILES100, multiprocessors=1),
+    Fault("multiplied_without_rows", "the multiplying thread does not wait for a work tile's rows", GEMM100_1, [Edit(WAIT, PASSED, MULTIPLIED_ROWS)], TILES100, multiprocessors=1),
+    Fault("tensor_full_not_awaited", "the multiplying thread does not wait for a stage", GEMM100_1, [Edit(WAIT, PASSED, FULL)], TILES100, multiprocessors=1),
+    Fault("gathered_without_rows", "gathering threads do not wait for a work tile's rows", GEMM100_1, [Edit(WAIT, PASSED, GATHERED_ROWS)], TILES100, multiprocessors=1),
+    Fault("rows_into_full_stage", "rows are copied into a stage that is not free", GEMM100_1, [Edit(WAIT, PASSED, GATHERED_EMPTY)], TILES100, multiprocessors=1),
+    Fault(
+        "tensor_wrong_phase",
+        "the multiplying thread waits for the phase before",
+        GEMM100_1,
+        [Edit(r"(mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), (%r\d+);", r"{ .reg .b32 other; xor.b32 other, \2, 1; \1, other; }", FULL)],
+        TILES100,
+        multiprocessors=1,
+    ),
+    Fault("stage_freed_at_once", "a stage is free when its products are issued, not when they are done", GEMM100_1, [Edit(COMMIT, r"mbarrier.arrive.shared::cta.b64 _, \1;", 0)], TILES100, multiprocessors=1),
+    Fault("tile_told_at_once", "a tile is there when its products are issued, not when they are done", GEMM100_1, [Edit(COMMIT, r"mbarrier.arrive.shared::cta.b64 _, \1;", 1)], TILES100, multiprocessors=1),
+    Fault("rows_without_proxy_fence", "rows of cp.async are multiplied without a proxy fence", GEMM100_1, [Edit(r"fence\.proxy\.async\.shared::cta;", "", 1)], TILES100, multiprocessors=1),
+    Fault("stored_without_fence", "no tcgen05.fence between tcgen05.ld and the arrival that frees accumulators", GEMM100_1, [Edit(BEFORE, "", 1)], TILES100, multiprocessors=1),
+    Fault("multiplied_without_fence", "no tcgen05.fence between the wait for free accumulators and products", GEMM100_1, [Edit(AFTER, "", slice(2, 4))], TILES100, multiprocessors=1),
+    Fault("loaded_without_fence", "no tcgen05.fence between the wait for products and tcgen05.ld", GEMM100_1, [Edit(AFTER, "", 1)], TILES100, multiprocessors=1),
+    Fault("given_back_without_fence", "no tcgen05.fence after the barrier before tensor memory is given back", GEMM100_1, [Edit(AFTER, "", -1)], TILES100, multiprocessors=1),
+    Fault("tensor_barriers_unfenced", "no fence between mbarrier.init and the copies that complete there", GEMM100_1, [Edit(r"fence\.mbarrier_init\.release\.cluster;", ""), Edit(r"fence\.proxy\.async\.shared::cta;", "", 0)], TILES100, multiprocessors=1),
+    Fault(
+        "tensor_bytes_too_few",
+        "a stage's phase ends before its last 512 bytes",
+        GEMM100_1,
+        [Edit(EXPECT, r"{ .reg .b32 less; sub.u32 less, \2, 512; mbarrier.arrive.expect_tx.shared::cta.b64 _, \1, less; }")],
+        TILES100,
+        multiprocessors=1,
+    ),
+    Fault(
+        "gathered_at_once",
+        "a gathering thread arrives for its cp.async before they are done",
+        GEMM100_1,
+        [Edit(r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 (\[%r\d+\]);", r"mbarrier.arrive.shared::cta.b64 _, \1;")],
+        TILES100,
+        multiprocessors=1,
+    ),
+    Fault("tensor_rows_before_the_kernel_before", "rows are gathered that the launch before still writes", GEMM100, [Edit(r"griddepcontrol\.wait;", "", 2)], SPLIT100, multiprocessors=3),
+    Fault("tensor_stores_before_the_kernel_before", "the epilogue does not wait for the launch before", GEMM100, [Edit(r"griddepcontrol\.wait;", "", 1)], SPLIT100, multiprocessors=3),
+    Fault("tensor_counted_before_stored", "no barrier between the warps' partials and their cta's count", GEMM100, [Edit(r"bar\.sync %r\d+, 128;", "", 0)], SPLIT100, multiprocessors=3),
+    Fault("tensor_reduced_before_told", "no barrier between the thread that counts and those that reduce", GEMM100, [Edit(r"bar\.sync %r\d+, 128;", "", 1)], SPLIT100, multiprocessors=3),
+    Fault("tensor_loads_not_awaited", "registers of tcgen05.ld are used before wait::ld", GEMM100_1, [Edit(r"tcgen05\.wait::ld\.sync\.aligned;", "")], TILES100, False),
+    Fault("too_few_columns", "32 columns of tensor memory where 128 are used", GEMM100_1, [Edit(r"(tcgen05\.(?:alloc|dealloc)[^;]*), 128;", r"\1, 32;")], TILES100, False),
+    Fault("columns_kept", "tensor memory is not given back", GEMM100_1, [Edit(r"tcgen05\.dealloc[^;]*;", "")], TILES100, False),
+    Fault(
+        "lanes_of_the_next_warp",
+        "a warp of the epilogue reads another's lanes",
+        GEMM100_1,
+        [Edit(r"(tcgen05\.ld\.sync\.aligned\.16x256b\.x1\.b32 \{[^}]*\}), \[(%r\d+)\];", r"{ .reg .b32 other; xor.b32 other, \2, 0x200000; \1, [other]; }")],
+        TILES100,
+        False,
+    ),
+    Fault(
+        "lanes_exchanged",
+        "the two groups of 16 weight rows of a warp are exchanged",
+        GEMM100_1,
+        [Edit(r"(tcgen05\.ld\.sync\.aligned\.16x256b\.x1\.b32 \{[^}]*\}), \[(%r\d+)\];", r"{ .reg .b32 other; xor.b32 other, \2, 0x100000; \1, [other]; }")],
+        TILES100,
+        False,
+    ),
+    Fault(
+        "scales_of_the_next_step",
+        "a step's weights are multiplied under the scales of the next one's",
+        GEMM100_1,
+        [Edit(r"(tcgen05\.mma[^;]*block16 [^;]*), \[(%r\d+)\], (\[%r\d+\], p);", r"{ .reg .b32 next; add.u32 next, \2, 4; \1, [next], \3; }", 0)],
+        TILES100,
+        False,
+    ),
+    Fault("scales_exchanged", "weights and rows exchange their scales", GEMM100_1, [Edit(r"(tcgen05\.mma[^;]*block16 [^;]*), (\[%r\d+\]), (\[%r\d+\]), p;", r"\1, \3, \2, p;")], TILES100, False),
+    Fault("sum_of_the_tile_before", "a tile's first product adds to what stood in its accumulators", GEMM100_1, [Edit(ADDS, "setp.eq.u32 p, 0, 0;", 0)], TILES100, False),
+    Fault("sum_begins_again", "a step's product does not add to those before", GEMM100_1, [Edit(ADDS, "setp.ne.u32 p, 0, 0;", 1)], TILES100, False),
+    Fault("weights_in_the_other_swizzle", "weights are read in the 128-byte swizzle", GEMM100_1, [Edit("-9223301530671644672", "4611756524610519040")], TILES100, False),
+    Fault("tensor_gate_times_alpha_of_up", "gate and up exchange their alphas", GEMM100_1, [Edit(r"ld\.shared\.v4\.f32\s+\{(%f\d+), (%f\d+), (%f\d+), (%f\d+)\}", r"ld.shared.v4.f32 {\2, \1, \3, \4}")], TILES100, False),
+    # ---- the same under bf16 activations
+    Fault("dequantized_before_full", "a stage's weights are dequantized before they are there", BF100, [Edit(WAIT, PASSED, DEQUANTIZED)], TILES100, multiprocessors=1),
+    Fault("multiplied_before_dequantized", "a stage is multiplied before its weights are dequantized", BF100, [Edit(WAIT, PASSED, FULL)], TILES100, multiprocessors=1),
+    Fault("bf16_rows_into_full_stage", "rows are copied into a stage that is not free", BF100, [Edit(WAIT, PASSED, GATHERED_EMPTY)], TILES100, multiprocessors=1),
+    Fault("bf16_stage_freed_at_once", "a stage is free when its products are issued, not when they are done", BF100, [Edit(COMMIT, r"mbarrier.arrive.shared::cta.b64 _, \1;", 0)], TILES100, multiprocessors=1),
+    Fault("dequantized_without_proxy_fences", "neither who dequantizes nor who multiplies has a proxy fence", BF100, [Edit(r"fence\.proxy\.async\.shared::cta;", "", slice(1, None))], TILES100, multiprocessors=1),
+    Fault("dequantized_without_proxy_fence", "who dequantizes has no proxy fence", BF100, [Edit(r"fence\.proxy\.async\.shared::cta;", "", -1)], TILES100, multiprocessors=1),
+    Fault("scales_twice_as_large", "a block scale as bf16 has one exponent more", BF100, [Edit("14976", "15104")], TILES100, False),
+    Fault("half_of_a_k_block", "the second half of a k-block begins the sum again", BF100, [Edit(ADDS, "setp.ne.u32 p, 0, 0;", 4)], TILES100, False),
+    Fault("real_values_beyond_k", "rows are not filled with zeros beyond K", BF100, [Edit(r"(@p cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+\], 16), %r\d+;", r"\1, 16;")], TILES100, False),
 ]  # fmt: skip
 
 

@@ -35,14 +35,9 @@ LITMUS = [
     )
 ]  # fmt: skip
 
-# tcgen05 on operands of zeros: a first product, its D read by all warps, then a second product over it.
-TENSOR = (
-    INIT.replace("COUNT", "1")
-    + """
-	shl.b32 %r9, %r1, 4; add.u32 %r9, %r2, %r9;
-	st.shared.v4.u32 [%r9], {0, 0, 0, 0}; st.shared.v4.u32 [%r9+2048], {0, 0, 0, 0};
-	and.b32 %r10, %r1, 96; setp.eq.u32 %p4, %r10, 32; @%p4 st.shared.v4.u32 [%r9+3584], {0, 0, 0, 0};
-	fence.proxy.async.shared::cta;
+# Around each body on tcgen05: an mbarrier of so many arrivals at %r8 and one of a single arrival behind it, and 32 columns
+# of tensor memory at %r11, which the first warp allocates and gives back.
+ALLOCATED = """
 	@%p2 bra allocated;
 	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;
 allocated:
@@ -50,18 +45,55 @@ allocated:
 	bar.sync 1;
 	tcgen05.fence::after_thread_sync; // of alloc
 	ld.shared.u32 %r11, [%r20];
+"""
+GIVEN_BACK = """
+	tcgen05.fence::before_thread_sync; // of dealloc
+	bar.sync 2;
+	tcgen05.fence::after_thread_sync; // of dealloc
+	@%p2 bra done;
+	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
+done:
+"""
+
+
+def with_tensor_memory(arrivals, body):
+    return INIT.replace("COUNT", str(arrivals)) + ALLOCATED + body + GIVEN_BACK
+
+
+def operands(add):
+    """Of a product of kind::f16, 128 by 16 by 16: core matrices at the beginning of shared memory. `add`: to what D has been."""
+    kind = 1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
+    return f"""
+	shr.u32 %r14, %r2, 4; cvt.u64.u32 %rd5, %r14; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd5, %rd5, %rd4;
+	add.s64 %rd6, %rd5, 256; mov.u32 %r15, {kind}; setp.{"eq" if add else "ne"}.u32 %p5, %r1, %r1;
+"""
+
+
+def product(barrier, which=""):
+    return f"""
+	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd5, %rd6, %r15, %p5; // {which}
+	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{barrier}];
+"""
+
+
+# Operands of zeros: a first product, its D read by all warps, then a second product over it.
+TENSOR = with_tensor_memory(
+    1,
+    """
+	shl.b32 %r9, %r1, 4; add.u32 %r9, %r2, %r9;
+	st.shared.v4.u32 [%r9], {0, 0, 0, 0}; st.shared.v4.u32 [%r9+2048], {0, 0, 0, 0};
+	and.b32 %r10, %r1, 96; setp.eq.u32 %p4, %r10, 32; @%p4 st.shared.v4.u32 [%r9+3584], {0, 0, 0, 0};
+	fence.proxy.async.shared::cta; // of the zeros
 	shr.u32 %r12, %r1, 5; shl.b32 %r12, %r12, 21; add.u32 %r13, %r11, %r12;
 	tcgen05.st.sync.aligned.32x32b.x2.b32 [%r13], {%r1, %r1};
 	tcgen05.wait::st.sync.aligned;
 	tcgen05.fence::before_thread_sync; // of st
-	bar.sync 2;
+	bar.sync 3;
 	setp.ne.u32 %p6, %r1, 32; @%p6 bra first;
 	tcgen05.fence::after_thread_sync; // of st
-	shr.u32 %r14, %r2, 4; cvt.u64.u32 %rd5, %r14; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd5, %rd5, %rd4;
-	add.s64 %rd6, %rd5, 256; mov.u32 %r15, IDESC; setp.eq.u32 %p5, %r1, %r1;
-	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd5, %rd6, %r15, %p5; // first
-	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r8];
 """
+    + operands(add=True)
+    + product("%r8", "first")
     + wait("%r8", 0, "first")
     + """
 	tcgen05.fence::after_thread_sync; // of the first
@@ -70,101 +102,40 @@ allocated:
 	st.shared.u32 [%r4], %r16; // operand
 	fence.proxy.async.shared::cta; // of the operand
 	tcgen05.fence::before_thread_sync; // of ld
-	bar.sync 3;
+	bar.sync 4;
 	@%p6 bra second;
 	tcgen05.fence::after_thread_sync; // of ld
-	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd5, %rd6, %r15, %p5; // second
-	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r8];
 """
-    + wait("%r8", 1, "second")
-    + """
-	bar.sync 4;
-	@%p2 bra done;
-	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
-done:
-"""
-).replace("IDESC", str(1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24))
-LITMUS += [
-    Litmus(
-        "tcgen05 and tensor memory",
-        TENSOR,
-        [
-            ("fence.proxy.async.shared::cta;\n\t@%p2", "@%p2", "// first", "st.shared.v4.u32 [%r9], {0", "fence.proxy.async"),
-            ("tcgen05.wait::st.sync.aligned;", "", "// first", "tcgen05.st", "tcgen05.wait::st"),
-            ("tcgen05.fence::before_thread_sync; // of st", "", "// first", "tcgen05.st", "tcgen05.fence::before_thread_sync"),
-            ("tcgen05.fence::after_thread_sync; // of st", "", "// first", "tcgen05.st", "tcgen05.fence::after_thread_sync"),
-            (wait("%r8", 0, "first"), "\nfirst:\n", "tcgen05.ld", "// first", ""),
-            ("tcgen05.fence::after_thread_sync; // of the first", "", "tcgen05.ld", "// first", "tcgen05.fence::after_thread_sync"),
-            ("tcgen05.wait::ld.sync.aligned;", "", "// second", "tcgen05.ld", "tcgen05.wait::ld"),
-            ("tcgen05.fence::before_thread_sync; // of ld", "", "// second", "tcgen05.ld", "tcgen05.fence::before_thread_sync"),
-            ("tcgen05.fence::after_thread_sync; // of ld", "", "// second", "tcgen05.ld", "tcgen05.fence::after_thread_sync"),
-            ("fence.proxy.async.shared::cta; // of the operand", "", "// second", "// operand", "fence.proxy.async"),
-            ("bar.sync 3;", "", "// second", "tcgen05.ld", "barrier"),
-        ],
-        {"block": 128},
-        "sm_100a",
-    )
-]  # fmt: skip
+    + product("%r8", "second")
+    + wait("%r8", 1, "second"),
+)
 
 # The same order by an mbarrier whose operations are relaxed: the fences of tcgen05 are enough for tcgen05.
-RELAXED = (
-    INIT.replace("COUNT", "32")
-    + """
-	@%p2 bra allocated;
-	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;
-allocated:
-	bar.sync 1;
-	ld.shared.u32 %r11, [%r20];
+RELAXED = with_tensor_memory(
+    32,
+    """
 	@%p2 bra again;
 	tcgen05.st.sync.aligned.32x32b.x2.b32 [%r11], {%r1, %r1};
 	tcgen05.wait::st.sync.aligned;
-	tcgen05.fence::before_thread_sync;
+	tcgen05.fence::before_thread_sync; // of st
 	mbarrier.arrive.relaxed.cluster.shared::cta.b64 %rd4, [%r8];
-	bra multiplied;
+	bra end;
 """
     + wait("%r8", 0, "again").replace("parity.", "parity.relaxed.cluster.")
     + """
-	setp.ne.u32 %p6, %r1, 32; @%p6 bra multiplied;
-	tcgen05.fence::after_thread_sync;
-	shr.u32 %r14, %r2, 4; cvt.u64.u32 %rd5, %r14; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd5, %rd5, %rd4;
-	add.s64 %rd6, %rd5, 256; mov.u32 %r15, IDESC; setp.eq.u32 %p5, %r1, %r1;
-	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd5, %rd6, %r15, %p5;
-	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r8+8];
-multiplied:
+	setp.ne.u32 %p6, %r1, 32; @%p6 bra end;
+	tcgen05.fence::after_thread_sync; // of st
 """
-    + wait("%r8+8", 0, "end")
-    + """
-	bar.sync 2;
-	@%p2 bra done;
-	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
-done:
-"""
-).replace("IDESC", str(1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24))
-LITMUS.insert(
-    0,
-    Litmus(
-        "tcgen05 by a relaxed mbarrier",
-        RELAXED,
-        [
-            ("tcgen05.fence::before_thread_sync;", "", "tcgen05.mma", "tcgen05.st", ""),
-            ("tcgen05.fence::after_thread_sync;", "", "tcgen05.mma", "tcgen05.st", ""),
-            ("tcgen05.wait::st.sync.aligned;", "", "tcgen05.mma", "tcgen05.st", ""),
-        ],
-        {"block": 64},
-        "sm_100a",
-    ),
+    + operands(add=True)
+    + product("%r8+8")
+    + wait("%r8+8", 0, "end"),
 )
 
 # A stage that one warp writes, another's product reads, and a third writes again: what it knows of the first one's writes
 # it knows by the commit alone.
-STAGE = (
-    INIT.replace("COUNT", "32")
-    + """
-	@%p2 bra allocated;
-	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;
-allocated:
-	bar.sync 1;
-	ld.shared.u32 %r11, [%r20];
+STAGE = with_tensor_memory(
+    32,
+    """
 	shl.b32 %r9, %r1, 4; add.u32 %r9, %r2, %r9;
 	@%p2 bra full;
 	st.shared.v4.u32 [%r9], {0, 0, 0, 0};
@@ -176,25 +147,17 @@ full:
 	setp.ne.u32 %p6, %r1, 32; @%p6 bra end;
 """
     + wait("%r8", 0, "product")
-    + """
-	shr.u32 %r14, %r2, 4; cvt.u64.u32 %rd5, %r14; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd5, %rd5, %rd4;
-	add.s64 %rd6, %rd5, 256; mov.u32 %r15, IDESC; setp.ne.u32 %p5, %r1, %r1;
-	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd5, %rd6, %r15, %p5;
-	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r8+8];
-	bra end;
-"""
+    + operands(add=False)
+    + product("%r8+8")
+    + "\n\tbra end;\n"
     + wait("%r8+8", 0, "refill")
     + """
 	st.shared.v4.u32 [%r9+-1024], {1, 1, 1, 1};
 end:
-	bar.sync 2;
-	@%p2 bra done;
-	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
-done:
-"""
-).replace("IDESC", str(1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24))
-LITMUS.insert(
-    0,
+""",
+)
+
+LITMUS += [
     Litmus(
         "a stage that is written again after a commit",
         STAGE,
@@ -205,4 +168,35 @@ LITMUS.insert(
         {"block": 96},
         "sm_100a",
     ),
-)
+    Litmus(
+        "tcgen05 by a relaxed mbarrier",
+        RELAXED,
+        [
+            ("tcgen05.fence::before_thread_sync; // of st", "", "tcgen05.mma", "tcgen05.st", ""),
+            ("tcgen05.fence::after_thread_sync; // of st", "", "tcgen05.mma", "tcgen05.st", ""),
+            ("tcgen05.wait::st.sync.aligned;", "", "tcgen05.mma", "tcgen05.st", ""),
+            ("tcgen05.fence::after_thread_sync; // of dealloc", "", "tcgen05.dealloc", "tcgen05.mma", "tcgen05.fence::after_thread_sync"),
+        ],
+        {"block": 64},
+        "sm_100a",
+    ),
+    Litmus(
+        "tcgen05 and tensor memory",
+        TENSOR,
+        [
+            ("fence.proxy.async.shared::cta; // of the zeros", "", "// first", "st.shared.v4.u32 [%r9], {0", "fence.proxy.async"),
+            ("tcgen05.wait::st.sync.aligned;", "", "// first", "tcgen05.st", "tcgen05.wait::st"),
+            ("tcgen05.fence::before_thread_sync; // of st", "", "// first", "tcgen05.st", "tcgen05.fence::before_thread_sync"),
+            ("tcgen05.fence::after_thread_sync; // of st", "", "// first", "tcgen05.st", "tcgen05.fence::after_thread_sync"),
+            (wait("%r8", 0, "first"), "\nfirst:\n", "tcgen05.ld", "// first", ""),
+            ("tcgen05.fence::after_thread_sync; // of the first", "", "tcgen05.ld", "// first", "tcgen05.fence::after_thread_sync"),
+            ("tcgen05.wait::ld.sync.aligned;", "", "// second", "tcgen05.ld", "tcgen05.wait::ld"),
+            ("tcgen05.fence::before_thread_sync; // of ld", "", "// second", "tcgen05.ld", "tcgen05.fence::before_thread_sync"),
+            ("tcgen05.fence::after_thread_sync; // of ld", "", "// second", "tcgen05.ld", "tcgen05.fence::after_thread_sync"),
+            ("fence.proxy.async.shared::cta; // of the operand", "", "// second", "// operand", "fence.proxy.async"),
+            ("bar.sync 4;", "", "// second", "tcgen05.ld", "barrier"),
+        ],
+        {"block": 128},
+        "sm_100a",
+    ),
+]  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 from trial import litmus, litmus_matrices
 from trial.emulator import LaunchError, line_of, ptx
 from trial.litmus import SHARED, START
+from trial.litmus_matrices import operands, product, with_tensor_memory
 
 LITMUS = litmus.LITMUS + litmus_matrices.LITMUS
 ORDERS = ("at-once", "late")
@@ -136,28 +137,19 @@ def test_tcgen05_fences_may_be_left_out(emulator, side):
                 emulator.launch(emulator.kernel(text, "test"), arguments, **case.options)
 
 
-OWN_PRODUCT = """
-	ld.shared.u32 %r11, [%r20];
-	setp.ge.u32 %p6, %r1, 1; @%p6 bra read;
-	shr.u32 %r14, %r2, 4; cvt.u64.u32 %rd5, %r14; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd5, %rd5, %rd4;
-	add.s64 %rd6, %rd5, 256; mov.u32 %r15, IDESC; setp.ne.u32 %p5, %r15, %r15;
-	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd5, %rd6, %r15, %p5;
-	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r8];
-WAIT
+READ = """
 read:
 	bar.warp.sync -1;
 	tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r16, %r17}, [%r11];
 	tcgen05.wait::ld.sync.aligned;
-	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
 """
 
 
-@pytest.mark.parametrize("wait", ["", litmus.wait("%r8", 0, "done").replace("parity.", "parity.relaxed.cluster.")])
+@pytest.mark.parametrize("wait", ["", litmus.wait("%r8", 0, "again").replace("parity.", "parity.relaxed.cluster.")])
 def test_a_threads_own_products_need_no_fence(emulator, wait):
     """The thread that multiplies reads the result once it has seen its commit's phase, even by a relaxed wait."""
-    body = litmus.INIT.replace("COUNT", "1") + "\n\ttcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;"
-    body += OWN_PRODUCT.replace("WAIT", wait).replace("IDESC", str(1 << 4 | 1 << 7 | 1 << 10 | 2 << 17 | 8 << 24))
-    text = ptx(START + body, "ao", shared=SHARED, target="sm_100a")
+    body = "\n\tsetp.ge.u32 %p6, %r1, 1; @%p6 bra read;" + operands(add=False) + product("%r8") + wait + READ
+    text = ptx(START + with_tensor_memory(1, body), "ao", shared=SHARED, target="sm_100a")
     arguments = [emulator.put(np.zeros(1024, np.uint32)), emulator.empty(4096)]
     with emulator.checked():
         if wait:

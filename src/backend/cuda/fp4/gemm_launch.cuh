@@ -4,9 +4,7 @@
 //   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles -> part.intermediate.bf16 (R, I)
 //   gemm2          part.intermediate (R, I) as FP4 operand, down tiles -> part.rows_out (R, H) in row_format
 //
-// Room is a backend's struct: Scratch, the array kGemmConfigs, min_saved_k_blocks and max_splits of one of these,
-// LaunchShape<index>, kThreads and kSharedBytes of its kernels, and kBlockK, k of a stage. kFp4 false: rows in bf16, under
-// bf16 activations; GEMMs that share the rest.
+// GEMMs on rows in bf16, under bf16 activations, share all but the operand and the length of a k-block.
 #pragma once
 
 #include <array>
@@ -19,6 +17,28 @@
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe::cuda::fp4 {
+
+// A backend's GEMMs on rows in FP4, or in bf16. kConfigs: their configurations; beside that type stand min_saved_k_blocks
+// and max_splits of one, in k-blocks of kFp4KBlock. TraitsOf<index>: its constants, kThreads of a cta among them;
+// SharedOf<Traits>: a cta's shared memory.
+template <bool kFp4Rows, class ScratchOf, const auto& kConfigs, template <size_t> class TraitsOf,
+          template <class> class SharedOf>
+struct GemmRoom {
+  using Scratch = ScratchOf;
+  static constexpr bool kFp4 = kFp4Rows;
+  static constexpr int kBlockK = kFp4 ? kFp4KBlock : kTileK;  // of a k-block: one stage of the pipeline
+  static constexpr const auto& kGemmConfigs = kConfigs;
+  template <size_t kIndex>
+  static constexpr int kThreads = TraitsOf<kIndex>::kThreads;
+  template <size_t kIndex>
+  static constexpr int64_t kSharedBytes = sizeof(SharedOf<TraitsOf<kIndex>>);
+
+  // The same bytes of weights, in k-blocks half as long where rows are bf16.
+  template <class Config>
+  static constexpr int32_t min_saved(const Config& config) {
+    return min_saved_k_blocks(config) * (kFp4KBlock / kBlockK);
+  }
+};
 
 // A part of a layer as a grouped GEMM sees it.
 struct GemmPart {
@@ -47,7 +67,7 @@ GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmP
   args.x_stride = operand_row_bytes(Room::kFp4, k);
   args.schedule = ScheduleParams(static_cast<int32_t>(tiles.row_tiles),
                                  static_cast<int32_t>(ceil_div(tiles.k_tiles, Room::kBlockK / kTileK)), plan.ctas,
-                                 plan.split_k, Room::min_saved_k_blocks(gemm), Room::max_splits(gemm));
+                                 plan.split_k, Room::min_saved(gemm), max_splits(gemm));
   args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
   args.row_tiles = {of.shared ? nullptr : scratch.common.tiles, scratch.common.tile_count, part.row_offsets};
   args.partials = scratch.partials;
@@ -63,9 +83,9 @@ using Launcher = Status (*)(const GemmPlan& plan, void* stream, const GemmArgs& 
 template <class Room, class Kernels, class Epilogue, size_t... kIndices>
 constexpr std::array<Launcher<Epilogue>, sizeof...(kIndices)> make_launchers(std::index_sequence<kIndices...>) {
   return {[](const GemmPlan& plan, void* stream, const GemmArgs& args, const Epilogue& epilogue) {
-    using Shape = typename Room::template LaunchShape<kIndices>;
     return launch<Kernels::template kKernel<kIndices>>(Kernels::kName, static_cast<unsigned>(plan.ctas),
-                                                       Shape::kThreads, Shape::kSharedBytes, stream, args, epilogue);
+                                                       Room::template kThreads<kIndices>,
+                                                       Room::template kSharedBytes<kIndices>, stream, args, epilogue);
   }...};
 }
 

@@ -191,10 +191,18 @@ constexpr ComputePeak kPeaks[] = {kVnniScaled, kBf16Dot, kFma512, kMaddubsScaled
 constexpr struct {
   std::string_view kernel, peak;
 } kPeakOfKernel[] = {
-    {"avx512vbmi_vnni_int8", "avx512_vnni_scaled"}, {"avx512vnni_int8", "avx512_vnni_scaled"},
-    {"avx512bf16_bf16", "avx512_bf16_dot"},         {"avx512_fp32", "avx512_fma"},
-    {"avx2_int8", "avx2_maddubs_scaled"},           {"avx2_fp32", "avx2_fma"},
-    {"amx_bf16_tiles", "amx_bf16_tiles"},           {"amx_bf16_half_tiles", "amx_bf16_half_tiles"},
+    {"avx512vbmi_vnni_int8", "avx512_vnni_scaled"},
+    {"avx512vnni_int8", "avx512_vnni_scaled"},
+    {"avx512bf16_bf16", "avx512_bf16_dot"},
+    {"avx512_fp32", "avx512_fma"},
+    {"avx2_int8", "avx2_maddubs_scaled"},
+    {"avx2_fp32", "avx2_fma"},
+    {"amx_bf16_tiles", "amx_bf16_tiles"},
+    {"amx_bf16_half_tiles", "amx_bf16_half_tiles"},
+    {"avx512bf16_e4m3", "avx512_bf16_dot"},
+    {"avx512_fp32_e4m3", "avx512_fma"},
+    {"avx2_fp32_e4m3", "avx2_fma"},
+    {"amx_e4m3_as_bf16_tiles", "amx_bf16_tiles"},
 };
 #endif
 

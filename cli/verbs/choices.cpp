@@ -32,7 +32,7 @@ Status NumericChoices::apply(MoeOptions& options) const {
 
 void add_numeric_choices(CLI::App& verb, NumericChoices& choices) {
   const auto add = [&](auto&&... arguments) { verb.add_option(arguments...)->group("Numbers"); };
-  add("--activation-format", choices.activation_format, "nvfp4 (W4A4), bf16 (W4A16) or int8_block (W4A8)");
+  add("--activation-format", choices.activation_format, "nvfp4 (W4A4), bf16 (W4A16), int8_block or fp8 (W4A8)");
   add("--activation-scale", choices.activation_scale, "Of hidden: dynamic_token, static or compat");
   add("--intermediate-scale", choices.intermediate_scale, "Of SwiGLU's output: dynamic_token, fixed or compat");
   add("--intermediate-fixed", choices.intermediate_fixed, "The power of two of --intermediate-scale fixed");

@@ -15,7 +15,7 @@
 namespace nvfp4_moe::cli {
 
 struct NumericChoices {
-  std::string activation_format;   // nvfp4 | bf16 | int8_block
+  std::string activation_format;   // nvfp4 | bf16 | int8_block | fp8
   std::string activation_scale;    // dynamic_token | static | compat
   std::string intermediate_scale;  // dynamic_token | fixed | compat
   std::optional<float> intermediate_fixed;

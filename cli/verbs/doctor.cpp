@@ -120,8 +120,10 @@ Result<MoeConfig> tiny_config(ActivationFormat format) {
 // A tiny layer through every backend that takes it, on the host and on each GPU, against the reference.
 std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& executor) {
   std::vector<SelfTest> tests;
-  const std::pair<ActivationFormat, const char*> formats[] = {
-      {ActivationFormat::kNvfp4, "W4A4"}, {ActivationFormat::kBf16, "W4A16"}, {ActivationFormat::kInt8Block, "W4A8"}};
+  const std::pair<ActivationFormat, const char*> formats[] = {{ActivationFormat::kNvfp4, "W4A4"},
+                                                              {ActivationFormat::kBf16, "W4A16"},
+                                                              {ActivationFormat::kInt8Block, "W4A8"},
+                                                              {ActivationFormat::kFp8, "W4A8 fp8"}};
   for (const auto& [format, weights_and_activations] : formats) {
     const std::string suffix = weights_and_activations;
     const Result<MoeConfig> config = tiny_config(format);

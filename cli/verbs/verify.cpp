@@ -122,6 +122,22 @@ void report_saturation(const VerifyReport& verified, Report& report) {
   report.table("saturation", table);
 }
 
+// How many weights E4M3 rounds, of layers that ran in fp8.
+void report_fp8(const VerifyReport& verified, Report& report) {
+  Json layers = Json::array();
+  for (const LayerVerification& layer : verified.layers) {
+    if (!layer.fp8) continue;
+    const Fp8LayerWeights& fp8 = *layer.fp8;
+    const double share = static_cast<double>(fp8.inexact) / static_cast<double>(fp8.weights);
+    report.fact("fp8", fmt::format("layer {}: E4M3 rounds {} of {} weights ({:.1f} %), shifts {} to {}", layer.layer,
+                                   fp8.inexact, fp8.weights, 100 * share, fp8.least_shift, fp8.most_shift));
+    Json one = fp8_weights_json(fp8);
+    one["layer"] = layer.layer;
+    layers.push_back(one);
+  }
+  if (!layers.empty()) report.json()["fp8_weights"] = layers;
+}
+
 Status verify_verb(const VerifyVerb& verb, Report& report) {
   VerifyOptions options;
   {
@@ -162,6 +178,7 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
   }
   report.table("checks", table);
   report_saturation(verified, report);
+  report_fp8(verified, report);
 
   report.line("");
   for (const LayerVerification& layer : verified.layers) {

@@ -71,10 +71,11 @@ enum {                               /* config.activation; g, u: gate and up, L:
        NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
        NVFP4_MOE_SWIGLU_OAI = 3      /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
 };
-enum {                                      /* activation_format */
-       NVFP4_MOE_ACTIVATIONS_NVFP4 = 0,     /* W4A4 */
-       NVFP4_MOE_ACTIVATIONS_BF16 = 1,      /* W4A16 */
-       NVFP4_MOE_ACTIVATIONS_INT8_BLOCK = 2 /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
+enum {                                       /* activation_format */
+       NVFP4_MOE_ACTIVATIONS_NVFP4 = 0,      /* W4A4 */
+       NVFP4_MOE_ACTIVATIONS_BF16 = 1,       /* W4A16 */
+       NVFP4_MOE_ACTIVATIONS_INT8_BLOCK = 2, /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
+       NVFP4_MOE_ACTIVATIONS_FP8 = 3 /* W4A8: E4M3, a power of two per row; weights rounded to E4M3. Not COMPAT */
 };
 enum {                                    /* activation_scale, of hidden */
        NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */

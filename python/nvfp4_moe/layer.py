@@ -292,6 +292,7 @@ class Nvfp4Linear(_core.Linear):
         )
 
     def describe(self) -> dict[str, Any]:
-        """backend, rows, cols, tensor_scale, activation_format, activation_scale, sizes in bytes."""
+        """backend, rows, cols, tensor_scale, activation_format, activation_scale, fp8_weights (under fp8 how many weights
+        E4M3 rounds, and its shift; else None), sizes in bytes."""
         described: dict[str, Any] = json.loads(self.describe_json())
         return described

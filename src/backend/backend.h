@@ -16,6 +16,7 @@
 #include "core/buffer.h"
 #include "core/config.h"
 #include "core/executor.h"
+#include "core/fp8.h"
 #include "core/nvfp4_view.h"
 #include "core/plan.h"
 #include "core/status.h"
@@ -38,6 +39,12 @@ struct TensorScales {
   bool operator==(const TensorScales&) const = default;
 };
 
+// fp8: how the weights of one expert become E4M3.
+struct Fp8ExpertWeights {
+  Fp8Weights gate, up, down;
+  bool operator==(const Fp8ExpertWeights&) const = default;
+};
+
 // The codes of a block whose scale is 0, where they are not all 0. They multiply nothing: a layout may store zeros
 // there and keep them here, for unpack.
 struct ZeroScaleCodes {
@@ -58,12 +65,17 @@ struct PackedWeights {
   std::vector<std::vector<ZeroScaleCodes>> zero_scale_codes = {};
   // What pack_expert keeps from one expert to the next; whoever packs gives it back when done.
   Buffer staging = {};
+  // Like tensor_scales, written by pack_expert; empty unless activation_format is fp8.
+  std::vector<Fp8ExpertWeights> fp8_weights = {};
 
-  const TensorScales& tensor_scales_of(int64_t local_expert) const {
-    return tensor_scales[static_cast<size_t>(local_expert == kSharedExpert ? range.count : local_expert)];
+  const TensorScales& tensor_scales_of(int64_t local_expert) const { return tensor_scales[index_of(local_expert)]; }
+  TensorScales& tensor_scales_of(int64_t local_expert) { return tensor_scales[index_of(local_expert)]; }
+  // Zeros, which no other format reads, where there are none.
+  Fp8ExpertWeights fp8_weights_of(int64_t local_expert) const {
+    return fp8_weights.empty() ? Fp8ExpertWeights{} : fp8_weights[index_of(local_expert)];
   }
-  TensorScales& tensor_scales_of(int64_t local_expert) {
-    return tensor_scales[static_cast<size_t>(local_expert == kSharedExpert ? range.count : local_expert)];
+  size_t index_of(int64_t local_expert) const {
+    return static_cast<size_t>(local_expert == kSharedExpert ? range.count : local_expert);
   }
 };
 
@@ -91,6 +103,7 @@ struct LinearWeights {
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   float input_scale = 0.0f;  // static: a power of two; compat: the checkpoint's number; else unused
+  Fp8Weights fp8;            // written by linear_pack under fp8
   Buffer bytes;              // Backend::linear_bytes long
   int device = 0;            // index of the device that holds bytes; 0 in host memory
   DeviceFacts facts;         // of that device

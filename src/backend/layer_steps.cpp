@@ -56,6 +56,10 @@ class Walk {
       result.int8_codes = arena_.take<int8_t>(name, ".int8_codes", rows * k);
       result.int8_scales = arena_.take<float>(name, ".int8_scales", rows * (k / 16));
     }
+    if (config_->activation_format == ActivationFormat::kFp8) {
+      result.fp8 = arena_.take<uint8_t>(name, ".fp8", rows * k);
+      result.row_scale = arena_.take<float>(name, ".row_scale", rows);
+    }
     result.nonfinite = arena_.take<uint8_t>(name, ".nonfinite", rows);
     return result;
   }
@@ -74,15 +78,6 @@ class Walk {
   const MoeConfig& config_;
   Arena& arena_;
 };
-
-// The smallest power of two s with bound <= 2688 s, exactly; within the range of normal floats.
-float smallest_scale_for(double bound) {
-  int exponent = 0;
-  std::frexp(bound / kNvfp4Range, &exponent);
-  while (std::ldexp(kNvfp4Range, exponent - 1) >= bound && exponent > -126) --exponent;
-  while (std::ldexp(kNvfp4Range, exponent) < bound && exponent < 127) ++exponent;
-  return static_cast<float>(std::ldexp(1.0, std::min(std::max(exponent, -126), 127)));
-}
 
 Result<float> checkpoint_scale(const std::optional<float>& scale, const char* setting, const char* input_scale) {
   if (!scale.has_value())
@@ -113,7 +108,8 @@ Result<float> hidden_scale(const MoeConfig& config, const LayerScales& scales) {
     case ActivationScale::kStatic: {
       NVFP4_MOE_ASSIGN(const float scale,
                        checkpoint_scale(scales.hidden, "activation_scale static", "gate/up input_scale"));
-      return round_up_to_power_of_two(round_up_to_power_of_two(scale) * config->static_headroom);
+      return round_up_to_power_of_two(power_of_two_row_scale(config->activation_format, scale) *
+                                      config->static_headroom);
     }
     case ActivationScale::kCompat:
       return checkpoint_scale(scales.hidden, "activation_scale compat", "gate/up input_scale");
@@ -129,10 +125,11 @@ Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& sca
       return checkpoint_scale(scales.intermediate, "intermediate_scale compat", "down input_scale");
     case IntermediateScale::kFixed: {
       if (config->intermediate_fixed.has_value()) return *config->intermediate_fixed;
-      if (const double bound = activation_bound(config); bound > 0) return smallest_scale_for(bound);
+      if (const double bound = activation_bound(config); bound > 0)
+        return power_of_two_scale(bound, row_scale_range(config->activation_format));
       const char* setting = "intermediate_scale fixed without a given power of two or a swiglu limit";
       NVFP4_MOE_ASSIGN(const float scale, checkpoint_scale(scales.intermediate, setting, "down input_scale"));
-      return round_up_to_power_of_two(round_up_to_power_of_two(scale) * kFixedHeadroom);
+      return round_up_to_power_of_two(power_of_two_row_scale(config->activation_format, scale) * kFixedHeadroom);
     }
   }
   return invalid_argument("intermediate_scale: expected a named choice, got " +
@@ -167,7 +164,7 @@ Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, con
 }
 
 Result<ActivationScales> resolve_activation_scales(const MoeConfig& config, const LayerScales& scales) {
-  if (config->activation_format != ActivationFormat::kNvfp4) return ActivationScales{};
+  if (row_scale_range(config->activation_format) == 0) return ActivationScales{};
   NVFP4_MOE_ASSIGN(const float hidden, hidden_scale(config, scales));
   NVFP4_MOE_ASSIGN(const float intermediate, intermediate_scale(config, scales));
   return ActivationScales{hidden, intermediate};

@@ -18,10 +18,11 @@ namespace nvfp4_moe {
 struct ActivationBuffers {
   uint8_t* codes = nullptr;         // (rows, K/2)           nvfp4
   uint8_t* block_scales = nullptr;  // (rows, K/16) linear   nvfp4
-  float* row_scale = nullptr;       // (rows) tensor scale   nvfp4
+  float* row_scale = nullptr;       // (rows)                nvfp4, fp8
   uint16_t* bf16 = nullptr;         // (rows, K)             bf16 format, and always for the intermediate
   int8_t* int8_codes = nullptr;     // (rows, K)             int8_block
   float* int8_scales = nullptr;     // (rows, K/16)          int8_block
+  uint8_t* fp8 = nullptr;           // (rows, K) E4M3        fp8
   uint8_t* nonfinite = nullptr;     // (rows) 1 where the output of the row must be NaN
 };
 

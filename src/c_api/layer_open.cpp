@@ -21,7 +21,7 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   if (c.swiglu_limit != 0.0f) options.swiglu_limit = c.swiglu_limit;
   if (c.swiglu_alpha != 0.0f) options.swiglu_alpha = c.swiglu_alpha;
   NVFP4_MOE_ASSIGN(options.activation_format,
-                   read_enum("activation_format", c.activation_format, ActivationFormat::kInt8Block));
+                   read_enum("activation_format", c.activation_format, ActivationFormat::kFp8));
   NVFP4_MOE_ASSIGN(options.activation_scale,
                    read_enum("activation_scale", c.activation_scale, ActivationScale::kCompat));
   NVFP4_MOE_ASSIGN(options.intermediate_scale,

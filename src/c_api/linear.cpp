@@ -24,8 +24,8 @@ nvfp4_moe_code nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nv
     nvfp4_moe::LinearOptions linear;
     linear.backend = api::backend_name(given.backend);
     if (given.device != nullptr) linear.device = given.device;
-    NVFP4_MOE_ASSIGN(linear.activation_format, api::read_enum("activation_format", given.activation_format,
-                                                              nvfp4_moe::ActivationFormat::kInt8Block));
+    NVFP4_MOE_ASSIGN(linear.activation_format,
+                     api::read_enum("activation_format", given.activation_format, nvfp4_moe::ActivationFormat::kFp8));
     NVFP4_MOE_ASSIGN(linear.activation_scale,
                      api::read_enum("activation_scale", given.activation_scale, nvfp4_moe::ActivationScale::kCompat));
     linear.input_scale = given.input_scale;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "core/float_formats.h"
 #include "core/quantize.h"
 
 namespace nvfp4_moe {
@@ -82,14 +83,29 @@ const char* to_string(RowFormat value) { return name_of(value); }
 
 template <class Scale>
 Status check_scale_option(ActivationFormat format, Scale scale) {
-  if (format != ActivationFormat::kInt8Block || scale == Scale::kDynamicToken) return {};
-  return invalid_argument(std::string(EnumNames<Scale>::kWhat) +
-                          ": expected dynamic_token with activation_format int8_block (each block of 16 has its own "
-                          "scale), got " +
-                          to_string(scale));
+  if (format == ActivationFormat::kInt8Block && scale != Scale::kDynamicToken)
+    return invalid_argument(std::string(EnumNames<Scale>::kWhat) +
+                            ": expected dynamic_token with activation_format int8_block (each block of 16 has its own "
+                            "scale), got " +
+                            to_string(scale));
+  if (format == ActivationFormat::kFp8 && scale == Scale::kCompat)
+    return invalid_argument(std::string(EnumNames<Scale>::kWhat) + ": expected " + EnumNames<Scale>::kAll[0] + " or " +
+                            EnumNames<Scale>::kAll[1] +
+                            " with activation_format fp8 (compat is an order of operations for NVFP4), got compat");
+  return {};
 }
 template Status check_scale_option<ActivationScale>(ActivationFormat, ActivationScale);
 template Status check_scale_option<IntermediateScale>(ActivationFormat, IntermediateScale);
+
+double row_scale_range(ActivationFormat format) {
+  switch (format) {
+    case ActivationFormat::kNvfp4: return kNvfp4Range;
+    case ActivationFormat::kFp8: return double{kE4m3Max};
+    case ActivationFormat::kBf16:
+    case ActivationFormat::kInt8Block: break;
+  }
+  return 0;
+}
 
 Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_range("num_experts", o.num_experts, 1, kMaxExperts));

@@ -17,7 +17,12 @@ enum class Activation : uint8_t {
   kSwigluStep,     // min(silu(g), L) * clamp(u, -L, L)                            Step-3.5
   kSwigluOai,      // g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss without biases
 };
-enum class ActivationFormat : uint8_t { kNvfp4, kBf16, kInt8Block };        // W4A4, W4A16, W4A8
+enum class ActivationFormat : uint8_t {
+  kNvfp4,      // W4A4
+  kBf16,       // W4A16
+  kInt8Block,  // W4A8: int8 with a scale per 16 elements
+  kFp8,        // W4A8: E4M3 with a power of two per row, and weights rounded once to E4M3 (core/fp8.h)
+};
 enum class ActivationScale : uint8_t { kDynamicToken, kStatic, kCompat };   // of hidden
 enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kCompat };  // of SwiGLU's output
 enum class RouterWeight : uint8_t {
@@ -42,7 +47,7 @@ struct EnumNames<Activation> {
 template <>
 struct EnumNames<ActivationFormat> {
   static constexpr const char* kWhat = "activation_format";
-  static constexpr std::array kAll = {"nvfp4", "bf16", "int8_block"};
+  static constexpr std::array kAll = {"nvfp4", "bf16", "int8_block", "fp8"};
 };
 template <>
 struct EnumNames<ActivationScale> {
@@ -66,10 +71,14 @@ struct EnumNames<RowFormat> {
 };
 
 // int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale beside it, since
-// quantizing without that scale would be another computation than the one asked for. Under bf16, where nothing is
-// quantized, the option is moot. Scale: ActivationScale or IntermediateScale.
+// quantizing without that scale would be another computation than the one asked for. fp8 has no compat, which is an
+// order of operations for NVFP4. Under bf16, where nothing is quantized, the option is moot. Scale: ActivationScale or
+// IntermediateScale.
 template <class Scale>
 Status check_scale_option(ActivationFormat format, Scale scale);
+
+// The largest |value| that a row scale of 1 holds: 2688 (6 * 448) under nvfp4, 448 under fp8. 0 where rows have none.
+double row_scale_range(ActivationFormat format);
 
 struct MoeOptions {
   int64_t num_experts = 0;  // global

@@ -181,6 +181,11 @@ Status nonfinite_element(const float* row, int64_t r, int64_t cols) {
                    std::to_string(row[c]));
 }
 
+float token_scale(float amax, double range) {
+  if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
+  return amax == 0.0f ? 1.0f : power_of_two_scale(static_cast<double>(amax), range);
+}
+
 }  // namespace
 
 const char* to_string(ScaleSearch search) { return name_of(search); }
@@ -247,15 +252,8 @@ bool quantize_row_exact(std::span<const float> x, float power_of_two_scale, uint
   return true;
 }
 
-float dynamic_token_scale(float amax) {
-  if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
-  if (amax == 0.0f) return 1.0f;
-  int exponent = 0;
-  // amax/2688 in double is never rounded onto a power of two that it does not equal: 2688 2^k is exact in float, and
-  // the next float is 2^-23 away.
-  const double mantissa = std::frexp(static_cast<double>(amax) / kNvfp4Range, &exponent);  // in [0.5, 1)
-  return std::ldexp(1.0f, std::max(mantissa == 0.5 ? exponent - 1 : exponent, -126));
-}
+float dynamic_token_scale(float amax) { return token_scale(amax, kNvfp4Range); }
+float fp8_token_scale(float amax) { return token_scale(amax, double{kE4m3Max}); }
 
 float row_amax(std::span<const float> x) {
   const uint32_t bits = max_magnitude_bits(x.data(), static_cast<int64_t>(x.size()));
@@ -302,6 +300,19 @@ bool quantize_row_int8_block(std::span<const float> x, int8_t* codes, float* blo
     counts.zero_scales += amax > 0 && any == 0;
   }
   return true;
+}
+
+float power_of_two_scale(double bound, double range) {
+  int exponent = 0;
+  (void)std::frexp(bound / range, &exponent);
+  // The quotient is rounded, perhaps onto a power of two: the products below are exact, and say which side it lies on.
+  while (exponent > -126 && std::ldexp(range, exponent - 1) >= bound) --exponent;
+  while (exponent < 127 && std::ldexp(range, exponent) < bound) ++exponent;
+  return static_cast<float>(std::ldexp(1.0, std::clamp(exponent, -126, 127)));
+}
+
+float power_of_two_row_scale(ActivationFormat format, float input_scale) {
+  return power_of_two_scale(kNvfp4Range * static_cast<double>(input_scale), row_scale_range(format));
 }
 
 float round_up_to_power_of_two(float x) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/config.h"
 #include "core/enum_names.h"
 #include "core/status.h"
 
@@ -69,6 +70,8 @@ bool quantize_row_exact(std::span<const float> x, float power_of_two_scale, uint
 // The row's own scale: the smallest power of two >= amax/2688, 1 for a row of zeros, never below 2^-126. NaN for an
 // amax that is not finite, so that an alpha built from it marks the row.
 float dynamic_token_scale(float amax);
+// The same for fp8: the smallest power of two >= amax/448. Source: docs/numerics.md, section 3.
+float fp8_token_scale(float amax);
 // max |x|; NaN if any element is NaN, Inf if any is Inf (and none NaN).
 float row_amax(std::span<const float> x);
 
@@ -87,6 +90,11 @@ inline constexpr float kInt8BlockMinScale = 0x1p-116f;
 // Returns false, with all codes 0 and all scales NaN, where the row holds NaN or Inf.
 bool quantize_row_int8_block(std::span<const float> x, int8_t* codes, float* block_scales, QuantizeCounts& counts);
 
+// The smallest power of two s with bound <= range s, exactly, for finite bound > 0; clamped to [2^-126, 2^127].
+float power_of_two_scale(double bound, double range);
+// The smallest power of two that gives the format's rows what a checkpoint's input_scale gives NVFP4 ones, 2688 times
+// itself; clamped likewise. Of a format with row scales.
+float power_of_two_row_scale(ActivationFormat format, float input_scale);
 // The smallest power of two >= x, for finite x > 0, clamped to [2^-126, 2^127].
 float round_up_to_power_of_two(float x);
 bool is_power_of_two(float x);  // positive, finite, normal

@@ -31,6 +31,13 @@ constexpr double kEventsPerError = 3.0;
 // block's elements all differ by a step of an amax 5.6 times the rms.
 constexpr double kInt8WorthPerError = 0.025;
 constexpr double kInt8EventMost = 1.0 / 32.0;
+// The same under fp8: a step of E4M3 is at most an eighth of the element, so that by Cauchy and Schwarz mean |d| step is
+// at most an eighth of the rms of d; an element of eight times the rms is worth 1.
+constexpr double kFp8WorthPerError = 0.125;
+constexpr double kFp8EventMost = 1.0;
+// Where a row's largest element crosses 448 2^e the row's scale doubles, and what is subnormal under either scale may
+// move, by at most that element over 152917 (448 over 1.5 * 2^-9) for each element of the row.
+constexpr double kFp8ScaleStep = 448.0 / (1.5 * 0x1p-9);
 // A bound is broken by chance in one batch of e^21, about 10^9.
 constexpr double kLogOdds = 21.0;
 
@@ -50,6 +57,7 @@ Flips flips_of(ActivationFormat format) {
   switch (format) {
     case ActivationFormat::kNvfp4: return {kEventsPerError * kEventMean, kEventMost};
     case ActivationFormat::kInt8Block: return {kInt8WorthPerError, kInt8EventMost};
+    case ActivationFormat::kFp8: return {kFp8WorthPerError, kFp8EventMost};
     case ActivationFormat::kBf16: break;
   }
   return {};  // nothing is quantized
@@ -142,6 +150,11 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
   const double error = gemm1_relative_error(config->hidden_size);
   batch_sq += flip_share(flips, elements * count, error, kLogOdds);
   token_sq += flip_share(flips, elements, error, kLogOdds + std::log(count));
+  if (config->activation_format == ActivationFormat::kFp8) {
+    const double rescaled = static_cast<double>(config->intermediate_size) / (kFp8ScaleStep * kFp8ScaleStep);
+    batch_sq += rescaled;
+    token_sq += rescaled;
+  }
   LayerLimits limits;
   limits.relative_l2 = std::sqrt(batch_sq);
   limits.cosine = 1.0 - batch_sq;  // cos >= sqrt(1 - e^2) >= 1 - e^2

@@ -23,7 +23,37 @@ constexpr size_t kHashBytes = size_t{4} << 20;    // of the payload under one ha
 constexpr size_t kReadBytes = size_t{256} << 10;  // read and hashed at once: stays in the second level of cache
 
 size_t page_up(size_t bytes) { return (bytes + kCachePage - 1) / kCachePage * kCachePage; }
-size_t head_bytes(size_t scale_sets) { return kCachePage + page_up(scale_sets * sizeof(TensorScales)); }
+constexpr size_t kFp8Bytes = 3 * sizeof(CachedFp8Weights);  // of one expert
+size_t head_bytes(size_t scale_sets, bool fp8) {
+  return kCachePage + page_up(scale_sets * (sizeof(TensorScales) + (fp8 ? kFp8Bytes : 0)));
+}
+
+// The fp8 weights of `count` experts at `bytes`.
+Result<std::vector<Fp8ExpertWeights>> fp8_from(const std::string& shown, const std::byte* bytes, size_t count) {
+  std::vector<Fp8ExpertWeights> all(count);
+  for (size_t e = 0; e < count; ++e) {
+    CachedFp8Weights cached[3];
+    std::memcpy(cached, bytes + e * kFp8Bytes, sizeof(cached));
+    Fp8Weights* const to[] = {&all[e].gate, &all[e].up, &all[e].down};
+    for (size_t p = 0; p < 3; ++p) {
+      if (cached[p].shift < kFp8LeastShift || cached[p].shift > kFp8MostShift)
+        return bad_input(shown + ": fp8 shift: expected " + std::to_string(kFp8LeastShift) + ".." +
+                         std::to_string(kFp8MostShift) + ", got " + std::to_string(cached[p].shift));
+      *to[p] = {static_cast<int32_t>(cached[p].shift), cached[p].inexact};
+    }
+  }
+  return all;
+}
+
+void fp8_to(const std::vector<Fp8ExpertWeights>& all, std::byte* bytes) {
+  for (const Fp8ExpertWeights& expert : all) {
+    const CachedFp8Weights cached[] = {{expert.gate.shift, expert.gate.inexact},
+                                       {expert.up.shift, expert.up.inexact},
+                                       {expert.down.shift, expert.down.inexact}};
+    std::memcpy(bytes, cached, sizeof(cached));
+    bytes += sizeof(cached);
+  }
+}
 
 struct Descriptor {
   int file = -1;
@@ -175,7 +205,7 @@ Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest&
   if (!S_ISREG(facts.st_mode)) return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
   NVFP4_MOE_TRY(check_writers(path, shown, facts));
 
-  std::vector<std::byte> head(head_bytes(request.scale_sets));
+  std::vector<std::byte> head(head_bytes(request.scale_sets, request.fp8));
   const size_t file_bytes = head.size() + request.payload_bytes;
   if (static_cast<uint64_t>(facts.st_size) != file_bytes)
     return bad_input(shown + ": expected " + std::to_string(file_bytes) + " bytes, got " +
@@ -185,6 +215,10 @@ Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest&
   mapped.scales.resize(request.scale_sets);
   std::memcpy(mapped.scales.data(), head.data() + kCachePage, mapped.scales.size() * sizeof(TensorScales));
   NVFP4_MOE_TRY(check_head(shown, head, request, mapped.scales));
+  if (request.fp8) {
+    const std::byte* const behind = head.data() + kCachePage + mapped.scales.size() * sizeof(TensorScales);
+    NVFP4_MOE_ASSIGN(mapped.fp8_weights, fp8_from(shown, behind, request.scale_sets));
+  }
   if (!request.unchecked) {
     CacheHeader header;
     std::memcpy(&header, head.data(), sizeof(header));
@@ -203,7 +237,8 @@ Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest&
 }
 
 Status write_cache_file(const std::string& path, const ContentHash& key, const std::vector<TensorScales>& scales,
-                        const std::byte* payload, size_t payload_bytes, Executor& executor) {
+                        const std::vector<Fp8ExpertWeights>& fp8_weights, const std::byte* payload,
+                        size_t payload_bytes, Executor& executor) {
   NVFP4_MOE_ASSIGN(CachePart part, CachePart::create(path));
   struct stat facts {};
   if (::fstat(part.descriptor(), &facts) != 0) return errno_status(part.path(), "cannot stat", errno);
@@ -216,12 +251,13 @@ Status write_cache_file(const std::string& path, const ContentHash& key, const s
   header.header_bytes = sizeof(CacheHeader);
   header.key = key;
   header.scale_sets = scales.size();
-  header.payload_offset = head_bytes(scales.size());
+  header.payload_offset = head_bytes(scales.size(), !fp8_weights.empty());
   header.payload_bytes = payload_bytes;
   header.payload_hash = cache_payload_hash(payload, payload_bytes, executor);
   std::vector<std::byte> head(header.payload_offset);
   std::memcpy(head.data(), &header, sizeof(header));
   std::memcpy(head.data() + kCachePage, scales.data(), scales.size() * sizeof(TensorScales));
+  fp8_to(fp8_weights, head.data() + kCachePage + scales.size() * sizeof(TensorScales));
   header.head_hash = cache_head_hash(head);
   std::memcpy(head.data(), &header, sizeof(header));
 

@@ -1,7 +1,8 @@
 // One file of the packed cache: a layer's local experts as one backend packed them, in the host's byte order.
 //
 //   [0, 4096)                 CacheHeader, zero-padded
-//   [4096, + scales)          tensor scales, (experts, 3) float, zero-padded to a multiple of 4096
+//   [4096, + scales)          tensor scales, (experts, 3) float, and under fp8 behind them (experts, 3) CachedFp8Weights;
+//                             zero-padded to a multiple of 4096
 //   [payload_offset, + size)  PackedWeights::bytes
 //
 // Every byte is under a hash: head_hash covers all in front of the payload but itself, padding included, payload_hash
@@ -41,17 +42,26 @@ struct CacheHeader {
 };
 static_assert(sizeof(CacheHeader) == 88);
 
-// What is asked of a file.
+// Fp8Weights without padding.
+struct CachedFp8Weights {
+  int64_t shift;
+  uint64_t inexact;
+};
+static_assert(sizeof(CachedFp8Weights) == 16);
+
+// What is asked of a file. Whether it has fp8 weights is part of what the key stands for.
 struct CacheRequest {
   ContentHash key;
   size_t scale_sets = 0;     // (gate, up, down) of each expert
   size_t payload_bytes = 0;  // of the packed weights
   bool unchecked = false;    // the payload is mapped without its hash being compared
+  bool fp8 = false;          // fp8 weights of each expert as well
 };
 
 struct MappedCache {
-  Buffer payload;                    // copy-on-write: replacing an expert changes memory, not the file
-  std::vector<TensorScales> scales;  // (scale_sets), finite and not negative
+  Buffer payload;                             // copy-on-write: replacing an expert changes memory, not the file
+  std::vector<TensorScales> scales;           // (scale_sets), finite and not negative
+  std::vector<Fp8ExpertWeights> fp8_weights;  // (scale_sets) of legal shifts, or none
 };
 
 // Maps the file's payload if it is what `request` asks for; else the Status says why it is not. Opens nothing but a
@@ -59,8 +69,10 @@ struct MappedCache {
 Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest& request, Executor& executor);
 
 // Writes the file beside its name, syncs it and renames it into place.
+// fp8_weights: as many as scales, or none.
 Status write_cache_file(const std::string& path, const ContentHash& key, const std::vector<TensorScales>& scales,
-                        const std::byte* payload, size_t payload_bytes, Executor& executor);
+                        const std::vector<Fp8ExpertWeights>& fp8_weights, const std::byte* payload,
+                        size_t payload_bytes, Executor& executor);
 
 // The two hashes, for tools that make files. head: [0, payload_offset).
 ContentHash cache_head_hash(const std::vector<std::byte>& head);

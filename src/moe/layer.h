@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,14 @@ Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales
 
 struct LayerDebug;
 
+class Json;  // safetensors/json.h
+
+// Under fp8, over all matrices of a layer: their shifts, and how many of the weights E4M3 does not hold exactly.
+struct Fp8LayerWeights {
+  int32_t least_shift = 0, most_shift = 0;
+  uint64_t weights = 0, inexact = 0;
+};
+
 class MoeLayer {
  public:
   // Packs streaming: peak memory = packed + one expert. progress may be empty; cancelling gives kCancelled.
@@ -81,6 +90,8 @@ class MoeLayer {
   std::vector<StepPlan> describe_run(int64_t tokens) const;
   // The same and the workspace that it needs; kInvalidArgument for more tokens than the layer takes.
   Result<std::string> describe_run_json(int64_t tokens) const;
+  // Nothing under other formats, and while weights are being replaced.
+  std::optional<Fp8LayerWeights> fp8_weights() const;
   std::string describe_json() const;  // backend, kernel per step, scale policy, sizes, notes
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at
@@ -138,6 +149,9 @@ class MoeLayer {
   ForkMutex replacing_;                // held while weights are written: a forked child gets whole experts
   const uint32_t process_ = fork_count();
 };
+
+// {weights, inexact, least_shift, most_shift}, or null.
+Json fp8_weights_json(const std::optional<Fp8LayerWeights>& fp8);
 
 // The packed experts of an open layer, unpacked one at a time. The layer must outlive the source.
 LayerSource unpacked_source(const MoeLayer& layer);

@@ -1,5 +1,7 @@
 // describe_json: what a layer really does, every named choice of the numeric contract included.
 
+#include <algorithm>
+
 #include "backend/layer_steps.h"
 #include "moe/batch_check.h"
 #include "moe/config_json.h"
@@ -7,6 +9,14 @@
 #include "safetensors/json.h"
 
 namespace nvfp4_moe {
+
+Json fp8_weights_json(const std::optional<Fp8LayerWeights>& fp8) {
+  if (!fp8) return nullptr;
+  return {{"weights", fp8->weights},
+          {"inexact", fp8->inexact},
+          {"least_shift", fp8->least_shift},
+          {"most_shift", fp8->most_shift}};
+}
 
 std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& config, const ExpertRange& range,
                                    const Plan& plan, int64_t tokens) {
@@ -29,6 +39,22 @@ Result<std::string> MoeLayer::describe_run_json(int64_t tokens) const {
   return json.dump();
 }
 
+std::optional<Fp8LayerWeights> MoeLayer::fp8_weights() const {
+  const WeightUses::Use in_use = use();
+  if (!in_use || weights_->fp8_weights.empty()) return std::nullopt;
+  const MoeConfig& config = weights_->config;
+  const int64_t intermediates = weights_->range.count * config->intermediate_size + config->shared_intermediate_size;
+  const int32_t first = weights_->fp8_weights.front().gate.shift;
+  Fp8LayerWeights all{first, first, static_cast<uint64_t>(3 * intermediates * config->hidden_size), 0};
+  for (const Fp8ExpertWeights& expert : weights_->fp8_weights)
+    for (const Fp8Weights* matrix : {&expert.gate, &expert.up, &expert.down}) {
+      all.least_shift = std::min(all.least_shift, matrix->shift);
+      all.most_shift = std::max(all.most_shift, matrix->shift);
+      all.inexact += matrix->inexact;
+    }
+  return all;
+}
+
 std::string MoeLayer::describe_json() const {
   const MoeConfig& config = weights_->config;
   Json json;
@@ -43,6 +69,7 @@ std::string MoeLayer::describe_json() const {
   json["activation_scale"] = {
       {"hidden", activation_scale_json(config->activation_format, scales.ok() ? scales->hidden : 0.0f)},
       {"intermediate", activation_scale_json(config->activation_format, scales.ok() ? scales->intermediate : 0.0f)}};
+  json["fp8_weights"] = fp8_weights_json(fp8_weights());
   json["router_weight"] = to_string(config->router_weight);
   json["row_format"] = to_string(config->row_format);
   json["batch_invariant"] = config->batch_invariant;

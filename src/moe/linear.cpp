@@ -26,7 +26,7 @@ Result<float> resolve_input_scale(const LinearOptions& options) {
   if (options.activation_scale == ActivationScale::kCompat) return options.input_scale;
   if (!is_power_of_two(options.static_headroom))
     return invalid_argument("static_headroom: expected a power of two, got " + std::to_string(options.static_headroom));
-  const float scale = round_up_to_power_of_two(options.input_scale) * options.static_headroom;
+  const float scale = power_of_two_row_scale(options.activation_format, options.input_scale) * options.static_headroom;
   if (!is_power_of_two(scale))
     return invalid_argument("input_scale x static_headroom: expected a normal power of two, got " +
                             std::to_string(scale));
@@ -138,6 +138,11 @@ std::string NvfpLinear::describe_json() const {
   json["tensor_scale"] = weights_.tensor_scale;
   json["activation_format"] = to_string(weights_.activation_format);
   json["activation_scale"] = activation_scale_json(weights_.activation_format, weights_.input_scale);
+  const bool fp8 = weights_.activation_format == ActivationFormat::kFp8;
+  const Fp8LayerWeights of_one{weights_.fp8.shift, weights_.fp8.shift,
+                               static_cast<uint64_t>(weights_.rows) * static_cast<uint64_t>(weights_.cols),
+                               weights_.fp8.inexact};
+  json["fp8_weights"] = fp8_weights_json(fp8 ? std::optional(of_one) : std::nullopt);
   json["max_tokens"] = max_tokens_;
   json["packed_bytes"] = weights_.bytes.size_bytes();
   json["workspace_bytes"] = workspace_bytes();

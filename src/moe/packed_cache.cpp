@@ -53,11 +53,12 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
     (void)make_directories(cache.directory).ok();  // failing shows when the file is written
     result.path = (std::filesystem::path(cache.directory) / cache_entry_name(subject)).string();
     const CacheRequest request{*key, weights.tensor_scales.size(), backend->packed_bytes(config, weights.range),
-                               cache.unchecked};
+                               cache.unchecked, config->activation_format == ActivationFormat::kFp8};
     auto mapped = read_cache_file(result.path, request, *layer->executor_);
     if (mapped.ok()) {
       weights.bytes = std::move(mapped->payload);
       weights.tensor_scales = std::move(mapped->scales);
+      weights.fp8_weights = std::move(mapped->fp8_weights);
       result.hit = true;
     } else if (std::filesystem::symlink_status(result.path, error).type() != std::filesystem::file_type::not_found) {
       result.reason = mapped.status().message();
@@ -68,8 +69,8 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
     NVFP4_MOE_TRY(layer->pack(source, progress));
     if (key) {
       sweep_cache_parts(cache.directory);  // before the disk is asked for more
-      const Status written = write_cache_file(result.path, *key, weights.tensor_scales, weights.bytes.data(),
-                                              weights.bytes.size_bytes(), *layer->executor_);
+      const Status written = write_cache_file(result.path, *key, weights.tensor_scales, weights.fp8_weights,
+                                              weights.bytes.data(), weights.bytes.size_bytes(), *layer->executor_);
       if (!written.ok()) result.reason += (result.reason.empty() ? "" : "; ") + written.message();
     }
   }

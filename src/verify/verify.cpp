@@ -254,6 +254,7 @@ class LayerVerifier {
       NVFP4_MOE_ASSIGN(out.packed, check_packed(checkpoint_, number, *layer, [this](int64_t expert) {
                          return meter_.expert("unpack and compare", expert);
                        }));
+      out.fp8 = layer->fp8_weights();
       for (const WeightFault& fault : out.packed->faults) out.failures.push_back("packed weights: " + to_string(fault));
       check.backend = layer->backend().name;
       check.backend_is_reference = &layer->backend() == &kReferenceBackend;

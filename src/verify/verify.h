@@ -23,6 +23,7 @@
 #include "core/progress.h"
 #include "core/quantize.h"
 #include "judge/judge.h"
+#include "moe/layer.h"
 #include "verify/states.h"
 
 namespace nvfp4_moe {
@@ -123,6 +124,7 @@ struct LayerVerification {
   int64_t layer = 0;
   MoeOptions options;
   std::vector<Finding> findings;
+  std::optional<Fp8LayerWeights> fp8;  // of the packed layer, under activation_format fp8
   std::optional<PackedCheck> packed;
   std::optional<RunCheck> run;
   std::optional<OriginalCheck> original;

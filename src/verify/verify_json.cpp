@@ -134,6 +134,7 @@ std::string to_json(const VerifyReport& report, int indent) {
                       {"activation_format", to_string(l.options.activation_format)},
                       {"router_weight", to_string(l.options.router_weight)},
                       {"findings", findings(l.findings)},
+                      {"fp8_weights", fp8_weights_json(l.fp8)},
                       {"packed", optional(l.packed, packed)},
                       {"run", optional(l.run, run)},
                       {"original", optional(l.original, original)},

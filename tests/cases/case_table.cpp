@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cases/cases.h"
+#include "cases/choices.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -24,23 +25,8 @@ constexpr DataKind kData[] = {DataKind::kNormal, DataKind::kOutliers,   DataKind
 // Below, at and above the tiles of 16, 32 and 128 lines.
 constexpr int64_t kTokens[] = {0, 1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129};
 
-struct Choice {
-  const char* name;
-  std::function<void(Case&)> apply;
-};
-
 void bf16(Case& c) { c.options.activation_format = ActivationFormat::kBf16; }
 void int8(Case& c) { c.options.activation_format = ActivationFormat::kInt8Block; }
-// Limits low enough that many values meet them.
-void clamp(Case& c, Activation activation, float limit) {
-  c.options.activation = activation;
-  c.options.swiglu_limit = limit;
-}
-void before_down(Case& c) {
-  c.options.router_weight = RouterWeight::kBeforeDown;
-  c.options.max_router_weight = 2.5f;
-}
-
 const std::vector<Choice>& choices() {
   using A = Activation;
   using H = ActivationScale;
@@ -199,11 +185,6 @@ const std::vector<Choice>& choices() {
   return all;
 }
 
-void shared(Case& c, int64_t intermediate_size) {
-  c.options.shared_intermediate_size = intermediate_size;
-  c.shared_weights = true;
-}
-
 // Of one expert a token: its router weight multiplies hidden, but not the shared expert's.
 const std::vector<Choice>& on_input_choices() {
   static const std::vector<Choice> all = {
@@ -317,6 +298,36 @@ void add_on_input(const std::function<void(const Choice&, const Shape&, Routing,
   }
 }
 
+void add_fp8(const std::function<void(const Choice&, const Shape&, Routing, int64_t, DataKind)>& add) {
+  const auto in_fp8 = [](const Choice& choice, RouterWeight router_weight) {
+    return Choice{choice.name, [&choice, router_weight](Case& c) {
+                    c.options.activation_format = ActivationFormat::kFp8;
+                    choice.apply(c);
+                    if (router_weight == RouterWeight::kOnInput) c.options.router_weight = router_weight;
+                  }};
+  };
+  size_t turn = 0;
+  for (const Choice& choice : fp8_choices()) {
+    const Choice fp8 = in_fp8(choice, RouterWeight::kAfterDown);
+    for (const Shape& shape : kShapes) {
+      add(fp8, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17), kData[turn * 5 % 6]);
+      ++turn;
+    }
+    if (&choice >= &fp8_choices()[3]) continue;
+    for (DataKind data : kData) add(fp8, kShapes[3], Routing::kUniform, 10, data);
+  }
+  const Choice plain = in_fp8(fp8_choices()[0], RouterWeight::kAfterDown);
+  for (Routing routing : kRoutings) add(plain, kShapes[2], routing, 24, DataKind::kNormal);
+  for (int64_t tokens : kTokens) add(plain, kShapes[0], Routing::kZipf, tokens, DataKind::kNormal);
+  add(plain, kShapes[3], Routing::kUniform, 12, DataKind::kHuge);
+  for (const Choice& choice : fp8_on_input_choices())
+    for (const Shape& shape : kOnInputShapes) {
+      add(in_fp8(choice, RouterWeight::kOnInput), shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17),
+          kData[turn * 5 % 6]);
+      ++turn;
+    }
+}
+
 std::vector<Case> build() {
   std::vector<Case> table;
   auto add = [&](const Choice& choice, const Shape& shape, Routing routing, int64_t tokens, DataKind data) {
@@ -347,6 +358,7 @@ std::vector<Case> build() {
     for (DataKind data : kData) add(choice, kShapes[3], Routing::kUniform, 10, data);
   }
   add_on_input(add);
+  add_fp8(add);
   return table;
 }
 

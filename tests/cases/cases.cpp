@@ -21,12 +21,14 @@ Random stream(const Case& spec, Stream part, int64_t index = 0) {
 }
 
 // gain is the spread of the products' sum relative to the input's: sqrt(cols) terms of variance gain^2 / cols.
-float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, Nvfp4Buffers& out) {
+// For fp8 every fifth row of every other 16 is faint, so that its weights are subnormal in E4M3, and the largest block
+// scale lies anywhere in ten octaves, so that shifts of both signs occur.
+float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, bool fp8, Nvfp4Buffers& out) {
   std::vector<float> values(static_cast<size_t>(rows * cols));
   const double spread = gain / std::sqrt(static_cast<double>(cols));
   float amax = 0;
   for (int64_t r = 0; r < rows; ++r) {
-    const double row_gain = 0.5 + random.uniform();
+    const double row_gain = (0.5 + random.uniform()) * (fp8 && r / 16 % 2 == 1 && r % 5 == 2 ? 0x1p-10 : 1.0);
     for (int64_t c = 0; c < cols; ++c) {
       float& value = values[static_cast<size_t>(r * cols + c)];
       value = static_cast<float>(random.normal() * spread * row_gain);
@@ -37,7 +39,8 @@ float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, Nvfp4
   for (int64_t r = 0; r < rows; r += 13)  // blocks of zeros, whose scale byte is 0
     std::fill_n(values.begin() + r * cols, std::min<int64_t>(16, cols), 0.0f);
   // Any positive tensor scale is legal; one drawn between amax/2688 and twice that is no power of two.
-  const float scale = tensor_scale_from_amax(amax * (1 + random.uniform()));
+  float scale = tensor_scale_from_amax(amax * (1 + random.uniform()));
+  if (fp8) scale = std::ldexp(scale, static_cast<int>(random.below(10)));
   out.codes.resize(static_cast<size_t>(rows * cols / 2));
   out.block_scales.resize(static_cast<size_t>(rows * cols / 16));
   QuantizeCounts counts;
@@ -49,10 +52,11 @@ float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, Nvfp4
 TensorScales make_expert(const Case& spec, int64_t expert, int64_t intermediate, ExpertBuffers& out) {
   Random random = stream(spec, Stream::kWeights, expert);
   const int64_t hidden = spec.options.hidden_size;
+  const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
   TensorScales scales;
-  scales.gate = make_matrix(random, intermediate, hidden, 1.5, out.gate);
-  scales.up = make_matrix(random, intermediate, hidden, 1.0, out.up);
-  scales.down = make_matrix(random, hidden, intermediate, 1.0, out.down);
+  scales.gate = make_matrix(random, intermediate, hidden, 1.5, fp8, out.gate);
+  scales.up = make_matrix(random, intermediate, hidden, 1.0, fp8, out.up);
+  scales.down = make_matrix(random, hidden, intermediate, 1.0, fp8, out.down);
   return scales;
 }
 

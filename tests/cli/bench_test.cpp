@@ -130,7 +130,7 @@ TEST(Peaks, EveryKernelForAnInstructionSetHasOne) {
   options.hidden_size = 64;
   options.intermediate_size = 64;
   for (const ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
     options.activation_format = format;
     const auto config = MoeConfig::make(options);
     ASSERT_OK(config);

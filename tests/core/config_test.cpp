@@ -66,6 +66,24 @@ TEST(MoeConfig, Int8BlocksTakeNoOtherScale) {
   }
 }
 
+TEST(MoeConfig, Fp8TakesEveryScaleButCompat) {
+  MoeOptions o = legal();
+  o.activation_format = ActivationFormat::kFp8;
+  o.activation_scale = ActivationScale::kStatic;
+  o.intermediate_scale = IntermediateScale::kFixed;
+  EXPECT_OK(MoeConfig::make(o));
+  MoeOptions other = o;
+  other.activation_scale = ActivationScale::kCompat;
+  EXPECT_EQ(MoeConfig::make(other).status().message(),
+            "activation_scale: expected dynamic_token or static with activation_format fp8 (compat is an order of "
+            "operations for NVFP4), got compat");
+  other = o;
+  other.intermediate_scale = IntermediateScale::kCompat;
+  EXPECT_EQ(MoeConfig::make(other).status().message(),
+            "intermediate_scale: expected dynamic_token or fixed with activation_format fp8 (compat is an order of "
+            "operations for NVFP4), got compat");
+}
+
 TEST(MoeConfig, AcceptsTheReferenceShapes) {
   struct Shape {
     int64_t experts, top_k, hidden, intermediate;
@@ -104,7 +122,7 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        [](MoeOptions& o) { o.shared_intermediate_size = 8; }},
       {"activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, got 4",
        [](MoeOptions& o) { o.activation = static_cast<Activation>(4); }},
-      {"activation_format: expected one of nvfp4, bf16, int8_block, got 200",
+      {"activation_format: expected one of nvfp4, bf16, int8_block, fp8, got 200",
        [](MoeOptions& o) { o.activation_format = static_cast<ActivationFormat>(200); }},
       {"activation_scale: expected one of dynamic_token, static, compat, got 3",
        [](MoeOptions& o) { o.activation_scale = static_cast<ActivationScale>(3); }},
@@ -176,7 +194,7 @@ void expect_names(const std::vector<std::string>& names) {
 
 TEST(MoeConfig, NamesGoBothWays) {
   expect_names<Activation>({"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"});
-  expect_names<ActivationFormat>({"nvfp4", "bf16", "int8_block"});
+  expect_names<ActivationFormat>({"nvfp4", "bf16", "int8_block", "fp8"});
   expect_names<ActivationScale>({"dynamic_token", "static", "compat"});
   expect_names<IntermediateScale>({"dynamic_token", "fixed", "compat"});
   expect_names<RouterWeight>({"after_down", "before_down", "on_input"});

@@ -124,16 +124,18 @@ TEST_P(Fp4Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
       EXPECT_NE(report.reason.find("never yet on a GPU of this kind"), std::string::npos) << report.reason;
     }
   }
-  MoeOptions int8 = config->options();
-  int8.activation_format = ActivationFormat::kInt8Block;
-  const Status declined = backend.supports(*MoeConfig::make(int8), test::gpu_of(of_.capability));
-  EXPECT_NE(declined.message().find("int8_block"), std::string::npos) << declined.message();
+  for (const ActivationFormat format : {ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
+    MoeOptions of_hosts = config->options();
+    of_hosts.activation_format = format;
+    const Status declined = backend.supports(*MoeConfig::make(of_hosts), test::gpu_of(of_.capability));
+    EXPECT_NE(declined.message().find(to_string(format)), std::string::npos) << declined.message();
+  }
 }
 
 // plan is pure. nvfp4 goes to FP4 products, whose operands are a quarter as long as bf16's.
 TEST_P(Fp4Backend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
-    if (spec.options.activation_format == ActivationFormat::kInt8Block) continue;
+    if (test::is_of_hosts(spec.options.activation_format)) continue;
     SCOPED_TRACE(spec.name);
     const auto config = MoeConfig::make(spec.options);
     ASSERT_OK(config);

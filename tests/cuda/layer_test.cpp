@@ -201,13 +201,15 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
   same_expert(layer, 1, 0);
 }
 
-TEST_F(CudaLayer, RefusesInt8BlockByName) {
-  const auto data = make_case(cases_named("w4a8/").front());
-  ASSERT_OK(data);
-  const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
-  ASSERT_FALSE(layer.ok());
-  EXPECT_EQ(layer.status().code(), Code::kUnsupported);
-  EXPECT_NE(layer.status().message().find("int8_block"), std::string::npos) << layer.status().message();
+TEST_F(CudaLayer, RefusesFormatsOfHostsByName) {
+  for (const auto& [cases, name] : {std::pair("w4a8/", "int8_block"), std::pair("fp8/", "fp8")}) {
+    const auto data = make_case(cases_named(cases).front());
+    ASSERT_OK(data);
+    const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
+    ASSERT_FALSE(layer.ok());
+    EXPECT_EQ(layer.status().code(), Code::kUnsupported);
+    EXPECT_NE(layer.status().message().find(name), std::string::npos) << layer.status().message();
+  }
 }
 
 }  // namespace

@@ -106,6 +106,7 @@ std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vecto
       case ActivationFormat::kNvfp4: row_bytes = 1 + elements / 2 + elements / 16 + 4; break;
       case ActivationFormat::kBf16: row_bytes = 1 + 2 * elements; break;
       case ActivationFormat::kInt8Block: row_bytes = 1 + elements + elements / 4; break;
+      case ActivationFormat::kFp8: row_bytes = 1 + elements + 4; break;
     }
     if (finite && format == ActivationFormat::kNvfp4) {
       append(bytes, from.codes + row * (k / 2), elements / 2);

@@ -31,15 +31,17 @@ TEST(Sm90Backend, TakesHopperAloneAndGoesBeforeCuda) {
     EXPECT_EQ(kSm90Backend.supports(*config, test::gpu_of(capability)).code(), Code::kUnsupported) << capability;
   EXPECT_OK(kSm90Backend.supports(*config, test::gpu_of(90)));
   EXPECT_EQ(kSm90Backend.supports(*config, host_facts()).code(), Code::kUnsupported);
-  MoeOptions int8 = config->options();
-  int8.activation_format = ActivationFormat::kInt8Block;
-  const Status declined = kSm90Backend.supports(*MoeConfig::make(int8), test::gpu_of(90));
-  EXPECT_NE(declined.message().find("int8_block"), std::string::npos) << declined.message();
+  for (const ActivationFormat format : {ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
+    MoeOptions of_hosts = config->options();
+    of_hosts.activation_format = format;
+    const Status declined = kSm90Backend.supports(*MoeConfig::make(of_hosts), test::gpu_of(90));
+    EXPECT_NE(declined.message().find(to_string(format)), std::string::npos) << declined.message();
+  }
 }
 
 TEST(Sm90Backend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
-    if (spec.options.activation_format == ActivationFormat::kInt8Block) continue;
+    if (test::is_of_hosts(spec.options.activation_format)) continue;
     const auto config = MoeConfig::make(spec.options);
     ASSERT_OK(config);
     size_t before = 0;

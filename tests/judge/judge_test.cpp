@@ -239,7 +239,7 @@ TEST_P(Judge, NothingToCompareHolds) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, Judge,
                          ::testing::Values(ActivationFormat::kNvfp4, ActivationFormat::kBf16,
-                                           ActivationFormat::kInt8Block),
+                                           ActivationFormat::kInt8Block, ActivationFormat::kFp8),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST(LayerLimits, MoreTokensTightenTheBatchAndLoosenTheWorstToken) {
@@ -264,6 +264,14 @@ TEST(LayerLimits, Int8LiesBetweenTheOtherFormats) {
   EXPECT_LT(limit(ActivationFormat::kInt8Block), limit(ActivationFormat::kNvfp4) / 2);
   // What int8_block itself costs against bf16 activations, 9e-3, is out of its limit: kernels cannot hide behind it.
   EXPECT_LT(limit(ActivationFormat::kInt8Block), 6e-3);
+}
+
+TEST(LayerLimits, Fp8LiesBetweenInt8AndNvfp4) {
+  const auto limit = [](ActivationFormat format) { return layer_limits(config_of(format), 64).relative_l2; };
+  EXPECT_GT(limit(ActivationFormat::kFp8), limit(ActivationFormat::kInt8Block));
+  EXPECT_LT(limit(ActivationFormat::kFp8), limit(ActivationFormat::kNvfp4));
+  // What fp8 itself costs against bf16 activations and unrounded weights, 3.4e-2 a GEMM, is out of its limit.
+  EXPECT_LT(limit(ActivationFormat::kFp8), 2e-2);
 }
 
 TEST(GemmBound, IsTheContractsFormula) {

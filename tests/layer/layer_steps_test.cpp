@@ -137,8 +137,27 @@ TEST(ActivationScalesOfALayer, Int8BlocksHaveTheirOwn) {
   EXPECT_EQ(resolved(options, {0.01f, 0.02f}).intermediate, 0);
 }
 
+// The same numbers of the checkpoint under fp8, whose rows hold 448 times their scale and not 2688 times it.
+TEST(ActivationScalesOfALayer, Fp8HoldsASixthOfTheRange) {
+  MoeOptions options = small();
+  options.activation_format = ActivationFormat::kFp8;
+  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).hidden, 0);
+  options.activation_scale = ActivationScale::kStatic;
+  options.intermediate_scale = IntermediateScale::kFixed;
+  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).hidden, 0x1p-4f);             // 0.06
+  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).intermediate, 16 * 0x1p-3f);  // 0.12
+  EXPECT_EQ(resolved(options, {0x1p-3f / 6, 0.02f}).hidden, 0x1p-2f);       // fp32 rounds the sixth up ...
+  EXPECT_EQ(resolved(options, {std::nextafter(0x1p-3f / 6, 0.0f), 0.02f}).hidden, 0x1p-3f);  // ... and this is below it
+  options.activation = Activation::kSwigluClamped;
+  options.swiglu_limit = 10.0f;
+  EXPECT_EQ(resolved(options, {0.01f, {}}).intermediate, 0x1p-2f);  // 100 / 448
+  options.intermediate_fixed = 0x1p-9f;
+  EXPECT_EQ(resolved(options, {0.01f, {}}).intermediate, 0x1p-9f);
+}
+
 TEST(LayerLayout, PlacesWhatItMeasures) {
-  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
+  for (ActivationFormat format :
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
     for (int64_t shared : {0, 32}) {
       MoeOptions options = small();
       options.activation_format = format;
@@ -174,6 +193,11 @@ TEST(LayerLayout, PlacesWhatItMeasures) {
       const bool int8 = format == ActivationFormat::kInt8Block;
       EXPECT_EQ(size("hidden.int8_codes"), int8 ? 10u * 64 : 0u);
       EXPECT_EQ(size("routed.int8_scales"), int8 ? 20u * 3 * 4 : 0u);
+      const bool fp8 = format == ActivationFormat::kFp8;
+      EXPECT_EQ(buffers.routed.hidden.fp8, at("hidden.fp8"));
+      EXPECT_EQ(size("hidden.fp8"), fp8 ? 10u * 64 : 0u);
+      EXPECT_EQ(size("routed.fp8"), fp8 ? 20u * 48 : 0u);
+      EXPECT_EQ(size("routed.row_scale"), fp8 || format == ActivationFormat::kNvfp4 ? 20u * 4 : 0u);
       EXPECT_EQ(size("routed.codes"), format == ActivationFormat::kNvfp4 ? 20u * 24 : 0u);
       EXPECT_EQ(buffers.routed.intermediate.bf16, at("routed.bf16"));
       EXPECT_EQ(size("routed.bf16"), 20u * 48 * 2);

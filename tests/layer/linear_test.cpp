@@ -107,10 +107,13 @@ class LinearOfBackend : public test::BackendTest {};
 
 TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
   const struct { int64_t rows, cols, tokens; } shapes[] = {{48, 80, 1}, {80, 208, 5}, {33, 64, 17}, {96, 128, 34}};
-  for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
-    if (format == ActivationFormat::kInt8Block && backend().memory != nullptr) continue;  // declined by name
+  for (ActivationFormat format :
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
+    const bool fp8 = format == ActivationFormat::kFp8;
+    if ((format == ActivationFormat::kInt8Block || fp8) && backend().memory != nullptr) continue;  // declined by name
     for (ActivationScale scale : {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kCompat}) {
       if (format == ActivationFormat::kInt8Block && scale != ActivationScale::kDynamicToken) continue;  // not legal
+      if (fp8 && scale == ActivationScale::kCompat) continue;  // not legal either
       for (DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
         for (const auto& shape : shapes) {
           SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(scale) + " " + to_string(dtype) + " " +
@@ -120,8 +123,16 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
           const std::vector<float> out =
               test::to_floats(linear.run(backend(), x, dtype, shape.tokens, dtype, serial_executor()), dtype);
           const std::vector<float> values = test::to_floats(x, dtype);
+          const test::OracleFp8Weights rounded = test::oracle_fp8_weights(Nvfp4View::contiguous(
+              linear.codes.data(), linear.block_scales.data(), linear.weights.tensor_scale, shape.rows, shape.cols));
           const std::vector<double> w =
-              test::oracle_decode(linear.codes.data(), linear.block_scales.data(), shape.rows, shape.cols);
+              fp8 ? rounded.values
+                  : test::oracle_decode(linear.codes.data(), linear.block_scales.data(), shape.rows, shape.cols);
+          const double weight_scale = std::ldexp(double{linear.weights.tensor_scale}, fp8 ? rounded.shift : 0);
+          if (fp8) {
+            EXPECT_EQ(linear.weights.fp8.shift, rounded.shift);
+            EXPECT_EQ(linear.weights.fp8.inexact, rounded.inexact);
+          }
           for (int64_t t = 0; t < shape.tokens; ++t) {
             const std::vector<double> line(values.begin() + t * shape.cols, values.begin() + (t + 1) * shape.cols);
             test::OracleRow quantized;
@@ -129,6 +140,8 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
               quantized = test::oracle_quantize(line, linear.weights.input_scale, scale == ActivationScale::kCompat);
             } else if (format == ActivationFormat::kInt8Block) {
               quantized = test::oracle_quantize_int8(line);
+            } else if (fp8) {
+              quantized = test::oracle_quantize_fp8(line, linear.weights.input_scale);
             } else {
               for (double value : line) {
                 quantized.nonfinite = quantized.nonfinite || !std::isfinite(value);
@@ -143,8 +156,8 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
               }
               double value = 0, sum_abs = 0;
               for (int64_t k = 0; k < shape.cols; ++k) {
-                const double p = quantized.values[static_cast<size_t>(k)] * quantized.scale *
-                                 linear.weights.tensor_scale * w[static_cast<size_t>(n * shape.cols + k)];
+                const double p = quantized.values[static_cast<size_t>(k)] * quantized.scale * weight_scale *
+                                 w[static_cast<size_t>(n * shape.cols + k)];
                 value += p;
                 sum_abs += std::fabs(p);
               }

@@ -205,7 +205,7 @@ TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
 
 TEST_P(NonfiniteCounts, ANanTokenGivesAllItsOutputs) {
   for (const ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block})
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8})
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
       SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(dtype));
       Case spec = spec_of(RouterWeight::kAfterDown, 2, 40, dtype);

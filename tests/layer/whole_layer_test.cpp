@@ -44,13 +44,13 @@ INSTANTIATE_TEST_SUITE_P(Backends, WholeLayer, ::testing::ValuesIn(test::judged_
 
 void other_format(CaseData& data, int steps) {
   auto& format = data.spec.options.activation_format;
-  format = static_cast<ActivationFormat>((static_cast<int>(format) + steps) % 3);
+  format = static_cast<ActivationFormat>((static_cast<int>(format) + steps) % 4);
 }
 
 // A layer that silently computes another named choice, or reads its weights wrongly, is out of limits.
 TEST(WrongLayer, IsOutOfLimits) {
   const auto cases = {cases_named("w4a4_clamped/e16_k4_h256_i128/"), cases_named("w4a16_clamped/e16_k4_h256_i128/"),
-                      cases_named("w4a8_clamped/e16_k4_h256_i128/")};
+                      cases_named("w4a8_clamped/e16_k4_h256_i128/"), cases_named("fp8_clamped/e16_k4_h256_i128/")};
   const std::vector<std::pair<const char*, std::function<void(CaseData&)>>> faults = {
       {"swapped gate and up",
        [](CaseData& d) {
@@ -81,6 +81,7 @@ TEST(WrongLayer, IsOutOfLimits) {
       {"swiglu_oai", [](CaseData& d) { d.spec.options.activation = Activation::kSwigluOai; }},
       {"the next activation format", [](CaseData& d) { other_format(d, 1); }},
       {"the activation format after it", [](CaseData& d) { other_format(d, 2); }},
+      {"the last other activation format", [](CaseData& d) { other_format(d, 3); }},
   };
   for (const auto& list : cases) {
     ASSERT_FALSE(list.empty());

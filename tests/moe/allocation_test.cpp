@@ -73,7 +73,7 @@ TEST_F(Allocation, TheCounterCounts) {
 
 TEST_F(Allocation, RunMakesNone) {
   for (const ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
     MoeOptions options = tiny_options();
     options.activation_format = format;
     options.shared_intermediate_size = 32;
@@ -105,7 +105,7 @@ TEST_F(Allocation, LinearRunMakesNone) {
   const std::vector<uint16_t> x(4 * 96, 0x3F80);
   std::vector<uint16_t> out(4 * 40);
   for (const ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
     for (const Backend* backend : test::runnable_backends()) {
       LinearOptions options;
       options.backend = backend->name;

@@ -71,11 +71,16 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"options.struct_size", [](CLayer& c) { c.options.struct_size = 7; }},
       {"activation: expected 0 to 3, got 4", [](CLayer& c) { c.config.activation = 4; }},
       {"activation: expected 0 to 3, got -1", [](CLayer& c) { c.config.activation = -1; }},
-      {"activation_format: expected 0 to 2", [](CLayer& c) { c.config.activation_format = 3; }},
+      {"activation_format: expected 0 to 3", [](CLayer& c) { c.config.activation_format = 4; }},
       {"activation_scale: expected dynamic_token with activation_format int8_block",
        [](CLayer& c) {
          c.config.activation_format = NVFP4_MOE_ACTIVATIONS_INT8_BLOCK;
          c.config.activation_scale = NVFP4_MOE_SCALE_STATIC;
+       }},
+      {"activation_scale: expected dynamic_token or static with activation_format fp8",
+       [](CLayer& c) {
+         c.config.activation_format = NVFP4_MOE_ACTIVATIONS_FP8;
+         c.config.activation_scale = NVFP4_MOE_SCALE_COMPAT;
        }},
       {"activation_scale: expected 0 to 2", [](CLayer& c) { c.config.activation_scale = 3; }},
       {"intermediate_scale: expected 0 to 2", [](CLayer& c) { c.config.intermediate_scale = 99; }},

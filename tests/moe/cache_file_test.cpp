@@ -41,7 +41,7 @@ std::vector<std::byte> payload_of(uint32_t seed, size_t size) {
 class CacheFile : public testing::Test {
  protected:
   Status write(const std::vector<std::byte>& payload) {
-    return write_cache_file(path_, key_, scales_, payload.data(), payload.size(), serial_executor());
+    return write_cache_file(path_, key_, scales_, {}, payload.data(), payload.size(), serial_executor());
   }
   Result<MappedCache> read(size_t payload_bytes, bool unchecked = false) {
     return read_cache_file(path_, {key_, kExperts, payload_bytes, unchecked}, serial_executor());
@@ -59,11 +59,32 @@ class CacheFile : public testing::Test {
   std::vector<TensorScales> scales_{kExperts, TensorScales{0.5f, 1.0f, 2.0f}};
 };
 
+TEST_F(CacheFile, Fp8WeightsLieBehindTheScales) {
+  const std::vector<std::byte> payload = payload_of(1, 100);
+  std::vector<Fp8ExpertWeights> fp8(kExperts, {{-15, 7}, {0, uint64_t{1} << 40}, {3, 0}});
+  fp8[4].down.inexact = 5;
+  const auto write_fp8 = [&] {
+    return write_cache_file(path_, key_, scales_, fp8, payload.data(), payload.size(), serial_executor());
+  };
+  ASSERT_OK(write_fp8());
+  const CacheRequest request{key_, kExperts, payload.size(), false, true};
+  const auto mapped = read_cache_file(path_, request, serial_executor());
+  ASSERT_OK(mapped);
+  EXPECT_EQ(mapped->scales, scales_);
+  EXPECT_EQ(mapped->fp8_weights, fp8);
+  for (const int32_t shift : {-16, 4}) {
+    fp8[2].up.shift = shift;
+    ASSERT_OK(write_fp8());
+    EXPECT_THAT(read_cache_file(path_, request, serial_executor()).status().message(),
+                HasSubstr("fp8 shift: expected -15..3, got " + std::to_string(shift)));
+  }
+}
+
 TEST_F(CacheFile, WhatIsWrittenIsReadWithAnyNumberOfThreads) {
   const auto pool = make_thread_pool(3);
   for (const size_t size : {size_t{1}, size_t{4095}, (size_t{4} << 20) - 1, size_t{4} << 20, (size_t{9} << 20) + 7}) {
     const std::vector<std::byte> payload = payload_of(static_cast<uint32_t>(size), size);
-    ASSERT_OK(write_cache_file(path_, key_, scales_, payload.data(), size, *pool));
+    ASSERT_OK(write_cache_file(path_, key_, scales_, {}, payload.data(), size, *pool));
     const auto mapped = read(size);
     ASSERT_OK(mapped);
     EXPECT_EQ(mapped->scales, scales_);
@@ -198,7 +219,7 @@ TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
   const std::string directory = fs::path(path).parent_path().string();
   for (;;) {
     sweep_cache_parts(directory);
-    if (!write_cache_file(path, {9, 9}, scales, payload.data(), kSize, serial_executor()).ok()) _exit(2);
+    if (!write_cache_file(path, {9, 9}, scales, {}, payload.data(), kSize, serial_executor()).ok()) _exit(2);
     for (int i = 0; i < 4; ++i) {
       const auto mapped = read_cache_file(path, {{9, 9}, kExperts, kSize, false}, serial_executor());
       if (!mapped.ok()) _exit(2);

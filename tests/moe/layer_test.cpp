@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 TEST(Layer, EveryBackendAgreesWithTheReference) {
   for (const ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
     MoeOptions options = tiny_options();
     options.activation_format = format;
     const TinyLayer tiny(options);
@@ -348,6 +348,20 @@ TEST(Layer, DescribesItsChoices) {
   EXPECT_EQ(blocks["activation_format"], "int8_block");
   EXPECT_EQ(blocks["activation_scale"]["hidden"], "dynamic_block");
   EXPECT_EQ(blocks["activation_scale"]["intermediate"], "dynamic_block");
+  EXPECT_TRUE(blocks["fp8_weights"].is_null());
+
+  tiny.options.activation_format = ActivationFormat::kFp8;
+  layer = MoeLayer::open(tiny.config(), tiny.source(), options);
+  ASSERT_OK(layer);
+  const auto fp8 = nlohmann::json::parse((*layer)->describe_json());
+  EXPECT_EQ(fp8["activation_format"], "fp8");
+  EXPECT_EQ(fp8["activation_scale"]["hidden"], "dynamic_token");
+  const MoeOptions& o = tiny.options;
+  EXPECT_EQ(fp8["fp8_weights"]["weights"], 3 * options.range.count * o.hidden_size * o.intermediate_size);
+  const int64_t inexact = fp8["fp8_weights"]["inexact"], weights = fp8["fp8_weights"]["weights"];
+  EXPECT_GT(inexact, weights / 10);  // codes of significand 1.5 under five of the eight significands of a scale
+  EXPECT_LT(inexact, weights / 2);
+  EXPECT_LE(fp8["fp8_weights"]["least_shift"], fp8["fp8_weights"]["most_shift"]);
 }
 
 TEST(Layer, PlanNeedsNoWeightsAndTellsTheSame) {

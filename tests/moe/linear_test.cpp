@@ -109,6 +109,37 @@ TEST(Linear, BackendsAgreeOnInt8Blocks) {
   }
 }
 
+TEST(Linear, BackendsAgreeOnFp8) {
+  std::mt19937 random(1);
+  const Matrix weight = Matrix::random(40, 96, 0.25f, random);
+  std::vector<float> first;
+  for (const Backend* backend : test::runnable_backends()) {
+    LinearOptions options = linear_options();
+    options.backend = backend->name;
+    options.activation_format = ActivationFormat::kFp8;
+    auto linear = NvfpLinear::open(weight.view(), options);
+    ASSERT_OK(linear);
+    const auto json = nlohmann::json::parse((*linear)->describe_json());
+    EXPECT_EQ(json["activation_scale"], "dynamic_token");
+    EXPECT_EQ(json["fp8_weights"]["weights"], 40 * 96);
+    EXPECT_GT(json["fp8_weights"]["inexact"], 0);
+    EXPECT_LT(json["fp8_weights"]["inexact"], 40 * 96 / 2);
+    const Buffer workspace = allocate_pages((*linear)->workspace_bytes()).value();
+    Input input(5, 40, 96);
+    ASSERT_OK((*linear)->run(input.batch, workspace.data(), workspace.size_bytes()));
+    if (first.empty()) first = input.out;
+    const Comparison comparison = compare(first.data(), input.out.data(), 5, 40);
+    EXPECT_LT(comparison.relative_l2, 1e-6) << backend->name;  // the same products, fp32 sums in another order
+    EXPECT_EQ(comparison.nonfinite_mismatches, 0);
+    options.activation_scale = ActivationScale::kStatic;
+    options.input_scale = 0.3f;  // 1.8 where a row holds 448
+    EXPECT_EQ(NvfpLinear::open(weight.view(), options).value()->weights().input_scale, 2.0f);
+    options.activation_scale = ActivationScale::kCompat;
+    EXPECT_THAT(NvfpLinear::open(weight.view(), options).status().message(),
+                testing::HasSubstr("activation_scale: expected dynamic_token or static with activation_format fp8"));
+  }
+}
+
 TEST(Linear, ResolvesItsScale) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(16, 32, 0.25f, random);

@@ -75,6 +75,31 @@ TEST_F(PackedCacheTest, SecondOpenIsAHitWithTheSameBytes) {
   EXPECT_EQ(files, 1u);  // nothing half-written is left beside it
 }
 
+// Shifts and counts lie in the file, beside the tensor scales.
+TEST_F(PackedCacheTest, Fp8WeightsComeBack) {
+  const auto checkpoint = Checkpoint::open(model_);
+  ASSERT_OK(checkpoint);
+  const int64_t layer = checkpoint->model().layers.at(0);
+  auto options = checkpoint->layer_options(layer);
+  ASSERT_OK(options);
+  const auto open_as = [&](ActivationFormat format) {
+    options->activation_format = format;
+    auto opened = open_checkpoint_layer(*checkpoint, layer, *options, {}, options_, cache_, {}, &outcome_);
+    EXPECT_OK(opened);
+    return std::move(*opened);
+  };
+  open_as(ActivationFormat::kBf16);
+  const auto first = open_as(ActivationFormat::kFp8);
+  EXPECT_FALSE(outcome_.hit);
+  const auto second = open_as(ActivationFormat::kFp8);
+  EXPECT_TRUE(outcome_.hit);
+  EXPECT_EQ(outcome_.reason, "");
+  ASSERT_EQ(first->weights().fp8_weights.size(), static_cast<size_t>(options->num_experts));
+  EXPECT_EQ(first->weights().fp8_weights, second->weights().fp8_weights);
+  EXPECT_GT(second->weights().fp8_weights[0].gate.inexact, 0u);
+  EXPECT_TRUE(same_bits(run(*first), run(*second)));
+}
+
 TEST_F(PackedCacheTest, WithoutADirectoryThereIsNone) {
   cache_.directory.clear();
   EXPECT_NE(open(), nullptr);

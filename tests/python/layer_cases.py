@@ -159,9 +159,10 @@ def build(options: Options, seed: int, **choices) -> Case:
 def options(draw) -> Options:
     activation = draw(st.sampled_from(["swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"]))
     num_experts = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8]))
-    activation_format = draw(st.sampled_from(["nvfp4"] * 4 + ["bf16", "int8_block"]))
-    w4a4 = activation_format == "nvfp4"
-    intermediate_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "fixed", "compat"]))
+    activation_format = draw(st.sampled_from(["nvfp4"] * 4 + ["bf16", "int8_block", "fp8", "fp8"]))
+    has_line_scales = activation_format in ("nvfp4", "fp8")
+    compat = ["compat"] if activation_format == "nvfp4" else []
+    intermediate_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "fixed", *compat]))
     router_weight = draw(st.sampled_from(["after_down", "before_down", "on_input"]))
     return Options(
         num_experts=num_experts,
@@ -172,12 +173,12 @@ def options(draw) -> Options:
         swiglu_limit=None if activation == "swiglu" else draw(st.sampled_from([0.1, 0.5, 1.5, 7.0, 10.0])),
         swiglu_alpha=draw(st.sampled_from([1.702, 1.0, 0.25, 3.0])) if activation == "swiglu_oai" else 1.702,
         activation_format=activation_format,
-        activation_scale=draw(st.sampled_from(["dynamic_token", "dynamic_token", "static", "compat"]))
-        if w4a4
+        activation_scale=draw(st.sampled_from(["dynamic_token", "dynamic_token", "static", *compat]))
+        if has_line_scales
         else "dynamic_token",
-        intermediate_scale=intermediate_scale if w4a4 else "dynamic_token",
+        intermediate_scale=intermediate_scale if has_line_scales else "dynamic_token",
         intermediate_fixed=draw(st.sampled_from([None, 2.0**-11, 2.0**-6, 1.0]))
-        if w4a4 and intermediate_scale == "fixed"
+        if has_line_scales and intermediate_scale == "fixed"
         else None,
         max_router_weight=draw(st.sampled_from([1.0, 2.5])),
         static_headroom=draw(st.sampled_from([1.0, 16.0, 0.25])),

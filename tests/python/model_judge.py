@@ -99,14 +99,18 @@ def linear_outside(module: Nvfp4LinearModule, call: Call, weight: tuple[torch.Te
     if form == "nvfp4":
         lines, scale = oracle.quantize(oracle.Interval(x, x), oracle.LineScales("dynamic_token"))
         x = lines.lo
+    elif form == "fp8":
+        lines, scale = oracle.quantize_fp8(oracle.Interval(x, x), oracle.LineScales("dynamic_token", holds=448.0))
+        x = lines.lo
     elif form == "int8_block":
         x = oracle.quantize_int8(oracle.Interval(x, x)).lo
     else:
         x = oracle.round_to(x, oracle.BF16)
     factor = oracle.CONTRACT.gemm(module.in_features, form)
     dtype = str(call.output.dtype).removeprefix("torch.")
-    alpha = oracle._alpha(scale, weight[2])
-    want = oracle.gemm(oracle.Interval(x, x), oracle.decode(weight, 0), alpha, factor, oracle.FORMATS[dtype])
+    decoded, shift = oracle.decode_fp8(weight, 0) if form == "fp8" else (oracle.decode(weight, 0), 0)
+    alpha = oracle._alpha(scale, weight[2] * 2.0**shift)
+    want = oracle.gemm(oracle.Interval(x, x), decoded, alpha, factor, oracle.FORMATS[dtype])
     got = call.output.reshape(-1, module.out_features).double()
     return ~((got >= want.lo) & (got <= want.hi))
 

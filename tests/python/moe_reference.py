@@ -108,8 +108,9 @@ class Accuracy:
 
 def _exact_gemm(k: int, activation_format: str) -> float:
     # Under bf16 the reference adds in double in its own order, and so does torch in another. Under int8_block the
-    # reference's sum is exact, torch's is not.
-    return 0.0 if activation_format == "nvfp4" else k * 2.0**-52
+    # reference's sum is exact, torch's is not. Products of two E4M3 numbers are whole units of 2^-18 below 2^36: their
+    # sums are exact in both.
+    return 0.0 if activation_format in ("nvfp4", "fp8") else k * 2.0**-52
 
 
 # The activation is computed in double: an exponential of another library, and another order of two operations.
@@ -172,6 +173,13 @@ def decode(matrix: tuple, expert: int) -> torch.Tensor:
     return values * E4M3_VALUES[scales.long()].repeat_interleave(16, -1)
 
 
+def decode_fp8(matrix: tuple, expert: int) -> tuple[torch.Tensor, int]:
+    """(w8 (rows, K), shift) under fp8: w8 = E4M3 of decode() * 2^-shift, and alpha has 2^shift."""
+    largest = float(E4M3_VALUES[torch.as_tensor(matrix[1][expert]).long()].max())
+    shift = int(next_power_of_two(torch.tensor(6 * largest, dtype=F64), 448.0)) if largest > 0 else 0
+    return round_to(decode(matrix, expert) * 2.0**-shift, E4M3), shift
+
+
 def next_power_of_two(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
     """The exponent of the smallest power of two s with x <= times * s; x, times > 0."""
     exponent = torch.frexp(x / times)[1] - 1  # of a power of two at most twice too small, at most twice too large
@@ -184,13 +192,14 @@ class LineScales(NamedTuple):
 
     kind: str  # dynamic_token, power (of two), compat
     scale: float = 0.0
+    holds: float = 2688.0  # the largest value under a scale of 1: 448 under fp8
 
     def candidates(self, amax: Interval) -> Interval:
         """(R, 1): the smallest and the largest scale that the line may have."""
         if self.kind != "dynamic_token":
             return Interval(*[torch.full_like(amax.lo, self.scale)] * 2)
         low, high = (
-            torch.where(a > 0, next_power_of_two(a.clamp(min=2.0**-1000), 2688.0).clamp(min=-126), 0) for a in amax
+            torch.where(a > 0, next_power_of_two(a.clamp(min=2.0**-1000), self.holds).clamp(min=-126), 0) for a in amax
         )
         low = torch.where((amax.lo == 0) & (amax.hi > 0), -126, low)  # a line of zeros has scale 1, of no effect
         return Interval(power_of_two(low), power_of_two(high))
@@ -253,6 +262,22 @@ def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
         most = (2.01 * block_amax.hi / unit.unsqueeze(-1)).expand_as(low)[wide]
         low[wide], high[wide] = -most, most
     return Interval(low.flatten(-2), high.flatten(-2)), unit
+
+
+def quantize_fp8(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
+    """(E4M3 values (R, K), line scale (R, 1)) of finite lines under fp8, in units of the larger scale where a line may
+    have two. Each is tried on both ends of every element; where there are more, a half step on each side of x encloses
+    them: a sixteenth of it, or 2^-10 of the scale."""
+    if len(x.lo) == 0:
+        return x, torch.ones((0, 1), dtype=F64)
+    smallest, unit = scales.candidates(_magnitude(x).map(lambda end: end.amax(-1, keepdim=True)))
+    ends = [round_to(end / s, E4M3) * (s / unit) for s in (smallest, unit) for end in x]
+    low, high = torch.stack(ends).amin(0), torch.stack(ends).amax(0)
+    wide = (unit > 2 * smallest).squeeze(-1)
+    if bool(wide.any()):
+        half = [torch.maximum(end[wide].abs() / unit[wide] / 16, torch.full_like(end[wide], 2.0**-10)) for end in x]
+        low[wide], high[wide] = x.lo[wide] / unit[wide] - half[0], x.hi[wide] / unit[wide] + half[1]
+    return Interval(low, high), unit
 
 
 def quantize_int8(x: Interval) -> Interval:
@@ -350,23 +375,30 @@ def _largest(scale) -> float:
     return float(torch.as_tensor(scale, dtype=torch.float32).max())
 
 
+def line_range(activation_format: str) -> float:
+    """The largest value under a line scale of 1."""
+    return 448.0 if activation_format == "fp8" else 2688.0
+
+
 def hidden_scales(options: Options, input_scale) -> LineScales:
+    holds = line_range(options.activation_format)
     if options.activation_scale == "dynamic_token":
-        return LineScales("dynamic_token")
+        return LineScales("dynamic_token", holds=holds)
     scale = _largest(input_scale[0])
     if options.activation_scale == "compat":
         return LineScales("compat", scale)
-    exponent = next_power_of_two(torch.tensor(scale, dtype=F64))
-    return LineScales("power", float(power_of_two(exponent)) * options.static_headroom)
+    exponent = next_power_of_two(torch.tensor(2688 * scale, dtype=F64), holds)
+    return LineScales("power", float(power_of_two(exponent)) * options.static_headroom, holds)
 
 
 def intermediate_scales(options: Options, input_scale) -> LineScales:
+    holds = line_range(options.activation_format)
     if options.intermediate_scale == "dynamic_token":
-        return LineScales("dynamic_token")
+        return LineScales("dynamic_token", holds=holds)
     if options.intermediate_scale == "compat":
         return LineScales("compat", _largest(input_scale[1]))
     if options.intermediate_fixed is not None:
-        return LineScales("power", options.intermediate_fixed)
+        return LineScales("power", options.intermediate_fixed, holds)
     if options.activation != "swiglu":
         limit = float(torch.tensor(options.swiglu_limit, dtype=torch.float32))
         # |silu| reaches 0.2785 below zero, whatever the limit.
@@ -376,9 +408,10 @@ def intermediate_scales(options: Options, input_scale) -> LineScales:
             bound = max(limit, -SILU_MIN) * limit
         if options.router_weight == "before_down":
             bound *= max(1.0, options.max_router_weight)
-        return LineScales("power", float(power_of_two(next_power_of_two(torch.tensor(bound, dtype=F64), 2688.0))))
-    exponent = next_power_of_two(torch.tensor(_largest(input_scale[1]), dtype=F64))
-    return LineScales("power", 16 * float(power_of_two(exponent)))
+        exponent = next_power_of_two(torch.tensor(bound, dtype=F64), holds)
+        return LineScales("power", float(power_of_two(exponent)), holds)
+    exponent = next_power_of_two(torch.tensor(2688 * _largest(input_scale[1]), dtype=F64), holds)
+    return LineScales("power", 16 * float(power_of_two(exponent)), holds)
 
 
 def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
@@ -389,7 +422,10 @@ def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requa
     """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), row_scale (R, 1)."""
     gate, up, down = (decode(matrix, expert) for matrix in weights)
     scale_of = [float(matrix[2][expert]) for matrix in weights]
-    w4a4, bf16 = (options.activation_format == name for name in ("nvfp4", "bf16"))
+    w4a4, bf16, fp8 = (options.activation_format == name for name in ("nvfp4", "bf16", "fp8"))
+    if fp8:
+        (gate, up, down), shifts = zip(*(decode_fp8(matrix, expert) for matrix in weights), strict=True)
+        scale_of = [scale * 2.0**shift for scale, shift in zip(scale_of, shifts, strict=True)]
     point = Interval(x, x)
     gemm1 = accuracy.gemm(options.hidden_size, options.activation_format)
     if w4a4:
@@ -416,6 +452,8 @@ def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requa
         scale = torch.ones((len(lines.lo), 1), dtype=F64)
         if w4a4:
             lines, scale = quantize(lines, requantize)
+        elif fp8:
+            lines, scale = quantize_fp8(lines, requantize)
         elif not bf16:
             lines = quantize_int8(lines)
         to = BF16 if options.row_format == "bf16" else FP32
@@ -455,6 +493,10 @@ def forward(
     x = torch.where(spoiled.unsqueeze(-1), torch.zeros_like(x), x)
     if options.activation_format == "nvfp4":
         lines, scale = quantize(Interval(x, x), hidden_scales(options, input_scale))
+        x = lines.lo
+        requantize = intermediate_scales(options, input_scale)
+    elif options.activation_format == "fp8":
+        lines, scale = quantize_fp8(Interval(x, x), hidden_scales(options, input_scale))
         x = lines.lo
         requantize = intermediate_scales(options, input_scale)
     else:

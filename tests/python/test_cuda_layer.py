@@ -225,11 +225,12 @@ def test_what_is_not_here_is_named() -> None:
         layer.run(*batch(4))
     with pytest.raises(nv.Unsupported, match="calibrate: expected a layer on cpu"):
         layer.calibrate(*on_gpu(batch(4)))
-    with pytest.raises(nv.Unsupported, match="int8_block"):
-        nv.MoeLayer.from_tensors(config("int8_block"), **weights(), device="cuda:0")
-    with pytest.raises(nv.Unsupported, match="int8_block"):
-        nv.Nvfp4Linear.from_tensors(
-            [part[0] for part in weights()["gate"]], activation_format="int8_block", device="cuda:0"
-        )
+    for name in ("int8_block", "fp8"):
+        with pytest.raises(nv.Unsupported, match=name):
+            nv.MoeLayer.from_tensors(config(name), **weights(), device="cuda:0")
+        with pytest.raises(nv.Unsupported, match=name):
+            nv.Nvfp4Linear.from_tensors(
+                [part[0] for part in weights()["gate"]], activation_format=name, device="cuda:0"
+            )
     chosen = [c["backend"] for c in nv.explain(json.loads(layer.config_json()), device="cuda:0") if c["chosen"]]
     assert chosen == [layer.describe()["backend"]]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def described(case: Case) -> dict:
     """describe()["activation_scale"] as the contract has it: "dynamic_token", the number of all rows, None."""
-    if case.options.activation_format != "nvfp4":
+    if case.options.activation_format not in ("nvfp4", "fp8"):
         how = None if case.options.activation_format == "bf16" else "dynamic_block"
         return {"hidden": how, "intermediate": how}
     scales = {
@@ -152,6 +152,7 @@ PLAIN = dict(
 SHAPE = Options(num_experts=4, top_k=3, hidden_size=96, intermediate_size=64)
 BF16 = dict(activation_format="bf16")
 INT8 = dict(activation_format="int8_block")
+FP8 = dict(activation_format="fp8")
 
 
 def layer(seed: int, choices: dict, **build_choices) -> Case:
@@ -257,6 +258,13 @@ FAULTS = {
     "W4A4 instead of W4A16": (BF16, lambda c: with_options(c, activation_format="nvfp4")),
     "W4A16 instead of W4A8": (INT8, lambda c: with_options(c, **BF16)),
     "W4A8 instead of W4A16": (BF16, lambda c: with_options(c, **INT8)),
+    "W4A16 instead of fp8": (FP8, lambda c: with_options(c, **BF16)),
+    "W4A4 instead of fp8": (FP8, lambda c: with_options(c, activation_format="nvfp4")),
+    "fp8 instead of W4A4": ({}, lambda c: with_options(c, **FP8)),
+    "fp8 static scale of one expert": (
+        dict(activation_scale="static", **FP8),
+        lambda c: c.changed(input_scale=tuple(s * 2**10 for s in c.input_scale)),  # into the subnormal numbers
+    ),
     "rows not rounded": (dict(out="float32"), lambda c: with_options(c, row_format="fp32")),
     "rows rounded": (dict(row_format="fp32"), lambda c: with_options(c, row_format="bf16")),
     "hidden rounded to bf16": (dict(dtype="float32"), lambda c: c.changed(hidden=c.hidden.bfloat16().float())),

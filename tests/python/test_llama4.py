@@ -100,7 +100,7 @@ def test_a_checkpoint_computes_what_transformers_does(checkpoint, twin, backend)
     assert relative_l2(on_output.run(hidden * scores.float(), batch[0], ones), expected) > 10 * limit
 
 
-@pytest.mark.parametrize("activation_format", ["nvfp4", "bf16", "int8_block"])
+@pytest.mark.parametrize("activation_format", ["nvfp4", "bf16", "int8_block", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_product_is_torch_s(dtype, activation_format):
     """hidden * weight.to(hidden.dtype), as vLLM and transformers write it, bit for bit."""

@@ -118,7 +118,7 @@ def test_a_product_or_sum_of_more_than_53_bits_is_rounded_once():
     assert len(set(total.tolist())) == 2  # both neighbours of the tie are reached
 
 
-@pytest.mark.parametrize("times", [1.0, 2688.0])
+@pytest.mark.parametrize("times", [1.0, 448.0, 2688.0])
 def test_the_next_power_of_two(times):
     for exponent in (-120, -7, 0, 5):
         edge = times * 2.0**exponent

@@ -94,7 +94,7 @@ def test_selection_biases_stay_in_float32(checkpoint, kind):
     assert not torch.equal(biases[0][1], biases[0][1].bfloat16().float())
 
 
-@pytest.mark.parametrize("activation_format", ["nvfp4", "bf16", "int8_block"])
+@pytest.mark.parametrize("activation_format", ["nvfp4", "bf16", "int8_block", "fp8"])
 def test_activation_formats_of_experts_and_linears(checkpoint, activation_format):
     _, directory = checkpoint()
     stems = tiny.quantize_linears(directory, "q_proj$", output_format="modelopt")

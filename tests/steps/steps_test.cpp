@@ -125,6 +125,11 @@ class StepPair {
       return;
     }
     ASSERT_EQ(e.row_scale[row], a.row_scale[row]) << what << " " << row;
+    if (format() == ActivationFormat::kFp8) {
+      for (int64_t i = 0; i < k; ++i)
+        ASSERT_EQ(e.fp8[row * k + i], a.fp8[row * k + i]) << what << " " << row << " element " << i;
+      return;
+    }
     for (int64_t i = 0; i < k / 16; ++i)
       ASSERT_EQ(e.block_scales[row * (k / 16) + i], a.block_scales[row * (k / 16) + i])
           << what << " " << row << " block " << i;
@@ -154,9 +159,13 @@ class StepPair {
   };
   struct Weight {
     std::vector<double> values;  // (rows, cols)
-    float tensor_scale = 1;
+    double tensor_scale = 1;     // times 2^shift under fp8
   };
-  static Weight decode(const Nvfp4View& view) {
+  Weight decode(const Nvfp4View& view) const {
+    if (format() == ActivationFormat::kFp8) {
+      test::OracleFp8Weights fp8 = test::oracle_fp8_weights(view);
+      return {std::move(fp8.values), std::ldexp(double{view.tensor_scale}, fp8.shift)};
+    }
     return {test::oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
   }
   Exact exact(const std::vector<double>& x_row, const Weight& weight, int64_t n) const {
@@ -179,6 +188,13 @@ class StepPair {
         values =
             test::oracle_decode(activations.codes + row * (k / 2), activations.block_scales + row * (k / 16), 1, k);
         for (double& value : values) value *= activations.row_scale[row];
+        break;
+      case ActivationFormat::kFp8:
+        for (int64_t i = 0; i < k; ++i) {
+          const uint8_t byte = activations.fp8[row * k + i];
+          const auto magnitude = static_cast<double>(test::oracle_e4m3(byte & 127));
+          values[static_cast<size_t>(i)] = (byte < 128 ? 1 : -1) * magnitude * activations.row_scale[row];
+        }
         break;
       case ActivationFormat::kBf16:
         for (int64_t i = 0; i < k; ++i) values[static_cast<size_t>(i)] = bf16(activations.bf16[row * k + i]);

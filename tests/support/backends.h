@@ -96,6 +96,11 @@ std::string hardware_test_name(const ::testing::TestParamInfo<HardwareParam<T>>&
 std::vector<const Backend*> runnable_backends();
 
 // What `explain` would be told of a GPU of this compute capability (90 for 9.0).
+// Activation formats that no cuda backend takes.
+inline bool is_of_hosts(ActivationFormat format) {
+  return format == ActivationFormat::kInt8Block || format == ActivationFormat::kFp8;
+}
+
 inline DeviceFacts gpu_of(int compute_capability) {
   DeviceFacts facts;
   facts.kind = DeviceKind::kCuda;

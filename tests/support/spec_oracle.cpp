@@ -52,9 +52,12 @@ float power_of_two_above(Real x) {
 
 Scales given_scales(const CaseData& data) {
   const MoeOptions& o = data.spec.options;
+  // An input_scale of 1 stands for 2688; a row scale of 1 holds 2688 under nvfp4 and 448 under fp8.
+  const Real range = o.activation_format == ActivationFormat::kFp8 ? 448 : 2688;
+  const Real of_input_scale = 2688 / range;
   Scales scales;
   if (o.activation_scale == ActivationScale::kStatic)
-    scales.hidden = power_of_two_above(*data.scales.hidden) * o.static_headroom;
+    scales.hidden = power_of_two_above(of_input_scale * *data.scales.hidden) * o.static_headroom;
   if (o.activation_scale == ActivationScale::kCompat) scales.hidden = *data.scales.hidden;
   if (o.intermediate_scale == IntermediateScale::kCompat) scales.intermediate = *data.scales.intermediate;
   if (o.intermediate_scale == IntermediateScale::kFixed) {
@@ -64,9 +67,9 @@ Scales given_scales(const CaseData& data) {
       const Real limit = *o.swiglu_limit;
       Real bound = o.activation == Activation::kSwigluOai ? limit * (limit + 1) : limit * limit;
       if (o.router_weight == RouterWeight::kBeforeDown) bound *= std::max(1.0f, o.max_router_weight);
-      scales.intermediate = power_of_two_above(bound / 2688);
+      scales.intermediate = power_of_two_above(bound / range);
     } else {
-      scales.intermediate = 16 * power_of_two_above(*data.scales.intermediate);
+      scales.intermediate = 16 * power_of_two_above(of_input_scale * *data.scales.intermediate);
     }
   }
   return scales;
@@ -75,10 +78,14 @@ Scales given_scales(const CaseData& data) {
 struct Matrix {
   int64_t rows = 0, cols = 0;
   std::vector<double> values;
-  float tensor_scale = 1;
+  Real scale = 1;  // the tensor scale, times 2^shift under fp8
 };
-Matrix decoded(const Nvfp4View& view) {
-  return {view.rows, view.cols, oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
+Matrix decoded(const Nvfp4View& view, ActivationFormat format) {
+  if (format != ActivationFormat::kFp8)
+    return {view.rows, view.cols, oracle_decode(view.codes, view.block_scales, view.rows, view.cols),
+            view.tensor_scale};
+  OracleFp8Weights fp8 = oracle_fp8_weights(view);
+  return {view.rows, view.cols, std::move(fp8.values), std::ldexp(static_cast<Real>(view.tensor_scale), fp8.shift)};
 }
 
 // alpha * dot, alpha rounded to fp32; under bf16 and int8_block the row has no scale.
@@ -86,7 +93,7 @@ Real product(const OracleRow& x_row, const Matrix& w, int64_t n) {
   Real sum = 0;
   for (int64_t k = 0; k < w.cols; ++k)
     sum += static_cast<Real>(x_row.values[static_cast<size_t>(k)]) * w.values[static_cast<size_t>(n * w.cols + k)];
-  return sum * static_cast<float>(static_cast<Real>(x_row.scale) * static_cast<Real>(w.tensor_scale));
+  return sum * static_cast<float>(static_cast<Real>(x_row.scale) * w.scale);
 }
 
 struct Expert {
@@ -114,6 +121,7 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
       break;
     case ActivationFormat::kBf16: x_row.values = h; break;
     case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(h); break;
+    case ActivationFormat::kFp8: x_row = oracle_quantize_fp8(h, scales.intermediate); break;
   }
   status.intermediate_blocks += x_row.blocks;
   status.intermediate_saturated += x_row.saturated;
@@ -149,6 +157,7 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
       for (double value : x) x_row.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
       break;
     case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(x); break;
+    case ActivationFormat::kFp8: x_row = oracle_quantize_fp8(x, scales.hidden); break;
   }
   status.hidden_blocks += x_row.blocks;
   status.hidden_saturated += x_row.saturated;
@@ -257,6 +266,55 @@ OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat
   return x_row;
 }
 
+OracleRow oracle_quantize_fp8(const std::vector<double>& x, float given) {
+  OracleRow x_row;
+  x_row.values.assign(x.size(), 0.0);
+  Real amax = 0;
+  for (double value : x) {
+    if (!std::isfinite(value)) x_row.nonfinite = true;
+    amax = std::max(amax, static_cast<Real>(std::fabs(value)));
+  }
+  if (x_row.nonfinite) return x_row;
+  x_row.scale = given != 0 ? given : amax == 0 ? 1.0f : power_of_two_above(amax / 448);
+  for (size_t b = 0; b < x.size(); b += 16) {
+    bool saturated = false, zero = true, zero_codes = true;
+    for (size_t i = b; i < b + 16; ++i) {
+      const int byte = nearest(std::fabs(x[i]), x_row.scale, 127, oracle_e4m3);
+      x_row.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * oracle_e4m3(byte));
+      saturated = saturated || std::fabs(x[i]) > 448 * static_cast<Real>(x_row.scale);
+      zero = zero && x[i] == 0;
+      zero_codes = zero_codes && byte == 0;
+    }
+    x_row.blocks += 1;
+    x_row.saturated += saturated;
+    x_row.zeroed += zero_codes && !zero;
+  }
+  return x_row;
+}
+
+OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view) {
+  OracleFp8Weights weights;
+  const int64_t count = view.rows * view.cols;
+  Real largest = 0;
+  for (int64_t i = 0; i < count / 16; ++i) largest = std::max(largest, oracle_e4m3(view.block_scales[i]));
+  // From far above what any matrix needs, downwards for as long as the largest still fits.
+  if (largest > 0)
+    for (weights.shift = 40; std::ldexp(6 * largest, 1 - weights.shift) <= 448;) --weights.shift;
+  // [byte][code], each where it first occurs.
+  std::map<int, double> rounded;
+  for (int64_t i = 0; i < count; ++i) {
+    const int code = view.codes[i / 2] >> (i % 2 * 4) & 15, byte = view.block_scales[i / 16];
+    const Real exact = std::ldexp(oracle_e2m1(code) * oracle_e4m3(byte), -weights.shift);
+    const auto [it, fresh] = rounded.try_emplace(byte * 16 + code);
+    if (fresh)
+      it->second =
+          static_cast<double>((code & 8 ? -1 : 1) * oracle_e4m3(nearest(std::fabs(exact), 1, 127, oracle_e4m3)));
+    weights.values.push_back(it->second);
+    weights.inexact += static_cast<Real>(it->second) != exact;
+  }
+  return weights;
+}
+
 OracleRow oracle_quantize_int8(const std::vector<double>& x) {
   OracleRow x_row;
   x_row.values.assign(x.size(), 0.0);
@@ -282,12 +340,16 @@ OracleRow oracle_quantize_int8(const std::vector<double>& x) {
 
 OracleResult oracle_layer(const CaseData& data) {
   const MoeOptions& o = data.spec.options;
-  const Scales scales = o.activation_format == ActivationFormat::kNvfp4 ? given_scales(data) : Scales{};
+  const bool row_scales =
+      o.activation_format == ActivationFormat::kNvfp4 || o.activation_format == ActivationFormat::kFp8;
+  const Scales scales = row_scales ? given_scales(data) : Scales{};
   std::map<int64_t, Expert> experts;  // by local index, decoded where first needed
   auto expert = [&](int64_t local) -> const Expert& {
     auto [it, fresh] = experts.try_emplace(local);
     const ExpertSource source = data.expert(local);
-    if (fresh) it->second = {decoded(source.gate), decoded(source.up), decoded(source.down)};
+    if (fresh)
+      it->second = {decoded(source.gate, o.activation_format), decoded(source.up, o.activation_format),
+                    decoded(source.down, o.activation_format)};
     return it->second;
   };
   const bool before = o.router_weight == RouterWeight::kBeforeDown,

@@ -37,6 +37,15 @@ struct OracleRow {
 };
 // given: 0 = dynamic_token, else the power of two, or the number of compat.
 OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat);
+// fp8: values are E4M3 numbers; given: 0 = dynamic_token, else the power of two.
+OracleRow oracle_quantize_fp8(const std::vector<double>& x, float given);
+// fp8: the weights of a matrix, and the power of two that alpha has for them.
+struct OracleFp8Weights {
+  int shift = 0;
+  uint64_t inexact = 0;
+  std::vector<double> values;  // (rows, cols)
+};
+OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view);
 // int8_block: values are code * scale, exactly; the row scale is 1.
 OracleRow oracle_quantize_int8(const std::vector<double>& x);
 

@@ -9,7 +9,7 @@ namespace {
 TEST(Producers, TheirCheckpointsVerify) {
   for (const char* name : {"modelopt_qwen3_moe", "compressed_tensors_qwen3_moe"}) {
     for (const ActivationFormat format :
-         {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
+         {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
       VerifyOptions options;
       options.states.tokens = 24;
       options.adjust = [format](MoeOptions& o) { o.activation_format = format; };
@@ -21,6 +21,8 @@ TEST(Producers, TheirCheckpointsVerify) {
         ASSERT_TRUE(layer.packed && layer.run);
         EXPECT_EQ(layer.packed->experts, layer.options.num_experts);
         EXPECT_EQ(layer.options.activation_format, format);
+        ASSERT_EQ(layer.fp8.has_value(), format == ActivationFormat::kFp8);
+        if (layer.fp8) EXPECT_GT(layer.fp8->inexact, layer.fp8->weights / 10);
       }
     }
   }

@@ -68,7 +68,8 @@ class StoredLinear(NamedTuple):
         assert self.tensor_scale is not None
         input_scale = None if self.input_scale is None else self._number(self.input_scale)
         chosen = {"activation_format": "bf16" if input_scale is None else "nvfp4", **options}
-        if chosen.get("activation_scale", "dynamic_token") == "dynamic_token" or chosen["activation_format"] != "nvfp4":
+        scaled = chosen["activation_format"] in ("nvfp4", "fp8")
+        if chosen.get("activation_scale", "dynamic_token") == "dynamic_token" or not scaled:
             input_scale = None
         # From the host: the library packs a linear there, and copies the packed bytes to the device.
         weight = (

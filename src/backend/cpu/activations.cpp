@@ -38,6 +38,17 @@ ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, 
     return result;
   }
 
+  if (format == ActivationFormat::kFp8) {
+    uint8_t* codes = activations.fp8 + out_row * k;
+    if (scale == 0.0f) scale = result.nonfinite ? 1.0f : fp8_token_scale(amax);
+    activations.row_scale[out_row] = scale;
+    if (result.nonfinite)
+      std::memset(codes, 0, static_cast<size_t>(k));
+    else
+      result.counts = kernels.quantize_fp8(x, dtype, k, scale, codes);
+    return result;
+  }
+
   uint8_t* codes = activations.codes + out_row * k / 2;
   uint8_t* block_scales = activations.block_scales + out_row * k / kBlockElems;
   if (result.nonfinite) {
@@ -61,6 +72,8 @@ void write_operands(const Kernels& kernels, const ActivationBuffers& activations
   if (operands.format == ActivationFormat::kInt8Block)
     return kernels.int8_operands(activations.int8_codes + row * k, activations.int8_scales + row * (k / kBlockElems), k,
                                  operands.row(row));
+  if (operands.format == ActivationFormat::kFp8)
+    return kernels.fp8_operands(activations.fp8 + row * k, k, operands.row(row));
   kernels.nvfp4_operands(activations.codes + row * k / 2, activations.block_scales + row * k / kBlockElems, k,
                          operands.row(row));
 }

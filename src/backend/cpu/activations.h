@@ -9,9 +9,9 @@
 
 namespace nvfp4_moe::cpu {
 
-// Quantizes (nvfp4, int8_block) or rounds to bf16 (bf16) row `row` of data (.., k) into activations, and reports in
-// `nonfinite` whether it holds NaN or Inf. For nvfp4 alone, scale: the row's tensor scale, 0 for its own power of two;
-// compat: vLLM's operation order with that scale.
+// Quantizes (nvfp4, int8_block, fp8) or rounds to bf16 (bf16) row `row` of data (.., k) into activations, and reports in
+// `nonfinite` whether it holds NaN or Inf. For nvfp4 and fp8, scale: the row's, 0 for its own power of two; for nvfp4
+// alone, compat: vLLM's operation order with that scale.
 struct ConvertedRow {
   RowCounts counts;
   bool nonfinite = false;

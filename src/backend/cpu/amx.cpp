@@ -1,4 +1,4 @@
-// The instruction set "amx": bf16 tiles for W4A4 and W4A16, 8-bit activations with fp32 scales (W4A8) as avx512bf16.
+// The instruction set "amx": bf16 tiles for W4A4, W4A16 and fp8, int8 activations with fp32 scales as avx512bf16.
 //
 // A tile multiplication takes 16 rows of activations x 16 weight rows x 32 of K in 16 cycles. Weights are decoded with
 // their block scale folded in (bf16_avx512.h) into a ring in L1, from which the tiles read them a few blocks later.
@@ -7,8 +7,8 @@
 // a block are then exact in fp32, in any order, and are added to the accumulator by one rounding, block after block:
 // the bits of the integer kernels. W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added
 // to the accumulator: |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are
-// half as deep as well. A single row goes another way (float_small_batch.h), unless OperandRows::same_bits. The
-// instruction takes subnormal inputs, products and accumulators as 0: an activation below 2^-116 counts as 0.
+// half as deep as well. A single row goes another way (float_small_batch.h), unless OperandRows::same_bits. fp8: as
+// W4A16, any number of rows in tiles. The instruction takes subnormal inputs, products and accumulators as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -142,11 +142,11 @@ struct alignas(64) Ring {
 
 // All rows times kPanels panels, kStepBlocks blocks of K a step. Accumulators stay in tiles from the first block to the
 // last.
-template <int kPanels, int kTiles, int kStepBlocks>
+template <int kPanels, int kTiles, int kStepBlocks, bool kFp8>
 void multiply_panels(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc, int64_t acc_stride) {
   const int64_t blocks = strip.chunks * kBlocksPerChunk;
   Ring ring;
-  Decoder<kPanels> decoder(strip);
+  Decoder<kPanels, kFp8> decoder(strip);
   clear_accumulators<kPanels, kTiles>();
   for (int64_t b = 0; b < std::min(kBlocksAhead, blocks); ++b) decoder.decode_next(ring.block(b, kPanels));
   for (int64_t b = 0; b < blocks; b += kStepBlocks) {
@@ -161,17 +161,20 @@ void multiply_panels(const Strip& strip, const std::byte* rows, int64_t row_byte
 inline Strip panel_of(const Strip& strip, int64_t p) {
   const uint8_t* bytes = strip.bytes + p * strip.chunks * kChunkBytes;
   const uint8_t* next = p + 1 < strip.panels ? bytes + strip.chunks * kChunkBytes : strip.next;
-  return {.bytes = bytes, .panels = 1, .chunks = strip.chunks, .next = next};
+  const int shift = strip.fp8_shift[static_cast<size_t>(p)];
+  return {.bytes = bytes, .panels = 1, .chunks = strip.chunks, .fp8_shift = {shift}, .next = next};
 }
 
 // Up to three tiles of rows take both panels of a strip at once, more take one after the other.
-template <int kTiles, int kStepBlocks>
+template <int kTiles, int kStepBlocks, bool kFp8>
 void multiply_strip(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc) {
   const int64_t acc_stride = strip.panels * kPanelRows;
   if constexpr (2 * kTiles <= kMostAccumulators)
-    if (strip.panels == 2) return multiply_panels<2, kTiles, kStepBlocks>(strip, rows, row_bytes, acc, acc_stride);
+    if (strip.panels == 2)
+      return multiply_panels<2, kTiles, kStepBlocks, kFp8>(strip, rows, row_bytes, acc, acc_stride);
   for (int64_t p = 0; p < strip.panels; ++p)
-    multiply_panels<1, kTiles, kStepBlocks>(panel_of(strip, p), rows, row_bytes, acc + p * kPanelRows, acc_stride);
+    multiply_panels<1, kTiles, kStepBlocks, kFp8>(panel_of(strip, p), rows, row_bytes, acc + p * kPanelRows,
+                                                  acc_stride);
 }
 
 // Tiles of `count` <= kMostRows rows, kStepBlocks blocks of K deep. Where there are more tiles than one all are full.
@@ -185,7 +188,7 @@ inline TileConfig tile_config(int64_t count) {
   return config;
 }
 
-template <int kStepBlocks>
+template <int kStepBlocks, bool kFp8 = false>
 void multiply_tiled(const Strip& strip, const OperandRows& all, float* acc) {
   bf16_tiles_run_on_host();  // without the system's permission, asked for once, ldtilecfg is an illegal instruction
   const int64_t row_bytes = all.count > 1 ? all.rows[1] - all.rows[0] : 0;
@@ -195,10 +198,10 @@ void multiply_tiled(const Strip& strip, const OperandRows& all, float* acc) {
     float* accumulators = acc + first * strip.panels * kPanelRows;
     configure(tile_config<kStepBlocks>(count));
     switch ((count + kTileRows - 1) / kTileRows) {
-      case 1: multiply_strip<1, kStepBlocks>(strip, rows, row_bytes, accumulators); break;
-      case 2: multiply_strip<2, kStepBlocks>(strip, rows, row_bytes, accumulators); break;
-      case 3: multiply_strip<3, kStepBlocks>(strip, rows, row_bytes, accumulators); break;
-      default: multiply_strip<4, kStepBlocks>(strip, rows, row_bytes, accumulators); break;
+      case 1: multiply_strip<1, kStepBlocks, kFp8>(strip, rows, row_bytes, accumulators); break;
+      case 2: multiply_strip<2, kStepBlocks, kFp8>(strip, rows, row_bytes, accumulators); break;
+      case 3: multiply_strip<3, kStepBlocks, kFp8>(strip, rows, row_bytes, accumulators); break;
+      default: multiply_strip<4, kStepBlocks, kFp8>(strip, rows, row_bytes, accumulators); break;
     }
     release();
   }
@@ -241,6 +244,10 @@ void multiply_bf16(const Strip& strip, const OperandRows& rows, float* acc) {
   if (rows.count == 1 && !rows.same_bits) return multiply_bf16_row(strip, rows.rows[0], acc);
   multiply_tiled<2>(strip, rows, acc);
 }
+void multiply_fp8(const Strip& strip, const OperandRows& rows, float* acc) {
+  if (rows.k < kChunkK) return multiply_tiled<1, true>(strip, rows, acc);
+  multiply_tiled<2, true>(strip, rows, acc);
+}
 
 }  // namespace
 }  // namespace nvfp4_moe::cpu
@@ -261,14 +268,17 @@ const Kernels kAmxKernels{
     .nvfp4 = {"amx_bf16_half_tiles", kNvfp4ChunkBytes, kTileRows, multiply_nvfp4},
     .int8_block = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
     .bf16 = {"amx_bf16_tiles", kBf16ChunkBytes, kTileRows, multiply_bf16},
+    .fp8 = {"amx_e4m3_as_bf16_tiles", kBf16ChunkBytes, kTileRows, multiply_fp8},
     .nvfp4_operands = tile_nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = bf16_operands,
+    .fp8_operands = bf16_operands_of_fp8,
     .swiglu = swiglu_rows,
     .round = round_rows,
     .amax = row_amax,
     .quantize = quantize_row,
     .quantize_int8 = quantize_row_int8,
+    .quantize_fp8 = quantize_row_fp8,
     .to_bf16 = row_to_bf16,
     .weigh = weigh_row,
     .combine = combine_tokens,

@@ -1,11 +1,12 @@
-// The instruction set "avx512bf16": vdpbf16ps for W4A16; 8-bit activations as avx512vnni.
+// The instruction set "avx512bf16": vdpbf16ps for W4A16 and fp8; other 8-bit activations as avx512vnni.
 //
 // A lane is a row of the panel and takes two bf16 products at a time. Weights are decoded with their block scale folded
 // in, which bf16 holds exactly: four instructions for 32 of them, all on 16-bit integers. In a 32-bit lane the codes of
 // k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so the rows' elements are stored in it.
 // Order of additions: within a slice of float_slice(K) elements the 8-halves of the blocks go to two chains; then the
 // chains are added, then the slices: the same for any number of rows. Up to eight rows may instead leave the scale
-// outside, block by block, which reads weights twice as fast (unless OperandRows::same_bits).
+// outside, block by block, which reads weights twice as fast (unless OperandRows::same_bits; not under fp8, whose weights
+// are rounded with their scale).
 // The instruction takes subnormal inputs, products and results as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -100,13 +101,13 @@ void multiply_slice(const Slice& slice, const std::byte* const* rows, int64_t fi
   }
   tile.add_to(acc);
 }
-template <int kPanels>
+template <int kPanels, bool kFp8 = false>
 void multiply_slices(const Strip& strip, const std::byte* const* rows, int64_t count, int64_t k, float* acc) {
   const int64_t blocks = k / kBlockElems, step = float_slice(k) / kBlockElems;
   constexpr int64_t kAccStride = kPanels * kPanelRows;
   std::fill(acc, acc + count * kAccStride, 0.0f);
   Slice slice;
-  Decoder<kPanels> decoder(strip);
+  Decoder<kPanels, kFp8> decoder(strip);
   for (int64_t first = 0; first < blocks; first += step) {
     const int64_t count_blocks = std::min(step, blocks - first);
     for (int64_t b = 0; b < count_blocks; ++b) decoder.decode_next(slice.weights + b * kBlockPairs * kPanels);
@@ -193,6 +194,10 @@ void multiply_bf16(const Strip& strip, const OperandRows& rows, float* acc) {
   if (strip.panels == 1) return multiply<1>(strip, rows, acc);
   multiply<2>(strip, rows, acc);
 }
+void multiply_fp8(const Strip& strip, const OperandRows& rows, float* acc) {
+  if (strip.panels == 1) return multiply_slices<1, true>(strip, rows.rows, rows.count, rows.k, acc);
+  multiply_slices<2, true>(strip, rows.rows, rows.count, rows.k, acc);
+}
 
 }  // namespace
 }  // namespace nvfp4_moe::cpu
@@ -216,14 +221,17 @@ const Kernels kAvx512Bf16Kernels{
     .nvfp4 = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
     .int8_block = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
     .bf16 = {"avx512bf16_bf16", kBf16ChunkBytes, 1, multiply_bf16},
+    .fp8 = {"avx512bf16_e4m3", kBf16ChunkBytes, 1, multiply_fp8},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = bf16_operands,
+    .fp8_operands = bf16_operands_of_fp8,
     .swiglu = swiglu_rows,
     .round = round_rows,
     .amax = row_amax,
     .quantize = quantize_row,
     .quantize_int8 = quantize_row_int8,
+    .quantize_fp8 = quantize_row_fp8,
     .to_bf16 = row_to_bf16,
     .weigh = weigh_row,
     .combine = combine_tokens,

@@ -17,6 +17,15 @@ void bf16_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
   }
   std::fill(values + k, values + chunks_of(k) * kChunkK, uint16_t{0});
 }
+// The same of E4M3 bytes, which bf16 holds exactly.
+void bf16_operands_of_fp8(const uint8_t* codes, int64_t k, std::byte* out) {
+  alignas(64) uint16_t chunk[kChunkK];
+  for (int64_t i = 0; i < k; i += kChunkK) {
+    const int64_t count = std::min(kChunkK, k - i);
+    for (int64_t j = 0; j < count; j += kLanes) store_u16(chunk + j, shift_right<16>(bits(fp8_values(codes + i + j))));
+    bf16_operands(chunk, count, out + i * static_cast<int64_t>(sizeof(uint16_t)));
+  }
+}
 
 // ---- decoding: bits(e2m1 * s) = base - (table[code] & mask), saturating at 0
 //
@@ -48,6 +57,14 @@ struct ScaleTables {
 };
 constexpr ScaleTables kScaleTables;
 
+// fp8: bits(c) - bits(s), c = 1.5 s rounded to four significant bits, ties to even: with it the same look-up gives every
+// weight rounded to E4M3, as long as none is subnormal there: codes of significand 1 are powers of two times s.
+alignas(64) constexpr uint16_t kRoundedStep[32] = {64, 80, 80, 80, 80, 80, 64, 64, 64, 80, 80, 80, 80, 80, 64, 64,
+                                                   64, 80, 80, 80, 80, 80, 64, 64, 64, 80, 80, 80, 80, 80, 64, 64};
+// The least block scale byte of a matrix under which every weight is normal in E4M3, 0.5 s >= 2^(shift - 6); of normal
+// scales, which is what the look-up takes.
+constexpr uint8_t least_fast_scale(int shift) { return static_cast<uint8_t>(shift < -1 ? 8 : (shift + 2) * 8); }
+
 // Byte r of 16, as a word, twice: byte 63 of the 16 is 0.
 alignas(64) constexpr uint8_t kTwice[64] = {0,  63, 0,  63, 1,  63, 1,  63, 2,  63, 2,  63, 3,  63, 3,  63,
                                             4,  63, 4,  63, 5,  63, 5,  63, 6,  63, 6,  63, 7,  63, 7,  63,
@@ -63,9 +80,9 @@ struct DecodeConstants {
   __m512i take_away, step, bits, exponents, twice;
   __m512i sixteenth;  // the high half of a product with it: a shift by 4, for which there are two ports and not one
 
-  DecodeConstants()
+  explicit DecodeConstants(bool fp8)
       : take_away(keep(_mm512_load_si512(kTakeAway))),
-        step(keep(_mm512_load_si512(kScaleTables.step))),
+        step(keep(_mm512_load_si512(fp8 ? kRoundedStep : kScaleTables.step))),
         bits(keep(_mm512_set1_epi16(static_cast<int16_t>(kScaleBits + kTopBits)))),
         exponents(keep(_mm512_set1_epi16(static_cast<int16_t>(0xFF80)))),
         twice(keep(_mm512_load_si512(kTwice))),
@@ -108,14 +125,30 @@ inline void decode_block(const uint8_t* chunk, int64_t in_chunk, const DecodeCon
   }
 }
 
-// Decodes a strip's blocks in their order, all panels of a block at a time: (pairs, panels) vectors.
+// The same under fp8 for any scales, by arithmetic in fp32.
 template <int kPanels>
+inline void decode_block_rounded(const uint8_t* chunk, int64_t in_chunk, int shift, __m512bh* out) {
+  const F scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + in_chunk * kPanelRows));
+  const I least = least_normal(shift);
+  const auto weight = [&](I code) { return bits(round_to_e4m3(e2m1(code) * scale, least)); };
+  for (int half = 0; half < 2; ++half) {
+    I codes = load_lanes(chunk + in_chunk * kBlockCodesBytes + half * 64);
+    for (int pair = 0; pair < 4; ++pair, out += kPanels, codes = shift_right<4>(codes)) {
+      const I low = shift_right<16>(weight(codes)), high = weight(shift_right<16>(codes));
+      *out = (__m512bh)((high & splat(static_cast<int32_t>(0xFFFF0000))) | low).v;
+    }
+  }
+}
+
+// Decodes a strip's blocks in their order, all panels of a block at a time: (pairs, panels) vectors.
+template <int kPanels, bool kFp8 = false>
 struct Decoder {
   const Strip& strip;
-  const DecodeConstants constants;
+  const DecodeConstants constants{kFp8};
   const uint8_t* chunk[kPanels];
-  bool small[kPanels];  // the chunk has scales that are 0 or subnormal
-  int64_t next = 0;     // block
+  bool
+      small[kPanels];  // the chunk has scales that the look-up does not take: 0 and subnormal ones, and under fp8 small
+  int64_t next = 0;    // block
 
   explicit Decoder(const Strip& all) : strip(all) {}
 
@@ -123,15 +156,20 @@ struct Decoder {
     const int64_t c = next / kBlocksPerChunk, in_chunk = next % kBlocksPerChunk;
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
+      const int shift = strip.fp8_shift[static_cast<size_t>(p)];
       if (in_chunk == 0) {
         prefetch_ahead(strip, p, c);
         chunk[p] = strip.bytes + (p * strip.chunks + c) * kChunkBytes;
-        small[p] = _mm512_cmplt_epu8_mask(_mm512_loadu_si512(chunk[p] + kChunkScalesOffset), _mm512_set1_epi8(8)) != 0;
+        const uint8_t least = kFp8 ? least_fast_scale(shift) : 8;
+        small[p] = _mm512_cmplt_epu8_mask(_mm512_loadu_si512(chunk[p] + kChunkScalesOffset),
+                                          _mm512_set1_epi8(static_cast<char>(least))) != 0;
       }
-      if (small[p])
-        decode_block<kPanels, true>(chunk[p], in_chunk, constants, out + p);
-      else
+      if (!small[p])
         decode_block<kPanels, false>(chunk[p], in_chunk, constants, out + p);
+      else if constexpr (kFp8)
+        decode_block_rounded<kPanels>(chunk[p], in_chunk, shift, out + p);
+      else
+        decode_block<kPanels, true>(chunk[p], in_chunk, constants, out + p);
     }
     ++next;
   }

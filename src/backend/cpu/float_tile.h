@@ -1,11 +1,12 @@
-// W4A16 with fp32 multiply-adds: a slice of a panel decoded to floats, the block scales folded in, times tiles of
-// rows.
+// W4A16 and fp8 with fp32 multiply-adds: a slice of a panel decoded to floats, the block scales folded in, times tiles
+// of rows.
 //
 // Included like rows.h, behind it and float_small_batch.h. e2m1 * e4m3 * bf16 has 14 significant bits: the products are
 // exact, and only the additions round. Within a slice of float_slice(K) elements the 8-halves of the blocks are added
 // in two chains, then the chains, then the slices; so |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24
 // sum|p|, inside the contract's bound for every K, and independent of the rows beside it. A small batch takes another
-// order (float_small_batch.h) unless OperandRows::same_bits.
+// order (float_small_batch.h) unless OperandRows::same_bits. fp8: weights are rounded to E4M3 with their scale where they
+// are decoded, a product has 8 significant bits, and any number of rows takes this order.
 
 constexpr int64_t kFloatChunkBytes = kChunkK * static_cast<int64_t>(sizeof(float));
 
@@ -16,28 +17,41 @@ void fp32_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
   std::fill(values + k, values + chunks_of(k) * kChunkK, 0.0f);
 }
 
+// The same of E4M3 bytes.
+void fp32_operands_of_fp8(const uint8_t* codes, int64_t k, std::byte* out) {
+  float* values = reinterpret_cast<float*>(out);
+  for (int64_t i = 0; i < k; i += kLanes) store(values + i, fp8_values(codes + i));
+  std::fill(values + k, values + chunks_of(k) * kChunkK, 0.0f);
+}
+
 // 16 rows x slice floats, in L1 beside the rows' operands.
 struct alignas(64) FloatSlice {
   float weights[kMostSlice][kPanelRows];
 };
 
-// Blocks [first, end) of a panel.
-void decode_slice(const uint8_t* panel, int64_t first, int64_t end, FloatSlice& slice) {
+// Blocks [first, end) of a panel; fp8_shift: of its matrix, under fp8 alone.
+template <bool kFp8>
+void decode_slice(const uint8_t* panel, int64_t first, int64_t end, int fp8_shift, FloatSlice& slice) {
+  const I least = least_normal(fp8_shift);
   float* out = slice.weights[0];
   for (int64_t b = first; b < end; ++b, out += kBlockElems * kPanelRows) {
     const uint8_t* chunk = panel + b / kBlocksPerChunk * kChunkBytes;
     const F scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows));
+    const auto weight = [&](I code) {
+      const F exact = e2m1(code) * scale;
+      return kFp8 ? round_to_e4m3(exact, least) : exact;
+    };
     for (int half = 0; half < 2; ++half) {
       const I codes = load_lanes(chunk + b % kBlocksPerChunk * kBlockCodesBytes + half * 64);
       float* vec8 = out + half * 8 * kPanelRows;  // nibble n of a lane is k = n / 2 + 4 (n % 2)
-      store(vec8 + 0 * kPanelRows, e2m1(codes) * scale);
-      store(vec8 + 4 * kPanelRows, e2m1(shift_right<4>(codes)) * scale);
-      store(vec8 + 1 * kPanelRows, e2m1(shift_right<8>(codes)) * scale);
-      store(vec8 + 5 * kPanelRows, e2m1(shift_right<12>(codes)) * scale);
-      store(vec8 + 2 * kPanelRows, e2m1(shift_right<16>(codes)) * scale);
-      store(vec8 + 6 * kPanelRows, e2m1(shift_right<20>(codes)) * scale);
-      store(vec8 + 3 * kPanelRows, e2m1(shift_right<24>(codes)) * scale);
-      store(vec8 + 7 * kPanelRows, e2m1(shift_right<28>(codes)) * scale);
+      store(vec8 + 0 * kPanelRows, weight(codes));
+      store(vec8 + 4 * kPanelRows, weight(shift_right<4>(codes)));
+      store(vec8 + 1 * kPanelRows, weight(shift_right<8>(codes)));
+      store(vec8 + 5 * kPanelRows, weight(shift_right<12>(codes)));
+      store(vec8 + 2 * kPanelRows, weight(shift_right<16>(codes)));
+      store(vec8 + 6 * kPanelRows, weight(shift_right<20>(codes)));
+      store(vec8 + 3 * kPanelRows, weight(shift_right<24>(codes)));
+      store(vec8 + 7 * kPanelRows, weight(shift_right<28>(codes)));
     }
   }
 }
@@ -69,9 +83,10 @@ void float_tile(const FloatSlice& slice, const std::byte* const* rows, int64_t b
     store(acc + i * acc_stride, load(acc + i * acc_stride) + (chain[0][i] + chain[1][i]));
 }
 
-void multiply_fp32(const Strip& strip, const OperandRows& all, float* acc) {
+template <bool kFp8>
+void multiply_floats(const Strip& strip, const OperandRows& all, float* acc) {
   const std::byte* const* rows = all.rows;
-  if (all.count <= kFloatSmallBatchRows && !all.same_bits && all.k >= kChunkK) {
+  if (!kFp8 && all.count <= kFloatSmallBatchRows && !all.same_bits && all.k >= kChunkK) {
     const float* x[kFloatSmallBatchRows];
     for (int64_t i = 0; i < all.count; ++i) x[i] = reinterpret_cast<const float*>(rows[i]);
     return multiply_floats_small_batch(strip, 0, strip.chunks, x, all.count, acc);
@@ -84,7 +99,8 @@ void multiply_fp32(const Strip& strip, const OperandRows& all, float* acc) {
     for (int64_t first = 0; first < blocks; first += step) {
       const int64_t end = std::min(first + step, blocks), begin = first * kBlockElems,
                     elems = (end - first) * kBlockElems;
-      decode_slice(strip.bytes + p * strip.chunks * kChunkBytes, first, end, slice);
+      decode_slice<kFp8>(strip.bytes + p * strip.chunks * kChunkBytes, first, end,
+                         strip.fp8_shift[static_cast<size_t>(p)], slice);
       int64_t i = 0;
       for (; i + kFloatTileRows <= count; i += kFloatTileRows)
         float_tile<kFloatTileRows>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
@@ -93,3 +109,8 @@ void multiply_fp32(const Strip& strip, const OperandRows& all, float* acc) {
     }
   }
 }
+
+void multiply_fp32(const Strip& strip, const OperandRows& rows, float* acc) {
+  multiply_floats<false>(strip, rows, acc);
+}
+void multiply_fp8(const Strip& strip, const OperandRows& rows, float* acc) { multiply_floats<true>(strip, rows, acc); }

@@ -4,10 +4,25 @@
 
 namespace nvfp4_moe::cpu {
 
-float row_alpha(const ActivationBuffers& activations, int64_t row, float tensor_scale) {
+namespace {
+
+// acc times 2^-shift of each panel: exact, since no product lies below 2^-18 times 2^shift, far from fp32's end.
+void take_shifts_back(const Strip& strip, int64_t rows, float* acc) {
+  for (int64_t p = 0; p < strip.panels; ++p) {
+    const int shift = strip.fp8_shift[static_cast<size_t>(p)];
+    if (shift == 0) continue;
+    const float factor = std::ldexp(1.0f, -shift);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t r = 0; r < kPanelRows; ++r) acc[(i * strip.panels + p) * kPanelRows + r] *= factor;
+  }
+}
+
+}  // namespace
+
+float row_alpha(const ActivationBuffers& activations, int64_t row, double matrix_scale) {
   if (activations.nonfinite[row] != 0) return std::numeric_limits<float>::quiet_NaN();
-  if (activations.row_scale == nullptr) return tensor_scale;
-  return static_cast<float>(static_cast<double>(activations.row_scale[row]) * static_cast<double>(tensor_scale));
+  if (activations.row_scale == nullptr) return static_cast<float>(matrix_scale);
+  return static_cast<float>(static_cast<double>(activations.row_scale[row]) * matrix_scale);
 }
 
 void prefetch_rows(const RowBlock& block, const Operands& operands) {
@@ -21,6 +36,7 @@ void multiply(const Kernels& kernels, const Operands& operands, const Strip& str
   kernels.multiplication(operands.format)
       .multiply(strip, {.rows = block.rows, .count = block.count, .k = operands.k, .same_bits = operands.same_bits},
                 block.acc);
+  if (operands.format == ActivationFormat::kFp8) take_shifts_back(strip, block.count, block.acc);
 }
 
 void round_block(const Kernels& kernels, const RowBlock& block, int64_t panels, void* out, DType dtype,

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 
@@ -27,8 +29,12 @@ struct RowBlock {
   alignas(64) float acc[kBlockRows * kStripRows];  // (count, panels * 16)
 };
 
+// The tensor scale of a matrix, times 2^shift under fp8.
+inline double matrix_scale(float tensor_scale, const Fp8Weights& fp8) {
+  return std::ldexp(static_cast<double>(tensor_scale), fp8.shift);
+}
 // alpha of a row: rounded once; NaN, which marks the row's results, where it is nonfinite.
-float row_alpha(const ActivationBuffers& activations, int64_t row, float tensor_scale);
+float row_alpha(const ActivationBuffers& activations, int64_t row, double matrix_scale);
 
 // The least range of strips: several strips share the cost of bringing the rows into L2.
 constexpr int64_t least_strips(int64_t rows) { return rows > 32 ? 4 : 1; }
@@ -42,12 +48,18 @@ void multiply(const Kernels& kernels, const Operands& operands, const Strip& str
 void round_block(const Kernels& kernels, const RowBlock& block, int64_t panels, void* out, DType dtype,
                  int64_t channels, int64_t row, int64_t channel);
 
-// Strips [first_strip, end_strip) of a matrix of `panels` panels, times `rows` rows of activations. prepare(block)
-// fills rows, alpha and weight for block.first and count; epilogue(block, strip_index, panels_of_strip) takes acc.
+// What strips are cut from: panels one behind the other, and fp8_shift of the panels of each strip.
+struct PanelMatrix {
+  const uint8_t* bytes = nullptr;
+  int64_t panels = 0;
+  std::array<int, kStripPanels> fp8_shift{};
+};
+
+// Strips [first_strip, end_strip) of a matrix, times `rows` rows of activations. prepare(block) fills rows, alpha and
+// weight for block.first and count; epilogue(block, strip_index, panels_of_strip) takes acc.
 template <class Prepare, class Epilogue>
-void multiply_strips(const Kernels& kernels, const Operands& operands, const uint8_t* matrix, int64_t panels,
-                     int64_t first_strip, int64_t end_strip, int64_t rows, const Prepare& prepare,
-                     const Epilogue& epilogue) {
+void multiply_strips(const Kernels& kernels, const Operands& operands, const PanelMatrix& matrix, int64_t first_strip,
+                     int64_t end_strip, int64_t rows, const Prepare& prepare, const Epilogue& epilogue) {
   const int64_t chunks = chunks_of(operands.k), strip_bytes = kStripPanels * chunks * kChunkBytes;
   RowBlock block;
   for (block.first = 0; block.first < rows; block.first += kBlockRows) {
@@ -55,12 +67,14 @@ void multiply_strips(const Kernels& kernels, const Operands& operands, const uin
     prepare(block);
     prefetch_rows(block, operands);
     for (int64_t s = first_strip; s < end_strip; ++s) {
-      Strip strip{.bytes = matrix + s * strip_bytes,
-                  .panels = std::min(kStripPanels, panels - s * kStripPanels),
+      Strip strip{.bytes = matrix.bytes + s * strip_bytes,
+                  .panels = std::min(kStripPanels, matrix.panels - s * kStripPanels),
                   .chunks = chunks,
+                  .fp8_shift = matrix.fp8_shift,
                   .next = nullptr};
       // Within the matrix, also where its last strip is a single panel.
-      strip.next = s + 1 < end_strip && (s + 2) * kStripPanels <= panels ? strip.bytes + strip_bytes : strip.bytes;
+      strip.next =
+          s + 1 < end_strip && (s + 2) * kStripPanels <= matrix.panels ? strip.bytes + strip_bytes : strip.bytes;
       multiply(kernels, operands, strip, block);
       epilogue(block, s, strip.panels);
     }

@@ -14,13 +14,17 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
   const bool by_row = scratch.by_row(part);
   for_each_strip(step, part, strips, scratch.active_experts, [&](int64_t expert, int64_t begin, int64_t end) {
     const TensorScales& scales = expert_scales(step.weights, part, expert);
+    const Fp8ExpertWeights fp8 = expert_fp8(step.weights, part, expert);
+    const double gate_scale = matrix_scale(scales.gate, fp8.gate), up_scale = matrix_scale(scales.up, fp8.up);
+    const PanelMatrix matrix{
+        expert_bytes(step.weights, part, expert), kStripPanels * strips, {fp8.gate.shift, fp8.up.shift}};
     const int64_t first_row = part.row_offsets[expert];
     const auto prepare = [&](RowBlock& block) {
       for (int64_t i = 0; i < block.count; ++i) {
         const int64_t row = first_row + block.first + i, token = token_of_row(part, row, options.top_k);
         block.rows[i] = operands.row(by_row ? row : token);
-        block.alpha[0][i] = row_alpha(part.hidden, token, scales.gate);
-        block.alpha[1][i] = row_alpha(part.hidden, token, scales.up);
+        block.alpha[0][i] = row_alpha(part.hidden, token, gate_scale);
+        block.alpha[1][i] = row_alpha(part.hidden, token, up_scale);
         if (weighted) block.weight[i] = step.batch.topk_weights[part.assignment_of_row[row]];
       }
     };
@@ -34,8 +38,7 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
                                .out = part.intermediate.bf16 + row * part.intermediate_size + strip * kPanelRows,
                                .stride = part.intermediate_size});
     };
-    multiply_strips(kernels, operands, expert_bytes(step.weights, part, expert), kStripPanels * strips, begin, end,
-                    part.row_offsets[expert + 1] - first_row, prepare, epilogue);
+    multiply_strips(kernels, operands, matrix, begin, end, part.row_offsets[expert + 1] - first_row, prepare, epilogue);
   });
 }
 

@@ -12,21 +12,24 @@ void multiply_down(const StepContext& step, const PartBuffers& part, const Kerne
   const Operands& operands = scratch.intermediate(part);
   for_each_strip(step, part, strips_of(panels), scratch.active_experts,
                  [&](int64_t expert, int64_t begin, int64_t end) {
-                   const float tensor_scale = expert_scales(step.weights, part, expert).down;
+                   const Fp8Weights fp8 = expert_fp8(step.weights, part, expert).down;
+                   const double scale = matrix_scale(expert_scales(step.weights, part, expert).down, fp8);
+                   const PanelMatrix matrix{
+                       expert_bytes(step.weights, part, expert) + layout.down(0), panels, {fp8.shift, fp8.shift}};
                    const int64_t first_row = part.row_offsets[expert];
                    const auto prepare = [&](RowBlock& block) {
                      for (int64_t i = 0; i < block.count; ++i) {
                        const int64_t row = first_row + block.first + i;
                        block.rows[i] = operands.row(row);
-                       block.alpha[0][i] = row_alpha(part.intermediate, row, tensor_scale);
+                       block.alpha[0][i] = row_alpha(part.intermediate, row, scale);
                      }
                    };
                    const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t strip_panels) {
                      round_block(kernels, block, strip_panels, part.rows_out, row_dtype, hidden,
                                  first_row + block.first, strip * kStripRows);
                    };
-                   multiply_strips(kernels, operands, expert_bytes(step.weights, part, expert) + layout.down(0), panels,
-                                   begin, end, part.row_offsets[expert + 1] - first_row, prepare, epilogue);
+                   multiply_strips(kernels, operands, matrix, begin, end, part.row_offsets[expert + 1] - first_row,
+                                   prepare, epilogue);
                  });
 }
 

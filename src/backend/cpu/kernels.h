@@ -2,9 +2,10 @@
 //
 // The table is chosen once, by CPUID (kernels.cpp lists them, best first); a backend named "cpu:NAME" forces one. Every
 // table reads the same packed panels (panel.h) and the same activation operands (below), and gives the same bits for
-// activation formats of 8 bits (docs/cpu.md, "Order of accumulation"). A table's own code lies in one file, NAME.cpp.
+// nvfp4 and int8_block (docs/cpu.md, "Order of accumulation"). A table's own code lies in one file, NAME.cpp.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -31,7 +32,7 @@ inline constexpr float kInt8OperandFactor = 128.0f;  // 2^8 / 2
 
 inline const Int8Block* int8_blocks(const std::byte* row) { return reinterpret_cast<const Int8Block*>(row); }
 
-// Products of W4A16 that are added in one go, a multiple of 16: long enough to pay for the decoding, short enough for
+// Products of W4A16 and of fp8 that are added in one go, a multiple of 16: long enough to pay for the decoding, short enough for
 // the contract's bound (float_tile.h) and for the first level of cache.
 inline constexpr int64_t kMostSlice = 512;
 constexpr int64_t float_slice(int64_t k) {
@@ -46,6 +47,9 @@ struct Strip {
   const uint8_t* bytes = nullptr;  // (panels, chunks, 576)
   int64_t panels = 0;
   int64_t chunks = 0;
+  // fp8: of each panel's matrix. Kernels multiply w8 * 2^shift, which needs no multiplication to be decoded; multiply()
+  // of gemm.h takes the power of two back. The shift says where w8 becomes subnormal (core/fp8.h).
+  std::array<int, kStripPanels> fp8_shift{};
   const uint8_t* next = nullptr;  // what this thread reads after this strip, to be prefetched; bytes where nothing
 };
 
@@ -114,14 +118,21 @@ struct Kernels {
   const char* requires_text;  // what the host must have, for messages
   bool (*runs_on_host)();
 
-  Multiplication nvfp4, int8_block, bf16;
+  Multiplication nvfp4, int8_block, bf16, fp8;
   const Multiplication& multiplication(ActivationFormat format) const {
-    return format == ActivationFormat::kBf16 ? bf16 : format == ActivationFormat::kNvfp4 ? nvfp4 : int8_block;
+    switch (format) {
+      case ActivationFormat::kNvfp4: return nvfp4;
+      case ActivationFormat::kInt8Block: return int8_block;
+      case ActivationFormat::kFp8: return fp8;
+      case ActivationFormat::kBf16: break;
+    }
+    return bf16;
   }
   // One row of operands: chunks_of(k) times the chunk_bytes of its multiplication.
   void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out);
   void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, std::byte* out);
   void (*bf16_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
+  void (*fp8_operands)(const uint8_t* codes, int64_t k, std::byte* out);
 
   void (*swiglu)(const MoeOptions& options, const SwigluRows& rows);
   void (*round)(const RoundRows& rows);
@@ -130,6 +141,8 @@ struct Kernels {
   RowCounts (*quantize)(const QuantizeRow& row);  // the row is finite, amax is the row's
   // int8_block, of a finite row: codes (k), scales (k/16).
   RowCounts (*quantize_int8)(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales);
+  // fp8, of a finite row: codes (k) under the row's scale, a power of two.
+  RowCounts (*quantize_fp8)(const void* x, DType dtype, int64_t k, float scale, uint8_t* codes);
   void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
   // out (k) of dtype: x times a weight that dtype holds.
   void (*weigh)(const void* x, DType dtype, int64_t k, float weight, void* out);

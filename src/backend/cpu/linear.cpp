@@ -26,6 +26,9 @@ struct LinearScratch {
     } else if (weights.activation_format == ActivationFormat::kInt8Block) {
       input.int8_codes = arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);        // (T, K)
       input.int8_scales = arena.take<float>("x", ".int8_scales", tokens * weights.cols / 16);  // (T, K/16)
+    } else if (weights.activation_format == ActivationFormat::kFp8) {
+      input.fp8 = arena.take<uint8_t>("x", ".fp8", tokens * weights.cols);  // (T, K)
+      input.row_scale = arena.take<float>("x", ".row_scale", tokens);       // (T)
     } else {
       input.bf16 = arena.take<uint16_t>("x", ".bf16", tokens * weights.cols);  // (T, K)
     }
@@ -40,6 +43,7 @@ size_t linear_bytes(int64_t rows, int64_t cols) { return static_cast<size_t>(pan
 Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
   uint8_t* bytes = reinterpret_cast<uint8_t*>(weights.bytes.data());
   for (int64_t p = 0; p < panels_of(source.rows); ++p) pack_panel(source, p, bytes + p * panel_bytes(source.cols));
+  if (weights.activation_format == ActivationFormat::kFp8) weights.fp8 = measure_fp8_weights(source);
   return {};
 }
 
@@ -64,20 +68,22 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   };
   context.executor->parallel_for(batch.tokens, 8, std::ref(convert));  // by reference: nothing is allocated
 
-  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(weights.bytes.data());
-  const int64_t panels = panels_of(weights.rows);
-  for_ranges(*context.executor, strips_of(panels), least_strips(batch.tokens), [&](int64_t begin, int64_t end) {
+  const double weight_scale = matrix_scale(weights.tensor_scale, weights.fp8);
+  const PanelMatrix matrix{reinterpret_cast<const uint8_t*>(weights.bytes.data()),
+                           panels_of(weights.rows),
+                           {weights.fp8.shift, weights.fp8.shift}};
+  for_ranges(*context.executor, strips_of(matrix.panels), least_strips(batch.tokens), [&](int64_t begin, int64_t end) {
     const auto prepare = [&](RowBlock& block) {
       for (int64_t i = 0; i < block.count; ++i) {
         block.rows[i] = scratch.operands.row(block.first + i);
-        block.alpha[0][i] = row_alpha(scratch.input, block.first + i, weights.tensor_scale);
+        block.alpha[0][i] = row_alpha(scratch.input, block.first + i, weight_scale);
       }
     };
     const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t strip_panels) {
       round_block(kernels, block, strip_panels, batch.out, batch.out_dtype, weights.rows, block.first,
                   strip * kStripRows);
     };
-    multiply_strips(kernels, scratch.operands, bytes, panels, begin, end, batch.tokens, prepare, epilogue);
+    multiply_strips(kernels, scratch.operands, matrix, begin, end, batch.tokens, prepare, epilogue);
   });
   return {};
 }

@@ -30,6 +30,11 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
     pack_panel(source.up, p, bytes + panels.up(p));
   }
   for (int64_t p = 0; p < panels_of(panels.hidden); ++p) pack_panel(source.down, p, bytes + panels.down(p));
+  if (weights.config->activation_format == ActivationFormat::kFp8) {
+    weights.fp8_weights.resize(weights.tensor_scales.size());
+    weights.fp8_weights[weights.index_of(local_expert)] = {
+        measure_fp8_weights(source.gate), measure_fp8_weights(source.up), measure_fp8_weights(source.down)};
+  }
   weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
   return {};
 }
@@ -56,6 +61,10 @@ const uint8_t* expert_bytes(const PackedWeights& weights, const PartBuffers& par
 
 const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
   return weights.tensor_scales_of(part.assignment_of_row == nullptr ? kSharedExpert : expert);
+}
+
+Fp8ExpertWeights expert_fp8(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
+  return weights.fp8_weights_of(part.assignment_of_row == nullptr ? kSharedExpert : expert);
 }
 
 }  // namespace nvfp4_moe::cpu

@@ -58,6 +58,16 @@ inline F e4m3_values(I bytes) {
   return select(splat(8) > bytes, to_float(bytes) * splat(0x1p-9f), normal);
 }
 
+// The E4M3 number nearest to a / 2^shift, ties to even, times 2^shift, for |a| < 448 2^shift. least: bits of
+// 2^(shift - 6), the least normal number times 2^shift. Adding 1.5 2^20 times a's power of two, or times that of least
+// below it, leaves no more of a than E4M3 has: three bits below its first, or multiples of 2^(shift - 9).
+inline F round_to_e4m3(F a, I least) {
+  const I exponent = max(bits(a) & splat(0x7F800000), least);
+  const F large = from_bits(exponent + splat((20 << 23) + (1 << 22)));
+  return (a + large) - large;
+}
+inline I least_normal(int shift) { return splat((127 - 6 + shift) << 23); }
+
 // ---- quantization (core/quantize.h has the formulas): 16 blocks' scales, then their codes
 
 // Codes of one block under the divisor (exact mode) or factor (compat) of its scale.
@@ -128,6 +138,26 @@ RowCounts quantize_row_int8(const void* x, DType dtype, int64_t k, int8_t* codes
     counts.zeroed += amax > 0 && amax / scale <= 0.5f;
   }
   return counts;
+}
+
+// fp8 (docs/numerics.md has the formula).
+RowCounts quantize_row_fp8(const void* x, DType dtype, int64_t k, float scale, uint8_t* codes) {
+  RowCounts counts{.blocks = static_cast<uint64_t>(k / kBlockElems), .row_scale = scale};
+  const F inverse = splat(1.0f / scale);
+  for (int64_t i = 0; i < k; i += kBlockElems) {
+    const F values = load16(x, dtype, i), quotient = values * inverse;
+    const F magnitude = from_bits(magnitude_bits(quotient));
+    const I bytes = e4m3_bytes(magnitude);
+    store_bytes(codes + i, bytes | (shift_right<24>(bits(quotient)) & splat(0x80)));
+    counts.saturated += lanes_of(magnitude > splat(448.0f)) != 0;
+    counts.zeroed += lanes_of(bytes > splat(0)) == 0 && lanes_of(magnitude_bits(values) > splat(0)) != 0;
+  }
+  return counts;
+}
+// The values of 16 bytes.
+inline F fp8_values(const uint8_t* codes) {
+  const I bytes = load_bytes(codes);
+  return from_bits(bits(e4m3_values(bytes & splat(0x7F))) | shift_left<24>(bytes & splat(0x80)));
 }
 
 // ---- SwiGLU

@@ -25,11 +25,11 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
   NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   const bool bf16 = config->activation_format == ActivationFormat::kBf16;
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const char* rows = nvfp4 ? "per row" : "per block";
-  const char* dots = bf16    ? "double, one rounding"
-                     : nvfp4 ? "int64 exact, one rounding"
-                             : "wide integer exact, one rounding";
+  const bool row_scales = row_scale_range(config->activation_format) > 0;
+  const char* rows = row_scales ? "per row" : "per block";
+  const char* dots = bf16         ? "double, one rounding"
+                     : row_scales ? "int64 exact, one rounding"
+                                  : "wide integer exact, one rounding";
   Plan plan;
   plan.backend = "reference";
   plan.limits = limits;

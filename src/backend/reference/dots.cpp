@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backend/reference/formats.h"
+#include "backend/reference/fp8_weights.h"
 
 namespace nvfp4_moe::reference {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 constexpr int kBlock = 16;
 constexpr int kKBlock =
     256;  // K elements decoded at a time: 16 KiB of int16, so that weights and accumulators stay in L1
-constexpr int kBf16KBlock = 64;
+constexpr int kDoubleKBlock = 64;
 
 // GCC and clang lower these to what the target has; element-wise arithmetic is all that is used.
 using Int16Lanes = int16_t __attribute__((vector_size(kTileN * sizeof(int16_t)), may_alias));
@@ -37,10 +38,23 @@ struct IntegerKBlock {
   }
 };
 
-// The same as the value e2m1 * e4m3, which a double holds exactly.
+// The same as doubles: the value e2m1 * e4m3, which a double holds exactly, or the E4M3 weight of fp8 in multiples of
+// 2^-9.
 struct DoubleKBlock {
-  alignas(64) double values[kBf16KBlock][kTileN];  // (k, n)
+  alignas(64) double values[kDoubleKBlock][kTileN];  // (k, n)
 
+  void decode_fp8(const Matrix& weight, int64_t n0, int n_count, int64_t k0, int k_count) {
+    const Fp8WeightTable& table = fp8_weight_table(weight.fp8_shift);
+    for (int n = 0; n < n_count; ++n) {
+      const uint8_t* bytes = weight.row_codes(n0 + n) + k0 / 2;
+      const uint8_t* scale_bytes = weight.row_scales(n0 + n) + k0 / kBlock;
+      for (int i = 0; i < k_count / 2; ++i) {
+        const std::array<double, 16>& by_code = table[scale_bytes[i / (kBlock / 2)]];
+        values[2 * i][n] = by_code[bytes[i] & 15];
+        values[2 * i + 1][n] = by_code[bytes[i] >> 4];
+      }
+    }
+  }
   void decode(const Nvfp4View& weight, int64_t n0, int n_count, int64_t k0, int k_count) {
     for (int n = 0; n < n_count; ++n) {
       const uint8_t* bytes = weight.row_codes(n0 + n) + k0 / 2;
@@ -53,6 +67,13 @@ struct DoubleKBlock {
     }
   }
 };
+
+// lanes[j] += sum over k of the values of outputs n + j times x(k), in increasing k.
+template <class Element>
+DoubleLanes add_products(const DoubleKBlock& k_block, int n, int k_count, const Element& x, DoubleLanes lanes) {
+  for (int k = 0; k < k_count; ++k) lanes += *reinterpret_cast<const DoubleLanes*>(&k_block.values[k][n]) * x(k);
+  return lanes;
+}
 
 }  // namespace
 
@@ -112,17 +133,38 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
   std::memset(&tile, 0, sizeof(tile));
   DoubleKBlock k_block;
   if (n_count < kTileN) std::memset(&k_block, 0, sizeof(k_block));
-  for (int64_t k0 = 0; k0 < weight.cols; k0 += kBf16KBlock) {
-    const int k_count = static_cast<int>(std::min<int64_t>(kBf16KBlock, weight.cols - k0));
+  for (int64_t k0 = 0; k0 < weight.cols; k0 += kDoubleKBlock) {
+    const int k_count = static_cast<int>(std::min<int64_t>(kDoubleKBlock, weight.cols - k0));
     k_block.decode(weight, n0, n_count, k0, k_count);
     for (int m = 0; m < row_count; ++m) {
       const uint16_t* x = activations.bf16 + rows[m] * weight.cols + k0;
       for (int n = 0; n < kTileN; n += kDoubleLanes) {
         auto& sum = *reinterpret_cast<DoubleLanes*>(&tile.sum[m][n]);
-        DoubleLanes lanes = sum;
-        for (int k = 0; k < k_count; ++k)
-          lanes += *reinterpret_cast<const DoubleLanes*>(&k_block.values[k][n]) * double{bf16_value(x[k])};
-        sum = lanes;
+        sum = add_products(
+            k_block, n, k_count, [x](int k) { return double{bf16_value(x[k])}; }, sum);
+      }
+    }
+  }
+}
+
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Matrix& weight, int64_t n0,
+          Tile<Fp8Sum>& tile) {
+  const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
+  std::memset(&tile, 0, sizeof(tile));
+  DoubleKBlock k_block;
+  if (n_count < kTileN) std::memset(&k_block, 0, sizeof(k_block));
+  for (int64_t k0 = 0; k0 < weight.cols; k0 += kDoubleKBlock) {
+    const int k_count = static_cast<int>(std::min<int64_t>(kDoubleKBlock, weight.cols - k0));
+    k_block.decode_fp8(weight, n0, n_count, k0, k_count);
+    for (int m = 0; m < row_count; ++m) {
+      const uint8_t* codes = activations.fp8 + rows[m] * weight.cols + k0;
+      double x[kDoubleKBlock];  // in multiples of 2^-9
+      for (int k = 0; k < k_count; ++k) x[k] = (codes[k] < 128 ? 1 : -1) * kE4m3Times512[codes[k] & 127];
+      for (int n = 0; n < kTileN; n += kDoubleLanes) {
+        // Below 2^42, an integer: exact.
+        const DoubleLanes lanes = add_products(
+            k_block, n, k_count, [&x](int k) { return x[k]; }, DoubleLanes{});
+        for (int j = 0; j < kDoubleLanes; ++j) tile.sum[m][n + j].value += static_cast<int64_t>(lanes[j]);
       }
     }
   }

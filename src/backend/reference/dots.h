@@ -5,18 +5,25 @@
 // n, and used for up to kRows rows. A block's dot sum (2w)(2a) is at most 2304 and fits int16; scaled block terms are
 // accumulated in int64. With int8 activations sum (2w)q is at most 24384, which fits int16 as well, and is accumulated
 // in a WideSum. Every sum is exact, so tiling cannot change it. The bf16 dots accumulate in double in increasing k, one
-// accumulator an output, so tiling cannot change them either.
+// accumulator an output, so tiling cannot change them either. Of fp8 rows both operands are multiples of 2^-9 below 2^18: a product
+// is below 2^36 multiples of 2^-18, and 2^20 of them still fit an int64, so that they are added exactly as well.
 #pragma once
 
 #include <cstdint>
 
 #include "backend/layer_steps.h"
+#include "backend/reference/matrix.h"
 #include "backend/reference/wide_sum.h"
 #include "core/nvfp4_view.h"
 
 namespace nvfp4_moe::reference {
 
 inline constexpr int kTileN = 32;  // outputs (weight rows)
+
+// A sum of products of E4M3 values, in multiples of 2^-18.
+struct Fp8Sum {
+  int64_t value;
+};
 
 template <class Accumulator>
 struct Tile {
@@ -35,5 +42,8 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
 // The same for int8_block rows, exact.
 void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
           Tile<WideSum>& tile);
+// The same for fp8 rows, exact, with the weights that the matrix's shift makes of them.
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Matrix& weight, int64_t n0,
+          Tile<Fp8Sum>& tile);
 
 }  // namespace nvfp4_moe::reference

@@ -1,27 +1,35 @@
 // From an accumulator to a rounded GEMM element, by activation format. What differs between the formats is here and in
-// the dots; the steps are written once for all three.
+// the dots; the steps are written once for all.
 //
 //   nvfp4       int64     exact; alpha = row scale * tensor scale
 //   int8_block  WideSum   exact; alpha = tensor scale
+//   fp8         Fp8Sum    exact; alpha = row scale * tensor scale * 2^shift
 //   bf16        double    added in increasing k; times the tensor scale
 #pragma once
 
 #include "backend/layer_steps.h"
+#include "backend/reference/dots.h"
 #include "backend/reference/exact.h"
+#include "backend/reference/matrix.h"
 #include "backend/reference/wide_sum.h"
 
 namespace nvfp4_moe::reference {
 
-inline double epilogue(const ActivationBuffers& activations, int64_t row, int64_t dot, float tensor_scale,
+inline double epilogue(const ActivationBuffers& activations, int64_t row, int64_t dot, const Matrix& weight,
                        const FloatFormat& format) {
-  return scale_exact(dot, alpha_of(activations.row_scale[row], tensor_scale), format);
+  return scale_exact(dot, alpha_of(activations.row_scale[row], weight.tensor_scale), format);
 }
-inline double epilogue(const ActivationBuffers&, int64_t, const WideSum& dot, float tensor_scale,
+inline double epilogue(const ActivationBuffers&, int64_t, const WideSum& dot, const Matrix& weight,
                        const FloatFormat& format) {
-  return scale_exact(dot, tensor_scale, format);
+  return scale_exact(dot, weight.tensor_scale, format);
 }
-inline double epilogue(const ActivationBuffers&, int64_t, double dot, float tensor_scale, const FloatFormat& format) {
-  return round_to(format, dot * tensor_scale);
+inline double epilogue(const ActivationBuffers& activations, int64_t row, const Fp8Sum& dot, const Matrix& weight,
+                       const FloatFormat& format) {
+  const float alpha = alpha_of(activations.row_scale[row], weight.tensor_scale, weight.fp8_shift);
+  return scale_exact(dot.value, alpha, format, kFp8AccumulatorExponent);
+}
+inline double epilogue(const ActivationBuffers&, int64_t, double dot, const Matrix& weight, const FloatFormat& format) {
+  return round_to(format, dot * weight.tensor_scale);
 }
 
 // body.template operator()<Accumulator>() with the format's accumulator.
@@ -31,6 +39,7 @@ void with_accumulator(ActivationFormat format, Body&& body) {
     case ActivationFormat::kNvfp4: return body.template operator()<int64_t>();
     case ActivationFormat::kBf16: return body.template operator()<double>();
     case ActivationFormat::kInt8Block: return body.template operator()<WideSum>();
+    case ActivationFormat::kFp8: return body.template operator()<Fp8Sum>();
   }
 }
 

@@ -14,7 +14,9 @@
 
 namespace nvfp4_moe::reference {
 
+// Of fp8 it is one of 2^-18: products of two multiples of 2^-9 (dots.h).
 inline constexpr int kAccumulatorExponent = -20;
+inline constexpr int kFp8AccumulatorExponent = -18;
 
 __extension__ using Int128 = __int128;
 __extension__ using Uint128 = unsigned __int128;
@@ -45,17 +47,19 @@ inline double round_exact(Int128 value, int exponent, const FloatFormat& format)
          (rounded >= std::ldexp(1.0, format.max_exponent + 1) ? std::numeric_limits<double>::infinity() : rounded);
 }
 
-// accumulator * 2^-20 * alpha, rounded once.
-inline double scale_exact(int64_t accumulator, float alpha, const FloatFormat& format) {
+// accumulator * 2^accumulator_exponent * alpha, rounded once.
+inline double scale_exact(int64_t accumulator, float alpha, const FloatFormat& format,
+                          int accumulator_exponent = kAccumulatorExponent) {
   if (!std::isfinite(alpha)) return static_cast<double>(accumulator) * alpha;
   int exponent = 0;
   const auto significand = static_cast<int64_t>(std::ldexp(std::frexp(alpha, &exponent), 24));  // 24 bits: exact
-  return round_exact(Int128{accumulator} * significand, kAccumulatorExponent + exponent - 24, format);
+  return round_exact(Int128{accumulator} * significand, accumulator_exponent + exponent - 24, format);
 }
 
-// The factor of an accumulator: computed in double, which holds the product of two floats exactly, and rounded once.
-inline float alpha_of(float row_scale, float tensor_scale) {
-  return static_cast<float>(double{row_scale} * double{tensor_scale});
+// The factor of an accumulator: computed in double, which holds the product of two floats, and of a power of two,
+// exactly, and rounded once.
+inline float alpha_of(float row_scale, float tensor_scale, int shift = 0) {
+  return static_cast<float>(std::ldexp(double{row_scale} * double{tensor_scale}, shift));
 }
 
 }  // namespace nvfp4_moe::reference

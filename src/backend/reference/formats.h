@@ -63,6 +63,10 @@ inline uint8_t round_to_e2m1(double value) {
 }
 // For block scales, which are never negative.
 inline uint8_t round_to_e4m3(double value) { return nearest(kE4m3Magnitudes, value); }
+// Of a finite value, with its sign, that of zero included.
+inline uint8_t round_to_signed_e4m3(double value) {
+  return static_cast<uint8_t>(round_to_e4m3(std::fabs(value)) | (std::signbit(value) ? 128 : 0));
+}
 
 // ---- bf16, fp16, fp32
 

@@ -10,6 +10,7 @@
 
 #include "backend/reference/dots.h"
 #include "backend/reference/epilogue.h"
+#include "backend/reference/fp8_weights.h"
 #include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
@@ -30,6 +31,10 @@ struct LinearArrays {
       case ActivationFormat::kBf16:
         input.bf16 = arena.take<uint16_t>("x", ".bf16", tokens * weights.cols);  // (T, cols)
         break;
+      case ActivationFormat::kFp8:
+        input.row_scale = arena.take<float>("x", ".row_scale", tokens);       // (T)
+        input.fp8 = arena.take<uint8_t>("x", ".fp8", tokens * weights.cols);  // (T, cols)
+        break;
       case ActivationFormat::kInt8Block:
         input.int8_scales = arena.take<float>("x", ".int8_scales", tokens * (weights.cols / 16));  // (T, cols/16)
         input.int8_codes = arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);          // (T, cols)
@@ -39,14 +44,15 @@ struct LinearArrays {
   }
 };
 
-Nvfp4View packed_view(const LinearWeights& weights) {
+Matrix packed_matrix(const LinearWeights& weights) {
   const auto* codes = reinterpret_cast<const uint8_t*>(weights.bytes.data());
-  return Nvfp4View::contiguous(codes, codes + weights.rows * (weights.cols / 2), weights.tensor_scale, weights.rows,
-                               weights.cols);
+  return {Nvfp4View::contiguous(codes, codes + weights.rows * (weights.cols / 2), weights.tensor_scale, weights.rows,
+                                weights.cols),
+          weights.fp8.shift};
 }
 
 template <class Accumulator>
-void output_tile(const Nvfp4View& weight, const LinearBatch& batch, const ActivationBuffers& input, int64_t n0) {
+void output_tile(const Matrix& weight, const LinearBatch& batch, const ActivationBuffers& input, int64_t n0) {
   const int64_t n_end = std::min<int64_t>(n0 + kTileN, weight.rows);
   constexpr int kRows = Tile<Accumulator>::kRows;
   for (int64_t token0 = 0; token0 < batch.tokens; token0 += kRows) {
@@ -57,10 +63,9 @@ void output_tile(const Nvfp4View& weight, const LinearBatch& batch, const Activa
     dots(input, tokens, count, weight, n0, tile);
     for (int m = 0; m < count; ++m) {
       for (int64_t n = n0; n < n_end; ++n) {
-        const double value =
-            input.nonfinite[tokens[m]] != 0
-                ? std::nan("")
-                : epilogue(input, tokens[m], tile.sum[m][n - n0], weight.tensor_scale, format_of(batch.out_dtype));
+        const double value = input.nonfinite[tokens[m]] != 0
+                                 ? std::nan("")
+                                 : epilogue(input, tokens[m], tile.sum[m][n - n0], weight, format_of(batch.out_dtype));
         store(batch.out, batch.out_dtype, tokens[m] * weight.rows + n, value);
       }
     }
@@ -76,6 +81,7 @@ size_t linear_bytes(int64_t rows, int64_t cols) {
 
 Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
   weights.tensor_scale = source.tensor_scale;
+  if (weights.activation_format == ActivationFormat::kFp8) weights.fp8 = define_fp8_weights(source);
   auto* codes = reinterpret_cast<uint8_t*>(weights.bytes.data());
   uint8_t* block_scales = codes + weights.rows * (weights.cols / 2);
   for (int64_t r = 0; r < weights.rows; ++r) {
@@ -93,11 +99,11 @@ size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) 
 
 Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                   const RunContext& context) {
-  const bool nvfp4 = weights.activation_format == ActivationFormat::kNvfp4;
+  const bool has_row_scales = row_scale_range(weights.activation_format) > 0;
   ScalePolicy policy;
   if (weights.activation_scale == ActivationScale::kStatic) policy = {ScalePolicy::kPowerOfTwo, weights.input_scale};
   if (weights.activation_scale == ActivationScale::kCompat) policy = {ScalePolicy::kCompat, weights.input_scale};
-  if (nvfp4 && policy.kind != ScalePolicy::kDynamicToken && !(policy.scale > 0 && std::isfinite(policy.scale)))
+  if (has_row_scales && policy.kind != ScalePolicy::kDynamicToken && !(policy.scale > 0 && std::isfinite(policy.scale)))
     return invalid_argument("linear input_scale: expected a finite positive number, got " +
                             std::to_string(policy.scale));
   Arena arena(workspace);
@@ -111,7 +117,7 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   };
   context.executor->parallel_for(batch.tokens, 4, std::ref(quantize_rows));
 
-  const Nvfp4View weight = packed_view(weights);
+  const Matrix weight = packed_matrix(weights);
   auto multiply = [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
       with_accumulator(weights.activation_format,

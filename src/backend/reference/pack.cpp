@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "backend/reference/fp8_weights.h"
 #include "backend/reference/steps.h"
 
 namespace nvfp4_moe::reference {
@@ -50,26 +51,32 @@ size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
   return total;
 }
 
-ExpertSource expert_view(const PackedWeights& weights, int64_t local_expert) {
+ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert) {
   const int64_t hidden = weights.config->hidden_size, intermediate = intermediate_of(weights.config, local_expert);
   const TensorScales& scales = weights.tensor_scales_of(local_expert);
   const auto* next = reinterpret_cast<const uint8_t*>(expert_base(weights, local_expert));
-  auto take = [&](int64_t rows, int64_t cols, float tensor_scale) {
+  const Fp8ExpertWeights fp8 = weights.fp8_weights_of(local_expert);
+  auto take = [&](int64_t rows, int64_t cols, float tensor_scale, int fp8_shift) {
     const uint8_t* codes = next;
     const uint8_t* block_scales = codes + rows * (cols / 2);
     next = block_scales + rows * (cols / 16);
-    return Nvfp4View::contiguous(codes, block_scales, tensor_scale, rows, cols);
+    return Matrix{Nvfp4View::contiguous(codes, block_scales, tensor_scale, rows, cols), fp8_shift};
   };
-  ExpertSource view;
-  view.gate = take(intermediate, hidden, scales.gate);
-  view.up = take(intermediate, hidden, scales.up);
-  view.down = take(hidden, intermediate, scales.down);
-  return view;
+  ExpertMatrices matrices;
+  matrices.gate = take(intermediate, hidden, scales.gate, fp8.gate.shift);
+  matrices.up = take(intermediate, hidden, scales.up, fp8.up.shift);
+  matrices.down = take(hidden, intermediate, scales.down, fp8.down.shift);
+  return matrices;
 }
 
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
   weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
-  const ExpertSource packed = expert_view(weights, local_expert);
+  if (weights.config->activation_format == ActivationFormat::kFp8) {
+    weights.fp8_weights.resize(weights.tensor_scales.size());
+    weights.fp8_weights[weights.index_of(local_expert)] = {
+        define_fp8_weights(source.gate), define_fp8_weights(source.up), define_fp8_weights(source.down)};
+  }
+  const ExpertMatrices packed = expert_matrices(weights, local_expert);
   copy_matrix(source.gate, packed.gate);
   copy_matrix(source.up, packed.up);
   copy_matrix(source.down, packed.down);
@@ -77,7 +84,7 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
 }
 
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
-  const ExpertSource view = expert_view(weights, local_expert);
+  const ExpertMatrices view = expert_matrices(weights, local_expert);
   unpack_matrix(view.gate, out.gate);
   unpack_matrix(view.up, out.up);
   unpack_matrix(view.down, out.down);

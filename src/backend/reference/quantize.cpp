@@ -5,8 +5,9 @@
 // the same arrays.
 //
 // nvfp4: codes (T, H/2), block scales (T, H/16), row scale (T), from hidden's own values. int8_block: codes (T, H),
-// scales (T, H/16), from hidden's own values. bf16: hidden rounded once. Only tokens with a row are read: a token
-// without one enters no statistic and leaves what belongs to it as it was, with nonfinite = 0.
+// scales (T, H/16), from hidden's own values. fp8: E4M3 bytes (T, H), row scale (T), from hidden's own values. bf16:
+// hidden rounded once. Only tokens with a row are read: a token without one enters no statistic and leaves what belongs
+// to it as it was, with nonfinite = 0.
 #include <functional>
 
 #include "backend/reference/formats.h"
@@ -49,7 +50,7 @@ void quantize(const StepContext& step) {
   const bool weighs = weighs_hidden(step.weights.config), has_shared = shared.experts > 0;
   const int64_t cols = step.weights.config->hidden_size;
   const ActivationFormat format = step.weights.config->activation_format;
-  const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? hidden_policy(step) : ScalePolicy{};
+  const ScalePolicy policy = row_scale_range(format) > 0 ? hidden_policy(step) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
     RowCounts counts;

@@ -32,6 +32,12 @@ void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols, const
 void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out,
                        int64_t row, RowCounts& counts);
 
+// fp8: writes row `row` of fp8, row_scale and nonfinite. A nonfinite row gets 1, zero codes and a NaN scale; it counts
+// no blocks. counts.saturated are blocks of 16 with an element above 448 row scales, counts.zeroed those that are not
+// all zero but whose codes are. The policy is not compat.
+void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
+                      const ActivationBuffers& out, int64_t row, RowCounts& counts);
+
 // Rounds a row to bf16, and sets nonfinite to 1 where it holds NaN or Inf, else to 0.
 void round_row(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out, int64_t row);
 
@@ -42,6 +48,7 @@ inline void convert_row(ActivationFormat format, const void* x, DType dtype, int
     case ActivationFormat::kNvfp4: return quantize_row(x, dtype, first, cols, policy, out, row, counts);
     case ActivationFormat::kBf16: return round_row(x, dtype, first, cols, out, row);
     case ActivationFormat::kInt8Block: return quantize_row_int8(x, dtype, first, cols, out, row, counts);
+    case ActivationFormat::kFp8: return quantize_row_fp8(x, dtype, first, cols, policy, out, row, counts);
   }
 }
 

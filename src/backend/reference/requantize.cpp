@@ -1,4 +1,5 @@
-// requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block), and which rows are nonfinite.
+// requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block, fp8), and which rows
+// are nonfinite.
 //
 // A nonfinite row is counted. Where rows are quantized `nonfinite` is 1, and gemm2 gives a row of NaN; under bf16 it
 // stays 0, and gemm2 multiplies the values as they are.
@@ -33,7 +34,7 @@ void requantize(const StepContext& step, const PartBuffers& part) {
   const ActivationBuffers& intermediate = part.intermediate;
   const int64_t cols = part.intermediate_size;
   const ActivationFormat format = step.weights.config->activation_format;
-  const ScalePolicy policy = format == ActivationFormat::kNvfp4 ? intermediate_policy(step) : ScalePolicy{};
+  const ScalePolicy policy = row_scale_range(format) > 0 ? intermediate_policy(step) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
     RowCounts counts;

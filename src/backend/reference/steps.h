@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/layer_steps.h"
+#include "backend/reference/matrix.h"
 #include "core/nvfp4_view.h"
 
 namespace nvfp4_moe::reference {
@@ -21,10 +22,10 @@ Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, s
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range);
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
-ExpertSource expert_view(const PackedWeights& weights, int64_t local_expert);
-// The view of expert e of a part.
-inline ExpertSource expert_view(const StepContext& step, const PartBuffers& part, int64_t expert) {
-  return expert_view(step.weights, &part == &step.buffers.shared ? kSharedExpert : expert);
+ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert);
+// Those of expert e of a part.
+inline ExpertMatrices expert_matrices(const StepContext& step, const PartBuffers& part, int64_t expert) {
+  return expert_matrices(step.weights, &part == &step.buffers.shared ? kSharedExpert : expert);
 }
 
 // linear.cpp

@@ -301,8 +301,9 @@ def test_explain():
     assert "reference" in [choice["backend"] for choice in choices] and all(choice["reason"] for choice in choices)
     forced = nv.explain(options, backend="reference")
     assert [choice["backend"] for choice in forced if choice["chosen"]] == ["reference"]
-    forced = nv.explain({**options, "activation_format": "int8_block"}, backend="cpu")
-    assert [choice["backend"] for choice in forced if choice["chosen"]] == ["cpu"]
+    for name in ("int8_block", "fp8"):
+        forced = nv.explain({**options, "activation_format": name}, backend="cpu")
+        assert [choice["backend"] for choice in forced if choice["chosen"]] == ["cpu"]
     with pytest.raises(ValueError, match="device: expected cpu or cuda:N, got gpu"):
         nv.explain(options, device="gpu")
     with pytest.raises(nv.Unsupported, match="device cuda:999: "):  # no machine has a thousand

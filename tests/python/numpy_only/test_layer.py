@@ -329,7 +329,7 @@ def test_more_wrong_calls():
         ({"activation": "gelu"}, "activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, got"),
         ({"activation": "swiglu_step"}, "swiglu_limit: expected a limit with activation swiglu_step, got none"),
         ({"swiglu_limit": 7}, "swiglu_limit: expected none with activation swiglu, got 7"),
-        ({"activation_format": "fp8"}, "activation_format: expected one of nvfp4, bf16"),
+        ({"activation_format": "fp6"}, "activation_format: expected one of nvfp4, bf16"),
         ({"static_headroom": 3}, "static_headroom: expected a power of two"),
         ({"intermediate_fixed": 1.0}, "intermediate_fixed: expected none with intermediate_scale dynamic_token, got 1"),
         ({"batch_invariant": 1}, "batch_invariant: expected true or false, got 1"),

@@ -146,6 +146,8 @@ size_t linear_bytes(int64_t rows, int64_t cols) {
 Status linear_pack(const TileFormat& format, LinearWeights& weights, const Nvfp4View& source) {
   if (weights.activation_format == ActivationFormat::kInt8Block)
     return unsupported("activation_format int8_block: int8 tensor cores have no scale per 16 elements");
+  if (weights.activation_format == ActivationFormat::kFp8)
+    return unsupported("activation_format fp8: the cuda backends do not multiply it yet");
   NVFP4_MOE_TRY(x_config(weights).status().in("linear"));
   NVFP4_MOE_TRY(product_config(weights, RowFormat::kFp32).status().in("linear"));
   weights.tensor_scale = source.tensor_scale;

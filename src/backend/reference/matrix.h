@@ -1,0 +1,15 @@
+// A packed matrix as the steps multiply it.
+#pragma once
+
+#include "core/nvfp4_view.h"
+
+namespace nvfp4_moe::reference {
+
+struct Matrix : Nvfp4View {
+  int fp8_shift = 0;  // fp8: weights are e4m3(e2m1 * block scale * 2^-shift), and alpha has 2^shift
+};
+struct ExpertMatrices {
+  Matrix gate, up, down;
+};
+
+}  // namespace nvfp4_moe::reference

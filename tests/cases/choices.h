@@ -1,0 +1,37 @@
+// What the choices of the case table are made of.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "cases/cases.h"
+
+namespace nvfp4_moe {
+
+struct Choice {
+  const char* name;
+  std::function<void(Case&)> apply;
+};
+
+// Limits low enough that many values meet them.
+inline void clamp(Case& c, Activation activation, float limit) {
+  c.options.activation = activation;
+  c.options.swiglu_limit = limit;
+}
+inline void before_down(Case& c) {
+  c.options.router_weight = RouterWeight::kBeforeDown;
+  c.options.max_router_weight = 2.5f;
+}
+
+inline void shared(Case& c, int64_t intermediate_size) {
+  c.options.shared_intermediate_size = intermediate_size;
+  c.shared_weights = true;
+}
+
+// fp8_choices.cpp: of fp8, after every other case of the table, so that those keep their turns and seeds. The first three
+// meet every data kind, the first one also routings and token counts.
+const std::vector<Choice>& fp8_choices();
+// Of one expert a token, under on_input.
+const std::vector<Choice>& fp8_on_input_choices();
+
+}  // namespace nvfp4_moe

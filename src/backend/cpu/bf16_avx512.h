@@ -146,9 +146,9 @@ struct Decoder {
   const Strip& strip;
   const DecodeConstants constants{kFp8};
   const uint8_t* chunk[kPanels];
-  bool
-      small[kPanels];  // the chunk has scales that the look-up does not take: 0 and subnormal ones, and under fp8 small
-  int64_t next = 0;    // block
+  // Whether the chunk has scales that the look-up does not take: 0 and subnormal ones, and under fp8 small ones.
+  bool small[kPanels];
+  int64_t next = 0;  // block
 
   explicit Decoder(const Strip& all) : strip(all) {}
 

@@ -39,8 +39,8 @@ using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 struct GgufHeader : TensorTable {
   GgufMetadata metadata;
 };
-// `head` holds the file's first bytes. Errors are kBadInput, and kUnsupported for another version, byte order or type. Where head ends within the header and the file does not,
-// *more_needed becomes true besides. The fuzz target.
+// `head` holds the file's first bytes. Errors are kBadInput, and kUnsupported for another version, byte order or type.
+// Where head ends within the header and the file does not, *more_needed becomes true besides. The fuzz target.
 Result<GgufHeader> parse_gguf_header(std::span<const std::byte> head, uint64_t file_size_bytes,
                                      bool* more_needed = nullptr);
 

@@ -8,7 +8,8 @@
 // the bits of the integer kernels. W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added
 // to the accumulator: |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are
 // half as deep as well. A single row goes another way (float_small_batch.h), unless OperandRows::same_bits. fp8: as
-// W4A16, any number of rows in tiles. The instruction takes subnormal inputs, products and accumulators as 0: an activation below 2^-116 counts as 0.
+// W4A16, any number of rows in tiles. The instruction takes subnormal inputs, products and accumulators as 0: an
+// activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 

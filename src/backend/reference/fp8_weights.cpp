@@ -12,7 +12,7 @@ constexpr int kShifts = kFp8MostShift - kFp8LeastShift + 1;
 
 // e2m1 * e4m3 * 2^-shift in multiples of 2^-9, before it is rounded. Exact.
 double unrounded(size_t byte, size_t code, int shift) {
-  return std::ldexp(kE2m1Doubled[code] * double{kE4m3Times512[byte]}, -1 - shift);
+  return std::ldexp(kE2m1Doubled[code] * static_cast<double>(kE4m3Times512[byte]), -1 - shift);
 }
 
 Fp8WeightTable make_table(int shift) {

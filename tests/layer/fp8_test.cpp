@@ -49,7 +49,7 @@ class Fp8Layer : public test::BackendTest {};
 TEST_P(Fp8Layer, ErrsLessThanHalfOfNvfp4) {
   for (const auto& [kind, share] : {std::pair(DataKind::kNormal, 0.4), std::pair(DataKind::kOutliers, 0.5)}) {
     const std::vector<float> truth = same_weights_in(kReferenceBackend, ActivationFormat::kBf16, kind);
-    const auto error = [&](ActivationFormat format) {
+    const auto error = [&, kind = kind](ActivationFormat format) {
       const std::vector<float> actual = same_weights_in(backend(), format, kind);
       const Comparison c = compare(truth.data(), actual.data(), 48, 512);
       EXPECT_EQ(c.nonfinite_mismatches, 0);

@@ -204,7 +204,8 @@ class MoeLayer(_core.Layer):
         router is of the layer's num_experts and top_k; the other arrays are as select_experts and run have them, all on
         the layer's device. Raises what both raise.
         """
-        return self._run_logits(
+        return _core.run_logits(
+            self,
             hidden,
             logits,
             correction_bias,

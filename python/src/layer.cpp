@@ -295,10 +295,6 @@ void bind_layer(nb::module_& m) {
            kRunDoc)
       .def(
           "describe_json", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
-      .def("_run_logits", &run_logits, nb::arg("hidden").none(), nb::arg("logits").none(),
-           nb::arg("correction_bias").none(), nb::arg("token_ids").none(), nb::arg("hash_table").none(),
-           nb::arg("topk").none(), nb::arg("out").none(), nb::arg("stream").none(), nb::arg("shared_weights").none(),
-           nb::arg("workspace").none(), nb::arg("router"))
       .def(
           "describe_run_json",
           [](const PyLayer& self, int64_t tokens) { return take(self.layer().describe_run_json(tokens)); },
@@ -367,6 +363,12 @@ void bind_layer(nb::module_& m) {
         nb::arg("intermediate_slice").none());
   m.def(
       "check_config", [](const std::string& json) { (void)config_of(json); }, nb::arg("config"));
+
+  // MoeLayer.run_logits, whose router comes as its fields.
+  m.def("run_logits", &run_logits, nb::arg("layer"), nb::arg("hidden").none(), nb::arg("logits").none(),
+        nb::arg("correction_bias").none(), nb::arg("token_ids").none(), nb::arg("hash_table").none(),
+        nb::arg("topk").none(), nb::arg("out").none(), nb::arg("stream").none(), nb::arg("shared_weights").none(),
+        nb::arg("workspace").none(), nb::arg("router"));
 
   // The torch ops' bodies: a layer by its handle.
   m.def(

@@ -199,10 +199,9 @@ class MoeLayer(_core.Layer):
     ) -> Any:
         """select_experts(logits, router), then run on what it chose, as one call with the same bits; returns out.
 
-        On Hopper, for few tokens whose experts are those of the largest logits, the layer's kernels select for themselves
-        and none waits for the selection. topk: the arrays (topk_ids, topk_weights) to write, else they are made. The
-        router is of the layer's num_experts and top_k; the other arrays are as select_experts and run have them, all on
-        the layer's device. Raises what both raise.
+        topk: the arrays (topk_ids, topk_weights) to write, else they are made. The router is of the layer's num_experts
+        and top_k; the other arrays are as select_experts and run have them, all on the layer's device. Raises what both
+        raise.
         """
         return _core.run_logits(
             self,

@@ -60,8 +60,6 @@ struct RouterConfig {
   NVFP4_MOE_HOST_DEVICE bool selects_by_score() const {
     return correction_bias || (num_expert_group > 1 && group_score == GroupScore::kTop2Sum);
   }
-  // Whether the experts are those of the largest logits, of all groups.
-  bool selects_largest_logits() const { return !selects_by_score() && !hash_routing && topk_group == num_expert_group; }
 };
 
 // One call. E, k of the config; T tokens. Every array lies on the host, or every one on the device.

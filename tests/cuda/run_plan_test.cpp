@@ -65,29 +65,16 @@ TEST(RunPlan, SmallBatchesRouteAndQuantizeInOneKernel) {
   EXPECT_EQ(next.route.kernel, RouteKernel::kScatterByBits);
 }
 
-// What can select for itself does; everything else has a kernel before it.
-TEST(RunPlan, WhoSelectsTheExperts) {
-  const auto selection = [](const MoeOptions& options, int64_t tokens, bool selects = true, bool largest = true) {
-    return plan_of(options, {.tokens = tokens, .selects = selects, .selects_logits = largest}).selection;
-  };
-  EXPECT_EQ(selection(options(), 1, false), Selection::kGiven);
-  EXPECT_EQ(selection(options(), 1), Selection::kFused);
-  EXPECT_EQ(selection(options(), kSelectingTokens), Selection::kFused);
-  EXPECT_EQ(selection(options(), kSelectingTokens + 1), Selection::kKernel);
-  EXPECT_EQ(selection(options(), 1, true, false), Selection::kKernel) << "a bias, groups or a table";
-  MoeOptions many = options();
-  many.num_experts = 32 * kLogitsPerLane;
-  EXPECT_EQ(selection(many, 1), Selection::kFused);
-  many.num_experts *= 2;
-  EXPECT_EQ(selection(many, 1), Selection::kKernel);
-  MoeOptions wide = options();
-  wide.top_k = 32;
-  EXPECT_EQ(selection(wide, 1), Selection::kFused);
-  EXPECT_EQ(selection(wide, 2), Selection::kKernel) << "more assignments than one warp routes";
-  MoeOptions weighed = options();
-  weighed.top_k = 1;
-  weighed.router_weight = RouterWeight::kOnInput;
-  EXPECT_EQ(selection(weighed, 1), Selection::kKernel) << "hidden is weighed before it is routed";
+// A run that brings logits differs in nothing but the kernel before route.
+TEST(RunPlan, ARunOfLogitsSelectsBeforeItRoutes) {
+  for (int64_t tokens : {1, 40, 4000}) {
+    RunPlan given = plan_of(options(), {.tokens = tokens}),
+            selects = plan_of(options(), {.tokens = tokens, .selects = true});
+    EXPECT_FALSE(given.selects);
+    EXPECT_TRUE(selects.selects);
+    given.selects = true;
+    EXPECT_EQ(given, selects);
+  }
 }
 
 TEST(RunPlan, ScansWhereBitsDoNotFit) {

@@ -1,5 +1,5 @@
 // Runs that select their experts on a GPU: what they choose, and the layer on it, has the bits of a selection on the host
-// and a run that is given its ids, whether a kernel of its own selects or each CTA that routes does.
+// and a run that is given its ids.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -189,8 +189,8 @@ TEST_P(SelectionOnADevice, OfEveryKindOfArray) {
     }
 }
 
-// What no CTA selects for itself: many tokens or experts, a bias, groups.
-TEST_P(SelectionOnADevice, ByAKernelOfItsOwn) {
+// Many tokens or experts, a bias, groups, weights before and after the experts.
+TEST_P(SelectionOnADevice, OfEveryKindOfRouter) {
   expect_same_bits(small(5, ActivationFormat::kBf16, 128), softmax(128, 8, true), false);
   expect_same_bits(small(33, ActivationFormat::kNvfp4, 16), softmax(16, 4, false), false);
   expect_same_bits(small(2, ActivationFormat::kBf16, 264), softmax(264, 8, true), false);

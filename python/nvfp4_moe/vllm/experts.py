@@ -145,7 +145,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         return out
 
     def selected(self, hidden: Tensor, logits: Tensor, router: RouterConfig) -> Tensor:
-        """(T, H): the same where the router's logits (T, E) come, and the layer selects the experts as it begins."""
+        """(T, H): the same where the router's logits (T, E) come: selection and run as one call."""
         out = torch.empty_like(hidden)
         self.experts.run_logits(hidden.contiguous(), logits, router, out, self._workspace(hidden.size(0)))
         return out

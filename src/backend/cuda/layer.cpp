@@ -103,7 +103,7 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   // The GEMMs read operands: codes are for those who take a step by itself.
   for (PartBuffers* part : {&buffers.routed, &buffers.shared}) part->hidden.codes = part->intermediate.codes = nullptr;
   const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run};
-  if (run.selection == Selection::kKernel)
+  if (run.selects)
     NVFP4_MOE_TRY(kRouter.select_experts(weights.device, *batch.selection, context.stream));
   if (run.fused_route_quantize) {
     NVFP4_MOE_TRY(route_and_quantize(step, architecture.counters(step)));

@@ -164,13 +164,6 @@ GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
   return gemm;
 }
 
-Selection plan_selection(const Question& q, const RunPlan& run) {
-  if (!q.facts.selects) return Selection::kGiven;
-  const bool fused = q.facts.selects_logits && q.tokens() <= kSelectingTokens &&
-                     q.config->num_experts <= 32 * kLogitsPerLane && run.routed.gemm1.rows == RowSource::kFusedRouting;
-  return fused ? Selection::kFused : Selection::kKernel;
-}
-
 PartPlan plan_shared(const Question& q) {
   const int index = q.gemms.shared(q.tokens());
   const int64_t inner = q.config->shared_intermediate_size;
@@ -234,7 +227,7 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.hidden = plan_hidden(q, facts.hidden_aligned || run.weighs_hidden, run.fused_route_quantize, gemm.tma_rows);
   if (run.weighs_hidden && q.has_shared()) run.shared_hidden = plan_hidden(q, facts.hidden_aligned, false, false);
   run.routed.gemm1 = plan_routed_gemm1(q, index, run);
-  run.selection = plan_selection(q, run);
+  run.selects = facts.selects;
   run.routed.requantize = plan_requantize(q, config->intermediate_size, q.assignments(),
                                           q.assignments() * range.count / config->num_experts);
   run.routed.gemm2 = plan_gemm2(q, index, config->intermediate_size);
@@ -316,8 +309,7 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   if (plan.route.widest_first) route += ", widest first";
   std::vector<StepPlan> steps;
   if (plan.fused_route_quantize) route += ", fused with quantize";
-  if (plan.selection == Selection::kFused) route += ", selects the experts";
-  if (plan.selection == Selection::kKernel) route += ", after select_experts";
+  if (plan.selects) route += ", after select_experts";
   steps.push_back({"route", route});
   std::string quantize = text_of(plan.hidden);
   if (plan.weighs_hidden) quantize = "hidden times the router weight, then " + quantize;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "core/router.h"
 
 namespace nvfp4_moe {
 namespace cuda {
@@ -112,13 +111,6 @@ struct CombinePlan {
   bool operator==(const CombinePlan&) const = default;
 };
 
-// Where a run's experts come from.
-enum class Selection : uint8_t {
-  kGiven,   // the caller's ids
-  kKernel,  // a kernel before route selects them
-  kFused,   // each CTA that routes selects them for itself, and the kernel that route is part of writes them down
-};
-
 // What decides about a run besides the layer and its device.
 struct RunFacts {
   int64_t tokens = 0;
@@ -126,16 +118,14 @@ struct RunFacts {
   bool hidden_aligned = true;  // to 16 bytes
   // The steps are called one by one, each from the arrays that it is declared to read: nothing is fused.
   bool single_steps = false;
-  bool selects = false;         // the batch has router logits and no ids
-  bool selects_logits = false;  // its experts are those of the largest logits
+  bool selects = false;  // the batch has router logits and no ids
 
   static RunFacts of(const Batch& batch, bool single_steps = false) {
     return {.tokens = batch.tokens,
             .hidden_dtype = batch.hidden_dtype,
             .hidden_aligned = reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0,
             .single_steps = single_steps,
-            .selects = batch.selection != nullptr,
-            .selects_logits = batch.selection != nullptr && batch.selection->config.selects_largest_logits()};
+            .selects = batch.selection != nullptr};
   }
 };
 
@@ -143,7 +133,7 @@ struct RunFacts {
 
 struct RunPlan {
   int64_t tokens = 0;
-  cuda::Selection selection = cuda::Selection::kGiven;
+  bool selects = false;               // a kernel before route selects the experts
   bool fused_route_quantize = false;  // one kernel routes and quantizes hidden
   bool weighs_hidden = false;         // a kernel before quantize multiplies hidden by the router weights, for `hidden`
   cuda::RoutePlan route;

@@ -44,7 +44,8 @@ __device__ void init_barriers() {
 
 // What route leaves of a small batch, by one warp for its cta; and the cta's schedule.
 template <class Traits>
-__device__ void route_small_batch(const GemmArgs& args, const cuda::SmallBatch& own) {
+__device__ void route_small_batch(const GemmArgs& args, const cuda::AssignmentIds& ids) {
+  const cuda::SmallBatch own(ids, Traits::kTileN);
   FusedRouting& routing = shared<Traits>().routing;
   own.list(routing.row_tiles, Traits::kTileN, true);
   if (own.row() >= 0) routing.assignment_of_row[own.row()] = cuda::SmallBatch::lane();
@@ -82,7 +83,7 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
   }
 }
 
-// The kernel. Rows: GatheredRows, FusedRoutingRows, FusedSelectionRows or TmaRows.
+// The kernel. Rows: GatheredRows, FusedRoutingRows or TmaRows.
 template <class Traits, class Epilogue, class Rows>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows& rows) {
   static_assert(!Epilogue::kReportsNonfinite || (Epilogue::kJoined && Traits::kTmaRows));
@@ -91,8 +92,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
   ptx::prefetch_parameters(epilogue);
   if (threadIdx.x == 0) init_barriers<Traits>();
   if constexpr (Rows::kFusedRouting) {
-    if (threadIdx.x / 32 == 1)
-      route_small_batch<Traits>(args, cuda::SmallBatch(rows.ids, rows.id_of_lane(), Traits::kTileN));
+    if (threadIdx.x / 32 == 1) route_small_batch<Traits>(args, rows.ids);
   } else {
     if (!args.after_route) {  // the next kernel may rely on route as soon as it starts
       ptx::grid_dependency_wait();

@@ -44,11 +44,7 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
     case cuda::RowSource::kGathered: return kernels.gemm1(site, args, params, {x, k});
     case cuda::RowSource::kFusedRouting: {
       const auto* const own = plan.early_hidden ? static_cast<const uint16_t*>(step.batch.hidden) : x;
-      const FusedRoutingRows rows = {own, k, plan.early_hidden, cuda::assignment_ids(step)};
-      if (step.plan->selection != cuda::Selection::kFused) return kernels.gemm1_fused_routing(site, args, params, rows);
-      const SelectExperts& selection = *step.batch.selection;
-      return kernels.gemm1_fused_selection(site, args, params,
-                                           {rows, selection, cuda::reads_vectors(selection, cuda::kLogitsPerLane)});
+      return kernels.gemm1_fused_routing(site, args, params, {own, k, plan.early_hidden, cuda::assignment_ids(step)});
     }
     case cuda::RowSource::kGatheredFirst: NVFP4_MOE_TRY(gather_rows(step, part, x)); [[fallthrough]];
     case cuda::RowSource::kInRows: break;

@@ -11,7 +11,6 @@
 #include "backend/cuda/gemm/gated_activation.cuh"
 #include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/scratch.h"
-#include "backend/cuda/steps/select_experts.cuh"
 #include "backend/cuda/steps/small_batch.cuh"
 
 namespace nvfp4_moe::sm90 {
@@ -55,13 +54,6 @@ struct FusedRoutingRows {
   bool x_is_input;  // x is the batch's own hidden: there before this kernel starts, and not just once route has ended
   cuda::AssignmentIds ids;
   static constexpr bool kFusedRouting = true;
-  __device__ int64_t id_of_lane() const { return cuda::id_of_lane(ids); }
-};
-// The same of a batch that has router logits and no ids yet: each cta selects the experts by itself too.
-struct FusedSelectionRows : FusedRoutingRows {
-  SelectExperts selection;
-  bool vectors;  // the logits are read by vectors (steps/select_experts.cuh)
-  __device__ int64_t id_of_lane() const { return cuda::ids_by_logits(selection, vectors); }
 };
 // Rows in expert order, (R, k) bf16, copied by TMA in tiles of kTmaTileRows x kTmaTileK.
 struct TmaRows {

@@ -45,10 +45,7 @@ constexpr KernelEntry make_kernel_entry() {
     entry.gemm1 = launch_gemm1<kIndex, GatheredRows>;
     entry.gemm2 = launch_gemm2<kIndex, GatheredRows>;
   }
-  if constexpr (GemmTraits<kIndex>::kMayFuseRouting) {
-    entry.gemm1_fused_routing = launch_gemm1<kIndex, FusedRoutingRows>;
-    entry.gemm1_fused_selection = launch_gemm1<kIndex, FusedSelectionRows>;
-  }
+  if constexpr (GemmTraits<kIndex>::kMayFuseRouting) entry.gemm1_fused_routing = launch_gemm1<kIndex, FusedRoutingRows>;
   return entry;
 }
 

@@ -13,7 +13,6 @@ struct Gemm1Params;
 struct Gemm2Params;
 struct GatheredRows;
 struct FusedRoutingRows;
-struct FusedSelectionRows;
 struct TmaRows;
 
 struct LaunchSite {
@@ -26,7 +25,6 @@ struct KernelEntry {
   size_t config;  // index in kGemmConfigs
   Status (*gemm1)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
   Status (*gemm1_fused_routing)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const FusedRoutingRows&);
-  Status (*gemm1_fused_selection)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const FusedSelectionRows&);
   Status (*gemm1_tma)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const TmaRows&);
   Status (*gemm2)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const GatheredRows&);
   Status (*gemm2_tma)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const TmaRows&);

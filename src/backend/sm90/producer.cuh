@@ -205,8 +205,8 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
     Description<Traits, Epilogue, TmaRows>(args, epilogue, source, work, index, thread).complete(work);
 }
 
-// The same where they gather them. Rows: GatheredRows, FusedRoutingRows or FusedSelectionRows. A thread never waits for
-// its copies: they arrive at the full barrier themselves.
+// The same where they gather them. Rows: GatheredRows or FusedRoutingRows. A thread never waits for its copies: they
+// arrive at the full barrier themselves.
 template <class Traits, class Epilogue, class Rows>
 __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, const Rows& source,
                              const Schedule& schedule) {

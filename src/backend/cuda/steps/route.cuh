@@ -328,7 +328,8 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
 }
 
 // The whole step by one CTA, for up to 32 assignments. Every warp does the same; experts are dealt out to threads.
-__device__ inline void route_small_batch(const RouteArgs& args, const SmallBatch& own) {
+__device__ inline void route_small_batch(const RouteArgs& args) {
+  const SmallBatch own(args, args.tile_n);
   const int lane = SmallBatch::lane();
   const auto bad_ids = static_cast<uint64_t>(__popc(__ballot_sync(kAllLanes, own.bad != 0)));
   const int32_t all_rows = own.all_rows();
@@ -365,7 +366,7 @@ __device__ inline void route_small_batch(const RouteArgs& args, const SmallBatch
 
 // The whole step by one CTA, a slice for each warp where the masks do not fit. shared: aligned to 16 bytes.
 __device__ inline void route_by_one_cta(const RouteArgs& args, void* shared) {
-  if (args.assignments <= kSmallBatch) return route_small_batch(args, SmallBatch(args, args.tile_n));
+  if (args.assignments <= kSmallBatch) return route_small_batch(args);
   if (args.segments > 0)
     return args.assignments <= threads_of_cta() ? route_by_bits<1>(args, shared)
                                                 : route_by_bits<kAssignmentsPerThread>(args, shared);

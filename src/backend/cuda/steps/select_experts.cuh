@@ -279,25 +279,6 @@ inline bool reads_vectors(const SelectExperts& call, int per_lane) {
          call.logits_stride * element % vector_bytes == 0;
 }
 
-// The experts of the largest logits: lane i has the id of assignment i, -1 beyond the last. Of up to 32 assignments, by one
-// warp; vectors: of kLogitsPerLane experts.
-__device__ inline int64_t ids_by_logits(const SelectExperts& call, bool vectors) {
-  const int lane = threadIdx.x % 32, top_k = static_cast<int>(call.config.top_k);
-  int id = -1;
-#pragma unroll 1
-  for (int token = 0; token < static_cast<int>(call.tokens); ++token) {
-    LaneKeys<kLogitsPerLane> keys;
-    keys.first = lane * kLogitsPerLane;
-    keys.experts = static_cast<int>(call.config.num_experts);
-    keys.load(logits_row(call, token), call.logits_dtype, vectors);
-    Selected selected;
-    keys.take_best(top_k, selected);
-    const int own = lane - token * top_k, expert = __shfl_sync(kAllLanes, selected.expert, own);
-    if (own >= 0 && own < top_k) id = expert;
-  }
-  return id;
-}
-
 // A token's experts and weights into the call's arrays, by one warp. kPerLane 0: experts come from the table.
 template <int kPerLane>
 __device__ void select_token(const SelectExperts& call, int64_t token, bool vectors) {

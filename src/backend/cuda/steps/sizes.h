@@ -50,11 +50,6 @@ constexpr int64_t route_bits_bytes(int64_t assignments, int64_t experts, bool wi
 inline constexpr int32_t kSliceSegments = kRouteSlice / kRouteSegment;
 constexpr int64_t scatter_bits_bytes(int64_t experts) { return (kSliceSegments * 20 + 8) * experts; }
 
-// ---- select_experts, by route itself
-
-inline constexpr int64_t kSelectingTokens = 4;  // one warp takes them in turn
-inline constexpr int kLogitsPerLane = 8;        // of a token, in registers
-
 // ---- quantize
 
 inline constexpr int kRowThreads = 256;         // that work on a row of any type, at most

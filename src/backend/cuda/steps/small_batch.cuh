@@ -46,12 +46,6 @@ __device__ inline int local_expert(const AssignmentIds& args, int64_t assignment
   return assignment < end ? local_expert(args, global_id(args, assignment), bad) : -1;
 }
 
-// The id of this lane's assignment, of up to 32; -1 beyond the last.
-__device__ inline int64_t id_of_lane(const AssignmentIds& args) {
-  const auto lane = static_cast<int64_t>(threadIdx.x % 32);
-  return lane < args.assignments ? global_id(args, lane) : -1;
-}
-
 // The tiles of one expert's rows, step each, from first_tile on.
 __device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row, int32_t rows, int32_t step,
                                   int32_t first_tile, int32_t tiles) {
@@ -69,10 +63,8 @@ struct SmallBatch {
   int32_t rows_before = 0, tiles_before = 0;  // of smaller experts
   int32_t all_tiles = 0;
 
-  __device__ SmallBatch(const AssignmentIds& args, int tile_n) : SmallBatch(args, id_of_lane(args), tile_n) {}
-  // id: of this lane's assignment; -1 beyond the last.
-  __device__ SmallBatch(const AssignmentIds& args, int64_t id, int tile_n) {
-    expert = local_expert(args, id, bad);
+  __device__ SmallBatch(const AssignmentIds& args, int tile_n) {
+    expert = local_expert(args, lane(), args.assignments, bad);
     same = __match_any_sync(kAllLanes, expert);
     first = expert >= 0 && lane() == __ffs(static_cast<int>(same)) - 1;
     tiles = first ? (rows() <= tile_n ? 1 : (rows() + tile_n - 1) / tile_n) : 0;

@@ -16,7 +16,13 @@ from typing import NamedTuple
 # Kernels that a layer's time goes to. In mangled names a function's own name stands between its length and its arguments.
 LISTED = ["gemm1_swiglu_kernel", "gemm2_kernel", "quantize_nvfp4", "round_rows", "combine_tokens", "route_one_cta"]
 LISTED += ["quantize_vec8_cta", "requantize_vec8_cta", "route_and_quantize_kernel", "sm90_gather_rows"]
-LISTED += ["sm90_round_into_rows", "sm90_gemm1_kernel", "sm90_gemm2_kernel", "select_experts_kernel"]
+LISTED += [
+    "sm90_round_into_rows",
+    "sm90_gemm1_kernel",
+    "sm90_gemm2_kernel",
+    "router_gemm_kernel",
+    "select_experts_kernel",
+]
 LISTED += ["sm100_gemm1_kernel", "sm100_gemm2_kernel", "sm100_bf16_gemm1_kernel", "sm100_bf16_gemm2_kernel"]
 LISTED += ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]
 

@@ -537,6 +537,27 @@ typedef struct nvfp4_moe_router_config {
   int32_t reserved;            /* 0 */
 } nvfp4_moe_router_config;
 
+/* A router's GEMM, for the few tokens of a decode step: logits (T, E) = hidden (T, H) times the transposed weight (E, H).
+ * Products are added in fp32 in an order that depends on H alone (docs/numerics.md, section 12): the same bits on every host
+ * and GPU. */
+typedef struct nvfp4_moe_router_gemm_call {
+  size_t struct_size;
+  int64_t tokens;               /* T, 0 to 2^30 */
+  int64_t num_experts;          /* E, 1 to 1024 */
+  int64_t hidden_size;          /* H, a multiple of 8 up to 2^20 */
+  const void* hidden;           /* (T, H) BF16 in rows hidden_stride elements apart, each aligned to 16 bytes */
+  int64_t hidden_stride;        /* a multiple of 8; 0: H */
+  const void* weight;           /* (E, H) BF16, aligned to 16 bytes */
+  void* logits;                 /* (T, E); overlaps nothing else */
+  nvfp4_moe_dtype logits_dtype; /* BF16 (default), rounded once, or F32 */
+} nvfp4_moe_router_gemm_call;
+
+/* Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call);
+/* The same on arrays in the memory of cuda:device, as nvfp4_moe_device_select_experts. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_router_gemm(int32_t device, const nvfp4_moe_router_gemm_call* call,
+                                                          void* stream);
+
 /* T tokens. Outputs overlap nothing else. What the config does not ask for is NULL. */
 typedef struct nvfp4_moe_router_batch {
   size_t struct_size;
@@ -568,9 +589,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_select_experts(int32_t device, con
                                                              const nvfp4_moe_router_batch* batch, void* stream);
 
 /* nvfp4_moe_select_experts, then nvfp4_moe_layer_run on what it chose, as one call: the same bits in routing->topk_ids,
- * routing->topk_weights and batch->out. On Hopper, for few tokens whose experts are those of the largest logits, no kernel of
- * the layer then waits for a kernel that selects. Where the layer lies, all arrays lie. The router's num_experts and top_k are
- * the layer's, routing->tokens the batch's; batch->topk_ids and topk_weights are NULL or routing's. Everything else as
+ * routing->topk_weights and batch->out. Where the layer lies, all arrays lie. The router's num_experts and top_k are the
+ * layer's, routing->tokens the batch's; batch->topk_ids and topk_weights are NULL or routing's. Everything else as
  * nvfp4_moe_layer_run has it. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer,
                                                         const nvfp4_moe_router_config* router,

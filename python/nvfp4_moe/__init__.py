@@ -9,9 +9,9 @@ An NVFP4 tensor (..., K), K a multiple of 16, is three things:
     value = e2m1(code) * e4m3(scale) * tensor_scale
 
 Arrays come in through DLPack or the buffer protocol from any framework. A torch tensor gives torch tensors back,
-everything else NumPy arrays. quantize, dequantize, silu_mul_quantize, swizzle, unswizzle and select_experts also take torch
-tensors in a GPU's memory: with the host's bits, in torch's current stream, and without waiting, so that a CUDA graph can hold
-them. bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8, ml_dtypes or torch
+everything else NumPy arrays. quantize, dequantize, silu_mul_quantize, swizzle, unswizzle, router_gemm and select_experts also
+take torch tensors in a GPU's memory: with the host's bits, in torch's current stream, and without waiting, so that a CUDA
+graph can hold them. bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8, ml_dtypes or torch
 float8_e4m3fn. Non-contiguous arrays are copied.
 
 Errors: subclasses of nvfp4_moe.Error, each with one line that names the thing, what was expected and what came, and each
@@ -46,7 +46,7 @@ from ._core import (
 from .config import MoeConfig
 from .config import dump_options as _dump_options
 from .layer import MoeLayer, Nvfp4Linear
-from .router import RouterConfig, select_experts
+from .router import RouterConfig, router_gemm, select_experts
 
 __all__ = [
     "BadInput",
@@ -78,6 +78,7 @@ __all__ = [
     "quantize",
     "quantize_checkpoint",
     "release_workspaces",
+    "router_gemm",
     "select_experts",
     "silu_mul_quantize",
     "swizzle",

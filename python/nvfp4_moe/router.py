@@ -1,4 +1,4 @@
-"""Routers: logits of every expert to the experts of each token and their weights (docs/numerics.md, section 12)."""
+"""Routers: hidden to logits, and these to the experts of each token and their weights (docs/numerics.md, section 12)."""
 
 from __future__ import annotations
 
@@ -76,6 +76,20 @@ class RouterConfig:
         raise _core.Unsupported(
             f"config.json model_type {outer!r}: expected one of {', '.join(_ROUTERS)}, whose routers are known"
         )
+
+
+def router_gemm(hidden: Any, weight: Any, *, logits_dtype: str = "bfloat16", out: Any = None) -> Any:
+    """A router's logits (T, num_experts) of few tokens: hidden (T, H) times the transposed weight (num_experts, H).
+
+    Both bfloat16 and on one device, H a multiple of 8, rows aligned to 16 bytes; rows of hidden may lie apart. logits_dtype:
+    "bfloat16", rounded once, or "float32". out: the array to write, contiguous, whose type rules; else it is made.
+
+    Sums are fp32, in an order that depends on H alone: a token's logits have the same bits in every batch, on every host and
+    GPU. Tensors on a GPU stay there: one kernel in torch's current stream that a CUDA graph can hold. It is made for the
+    few tokens of a decode step, and reads the weights again for every 8 of them. Raises ValueError on shapes, dtypes,
+    addresses and devices.
+    """
+    return _core.router_gemm(hidden, weight, logits_dtype, out)
 
 
 def select_experts(

@@ -11,6 +11,8 @@
                       -> (Tensor, Tensor, Tensor)
     swizzle(Tensor scales) -> Tensor
     unswizzle(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
+    router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor
+    router_gemm.out(the same, Tensor(a!) out) -> ()
     select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float renormalize_epsilon=0.0,
                    float routed_scaling_factor=1.0, int num_expert_group=1, int topk_group=1, str group_score="max",
                    Tensor? correction_bias=None, Tensor? token_ids=None, Tensor? hash_table=None, *,
@@ -43,6 +45,7 @@ from torch import Tensor
 from . import _core
 from . import dequantize as _dequantize
 from . import quantize as _quantize
+from . import router_gemm as _router_gemm
 from . import select_experts as _select_experts
 from . import silu_mul_quantize as _silu_mul_quantize
 from . import swizzle as _swizzle
@@ -216,6 +219,47 @@ _op(
 
 
 # ---- routers
+
+_LOGITS_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+def _router_gemm_kernel(
+    hidden: Tensor, weight: Tensor, *, logits_dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None
+) -> Tensor:
+    logits: Tensor = _router_gemm(
+        hidden, weight, logits_dtype=_LOGITS_NAMES.get(logits_dtype, str(logits_dtype)), out=out
+    )
+    return logits
+
+
+def _router_gemm_fake(hidden: Tensor, weight: Tensor, *, logits_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return hidden.new_empty((hidden.shape[0], weight.shape[0]), dtype=logits_dtype)
+
+
+def _router_gemm_out_kernel(
+    hidden: Tensor, weight: Tensor, *, logits_dtype: torch.dtype = torch.bfloat16, out: Tensor
+) -> None:
+    if out.dtype != logits_dtype:
+        raise _core.InvalidArgument(f"out: expected logits_dtype {logits_dtype}, got {out.dtype}")
+    _router_gemm_kernel(hidden, weight, logits_dtype=logits_dtype, out=out)
+
+
+def _router_gemm_out_fake(
+    hidden: Tensor, weight: Tensor, *, logits_dtype: torch.dtype = torch.bfloat16, out: Tensor
+) -> None:
+    return None
+
+
+_op(
+    "router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor",
+    _router_gemm_kernel,
+    _router_gemm_fake,
+)
+_op(
+    "router_gemm.out(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16, Tensor(a!) out) -> ()",
+    _router_gemm_out_kernel,
+    _router_gemm_out_fake,
+)
 
 _ROUTER_ARGUMENTS = (
     'Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float renormalize_epsilon=0.0, '

@@ -1,4 +1,4 @@
-// A router's selection on arrays, on the host or in a GPU's memory: arrays become the request of moe/router.h, which
+// A router's GEMM and selection on arrays, on the host or in a GPU's memory: arrays become the request of moe/router.h, which
 // checks it and does the work. On a GPU that is enqueued in the framework's current stream, and nothing is read back.
 #include "router.h"
 
@@ -148,9 +148,64 @@ Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle tok
   return nb::make_tuple(selection.ids().object(), selection.weights().object());
 }
 
+// (T, H) in rows that lie apart, or copied into such.
+Tensor rows_of(nb::handle object, const char* name) {
+  if (nb::hasattr(object, "__dlpack__")) {
+    Tensor rows = Tensor::of_run(object, name);
+    if (rows.ndim() == 2 && rows.stride(1) == 1 && rows.stride(0) >= 0 && rows.stride(0) % kRouterVector == 0)
+      return rows;
+  }
+  return Tensor::contiguous(object, name);
+}
+
+void check_bf16(const Tensor& array) {
+  if (array.ndim() != 2 || !array.is_floating() || array.dtype() != DType::kBf16)
+    array.fail_expected("two dimensions of bfloat16 (or its bits as uint16)");
+}
+
+DType logits_dtype_named(const std::string& name) {
+  if (name == "bfloat16") return DType::kBf16;
+  if (name == "float32") return DType::kF32;
+  fail("logits_dtype: expected bfloat16 or float32, got " + name);
+}
+
+nb::object router_gemm(nb::handle hidden_object, nb::handle weight_object, const std::string& logits_dtype,
+                       nb::handle out) {
+  const Tensor hidden = rows_of(hidden_object, "hidden"), weight = Tensor::contiguous(weight_object, "weight");
+  check_bf16(hidden);
+  check_bf16(weight);
+  const Device device = hidden.device();
+  if (!device.is_host() && device.type != nb::device::cuda::value)
+    throw Failure(unsupported("router_gemm on " + to_string(device) + ": expected cpu or cuda"));
+  if (weight.shape(1) != hidden.shape(1) || weight.device() != device)
+    weight.fail_expected("(E, " + std::to_string(hidden.shape(1)) + ")" + on(hidden));
+  RouterGemm call;
+  call.tokens = hidden.shape(0);
+  call.num_experts = weight.shape(0);
+  call.hidden_size = hidden.shape(1);
+  call.hidden = hidden.data();
+  call.hidden_stride = call.tokens > 1 ? hidden.stride(0) : call.hidden_size;
+  call.weight = weight.data();
+  call.logits_dtype = logits_dtype_named(logits_dtype);
+  const Sizes shape = {call.tokens, call.num_experts};
+  const Tensor logits = out.is_none()
+                            ? hidden.empty_like(shape, call.logits_dtype)
+                            : output_of(out, "out", shape, "bfloat16 or float32", hidden, &Tensor::is_floating);
+  call.logits = logits.data();
+  call.logits_dtype = logits.dtype();
+  void* const stream = hidden.stream_or(nb::none());
+  {
+    const WithoutLock unlocked;
+    check(device.is_host() ? router::router_gemm(call) : router::device_router_gemm(device.index, call, stream));
+  }
+  return logits.object();
+}
+
 }  // namespace
 
 void bind_router(nb::module_& m) {
+  m.def("router_gemm", &router_gemm, nb::arg("hidden"), nb::arg("weight"), nb::arg("logits_dtype"),
+        nb::arg("out").none());
   m.def(
       "check_router_config", [](const RouterFields& router) { (void)router_config(router); }, nb::arg("router"));
   m.def("select_experts", &select_experts, nb::arg("logits"), nb::arg("correction_bias").none(),

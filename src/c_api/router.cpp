@@ -1,4 +1,5 @@
-// The C interface: a router's selection, on the host and on a device, by itself and as the beginning of a layer's run.
+// The C interface: a router's GEMM and its selection, on the host and on a device, and the selection as the beginning of a
+// layer's run.
 #include "moe/router.h"
 
 #include "c_api/layer.h"
@@ -57,9 +58,37 @@ Result<moe::SelectExperts> read_router_call(const nvfp4_moe_router_config* confi
   return call;
 }
 
+Result<moe::RouterGemm> read_router_gemm(const nvfp4_moe_router_gemm_call* given) {
+  NVFP4_MOE_ASSIGN(const nvfp4_moe_router_gemm_call c, api::read_struct("call", given));
+  moe::RouterGemm call;
+  call.tokens = c.tokens;
+  call.num_experts = c.num_experts;
+  call.hidden_size = c.hidden_size;
+  call.hidden = c.hidden;
+  call.hidden_stride = c.hidden_stride == 0 ? c.hidden_size : c.hidden_stride;
+  call.weight = c.weight;
+  call.logits = c.logits;
+  NVFP4_MOE_ASSIGN(call.logits_dtype, api::read_dtype("logits_dtype", c.logits_dtype, moe::DType::kBf16));
+  return call;
+}
+
 }  // namespace
 
 extern "C" {
+
+nvfp4_moe_code nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(const moe::RouterGemm gemm, read_router_gemm(call));
+    return moe::router::router_gemm(gemm);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_device_router_gemm(int32_t device, const nvfp4_moe_router_gemm_call* call, void* stream) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(const moe::RouterGemm gemm, read_router_gemm(call));
+    return moe::router::device_router_gemm(device, gemm, stream);
+  });
+}
 
 nvfp4_moe_code nvfp4_moe_select_experts(const nvfp4_moe_router_config* config, const nvfp4_moe_router_batch* batch) {
   return api::guarded([&]() -> Status {

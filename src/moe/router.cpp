@@ -10,6 +10,7 @@ namespace {
 
 // They keep every product of two of them, and their bytes, inside int64.
 constexpr int64_t kMostTokens = int64_t{1} << 30, kMostStride = int64_t{1} << 30, kMostVocab = int64_t{1} << 40;
+constexpr int64_t kMostHiddenSize = int64_t{1} << 20;
 
 Status check_size(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return {};
@@ -58,7 +59,64 @@ Status check_arrays(const SelectExperts& call) {
   return {};
 }
 
+Status check_vectors(const char* name, int64_t value, int64_t low, int64_t high) {
+  NVFP4_MOE_TRY(check_size(name, value, low, high));
+  if (value % kRouterVector == 0) return {};
+  return invalid_argument(std::string(name) + ": expected a multiple of " + std::to_string(kRouterVector) + ", got " +
+                          std::to_string(value));
+}
+
+// Aligned to a vector, which check_array does not ask for.
+Status check_vector_array(const Array& array) {
+  NVFP4_MOE_TRY(check_array(array));
+  if (array.begin() % (kRouterVector * sizeof(uint16_t)) == 0) return {};
+  return invalid_argument(std::string(array.name) +
+                          ": expected an address that is a multiple of 16, for its rows are read" + " by vectors");
+}
+
+// The given functions, or this build's.
+Result<const DeviceRouter*> router_of(int index, const DeviceRouter* functions) {
+  if (functions == nullptr) functions = device_router(DeviceKind::kCuda);
+  if (functions == nullptr)
+    return unsupported("device cuda:" + std::to_string(index) + ": this build has no CUDA backend");
+  return functions;
+}
+
+Status check_device_index(int index) { return check_size("device (N of cuda:N)", index, 0, INT32_MAX); }
+
 }  // namespace
+
+Status check_call(const RouterGemm& call) {
+  NVFP4_MOE_TRY(check_size("tokens", call.tokens, 0, kMostTokens));
+  NVFP4_MOE_TRY(check_size("num_experts", call.num_experts, 1, kMaxRouterExperts));
+  NVFP4_MOE_TRY(check_vectors("hidden_size", call.hidden_size, kRouterVector, kMostHiddenSize));
+  NVFP4_MOE_TRY(check_vectors("hidden_stride", call.hidden_stride, 0, kMostStride));
+  if (call.logits_dtype != DType::kBf16 && call.logits_dtype != DType::kF32)
+    return invalid_argument("logits: expected BF16 or F32, got " + std::string(to_string(call.logits_dtype)));
+  if (call.tokens == 0) return {};
+  const Array hidden = {"hidden", call.hidden, DType::kBf16, (call.tokens - 1) * call.hidden_stride + call.hidden_size};
+  const Array weight = {"weight", call.weight, DType::kBf16, call.num_experts * call.hidden_size};
+  const Array logits = {"logits", call.logits, call.logits_dtype, call.tokens * call.num_experts};
+  NVFP4_MOE_TRY(check_vector_array(hidden));
+  NVFP4_MOE_TRY(check_vector_array(weight));
+  NVFP4_MOE_TRY(check_array(logits));
+  NVFP4_MOE_TRY(check_apart(logits, hidden));
+  return check_apart(logits, weight);
+}
+
+Status router_gemm(const RouterGemm& call) {
+  NVFP4_MOE_TRY(check_call(call));
+  nvfp4_moe::router_gemm(call);
+  return {};
+}
+
+Status device_router_gemm(int index, const RouterGemm& call, void* stream, const DeviceRouter* functions) {
+  NVFP4_MOE_TRY(check_device_index(index));
+  NVFP4_MOE_TRY(check_call(call));
+  NVFP4_MOE_ASSIGN(functions, router_of(index, functions));
+  if (call.tokens == 0) return {};
+  return functions->router_gemm(index, call, stream);
+}
 
 Status check_call(const SelectExperts& call) {
   const RouterConfig& config = call.config;
@@ -86,11 +144,9 @@ Status select_experts(const SelectExperts& call) {
 }
 
 Status device_select_experts(int index, const SelectExperts& call, void* stream, const DeviceRouter* functions) {
-  NVFP4_MOE_TRY(check_size("device (N of cuda:N)", index, 0, INT32_MAX));
+  NVFP4_MOE_TRY(check_device_index(index));
   NVFP4_MOE_TRY(check_call(call));
-  if (functions == nullptr) functions = device_router(DeviceKind::kCuda);
-  if (functions == nullptr)
-    return unsupported("device cuda:" + std::to_string(index) + ": this build has no CUDA backend");
+  NVFP4_MOE_ASSIGN(functions, router_of(index, functions));
   if (call.tokens == 0) return {};
   return functions->select_experts(index, call, stream);
 }

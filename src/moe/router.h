@@ -1,4 +1,4 @@
-// The front of a router's selection: the checks of a call, once for C and Python, and where the work is done.
+// The front of a router, its GEMM and its selection: the checks of a call, once for C and Python, and where the work is done.
 //
 // On the host the work is done when it returns. On a device it is enqueued in `stream`: nothing is allocated, waited for
 // or read back, so that a graph can hold it. kInvalidArgument names what is wrong before anything is written; no number
@@ -7,15 +7,22 @@
 
 #include "backend/device_router.h"
 #include "core/router.h"
+#include "core/router_gemm.h"
 #include "core/status.h"
 
 namespace nvfp4_moe::router {
 
 // The checks of a call, without reading an array.
+Status check_call(const RouterGemm& call);
 Status check_call(const SelectExperts& call);
+
+// Without tokens the arrays may be null.
+Status router_gemm(const RouterGemm& call);
+// On cuda:index, where all arrays lie. functions: null for those of this build; another table for tests of the front.
+Status device_router_gemm(int index, const RouterGemm& call, void* stream, const DeviceRouter* functions = nullptr);
 // Without tokens the arrays may be null; with them, what the config does not ask for must be null.
 Status select_experts(const SelectExperts& call);
-// On cuda:index, where all arrays lie. functions: null for those of this build; another table for tests of the front.
+// As device_router_gemm.
 Status device_select_experts(int index, const SelectExperts& call, void* stream,
                              const DeviceRouter* functions = nullptr);
 

@@ -60,7 +60,7 @@ class Session {
 
  private:
   void one_call() {
-    switch (a_.pick(14)) {
+    switch (a_.pick(15)) {
       case 0: explain(); break;
       case 1: plan(); break;
       case 2: open_layer(); break;
@@ -74,6 +74,7 @@ class Session {
       case 10: quantize(); break;
       case 11: convert(); break;
       case 12: select_experts(); break;
+      case 13: router_gemm(); break;
       default: files(); break;
     }
   }
@@ -454,6 +455,22 @@ class Session {
         std::memcpy(memory + 8 * i, &index, 8);
     }
     return memory;
+  }
+
+  void router_gemm() {
+    nvfp4_moe_router_gemm_call c{};
+    const int64_t tokens = a_.in(0, 3), experts = a_.in(1, 5), size = 8 * a_.in(1, 3);
+    c.tokens = tokens;
+    c.num_experts = experts;
+    c.hidden_size = a_.rarely() ? size - a_.in(0, 30) : size;
+    c.hidden_stride = a_.pick(2) == 0 ? 0 : 24 - (a_.rarely() ? a_.in(0, 40) : 0);
+    c.logits_dtype = a_.enumerator(4);
+    c.hidden = a_.maybe(a_.bytes(tokens * 24 * 2));
+    c.weight = a_.maybe(a_.bytes(experts * size * 2));
+    c.logits = a_.maybe(a_.zeros(tokens * experts * 4));
+    if (a_.rarely()) c.tokens = a_.rarely(1) ? -1 : int64_t{1} << a_.in(31, 62);
+    const nvfp4_moe_router_gemm_call* call = a_.structure(c);
+    check(a_.rarely(5) ? nvfp4_moe_device_router_gemm(a_.enumerator(2), call, nullptr) : nvfp4_moe_router_gemm(call));
   }
 
   void select_experts() {

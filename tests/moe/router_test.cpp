@@ -28,13 +28,14 @@ struct NotedSelection {
   SelectExperts call;
 };
 NotedSelection noted_selection;
-constexpr DeviceRouter kNotingRouter = {[](int device, const SelectExperts& call, void* stream) -> Status {
-  ++noted_selection.calls;
-  noted_selection.device = device;
-  noted_selection.stream = stream;
-  noted_selection.call = call;
-  return {};
-}};
+constexpr DeviceRouter kNotingRouter = {
+    .router_gemm = nullptr, .select_experts = [](int device, const SelectExperts& call, void* stream) -> Status {
+      ++noted_selection.calls;
+      noted_selection.device = device;
+      noted_selection.stream = stream;
+      noted_selection.call = call;
+      return {};
+    }};
 
 class RouterFront : public testing::Test {
  protected:

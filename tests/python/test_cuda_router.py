@@ -1,5 +1,5 @@
-"""select_experts and its torch op on a GPU's tensors: bit for bit what the host gives, for every scoring, dtype and token
-count, in any stream, and captured in graphs.
+"""select_experts, router_gemm and their torch ops on a GPU's tensors: bit for bit what the host gives, for every scoring, dtype
+and token count, in any stream, and captured in graphs.
 
 Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
 """
@@ -246,3 +246,39 @@ def test_a_graph_of_a_layer_that_selects() -> None:
             graph.replay()
             expected = layer.run(hidden, *nv.select_experts(logits, config))
             assert torch.equal(out.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 9, 40])
+def test_router_gemm_gives_the_hosts_bits(tokens: int) -> None:
+    g = torch.Generator().manual_seed(tokens)
+    hidden = torch.randn(tokens, 2048, generator=g).bfloat16()
+    weight = torch.randn(128, 2048, generator=g).bfloat16()
+    for dtype in (torch.bfloat16, torch.float32):
+        expected = nv.router_gemm(hidden, weight, logits_dtype=str(dtype).removeprefix("torch."))
+        assert torch.equal(
+            torch.ops.nvfp4.router_gemm(hidden.cuda(), weight.cuda(), logits_dtype=dtype).cpu(), expected
+        )
+
+
+def test_router_gemm_selection_and_layer_in_a_graph_behind_torch_s_kernels() -> None:
+    """As an engine has them: hidden is made by a kernel of torch's in the same graph."""
+    g = torch.Generator().manual_seed(3)
+    source = torch.randn(4, 2048, generator=g).cuda()
+    weight = torch.randn(128, 2048, generator=g).bfloat16().cuda()
+    config = nv.RouterConfig(128, 8, renormalize=True)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = nv.router_gemm((source * 0.5).bfloat16(), weight)
+        return logits, *nv.select_experts(logits, config)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for seed in range(5):
+        values = torch.randn(4, 2048, generator=torch.Generator().manual_seed(seed))
+        source.copy_(values)
+        graph.replay()
+        logits = nv.router_gemm((values * 0.5).bfloat16(), weight.cpu())
+        for got, expected in zip(captured, (logits, *nv.select_experts(logits, config)), strict=True):
+            assert torch.equal(got.cpu(), expected)

@@ -124,6 +124,12 @@ def op_calls(layer, linear) -> dict[str, tuple]:
         "silu_mul_quantize": (op.silu_mul_quantize.default, (x[0],)),
         "swizzle": (op.swizzle.default, (scales,)),
         "unswizzle": (op.unswizzle.default, (op.swizzle(scales), 5, 4)),
+        "router_gemm": (op.router_gemm.default, (x[0], x[0][:3].clone()), {"logits_dtype": torch.float32}),
+        "router_gemm.out": (
+            op.router_gemm.out,
+            (x[0], x[0][:3].clone()),
+            {"out": torch.empty(5, 3, dtype=torch.bfloat16)},
+        ),
         "select_experts": (op.select_experts.default, router),
         "select_experts by hash": (
             op.select_experts.default,
@@ -147,7 +153,7 @@ def test_opcheck(layer, linear):
 def test_no_compiler_puts_an_out_form_in_the_default_s_place():
     """Torch 2.13's fails on symbolic token counts when it does."""
     out_variant = pytest.importorskip("torch._library._out_variant")
-    for packet in (op.moe_gemm, op.linear, op.select_experts):
+    for packet in (op.moe_gemm, op.linear, op.router_gemm, op.select_experts):
         assert out_variant.to_out_variant(packet.default) is None
 
 

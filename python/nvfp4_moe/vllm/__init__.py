@@ -25,11 +25,11 @@ def register() -> None:
     from . import internals
 
     missing = misfits(internals.REQUIRED)
-    internals.has_router = "router" not in missing
+    internals.fitting = frozenset(internals.OPTIONAL).difference(missing)
     sentences = [
         f"vLLM {internals.version()} does not fit nvfp4-moe ({group}): {'; '.join(problems[:3])}"
         for group, problems in missing.items()
-        if group != "router"  # without which everything is served all the same
+        if group not in internals.OPTIONAL
     ]
     if sentences and settings.insists:
         raise RuntimeError("; ".join(sentences) + "; NVFP4_MOE=auto serves without the library")

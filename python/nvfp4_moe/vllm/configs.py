@@ -11,6 +11,7 @@ from typing import Any
 
 from . import internals, methods
 from .experts import NvFp4MoeExperts
+from .gate import gate_or
 from .plan import plan_of
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -27,7 +28,7 @@ def _modelopt_fp4(base: Any) -> type:
             if isinstance(layer, _routed_experts) and not self.is_layer_excluded(prefix) and not _is_vision(prefix):
                 if plan := plan_of(layer, prefix):
                     return method(self, layer.moe_config, plan)
-            return super().get_quant_method(layer, prefix)
+            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
 
     return NvFp4MoeModelOptConfig
 
@@ -47,7 +48,7 @@ def _modelopt_mixed(base: Any) -> type:
                 if algorithm in ("NVFP4", "W4A16_NVFP4") and (plan := plan_of(layer, prefix)):
                     own = self.nvfp4_config if algorithm == "NVFP4" else self.w4a16_nvfp4_config
                     return method(own, layer.moe_config, plan)
-            return super().get_quant_method(layer, prefix)
+            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
 
     return NvFp4MoeModelOptMixedConfig
 
@@ -60,7 +61,7 @@ def _compressed_tensors(base: Any) -> type:
             if isinstance(layer, _routed_experts) and self._is_nvfp4_everywhere(layer, prefix):
                 if plan := plan_of(layer, prefix):
                     return method(layer.moe_config, plan)
-            return super().get_quant_method(layer, prefix)
+            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
 
         def _is_nvfp4_everywhere(self, layer: Any, prefix: str) -> bool:
             """Whether all projections are NVFP4; what differs between them is vLLM's to refuse."""
@@ -87,7 +88,7 @@ def _deepseek_v4(base: Any) -> type:
                     if is_nvfp4:
                         return nvfp4(self._get_nvfp4_config(), layer.moe_config, plan)
                     return mxfp4(layer.moe_config, plan)
-            return super().get_quant_method(layer, prefix)
+            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
 
         def _is_skipped(self, prefix: str) -> bool:
             mapping = self.packed_modules_mapping

@@ -18,7 +18,8 @@ _FUSED = "vllm.model_executor.layers.fused_moe"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _COMPRESSED = f"{_QUANTIZATION}.compressed_tensors"
 
-# A group that does not fit leaves its checkpoints to vLLM, "core" all of them; without "router" vLLM selects the experts.
+# A group that does not fit leaves its checkpoints to vLLM, "core" all of them; without "router" vLLM selects the experts,
+# without "gate" it computes the logits.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", f"{_QUANTIZATION}:register_quantization_config", ("quantization",)),
@@ -148,6 +149,11 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
             ),
         ),
     ),
+    "gate": (
+        ("overrides", "vllm.model_executor.layers.linear:UnquantizedLinearMethod.apply", ("layer", "x", "bias")),
+        ("calls", "vllm.model_executor.layers.linear:UnquantizedLinearMethod.__init__", ()),
+        ("has", "vllm.model_executor.layers.linear:ReplicatedLinear", ()),
+    ),
     "modelopt_fp4": (
         ("overrides", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.get_quant_method", ("layer", "prefix")),
         ("calls", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.is_layer_excluded", ("prefix",)),
@@ -208,11 +214,13 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     ),
 }
 
-FORMATS = tuple(group for group in REQUIRED if group not in ("core", "router"))
+# Without which everything is served all the same.
+OPTIONAL = ("router", "gate")
+FORMATS = tuple(group for group in REQUIRED if group not in ("core", *OPTIONAL))
 
 
-# Whether this release hands a method its router's logits: group "router" fits. register() finds out.
-has_router = False
+# Those of OPTIONAL that fit this release; register() finds out.
+fitting: frozenset[str] = frozenset()
 
 
 def version() -> str:

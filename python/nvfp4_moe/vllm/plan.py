@@ -147,6 +147,13 @@ def plan_of(layer: Any, prefix: str, *, mxfp4: bool = False) -> LayerPlan | None
         return None
 
 
+def gates_are_own() -> bool:
+    """Whether routers' GEMMs come here, of few tokens and on GPUs: not where those of more tokens have to agree with them."""
+    chosen = settings()
+    batch_invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+    return chosen.mode != "0" and chosen.router != "engine" and not batch_invariant and "gate" in internals.fitting
+
+
 def pattern(prefix: str) -> str:
     """model.layers.7.mlp.experts as model.layers.*.mlp.experts."""
     return ".".join("*" if part.isdigit() else part for part in prefix.split("."))

@@ -1,7 +1,7 @@
 """A layer's router, where the library selects the experts: vLLM then hands the layer its router's logits.
 
-That is vLLM's own interface for kernels which route by themselves. On a GPU it is one kernel less to wait for: a run of few
-tokens selects its experts as it begins, and a larger one's first kernel starts while the selection runs.
+That is vLLM's own interface for kernels which route by themselves. On a GPU the selection is then a kernel that starts while
+the one before it ends, and the layer's first kernel starts while the selection runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OwnRouter:
 
 def own_router(layer: Any, plan: LayerPlan) -> OwnRouter | None:
     """The router of a RoutedExperts layer, or None where vLLM selects: it is no plain softmax, or was not asked for."""
-    if not plan.own_router or not internals.has_router:
+    if not plan.own_router or "router" not in internals.fitting:
         return None
     plain = (
         layer.scoring_func == "softmax"

@@ -1,7 +1,7 @@
 #include "backend/cuda/layer.h"
 
 #include "backend/cuda/device/device.h"
-#include "backend/cuda/steps/select_experts.h"
+#include "backend/cuda/steps/router.h"
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe::cuda {
@@ -103,8 +103,7 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   // The GEMMs read operands: codes are for those who take a step by itself.
   for (PartBuffers* part : {&buffers.routed, &buffers.shared}) part->hidden.codes = part->intermediate.codes = nullptr;
   const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run};
-  if (run.selects)
-    NVFP4_MOE_TRY(kRouter.select_experts(weights.device, *batch.selection, context.stream));
+  if (run.selects) NVFP4_MOE_TRY(select_experts(weights.device, *batch.selection, context.stream));
   if (run.fused_route_quantize) {
     NVFP4_MOE_TRY(route_and_quantize(step, architecture.counters(step)));
   } else {

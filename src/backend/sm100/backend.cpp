@@ -8,7 +8,7 @@
 #include "backend/cuda/device/measure.h"
 #include "backend/cuda/fp4/backend.h"
 #include "backend/cuda/steps/format.h"
-#include "backend/cuda/steps/select_experts.h"
+#include "backend/cuda/steps/router.h"
 #include "backend/sm100/config.h"
 #include "backend/sm100/pack.h"
 #include "backend/sm100/steps.h"

@@ -9,7 +9,7 @@
 #include "backend/cuda/fp4/backend.h"
 #include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/steps/format.h"
-#include "backend/cuda/steps/select_experts.h"
+#include "backend/cuda/steps/router.h"
 #include "backend/sm120/config.h"
 #include "backend/sm120/pack.h"
 #include "backend/sm120/steps.h"

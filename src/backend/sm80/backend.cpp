@@ -8,7 +8,7 @@
 #include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/pack.h"
-#include "backend/cuda/steps/select_experts.h"
+#include "backend/cuda/steps/router.h"
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe {

@@ -8,7 +8,7 @@
 #include "backend/cuda/layer.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/pack.h"
-#include "backend/cuda/steps/select_experts.h"
+#include "backend/cuda/steps/router.h"
 #include "backend/cuda/steps/steps.h"
 #include "backend/sm90/config.h"
 #include "backend/sm90/measure.h"

@@ -248,7 +248,7 @@ def test_vllm_selects_where_somebody_looks_at_its_routers_and_on_cpus(methods, m
     if asked == "simulated":
         monkeypatch.setenv("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random")
     if asked == "unfit":
-        monkeypatch.setattr(internals, "has_router", False)
+        monkeypatch.setattr(internals, "fitting", frozenset())
     if asked == "reported":
         holder = (
             vllm_config.aux_output_config if hasattr(vllm_config, "aux_output_config") else vllm_config.model_config

@@ -7,8 +7,8 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/steps/router.h"
 #include "backend/cuda/steps/select_experts.cuh"
-#include "backend/cuda/steps/select_experts.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
@@ -30,7 +30,9 @@ Status launch_select_experts(const SelectExperts& call, void* stream) {
                                                  reads_vectors(call, kPerLane));
 }
 
-Status select_experts_on_device(int device, const SelectExperts& call, void* queue) {
+}  // namespace
+
+Status select_experts(int device, const SelectExperts& call, void* stream) {
   constexpr int64_t kMostTokens = ((int64_t{1} << 31) - 1) * kWarps;  // of a grid along x
   if (call.tokens == 0) return {};
   if (call.tokens > kMostTokens)
@@ -39,18 +41,14 @@ Status select_experts_on_device(int device, const SelectExperts& call, void* que
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   switch (call.config.hash_routing ? 0 : router::experts_a_lane(call.config.num_experts)) {
-    case 0: return launch_select_experts<0>(call, queue);
-    case 1: return launch_select_experts<1>(call, queue);
-    case 2: return launch_select_experts<2>(call, queue);
-    case 4: return launch_select_experts<4>(call, queue);
-    case 8: return launch_select_experts<8>(call, queue);
-    case 16: return launch_select_experts<16>(call, queue);
-    default: return launch_select_experts<32>(call, queue);
+    case 0: return launch_select_experts<0>(call, stream);
+    case 1: return launch_select_experts<1>(call, stream);
+    case 2: return launch_select_experts<2>(call, stream);
+    case 4: return launch_select_experts<4>(call, stream);
+    case 8: return launch_select_experts<8>(call, stream);
+    case 16: return launch_select_experts<16>(call, stream);
+    default: return launch_select_experts<32>(call, stream);
   }
 }
-
-}  // namespace
-
-constinit const DeviceRouter kRouter = {select_experts_on_device};
 
 }  // namespace nvfp4_moe::cuda

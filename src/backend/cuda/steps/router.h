@@ -1,0 +1,13 @@
+// A router on a CUDA device (backend/device_router.h).
+#pragma once
+
+#include "backend/device_router.h"
+
+namespace nvfp4_moe::cuda {
+
+Status router_gemm(int device, const RouterGemm& call, void* stream);
+Status select_experts(int device, const SelectExperts& call, void* stream);
+
+inline constexpr DeviceRouter kRouter = {router_gemm, select_experts};
+
+}  // namespace nvfp4_moe::cuda

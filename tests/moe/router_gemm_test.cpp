@@ -1,0 +1,244 @@
+// A router's GEMM on the host against float64, and its front: one set of checks for the host, a device and the C interface.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/float_formats.h"
+#include "core/random.h"
+#include "moe/router.h"
+#include "nvfp4_moe/nvfp4_moe.hpp"
+
+namespace nvfp4_moe::router {
+namespace {
+
+using testing::HasSubstr;
+
+struct alignas(16) Vector {
+  uint16_t at[kRouterVector];
+};
+
+// bf16 in [-2, 2), aligned as the calls want them.
+struct Bf16s {
+  explicit Bf16s(int64_t count, uint64_t seed) : vectors(static_cast<size_t>((count + 7) / 8)) {
+    Random random(seed);
+    for (Vector& vector : vectors)
+      for (uint16_t& x : vector.at) x = bf16_from_float(static_cast<float>(random.below(4096)) / 1024.0f - 2.0f);
+  }
+  uint16_t* data() { return vectors.front().at; }
+  std::vector<Vector> vectors;
+};
+
+struct Problem {
+  Problem(int64_t tokens, int64_t experts, int64_t size, int64_t padding = 0)
+      : hidden(tokens * (size + padding), 1), weight(experts * size, 2), bf16(static_cast<size_t>(tokens * experts)),
+        f32(static_cast<size_t>(tokens * experts)) {
+    call.tokens = tokens;
+    call.num_experts = experts;
+    call.hidden_size = size;
+    call.hidden = hidden.data();
+    call.hidden_stride = size + padding;
+    call.weight = weight.data();
+    call.logits = f32.data();
+    call.logits_dtype = DType::kF32;
+  }
+  Bf16s hidden, weight;
+  std::vector<uint16_t> bf16;
+  std::vector<float> f32;
+  RouterGemm call;
+};
+
+// An accumulator takes at most ceil(H / 1024) products, the first of them exactly, and 10 halvings follow: as many additions
+// are a product's relative error at most, in units of 2^-24 and to first order; 1 % covers the rest.
+TEST(RouterGemmOnTheHost, LiesWithinTheBoundOfItsAdditions) {
+  for (const int64_t size : {8, 120, 1024, 1032, 2048, 7168, 9000}) {
+    Problem p(3, 5, size, 16);
+    ASSERT_TRUE(router::router_gemm(p.call).ok());
+    const double additions = static_cast<double>((size + 1023) / 1024 - 1 + 10);
+    double largest = 0;
+    for (int64_t t = 0; t < 3; ++t)
+      for (int64_t e = 0; e < 5; ++e) {
+        double exact = 0, magnitude = 0;
+        for (int64_t k = 0; k < size; ++k) {
+          const double product = static_cast<double>(bf16_to_float(p.hidden.data()[t * (size + 16) + k])) *
+                                 static_cast<double>(bf16_to_float(p.weight.data()[e * size + k]));
+          exact += product;
+          magnitude += std::abs(product);
+        }
+        const double error = std::abs(static_cast<double>(p.f32[static_cast<size_t>(t * 5 + e)]) - exact);
+        EXPECT_LE(error, 1.01 * additions * 0x1p-24 * magnitude) << size;
+        largest = std::max(largest, error);
+      }
+    if (size > 1024) {
+      EXPECT_GT(largest, 0.0) << "sums of that many products are rounded, or nothing was added in fp32";
+    }
+  }
+}
+
+// What a logit is does not depend on the tokens beside it, nor bf16 on anything but the fp32 sum.
+TEST(RouterGemmOnTheHost, ATokenHasItsBitsInEveryBatch) {
+  Problem p(9, 40, 2056);
+  ASSERT_TRUE(router::router_gemm(p.call).ok());
+  const std::vector<float> together = p.f32;
+  RouterGemm one = p.call;
+  one.tokens = 1;
+  for (int64_t t = 0; t < 9; ++t) {
+    one.hidden = p.hidden.data() + t * 2056;
+    one.logits = p.f32.data();
+    ASSERT_TRUE(router::router_gemm(one).ok());
+    EXPECT_TRUE(std::equal(p.f32.begin(), p.f32.begin() + 40, together.begin() + t * 40)) << t;
+  }
+  p.call.logits = p.bf16.data();
+  p.call.logits_dtype = DType::kBf16;
+  ASSERT_TRUE(router::router_gemm(p.call).ok());
+  for (size_t i = 0; i < together.size(); ++i) EXPECT_EQ(p.bf16[i], bf16_from_float(together[i]));
+}
+
+// The order is the documented one: numbers of which only that order loses just these.
+TEST(RouterGemmOnTheHost, AddsInTheDocumentedOrder) {
+  Problem p(1, 1, 2048);
+  std::fill(p.hidden.vectors.begin(), p.hidden.vectors.end(), Vector{});
+  for (Vector& v : p.weight.vectors) std::fill(std::begin(v.at), std::end(v.at), bf16_from_float(1.0f));
+  const auto expect = [&](std::initializer_list<std::pair<int, float>> values, float sum) {
+    for (const auto& [k, value] : values) p.hidden.data()[k] = bf16_from_float(value);
+    EXPECT_OK(router::router_gemm(p.call));
+    EXPECT_EQ(p.f32[0], sum);
+    for (const auto& [k, value] : values) p.hidden.data()[k] = 0;
+  };
+  expect({{0, 0x1p30f}, {1024, 1.0f}, {4, -0x1p30f}}, 0.0f);      // 1024 joins accumulator 0 before its neighbours do
+  expect({{0, 0x1p30f}, {4, -0x1p30f}, {1, 1.0f}}, 1.0f);         // i + 4 before i + 1
+  expect({{0, 0x1p30f}, {2, 1.0f}, {4, -0x1p30f}, {6, 1.0f}}, 2.0f);
+  expect({{0, 0x1p30f}, {128, -0x1p30f}, {8, 1.0f}}, 1.0f);       // lanes 16 apart before neighbours
+  expect({{0, 0x1p30f}, {8, 1.0f}, {256, -0x1p30f}}, 0.0f);       // lanes before quarters
+  expect({{0, 0x1p30f}, {512, -0x1p30f}, {256, 1.0f}}, 1.0f);     // quarters 2 apart before neighbours
+}
+
+TEST(RouterGemmOnTheHost, NanAndInfStayWhatTheyAre) {
+  Problem p(2, 3, 16);
+  p.hidden.data()[3] = 0x7FC0;
+  p.weight.data()[16 + 5] = 0x7F80;
+  p.hidden.data()[16 + 5] = bf16_from_float(1.0f);
+  ASSERT_TRUE(router::router_gemm(p.call).ok());
+  for (size_t e = 0; e < 3; ++e) EXPECT_TRUE(std::isnan(p.f32[e]));
+  EXPECT_TRUE(std::isfinite(p.f32[3]) && std::isfinite(p.f32[5]));
+  EXPECT_EQ(p.f32[4], std::numeric_limits<float>::infinity());
+}
+
+struct NotedGemm {
+  int calls = 0, device = -1;
+  void* stream = nullptr;
+  RouterGemm call;
+};
+NotedGemm noted_gemm;
+constexpr DeviceRouter kNotingGemm = {
+    .router_gemm = [](int device, const RouterGemm& call, void* stream) -> Status {
+      noted_gemm = {noted_gemm.calls + 1, device, stream, call};
+      return {};
+    },
+    .select_experts = nullptr};
+
+TEST(RouterGemmFront, OneMistakeOneText) {
+  noted_gemm = {};
+  Problem p(3, 4, 16);
+  std::fill(p.f32.begin(), p.f32.end(), -7.0f);
+  const struct {
+    const char* expected;
+    std::function<void(RouterGemm&)> mistake;
+  } mistakes[] = {
+      {"tokens: expected 0 to 1073741824, got -1", [](auto& c) { c.tokens = -1; }},
+      {"num_experts: expected 1 to 1024, got 0", [](auto& c) { c.num_experts = 0; }},
+      {"num_experts: expected 1 to 1024, got 1025", [](auto& c) { c.num_experts = 1025; }},
+      {"hidden_size: expected 8 to 1048576, got 0", [](auto& c) { c.hidden_size = 0; }},
+      {"hidden_size: expected a multiple of 8, got 12", [](auto& c) { c.hidden_size = 12; }},
+      {"hidden_stride: expected a multiple of 8, got 20", [](auto& c) { c.hidden_stride = 20; }},
+      {"hidden_stride: expected 0 to 1073741824, got -16", [](auto& c) { c.hidden_stride = -16; }},
+      {"logits: expected BF16 or F32, got F16", [](auto& c) { c.logits_dtype = DType::kF16; }},
+      {"hidden: expected a pointer, got null", [](auto& c) { c.hidden = nullptr; }},
+      {"weight: expected a pointer, got null", [](auto& c) { c.weight = nullptr; }},
+      {"logits: expected a pointer, got null", [](auto& c) { c.logits = nullptr; }},
+      {"hidden: expected an address that is a multiple of 16",
+       [](auto& c) { c.hidden = static_cast<const uint16_t*>(c.hidden) + 4; }},
+      {"weight: expected an address that is a multiple of 16",
+       [](auto& c) { c.weight = static_cast<const uint16_t*>(c.weight) + 4; }},
+      {"logits: expected memory of its own, got memory that overlaps hidden",
+       [](auto& c) { c.logits = const_cast<void*>(c.hidden); }},
+      {"logits: expected memory of its own, got memory that overlaps weight",
+       [](auto& c) { c.logits = const_cast<void*>(c.weight); }},
+  };
+  for (const auto& [expected, mistake] : mistakes) {
+    RouterGemm bad = p.call;
+    mistake(bad);
+    const Status on_host = router::router_gemm(bad);
+    EXPECT_EQ(on_host.code(), Code::kInvalidArgument) << expected;
+    EXPECT_THAT(on_host.message(), HasSubstr(expected));
+    EXPECT_EQ(device_router_gemm(1, bad, nullptr, &kNotingGemm).message(), on_host.message());
+  }
+  EXPECT_EQ(noted_gemm.calls, 0);
+  EXPECT_THAT(p.f32, testing::Each(-7.0f));
+}
+
+TEST(RouterGemmFront, ADeviceGetsTheCallInItsStream) {
+  noted_gemm = {};
+  Problem p(3, 4, 16);
+  int queue = 0;
+  ASSERT_TRUE(device_router_gemm(2, p.call, &queue, &kNotingGemm).ok());
+  EXPECT_EQ(noted_gemm.device, 2);
+  EXPECT_EQ(noted_gemm.stream, &queue);
+  EXPECT_EQ(noted_gemm.call.weight, p.call.weight);
+  p.call.tokens = 0;
+  p.call.hidden = p.call.weight = p.call.logits = nullptr;
+  ASSERT_TRUE(device_router_gemm(2, p.call, &queue, &kNotingGemm).ok());
+  EXPECT_EQ(noted_gemm.calls, 1) << "no tokens, no launch";
+  EXPECT_EQ(device_router_gemm(-1, p.call, nullptr, &kNotingGemm).code(), Code::kInvalidArgument);
+}
+
+TEST(CApiRouterGemm, GivesWhatTheLibraryGivesAndRefusesWhatItRefuses) {
+  Problem p(3, 4, 16, 8);
+  ASSERT_TRUE(router::router_gemm(p.call).ok());
+  const std::vector<float> expected = p.f32;
+  auto call = api::make<nvfp4_moe_router_gemm_call>();
+  call.tokens = 3;
+  call.num_experts = 4;
+  call.hidden_size = 16;
+  call.hidden = p.hidden.data();
+  call.hidden_stride = 24;
+  call.weight = p.weight.data();
+  call.logits = p.bf16.data();
+  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(p.bf16[i], bf16_from_float(expected[i]));
+  std::fill(p.f32.begin(), p.f32.end(), 0.0f);
+  call.logits = p.f32.data();
+  call.logits_dtype = NVFP4_MOE_F32;
+  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_OK);
+  EXPECT_EQ(p.f32, expected);
+  call.hidden_stride = 0;  // rows that follow each other
+  p.call.hidden_stride = 16;
+  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_OK);
+  const std::vector<float> dense = p.f32;
+  ASSERT_TRUE(router::router_gemm(p.call).ok());
+  EXPECT_EQ(p.f32, dense);
+
+  const struct {
+    const char* expected;
+    std::function<void(nvfp4_moe_router_gemm_call&)> mistake;
+  } mistakes[] = {{"call.struct_size", [](auto& c) { c.struct_size = 1; }},
+                  {"logits_dtype", [](auto& c) { c.logits_dtype = 77; }},
+                  {"hidden_size: expected a multiple of 8", [](auto& c) { c.hidden_size = 9; }}};
+  for (const auto& [text, mistake] : mistakes) {
+    nvfp4_moe_router_gemm_call bad = call;
+    mistake(bad);
+    EXPECT_EQ(nvfp4_moe_router_gemm(&bad), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(text));
+    EXPECT_EQ(nvfp4_moe_device_router_gemm(0, &bad, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(nvfp4_moe_router_gemm(nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_device_router_gemm(-1, &call, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::router

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What choosing experts takes on a GPU: select_experts beside torch's own operations, both in CUDA graphs.
+"""What a router takes on a GPU: router_gemm and select_experts beside torch's own operations, all in CUDA graphs.
 
     PYTHONPATH=build/gpu/python python scripts/measure_router.py OUT.json --commit SHA
 
-A graph holds COPIES selections, each of logits of its own; reported is the least of the rounds, divided by COPIES. The
-peer is the model's router as transformers writes it, logits to ids and weights, in torch's operations. The floor is
-bytes of logits, ids and weights over the memory's bandwidth.
+A graph holds COPIES calls, each of arrays of its own, weights too; reported is the least of the rounds, divided by COPIES.
+The peer is the model's router as transformers writes it, in torch's operations: a linear layer (cuBLAS), and logits to ids
+and weights. The floor is the bytes of a call over the memory's bandwidth; both together come last, as a model has them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,35 @@ def microseconds(select: Callable[[int], object]) -> float:
     return least
 
 
+def measured_gemm(name: str, experts: int, size: int, tokens: int) -> dict[str, object]:
+    config = nv.RouterConfig(experts, min(8, experts // 4), renormalize=True)
+    weights = [torch.randn(experts, size, device="cuda").bfloat16() / size**0.5 for _ in range(COPIES)]
+    hidden = [torch.randn(tokens, size, device="cuda").bfloat16() for _ in range(COPIES)]
+
+    def own_logits(i: int) -> torch.Tensor:
+        return nv.router_gemm(hidden[i], weights[i])
+
+    def torch_logits(i: int) -> torch.Tensor:
+        return torch.nn.functional.linear(hidden[i], weights[i])
+
+    run: dict[str, object] = {
+        "router": name,
+        "experts": experts,
+        "hidden_size": size,
+        "tokens": tokens,
+        "floor_us": round((experts * size + tokens * (size + experts)) * 2 / BYTES_PER_S * 1e6, 3),
+    }
+    for side, logits in (("router_gemm", own_logits), ("torch_linear", torch_logits)):
+        run[f"{side}_us"] = round(microseconds(logits), 2)
+        both = microseconds(lambda i, logits=logits: nv.select_experts(logits(i), config))
+        run[f"{side}_and_select_experts_us"] = round(both, 2)
+    print(run)
+    return run
+
+
+GATES = {"qwen3_moe": (128, 2048), "mixtral": (8, 4096), "qwen3_next": (512, 2048), "glm4_moe": (160, 5120)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -96,11 +125,12 @@ def main() -> None:
             )
             print(runs[-1])
     said = {
-        "what": "logits (bf16) to topk_ids and topk_weights on a GPU, us of one selection in a CUDA graph of 20",
+        "what": "a router on a GPU, us of one call in a CUDA graph of 20: hidden to logits (bf16), logits to ids and weights",
         "device": torch.cuda.get_device_name(),
         "commit": asked.commit,
         "command": f"python scripts/measure_router.py OUT.json --commit {asked.commit}",
         "torch": torch.__version__,
+        "gemms": [measured_gemm(name, *gate, tokens) for name, gate in GATES.items() for tokens in (1, 2, 4, 8, 16)],
         "runs": runs,
     }
     asked.out.write_text(json.dumps(said, indent=1) + "\n")

@@ -18,14 +18,14 @@ inline constexpr int64_t kRouterVector = 8;  // elements of a row, 16 bytes, tha
 
 // One call. Every array lies on the host, or every one on the device.
 struct RouterGemm {
-  int64_t tokens = 0;                   // T
-  int64_t num_experts = 0;              // E
-  int64_t hidden_size = 0;              // H, a multiple of kRouterVector
-  const void* hidden = nullptr;         // (T, H) bf16 in rows hidden_stride elements apart, each aligned to 16 bytes
-  int64_t hidden_stride = 0;            // a multiple of kRouterVector
-  const void* weight = nullptr;         // (E, H) bf16, aligned to 16 bytes
-  void* logits = nullptr;               // (T, E)
-  DType logits_dtype = DType::kBf16;    // BF16: rounded once, to nearest even; or F32
+  int64_t tokens = 0;                 // T
+  int64_t num_experts = 0;            // E
+  int64_t hidden_size = 0;            // H, a multiple of kRouterVector
+  const void* hidden = nullptr;       // (T, H) bf16 in rows hidden_stride elements apart, each aligned to 16 bytes
+  int64_t hidden_stride = 0;          // a multiple of kRouterVector
+  const void* weight = nullptr;       // (E, H) bf16, aligned to 16 bytes
+  void* logits = nullptr;             // (T, E)
+  DType logits_dtype = DType::kBf16;  // BF16: rounded once, to nearest even; or F32
 };
 
 // On the host. Precondition: the sizes and arrays are what is said above (moe/router.h checks).

@@ -26,7 +26,8 @@ std::vector<uint16_t> bf16s(int64_t count, uint64_t seed, bool special) {
   std::vector<uint16_t> values(static_cast<size_t>(count));
   const float strange[] = {0.0f, -0.0f, std::numeric_limits<float>::infinity(), std::nanf("")};
   for (uint16_t& x : values) {
-    const float value = std::ldexp(static_cast<float>(random.below(512)) - 256.0f, static_cast<int>(random.below(9)) - 12);
+    const float value =
+        std::ldexp(static_cast<float>(random.below(512)) - 256.0f, static_cast<int>(random.below(9)) - 12);
     x = bf16_from_float(special && random.below(400) == 0 ? strange[random.below(4)] : value);
   }
   return values;
@@ -41,7 +42,8 @@ class RouterGemmOnADevice : public test::BackendTest {
                                     << " wide, padding " << shape.padding << ", " << to_string(dtype));
     const DeviceMemory& memory = *backend().memory;
     const int64_t stride = shape.hidden_size + shape.padding, count = shape.tokens * shape.experts;
-    const auto hidden = bf16s(shape.tokens * stride, 3, special), weight = bf16s(shape.experts * shape.hidden_size, 4, false);
+    const auto hidden = bf16s(shape.tokens * stride, 3, special),
+               weight = bf16s(shape.experts * shape.hidden_size, 4, false);
     const auto bytes = static_cast<size_t>(count * bits(dtype) / 8);
     constexpr size_t kGuard = 64;
     std::vector<uint8_t> expected(bytes), actual(bytes + kGuard, 0xA5);
@@ -108,7 +110,8 @@ TEST_P(RouterGemmOnADevice, InAGraphBehindWhatMakesHidden) {
   constexpr int64_t kSize = 2048, kExperts = 8;
   const auto weight = bf16s(kExperts * kSize, 4, false);
   auto hidden = memory.allocate(kSize * 2, 0, "hidden"), source = memory.allocate(kSize * 2, 0, "source"),
-       device_weight = memory.allocate(weight.size() * 2, 0, "weight"), logits = memory.allocate(kExperts * 4, 0, "logits");
+       device_weight = memory.allocate(weight.size() * 2, 0, "weight"),
+       logits = memory.allocate(kExperts * 4, 0, "logits");
   ASSERT_TRUE(hidden.ok() && source.ok() && device_weight.ok() && logits.ok());
   ASSERT_OK(memory.to_device(0, device_weight->data(), weight.data(), weight.size() * 2, nullptr));
   RouterGemm call{1, kExperts, kSize, hidden->data(), kSize, device_weight->data(), logits->data(), DType::kF32};

@@ -36,7 +36,9 @@ struct Bf16s {
 
 struct Problem {
   Problem(int64_t tokens, int64_t experts, int64_t size, int64_t padding = 0)
-      : hidden(tokens * (size + padding), 1), weight(experts * size, 2), bf16(static_cast<size_t>(tokens * experts)),
+      : hidden(tokens * (size + padding), 1),
+        weight(experts * size, 2),
+        bf16(static_cast<size_t>(tokens * experts)),
         f32(static_cast<size_t>(tokens * experts)) {
     call.tokens = tokens;
     call.num_experts = experts;
@@ -110,12 +112,12 @@ TEST(RouterGemmOnTheHost, AddsInTheDocumentedOrder) {
     EXPECT_EQ(p.f32[0], sum);
     for (const auto& [k, value] : values) p.hidden.data()[k] = 0;
   };
-  expect({{0, 0x1p30f}, {1024, 1.0f}, {4, -0x1p30f}}, 0.0f);      // 1024 joins accumulator 0 before its neighbours do
-  expect({{0, 0x1p30f}, {4, -0x1p30f}, {1, 1.0f}}, 1.0f);         // i + 4 before i + 1
+  expect({{0, 0x1p30f}, {1024, 1.0f}, {4, -0x1p30f}}, 0.0f);  // 1024 joins accumulator 0 before its neighbours do
+  expect({{0, 0x1p30f}, {4, -0x1p30f}, {1, 1.0f}}, 1.0f);     // i + 4 before i + 1
   expect({{0, 0x1p30f}, {2, 1.0f}, {4, -0x1p30f}, {6, 1.0f}}, 2.0f);
-  expect({{0, 0x1p30f}, {128, -0x1p30f}, {8, 1.0f}}, 1.0f);       // lanes 16 apart before neighbours
-  expect({{0, 0x1p30f}, {8, 1.0f}, {256, -0x1p30f}}, 0.0f);       // lanes before quarters
-  expect({{0, 0x1p30f}, {512, -0x1p30f}, {256, 1.0f}}, 1.0f);     // quarters 2 apart before neighbours
+  expect({{0, 0x1p30f}, {128, -0x1p30f}, {8, 1.0f}}, 1.0f);    // lanes 16 apart before neighbours
+  expect({{0, 0x1p30f}, {8, 1.0f}, {256, -0x1p30f}}, 0.0f);    // lanes before quarters
+  expect({{0, 0x1p30f}, {512, -0x1p30f}, {256, 1.0f}}, 1.0f);  // quarters 2 apart before neighbours
 }
 
 TEST(RouterGemmOnTheHost, NanAndInfStayWhatTheyAre) {
@@ -135,12 +137,11 @@ struct NotedGemm {
   RouterGemm call;
 };
 NotedGemm noted_gemm;
-constexpr DeviceRouter kNotingGemm = {
-    .router_gemm = [](int device, const RouterGemm& call, void* stream) -> Status {
-      noted_gemm = {noted_gemm.calls + 1, device, stream, call};
-      return {};
-    },
-    .select_experts = nullptr};
+constexpr DeviceRouter kNotingGemm = {.router_gemm = [](int device, const RouterGemm& call, void* stream) -> Status {
+                                        noted_gemm = {noted_gemm.calls + 1, device, stream, call};
+                                        return {};
+                                      },
+                                      .select_experts = nullptr};
 
 TEST(RouterGemmFront, OneMistakeOneText) {
   noted_gemm = {};

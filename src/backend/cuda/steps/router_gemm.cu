@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads) router_gemm_kernel(const RouterGemm 
   constexpr int kAhead = kVectors / kTokens;  // vectors of each token's row that are requested together
   __shared__ float of_warps[kWarps][kTokens];
   const auto thread = static_cast<int>(threadIdx.x);
-  const int64_t expert = blockIdx.x, first_token = int64_t{blockIdx.y} * kTokens, vectors = call.hidden_size / kRouterVector;
+  const int64_t expert = blockIdx.x, first_token = int64_t{blockIdx.y} * kTokens,
+                vectors = call.hidden_size / kRouterVector;
   const auto* const weight = static_cast<const uint16_t*>(call.weight) + expert * call.hidden_size;
   const auto* const hidden = static_cast<const uint16_t*>(call.hidden) + first_token * call.hidden_stride;
   uint4 w[kVectors];
@@ -101,7 +102,8 @@ __global__ void __launch_bounds__(kThreads) router_gemm_kernel(const RouterGemm 
 
 template <int kTokens>
 Status launch_router_gemm(const RouterGemm& call, void* stream) {
-  const dim3 ctas(static_cast<unsigned>(call.num_experts), static_cast<unsigned>((call.tokens + kTokens - 1) / kTokens));
+  const dim3 ctas(static_cast<unsigned>(call.num_experts),
+                  static_cast<unsigned>((call.tokens + kTokens - 1) / kTokens));
   return launch<router_gemm_kernel<kTokens>>("router_gemm", ctas, kThreads, 0, stream, call);
 }
 
@@ -111,7 +113,8 @@ Status router_gemm(int device, const RouterGemm& call, void* stream) {
   constexpr int64_t kMost = int64_t{65535} * kMostTokens;  // of a grid along y
   if (call.tokens == 0) return {};
   if (call.tokens > kMost)
-    return invalid_argument("tokens: expected at most " + std::to_string(kMost) + ", got " + std::to_string(call.tokens));
+    return invalid_argument("tokens: expected at most " + std::to_string(kMost) + ", got " +
+                            std::to_string(call.tokens));
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   switch (call.tokens) {

@@ -151,7 +151,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     ),
     "gate": (
         ("overrides", "vllm.model_executor.layers.linear:UnquantizedLinearMethod.apply", ("layer", "x", "bias")),
-        ("calls", "vllm.model_executor.layers.linear:UnquantizedLinearMethod.__init__", ()),
+        ("has", "vllm.model_executor.layers.linear:UnquantizedLinearMethod", ()),
         ("has", "vllm.model_executor.layers.linear:ReplicatedLinear", ()),
     ),
     "modelopt_fp4": (

@@ -149,6 +149,10 @@ def plan_of(layer: Any, prefix: str, *, mxfp4: bool = False) -> LayerPlan | None
 
 def gates_are_own() -> bool:
     """Whether routers' GEMMs come here, of few tokens and on GPUs: not where those of more tokens have to agree with them."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return False
     chosen = settings()
     batch_invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
     return chosen.mode != "0" and chosen.router != "engine" and not batch_invariant and "gate" in internals.fitting

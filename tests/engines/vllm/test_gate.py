@@ -28,8 +28,21 @@ def quant_config(vllm_config):
 
     plugin.register()
     return get_quantization_config("modelopt_fp4").from_config(
-        {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["*.gate", "lm_head", "*.other"]}}
+        {
+            "quantization": {
+                "quant_algo": "NVFP4",
+                "kv_cache_quant_algo": None,
+                "group_size": 16,
+                "exclude_modules": ["*.gate", "lm_head", "*.other"],
+            }
+        }
     )
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch):
+    """The method is chosen by whether there is one; what is computed is asked of each tensor."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 def linear(quant_config, name: str, kind: str = "ReplicatedLinear"):
@@ -59,10 +72,12 @@ def test_gates_that_vllm_leaves_unquantized_are_the_librarys(quant_config):
     assert not is_own(linear(None, "gate"))
 
 
-@pytest.mark.parametrize("why", ["engine", "off", "batch_invariant", "unfit"])
+@pytest.mark.parametrize("why", ["cpu", "engine", "off", "batch_invariant", "unfit"])
 def test_gates_stay_vllms(quant_config, monkeypatch, why):
     from nvfp4_moe.vllm import internals
 
+    if why == "cpu":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if why == "engine":
         monkeypatch.setenv("NVFP4_MOE_ROUTER", "engine")
     if why == "off":

@@ -25,9 +25,6 @@ class Recording {
   static std::unique_ptr<Recording> reader(const std::string& json);
   std::string json() const;
 
-  // Whether it compares, and has no such array.
-  bool lacks(const std::string& name) const { return !records_ && find(name) == nullptr; }
-
   // Each notes an array under a name of its own when recording. When comparing it answers "" where the array agrees, else
   // what differs and where.
   //

@@ -40,7 +40,7 @@ def compile_kernel(text, output, planted, checked):
     source = output.with_suffix(".cpp")
     source.write_text(text)
     draft = output.with_suffix(f".{os.getpid()}.so")
-    options = [os.environ.get("PTXEMU_OPTIMIZE", "-O1"), *(["-DPTXEMU_PLANT"] if planted else [])]
+    options = [os.environ.get("PTXEMU_OPTIMIZE", "-Og"), *(["-DPTXEMU_PLANT"] if planted else [])]
     options += ["-DPTXEMU_CHECK"] if checked else []
     flags = [os.environ.get("CXX", "g++"), *FLAGS, *options, f"-I{HOME}"]
     header = precompiled(output.parent, flags)

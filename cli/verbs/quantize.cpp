@@ -161,7 +161,7 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
         verb.add_option("OUT", options.out, "Directory to write; an unfinished one is resumed")->required();
         verb.add_option("--format", options.format, "modelopt or compressed-tensors")->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
-        verb.add_option("--scales", options.scales, "Block scales: max (of the block) or mse (best of two)")
+        verb.add_option("--scales", options.scales, "Block scales: max (of the block), mse (best of two) or sweep (best of all)")
             ->capture_default_str();
         verb.add_option("--max-shard-size", options.max_shard_size, "Largest file, for example 5GB")
             ->capture_default_str();

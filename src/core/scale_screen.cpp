@@ -11,6 +11,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace nvfp4_moe {
 namespace {
@@ -18,45 +19,50 @@ namespace {
 constexpr double kResidualBound = 0x1p-14;
 constexpr double kSumBound = 0x1p-18;
 
-// kLanes scales at a time, a scale a lane, so that no sum goes across lanes. The nearest E2M1 magnitude of q: its step is
-// 1/2 below 2, and 2^(exponent - 1) from there. Adding 2^(exponent + 22) to q leaves a multiple of that step, and
-// taking it off again is exact. Ties may go to either side: their errors are equal.
-template <int kLanes, bool kWeighted>
+// Four scales at a time, a scale a lane, so that no sum goes across lanes. As vectors of the compiler: of arrays it
+// makes scalar code.
+using Floats = float __attribute__((vector_size(16)));
+using Ints = int32_t __attribute__((vector_size(16)));
+constexpr int kWidth = 4;
+
+// The nearest E2M1 magnitude of q, 0 to 6: the step is 1/2 below 2, and 2^(exponent - 1) from there. Adding
+// 2^(exponent + 22) to q leaves a multiple of that step, and taking it off again is exact. Ties may go to either side:
+// their errors are equal.
+inline Floats nearest_e2m1(Floats q) {
+  const Floats one = {1.0f, 1.0f, 1.0f, 1.0f};
+  const Floats power = std::bit_cast<Floats>(std::bit_cast<Ints>(q) & 0x7F800000);
+  const Floats shift = std::bit_cast<Floats>(std::bit_cast<Ints>(power > one ? power : one) + (22 << 23));
+  return (q + shift) - shift;
+}
+
+template <int kVectors, bool kWeighted>
 void errors_of(const ScreenedBlock& block, const ScreenLanes& scales, ScreenLanes& errors) {
-  float inverse[kLanes], sums[kLanes] = {};
-  for (int j = 0; j < kLanes; ++j) inverse[j] = 1.0f / scales[static_cast<size_t>(j)];
+  const Floats six = {6.0f, 6.0f, 6.0f, 6.0f};
+  Floats scale[kVectors], inverse[kVectors], sums[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    std::memcpy(&scale[v], scales.data() + v * kWidth, sizeof(Floats));
+    inverse[v] = 1.0f / scale[v];
+    sums[v] = Floats{};
+  }
   for (size_t i = 0; i < kBlockElems; ++i) {
     const float y = block.magnitudes[i];
-    const float w = kWeighted ? block.weights[i] : 1.0f;
-    for (int j = 0; j < kLanes; ++j) {
-      float q = y * inverse[j];
-      q = q < 6.0f ? q : 6.0f;
-      const float power = std::bit_cast<float>(std::bit_cast<int32_t>(q) & 0x7F800000);
-      const float least = power > 1.0f ? power : 1.0f;
-      const float shift = std::bit_cast<float>(std::bit_cast<int32_t>(least) + (22 << 23));
-      const float g = (q + shift) - shift;
-      const float e = y - g * scales[static_cast<size_t>(j)];
-      sums[j] += kWeighted ? e * e * w : e * e;
+    const float w = block.weights[i];
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats q = y * inverse[v];
+      const Floats e = y - nearest_e2m1(q < six ? q : six) * scale[v];
+      sums[v] += kWeighted ? e * e * w : e * e;
     }
   }
-  for (int j = 0; j < kLanes; ++j) errors[static_cast<size_t>(j)] = sums[j];
+  std::memcpy(errors.data(), sums, sizeof(sums));
 }
 
 }  // namespace
 
 void screen_errors(const ScreenedBlock& block, const ScreenLanes& scales, int count, ScreenLanes& errors) {
-  if (block.weighted) return errors_of<kScreenLanes, true>(block, scales, errors);
+  if (block.weighted) return errors_of<kScreenLanes / kWidth, true>(block, scales, errors);
   constexpr int kFew = 12;  // what an unweighted search needs at most where it is not among the least scales
-  count <= kFew ? errors_of<kFew, false>(block, scales, errors) : errors_of<kScreenLanes, false>(block, scales, errors);
-}
-
-double saturation_error(const ScreenedBlock& block, double scale) {
-  double sum = 0;
-  for (size_t i = 0; i < kBlockElems; ++i) {
-    const double beyond = block.magnitudes[i] - 6.0 * scale;
-    if (beyond > 0) sum += beyond * beyond * (block.weighted ? static_cast<double>(block.weights[i]) : 1.0);
-  }
-  return sum;
+  count <= kFew ? errors_of<kFew / kWidth, false>(block, scales, errors)
+                : errors_of<kScreenLanes / kWidth, false>(block, scales, errors);
 }
 
 double screen_limit(const ScreenedBlock& block, double least) {

@@ -28,9 +28,6 @@ using ScreenLanes = std::array<float, kScreenLanes>;
 // 2^-60 to 2^60; entries behind them may be written too.
 void screen_errors(const ScreenedBlock& block, const ScreenLanes& scales, int count, ScreenLanes& errors);
 
-// What saturation alone costs under `scale`: no smaller scale has an error below it.
-double saturation_error(const ScreenedBlock& block, double scale);
-
 // A scale whose error in float lies above this is not the best, where `least` is the least error in float of any.
 double screen_limit(const ScreenedBlock& block, double least);
 

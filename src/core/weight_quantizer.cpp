@@ -1,4 +1,4 @@
-// Which scales a sweep looks at. u = v s is a block's unit, A its largest magnitude among the weighted elements.
+// Which scales a sweep looks at. u = v s is a block's unit, A its largest magnitude.
 //
 // From above: halving u gives the grid {0, 1/4, 1/2, 3/4, 1, 3/2, 2, 3} u, which holds all of {0, 1/2, ..., 6} u up to
 // 3 u. Where A <= 3.5 u nothing rounds beyond 3 u, so that u/2 is nowhere worse. v/2 is an E4M3 value from 2^-5 on;
@@ -7,8 +7,11 @@
 // From below: doubling u gives {0, 1, 2, 3, 4, 6, 8, 12} u, which lacks 1/2 and 3/2 alone. That costs each of the other
 // 15 elements at most (u/2)^2, together 3.75 u^2, and gains the largest at least 4 u^2 where A >= 8 u. 2 v is an E4M3
 // value up to 224, so nothing at most 224 and at most A/(8 s) is best.
-// With weights the second argument fails: the largest element may weigh nothing. There the sweep goes down until what
-// saturation alone costs is above the best error found, which only grows from there.
+//
+// With weights the second argument fails: the largest element may weigh nothing. But weights are of a sample, and an
+// outlier in a channel that was quiet there is not to be lost: a scale that clips, A > 6 s up(v) with up(v) the next
+// E4M3 value, may be taken only where the block's error without weights is at most that of the scale of kMax, E. Then
+// (A - 6 u)^2 <= E, which bounds u from below. From above, u/2 must not clip either: A <= 3 u.
 #include "core/weight_quantizer.h"
 
 #include <algorithm>
@@ -22,8 +25,8 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr int kTopScale = 126;      // 448
-constexpr int kLeastHalved = 16;    // 2^-5: from here on half a scale is one too
+constexpr int kTopScale = 126;        // 448
+constexpr int kLeastHalved = 16;      // 2^-5: from here on half a scale is one too
 constexpr int kLeastUndoubled = 119;  // 240: from here on twice a scale is none
 
 // The largest float theta for which, over floats a >= 0: a > theta iff a > t (inclusive: iff a >= t).
@@ -46,16 +49,9 @@ Neighbours neighbours_of(double quotient) {
   return {value > quotient ? nearest - 1 : nearest, value < quotient ? std::min(nearest + 1, kTopScale) : nearest};
 }
 
-// max |x| over the elements that have a weight.
-double weighted_amax(const float* x, const float* weights) {
-  float amax = 0;
-  for (int i = 0; i < kBlockElems; ++i) amax = std::max(amax, weights[i] > 0 ? std::fabs(x[i]) : 0.0f);
-  return static_cast<double>(amax);
-}
-
-ScreenedBlock screened(const float* x, double reach, const float* weights) {
+ScreenedBlock screened(const float* x, float amax, const float* weights) {
   ScreenedBlock block;
-  const auto factor = static_cast<float>(6.0 / reach);
+  const auto factor = static_cast<float>(6.0 / static_cast<double>(amax));
   for (size_t i = 0; i < kBlockElems; ++i) block.magnitudes[i] = std::fabs(x[i]) * factor;
   block.weight_sum = kBlockElems;
   if (weights == nullptr) return block;
@@ -63,36 +59,24 @@ ScreenedBlock screened(const float* x, double reach, const float* weights) {
   block.weight_sum = 0;
   const float most = *std::max_element(weights, weights + kBlockElems);
   for (size_t i = 0; i < kBlockElems; ++i) {
-    block.weights[i] = weights[i] / most;
-    if (block.weights[i] == 0) block.magnitudes[i] = 0;  // it may be beyond 6
-    block.magnitudes[i] = std::min(block.magnitudes[i], 6.0f);
+    block.weights[i] = most > 0 ? weights[i] / most : 0.0f;
     block.weight_sum += static_cast<double>(block.weights[i]);
   }
   return block;
 }
 
-// Errors in float of the range's scales, from the top down, each the multiple `unit` of its E4M3 value; with weights the
-// range ends where saturation alone costs too much. Returns what no best scale's error lies above.
-float screen(const ScreenedBlock& block, double unit, ScaleRange& range, std::array<float, kTopScale + 1>& errors) {
-  float least = std::numeric_limits<float>::infinity();
-  double limit = 0;
-  int begin = range.top + 1;
-  while (begin > range.bottom) {
-    const int count = std::min(kScreenLanes, begin - range.bottom);
-    begin -= count;
+using ScaleErrors = std::array<float, kTopScale + 1>;  // by scale byte
+
+// Errors in float of the range's scales, each the multiple `unit` of its E4M3 value.
+void screen(const ScreenedBlock& block, double unit, const ScaleRange& range, ScaleErrors& errors) {
+  for (int begin = range.bottom; begin <= range.top; begin += kScreenLanes) {
+    const int count = std::min(kScreenLanes, range.top + 1 - begin);
     ScreenLanes scales, found;
     for (int j = 0; j < kScreenLanes; ++j)
       scales[static_cast<size_t>(j)] = static_cast<float>(scale_value(begin + std::min(j, count - 1)) * unit);
     screen_errors(block, scales, count, found);
-    for (int j = 0; j < count; ++j) {
-      errors[static_cast<size_t>(begin + j)] = found[static_cast<size_t>(j)];
-      least = std::min(least, found[static_cast<size_t>(j)]);
-    }
-    limit = screen_limit(block, static_cast<double>(least)) * (1 + 0x1p-20);  // room for its own rounding to float
-    if (block.weighted && saturation_error(block, scale_value(begin) * unit) > limit) break;
+    for (int j = 0; j < count; ++j) errors[static_cast<size_t>(begin + j)] = found[static_cast<size_t>(j)];
   }
-  range.bottom = begin;
-  return static_cast<float>(limit);
 }
 
 }  // namespace
@@ -134,10 +118,11 @@ int WeightQuantizer::codes(const float* x, uint8_t byte, uint8_t* out) const {
 
 double WeightQuantizer::squared_error(const float* x, uint8_t byte, const uint8_t* block_codes,
                                       const float* weights) const {
+  constexpr double kValues[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
   const double unit = scale_value(byte) * static_cast<double>(tensor_scale_);
   double sum = 0;
   for (int i = 0; i < kBlockElems; ++i) {
-    const double error = x[i] - e2m1_to_float(block_codes[i]) * unit;
+    const double error = x[i] - kValues[block_codes[i]] * unit;
     sum += weights == nullptr ? error * error : error * error * static_cast<double>(weights[i]);
   }
   return sum;
@@ -169,39 +154,78 @@ uint8_t WeightQuantizer::best_neighbour(const float* x, float amax, const float*
   return static_cast<uint8_t>(best.byte);
 }
 
-ScaleRange WeightQuantizer::sweep_range(double reach, bool weighted) const {
+ScaleRange WeightQuantizer::sweep_range(double amax) const {
   const double s = six_s_ / 6;  // exact: s has 24 bits
   ScaleRange range;
-  range.top = neighbours_of(reach / (3.5 * s)).high;
-  if (range.top < kLeastHalved) range.top = std::min(kLeastHalved - 1, neighbours_of(4 * reach / s).high);
-  if (!weighted) range.bottom = std::clamp(neighbours_of(reach / (8 * s)).low, 1, kLeastUndoubled);
+  range.bottom = std::clamp(neighbours_of(amax / (8 * s)).low, 1, kLeastUndoubled);
+  range.top = neighbours_of(amax / (3.5 * s)).high;
+  if (range.top < kLeastHalved) range.top = std::min(kLeastHalved - 1, neighbours_of(4 * amax / s).high);
   return range;
 }
 
+ScaleRange WeightQuantizer::weighted_range(double amax, double max_error) const {
+  const double s = six_s_ / 6;
+  ScaleRange range;
+  const double lowest = (amax - std::sqrt(max_error)) / six_s_ * (1 - 0x1p-40);  // room for three roundings
+  range.bottom = lowest > 0 ? std::max(1, neighbours_of(lowest).low) : 1;
+  range.top = neighbours_of(amax / (3 * s)).high;
+  if (range.top < kLeastHalved) range.top = std::min(kLeastHalved - 1, neighbours_of(4 * amax / s).high);
+  return range;
+}
+
+bool WeightQuantizer::clips(double amax, int byte) const {
+  return amax > six_s_ * scale_value(std::min(byte + 1, kTopScale));
+}
+
 uint8_t WeightQuantizer::best_of_sweep(const float* x, float amax, const float* weights, uint8_t max_scale_byte) const {
-  const double reach = weights == nullptr ? static_cast<double>(amax) : weighted_amax(x, weights);
-  if (reach == 0) return max_scale_byte;  // only elements without weight are not 0
-  ScaleRange range = sweep_range(reach, weights != nullptr);
-  std::array<float, kTopScale + 1> errors{};
-  float limit = 0;  // of errors: where nothing is screened, all pass
+  const auto reach = static_cast<double>(amax);
+  const double max_error = weights == nullptr ? 0 : error_under(x, max_scale_byte, nullptr);
+  const ScaleRange range = weights == nullptr ? sweep_range(reach) : weighted_range(reach, max_error);
   const double over_s = 6 * reach / six_s_;
-  if (reach > 0x1p-100 && reach < 0x1p100 && over_s > 0x1p-12 && over_s < 0x1p40)
-    limit = screen(screened(x, reach, weights), six_s_ / reach, range, errors);
-  int survivors = 0, survivor = 0;
-  for (int byte = range.bottom; byte <= range.top; ++byte) {
-    if (errors[static_cast<size_t>(byte)] > limit) continue;
-    ++survivors;
-    survivor = byte;
+  const bool screens = reach > 0x1p-100 && reach < 0x1p100 && over_s > 0x1p-12 && over_s < 0x1p40;
+  ScaleErrors errors;  // of the range alone
+  ScreenedBlock block;
+  if (screens) {
+    block = screened(x, amax, weights);
+    screen(block, six_s_ / reach, range, errors);
+  } else {
+    errors.fill(0);  // float could not hold them: all pass
   }
-  // All others that were screened, the scale of kMax among them, are certainly worse than a single survivor.
-  if (survivors == 1 && max_scale_byte >= range.bottom && max_scale_byte <= range.top)
-    return static_cast<uint8_t>(survivor);
-  Best best{max_scale_byte, error_under(x, max_scale_byte, weights)};
-  for (int byte = range.bottom; byte <= range.top; ++byte) {
-    if (errors[static_cast<size_t>(byte)] <= limit && byte != max_scale_byte)
-      best.try_scale(byte, error_under(x, static_cast<uint8_t>(byte), weights));
+  const auto refused = [&](int byte) {
+    return weights != nullptr && clips(reach, byte) && error_under(x, static_cast<uint8_t>(byte), nullptr) > max_error;
+  };
+  constexpr float kRefused = std::numeric_limits<float>::infinity();
+  while (true) {  // until all that pass may be taken: once, mostly
+    float least = kRefused;
+    for (int byte = range.bottom; byte <= range.top; ++byte) least = std::min(least, errors[static_cast<size_t>(byte)]);
+    if (least == kRefused) return max_scale_byte;
+    // With room for the limit's own rounding to float.
+    const auto limit =
+        screens ? static_cast<float>(screen_limit(block, static_cast<double>(least)) * (1 + 0x1p-20)) : 0;
+    int survivors = 0, survivor = 0;
+    bool again = false;
+    for (int byte = range.bottom; byte <= range.top; ++byte) {
+      float& error = errors[static_cast<size_t>(byte)];
+      if (error > limit) continue;
+      if (refused(byte)) {
+        error = kRefused;
+        again = true;
+        continue;
+      }
+      ++survivors;
+      survivor = byte;
+    }
+    if (again) continue;
+    // All others in the range, the scale of kMax among them, are certainly worse than a single survivor.
+    if (survivors == 1 && max_scale_byte >= range.bottom && max_scale_byte <= range.top)
+      return static_cast<uint8_t>(survivor);
+    Best best{max_scale_byte, error_under(x, max_scale_byte, weights)};
+    for (int byte = range.bottom; byte <= range.top; ++byte) {
+      if (errors[static_cast<size_t>(byte)] <= limit && byte != max_scale_byte)
+        best.try_scale(byte, error_under(x, static_cast<uint8_t>(byte), weights));
+    }
+    return static_cast<uint8_t>(best.byte);
   }
-  return static_cast<uint8_t>(best.byte);
 }
 
 }  // namespace nvfp4_moe

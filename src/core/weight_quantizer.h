@@ -38,8 +38,11 @@ class WeightQuantizer {
   struct Best;
   uint8_t best_neighbour(const float* x, float amax, const float* weights, uint8_t max_scale_byte) const;
   uint8_t best_of_sweep(const float* x, float amax, const float* weights, uint8_t max_scale_byte) const;
-  // reach: the largest magnitude that has a weight.
-  ScaleRange sweep_range(double reach, bool weighted) const;
+  ScaleRange sweep_range(double amax) const;
+  // max_error: of the scale of kMax, without weights.
+  ScaleRange weighted_range(double amax, double max_error) const;
+  // Whether a block's largest magnitude lies beyond what rounding its scale explains.
+  bool clips(double amax, int byte) const;
   double error_under(const float* x, uint8_t byte, const float* weights) const;
 
   float tensor_scale_;

@@ -43,17 +43,23 @@ double error_of(const float* x, size_t byte, double s, const float* weights) {
   return sum;
 }
 
-size_t max_scale(const float* x, double s) {
+double amax_of(const float* x) {
   double amax = 0;
   for (size_t i = 0; i < kBlock; ++i) amax = std::max(amax, std::fabs(static_cast<double>(x[i])));
-  return e4m3_grid().round_quotient(amax, 6.0 * s);
+  return amax;
 }
 
-// All positive scales; ties to the scale of kMax, then to the smallest.
+size_t max_scale(const float* x, double s) { return e4m3_grid().round_quotient(amax_of(x), 6.0 * s); }
+
+// All positive scales; ties to the scale of kMax, then to the smallest. With weights none that clips and has a larger
+// error without weights than the scale of kMax.
 size_t exhaustive(const float* x, double s, const float* weights) {
   size_t best = max_scale(x, s);
+  const double of_max = error_of(x, best, s, nullptr);
   double least = error_of(x, best, s, weights);
   for (size_t byte = 1; byte < 127; ++byte) {
+    const bool clips = amax_of(x) > 6.0 * s * e4m3_grid().magnitudes[std::min<size_t>(byte + 1, 126)];
+    if (weights != nullptr && clips && error_of(x, byte, s, nullptr) > of_max) continue;
     const double error = error_of(x, byte, s, weights);
     if (error < least) best = byte, least = error;
   }
@@ -61,8 +67,7 @@ size_t exhaustive(const float* x, double s, const float* weights) {
 }
 
 size_t best_neighbour(const float* x, double s, const float* weights) {
-  double amax = 0;
-  for (size_t i = 0; i < kBlock; ++i) amax = std::max(amax, std::fabs(static_cast<double>(x[i])));
+  const double amax = amax_of(x);
   size_t best = max_scale(x, s);
   double least = error_of(x, best, s, weights);
   for (const double reach : {6.0, 4.0}) {
@@ -147,12 +152,12 @@ TEST(ScaleSweep, IsTheBestOfAllScales) {
         const std::vector<float> x = data(static_cast<Data>(kind), 64 * kBlock, seed + 1);
         const std::vector<float> w = weights_of(static_cast<Weights>(weighted), x, seed + 77);
         const float usual = tensor_scale_from_amax(static_cast<double>(row_amax(x)));
-        const float factors[] = {1.0f,    1.0f,     1.7f,     0.3f,     0.07f,    0x1p-9f,
+        const float factors[] = {1.0f,    1.0f,      1.7f,      0.3f,      0.07f,     0x1p-9f,
                                  0x1p12f, 0x1.3p15f, 0x1.7p16f, 0x1.1p17f, 0x1.9p19f, 0x1p-60f};
-        expect_exhaustive(x, usual * factors[seed], w,
-                          "data " + std::to_string(kind) + ", weights " + std::to_string(weighted) + ", seed " +
-                              std::to_string(seed),
-                          &moved);
+        expect_exhaustive(
+            x, usual * factors[seed], w,
+            "data " + std::to_string(kind) + ", weights " + std::to_string(weighted) + ", seed " + std::to_string(seed),
+            &moved);
       }
       EXPECT_GT(moved, 100u) << "data " << kind << ", weights " << weighted << ": kMax would do";
     }
@@ -234,6 +239,18 @@ TEST(WeightedScales, EqualWeightsChangeNothing) {
   }
 }
 
+// A channel that was quiet where the weights come from may hold the largest element: it is not clipped away.
+TEST(WeightedScales, KeepOutliersOfQuietChannels) {
+  std::vector<float> x = data(Data::kNormal, kBlock, 12), w(kBlock, 1.0f);
+  x[5] = 30.0f;
+  w[5] = 0.0f;
+  const float s = tensor_scale_from_amax(30.0);
+  const Result weighted = quantized(x, s, ScaleSearch::kSweep, w);
+  EXPECT_GE(6.0f * e4m3_to_float(weighted.scales[0]) * s, 30.0f * 0.9f);
+  EXPECT_LE(error_of(x.data(), weighted.scales[0], static_cast<double>(s), w.data()),
+            error_of(x.data(), max_scale(x.data(), static_cast<double>(s)), static_cast<double>(s), w.data()));
+}
+
 TEST(WeightedScales, MseTakesTheBestNeighbourByWeightedError) {
   size_t moved = 0;
   for (uint32_t seed = 0; seed < 20; ++seed) {
@@ -285,8 +302,8 @@ TEST(WeightedScales, AreRefusedByName) {
     w[7] = wrong;
     const Status refused = status(ScaleSearch::kMse, w);
     EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-    EXPECT_EQ(refused.message(), "channel_weights: expected finite numbers of at least 0, got " +
-                                     std::to_string(wrong) + " for column 7");
+    EXPECT_EQ(refused.message(),
+              "channel_weights: expected finite numbers of at least 0, got " + std::to_string(wrong) + " for column 7");
   }
 }
 

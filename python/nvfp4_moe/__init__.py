@@ -251,6 +251,7 @@ def quantize_checkpoint(
     output_format: str = "modelopt",
     layers: Sequence[int] = (),
     scales: str = "max",
+    calibration: str | os.PathLike[str] | None = None,
     share_gate_up_scale: bool = True,
     input_scales: Mapping[int, tuple[float | None, float | None]] | None = None,
     max_shard_bytes: int = 5 << 30,
@@ -260,7 +261,9 @@ def quantize_checkpoint(
     """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`.
 
     output_format: "modelopt" or "compressed-tensors".
-    layers: the MoE layers to quantize, all where empty. scales: "max", "mse" or "sweep". share_gate_up_scale: one tensor scale
+    layers: the MoE layers to quantize, all where empty. scales: "max", "mse" or "sweep". calibration: a file
+    of second moments of the experts' inputs (`nvfp4-moe calibrate --moments`, or an imatrix of llama.cpp) that weigh the
+    errors of "mse" and "sweep". share_gate_up_scale: one tensor scale
     for gate and up, as vLLM expects. input_scales: by layer (hidden, intermediate), amax/2688. threads=0: one per core.
     progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
 
@@ -273,6 +276,7 @@ def quantize_checkpoint(
         output_format,
         list(layers),
         scales,
+        "" if calibration is None else os.fspath(calibration),
         share_gate_up_scale,
         dict(input_scales or {}),
         max_shard_bytes,

@@ -204,7 +204,7 @@ ERRORS = {
     "channel_weights: expected scales mse or sweep, .* got max": lambda: nv.quantize(
         X, channel_weights=np.ones(64, "f")
     ),
-    r"channel_weights: expected \(64\) float32 on cpu, got \(63,\) float32": lambda: nv.quantize(
+    r"channel_weights: expected \(64,\) float32 on cpu, got \(63,\) float32": lambda: nv.quantize(
         X, scales="sweep", channel_weights=np.ones(63, "f")
     ),
     "channel_weights: expected finite numbers of at least 0, got -1.0+ for column 0": lambda: nv.quantize(

@@ -1,7 +1,7 @@
 // Second moments of what experts' matrices multiply, by input channel, from a calibration file: what weighs the errors of
 // a search for block scales (core/quantize.h). An expert's gate and up multiply its hidden rows, down its intermediate.
 //
-// Kinds of files, told apart by their content:
+// Kinds of files, known by their content:
 //   calibrate --moments   safetensors: layers.L.hidden_moments F32 (experts, hidden), layers.L.intermediate_moments F32
 //                         (experts, intermediate): means of squares over an expert's rows; layers.L.rows I64 (experts)
 //   imatrix, GGUF         blk.L.ffn_gate_exps.weight.in_sum2 F32 (experts, hidden) with .counts (experts, 1); where there

@@ -190,6 +190,14 @@ TEST(ScaleSweep, IsTheBestWhereScalesTie) {
   EXPECT_GT(highest, 50u);
 }
 
+// Far beyond 448 the largest element is lost under any scale, and the others may want less than 448.
+TEST(ScaleSweep, SaturatedBlocksMayWantLess) {
+  std::vector<float> x(kBlock, 6.0f * 416);
+  x[9] = 3600.0f;
+  EXPECT_EQ(quantized(x, 1.0f, ScaleSearch::kSweep, {}).scales[0], 0x7D) << "416";
+  expect_exhaustive(x, 1.0f, {}, "saturated");
+}
+
 TEST(ScaleSweep, HoldsAtTheEndsOfFloat) {
   constexpr float kMax = std::numeric_limits<float>::max();
   constexpr float kDenorm = std::numeric_limits<float>::denorm_min();

@@ -14,6 +14,7 @@
 #include "convert/quantize_checkpoint.h"
 #include "convert/synthesize.h"
 #include "safetensors/safetensors.h"
+#include "support/attack.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -285,11 +286,12 @@ TEST_F(QuantizeCalibrated, WrongWidthsAreRefusedByName) {
 }
 
 // Cut at every byte, and with each length and count too large: one line, whatever the bytes.
-TEST_F(QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
+ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
   DatWriter whole;
   whole.number(2).entry("blk.0.ffn_gate_exps.weight", {1, 2}).entry("a", {3}).number(1).text("set");
   const auto message = [&](const std::string& bytes) {
     std::ofstream(dir_.file("i.dat"), std::ios::binary) << bytes;
+    test::attacked();
     const Status status = refusal([&](QuantizeOptions& o) { o.calibration = dir_.file("i.dat"); });
     EXPECT_EQ(status.code(), Code::kBadInput);
     return status.message();

@@ -64,6 +64,7 @@ void quantize_matrix(benchmark::State& state) {
 }
 BENCHMARK(quantize_matrix<ScaleSearch::kMax>)->Arg(2048);
 BENCHMARK(quantize_matrix<ScaleSearch::kMse>)->Arg(2048);
+BENCHMARK(quantize_matrix<ScaleSearch::kSweep>)->Arg(2048);
 
 void dequantize_to_bf16(benchmark::State& state) {
   const int64_t cols = state.range(0);

@@ -158,7 +158,7 @@ def plan_seeds() -> dict[str, bytes]:
     plan = {
         "what": "nvfp4-moe quantize, unfinished", "version": "0.1.0", "source": "/models/a",
         "files": [{"name": shard, "size_bytes": 4096, "modified_ns": 1700000000123456789, "sample": "0123456789abcdef" * 2}],
-        "config": "f" * 32, "format": "modelopt", "layers": [0, 1], "scales": "max", "share_gate_up_scale": True,
+        "config": "f" * 32, "format": "modelopt", "layers": [0, 1], "scales": "max", "calibration": "", "share_gate_up_scale": True,
         "input_scales": [{"layer": 1, "hidden": 0.5, "intermediate": 0.0}], "max_shard_bytes": 5000000000,
         "shards": [{"name": shard, "xxh3_128": "0" * 32}],
         "experts": [{"layer": 0, "expert": 3, "gate": quality, "up": quality, "down": quality}],
@@ -235,7 +235,7 @@ compressed-tensors NVFP4 group_size config_groups weights input_activations num_
 hidden_size intermediate_size moe_intermediate_size num_experts n_routed_experts num_local_experts num_experts_per_tok
 num_hidden_layers n_shared_experts first_k_dense_replace swiglu_limit swiglu_alpha hidden_act silu text_config
 torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4
-what version source files name size_bytes modified_ns sample config layers layer scales share_gate_up_scale
+what version source files name size_bytes modified_ns sample config layers layer scales calibration share_gate_up_scale
 input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert gate up down metadata weight_map
 .safetensors ../ nvfp4_moe_repro range_first hidden_scale activation_format dynamic_token""".split()
 

@@ -21,6 +21,7 @@ struct CalibrateVerb {
   std::optional<int64_t> tokens;
   uint64_t seed = 42;
   std::string write;
+  std::string moments;
 };
 
 Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
@@ -32,6 +33,7 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
   CalibrateOptions options;
   NVFP4_MOE_ASSIGN(options.layers, chosen_layers(checkpoint.model(), verb.layers));
   options.input = verb.input;
+  options.moments = verb.moments;
   options.states.seed = verb.seed;
   options.states.tokens = verb.tokens.value_or(verb.input.empty() ? 128 : 0);
   if (verb.random_amplitude) options.states.amplitude = *verb.random_amplitude;
@@ -63,6 +65,11 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
   report.json()["notes"] = calibration.notes;
   report.json()["elapsed_s"] = calibration.seconds;
 
+  if (!verb.moments.empty()) {
+    report.json()["moments"] = verb.moments;
+    report.fact("moments", fmt::format("{}: for nvfp4-moe quantize IN OUT --scales sweep --calibration {}",
+                                       verb.moments, shell_quoted(verb.moments)));
+  }
   if (verb.write.empty()) {
     report.fact("next", checkpoint.model().format == SourceFormat::kFloat
                             ? "nvfp4-moe quantize IN OUT --input-scales FILE, FILE being this command's --json output"
@@ -90,6 +97,8 @@ void add_calibrate(CLI::App& app, Invocation& invocation) {
         verb.add_option("--random", options.random_amplitude, "Seeded states of this amplitude instead of a file");
         add_layer_list(verb, options.layers, "Layers to measure");
         add_seed(verb, options.seed);
+        verb.add_option("--moments", options.moments,
+                        "New file for second moments by channel, which quantize --calibration reads");
         verb.add_option("--write", options.write, "Copy an NVFP4 checkpoint here with the measured scales in it");
       });
 }

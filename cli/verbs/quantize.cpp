@@ -26,6 +26,7 @@ struct QuantizeVerb {
   std::string scales = "max";
   std::string max_shard_size = "5GB";
   std::string input_scales;
+  std::string calibration;
   bool separate_gate_up = false;
 };
 
@@ -76,6 +77,7 @@ Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
     NVFP4_MOE_ASSIGN(options.layers, parse_list(verb.layers));
   }
   NVFP4_MOE_ASSIGN(options.scales, parse<ScaleSearch>(verb.scales, "--scales"));
+  options.calibration = verb.calibration;
   options.share_gate_up_scale = !verb.separate_gate_up;
   NVFP4_MOE_ASSIGN(options.max_shard_bytes, parse_bytes(verb.max_shard_size));
   if (!verb.input_scales.empty()) {
@@ -137,6 +139,7 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
   json["out"] = verb.out;
   json["format"] = to_string(result.format);
   json["scales"] = verb.scales;
+  json["calibration"] = verb.calibration.empty() ? Json() : Json(verb.calibration);
   json["mean_sqnr_db"] = result.mean_sqnr_db();
   json["quantized_tensors"] = result.quantized_tensors;
   json["copied_tensors"] = result.copied_tensors;
@@ -161,11 +164,14 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
         verb.add_option("OUT", options.out, "Directory to write; an unfinished one is resumed")->required();
         verb.add_option("--format", options.format, "modelopt or compressed-tensors")->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
-        verb.add_option("--scales", options.scales, "Block scales: max (of the block) or mse (best of two)")
+        verb.add_option("--scales", options.scales,
+                        "Block scales: max (of the block), mse (best of two) or sweep (best of all)")
             ->capture_default_str();
         verb.add_option("--max-shard-size", options.max_shard_size, "Largest file, for example 5GB")
             ->capture_default_str();
         verb.add_option("--input-scales", options.input_scales, "Activation scales: the output of calibrate --json");
+        verb.add_option("--calibration", options.calibration,
+                        "Second moments that weigh errors: of calibrate --moments, or an imatrix (mse, sweep)");
         verb.add_flag("--separate-gate-up", options.separate_gate_up,
                       "gate and up keep tensor scales of their own (exact here; vLLM applies gate's to both)");
       });

@@ -92,8 +92,12 @@ enum {                                   /* router_weight */
        NVFP4_MOE_WEIGHT_BEFORE_DOWN = 1, /* multiplies SwiGLU's output before it is quantized       DeepSeek-V4 */
        NVFP4_MOE_WEIGHT_ON_INPUT = 2     /* multiplies hidden, but not the shared expert's; top_k 1     Llama-4 */
 };
-enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_FP32 = 1 };   /* row_format */
-enum { NVFP4_MOE_SEARCH_MAX = 0, NVFP4_MOE_SEARCH_MSE = 1 }; /* scale search of nvfp4_moe_quantize */
+enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_FP32 = 1 }; /* row_format */
+enum {                                                     /* scale search of nvfp4_moe_quantize */
+       NVFP4_MOE_SEARCH_MAX = 0,
+       NVFP4_MOE_SEARCH_MSE = 1,
+       NVFP4_MOE_SEARCH_SWEEP = 2 /* on the host alone */
+};
 
 /* A local expert index that names the shared expert. */
 #define NVFP4_MOE_SHARED_EXPERT ((int64_t)-1)
@@ -409,7 +413,7 @@ typedef struct nvfp4_moe_quantize_counts {
 } nvfp4_moe_quantize_counts;
 
 /* Weights. tensor_scale: in, a positive number to be used, or 0: amax/2688 of x; out, the one that was used. x must be
- * finite. search: NVFP4_MOE_SEARCH_MAX or NVFP4_MOE_SEARCH_MSE. */
+ * finite. search: NVFP4_MOE_SEARCH_MAX, _MSE (the better of two) or _SWEEP (the best of all block scales). */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
                                                 int32_t search, float* tensor_scale, uint8_t* codes,
                                                 uint8_t* block_scales, nvfp4_moe_quantize_counts* counts);
@@ -485,7 +489,7 @@ enum {
   NVFP4_MOE_QUANTIZE_STATIC = 2,        /* tensor_scale: a positive number, rounded up to a power of two */
   NVFP4_MOE_QUANTIZE_COMPAT = 3         /* tensor_scale: the input scale, a positive normal number */
 };
-/* search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE. scales: DYNAMIC_TOKEN (rows), NaN for a row
+/* search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE; _SWEEP is UNSUPPORTED. scales: DYNAMIC_TOKEN (rows), NaN for a row
  * with NaN or Inf; the others one number, what was used, NaN where weights hold NaN or Inf. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_quantize(int32_t device, int32_t mode, int32_t search, const void* x,
                                                        nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,

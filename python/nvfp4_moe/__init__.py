@@ -93,12 +93,19 @@ for _public in (Checkpoint, Error, *Error.__subclasses__()):
 
 
 def quantize(
-    x: Any, *, mode: str = "weights", tensor_scale: float | None = None, scales: str = "max"
+    x: Any,
+    *,
+    mode: str = "weights",
+    tensor_scale: float | None = None,
+    scales: str = "max",
+    channel_weights: Any = None,
 ) -> tuple[Any, Any, Any]:
     """Quantizes x (..., K) of float32, float16 or bfloat16 along its last dimension.
 
     mode "weights": scale = RNE(amax/(6 s)) and code = RNE(x/(scale s)) from exact quotients; s = tensor_scale, or
-      float32(amax/2688) of the whole array. scales="mse" lets the E4M3 neighbours of amax/6 and of amax/4 compete.
+      float32(amax/2688) of the whole array. scales="mse" lets the E4M3 neighbours of amax/6 and of amax/4 compete by
+      squared error, "sweep" all E4M3 values (on the host alone). channel_weights: float32 (K,) of at least 0, for these
+      two on the host: the errors of a column count that much, as with second moments of what the columns are multiplied by.
     mode "dynamic_token": s per row, the smallest power of two >= amax/2688 (1 for a row of zeros).
     mode "static": s = tensor_scale rounded up to a power of two.
     mode "compat": s = tensor_scale as it is, in vLLM's operation order, for byte comparison.
@@ -107,7 +114,7 @@ def quantize(
     dynamic_token, NaN for a row that holds NaN or Inf. The other modes raise ValueError on such a row. Of a tensor on a GPU
     tensor_scale is float32 () there, and instead of raising, NaN where x holds NaN or Inf.
     """
-    return _core.quantize(x, mode, tensor_scale, scales)
+    return _core.quantize(x, mode, tensor_scale, scales, channel_weights)
 
 
 def silu_mul_quantize(
@@ -245,6 +252,7 @@ def quantize_checkpoint(
     output_format: str = "modelopt",
     layers: Sequence[int] = (),
     scales: str = "max",
+    calibration: str | os.PathLike[str] | None = None,
     share_gate_up_scale: bool = True,
     input_scales: Mapping[int, tuple[float | None, float | None]] | None = None,
     max_shard_bytes: int = 5 << 30,
@@ -254,7 +262,9 @@ def quantize_checkpoint(
     """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`.
 
     output_format: "modelopt" or "compressed-tensors".
-    layers: the MoE layers to quantize, all where empty. scales: "max" or "mse". share_gate_up_scale: one tensor scale
+    layers: the MoE layers to quantize, all where empty. scales: "max", "mse" or "sweep". calibration: a file
+    of second moments of the experts' inputs (`nvfp4-moe calibrate --moments`, or an imatrix of llama.cpp) that weigh the
+    errors of "mse" and "sweep". share_gate_up_scale: one tensor scale
     for gate and up, as vLLM expects. input_scales: by layer (hidden, intermediate), amax/2688. threads=0: one per core.
     progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
 
@@ -267,6 +277,7 @@ def quantize_checkpoint(
         output_format,
         list(layers),
         scales,
+        "" if calibration is None else os.fspath(calibration),
         share_gate_up_scale,
         dict(input_scales or {}),
         max_shard_bytes,

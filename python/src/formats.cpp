@@ -61,7 +61,7 @@ void check_shape(const Tensor& array, const Sizes& shape, bool right_dtype, cons
 }
 
 Three quantize(nb::handle x_object, const std::string& mode, std::optional<double> tensor_scale,
-               const std::string& scales) {
+               const std::string& scales, nb::handle channel_weights) {
   const Tensor x = Tensor::contiguous(x_object, "x");
   const Rows rows(x, x.is_floating(), "(..., K) bfloat16 (or its bits as uint16), float16 or float32");
   const formats::Place place = place_of(x);
@@ -73,6 +73,12 @@ Three quantize(nb::handle x_object, const std::string& mode, std::optional<doubl
   call.rows = rows.rows;
   call.cols = rows.cols;
   if (tensor_scale) call.tensor_scale = static_cast<float>(*tensor_scale);
+  std::optional<Tensor> weights;
+  if (!channel_weights.is_none()) {
+    weights.emplace(Tensor::contiguous(channel_weights, "channel_weights"));
+    check_shape(*weights, {rows.cols}, weights->is_f32(), "float32", x);
+    call.channel_weights = weights->as<float>();
+  }
   const bool one_scale = call.mode != QuantizeMode::kDynamicToken;
   const Tensor codes = x.empty_like(rows.with_last(rows.cols / 2), DType::kU8);
   const Tensor block_scales = x.empty_like(rows.with_last(rows.cols / kBlockElems), DType::kU8);
@@ -290,7 +296,8 @@ nb::object swizzle_experts(nb::handle scales_object, nb::handle offsets_object) 
 }  // namespace
 
 void bind_formats(nb::module_& m) {
-  m.def("quantize", &quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(), nb::arg("scales"));
+  m.def("quantize", &quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(), nb::arg("scales"),
+        nb::arg("channel_weights").none());
   m.def("silu_mul_quantize", &silu_mul_quantize, nb::arg("gate_up"), nb::arg("activation"),
         nb::arg("swiglu_limit").none(), nb::arg("swiglu_alpha"), nb::arg("interleaved"), nb::arg("row_weights").none(),
         nb::arg("power_of_two").none());

@@ -24,13 +24,14 @@ using Scales = std::pair<std::optional<float>, std::optional<float>>;  // hidden
 using LayerInputScales = nb::typed<nb::dict, int64_t, Scales>;
 
 Dict quantize_files(const std::string& in, const std::string& out, const std::string& output_format,
-                    std::vector<int64_t> layers, const std::string& scales, bool share_gate_up_scale,
-                    const LayerInputScales& input_scales, uint64_t max_shard_bytes, int threads,
-                    std::optional<ProgressCallback> progress) {
+                    std::vector<int64_t> layers, const std::string& scales, const std::string& calibration,
+                    bool share_gate_up_scale, const LayerInputScales& input_scales, uint64_t max_shard_bytes,
+                    int threads, std::optional<ProgressCallback> progress) {
   QuantizeOptions options;
   options.format = take(parse<OutputFormat>(output_format));
   options.layers = std::move(layers);
   options.scales = take(parse<ScaleSearch>(scales));
+  options.calibration = calibration;
   options.share_gate_up_scale = share_gate_up_scale;
   for (const auto& [layer, value] : input_scales) {
     const Scales pair = nb::cast<Scales>(value);
@@ -54,8 +55,8 @@ Dict quantize_files(const std::string& in, const std::string& out, const std::st
 
 void bind_quantize_checkpoint(nb::module_& m) {
   m.def("quantize_checkpoint", &quantize_files, nb::arg("source"), nb::arg("out"), nb::arg("output_format"),
-        nb::arg("layers"), nb::arg("scales"), nb::arg("share_gate_up_scale"), nb::arg("input_scales"),
-        nb::arg("max_shard_bytes"), nb::arg("threads"), nb::arg("progress").none());
+        nb::arg("layers"), nb::arg("scales"), nb::arg("calibration"), nb::arg("share_gate_up_scale"),
+        nb::arg("input_scales"), nb::arg("max_shard_bytes"), nb::arg("threads"), nb::arg("progress").none());
 }
 
 }  // namespace nvfp4_moe::python

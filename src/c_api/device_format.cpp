@@ -14,7 +14,7 @@ nvfp4_moe_code nvfp4_moe_device_quantize(int32_t device, int32_t mode, int32_t s
   return api::guarded([&]() -> Status {
     formats::Quantize call;
     NVFP4_MOE_ASSIGN(call.mode, api::read_enum("mode", mode, moe::QuantizeMode::kCompat));
-    NVFP4_MOE_ASSIGN(call.search, api::read_enum("search", search, moe::ScaleSearch::kMse));
+    NVFP4_MOE_ASSIGN(call.search, api::read_enum("search", search, moe::ScaleSearch::kSweep));
     call.x = x;
     NVFP4_MOE_ASSIGN(call.dtype, api::read_dtype("dtype", dtype, moe::DType::kBf16));
     call.rows = rows;

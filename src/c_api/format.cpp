@@ -69,7 +69,7 @@ nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t 
     NVFP4_MOE_TRY(api::check_pointer("tensor_scale", tensor_scale));
     NVFP4_MOE_ASSIGN(formats::Quantize call,
                      read_quantize(moe::QuantizeMode::kWeights, x, dtype, rows, cols, codes, block_scales));
-    NVFP4_MOE_ASSIGN(call.search, api::read_enum("search", search, moe::ScaleSearch::kMse));
+    NVFP4_MOE_ASSIGN(call.search, api::read_enum("search", search, moe::ScaleSearch::kSweep));
     call.tensor_scale = api::unless_zero(number_at(tensor_scale));
     call.scales = tensor_scale;
     return formats::quantize(formats::Place::host(), call, total);

@@ -54,8 +54,8 @@ Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {
   return most;
 }
 
-Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSearch search, Executor& executor,
-                       QuantizedMatrix& out) {
+Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSearch search,
+                       const std::vector<float>& channel_weights, Executor& executor, QuantizedMatrix& out) {
   const int64_t rows = source.rows, cols = source.cols;
   const int64_t ranges = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   out.codes.resize(static_cast<size_t>(rows * cols / 2));
@@ -72,7 +72,7 @@ Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSear
       status[static_cast<size_t>(range)] =
           quantize_weights({x.data(), static_cast<size_t>(count * cols)}, count, cols, tensor_scale, search,
                            out.codes.data() + first * cols / 2, out.block_scales.data() + first * cols / kBlockElems,
-                           q.counts, &q.sum_sq, &q.sum_sq_error);
+                           q.counts, &q.sum_sq, &q.sum_sq_error, channel_weights);
     }
   });
   out.quality = {};
@@ -99,10 +99,15 @@ Status ExpertQuantizer::run(const OutputItem& item, const std::function<void(con
   for (int p = 0; p < 3; ++p) {
     NVFP4_MOE_ASSIGN(amax[p], matrix_amax(*matrices[p], executor_));
   }
+  ExpertMoments moments;
+  if (moments_ != nullptr) {
+    NVFP4_MOE_ASSIGN(moments, moments_->expert(item.expert.layer, item.expert.expert));
+  }
   if (options_.share_gate_up_scale) amax[0] = amax[1] = std::max(amax[0], amax[1]);
   for (int p = 0; p < 3; ++p) {
     const float scale = tensor_scale_of(amax[p]);
-    NVFP4_MOE_TRY(quantize_matrix(*matrices[p], scale, options_.scales, executor_, matrix_));
+    NVFP4_MOE_TRY(quantize_matrix(*matrices[p], scale, options_.scales, p == 2 ? moments.intermediate : moments.hidden,
+                                  executor_, matrix_));
     matrices[p]->release();
     quality[static_cast<size_t>(p)] = matrix_.quality;
     if (p == 2) measured(quality);

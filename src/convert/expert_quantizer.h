@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "convert/channel_moments.h"
 #include "convert/output_plan.h"
 #include "convert/quantize_checkpoint.h"
 #include "core/executor.h"
@@ -26,10 +27,10 @@ struct QuantizedMatrix {
 
 class ExpertQuantizer {
  public:
-  // All are borrowed.
-  ExpertQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options, Executor& executor,
-                  ShardedWriter& writer)
-      : checkpoint_(checkpoint), options_(options), executor_(executor), writer_(writer) {}
+  // All are borrowed. moments: of the layers, or null.
+  ExpertQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options, const ChannelMoments* moments,
+                  Executor& executor, ShardedWriter& writer)
+      : checkpoint_(checkpoint), options_(options), moments_(moments), executor_(executor), writer_(writer) {}
 
   // Quantizes the expert and writes its tensors. `measured` is called with their quality before the last of them is
   // written, so that it is known when that completes a shard.
@@ -41,6 +42,7 @@ class ExpertQuantizer {
 
   const Checkpoint& checkpoint_;
   const QuantizeOptions& options_;
+  const ChannelMoments* moments_;
   Executor& executor_;
   ShardedWriter& writer_;
   QuantizedMatrix matrix_;

@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/float_experts.h"
+#include "convert/channel_moments.h"
 #include "convert/checkpoint_copy.h"
 #include "convert/expert_quantizer.h"
 #include "convert/output_plan.h"
@@ -59,6 +60,28 @@ void add_notes(const QuantizeOptions& options, const OutputPlan& plan, const std
   }
 }
 
+void add_notes(const ChannelMoments& moments, const std::set<int64_t>& layers, QuantizeResult& result) {
+  result.notes.push_back(
+      "the errors of experts' outputs are least under the calibration, not those of their weights: SQNR is of weights");
+  if (moments.unweighted_experts() > 0)
+    result.notes.push_back(
+        fmt::format("{} experts of {} layers saw no rows in the calibration: their errors have no weights",
+                    moments.unweighted_experts(), layers.size()));
+}
+
+// All moments are read here, so that a mistake in the file is found before anything is written.
+Result<std::optional<ChannelMoments>> read_moments(const QuantizeOptions& options, const Checkpoint& checkpoint,
+                                                   const std::set<int64_t>& layers) {
+  std::optional<ChannelMoments> moments;
+  if (options.calibration.empty()) return moments;
+  NVFP4_MOE_ASSIGN(moments, ChannelMoments::open(options.calibration));
+  for (const int64_t layer : layers) {
+    NVFP4_MOE_ASSIGN(const MoeOptions sizes, checkpoint.layer_options(layer));
+    NVFP4_MOE_TRY(moments->read_layer(layer, sizes.num_experts, sizes.hidden_size, sizes.intermediate_size));
+  }
+  return moments;
+}
+
 }  // namespace
 
 const char* to_string(OutputFormat format) { return name_of(format); }
@@ -67,6 +90,8 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
                                            const QuantizeOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  if (!options.calibration.empty() && options.scales == ScaleSearch::kMax)
+    return invalid_argument("calibration: expected scales mse or sweep, since max looks at no error, got max");
   if (options.max_shard_bytes == 0) return invalid_argument("max_shard_bytes: expected more than 0");
   for (const auto& [layer, scales] : options.input_scales) {
     for (const std::optional<float>& scale : {scales.hidden, scales.intermediate}) {
@@ -91,7 +116,9 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   NVFP4_MOE_ASSIGN(const std::vector<OtherFile> others, other_files(in));
   NVFP4_MOE_ASSIGN(const std::string source_config, read_text_file((fs::path(in) / "config.json").string()));
   NVFP4_MOE_ASSIGN(const ConfigFiles config, quantized_config_files(source_config, plan.modules));
-  NVFP4_MOE_ASSIGN(QuantizePlan work, make_quantize_plan(in, checkpoint, source_config, layers, options));
+  NVFP4_MOE_ASSIGN(const std::optional<ChannelMoments> moments, read_moments(options, checkpoint, layers));
+  NVFP4_MOE_ASSIGN(QuantizePlan work, make_quantize_plan(in, checkpoint, source_config, layers, options,
+                                                         moments ? to_string(moments->hash()) : std::string()));
   NVFP4_MOE_ASSIGN(UnfinishedOutput unfinished, UnfinishedOutput::claim(out, std::move(work)));
 
   Executor& executor = options.executor == nullptr ? serial_executor() : *options.executor;
@@ -123,7 +150,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   result.resumed_shards = static_cast<int64_t>(writer.complete_shards());
   result.written_bytes = writer.data_bytes();
 
-  ExpertQuantizer quantizer(checkpoint, options, executor, writer);
+  ExpertQuantizer quantizer(checkpoint, options, moments ? &*moments : nullptr, executor, writer);
   std::map<int64_t, QuantizedLayer> by_layer;
   int64_t unmeasured = 0;
   for (const OutputItem& item : plan.items) {
@@ -172,6 +199,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
 
   for (const auto& [number, layer] : by_layer) result.layers.push_back(layer);
   add_notes(options, plan, layers, result);
+  if (moments) add_notes(*moments, layers, result);
   for (const std::string& shard : writer.altered_shards())
     result.notes.push_back(shard + " was not as the earlier run had written it: it was written again");
   if (unmeasured > 0)

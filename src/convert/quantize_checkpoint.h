@@ -54,6 +54,9 @@ struct QuantizeOptions {
   bool share_gate_up_scale = true;
   // By layer, in the ModelOpt direction (amax/2688): what calibrate measured. Layers without an entry get 1.0.
   std::map<int64_t, LayerScales> input_scales;
+  // A file of second moments (convert/channel_moments.h), or none: what kMse and kSweep compare is then each expert's
+  // error times them. Needs one of these two, and moments of all experts of the layers that are quantized.
+  std::string calibration;
   uint64_t max_shard_bytes = 5ull << 30;
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress;           // item "layer 12 expert 7"; bytes are the source's

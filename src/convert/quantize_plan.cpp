@@ -70,7 +70,7 @@ Result<SourceFile> describe_source(const TensorFile& file) {
 
 Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint& checkpoint,
                                         const std::string& source_config, const std::set<int64_t>& layers,
-                                        const QuantizeOptions& options) {
+                                        const QuantizeOptions& options, const std::string& calibration) {
   QuantizePlan plan;
   plan.version = NVFP4_MOE_VERSION;
   std::error_code error;
@@ -86,6 +86,7 @@ Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint&
   plan.format = to_string(options.format);
   plan.layers = layers;
   plan.scales = to_string(options.scales);
+  plan.calibration = calibration;
   plan.share_gate_up_scale = options.share_gate_up_scale;
   for (const auto& [layer, s] : options.input_scales)
     plan.input_scales[layer] = {s.hidden.value_or(0.0f), s.intermediate.value_or(0.0f)};
@@ -129,6 +130,9 @@ Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found) {
     return differ("layers", fmt::format("{}", fmt::join(wanted.layers, ",")),
                   printable(fmt::format("{}", fmt::join(found.layers, ","))));
   if (wanted.scales != found.scales) return differ("scales", wanted.scales, printable(found.scales));
+  if (wanted.calibration != found.calibration)
+    return differ("calibration", wanted.calibration.empty() ? "none" : wanted.calibration,
+                  found.calibration.empty() ? "none" : printable(found.calibration));
   if (wanted.share_gate_up_scale != found.share_gate_up_scale)
     return differ("share_gate_up_scale", wanted.share_gate_up_scale, found.share_gate_up_scale);
   if (wanted.input_scales != found.input_scales)

@@ -44,6 +44,7 @@ struct QuantizePlan {
   std::string format;
   std::set<int64_t> layers;
   std::string scales;
+  std::string calibration;  // the hash of the moments that errors are weighted by; empty where none are
   bool share_gate_up_scale = true;
   std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 where none is given
   uint64_t max_shard_bytes = 0;
@@ -54,7 +55,7 @@ struct QuantizePlan {
 
 Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint& checkpoint,
                                         const std::string& source_config, const std::set<int64_t>& layers,
-                                        const QuantizeOptions& options);
+                                        const QuantizeOptions& options, const std::string& calibration);
 // The source's files have the sizes and times that the plan names: nobody wrote to them meanwhile.
 Status check_source_unchanged(const QuantizePlan& plan, const TensorIndex& index);
 

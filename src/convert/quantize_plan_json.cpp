@@ -99,6 +99,7 @@ Status parse_work(const Json& json, QuantizePlan& plan) {
     plan.layers.insert(*number);
   }
   NVFP4_MOE_ASSIGN(plan.scales, text_of(json, "scales"));
+  NVFP4_MOE_ASSIGN(plan.calibration, text_of(json, "calibration"));
   const Json* share = member(json, "share_gate_up_scale");
   if (share == nullptr || !share->is_boolean()) return wrong("share_gate_up_scale", "true or false", share);
   plan.share_gate_up_scale = share->get<bool>();
@@ -169,6 +170,7 @@ std::string to_json(const QuantizePlan& plan) {
                      {"format", plan.format},
                      {"layers", plan.layers},
                      {"scales", plan.scales},
+                     {"calibration", plan.calibration},
                      {"share_gate_up_scale", plan.share_gate_up_scale},
                      {"input_scales", std::move(scales)},
                      {"max_shard_bytes", plan.max_shard_bytes},

@@ -28,6 +28,8 @@ struct QuantizeCounts {
 enum class ScaleSearch : uint8_t {
   kMax,  // block scale = RNE(amax / (6 s))
   kMse,  // the E4M3 neighbours of amax/6 and of amax/4 (over s) compete by squared error; ties go to the scale of kMax
+  // Of all positive E4M3 values the one of least squared error; ties go to the scale of kMax, then to the smallest.
+  kSweep,
 };
 
 // Where a tensor scale comes from, by the names of docs/numerics.md.
@@ -44,7 +46,7 @@ const char* to_string(QuantizeMode);
 template <>
 struct EnumNames<ScaleSearch> {
   static constexpr const char* kWhat = "scales";
-  static constexpr std::array kAll = {"max", "mse"};
+  static constexpr std::array kAll = {"max", "mse", "sweep"};
 };
 template <>
 struct EnumNames<QuantizeMode> {
@@ -57,10 +59,14 @@ float tensor_scale_from_amax(double amax);
 
 // Weights: block scale = RNE(amax / (6 s)), code = RNE(x / (scale s)), both in double and rounded once.
 // s is any positive finite float. sum_sq_error / sum_sq (each may be null) receive additions for an SQNR.
+// channel_weights: (cols) or none. What kMse and kSweep compare is then the sum of weight_c (x - decoded)^2, the error of
+// the product with inputs whose channels are uncorrelated and have these second moments; a scale that clips (amax above
+// 6 s times the next E4M3 value) is taken only where the block's plain error is at most that of kMax. Refused under kMax, and where
+// they are negative or not finite. The two sums have no weights.
 // A NaN or Inf is bad_input naming its row and column; rows before it are written then, rows from it on are not.
 Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, float tensor_scale, ScaleSearch search,
                         uint8_t* codes, uint8_t* block_scales, QuantizeCounts& counts, double* sum_sq = nullptr,
-                        double* sum_sq_error = nullptr);
+                        double* sum_sq_error = nullptr, std::span<const float> channel_weights = {});
 
 // Exact mode, one row: s = 2^k. byte = e4m3(A 2^-k c), c = fl32(1/6) = 0x3E2AAAAB; code = e2m1(fl32(x 2^-k / v)).
 // Source: docs/format.md. Returns false, with all codes and scales 0, where the row holds NaN or Inf.

@@ -99,8 +99,14 @@ Status check_tensor_scale(const Quantize& call) {
 Status check(const Quantize& call) {
   NVFP4_MOE_TRY(check_named(call.mode));
   NVFP4_MOE_TRY(check_named(call.search));
-  if (call.search == ScaleSearch::kMse && call.mode != QuantizeMode::kWeights)
-    return invalid_argument(std::string("scales: mse is for mode weights, got mode ") + to_string(call.mode));
+  if (call.search != ScaleSearch::kMax && call.mode != QuantizeMode::kWeights)
+    return invalid_argument(std::string("scales: ") + to_string(call.search) + " is for mode weights, got mode " +
+                            to_string(call.mode));
+  if (call.channel_weights != nullptr) {
+    if (call.search == ScaleSearch::kMax)
+      return invalid_argument("channel_weights: expected scales mse or sweep, since max looks at no error, got max");
+    NVFP4_MOE_TRY(check_array({"channel_weights", call.channel_weights, DType::kF32, call.cols}));
+  }
   NVFP4_MOE_TRY(check_matrix("x", "K (cols)", call.rows, call.cols));
   NVFP4_MOE_TRY(check_activation_dtype("x", call.dtype));
   NVFP4_MOE_TRY(check_tensor_scale(call));
@@ -154,6 +160,10 @@ Status quantize(const Place& place, const Quantize& asked, QuantizeCounts& count
   Quantize call = asked;
   if (call.mode == QuantizeMode::kStatic) call.tensor_scale = round_up_to_power_of_two(*call.tensor_scale);
   if (place.is_host()) return host::quantize(call, counts);
+  // Weights are converted once, and from files that a host reads.
+  if (call.search == ScaleSearch::kSweep)
+    return unsupported("scales: sweep is for arrays of the host; a device has max and mse");
+  if (call.channel_weights != nullptr) return unsupported("channel_weights: expected arrays of the host");
   const bool dynamic = call.mode == QuantizeMode::kDynamicToken;
   if (dynamic && (call.rows == 0 || call.cols == 0)) return {};
   NVFP4_MOE_ASSIGN(const DeviceFormats* const functions, functions_of(place));

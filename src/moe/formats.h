@@ -57,7 +57,8 @@ enum class NonfiniteRows : bool {
 
 struct Quantize {
   QuantizeMode mode = QuantizeMode::kWeights;
-  ScaleSearch search = ScaleSearch::kMax;  // kMse is for kWeights alone
+  ScaleSearch search = ScaleSearch::kMax;  // others are for kWeights alone, and kSweep for the host alone
+  const float* channel_weights = nullptr;  // (cols) of kMse and kSweep on the host, as in core/quantize.h, or null
   const void* x = nullptr;
   DType dtype = DType::kBf16;
   int64_t rows = 0;

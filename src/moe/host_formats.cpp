@@ -44,30 +44,46 @@ void fill_nan(DType dtype, void* row, int64_t cols) {
   std::fill_n(static_cast<uint16_t*>(row), cols, dtype == DType::kBf16 ? uint16_t{0x7FC0} : uint16_t{0x7E00});
 }
 
+// Some rows at a time, since the quantizer makes a table for each call.
+Status quantize_weight_rows(const Quantize& call, Rows& rows, QuantizeCounts& counts) {
+  constexpr int64_t kRowsAtOnce = 64;
+  float amax = 0;
+  for (int64_t r = 0; r < call.rows; ++r) {
+    const float of_row = amax_of(rows[r]);
+    if (!std::isfinite(of_row)) return nonfinite_row(r);
+    amax = std::max(amax, of_row);
+  }
+  const float scale = call.tensor_scale ? *call.tensor_scale : tensor_scale_from_amax(amax);
+  const auto cols = static_cast<size_t>(call.cols);
+  std::vector<float> x(static_cast<size_t>(std::min(kRowsAtOnce, call.rows)) * cols);
+  std::span<const float> weights;
+  if (call.channel_weights != nullptr) weights = {call.channel_weights, cols};
+  for (int64_t first = 0; first < call.rows && cols > 0; first += kRowsAtOnce) {
+    const int64_t count = std::min(kRowsAtOnce, call.rows - first);
+    for (int64_t r = 0; r < count; ++r)
+      std::copy_n(rows[first + r].data(), cols, x.data() + static_cast<size_t>(r) * cols);
+    NVFP4_MOE_TRY(quantize_weights({x.data(), static_cast<size_t>(count) * cols}, count, call.cols, scale, call.search,
+                                   call.codes + first * (call.cols / 2),
+                                   call.block_scales + first * (call.cols / kBlockElems), counts, nullptr, nullptr,
+                                   weights));
+  }
+  *call.scales = scale;
+  return {};
+}
+
 }  // namespace
 
 Status quantize(const Quantize& call, QuantizeCounts& counts) {
   Rows rows(call.x, call.dtype, call.cols);
-  float scale = call.tensor_scale.value_or(0.0f);
-  if (call.mode == QuantizeMode::kWeights) {
-    float amax = 0;
-    for (int64_t r = 0; r < call.rows; ++r) {
-      const float of_row = amax_of(rows[r]);
-      if (!std::isfinite(of_row)) return nonfinite_row(r);
-      amax = std::max(amax, of_row);
-    }
-    if (!call.tensor_scale) scale = tensor_scale_from_amax(amax);
-  }
+  if (call.mode == QuantizeMode::kWeights) return quantize_weight_rows(call, rows, counts);
+  const float scale = call.tensor_scale.value_or(0.0f);
   for (int64_t r = 0; r < call.rows; ++r) {
     const std::vector<float>& row = rows[r];
     uint8_t* const codes = call.codes + r * (call.cols / 2);
     uint8_t* const block_scales = call.block_scales + r * (call.cols / kBlockElems);
     bool finite = true;
     switch (call.mode) {
-      case QuantizeMode::kWeights:
-        if (call.cols > 0)
-          NVFP4_MOE_TRY(quantize_weights(row, 1, call.cols, scale, call.search, codes, block_scales, counts));
-        break;
+      case QuantizeMode::kWeights: break;
       case QuantizeMode::kDynamicToken: {
         const float amax = amax_of(row);
         const float row_scale = std::isfinite(amax) ? dynamic_token_scale(amax) : 1.0f;

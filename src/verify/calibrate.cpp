@@ -106,10 +106,10 @@ class CancellableExecutor final : public Executor {
   std::atomic<bool> cancelled_{false};
 };
 
-// max |SwiGLU output| over all routed rows of the range's experts.
+// max |SwiGLU output| over all routed rows of the range's experts, and where `moments` is asked for, theirs.
 Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& config, const ExpertRange& range,
                                 const Batch& batch, Executor& threads, const std::string& states,
-                                const ProgressFn& progress) {
+                                const ProgressFn& progress, LayerMoments* moments) {
   CancellableExecutor executor(threads, progress);
   LayerOptions options;
   options.range = range;
@@ -131,6 +131,12 @@ Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& conf
   const int64_t rows = part.row_offsets[part.experts];
   const float amax = bf16_amax(part.intermediate.bf16, rows * part.intermediate_size);
   if (!std::isfinite(amax)) return bad_input(fmt::format("{}: their intermediate overflows", states));
+  if (moments != nullptr) {
+    auto measured = measure_moments(part, config->top_k, config->hidden_size, executor);
+    NVFP4_MOE_TRY(executor.status());
+    if (!measured.ok()) return measured.status().in(states);
+    *moments = std::move(*measured);
+  }
   return amax;
 }
 
@@ -140,7 +146,7 @@ float scale_of(float amax) { return tensor_scale_from_amax(static_cast<double>(a
 
 Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
                                          const Batch& batch, Executor& executor, const std::string& states,
-                                         const ProgressFn& progress) {
+                                         const ProgressFn& progress, LayerMoments* moments) {
   options.activation_format = ActivationFormat::kBf16;
   options.activation_scale = ActivationScale::kDynamicToken;
   options.intermediate_scale = IntermediateScale::kDynamicToken;
@@ -156,7 +162,7 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
   layer.source = states;
   NVFP4_MOE_ASSIGN(layer.hidden_amax, hidden_amax(batch, seen, options, has_shared, states));
   NVFP4_MOE_ASSIGN(layer.intermediate_amax,
-                   intermediate_amax(source, config, range, batch, executor, states, progress));
+                   intermediate_amax(source, config, range, batch, executor, states, progress, moments));
   return layer;
 }
 
@@ -176,10 +182,18 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
   Executor& executor = options.executor == nullptr ? serial_executor() : *options.executor;
   Calibration calibration;
   int64_t unseen = 0;
+  std::vector<std::pair<int64_t, MoeOptions>> wanted;
   for (const int64_t number : layers) {
     if (std::find(all.begin(), all.end(), number) == all.end())
       return invalid_argument(fmt::format("layer {}: expected one of the model's {} MoE layers", number, all.size()));
-    NVFP4_MOE_ASSIGN(const MoeOptions o, checkpoint.layer_options(number));
+    NVFP4_MOE_ASSIGN(MoeOptions o, checkpoint.layer_options(number));
+    wanted.emplace_back(number, std::move(o));
+  }
+  std::optional<MomentsWriter> writer;
+  if (!options.moments.empty()) {
+    NVFP4_MOE_ASSIGN(writer, MomentsWriter::create(options.moments, wanted));
+  }
+  for (const auto& [number, o] : wanted) {
     NVFP4_MOE_TRY(checkpoint.check_layout(number, {0, o.num_experts}));
     LayerStates states;
     if (options.input.empty()) {
@@ -188,17 +202,21 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
       NVFP4_MOE_ASSIGN(states, load_states(options.input, o, number, options.states));
     }
     NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, number));
-    auto measured = calibrate_layer(source, o, {0, o.num_experts}, states.batch(), executor, states.source);
+    LayerMoments moments;
+    auto measured = calibrate_layer(source, o, {0, o.num_experts}, states.batch(), executor, states.source, {},
+                                    writer ? &moments : nullptr);
     if (!measured.ok()) return measured.status().in(fmt::format("layer {}", number));
     LayerCalibration& layer = *measured;
     layer.layer = number;
     unseen += o.num_experts - layer.experts_seen;
     calibration.layers.push_back(layer);
+    if (writer) NVFP4_MOE_TRY(writer->write(moments));
     const std::string item = "layer " + std::to_string(number);
     if (options.progress && !options.progress({"calibrate", item, static_cast<int64_t>(calibration.layers.size()),
                                                static_cast<int64_t>(layers.size()), 0, 0, seconds()}))
       return Status(Code::kCancelled, "calibrate: cancelled after " + item);
   }
+  if (writer) NVFP4_MOE_TRY(writer->finish());
   if (options.input.empty())
     calibration.notes.push_back(
         "hidden states are seeded random numbers, not a model's: the scales serve tests and demos only");

@@ -16,6 +16,7 @@
 #include "core/executor.h"
 #include "core/progress.h"
 #include "moe/layer.h"
+#include "verify/moments.h"
 #include "verify/states.h"
 
 namespace nvfp4_moe {
@@ -23,6 +24,7 @@ namespace nvfp4_moe {
 struct CalibrateOptions {
   std::vector<int64_t> layers;   // empty: all
   std::string input;             // states file (verify/states.h); empty: seeded states, which say nothing of real data
+  std::string moments;           // a new file that second moments are written to (verify/moments.h), or none
   StatesOptions states;          // of the file (tokens), or of the seeded fallback
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress;
@@ -49,10 +51,11 @@ std::string to_json(const Calibration& calibration, int indent = 2);
 
 // One layer's share of it: its experts in `range` on the batch's hidden states, ids and weights (out is not looked at).
 // `states` names the batch in messages and in the result. kBadInput where the states hold NaN or Inf. progress: asked
-// after each expert that is packed, and between the parts of each step; cancelling gives kCancelled.
+// after each expert that is packed, and between the parts of each step; cancelling gives kCancelled. moments: of the
+// range's experts, or null.
 Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
                                          const Batch& batch, Executor& executor, const std::string& states,
-                                         const ProgressFn& progress = {});
+                                         const ProgressFn& progress = {}, LayerMoments* moments = nullptr);
 
 // kBadInput where a layer's states hold NaN or Inf.
 Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options);

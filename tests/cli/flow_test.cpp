@@ -176,6 +176,26 @@ TEST(Flow, CalibrationGoesIntoACopy) {
   EXPECT_EQ(run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", scales}).exit_code, 4);
 }
 
+TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {
+  const std::string moments = made().dir.file("moments.safetensors"), out = made().dir.file("weighted");
+  const ToolRun calibrated = run_tool({"calibrate", made().floats, "--random", "1", "--moments", moments, "--json"});
+  ASSERT_EQ(calibrated.exit_code, 0) << calibrated.err;
+  EXPECT_EQ(calibrated.json()["moments"], moments);
+  EXPECT_EQ(run_tool({"calibrate", made().floats, "--random", "1", "--moments", moments}).exit_code, 2);
+  const ToolRun quantized =
+      run_tool({"quantize", made().floats, out, "--scales", "sweep", "--calibration", moments, "--json"});
+  ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
+  EXPECT_EQ(quantized.json()["calibration"], moments);
+  // SQNR is of weights, which a plain sweep serves best.
+  const ToolRun sweep = run_tool({"quantize", made().floats, made().dir.file("sweep"), "--scales", "sweep", "--json"});
+  EXPECT_LT(quantized.json()["mean_sqnr_db"].get<double>(), sweep.json()["mean_sqnr_db"].get<double>());
+  EXPECT_GT(sweep.json()["mean_sqnr_db"].get<double>(), made().quantize["mean_sqnr_db"].get<double>());
+  for (const std::string& checked : {out, made().dir.file("sweep")}) {
+    const ToolRun verify = run_tool({"verify", checked, "--against", made().floats, "--tokens", "4"});
+    EXPECT_EQ(verify.exit_code, 0) << verify.out << verify.err;
+  }
+}
+
 TEST(Flow, RunTellsWeightsAndOutputsThatAreNotFinite) {
   const std::string states = made().dir.file("nonfinite.safetensors"), out = made().dir.file("nonfinite_out");
   const std::string dump = made().dir.file("nonfinite_dump");

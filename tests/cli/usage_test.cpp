@@ -29,7 +29,7 @@ TEST(Usage, AMistypedWordIsNamedWithWhatWasLikelyMeant) {
       {{"run", "dir", "--frobnicate"}, "--frobnicate: unknown option of run (see"},
       {{"inspect", "dir", "second"}, "inspect: expected no further argument, got \"second\" (see"},
       {{"run", "dir", "--tokens", "abc"}, "--tokens: "},
-      {{"quantize", "a", "b", "--scales", "foo"}, "--scales: expected one of max, mse, got \"foo\""},
+      {{"quantize", "a", "b", "--scales", "foo"}, "--scales: expected one of max, mse, sweep, got \"foo\""},
   };
   for (const auto& one : cases) {
     const ToolRun run = run_tool(one.words);

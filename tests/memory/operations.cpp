@@ -166,8 +166,10 @@ Status write_and_replay(Arrays& arrays, const std::string& path) {
   return c_status(nvfp4_moe_replay(path.c_str(), nullptr, &replayed.text));
 }
 
-Status quantize(const OperationFiles& files, OutputFormat format) {
+Status quantize(const OperationFiles& files, OutputFormat format, const std::string& calibration = {}) {
   QuantizeOptions options;
+  options.calibration = calibration;
+  if (!calibration.empty()) options.scales = ScaleSearch::kSweep;
   options.format = format;
   options.max_shard_bytes = 8 << 10;
   const auto executor = make_thread_pool(2);
@@ -191,6 +193,7 @@ Status calibrate(const OperationFiles& files) {
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(files.packed()));
   CalibrateOptions options;
   options.states.tokens = 2;
+  options.moments = files.new_moments();
   NVFP4_MOE_ASSIGN(const Calibration calibration, nvfp4_moe::calibrate(checkpoint, options));
   NVFP4_MOE_TRY(write_input_scales(files.packed(), files.out(), calibration.scales(), 8 << 10, {}));
   return to_json(calibration).empty() ? check_failed("no report") : Status();
@@ -226,6 +229,11 @@ OperationFiles::OperationFiles() {
   EXPECT_OK(states_file);
   EXPECT_OK(states_file->write(std::vector<std::byte>(256)));
   EXPECT_OK(states_file->finish());
+  const auto checkpoint = Checkpoint::open(packed());
+  EXPECT_OK(checkpoint);
+  CalibrateOptions calibration;
+  calibration.moments = moments();
+  EXPECT_OK(nvfp4_moe::calibrate(*checkpoint, calibration));
   for (const std::string& path : {packed(), floats()}) {  // what is copied along
     std::filesystem::create_directories(path + "/tokenizer");
     std::ofstream(path + "/tokenizer/vocab.txt") << "words";
@@ -238,6 +246,7 @@ std::vector<Operation> operations(const OperationFiles& files) {
     std::filesystem::remove_all(files.out());
     std::filesystem::remove_all(files.cache());
     std::filesystem::remove(files.repro());
+    std::filesystem::remove(files.new_moments());
   };
   return {
       {"inspect", [&] { return inspect(files.packed()); }, {}},
@@ -258,6 +267,7 @@ std::vector<Operation> operations(const OperationFiles& files) {
       {"repro", [arrays, &files] { return write_and_replay(*arrays, files.repro()); }, clear},
       {"quantize", [&] { return quantize(files, OutputFormat::kModelOpt); }, clear},
       {"quantize_compressed", [&] { return quantize(files, OutputFormat::kCompressedTensors); }, clear},
+      {"quantize_calibrated", [&] { return quantize(files, OutputFormat::kModelOpt, files.moments()); }, clear},
       {"verify", [&] { return verify(files); }, {}},
       {"calibrate", [&] { return calibrate(files); }, clear},
       {"synthesize", [&] { return synthesize(files.out()); }, clear},

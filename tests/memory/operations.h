@@ -17,6 +17,8 @@ class OperationFiles {
   std::string gguf() const { return dir_.file("model.gguf"); }            // NVFP4
   std::string broken() const { return dir_.file("broken"); }              // a NaN block scale
   std::string states() const { return dir_.file("states.safetensors"); }  // two tokens
+  std::string moments() const { return dir_.file("moments"); }            // of packed, on seeded states
+  std::string new_moments() const { return dir_.file("new_moments"); }    // not there before each run
   std::string out() const { return dir_.file("out"); }                    // empty or not there before each run
   std::string cache() const { return dir_.file("cache"); }
   std::string repro() const { return dir_.file("repro.safetensors"); }

@@ -18,7 +18,7 @@
 
 namespace nvfp4_moe::test {
 
-inline constexpr size_t kOperations = 21;
+inline constexpr size_t kOperations = 22;
 
 inline const std::vector<Operation>& all_operations() {
   static const OperationFiles files;
@@ -45,6 +45,7 @@ inline std::string operation_name(const testing::TestParamInfo<size_t>& info) {
                                                   "repro",
                                                   "quantize",
                                                   "quantize_compressed",
+                                                  "quantize_calibrated",
                                                   "verify",
                                                   "calibrate",
                                                   "synthesize"};

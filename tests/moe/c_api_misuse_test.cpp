@@ -221,7 +221,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 17, 0, &scale, &byte, &byte, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, INT64_MAX, 16, 0, &scale, &byte, &byte, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_I32, 1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 2, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 3, &scale, &byte, &byte, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, nullptr, &byte, &byte, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, &scale, nullptr, &byte, nullptr), invalid);
   scale = -1;
@@ -289,8 +289,10 @@ TEST(CApiMisuse, DeviceFormats) {
   };
   EXPECT_EQ(quantize(-1, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0), invalid);
   EXPECT_EQ(quantize(0, 4, x, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0, 2), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0, 3), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0, NVFP4_MOE_SEARCH_SWEEP), NVFP4_MOE_UNSUPPORTED);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_MSE), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_SWEEP), invalid);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, nullptr, 16, 0), invalid);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 17, 0), invalid);
   EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, -1), invalid);

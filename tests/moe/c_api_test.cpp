@@ -313,6 +313,15 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   EXPECT_EQ(codes, codes2);
   EXPECT_EQ(scales, scales2);
 
+  ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_F32, 8, 64, NVFP4_MOE_SEARCH_SWEEP, &tensor_scale, codes2.data(),
+                               scales2.data(), nullptr),
+            NVFP4_MOE_OK);
+  std::vector<uint8_t> codes3(codes.size()), scales3(scales.size());
+  ASSERT_OK(quantize_weights(x, 8, 64, tensor_scale, ScaleSearch::kSweep, codes3.data(), scales3.data(), own));
+  EXPECT_EQ(scales2, scales3);
+  EXPECT_EQ(codes2, codes3);
+  EXPECT_NE(scales2, scales);
+
   // Decoded, no element is further off than the widest gap of E2M1 (1 at scale 1, between 4 and 6) allows.
   std::vector<float> back(x.size());
   ASSERT_EQ(nvfp4_moe_dequantize(codes.data(), scales.data(), tensor_scale, 8, 64, NVFP4_MOE_F32, back.data()),

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/float_formats.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::formats {
@@ -111,6 +112,12 @@ TEST_F(Formats, TellOneMistakeInOneWay) {
        [&](const Place& place) {
          return q.mode = QuantizeMode::kStatic, q.search = ScaleSearch::kMse, quantize(place, q, counts);
        }},
+      {"scales: sweep is for mode weights, got mode dynamic_token",
+       [&](const Place& place) {
+         return q.mode = QuantizeMode::kDynamicToken, q.search = ScaleSearch::kSweep, quantize(place, q, counts);
+       }},
+      {"channel_weights: expected scales mse or sweep, since max looks at no error, got max",
+       [&](const Place& place) { return q.channel_weights = x.data(), quantize(place, q, counts); }},
       {"tensor_scale: mode compat needs one, got none",
        [&](const Place& place) { return q.mode = QuantizeMode::kCompat, quantize(place, q, counts); }},
       {"tensor_scale: expected a positive normal float32, got 0",
@@ -262,6 +269,55 @@ TEST_F(Formats, RowsThatAreNotFinite) {
   for (int64_t i = 0; i < kRows * kCols; ++i) EXPECT_EQ(std::isnan(out[static_cast<size_t>(i)]), i / kCols == 1) << i;
 }
 
+// What a host alone computes is no mistake, and nothing of it is enqueued on a device.
+TEST_F(Formats, SweepsAndChannelWeightsAreTheHosts) {
+  const std::vector<float> weights(kCols, 1.0f);
+  q.search = ScaleSearch::kSweep;
+  ASSERT_OK(quantize(Place::host(), q, counts));
+  const Status sweep = quantize(device, q, counts);
+  EXPECT_EQ(sweep.code(), Code::kUnsupported);
+  EXPECT_EQ(sweep.message(), "scales: sweep is for arrays of the host; a device has max and mse");
+  q.search = ScaleSearch::kMse;
+  q.channel_weights = weights.data();
+  ASSERT_OK(quantize(Place::host(), q, counts));
+  const Status weighted = quantize(device, q, counts);
+  EXPECT_EQ(weighted.code(), Code::kUnsupported);
+  EXPECT_EQ(weighted.message(), "channel_weights: expected arrays of the host");
+  EXPECT_EQ(noted.quantize.x, nullptr);
+}
+
+// More rows than the host takes at a time, of bf16: as one call of the quantizer on all of them.
+TEST_F(Formats, WeightsInManyRowsAreOneMatrix) {
+  constexpr int64_t rows = 150, cols = 64;
+  std::vector<uint16_t> bits(rows * cols);
+  std::vector<float> values(bits.size()), weights(cols);
+  for (size_t i = 0; i < bits.size(); ++i) {
+    bits[i] = bf16_from_float(static_cast<float>((i * 7919) % 251) - 125.0f);
+    values[i] = bf16_to_float(bits[i]);
+  }
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i % 7);
+  std::vector<uint8_t> many_codes(bits.size() / 2), many_scales(bits.size() / 16), codes2(bits.size() / 2),
+      scales2(bits.size() / 16);
+  for (const bool weighted : {false, true}) {
+    Quantize call;
+    call.search = ScaleSearch::kSweep;
+    call.x = bits.data();
+    call.rows = rows;
+    call.cols = cols;
+    call.codes = many_codes.data();
+    call.block_scales = many_scales.data();
+    call.scales = scales.data();
+    if (weighted) call.channel_weights = weights.data();
+    ASSERT_OK(quantize(Place::host(), call, counts));
+    QuantizeCounts own;
+    ASSERT_OK(quantize_weights(values, rows, cols, scales[0], ScaleSearch::kSweep, codes2.data(), scales2.data(), own,
+                               nullptr, nullptr,
+                               weighted ? std::span<const float>(weights) : std::span<const float>()));
+    EXPECT_EQ(many_codes, codes2);
+    EXPECT_EQ(many_scales, scales2);
+  }
+}
+
 TEST_F(Formats, EnumsArePrintedByTheirNames) {
   EXPECT_EQ(testing::PrintToString(QuantizeMode::kDynamicToken), "dynamic_token");
   EXPECT_EQ(testing::PrintToString(ScaleSearch::kMse), "mse");
@@ -271,7 +327,7 @@ TEST_F(Formats, EnumsArePrintedByTheirNames) {
   EXPECT_EQ(testing::PrintToString(Code::kBadInput), "bad input");
   EXPECT_EQ(*parse<QuantizeMode>("static"), QuantizeMode::kStatic);
   EXPECT_EQ(parse<ScaleSearch>("min", "--scales").status().message(),
-            "--scales: expected one of max, mse, got \"min\"");
+            "--scales: expected one of max, mse, sweep, got \"min\"");
 }
 
 }  // namespace

@@ -268,7 +268,7 @@ TEST_F(QuantizeCheckpoint, AnotherPlanDoesNotResume) {
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << word;
     EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
   };
-  refused([](QuantizeOptions& o) { o.scales = ScaleSearch::kMse; }, "scales");
+  refused([](QuantizeOptions& o) { o.scales = ScaleSearch::kSweep; }, "scales");
   refused([](QuantizeOptions& o) { o.format = OutputFormat::kCompressedTensors; }, "format");
   refused([](QuantizeOptions& o) { o.layers = {0}; }, "layers");
   refused([](QuantizeOptions& o) { o.share_gate_up_scale = false; }, "share_gate_up_scale");

@@ -1,6 +1,7 @@
 #include "verify/states.h"
 
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "convert/quantize_checkpoint.h"
@@ -8,6 +9,7 @@
 #include "core/float_formats.h"
 #include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
+#include "support/read_tensor.h"
 #include "support/support.h"
 #include "verify/calibrate.h"
 
@@ -163,11 +165,16 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
   CalibrateOptions options;
   options.states.tokens = 9;
   options.states.skipped_share = 0.6;
+  options.moments = dir_.file("moments");
   const auto calibration = calibrate(*checkpoint, options);
   ASSERT_OK(calibration);
   ASSERT_EQ(calibration->layers.size(), 2u);
   EXPECT_FALSE(calibration->notes.empty()) << "seeded states are told";
+  const auto moments = SafetensorsFile::open(options.moments);
+  ASSERT_OK(moments);
   for (const LayerCalibration& got : calibration->layers) {
+    std::vector<double> hidden_moments(6 * 128), intermediate_moments(6 * 64);
+    std::vector<int64_t> rows(6);
     const MoeOptions o = *checkpoint->layer_options(got.layer);
     const LayerStates states = seeded_states(o, got.layer, options.states);
     std::vector<float> x(static_cast<size_t>(9 * 128));
@@ -177,7 +184,12 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
       const int32_t id = states.topk_ids[choice];
       if (id < 0) continue;
       const float* token = x.data() + choice / 3 * 128;
-      for (int c = 0; c < 128; ++c) hidden = std::max(hidden, std::fabs(double{token[c]}));
+      const auto e = static_cast<size_t>(id);
+      ++rows[e];
+      for (size_t c = 0; c < 128; ++c) {
+        hidden = std::max(hidden, std::fabs(double{token[c]}));
+        hidden_moments[e * 128 + c] += double{token[c]} * double{token[c]};
+      }
       const auto expert = checkpoint->expert(got.layer, id);
       ASSERT_OK(expert);
       const auto dot = [&](const Nvfp4View& v, int64_t row) {
@@ -196,10 +208,26 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
         EXPECT_EQ(o.router_weight, RouterWeight::kBeforeDown);
         h *= double{states.topk_weights[choice]};
         intermediate = std::max(intermediate, std::fabs(h));
+        intermediate_moments[e * 64 + static_cast<size_t>(row)] += h * h;
       }
     }
     EXPECT_EQ(got.hidden_amax, static_cast<float>(hidden));
     EXPECT_NEAR(got.intermediate_amax, intermediate, intermediate * 0x1p-7) << "one rounding to bf16";
+    const std::string prefix = "layers." + std::to_string(got.layer) + ".";
+    EXPECT_EQ(test::read_tensor<int64_t>(*moments, *moments->find(prefix + "rows")), rows);
+    const auto of_hidden = test::read_tensor<float>(*moments, *moments->find(prefix + "hidden_moments"));
+    const auto of_intermediate = test::read_tensor<float>(*moments, *moments->find(prefix + "intermediate_moments"));
+    ASSERT_EQ(of_hidden.size(), hidden_moments.size());
+    ASSERT_EQ(of_intermediate.size(), intermediate_moments.size());
+    const auto mean = [&](const std::vector<double>& sums, size_t i, size_t cols) {
+      return rows[i / cols] == 0 ? 0.0 : sums[i] / static_cast<double>(rows[i / cols]);
+    };
+    for (size_t i = 0; i < of_hidden.size(); ++i)
+      EXPECT_EQ(of_hidden[i], static_cast<float>(mean(hidden_moments, i, 128))) << "bf16 squares are exact in double";
+    for (size_t i = 0; i < of_intermediate.size(); ++i) {
+      const double expected = mean(intermediate_moments, i, 64);
+      EXPECT_NEAR(double{of_intermediate[i]}, expected, expected * 0x1p-6) << "squares of values rounded to bf16";
+    }
     EXPECT_TRUE(got.router_weighted);
     EXPECT_EQ(got.scales().hidden, static_cast<float>(hidden / 2688));
   }
@@ -266,6 +294,10 @@ TEST_F(Calibrate, NonFiniteStatesAndWrongLayersAreRefused) {
   CalibrateOptions options;
   options.layers = {5};
   EXPECT_EQ(calibrate(*checkpoint, options).status().code(), Code::kInvalidArgument);
+  options.layers = {0};
+  options.moments = dir_.file("out");
+  EXPECT_EQ(calibrate(*checkpoint, options).status().code(), Code::kInvalidArgument) << "there is something";
+  options.moments = dir_.file("new");
   std::vector<float> hidden(2 * 128, 1.0f);
   hidden[130] = INFINITY;
   std::vector<TensorInfo> infos;
@@ -277,6 +309,7 @@ TEST_F(Calibrate, NonFiniteStatesAndWrongLayersAreRefused) {
   const Status status = calibrate(*checkpoint, options).status();
   EXPECT_EQ(status.code(), Code::kBadInput);
   EXPECT_NE(status.message().find("token 1"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(options.moments)) << "half a file is none";
 }
 
 }  // namespace

@@ -142,9 +142,16 @@ TEST(HalfStep, EveryProducersQuantizerPasses) {
 }
 
 TEST(HalfStep, OurQuantizersPass) {
-  for (const ScaleSearch search : {ScaleSearch::kMax, ScaleSearch::kMse}) {
+  for (const auto& [search, weighted] : std::vector<std::pair<ScaleSearch, bool>>{{ScaleSearch::kMax, false},
+                                                                                  {ScaleSearch::kMse, false},
+                                                                                  {ScaleSearch::kSweep, false},
+                                                                                  {ScaleSearch::kMse, true},
+                                                                                  {ScaleSearch::kSweep, true}}) {
     for (const Data data : kAllData) {
       Quantized q;
+      // Every other column, outliers with it, counts for nothing.
+      std::vector<float> weights(weighted ? static_cast<size_t>(q.cols) : 0);
+      for (size_t c = 0; c < weights.size(); c += 2) weights[c] = static_cast<float>(c % 13);
       q.w = draw(data, static_cast<size_t>(q.rows * q.cols), 11);
       q.s = tensor_scale_from_amax(row_amax(q.w));
       q.codes.resize(q.w.size() / 2);
@@ -152,9 +159,10 @@ TEST(HalfStep, OurQuantizersPass) {
       QuantizeCounts counts;
       double sum_sq = 0, sum_sq_error = 0;
       ASSERT_OK(quantize_weights(q.w, q.rows, q.cols, q.s, search, q.codes.data(), q.scales.data(), counts, &sum_sq,
-                                 &sum_sq_error));
+                                 &sum_sq_error, weights));
       const OriginalComparison c = q.compare();
-      EXPECT_EQ(c.failures(), 0u) << c.first_failure().expected << ", got " << c.first_failure().actual;
+      EXPECT_EQ(c.failures(), 0u) << search << ": " << c.first_failure().expected << ", got "
+                                  << c.first_failure().actual;
       uint64_t beyond_six = 0;  // by more than the slack: s itself is rounded, so that A = 2688 s only nearly
       for (size_t i = 0; i < q.w.size(); ++i) {
         const double u = double{e4m3_to_float(q.scales[i / 16])} * double{q.s};

@@ -8,6 +8,7 @@ import operator
 import pickle
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import nvfp4_moe as nv
@@ -52,12 +53,25 @@ def test_requantizing_decoded_values_is_the_identity():
     assert (nv.dequantize(*again) == nv.dequantize(codes, scales, s)).all()
 
 
-def test_mse_is_never_worse():
-    error = {}
-    for search in ("max", "mse"):
-        y = nv.dequantize(*nv.quantize(X, scales=search))
-        error[search] = ((y.astype(np.float64) - X) ** 2).reshape(6, -1, 16).sum(-1)
-    assert (error["mse"] <= error["max"] * (1 + 1e-12)).all() and error["mse"].sum() < error["max"].sum()
+def block_errors(weights=1.0, **search) -> np.ndarray:
+    y = nv.dequantize(*nv.quantize(X, **search))
+    return (weights * (y.astype(np.float64) - X) ** 2).reshape(6, -1, 16).sum(-1)
+
+
+def test_each_search_is_never_worse_than_the_one_before():
+    error = [block_errors(scales=search) for search in ("max", "mse", "sweep")]
+    for worse, better in pairwise(error):
+        assert (better <= worse * (1 + 1e-12)).all() and better.sum() < worse.sum()
+
+
+def test_channel_weights_weigh_the_error_of_columns():
+    weights = np.geomspace(1e-3, 1e3, 64).astype(np.float32)[np.random.default_rng(3).permutation(64)]
+    for search in ("mse", "sweep"):
+        weighted = block_errors(weights, scales=search, channel_weights=weights)
+        plain = block_errors(weights, scales=search)
+        assert (weighted <= plain * (1 + 1e-12)).all() and weighted.sum() < 0.9 * plain.sum()
+        same = nv.quantize(X, scales=search, channel_weights=np.full(64, 3, np.float32))
+        assert all(np.array_equal(a, b) for a, b in zip(same, nv.quantize(X, scales=search), strict=True))
 
 
 def test_static_rounds_its_scale_up_to_a_power_of_two():
@@ -183,7 +197,19 @@ ERRORS = {
     ),
     r"x: expected \(..., K\) .*, got \(\) float32": lambda: nv.quantize(np.float32(1)),
     'mode: expected one of weights, dynamic_token, static, compat, got "foo"': lambda: nv.quantize(X, mode="foo"),
-    'scales: expected one of max, mse, got "min"': lambda: nv.quantize(X, scales="min"),
+    'scales: expected one of max, mse, sweep, got "min"': lambda: nv.quantize(X, scales="min"),
+    "scales: sweep is for mode weights, got mode dynamic_token": lambda: nv.quantize(
+        X, mode="dynamic_token", scales="sweep"
+    ),
+    "channel_weights: expected scales mse or sweep, .* got max": lambda: nv.quantize(
+        X, channel_weights=np.ones(64, "f")
+    ),
+    r"channel_weights: expected \(64,\) float32 on cpu, got \(63,\) float32": lambda: nv.quantize(
+        X, scales="sweep", channel_weights=np.ones(63, "f")
+    ),
+    "channel_weights: expected finite numbers of at least 0, got -1.0+ for column 0": lambda: nv.quantize(
+        X, scales="sweep", channel_weights=-np.ones(64, "f")
+    ),
     "tensor_scale: mode static needs one": lambda: nv.quantize(X, mode="static"),
     "tensor_scale: expected a positive finite float32": lambda: nv.quantize(X, tensor_scale=-1.0),
     "tensor_scale: expected a positive": lambda: nv.quantize(X, mode="compat", tensor_scale=1e-60),

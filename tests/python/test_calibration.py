@@ -1,0 +1,167 @@
+"""Calibration files: GGUF imatrices as the gguf package writes them, and what weighted errors do to a layer's output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+
+gguf = pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+
+EXPERTS, HIDDEN, INTERMEDIATE = 4, 64, 32
+SIZES = dict(
+    hidden_size=HIDDEN, intermediate_size=32, moe_intermediate_size=INTERMEDIATE, num_experts=EXPERTS, vocab_size=16,
+    num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calibration") / "model"
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(**SIZES)
+    transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def moments() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    draw = lambda cols: np.exp(2 * rng.standard_normal((EXPERTS, cols))).astype(np.float32)  # noqa: E731
+    return {
+        f"layers.{layer}.{name}_moments": draw(cols)
+        for layer in range(2)
+        for name, cols in (("hidden", HIDDEN), ("intermediate", INTERMEDIATE))
+    }
+
+
+def write_own(path: Path, moments: dict[str, np.ndarray], rows: list[int]) -> Path:
+    tensors = {name: torch.from_numpy(values) for name, values in moments.items()}
+    tensors |= {f"layers.{layer}.rows": torch.tensor(rows) for layer in range(2)}
+    safetensors.save_file(tensors, path)
+    return path
+
+
+def write_imatrix(path: Path, moments: dict[str, np.ndarray], rows: list[int], fused: bool = False) -> Path:
+    """As llama.cpp's imatrix: sums of squares, and how many rows each expert saw."""
+    writer = gguf.GGUFWriter(path, "", use_temp_file=False)
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", ["wiki.train.raw"])
+    writer.add_uint32("imatrix.chunk_count", 3)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    counts = np.array(rows, np.float32).reshape(EXPERTS, 1)
+    for layer in range(2):
+        inputs = ("ffn_gate_up_exps",) if fused else ("ffn_up_exps", "ffn_gate_exps")
+        for name in (*inputs, "ffn_down_exps"):
+            values = moments[f"layers.{layer}.{'intermediate' if 'down' in name else 'hidden'}_moments"]
+            writer.add_tensor(f"blk.{layer}.{name}.weight.in_sum2", values * counts)
+            writer.add_tensor(f"blk.{layer}.{name}.weight.counts", counts)
+        writer.add_tensor(f"blk.{layer}.attn_q.weight.in_sum2", np.ones((1, HIDDEN), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def experts(path: Path) -> list[np.ndarray]:
+    loaded = [nv.load_expert(path, layer, e) for layer in range(2) for e in range(EXPERTS)]
+    return [expert[p][part] for expert in loaded for p in ("gate", "up", "down") for part in ("codes", "scales")]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("rows", [[8, 8, 8, 8], [16, 0, 4, 2]])
+def test_imatrix_in_gguf_gives_the_same_bytes(model, moments, tmp_path, rows, fused):
+    of_seen = {name: values * (np.array(rows) > 0)[:, None].astype(np.float32) for name, values in moments.items()}
+    own = write_own(tmp_path / "own.safetensors", of_seen, rows)
+    imatrix = write_imatrix(tmp_path / "imatrix.gguf", of_seen, rows, fused)
+    # What the gguf package reads is what was meant to be written.
+    read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(imatrix).tensors}
+    name = "blk.1.ffn_down_exps.weight"
+    expected = of_seen["layers.1.intermediate_moments"] * np.array(rows, np.float32)[:, None]
+    assert np.array_equal(read[f"{name}.in_sum2"], expected) and read[f"{name}.counts"].ravel().tolist() == rows
+    results = {}
+    for kind, file in (("own", own), ("imatrix", imatrix), ("none", None)):
+        results[kind] = nv.quantize_checkpoint(model, tmp_path / kind, scales="sweep", calibration=file)
+    for a, b in zip(experts(tmp_path / "own"), experts(tmp_path / "imatrix"), strict=True):
+        assert np.array_equal(a, b)
+    same = [np.array_equal(a, b) for a, b in zip(experts(tmp_path / "own"), experts(tmp_path / "none"), strict=True)]
+    unseen = rows.count(0)
+    assert sum(same[6:12]) == 6 * (unseen > 0) and not all(same)
+    assert any(f"{2 * unseen} experts of 2 layers saw no rows" in note for note in results["imatrix"]["notes"]) == (
+        unseen > 0
+    )
+
+
+def test_weighted_errors_are_least_under_their_weights(model, moments, tmp_path):
+    """sum h_c (w - decoded)^2 of every matrix is smaller than without the calibration."""
+    own = write_own(tmp_path / "own.safetensors", moments, [1] * EXPERTS)
+    stored = safetensors.load_file(model / "model.safetensors")
+    error = {}
+    for scales in ("mse", "sweep"):
+        for calibration in (None, own):
+            out = tmp_path / f"{scales}-{calibration is None}"
+            nv.quantize_checkpoint(model, out, scales=scales, calibration=calibration)
+            total = []
+            for layer in range(2):
+                for e in range(EXPERTS):
+                    expert = nv.load_expert(out, layer, e)
+                    for p in ("gate", "up", "down"):
+                        name = "intermediate" if p == "down" else "hidden"
+                        h = moments[f"layers.{layer}.{name}_moments"][e].astype(np.float64)
+                        w = stored[f"model.layers.{layer}.mlp.experts.{e}.{p}_proj.weight"].double().numpy()
+                        y = nv.dequantize(expert[p]["codes"], expert[p]["scales"], expert[p]["tensor_scale"])
+                        total.append((h * (w - y) ** 2).sum())
+            error[scales, calibration is None] = np.array(total)
+    for scales in ("mse", "sweep"):
+        assert error[scales, False].sum() < 0.97 * error[scales, True].sum()
+    assert (error["sweep", False] < error["sweep", True]).all()
+    assert error["sweep", False].sum() < error["mse", False].sum()
+
+
+def broken(tensors: dict[str, np.ndarray], path: Path) -> Path:
+    writer = gguf.GGUFWriter(path, "", use_temp_file=False)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+SUMS, COUNTS = "blk.0.ffn_gate_exps.weight.in_sum2", "blk.0.ffn_gate_exps.weight.counts"
+ONES, FOUR = np.ones((EXPERTS, HIDDEN), np.float32), np.ones((EXPERTS, 1), np.float32)
+NEGATIVE = ONES.copy()
+NEGATIVE[2, 5] = -3
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({COUNTS: FOUR}, f"expected a tensor {SUMS} or blk.0.ffn_gate_up_exps.weight.in_sum2, got none"),
+        ({SUMS: ONES}, f"expected a tensor {COUNTS}, got none"),
+        (
+            {SUMS: ONES[:, :32], COUNTS: FOUR},
+            r"expected \(4, 64\) F32 of 4 experts with 64 channels, got \(4, 32\) F32",
+        ),
+        ({SUMS: ONES.astype(np.float16), COUNTS: FOUR}, r"got \(4, 64\) F16"),
+        ({SUMS: ONES, COUNTS: FOUR[:3]}, r"counts: expected \(4\) F32, got \(3, 1\) F32"),
+        ({SUMS: ONES, COUNTS: FOUR * np.nan}, "counts: expert 0: expected a number of rows, got nan"),
+        ({SUMS: NEGATIVE, COUNTS: FOUR}, "expert 2 channel 5: expected a finite number of at least 0, got -3"),
+        ({SUMS: ONES, COUNTS: FOUR}, "expected a tensor blk.0.ffn_down_exps.weight.in_sum2, got none"),
+    ],
+)
+def test_wrong_imatrices_are_refused_by_name(model, tmp_path, tensors, message):
+    with pytest.raises(nv.BadInput, match=message):
+        nv.quantize_checkpoint(
+            model, tmp_path / "out", scales="sweep", calibration=broken(tensors, tmp_path / "i.gguf")
+        )
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(nv.InvalidArgument, match="calibration: expected scales mse or sweep"):
+        nv.quantize_checkpoint(model, tmp_path / "out", calibration=tmp_path / "i.gguf")

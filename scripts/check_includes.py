@@ -17,6 +17,7 @@ ALLOWED = {
     "src/checkpoint/": CHECKPOINT,
     "src/convert/": [*CHECKPOINT, "convert/"],
     "src/judge/": ["core/", "judge/"],
+    "src/exchange/": ["core/", "exchange/"],
     "src/backend/": ["core/", *CONTRACT],
     "src/backend/reference/": ["core/", *CONTRACT, "backend/reference/"],
     "src/backend/cpu/": ["core/", *CONTRACT, "backend/cpu/"],

@@ -1,19 +1,14 @@
-// Opening over the ranks, and what both ways to combine share: checks, ids to slots, the announcement of a run.
+// What both ways to combine share: checks, ids to slots, the announcement of a run; and the sum of all_reduce.
 #include "moe/expert_parallel.h"
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <string>
 
 #include "core/float_formats.h"
 #include "moe/batch_check.h"
-#include "moe/config_json.h"
 #include "moe/dispatch.h"
-#include "moe/env.h"
-#include "moe/registry.h"
 #include "moe/workspace_claim.h"
-#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -41,24 +36,6 @@ class InUse {
   std::atomic<bool>& flag_;
   const bool granted_;
 };
-
-// What must be alike on all ranks: every field of the config, and what runs make of it.
-Exchange::Facts facts_of(const MoeConfig& config, const LayerScales& scales, const ExpertParallelOptions& options,
-                         const Placement& placement, int64_t max_tokens) {
-  Exchange::Facts facts;
-  const Json json = Json::parse(to_json(config.options()));
-  for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.dump());
-  const auto scale = [](const std::optional<float>& value) {
-    return value ? std::to_string(std::bit_cast<uint32_t>(*value)) : std::string("none");
-  };
-  facts.emplace_back("hidden input_scale (bits)", scale(scales.hidden));
-  facts.emplace_back("intermediate input_scale (bits)", scale(scales.intermediate));
-  facts.emplace_back("combine", to_string(options.combine));
-  facts.emplace_back("capacity", std::to_string(options.capacity));
-  facts.emplace_back("placement", placement.to_string());
-  facts.emplace_back("max_tokens", std::to_string(max_tokens));
-  return facts;
-}
 
 // values: (count) of fp32 -> out, each rounded once. How many are NaN or Inf as stored.
 uint64_t store(const float* values, int64_t count, DType dtype, void* out) {
@@ -110,121 +87,6 @@ ExpertParallelLayer::ExpertParallelLayer(const MoeConfig& config, Placement plac
 ExpertParallelLayer::~ExpertParallelLayer() = default;
 
 bool ExpertParallelLayer::has_shared() const { return layer_->config()->shared_intermediate_size > 0; }
-
-namespace {
-
-Result<Placement> placement_of(const MoeConfig& config, const ExpertParallelOptions& parallel, int world) {
-  if (!parallel.placement) return Placement::contiguous(config->num_experts, world);
-  if (parallel.placement->num_experts() == config->num_experts && parallel.placement->world() == world)
-    return *parallel.placement;
-  return invalid_argument("placement: expected one of " + std::to_string(config->num_experts) + " experts on " +
-                          std::to_string(world) + " ranks, got one of " +
-                          std::to_string(parallel.placement->num_experts()) + " experts on " +
-                          std::to_string(parallel.placement->world()));
-}
-
-Status check_options(const LayerOptions& options, const ExpertParallelOptions& parallel) {
-  NVFP4_MOE_TRY(check_named(parallel.combine));
-  if (parallel.capacity < 0)
-    return invalid_argument("capacity: expected 0 or more, got " + std::to_string(parallel.capacity));
-  if (parallel.capacity > options.limits.max_tokens)
-    return invalid_argument("capacity: expected at most max_tokens, " + std::to_string(options.limits.max_tokens) +
-                            ", got " + std::to_string(parallel.capacity));
-  if (parallel.capacity > 0 && parallel.combine == CombineBy::kAllReduce)
-    return invalid_argument("capacity: expected 0 with all_reduce, which sends no tokens, got " +
-                            std::to_string(parallel.capacity));
-  if (options.device != "cpu")
-    return unsupported("device: expected cpu for a layer over an exchange, got " + options.device);
-  if (options.range.first != 0 || options.range.count != 0)
-    return invalid_argument("expert range: expected none beside an exchange, which a placement divides, got first " +
-                            std::to_string(options.range.first) + " count " + std::to_string(options.range.count));
-  NVFP4_MOE_ASSIGN(const Env env, read_env());
-  if (parallel.combine == CombineBy::kAllToAll && (env.check || !env.dump_directory.empty()))
-    return unsupported("NVFP4_MOE_CHECK, NVFP4_MOE_DUMP: expected neither with all_to_all, whose runs they do not see");
-  return {};
-}
-
-// The slots of one rank as a layer of its own.
-struct RankLayer {
-  MoeConfig config;
-  LayerSource source;
-  LayerOptions options;
-
-  static Result<RankLayer> make(const MoeConfig& whole, const LayerSource& source, const LayerOptions& options,
-                                const ExpertParallelOptions& parallel, const Placement& placement, int rank) {
-    MoeOptions slots = whole.options();
-    slots.num_experts = placement.slots();
-    // The sum over the ranks has the shared expert once.
-    if (parallel.combine == CombineBy::kAllReduce && rank != 0) slots.shared_intermediate_size = 0;
-    NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(slots));
-    RankLayer result{config, source, options};
-    result.source.expert = [&source, &placement](int64_t slot) -> Result<LoadedExpert> {
-      const int64_t expert = placement.expert_of(slot);
-      auto loaded = source.expert(expert);
-      if (!loaded.ok() && expert != slot)
-        return loaded.status().in("expert " + std::to_string(expert) + " of the layer");
-      return loaded;
-    };
-    result.options.range = {placement.first_slot(rank), placement.slots_of_rank(rank)};
-    if (parallel.combine == CombineBy::kAllToAll) {
-      const int64_t most = parallel.capacity > 0 ? parallel.capacity : options.limits.max_tokens;
-      int64_t& tokens = result.options.limits.max_tokens;
-      if (__builtin_mul_overflow(most, placement.world(), &tokens)) tokens = std::numeric_limits<int64_t>::max();
-    }
-    return result;
-  }
-};
-
-}  // namespace
-
-Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open(
-    const MoeConfig& config, const LayerSource& source, const LayerOptions& options,
-    const ExpertParallelOptions& parallel, std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
-  if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
-  const auto choose = [&]() -> Result<const Backend*> {
-    NVFP4_MOE_ASSIGN(const Env env, read_env());
-    const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
-    return choose_backend(config, host_facts(), forced);
-  };
-  const Result<const Backend*> backend = choose();
-  NVFP4_MOE_TRY(exchange->agree(backend.status()));
-  return open_on(**backend, config, source, options, parallel, std::move(exchange), progress);
-}
-
-Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
-    const Backend& backend, const MoeConfig& config, const LayerSource& source, const LayerOptions& options,
-    const ExpertParallelOptions& parallel, std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
-  if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
-  const int rank = exchange->rank(), world = exchange->world();
-  const Result<Placement> placement = placement_of(config, parallel, world);
-  NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel) : placement.status()));
-  NVFP4_MOE_TRY(
-      exchange->check_same("config", facts_of(config, source.scales, parallel, *placement, options.limits.max_tokens)));
-
-  std::unique_ptr<ExpertParallelLayer> layer(
-      new ExpertParallelLayer(config, *placement, parallel, exchange, options.limits.max_tokens));
-  const auto load = [&]() -> Status {
-    NVFP4_MOE_ASSIGN(const RankLayer mine, RankLayer::make(config, source, options, parallel, *placement, rank));
-    NVFP4_MOE_ASSIGN(layer->layer_, MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
-    if (layer->layer_->backend().memory != nullptr || layer->layer_->backend().steps == nullptr)
-      return unsupported(std::string("backend: expected one of the host's, made of steps, got ") + backend.name);
-    return {};
-  };
-  Status loaded;
-  try {
-    loaded = load();
-  } catch (...) {  // the other ranks wait: a rank that is out of memory tells them first
-    loaded = caught_exception();
-  }
-  NVFP4_MOE_TRY(exchange->agree(loaded, std::max(parallel.load_timeout, exchange->timeout())));
-  if (parallel.combine == CombineBy::kAllToAll) {
-    const int64_t most = parallel.capacity > 0 ? parallel.capacity : options.limits.max_tokens;
-    layer->dispatch_ = std::make_unique<Dispatch>(*layer->layer_, world, most, parallel.capacity > 0);
-  } else {
-    layer->announcement_ = std::make_unique<Announcement>(world, 0);
-  }
-  return layer;
-}
 
 size_t ExpertParallelLayer::workspace_bytes(int64_t tokens) const {
   return dispatch_ ? dispatch_->workspace_bytes(tokens) : ReduceSpans(*layer_, tokens, nullptr).size_bytes;
@@ -328,6 +190,10 @@ Result<std::vector<uint64_t>> ExpertParallelLayer::gather_load() const {
     for (size_t at = expert; at < all.size(); at += mine.size()) mine[expert] += all[at];
   }
   return mine;
+}
+
+Status ExpertParallelLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
+  return layer_->replace_expert(local_expert, source);
 }
 
 Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSource& source) {

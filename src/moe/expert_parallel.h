@@ -56,6 +56,10 @@ class ExpertParallelLayer {
                                                               const ExpertParallelOptions& parallel,
                                                               std::shared_ptr<Exchange> exchange,
                                                               const ProgressFn& progress = {});
+  // Of a checkpoint's layer, of which each rank reads the experts of its slots alone. config: none takes the checkpoint's.
+  static Result<std::unique_ptr<ExpertParallelLayer>> open_checkpoint(
+      const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& config, const LayerOptions& options,
+      const ExpertParallelOptions& parallel, std::shared_ptr<Exchange> exchange, const ProgressFn& progress = {});
   ~ExpertParallelLayer();
 
   const MoeConfig& config() const { return config_; }  // of the whole layer
@@ -76,6 +80,12 @@ class ExpertParallelLayer {
   // is, intermediate where the expert is: the sums over the ranks are what one rank alone would report. kAllReduce:
   // each rank counts what it computes; bad_expert_ids and nonfinite_outputs are the same on all.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes) const;
+
+  // MoeLayer's description of this rank's experts, with the whole layer's sizes and "expert_parallel": how it is divided.
+  std::string describe_json() const;
+  // MoeLayer::replace_expert of a slot of this rank. Not collective: where an expert has several slots, whoever replaces
+  // one replaces all.
+  Status replace_expert(int64_t local_expert, const ExpertSource& source);
 
   // (num_experts) assignments of this rank's batches to each expert since open or the last reset.
   std::vector<uint64_t> load() const;

@@ -36,15 +36,18 @@ from ._core import (
     CheckFailed,
     Checkpoint,
     Error,
+    Exchange,
     Internal,
     InvalidArgument,
     IoError,
     OutOfMemory,
+    ThreadGroup,
     Unsupported,
     __version__,
 )
 from .config import MoeConfig
 from .config import dump_options as _dump_options
+from .exchange import callback_exchange, torch_exchange
 from .layer import MoeLayer, Nvfp4Linear
 from .router import RouterConfig, select_experts
 
@@ -55,6 +58,7 @@ __all__ = [
     "CheckFailed",
     "Checkpoint",
     "Error",
+    "Exchange",
     "Internal",
     "InvalidArgument",
     "IoError",
@@ -63,8 +67,10 @@ __all__ = [
     "Nvfp4Linear",
     "OutOfMemory",
     "RouterConfig",
+    "ThreadGroup",
     "Unsupported",
     "__version__",
+    "callback_exchange",
     "decode_e2m1",
     "decode_e4m3",
     "dequantize",
@@ -83,6 +89,7 @@ __all__ = [
     "swizzle",
     "swizzle_experts",
     "to_fp8",
+    "torch_exchange",
     "unpack",
     "unswizzle",
 ]

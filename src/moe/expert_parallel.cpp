@@ -163,6 +163,13 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
   return status;
 }
 
+Status ExpertParallelLayer::decline(const Status& why) const {
+  const InUse call(in_use_);
+  NVFP4_MOE_TRY(call.status());
+  if (dispatch_) return dispatch_->announce(*exchange_, placement_, 0, nullptr, why);
+  return announcement_->gather(*exchange_, 0, why, {});
+}
+
 Result<RunStatus> ExpertParallelLayer::status(const void* workspace, size_t workspace_bytes) const {
   NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, sizeof(RunStatus)));
   return *static_cast<const RunStatus*>(workspace);  // both layouts begin with it

@@ -73,6 +73,8 @@ class ExpertParallelLayer {
   // same on all ranks; the shared expert is rank 0's, and the others do not read shared_weights.
   // Where one rank fails, no rank's out is worth anything.
   Status run(const Batch& batch, void* workspace, size_t workspace_bytes) const;
+  // Takes this rank's turn in a run that it cannot begin, in place of run: ends it on all ranks with `why`.
+  Status decline(const Status& why) const;
   // What a run of so many tokens needs. kAllToAll: the greater part is for what other ranks may send.
   size_t workspace_bytes(int64_t tokens) const;
   size_t workspace_bytes() const { return workspace_bytes(max_tokens_); }

@@ -69,8 +69,10 @@ struct PyExchange {
 
 PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeout) {
   const Timeout wait = timeout_of(timeout);
-  // What holds a Python function goes with the interpreter lock, whoever drops the exchange last.
+  // What holds a Python function goes with the interpreter lock, whoever drops the exchange last; and stays where the
+  // interpreter itself drops it at its end, when the lock can no longer be asked for.
   const std::shared_ptr<PyTransport> transport(new PyTransport{std::move(all_to_all_v), world}, [](PyTransport* old) {
+    if (interpreter_is_ending()) return;
     const WithLock lock;
     in_python([old] { delete old; });
   });

@@ -178,7 +178,7 @@ typedef struct nvfp4_moe_exchange_callbacks {
    * within timeout_ms: nobody else can end it. */
   int32_t (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv,
                           const int64_t* recv_bytes, int64_t timeout_ms, char* error, size_t error_bytes);
-  /* Tells the other ranks to end, as well as the host can. May be NULL: they end by their timeout. */
+  /* Makes the other ranks end, as well as the host can. May be NULL: they end by their timeout. */
   void (*abort)(void* user, const char* message);
 } nvfp4_moe_exchange_callbacks;
 

@@ -121,8 +121,8 @@ std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_ex
   return parallel;
 }
 
-void tell_ranks(const ParallelFields& fields, const Status& failure) {
-  if (fields.told || !nb::isinstance<PyExchange>(fields.exchange)) return;
+void report_to_ranks(const ParallelFields& fields, const Status& failure) {
+  if (fields.reported || !nb::isinstance<PyExchange>(fields.exchange)) return;
   const std::shared_ptr<Exchange> exchange = nb::cast<PyExchange&>(fields.exchange).exchange;
   const WithoutLock unlocked;
   check(exchange->agree(failure));

@@ -20,17 +20,17 @@ struct ParallelFields {
   std::string combine;
   int64_t capacity = 0;
   std::optional<std::vector<int64_t>> placement;  // the expert of each slot
-  mutable bool told = false;                      // set once the other ranks hear of a failure by themselves
+  mutable bool reported = false;                  // set once the other ranks hear of a failure by themselves
   explicit ParallelFields(nanobind::handle fields);
 };
 // Runs open() and, where it fails before the ranks have spoken, says so to all of them, who wait.
-void tell_ranks(const ParallelFields& fields, const Status& failure);
+void report_to_ranks(const ParallelFields& fields, const Status& failure);
 template <class Open>
-auto or_tell(const ParallelFields& fields, const Open& open) {
+auto or_report(const ParallelFields& fields, const Open& open) {
   try {
     return open();
   } catch (const Failure& failure) {
-    tell_ranks(fields, failure.status());
+    report_to_ranks(fields, failure.status());
     throw;
   }
 }

@@ -42,7 +42,7 @@ struct OpenOptions {
 
   // MoeLayer::open, or its like over an exchange.
   Status open(OpenLayer& state, const MoeConfig& config, const LayerSource& source, const ProgressFn& report) const {
-    fields.told = true;
+    fields.reported = true;
     if (parallel) {
       NVFP4_MOE_ASSIGN(state.parallel,
                        ExpertParallelLayer::open(config, source, layer, parallel->options, parallel->exchange, report));
@@ -103,7 +103,7 @@ PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, 
                                         const OpenOptions& options) {
     return nvfp4_source(gates, ups, downs, first_expert, options.device);
   };
-  return or_tell(fields, [&] {
+  return or_report(fields, [&] {
     return open_arrays<MatrixStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
                                     fields, std::move(progress), expert_of);
   });
@@ -118,7 +118,7 @@ PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, n
                                         const OpenOptions& options) {
     return quantizing_source(gates, ups, downs, first_expert, options.device, options.host->executor());
   };
-  return or_tell(fields, [&] {
+  return or_report(fields, [&] {
     return open_arrays<FloatStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
                                    fields, std::move(progress), expert_of);
   });
@@ -135,7 +135,7 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
                         bool cache_checksum, bool cache_unchecked, nb::tuple parallel,
                         std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
-  return or_tell(fields, [&] {
+  return or_report(fields, [&] {
     const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
     const MoeConfig config = config_of(config_json);
     const OpenOptions options(device, backend, first_expert, num_local_experts, max_tokens, fields,
@@ -144,7 +144,7 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
       fail("intermediate_slice, cache_directory: expected neither beside an exchange, got one");
     return PyLayer::make(
         options.device, options.host, std::move(progress), [&](OpenLayer& state, const ProgressFn& report) -> Status {
-          fields.told = true;
+          fields.reported = true;
           if (options.parallel) {
             NVFP4_MOE_ASSIGN(state.parallel, ExpertParallelLayer::open_checkpoint(
                                                  checkpoint, layer, config.options(), options.layer,

@@ -27,9 +27,9 @@ Json to_json(const nvfp4_moe::Finding& finding) {
           {"text", to_string(finding)}};
 }
 
-// given: a checked copy. told: set once the other ranks, if there are any, hear of a failure by themselves.
+// given: a checked copy. reported: set once the other ranks, if there are any, hear of a failure by themselves.
 Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const nvfp4_moe_config* config,
-                  const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* told) {
+                  const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* reported) {
   NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
   std::optional<nvfp4_moe::MoeOptions> moe_options;
   if (config != nullptr) {
@@ -44,7 +44,7 @@ Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const 
   NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
   layer_options.executor = handle->executor.get();
   if (parallel) {
-    *told = true;
+    *reported = true;
     NVFP4_MOE_ASSIGN(handle->parallel, nvfp4_moe::ExpertParallelLayer::open_checkpoint(
                                            checkpoint, layer, moe_options, layer_options, parallel->options,
                                            parallel->exchange, api::progress_fn(given)));
@@ -140,8 +140,8 @@ nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* check
     *out = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
     NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
-    return api::tell_ranks(
-        given, [&](bool* told) { return open_layer(checkpoint->checkpoint, layer, config, given, out, told); });
+    return api::report_to_ranks(
+        given, [&](bool* reported) { return open_layer(checkpoint->checkpoint, layer, config, given, out, reported); });
   });
 }
 

@@ -53,12 +53,12 @@ struct Parallel {
 Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& options, int64_t num_experts);
 // The exchange alone, so that a rank whose other arguments are wrong can tell the others; null where there is none.
 Exchange* exchange_of(const nvfp4_moe_layer_options& options);
-// Runs open(&told) and, where it fails before the ranks of an exchange have spoken, says so to all of them, who wait.
+// Runs open(&reported) and, where it fails before the ranks of an exchange have spoken, says so to all of them, who wait.
 template <class Open>
-Status tell_ranks(const nvfp4_moe_layer_options& options, const Open& open) {
-  bool told = false;
-  const Status status = open(&told);
-  Exchange* const exchange = status.ok() || told ? nullptr : exchange_of(options);
+Status report_to_ranks(const nvfp4_moe_layer_options& options, const Open& open) {
+  bool reported = false;
+  const Status status = open(&reported);
+  Exchange* const exchange = status.ok() || reported ? nullptr : exchange_of(options);
   return exchange == nullptr ? status : exchange->agree(status);
 }
 ProgressFn progress_fn(const nvfp4_moe_layer_options& options);

@@ -208,9 +208,9 @@ struct Stacked {
   }
 };
 
-// given: a checked copy. told: set once the other ranks, if there are any, hear of a failure by themselves.
+// given: a checked copy. reported: set once the other ranks, if there are any, hear of a failure by themselves.
 Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensors* tensors,
-                    const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* told) {
+                    const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* reported) {
   NVFP4_MOE_ASSIGN(const MoeOptions moe_options, read_config(config));
   NVFP4_MOE_ASSIGN(const MoeConfig moe_config, MoeConfig::make(moe_options));
   NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_tensors t, read_struct("tensors", tensors));
@@ -240,7 +240,7 @@ Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensor
   NVFP4_MOE_ASSIGN(handle->executor, make_executor(given.parallel_for, given.parallel_for_user, given.threads));
   layer_options.executor = handle->executor.get();
   if (parallel) {
-    *told = true;
+    *reported = true;
     NVFP4_MOE_ASSIGN(handle->parallel, ExpertParallelLayer::open(moe_config, source, layer_options, parallel->options,
                                                                  parallel->exchange, progress_fn(given)));
   } else {
@@ -293,7 +293,8 @@ nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, cons
     NVFP4_MOE_TRY(api::check_pointer("out", out));
     *out = nullptr;
     NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
-    return api::tell_ranks(given, [&](bool* told) { return api::open_tensors(config, tensors, given, out, told); });
+    return api::report_to_ranks(
+        given, [&](bool* reported) { return api::open_tensors(config, tensors, given, out, reported); });
   });
 }
 

@@ -173,7 +173,9 @@ def test_too_small_a_capacity_names_the_one_that_is_needed():
 
     def run(exchange):
         mine = open_over(exchange, capacity=8)
-        with pytest.raises(ValueError, match="capacity: expected at least 9 tokens, which rank 0 has for rank 0, got 8"):
+        with pytest.raises(
+            ValueError, match="capacity: expected at least 9 tokens, which rank 0 has for rank 0, got 8"
+        ):
             mine.run(hidden, np.zeros_like(ids), router_weights)
         return mine.run(hidden[:8], ids[:8], router_weights[:8])
 

@@ -296,6 +296,49 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
   });
 }
 
+// Two ranks, 12 tokens each, every id an expert of the other rank: what goes over the wire in a run, to the byte. Before
+// it each rank says 512 bytes of header and a pair of int64 for each rank to each other.
+TEST(ParallelRun, TheWireCarriesCodesAndScales) {
+  const struct {
+    ActivationFormat format;
+    int64_t activation_bytes;  // of a token of 64 values: codes, block scales, row scale, nonfinite
+  } formats[] = {{ActivationFormat::kNvfp4, 32 + 4 + 4 + 1},
+                 {ActivationFormat::kFp8, 64 + 4 + 1},
+                 {ActivationFormat::kInt8Block, 64 + 16 + 1},
+                 {ActivationFormat::kBf16, 128 + 1}};
+  for (const auto& [format, activation_bytes] : formats) {
+    for (const int64_t capacity : {0, 12}) {
+      SCOPED_TRACE(std::string(to_string(format)) + ", capacity " + std::to_string(capacity));
+      Case spec = small();
+      spec.options.activation_format = format;
+      CaseData data = made(spec);
+      const auto group = ThreadGroup::make(2);
+      ASSERT_OK(group);
+      test::on_threads(2, [&](int rank) {
+        CaseData mine = data;
+        for (int64_t token = 0; token < 12; ++token)
+          for (int64_t k = 0; k < 2; ++k) mine.set_id(token, k, 4 * (1 - rank) + k);
+        auto called = test::CalledBack::connect(**group, rank, 2, test::kCaseTimeout);
+        ASSERT_OK(called);
+        const std::shared_ptr<Exchange> borrowed(&(*called)->exchange(), [](Exchange*) {});
+        ExpertParallelOptions options;
+        options.capacity = capacity;
+        const LayerSource source = test::source_of(mine);
+        const auto layer = ExpertParallelLayer::open(mine.config, source, test::options_of(mine), options, borrowed);
+        ASSERT_OK(layer);
+        test::PoisonedWorkspace workspace((*layer)->workspace_bytes());
+        std::vector<uint8_t> out(mine.out_bytes());
+        const int64_t before = (*called)->sent_bytes();
+        ASSERT_OK((*layer)->run(slice_of(mine, 0, 12, out.data()), workspace.data(), workspace.size_bytes()));
+        const int64_t record = ((activation_bytes + 3) / 4 * 4 + 2 * 8 + 15) / 16 * 16;  // and 2 slots, 2 weights
+        const int64_t rows = 12 * 2 * 64 * 2;                                            // of bf16
+        EXPECT_EQ((*called)->sent_bytes() - before, 512 + 2 * 16 + 12 * record + rows);
+        EXPECT_OK((*called)->exchange().barrier());
+      });
+    }
+  }
+}
+
 TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
   Case spec = small(40);
   spec.routing = Routing::kBadIds;

@@ -38,12 +38,16 @@ class CalledBack {
     return self;
   }
   Exchange& exchange() { return *exchange_; }
+  // Of all calls so far, what went to other ranks.
+  int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
   static int all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv,
                           const int64_t* recv_bytes, int64_t, char* error, size_t error_bytes) {
-    Exchange& host = *static_cast<CalledBack*>(user)->host_;
+    auto& self = *static_cast<CalledBack*>(user);
+    Exchange& host = *self.host_;
     const auto world = static_cast<size_t>(host.world());
+    for (int rank = 0; rank < host.world(); ++rank) self.sent_bytes_ += rank == host.rank() ? 0 : send_bytes[rank];
     const Status status = host.all_to_all_v(send, {send_bytes, world}, recv, {recv_bytes, world});
     error[status.message().copy(error, error_bytes - 1)] = 0;
     return status.ok() ? 0 : 1;
@@ -51,6 +55,7 @@ class CalledBack {
   static void abort(void* user, const char* message) {
     static_cast<CalledBack*>(user)->host_->abort(Status(Code::kIo, message));
   }
+  int64_t sent_bytes_ = 0;
   std::unique_ptr<Exchange> host_, exchange_;
 };
 

@@ -44,6 +44,7 @@ from ._core import (
     ThreadGroup,
     Unsupported,
     __version__,
+    propose_placement,
 )
 from .config import MoeConfig
 from .config import dump_options as _dump_options
@@ -81,6 +82,7 @@ __all__ = [
     "inspect",
     "load_expert",
     "pack",
+    "propose_placement",
     "quantize",
     "quantize_checkpoint",
     "release_workspaces",

@@ -9,6 +9,7 @@
 
 #include "core/fork.h"
 #include "errors.h"
+#include "exchange/balance.h"
 #include "exchange/callback.h"
 #include "exchange/threads.h"
 #include "interpreter.h"
@@ -95,6 +96,10 @@ PyExchange join(const PyThreadGroup& self, int rank, double timeout) {
   return {take(group->join(rank, self.world, wait))};
 }
 
+std::vector<int64_t> propose(const std::vector<uint64_t>& load, int world, int64_t slots_per_rank) {
+  return take(propose_placement(load, world, slots_per_rank)).expert_of_slot();
+}
+
 }  // namespace
 
 ParallelFields::ParallelFields(nb::handle fields)
@@ -166,7 +171,14 @@ void bind_exchange(nb::module_& m) {
            "This thread as a rank; waits for all, at most timeout seconds. When its Exchange and the layers over it "
            "are\n"
            "dropped, the rank has left.");
-  m.def("connect_exchange", &connect, nb::arg("all_to_all_v"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"));
+  m.def("propose_placement", &propose, nb::arg("load"), nb::arg("world"), nb::arg("slots_per_rank"),
+        "A placement under which ranks have about equally much to do: the expert of each slot, rank by rank.\n\n"
+        "load: how often each expert was chosen (MoeLayer.load()). slots_per_rank: at least experts / world; more of\n"
+        "them hold second slots of the experts with the most load. The same on all ranks for the same load. Raises\n"
+        "ValueError where the slots do not hold every expert.");
+  m.def("connect_exchange", &connect, nb::arg("all_to_all_v"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"),
+        nb::sig("def connect_exchange(all_to_all_v: Callable[[memoryview, list[int], memoryview, list[int], float], "
+                "None], rank: int, world: int, timeout: float) -> Exchange"));
 }
 
 }  // namespace nvfp4_moe::python

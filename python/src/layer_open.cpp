@@ -96,7 +96,7 @@ PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle 
 
 PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
                      const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
-                     const std::string& device, const std::string& backend, nb::tuple parallel,
+                     const std::string& device, const std::string& backend, nb::handle parallel,
                      std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
   const auto expert_of = [first_expert](const MatrixStack& gates, const MatrixStack& ups, const MatrixStack& downs,
@@ -111,7 +111,7 @@ PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, 
 
 PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
-                    const std::string& device, const std::string& backend, nb::tuple parallel,
+                    const std::string& device, const std::string& backend, nb::handle parallel,
                     std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
   const auto expert_of = [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs,
@@ -132,7 +132,7 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
                         int64_t first_expert, int64_t num_local_experts,
                         const std::optional<std::pair<int64_t, int64_t>>& slice, int64_t max_tokens,
                         const std::string& device, const std::string& backend, const std::string& cache_directory,
-                        bool cache_checksum, bool cache_unchecked, nb::tuple parallel,
+                        bool cache_checksum, bool cache_unchecked, nb::handle parallel,
                         std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
   return or_report(fields, [&] {

@@ -82,7 +82,8 @@ ExpertParallelLayer::ExpertParallelLayer(const MoeConfig& config, Placement plac
       options_(options),
       exchange_(std::move(exchange)),
       max_tokens_(max_tokens),
-      load_(new std::atomic<uint64_t>[static_cast<size_t>(config->num_experts)]()) {}
+      load_(new std::atomic<uint64_t>[static_cast<size_t>(config->num_experts)]()),
+      turns_(static_cast<size_t>(config->num_experts)) {}
 
 ExpertParallelLayer::~ExpertParallelLayer() = default;
 
@@ -105,15 +106,17 @@ Status ExpertParallelLayer::check_batch(const Batch& batch, const void* workspac
 }
 
 void ExpertParallelLayer::translate(const Batch& batch, int32_t* slots) const {
-  // All ranks of kAllReduce see the same tokens and so choose alike; those of kAllToAll begin at different replicas.
-  const int64_t turn = dispatch_ ? exchange_->rank() : 0;
-  for (int64_t token = 0; token < batch.tokens; ++token) {
-    for (int64_t at = token * config_->top_k; at < (token + 1) * config_->top_k; ++at) {
-      const int64_t id = id_at(batch, at);
-      const bool legal = id >= 0 && id < config_->num_experts;
-      slots[at] = legal ? static_cast<int32_t>(placement_.slot_of(id, token + turn)) : id == -1 ? -1 : -2;
-      if (legal) load_[static_cast<size_t>(id)].fetch_add(1, std::memory_order_relaxed);
+  // An expert's slots take turns, assignment by assignment. All ranks of kAllReduce see the same tokens and so choose
+  // alike; those of kAllToAll begin at different slots.
+  std::fill(turns_.begin(), turns_.end(), dispatch_ ? exchange_->rank() : 0);
+  for (int64_t at = 0; at < batch.tokens * config_->top_k; ++at) {
+    const int64_t id = id_at(batch, at);
+    if (id < 0 || id >= config_->num_experts) {
+      slots[at] = id == -1 ? -1 : -2;
+      continue;
     }
+    slots[at] = static_cast<int32_t>(placement_.slot_of(id, turns_[static_cast<size_t>(id)]++));
+    load_[static_cast<size_t>(id)].fetch_add(1, std::memory_order_relaxed);
   }
 }
 

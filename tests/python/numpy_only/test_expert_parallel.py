@@ -216,6 +216,29 @@ def test_what_a_callers_function_raises_ends_the_exchange_with_its_text():
         nv.callback_exchange(all_to_all_v, 4, 4)
 
 
+def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():
+    hidden, ids, router_weights = batch(32)
+    ids = ids % 3  # of the first rank alone
+    expected = layer().run(hidden, ids, router_weights)
+
+    def run(exchange):
+        first = open_over(exchange)
+        mine = split((hidden, ids, router_weights), exchange.rank, 2)
+        out = first.run(*mine)
+        placement = nv.propose_placement(first.load(), exchange.world, 4)
+        second = open_over(exchange, placement=placement)
+        again = second.run(*mine)
+        np.testing.assert_array_equal(out, again)
+        return again, first.status()["intermediate_blocks"], second.status()["intermediate_blocks"]
+
+    (out0, before0, after0), (out1, before1, after1) = whole(on_ranks(2, run))
+    np.testing.assert_array_equal(np.concatenate([out0, out1]), expected)
+    assert before1 == 0 and before0 == after0 + after1
+    assert max(after0, after1) <= 0.7 * before0  # two of three experts have a second slot: at best two thirds
+    with pytest.raises(ValueError, match="slots of a rank: expected 3 to 6"):
+        nv.propose_placement([1] * 6, 2, 2)
+
+
 def test_options_beside_no_exchange_are_refused():
     for options in ({"combine": "all_reduce"}, {"capacity": 4}, {"placement": [0, 1, 2, 3, 4, 5]}):
         with pytest.raises(ValueError, match="expected an exchange beside them"):

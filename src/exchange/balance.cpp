@@ -1,6 +1,6 @@
 // Greedy replicas and packing, after the balancer that DeepSeek published with its V3 (without its groups of experts),
-// and a search by exchanges of pairs behind it. Greedy replicas make the heaviest slot light and not the heaviest rank:
-// where most experts may stand on most ranks, dealing them out in turn is the better beginning, and is tried as well.
+// and a search by exchanges of pairs behind it. Greedy replicas make the heaviest slot light and not the heaviest rank, so
+// fewer of them are tried as well, and so are experts dealt out in turn; the most even result counts.
 #include "exchange/balance.h"
 
 #include <algorithm>
@@ -12,6 +12,8 @@ namespace {
 
 // Exchanges of pairs end by themselves, since each makes the heaviest rank lighter; this ends them where they crawl.
 constexpr int kMostExchanges = 10000;
+// How many numbers of redundant slots for hot experts are tried.
+constexpr int64_t kMostTries = 8;
 
 // A slot to be placed: one replica of an expert, with its part of the expert's load.
 struct Replica {
@@ -38,18 +40,21 @@ struct RankSlots {
   }
 };
 
-std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, int64_t slots) {
+// How many slots each expert gets. `hot` of those beyond one an expert go, one by one, to whichever has the most load a
+// slot; the others to experts with the least load, where they are out of the way.
+std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, int64_t slots, int64_t hot) {
   std::vector<int64_t> counts(load.size(), 1);
-  for (auto left = slots - static_cast<int64_t>(load.size()); left > 0; --left) {
-    size_t most = load.size();
-    double most_load = -1;
+  for (auto left = slots - static_cast<int64_t>(load.size()); left > 0; --left, --hot) {
+    size_t best = load.size();
+    double best_load = 0;
     for (size_t expert = 0; expert < load.size(); ++expert) {
+      if (counts[expert] == world) continue;  // one on each rank is all that helps
       const double each = static_cast<double>(load[expert]) / static_cast<double>(counts[expert]);
-      if (counts[expert] == world || each <= most_load) continue;  // one on each rank is all that helps
-      most = expert;
-      most_load = each;
+      if (best < load.size() && (hot > 0 ? each <= best_load : each >= best_load)) continue;
+      best = expert;
+      best_load = each;
     }
-    ++counts[most];
+    ++counts[best];
   }
   return counts;
 }
@@ -112,8 +117,8 @@ Replica replica_of(std::span<const uint64_t> load, int64_t expert, int64_t count
   return {expert, static_cast<double>(load[static_cast<size_t>(expert)]) / static_cast<double>(count)};
 }
 
-std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, size_t slots) {
-  const std::vector<int64_t> counts = count_replicas(load, world, static_cast<int64_t>(slots) * world);
+std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, size_t slots, int64_t hot) {
+  const std::vector<int64_t> counts = count_replicas(load, world, static_cast<int64_t>(slots) * world, hot);
   std::vector<Replica> replicas;
   for (size_t expert = 0; expert < load.size(); ++expert)
     replicas.insert(replicas.end(), static_cast<size_t>(counts[expert]),
@@ -176,9 +181,14 @@ Result<Placement> propose_placement(std::span<const uint64_t> load, int world, i
                             std::to_string(experts) + " for " + std::to_string(experts) + " experts on " +
                             std::to_string(world) + " ranks, got " + std::to_string(slots_per_rank));
   const auto slots = static_cast<size_t>(slots_per_rank);
-  const Placement greedy = improved(greedy_ranks(load, world, slots), experts);
-  const Placement dealt = improved(dealt_ranks(load, world, slots), experts);
-  return imbalance(load, greedy) <= imbalance(load, dealt) ? greedy : dealt;
+  const int64_t spare = slots_per_rank * world - experts, tries = std::min(spare, kMostTries);
+  Placement best = improved(dealt_ranks(load, world, slots), experts);
+  for (int64_t i = 0; i <= tries; ++i) {
+    const int64_t hot = tries == 0 ? 0 : spare - spare * i / tries;
+    const Placement other = improved(greedy_ranks(load, world, slots, hot), experts);
+    if (imbalance(load, other) < imbalance(load, best)) best = other;
+  }
+  return best;
 }
 
 }  // namespace nvfp4_moe

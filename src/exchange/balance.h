@@ -14,7 +14,8 @@ double imbalance(std::span<const uint64_t> load, const Placement& placement);
 
 // A placement with slots_per_rank slots on each of `world` ranks: slots beyond one an expert go, one by one, to whichever
 // expert has the most load a slot; then slots go to ranks, the heaviest first, each to the rank with the least load that
-// has none of that expert; then slots are exchanged in pairs while that makes the heavier of two ranks lighter.
+// has none of that expert; then slots are exchanged in pairs while that makes the heavier of two ranks lighter. The most
+// even of several such, which divide fewer experts or deal them out in turn.
 // load: (experts); an expert nobody chose has a slot all the same. A pure function of its arguments: all ranks that have
 // the same load propose the same. kInvalidArgument where the slots do not hold every expert once, or hold one twice on a
 // rank.

@@ -8,7 +8,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONTRACT = ["backend/backend.h", "backend/device_formats.h", "backend/device_router.h", "backend/layer_steps.h"]
 CHECKPOINT = ["core/", "safetensors/", "gguf/", "checkpoint/"]
-MOE = [*CHECKPOINT, *CONTRACT, "judge/", "moe/"]
+MOE = [*CHECKPOINT, *CONTRACT, "judge/", "exchange/", "moe/"]
 # room -> what its files may include, as path prefixes under src/ (or include/); src/CMakeLists.txt enforces the same
 ALLOWED = {
     "src/core/": ["core/"],
@@ -17,6 +17,7 @@ ALLOWED = {
     "src/checkpoint/": CHECKPOINT,
     "src/convert/": [*CHECKPOINT, "convert/"],
     "src/judge/": ["core/", "judge/"],
+    "src/exchange/": ["core/", "exchange/"],
     "src/backend/": ["core/", *CONTRACT],
     "src/backend/reference/": ["core/", *CONTRACT, "backend/reference/"],
     "src/backend/cpu/": ["core/", *CONTRACT, "backend/cpu/"],

@@ -105,6 +105,8 @@ enum {                                                     /* scale search of nv
 typedef struct nvfp4_moe_checkpoint nvfp4_moe_checkpoint;
 typedef struct nvfp4_moe_layer nvfp4_moe_layer;
 typedef struct nvfp4_moe_linear nvfp4_moe_linear;
+typedef struct nvfp4_moe_exchange nvfp4_moe_exchange;
+typedef struct nvfp4_moe_thread_group nvfp4_moe_thread_group;
 
 /* ---- library ---- */
 
@@ -168,6 +170,52 @@ typedef struct nvfp4_moe_config {
   int32_t batch_invariant; /* 0 or 1 */
 } nvfp4_moe_config;
 
+/* ---- exchange: ranks that each hold some of a layer's experts ---- */
+
+/* A host's own communication between its ranks. Called from the threads that call the library, one call at a time. */
+typedef struct nvfp4_moe_exchange_callbacks {
+  size_t struct_size;
+  void* user;
+  /* send: (sum of send_bytes), recv: (sum of recv_bytes): a block for each rank and from each, this one included, in the
+   * order of the ranks. Returns 0 once recv is filled and send may be written to. Anything else is a failure, its cause
+   * written to error as a text of less than error_bytes, which names the missing rank where the host knows it. Returns
+   * within timeout_ms: nobody else can end it. */
+  int32_t (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv,
+                          const int64_t* recv_bytes, int64_t timeout_ms, char* error, size_t error_bytes);
+  /* Makes the other ranks end, as well as the host can. May be NULL: they end by their timeout. */
+  void (*abort)(void* user, const char* message);
+} nvfp4_moe_exchange_callbacks;
+
+/* timeout_ms 0: 30000. Waits for all ranks, and refuses a world whose ranks do not agree who they are. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank,
+                                                        int32_t world, int64_t timeout_ms,
+                                                        nvfp4_moe_exchange** exchange);
+/* Where ranks that are threads of this process meet. It may be closed once all have joined. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_thread_group_create(int32_t world, nvfp4_moe_thread_group** group);
+NVFP4_MOE_API void nvfp4_moe_thread_group_close(nvfp4_moe_thread_group* group);
+/* Waits for all ranks of the group, each in a thread of its own. timeout_ms 0: 30000. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_t rank, int32_t world,
+                                                         int64_t timeout_ms, nvfp4_moe_exchange** exchange);
+/* Exclusive. Layers over it keep what they need; when the last of them is closed too, this rank has left. */
+NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);
+
+enum {
+  NVFP4_MOE_COMBINE_ALL_TO_ALL = 0, /* each rank has tokens of its own; the bits of one rank with all experts */
+  NVFP4_MOE_COMBINE_ALL_REDUCE = 1  /* all ranks have the same tokens; one fp32 sum more */
+};
+/* How a layer is divided over an exchange. All ranks open with the same config, and with the same values here; on the CPU
+ * (docs/expert-parallel.md). Opening, runs and nothing else are collective: a rank that cannot go on ends all with its
+ * message. */
+typedef struct nvfp4_moe_expert_parallel {
+  size_t struct_size;
+  nvfp4_moe_exchange* exchange;
+  const int64_t* expert_of_slot; /* (slots) which expert each slot holds, rank by rank, as many on each; NULL: ranges */
+  int64_t slots;                 /* a multiple of the world; more than num_experts: redundant experts; 0 with NULL */
+  int64_t capacity; /* all_to_all: tokens from one rank to another at most, more is a failure; 0: as many as come */
+  int32_t combine;  /* NVFP4_MOE_COMBINE_... */
+  int32_t reserved; /* 0 */
+} nvfp4_moe_expert_parallel;
+
 typedef struct nvfp4_moe_layer_options {
   size_t struct_size;
   const char* backend;  /* NULL or "auto": NVFP4_MOE_BACKEND, else by priority */
@@ -185,6 +233,9 @@ typedef struct nvfp4_moe_layer_options {
   int32_t cache_checksum;  /* 1: the checkpoint is known by all its bytes, not by its files' place, times and samples */
   const char* device;      /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
   int32_t cache_unchecked; /* 1: packed bytes are mapped from the cache without their hash being compared */
+  /* NULL: this process has all experts that it is asked for. Else the exchange's ranks share them: first_expert and
+   * expert_count are 0, tensors hold all experts (of which a rank reads its own), there is no cache and no slice. */
+  const nvfp4_moe_expert_parallel* expert_parallel;
 } nvfp4_moe_layer_options;
 
 /* Which backend would take this config, and why the others would not: JSON [{"backend", "chosen", "reason"}].

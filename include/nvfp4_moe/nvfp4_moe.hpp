@@ -93,6 +93,46 @@ class Checkpoint {
   std::unique_ptr<nvfp4_moe_checkpoint, Close> handle_;
 };
 
+// A rank's end of what connects it with others. Layers opened over it may outlive it.
+class Exchange {
+ public:
+  Exchange(const nvfp4_moe_exchange_callbacks& callbacks, int rank, int world, std::int64_t timeout_ms = 0) {
+    nvfp4_moe_exchange* handle = nullptr;
+    check(nvfp4_moe_exchange_connect(&callbacks, rank, world, timeout_ms, &handle));
+    handle_.reset(handle);
+  }
+  // Waits for all ranks of the group, each in a thread of its own.
+  Exchange(nvfp4_moe_thread_group* group, int rank, int world, std::int64_t timeout_ms = 0) {
+    nvfp4_moe_exchange* handle = nullptr;
+    check(nvfp4_moe_thread_group_join(group, rank, world, timeout_ms, &handle));
+    handle_.reset(handle);
+  }
+  nvfp4_moe_exchange* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Close {
+    void operator()(nvfp4_moe_exchange* handle) const noexcept { nvfp4_moe_exchange_close(handle); }
+  };
+  std::unique_ptr<nvfp4_moe_exchange, Close> handle_;
+};
+
+// Where ranks that are threads of this process meet.
+class ThreadGroup {
+ public:
+  explicit ThreadGroup(int world) {
+    nvfp4_moe_thread_group* handle = nullptr;
+    check(nvfp4_moe_thread_group_create(world, &handle));
+    handle_.reset(handle);
+  }
+  nvfp4_moe_thread_group* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Close {
+    void operator()(nvfp4_moe_thread_group* handle) const noexcept { nvfp4_moe_thread_group_close(handle); }
+  };
+  std::unique_ptr<nvfp4_moe_thread_group, Close> handle_;
+};
+
 class Layer {
  public:
   // config null: as the checkpoint has it.

@@ -36,15 +36,19 @@ from ._core import (
     CheckFailed,
     Checkpoint,
     Error,
+    Exchange,
     Internal,
     InvalidArgument,
     IoError,
     OutOfMemory,
+    ThreadGroup,
     Unsupported,
     __version__,
+    propose_placement,
 )
 from .config import MoeConfig
 from .config import dump_options as _dump_options
+from .exchange import callback_exchange, torch_exchange
 from .layer import MoeLayer, Nvfp4Linear
 from .router import RouterConfig, router_gemm, select_experts
 
@@ -55,6 +59,7 @@ __all__ = [
     "CheckFailed",
     "Checkpoint",
     "Error",
+    "Exchange",
     "Internal",
     "InvalidArgument",
     "IoError",
@@ -63,8 +68,10 @@ __all__ = [
     "Nvfp4Linear",
     "OutOfMemory",
     "RouterConfig",
+    "ThreadGroup",
     "Unsupported",
     "__version__",
+    "callback_exchange",
     "decode_e2m1",
     "decode_e4m3",
     "dequantize",
@@ -75,6 +82,7 @@ __all__ = [
     "inspect",
     "load_expert",
     "pack",
+    "propose_placement",
     "quantize",
     "quantize_checkpoint",
     "release_workspaces",
@@ -84,6 +92,7 @@ __all__ = [
     "swizzle",
     "swizzle_experts",
     "to_fp8",
+    "torch_exchange",
     "unpack",
     "unswizzle",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _core
@@ -34,6 +34,12 @@ def _scale_pair(input_scale: Any) -> tuple[float | None, float | None] | None:
     return _largest(input_scale[0]), _largest(input_scale[1])
 
 
+def _parallel(
+    exchange: _core.Exchange | None, combine: str, capacity: int, placement: Sequence[int] | None
+) -> tuple[Any, str, int, list[int] | None]:
+    return exchange, combine, capacity, None if placement is None else [int(expert) for expert in placement]
+
+
 class MoeLayer(_core.Layer):
     """One MoE layer's local experts, packed for a backend, ready to run.
 
@@ -55,6 +61,10 @@ class MoeLayer(_core.Layer):
         max_tokens: int = 8192,
         device: str = "cpu",
         backend: str = "auto",
+        exchange: _core.Exchange | None = None,
+        combine: str = "all_to_all",
+        capacity: int = 0,
+        placement: Sequence[int] | None = None,
         progress: ProgressFn | None = None,
     ) -> MoeLayer:
         """From NVFP4 arrays of E_local experts, H hidden_size, I intermediate_size.
@@ -69,6 +79,11 @@ class MoeLayer(_core.Layer):
           layer, of which the maximum counts. Needed by activation_scale "static" and "compat".
         first_expert: global id of the first local expert. max_tokens: the most that run will get.
         device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
+        exchange: this rank's end of several (docs/expert-parallel.md), on the CPU; the arrays then hold all experts, of
+          which a rank reads its own, first_expert is 0, and opening and run are collective. combine: "all_to_all" (each
+          rank has tokens of its own; the bits of one rank) or "all_reduce" (all have the same tokens). capacity: under
+          all_to_all the most tokens from one rank to another, 0 for as many as come. placement: the expert of each slot,
+          rank by rank, redundant ones too; None is contiguous ranges.
         progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
 
         Raises ValueError (shapes, dtypes, options), BadInput (scales that are NaN or negative), Unsupported (no backend
@@ -85,6 +100,7 @@ class MoeLayer(_core.Layer):
                 max_tokens,
                 device,
                 backend,
+                _parallel(exchange, combine, capacity, placement),
                 progress,
             )
         )
@@ -102,6 +118,10 @@ class MoeLayer(_core.Layer):
         max_tokens: int = 8192,
         device: str = "cpu",
         backend: str = "auto",
+        exchange: _core.Exchange | None = None,
+        combine: str = "all_to_all",
+        capacity: int = 0,
+        placement: Sequence[int] | None = None,
         progress: ProgressFn | None = None,
     ) -> MoeLayer:
         """From bfloat16, float16 or float32 weights, quantized to NVFP4 one expert at a time as they are packed.
@@ -122,6 +142,7 @@ class MoeLayer(_core.Layer):
                 max_tokens,
                 device,
                 backend,
+                _parallel(exchange, combine, capacity, placement),
                 progress,
             )
         )
@@ -141,6 +162,10 @@ class MoeLayer(_core.Layer):
         cache_directory: str | os.PathLike[str] | None = None,
         cache_checksum: bool = False,
         cache_unchecked: bool = False,
+        exchange: _core.Exchange | None = None,
+        combine: str = "all_to_all",
+        capacity: int = 0,
+        placement: Sequence[int] | None = None,
         progress: ProgressFn | None = None,
         **options: Any,
     ) -> MoeLayer:
@@ -152,7 +177,8 @@ class MoeLayer(_core.Layer):
         not its sizes, except shared_intermediate_size=0, which leaves the shared expert out.
         cache_directory: where packed layers are kept and mapped from on the next start. cache_checksum: the checkpoint is
         known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are mapped
-        without their hash being compared.
+        without their hash being compared. exchange, combine, capacity, placement: as in from_tensors; beside an exchange
+        there is neither a slice nor a cache.
 
         Raises what from_tensors raises, BadInput where the files are broken, IoError.
         """
@@ -178,6 +204,7 @@ class MoeLayer(_core.Layer):
                 os.fspath(cache_directory) if cache_directory is not None else "",
                 cache_checksum,
                 cache_unchecked,
+                _parallel(exchange, combine, capacity, placement),
                 progress,
             )
         )

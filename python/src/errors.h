@@ -19,6 +19,7 @@ class Failure : public std::exception {
   explicit Failure(Status status) : status_(std::move(status)) {}
   const char* what() const noexcept override { return status_.message().c_str(); }
   Code code() const { return status_.code(); }
+  const Status& status() const { return status_; }
   std::string finding() const { return status_.finding(); }
 
  private:
@@ -41,8 +42,10 @@ void bind_formats(nanobind::module_& m);
 void bind_codecs(nanobind::module_& m);
 void bind_checkpoint(nanobind::module_& m);
 void bind_layer(nanobind::module_& m);
+void bind_layer_open(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
+void bind_exchange(nanobind::module_& m);
 void bind_quantize_checkpoint(nanobind::module_& m);
 
 }  // namespace nvfp4_moe::python

@@ -1,9 +1,10 @@
-// nvfp4_moe.MoeLayer: opening a layer from arrays, floats or a checkpoint, and everything but its run.
+// nvfp4_moe.MoeLayer: everything but how it is opened and its run.
 #include "layer.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <mutex>
@@ -12,12 +13,11 @@
 #include <utility>
 
 #include "dicts.h"
-#include "float_stack.h"
 #include "layer_source.h"
 #include "moe/batch_check.h"
-#include "moe/packed_cache.h"
 #include "options.h"
 #include "progress.h"
+#include "py_layer.h"
 #include "router.h"
 #include "verify/calibrate.h"
 
@@ -25,138 +25,15 @@ namespace nvfp4_moe::python {
 
 namespace {
 
-// What the three ways of opening share.
-struct OpenOptions {
-  Device device;
-  LayerOptions layer;
-  std::shared_ptr<Host> host;
-
-  OpenOptions(const std::string& device_name, const std::string& backend, int64_t first_expert, int64_t expert_count,
-              int64_t max_tokens)
-      : device(device_named(device_name)), host(shared_host()) {
-    layer.device = device_name;
-    layer.backend = backend;
-    layer.range = {first_expert, expert_count};
-    layer.limits.max_tokens = max_tokens;
-    layer.executor = &host->executor();
-  }
-};
-
-using ScalePair = std::pair<std::optional<double>, std::optional<double>>;  // hidden, intermediate
-
-LayerScales scales_of(const std::optional<ScalePair>& pair) {
-  const auto checked = [](const char* name, const std::optional<double>& scale) -> std::optional<float> {
-    if (!scale) return std::nullopt;
-    const auto narrow = static_cast<float>(*scale);
-    if (!std::isfinite(narrow) || narrow <= 0)
-      fail(std::string("input_scale ") + name + ": expected a positive float32, got " + std::to_string(*scale));
-    return narrow;
-  };
-  if (!pair) return {};
-  return {checked("hidden", pair->first), checked("intermediate", pair->second)};
+const ExpertParallelLayer& parallel_in(const OpenLayer& open, const char* what) {
+  if (open.parallel) return *open.parallel;
+  throw Failure(unsupported(std::string(what) + ": expected a layer over an exchange, got one of one rank"));
 }
 
-// A Layer as Python holds it.
-class PyLayer {
- public:
-  // open() gives a Result<unique_ptr<MoeLayer>> and is called without the interpreter lock.
-  template <class Open>
-  static PyLayer make(const OpenOptions& options, std::optional<ProgressCallback> progress, Open&& open) {
-    PyProgress callback(std::move(progress));
-    const ProgressFn function = callback.function();
-    auto state = std::make_shared<OpenLayer>();
-    state->device = options.device;
-    state->host = options.host;
-    Status status;
-    {
-      const WithoutLock unlocked;
-      auto layer = open(function);
-      status = layer.status();
-      if (layer.ok()) {
-        state->layer = std::move(*layer);
-        state->workspaces = &options.host->workspaces_of(state->layer->backend(), state->layer->weights().device);
-        status = state->prepare();
-      }
-    }
-    callback.rethrow();
-    check(status);
-    state->handle = layer_handles().add(state);
-    return PyLayer(std::move(state));
-  }
-
-  OpenLayer& open() const { return *open_; }
-  const MoeLayer& layer() const { return *open_->layer; }
-
- private:
-  explicit PyLayer(std::shared_ptr<OpenLayer> open) : open_(std::move(open)) {}
-  std::shared_ptr<OpenLayer> open_;
-};
-
-// gate, up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
-template <class Stack, class ExpertOf>
-PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down,
-                    const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
-                    const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress,
-                    ExpertOf&& expert_of) {
-  const MoeConfig config = config_of(config_json);
-  const Stack gates(gate, "gate", config->intermediate_size, config->hidden_size);
-  const Stack ups(up, "up", config->intermediate_size, config->hidden_size);
-  const Stack downs(down, "down", config->hidden_size, config->intermediate_size);
-  const int64_t experts = gates.experts();
-  if (ups.experts() != experts || downs.experts() != experts)
-    fail("gate, up, down: expected as many experts in each, got " + std::to_string(experts) + ", " +
-         std::to_string(ups.experts()) + ", " + std::to_string(downs.experts()));
-  const OpenOptions options(device, backend, first_expert, experts, max_tokens);
-  LayerSource source;
-  source.scales = scales_of(input_scale);
-  source.expert = expert_of(gates, ups, downs, options);
-  return PyLayer::make(options, std::move(progress),
-                       [&](const ProgressFn& report) { return MoeLayer::open(config, source, options.layer, report); });
-}
-
-PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
-                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
-                     const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress) {
-  return open_arrays<MatrixStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
-                                  std::move(progress),
-                                  [first_expert](const MatrixStack& gates, const MatrixStack& ups,
-                                                 const MatrixStack& downs, const OpenOptions& options) {
-                                    return nvfp4_source(gates, ups, downs, first_expert, options.device);
-                                  });
-}
-
-PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
-                    const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
-                    const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress) {
-  return open_arrays<FloatStack>(
-      config, gate, up, down, input_scale, first_expert, max_tokens, device, backend, std::move(progress),
-      [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs,
-                     const OpenOptions& options) {
-        return quantizing_source(gates, ups, downs, first_expert, options.device, options.host->executor());
-      });
-}
-
-IntermediateSlice slice_of(const std::optional<std::pair<int64_t, int64_t>>& slice) {
-  return slice ? IntermediateSlice{slice->first, slice->second} : IntermediateSlice{};
-}
-
-PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::string& config_json,
-                        int64_t first_expert, int64_t num_local_experts,
-                        const std::optional<std::pair<int64_t, int64_t>>& slice, int64_t max_tokens,
-                        const std::string& device, const std::string& backend, const std::string& cache_directory,
-                        bool cache_checksum, bool cache_unchecked, std::optional<ProgressCallback> progress) {
-  const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
-  const MoeConfig config = config_of(config_json);
-  const OpenOptions options(device, backend, first_expert, num_local_experts, max_tokens);
-  return PyLayer::make(options, std::move(progress), [&](const ProgressFn& report) {
-    return open_checkpoint_layer(checkpoint, layer, config.options(), slice_of(slice), options.layer,
-                                 {cache_directory, cache_checksum, cache_unchecked}, report);
-  });
-}
-
-std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
-                               const std::optional<std::pair<int64_t, int64_t>>& slice) {
-  return to_json(take(sliced_options(checkpoint_of(checkpoint), layer, slice_of(slice))));
+Result<std::vector<uint64_t>> gathered_load(const OpenLayer& open) {
+  const ExpertParallelLayer& parallel = parallel_in(open, "load");
+  const WithoutLock unlocked;
+  return parallel.gather_load();
 }
 
 nb::object run(const PyLayer& self, nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, nb::handle out,
@@ -196,6 +73,8 @@ Dict status(const PyLayer& self) {
 Dict calibrate(const PyLayer& self, nb::handle hidden_object, nb::handle ids_object, nb::handle weights_object) {
   if (!self.open().device.is_host())
     throw Failure(unsupported("calibrate: expected a layer on cpu, got one on " + to_string(self.open().device)));
+  if (self.open().parallel)
+    throw Failure(unsupported("calibrate: expected a layer of one rank, got one over an exchange"));
   const Tensor hidden(hidden_object, "hidden"), ids(ids_object, "topk_ids"), weights(weights_object, "topk_weights");
   const Batch batch = batch_of(self.open(), hidden, ids, weights);
   const MoeLayer& layer = self.layer();
@@ -243,12 +122,12 @@ int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
 }
 
 void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down) {
-  MoeLayer& layer = *self.open().layer;
+  const MoeLayer& layer = *self.open().layer;
   const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
   // Arrays on the device need no stream: replace_expert waits for all that is enqueued there.
   const ExpertSource source = read_expert(gate, up, down, hidden, inner, self.open().device);
   const WithoutLock unlocked;
-  check(layer.replace_expert(local_expert, source));
+  check(self.open().replace_expert(local_expert, source));
 }
 
 Dict expert(const PyLayer& self, int64_t local_expert) {
@@ -294,14 +173,17 @@ void bind_layer(nb::module_& m) {
                "shared_weights: Any = None, workspace: Any = None) -> Any"),
            kRunDoc)
       .def(
-          "describe_json", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
+          "describe_json",
+          [](const PyLayer& self) {
+            return self.open().parallel ? self.open().parallel->describe_json() : self.layer().describe_json();
+          },
+          "describe() as JSON.")
       .def(
           "describe_run_json",
           [](const PyLayer& self, int64_t tokens) { return take(self.layer().describe_run_json(tokens)); },
           nb::arg("tokens"), "describe_run(tokens) as JSON.")
       .def(
-          "config_json", [](const PyLayer& self) { return to_json(self.layer().config().options()); },
-          "config as JSON.")
+          "config_json", [](const PyLayer& self) { return to_json(self.open().config().options()); }, "config as JSON.")
       .def_prop_ro(
           "device", [](const PyLayer& self) { return to_string(self.open().device); }, "\"cpu\" or \"cuda:N\".")
       .def_prop_ro(
@@ -310,18 +192,17 @@ void bind_layer(nb::module_& m) {
       .def(
           "workspace_bytes",
           [](const PyLayer& self, std::optional<int64_t> tokens) {
-            const int64_t most = self.layer().plan().limits.max_tokens;
+            const int64_t most = self.open().max_tokens();
             check(check_tokens(tokens.value_or(most), most));
-            return self.layer().workspace_bytes(tokens.value_or(most));
+            return self.open().workspace_bytes(tokens.value_or(most));
           },
           nb::arg("tokens") = nb::none(),
           "Bytes of workspace that a run of so many tokens takes at least; grows with them. None: max_tokens.")
       .def_prop_ro(
-          "max_tokens", [](const PyLayer& self) { return self.layer().plan().limits.max_tokens; },
-          "The most tokens a run may have.")
+          "max_tokens", [](const PyLayer& self) { return self.open().max_tokens(); }, "The most tokens a run may have.")
       .def_prop_ro(
           "first_expert", [](const PyLayer& self) { return self.layer().weights().range.first; },
-          "Global id of the first local expert.")
+          "Global id of the first local expert; over an exchange, of the first local slot.")
       .def_prop_ro(
           "num_local_experts", [](const PyLayer& self) { return self.layer().weights().range.count; },
           "How many experts this layer holds.")
@@ -340,6 +221,12 @@ void bind_layer(nb::module_& m) {
       .def("warmup", &warmup, nb::arg("progress") = nb::none(),
            "Runs the layer once at the token counts that touch every kernel, all weights and the workspace. progress\n"
            "gets a dict (what, item, done, total, elapsed_s); returning False cancels (Cancelled).")
+      .def(
+          "load", [](const PyLayer& self) { return take(gathered_load(self.open())); },
+          "Over an exchange, collective: how many assignments each expert got on all ranks since open or reset_load().")
+      .def(
+          "reset_load", [](const PyLayer& self) { parallel_in(self.open(), "reset_load").reset_load(); },
+          "Begins to count this rank's assignments anew.")
       .def("replace_expert", &replace_expert, nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
            "New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16),\n"
            "tensor_scale), contiguous, all in host memory or all on the layer's device. local_expert -1 is the shared\n"
@@ -349,18 +236,6 @@ void bind_layer(nb::module_& m) {
            "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"
            "\"scales\", \"tensor_scale\"}, copies. local_expert -1 is the shared one.");
 
-  m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
-        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
-        nb::arg("backend"), nb::arg("progress").none());
-  m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
-        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
-        nb::arg("backend"), nb::arg("progress").none());
-  m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
-        nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
-        nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),
-        nb::arg("cache_checksum"), nb::arg("cache_unchecked"), nb::arg("progress").none());
-  m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"),
-        nb::arg("intermediate_slice").none());
   m.def(
       "check_config", [](const std::string& json) { (void)config_of(json); }, nb::arg("config"));
 

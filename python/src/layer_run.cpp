@@ -31,7 +31,7 @@ constexpr const char* kFloats = "bfloat16, float16 or float32";
 
 void lease(RunWorkspace& workspace, const OpenLayer& open, const Tensor& hidden, int64_t tokens, void* stream) {
   const MoeLayer& layer = *open.layer;
-  const Status status = workspace.lease(*open.workspaces, layer.workspace_bytes(tokens), hidden, stream);
+  const Status status = workspace.lease(*open.workspaces, open.workspace_bytes(tokens), hidden, stream);
   if (status.ok()) return;
   throw Failure(status.in("workspace for " + std::to_string(tokens) + " tokens of a layer of " +
                           std::to_string(layer.weights().range.count) + " experts, hidden_size " +
@@ -77,7 +77,10 @@ Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_i
   return batch;
 }
 
-nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
+namespace {
+
+// begun: set once the ranks of an exchange hear of a failure by themselves.
+nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
   if (!open.device.is_host()) check(open.layer->check_process("run"));  // before anything asks CUDA
   const Tensor hidden = Tensor::of_run(arrays.hidden, "hidden");
   const Tensor topk_ids = Tensor::of_run(arrays.topk_ids, "topk_ids");
@@ -90,7 +93,7 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   }
   batch.selection = arrays.selection;
   const int64_t hidden_size = hidden.shape(1);
-  check(check_tokens(batch.tokens, open.layer->plan().limits.max_tokens));
+  check(check_tokens(batch.tokens, open.max_tokens()));
   void* const stream = hidden.stream_or(arrays.stream);
   const nb::object out_object = arrays.out.is_none()
                                     ? new_like_in(hidden, {batch.tokens, hidden_size}, arrays.stream, stream)
@@ -106,8 +109,10 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   {
     const WithoutLock unlocked;
     if (!given) lease(workspace, open, hidden, batch.tokens, stream);
-    check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
-                          reinterpret_cast<RunStatus*>(open.device_status.data())));
+    begun = true;
+    check(open.parallel ? open.parallel->run(batch, workspace.data(), workspace.size_bytes())
+                        : open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
+                                          reinterpret_cast<RunStatus*>(open.device_status.data())));
     if (open.device.is_host()) {
       const RunStatus status = take(open.layer->status(workspace.data(), workspace.size_bytes()));
       const std::lock_guard lock(open.status_mutex);
@@ -115,6 +120,21 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
     }
   }
   return out_object;
+}
+
+}  // namespace
+
+nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
+  bool begun = false;
+  if (!open.parallel) return run_arrays(open, arrays, begun);
+  try {
+    return run_arrays(open, arrays, begun);
+  } catch (const Failure& failure) {  // the other ranks wait for this one
+    if (begun) throw;
+    const WithoutLock unlocked;
+    check(open.parallel->decline(failure.status()));
+    throw;
+  }
 }
 
 }  // namespace nvfp4_moe::python

@@ -15,7 +15,9 @@ NB_MODULE(_core, m) {
   nvfp4_moe::python::bind_codecs(m);
   nvfp4_moe::python::bind_checkpoint(m);
   nvfp4_moe::python::bind_quantize_checkpoint(m);
+  nvfp4_moe::python::bind_exchange(m);
   nvfp4_moe::python::bind_layer(m);
+  nvfp4_moe::python::bind_layer_open(m);
   nvfp4_moe::python::bind_linear(m);
   nvfp4_moe::python::bind_router(m);
 }

@@ -27,6 +27,40 @@ Json to_json(const nvfp4_moe::Finding& finding) {
           {"text", to_string(finding)}};
 }
 
+// given: a checked copy. reported: set once the other ranks, if there are any, hear of a failure by themselves.
+Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const nvfp4_moe_config* config,
+                  const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* reported) {
+  NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
+  std::optional<nvfp4_moe::MoeOptions> moe_options;
+  if (config != nullptr) {
+    NVFP4_MOE_ASSIGN(moe_options, api::read_config(config));
+  }
+  std::optional<api::Parallel> parallel;
+  if (given.expert_parallel != nullptr) {
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions stored, checkpoint.layer_options(layer));
+    NVFP4_MOE_ASSIGN(parallel, api::read_parallel(given, stored.num_experts));
+  }
+  auto handle = std::make_unique<nvfp4_moe_layer>();
+  NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
+  layer_options.executor = handle->executor.get();
+  if (parallel) {
+    *reported = true;
+    NVFP4_MOE_ASSIGN(handle->parallel, nvfp4_moe::ExpertParallelLayer::open_checkpoint(
+                                           checkpoint, layer, moe_options, layer_options, parallel->options,
+                                           parallel->exchange, api::progress_fn(given)));
+  } else {
+    const nvfp4_moe::IntermediateSlice slice{given.slice_first, given.slice_count};
+    nvfp4_moe::CacheOptions cache;
+    if (given.cache_directory != nullptr) cache.directory = given.cache_directory;
+    cache.checksum = given.cache_checksum != 0;
+    cache.unchecked = given.cache_unchecked != 0;
+    NVFP4_MOE_ASSIGN(handle->layer, nvfp4_moe::open_checkpoint_layer(checkpoint, layer, moe_options, slice,
+                                                                     layer_options, cache, api::progress_fn(given)));
+  }
+  *out = handle.release();
+  return {};
+}
+
 }  // namespace
 
 extern "C" {
@@ -106,23 +140,8 @@ nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* check
     *out = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
     NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
-    NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
-    std::optional<nvfp4_moe::MoeOptions> moe_options;
-    if (config != nullptr) {
-      NVFP4_MOE_ASSIGN(moe_options, api::read_config(config));
-    }
-    auto handle = std::make_unique<nvfp4_moe_layer>();
-    NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
-    layer_options.executor = handle->executor.get();
-    const nvfp4_moe::IntermediateSlice slice{given.slice_first, given.slice_count};
-    nvfp4_moe::CacheOptions cache;
-    if (given.cache_directory != nullptr) cache.directory = given.cache_directory;
-    cache.checksum = given.cache_checksum != 0;
-    cache.unchecked = given.cache_unchecked != 0;
-    NVFP4_MOE_ASSIGN(handle->layer, nvfp4_moe::open_checkpoint_layer(checkpoint->checkpoint, layer, moe_options, slice,
-                                                                     layer_options, cache, api::progress_fn(given)));
-    *out = handle.release();
-    return {};
+    return api::report_to_ranks(
+        given, [&](bool* reported) { return open_layer(checkpoint->checkpoint, layer, config, given, out, reported); });
   });
 }
 

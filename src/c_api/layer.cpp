@@ -57,7 +57,7 @@ nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** jso
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    return api::write_text(layer->layer->describe_json(), json);
+    return api::write_text(layer->parallel ? layer->parallel->describe_json() : layer->layer->describe_json(), json);
   });
 }
 
@@ -66,7 +66,7 @@ nvfp4_moe_code nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    NVFP4_MOE_ASSIGN(const std::string text, layer->layer->describe_run_json(tokens));
+    NVFP4_MOE_ASSIGN(const std::string text, layer->local().describe_run_json(tokens));
     return api::write_text(text, json);
   });
 }
@@ -75,8 +75,8 @@ nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
-    NVFP4_MOE_TRY(nvfp4_moe::check_tokens(tokens, layer->layer->plan().limits.max_tokens));
-    *bytes = layer->layer->workspace_bytes(tokens);
+    NVFP4_MOE_TRY(nvfp4_moe::check_tokens(tokens, layer->max_tokens()));
+    *bytes = layer->workspace_bytes(tokens);
     return {};
   });
 }
@@ -86,7 +86,7 @@ nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::Batch checked, api::read_batch(batch));
-    return layer->layer->run(checked, workspace, workspace_bytes, stream);
+    return layer->run(checked, workspace, workspace_bytes, stream);
   });
 }
 
@@ -94,7 +94,7 @@ nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const vo
                                           nvfp4_moe_run_status* status) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::RunStatus run, layer->layer->status(workspace, workspace_bytes));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::RunStatus run, layer->local().status(workspace, workspace_bytes));
     const nvfp4_moe_run_status c{sizeof(c),
                                  run.bad_expert_ids,
                                  run.nonfinite_tokens,
@@ -115,12 +115,13 @@ nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t lo
                                               const nvfp4_moe_expert* expert) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    const nvfp4_moe::MoeConfig& config = layer->layer->config();
+    const nvfp4_moe::MoeConfig& config = layer->local().config();
     const int64_t inner =
         local_expert == nvfp4_moe::kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
     NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source,
                      api::read_expert("expert", expert, config->hidden_size, inner));
-    return layer->layer->replace_expert(local_expert, source);
+    return layer->parallel ? layer->parallel->replace_expert(local_expert, source)
+                           : layer->layer->replace_expert(local_expert, source);
   });
 }
 
@@ -130,7 +131,7 @@ nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_ASSIGN(nvfp4_moe_expert_out e, api::read_struct("expert", expert));
     nvfp4_moe::ExpertBuffers buffers;
-    NVFP4_MOE_TRY(layer->layer->unpack_expert(local_expert, buffers));
+    NVFP4_MOE_TRY(layer->local().unpack_expert(local_expert, buffers));
     api::copy_out(buffers.gate.codes, e.gate_codes);
     api::copy_out(buffers.gate.block_scales, e.gate_block_scales);
     api::copy_out(buffers.up.codes, e.up_codes);
@@ -149,6 +150,7 @@ nvfp4_moe_code nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const n
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("path", path));
+    if (layer->parallel) return nvfp4_moe::unsupported("repro: expected a layer of one rank, got one over an exchange");
     NVFP4_MOE_ASSIGN(const nvfp4_moe::Batch checked, api::read_batch(batch));
     NVFP4_MOE_ASSIGN(const std::string target, nvfp4_moe::output_path(path));
     return nvfp4_moe::write_repro(target, *layer->layer, checked, with_output != 0);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "c_api/common.h"
 #include "checkpoint/checkpoint.h"
+#include "moe/expert_parallel.h"
 #include "moe/layer.h"
 
 struct nvfp4_moe_checkpoint {
@@ -13,7 +15,24 @@ struct nvfp4_moe_checkpoint {
 
 struct nvfp4_moe_layer {
   std::unique_ptr<nvfp4_moe::Executor> executor;  // null: the layer's own
-  std::unique_ptr<nvfp4_moe::MoeLayer> layer;     // destroyed before the executor
+  // One of the two, destroyed before the executor.
+  std::unique_ptr<nvfp4_moe::MoeLayer> layer;
+  std::unique_ptr<nvfp4_moe::ExpertParallelLayer> parallel;
+
+  // The experts that this process has.
+  const nvfp4_moe::MoeLayer& local() const { return parallel ? parallel->layer() : *layer; }
+  int64_t max_tokens() const { return parallel ? parallel->max_tokens() : layer->plan().limits.max_tokens; }
+  size_t workspace_bytes(int64_t tokens) const {
+    return parallel ? parallel->workspace_bytes(tokens) : layer->workspace_bytes(tokens);
+  }
+  nvfp4_moe::Status run(const nvfp4_moe::Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
+    if (!parallel) return layer->run(batch, workspace, workspace_bytes, stream);
+    return parallel->run(batch, workspace, workspace_bytes);
+  }
+};
+
+struct nvfp4_moe_exchange {
+  std::shared_ptr<nvfp4_moe::Exchange> exchange;
 };
 
 namespace nvfp4_moe::c_api {
@@ -25,6 +44,23 @@ Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options);
 // An expert's arrays, in sizes that the layer has; `name` is how messages call it.
 Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner);
 Result<Batch> read_batch(const nvfp4_moe_batch* batch);
+// The exchange and how the layer is divided over it; null where options have none. kInvalidArgument beside options that
+// an exchange leaves no room for.
+struct Parallel {
+  std::shared_ptr<Exchange> exchange;
+  ExpertParallelOptions options;
+};
+Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& options, int64_t num_experts);
+// The exchange alone, so that a rank whose other arguments are wrong can tell the others; null where there is none.
+Exchange* exchange_of(const nvfp4_moe_layer_options& options);
+// Runs open(&reported) and, where it fails before the ranks of an exchange have spoken, says so to all of them, who wait.
+template <class Open>
+Status report_to_ranks(const nvfp4_moe_layer_options& options, const Open& open) {
+  bool reported = false;
+  const Status status = open(&reported);
+  Exchange* const exchange = status.ok() || reported ? nullptr : exchange_of(options);
+  return exchange == nullptr ? status : exchange->agree(status);
+}
 ProgressFn progress_fn(const nvfp4_moe_layer_options& options);
 
 }  // namespace nvfp4_moe::c_api

@@ -208,6 +208,48 @@ struct Stacked {
   }
 };
 
+// given: a checked copy. reported: set once the other ranks, if there are any, hear of a failure by themselves.
+Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensors* tensors,
+                    const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* reported) {
+  NVFP4_MOE_ASSIGN(const MoeOptions moe_options, read_config(config));
+  NVFP4_MOE_ASSIGN(const MoeConfig moe_config, MoeConfig::make(moe_options));
+  NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_tensors t, read_struct("tensors", tensors));
+  if (given.cache_directory != nullptr || given.slice_first != 0 || given.slice_count != 0)
+    return invalid_argument(
+        "options: expected neither cache_directory nor a slice with tensors of the caller, got one");
+  NVFP4_MOE_ASSIGN(LayerOptions layer_options, layer_options(given));
+  NVFP4_MOE_ASSIGN(const Stacked stacked,
+                   Stacked::make(t, moe_config,
+                                 layer_options.range.count > 0 ? layer_options.range.count : moe_options.num_experts));
+  LayerSource source;
+  NVFP4_MOE_ASSIGN(source.scales, input_scales(t.hidden_scale, t.intermediate_scale));
+  NVFP4_MOE_ASSIGN(std::optional<Parallel> parallel, read_parallel(given, moe_options.num_experts));
+  const int64_t first = given.first_expert;
+  source.expert = [&stacked, first](int64_t global) -> Result<LoadedExpert> { return stacked.expert(global - first); };
+  if (t.shared != nullptr) {
+    if (moe_options.shared_intermediate_size == 0)
+      return invalid_argument("tensors.shared: expected null (shared_intermediate_size 0), got a pointer");
+    source.shared_expert = [&]() -> Result<LoadedExpert> {
+      LoadedExpert loaded;
+      NVFP4_MOE_ASSIGN(loaded.source,
+                       read_expert("shared", t.shared, moe_options.hidden_size, moe_options.shared_intermediate_size));
+      return loaded;
+    };
+  }
+  auto handle = std::make_unique<nvfp4_moe_layer>();
+  NVFP4_MOE_ASSIGN(handle->executor, make_executor(given.parallel_for, given.parallel_for_user, given.threads));
+  layer_options.executor = handle->executor.get();
+  if (parallel) {
+    *reported = true;
+    NVFP4_MOE_ASSIGN(handle->parallel, ExpertParallelLayer::open(moe_config, source, layer_options, parallel->options,
+                                                                 parallel->exchange, progress_fn(given)));
+  } else {
+    NVFP4_MOE_ASSIGN(handle->layer, MoeLayer::open(moe_config, source, layer_options, progress_fn(given)));
+  }
+  *out = handle.release();
+  return {};
+}
+
 }  // namespace
 }  // namespace nvfp4_moe::c_api
 
@@ -250,41 +292,9 @@ nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, cons
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("out", out));
     *out = nullptr;
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions moe_options, api::read_config(config));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeConfig moe_config, nvfp4_moe::MoeConfig::make(moe_options));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_tensors t, api::read_struct("tensors", tensors));
     NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
-    if (given.cache_directory != nullptr || given.slice_first != 0 || given.slice_count != 0)
-      return nvfp4_moe::invalid_argument(
-          "options: expected neither cache_directory nor a slice with tensors of the caller, got one");
-    NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
-    NVFP4_MOE_ASSIGN(
-        const api::Stacked stacked,
-        api::Stacked::make(t, moe_config,
-                           layer_options.range.count > 0 ? layer_options.range.count : moe_options.num_experts));
-    nvfp4_moe::LayerSource source;
-    NVFP4_MOE_ASSIGN(source.scales, api::input_scales(t.hidden_scale, t.intermediate_scale));
-    const int64_t first = given.first_expert;
-    source.expert = [&stacked, first](int64_t global) -> nvfp4_moe::Result<nvfp4_moe::LoadedExpert> {
-      return stacked.expert(global - first);
-    };
-    if (t.shared != nullptr) {
-      if (moe_options.shared_intermediate_size == 0)
-        return nvfp4_moe::invalid_argument("tensors.shared: expected null (shared_intermediate_size 0), got a pointer");
-      source.shared_expert = [&]() -> nvfp4_moe::Result<nvfp4_moe::LoadedExpert> {
-        nvfp4_moe::LoadedExpert loaded;
-        NVFP4_MOE_ASSIGN(loaded.source, api::read_expert("shared", t.shared, moe_options.hidden_size,
-                                                         moe_options.shared_intermediate_size));
-        return loaded;
-      };
-    }
-    auto handle = std::make_unique<nvfp4_moe_layer>();
-    NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
-    layer_options.executor = handle->executor.get();
-    NVFP4_MOE_ASSIGN(handle->layer,
-                     nvfp4_moe::MoeLayer::open(moe_config, source, layer_options, api::progress_fn(given)));
-    *out = handle.release();
-    return {};
+    return api::report_to_ranks(
+        given, [&](bool* reported) { return api::open_tensors(config, tensors, given, out, reported); });
   });
 }
 

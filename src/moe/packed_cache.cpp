@@ -9,7 +9,6 @@
 #include "safetensors/output_file.h"
 
 namespace nvfp4_moe {
-namespace {
 
 // Error findings stop a load; the first is reported.
 Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRange& range) {
@@ -23,8 +22,6 @@ Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRa
   if (errors == 0) return {};
   return error_of(*first, errors - 1);
 }
-
-}  // namespace
 
 Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint, int64_t layer_index,
                                                     const MoeConfig& config, const IntermediateSlice& slice,
@@ -113,20 +110,26 @@ Status check_sizes(const MoeOptions& given, const MoeOptions& stored) {
 
 }  // namespace
 
+Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given,
+                                    const IntermediateSlice& slice) {
+  NVFP4_MOE_ASSIGN(const MoeOptions stored, sliced_options(checkpoint, layer, slice));
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(given.value_or(stored)));
+  NVFP4_MOE_TRY(check_sizes(config.options(), stored));
+  return config;
+}
+
 Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkpoint, int64_t layer,
                                                         const std::optional<MoeOptions>& given,
                                                         const IntermediateSlice& slice, const LayerOptions& options,
                                                         const CacheOptions& cache, const ProgressFn& progress,
                                                         CacheOutcome* outcome) {
-  NVFP4_MOE_ASSIGN(const MoeOptions stored, sliced_options(checkpoint, layer, slice));
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(given.value_or(stored)));
-  NVFP4_MOE_TRY(check_sizes(config.options(), stored));
+  NVFP4_MOE_ASSIGN(const MoeConfig config, checkpoint_config(checkpoint, layer, given, slice));
+  const int64_t experts = config->num_experts;
   ExpertRange range = options.range;
-  if (range.count == 0 && range.first == 0) range.count = stored.num_experts;
-  if (range.first < 0 || range.count < 1 || range.count > stored.num_experts ||
-      range.first > stored.num_experts - range.count)
-    return invalid_argument("expert range: expected a part of [0, " + std::to_string(stored.num_experts) +
-                            "), got first " + std::to_string(range.first) + " count " + std::to_string(range.count));
+  if (range.count == 0 && range.first == 0) range.count = experts;
+  if (range.first < 0 || range.count < 1 || range.count > experts || range.first > experts - range.count)
+    return invalid_argument("expert range: expected a part of [0, " + std::to_string(experts) + "), got first " +
+                            std::to_string(range.first) + " count " + std::to_string(range.count));
   return PackedCache::open(checkpoint, layer, config, slice, options, cache, progress, outcome);
 }
 

@@ -46,4 +46,10 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkp
 // The layer's sizes and options, with a slice's sizes in place of the whole's.
 Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice);
 
+// The config that a layer of a checkpoint is opened with: the given one, of the checkpoint's sizes, or the checkpoint's.
+Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given,
+                                    const IntermediateSlice& slice);
+// kBadInput with the first error finding of these experts.
+Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRange& range);
+
 }  // namespace nvfp4_moe

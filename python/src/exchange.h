@@ -1,0 +1,46 @@
+// What a layer's options say of an exchange, and the classes that hold one for Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "moe/expert_parallel.h"
+
+namespace nvfp4_moe::python {
+
+// (exchange or None, combine, capacity, placement or None), as the package's functions pass them.
+struct ParallelFields {
+  nanobind::handle exchange;
+  std::string combine;
+  int64_t capacity = 0;
+  std::optional<std::vector<int64_t>> placement;  // the expert of each slot
+  mutable bool reported = false;                  // set once the other ranks hear of a failure by themselves
+  explicit ParallelFields(nanobind::handle fields);
+};
+// Runs open() and, where it fails before the ranks have spoken, says so to all of them, who wait.
+void report_to_ranks(const ParallelFields& fields, const Status& failure);
+template <class Open>
+auto or_report(const ParallelFields& fields, const Open& open) {
+  try {
+    return open();
+  } catch (const Failure& failure) {
+    report_to_ranks(fields, failure.status());
+    throw;
+  }
+}
+
+struct Parallel {
+  std::shared_ptr<Exchange> exchange;
+  ExpertParallelOptions options;
+};
+
+// None where there is no exchange. ValueError for options beside none, or that the layer's sizes do not allow.
+std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_experts);
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,184 @@
+// Opening an nvfp4_moe.MoeLayer from arrays, floats or a checkpoint, of one rank or over an exchange.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "exchange.h"
+#include "float_stack.h"
+#include "layer_source.h"
+#include "moe/packed_cache.h"
+#include "options.h"
+#include "py_layer.h"
+
+namespace nvfp4_moe::python {
+
+namespace {
+
+// What the three ways of opening share.
+struct OpenOptions {
+  Device device;
+  LayerOptions layer;
+  std::shared_ptr<Host> host;
+  const ParallelFields& fields;
+  std::optional<Parallel> parallel;
+
+  OpenOptions(const std::string& device_name, const std::string& backend, int64_t first_expert, int64_t expert_count,
+              int64_t max_tokens, const ParallelFields& parallel_fields, int64_t num_experts)
+      : device(device_named(device_name)),
+        host(shared_host()),
+        fields(parallel_fields),
+        parallel(parallel_of(fields, num_experts)) {
+    layer.device = device_name;
+    layer.backend = backend;
+    layer.range = {first_expert, expert_count};
+    layer.limits.max_tokens = max_tokens;
+    layer.executor = &host->executor();
+  }
+
+  // MoeLayer::open, or its like over an exchange.
+  Status open(OpenLayer& state, const MoeConfig& config, const LayerSource& source, const ProgressFn& report) const {
+    fields.reported = true;
+    if (parallel) {
+      NVFP4_MOE_ASSIGN(state.parallel,
+                       ExpertParallelLayer::open(config, source, layer, parallel->options, parallel->exchange, report));
+    } else {
+      NVFP4_MOE_ASSIGN(state.whole, MoeLayer::open(config, source, layer, report));
+    }
+    return {};
+  }
+};
+
+using ScalePair = std::pair<std::optional<double>, std::optional<double>>;  // hidden, intermediate
+
+LayerScales scales_of(const std::optional<ScalePair>& pair) {
+  const auto checked = [](const char* name, const std::optional<double>& scale) -> std::optional<float> {
+    if (!scale) return std::nullopt;
+    const auto narrow = static_cast<float>(*scale);
+    if (!std::isfinite(narrow) || narrow <= 0)
+      fail(std::string("input_scale ") + name + ": expected a positive float32, got " + std::to_string(*scale));
+    return narrow;
+  };
+  if (!pair) return {};
+  return {checked("hidden", pair->first), checked("intermediate", pair->second)};
+}
+
+// gate, up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
+template <class Stack, class ExpertOf>
+PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down,
+                    const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
+                    const std::string& device, const std::string& backend, const ParallelFields& parallel,
+                    std::optional<ProgressCallback> progress, ExpertOf&& expert_of) {
+  const MoeConfig config = config_of(config_json);
+  const Stack gates(gate, "gate", config->intermediate_size, config->hidden_size);
+  const Stack ups(up, "up", config->intermediate_size, config->hidden_size);
+  const Stack downs(down, "down", config->hidden_size, config->intermediate_size);
+  const int64_t experts = gates.experts();
+  if (ups.experts() != experts || downs.experts() != experts)
+    fail("gate, up, down: expected as many experts in each, got " + std::to_string(experts) + ", " +
+         std::to_string(ups.experts()) + ", " + std::to_string(downs.experts()));
+  const OpenOptions options(device, backend, first_expert, parallel.exchange.is_none() ? experts : 0, max_tokens,
+                            parallel, config->num_experts);
+  if (options.parallel && experts != config->num_experts)
+    fail("gate, up, down: expected all " + std::to_string(config->num_experts) +
+         " experts beside an exchange, of which each rank reads its own, got " + std::to_string(experts));
+  LayerSource source;
+  source.scales = scales_of(input_scale);
+  source.expert = expert_of(gates, ups, downs, options);
+  return PyLayer::make(
+      options.device, options.host, std::move(progress),
+      [&](OpenLayer& state, const ProgressFn& report) { return options.open(state, config, source, report); });
+}
+
+PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
+                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
+                     const std::string& device, const std::string& backend, nb::handle parallel,
+                     std::optional<ProgressCallback> progress) {
+  const ParallelFields fields(parallel);
+  const auto expert_of = [first_expert](const MatrixStack& gates, const MatrixStack& ups, const MatrixStack& downs,
+                                        const OpenOptions& options) {
+    return nvfp4_source(gates, ups, downs, first_expert, options.device);
+  };
+  return or_report(fields, [&] {
+    return open_arrays<MatrixStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
+                                    fields, std::move(progress), expert_of);
+  });
+}
+
+PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
+                    const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
+                    const std::string& device, const std::string& backend, nb::handle parallel,
+                    std::optional<ProgressCallback> progress) {
+  const ParallelFields fields(parallel);
+  const auto expert_of = [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs,
+                                        const OpenOptions& options) {
+    return quantizing_source(gates, ups, downs, first_expert, options.device, options.host->executor());
+  };
+  return or_report(fields, [&] {
+    return open_arrays<FloatStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
+                                   fields, std::move(progress), expert_of);
+  });
+}
+
+IntermediateSlice slice_of(const std::optional<std::pair<int64_t, int64_t>>& slice) {
+  return slice ? IntermediateSlice{slice->first, slice->second} : IntermediateSlice{};
+}
+
+PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::string& config_json,
+                        int64_t first_expert, int64_t num_local_experts,
+                        const std::optional<std::pair<int64_t, int64_t>>& slice, int64_t max_tokens,
+                        const std::string& device, const std::string& backend, const std::string& cache_directory,
+                        bool cache_checksum, bool cache_unchecked, nb::handle parallel,
+                        std::optional<ProgressCallback> progress) {
+  const ParallelFields fields(parallel);
+  return or_report(fields, [&] {
+    const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
+    const MoeConfig config = config_of(config_json);
+    const OpenOptions options(device, backend, first_expert, num_local_experts, max_tokens, fields,
+                              config->num_experts);
+    if (options.parallel && (slice || !cache_directory.empty()))
+      fail("intermediate_slice, cache_directory: expected neither beside an exchange, got one");
+    return PyLayer::make(
+        options.device, options.host, std::move(progress), [&](OpenLayer& state, const ProgressFn& report) -> Status {
+          fields.reported = true;
+          if (options.parallel) {
+            NVFP4_MOE_ASSIGN(state.parallel, ExpertParallelLayer::open_checkpoint(
+                                                 checkpoint, layer, config.options(), options.layer,
+                                                 options.parallel->options, options.parallel->exchange, report));
+          } else {
+            NVFP4_MOE_ASSIGN(state.whole,
+                             open_checkpoint_layer(checkpoint, layer, config.options(), slice_of(slice), options.layer,
+                                                   {cache_directory, cache_checksum, cache_unchecked}, report));
+          }
+          return {};
+        });
+  });
+}
+
+std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
+                               const std::optional<std::pair<int64_t, int64_t>>& slice) {
+  return to_json(take(sliced_options(checkpoint_of(checkpoint), layer, slice_of(slice))));
+}
+
+}  // namespace
+
+void bind_layer_open(nb::module_& m) {
+  m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
+        nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
+  m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
+        nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
+  m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
+        nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
+        nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),
+        nb::arg("cache_checksum"), nb::arg("cache_unchecked"), nb::arg("parallel"), nb::arg("progress").none());
+  m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"),
+        nb::arg("intermediate_slice").none());
+}
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,52 @@
+// A layer as the objects of Python hold it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "layer.h"
+#include "progress.h"
+
+namespace nvfp4_moe::python {
+
+class PyLayer {
+ public:
+  // open(state, progress) makes the state's layer and is called without the interpreter lock.
+  template <class Open>
+  static PyLayer make(const Device& device, const std::shared_ptr<Host>& host, std::optional<ProgressCallback> progress,
+                      Open&& open);
+
+  OpenLayer& open() const { return *open_; }
+  const MoeLayer& layer() const { return *open_->layer; }
+
+ private:
+  explicit PyLayer(std::shared_ptr<OpenLayer> open) : open_(std::move(open)) {}
+  std::shared_ptr<OpenLayer> open_;
+};
+
+template <class Open>
+PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host, std::optional<ProgressCallback> progress,
+                      Open&& open) {
+  PyProgress callback(std::move(progress));
+  const ProgressFn function = callback.function();
+  auto state = std::make_shared<OpenLayer>();
+  state->device = device;
+  state->host = host;
+  Status status;
+  {
+    const WithoutLock unlocked;
+    status = open(*state, function);
+    if (status.ok()) {
+      state->layer = state->parallel ? &state->parallel->layer() : state->whole.get();
+      state->workspaces = &host->workspaces_of(state->layer->backend(), state->layer->weights().device);
+      status = state->prepare();
+    }
+  }
+  callback.rethrow();
+  check(status);
+  state->handle = layer_handles().add(state);
+  return PyLayer(std::move(state));
+}
+
+}  // namespace nvfp4_moe::python

@@ -1,0 +1,28 @@
+// Ranks that a host's own communication connects: torch.distributed, MPI, whatever the caller has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "exchange/exchange.h"
+
+namespace nvfp4_moe {
+
+// A host's functions. They are called from the thread that calls the exchange, one at a time, and must not throw.
+struct ExchangeCallbacks {
+  void* user = nullptr;
+  // send: (sum of send_bytes), recv: (sum of recv_bytes), blocks in the order of the ranks, `world` counts each. Returns
+  // 0 once recv is filled and send may be written to again. Anything else is a failure, with its cause in error, a text
+  // of at most error_bytes that ends with 0; it names the rank that is missing where it knows it. Returns within
+  // timeout_ms: nobody else can end it.
+  int (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t* recv_bytes,
+                      int64_t timeout_ms, char* error, size_t error_bytes) = nullptr;
+  // Tells the other ranks to end, as well as the host can; null where it cannot.
+  void (*abort)(void* user, const char* message) = nullptr;
+};
+
+Result<std::unique_ptr<Exchange>> connect_callbacks(const ExchangeCallbacks& callbacks, int rank, int world,
+                                                    Timeout timeout = kExchangeTimeout);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,285 @@
+// Sums, agreement and barriers, made of a transport's all_to_all_v.
+#include "exchange/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "core/float_formats.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr uint64_t kMagic = 0x3145504534504656;  // "VFP4EPE1": a hello of this library, in this order of bytes
+
+struct Hello {
+  uint64_t magic = 0;
+  int32_t rank = 0;
+  int32_t world = 0;
+};
+
+// What a rank says of itself in agree: fixed in size, so that it takes one gather.
+struct Verdict {
+  int32_t code = 0;
+  char message[508] = {};  // cut to fit, ends with 0
+};
+
+// Elements [first, end) of the shard that a rank sums.
+struct Shard {
+  int64_t first, end;
+  static Shard of(int64_t count, int rank, int world) {
+    // In two steps, since count * world may not fit: the first `rest` ranks have one element more.
+    const int64_t each = count / world, rest = count % world;
+    const int64_t first = each * rank + std::min<int64_t>(rank, rest);
+    return {first, first + each + (rank < rest ? 1 : 0)};
+  }
+  int64_t count() const { return end - first; }
+};
+
+// parts: (world, count) in the order of the ranks -> sum: (count).
+void sum_in_rank_order(const std::byte* parts, int world, int64_t count, DType dtype, std::byte* sum) {
+  const auto value = [&](int rank, int64_t i) {
+    const int64_t at = rank * count + i;
+    if (dtype == DType::kBf16) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, parts + at * 2, sizeof(bits));
+      return bf16_to_float(bits);
+    }
+    float number = 0;
+    std::memcpy(&number, parts + at * 4, sizeof(number));
+    return number;
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    float total = value(0, i);
+    for (int rank = 1; rank < world; ++rank) total += value(rank, i);
+    if (dtype == DType::kBf16) {
+      const uint16_t bits = bf16_from_float(total);
+      std::memcpy(sum + i * 2, &bits, sizeof(bits));
+    } else {
+      std::memcpy(sum + i * 4, &total, sizeof(total));
+    }
+  }
+}
+
+Status check_blocks(const char* name, std::span<const int64_t> blocks, int world, const void* data) {
+  if (blocks.size() != static_cast<size_t>(world))
+    return invalid_argument(std::string(name) + "_bytes: expected one number for each of " + std::to_string(world) +
+                            " ranks, got " + std::to_string(blocks.size()));
+  int64_t total = 0;
+  for (const int64_t bytes : blocks)
+    if (bytes < 0 || __builtin_add_overflow(total, bytes, &total))
+      return invalid_argument(std::string(name) + "_bytes: expected sizes in memory, got " + std::to_string(bytes));
+  if (total > 0 && data == nullptr) return invalid_argument(std::string(name) + ": expected a pointer, got null");
+  return {};
+}
+
+}  // namespace
+
+// Takes the exchange for one call. Two at once on one rank would meet other ranks' calls in no order.
+class Exchange::Call {
+ public:
+  explicit Call(Exchange& exchange) : exchange_(exchange), granted_(!exchange.in_use_.exchange(true)) {}
+  ~Call() {
+    if (granted_) exchange_.in_use_.store(false);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  Status status() const {
+    if (granted_) return {};
+    return {Code::kBusy, "exchange: expected one call at a time, got a second one while another is in flight"};
+  }
+
+ private:
+  Exchange& exchange_;
+  const bool granted_;
+};
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+Exchange::Exchange(std::unique_ptr<Transport> transport, int rank, int world, Timeout timeout)
+    : transport_(std::move(transport)),
+      rank_(rank),
+      world_(world),
+      timeout_(timeout),
+      send_bytes_(static_cast<size_t>(world)),
+      recv_bytes_(static_cast<size_t>(world)) {}
+
+Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> transport, int rank, int world,
+                                                    Timeout timeout) {
+  if (world < 1 || world > kMostRanks)
+    return invalid_argument("world: expected 1 to " + std::to_string(kMostRanks) + " ranks, got " +
+                            std::to_string(world));
+  if (rank < 0 || rank >= world)
+    return invalid_argument("rank: expected 0 to " + std::to_string(world - 1) + " in a world of " +
+                            std::to_string(world) + ", got " + std::to_string(rank));
+  if (timeout <= Timeout{0})
+    return invalid_argument("timeout: expected more than 0 ms, got " + std::to_string(timeout.count()));
+  std::unique_ptr<Exchange> exchange(new Exchange(std::move(transport), rank, world, timeout));
+  const Hello mine{kMagic, rank, world};
+  std::vector<Hello> all(static_cast<size_t>(world));
+  NVFP4_MOE_TRY(exchange->gather("hello", &mine, sizeof(mine), all.data(), timeout));
+  for (int r = 0; r < world; ++r) {
+    const Hello& hello = all[static_cast<size_t>(r)];
+    if (hello.magic != kMagic)
+      return invalid_argument("exchange: expected a hello of this library from rank " + std::to_string(r) +
+                              ", got other bytes");
+    if (hello.rank == r && hello.world == world) continue;
+    return invalid_argument("exchange: expected rank " + std::to_string(r) + " of a world of " + std::to_string(world) +
+                            " in place " + std::to_string(r) + ", got rank " + std::to_string(hello.rank) +
+                            " of a world of " + std::to_string(hello.world));
+  }
+  return exchange;
+}
+
+Status Exchange::move(const char* what, const void* send, std::span<const int64_t> send_bytes, void* recv,
+                      std::span<const int64_t> recv_bytes, Timeout timeout) {
+  NVFP4_MOE_TRY(broken_);
+  const AllToAll call{
+      what,   static_cast<const std::byte*>(send), send_bytes.data(), static_cast<std::byte*>(recv), recv_bytes.data(),
+      timeout};
+  broken_ = transport_->all_to_all_v(call);
+  return broken_;
+}
+
+std::byte* Exchange::scratch(size_t size_bytes) {
+  if (scratch_.size() < size_bytes) scratch_.resize(size_bytes);
+  return scratch_.data();
+}
+
+Status Exchange::gather(const char* what, const void* mine, int64_t bytes, void* all, Timeout timeout) {
+  std::byte* const copies = scratch(static_cast<size_t>(bytes) * static_cast<size_t>(world_));
+  for (int r = 0; r < world_ && bytes > 0; ++r) std::memcpy(copies + r * bytes, mine, static_cast<size_t>(bytes));
+  std::fill(send_bytes_.begin(), send_bytes_.end(), bytes);
+  return move(what, copies, send_bytes_, all, send_bytes_, timeout);
+}
+
+Status Exchange::all_to_all_v(const void* send, std::span<const int64_t> send_bytes, void* recv,
+                              std::span<const int64_t> recv_bytes) {
+  NVFP4_MOE_TRY(check_blocks("send", send_bytes, world_, send));
+  NVFP4_MOE_TRY(check_blocks("recv", recv_bytes, world_, recv));
+  const Call call(*this);
+  NVFP4_MOE_TRY(call.status());
+  return move("all_to_all_v", send, send_bytes, recv, recv_bytes, timeout_);
+}
+
+Status Exchange::all_gather(const void* mine, int64_t bytes, void* all) {
+  if (bytes < 0) return invalid_argument("bytes: expected 0 or more, got " + std::to_string(bytes));
+  const Call call(*this);
+  NVFP4_MOE_TRY(call.status());
+  return gather("all_gather", mine, bytes, all, timeout_);
+}
+
+Status Exchange::all_reduce(void* data, int64_t count, DType dtype) {
+  if (dtype != DType::kF32 && dtype != DType::kBf16)
+    return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") + to_string(dtype));
+  if (count < 0) return invalid_argument("count: expected 0 or more, got " + std::to_string(count));
+  const Call call(*this);
+  NVFP4_MOE_TRY(call.status());
+  const int64_t width = bits(dtype) / 8;
+  const Shard mine = Shard::of(count, rank_, world_);
+  // Each rank sums one shard of the data and gives it to all: every element is added on one rank alone, and so in one
+  // order. 2 (world - 1) / world of the data go out of each rank, as in a ring.
+  for (int r = 0; r < world_; ++r) {
+    send_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world_).count() * width;
+    recv_bytes_[static_cast<size_t>(r)] = mine.count() * width;
+  }
+  const int64_t shard_bytes = mine.count() * width;
+  std::byte* const parts = scratch(static_cast<size_t>(shard_bytes) * static_cast<size_t>(world_));
+  NVFP4_MOE_TRY(move("all_reduce", data, send_bytes_, parts, recv_bytes_, timeout_));
+  std::byte* const sum = static_cast<std::byte*>(data) + mine.first * width;
+  sum_in_rank_order(parts, world_, mine.count(), dtype, sum);
+  for (int r = 0; r < world_ && shard_bytes > 0; ++r)
+    std::memcpy(parts + r * shard_bytes, sum, static_cast<size_t>(shard_bytes));
+  return move("all_reduce", parts, recv_bytes_, data, send_bytes_, timeout_);
+}
+
+Status Exchange::barrier() {
+  const Call call(*this);
+  NVFP4_MOE_TRY(call.status());
+  const std::byte nothing{0};
+  std::vector<std::byte> all(static_cast<size_t>(world_));  // a byte from each: an empty message may not be waited for
+  return gather("barrier", &nothing, 1, all.data(), timeout_);
+}
+
+Status Exchange::agree(const Status& mine, Timeout timeout) {
+  const Call call(*this);
+  NVFP4_MOE_TRY(call.status());
+  Verdict verdict;
+  verdict.code = static_cast<int32_t>(mine.code());
+  mine.message().copy(verdict.message, sizeof(verdict.message) - 1);
+  std::vector<Verdict> all(static_cast<size_t>(world_));
+  NVFP4_MOE_TRY(gather("agree", &verdict, sizeof(verdict), all.data(), timeout == Timeout{0} ? timeout_ : timeout));
+  for (int r = 0; r < world_; ++r) {
+    Verdict& other = all[static_cast<size_t>(r)];
+    other.message[sizeof(other.message) - 1] = 0;
+    if (other.code != 0) return Status(static_cast<Code>(other.code), other.message).in("rank " + std::to_string(r));
+  }
+  return {};
+}
+
+Status Exchange::gather_texts(const char* what, const std::string& mine, std::vector<std::string>& all) {
+  const auto size = static_cast<int64_t>(mine.size());
+  std::vector<int64_t> sizes(static_cast<size_t>(world_));
+  NVFP4_MOE_TRY(gather(what, &size, sizeof(size), sizes.data(), timeout_));
+  std::string copies;
+  for (int r = 0; r < world_; ++r) copies += mine;
+  std::string received(static_cast<size_t>(std::reduce(sizes.begin(), sizes.end())), '\0');
+  std::fill(send_bytes_.begin(), send_bytes_.end(), size);
+  NVFP4_MOE_TRY(move(what, copies.data(), send_bytes_, received.data(), sizes, timeout_));
+  all.clear();
+  size_t at = 0;
+  for (const int64_t bytes : sizes) {
+    all.push_back(received.substr(at, static_cast<size_t>(bytes)));
+    at += static_cast<size_t>(bytes);
+  }
+  return {};
+}
+
+Status Exchange::check_same(std::string_view what, const Facts& mine) {
+  const Call call(*this);
+  NVFP4_MOE_TRY(call.status());
+  std::string text;  // name 0 value 0 name 0 ...: neither holds a 0
+  for (const auto& [name, value] : mine) text += name + '\0' + value + '\0';
+  std::vector<std::string> all;
+  NVFP4_MOE_TRY(gather_texts("check_same", text, all));
+  const auto parse = [](const std::string& from) {
+    std::vector<std::string> parts;
+    for (size_t at = 0, end = 0; (end = from.find('\0', at)) != std::string::npos; at = end + 1)
+      parts.push_back(from.substr(at, end - at));
+    return parts;
+  };
+  const std::vector<std::string> expected = parse(all[0]);
+  for (int r = 1; r < world_; ++r) {
+    const std::vector<std::string> got = parse(all[static_cast<size_t>(r)]);
+    const std::string where = std::string(what) + " of rank " + std::to_string(r);
+    for (size_t i = 0; i + 1 < std::min(expected.size(), got.size()); i += 2) {
+      if (got[i] != expected[i])
+        return invalid_argument(where + ": expected " + expected[i] + " as on rank 0, got " + got[i]);
+      if (got[i + 1] != expected[i + 1])
+        return invalid_argument(where + ": expected " + got[i] + " " + expected[i + 1] + " as on rank 0, got " +
+                                got[i + 1]);
+    }
+    if (got.size() != expected.size())
+      return invalid_argument(where + ": expected " + std::to_string(expected.size() / 2) +
+                              " values as on rank 0, got " + std::to_string(got.size() / 2));
+  }
+  return {};
+}
+
+void Exchange::abort(const Status& why) {
+  const Call call(*this);
+  if (call.status().ok()) {
+    if (!broken_.ok()) return;
+    broken_ = why.in("rank " + std::to_string(rank_));
+  }
+  transport_->abort(why.in("rank " + std::to_string(rank_)));
+}
+
+}  // namespace nvfp4_moe

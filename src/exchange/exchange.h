@@ -1,0 +1,108 @@
+// Exchange: what ranks that each hold some of a layer's experts say to each other.
+//
+// One rank holds one Exchange. Everything here is collective: all ranks call the same function in the same order, and
+// each gets the same Status where it fails as a whole. What moves bytes is a Transport, which does a single thing
+// (all_to_all_v); sums, agreement and barriers are made of it here, so that their bits and their messages are the same
+// over every transport.
+// Once a transport has failed, the exchange is broken: its first failure is what every later call returns, at once.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+using Timeout = std::chrono::milliseconds;
+// How long a rank waits for the others where nobody says otherwise: longer than a rank is late, shorter than a person
+// waits before killing a job.
+inline constexpr Timeout kExchangeTimeout{30000};
+
+// The most ranks of one exchange: what a message of a failure lists by number, and what counts of pairs stay small for.
+inline constexpr int kMostRanks = 1024;
+
+// One rank's part of an all_to_all_v. Blocks lie behind each other in the order of the ranks.
+struct AllToAll {
+  const char* what = "";                // the operation that the bytes belong to, for messages: "all_reduce"
+  const std::byte* send = nullptr;      // (sum of send_bytes)
+  const int64_t* send_bytes = nullptr;  // (world) bytes for each rank, this one included
+  std::byte* recv = nullptr;            // (sum of recv_bytes), apart from send
+  const int64_t* recv_bytes = nullptr;  // (world) bytes from each rank, this one included
+  Timeout timeout{};
+};
+
+// What moves bytes between ranks. A transport that fails, fails on every rank that is left, within the timeout.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual Status all_to_all_v(const AllToAll& call) = 0;
+  // Ends the calls of the other ranks with this failure, as soon as it can; where it cannot, they end by their timeout.
+  virtual void abort(const Status& why) = 0;
+};
+
+class Exchange {
+ public:
+  // Says hello to all ranks, and so refuses a world whose ranks do not agree who they are. kInvalidArgument for a rank
+  // outside [0, world); what the transport says where a rank is missing.
+  static Result<std::unique_ptr<Exchange>> connect(std::unique_ptr<Transport> transport, int rank, int world,
+                                                   Timeout timeout = kExchangeTimeout);
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  Timeout timeout() const { return timeout_; }
+
+  // send: (sum of send_bytes) in the order of the ranks; recv: (sum of recv_bytes), likewise, apart from send. Both
+  // byte counts have one number for each rank, this one included; a rank's send_bytes[r] is what r expects of it.
+  Status all_to_all_v(const void* send, std::span<const int64_t> send_bytes, void* recv,
+                      std::span<const int64_t> recv_bytes);
+  // mine: (bytes) -> all: (world, bytes), apart from mine.
+  Status all_gather(const void* mine, int64_t bytes, void* all);
+  // data: (count) fp32 or bf16, which becomes the sum over all ranks. Every element is added in fp32 in the order of the
+  // ranks and rounded once to its dtype, so that all ranks get the same bits, every time, over every transport.
+  Status all_reduce(void* data, int64_t count, DType dtype);
+  Status barrier();
+
+  // Ok where every rank brings Ok; else, on every rank, the failure of the lowest one that has any: "rank 2: message".
+  // timeout: for the slowest rank to come here; 0 takes the exchange's.
+  Status agree(const Status& mine, Timeout timeout = Timeout{0});
+  // (name, value) pairs that every rank must have alike. kInvalidArgument, on every rank alike, which names the first
+  // value that differs from rank 0's, and the rank that has it.
+  using Facts = std::vector<std::pair<std::string, std::string>>;
+  Status check_same(std::string_view what, const Facts& mine);
+
+  // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
+  void abort(const Status& why);
+
+ private:
+  Exchange(std::unique_ptr<Transport> transport, int rank, int world, Timeout timeout);
+  class Call;  // the one call in flight
+  Status move(const char* what, const void* send, std::span<const int64_t> send_bytes, void* recv,
+              std::span<const int64_t> recv_bytes, Timeout timeout);
+  Status gather(const char* what, const void* mine, int64_t bytes, void* all, Timeout timeout);
+  Status gather_texts(const char* what, const std::string& mine, std::vector<std::string>& all);
+  std::byte* scratch(size_t size_bytes);
+
+  std::unique_ptr<Transport> transport_;
+  const int rank_, world_;
+  const Timeout timeout_;
+  std::atomic<bool> in_use_{false};
+  Status broken_;                    // guarded by in_use_
+  std::vector<std::byte> scratch_;   // grows with the largest call, guarded by in_use_
+  std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_
+  std::vector<int64_t> recv_bytes_;
+};
+
+// "rank 1", "ranks 1 and 3", "ranks 0, 2 and 3": for messages.
+std::string name_ranks(const std::vector<int>& ranks);
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,55 @@
+// Placement: which rank holds which experts.
+//
+// Each rank has slots, one behind the other over all ranks, and each slot holds one expert of the layer. An expert may
+// stand in several slots (redundant experts): the same weights, so that any of them gives the same bits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+class Placement {
+ public:
+  // Rank r holds experts [r E / world, (r + 1) E / world). kInvalidArgument where a rank would hold none.
+  static Result<Placement> contiguous(int64_t num_experts, int world);
+  // Rank r holds experts r, r + world, r + 2 world, ...
+  static Result<Placement> round_robin(int64_t num_experts, int world);
+  // expert_of_slot: (world * slots of a rank), as many for each rank. kInvalidArgument, naming slot or expert, where one
+  // is out of range, an expert has no slot, or a rank has an expert twice.
+  static Result<Placement> of_map(int64_t num_experts, int world, std::vector<int64_t> expert_of_slot);
+
+  int64_t num_experts() const { return static_cast<int64_t>(first_of_expert_.size()) - 1; }
+  int world() const { return static_cast<int>(first_slot_.size()) - 1; }
+  int64_t slots() const { return static_cast<int64_t>(expert_of_slot_.size()); }
+  int64_t first_slot(int rank) const { return first_slot_[static_cast<size_t>(rank)]; }
+  int64_t slots_of_rank(int rank) const { return first_slot(rank + 1) - first_slot(rank); }
+  int64_t expert_of(int64_t slot) const { return expert_of_slot_[static_cast<size_t>(slot)]; }
+  int rank_of(int64_t slot) const { return rank_of_slot_[static_cast<size_t>(slot)]; }
+  int64_t replicas(int64_t expert) const {
+    return first_of_expert_[static_cast<size_t>(expert) + 1] - first_of_expert_[static_cast<size_t>(expert)];
+  }
+  // One of the expert's slots; turn (>= 0) goes around them.
+  int64_t slot_of(int64_t expert, int64_t turn) const {
+    const int64_t first = first_of_expert_[static_cast<size_t>(expert)], count = replicas(expert);
+    return slots_of_expert_[static_cast<size_t>(count == 1 ? first : first + turn % count)];
+  }
+  const std::vector<int64_t>& expert_of_slot() const { return expert_of_slot_; }
+  std::string to_string() const;  // "0,1|2,3": the experts of each rank, for messages and comparisons
+  bool operator==(const Placement&) const = default;
+
+ private:
+  Placement() = default;
+  static Placement make(int64_t num_experts, std::vector<int64_t> expert_of_slot, std::vector<int64_t> first_slot);
+
+  std::vector<int64_t> expert_of_slot_;   // (slots)
+  std::vector<int64_t> first_slot_;       // (world + 1)
+  std::vector<int> rank_of_slot_;         // (slots)
+  std::vector<int64_t> first_of_expert_;  // (experts + 1) where an expert's slots begin in slots_of_expert_
+  std::vector<int64_t> slots_of_expert_;  // (slots) increasing for each expert
+};
+
+}  // namespace nvfp4_moe

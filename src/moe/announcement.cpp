@@ -1,0 +1,49 @@
+// A header of fixed size and the rank's counts, gathered at once.
+#include "moe/announcement.h"
+
+#include <cstring>
+
+namespace nvfp4_moe {
+
+struct Announcement::Header {
+  int64_t tokens = 0;
+  int32_t code = 0;
+  char message[500] = {};  // cut to fit, ends with 0
+};
+
+Announcement::Announcement(int world, int64_t counts)
+    : bytes_(static_cast<int64_t>(sizeof(Header)) + counts * static_cast<int64_t>(sizeof(int64_t))),
+      mine_(static_cast<size_t>(bytes_)),
+      messages_(static_cast<size_t>(bytes_) * static_cast<size_t>(world)) {}
+
+Status Announcement::gather(Exchange& exchange, int64_t tokens, const Status& mine, std::span<const int64_t> counts) {
+  Header header;
+  header.tokens = tokens;
+  header.code = static_cast<int32_t>(mine.code());
+  mine.message().copy(header.message, sizeof(header.message) - 1);
+  std::memcpy(mine_.data(), &header, sizeof(header));
+  if (!counts.empty()) std::memcpy(mine_.data() + sizeof(header), counts.data(), counts.size_bytes());
+  NVFP4_MOE_TRY(exchange.all_gather(mine_.data(), bytes_, messages_.data()));
+  for (int rank = 0; rank < exchange.world(); ++rank) {
+    std::memcpy(&header, messages_.data() + rank * bytes_, sizeof(header));
+    if (header.code == 0) continue;
+    header.message[sizeof(header.message) - 1] = 0;
+    return Status(static_cast<Code>(header.code), header.message).in("rank " + std::to_string(rank));
+  }
+  return {};
+}
+
+int64_t Announcement::tokens(int rank) const {
+  Header header;
+  std::memcpy(&header, messages_.data() + rank * bytes_, sizeof(header));
+  return header.tokens;
+}
+
+int64_t Announcement::count(int rank, int64_t index) const {
+  int64_t value = 0;
+  std::memcpy(&value, messages_.data() + rank * bytes_ + sizeof(Header) + static_cast<size_t>(index) * sizeof(value),
+              sizeof(value));
+  return value;
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,243 @@
+// What both ways to combine share: checks, ids to slots, the announcement of a run; and the sum of all_reduce.
+#include "moe/expert_parallel.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "core/float_formats.h"
+#include "moe/batch_check.h"
+#include "moe/dispatch.h"
+#include "moe/workspace_claim.h"
+
+namespace nvfp4_moe {
+namespace {
+
+int64_t id_at(const Batch& batch, int64_t assignment) {
+  return batch.ids_dtype == DType::kI64 ? static_cast<const int64_t*>(batch.topk_ids)[assignment]
+                                        : static_cast<const int32_t*>(batch.topk_ids)[assignment];
+}
+
+// One of a rank's calls at a time: a second one would meet other ranks' first.
+class InUse {
+ public:
+  explicit InUse(std::atomic<bool>& flag) : flag_(flag), granted_(!flag.exchange(true)) {}
+  ~InUse() {
+    if (granted_) flag_.store(false);
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+  Status status() const {
+    if (granted_) return {};
+    return {Code::kBusy, "expert parallel layer: expected one call at a time, got a second one"};
+  }
+
+ private:
+  std::atomic<bool>& flag_;
+  const bool granted_;
+};
+
+// values: (count) of fp32 -> out, each rounded once. How many are NaN or Inf as stored.
+uint64_t store(const float* values, int64_t count, DType dtype, void* out) {
+  uint64_t nonfinite = 0;
+  const uint32_t overflow = overflow_bits(dtype);
+  for (int64_t i = 0; i < count; ++i) {
+    nonfinite += (std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFu) >= overflow;
+    if (dtype == DType::kF32)
+      static_cast<float*>(out)[i] = values[i];
+    else
+      static_cast<uint16_t*>(out)[i] = dtype == DType::kBf16 ? bf16_from_float(values[i]) : fp16_from_float(values[i]);
+  }
+  return nonfinite;
+}
+
+// The arrays of a run by all-reduce.
+struct ReduceSpans {
+  RunStatus* status;
+  int32_t* slots;    // (T, k)
+  float* partial;    // (T, H) what this rank's experts add, then the sum
+  std::byte* inner;  // this rank's run
+  size_t inner_bytes, size_bytes;
+
+  ReduceSpans(const MoeLayer& layer, int64_t tokens, std::byte* workspace) {
+    Arena arena(workspace, layer.plan().limits.guard_bytes);
+    status = arena.take<RunStatus>("", "status", 1);
+    slots = arena.take<int32_t>("", "slots", tokens * layer.config()->top_k);
+    partial = arena.take<float>("", "partial", tokens * layer.config()->hidden_size);
+    inner_bytes = layer.workspace_bytes(tokens);
+    inner = arena.take<std::byte>("", "inner", static_cast<int64_t>(inner_bytes));
+    size_bytes = arena.size_bytes();
+  }
+};
+
+}  // namespace
+
+const char* to_string(CombineBy value) { return name_of(value); }
+
+ExpertParallelLayer::ExpertParallelLayer(const MoeConfig& config, Placement placement,
+                                         const ExpertParallelOptions& options, std::shared_ptr<Exchange> exchange,
+                                         int64_t max_tokens)
+    : config_(config),
+      placement_(std::move(placement)),
+      options_(options),
+      exchange_(std::move(exchange)),
+      max_tokens_(max_tokens),
+      load_(new std::atomic<uint64_t>[static_cast<size_t>(config->num_experts)]()),
+      turns_(static_cast<size_t>(config->num_experts)) {}
+
+ExpertParallelLayer::~ExpertParallelLayer() = default;
+
+bool ExpertParallelLayer::has_shared() const { return layer_->config()->shared_intermediate_size > 0; }
+
+size_t ExpertParallelLayer::workspace_bytes(int64_t tokens) const {
+  return dispatch_ ? dispatch_->workspace_bytes(tokens) : ReduceSpans(*layer_, tokens, nullptr).size_bytes;
+}
+
+Status ExpertParallelLayer::check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes) const {
+  NVFP4_MOE_TRY(check_tokens(batch.tokens, max_tokens_));
+  if (batch.selection != nullptr)
+    return unsupported("selection: expected experts that are selected before a run over an exchange, got logits");
+  if (batch.shared_weights != nullptr && config_->shared_intermediate_size == 0)
+    return invalid_argument("shared_weights: expected null (the layer has no shared expert), got a pointer");
+  Batch mine = batch;
+  if (!has_shared()) mine.shared_weights = nullptr;
+  NVFP4_MOE_TRY(layer_->check_batch(mine, workspace, workspace_bytes));
+  return check_workspace(workspace, workspace_bytes, this->workspace_bytes(batch.tokens));
+}
+
+void ExpertParallelLayer::translate(const Batch& batch, int32_t* slots) const {
+  // An expert's slots take turns, assignment by assignment. All ranks of kAllReduce see the same tokens and so choose
+  // alike; those of kAllToAll begin at different slots.
+  std::fill(turns_.begin(), turns_.end(), dispatch_ ? exchange_->rank() : 0);
+  for (int64_t at = 0; at < batch.tokens * config_->top_k; ++at) {
+    const int64_t id = id_at(batch, at);
+    if (id < 0 || id >= config_->num_experts) {
+      slots[at] = id == -1 ? -1 : -2;
+      continue;
+    }
+    slots[at] = static_cast<int32_t>(placement_.slot_of(id, turns_[static_cast<size_t>(id)]++));
+    load_[static_cast<size_t>(id)].fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+Status ExpertParallelLayer::run_all_reduce(const Batch& batch, void* workspace) const {
+  const ReduceSpans spans(*layer_, batch.tokens, static_cast<std::byte*>(workspace));
+  Batch mine = batch;
+  mine.topk_ids = spans.slots;
+  mine.ids_dtype = DType::kI32;
+  if (!has_shared()) mine.shared_weights = nullptr;
+  mine.out = spans.partial;
+  mine.out_dtype = DType::kF32;
+  NVFP4_MOE_TRY(layer_->run(mine, spans.inner, spans.inner_bytes));
+  const int64_t values = batch.tokens * config_->hidden_size;
+  NVFP4_MOE_TRY(exchange_->all_reduce(spans.partial, values, DType::kF32));
+  NVFP4_MOE_ASSIGN(*spans.status, layer_->status(spans.inner, spans.inner_bytes));
+  spans.status->nonfinite_outputs = store(spans.partial, values, batch.out_dtype, batch.out);
+  return {};
+}
+
+Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes) const {
+  const InUse call(in_use_);
+  NVFP4_MOE_TRY(call.status());
+  Status mine = check_batch(batch, workspace, workspace_bytes);
+  const WorkspaceClaim claim(mine.ok() ? workspace : nullptr);
+  if (!claim) mine = WorkspaceClaim::busy();
+  const WeightUses::Use in_use = layer_->use();
+  if (!in_use) mine = Status(Code::kBusy, "run: the layer's weights are being replaced");
+
+  auto* const bytes = static_cast<std::byte*>(workspace);
+  if (dispatch_) {
+    int32_t* const slots = mine.ok() ? dispatch_->slots(bytes) : nullptr;
+    if (mine.ok()) translate(batch, slots);
+    NVFP4_MOE_TRY(dispatch_->announce(*exchange_, placement_, batch.tokens, slots, mine));
+  } else {
+    Announcement& announcement = *announcement_;
+    NVFP4_MOE_TRY(announcement.gather(*exchange_, batch.tokens, mine, {}));
+    for (int rank = 1; rank < exchange_->world(); ++rank)
+      if (announcement.tokens(rank) != announcement.tokens(0))
+        return invalid_argument("tokens of rank " + std::to_string(rank) + ": expected " +
+                                std::to_string(announcement.tokens(0)) + " as on rank 0, got " +
+                                std::to_string(announcement.tokens(rank)));
+    translate(batch, ReduceSpans(*layer_, batch.tokens, bytes).slots);
+  }
+  const Status status =
+      dispatch_ ? dispatch_->run(*exchange_, placement_, batch, bytes) : run_all_reduce(batch, workspace);
+  if (!status.ok()) exchange_->abort(status);  // the others are past the point where a rank may say no
+  return status;
+}
+
+Status ExpertParallelLayer::decline(const Status& why) const {
+  const InUse call(in_use_);
+  NVFP4_MOE_TRY(call.status());
+  if (dispatch_) return dispatch_->announce(*exchange_, placement_, 0, nullptr, why);
+  return announcement_->gather(*exchange_, 0, why, {});
+}
+
+Result<RunStatus> ExpertParallelLayer::status(const void* workspace, size_t workspace_bytes) const {
+  NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, sizeof(RunStatus)));
+  return *static_cast<const RunStatus*>(workspace);  // both layouts begin with it
+}
+
+std::vector<uint64_t> ExpertParallelLayer::load() const {
+  std::vector<uint64_t> counts(static_cast<size_t>(config_->num_experts));
+  for (size_t expert = 0; expert < counts.size(); ++expert)
+    counts[expert] = load_[expert].load(std::memory_order_relaxed);
+  return counts;
+}
+
+void ExpertParallelLayer::reset_load() const {
+  for (int64_t expert = 0; expert < config_->num_experts; ++expert)
+    load_[static_cast<size_t>(expert)].store(0, std::memory_order_relaxed);
+}
+
+Result<std::vector<uint64_t>> ExpertParallelLayer::gather_load() const {
+  std::vector<uint64_t> mine = load();
+  if (!dispatch_) return mine;
+  std::vector<uint64_t> all(mine.size() * static_cast<size_t>(exchange_->world()));
+  NVFP4_MOE_TRY(exchange_->all_gather(mine.data(), static_cast<int64_t>(mine.size() * sizeof(uint64_t)), all.data()));
+  for (size_t expert = 0; expert < mine.size(); ++expert) {
+    mine[expert] = 0;
+    for (size_t at = expert; at < all.size(); at += mine.size()) mine[expert] += all[at];
+  }
+  return mine;
+}
+
+Status ExpertParallelLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
+  return layer_->replace_expert(local_expert, source);
+}
+
+Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSource& source) {
+  const InUse call(in_use_);
+  NVFP4_MOE_TRY(call.status());
+  const auto check = [&]() -> Status {
+    if (placement.num_experts() != config_->num_experts || placement.world() != exchange_->world())
+      return invalid_argument("placement: expected one of " + std::to_string(config_->num_experts) + " experts on " +
+                              std::to_string(exchange_->world()) + " ranks");
+    for (int rank = 0; rank < placement.world(); ++rank)
+      if (placement.slots_of_rank(rank) != placement_.slots_of_rank(rank))
+        return invalid_argument("placement: expected " + std::to_string(placement_.slots_of_rank(rank)) +
+                                " slots on rank " + std::to_string(rank) + ", got " +
+                                std::to_string(placement.slots_of_rank(rank)));
+    return {};
+  };
+  NVFP4_MOE_TRY(exchange_->agree(check()));
+  NVFP4_MOE_TRY(exchange_->check_same("rearrange", {{"placement", placement.to_string()}}));
+  const ExpertRange& range = layer_->weights().range;
+  Status replaced;
+  for (int64_t local = 0; local < range.count && replaced.ok(); ++local) {
+    const int64_t slot = range.global(local), expert = placement.expert_of(slot);
+    if (expert == placement_.expert_of(slot)) continue;
+    const auto loaded = source.expert(expert);
+    replaced = loaded.ok() ? layer_->replace_expert(local, loaded->source) : loaded.status();
+    if (!replaced.ok()) replaced = replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
+  }
+  const Status all = exchange_->agree(replaced, std::max(options_.load_timeout, exchange_->timeout()));
+  if (!all.ok()) {
+    exchange_->abort(all);
+    return all;
+  }
+  placement_ = placement;
+  return {};
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,242 @@
+// Expert parallel through the C and C++ interfaces: exchanges, layers over them, and what is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "exchange/ranks.h"
+#include "moe/c_layer.h"
+#include "support/checkpoint_builder.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::CLayer;
+using test::on_threads;
+using test::same_bits;
+using test::TinyBatch;
+using ::testing::HasSubstr;
+
+struct CRank {
+  CLayer c;
+  nvfp4_moe_expert_parallel parallel = api::make<nvfp4_moe_expert_parallel>();
+
+  explicit CRank(const api::Exchange& exchange) {
+    parallel.exchange = exchange.get();
+    c.options.expert_parallel = &parallel;
+  }
+};
+
+// Calls body(rank, exchange) on a thread for each rank.
+void on_c_ranks(int world, const std::function<void(int, std::optional<api::Exchange>&)>& body) {
+  const api::ThreadGroup group(world);
+  on_threads(world, [&](int rank) {
+    std::optional<api::Exchange> exchange(std::in_place, group.get(), rank, world);
+    body(rank, exchange);
+  });
+}
+
+TEST(CExpertParallel, GivesTheBitsOfOneRank) {
+  constexpr int kWorld = 2;
+  TinyBatch whole(test::tiny_options(), 10);
+  const std::vector<float> expected = CLayer().expected(whole);
+  const std::vector<int64_t> map{0, 2, 3, 1, 3, 0};
+  for (const bool redundant : {false, true}) {
+    std::vector<std::vector<float>> outs(kWorld);
+    on_c_ranks(kWorld, [&](int rank, std::optional<api::Exchange>& exchange) {
+      CRank mine(*exchange);
+      mine.parallel.expert_of_slot = redundant ? map.data() : nullptr;
+      mine.parallel.slots = redundant ? 6 : 0;
+      const api::Layer layer = mine.c.open();
+      exchange.reset();  // the layer keeps what it needs
+      TinyBatch batch(test::tiny_options(), 10);
+      auto part = test::c_batch(batch);
+      part.tokens = rank == 0 ? 7 : 3;
+      const int64_t first = rank == 0 ? 0 : 7;
+      part.hidden = batch.hidden.data() + first * 64;
+      part.topk_ids = batch.ids.data() + first * 2;
+      part.topk_weights = batch.weights.data() + first * 2;
+      const api::Workspace workspace(layer.workspace_bytes(part.tokens));
+      layer.run(part, workspace);
+      outs[static_cast<size_t>(rank)].assign(batch.out.begin(), batch.out.begin() + part.tokens * 64);
+      EXPECT_EQ(layer.status(workspace).bad_expert_ids, 0u);
+      EXPECT_GT(layer.status(workspace).hidden_blocks, 0u);
+      EXPECT_THAT(layer.describe(),
+                  HasSubstr(redundant ? "\"placement\":\"0,2,3|1,3,0\"" : "\"placement\":\"0,1|2,3\""));
+      EXPECT_THAT(layer.describe(), HasSubstr("\"num_experts\":4,"));
+      layer.run(part, workspace);  // a rank that were closed here would end the other's first run
+    });
+    outs[0].insert(outs[0].end(), outs[1].begin(), outs[1].end());
+    EXPECT_TRUE(same_bits(outs[0], expected));
+  }
+}
+
+TEST(CExpertParallel, AllReduceGivesAllRanksTheSame) {
+  std::vector<std::vector<float>> outs(4);
+  on_c_ranks(4, [&](int rank, std::optional<api::Exchange>& exchange) {
+    CRank mine(*exchange);
+    mine.parallel.combine = NVFP4_MOE_COMBINE_ALL_REDUCE;
+    const api::Layer layer = mine.c.open();
+    TinyBatch batch(test::tiny_options(), 5);
+    const api::Workspace workspace(layer.workspace_bytes(5));
+    layer.run(test::c_batch(batch), workspace);
+    outs[static_cast<size_t>(rank)] = batch.out;
+  });
+  for (const auto& out : outs) EXPECT_TRUE(same_bits(out, outs[0]));
+  TinyBatch batch(test::tiny_options(), 5);
+  const std::vector<float> expected = CLayer().expected(batch);
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(outs[0][i], expected[i], 1e-5f * std::abs(expected[i]) + 1e-5f);
+}
+
+TEST(CExpertParallel, WeightsOfASlotAreReplacedAndUnpackedWhereTheyAre) {
+  on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
+    CRank mine(*exchange);
+    api::Layer layer = mine.c.open();
+    const test::Expert& other = mine.c.tiny.experts[0];
+    layer.replace_expert(1, CLayer::expert(other));  // of both ranks: experts 1 and 3
+    std::vector<uint8_t> codes(other.gate.codes.size());
+    auto out = api::make<nvfp4_moe_expert_out>();
+    out.gate_codes = codes.data();
+    layer.unpack_expert(1, out);
+    EXPECT_EQ(codes, other.gate.codes);
+    layer.unpack_expert(0, out);
+    EXPECT_EQ(codes, mine.c.tiny.experts[static_cast<size_t>(2 * rank)].gate.codes);
+    TinyBatch batch(test::tiny_options(), 3);
+    const auto c = test::c_batch(batch);
+    EXPECT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &c, 0, "/tmp/unused"), NVFP4_MOE_UNSUPPORTED);
+    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("repro"));
+    const api::Workspace workspace(layer.workspace_bytes(3));
+    layer.run(c, workspace);  // also waits for the other rank's failures above
+  });
+}
+
+TEST(CExpertParallel, WhatOneRankGetsWrongAllHearOf) {
+  const int64_t map[] = {0, 1, 2, 9};
+  const struct {
+    const char* text;
+    std::function<void(CRank&)> change;
+  } wrongs[] = {
+      {"rank 1: expert_parallel.combine: expected 0 to 1, got 2", [](CRank& r) { r.parallel.combine = 2; }},
+      {"rank 1: expert_parallel.reserved", [](CRank& r) { r.parallel.reserved = 1; }},
+      {"rank 1: expert_parallel.slots", [](CRank& r) { r.parallel.slots = 4; }},
+      {"rank 1: expert_parallel.slots", [&](CRank& r) { r.parallel.expert_of_slot = map; }},
+      {"rank 1: expert_parallel.slots",
+       [&](CRank& r) { r.parallel.expert_of_slot = map, r.parallel.slots = INT64_MAX; }},
+      {"rank 1: placement: slot 3", [&](CRank& r) { r.parallel.expert_of_slot = map, r.parallel.slots = 4; }},
+      {"rank 1: capacity", [](CRank& r) { r.parallel.capacity = -1; }},
+      {"rank 1: options: expected neither", [](CRank& r) { r.c.options.cache_directory = "/tmp"; }},
+      {"rank 1: expert range", [](CRank& r) { r.c.options.expert_count = 2; }},
+      {"rank 1: top_k", [](CRank& r) { r.c.config.top_k = 0; }},
+      {"config of rank 1: expected top_k 2 as on rank 0, got 1", [](CRank& r) { r.c.config.top_k = 1; }},
+      {"rank 1: gate_codes: expected a pointer", [](CRank& r) { r.c.tensors.gate_codes = nullptr; }},
+      {"rank 1: expert 3: down block scale", [](CRank& r) { r.c.arrays[5].back() = 0xFF; }},
+  };
+  for (const auto& wrong : wrongs) {
+    on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
+      CRank mine(*exchange);
+      if (rank == 1) wrong.change(mine);
+      EXPECT_NE(mine.c.try_open(), NVFP4_MOE_OK);
+      EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(wrong.text));
+      CRank again(*exchange);  // what all know of breaks nothing
+      EXPECT_EQ(again.c.try_open(), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+    });
+  }
+}
+
+int32_t unreachable(void* user, const void*, const int64_t*, void*, const int64_t*, int64_t timeout_ms, char* error,
+                    size_t error_bytes) {
+  *static_cast<int64_t*>(user) = timeout_ms;
+  std::strncpy(error, "rank 7 is down", error_bytes);
+  return 1;
+}
+
+TEST(CExchange, ArgumentsAndFailuresOfTheHost) {
+  nvfp4_moe_exchange* exchange = reinterpret_cast<nvfp4_moe_exchange*>(1);
+  auto callbacks = api::make<nvfp4_moe_exchange_callbacks>();
+  const auto refused = [&](const char* text) {
+    EXPECT_EQ(exchange, nullptr);
+    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(text));
+    exchange = reinterpret_cast<nvfp4_moe_exchange*>(1);
+  };
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  refused("all_to_all_v");
+  int64_t timeout_ms = 0;
+  callbacks.user = &timeout_ms;
+  callbacks.all_to_all_v = unreachable;
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange), NVFP4_MOE_IO);
+  refused("hello: rank 7 is down");
+  EXPECT_EQ(timeout_ms, 30000);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 50, &exchange), NVFP4_MOE_IO);
+  refused("rank 7 is down");
+  EXPECT_EQ(timeout_ms, 50);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 2, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  refused("rank: expected 0 to 1");
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, -1, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  refused("timeout_ms");
+  EXPECT_EQ(nvfp4_moe_exchange_connect(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  refused("callbacks");
+  EXPECT_EQ(nvfp4_moe_thread_group_join(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  refused("group");
+  nvfp4_moe_thread_group* group = reinterpret_cast<nvfp4_moe_thread_group*>(1);
+  EXPECT_EQ(nvfp4_moe_thread_group_create(0, &group), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(group, nullptr);
+  nvfp4_moe_thread_group_close(nullptr);
+  nvfp4_moe_exchange_close(nullptr);
+}
+
+// A checkpoint over ranks: each asks for the experts of its slots, and the shared one, alone.
+TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
+  const test::TempDir folder;
+  test::CheckpointBuilder builder({.model_type = "deepseek_v3"});
+  ASSERT_OK(builder.write(folder.path().string()));
+  const api::Checkpoint checkpoint(folder.path().string());
+  const int64_t layer_index = 1;
+  auto options = api::make<nvfp4_moe_layer_options>();
+  options.max_tokens = 16;
+  options.threads = 1;
+  const auto config = checkpoint.config(layer_index);
+  MoeOptions sizes;
+  sizes.num_experts = config.num_experts;
+  sizes.top_k = config.top_k;
+  sizes.hidden_size = config.hidden_size;
+  TinyBatch whole(sizes, 8);
+  const api::Layer one(checkpoint, layer_index, options);
+  const api::Workspace one_workspace(one.workspace_bytes(8));
+  one.run(test::c_batch(whole), one_workspace);
+
+  std::vector<float> outs(whole.out.size());
+  on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
+    auto parallel = api::make<nvfp4_moe_expert_parallel>();
+    parallel.exchange = exchange->get();
+    auto mine = options;
+    mine.expert_parallel = &parallel;
+    const api::Layer layer(checkpoint, layer_index, mine);
+    TinyBatch batch(sizes, 8);
+    auto part = test::c_batch(batch);
+    part.tokens = 4;
+    part.hidden = batch.hidden.data() + rank * 4 * sizes.hidden_size;
+    part.topk_ids = batch.ids.data() + rank * 4 * sizes.top_k;
+    part.topk_weights = batch.weights.data() + rank * 4 * sizes.top_k;
+    part.out = outs.data() + rank * 4 * sizes.hidden_size;
+    const api::Workspace workspace(layer.workspace_bytes(4));
+    layer.run(part, workspace);
+
+    mine.slice_count = 16;
+    nvfp4_moe_layer* none = nullptr;
+    EXPECT_NE(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), layer_index, nullptr, &mine, &none), NVFP4_MOE_OK);
+    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: options: expected neither cache_directory nor a slice"));
+  });
+  EXPECT_TRUE(same_bits(outs, whole.out));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

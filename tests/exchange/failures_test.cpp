@@ -1,0 +1,369 @@
+// A layer over several ranks that cannot open or run: every rank ends with the cause, and goes on where it can.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "exchange/parallel_case.h"
+#include "moe/registry.h"
+#include "support/backends.h"
+#include "support/case_run.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::on_ranks;
+using test::Over;
+using test::slice_of;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+Case small(int64_t tokens = 12) {
+  Case spec;
+  spec.options.num_experts = 8;
+  spec.options.top_k = 2;
+  spec.options.hidden_size = 64;
+  spec.options.intermediate_size = 48;
+  spec.range = {0, 8};
+  spec.tokens = tokens;
+  return spec;
+}
+CaseData made(const Case& spec) {
+  auto data = make_case(spec);
+  EXPECT_OK(data);
+  return std::move(*data);
+}
+
+// What each rank's open says, where `change` makes one rank's arguments others.
+struct Arguments {
+  CaseData data;
+  LayerSource source;
+  LayerOptions options;
+  ExpertParallelOptions parallel;
+};
+std::vector<std::string> opened(int world, const std::function<void(int rank, Arguments&)>& change) {
+  std::vector<std::string> messages(static_cast<size_t>(world));
+  on_ranks(Over::kThreads, world, test::kCaseTimeout, [&](Exchange& exchange) {
+    Arguments arguments{made(small()), {}, {}, {}};
+    arguments.source = test::source_of(arguments.data);
+    arguments.options = test::options_of(arguments.data);
+    change(exchange.rank(), arguments);
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    const auto layer = ExpertParallelLayer::open(arguments.data.config, arguments.source, arguments.options,
+                                                 arguments.parallel, borrowed);
+    messages[static_cast<size_t>(exchange.rank())] = layer.status().message();
+    EXPECT_OK(exchange.barrier());
+  });
+  return messages;
+}
+
+TEST(ParallelOpen, ConfigsThatDifferAreNamedOnEveryRank) {
+  const auto differs = [](const std::function<void(Arguments&)>& change) {
+    return opened(3, [&](int rank, Arguments& arguments) {
+      if (rank == 2) change(arguments);
+    });
+  };
+  EXPECT_THAT(differs([](Arguments& a) {
+                Case spec = small();
+                spec.options.top_k = 3;
+                a.data = made(spec);
+              }),
+              Each("config of rank 2: expected top_k 2 as on rank 0, got 3"));
+  EXPECT_THAT(differs([](Arguments& a) { a.options.limits.max_tokens = 13; }),
+              Each("config of rank 2: expected max_tokens 12 as on rank 0, got 13"));
+  EXPECT_THAT(differs([](Arguments& a) { a.parallel.combine = CombineBy::kAllReduce; }),
+              Each("config of rank 2: expected combine all_to_all as on rank 0, got all_reduce"));
+  EXPECT_THAT(differs([](Arguments& a) { a.parallel.capacity = 5; }),
+              Each("config of rank 2: expected capacity 0 as on rank 0, got 5"));
+  EXPECT_THAT(differs([](Arguments& a) { a.parallel.placement = *Placement::round_robin(8, 3); }),
+              Each("config of rank 2: expected placement 0,1|2,3,4|5,6,7 as on rank 0, got 0,3,6|1,4,7|2,5"));
+  EXPECT_THAT(differs([](Arguments& a) { a.source.scales.hidden = 0.5f; }), Each(HasSubstr("hidden input_scale")));
+  EXPECT_THAT(differs([](Arguments&) {}), Each(""));
+}
+
+TEST(ParallelOpen, ARankThatCannotLoadEndsAllWithItsMessage) {
+  EXPECT_THAT(opened(3,
+                     [](int rank, Arguments& arguments) {
+                       if (rank != 1) return;
+                       arguments.source.expert = [](int64_t expert) -> Result<LoadedExpert> {
+                         return bad_input("expert " + std::to_string(expert) + ": expected its file, got none");
+                       };
+                     }),
+              Each("rank 1: expert 2: expected its file, got none"));
+  EXPECT_THAT(opened(2,
+                     [](int rank, Arguments& arguments) {
+                       if (rank == 1)
+                         arguments.source.expert = [](int64_t) -> Result<LoadedExpert> { throw std::bad_alloc(); };
+                     }),
+              Each(HasSubstr("rank 1: out of memory")));
+  EXPECT_THAT(opened(2,
+                     [](int rank, Arguments& arguments) {
+                       if (rank == 0) arguments.options.backend = "nonesuch";
+                     }),
+              Each(HasSubstr("rank 0: backend")));
+}
+
+TEST(ParallelOpen, OptionsThatCannotBeAreRefusedOnAll) {
+  const auto refused = [](const std::function<void(Arguments&)>& change) {
+    return opened(2, [&](int rank, Arguments& arguments) {
+      if (rank == 1) change(arguments);
+    });
+  };
+  EXPECT_THAT(refused([](Arguments& a) { a.options.range = {0, 4}; }), Each(HasSubstr("rank 1: expert range")));
+  EXPECT_THAT(refused([](Arguments& a) { a.options.device = "cuda:0"; }), Each(HasSubstr("rank 1: device")));
+  EXPECT_THAT(refused([](Arguments& a) { a.parallel.capacity = 13; }), Each(HasSubstr("capacity: expected at most")));
+  EXPECT_THAT(refused([](Arguments& a) { a.parallel.capacity = -1; }), Each(HasSubstr("capacity: expected 0 or more")));
+  EXPECT_THAT(refused([](Arguments& a) {
+                a.parallel.combine = CombineBy::kAllReduce;
+                a.parallel.capacity = 1;
+              }),
+              Each(HasSubstr("expected 0 with all_reduce")));
+  EXPECT_THAT(refused([](Arguments& a) { a.parallel.placement = *Placement::contiguous(8, 4); }),
+              Each(HasSubstr("rank 1: placement: expected one of 8 experts on 2 ranks")));
+  EXPECT_THAT(opened(2, [](int, Arguments& a) { a.options.limits.max_tokens = int64_t{1} << 60; }),
+              Each(HasSubstr("rank 0: max_tokens")));
+}
+
+// A layer on each rank of a world, and what it runs.
+struct OpenRank {
+  Exchange& exchange;
+  const CaseData& data;
+  ExpertParallelLayer& layer;
+  test::PoisonedWorkspace workspace;
+  std::vector<uint8_t> out;
+
+  Status run(const std::function<void(Batch&)>& change = {}) {
+    out.assign(data.out_bytes(), 0xFF);
+    Batch batch = slice_of(data, 0, data.spec.tokens, out.data());
+    if (change) change(batch);
+    return layer.run(batch, workspace.data(), workspace.size_bytes());
+  }
+};
+void on_layers(int world, const CaseData& data, const ExpertParallelOptions& parallel,
+               const std::function<void(OpenRank&)>& body) {
+  on_ranks(Over::kThreads, world, test::kCaseTimeout, [&](Exchange& exchange) {
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    const LayerSource source = test::source_of(data);
+    const auto layer = ExpertParallelLayer::open(data.config, source, test::options_of(data), parallel, borrowed);
+    ASSERT_OK(layer);
+    OpenRank rank{exchange, data, **layer, test::PoisonedWorkspace((*layer)->workspace_bytes()), {}};
+    body(rank);
+    (void)exchange.barrier();  // broken where a test breaks it
+  });
+}
+
+TEST(ParallelRun, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
+  const CaseData data = made(small());
+  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
+    ExpertParallelOptions options;
+    options.combine = combine;
+    on_layers(3, data, options, [&](OpenRank& rank) {
+      const bool wrong = rank.exchange.rank() == 1;
+      Status status = rank.run([&](Batch& batch) {
+        if (wrong) batch.hidden = nullptr;
+      });
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      EXPECT_EQ(status.message(), "rank 1: hidden: expected a pointer, got null");
+      EXPECT_EQ(rank.out, std::vector<uint8_t>(rank.out.size(), 0xFF)) << "out is written by a run that fails";
+      EXPECT_OK(rank.run());
+
+      status = rank.run([&](Batch& batch) {
+        if (wrong) batch.tokens = 13;
+      });
+      EXPECT_EQ(status.message(), "rank 1: tokens: expected 0 to 12, got 13");
+      status = rank.layer.run(slice_of(data, 0, 12, rank.out.data()), rank.workspace.data(),
+                              rank.workspace.size_bytes() - (wrong ? 256 : 0));
+      EXPECT_THAT(status.message(), HasSubstr("rank 1: workspace"));
+      EXPECT_OK(rank.run());
+    });
+  }
+}
+
+TEST(ParallelRun, TokenCountsThatDifferAreNamedUnderAllReduce) {
+  const CaseData data = made(small());
+  ExpertParallelOptions options;
+  options.combine = CombineBy::kAllReduce;
+  on_layers(3, data, options, [&](OpenRank& rank) {
+    const Status status = rank.run([&](Batch& batch) { batch.tokens = rank.exchange.rank() == 2 ? 5 : 12; });
+    EXPECT_EQ(status.message(), "tokens of rank 2: expected 12 as on rank 0, got 5");
+    EXPECT_OK(rank.run());
+  });
+}
+
+TEST(ParallelRun, MoreTokensThanTheCapacityAreReportedOnAllAndNoneIsDropped) {
+  Case spec = small();
+  spec.routing = Routing::kOneExpert;  // every token to one expert, and so to one rank
+  const CaseData data = made(spec);
+  const int64_t expert = data.id(0, 0) >= 0 ? data.id(0, 0) : data.id(0, 1);
+  ExpertParallelOptions options;
+  options.capacity = 11;
+  on_layers(4, data, options, [&](OpenRank& rank) {
+    const Status status = rank.run([&](Batch& batch) { batch.tokens = rank.exchange.rank() == 3 ? 12 : 4; });
+    EXPECT_EQ(status.message(), "capacity: expected at least 12 tokens, which rank 3 has for rank " +
+                                    std::to_string(expert / 2) + ", got 11");
+    EXPECT_EQ(rank.out, std::vector<uint8_t>(rank.out.size(), 0xFF));
+    EXPECT_OK(rank.run([](Batch& batch) { batch.tokens = 11; }));
+  });
+}
+
+TEST(ParallelRun, ARankThatDisappearsEndsTheRunOnTheOthers) {
+  const CaseData data = made(small());
+  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
+    ExpertParallelOptions options;
+    options.combine = combine;
+    const double took = test::seconds_of([&] {
+      on_layers(4, data, options, [&](OpenRank& rank) {
+        EXPECT_OK(rank.run());
+        if (rank.exchange.rank() == 2) {
+          rank.exchange.abort(Status(Code::kIo, "killed"));
+          return;
+        }
+        EXPECT_THAT(rank.run().message(), HasSubstr("rank 2: killed"));
+        EXPECT_THAT(rank.run().message(), HasSubstr("rank 2: killed"));
+      });
+    });
+    EXPECT_LT(took, 20) << "ended by the timeout";
+  }
+}
+
+TEST(ParallelRun, LogitsAreDeclinedByName) {
+  const CaseData data = made(small());
+  on_layers(2, data, {}, [&](OpenRank& rank) {
+    const auto* const some = reinterpret_cast<const SelectExperts*>(&data);  // not looked into
+    EXPECT_THAT(rank.run([&](Batch& batch) { batch.selection = some; }).message(), HasSubstr("rank 0: selection"));
+  });
+}
+
+TEST(ParallelRun, ASharedExpertsWeightsAreTakenWhereTheyAreRead) {
+  Case spec = small();
+  spec.options.shared_intermediate_size = 32;
+  spec.shared_weights = true;
+  const CaseData data = made(spec);
+  ExpertParallelOptions options;
+  options.combine = CombineBy::kAllReduce;
+  on_layers(2, data, options, [&](OpenRank& rank) {
+    EXPECT_OK(rank.run());  // given on both, read on rank 0
+    EXPECT_EQ(rank.layer.layer().config()->shared_intermediate_size, rank.exchange.rank() == 0 ? 32 : 0);
+  });
+}
+
+// Logical experts on other slots, by replacing packed experts in place: what a fresh open packs, byte for byte.
+TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
+  const CaseData data = made(small());
+  const Placement before = test::redundant(8, 4);
+  std::vector<int64_t> map = before.expert_of_slot();
+  for (int64_t& expert : map) expert = (3 * expert + 1) % 8;
+  const auto after = Placement::of_map(8, 4, map);
+  ASSERT_OK(after);
+  ExpertParallelOptions options, fresh;
+  options.placement = before;
+  fresh.placement = *after;
+  std::atomic<int> moved{0};
+  on_layers(4, data, options, [&](OpenRank& rank) {
+    ASSERT_OK(rank.run());
+    const std::vector<uint8_t> expected = rank.out;
+    const LayerSource source = test::source_of(data);
+    ASSERT_OK(rank.layer.rearrange(*after, source));
+    EXPECT_EQ(rank.layer.placement(), *after);
+    ASSERT_OK(rank.run());
+    EXPECT_EQ(rank.out, expected);
+
+    const std::shared_ptr<Exchange> borrowed(&rank.exchange, [](Exchange*) {});
+    const auto other = ExpertParallelLayer::open(data.config, source, test::options_of(data), fresh, borrowed);
+    ASSERT_OK(other);
+    const PackedWeights &a = rank.layer.layer().weights(), &b = (*other)->layer().weights();
+    ASSERT_EQ(a.bytes.size_bytes(), b.bytes.size_bytes());
+    EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0);
+    EXPECT_EQ(a.tensor_scales, b.tensor_scales);
+    for (int64_t slot = 0; slot < before.slots(); ++slot) moved += before.expert_of(slot) != after->expert_of(slot);
+  });
+  EXPECT_GT(moved.load(), 0);
+}
+
+TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
+  const CaseData data = made(small());
+  on_layers(2, data, {}, [&](OpenRank& rank) {
+    EXPECT_THAT(rank.layer.rearrange(*Placement::contiguous(8, 4), {}).message(), HasSubstr("on 2 ranks"));
+    EXPECT_THAT(rank.layer.rearrange(test::redundant(8, 2), {}).message(), HasSubstr("slots on rank 0"));
+    LayerSource source = test::source_of(data);
+    if (rank.exchange.rank() == 1) source.expert = [](int64_t) { return Result<LoadedExpert>(bad_input("gone")); };
+    const Status status = rank.layer.rearrange(*Placement::round_robin(8, 2), source);
+    EXPECT_THAT(status.message(), HasSubstr("rank 1: slot 4, expert 1: gone"));
+    EXPECT_THAT(rank.run().message(), HasSubstr("gone"));  // nobody knows any more who has what
+  });
+}
+
+// Two ranks, 12 tokens each, every id an expert of the other rank: what goes over the wire in a run, to the byte. Before
+// it each rank says 512 bytes of header and a pair of int64 for each rank to each other.
+TEST(ParallelRun, TheWireCarriesCodesAndScales) {
+  const struct {
+    ActivationFormat format;
+    int64_t activation_bytes;  // of a token of 64 values: codes, block scales, row scale, nonfinite
+  } formats[] = {{ActivationFormat::kNvfp4, 32 + 4 + 4 + 1},
+                 {ActivationFormat::kFp8, 64 + 4 + 1},
+                 {ActivationFormat::kInt8Block, 64 + 16 + 1},
+                 {ActivationFormat::kBf16, 128 + 1}};
+  for (const auto& [format, activation_bytes] : formats) {
+    for (const int64_t capacity : {0, 12}) {
+      SCOPED_TRACE(std::string(to_string(format)) + ", capacity " + std::to_string(capacity));
+      Case spec = small();
+      spec.options.activation_format = format;
+      CaseData data = made(spec);
+      const auto group = ThreadGroup::make(2);
+      ASSERT_OK(group);
+      test::on_threads(2, [&](int rank) {
+        CaseData mine = data;
+        for (int64_t token = 0; token < 12; ++token)
+          for (int64_t k = 0; k < 2; ++k) mine.set_id(token, k, 4 * (1 - rank) + k);
+        auto called = test::CalledBack::connect(**group, rank, 2, test::kCaseTimeout);
+        ASSERT_OK(called);
+        const std::shared_ptr<Exchange> borrowed(&(*called)->exchange(), [](Exchange*) {});
+        ExpertParallelOptions options;
+        options.capacity = capacity;
+        const LayerSource source = test::source_of(mine);
+        const auto layer = ExpertParallelLayer::open(mine.config, source, test::options_of(mine), options, borrowed);
+        ASSERT_OK(layer);
+        test::PoisonedWorkspace workspace((*layer)->workspace_bytes());
+        std::vector<uint8_t> out(mine.out_bytes());
+        const int64_t before = (*called)->sent_bytes();
+        ASSERT_OK((*layer)->run(slice_of(mine, 0, 12, out.data()), workspace.data(), workspace.size_bytes()));
+        const int64_t record = ((activation_bytes + 3) / 4 * 4 + 2 * 8 + 15) / 16 * 16;  // and 2 slots, 2 weights
+        const int64_t rows = 12 * 2 * 64 * 2;                                            // of bf16
+        EXPECT_EQ((*called)->sent_bytes() - before, 512 + 2 * 16 + 12 * record + rows);
+        EXPECT_OK((*called)->exchange().barrier());
+      });
+    }
+  }
+}
+
+TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
+  Case spec = small(40);
+  spec.routing = Routing::kBadIds;
+  const CaseData data = made(spec);
+  std::vector<uint64_t> expected(8);
+  for (int64_t token = 0; token < 40; ++token)
+    for (int64_t k = 0; k < 2; ++k)
+      if (const int64_t id = data.id(token, k); id >= 0 && id < 8) ++expected[static_cast<size_t>(id)];
+  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
+    ExpertParallelOptions options;
+    options.combine = combine;
+    on_layers(4, data, options, [&](OpenRank& rank) {
+      ASSERT_OK(rank.run());
+      EXPECT_EQ(rank.layer.load(), expected);
+      std::vector<uint64_t> all = expected;
+      if (combine == CombineBy::kAllToAll)
+        for (uint64_t& count : all) count *= 4;  // each rank brought the batch
+      const auto gathered = rank.layer.gather_load();
+      ASSERT_OK(gathered);
+      EXPECT_EQ(*gathered, all);
+      rank.layer.reset_load();
+      EXPECT_EQ(rank.layer.load(), std::vector<uint64_t>(8));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,0 +1,257 @@
+// A layer over several ranks against one rank's: equal bits by all-to-all, within a derived bound by all-reduce.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "exchange/parallel_case.h"
+#include "support/backends.h"
+#include "support/case_run.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::CaseRun;
+using test::Over;
+using test::ParallelRun;
+using test::run_parallel;
+using test::Tokens;
+using ::testing::Each;
+
+class Parallel : public test::BackendTest {
+ protected:
+  // One case in `stride` of those that hold all experts, at least as many as ranks. batch_invariant: bits are compared
+  // across batches.
+  void for_cases(int stride, const std::function<void(const CaseData&)>& body) {
+    int64_t seen = 0, used = 0;
+    std::set<ActivationFormat> formats;
+    for (Case spec : case_table()) {
+      if (spec.range.count != spec.options.num_experts || spec.options.num_experts < 4 || spec.tokens > 65) continue;
+      if (++seen % stride != 0) continue;
+      SCOPED_TRACE(spec.name);
+      spec.options.batch_invariant = true;
+      const auto data = make_case(spec);
+      ASSERT_OK(data);
+      if (test::declines(backend(), data->config)) continue;
+      formats.insert(spec.options.activation_format);
+      ++used;
+      body(*data);
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(used, 20);
+    EXPECT_EQ(formats.size(), 4u);
+  }
+  static std::string same(const CaseData& data, const std::vector<uint8_t>& expected,
+                          const std::vector<uint8_t>& actual) {
+    return test::difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
+  }
+};
+
+// The ways in which a world of several ranks may hold the experts.
+std::vector<std::pair<const char*, Placement>> placements(int64_t experts, int world) {
+  std::vector<std::pair<const char*, Placement>> all{{"contiguous", *Placement::contiguous(experts, world)},
+                                                     {"round robin", *Placement::round_robin(experts, world)}};
+  if (experts % world == 0 && world > 1) all.emplace_back("redundant", test::redundant(experts, world));
+  return all;
+}
+
+// What a rank counts for its own tokens and experts; added up it is what one rank counts.
+std::array<uint64_t, 11> counts(const RunStatus& s) {
+  return {s.bad_expert_ids,      s.nonfinite_tokens,  s.nonfinite_rows,      s.hidden_blocks,
+          s.hidden_saturated,    s.hidden_zeroed,     s.intermediate_blocks, s.intermediate_saturated,
+          s.intermediate_zeroed, s.nonfinite_weights, s.nonfinite_outputs};
+}
+
+TEST_P(Parallel, AllToAllGivesTheBitsAndCountsOfOneRank) {
+  for_cases(9, [&](const CaseData& data) {
+    CaseRun one(backend(), data);
+    const std::vector<uint8_t> expected = one.run(data);
+    for (const int world : {1, 2, 4}) {
+      for (const auto& [name, placement] : placements(data.spec.options.num_experts, world)) {
+        SCOPED_TRACE(std::string(name) + " on " + std::to_string(world));
+        ExpertParallelOptions options;
+        options.placement = placement;
+        const ParallelRun run = run_parallel(backend(), data, world, options);
+        EXPECT_THAT(run.messages, Each(""));
+        EXPECT_EQ(same(data, expected, run.out), "");
+        std::array<uint64_t, 11> sum{};
+        for (const RunStatus& status : run.statuses)
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += counts(status)[i];
+        EXPECT_EQ(sum, counts(*one.buffers().status));
+      }
+    }
+  });
+}
+
+TEST_P(Parallel, TokensMayAllBeOnOneRankAndMessagesOfOneSize) {
+  for_cases(23, [&](const CaseData& data) {
+    const std::vector<uint8_t> expected = CaseRun(backend(), data).run(data);
+    for (const Tokens tokens : {Tokens::kEven, Tokens::kAllOnLast})
+      for (const int64_t capacity : {int64_t{0}, data.spec.tokens}) {
+        SCOPED_TRACE("capacity " + std::to_string(capacity));
+        ExpertParallelOptions options;
+        options.capacity = capacity;
+        const ParallelRun run = run_parallel(backend(), data, 3, options, tokens);
+        EXPECT_THAT(run.messages, Each(""));
+        EXPECT_EQ(same(data, expected, run.out), "");
+      }
+  });
+}
+
+Case sized(int64_t tokens, Routing routing, ActivationFormat format) {
+  Case spec;
+  spec.name = "sized";
+  spec.options.num_experts = 8;
+  spec.options.top_k = 2;
+  spec.options.hidden_size = 64;
+  spec.options.intermediate_size = 48;
+  spec.options.activation_format = format;
+  spec.options.batch_invariant = true;
+  spec.range = {0, 8};
+  spec.tokens = tokens;
+  spec.routing = routing;
+  return spec;
+}
+
+TEST_P(Parallel, AllToAllOfOneToManyTokensOfEveryRouting) {
+  constexpr std::array kFormats = {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block,
+                                   ActivationFormat::kFp8};
+  size_t turn = 0;  // 7 routings, so that each token count meets all formats and each routing most
+  for (const int64_t tokens : {1, 2, 5, 64, 511, 8192}) {
+    for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
+                                  Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
+      const ActivationFormat format = kFormats[turn++ % kFormats.size()];
+      const auto data = make_case(sized(tokens, routing, format));
+      ASSERT_OK(data);
+      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
+      const ParallelRun run = run_parallel(backend(), *data, 4, {});
+      EXPECT_THAT(run.messages, Each(""));
+      EXPECT_EQ(same(*data, CaseRun(backend(), *data).run(*data), run.out), "");
+    }
+  }
+}
+
+// The sum over k of |weight * row|, and the shared expert's, of each element of out.
+std::vector<double> sums_of_magnitudes(const CaseRun& run, const CaseData& data) {
+  const MoeOptions& options = data.spec.options;
+  const LayerBuffers& buffers = run.buffers();
+  const int64_t hidden = options.hidden_size;
+  const DType dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
+  const auto row = [&](const void* rows, int64_t index) {
+    std::vector<float> values(static_cast<size_t>(hidden));
+    to_floats(static_cast<const std::byte*>(rows) + index * hidden * bits(dtype) / 8, dtype, hidden, values.data());
+    return values;
+  };
+  std::vector<double> sums(static_cast<size_t>(data.spec.tokens * hidden));
+  for (int64_t token = 0; token < data.spec.tokens; ++token) {
+    const auto add = [&](const std::vector<float>& values, double weight) {
+      for (int64_t i = 0; i < hidden; ++i)
+        sums[static_cast<size_t>(token * hidden + i)] += std::fabs(weight * double{values[static_cast<size_t>(i)]});
+    };
+    for (int64_t at = token * options.top_k; at < (token + 1) * options.top_k; ++at) {
+      if (buffers.row_of_assignment[at] < 0) continue;
+      const bool weighs = options.router_weight == RouterWeight::kAfterDown;
+      add(row(buffers.routed.rows_out, buffers.row_of_assignment[at]),
+          weighs ? double{data.topk_weights[static_cast<size_t>(at)]} : 1.0);
+    }
+    if (buffers.shared.experts > 0)
+      add(row(buffers.shared.rows_out, token),
+          data.shared_weights.empty() ? 1.0 : double{data.shared_weights[static_cast<size_t>(token)]});
+  }
+  return sums;
+}
+
+// One rank adds n = top_k (+ 1) products, one rounding each; n ranks add the same products in parts, and then the parts:
+// each within (roundings) u S of the exact sum, S being the sum of magnitudes and u = 2^-24. Their difference is at most
+// (2 n + world - 1) u S, times 1 + 2^-16 for the terms of higher order.
+TEST_P(Parallel, AllReduceAgreesWithinOneMoreSum) {
+  double worst = 0;
+  for_cases(9, [&](const CaseData& original) {
+    CaseData data = original;
+    data.spec.out_dtype = DType::kF32;
+    CaseRun one(backend(), data);
+    const std::vector<float> expected = test::to_floats(one.run(data), DType::kF32);
+    const std::vector<double> magnitudes = sums_of_magnitudes(one, data);
+    const auto products = static_cast<double>(data.spec.options.top_k + (one.buffers().shared.experts > 0 ? 1 : 0));
+    for (const int world : {1, 2, 4}) {
+      for (const auto& [name, placement] : placements(data.spec.options.num_experts, world)) {
+        SCOPED_TRACE(std::string(name) + " on " + std::to_string(world));
+        ExpertParallelOptions options;
+        options.combine = CombineBy::kAllReduce;
+        options.placement = placement;
+        const ParallelRun run = run_parallel(backend(), data, world, options);
+        ASSERT_THAT(run.messages, Each(""));
+        for (const auto& out : run.outs) EXPECT_EQ(out, run.out) << "ranks differ";
+        const std::vector<float> actual = test::to_floats(run.out, DType::kF32);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          if (std::isnan(expected[i]) || std::isinf(magnitudes[i])) {
+            ASSERT_EQ(std::isfinite(expected[i]), std::isfinite(actual[i])) << i;
+            continue;
+          }
+          const double bound = (2 * products + world - 1) * 0x1p-24 * (1 + 0x1p-16) * magnitudes[i] + 0x1p-149;
+          const double error = std::fabs(double{expected[i]} - double{actual[i]});
+          ASSERT_LE(error, bound) << i << ": " << expected[i] << " and " << actual[i];
+          if (world == 1) {
+            EXPECT_EQ(error, 0) << "one rank adds as a layer of one rank does";
+          }
+          if (magnitudes[i] > 0) worst = std::max(worst, error / bound);
+        }
+      }
+    }
+  });
+  EXPECT_GT(worst, 0) << "no order of summation was seen to differ: the cases test nothing";
+}
+
+TEST_P(Parallel, AllReduceRoundsItsSumOnceAndCountsWhatOverflows) {
+  Case spec = sized(9, Routing::kUniform, ActivationFormat::kBf16);
+  spec.out_dtype = DType::kBf16;
+  const auto narrow = make_case(spec);
+  spec.out_dtype = DType::kF32;
+  const auto wide = make_case(spec);
+  ASSERT_OK(narrow);
+  ASSERT_OK(wide);
+  ExpertParallelOptions options;
+  options.combine = CombineBy::kAllReduce;
+  const ParallelRun sums = run_parallel(backend(), *wide, 2, options);
+  std::vector<uint8_t> rounded(narrow->out_bytes());
+  const std::vector<float> values = test::to_floats(sums.out, DType::kF32);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t bits = bf16_from_float(values[i]);
+    std::memcpy(rounded.data() + 2 * i, &bits, 2);
+  }
+  EXPECT_EQ(run_parallel(backend(), *narrow, 2, options).out, rounded);
+
+  spec.data = DataKind::kNan;
+  spec.out_dtype = DType::kBf16;
+  const auto broken = make_case(spec);
+  ASSERT_OK(broken);
+  CaseRun one(backend(), *broken);
+  one.run(*broken);
+  ASSERT_GT(one.buffers().status->nonfinite_outputs, 0u);
+  for (const RunStatus& status : run_parallel(backend(), *broken, 2, options).statuses)
+    EXPECT_EQ(status.nonfinite_outputs, one.buffers().status->nonfinite_outputs);
+}
+
+TEST_P(Parallel, AHostsFunctionsGiveTheSameBits) {
+  const auto data = make_case(sized(33, Routing::kZipf, ActivationFormat::kNvfp4));
+  ASSERT_OK(data);
+  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
+    ExpertParallelOptions options;
+    options.combine = combine;
+    const ParallelRun threads = run_parallel(backend(), *data, 4, options);
+    const ParallelRun callbacks = run_parallel(backend(), *data, 4, options, Tokens::kEven, Over::kCallbacks);
+    EXPECT_THAT(callbacks.messages, Each(""));
+    EXPECT_EQ(threads.out, callbacks.out);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, Parallel, ::testing::ValuesIn(test::host_backends()),
+                         test::hardware_test_name<Backend>);
+
+}  // namespace
+}  // namespace nvfp4_moe

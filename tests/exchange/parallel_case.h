@@ -1,0 +1,140 @@
+// A case of the case table over several ranks, each a thread.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cases/cases.h"
+#include "core/arena.h"
+#include "core/executor.h"
+#include "exchange/ranks.h"
+#include "moe/expert_parallel.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+
+inline constexpr Timeout kCaseTimeout{60000};
+inline constexpr std::byte kPoisonByte{0xFF};  // NaN in every float format
+
+inline LayerSource source_of(const CaseData& data) {
+  LayerSource source;
+  source.scales = data.scales;
+  const auto give = [&data](int64_t expert) -> Result<LoadedExpert> {
+    LoadedExpert loaded;
+    loaded.source = data.expert(expert);
+    return loaded;
+  };
+  source.expert = give;
+  if (data.spec.options.shared_intermediate_size > 0) source.shared_expert = [give] { return give(kSharedExpert); };
+  return source;
+}
+
+// Tokens [first, first + count) of the case's batch.
+inline Batch slice_of(const CaseData& data, int64_t first, int64_t count, uint8_t* out) {
+  Batch batch = data.batch(out);
+  const int64_t hidden = data.spec.options.hidden_size, top_k = data.spec.options.top_k;
+  const auto bytes = [](int64_t values, DType dtype) { return values * bits(dtype) / 8; };
+  batch.tokens = count;
+  batch.hidden = static_cast<const std::byte*>(batch.hidden) + bytes(first * hidden, batch.hidden_dtype);
+  batch.topk_ids = static_cast<const std::byte*>(batch.topk_ids) + bytes(first * top_k, batch.ids_dtype);
+  batch.topk_weights += first * top_k;
+  if (batch.shared_weights != nullptr) batch.shared_weights += first;
+  batch.out = out + bytes(first * hidden, batch.out_dtype);
+  return batch;
+}
+
+// A workspace of exactly so many bytes, poisoned, with a guard behind it.
+class PoisonedWorkspace {
+ public:
+  explicit PoisonedWorkspace(size_t size_bytes)
+      : size_bytes_(size_bytes), storage_(size_bytes + 2 * Arena::kAlignment, kPoisonByte) {
+    const auto address = reinterpret_cast<uintptr_t>(storage_.data());
+    base_ = storage_.data() + (Arena::kAlignment - address % Arena::kAlignment) % Arena::kAlignment;
+  }
+  ~PoisonedWorkspace() {
+    for (const std::byte* at = base_ + size_bytes_; at < storage_.data() + storage_.size(); ++at)
+      if (*at != kPoisonByte) ADD_FAILURE() << "written " << at - base_ - size_bytes_ << " bytes behind the workspace";
+  }
+  std::byte* data() { return base_; }
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  size_t size_bytes_;
+  std::vector<std::byte> storage_;
+  std::byte* base_ = nullptr;
+};
+
+struct ParallelRun {
+  std::vector<uint8_t> out;                // of all tokens; kAllReduce: rank 0's
+  std::vector<RunStatus> statuses;         // (world)
+  std::vector<std::string> messages;       // (world) of the run; empty where it was fine
+  std::vector<std::vector<uint8_t>> outs;  // kAllReduce: (world)
+};
+
+// How the case's tokens fall on the ranks of kAllToAll: nearly even, or all on one.
+enum class Tokens { kEven, kAllOnLast };
+
+inline std::pair<int64_t, int64_t> tokens_of(Tokens tokens, int64_t count, int rank, int world) {
+  if (tokens == Tokens::kAllOnLast)
+    return rank == world - 1 ? std::pair(int64_t{0}, count) : std::pair(int64_t{0}, int64_t{0});
+  const int64_t first = rank * count / world;
+  return {first, (rank + 1) * count / world - first};
+}
+
+inline LayerOptions options_of(const CaseData& data) {
+  LayerOptions options;
+  options.limits.max_tokens = std::max<int64_t>(data.spec.tokens, 1);
+  options.executor = &serial_executor();
+  return options;
+}
+
+inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, int world,
+                                const ExpertParallelOptions& parallel, Tokens tokens = Tokens::kEven,
+                                Over over = Over::kThreads) {
+  ParallelRun run;
+  const bool reduce = parallel.combine == CombineBy::kAllReduce;
+  run.out.assign(data.out_bytes(), 0xFF);
+  run.statuses.resize(static_cast<size_t>(world));
+  run.messages.resize(static_cast<size_t>(world));
+  run.outs.assign(static_cast<size_t>(world), run.out);
+  on_ranks(over, world, kCaseTimeout, [&](Exchange& exchange) {
+    const auto rank = static_cast<size_t>(exchange.rank());
+    const LayerSource source = source_of(data);
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    const auto layer = ExpertParallelLayer::open_on(backend, data.config, source, options_of(data), parallel, borrowed);
+    if (!layer.ok()) {
+      run.messages[rank] = layer.status().message();
+      return;
+    }
+    const auto [first, count] =
+        reduce ? std::pair(int64_t{0}, data.spec.tokens) : tokens_of(tokens, data.spec.tokens, exchange.rank(), world);
+    PoisonedWorkspace workspace((*layer)->workspace_bytes(count));
+    const Batch batch = slice_of(data, first, count, reduce ? run.outs[rank].data() : run.out.data());
+    const Status status = (*layer)->run(batch, workspace.data(), workspace.size_bytes());
+    run.messages[rank] = status.message();
+    if (status.ok()) run.statuses[rank] = *(*layer)->status(workspace.data(), workspace.size_bytes());
+    EXPECT_OK(exchange.barrier());  // a rank that leaves would end those behind it
+  });
+  if (reduce) run.out = run.outs[0];
+  return run;
+}
+
+// Every expert twice, on ranks next to each other: experts of contiguous placements, then those of the next rank.
+inline Placement redundant(int64_t experts, int world) {
+  std::vector<int64_t> map;
+  for (int rank = 0; rank < world; ++rank)
+    for (int copy = 0; copy < std::min(2, world); ++copy) {
+      const int of = (rank + copy) % world;
+      for (int64_t e = of * experts / world; e < (of + 1) * experts / world; ++e) map.push_back(e);
+    }
+  return *Placement::of_map(experts, world, map);
+}
+
+}  // namespace nvfp4_moe::test

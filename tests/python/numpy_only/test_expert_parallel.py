@@ -1,0 +1,251 @@
+"""A layer over several ranks, each a thread: what MoeLayer's exchange, combine, capacity and placement do."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+import qwen3_moe
+from layers import EXPERTS, batch, config, layer, weights
+
+
+def on_ranks(world, body, connect=None):
+    """body(exchange) on a thread for each rank; what each returned or raised, by rank."""
+    group = nv.ThreadGroup(world)
+    results = [None] * world
+
+    def rank(index):
+        try:
+            exchange = group.join(index, timeout=60) if connect is None else connect(index)
+            results[index] = body(exchange)
+            exchange.barrier()  # a rank that is dropped here would end the others
+        except Exception as error:
+            results[index] = error.with_traceback(None)  # whose frames would keep the exchange
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def whole(results):
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def split(arrays, rank, world):
+    return [np.array_split(array, world)[rank] for array in arrays]
+
+
+def open_over(exchange, **choices):
+    options = {name: choices.pop(name) for name in ("combine", "capacity", "placement") if name in choices}
+    return nv.MoeLayer.from_tensors(config(**choices), **weights(), max_tokens=32, exchange=exchange, **options)
+
+
+class Mailboxes:
+    """all_to_all_v between threads of this test: a caller's own communication."""
+
+    def __init__(self, world):
+        self.world, self.barrier, self.boxes = world, threading.Barrier(world), {}
+
+    def connect(self, rank):
+        def all_to_all_v(send, send_bytes, recv, recv_bytes, timeout):
+            ends = np.cumsum([0, *send_bytes])
+            for other in range(self.world):
+                self.boxes[rank, other] = bytes(send[ends[other] : ends[other + 1]])
+            self.barrier.wait(timeout)
+            got = b"".join(self.boxes[other, rank] for other in range(self.world))
+            assert len(got) == sum(recv_bytes)
+            recv[: len(got)] = got
+            self.barrier.wait(timeout)
+
+        return nv.callback_exchange(all_to_all_v, rank, self.world, timeout=60)
+
+
+@pytest.mark.parametrize("over", ["threads", "callbacks"])
+@pytest.mark.parametrize("options", [{}, {"capacity": 7}, {"placement": [0, 5, 2, 3, 4, 1, 0, 2]}])
+def test_all_to_all_gives_the_bits_of_one_rank(over, options):
+    world = 2
+    arrays = batch(13)
+    expected = layer().run(*arrays)
+
+    def run(exchange):
+        mine = open_over(exchange, **options)
+        assert (exchange.rank, exchange.world) == (mine.describe()["expert_parallel"]["rank"], world)
+        assert mine.config.num_experts == EXPERTS and mine.max_tokens == 32
+        out = mine.run(*split(arrays, exchange.rank, world))
+        load = mine.load()
+        mine.reset_load()
+        assert sum(mine.load()) == 0
+        return out, load, mine.status()
+
+    results = whole(on_ranks(world, run, Mailboxes(world).connect if over == "callbacks" else None))
+    np.testing.assert_array_equal(np.concatenate([out for out, _, _ in results]), expected)
+    counted = np.bincount(arrays[1].ravel(), minlength=EXPERTS).tolist()
+    assert [load for _, load, _ in results] == [counted] * world
+    one = layer()
+    one.run(*arrays)
+    for name, count in one.status().items():
+        assert sum(status[name] for _, _, status in results) == count, name
+
+
+def test_all_reduce_gives_all_ranks_the_same():
+    arrays = batch(9)
+    outs = whole(on_ranks(3, lambda exchange: open_over(exchange, combine="all_reduce").run(*arrays)))
+    for out in outs:
+        np.testing.assert_array_equal(out, outs[0])
+    np.testing.assert_allclose(outs[0], layer().run(*arrays), rtol=1e-5, atol=1e-6)
+
+
+def test_from_checkpoint_and_from_floats(tmp_path):
+    qwen3_moe.write_model(tmp_path)
+    path = str(tmp_path)
+    one = nv.MoeLayer.from_checkpoint(path, 0, max_tokens=8)
+    hidden_size, top_k, experts = one.config.hidden_size, one.config.top_k, one.config.num_experts
+    random = np.random.default_rng(5)
+    arrays = (
+        random.standard_normal((8, hidden_size), dtype=np.float32),
+        random.integers(0, experts, (8, top_k)),
+        random.random((8, top_k), dtype=np.float32),
+    )
+
+    def run(exchange):
+        mine = nv.MoeLayer.from_checkpoint(path, 0, max_tokens=8, exchange=exchange)
+        return mine.run(*split(arrays, exchange.rank, 2))
+
+    np.testing.assert_array_equal(np.concatenate(whole(on_ranks(2, run))), one.run(*arrays))
+
+    floats = {
+        name: random.standard_normal(shape, dtype=np.float32) / 8
+        for name, shape in (("gate", (6, 48, 64)), ("up", (6, 48, 64)), ("down", (6, 64, 48)))
+    }
+    tokens = batch(6)
+    expected = nv.MoeLayer.from_bf16(config(), **floats, max_tokens=8).run(*tokens)
+
+    def run_floats(exchange):
+        mine = nv.MoeLayer.from_bf16(config(), **floats, max_tokens=8, exchange=exchange)
+        return mine.run(*split(tokens, exchange.rank, 2))
+
+    np.testing.assert_array_equal(np.concatenate(whole(on_ranks(2, run_floats))), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"combine": "sum"}, "rank 1: combine: expected one of all_to_all, all_reduce"),
+        ({"placement": [0, 1, 2, 3, 4, 9]}, "rank 1: placement: slot 5"),
+        ({"capacity": 33}, "rank 1: capacity: expected at most max_tokens"),
+        ({"activation_format": "bf16"}, 'config of rank 1: expected activation_format "nvfp4" as on rank 0'),
+    ],
+)
+def test_what_one_rank_gets_wrong_all_raise(change, text):
+    def run(exchange):
+        with pytest.raises(ValueError, match=text.replace("[", r"\[")):
+            open_over(exchange, **(change if exchange.rank == 1 else {}))
+        return open_over(exchange)  # and nothing is broken by it
+
+    whole(on_ranks(2, run))
+
+
+def test_a_run_that_one_rank_cannot_begin_ends_on_all_and_the_next_one_runs():
+    hidden, ids, router_weights = batch(4)
+
+    def run(exchange):
+        mine = open_over(exchange)
+        wrong = exchange.rank == 1
+        with pytest.raises(ValueError, match=r"rank 1: topk_weights: expected \(4, 2\) float32"):
+            mine.run(hidden, ids, router_weights.astype(np.float64) if wrong else router_weights)
+        with pytest.raises(nv.Unsupported, match="calibrate"):
+            mine.calibrate(hidden, ids, router_weights)
+        return mine.run(hidden, ids, router_weights)
+
+    whole(on_ranks(2, run))
+
+
+def test_too_small_a_capacity_names_the_one_that_is_needed():
+    hidden, ids, router_weights = batch(9)
+
+    def run(exchange):
+        mine = open_over(exchange, capacity=8)
+        with pytest.raises(
+            ValueError, match="capacity: expected at least 9 tokens, which rank 0 has for rank 0, got 8"
+        ):
+            mine.run(hidden, np.zeros_like(ids), router_weights)
+        return mine.run(hidden[:8], ids[:8], router_weights[:8])
+
+    whole(on_ranks(2, run))
+
+
+def test_a_rank_that_leaves_is_named():
+    def run(exchange):
+        if exchange.rank == 1:
+            raise RuntimeError("gone")
+        exchange.barrier()
+
+    stays, goes = on_ranks(2, run)
+    assert str(goes) == "gone"
+    assert isinstance(stays, nv.IoError) and "expected rank 1, got none: it has left" in str(stays)
+
+
+def test_a_rank_that_aborts_ends_all_with_its_message():
+    def run(exchange):
+        if exchange.rank == 2:
+            return exchange.abort("no disk left")
+        with pytest.raises(nv.Cancelled, match="rank 2: no disk left"):
+            open_over(exchange)
+
+    for result in on_ranks(3, run):
+        assert isinstance(result, nv.Cancelled), result  # of the barrier behind it
+
+
+def test_what_a_callers_function_raises_ends_the_exchange_with_its_text():
+    def all_to_all_v(send, send_bytes, recv, recv_bytes, timeout):
+        raise ConnectionError(f"rank 3 did not answer within {timeout} s")
+
+    with pytest.raises(nv.IoError, match="hello: ConnectionError: rank 3 did not answer within 2.5 s"):
+        nv.callback_exchange(all_to_all_v, 0, 4, timeout=2.5)
+    with pytest.raises(ValueError, match="timeout"):
+        nv.callback_exchange(all_to_all_v, 0, 4, timeout=0)
+    with pytest.raises(ValueError, match="rank: expected 0 to 3"):
+        nv.callback_exchange(all_to_all_v, 4, 4)
+
+
+def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():
+    hidden, ids, router_weights = batch(32)
+    ids = ids % 3  # of the first rank alone
+    expected = layer().run(hidden, ids, router_weights)
+
+    def run(exchange):
+        first = open_over(exchange)
+        mine = split((hidden, ids, router_weights), exchange.rank, 2)
+        out = first.run(*mine)
+        placement = nv.propose_placement(first.load(), exchange.world, 4)
+        second = open_over(exchange, placement=placement)
+        again = second.run(*mine)
+        np.testing.assert_array_equal(out, again)
+        return again, first.status()["intermediate_blocks"], second.status()["intermediate_blocks"]
+
+    (out0, before0, after0), (out1, before1, after1) = whole(on_ranks(2, run))
+    np.testing.assert_array_equal(np.concatenate([out0, out1]), expected)
+    assert before1 == 0 and before0 == after0 + after1
+    assert max(after0, after1) <= 0.6 * before0
+    with pytest.raises(ValueError, match="slots of a rank: expected 3 to 6"):
+        nv.propose_placement([1] * 6, 2, 2)
+
+
+def test_options_beside_no_exchange_are_refused():
+    for options in ({"combine": "all_reduce"}, {"capacity": 4}, {"placement": [0, 1, 2, 3, 4, 5]}):
+        with pytest.raises(ValueError, match="expected an exchange beside them"):
+            open_over(None, **options)
+    with pytest.raises(ValueError, match="expected an nvfp4_moe.Exchange"):
+        open_over(object())
+    with pytest.raises(nv.Unsupported, match="load: expected a layer over an exchange"):
+        layer().load()
+    with pytest.raises(ValueError, match="world"):
+        nv.ThreadGroup(0)

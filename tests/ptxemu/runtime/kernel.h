@@ -130,8 +130,9 @@ struct BlockScales {
 };
 void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a, BlockScales scale_b, uint32_t* d,
                            const uint32_t* a, const uint32_t* b, const uint32_t* c);
-void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor,
-                 bool accumulate, uint32_t* const* d);
+enum class WgmmaType { kF16, kBf16, kE4M3, kE5M2 };
+void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uint32_t* a, uint64_t a_descriptor,
+                 uint64_t b_descriptor, bool accumulate, uint32_t* const* d);
 void wgmma_fence(Thread* T);
 void wgmma_commit(Thread* T);
 void wgmma_wait(Thread* T, uint32_t groups_left);

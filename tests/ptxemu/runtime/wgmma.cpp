@@ -31,27 +31,42 @@ struct Issue {
   Cta* cta;
   uint32_t warp;  // of the warpgroup
   int n;
-  bool bf16, from_registers, accumulate;
+  WgmmaType a_type, b_type;
+  bool from_registers, accumulate;
   uint64_t a_descriptor, b_descriptor;
   uint32_t a[32][4];
   InFlightRegisters* d[32];
   uint32_t first[32];
 };
 
-float value(uint16_t bits, bool bf16) { return bf16 ? float_from_bf16(bits) : float_from_f16(bits); }
+// A product's k is 32 bytes of each row, whatever the type.
+constexpr int kRowBytes = 32;
 
-void load_rows(const Issue& issue, uint64_t bits, uint32_t first_row, int rows, float (*to)[16]) {
+int element_bytes(WgmmaType type) { return type == WgmmaType::kF16 || type == WgmmaType::kBf16 ? 2 : 1; }
+
+// The elements of one 32-bit word, lowest first: two or four.
+void widen(WgmmaType type, uint32_t word, float* to) {
+  for (int i = 0; i < 4 / element_bytes(type); ++i) switch (type) {
+      case WgmmaType::kF16: to[i] = float_from_f16(static_cast<uint16_t>(word >> (16 * i))); break;
+      case WgmmaType::kBf16: to[i] = float_from_bf16(static_cast<uint16_t>(word >> (16 * i))); break;
+      case WgmmaType::kE4M3: to[i] = float_from_e4m3(word >> (8 * i) & 0xff); break;
+      case WgmmaType::kE5M2: to[i] = float_from_e5m2(word >> (8 * i) & 0xff); break;
+    }
+}
+
+void load_rows(const Issue& issue, WgmmaType type, uint64_t bits, uint32_t first_row, int rows,
+               float (*to)[kRowBytes]) {
   const MatrixDescriptor at = descriptor(bits);
   const uint8_t* shared = issue.cta->shared;
   const uint32_t end = issue.cta->shared_bytes;
-  const bool bf16 = issue.bf16;
+  const int per_word = 4 / element_bytes(type);
   for (int row = 0; row < rows; ++row)
-    for (uint32_t k = 0; k < 16; k += 8) {
-      const uint32_t offset = at.at(first_row + static_cast<uint32_t>(row), 2 * k);
+    for (int word = 0; word < kRowBytes / 4; word += 4) {
+      const uint32_t offset = at.at(first_row + static_cast<uint32_t>(row), static_cast<uint32_t>(4 * word));
       if (offset + 16 > end) fault_work(issue.cta->cluster, "wgmma reads outside the cta's shared memory");
-      uint16_t halves[8];
-      std::memcpy(halves, shared + offset, sizeof halves);
-      for (uint32_t i = 0; i < 8; ++i) to[row][k + i] = value(halves[i], bf16);
+      uint32_t words[4];
+      std::memcpy(words, shared + offset, sizeof words);
+      for (int i = 0; i < 4; ++i) widen(type, words[i], to[row] + (word + i) * per_word);
     }
 }
 
@@ -59,36 +74,36 @@ void load_rows(const Issue& issue, uint64_t bits, uint32_t first_row, int rows, 
 void check_rows(Thread* T, uint64_t bits, uint32_t first_row, int rows) {
   const MatrixDescriptor at = descriptor(bits);
   for (int row = 0; row < rows; ++row)
-    for (uint32_t byte = 0; byte < 32; byte += 16) {
+    for (uint32_t byte = 0; byte < kRowBytes; byte += 16) {
       const uint32_t offset = at.at(first_row + static_cast<uint32_t>(row), byte);
       if (offset + 16 <= T->cta->shared_bytes) check_wgmma_read(T, T->cta->shared + offset, 16);
     }
 }
 
 void compute(const Issue& issue) {
-  float a[16][16], b[256][16];
+  float a[16][kRowBytes], b[256][kRowBytes];
+  const int per_word = 4 / element_bytes(issue.a_type), depth = kRowBytes / element_bytes(issue.a_type);
   if (issue.from_registers) {
+    // Words 0 and 1 are of rows g and g + 8 in the first half of k, words 2 and 3 in the second.
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i)
-        for (int half = 0; half < 2; ++half)
-          a[lane / 4 + i % 2 * 8][lane % 4 * 2 + half + i / 2 * 8] =
-              value(static_cast<uint16_t>(issue.a[lane][i] >> (16 * half)), issue.bf16);
+        widen(issue.a_type, issue.a[lane][i], &a[lane / 4 + i % 2 * 8][lane % 4 * per_word + i / 2 * (depth / 2)]);
   } else {
-    load_rows(issue, issue.a_descriptor, issue.warp * 16, 16, a);
+    load_rows(issue, issue.a_type, issue.a_descriptor, issue.warp * 16, 16, a);
   }
-  load_rows(issue, issue.b_descriptor, 0, issue.n, b);
+  load_rows(issue, issue.b_type, issue.b_descriptor, 0, issue.n, b);
   // Plain local names: the compiler would have to read those of `issue` again after every store.
   const int n = issue.n;
   const bool accumulate = issue.accumulate || planted(Fault::wgmma_scale_d);
-  float transposed[16][256];
+  float transposed[kRowBytes][256];
   double sums[256];
   for (int column = 0; column < n; ++column)
-    for (int k = 0; k < 16; ++k) transposed[k][column] = b[column][k];
+    for (int k = 0; k < depth; ++k) transposed[k][column] = b[column][k];
   uint32_t* d[32];
   for (int lane = 0; lane < 32; ++lane) d[lane] = issue.d[lane]->values.data() + issue.first[lane];
   for (int row = 0; row < 16; ++row) {
     std::fill(sums, sums + n, 0.0);
-    for (int k = 0; k < 16; ++k) {
+    for (int k = 0; k < depth; ++k) {
       const double left = static_cast<double>(a[row][k]);
       for (int column = 0; column < n; ++column) sums[column] += left * static_cast<double>(transposed[k][column]);
     }
@@ -165,8 +180,8 @@ void retire(Thread* T, uint64_t before_group) {
 
 }  // namespace
 
-void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor,
-                 bool accumulate, uint32_t* const* d) {
+void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uint32_t* a, uint64_t a_descriptor,
+                 uint64_t b_descriptor, bool accumulate, uint32_t* const* d) {
   if (T->order && T->wgmma_group == 0) check_unfenced(T, 0);
   const int count = n / 2;
   InFlightRegisters* record = T->in_flight ? find_record(T, count, d) : nullptr;
@@ -182,7 +197,8 @@ void wgmma_issue(Thread* T, int n, bool bf16, const uint32_t* a, uint64_t a_desc
       check_rows(T, b_descriptor, 0, n);
     }
     issue->cta = T->cta, issue->warp = T->warp->index % 4, issue->n = n;
-    issue->bf16 = bf16, issue->from_registers = a != nullptr, issue->accumulate = accumulate;
+    issue->a_type = a_type, issue->b_type = b_type;
+    issue->from_registers = a != nullptr, issue->accumulate = accumulate;
     issue->a_descriptor = a_descriptor, issue->b_descriptor = b_descriptor;
     for (int lane = 0; lane < 32; ++lane) {
       const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);

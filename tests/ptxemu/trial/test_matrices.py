@@ -186,6 +186,48 @@ def test_wgmma(emulator, scale_d):
         assert (got[:, 4] == want[:, 0]).all()  # the copy made before the wait
 
 
+FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+
+
+def byte_matrices(operand):
+    """(rows, 32) bytes as core matrices: 16 bytes of a row, eight rows."""
+    rows = operand.shape[0]
+    return operand.reshape(rows // 8, 8, 2, 16).transpose(0, 2, 1, 3)
+
+
+@pytest.mark.parametrize("a_registers", [False, True], ids=["a in shared memory", "a in registers"])
+@pytest.mark.parametrize("types", [("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3")], ids=str)
+def test_wgmma_of_fp8(emulator, types, a_registers):
+    """k is 32; a lane's word i is four of row g or g + 8 (i odd), of the first or second 16 of k (i of 2 and 3)."""
+    a, b = integers((64, 32)), integers((8, 32))
+    body = WGMMA.replace("m64n8k16.f32.bf16.bf16", f"m64n8k32.f32.{types[0]}.{types[1]}").replace(
+        "1, 1, 0, 0;", "1, 1;"
+    )
+    if a_registers:
+        load = "add.s64 %rd8, %rd1, 2304; add.s64 %rd9, %rd_a, %rd8; ld.global.v4.u32 {%r11, %r12, %r13, %r14}, [%rd9];"
+        body = body.replace("wgmma.fence.sync.aligned;", load + " wgmma.fence.sync.aligned;", 1)
+        body = body.replace("{%f1,%f2,%f3,%f4}, %rd3, %rd5", "{%f1,%f2,%f3,%f4}, {%r11,%r12,%r13,%r14}, %rd5")
+    text = ptx(body.replace("EARLY", "0"), ("a", "s:u32", "o"), shared=".shared .align 1024 .b8 block[2304];")
+    left, right = a.astype(FP8[types[0]]), b.astype(FP8[types[1]])
+    a, b = left.astype(np.float32), right.astype(np.float32)
+    t, word = np.arange(128)[:, None, None], np.arange(4)[None, :, None]
+    rows = t // 32 * 16 + t % 32 // 4 + word % 2 * 8
+    columns = t % 4 * 4 + np.arange(4) + word // 2 * 16
+    fragments = left.view(np.uint8)[rows, columns]
+    shared = left if not a_registers else np.zeros_like(left)
+    parts = [byte_matrices(shared.view(np.uint8)), byte_matrices(right.view(np.uint8)), fragments]
+    source, out = emulator.put(np.concatenate([part.reshape(-1) for part in parts])), emulator.empty(128 * 32)
+    t = np.arange(128)
+    row, column = t // 32 * 16 + t % 32 // 4, t % 4 * 2
+    want = a @ b.T + 10
+    want = np.stack([want[row, column], want[row, column + 1], want[row + 8, column], want[row + 8, column + 1]], 1)
+    for order in ORDERS:
+        with emulator.order(order):
+            emulator.launch(emulator.kernel(text, "test"), [source, ctypes.c_uint32(1), out], block=128)
+            got = emulator.get(out, (128, 8), np.float32)
+        assert (got[:, :4] == want).all()
+
+
 def test_wgmma_is_poison_before_its_wait(emulator):
     """A register that is read before the wait holds what no program should use."""
     body = WGMMA.replace(

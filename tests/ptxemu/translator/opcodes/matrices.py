@@ -96,13 +96,18 @@ def wgmma_wait(kernel, match, operands):
     return f"wgmma_wait(T,{kernel.get(operands[0], 32)});"
 
 
-@form("wgmma", r"\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.f32\.(?P<type>f16|bf16)\.(?P<type2>f16|bf16)")
+WGMMA_TYPES = {"f16": "kF16", "bf16": "kBf16", "e4m3": "kE4M3", "e5m2": "kE5M2"}
+
+
+@form("wgmma", r"\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k(?P<k>16)\.f32\.(?P<type>f16|bf16)\.(?P<type2>f16|bf16)")
+@form("wgmma", r"\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k(?P<k>32)\.f32\.(?P<type>e4m3|e5m2)\.(?P<type2>e4m3|e5m2)")
 def wgmma(kernel, match, operands):
     """Operands: d, a (registers or a descriptor), b, scale-d, imm-scale-a, imm-scale-b, [trans-a,] trans-b."""
     n, d = int(match["n"]), kernel.vector(operands[0])
     from_registers = operands[1].startswith("{")
     transposes = operands[6:]
-    if match["type"] != match["type2"] or len(d) != n // 2 or n % 8 or not 8 <= n <= 256:
+    halves = match["k"] == "16"
+    if (halves and match["type"] != match["type2"]) or len(d) != n // 2 or n % 8 or not 8 <= n <= 256:
         raise TranslationError("unexpected types or sizes of wgmma")
     if operands[4:6] != ["1", "1"] or any(value != "0" for value in transposes):
         raise TranslationError("wgmma with negated or transposed operands is not supported")
@@ -111,9 +116,9 @@ def wgmma(kernel, match, operands):
     else:
         a = f"uint32_t* a=nullptr; uint64_t a_descriptor={kernel.get(operands[1], 64)};"
     registers = ",".join(f"&{kernel.register(name)[1]}" for name in d)
-    bf16 = "true" if match["type"] == "bf16" else "false"
+    types = ",".join(f"WgmmaType::{WGMMA_TYPES[match[name]]}" for name in ("type", "type2"))
     used = d + (kernel.vector(operands[1]) if from_registers else [])
     lines = [kernel.unfenced[name] for name in used if name in kernel.unfenced]
     unfenced = f"on_unfenced(T,{max(lines)}); " if lines else ""
-    values = f"{n},{bf16},a,a_descriptor,{kernel.get(operands[2], 64)},{kernel.predicate(operands[3])},d"
+    values = f"{n},{types},a,a_descriptor,{kernel.get(operands[2], 64)},{kernel.predicate(operands[3])},d"
     return f"{unfenced}uint32_t* const d[{len(d)}]={{{registers}}}; {a} wgmma_issue(T,{values});"

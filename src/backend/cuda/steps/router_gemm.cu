@@ -45,9 +45,10 @@ __device__ float warp_sum(float (&accumulators)[kRouterVector]) {
   return sum;
 }
 
-// grid: (E, groups of kTokens tokens).
+// grid: (E, groups of kTokens tokens). One cta a multiprocessor is enough: left to itself ptxas saves registers by loading
+// into those that it has just used, so that reads wait for each other.
 template <int kTokens>
-__global__ void __launch_bounds__(kThreads) router_gemm_kernel(const RouterGemm call) {
+__global__ void __launch_bounds__(kThreads, 1) router_gemm_kernel(const RouterGemm call) {
   constexpr int kAhead = kVectors / kTokens;  // vectors of each token's row that are requested together
   __shared__ float of_warps[kWarps][kTokens];
   const auto thread = static_cast<int>(threadIdx.x);

@@ -94,7 +94,7 @@ class PyLayer {
 
 // gate, up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
 template <class Stack, class ExpertOf>
-PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down,
+PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
                     const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress,
                     ExpertOf&& expert_of) {
@@ -109,27 +109,32 @@ PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle 
   const OpenOptions options(device, backend, first_expert, experts, max_tokens);
   LayerSource source;
   source.scales = scales_of(input_scale);
-  source.expert = expert_of(gates, ups, downs, options);
+  const BiasStack bias_stack(biases, experts, config->hidden_size, config->intermediate_size);
+  source.expert = [&, expert = expert_of(gates, ups, downs, options)](int64_t global_expert) -> Result<LoadedExpert> {
+    NVFP4_MOE_ASSIGN(LoadedExpert loaded, expert(global_expert));
+    loaded.source.biases = bias_stack.of(global_expert - first_expert);
+    return loaded;
+  };
   return PyLayer::make(options, std::move(progress),
                        [&](const ProgressFn& report) { return MoeLayer::open(config, source, options.layer, report); });
 }
 
-PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
+PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                      const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
                      const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress) {
-  return open_arrays<MatrixStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
-                                  std::move(progress),
+  return open_arrays<MatrixStack>(config, gate, up, down, biases, input_scale, first_expert, max_tokens, device,
+                                  backend, std::move(progress),
                                   [first_expert](const MatrixStack& gates, const MatrixStack& ups,
                                                  const MatrixStack& downs, const OpenOptions& options) {
                                     return nvfp4_source(gates, ups, downs, first_expert, options.device);
                                   });
 }
 
-PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
+PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
                     const std::string& device, const std::string& backend, std::optional<ProgressCallback> progress) {
   return open_arrays<FloatStack>(
-      config, gate, up, down, input_scale, first_expert, max_tokens, device, backend, std::move(progress),
+      config, gate, up, down, biases, input_scale, first_expert, max_tokens, device, backend, std::move(progress),
       [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs,
                      const OpenOptions& options) {
         return quantizing_source(gates, ups, downs, first_expert, options.device, options.host->executor());
@@ -242,30 +247,33 @@ int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
   return local_expert == kSharedExpert ? layer.config()->shared_intermediate_size : layer.config()->intermediate_size;
 }
 
-void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down) {
+void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down,
+                    nb::handle biases) {
   MoeLayer& layer = *self.open().layer;
   const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
   // Arrays on the device need no stream: replace_expert waits for all that is enqueued there.
-  const ExpertSource source = read_expert(gate, up, down, hidden, inner, self.open().device);
+  const ExpertSource source = read_expert(gate, up, down, biases, hidden, inner, self.open().device);
   const WithoutLock unlocked;
   check(layer.replace_expert(local_expert, source));
 }
 
 Dict expert(const PyLayer& self, int64_t local_expert) {
   const MoeLayer& layer = self.layer();
+  const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
   ExpertBuffers buffers;
   {
     const WithoutLock unlocked;
     check(layer.unpack_expert(local_expert, buffers));
   }
-  const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
-  const TensorScales& scales = buffers.scales;
   const auto view = [](const Nvfp4Buffers& b, float scale, int64_t rows, int64_t cols) {
     return Nvfp4View::contiguous(b.codes.data(), b.block_scales.data(), scale, rows, cols);
   };
-  return to_dict(ExpertSource{view(buffers.gate, scales.gate, inner, hidden),
-                              view(buffers.up, scales.up, inner, hidden),
-                              view(buffers.down, scales.down, hidden, inner)});
+  ExpertSource source{view(buffers.gate, buffers.scales.gate, inner, hidden),
+                      view(buffers.up, buffers.scales.up, inner, hidden),
+                      view(buffers.down, buffers.scales.down, hidden, inner)};
+  if (!buffers.gate_bias.empty())
+    source.biases = {buffers.gate_bias.data(), buffers.up_bias.data(), buffers.down_bias.data()};
+  return to_dict(source);
 }
 
 constexpr const char* kRunDoc =
@@ -340,21 +348,18 @@ void bind_layer(nb::module_& m) {
       .def("warmup", &warmup, nb::arg("progress") = nb::none(),
            "Runs the layer once at the token counts that touch every kernel, all weights and the workspace. progress\n"
            "gets a dict (what, item, done, total, elapsed_s); returning False cancels (Cancelled).")
-      .def("replace_expert", &replace_expert, nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
-           "New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16),\n"
-           "tensor_scale), contiguous, all in host memory or all on the layer's device. local_expert -1 is the shared\n"
-           "one. On a GPU it waits for all work of the device, and takes 8 MiB there while it works. Raises Busy\n"
-           "while a run is in flight; BadInput on illegal scales, and the expert is as it was.")
       .def("expert", &expert, nb::arg("local_expert"),
            "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"
-           "\"scales\", \"tensor_scale\"}, copies. local_expert -1 is the shared one.");
+           "\"scales\", \"tensor_scale\" and, with expert_biases, \"bias\"}, copies. -1 is the shared expert.");
+  m.def("replace_expert", &replace_expert, nb::arg("layer"), nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"),
+        nb::arg("down"), nb::arg("biases").none());
 
   m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
-        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
-        nb::arg("backend"), nb::arg("progress").none());
+        nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"),
+        nb::arg("device"), nb::arg("backend"), nb::arg("progress").none());
   m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
-        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
-        nb::arg("backend"), nb::arg("progress").none());
+        nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"),
+        nb::arg("device"), nb::arg("backend"), nb::arg("progress").none());
   m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
         nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
         nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),

@@ -6,7 +6,13 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CONTRACT = ["backend/backend.h", "backend/device_formats.h", "backend/device_router.h", "backend/layer_steps.h"]
+CONTRACT = [
+    "backend/backend.h",
+    "backend/device_formats.h",
+    "backend/device_router.h",
+    "backend/host_biases.h",
+    "backend/layer_steps.h",
+]
 CHECKPOINT = ["core/", "safetensors/", "gguf/", "checkpoint/"]
 MOE = [*CHECKPOINT, *CONTRACT, "judge/", "exchange/", "moe/"]
 # room -> what its files may include, as path prefixes under src/ (or include/); src/CMakeLists.txt enforces the same

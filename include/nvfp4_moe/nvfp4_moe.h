@@ -168,6 +168,8 @@ typedef struct nvfp4_moe_config {
   int32_t router_weight;
   int32_t row_format;
   int32_t batch_invariant; /* 0 or 1 */
+  int32_t expert_biases;   /* 0 or 1: gate, up and down of the routed experts have biases (hosts' backends alone) */
+  int32_t reserved;        /* 0 */
 } nvfp4_moe_config;
 
 /* ---- exchange: ranks that each hold some of a layer's experts ---- */
@@ -288,6 +290,9 @@ typedef struct nvfp4_moe_expert {
   float down_tensor_scale;
   int32_t on_device; /* 0 or 1 */
   void* stream;
+  const float* gate_bias; /* (I); NULL, all three, without expert_biases and for a shared expert */
+  const float* up_bias;   /* (I) */
+  const float* down_bias; /* (H); biases are finite, and in host memory always */
 } nvfp4_moe_expert;
 
 /* A layer's E local experts, stacked. A stride is the distance in bytes between one expert's array and the next one's;
@@ -314,6 +319,10 @@ typedef struct nvfp4_moe_layer_tensors {
   int32_t on_device; /* as in nvfp4_moe_expert; tensor scales are in host memory always */
   int32_t reserved;  /* 0 */
   void* stream;
+  const float* gate_biases; /* (E, I); NULL, all three, without expert_biases. Finite, in host memory always */
+  const float* up_biases;   /* (E, I) */
+  const float* down_biases; /* (E, H) */
+  int64_t gate_up_biases_stride;
 } nvfp4_moe_layer_tensors;
 /* The arrays are the caller's again once it returns. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config,
@@ -381,7 +390,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* l
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
                                                             const nvfp4_moe_expert* expert);
 
-/* Where unpack writes; shapes as in nvfp4_moe_expert. A NULL array is left out; the scales are always written. */
+/* Where unpack writes; shapes as in nvfp4_moe_expert. A NULL array is left out, as are biases that the expert has not; the
+ * scales are always written. */
 typedef struct nvfp4_moe_expert_out {
   size_t struct_size;
   uint8_t* gate_codes;
@@ -394,6 +404,9 @@ typedef struct nvfp4_moe_expert_out {
   float up_tensor_scale;
   float down_tensor_scale;
   int32_t reserved;
+  float* gate_bias;
+  float* up_bias;
+  float* down_bias;
 } nvfp4_moe_expert_out;
 /* The expert as it was given, bit for bit. Any thread; NVFP4_MOE_BUSY while weights are being replaced. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64_t local_expert,

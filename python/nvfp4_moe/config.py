@@ -45,6 +45,8 @@ class MoeConfig:
     row_format: of gemm2's rows before they are combined, "bf16" or "fp32".
     batch_invariant: a token's bits do not depend on what else is in the batch.
     shared_intermediate_size: of a shared expert, 0 for none.
+    expert_biases: gate, up and down of the routed experts have biases, as gpt-oss's: added in float32 to both of gemm1's
+      results before the activation, and to gemm2's rows. On the host; GPUs refuse them by name.
     """
 
     num_experts: int
@@ -64,6 +66,7 @@ class MoeConfig:
     static_headroom: float = 1.0
     max_router_weight: float = 1.0
     shared_intermediate_size: int = 0
+    expert_biases: bool = False
 
     def __post_init__(self) -> None:
         _core.check_config(self.to_json())

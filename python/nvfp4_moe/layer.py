@@ -40,6 +40,16 @@ def _parallel(
     return exchange, combine, capacity, None if placement is None else [int(expert) for expert in placement]
 
 
+def _bias_arrays(biases: Any) -> tuple[Any, Any, Any] | None:
+    """(gate, up, down) as row-major float32 arrays of the host."""
+    if biases is None:
+        return None
+    if not isinstance(biases, (tuple, list)) or len(biases) != 3:
+        raise _core.InvalidArgument(f"biases: expected None or (gate, up, down), got {type(biases).__name__}")
+    gate, up, down = (cast(bias, "float32") for bias in biases)
+    return gate, up, down
+
+
 class MoeLayer(_core.Layer):
     """One MoE layer's local experts, packed for a backend, ready to run.
 
@@ -56,6 +66,7 @@ class MoeLayer(_core.Layer):
         gate: Any,
         up: Any,
         down: Any,
+        biases: Any = None,
         input_scale: Any = None,
         first_expert: int = 0,
         max_tokens: int = 8192,
@@ -75,6 +86,8 @@ class MoeLayer(_core.Layer):
           are copied one expert at a time and not kept: they are the caller's again on return. Tensors that all lie on
           the layer's GPU are packed there, after what their framework's current stream holds; those of another device
           go through the host.
+        biases: (gate (E_local, I), up (E_local, I), down (E_local, H)) of float dtypes, taken as float32; needed by
+          config.expert_biases, else None. Slices of one (E, 2I) array will do.
         input_scale: (hidden, intermediate) of the checkpoint, each a number, None, or an array over ALL experts of the
           layer, of which the maximum counts. Needed by activation_scale "static" and "compat".
         first_expert: global id of the first local expert. max_tokens: the most that run will get.
@@ -95,6 +108,7 @@ class MoeLayer(_core.Layer):
                 gate,
                 up,
                 down,
+                _bias_arrays(biases),
                 _scale_pair(input_scale),
                 first_expert,
                 max_tokens,
@@ -113,6 +127,7 @@ class MoeLayer(_core.Layer):
         gate: Any,
         up: Any,
         down: Any,
+        biases: Any = None,
         input_scale: Any = None,
         first_expert: int = 0,
         max_tokens: int = 8192,
@@ -137,6 +152,7 @@ class MoeLayer(_core.Layer):
                 gate,
                 up,
                 down,
+                _bias_arrays(biases),
                 _scale_pair(input_scale),
                 first_expert,
                 max_tokens,
@@ -208,6 +224,15 @@ class MoeLayer(_core.Layer):
                 progress,
             )
         )
+
+    def replace_expert(self, local_expert: int, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
+        """New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16), tensor_scale),
+        contiguous, all in host memory or all on the layer's device. biases: (gate (I), up (I), down (H)) with
+        expert_biases, else None. local_expert -1 is the shared one, which has no biases. On a GPU it waits for all work
+        of the device, and takes 8 MiB there while it works. Raises Busy while a run is in flight; BadInput on illegal
+        scales and biases that are not finite, and the expert is as it was.
+        """
+        _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases))
 
     def run_logits(
         self,

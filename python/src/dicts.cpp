@@ -68,9 +68,17 @@ Dict to_dict(const LayerScales& scales) {
 
 Dict to_dict(const ExpertSource& source) {
   Dict d;
-  d["gate"] = to_dict(source.gate);
-  d["up"] = to_dict(source.up);
-  d["down"] = to_dict(source.down);
+  const auto matrix = [](const Nvfp4View& view, const float* bias) {
+    Dict one = to_dict(view);
+    if (bias == nullptr) return one;
+    const Tensor array = Tensor::numpy({view.rows}, DType::kF32);
+    std::memcpy(array.data(), bias, static_cast<size_t>(view.rows) * sizeof(float));
+    one["bias"] = array.object();
+    return one;
+  };
+  d["gate"] = matrix(source.gate, source.biases.gate);
+  d["up"] = matrix(source.up, source.biases.up);
+  d["down"] = matrix(source.down, source.biases.down);
   return d;
 }
 

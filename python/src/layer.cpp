@@ -121,30 +121,33 @@ int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
   return local_expert == kSharedExpert ? layer.config()->shared_intermediate_size : layer.config()->intermediate_size;
 }
 
-void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down) {
+void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down,
+                    nb::handle biases) {
   const MoeLayer& layer = *self.open().layer;
   const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
   // Arrays on the device need no stream: replace_expert waits for all that is enqueued there.
-  const ExpertSource source = read_expert(gate, up, down, hidden, inner, self.open().device);
+  const ExpertSource source = read_expert(gate, up, down, biases, hidden, inner, self.open().device);
   const WithoutLock unlocked;
   check(self.open().replace_expert(local_expert, source));
 }
 
 Dict expert(const PyLayer& self, int64_t local_expert) {
   const MoeLayer& layer = self.layer();
+  const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
   ExpertBuffers buffers;
   {
     const WithoutLock unlocked;
     check(layer.unpack_expert(local_expert, buffers));
   }
-  const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
-  const TensorScales& scales = buffers.scales;
   const auto view = [](const Nvfp4Buffers& b, float scale, int64_t rows, int64_t cols) {
     return Nvfp4View::contiguous(b.codes.data(), b.block_scales.data(), scale, rows, cols);
   };
-  return to_dict(ExpertSource{view(buffers.gate, scales.gate, inner, hidden),
-                              view(buffers.up, scales.up, inner, hidden),
-                              view(buffers.down, scales.down, hidden, inner)});
+  ExpertSource source{view(buffers.gate, buffers.scales.gate, inner, hidden),
+                      view(buffers.up, buffers.scales.up, inner, hidden),
+                      view(buffers.down, buffers.scales.down, hidden, inner)};
+  if (!buffers.gate_bias.empty())
+    source.biases = {buffers.gate_bias.data(), buffers.up_bias.data(), buffers.down_bias.data()};
+  return to_dict(source);
 }
 
 constexpr const char* kRunDoc =
@@ -227,14 +230,11 @@ void bind_layer(nb::module_& m) {
       .def(
           "reset_load", [](const PyLayer& self) { parallel_in(self.open(), "reset_load").reset_load(); },
           "Begins to count this rank's assignments anew.")
-      .def("replace_expert", &replace_expert, nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
-           "New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16),\n"
-           "tensor_scale), contiguous, all in host memory or all on the layer's device. local_expert -1 is the shared\n"
-           "one. On a GPU it waits for all work of the device, and takes 8 MiB there while it works. Raises Busy\n"
-           "while a run is in flight; BadInput on illegal scales, and the expert is as it was.")
       .def("expert", &expert, nb::arg("local_expert"),
            "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"
-           "\"scales\", \"tensor_scale\"}, copies. local_expert -1 is the shared one.");
+           "\"scales\", \"tensor_scale\" and, with expert_biases, \"bias\"}, copies. -1 is the shared expert.");
+  m.def("replace_expert", &replace_expert, nb::arg("layer"), nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"),
+        nb::arg("down"), nb::arg("biases").none());
 
   m.def(
       "check_config", [](const std::string& json) { (void)config_of(json); }, nb::arg("config"));

@@ -69,7 +69,7 @@ LayerScales scales_of(const std::optional<ScalePair>& pair) {
 
 // gate, up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
 template <class Stack, class ExpertOf>
-PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down,
+PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
                     const std::string& device, const std::string& backend, const ParallelFields& parallel,
                     std::optional<ProgressCallback> progress, ExpertOf&& expert_of) {
@@ -88,13 +88,18 @@ PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle 
          " experts beside an exchange, of which each rank reads its own, got " + std::to_string(experts));
   LayerSource source;
   source.scales = scales_of(input_scale);
-  source.expert = expert_of(gates, ups, downs, options);
+  const BiasStack bias_stack(biases, experts, config->hidden_size, config->intermediate_size);
+  source.expert = [&, expert = expert_of(gates, ups, downs, options)](int64_t global_expert) -> Result<LoadedExpert> {
+    NVFP4_MOE_ASSIGN(LoadedExpert loaded, expert(global_expert));
+    loaded.source.biases = bias_stack.of(global_expert - first_expert);
+    return loaded;
+  };
   return PyLayer::make(
       options.device, options.host, std::move(progress),
       [&](OpenLayer& state, const ProgressFn& report) { return options.open(state, config, source, report); });
 }
 
-PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
+PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                      const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
                      const std::string& device, const std::string& backend, nb::handle parallel,
                      std::optional<ProgressCallback> progress) {
@@ -104,12 +109,12 @@ PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, 
     return nvfp4_source(gates, ups, downs, first_expert, options.device);
   };
   return or_report(fields, [&] {
-    return open_arrays<MatrixStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
-                                    fields, std::move(progress), expert_of);
+    return open_arrays<MatrixStack>(config, gate, up, down, biases, input_scale, first_expert, max_tokens, device,
+                                    backend, fields, std::move(progress), expert_of);
   });
 }
 
-PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down,
+PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
                     const std::string& device, const std::string& backend, nb::handle parallel,
                     std::optional<ProgressCallback> progress) {
@@ -119,8 +124,8 @@ PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, n
     return quantizing_source(gates, ups, downs, first_expert, options.device, options.host->executor());
   };
   return or_report(fields, [&] {
-    return open_arrays<FloatStack>(config, gate, up, down, input_scale, first_expert, max_tokens, device, backend,
-                                   fields, std::move(progress), expert_of);
+    return open_arrays<FloatStack>(config, gate, up, down, biases, input_scale, first_expert, max_tokens, device,
+                                   backend, fields, std::move(progress), expert_of);
   });
 }
 
@@ -168,11 +173,11 @@ std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
 
 void bind_layer_open(nb::module_& m) {
   m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
-        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
-        nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
+        nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"),
+        nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
   m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
-        nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"), nb::arg("device"),
-        nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
+        nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"),
+        nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
   m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
         nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
         nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),

@@ -158,6 +158,42 @@ ExpertFn nvfp4_source(const MatrixStack& gate, const MatrixStack& up, const Matr
   };
 }
 
+namespace {
+
+constexpr const char* kBiasNames[] = {"gate bias", "up bias", "down bias"};
+
+// gate, up and down of biases that are not None. experts: -1 for those of one.
+std::vector<Tensor> bias_arrays(nb::handle biases, int64_t experts, int64_t hidden, int64_t inner) {
+  std::vector<Tensor> arrays;
+  for (size_t p = 0; p < 3; ++p) {
+    const Tensor& array = arrays.emplace_back(nb::object(biases[p]), kBiasNames[p]);
+    const int64_t length = p == 2 ? hidden : inner;
+    const Sizes shape = experts < 0 ? Sizes{length} : Sizes{experts, length};
+    if (!array.is_f32() || !array.device().is_host() || array.shape() != shape || !array.is_contiguous())
+      array.fail_expected(to_string(shape) + " of a float dtype");
+  }
+  return arrays;
+}
+
+// One expert's: (gate (inner), up (inner), down (hidden)), or None.
+ExpertBiases read_biases(nb::handle biases, int64_t hidden, int64_t inner) {
+  if (biases.is_none()) return {};
+  const std::vector<Tensor> arrays = bias_arrays(biases, -1, hidden, inner);  // `biases` keeps their memory
+  return {arrays[0].as<const float>(), arrays[1].as<const float>(), arrays[2].as<const float>()};
+}
+
+}  // namespace
+
+BiasStack::BiasStack(nb::handle biases, int64_t experts, int64_t hidden, int64_t inner) {
+  if (!biases.is_none()) arrays_ = bias_arrays(biases, experts, hidden, inner);
+}
+
+ExpertBiases BiasStack::of(int64_t local_expert) const {
+  if (arrays_.empty()) return {};
+  const auto first_of = [&](size_t p) { return arrays_[p].as<const float>() + local_expert * arrays_[p].shape(1); };
+  return {first_of(0), first_of(1), first_of(2)};
+}
+
 Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device) {
   const auto three = three_of(arrays, name);
   const std::string codes_name = std::string(name) + " codes", scales_name = std::string(name) + " scales";
@@ -176,14 +212,15 @@ Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t
                                number_of(three[2], std::string(name) + " tensor_scale"), rows, cols);
 }
 
-ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, int64_t hidden, int64_t inner,
-                         const Device& layer_device) {
+ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, int64_t hidden,
+                         int64_t inner, const Device& layer_device) {
   // Where the first array lies, all have to.
   const bool on_host = Tensor(three_of(gate, "gate")[0], "gate codes").device().is_host();
   const Device device = on_host ? Device() : layer_device;
   ExpertSource source = {read_matrix(gate, "gate", inner, hidden, device), read_matrix(up, "up", inner, hidden, device),
                          read_matrix(down, "down", hidden, inner, device)};
   source.on_device = !device.is_host();
+  source.biases = read_biases(biases, hidden, inner);
   return source;
 }
 

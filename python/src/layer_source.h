@@ -47,9 +47,20 @@ ExpertFn nvfp4_source(const MatrixStack& gate, const MatrixStack& up, const Matr
 
 // One expert's (codes (rows, cols/2), scales (rows, cols/16), tensor_scale), contiguous, all on `device`.
 Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device = {});
+// The biases of E experts as Python's `_bias_arrays` gives them, or None: row-major float32 of the host.
+class BiasStack {
+ public:
+  // biases: must outlive the stack. ValueError unless it is None, or (gate (E, inner), up (E, inner), down (E, hidden)).
+  BiasStack(nb::handle biases, int64_t experts, int64_t hidden, int64_t inner);
+  ExpertBiases of(int64_t local_expert) const;
+
+ private:
+  std::vector<Tensor> arrays_;  // none, or gate, up, down
+};
+
 // gate and up (inner, hidden), down (hidden, inner), all on the host or all on the layer's device, where what writes them
-// has to be waited for.
-ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, int64_t hidden, int64_t inner,
-                         const Device& layer_device);
+// has to be waited for; biases (gate (inner), up (inner), down (hidden)) of the host, or None.
+ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, int64_t hidden,
+                         int64_t inner, const Device& layer_device);
 
 }  // namespace nvfp4_moe::python

@@ -87,6 +87,7 @@ struct Nvfp4Buffers {
 struct ExpertBuffers {
   Nvfp4Buffers gate, up, down;
   TensorScales scales;
+  std::vector<float> gate_bias, up_bias, down_bias;  // (I), (I), (H), or empty where the expert has none
 };
 
 struct RunContext {

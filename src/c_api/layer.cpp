@@ -27,8 +27,9 @@ Result<Batch> read_batch(const nvfp4_moe_batch* batch) {
 
 namespace {
 
-void copy_out(const std::vector<uint8_t>& from, uint8_t* to) {
-  if (to != nullptr) std::memcpy(to, from.data(), from.size());
+template <class Element>
+void copy_out(const std::vector<Element>& from, Element* to) {
+  if (to != nullptr && !from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(Element));
 }
 
 nvfp4_moe::Json to_json(const Comparison& c) {
@@ -138,6 +139,9 @@ nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64
     api::copy_out(buffers.up.block_scales, e.up_block_scales);
     api::copy_out(buffers.down.codes, e.down_codes);
     api::copy_out(buffers.down.block_scales, e.down_block_scales);
+    api::copy_out(buffers.gate_bias, e.gate_bias);
+    api::copy_out(buffers.up_bias, e.up_bias);
+    api::copy_out(buffers.down_bias, e.down_bias);
     e.gate_tensor_scale = buffers.scales.gate;
     e.up_tensor_scale = buffers.scales.up;
     e.down_tensor_scale = buffers.scales.down;

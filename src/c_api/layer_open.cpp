@@ -34,6 +34,10 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   if (c.batch_invariant != 0 && c.batch_invariant != 1)
     return invalid_argument("batch_invariant: expected 0 or 1, got " + std::to_string(c.batch_invariant));
   options.batch_invariant = c.batch_invariant == 1;
+  if (c.expert_biases != 0 && c.expert_biases != 1)
+    return invalid_argument("expert_biases: expected 0 or 1, got " + std::to_string(c.expert_biases));
+  options.expert_biases = c.expert_biases == 1;
+  NVFP4_MOE_TRY(check_zero("config.reserved", c.reserved));
   return options;
 }
 
@@ -57,6 +61,7 @@ nvfp4_moe_config to_c(const MoeOptions& options) {
   c.router_weight = static_cast<int32_t>(options.router_weight);
   c.row_format = static_cast<int32_t>(options.row_format);
   c.batch_invariant = options.batch_invariant ? 1 : 0;
+  c.expert_biases = options.expert_biases ? 1 : 0;
   return c;
 }
 
@@ -122,12 +127,15 @@ Status check_memory(const char* name, int32_t on_device, void* stream) {
 Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_expert e, read_struct(name, expert));
   NVFP4_MOE_TRY(check_memory(name, e.on_device, e.stream));
+  for (const float* bias : {e.gate_bias, e.up_bias, e.down_bias})
+    if (bias != nullptr) NVFP4_MOE_TRY(check_array({name, bias, DType::kF32, 1}));
   ExpertSource source;
   source.gate = Nvfp4View::contiguous(e.gate_codes, e.gate_block_scales, e.gate_tensor_scale, inner, hidden);
   source.up = Nvfp4View::contiguous(e.up_codes, e.up_block_scales, e.up_tensor_scale, inner, hidden);
   source.down = Nvfp4View::contiguous(e.down_codes, e.down_block_scales, e.down_tensor_scale, hidden, inner);
   source.on_device = e.on_device == 1;
   source.stream = e.stream;
+  source.biases = {e.gate_bias, e.up_bias, e.down_bias};
   return source;
 }
 
@@ -135,12 +143,12 @@ namespace {
 
 // first: the arrays that lie so far apart, `experts` experts each.
 Result<int64_t> expert_stride(const char* name, int64_t stride, int64_t one_expert, int64_t experts,
-                              std::initializer_list<const uint8_t*> first) {
+                              std::initializer_list<const void*> first) {
   if (stride == 0) return one_expert;
   if (stride < one_expert)
     return invalid_argument(std::string(name) + ": expected 0 or at least " + std::to_string(one_expert) +
                             " bytes, got " + std::to_string(stride));
-  for (const uint8_t* array : first)
+  for (const void* array : first)
     if (!ends_in_memory(array, experts, stride, one_expert))
       return invalid_argument(std::string(name) + ": expected " + std::to_string(experts) +
                               " experts inside the address space, got " + std::to_string(stride) +
@@ -152,7 +160,7 @@ Result<int64_t> expert_stride(const char* name, int64_t stride, int64_t one_expe
 struct Stacked {
   nvfp4_moe_layer_tensors t;
   int64_t hidden = 0, inner = 0;
-  int64_t gate_up_codes = 0, gate_up_scales = 0, down_codes = 0, down_scales = 0;  // strides
+  int64_t gate_up_codes = 0, gate_up_scales = 0, down_codes = 0, down_scales = 0, gate_up_biases = 0;  // strides
 
   // experts: how many the arrays hold.
   static Result<Stacked> make(const nvfp4_moe_layer_tensors& t, const MoeConfig& config, int64_t experts) {
@@ -190,11 +198,30 @@ struct Stacked {
          {std::pair("gate_tensor_scales", t.gate_tensor_scales), std::pair("up_tensor_scales", t.up_tensor_scales),
           std::pair("down_tensor_scales", t.down_tensor_scales)})
       NVFP4_MOE_TRY(check_array({name, scales, DType::kF32, 1}));
+    NVFP4_MOE_TRY(s.check_biases(config, experts));
     return s;
+  }
+
+  Status check_biases(const MoeConfig& config, int64_t experts) {
+    const int64_t one = inner * static_cast<int64_t>(sizeof(float));
+    for (const auto& [name, biases] : {std::pair("gate_biases", t.gate_biases), std::pair("up_biases", t.up_biases),
+                                       std::pair("down_biases", t.down_biases)}) {
+      if (config->expert_biases) NVFP4_MOE_TRY(check_array({name, biases, DType::kF32, 1}));
+      if (!config->expert_biases && biases != nullptr)
+        return invalid_argument(std::string(name) + ": expected null (expert_biases 0), got a pointer");
+    }
+    NVFP4_MOE_ASSIGN(gate_up_biases, expert_stride("gate_up_biases_stride", t.gate_up_biases_stride, one, experts,
+                                                   {t.gate_biases, t.up_biases}));
+    if (gate_up_biases % static_cast<int64_t>(sizeof(float)) == 0) return {};
+    return invalid_argument("gate_up_biases_stride: expected a multiple of 4, got " + std::to_string(gate_up_biases));
   }
 
   LoadedExpert expert(int64_t e) const {
     LoadedExpert loaded;
+    if (t.gate_biases != nullptr) {
+      const int64_t apart = e * (gate_up_biases / static_cast<int64_t>(sizeof(float)));
+      loaded.source.biases = {t.gate_biases + apart, t.up_biases + apart, t.down_biases + e * hidden};
+    }
     loaded.source.gate =
         Nvfp4View::contiguous(t.gate_codes + e * gate_up_codes, t.gate_block_scales + e * gate_up_scales,
                               t.gate_tensor_scales[e], inner, hidden);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <tuple>
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/float_source.h"
@@ -252,9 +253,12 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
   LoadedExpert out;
   out.memory = memory;
   FindingList found;
-  const std::pair<Projection, Nvfp4View*> targets[] = {
-      {Projection::kGate, &out.source.gate}, {Projection::kUp, &out.source.up}, {Projection::kDown, &out.source.down}};
-  for (const auto& [projection, view] : targets) {
+  ExpertBiases& biases = out.source.biases;
+  const std::tuple<Projection, Nvfp4View*, const float**> targets[] = {
+      {Projection::kGate, &out.source.gate, &biases.gate},
+      {Projection::kUp, &out.source.up, &biases.up},
+      {Projection::kDown, &out.source.down, &biases.down}};
+  for (const auto& [projection, view, bias] : targets) {
     MatrixSource matrix;
     if (!resolve(names, layer, expert, projection, matrix, found)) return found.first_error();
     matrix.memory = memory.get();
@@ -272,8 +276,11 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     int64_t zero_blocks = 0;
     NVFP4_MOE_TRY(matrix.read_codes(out.storage));
     NVFP4_MOE_ASSIGN(const bool sound, check_scales(matrix, out.storage, found, scan, zero_blocks));
+    auto bias_values = matrix.read_bias();
     NVFP4_MOE_TRY(matrix.check_unchanged());  // before the bytes are judged: half of another file is no finding
     if (!sound) return found.first_error();
+    if (!bias_values.ok()) return bias_values.status().in(place_of(layer, expert));
+    *bias = out.keep(*bias_values);
     if (Status status = to_view(matrix, zero_blocks, out, *view); !status.ok()) {
       return status.in(place_of(layer, expert));
     }

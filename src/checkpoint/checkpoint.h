@@ -90,6 +90,8 @@ struct LoadedExpert {
   LoadedExpert(LoadedExpert&&) = default;
   LoadedExpert& operator=(LoadedExpert&&) = default;
   ~LoadedExpert();
+  // A bias in storage; null of no numbers.
+  const float* keep(const std::vector<float>& bias);
   ExpertSource source;
   std::vector<std::vector<uint8_t>> storage;  // what was read, and what had to be converted
   std::vector<Finding> findings;         // what loading put right: codes under a zero block scale, MXFP4 blocks rounded

@@ -1,6 +1,7 @@
 #include "checkpoint/expert_memory.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
@@ -27,6 +28,13 @@ std::vector<uint8_t> ExpertMemory::take(size_t size_bytes) {
 void ExpertMemory::give(std::vector<std::vector<uint8_t>> storage) {
   const std::lock_guard lock(mutex_);
   if (spare_.empty()) spare_ = std::move(storage);
+}
+
+const float* LoadedExpert::keep(const std::vector<float>& bias) {
+  if (bias.empty()) return nullptr;
+  std::vector<uint8_t>& bytes = storage.emplace_back(bias.size() * sizeof(float));
+  std::memcpy(bytes.data(), bias.data(), bytes.size());
+  return reinterpret_cast<const float*>(bytes.data());  // what new gives is aligned for any number
 }
 
 LoadedExpert::~LoadedExpert() {

@@ -25,13 +25,13 @@ struct RefusedPart {
   std::string_view reason;
 };
 constexpr RefusedPart kRefusedParts[] = {
-    {"bias", "experts with biases are not implemented"},
+    {"bias", "experts with biases are implemented for gpt_oss alone"},
     {"pre_quant_scale", "AWQ: activations must be multiplied by pre_quant_scale first, which is not implemented"},
     {"svdquant_lora_a", "SVDQuant: the low-rank part is not implemented"},
     {"svdquant_lora_b", "SVDQuant: the low-rank part is not implemented"},
     {"weight_zero_point", "zero points are not part of NVFP4"},
     {"weight_g_idx", "reordered input channels are not implemented"},
-    {"blocks", "MXFP4 experts in the layout of gpt-oss, which has biases, are not implemented"},
+    {"blocks", "MXFP4 experts in the layout of gpt-oss are implemented for gpt_oss alone"},
 };
 
 // The format of GGUF's tensors is their type. A layer may have no scalars of a kind at all: as llama.cpp reads it, its
@@ -84,6 +84,7 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
     const bool global = part("weight_global_scale") != nullptr;
     return !global && is_e8m0(scales) ? mxfp4_parts("weight_packed", "weight_scale") : kCompressedParts;
   }
+  if (part("blocks") != nullptr) return mxfp4_parts("blocks", "scales");
   if (weight == nullptr) return bad_input(fmt::format("{}: missing", shown("weight")));
   if (weight->dtype == DType::kF8E4M3 || weight->dtype == DType::kF8E5M2) {
     return unsupported("FP8 experts are not NVFP4");
@@ -98,7 +99,8 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
                                shown("weight"), describe(*weight)));
 }
 
-std::string_view refused_part_reason(std::string_view part) {
+std::string_view refused_part_reason(std::string_view part, bool biased) {
+  if (biased && (part == "bias" || part == "blocks")) return {};
   for (const RefusedPart& row : kRefusedParts) {
     if (row.part == part) return row.reason;
   }

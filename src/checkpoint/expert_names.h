@@ -19,6 +19,11 @@ struct FormatParts {
   std::string_view tensor_scale;
   std::string_view input_scale;
   const BlockType* blocks = nullptr;  // where `codes` holds the block scales too, in ggml's blocks
+  std::string_view bias = {};         // of families whose experts have biases
+
+  bool has(std::string_view part) const {
+    return part == codes || part == scales || part == tensor_scale || part == input_scale || part == bias;
+  }
 };
 
 // How a layer's routed experts, or its shared expert, are stored.
@@ -29,6 +34,7 @@ struct ExpertNames {
   bool projection_first = false;  // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
   bool gate_up_fused = false;  // gate and up are one tensor gate_up_proj, gate first: every stack, some shared experts
   bool stacked_k_first = false;  // the family's order, where role is kStacked
+  bool interleaved = false;      // gate_up_fused: rows g0 u0 g1 u1 ... rather than gate's, then up's
   bool gguf = false;             // the names of gguf_names.h
   FormatParts parts;
 
@@ -42,7 +48,7 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
                                   Projection projection);
 
 // Why experts that have a tensor of this part are not computed here ("bias", "pre_quant_scale", ...); empty where they
-// are.
-std::string_view refused_part_reason(std::string_view part);
+// are. biased: of a family whose experts have biases.
+std::string_view refused_part_reason(std::string_view part, bool biased);
 
 }  // namespace nvfp4_moe

@@ -20,6 +20,7 @@ struct Row {
   SharedRule shared;
   RouterWeight router_weight = RouterWeight::kAfterDown;
   Activation activation = Activation::kSwiglu;
+  bool biases = false;  // of the experts
 };
 constexpr Row kRows[] = {
     {"llama", "mixtral", SharedRule::kNone},
@@ -36,6 +37,7 @@ constexpr Row kRows[] = {
     {"kimi-linear", "kimi", SharedRule::kCount},
     {"minimax-m2", "minimax", SharedRule::kNone},
     {"llama4", "llama4", SharedRule::kOneAlike, RouterWeight::kOnInput},
+    {"gpt-oss", "gpt_oss", SharedRule::kNone, RouterWeight::kAfterDown, Activation::kSwigluOai, true},
 };
 
 struct Declined {
@@ -43,7 +45,6 @@ struct Declined {
   std::string_view reason;
 };
 constexpr Declined kDeclined[] = {
-    {"gpt-oss", "its experts have biases, which this library does not add"},
     {"nemotron_h_moe", "its experts have no gate, and their activation is relu2, which is not implemented"},
 };
 
@@ -131,6 +132,7 @@ Status read_activation(const Fields& fields, const Row& row, int64_t layers, Moe
         std::any_of(shared_limits.begin(), shared_limits.end(), clamps))
       return unsupported(fmt::format("metadata '{}': {} is known here with plain silu(g)*u only",
                                      fields.key("swiglu_clamp_exp"), row.architecture));
+    if (row.activation == Activation::kSwigluOai) options.swiglu_limit = 7.0f;  // a constant of llama.cpp's code
     return {};
   }
   if (limits.empty()) return fields.missing("swiglu_clamp_exp");
@@ -228,6 +230,7 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
     return fields.missing("expert_feed_forward_length");
   }
   options.router_weight = row->router_weight;
+  options.expert_biases = row->biases;
   if (row->router_weight == RouterWeight::kBeforeDown) {
     // Weights are normalised and then scaled by this factor, so that it bounds each of them.
     NVFP4_MOE_ASSIGN(const std::vector<double> scale, fields.numbers("expert_weights_scale"));

@@ -31,7 +31,7 @@ struct Seen {
 
 int bit(Projection projection) { return projection == Projection::kGateUp ? 3 : 1 << static_cast<int>(projection); }
 
-bool is_codes(std::string_view part) { return part == "weight" || part == "weight_packed"; }
+bool is_codes(std::string_view part) { return part == "weight" || part == "weight_packed" || part == "blocks"; }
 
 // Whether a layer may be stored as `found` where the config declares something else.
 Status check_declared(const ModelInfo& model, SourceFormat found, int64_t layer, const std::string& name,
@@ -151,7 +151,8 @@ class Builder {
         continue;
       }
       Seen& seen = seen_[parsed->layer];
-      if (const std::string_view reason = refused_part_reason(parsed->part); !reason.empty()) {
+      if (const std::string_view reason = refused_part_reason(parsed->part, model_.options.expert_biases);
+          !reason.empty()) {
         return unsupported(fmt::format("layer {} {}: {}", parsed->layer, printable(name, 400), reason));
       }
       if (parsed->role == TensorRole::kShared) {
@@ -182,7 +183,7 @@ class Builder {
   Status check_gguf_parts(const std::map<std::string, std::string>& parts, const FormatParts& known) const {
     if (!model_.gguf) return {};
     for (const auto& [part, name] : parts) {
-      if (part == known.codes || part == known.tensor_scale || part == known.input_scale) continue;
+      if (known.has(part)) continue;
       return unsupported(fmt::format("{}: '{}' is no part of {} experts", printable(name, 400), printable(part),
                                      to_string(known.format)));
     }
@@ -191,9 +192,7 @@ class Builder {
 
   void unknown_parts(int64_t layer, const std::map<std::string, std::string>& parts, const FormatParts& known) {
     for (const auto& [part, name] : parts) {
-      if (part == known.codes || part == known.scales || part == known.tensor_scale || part == known.input_scale) {
-        continue;
-      }
+      if (known.has(part)) continue;
       findings_.add({Severity::kWarning, "unknown_expert_tensor", layer, -1, name,
                      fmt::format("only what {} has", to_string(known.format)), fmt::format("'{}'", printable(part))});
     }
@@ -222,6 +221,7 @@ class Builder {
     names.gguf = model_.gguf;
     names.gate_up_fused = names.gguf ? seen.fused.contains(true) : names.role == TensorRole::kStacked;
     names.stacked_k_first = family_.stacked_k_first && !names.gguf;
+    names.interleaved = family_.interleaved && names.gate_up_fused && !names.gguf;
     if (seen.projections.empty()) {
       return bad_input(fmt::format("layer {} {}: there is no weight beside it", layer,
                                    printable(seen.routed_stems.begin()->second, 400)));
@@ -247,6 +247,7 @@ class Builder {
     }
     if (!parts.ok()) return parts.status().in(fmt::format("layer {}", layer));
     names.parts = *parts;
+    if (model_.options.expert_biases) names.parts.bias = "bias";
     if (const Status known = check_gguf_parts(seen.parts, names.parts); !known.ok()) {
       refuse_layer(layer, names.name(expert, probe, "weight"), known);
       return {};

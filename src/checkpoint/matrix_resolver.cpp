@@ -38,6 +38,12 @@ struct MatrixResolver::Shapes {
   int64_t stack = 0;  // experts of a stack, 0 for a matrix of its own
   int64_t rows = 0;   // stored rows: gate above up where both are in one tensor
 
+  bool in_blocks = false;  // codes of gpt-oss: 16 bytes of each 32 elements along K are an axis of their own
+
+  std::vector<int64_t> of_codes(bool k_first, int64_t k) const {
+    if (in_blocks) return {stack, rows, k / 16, 16};
+    return of(k_first, k);
+  }
   std::vector<int64_t> of(bool k_first, int64_t k) const {
     std::vector<int64_t> dims;
     if (stack > 0) dims.push_back(stack);
@@ -141,8 +147,45 @@ bool MatrixResolver::locate_blocks(const ExpertNames& names, const TensorIndex::
   return true;
 }
 
+bool MatrixResolver::locate_bias(const ExpertNames& names, Projection projection, MatrixSource& out,
+                                 FindingList& findings) const {
+  if (names.parts.bias.empty() || names.role == TensorRole::kShared) return true;
+  out.bias_name = names.name(out.expert, projection, names.parts.bias);
+  TensorIndex::Ref bias;
+  const bool missing = find(out.bias_name, bias) == nullptr;
+  const bool fused = names.gate_up_fused && projection != Projection::kDown;
+  const bool second = fused && projection == Projection::kUp;
+  const bool apart = fused && names.interleaved;
+  std::vector<int64_t> shape;
+  if (names.role == TensorRole::kStacked) shape.push_back(num_experts_);
+  shape.push_back(fused ? 2 * out.rows : out.rows);
+  if (missing || !is_activation(bias.info->dtype) || !has_shape(*bias.info, shape)) {
+    findings.add({Severity::kError, missing ? "missing_bias" : "shape_mismatch", out.layer, out.expert, out.bias_name,
+                  expected_tensor(shape, missing || !is_activation(bias.info->dtype) ? DType::kBf16 : bias.info->dtype),
+                  missing ? "no such tensor" : describe(*bias.info)});
+    return false;
+  }
+  const int64_t bytes = bits(bias.info->dtype) / 8;
+  const int64_t stack = names.role == TensorRole::kStacked ? num_experts_ : 0;
+  const int64_t first = !second ? 0 : apart ? 1 : out.rows;
+  out.bias_dtype = bias.info->dtype;
+  out.bias_place = {bias.file,
+                    expert_offset(bias, stack, out.expert) + static_cast<uint64_t>(first * bytes),
+                    out.rows,
+                    1,
+                    (apart ? 2 : 1) * bytes,
+                    bytes};
+  return true;
+}
+
 bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
                             int64_t rows, int64_t cols, MatrixSource& out, FindingList& findings) const {
+  return locate_weights(names, layer, expert, projection, rows, cols, out, findings) &&
+         locate_bias(names, projection, out, findings);
+}
+
+bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
+                                    int64_t rows, int64_t cols, MatrixSource& out, FindingList& findings) const {
   const FormatParts& parts = names.parts;
   out = MatrixSource{};
   out.format = parts.format;
@@ -187,30 +230,34 @@ bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t exp
 
   const int64_t stack = names.role == TensorRole::kStacked ? num_experts_ : 0;
   const bool fused = names.gate_up_fused && projection != Projection::kDown;
-  const Shapes shapes{stack, fused ? 2 * rows : rows};
+  const bool in_blocks = parts.codes == "blocks";
+  if (in_blocks && cols % 32 != 0)
+    return fail("misaligned", out.codes_name, "K, a multiple of 32", fmt::format("({}, {})", rows, cols));
+  const Shapes shapes{stack, fused ? 2 * rows : rows, in_blocks};
   const auto fits = [&](bool order) {
-    return has_shape(*codes.info, shapes.of(order, width)) &&
+    return has_shape(*codes.info, shapes.of_codes(order, width)) && !(in_blocks && order) &&
            (floats || has_shape(*scales.info, shapes.of(order, scale_cols)));
   };
-  bool k_first = stack > 0 && names.stacked_k_first;
+  bool k_first = stack > 0 && names.stacked_k_first && !in_blocks;
   if (stack > 0 && !names.gguf) {  // the shapes say it
     const bool plain = fits(false);
     const bool turned = fits(true);
     if (plain != turned) k_first = turned;
     if (plain && turned) k_first = other_matrix_is_k_first(names, expert, projection, rows, cols);
   }
-  const std::vector<int64_t> codes_shape = shapes.of(k_first, width);
+  const std::vector<int64_t> codes_shape = shapes.of_codes(k_first, width);
   if (!dtype_ok) {
     return fail("dtype_mismatch", out.codes_name, expected_tensor(codes_shape, want_dtype), describe(*codes.info));
   }
   if (!has_shape(*codes.info, codes_shape)) {
     return fail("shape_mismatch", out.codes_name, expected_tensor(codes_shape, out.dtype), describe(*codes.info));
   }
-  const int64_t inner = k_first ? shapes.rows : byte_cols;  // elements of one stored row
-  const int64_t row0 = fused && projection == Projection::kUp ? rows : 0;
+  const int64_t inner = k_first ? shapes.rows : byte_cols;   // elements of one stored row
+  const int64_t apart = fused && names.interleaved ? 2 : 1;  // stored rows from one of the matrix's to the next
+  const int64_t row0 = !fused || projection != Projection::kUp ? 0 : apart == 2 ? 1 : rows;
   const int64_t row_stride = (k_first ? 1 : inner) * bytes;
   const uint64_t codes_offset = expert_offset(codes, stack, expert) + static_cast<uint64_t>(row0 * row_stride);
-  out.codes_place = {codes.file, codes_offset, rows, byte_cols, row_stride, (k_first ? inner : 1) * bytes};
+  out.codes_place = {codes.file, codes_offset, rows, byte_cols, apart * row_stride, (k_first ? inner : 1) * bytes};
   if (floats) return true;
 
   const DType scale_dtype = mxfp4 ? DType::kF8E8M0 : DType::kF8E4M3;
@@ -230,7 +277,7 @@ bool MatrixResolver::locate(const ExpertNames& names, int64_t layer, int64_t exp
   const int64_t scales_inner = k_first ? shapes.rows : scale_cols;
   const int64_t scale_stride = k_first ? 1 : scales_inner;  // of rows
   const uint64_t scales_offset = expert_offset(scales, stack, expert) + static_cast<uint64_t>(row0 * scale_stride);
-  out.scales_place = {scales.file, scales_offset, rows, scale_cols, scale_stride, k_first ? scales_inner : 1};
+  out.scales_place = {scales.file, scales_offset, rows, scale_cols, apart * scale_stride, k_first ? scales_inner : 1};
   return true;
 }
 

@@ -43,6 +43,11 @@ class MatrixResolver {
   // locate() of a matrix of ggml's blocks, whose tensor is there.
   bool locate_blocks(const ExpertNames& names, const TensorIndex::Ref& tensor, Projection projection, MatrixSource& out,
                      FindingList& findings) const;
+  // Where the matrix's bias lies, in families that have biases. False where findings report an error.
+  bool locate_bias(const ExpertNames& names, Projection projection, MatrixSource& out, FindingList& findings) const;
+  // locate() without the bias.
+  bool locate_weights(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, int64_t rows,
+                      int64_t cols, MatrixSource& out, FindingList& findings) const;
   bool other_matrix_is_k_first(const ExpertNames& names, int64_t expert, Projection projection, int64_t rows,
                                int64_t cols) const;
 

@@ -8,7 +8,9 @@
 #include <limits>
 
 #include "checkpoint/expert_memory.h"
+#include "checkpoint/float_source.h"
 #include "core/float_formats.h"
+#include "core/printable.h"
 #include "gguf/blocks.h"
 
 namespace nvfp4_moe {
@@ -58,12 +60,14 @@ MatrixSource MatrixSource::row_slice(int64_t first, int64_t count) const {
   if (codes.data != nullptr) cut_rows(out.codes, first, count);
   if (scales_place.file != nullptr) cut_rows(out.scales_place, first, count);
   if (scales.data != nullptr) cut_rows(out.scales, first, count);
+  if (bias_place.file != nullptr) cut_rows(out.bias_place, first, count);
   return out;
 }
 
 MatrixSource MatrixSource::col_slice(int64_t first, int64_t count) const {
   MatrixSource out = *this;
   out.cols = count;
+  out.bias_elsewhere = bias_elsewhere || first > 0;
   const bool floats = format == SourceFormat::kFloat;
   const int64_t per_byte = floats ? 1 : 2;
   if (blocks != nullptr) {
@@ -136,8 +140,23 @@ Status MatrixSource::read_scales(Storage& storage) {
   return read_matrix(scales_place, 1, storage, memory, scales);
 }
 
+Result<std::vector<float>> MatrixSource::read_bias() const {
+  if (bias_place.file == nullptr) return std::vector<float>();
+  std::vector<float> bias(static_cast<size_t>(rows));
+  Storage storage;
+  ByteMatrix bytes;
+  NVFP4_MOE_TRY(read_matrix(bias_place, bits(bias_dtype) / 8, storage, nullptr, bytes));
+  rows_to_float({bytes.data, bias_dtype, rows, 1, bytes.row_stride, bytes.col_stride}, 0, rows, bias.data());
+  for (size_t i = 0; i < bias.size(); ++i)
+    if (!std::isfinite(bias[i]))
+      return bad_input(
+          fmt::format("{}: expected finite biases, got {} of row {}", printable(bias_name, 400), bias[i], i));
+  if (bias_elsewhere) std::fill(bias.begin(), bias.end(), 0.0f);
+  return bias;
+}
+
 Status MatrixSource::check_unchanged() const {
-  for (const TensorFile* file : {codes_place.file, scales_place.file, tensor_scale_file})
+  for (const TensorFile* file : {codes_place.file, scales_place.file, tensor_scale_file, bias_place.file})
     if (file != nullptr) NVFP4_MOE_TRY(file->check_unchanged());
   return {};
 }

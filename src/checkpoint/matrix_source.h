@@ -60,6 +60,10 @@ struct MatrixSource {
   int64_t skipped = 0;                            // columns of the first of these blocks before the matrix's own
   float tensor_scale = 1;                         // to be multiplied, whatever the file holds
   const TensorFile* tensor_scale_file = nullptr;  // null where no file holds one
+  std::string bias_name;
+  MatrixPlace bias_place;  // (rows, 1) numbers of bias_dtype; no file where the matrix has no bias
+  DType bias_dtype = DType::kBf16;
+  bool bias_elsewhere = false;  // columns that do not begin at 0: another rank adds the bias, and this one zeros
 
   MatrixSource row_slice(int64_t first, int64_t count) const;
   MatrixSource col_slice(int64_t first, int64_t count) const;  // multiples of 16
@@ -72,6 +76,8 @@ struct MatrixSource {
   // done. `storage` must outlive the matrix and its copies.
   Status read_codes(Storage& storage);
   Status read_scales(Storage& storage);
+  // The bias (rows) in fp32, finite; empty where there is none. kBadInput, naming the tensor, where it is not finite.
+  Result<std::vector<float>> read_bias() const;
   // kIo where a file of the matrix was written to since it was opened.
   Status check_unchanged() const;
 

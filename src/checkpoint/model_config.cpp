@@ -19,7 +19,7 @@ namespace {
 
 using json = Json;
 
-enum class ActRule : uint8_t { kSilu, kClamped, kOai };
+enum class ActRule : uint8_t { kSilu, kClamped, kOai, kGptOss };
 enum class LayerRule : uint8_t { kAll, kFirstDense, kSparseStep, kLlama4 };
 enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kMinimax, kLlama4 };
 
@@ -31,6 +31,7 @@ struct ModelRow {
   LayerRule layers;
   SharedRule shared;
   RouterWeight router_weight;
+  bool biases = false;  // of the experts
 };
 
 constexpr RouterWeight kAfter = RouterWeight::kAfterDown;
@@ -71,6 +72,7 @@ constexpr ModelRow kModels[] = {
     {"llama4_text", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kInput},
     {"motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
     {"Motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"gpt_oss", "gpt_oss", kPlain, ActRule::kGptOss, LayerRule::kAll, SharedRule::kNone, kAfter, true},
 };
 
 struct DeclinedModel {
@@ -78,7 +80,6 @@ struct DeclinedModel {
   std::string_view reason;
 };
 constexpr DeclinedModel kDeclined[] = {
-    {"gpt_oss", "its experts have biases, which this library does not add"},
     {"kimi_k3", "its activation is SiTU, which is not implemented"},
 };
 
@@ -200,6 +201,17 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
       options.activation = Activation::kSwigluOai;
       NVFP4_MOE_ASSIGN(options.swiglu_limit, required_positive(config, "swiglu_limit", row.model_type));
       NVFP4_MOE_ASSIGN(options.swiglu_alpha, required_positive(config, "swiglu_alpha", row.model_type));
+      return {};
+    }
+    case ActRule::kGptOss: {  // both are constants of the model's code; configs name the limit alone, or none
+      options.activation = Activation::kSwigluOai;
+      options.swiglu_limit = 7.0f;
+      if (member(config, "swiglu_limit") != nullptr) {
+        NVFP4_MOE_ASSIGN(options.swiglu_limit, required_positive(config, "swiglu_limit", row.model_type));
+      }
+      if (member(config, "swiglu_alpha") != nullptr) {
+        NVFP4_MOE_ASSIGN(options.swiglu_alpha, required_positive(config, "swiglu_alpha", row.model_type));
+      }
       return {};
     }
   }
@@ -424,6 +436,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
                                  options.num_experts, options.top_k));
   }
   options.router_weight = row->router_weight;
+  options.expert_biases = row->biases;
   if (row->router_weight == RouterWeight::kBeforeDown) {
     // Weights are normalised and then scaled by this factor, so that it bounds each of them.
     NVFP4_MOE_ASSIGN(options.max_router_weight, required_positive(config, "routed_scaling_factor", model_type));

@@ -20,6 +20,7 @@ constexpr FamilyNames kFamilies[] = {
     {"mixtral", {"block_sparse_moe", "mlp"}, "", false},
     {"llama4", {"feed_forward"}, "shared_expert", true},
     {"motif", {"moe", "mlp"}, "shared_experts", false},
+    {"gpt_oss", {"mlp"}, "", true, true},
 };
 
 constexpr std::string_view kPrefixes[] = {

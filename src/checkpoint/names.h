@@ -12,6 +12,7 @@
 //   ModelOpt            weight          weight_scale   weight_scale_2       input_scale
 //   compressed-tensors  weight_packed   weight_scale   weight_global_scale  input_global_scale
 //   MXFP4               weight | weight_packed         scale | weight_scale  -  -
+//   MXFP4 of gpt-oss    blocks (E, N, K/32, 16)        scales         -                    -
 //   float               weight          -              -                    -
 #pragma once
 
@@ -30,6 +31,7 @@ struct FamilyNames {
   std::array<std::string_view, 3> blocks;  // module that holds the experts; empty = unused
   std::string_view shared;                 // module of the shared expert beside `experts`; empty = none
   bool stacked_k_first;                    // stacked tensors are (E, K, N): K is axis 1
+  bool interleaved = false;                // gate and up alternate in a stack: g0 u0 g1 u1 ...
 };
 // nullptr for a family this library does not know.
 const FamilyNames* family_names(std::string_view family);

@@ -96,6 +96,11 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
         continue;
       }
       int64_t zero_blocks = 0;
+      if (const auto bias = matrices[p].read_bias(); !bias.ok()) {
+        if (bias.status().code() != Code::kBadInput) return bias.status();
+        found.add({Severity::kError, "bias_nonfinite", layer, e, matrices[p].bias_name, "finite biases",
+                   bias.status().message()});
+      }
       NVFP4_MOE_ASSIGN(const bool sound, check_scales(matrices[p], storage, found, scans[p], zero_blocks));
       if (!sound) {
         valid = false;

@@ -108,6 +108,9 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   if (checkpoint.model().format != SourceFormat::kFloat)
     return unsupported(
         fmt::format("{}: expected BF16, F16 or F32 experts, got {}", in, to_string(checkpoint.model().format)));
+  if (checkpoint.model().options.expert_biases)
+    return unsupported(fmt::format("{}: expected experts without biases, got a {}, which loads as it is", in,
+                                   checkpoint.model().model_type));
   for (const Finding& finding : checkpoint.findings()) {
     if (finding.severity == Severity::kError) return bad_input(to_string(finding));
   }

@@ -72,6 +72,15 @@ Status check_router_weight(const MoeOptions& o) {
                           std::to_string(o.top_k));
 }
 
+// A weight elsewhere than behind gemm2 would leave the down bias without it.
+Status check_expert_biases(const MoeOptions& o) {
+  if (!o.expert_biases || o.router_weight == RouterWeight::kAfterDown) return {};
+  return invalid_argument(
+      std::string("router_weight: expected after_down with expert_biases (the weight multiplies the down bias too), "
+                  "got ") +
+      to_string(o.router_weight));
+}
+
 }  // namespace
 
 const char* to_string(Activation value) { return name_of(value); }
@@ -127,6 +136,7 @@ Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_fixed(o));
   NVFP4_MOE_TRY(check_positive("max_router_weight", o.max_router_weight));
   NVFP4_MOE_TRY(check_power_of_two("static_headroom", o.static_headroom));
+  NVFP4_MOE_TRY(check_expert_biases(o));
   return MoeConfig(o);
 }
 

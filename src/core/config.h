@@ -15,7 +15,7 @@ enum class Activation : uint8_t {
   kSwiglu,         // silu(g) * u
   kSwigluClamped,  // silu(min(g, L)) * clamp(u, -L, L)                            DeepSeek-V4
   kSwigluStep,     // min(silu(g), L) * clamp(u, -L, L)                            Step-3.5
-  kSwigluOai,      // g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss without biases
+  kSwigluOai,      // g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss
 };
 enum class ActivationFormat : uint8_t {
   kNvfp4,      // W4A4
@@ -98,6 +98,7 @@ struct MoeOptions {
   RowFormat row_format = RowFormat::kBf16;
   bool batch_invariant = false;
   int64_t shared_intermediate_size = 0;  // 0: no shared expert
+  bool expert_biases = false;            // gate, up and down of the routed experts have biases (ExpertBiases)   gpt-oss
   bool operator==(const MoeOptions&) const = default;
 };
 

@@ -36,6 +36,14 @@ inline bool ends_in_memory(const void* first, int64_t count, int64_t stride, int
          static_cast<uint64_t>(bytes) <= UINTPTR_MAX - reinterpret_cast<uintptr_t>(first);
 }
 
+// The biases of one expert, fp32, added where docs/numerics.md says; all null where MoeOptions::expert_biases is not set,
+// and of the shared expert.
+struct ExpertBiases {
+  const float* gate = nullptr;  // (intermediate)
+  const float* up = nullptr;    // (intermediate)
+  const float* down = nullptr;  // (hidden)
+};
+
 // What a checkpoint gives and a packer takes for one expert.
 struct ExpertSource {
   Nvfp4View gate;  // (intermediate, hidden)
@@ -44,7 +52,8 @@ struct ExpertSource {
   // Where codes and block scales of all three lie: in host memory, or in that of the layer's device, where what writes
   // them is enqueued in `stream` before the packer gets them.
   bool on_device = false;
-  void* stream = nullptr;  // on_device: null is the device's default stream
+  void* stream = nullptr;    // on_device: null is the device's default stream
+  ExpertBiases biases = {};  // finite, in host memory always
 };
 
 // What every check of block scales says of the first illegal one. matrix: "gate".

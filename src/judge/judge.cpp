@@ -42,10 +42,10 @@ constexpr double kFp8ScaleStep = 448.0 / (1.5 * 0x1p-9);
 constexpr double kLogOdds = 21.0;
 
 // Rms error of gemm1's gate and up together, relative to their own rms: (K/16 + 1) 2^-25 of sum|p|, which is
-// (2/pi) sqrt(K) of the rms on signed data; twice, for gate and up.
-double gemm1_relative_error(int64_t k) {
+// (2/pi) sqrt(K) of the rms on signed data; twice, for gate and up. A bias is one more addition.
+double gemm1_relative_error(int64_t k, bool biased) {
   const double n = static_cast<double>(k);
-  return 2.0 * (n / 16.0 + 1.0) * 0x1p-25 * (2.0 / M_PI) * std::sqrt(n);
+  return 2.0 * (n / 16.0 + (biased ? 2.0 : 1.0)) * 0x1p-25 * (2.0 / M_PI) * std::sqrt(n);
 }
 
 // What flipped codes and scales of the second quantization add to the squared error.
@@ -147,7 +147,7 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
   if (count == 1) batch_sq = token_sq;
   const Flips flips = flips_of(config->activation_format);
   const double elements = static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
-  const double error = gemm1_relative_error(config->hidden_size);
+  const double error = gemm1_relative_error(config->hidden_size, config->expert_biases);
   batch_sq += flip_share(flips, elements * count, error, kLogOdds);
   token_sq += flip_share(flips, elements, error, kLogOdds + std::log(count));
   if (config->activation_format == ActivationFormat::kFp8) {

@@ -28,13 +28,16 @@ Status visit(Options& options, Visitor&& field) {
   NVFP4_MOE_TRY(field("router_weight", options.router_weight));
   NVFP4_MOE_TRY(field("row_format", options.row_format));
   NVFP4_MOE_TRY(field("batch_invariant", options.batch_invariant));
-  return field("shared_intermediate_size", options.shared_intermediate_size);
+  NVFP4_MOE_TRY(field("shared_intermediate_size", options.shared_intermediate_size));
+  return field.flag("expert_biases", options.expert_biases);
 }
 
 struct Writer {
   Json json;
   Status operator()(const char* name, int64_t value) { return set(name, value); }
   Status operator()(const char* name, bool value) { return set(name, value); }
+  // Written where it is set, so that a configuration without it reads as it did before the field was there.
+  Status flag(const char* name, bool value) { return value ? set(name, value) : Status(); }
   // The shortest decimal that reads back as this float: 1.702, not 1.7020000219345093.
   Status operator()(const char* name, float value) {
     char text[32];
@@ -82,6 +85,10 @@ struct Reader {
     if (!json_value->is_boolean()) return wrong(name, "true or false", *json_value);
     value = json_value->get<bool>();
     return {};
+  }
+  Status flag(const char* name, bool& value) {
+    value = false;
+    return json.find(name) == nullptr ? Status() : (*this)(name, value);
   }
   Status operator()(const char* name, float& value) {
     NVFP4_MOE_ASSIGN(const Json* json_value, get(name));

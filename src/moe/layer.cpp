@@ -109,6 +109,25 @@ Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64
   return check_block_scales(name, view);
 }
 
+namespace {
+
+// A bias of `count` finite numbers, or none where none is expected.
+Status check_bias(const char* name, const float* bias, bool expected, int64_t count) {
+  if (!expected) {
+    if (bias == nullptr) return {};
+    return invalid_argument(std::string(name) + " bias: expected none (a shared expert, or a config without " +
+                            "expert_biases), got one");
+  }
+  if (bias == nullptr) return invalid_argument(std::string(name) + " bias: expected one (expert_biases), got none");
+  for (int64_t i = 0; i < count; ++i)
+    if (!std::isfinite(bias[i]))
+      return bad_input(std::string(name) + " bias: expected finite numbers, got " + std::to_string(bias[i]) +
+                       " at row " + std::to_string(i));
+  return {};
+}
+
+}  // namespace
+
 Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) const {
   const MoeConfig& config = weights_->config;
   const int64_t hidden_size = config->hidden_size;
@@ -120,7 +139,11 @@ Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) 
   const auto check = source.on_device ? check_view : check_matrix;  // a device's block scales are the packer's to check
   NVFP4_MOE_TRY(check("gate", source.gate, intermediate_size, hidden_size));
   NVFP4_MOE_TRY(check("up", source.up, intermediate_size, hidden_size));
-  return check("down", source.down, hidden_size, intermediate_size);
+  NVFP4_MOE_TRY(check("down", source.down, hidden_size, intermediate_size));
+  const bool biased = config->expert_biases && local_expert != kSharedExpert;
+  NVFP4_MOE_TRY(check_bias("gate", source.biases.gate, biased, intermediate_size));
+  NVFP4_MOE_TRY(check_bias("up", source.biases.up, biased, intermediate_size));
+  return check_bias("down", source.biases.down, biased, hidden_size);
 }
 
 Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales, const LayerOptions& options) {
@@ -311,6 +334,8 @@ LayerSource unpacked_source(const MoeLayer& layer) {
     loaded.source.gate = keep(buffers.gate, buffers.scales.gate, intermediate_size, hidden_size);
     loaded.source.up = keep(buffers.up, buffers.scales.up, intermediate_size, hidden_size);
     loaded.source.down = keep(buffers.down, buffers.scales.down, hidden_size, intermediate_size);
+    loaded.source.biases = {loaded.keep(buffers.gate_bias), loaded.keep(buffers.up_bias),
+                            loaded.keep(buffers.down_bias)};
     return loaded;
   };
   LayerSource source;

@@ -135,7 +135,7 @@ class MoeLayer {
   // The reference beside it and the dump directory, where the environment asks for them. Needs the experts.
   Status attach_debug(const Env& env, const LayerOptions& options);
   Status check_local_expert(int64_t local_expert) const;
-  // check_matrix for all three; the block scales of arrays on a device are left to Backend::pack_expert.
+  // check_matrix for all three, and their biases; the block scales of arrays on a device are left to Backend::pack_expert.
   Status check_source(const ExpertSource& source, int64_t local_expert) const;
 
   const Backend* backend_ = nullptr;

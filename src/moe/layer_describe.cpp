@@ -73,6 +73,7 @@ std::string MoeLayer::describe_json() const {
   json["router_weight"] = to_string(config->router_weight);
   json["row_format"] = to_string(config->row_format);
   json["batch_invariant"] = config->batch_invariant;
+  json["expert_biases"] = config->expert_biases;
   json["num_experts"] = config->num_experts;
   json["expert_range"] = {{"first", weights_->range.first}, {"count", weights_->range.count}};
   json["top_k"] = config->top_k;

@@ -141,6 +141,16 @@ struct Repro {
       }
       *views[p] = Nvfp4View::contiguous(read[0], read[1], scales3[p], rows, cols);
     }
+    if (!(*config)->expert_biases || shared) return loaded;
+    const float** const biases[] = {&loaded.source.biases.gate, &loaded.source.biases.up, &loaded.source.biases.down};
+    for (int p = 0; p < 3; ++p) {
+      const std::string name = expert_prefix(local_expert) + kProjections[p] + ".bias";
+      NVFP4_MOE_ASSIGN(const TensorInfo* info, tensor(*file, name, DType::kF32, {p == 2 ? hidden_size : inner}));
+      if (!bytes) continue;
+      std::vector<float> bias(static_cast<size_t>(info->shape[0]));
+      NVFP4_MOE_TRY(file->read(file->offset(*info), bias.data(), bias.size() * sizeof(float)));
+      *biases[p] = loaded.keep(bias);
+    }
     return loaded;
   }
 };
@@ -276,6 +286,10 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
       named_tensors.push_back(named_tensor(name + ".codes", DType::kU8, {rows, cols / 2}, nullptr));
       named_tensors.push_back(named_tensor(name + ".block_scales", DType::kF8E4M3, {rows, cols / 16}, nullptr));
     }
+    if (!options.expert_biases || expert == kSharedExpert) continue;
+    for (int p = 0; p < 3; ++p)
+      named_tensors.push_back(named_tensor(expert_prefix(expert) + kProjections[p] + ".bias", DType::kF32,
+                                           {p == 2 ? hidden_size : inner}, nullptr));
   }
   std::vector<TensorInfo> infos;
   for (const NamedTensor& one : named_tensors) infos.push_back(one.info);
@@ -289,6 +303,9 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
       NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(matrix->codes))));
       NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(matrix->block_scales))));
     }
+    if (!options.expert_biases || expert == kSharedExpert) continue;
+    for (const std::vector<float>* bias : {&buffers.gate_bias, &buffers.up_bias, &buffers.down_bias})
+      NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(*bias))));
   }
   return writer.finish();
 }

@@ -77,6 +77,29 @@ void compare(const Matrix& m, WeightFault fault, PackedCheck& out) {
   if (out.faults.size() < kMaxFaults) out.faults.push_back(std::move(fault));
 }
 
+// The bytes of a bias, against those that the layer kept.
+void compare_bias(const float* file, const std::vector<float>& packed, int64_t count, WeightFault fault,
+                  PackedCheck& out) {
+  if (file == nullptr) return;
+  const auto same = [&](int64_t i) {
+    return static_cast<size_t>(i) < packed.size() && std::memcmp(file + i, &packed[static_cast<size_t>(i)], 4) == 0;
+  };
+  int64_t first = -1;
+  out.bytes_compared += static_cast<uint64_t>(count) * sizeof(float);
+  for (int64_t i = count - 1; i >= 0; --i) {
+    if (same(i)) continue;
+    first = i;
+    out.differing_bytes += sizeof(float);
+  }
+  if (first < 0) return;
+  fault.what = "bias";
+  fault.row = first;
+  fault.expected = fmt::format("{}", file[first]);
+  fault.actual = packed.empty() ? "none" : fmt::format("{}", packed[static_cast<size_t>(first)]);
+  ++out.faulty_tensors;
+  if (out.faults.size() < kMaxFaults) out.faults.push_back(std::move(fault));
+}
+
 }  // namespace
 
 Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer,
@@ -101,6 +124,9 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, c
       fault.expert = global;
       fault.tensor =
           shared ? std::string("shared expert ") + m.projection : checkpoint.tensor_name(number, global, m.projection);
+      const std::vector<float>* bias[] = {&packed.gate_bias, &packed.up_bias, &packed.down_bias};
+      const float* of_file[] = {file.source.biases.gate, file.source.biases.up, file.source.biases.down};
+      compare_bias(of_file[&m - matrices], *bias[&m - matrices], m.file.rows, fault, out);
       compare(m, std::move(fault), out);
     }
     ++out.experts;

@@ -328,6 +328,26 @@ void add_fp8(const std::function<void(const Choice&, const Shape&, Routing, int6
     }
 }
 
+void add_biases(const std::function<void(const Choice&, const Shape&, Routing, int64_t, DataKind)>& add) {
+  size_t turn = 0;
+  for (const Choice& choice : bias_choices()) {
+    const Choice biased = {choice.name, [&choice](Case& c) {
+                             c.options.expert_biases = true;
+                             choice.apply(c);
+                           }};
+    for (const Shape& shape : kShapes) {
+      add(biased, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17), kData[turn * 5 % 6]);
+      ++turn;
+    }
+    if (&choice < &bias_choices()[4])
+      for (DataKind data : kData) add(biased, kShapes[3], Routing::kUniform, 10, data);
+    if (&choice >= &bias_choices()[2]) continue;
+    for (Routing routing : kRoutings) add(biased, kShapes[2], routing, 24, DataKind::kNormal);
+    for (int64_t tokens : kTokens) add(biased, kShapes[0], Routing::kZipf, tokens, DataKind::kNormal);
+    add(biased, kShapes[3], Routing::kUniform, 12, DataKind::kHuge);
+  }
+}
+
 std::vector<Case> build() {
   std::vector<Case> table;
   auto add = [&](const Choice& choice, const Shape& shape, Routing routing, int64_t tokens, DataKind data) {
@@ -359,6 +379,7 @@ std::vector<Case> build() {
   }
   add_on_input(add);
   add_fp8(add);
+  add_biases(add);
   return table;
 }
 

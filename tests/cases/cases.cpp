@@ -14,7 +14,7 @@ namespace nvfp4_moe {
 namespace {
 
 // A stream of its own for each part of a case, so that adding one changes no other.
-enum class Stream : uint64_t { kWeights = 1, kHidden, kIds, kRouterWeights, kSharedWeights };
+enum class Stream : uint64_t { kWeights = 1, kHidden, kIds, kRouterWeights, kSharedWeights, kBiases };
 Random stream(const Case& spec, Stream part, int64_t index = 0) {
   Random mixed(spec.seed * 0x100000001B3u + static_cast<uint64_t>(part));
   return Random(mixed.next() ^ Random(static_cast<uint64_t>(index)).next());
@@ -58,6 +58,21 @@ TensorScales make_expert(const Case& spec, int64_t expert, int64_t intermediate,
   scales.up = make_matrix(random, intermediate, hidden, 1.0, fp8, out.up);
   scales.down = make_matrix(random, hidden, intermediate, 1.0, fp8, out.down);
   return scales;
+}
+
+// Biases of the size of the sums that they are added to: about 1.5 and 1 of a normal hidden, gate and up, 1 for down; one
+// in seven is zero and one in sixteen far larger, so that clamps and roundings meet both.
+void make_biases(const Case& spec, int64_t expert, ExpertBuffers& out) {
+  Random random = stream(spec, Stream::kBiases, expert);
+  const auto fill = [&random](int64_t count, double spread, std::vector<float>& to) {
+    for (int64_t i = 0; i < count; ++i) {
+      const double value = random.normal() * spread * (random.below(16) == 0 ? 8 : 1);
+      to.push_back(random.below(7) == 0 ? 0.0f : static_cast<float>(value));
+    }
+  };
+  fill(spec.options.intermediate_size, 1.5, out.gate_bias);
+  fill(spec.options.intermediate_size, 1.0, out.up_bias);
+  fill(spec.options.hidden_size, 1.0, out.down_bias);
 }
 
 double hidden_value(const Case& spec, Random& random, int64_t token, int64_t channel) {
@@ -207,8 +222,12 @@ ExpertSource CaseData::expert(int64_t local_expert) const {
   auto view = [](const Nvfp4Buffers& matrix, float tensor_scale, int64_t rows, int64_t cols) {
     return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), tensor_scale, rows, cols);
   };
-  return {view(buffers.gate, tensor.gate, intermediate, hidden), view(buffers.up, tensor.up, intermediate, hidden),
-          view(buffers.down, tensor.down, hidden, intermediate)};
+  ExpertSource source{view(buffers.gate, tensor.gate, intermediate, hidden),
+                      view(buffers.up, tensor.up, intermediate, hidden),
+                      view(buffers.down, tensor.down, hidden, intermediate)};
+  if (!buffers.gate_bias.empty())
+    source.biases = {buffers.gate_bias.data(), buffers.up_bias.data(), buffers.down_bias.data()};
+  return source;
 }
 
 int64_t CaseData::id(int64_t token, int64_t k) const {
@@ -261,6 +280,8 @@ Result<CaseData> make_case(const Case& spec) {
   for (int64_t e = 0; e < spec.range.count; ++e)
     data.tensor_scales.push_back(
         make_expert(spec, spec.range.global(e), spec.options.intermediate_size, data.experts[static_cast<size_t>(e)]));
+  for (int64_t e = 0; e < spec.range.count && spec.options.expert_biases; ++e)
+    make_biases(spec, spec.range.global(e), data.experts[static_cast<size_t>(e)]);
   if (shared)
     data.tensor_scales.push_back(
         make_expert(spec, spec.options.num_experts, spec.options.shared_intermediate_size, data.experts.back()));

@@ -58,7 +58,7 @@ const std::vector<Case>& case_table();
 // The cases whose name contains `part`.
 std::vector<Case> cases_named(const std::string& part);
 
-// A case's inputs, owned. Global expert e's weights depend on the seed and e only, not on the range.
+// A case's inputs, owned. Global expert e's weights and biases depend on the seed and e only, not on the range.
 struct CaseData {
   Case spec;
   MoeConfig config;

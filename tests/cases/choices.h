@@ -34,4 +34,7 @@ const std::vector<Choice>& fp8_choices();
 // Of one expert a token, under on_input.
 const std::vector<Choice>& fp8_on_input_choices();
 
+// bias_choices.cpp: of expert biases, after every case without them, so that those keep their turns and seeds. The first
+// four, one of each activation format, meet every data kind, the first two routings and token counts too.
+const std::vector<Choice>& bias_choices();
 }  // namespace nvfp4_moe

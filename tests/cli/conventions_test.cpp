@@ -152,12 +152,11 @@ TEST(Conventions, WhatNoBackendTakesIsThree) {
       run_tool({"explain", dir.file("weight_only"), "--activation-format", "nvfp4", "--intermediate-scale", "fixed"});
   EXPECT_TRUE(run.exit_code == 2 || run.exit_code == 3) << run.out << run.err;
   EXPECT_EQ(count_lines(run.err), 1);
-  // A family whose experts have biases is declined by name.
-  CheckpointBuilder biased(BuilderOptions{});
-  biased.config()["model_type"] = "gpt_oss";
-  biased.config()["architectures"] = {"GptOssForCausalLM"};
-  ASSERT_OK(biased.write(dir.file("biased")));
-  const ToolRun declined = run_tool({"inspect", dir.file("biased")});
+  // A family whose activation is not computed is declined by name.
+  CheckpointBuilder situ(BuilderOptions{});
+  situ.config()["model_type"] = "kimi_k3";
+  ASSERT_OK(situ.write(dir.file("situ")));
+  const ToolRun declined = run_tool({"inspect", dir.file("situ")});
   EXPECT_EQ(declined.exit_code, 3) << declined.err;
 }
 

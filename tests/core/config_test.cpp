@@ -84,6 +84,21 @@ TEST(MoeConfig, Fp8TakesEveryScaleButCompat) {
             "operations for NVFP4), got compat");
 }
 
+TEST(MoeConfig, BiasesAreWeightedWithTheirRows) {
+  MoeOptions o = legal();
+  o.expert_biases = true;
+  o.router_weight = RouterWeight::kAfterDown;
+  EXPECT_OK(MoeConfig::make(o));
+  for (const RouterWeight weight : {RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
+    o.router_weight = weight;
+    if (weight == RouterWeight::kOnInput) o.top_k = 1;
+    EXPECT_EQ(MoeConfig::make(o).status().message(),
+              std::string("router_weight: expected after_down with expert_biases (the weight multiplies the down bias "
+                          "too), got ") +
+                  to_string(weight));
+  }
+}
+
 TEST(MoeConfig, AcceptsTheReferenceShapes) {
   struct Shape {
     int64_t experts, top_k, hidden, intermediate;

@@ -17,13 +17,14 @@ TEST(CudaBackend, TakesEveryCaseButThoseOfHosts) {
     const auto config = MoeConfig::make(spec.options);
     ASSERT_OK(config);
     const Status status = kCudaBackend.supports(*config, test::gpu_of(80));
-    if (!test::is_of_hosts(spec.options.activation_format)) {
+    if (!test::is_of_hosts(spec.options)) {
       EXPECT_OK(status);
       continue;
     }
     EXPECT_EQ(status.code(), Code::kUnsupported);
-    const std::string name = to_string(spec.options.activation_format);
-    EXPECT_EQ(status.message().rfind("activation_format " + name + ": ", 0), 0u) << status.message();
+    const std::string name = std::string("activation_format ") + to_string(spec.options.activation_format);
+    EXPECT_EQ(status.message().rfind(spec.options.expert_biases ? "expert biases: " : name + ": ", 0), 0u)
+        << status.message();
   }
 }
 
@@ -62,7 +63,7 @@ TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
 // plan is pure: it needs no device, and a larger limit never needs less.
 TEST(CudaBackend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
-    if (test::is_of_hosts(spec.options.activation_format)) continue;
+    if (test::is_of_hosts(spec.options)) continue;
     const auto config = MoeConfig::make(spec.options);
     ASSERT_OK(config);
     size_t before = 0;

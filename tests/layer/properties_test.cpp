@@ -158,6 +158,8 @@ TEST_P(Properties, DownTensorScaleTimesAPowerOfTwoScalesTheOutput) {
     if (data.spec.out_dtype == DType::kF16 || data.spec.data == DataKind::kHuge) return;
     CaseData scaled = data;
     for (TensorScales& scales : scaled.tensor_scales) scales.down *= 8;
+    for (ExpertBuffers& expert : scaled.experts)
+      for (float& bias : expert.down_bias) bias *= 8;
     std::vector<float> expected = test::to_floats(run(data), data.spec.out_dtype);
     for (float& value : expected) value *= 8;
     const std::vector<float> actual = test::to_floats(run(scaled), data.spec.out_dtype);

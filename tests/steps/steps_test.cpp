@@ -168,7 +168,8 @@ class StepPair {
     }
     return {test::oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
   }
-  Exact exact(const std::vector<double>& x_row, const Weight& weight, int64_t n) const {
+  // bias: null for none. It is one more term of the sum and one more addition.
+  Exact exact(const std::vector<double>& x_row, const Weight& weight, int64_t n, const float* bias) const {
     const size_t k = x_row.size();
     Exact result;
     for (size_t i = 0; i < k; ++i) {
@@ -178,6 +179,10 @@ class StepPair {
     }
     result.value *= weight.tensor_scale;
     result.sum_abs *= weight.tensor_scale;
+    if (bias != nullptr) {
+      result.value += double{bias[n]};
+      result.sum_abs += std::fabs(double{bias[n]});
+    }
     return result;
   }
   // One row of activations as numbers, with its own scale.
@@ -249,7 +254,8 @@ class StepPair {
             EXPECT_TRUE(std::isnan(actual)) << where;
             continue;
           }
-          check_swiglu(exact(x_row, gate, n), exact(x_row, up, n), k, router, actual, where);
+          check_swiglu(exact(x_row, gate, n, weights.biases.gate), exact(x_row, up, n, weights.biases.up), k,
+                       weights.biases.gate != nullptr, router, actual, where);
         }
       }
     }
@@ -257,9 +263,11 @@ class StepPair {
 
   // docs/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp;
   // f' of every variant lies within 1.1, clamps shorten.
-  void check_swiglu(const Exact& g, const Exact& u, int64_t k, double router, double actual, const std::string& where) {
-    const double dg = gemm_bound(k, kSplits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
-    const double du = gemm_bound(k, kSplits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
+  void check_swiglu(const Exact& g, const Exact& u, int64_t k, bool biased, double router, double actual,
+                    const std::string& where) {
+    const int64_t splits = kSplits + biased;
+    const double dg = gemm_bound(k, splits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
+    const double du = gemm_bound(k, splits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
     const auto h = static_cast<double>(test::oracle_activation(options(), g.value, u.value));
     const double other = options().activation == Activation::kSwigluOai ? 1 : 0;
     const double error = 1.1 * ((std::fabs(u.value) + other) * dg + std::fabs(g.value) * du + dg * du) +
@@ -272,7 +280,9 @@ class StepPair {
     const DType dtype = options().row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
     for (int64_t e = 0; e < expected_part.experts; ++e) {
       if (expected_part.row_offsets[e] == expected_part.row_offsets[e + 1]) continue;
-      const Weight down = decode(source(part, e).down);
+      const ExpertSource weights = source(part, e);
+      const Weight down = decode(weights.down);
+      const int64_t splits = kSplits + (weights.biases.down != nullptr);
       for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1]; ++row) {
         const bool bad = expected_part.intermediate.nonfinite[row] != 0;
         const std::vector<double> x_row = bad ? std::vector<double>() : row_values(expected_part.intermediate, row, k);
@@ -281,8 +291,8 @@ class StepPair {
           const double actual = dtype == DType::kBf16 ? bf16(static_cast<const uint16_t*>(part.rows_out)[i])
                                                       : static_cast<const float*>(part.rows_out)[i];
           const std::string where = "gemm2 row " + std::to_string(row) + " channel " + std::to_string(n);
-          const Exact value = bad ? Exact{std::nan(""), 0} : exact(x_row, down, n);
-          expect_near(value.value, gemm_bound(k, kSplits, value.sum_abs, 0), actual, dtype, where);
+          const Exact value = bad ? Exact{std::nan(""), 0} : exact(x_row, down, n, weights.biases.down);
+          expect_near(value.value, gemm_bound(k, splits, value.sum_abs, 0), actual, dtype, where);
         }
       }
     }
@@ -329,6 +339,9 @@ TEST_P(Unpack, GivesTheSourceBack) {
       EXPECT_EQ(out.up.block_scales, in.up.block_scales);
       EXPECT_EQ(out.down.codes, in.down.codes);
       EXPECT_EQ(out.down.block_scales, in.down.block_scales);
+      EXPECT_EQ(out.gate_bias, in.gate_bias);
+      EXPECT_EQ(out.up_bias, in.up_bias);
+      EXPECT_EQ(out.down_bias, in.down_bias);
     }
   }
 }

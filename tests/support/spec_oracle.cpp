@@ -1,3 +1,4 @@
+// Long because it is the whole layer a second time, which shares no statement with the first.
 #include "support/spec_oracle.h"
 
 #include <algorithm>
@@ -98,7 +99,14 @@ Real product(const OracleRow& x_row, const Matrix& w, int64_t n) {
 
 struct Expert {
   Matrix gate, up, down;
+  ExpertBiases biases;
 };
+
+// A GEMM's value in fp32 with its bias added in fp32; without biases the value in the type that it is rounded to.
+Real with_bias(Real value, const float* bias, int64_t n, DType dtype) {
+  if (bias == nullptr) return oracle_round(value, dtype);
+  return oracle_round(oracle_round(oracle_round(value, DType::kF32) + bias[n], DType::kF32), dtype);
+}
 
 // One row: what row `x` of hidden becomes under one expert, in row_format; NaN throughout where it must be.
 std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert, const OracleRow& x,
@@ -107,8 +115,8 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
   std::vector<double> h(static_cast<size_t>(expert.gate.rows));
   bool finite = true;
   for (int64_t i = 0; i < expert.gate.rows; ++i) {
-    const Real g = oracle_round(product(x, expert.gate, i), DType::kF32);
-    const Real u = oracle_round(product(x, expert.up, i), DType::kF32);
+    const Real g = with_bias(product(x, expert.gate, i), expert.biases.gate, i, DType::kF32);
+    const Real u = with_bias(product(x, expert.up, i), expert.biases.up, i, DType::kF32);
     const Real value = x.nonfinite ? kNan : oracle_round(oracle_activation(o, g, u) * router_weight, DType::kBf16);
     h[static_cast<size_t>(i)] = static_cast<double>(value);
     finite = finite && std::isfinite(value);
@@ -129,7 +137,8 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
   std::vector<Real> row(static_cast<size_t>(o.hidden_size));
   const DType dtype = o.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   for (int64_t c = 0; c < o.hidden_size; ++c)
-    row[static_cast<size_t>(c)] = x_row.nonfinite ? kNan : oracle_round(product(x_row, expert.down, c), dtype);
+    row[static_cast<size_t>(c)] =
+        x_row.nonfinite ? kNan : with_bias(product(x_row, expert.down, c), expert.biases.down, c, dtype);
   return row;
 }
 
@@ -349,7 +358,7 @@ OracleResult oracle_layer(const CaseData& data) {
     const ExpertSource source = data.expert(local);
     if (fresh)
       it->second = {decoded(source.gate, o.activation_format), decoded(source.up, o.activation_format),
-                    decoded(source.down, o.activation_format)};
+                    decoded(source.down, o.activation_format), source.biases};
     return it->second;
   };
   const bool before = o.router_weight == RouterWeight::kBeforeDown,

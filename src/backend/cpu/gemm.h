@@ -44,9 +44,10 @@ constexpr int64_t strips_of(int64_t panels) { return (panels + kStripPanels - 1)
 // A row block's operands into L2, more of them at a time than a kernel would ask for.
 void prefetch_rows(const RowBlock& block, const Operands& operands);
 void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, RowBlock& block);
-// acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel` on.
+// acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel` on; with bias (channels):
+// fl32(acc * alpha[0]) + bias, likewise.
 void round_block(const Kernels& kernels, const RowBlock& block, int64_t panels, void* out, DType dtype,
-                 int64_t channels, int64_t row, int64_t channel);
+                 int64_t channels, int64_t row, int64_t channel, const float* bias = nullptr);
 
 // What strips are cut from: panels one behind the other, and fp8_shift of the panels of each strip.
 struct PanelMatrix {

@@ -1,6 +1,6 @@
 // hidden x gate, up -> SwiGLU (times the router weight under before_down) -> bf16 intermediate.
 // A strip is a gate panel and its up panel: 16 channels of SwiGLU. gate and up keep their own alphas, applied to the
-// fp32 accumulators before the activation function.
+// fp32 accumulators before the biases and the activation function.
 #include "backend/cpu/steps.h"
 
 namespace nvfp4_moe::cpu {
@@ -14,6 +14,7 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
   const bool by_row = scratch.by_row(part);
   for_each_strip(step, part, strips, scratch.active_experts, [&](int64_t expert, int64_t begin, int64_t end) {
     const TensorScales& scales = expert_scales(step.weights, part, expert);
+    const ExpertBiases biases = expert_biases(step.weights, part, expert);
     const Fp8ExpertWeights fp8 = expert_fp8(step.weights, part, expert);
     const double gate_scale = matrix_scale(scales.gate, fp8.gate), up_scale = matrix_scale(scales.up, fp8.up);
     const PanelMatrix matrix{
@@ -29,13 +30,15 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
       }
     };
     const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t) {
-      const int64_t row = first_row + block.first;
+      const int64_t row = first_row + block.first, channel = strip * kPanelRows;
       kernels.swiglu(options, {.acc = block.acc,
                                .count = block.count,
                                .gate_alpha = block.alpha[0],
                                .up_alpha = block.alpha[1],
+                               .gate_bias = biases.gate == nullptr ? nullptr : biases.gate + channel,
+                               .up_bias = biases.up == nullptr ? nullptr : biases.up + channel,
                                .weight = weighted ? block.weight : nullptr,
-                               .out = part.intermediate.bf16 + row * part.intermediate_size + strip * kPanelRows,
+                               .out = part.intermediate.bf16 + row * part.intermediate_size + channel,
                                .stride = part.intermediate_size});
     };
     multiply_strips(kernels, operands, matrix, begin, end, part.row_offsets[expert + 1] - first_row, prepare, epilogue);

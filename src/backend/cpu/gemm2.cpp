@@ -1,4 +1,4 @@
-// intermediate x down -> a row for each assignment, rounded once to the row format.
+// intermediate x down -> a row for each assignment, with the expert's bias, rounded once to the row format.
 #include "backend/cpu/steps.h"
 
 namespace nvfp4_moe::cpu {
@@ -14,6 +14,7 @@ void multiply_down(const StepContext& step, const PartBuffers& part, const Kerne
                  [&](int64_t expert, int64_t begin, int64_t end) {
                    const Fp8Weights fp8 = expert_fp8(step.weights, part, expert).down;
                    const double scale = matrix_scale(expert_scales(step.weights, part, expert).down, fp8);
+                   const float* bias = expert_biases(step.weights, part, expert).down;
                    const PanelMatrix matrix{
                        expert_bytes(step.weights, part, expert) + layout.down(0), panels, {fp8.shift, fp8.shift}};
                    const int64_t first_row = part.row_offsets[expert];
@@ -26,7 +27,7 @@ void multiply_down(const StepContext& step, const PartBuffers& part, const Kerne
                    };
                    const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t strip_panels) {
                      round_block(kernels, block, strip_panels, part.rows_out, row_dtype, hidden,
-                                 first_row + block.first, strip * kStripRows);
+                                 first_row + block.first, strip * kStripRows, bias);
                    };
                    multiply_strips(kernels, operands, matrix, begin, end, part.row_offsets[expert + 1] - first_row,
                                    prepare, epilogue);

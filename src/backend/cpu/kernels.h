@@ -80,18 +80,21 @@ struct SwigluRows {
   int64_t count = 0;                  //
   const float* gate_alpha = nullptr;  // (count); NaN for a nonfinite row
   const float* up_alpha = nullptr;    // (count)
+  const float* gate_bias = nullptr;   // (16) of the channels, added after the alphas; null, both, without biases
+  const float* up_bias = nullptr;     // (16)
   const float* weight = nullptr;      // (count) router weights, or null
   uint16_t* out = nullptr;
   int64_t stride = 0;
 };
 
-// Epilogue of gemm2 and of the linear: out[i * stride + c] = acc[i][c] * alpha[i], rounded once to dtype.
+// Epilogue of gemm2 and of the linear: out[i * stride + c] = acc[i][c] * alpha[i] (+ bias[c]), rounded once to dtype.
 struct RoundRows {
   const float* acc = nullptr;    // (count, acc_stride)
   int64_t acc_stride = 0;        //
   int64_t count = 0;             //
   int64_t channels = 0;          // of each row
   const float* alpha = nullptr;  // (count)
+  const float* bias = nullptr;   // (channels, a multiple of 16 then), or null
   void* out = nullptr;
   DType dtype = DType::kBf16;
   int64_t stride = 0;

@@ -2,6 +2,7 @@
 
 #include "backend/cpu/panel.h"
 #include "backend/cpu/steps.h"
+#include "backend/host_biases.h"
 
 namespace nvfp4_moe::cpu {
 namespace {
@@ -15,11 +16,16 @@ uint8_t* bytes_of_expert(const PackedWeights& weights, int64_t local_expert) {
   return reinterpret_cast<uint8_t*>(weights.bytes.data()) + index * routed_panels(weights.config).bytes();
 }
 
+// Of all panels: where the biases begin.
+size_t panels_bytes(const MoeConfig& config, const ExpertRange& range) {
+  const int64_t shared = config->shared_intermediate_size > 0 ? shared_panels(config).bytes() : 0;
+  return static_cast<size_t>(range.count * routed_panels(config).bytes() + shared);
+}
+
 }  // namespace
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
-  const int64_t shared = config->shared_intermediate_size > 0 ? shared_panels(config).bytes() : 0;
-  return static_cast<size_t>(range.count * routed_panels(config).bytes() + shared);
+  return panels_bytes(config, range) + host_biases_bytes(config, range);
 }
 
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
@@ -36,6 +42,7 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
         measure_fp8_weights(source.gate), measure_fp8_weights(source.up), measure_fp8_weights(source.down)};
   }
   weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  store_host_biases(weights, panels_bytes(weights.config, weights.range), local_expert, source.biases);
   return {};
 }
 
@@ -52,6 +59,7 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   unpack(out.up, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.up(p); });
   unpack(out.down, panels.hidden, panels.intermediate, [&](int64_t p) { return panels.down(p); });
   out.scales = weights.tensor_scales_of(local_expert);
+  unpack_host_biases(weights, panels_bytes(weights.config, weights.range), local_expert, out);
   return {};
 }
 
@@ -61,6 +69,11 @@ const uint8_t* expert_bytes(const PackedWeights& weights, const PartBuffers& par
 
 const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
   return weights.tensor_scales_of(part.assignment_of_row == nullptr ? kSharedExpert : expert);
+}
+
+ExpertBiases expert_biases(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
+  if (part.assignment_of_row == nullptr) return {};
+  return host_biases(weights, panels_bytes(weights.config, weights.range), expert);
 }
 
 Fp8ExpertWeights expert_fp8(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {

@@ -199,8 +199,12 @@ inline F silu(F x, F a) { return x / (splat(1.0f) + exponential(splat(0.0f) - a 
 void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
   const F limit = splat(options.swiglu_limit.value_or(0.0f)), one = splat(1.0f), alpha = splat(options.swiglu_alpha);
   for (int64_t i = 0; i < rows.count; ++i) {
-    const F g = load(rows.acc + i * kStripRows) * splat(rows.gate_alpha[i]);
-    const F u = load(rows.acc + i * kStripRows + kPanelRows) * splat(rows.up_alpha[i]);
+    F g = load(rows.acc + i * kStripRows) * splat(rows.gate_alpha[i]);
+    F u = load(rows.acc + i * kStripRows + kPanelRows) * splat(rows.up_alpha[i]);
+    if (rows.gate_bias != nullptr) {
+      g = g + load(rows.gate_bias);
+      u = u + load(rows.up_bias);
+    }
     F h = g;
     switch (options.activation) {
       case Activation::kSwiglu: h = silu(g, one) * u; break;
@@ -218,7 +222,8 @@ void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
 void round_rows(const RoundRows& rows) {
   for (int64_t i = 0; i < rows.count; ++i) {
     for (int64_t c = 0; c < rows.channels; c += kLanes) {
-      const F value = load(rows.acc + i * rows.acc_stride + c) * splat(rows.alpha[i]);
+      F value = load(rows.acc + i * rows.acc_stride + c) * splat(rows.alpha[i]);
+      if (rows.bias != nullptr) value = value + load(rows.bias + c);
       if (rows.channels - c >= kLanes) {
         store16(rows.out, rows.dtype, i * rows.stride + c, value);
         continue;

@@ -50,9 +50,10 @@ void for_each_strip(const StepContext& step, const PartBuffers& part, int64_t st
   });
 }
 
-// The packed bytes, tensor scales and fp8 shifts of a part's expert.
+// The packed bytes, tensor scales, fp8 shifts and biases of a part's expert; the shared expert has no biases.
 const uint8_t* expert_bytes(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
 const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
 Fp8ExpertWeights expert_fp8(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
+ExpertBiases expert_biases(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
 
 }  // namespace nvfp4_moe::cpu

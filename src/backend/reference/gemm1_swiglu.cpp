@@ -1,7 +1,7 @@
 // gemm1_swiglu: hidden, gate (I, H), up (I, H) -> part.intermediate.bf16 (R, I).
 //
 // g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each one rounding of the exact value (nvfp4, int8_block, fp8), or
-// of the double sum times the tensor scale (bf16). The activation function, the router weight under before_down, and then
+// of the double sum times the tensor scale (bf16). Biases are added to them in fp32. The activation function, the router weight under before_down, and then
 // the one rounding to bf16, all in double. Rows of a token that holds NaN or Inf are NaN. Clamps keep NaN.
 #include <cmath>
 #include <functional>
@@ -38,6 +38,7 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
   const MoeConfig& config = step.weights.config;
   const ActivationBuffers& hidden = part.hidden;
   const ExpertMatrices weights = expert_matrices(step, part, expert);
+  const ExpertBiases biases = expert_biases(step, part, expert);
   const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
 
@@ -53,8 +54,9 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
       const double weight = weigh ? step.batch.topk_weights[part.assignment_of_row[row0 + m]] : 1.0;
       uint16_t* out = part.intermediate.bf16 + (row0 + m) * part.intermediate_size;
       for (int64_t n = n0; n < n_end; ++n) {
-        const double g = epilogue(hidden, tokens[m], gate.sum[m][n - n0], weights.gate, kFp32);
-        const double u = epilogue(hidden, tokens[m], up.sum[m][n - n0], weights.up, kFp32);
+        const double g =
+            add_bias(epilogue(hidden, tokens[m], gate.sum[m][n - n0], weights.gate, kFp32), biases.gate, n);
+        const double u = add_bias(epilogue(hidden, tokens[m], up.sum[m][n - n0], weights.up, kFp32), biases.up, n);
         const bool bad = hidden.nonfinite[tokens[m]] != 0;
         out[n] = round_to_bf16(bad ? std::nan("") : activate(config, g, u) * weight);
       }

@@ -1,7 +1,8 @@
 // gemm2: part.intermediate (R, I), down (H, I) -> part.rows_out (R, H) in row_format.
 //
 // One rounding of the exact value alpha * dot (nvfp4, int8_block, fp8), or of the double sum times the tensor scale (bf16),
-// straight to bf16 or fp32. A nonfinite row is NaN.
+// straight to bf16 or fp32. With biases: to fp32, the bias added in fp32, and that rounded to row_format. A nonfinite row
+// is NaN.
 #include <cmath>
 #include <functional>
 
@@ -18,6 +19,8 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
   const ActivationBuffers& intermediate = part.intermediate;
   const DType row_dtype = config->row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   const Matrix down = expert_matrices(step, part, expert).down;
+  const float* bias = expert_biases(step, part, expert).down;
+  const FloatFormat& format = bias == nullptr ? format_of(row_dtype) : kFp32;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, config->hidden_size);
 
   constexpr int kRows = Tile<Accumulator>::kRows;
@@ -29,9 +32,10 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
     dots(intermediate, rows, count, down, n0, tile);
     for (int m = 0; m < count; ++m) {
       for (int64_t n = n0; n < n_end; ++n) {
-        const double value = intermediate.nonfinite[rows[m]] != 0
-                                 ? std::nan("")
-                                 : epilogue(intermediate, rows[m], tile.sum[m][n - n0], down, format_of(row_dtype));
+        const double value =
+            intermediate.nonfinite[rows[m]] != 0
+                ? std::nan("")
+                : add_bias(epilogue(intermediate, rows[m], tile.sum[m][n - n0], down, format), bias, n);
         store(part.rows_out, row_dtype, rows[m] * config->hidden_size + n, value);
       }
     }

@@ -1,11 +1,12 @@
 // pack: the checkpoint's layout verbatim, row strides removed.
 //
 // Expert after expert, the shared expert last; within one: gate codes, gate scales, up codes, up scales, down codes,
-// down scales. gate and up (I, H), down (H, I), codes (rows, cols/2), block scales (rows, cols/16).
+// down scales. gate and up (I, H), down (H, I), codes (rows, cols/2), block scales (rows, cols/16). Biases behind them all.
 #include <cstring>
 #include <limits>
 #include <string>
 
+#include "backend/host_biases.h"
 #include "backend/reference/fp8_weights.h"
 #include "backend/reference/steps.h"
 
@@ -39,9 +40,8 @@ void copy_matrix(const Nvfp4View& source, const Nvfp4View& packed) {
   }
 }
 
-}  // namespace
-
-size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
+// Of all matrices: where the biases begin.
+size_t matrices_bytes(const MoeConfig& config, const ExpertRange& range) {
   const size_t routed = 3 * matrix_bytes(config->intermediate_size, config->hidden_size);
   const size_t shared = 3 * matrix_bytes(config->shared_intermediate_size, config->hidden_size);
   size_t total = 0;  // a size that no memory holds makes the allocation fail, with its reason
@@ -49,6 +49,20 @@ size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
       __builtin_add_overflow(total, shared, &total))
     return std::numeric_limits<size_t>::max();
   return total;
+}
+
+}  // namespace
+
+size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
+  size_t total = 0;
+  if (__builtin_add_overflow(matrices_bytes(config, range), host_biases_bytes(config, range), &total))
+    return std::numeric_limits<size_t>::max();
+  return total;
+}
+
+ExpertBiases expert_biases(const StepContext& step, const PartBuffers& part, int64_t expert) {
+  if (part.assignment_of_row == nullptr) return {};
+  return host_biases(step.weights, matrices_bytes(step.weights.config, step.weights.range), expert);
 }
 
 ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert) {
@@ -80,6 +94,7 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
   copy_matrix(source.gate, packed.gate);
   copy_matrix(source.up, packed.up);
   copy_matrix(source.down, packed.down);
+  store_host_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, source.biases);
   return {};
 }
 
@@ -89,6 +104,7 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   unpack_matrix(view.up, out.up);
   unpack_matrix(view.down, out.down);
   out.scales = weights.tensor_scales_of(local_expert);
+  unpack_host_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, out);
   return {};
 }
 

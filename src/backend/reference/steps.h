@@ -28,6 +28,9 @@ inline ExpertMatrices expert_matrices(const StepContext& step, const PartBuffers
   return expert_matrices(step.weights, &part == &step.buffers.shared ? kSharedExpert : expert);
 }
 
+// Those of expert e of a part; none of the shared expert.
+ExpertBiases expert_biases(const StepContext& step, const PartBuffers& part, int64_t expert);
+
 // linear.cpp
 size_t linear_bytes(int64_t rows, int64_t cols);
 Status linear_pack(LinearWeights& weights, const Nvfp4View& source);

@@ -159,7 +159,8 @@ void bind_checkpoint(nb::module_& m) {
       .def("shared_expert", &PyCheckpoint::shared_expert, nb::arg("layer"), nb::arg("first") = 0, nb::arg("count") = 0,
            "\"gate\", \"up\" and \"down\" of the layer's shared expert, as expert() gives them.");
   m.def(
-      "default_options", [] { return to_json(MoeOptions{}); }, "JSON of a layer's options as they are by default.");
+      "default_options", [] { return every_field_json(MoeOptions{}); },
+      "JSON of a layer's options as they are by default.");
   m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"), nb::arg("device"));
 }
 

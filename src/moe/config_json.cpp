@@ -33,11 +33,12 @@ Status visit(Options& options, Visitor&& field) {
 }
 
 struct Writer {
+  bool every_field = false;
   Json json;
   Status operator()(const char* name, int64_t value) { return set(name, value); }
   Status operator()(const char* name, bool value) { return set(name, value); }
   // Written where it is set, so that a configuration without it reads as it did before the field was there.
-  Status flag(const char* name, bool value) { return value ? set(name, value) : Status(); }
+  Status flag(const char* name, bool value) { return value || every_field ? set(name, value) : Status(); }
   // The shortest decimal that reads back as this float: 1.702, not 1.7020000219345093.
   Status operator()(const char* name, float value) {
     char text[32];
@@ -119,12 +120,18 @@ struct Reader {
 
 }  // namespace
 
-std::string to_json(const MoeOptions& options) {
-  Writer writer;
+namespace {
+
+std::string write(const MoeOptions& options, Writer writer) {
   const Status ok = visit(options, writer);
   (void)ok;  // writing cannot fail
   return writer.json.dump();
 }
+
+}  // namespace
+
+std::string to_json(const MoeOptions& options) { return write(options, {}); }
+std::string every_field_json(const MoeOptions& options) { return write(options, {.every_field = true}); }
 
 Result<MoeOptions> moe_options_from_json(std::string_view text) {
   const Json json = Json::parse(text);

@@ -9,8 +9,10 @@
 
 namespace nvfp4_moe {
 
-// Every field, with the names of MoeOptions; floats survive the way back bit for bit.
+// With the names of MoeOptions; floats survive the way back bit for bit. expert_biases is written where it is set.
 std::string to_json(const MoeOptions& options);
+// The same with the fields that are not set.
+std::string every_field_json(const MoeOptions& options);
 // kBadInput, naming the field, for anything that is not such an object: unknown, missing or doubtful fields included.
 Result<MoeOptions> moe_options_from_json(std::string_view text);
 

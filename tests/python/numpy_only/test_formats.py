@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import inspect
 import operator
 import pickle
@@ -330,6 +331,10 @@ def test_explain():
     for name in ("int8_block", "fp8"):
         forced = nv.explain({**options, "activation_format": name}, backend="cpu")
         assert [choice["backend"] for choice in forced if choice["chosen"]] == ["cpu"]
+    every_field = dataclasses.asdict(nv.MoeConfig(**options))
+    assert nv.explain(every_field) == choices
+    with_biases = nv.explain({**every_field, "expert_biases": True})
+    assert [choice["backend"] for choice in with_biases if choice["chosen"]] == ["cpu"]
     with pytest.raises(ValueError, match="device: expected cpu or cuda:N, got gpu"):
         nv.explain(options, device="gpu")
     with pytest.raises(nv.Unsupported, match="device cuda:999: "):  # no machine has a thousand

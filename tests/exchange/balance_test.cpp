@@ -126,10 +126,10 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
     const auto layer = ExpertParallelLayer::open(data->config, source, test::options_of(*data), options, borrowed);
     ASSERT_OK(layer);
     test::PoisonedWorkspace workspace((*layer)->workspace_bytes());
-    const auto [first, count] = test::tokens_of(test::Tokens::kEven, spec.tokens, exchange.rank(), kWorld);
+    const auto tokens = test::tokens_of(test::Tokens::kEven, spec.tokens, exchange.rank(), kWorld);
     const auto run = [&](std::vector<uint8_t>& out) {
-      EXPECT_OK(
-          (*layer)->run(test::slice_of(*data, first, count, out.data()), workspace.data(), workspace.size_bytes()));
+      const Batch mine = test::slice_of(*data, tokens.first, tokens.second, out.data());
+      EXPECT_OK((*layer)->run(mine, workspace.data(), workspace.size_bytes()));
       return (*layer)->status(workspace.data(), workspace.size_bytes())->intermediate_blocks;
     };
     before[static_cast<size_t>(exchange.rank())] = run(first_out);

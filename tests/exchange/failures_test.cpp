@@ -299,18 +299,18 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
 // Two ranks, 12 tokens each, every id an expert of the other rank: what goes over the wire in a run, to the byte. Before
 // it each rank says 512 bytes of header and a pair of int64 for each rank to each other.
 TEST(ParallelRun, TheWireCarriesCodesAndScales) {
-  const struct {
+  const struct Format {
     ActivationFormat format;
     int64_t activation_bytes;  // of a token of 64 values: codes, block scales, row scale, nonfinite
   } formats[] = {{ActivationFormat::kNvfp4, 32 + 4 + 4 + 1},
                  {ActivationFormat::kFp8, 64 + 4 + 1},
                  {ActivationFormat::kInt8Block, 64 + 16 + 1},
                  {ActivationFormat::kBf16, 128 + 1}};
-  for (const auto& [format, activation_bytes] : formats) {
+  for (const Format& format : formats) {
     for (const int64_t capacity : {0, 12}) {
-      SCOPED_TRACE(std::string(to_string(format)) + ", capacity " + std::to_string(capacity));
+      SCOPED_TRACE(std::string(to_string(format.format)) + ", capacity " + std::to_string(capacity));
       Case spec = small();
-      spec.options.activation_format = format;
+      spec.options.activation_format = format.format;
       CaseData data = made(spec);
       const auto group = ThreadGroup::make(2);
       ASSERT_OK(group);
@@ -330,8 +330,9 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
         std::vector<uint8_t> out(mine.out_bytes());
         const int64_t before = (*called)->sent_bytes();
         ASSERT_OK((*layer)->run(slice_of(mine, 0, 12, out.data()), workspace.data(), workspace.size_bytes()));
-        const int64_t record = ((activation_bytes + 3) / 4 * 4 + 2 * 8 + 15) / 16 * 16;  // and 2 slots, 2 weights
-        const int64_t rows = 12 * 2 * 64 * 2;                                            // of bf16
+        const int64_t record =
+            ((format.activation_bytes + 3) / 4 * 4 + 2 * 8 + 15) / 16 * 16;  // and 2 slots, 2 weights
+        const int64_t rows = 12 * 2 * 64 * 2;                                // of bf16
         EXPECT_EQ((*called)->sent_bytes() - before, 512 + 2 * 16 + 12 * record + rows);
         EXPECT_OK((*called)->exchange().barrier());
       });

@@ -34,7 +34,7 @@ Status visit(Options& options, Visitor&& field) {
 
 struct Writer {
   bool every_field = false;
-  Json json;
+  Json json{};
   Status operator()(const char* name, int64_t value) { return set(name, value); }
   Status operator()(const char* name, bool value) { return set(name, value); }
   // Written where it is set, so that a configuration without it reads as it did before the field was there.

@@ -66,18 +66,7 @@ Status check_selection(const MoeConfig& config, const Batch& batch) {
 // What the selection reads is written by no one else, and what it writes is no input of the layer's.
 Status check_selected(const SelectExperts& call, const Array& hidden, const Array& shared_weights, const Array& out,
                       const Array& workspace) {
-  const int64_t assignments = call.tokens * call.config.top_k;
-  const Array reads[] = {
-      {"logits", call.logits, call.logits_dtype, (call.tokens - 1) * call.logits_stride + call.config.num_experts},
-      {"correction_bias", call.correction_bias, DType::kF32, call.config.num_experts},
-      {"token_ids", call.token_ids, call.token_ids_dtype, call.tokens},
-      {"hash_table", call.hash_table, call.hash_table_dtype, call.vocab_size * call.config.top_k},
-  };
-  const Array writes[] = {
-      {"topk_ids", call.topk_ids, call.ids_dtype, assignments},
-      {"topk_weights", call.topk_weights, DType::kF32, assignments},
-      {"bad_ids", call.bad_ids, DType::kU64, 1},
-  };
+  const auto [reads, writes] = router::arrays_of(call);
   for (const Array& read : reads)
     for (const Array* written : {&out, &workspace})
       if (read.data != nullptr) NVFP4_MOE_TRY(check_apart(*written, read));

@@ -1,8 +1,8 @@
 #include "moe/router.h"
 
+#include <cstddef>
 #include <string>
 
-#include "moe/batch_check.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe::router {
@@ -30,31 +30,22 @@ Status check_asked(const char* name, const void* data, const char* option, bool 
                           (asked ? ", got null" : ", got a pointer"));
 }
 
+// Those that a config does not ask for are null: check_asked has seen that.
+bool left_out(const Array& array) { return array.data == nullptr; }
+
 Status check_arrays(const SelectExperts& call) {
-  const RouterConfig& config = call.config;
-  const int64_t k = config.top_k, assignments = call.tokens * k;
-  const Array ids = {"topk_ids", call.topk_ids, call.ids_dtype, assignments};
-  const Array weights = {"topk_weights", call.topk_weights, DType::kF32, assignments};
-  const Array bad_ids = {"bad_ids", call.bad_ids, DType::kU64, 1};
-  const Array inputs[] = {
-      {"logits", call.logits, call.logits_dtype, (call.tokens - 1) * call.logits_stride + config.num_experts},
-      {"correction_bias", call.correction_bias, DType::kF32, config.num_experts},
-      {"token_ids", call.token_ids, call.token_ids_dtype, call.tokens},
-      {"hash_table", call.hash_table, call.hash_table_dtype, call.vocab_size * k},
-  };
-  NVFP4_MOE_TRY(check_array(ids));
-  NVFP4_MOE_TRY(check_array(weights));
-  NVFP4_MOE_TRY(check_apart(ids, weights));
-  if (call.bad_ids != nullptr) {
-    NVFP4_MOE_TRY(check_array(bad_ids));
-    NVFP4_MOE_TRY(check_apart(ids, bad_ids));
-    NVFP4_MOE_TRY(check_apart(weights, bad_ids));
+  const auto [reads, writes] = arrays_of(call);
+  for (const Array* always : {&reads[0], &writes[0], &writes[1]}) NVFP4_MOE_TRY(check_array(*always));
+  for (size_t i = 0; i < writes.size(); ++i) {
+    if (left_out(writes[i])) continue;
+    NVFP4_MOE_TRY(check_array(writes[i]));
+    for (size_t earlier = 0; earlier < i; ++earlier) NVFP4_MOE_TRY(check_apart(writes[earlier], writes[i]));
   }
-  for (const Array& input : inputs) {
-    if (input.data == nullptr && &input != &inputs[0]) continue;  // check_asked has seen it
-    NVFP4_MOE_TRY(check_array(input));
-    for (const Array* written : {&ids, &weights, &bad_ids})
-      if (written->data != nullptr) NVFP4_MOE_TRY(check_apart(*written, input));
+  for (const Array& read : reads) {
+    if (left_out(read)) continue;
+    NVFP4_MOE_TRY(check_array(read));
+    for (const Array& written : writes)
+      if (!left_out(written)) NVFP4_MOE_TRY(check_apart(written, read));
   }
   return {};
 }
@@ -85,6 +76,22 @@ Result<const DeviceRouter*> router_of(int index, const DeviceRouter* functions) 
 Status check_device_index(int index) { return check_size("device (N of cuda:N)", index, 0, INT32_MAX); }
 
 }  // namespace
+
+SelectionArrays arrays_of(const SelectExperts& call) {
+  const RouterConfig& config = call.config;
+  const int64_t k = config.top_k, assignments = call.tokens * k;
+  return {.reads = {{
+              {"logits", call.logits, call.logits_dtype, (call.tokens - 1) * call.logits_stride + config.num_experts},
+              {"correction_bias", call.correction_bias, DType::kF32, config.num_experts},
+              {"token_ids", call.token_ids, call.token_ids_dtype, call.tokens},
+              {"hash_table", call.hash_table, call.hash_table_dtype, call.vocab_size * k},
+          }},
+          .writes = {{
+              {"topk_ids", call.topk_ids, call.ids_dtype, assignments},
+              {"topk_weights", call.topk_weights, DType::kF32, assignments},
+              {"bad_ids", call.bad_ids, DType::kU64, 1},
+          }}};
+}
 
 Status check_call(const RouterGemm& call) {
   NVFP4_MOE_TRY(check_size("tokens", call.tokens, 0, kMostTokens));

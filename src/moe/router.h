@@ -5,12 +5,23 @@
 // in an array is refused.
 #pragma once
 
+#include <array>
+
 #include "backend/device_router.h"
 #include "core/router.h"
 #include "core/router_gemm.h"
 #include "core/status.h"
+#include "moe/batch_check.h"
 
 namespace nvfp4_moe::router {
+
+// The arrays of a selection; data is null where the config asks for none.
+struct SelectionArrays {
+  std::array<Array, 4> reads;   // logits first
+  std::array<Array, 3> writes;  // topk_ids, topk_weights, bad_ids
+};
+// Tokens are above 0.
+SelectionArrays arrays_of(const SelectExperts& call);
 
 // The checks of a call, without reading an array.
 Status check_call(const RouterGemm& call);

@@ -68,11 +68,13 @@ struct DoubleKBlock {
   }
 };
 
-// lanes[j] += sum over k of the values of outputs n + j times x(k), in increasing k.
+// sum[j] += the values of outputs n + j times x(k), in increasing k. By pointer: how such a vector is passed or returned
+// depends on the instruction set.
 template <class Element>
-DoubleLanes add_products(const DoubleKBlock& k_block, int n, int k_count, const Element& x, DoubleLanes lanes) {
+void add_products(const DoubleKBlock& k_block, int n, int k_count, const Element& x, DoubleLanes* sum) {
+  DoubleLanes lanes = *sum;
   for (int k = 0; k < k_count; ++k) lanes += *reinterpret_cast<const DoubleLanes*>(&k_block.values[k][n]) * x(k);
-  return lanes;
+  *sum = lanes;
 }
 
 }  // namespace
@@ -138,11 +140,10 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
     k_block.decode(weight, n0, n_count, k0, k_count);
     for (int m = 0; m < row_count; ++m) {
       const uint16_t* x = activations.bf16 + rows[m] * weight.cols + k0;
-      for (int n = 0; n < kTileN; n += kDoubleLanes) {
-        auto& sum = *reinterpret_cast<DoubleLanes*>(&tile.sum[m][n]);
-        sum = add_products(
-            k_block, n, k_count, [x](int k) { return double{bf16_value(x[k])}; }, sum);
-      }
+      for (int n = 0; n < kTileN; n += kDoubleLanes)
+        add_products(
+            k_block, n, k_count, [x](int k) { return double{bf16_value(x[k])}; },
+            reinterpret_cast<DoubleLanes*>(&tile.sum[m][n]));
     }
   }
 }
@@ -161,9 +162,9 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
       double x[kDoubleKBlock];  // in multiples of 2^-9
       for (int k = 0; k < k_count; ++k) x[k] = (codes[k] < 128 ? 1 : -1) * kE4m3Times512[codes[k] & 127];
       for (int n = 0; n < kTileN; n += kDoubleLanes) {
-        // Below 2^42, an integer: exact.
-        const DoubleLanes lanes = add_products(
-            k_block, n, k_count, [&x](int k) { return x[k]; }, DoubleLanes{});
+        DoubleLanes lanes{};  // below 2^42, integers: exact
+        add_products(
+            k_block, n, k_count, [&x](int k) { return x[k]; }, &lanes);
         for (int j = 0; j < kDoubleLanes; ++j) tile.sum[m][n + j].value += static_cast<int64_t>(lanes[j]);
       }
     }

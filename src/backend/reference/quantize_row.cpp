@@ -21,14 +21,6 @@ constexpr int kBlock = 16;
 constexpr float kSixth = 1.0f / 6.0f;  // 0x3E2AAAAB
 static_assert(std::bit_cast<uint32_t>(kSixth) == 0x3E2AAAABu);
 
-// Exponent of the smallest power of two s with amax <= 2688 s.
-int dynamic_exponent(double amax) {
-  if (amax == 0) return 0;
-  int exponent = -126;
-  while (amax > std::ldexp(2688.0, exponent)) ++exponent;
-  return exponent;
-}
-
 struct PowerOfTwo {
   int exponent;
   float scale_of(float amax) const { return static_cast<float>(std::ldexp(double{amax}, -exponent)) * kSixth; }
@@ -62,17 +54,28 @@ void quantize_block(const float (&x)[kBlock], const Rule& rule, uint8_t* codes, 
 
 }  // namespace
 
+RowRange range_of(const void* x, DType dtype, int64_t first, int64_t cols) {
+  RowRange range;
+  for (int64_t i = 0; i < cols; ++i) {
+    const double value = load(x, dtype, first + i);
+    range.finite = range.finite && std::isfinite(value);
+    range.amax = std::max(range.amax, std::fabs(value));
+  }
+  return range;
+}
+
+int dynamic_exponent(double amax, double largest) {
+  if (amax == 0) return 0;
+  int exponent = -126;
+  while (amax > std::ldexp(largest, exponent)) ++exponent;
+  return exponent;
+}
+
 void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
                   const ActivationBuffers& out, int64_t row, RowCounts& counts) {
   uint8_t* codes = out.codes + row * (cols / 2);
   uint8_t* block_scales = out.block_scales + row * (cols / kBlock);
-  double amax = 0;
-  bool finite = true;
-  for (int64_t i = 0; i < cols; ++i) {
-    const double value = load(x, dtype, first + i);
-    finite = finite && std::isfinite(value);
-    amax = std::max(amax, std::fabs(value));
-  }
+  const auto [amax, finite] = range_of(x, dtype, first, cols);
   out.nonfinite[row] = finite ? 0 : 1;
   if (!finite) {
     std::fill_n(codes, cols / 2, uint8_t{0});
@@ -81,7 +84,7 @@ void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols, const
     return;
   }
   int exponent = 0;
-  if (policy.kind == ScalePolicy::kDynamicToken) exponent = dynamic_exponent(amax);
+  if (policy.kind == ScalePolicy::kDynamicToken) exponent = dynamic_exponent(amax, 2688.0);
   if (policy.kind == ScalePolicy::kPowerOfTwo) exponent = std::ilogb(policy.scale);
   out.row_scale[row] =
       policy.kind == ScalePolicy::kCompat ? policy.scale : static_cast<float>(std::ldexp(1.0, exponent));
@@ -96,13 +99,8 @@ void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols, const
 }
 
 void round_row(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out, int64_t row) {
-  bool finite = true;
-  for (int64_t i = 0; i < cols; ++i) {
-    const double value = load(x, dtype, first + i);
-    finite = finite && std::isfinite(value);
-    out.bf16[row * cols + i] = round_to_bf16(value);
-  }
-  out.nonfinite[row] = finite ? 0 : 1;
+  out.nonfinite[row] = range_of(x, dtype, first, cols).finite ? 0 : 1;
+  for (int64_t i = 0; i < cols; ++i) out.bf16[row * cols + i] = round_to_bf16(load(x, dtype, first + i));
 }
 
 }  // namespace nvfp4_moe::reference

@@ -22,6 +22,16 @@ struct ScalePolicy {
   float scale = 0;
 };
 
+// What every format asks of a row first.
+struct RowRange {
+  double amax = 0;     // of finite elements and infinities; NaN is left out
+  bool finite = true;  // no element is NaN or Inf
+};
+RowRange range_of(const void* x, DType dtype, int64_t first, int64_t cols);
+
+// Exponent of the smallest power of two s with amax <= largest s; 0 for a row of zeros, at least -126.
+int dynamic_exponent(double amax, double largest);
+
 // x: cols elements of dtype, beginning at element `first`. Writes row `row` of codes, block_scales, row_scale and
 // nonfinite. A nonfinite row gets 1, zero codes and scales, and a NaN row scale; it counts no blocks.
 void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,

@@ -14,32 +14,20 @@ namespace {
 
 constexpr int kBlock = 16;
 
-int dynamic_exponent(double amax) {
-  if (amax == 0) return 0;
-  int exponent = -126;
-  while (amax > std::ldexp(448.0, exponent)) ++exponent;
-  return exponent;
-}
-
 }  // namespace
 
 void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
                       const ActivationBuffers& out, int64_t row, RowCounts& counts) {
   uint8_t* codes = out.fp8 + row * cols;
-  double amax = 0;
-  bool finite = true;
-  for (int64_t i = 0; i < cols; ++i) {
-    const double value = load(x, dtype, first + i);
-    finite = finite && std::isfinite(value);
-    amax = std::max(amax, std::fabs(value));
-  }
+  const auto [amax, finite] = range_of(x, dtype, first, cols);
   out.nonfinite[row] = finite ? 0 : 1;
   if (!finite) {
     std::fill_n(codes, cols, uint8_t{0});
     out.row_scale[row] = std::numeric_limits<float>::quiet_NaN();
     return;
   }
-  const int exponent = policy.kind == ScalePolicy::kPowerOfTwo ? std::ilogb(policy.scale) : dynamic_exponent(amax);
+  const int exponent =
+      policy.kind == ScalePolicy::kPowerOfTwo ? std::ilogb(policy.scale) : dynamic_exponent(amax, 448.0);
   out.row_scale[row] = static_cast<float>(std::ldexp(1.0, exponent));
   for (int64_t b = 0; b < cols; b += kBlock) {
     bool all_zero = true, rounded_to_zero = true, saturated = false;

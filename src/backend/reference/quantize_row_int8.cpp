@@ -22,8 +22,7 @@ void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols, 
                        int64_t row, RowCounts& counts) {
   int8_t* codes = out.int8_codes + row * cols;
   float* scales = out.int8_scales + row * (cols / kBlock);
-  bool finite = true;
-  for (int64_t i = 0; i < cols; ++i) finite = finite && std::isfinite(load(x, dtype, first + i));
+  const bool finite = range_of(x, dtype, first, cols).finite;
   out.nonfinite[row] = finite ? 0 : 1;
   if (!finite) {
     std::fill_n(codes, cols, int8_t{0});

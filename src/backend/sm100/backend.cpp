@@ -4,9 +4,9 @@
 
 #include <array>
 
+#include "backend/cuda/backend_by_format.h"
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/measure.h"
-#include "backend/cuda/fp4/backend.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/router.h"
 #include "backend/sm100/config.h"
@@ -47,7 +47,7 @@ constexpr cuda::Architecture kBf16 = {
     .take_scratch = Scratch::take,
     .counters = Scratch::counters,
 };
-using Functions = cuda::fp4::BackendByFormat<kFp4, kFp4Tiles, kBf16, kFp4Tiles>;
+using Functions = cuda::BackendByFormat<ActivationFormat::kNvfp4, kFp4, kFp4Tiles, kBf16, kFp4Tiles>;
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
 

@@ -49,6 +49,7 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
   if (device.compute_capability / 10 != 9)
     return unsupported("device: expected compute capability 9.x, whose wgmma no other GPU has, got " + device.name);
+  NVFP4_MOE_TRY(cuda::decline_fp8(config));
   return cuda::supports_config(config);
 }
 

@@ -10,7 +10,7 @@ Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool 
   const MoeConfig& config = step.weights.config;
   Gemm1Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, shared);
-  params.row_scale = config->activation_format == ActivationFormat::kNvfp4 ? part.hidden.row_scale : nullptr;
+  params.row_scale = part.hidden.row_scale;  // null under bf16
   params.nonfinite = part.hidden.nonfinite;
   params.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !shared ? step.batch.topk_weights : nullptr;
@@ -33,10 +33,8 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset;
   args.assignment_of_row = part.assignment_of_row;
   const Gemm1Params params = gemm1_params(step, part, of.shared, plan);
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const uint16_t* const x = !nvfp4      ? part.hidden.bf16  // (T, H)
-                            : of.shared ? cuda::bf16_operand(scratch.common.shared_hidden_operand)
-                                        : cuda::bf16_operand(scratch.common.hidden_operand);
+  const std::byte* const hidden = cuda::hidden_rows(step, part);  // (T, H)
+  const uint16_t* const x = cuda::bf16_rows(hidden);
   const auto k = static_cast<int32_t>(config->hidden_size);
   const KernelEntry& kernels = kernels_of(plan);
   const LaunchSite site = launch_site(step, plan);
@@ -46,11 +44,12 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
       const auto* const own = plan.early_hidden ? static_cast<const uint16_t*>(step.batch.hidden) : x;
       return kernels.gemm1_fused_routing(site, args, params, {own, k, plan.early_hidden, cuda::assignment_ids(step)});
     }
-    case cuda::RowSource::kGatheredFirst: NVFP4_MOE_TRY(gather_rows(step, part, x)); [[fallthrough]];
+    case cuda::RowSource::kGatheredFirst: NVFP4_MOE_TRY(gather_rows(step, part, hidden)); [[fallthrough]];
     case cuda::RowSource::kInRows: break;
   }
   // The shared expert's rows are the tokens.
-  NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(of.shared ? x : gathered(part), of.rows, config->hidden_size));
+  NVFP4_MOE_ASSIGN(const TmaRows rows,
+                   tma_rows(of.shared ? x : cuda::bf16_rows(gathered(part)), of.rows, config->hidden_size));
   return kernels.gemm1_tma(site, args, params, rows);
 }
 

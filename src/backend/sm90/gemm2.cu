@@ -19,9 +19,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   params.out = part.rows_out;
   params.out_fp32 = config->row_format == RowFormat::kFp32;
   params.channels = config->hidden_size;
-  const uint16_t* const x = config->activation_format != ActivationFormat::kNvfp4 ? part.intermediate.bf16
-                            : of.shared ? cuda::bf16_operand(scratch.common.shared_operand)
-                                        : cuda::bf16_operand(scratch.common.routed_operand);  // (R, I)
+  const uint16_t* const x = cuda::bf16_rows(cuda::intermediate_rows(step, part));  // (R, I)
   const KernelEntry& kernels = kernels_of(plan);
   const LaunchSite site = launch_site(step, plan);
   if (plan.rows == cuda::RowSource::kGathered)

@@ -1,5 +1,4 @@
-// The functions of a backend with FP4 tensor cores. They multiply nvfp4 activations; bf16 activations go through other
-// GEMMs, which may want another order of the same codes: a layer is opened for one format of activations, and packed for
+// The functions of a backend with FP4 tensor cores. They multiply nvfp4 activations; others go through other GEMMs, which may want another order of the same codes: a layer is opened for one format of activations, and packed for
 // that one alone.
 #pragma once
 
@@ -9,7 +8,7 @@
 
 namespace nvfp4_moe::cuda::fp4 {
 
-// kFp4 and its tiles under nvfp4 activations, kBf16 and its tiles under bf16.
+// kFp4 and its tiles under nvfp4 activations, kBf16 and its tiles under the others.
 template <const Architecture& kFp4, const TileFormat& kFp4Tiles, const Architecture& kBf16,
           const TileFormat& kBf16Tiles>
 class BackendByFormat {

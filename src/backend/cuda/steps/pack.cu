@@ -12,6 +12,7 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/packed_layout.h"
+#include "backend/cuda/steps/fp8_pack.h"
 #include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/pack_rows.cuh"
 #include "backend/cuda/steps/source_check.h"
@@ -232,19 +233,44 @@ Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
   return {};
 }
 
-Status put_tensor_scales(PackedWeights& weights, const PackedExpert& packed, const ExpertSource& source,
+// What the GEMMs read of an expert's numbers. numbers: lives until the stream has been waited for.
+Status put_device_scales(PackedWeights& weights, const PackedExpert& packed, const DeviceScales& numbers,
                          cudaStream_t stream) {
-  TensorScales& scales = weights.tensor_scales[static_cast<size_t>(packed.index)];
-  scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
-  std::byte* const to = weights.bytes.data() + packed.index * static_cast<int64_t>(sizeof(TensorScales));
-  return check(cudaMemcpyAsync(to, &scales, sizeof(scales), cudaMemcpyHostToDevice, stream), "pack: tensor scales");
+  const auto put = [&](int64_t offset, const auto& value) {
+    std::byte* const to = weights.bytes.data() + offset + packed.index * static_cast<int64_t>(sizeof(value));
+    return check(cudaMemcpyAsync(to, &value, sizeof(value), cudaMemcpyHostToDevice, stream), "pack: tensor scales");
+  };
+  NVFP4_MOE_TRY(put(0, numbers.scales));
+  if (weights.fp8_weights.empty()) return {};
+  return put(fp8_shifts_offset(weights.range), numbers.shifts);
+}
+
+bool rounds_to_e4m3(const PackedWeights& weights) {
+  return weights.config->activation_format == ActivationFormat::kFp8;
+}
+
+// Keeps what the host knows of an expert's numbers; fp8: of its weights, under fp8.
+Result<DeviceScales> keep_scales(PackedWeights& weights, const PackedExpert& packed, const ExpertSource& source,
+                                 const Fp8ExpertWeights& fp8) {
+  const auto index = static_cast<size_t>(packed.index);
+  const TensorScales scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  NVFP4_MOE_ASSIGN(const DeviceScales numbers, device_scales(scales, fp8));
+  weights.tensor_scales[index] = scales;
+  if (!rounds_to_e4m3(weights)) return numbers;
+  weights.fp8_weights.resize(weights.tensor_scales.size());
+  weights.fp8_weights[index] = fp8;
+  return numbers;
 }
 
 // The expert, and what it keeps of codes under a scale of 0.
 Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, PackedWeights& weights,
                                                    const PackedExpert& packed, const ExpertSource& source) {
+  Fp8ExpertWeights fp8;
+  if (rounds_to_e4m3(weights))
+    fp8 = {measure_fp8_weights(source.gate), measure_fp8_weights(source.up), measure_fp8_weights(source.down)};
+  NVFP4_MOE_ASSIGN(const DeviceScales numbers, keep_scales(weights, packed, source, fp8));
   NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
-  NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, kStream));
+  NVFP4_MOE_TRY(put_device_scales(weights, packed, numbers, kStream));
   NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}));
   NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
   std::vector<ZeroScaleCodes> kept;
@@ -263,7 +289,13 @@ Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, P
   NVFP4_MOE_TRY(reserve_staging(weights, kSourceCheckBytes));
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
                    check_device_source(source, weights.device, weights.staging.data()));
-  NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, stream));
+  Fp8ExpertWeights fp8;
+  if (rounds_to_e4m3(weights)) {
+    static_assert(kFp8CountBytes <= kSourceCheckBytes);
+    NVFP4_MOE_ASSIGN(fp8, measure_device_source(source, weights.device, weights.staging.data()));
+  }
+  NVFP4_MOE_ASSIGN(const DeviceScales numbers, keep_scales(weights, packed, source, fp8));
+  NVFP4_MOE_TRY(put_device_scales(weights, packed, numbers, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
   if (format.holds_all_codes) kept.clear();

@@ -29,7 +29,13 @@ constexpr auto kConfigs = [] {
 }();
 
 constexpr cuda::Architecture kFp4 = {
-    .gemms = {"sm100", kConfigs<kGemmConfigs>, routed_config, shared_config, splits_k, kMaxCtas, true},
+    .gemms = {"sm100",
+              kConfigs<kGemmConfigs>,
+              routed_config,
+              shared_config,
+              splits_k,
+              kMaxCtas,
+              {.nvfp4 = cuda::Operand::kFp4}},
     .gemm_kind = "tcgen05_m128k64",
     .quantize_into_rows = nullptr,
     .gemm1_swiglu = gemm1_swiglu,
@@ -61,6 +67,7 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
                        std::to_string(device.compute_capability % 10) + " (" + device.name +
                        "): this build's compiler is older than CUDA 12.9");
 #endif
+  NVFP4_MOE_TRY(cuda::decline_fp8(config));
   return cuda::supports_config(config);
 }
 

@@ -29,7 +29,7 @@ constexpr auto kConfigs = [] {
 }();
 
 constexpr cuda::Architecture kFp4 = {
-    .gemms = {"sm120", kConfigs, routed_config, shared_config, splits_k, kMaxCtas, true},
+    .gemms = {"sm120", kConfigs, routed_config, shared_config, splits_k, kMaxCtas, {.nvfp4 = cuda::Operand::kFp4}},
     .gemm_kind = "mma_m16n8k64",
     .quantize_into_rows = nullptr,
     .gemm1_swiglu = gemm1_swiglu,

@@ -72,4 +72,16 @@ Fp8Weights measure_fp8_weights(const Nvfp4View& matrix) {
   return result;
 }
 
+Fp8Weights read_fp8_weights(const Fp8Histogram& codes) {
+  uint8_t largest = 0;
+  for (uint8_t scale = 0; scale < kScaleBytes; ++scale)
+    if (std::ranges::any_of(codes[scale], [](uint64_t count) { return count != 0; })) largest = scale;
+  Fp8Weights result{.shift = fp8_weight_shift(largest), .inexact = 0};
+  const auto masks = inexact_magnitudes(result.shift);
+  for (size_t scale = 0; scale <= largest; ++scale)
+    for (size_t magnitude = 0; magnitude < codes[scale].size(); ++magnitude)
+      if ((masks[scale] >> magnitude & 1) != 0) result.inexact += codes[scale][magnitude];
+  return result;
+}
+
 }  // namespace nvfp4_moe

@@ -39,11 +39,15 @@ Status supports_config(const MoeConfig& config) {
     return unsupported(
         "expert biases: expected none, got expert_biases: GPUs do not add them yet; a layer of theirs runs on cpu and "
         "reference");
-  if (config->activation_format == ActivationFormat::kFp8)
-    return unsupported("activation_format fp8: the cuda backends do not multiply it yet; nvfp4 and bf16 run here");
   if (config->activation_format != ActivationFormat::kInt8Block) return {};
   return unsupported(
-      "activation_format int8_block: int8 tensor cores have no scale per 16 elements; nvfp4 and bf16 run here");
+      "activation_format int8_block: int8 tensor cores have no scale per 16 elements; nvfp4, bf16 and fp8 run here");
+}
+
+Status decline_fp8(const MoeConfig& config) {
+  if (config->activation_format != ActivationFormat::kFp8) return {};
+  return unsupported(
+      "activation_format fp8: expected nvfp4 or bf16, which this backend has GEMMs for; cuda runs fp8 here");
 }
 
 Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
@@ -53,17 +57,22 @@ Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config
   if (range.count > kMaxExperts)
     return unsupported("local experts: expected at most " + std::to_string(kMaxExperts) + ", got " +
                        std::to_string(range.count));
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const bool fp4 = architecture.gemms.fp4_operands;
-  const char* rows = !nvfp4 ? "bf16" : fp4 ? "nvfp4" : "nvfp4_and_bf16_operand";
-  const std::string gemm = std::string(architecture.gemm_kind) + (!nvfp4 ? "_w4a16" : fp4 ? "_w4a4" : "_w4a4_as_bf16");
+  const ActivationFormat format = config->activation_format;
+  const bool quantized = quantizes(format), as_bf16 = architecture.gemms.operands.of(format) == Operand::kBf16;
+  const std::string rows =
+      quantized && as_bf16 ? std::string(to_string(format)) + "_and_bf16_operand" : to_string(format);
+  const std::string gemm = std::string(architecture.gemm_kind) +
+                           (format == ActivationFormat::kNvfp4 ? "_w4a4"
+                            : quantized                        ? "_w4a8"
+                                                               : "_w4a16") +
+                           (quantized && as_bf16 ? "_as_bf16" : "");
   Plan plan{.backend = architecture.gemms.backend,
             .limits = limits,
             .device = device,
             .steps = {{"route", "counting_sort"},
                       {"quantize", rows},
                       {"gemm1_swiglu", gemm},
-                      {"requantize", nvfp4 ? rows : "none"},
+                      {"requantize", quantized ? rows : "none"},
                       {"gemm2", gemm},
                       {"combine", "fp32_fma_in_order"}},
             .workspace = {}};
@@ -105,7 +114,10 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
   if (context.status != nullptr) buffers.status = context.status;
   // The GEMMs read operands: codes are for those who take a step by itself.
-  for (PartBuffers* part : {&buffers.routed, &buffers.shared}) part->hidden.codes = part->intermediate.codes = nullptr;
+  for (PartBuffers* part : {&buffers.routed, &buffers.shared}) {
+    part->hidden.codes = part->intermediate.codes = nullptr;
+    part->hidden.fp8 = part->intermediate.fp8 = nullptr;
+  }
   const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run};
   if (run.selects) NVFP4_MOE_TRY(select_experts(weights.device, *batch.selection, context.stream));
   if (run.fused_route_quantize) {

@@ -25,6 +25,7 @@ struct Architecture {
 
 // What every GPU backend takes and declines, apart from the architecture.
 Status supports_config(const MoeConfig& config);
+Status decline_fp8(const MoeConfig& config);        // of an architecture that has no GEMMs for it
 Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or later
 
 Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,

@@ -1,6 +1,9 @@
 // Where the parts of a packed layer lie in its device memory.
 //
-//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles, down tiles | expert 1 | ... | shared expert
+//   tensor scales (E + 1, 3) float | shifts (E + 1, 3) int32, fp8 | expert 0: joined gate/up tiles, down tiles |
+//   expert 1 | ... | shared expert
+//
+// Under fp8 the tensor scales of the device have each matrix's 2^shift in them, as alpha has.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +25,11 @@ inline MatrixTiles down_tiles(int64_t hidden, int64_t intermediate) {
   return {ceil_div(hidden, kTileRows), ceil_div(intermediate, kTileK)};
 }
 
+// Of the weights of one expert (core/fp8.h).
+struct Fp8Shifts {
+  int32_t gate = 0, up = 0, down = 0;
+};
+
 // Experts of one size: the routed ones, or the shared one.
 struct PartLayout {
   int64_t offset = 0;         // of expert 0
@@ -35,7 +43,8 @@ struct PackedLayout {
 
   PackedLayout(const MoeConfig& config, const ExpertRange& range) {
     const int64_t hidden = config->hidden_size;
-    int64_t offset = (range.count + 1) * static_cast<int64_t>(sizeof(TensorScales));
+    const bool fp8 = config->activation_format == ActivationFormat::kFp8;
+    int64_t offset = (range.count + 1) * static_cast<int64_t>(sizeof(TensorScales) + (fp8 ? sizeof(Fp8Shifts) : 0));
     offset = (offset + 255) / 256 * 256;
     routed = part(offset, hidden, config->intermediate_size);
     offset += range.count * routed.expert_stride;
@@ -60,6 +69,14 @@ struct PackedLayout {
 // Device pointers of one expert-indexed array of tensor scales.
 inline const TensorScales* tensor_scales(const PackedWeights& weights, bool shared) {
   return reinterpret_cast<const TensorScales*>(weights.bytes.data()) + (shared ? weights.range.count : 0);
+}
+// The same of the shifts, of a layer under fp8.
+inline int64_t fp8_shifts_offset(const ExpertRange& range) {
+  return (range.count + 1) * static_cast<int64_t>(sizeof(TensorScales));
+}
+inline const Fp8Shifts* fp8_shifts(const PackedWeights& weights, bool shared) {
+  return reinterpret_cast<const Fp8Shifts*>(weights.bytes.data() + fp8_shifts_offset(weights.range)) +
+         (shared ? weights.range.count : 0);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -17,7 +17,7 @@ struct Question {
   const DeviceFacts& device;
   const RunFacts& facts;
 
-  bool nvfp4() const { return config->activation_format == ActivationFormat::kNvfp4; }
+  bool quantizes() const { return cuda::quantizes(config->activation_format); }
   int64_t tokens() const { return facts.tokens; }
   int64_t assignments() const { return facts.tokens * config->top_k; }
   bool has_shared() const { return config->shared_intermediate_size > 0; }
@@ -80,15 +80,15 @@ RoutePlan plan_route(const Question& q, const GemmConfig& gemm) {
 // aligned: what is quantized, to 16 bytes.
 QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_rows) {
   const int64_t k = q.config->hidden_size, tokens = q.tokens();
-  const bool vec8 = q.nvfp4() && q.facts.hidden_dtype == DType::kBf16 && aligned &&
+  const bool vec8 = q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && aligned &&
                     q.config->activation_scale != ActivationScale::kCompat;
   QuantizePlan plan;
   plan.ctas = tokens;
   if (tokens == 0) return plan;
   // The shared expert reads hidden once a token, so that the rows alone would not do where it reads the same.
   plan.into_rows =
-      tma_rows && !fused && !q.facts.single_steps && (!q.has_shared() || q.weighs()) && (!q.nvfp4() || vec8);
-  if (!q.nvfp4()) {
+      tma_rows && !fused && !q.facts.single_steps && (!q.has_shared() || q.weighs()) && (!q.quantizes() || vec8);
+  if (!q.quantizes()) {
     plan.kernel = QuantizeKernel::kRound;
     plan.threads = fused ? kRowThreads : plan.into_rows ? kIntoRowsThreads : row_threads(k);
   } else if (!vec8) {
@@ -108,13 +108,13 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
 // rows: at most; expected: if every expert had as many. As many CTAs as run at once, where they take turns.
 QuantizePlan plan_requantize(const Question& q, int64_t k, int64_t rows, int64_t expected) {
   QuantizePlan plan;
-  if (rows == 0 || (!q.nvfp4() && !q.facts.single_steps)) return plan;  // combine counts nonfinite rows
+  if (rows == 0 || (!q.quantizes() && !q.facts.single_steps)) return plan;  // combine counts nonfinite rows
   const auto resident = [&](int64_t ctas, int threads) {
     return std::min<int64_t>(ctas, int64_t{q.device.compute_units} * (kVec8Threads / threads));
   };
   plan.ctas = rows;
   plan.threads = row_threads(k);
-  if (!q.nvfp4()) {
+  if (!q.quantizes()) {
     plan.kernel = QuantizeKernel::kCountNonfinite;
   } else if (q.config->intermediate_scale == IntermediateScale::kCompat) {
     plan.kernel = QuantizeKernel::kAnyType;
@@ -145,7 +145,7 @@ GemmPlan plan_gemm2(const Question& q, int index, int64_t k) {
   GemmPlan gemm = plan_gemm(q, index, k);
   if (q.gemms.configs[static_cast<size_t>(index)].tma_rows) gemm.rows = RowSource::kInRows;
   gemm.after_route = true;
-  gemm.waits_for_quantize = q.nvfp4();
+  gemm.waits_for_quantize = q.quantizes();
   return gemm;
 }
 
@@ -156,11 +156,11 @@ GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
     gemm.rows = run.hidden.into_rows ? RowSource::kInRows : RowSource::kGatheredFirst;
   } else if (run.fused_route_quantize && config.fused_routing && q.assignments() <= kSmallBatch) {
     gemm.rows = RowSource::kFusedRouting;
-    gemm.early_hidden = !q.nvfp4() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned;
+    gemm.early_hidden = !q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned;
   }
   // Between route and this kernel lies another one, which has waited for route: the gather, or quantize.
   gemm.after_route = config.tma_rows || (!q.facts.single_steps && !run.fused_route_quantize);
-  gemm.flags_nonfinite = config.tma_rows && !q.nvfp4();
+  gemm.flags_nonfinite = config.tma_rows && !q.quantizes();
   return gemm;
 }
 
@@ -187,7 +187,7 @@ CombinePlan plan_combine(const Question& q, const RunPlan& run) {
       tokens >= kLargeCombineTokens ? 1 : ceil_div(q.config->hidden_size, int64_t{kCombineThreads} * combine.channels);
   if (q.facts.single_steps || tokens == 0) return combine;
   combine.counts_hidden = run.fused_route_quantize;
-  combine.counts_intermediate = !q.nvfp4();
+  combine.counts_intermediate = !q.quantizes();
   combine.reads_flags = run.routed.gemm1.flags_nonfinite && !small_batch;
   int64_t rows = combine.counts_hidden ? 1 : 0;
   if (combine.counts_intermediate) {
@@ -217,7 +217,8 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
   RunPlan run;
   run.tokens = facts.tokens;
-  run.fp4_operands = gemms.fp4_operands;
+  run.operand = gemms.operands.of(config->activation_format);
+  run.e4m3_weights = config->activation_format == ActivationFormat::kFp8;
   run.weighs_hidden = q.weighs() && facts.tokens > 0;
   // What is weighed is there only after route, which knows the tokens that have a row.
   run.fused_route_quantize =
@@ -246,7 +247,8 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
   const ExpertRange none{0, 0};
   RunPlan run;
   run.tokens = facts.tokens;
-  run.fp4_operands = gemms.fp4_operands;
+  run.operand = gemms.operands.of(x->activation_format);
+  run.e4m3_weights = x->activation_format == ActivationFormat::kFp8;
   const Question x_question{gemms, x, none, device, facts};
   run.hidden = plan_hidden(x_question, facts.hidden_aligned, false, false);
   const Question q{gemms, product, none, device, facts};
@@ -268,13 +270,13 @@ const char* name_of(RouteKernel kernel) {
   }
   return "";
 }
-const char* name_of(QuantizeKernel kernel) {
+std::string name_of(QuantizeKernel kernel, ActivationFormat format) {
   switch (kernel) {
     case QuantizeKernel::kNone: return "none";
     case QuantizeKernel::kRound: return "round_to_bf16";
-    case QuantizeKernel::kAnyType: return "nvfp4_any_type";
-    case QuantizeKernel::kVec8Cta: return "nvfp4_vec8_cta";
-    case QuantizeKernel::kVec8Warp: return "nvfp4_vec8_warp";
+    case QuantizeKernel::kAnyType: return std::string(to_string(format)) + "_any_type";
+    case QuantizeKernel::kVec8Cta: return std::string(to_string(format)) + "_vec8_cta";
+    case QuantizeKernel::kVec8Warp: return std::string(to_string(format)) + "_vec8_warp";
     case QuantizeKernel::kCountNonfinite: return "count_nonfinite";
   }
   return "";
@@ -288,8 +290,8 @@ const char* name_of(RowSource rows) {
   }
   return "";
 }
-std::string text_of(const QuantizePlan& plan) {
-  std::string text = name_of(plan.kernel);
+std::string text_of(const QuantizePlan& plan, ActivationFormat format) {
+  std::string text = name_of(plan.kernel, format);
   if (plan.kernel == QuantizeKernel::kNone) return text;
   text += ", " + std::to_string(plan.ctas) + " x " + std::to_string(plan.threads) + " threads";
   return plan.into_rows ? text + ", into expert order" : text;
@@ -304,6 +306,7 @@ std::string text_of(const GemmTable& gemms, const GemmPlan& plan, bool gemm1) {
 }  // namespace
 
 std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, const RunPlan& plan) {
+  const ActivationFormat format = config->activation_format;
   std::string route = std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
   if (plan.route.even_tiles) route += ", rows shared evenly";
   if (plan.route.widest_first) route += ", widest first";
@@ -311,14 +314,14 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   if (plan.fused_route_quantize) route += ", fused with quantize";
   if (plan.selects) route += ", after select_experts";
   steps.push_back({"route", route});
-  std::string quantize = text_of(plan.hidden);
+  std::string quantize = text_of(plan.hidden, format);
   if (plan.weighs_hidden) quantize = "hidden times the router weight, then " + quantize;
   if (plan.shared_hidden.kernel != QuantizeKernel::kNone)
-    quantize += "; hidden of the shared expert: " + text_of(plan.shared_hidden);
+    quantize += "; hidden of the shared expert: " + text_of(plan.shared_hidden, format);
   steps.push_back({"quantize", quantize});
   const auto add_part = [&](const PartPlan& part, const std::string& suffix) {
     steps.push_back({"gemm1_swiglu" + suffix, text_of(gemms, part.gemm1, true)});
-    steps.push_back({"requantize" + suffix, text_of(part.requantize)});
+    steps.push_back({"requantize" + suffix, text_of(part.requantize, format)});
     steps.push_back({"gemm2" + suffix, text_of(gemms, part.gemm2, false)});
   };
   add_part(plan.routed, "");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/operand.h"
 
 namespace nvfp4_moe {
 namespace cuda {
@@ -36,7 +37,7 @@ struct GemmTable {
   int (*shared)(int64_t tokens);
   bool (*splits_k)(const MoeConfig& config, int64_t k);  // whether a GEMM of so long a K is cut along it
   int64_t max_ctas;                                      // of one GEMM; 0: one a tile
-  bool fp4_operands = false;                             // nvfp4 activations as they are (fp4_operand.h), not in bf16
+  Operands operands = {};                                // what they take of quantized activations
 };
 
 enum class RouteKernel : uint8_t {
@@ -62,8 +63,8 @@ struct RoutePlan {
 enum class QuantizeKernel : uint8_t {
   kNone,
   kRound,           // to bf16
-  kAnyType,         // to NVFP4, a CTA a row, any dtype and rule
-  kVec8Cta,         // to NVFP4, bf16 under a power of two, by vec8, a CTA a row
+  kAnyType,         // to NVFP4 or E4M3, a CTA a row, any dtype and rule
+  kVec8Cta,         // the same of bf16 under a power of two, by vec8, a CTA a row
   kVec8Warp,        // the same, a warp a row
   kCountNonfinite,  // the intermediate under bf16, which is multiplied as it is
 };
@@ -141,8 +142,9 @@ struct RunPlan {
   cuda::QuantizePlan shared_hidden;  // of the shared expert, where it does not
   cuda::PartPlan routed, shared;     // shared: where the layer has such an expert
   cuda::CombinePlan combine;
-  bool fp4_operands = false;  // what quantize and requantize leave for the GEMMs under nvfp4; else e2m1 * e4m3 in bf16
-  int64_t partial_bytes = 0;  // of one split-K partial; grows with tokens
+  cuda::Operand operand = cuda::Operand::kBf16;  // what the GEMMs multiply
+  bool e4m3_weights = false;                     // fp8: weights are rounded to E4M3 where they are decoded
+  int64_t partial_bytes = 0;                     // of one split-K partial; grows with tokens
   bool operator==(const RunPlan&) const = default;
 };
 

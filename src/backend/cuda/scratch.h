@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backend/cuda/fp4_operand.h"
+#include "backend/cuda/operand.h"
 #include "backend/cuda/run_plan.h"
 #include "backend/cuda/steps/sizes.h"
 #include "backend/layer_steps.h"
@@ -25,13 +25,8 @@ struct RowCounts {
   uint64_t nonfinite, blocks, saturated, zeroed;
 };
 
-// Of one row of an operand, k elements: e2m1 * e4m3 in bf16, exactly, or codes and scales as they are.
-inline int64_t operand_row_bytes(bool fp4, int64_t k) { return fp4 ? fp4_row_bytes(k) : k * 2; }
-
-inline const uint16_t* bf16_operand(const std::byte* operand) { return reinterpret_cast<const uint16_t*>(operand); }
-
 struct Scratch {
-  // nvfp4 only: rows of operand_row_bytes.
+  // nvfp4 and fp8 only: rows of operand_row_bytes.
   std::byte* hidden_operand = nullptr;         // (T, H)
   std::byte* shared_hidden_operand = nullptr;  // (T, H) of the shared expert's hidden: its own on_input
   std::byte* routed_operand = nullptr;         // (R, I) of the intermediate
@@ -46,9 +41,9 @@ struct Scratch {
   Scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
     const int64_t tokens = plan.tokens, rows = tokens * config->top_k;
     const bool two_hiddens = weighs_hidden(config) && config->shared_intermediate_size > 0;
-    if (config->activation_format == ActivationFormat::kNvfp4) {
+    if (quantizes(config->activation_format)) {
       const auto take = [&](const char* name, int64_t count, int64_t k) {
-        return arena.take<std::byte>("cuda.", name, count * operand_row_bytes(plan.fp4_operands, k));
+        return arena.take<std::byte>("cuda.", name, count * operand_row_bytes(plan.operand, k));
       };
       hidden_operand = take("hidden_operand", tokens, config->hidden_size);
       shared_hidden_operand = two_hiddens ? take("shared_hidden_operand", tokens, config->hidden_size) : hidden_operand;
@@ -69,5 +64,21 @@ struct Scratch {
  private:
   Scratch(const StepContext& step, Arena arena) : Scratch(step.weights.config, step.weights.range, *step.plan, arena) {}
 };
+
+// What gemm1 multiplies, (T, H) in rows of the plan's operand.
+inline const std::byte* hidden_rows(const StepContext& step, const PartBuffers& part) {
+  if (!quantizes(step.weights.config->activation_format)) return reinterpret_cast<const std::byte*>(part.hidden.bf16);
+  const Scratch scratch(step);
+  return &part == &step.buffers.shared ? scratch.shared_hidden_operand : scratch.hidden_operand;
+}
+// What gemm2 multiplies, (R, I) in rows of the plan's operand. A linear has them in intermediate.codes.
+inline const std::byte* intermediate_rows(const StepContext& step, const PartBuffers& part) {
+  if (part.down_only) return reinterpret_cast<const std::byte*>(part.intermediate.codes);
+  if (!quantizes(step.weights.config->activation_format))
+    return reinterpret_cast<const std::byte*>(part.intermediate.bf16);
+  const Scratch scratch(step);
+  return &part == &step.buffers.shared ? scratch.shared_operand : scratch.routed_operand;
+}
+inline const uint16_t* bf16_rows(const std::byte* operand) { return reinterpret_cast<const uint16_t*>(operand); }
 
 }  // namespace nvfp4_moe::cuda

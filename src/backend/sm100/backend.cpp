@@ -4,9 +4,9 @@
 
 #include <array>
 
+#include "backend/cuda/backend_by_format.h"
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/measure.h"
-#include "backend/cuda/fp4/backend.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/router.h"
 #include "backend/sm100/config.h"
@@ -29,7 +29,13 @@ constexpr auto kConfigs = [] {
 }();
 
 constexpr cuda::Architecture kFp4 = {
-    .gemms = {"sm100", kConfigs<kGemmConfigs>, routed_config, shared_config, splits_k, kMaxCtas, true},
+    .gemms = {"sm100",
+              kConfigs<kGemmConfigs>,
+              routed_config,
+              shared_config,
+              splits_k,
+              kMaxCtas,
+              {.nvfp4 = cuda::Operand::kFp4}},
     .gemm_kind = "tcgen05_m128k64",
     .quantize_into_rows = nullptr,
     .gemm1_swiglu = gemm1_swiglu,
@@ -47,7 +53,7 @@ constexpr cuda::Architecture kBf16 = {
     .take_scratch = Scratch::take,
     .counters = Scratch::counters,
 };
-using Functions = cuda::fp4::BackendByFormat<kFp4, kFp4Tiles, kBf16, kFp4Tiles>;
+using Functions = cuda::BackendByFormat<ActivationFormat::kNvfp4, kFp4, kFp4Tiles, kBf16, kFp4Tiles>;
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
 
@@ -61,6 +67,7 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
                        std::to_string(device.compute_capability % 10) + " (" + device.name +
                        "): this build's compiler is older than CUDA 12.9");
 #endif
+  NVFP4_MOE_TRY(cuda::decline_fp8(config));
   return cuda::supports_config(config);
 }
 

@@ -4,9 +4,9 @@
 
 #include <array>
 
+#include "backend/cuda/backend_by_format.h"
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/measure.h"
-#include "backend/cuda/fp4/backend.h"
 #include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/router.h"
@@ -29,7 +29,7 @@ constexpr auto kConfigs = [] {
 }();
 
 constexpr cuda::Architecture kFp4 = {
-    .gemms = {"sm120", kConfigs, routed_config, shared_config, splits_k, kMaxCtas, true},
+    .gemms = {"sm120", kConfigs, routed_config, shared_config, splits_k, kMaxCtas, {.nvfp4 = cuda::Operand::kFp4}},
     .gemm_kind = "mma_m16n8k64",
     .quantize_into_rows = nullptr,
     .gemm1_swiglu = gemm1_swiglu,
@@ -38,7 +38,7 @@ constexpr cuda::Architecture kFp4 = {
     .counters = Scratch::counters,
 };
 constexpr cuda::Architecture kBf16 = cuda::plain::architecture("sm120");
-using Functions = cuda::fp4::BackendByFormat<kFp4, kFp4Tiles, kBf16, cuda::kBf16Tiles>;
+using Functions = cuda::BackendByFormat<ActivationFormat::kNvfp4, kFp4, kFp4Tiles, kBf16, cuda::kBf16Tiles>;
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
 

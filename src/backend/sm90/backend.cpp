@@ -1,17 +1,19 @@
-// Hopper's entry in the contract: the CUDA backend with GEMMs on wgmma.
+// Hopper's entry in the contract: the CUDA backend with GEMMs on wgmma, of E4M3 under fp8 and of bf16 under the other
+// formats, each with a table of configurations and an order of packed codes of its own.
 #include "backend/backend.h"
 
 #include <array>
+#include <span>
 
+#include "backend/cuda/backend_by_format.h"
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/measure.h"
 #include "backend/cuda/layer.h"
 #include "backend/cuda/steps/format.h"
-#include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/router.h"
-#include "backend/cuda/steps/steps.h"
 #include "backend/sm90/config.h"
 #include "backend/sm90/measure.h"
+#include "backend/sm90/pack.h"
 #include "backend/sm90/scratch.h"
 #include "backend/sm90/steps.h"
 #include "backend/sm90/tensor_map.h"
@@ -29,9 +31,10 @@ constexpr auto kConfigs = [] {
   }
   return configs;
 }();
+constexpr std::span<const cuda::GemmConfig> kAllConfigs = kConfigs;
 
-constexpr cuda::Architecture kArchitecture = {
-    .gemms = {"sm90", kConfigs, routed_config, shared_config, splits_k, kMaxCtas},
+constexpr cuda::Architecture kBf16 = {
+    .gemms = {"sm90", kAllConfigs.first<kBf16Configs>(), routed_config, shared_config, splits_k, kMaxCtas},
     .gemm_kind = "wgmma",
     .quantize_into_rows = quantize_into_rows,
     .gemm1_swiglu = gemm1_swiglu,
@@ -39,11 +42,17 @@ constexpr cuda::Architecture kArchitecture = {
     .take_scratch = Scratch::take,
     .counters = Scratch::counters,
 };
-using Functions = cuda::BackendFunctions<kArchitecture>;
+constexpr cuda::Architecture kFp8 = [] {
+  cuda::Architecture fp8 = kBf16;
+  fp8.gemms.configs = kAllConfigs.subspan<kBf16Configs>();
+  fp8.gemms.routed = routed_fp8_config;
+  fp8.gemms.shared = shared_fp8_config;
+  fp8.gemms.operands.fp8 = cuda::Operand::kE4m3;
+  return fp8;
+}();
+using Functions = cuda::BackendByFormat<ActivationFormat::kFp8, kFp8, kFp8Tiles, kBf16, cuda::kBf16Tiles>;
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, product_rate, "wgmma m64n128k16"};
-constexpr LayerSteps kSteps = {Functions::route, Functions::quantize,  gemm1_swiglu, cuda::requantize, gemm2,
-                               cuda::combine,    Functions::plan_steps};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
@@ -67,17 +76,17 @@ constinit const Backend kSm90Backend = {
     .supports = sm90::supports,
     .packed_bytes = cuda::packed_bytes,
     .allocate = sm90::allocate,
-    .pack_expert = cuda::pack_expert,
-    .unpack_expert = cuda::unpack_expert,
+    .pack_expert = sm90::Functions::pack_expert,
+    .unpack_expert = sm90::Functions::unpack_expert,
     .plan = sm90::Functions::plan,
     .run = sm90::Functions::run,
     .workspace_bytes = sm90::Functions::workspace_bytes,
     .describe_run = sm90::Functions::describe_run,
     .linear_bytes = cuda::linear_bytes,
-    .linear_pack = cuda::linear_pack,
+    .linear_pack = sm90::Functions::linear_pack,
     .linear_workspace_bytes = sm90::Functions::linear_workspace_bytes,
     .linear_run = sm90::Functions::linear_run,
-    .steps = &sm90::kSteps,
+    .steps = &sm90::Functions::kSteps,
     .memory = &cuda::kMemory,
     .measures = &sm90::kMeasures,
     .formats = &cuda::kFormats,

@@ -1,7 +1,12 @@
-// Packed weights -> the A fragment of wgmma, in registers (the bit layout: backend/cuda/packed_tile.h).
+// Packed weights -> the A fragments of wgmma, in registers, and the products of each kind. A kind of product has
 //
-// A word gives four pairs of bf16 e2m1 * 2^-126, two scale bytes of UE5M3 become bf16 s * 2^107, and one multiplication
-// of each gives e2m1 * s * 2^-19, exactly. The factor 2^19 is left for the epilogue.
+//   kSteps              wgmmas of 64 k
+//   kAccumulatorFactor  what is left for the epilogue
+//   Weights             a lane's packed weights of 64 k and of two rows, as read from a tile
+//   Constants           what the consumers hold in registers
+//   read, look_up       a tile's bytes into Weights; what else they need, once read's words are there
+//   dequantize          Weights into the four words of one step's fragment
+//   multiply            one wgmma
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,23 +15,91 @@
 
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/arithmetic.cuh"
+#include "backend/cuda/ptx/registers.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+#include "backend/sm90/fp8_tile.h"
 
 namespace nvfp4_moe::sm90 {
 
-inline constexpr float kAccumulatorFactor = 0x1p19f;
-inline constexpr uint32_t kScaleBase = 0x70007000u;
+// bf16 times bf16 (the bit layout: backend/cuda/packed_tile.h). A word gives four pairs of bf16 e2m1 * 2^-126, two scale
+// bytes of UE5M3 become bf16 s * 2^107, and one multiplication of each gives e2m1 * s * 2^-19, exactly.
+struct Bf16Products {
+  static constexpr int kSteps = 4;
+  static constexpr float kAccumulatorFactor = 0x1p19f;
+  struct Weights {
+    uint32_t codes[kSteps];
+    uint32_t scales[kSteps / 2];
+  };
+  struct Constants {
+    uint32_t scale_base = 0x70007000u;  // in a register, which saves a move at every use
+    __device__ void pin() { cuda::ptx::pin(scale_base); }
+  };
 
-// codes: a lane's word of one k16 step, an even or an odd one. scale_base: kScaleBase in a register, which saves a move
-// at every use. fragment: 4 words.
-template <bool kOddStep>
-__device__ inline void dequantize(uint32_t codes, uint32_t scale_word, uint32_t scale_base, uint32_t* fragment) {
-  const uint32_t scales =
-      cuda::ptx::lop3_and_or<cuda::kScalesMask>(cuda::scales_of_step(scale_word, kOddStep), scale_base);
-  const cuda::CodePairs pairs = cuda::code_pairs(codes);
-  fragment[0] = cuda::ptx::mul_bf16x2_low(pairs.a[0], scales);
-  fragment[1] = cuda::ptx::mul_bf16x2_high(pairs.a[1], scales);
-  fragment[2] = cuda::ptx::mul_bf16x2_low(pairs.a[2], scales);
-  fragment[3] = cuda::ptx::mul_bf16x2_high(pairs.a[3], scales);
-}
+  __device__ static void read(Weights& weights, const uint8_t* tile, int group, int half, int lane) {
+    const auto codes = *reinterpret_cast<const uint4*>(tile + cuda::lane_offset(group, half, lane));
+    const auto scales = *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4));
+    weights.codes[0] = codes.x, weights.codes[1] = codes.y, weights.codes[2] = codes.z, weights.codes[3] = codes.w;
+    weights.scales[0] = scales.x, weights.scales[1] = scales.y;
+  }
+  __device__ static void look_up(Weights&, const uint2*) {}
+  __device__ static void dequantize(const Weights& weights, int step, const Constants& constants, uint32_t* fragment) {
+    const uint32_t scales = cuda::ptx::lop3_and_or<cuda::kScalesMask>(
+        cuda::scales_of_step(weights.scales[step / 2], step % 2 != 0), constants.scale_base);
+    const cuda::CodePairs pairs = cuda::code_pairs(weights.codes[step]);
+    fragment[0] = cuda::ptx::mul_bf16x2_low(pairs.a[0], scales);
+    fragment[1] = cuda::ptx::mul_bf16x2_high(pairs.a[1], scales);
+    fragment[2] = cuda::ptx::mul_bf16x2_low(pairs.a[2], scales);
+    fragment[3] = cuda::ptx::mul_bf16x2_high(pairs.a[3], scales);
+  }
+  template <int kCount>
+  __device__ static void multiply(float (&d)[kCount], const uint32_t* fragment, uint64_t rows) {
+    cuda::ptx::wgmma(d, fragment, rows);
+  }
+};
+
+// E4M3 times E4M3 (the bit layout: fp8_tile.h). A table has, for the index of a scale, the eight magnitudes of E2M1 times
+// that scale as E4M3, each rounded once; PRMT picks four of a word's codes at a time.
+struct Fp8Products {
+  static constexpr int kSteps = 2;
+  static constexpr float kAccumulatorFactor = 1.0f;
+  struct Weights {
+    uint32_t codes[4];    // row r, row r + 8: two steps each
+    uint32_t scales;      // indices of row r, and of row r + 8 in bits 8..15
+    uint2 magnitudes[2];  // of row r, of row r + 8
+  };
+  struct Constants {
+    __device__ static void pin() {}
+  };
+
+  __device__ static void read(Weights& weights, const uint8_t* tile, int group, int half, int lane) {
+    const auto codes = *reinterpret_cast<const uint4*>(tile + cuda::lane_offset(group, half, lane));
+    weights.codes[0] = codes.x, weights.codes[1] = codes.y, weights.codes[2] = codes.z, weights.codes[3] = codes.w;
+    weights.scales = *reinterpret_cast<const uint16_t*>(tile + fp8_scales_offset(group, half, lane));
+  }
+  __device__ static void look_up(Weights& weights, const uint2* table) {
+    weights.magnitudes[0] = table[weights.scales & 0xFF];
+    weights.magnitudes[1] = table[weights.scales >> 8];
+  }
+  __device__ static void dequantize(const Weights& weights, int step, const Constants&, uint32_t* fragment) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word = weights.codes[2 * i + step], picks = word & 0x77777777u;
+      const uint2 bytes = weights.magnitudes[i];
+      fragment[i] = __byte_perm(bytes.x, bytes.y, picks) | (word & 0x80808080u);
+      fragment[2 + i] = __byte_perm(bytes.x, bytes.y, picks >> 16) | (word << 4 & 0x80808080u);
+    }
+  }
+  // The table's entry of one index.
+  __device__ static uint2 magnitudes(uint32_t index) {
+    const float scale = index == 0 ? 0.0f : __uint_as_float(fp8_scale_bits(index));
+    const auto pair = [](float low, float high) { return uint32_t{cuda::ptx::e4m3x2(low, high)}; };
+    return make_uint2(pair(0.0f, 0.5f * scale) | pair(scale, 1.5f * scale) << 16,
+                      pair(2.0f * scale, 3.0f * scale) | pair(4.0f * scale, 6.0f * scale) << 16);
+  }
+  template <int kCount>
+  __device__ static void multiply(float (&d)[kCount], const uint32_t* fragment, uint64_t rows) {
+    cuda::ptx::wgmma_e4m3(d, fragment, rows);
+  }
+};
 
 }  // namespace nvfp4_moe::sm90

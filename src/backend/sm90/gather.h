@@ -2,12 +2,15 @@
 // gemm2. What writes them also clears part.intermediate.nonfinite, which gemm1 sets by rows.
 #pragma once
 
+#include <cstddef>
+
 #include "backend/layer_steps.h"
 
 namespace nvfp4_moe::sm90 {
 
-inline uint16_t* gathered(const PartBuffers& part) { return static_cast<uint16_t*>(part.rows_out); }
-// x (T, H) bf16 -> gathered(part) (R, H).
-Status gather_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x);
+inline std::byte* gathered(const PartBuffers& part) { return static_cast<std::byte*>(part.rows_out); }
+// x (T, H) -> gathered(part) (R, H), in rows of the run's operand. E4M3 rows need an H of 32 at least: theirs are
+// multiples of 64 bytes.
+Status gather_rows(const StepContext& step, const PartBuffers& part, const std::byte* x);
 
 }  // namespace nvfp4_moe::sm90

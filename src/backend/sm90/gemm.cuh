@@ -1,8 +1,8 @@
-// The grouped GEMM of Hopper: packed weight rows as wgmma's A operand, dequantized to bf16 in registers, times rows of
-// activations from shared memory. What becomes of the accumulators is the caller's Epilogue.
+// The grouped GEMM of Hopper: packed weight rows as wgmma's A operand, dequantized to bf16 or E4M3 in registers, times rows
+// of activations from shared memory. What becomes of the accumulators is the caller's Epilogue.
 //
-// One persistent cta a multiprocessor, five warpgroups around a pipeline of stages of 128 k each: a producer
-// (producer.cuh) and four consumers (mainloop.cuh, then epilogue.cuh or split_k.cuh). shared.cuh has the barriers between
+// One persistent cta a multiprocessor, its warpgroups around a pipeline of stages of 128 k each: a producer
+// (producer.cuh) and four or two consumers (mainloop.cuh, then epilogue.cuh or split_k.cuh). shared.cuh has the barriers between
 // them.
 #pragma once
 
@@ -40,6 +40,15 @@ __device__ void init_barriers() {
   }
   ptx::mbarrier_init(first_rows_barrier<Traits>(), kProducerRowThreads);
   ptx::fence_mbarrier_init();
+}
+
+// By warps that have nothing else to do at a cta's start.
+template <class Traits>
+__device__ void fill_magnitudes() {
+  constexpr uint32_t kFirstThread = 128;
+  static_assert(kFirstThread + kFp8ScaleIndices <= Traits::kThreads);
+  const uint32_t index = threadIdx.x - kFirstThread;
+  if (index < kFp8ScaleIndices) magnitudes<Traits>()[index] = Fp8Products::magnitudes(index);
 }
 
 // What route leaves of a small batch, by one warp for its cta; and the cta's schedule.
@@ -91,6 +100,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
   ptx::prefetch_parameters(args);
   ptx::prefetch_parameters(epilogue);
   if (threadIdx.x == 0) init_barriers<Traits>();
+  if constexpr (Traits::kFp8) fill_magnitudes<Traits>();
   if constexpr (Rows::kFusedRouting) {
     if (threadIdx.x / 32 == 1) route_small_batch<Traits>(args, rows.ids);
   } else {
@@ -115,7 +125,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
   ptx::grid_dependency_wait();                                  // before anything is stored, and in every cta
   if constexpr (Rows::kFusedRouting) ptx::launch_dependents();  // not before, as above
   ConsumerState<Traits> state;
-  ptx::pin(state.scale_base);  // held in a register
+  state.constants.pin();
   int32_t left = schedule.k_blocks_of(static_cast<int32_t>(blockIdx.x));
   if (left == 0) return;
   uint32_t index = 0;

@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe::sm90 {
 
-template <bool kReports>
+template <bool kReports, class Products>
 struct SwigluEpilogue : Gemm1Params {
   static constexpr bool kJoined = true, kReportsNonfinite = kReports;
   __device__ void report_if(bool nonfinite_value, int64_t row) const {
@@ -34,7 +34,8 @@ struct SwigluEpilogue : Gemm1Params {
   __device__ bool plain() const { return activation.plain; }
   template <bool kPlain>
   __device__ float value(float gate, float up, const RowFactor& factor) const {
-    return activation.gated<kPlain>(gate * kAccumulatorFactor * factor.first, up * kAccumulatorFactor * factor.second) *
+    constexpr float kFactor = Products::kAccumulatorFactor;
+    return activation.gated<kPlain>(gate * kFactor * factor.first, up * kFactor * factor.second) *
            factor.weight;
   }
   // gate, up: accumulators. weight_row: of gate; 8 further is up of the same channel.
@@ -47,10 +48,14 @@ struct SwigluEpilogue : Gemm1Params {
   }
 };
 
+// Under fp8 requantize counts nonfinite rows.
+template <class Traits>
+using SwigluEpilogueOf = SwigluEpilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>;
+
 template <size_t kIndex, class Rows>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
     sm90_gemm1_kernel(const __grid_constant__ GemmArgs args,
-                      const __grid_constant__ SwigluEpilogue<GemmTraits<kIndex>::kTmaRows> epilogue,
+                      const __grid_constant__ SwigluEpilogueOf<GemmTraits<kIndex>> epilogue,
                       const __grid_constant__ Rows rows) {
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }

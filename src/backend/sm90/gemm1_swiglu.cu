@@ -10,7 +10,7 @@ Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool 
   const MoeConfig& config = step.weights.config;
   Gemm1Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, shared);
-  params.row_scale = config->activation_format == ActivationFormat::kNvfp4 ? part.hidden.row_scale : nullptr;
+  params.row_scale = part.hidden.row_scale;  // null under bf16
   params.nonfinite = part.hidden.nonfinite;
   params.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !shared ? step.batch.topk_weights : nullptr;
@@ -25,7 +25,6 @@ Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool 
 
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   if (step.batch.tokens == 0) return {};
-  const MoeConfig& config = step.weights.config;
   const cuda::GemmPlan& plan = cuda::plan_of(step, part).gemm1;
   const GemmPart of(step, part);
   const Scratch scratch(step);
@@ -33,24 +32,22 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset;
   args.assignment_of_row = part.assignment_of_row;
   const Gemm1Params params = gemm1_params(step, part, of.shared, plan);
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
-  const uint16_t* const x = !nvfp4      ? part.hidden.bf16  // (T, H)
-                            : of.shared ? cuda::bf16_operand(scratch.common.shared_hidden_operand)
-                                        : cuda::bf16_operand(scratch.common.hidden_operand);
-  const auto k = static_cast<int32_t>(config->hidden_size);
-  const KernelEntry& kernels = kernels_of(plan);
+  const std::byte* const x = cuda::hidden_rows(step, part);  // (T, H)
+  const int32_t bytes = row_bytes(step, step.weights.config->hidden_size);
+  const KernelEntry& kernels = kernels_of(step, plan);
   const LaunchSite site = launch_site(step, plan);
   switch (plan.rows) {
-    case cuda::RowSource::kGathered: return kernels.gemm1(site, args, params, {x, k});
+    case cuda::RowSource::kGathered: return kernels.gemm1(site, args, params, {x, bytes});
     case cuda::RowSource::kFusedRouting: {
-      const auto* const own = plan.early_hidden ? static_cast<const uint16_t*>(step.batch.hidden) : x;
-      return kernels.gemm1_fused_routing(site, args, params, {own, k, plan.early_hidden, cuda::assignment_ids(step)});
+      const auto* const own = plan.early_hidden ? static_cast<const std::byte*>(step.batch.hidden) : x;
+      return kernels.gemm1_fused_routing(site, args, params,
+                                         {own, bytes, plan.early_hidden, cuda::assignment_ids(step)});
     }
     case cuda::RowSource::kGatheredFirst: NVFP4_MOE_TRY(gather_rows(step, part, x)); [[fallthrough]];
     case cuda::RowSource::kInRows: break;
   }
   // The shared expert's rows are the tokens.
-  NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(of.shared ? x : gathered(part), of.rows, config->hidden_size));
+  NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(of.shared ? x : gathered(part), of.rows, bytes));
   return kernels.gemm1_tma(site, args, params, rows);
 }
 

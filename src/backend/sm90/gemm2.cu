@@ -19,14 +19,13 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   params.out = part.rows_out;
   params.out_fp32 = config->row_format == RowFormat::kFp32;
   params.channels = config->hidden_size;
-  const uint16_t* const x = config->activation_format != ActivationFormat::kNvfp4 ? part.intermediate.bf16
-                            : of.shared ? cuda::bf16_operand(scratch.common.shared_operand)
-                                        : cuda::bf16_operand(scratch.common.routed_operand);  // (R, I)
-  const KernelEntry& kernels = kernels_of(plan);
+  const std::byte* const x = cuda::intermediate_rows(step, part);  // (R, I)
+  const int32_t bytes = row_bytes(step, part.intermediate_size);
+  const KernelEntry& kernels = kernels_of(step, plan);
   const LaunchSite site = launch_site(step, plan);
   if (plan.rows == cuda::RowSource::kGathered)
-    return kernels.gemm2(site, args, params, {x, static_cast<int32_t>(part.intermediate_size)});
-  NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, part.intermediate_size));
+    return kernels.gemm2(site, args, params, {x, bytes});
+  NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, bytes));
   return kernels.gemm2_tma(site, args, params, rows);
 }
 

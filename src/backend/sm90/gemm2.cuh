@@ -14,6 +14,7 @@
 
 namespace nvfp4_moe::sm90 {
 
+template <class Products>
 struct DownEpilogue : Gemm2Params {
   static constexpr bool kJoined = false, kReportsNonfinite = false;
   __device__ uint16_t* bf16_out() const { return out_fp32 ? nullptr : static_cast<uint16_t*>(out); }
@@ -25,7 +26,7 @@ struct DownEpilogue : Gemm2Params {
   }
   __device__ bool plain() const { return true; }
   __device__ float value(float accumulator, const RowFactor& factor) const {
-    return accumulator * kAccumulatorFactor * factor.first;
+    return accumulator * Products::kAccumulatorFactor * factor.first;
   }
   // first, second: accumulators of channels `channel` and 8 further.
   __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor) const {
@@ -43,7 +44,7 @@ struct DownEpilogue : Gemm2Params {
 
 template <size_t kIndex, class Rows>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ DownEpilogue epilogue,
+    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
                       const __grid_constant__ Rows rows) {
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }

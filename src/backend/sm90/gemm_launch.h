@@ -24,10 +24,15 @@ struct GemmPart {
   }
 };
 
+// In kGemmConfigs, of an index into the run's table.
+inline size_t config_index(const StepContext& step, const cuda::GemmPlan& plan) {
+  return static_cast<size_t>(plan.config) + (step.plan->operand == cuda::Operand::kE4m3 ? kBf16Configs : 0);
+}
+
 // All but weights and assignment_of_row.
 inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of,
                           const cuda::GemmPlan& plan, const cuda::MatrixTiles& tiles, const Scratch& scratch) {
-  const GemmConfig& gemm = kGemmConfigs[static_cast<size_t>(plan.config)];
+  const GemmConfig& gemm = kGemmConfigs[config_index(step, plan)];
   GemmArgs args{};
   args.expert_stride = of.layout.expert_stride;
   args.m_blocks = static_cast<int32_t>(tiles.row_tiles);
@@ -46,16 +51,20 @@ inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, cons
   return args;
 }
 
-inline const KernelEntry& kernels_of(const cuda::GemmPlan& plan) {
-  return kernel_entry(static_cast<size_t>(plan.config));
+inline const KernelEntry& kernels_of(const StepContext& step, const cuda::GemmPlan& plan) {
+  return kernel_entry(config_index(step, plan));
 }
 inline LaunchSite launch_site(const StepContext& step, const cuda::GemmPlan& plan) {
   return {static_cast<unsigned>(plan.ctas), step.stream};
 }
 
-// x (count, k) bf16 in expert order.
-inline Result<TmaRows> tma_rows(const uint16_t* x, int64_t count, int64_t k) {
-  NVFP4_MOE_ASSIGN(const CUtensorMap map, rows_map(x, count, k, kTmaTileRows, kTmaTileK));
+// Of a row of k elements that a GEMM multiplies.
+inline int32_t row_bytes(const StepContext& step, int64_t k) {
+  return static_cast<int32_t>(cuda::operand_row_bytes(step.plan->operand, k));
+}
+// x (count, row_bytes) in expert order.
+inline Result<TmaRows> tma_rows(const std::byte* x, int64_t count, int64_t row_bytes) {
+  NVFP4_MOE_ASSIGN(const CUtensorMap map, rows_map(x, count, row_bytes, kTmaTileRows, kTmaTileBytesOfRow));
   return TmaRows{map};
 }
 

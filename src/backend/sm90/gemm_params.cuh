@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "backend/backend.h"
@@ -39,28 +40,28 @@ struct GemmArgs {
   bool after_route;                  // route has ended when this kernel starts, and not just when it has waited
 };
 
-// Rows of activations that are gathered by cp.async: x (T, k) bf16. k is a multiple of 16, and the weights' padding
-// beyond it is 0.
+// Rows of activations that are gathered by cp.async: x (T, row_bytes), bf16 or E4M3. row_bytes is a multiple of 32, and the
+// weights' padding beyond it is 0.
 struct GatheredRows {
-  const uint16_t* x;
-  int32_t k;
+  const std::byte* x;
+  int32_t row_bytes;
   static constexpr bool kFusedRouting = false;
 };
 // The same of a batch that is small enough for each cta to route by itself while route does: the cta knows its weights,
 // and may request them, before route has ended.
 struct FusedRoutingRows {
-  const uint16_t* x;
-  int32_t k;
+  const std::byte* x;
+  int32_t row_bytes;
   bool x_is_input;  // x is the batch's own hidden: there before this kernel starts, and not just once route has ended
   cuda::AssignmentIds ids;
   static constexpr bool kFusedRouting = true;
 };
-// Rows in expert order, (R, k) bf16, copied by TMA in tiles of kTmaTileRows x kTmaTileK.
+// Rows in expert order, (R, row_bytes), copied by TMA in tiles of kTmaTileRows x kTmaTileBytesOfRow.
 struct TmaRows {
   CUtensorMap map;
   static constexpr bool kFusedRouting = false;
 };
-inline constexpr int kTmaTileRows = 32, kTmaTileK = 64, kTmaTileBytes = kTmaTileRows * kTmaTileK * 2;
+inline constexpr int kTmaTileRows = 32, kTmaTileBytesOfRow = 128, kTmaTileBytes = kTmaTileRows * kTmaTileBytesOfRow;
 
 // What gemm1's epilogue takes.
 struct Gemm1Params {
@@ -92,7 +93,7 @@ struct RowScale {
   float weight;  // the router's, or 1
 };
 // What the accumulators of one row and one expert are multiplied by: alpha = fl32(row scale * tensor scale) of each
-// tensor scale. kAccumulatorFactor is not in it: a large alpha might overflow.
+// tensor scale. The products' kAccumulatorFactor is not in it: a large alpha might overflow.
 struct alignas(16) RowFactor {
   float first, second, weight;
 

@@ -13,8 +13,8 @@
 namespace nvfp4_moe::sm90 {
 
 // The index of the configuration of a tile's sides; there is one.
-consteval size_t config_of(int tile_m, int tile_n) {
-  size_t index = 0;
+consteval size_t config_of(int tile_m, int tile_n, bool fp8) {
+  size_t index = fp8 ? kBf16Configs : 0;
   while (kGemmConfigs[index].tile_m != tile_m || kGemmConfigs[index].tile_n != tile_n) ++index;
   return index;
 }
@@ -24,18 +24,18 @@ Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Par
   using Traits = GemmTraits<kIndex>;
   return cuda::launch<sm90_gemm1_kernel<kIndex, Rows>>("gemm1_swiglu", site.ctas, Traits::kThreads,
                                                        sizeof(Shared<Traits>), site.stream, args,
-                                                       SwigluEpilogue<Traits::kTmaRows>{params}, rows);
+                                                       SwigluEpilogueOf<Traits>{params}, rows);
 }
 template <size_t kIndex, class Rows>
 Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Params& params, const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
   return cuda::launch<sm90_gemm2_kernel<kIndex, Rows>>("gemm2", site.ctas, Traits::kThreads, sizeof(Shared<Traits>),
-                                                       site.stream, args, DownEpilogue{params}, rows);
+                                                       site.stream, args, DownEpilogue<typename Traits::Products>{params}, rows);
 }
 
-template <int kTileM, int kTileN>
+template <int kTileM, int kTileN, bool kFp8 = false>
 constexpr KernelEntry make_kernel_entry() {
-  constexpr size_t kIndex = config_of(kTileM, kTileN);
+  constexpr size_t kIndex = config_of(kTileM, kTileN, kFp8);
   KernelEntry entry{};
   entry.config = kIndex;
   if constexpr (GemmTraits<kIndex>::kTmaRows) {

@@ -1,6 +1,6 @@
-// The consumers' mainloop: packed weight rows from a stage into registers, dequantized to bf16 fragments, times the
-// stage's rows of activations by wgmma. Each of the four warpgroups has a share of the weight rows and waits for its own
-// products; the others fill the time.
+// The consumers' mainloop: packed weight rows from a stage into registers, dequantized to fragments, times the stage's rows
+// of activations by wgmma. Each of the warpgroups has a share of the weight rows and waits for its own products; the others
+// fill the time, and where they are two, fragments made ahead do.
 #pragma once
 
 #include <cstdint>
@@ -29,28 +29,34 @@ __device__ void release_stage(int stage, bool predicate) {
 template <class Traits>
 struct ConsumerState {
   using Pipeline = PipelineState<Shared<Traits>::kStages>;
+  using Products = typename Traits::Products;
+  static constexpr int kFragmentWords = Traits::kStepsPerGroup * Traits::kM64 * 4;
   Pipeline pipeline;
-  uint32_t scale_base = kScaleBase;
-  uint4 codes[Traits::kM64];                                      // of 64 k, a k16 step a word
-  uint2 scales[Traits::kM64];                                     // of the same
-  uint32_t fragments[Traits::kStepsPerGroup * Traits::kM64 * 4];  // of one commit group
+  typename Products::Constants constants;
+  typename Products::Weights weights[Traits::kM64];           // of 64 k
+  uint32_t fragments[Traits::kAhead ? 2 : 1][kFragmentWords];  // of one commit group, and of the next one
 
+  // Of the commit group `group` of a k-block.
+  __device__ uint32_t (&fragments_of(int group))[kFragmentWords] { return fragments[Traits::kAhead ? group % 2 : 0]; }
   __device__ void read(int stage, int half) {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-    const uint8_t* const weights = stage_bytes<Traits>(stage) + kWeightsOffset<Traits>;
+    const uint8_t* const tiles = stage_bytes<Traits>(stage) + kWeightsOffset<Traits>;
 #pragma unroll
     for (int m = 0; m < Traits::kM64; ++m) {
       const int m64 = warp / 4 * Traits::kM64 + m, group = m64 % 2 * 4 + warp % 4;
-      const uint8_t* const tile = weights + m64 / 2 * cuda::kTileBytes;
-      codes[m] = *reinterpret_cast<const uint4*>(tile + cuda::lane_offset(group, half, lane));
-      scales[m] = *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4));
+      Products::read(weights[m], tiles + m64 / 2 * cuda::kTileBytes, group, half, lane);
     }
   }
-  // A work tile's first codes and fragments. No work tile reads for the next one: fragments that live from a wgmma of
+  __device__ void look_up() {
+#pragma unroll
+    for (auto& of_m64 : weights) Products::look_up(of_m64, magnitudes<Traits>());
+  }
+  // A work tile's first weights and fragments. No work tile reads for the next one: fragments that live from a wgmma of
   // one N to one of another leave ptxas too few registers.
   __device__ void begin() {
     read_stage(pipeline);
-    dequantize_group<0>();
+    look_up();
+    dequantize_group<0>(fragments_of(0));
   }
   // Once the stage is there. cp.async writes through the generic proxy, and wgmma reads through the asynchronous one.
   __device__ void read_stage(Pipeline from) {
@@ -68,21 +74,12 @@ struct ConsumerState {
   }
   // The kGroup-th commit group of the 64 k that were read last.
   template <int kGroup>
-  __device__ void dequantize_group() {
+  __device__ void dequantize_group(uint32_t (&to)[kFragmentWords]) {
 #pragma unroll
     for (int i = 0; i < Traits::kStepsPerGroup; ++i)
 #pragma unroll
-      for (int m = 0; m < Traits::kM64; ++m) {
-        constexpr int kFirst = kGroup * Traits::kStepsPerGroup;
-        const uint32_t words[4] = {codes[m].x, codes[m].y, codes[m].z, codes[m].w};
-        const int step = kFirst + i;
-        const uint32_t scale_word = step / 2 == 0 ? scales[m].x : scales[m].y;
-        uint32_t* const fragment = fragments + (i * Traits::kM64 + m) * 4;
-        if (step % 2 == 0)
-          dequantize<false>(words[step], scale_word, scale_base, fragment);
-        else
-          dequantize<true>(words[step], scale_word, scale_base, fragment);
-      }
+      for (int m = 0; m < Traits::kM64; ++m)
+        Products::dequantize(weights[m], kGroup * Traits::kStepsPerGroup + i, constants, to + (i * Traits::kM64 + m) * 4);
   }
 };
 
@@ -95,7 +92,8 @@ using Accumulators = float[Traits::kM64][Traits::kTileN / 2];
 // Nothing between a wgmma and its wait branches: ptxas would serialize them.
 template <class Traits, int kN>
 __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state, Accumulators<Traits>& accumulators) {
-  constexpr int kGroups = 4 / Traits::kStepsPerGroup;  // of 64 k
+  using Products = typename Traits::Products;
+  constexpr int kGroups = Products::kSteps / Traits::kStepsPerGroup;  // of 64 k
   static_assert(kGroups <= 2);
   constexpr bool kReadFirst = Traits::kTileN <= 16;
   state.begin();
@@ -108,25 +106,39 @@ __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state, Accumul
     const bool more = k_block + 1 < k_blocks;
 #pragma unroll
     for (int g = 0; g < 2 * kGroups; ++g) {
-      const int half = g / kGroups, of_half = g % kGroups;
-      // This half is dequantized with its last group: read on. A narrow wgmma leaves no time for that after it.
-      if (kReadFirst && of_half == kGroups - 1) state.read_on(half, next, more);
-      ptx::pin(state.fragments);
+      const int half = g / kGroups;
+      const bool ends_half = g % kGroups == kGroups - 1;  // it is dequantized: read on
+      // A narrow wgmma leaves no time for that after it.
+      if (kReadFirst && ends_half) state.read_on(half, next, more);
+      auto& fragments = state.fragments_of(g);
+      ptx::pin(fragments);
       ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < Traits::kStepsPerGroup; ++i)
 #pragma unroll
-        for (int m = 0; m < Traits::kM64; ++m)
-          ptx::wgmma(reinterpret_cast<float(&)[kN / 2]>(accumulators[m]), state.fragments + (i * Traits::kM64 + m) * 4,
-                     rows + half * (Traits::kRowsOf64KBytes / 16) + 2 * (of_half * Traits::kStepsPerGroup + i));
+        for (int m = 0; m < Traits::kM64; ++m) {
+          const int step = g * Traits::kStepsPerGroup + i;
+          Products::multiply(reinterpret_cast<float(&)[kN / 2]>(accumulators[m]), fragments + (i * Traits::kM64 + m) * 4,
+                             rows + step / Traits::kStepsOfSlice * (Traits::kSliceBytes / 16) +
+                                 step % Traits::kStepsOfSlice * 2);
+        }
       ptx::wgmma_commit_group();
-      if (!kReadFirst && of_half == kGroups - 1) state.read_on(half, next, more);
+      if (!kReadFirst && ends_half) state.read_on(half, next, more);
+      if (ends_half) state.look_up();
+      auto& next_fragments = state.fragments_of(g + 1);
+      const auto dequantize = [&] {
+        if (ends_half)
+          state.template dequantize_group<0>(next_fragments);
+        else
+          state.template dequantize_group<1>(next_fragments);
+      };
+      if constexpr (Traits::kAhead) {
+        dequantize();
+        ptx::pin(next_fragments);
+      }
       ptx::wgmma_wait_group<0>();  // the fragments are free
       if (g == 0) release_stage<Traits>(previous, k_block > 0);
-      if (of_half == kGroups - 1)
-        state.template dequantize_group<0>();
-      else
-        state.template dequantize_group<1>();
+      if constexpr (!Traits::kAhead) dequantize();
     }
     previous = state.pipeline.stage;
     state.pipeline = next;

@@ -85,7 +85,7 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
     int32_t tma_tiles = 0;
     if constexpr (Traits::kTmaRows) {
       tma_tiles = (rows.count + kTmaTileRows - 1) / kTmaTileRows;
-      bytes += static_cast<uint32_t>(2 * tma_tiles * kTmaTileBytes);
+      bytes += static_cast<uint32_t>(Traits::kSlices * tma_tiles * kTmaTileBytes);
     }
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, from += cuda::kTileBytes, state = state.next()) {
       if (early-- == 0) {
@@ -102,13 +102,15 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
           ptx::copy_bulk(stage + kWeightsOffset<Traits> + m * cuda::kTileBytes, from + m * m_block_bytes,
                          cuda::kTileBytes, full, policy);
       if constexpr (Traits::kTmaRows) {
-        const int32_t k = (work.first_k_block + k_block) * cuda::kTileK;
+        const int32_t at = (work.first_k_block + k_block) * Traits::kSlices * kTmaTileBytesOfRow;
 #pragma unroll 1
         for (int32_t tile = 0; tile < tma_tiles; ++tile) {
           const uint32_t to = stage + tile * kTmaTileBytes;
           const int32_t row = static_cast<int32_t>(rows.first) + tile * kTmaTileRows;
-          ptx::copy_tensor_2d(to, source.map, k, row, full);
-          ptx::copy_tensor_2d(to + Traits::kRowsOf64KBytes, source.map, k + kTmaTileK, row, full);
+#pragma unroll
+          for (int slice = 0; slice < Traits::kSlices; ++slice)
+            ptx::copy_tensor_2d(to + slice * Traits::kSliceBytes, source.map, at + slice * kTmaTileBytesOfRow, row,
+                                full);
         }
       }
       if (k_block == 0) work_tiles.look_ahead();
@@ -210,19 +212,19 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
 template <class Traits, class Epilogue, class Rows>
 __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, const Rows& source,
                              const Schedule& schedule) {
-  constexpr int kColumns = 256 / 16;  // 16 bytes each, of a row's 128 k
+  constexpr int kColumns = Traits::kSlices * 8;  // 16 bytes each, of a row's 128 k
   constexpr int kRowsAtOnce = kProducerRowThreads / kColumns;
-  constexpr int kPeriod = 4;  // 4 x 6 rows are whole periods of the swizzle, 8 rows
+  constexpr int kPeriod = 24 / kRowsAtOnce;  // 24 rows are whole periods of the swizzle, 8 rows
   constexpr int kBatch = Traits::kTileN <= 64 ? (Traits::kTileN + kRowsAtOnce - 1) / kRowsAtOnce : 3 * kPeriod;
   static_assert(kRowsAtOnce * kPeriod % 8 == 0);
   const int thread = static_cast<int>(threadIdx.x) - Traits::kConsumerThreads - 32;
   const int column = thread % kColumns, own_row = thread / kColumns;
-  // Row i's 16 bytes `column % 8` of 64 k lie at column ^ i: the swizzle, by which eight rows fill all banks.
+  // Row i's 16 bytes `column % 8` of a slice lie at column ^ i: the swizzle, by which eight rows fill all banks.
   uint32_t offsets[kPeriod];
 #pragma unroll
   for (int b = 0; b < kPeriod; ++b) {
     const int i = own_row + b * kRowsAtOnce;
-    offsets[b] = static_cast<uint32_t>(column / 8 * Traits::kRowsOf64KBytes + i * 128 + ((column ^ i) & 7) * 16);
+    offsets[b] = static_cast<uint32_t>(column / 8 * Traits::kSliceBytes + i * 128 + ((column ^ i) & 7) * 16);
   }
   WorkTileIterator work_tiles(schedule, static_cast<int32_t>(blockIdx.x));
   PipelineState<Shared<Traits>::kStages> state;
@@ -234,9 +236,9 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
     const int32_t* const tokens = row_tokens<Traits>(index);
     const int padded_rows = Traits::kMBlocks > 2 ? (rows.count + 7) / 8 * 8 : rows.count;
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state = state.next()) {
-      const int32_t k = (work.first_k_block + k_block) * cuda::kTileK + column * 8;
-      const bool valid = k < source.k;
-      const uint16_t* const from = source.x + (valid ? k : 0);
+      const int32_t at = ((work.first_k_block + k_block) * kColumns + column) * 16;
+      const bool valid = at < source.row_bytes;
+      const std::byte* const from = source.x + (valid ? at : 0);
       ptx::mbarrier_wait(empty_barrier<Traits>(state.stage), state.parity ^ 1);
       const uint32_t stage = ptx::shared_address(stage_bytes<Traits>(state.stage));
       const int written = k_block < Shared<Traits>::kStages ? padded_rows : rows.count;  // then the zeros are there
@@ -250,7 +252,8 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
           const int i = own_row + first + b * kRowsAtOnce;
           const bool has_row = i < rows.count;
           ptx::cp_async_16_if(stage + offsets[b % kPeriod] + (first + b / kPeriod * kPeriod * kRowsAtOnce) * 128,
-                              has_row ? from + int64_t{token[b]} * source.k : from, valid && has_row, i < written);
+                              has_row ? from + int64_t{token[b]} * source.row_bytes : from, valid && has_row,
+                              i < written);
         }
       }
       ptx::cp_async_mbarrier_arrive_noinc(full_barrier<Traits>(state.stage));

@@ -13,6 +13,7 @@
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/address.cuh"
 #include "backend/sm90/config.h"
+#include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/gemm_params.cuh"
 
 namespace nvfp4_moe::sm90 {
@@ -43,16 +44,24 @@ struct GemmTraits {
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kMBlocks = kConfig.tile_m / cuda::kTileRows;
   static constexpr bool kTmaRows = kConfig.tma_rows;
-  static constexpr int kConsumerWarpgroups = 4, kConsumerThreads = kConsumerWarpgroups * 128;
+  static constexpr bool kFp8 = kConfig.fp8, kAhead = kConfig.ahead;
+  using Products = std::conditional_t<kFp8, Fp8Products, Bf16Products>;
+  static constexpr int kConsumerWarpgroups = kConfig.consumer_warpgroups, kConsumerThreads = kConsumerWarpgroups * 128;
   static constexpr int kThreads = kConsumerThreads + 128;  // and the producer warpgroup
   // wgmmas of 64 weight rows of one consumer warpgroup.
   static constexpr int kM64 = kConfig.tile_m / 64 / kConsumerWarpgroups;
   static_assert(kM64 * kConsumerWarpgroups * 64 == kConfig.tile_m);
   // Of a thread. Together what a cta begins with, 65536 in equal shares that are multiples of 8.
-  static constexpr int kConsumerRegisters = 104, kProducerRegisters = 64;
+  static constexpr int kConsumerRegisters = kConsumerWarpgroups == 4 ? 104 : 216;
+  static constexpr int kProducerRegisters = kConsumerWarpgroups == 4 ? 64 : 72;
+  static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <=
+                kThreads * (65536 / kThreads / 8 * 8));
   static constexpr int kStepsPerGroup = kConfig.steps_per_group;
   static constexpr int64_t kPartialFloat4s = kConfig.partial_bytes() / 16;
-  static constexpr int kRowsOf64KBytes = kTileN * 128;  // 64 k of all rows of a tile
+  static_assert(Products::kSteps % kStepsPerGroup == 0);
+  // A row's 128 k lie in slices of 128 bytes, the period of the swizzle, each of four steps.
+  static constexpr int kSlices = kFp8 ? 1 : 2, kSliceBytes = kTileN * 128, kStepsOfSlice = 4;  // bytes: of all rows
+  static_assert(kSlices * kStepsOfSlice == 2 * Products::kSteps);
   // Where latency counts, a work tile is multiplied before its row factors are there.
   static constexpr bool kLateFactors = kTileN <= 16;
   static constexpr bool kMayFuseRouting = kGemmConfigs[kIndex].fused_routing();
@@ -62,12 +71,17 @@ struct GemmTraits {
 // One stage of the pipeline: a k-block of a tile's rows and of its weight rows.
 template <class Traits>
 struct alignas(1024) Stage {                            // the period of the swizzle
-  uint8_t rows[2][Traits::kRowsOf64KBytes];             // (half of the k-block, row) x 128 bytes, swizzled
+  uint8_t rows[Traits::kSlices][Traits::kSliceBytes];   // (slice of the k-block, row) x 128 bytes, swizzled
   uint8_t weights[Traits::kMBlocks][cuda::kTileBytes];  // packed tiles
 };
 template <class Traits>
 struct Staging {
   alignas(16) uint8_t bytes[Traits::kConsumerWarpgroups][Traits::kStagingBytes];
+};
+
+// What Fp8Products look up: E4M3 magnitudes by the index of a scale.
+struct Magnitudes {
+  alignas(16) uint2 of[kFp8ScaleIndices];
 };
 
 // The shared memory of a cta with so many stages. Members that a configuration does without take no room. Barriers are
@@ -78,6 +92,7 @@ struct SharedOf {
   static constexpr int kStages = kStageCount;
   struct NoStaging {};
   struct NoRouting {};
+  struct NoMagnitudes {};
   struct Work {
     Schedule schedule;
     TileSplits
@@ -87,6 +102,7 @@ struct SharedOf {
 
   Stage<Traits> stages[kStages];
   [[no_unique_address]] std::conditional_t<Traits::kTmaRows, Staging<Traits>, NoStaging> staging;
+  [[no_unique_address]] std::conditional_t<Traits::kFp8, Magnitudes, NoMagnitudes> magnitudes;
   RowFactor factors[2][Traits::kTileN];
   int32_t tokens[2][Traits::kTileN];  // of gathered rows
   WorkTileInfo work_tiles[2];
@@ -110,12 +126,15 @@ template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;
   static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 3);
-  static_assert(sizeof(Stage<Traits>) == Traits::kTileN * 256 + Traits::kMBlocks * cuda::kTileBytes, "no padding");
+  static_assert(sizeof(Stage<Traits>) ==
+                    Traits::kSlices * Traits::kSliceBytes + Traits::kMBlocks * cuda::kTileBytes,
+                "no padding");
   static_assert(sizeof(Stage<Traits>) % 1024 == 0, "every stage begins with a period of the swizzle");
   static_assert(offsetof(Stage<Traits>, weights) % 1024 == 0, "rows are whole periods; bulk copies need 16");
   static_assert(offsetof(S, stages) == 0, "shared memory begins at a multiple of 1024");
   static_assert(offsetof(S, factors) ==
-                S::kStages * sizeof(Stage<Traits>) + (Traits::kTmaRows ? sizeof(Staging<Traits>) : size_t{0}));
+                S::kStages * sizeof(Stage<Traits>) + (Traits::kTmaRows ? sizeof(Staging<Traits>) : size_t{0}) +
+                    (Traits::kFp8 ? sizeof(Magnitudes) : size_t{0}));
   static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, work) % 16 == 0);
   static_assert(offsetof(S, full) == offsetof(S, work) + sizeof(typename S::Work) +
                                          (Traits::kMayFuseRouting ? sizeof(FusedRouting) : size_t{0}));
@@ -145,6 +164,13 @@ __device__ uint8_t* staging_bytes(int warpgroup) {
 template <class Traits>
 __device__ WorkTileInfo& work_tile_info(uint32_t index) {
   return shared<Traits>().work_tiles[index % 2];
+}
+// (kFp8ScaleIndices), or null where products need none.
+template <class Traits>
+__device__ uint2* magnitudes() {
+  if constexpr (Traits::kFp8)
+    return reinterpret_cast<uint2*>(shared_bytes + static_cast<int>(offsetof(Shared<Traits>, magnitudes)));
+  return nullptr;
 }
 // (kTileN) of a work tile.
 template <class Traits>

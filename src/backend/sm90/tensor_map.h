@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/status.h"
@@ -12,8 +13,9 @@ namespace nvfp4_moe::sm90 {
 // Looks the driver's encoder up, once in a process; run relies on it.
 Status find_tensor_map_encoder();
 
-// Rows x (count, k) bf16 in tiles of tile_rows x tile_k; tile_k * 2 = 128 bytes, in the swizzle that wgmma reads. Does not
-// call the device. x: a multiple of 16 bytes; k: of 16.
-Result<CUtensorMap> rows_map(const uint16_t* x, int64_t count, int64_t k, int tile_rows, int tile_k);
+// Rows x (count, row_bytes) in tiles of tile_rows x tile_bytes; tile_bytes = 128, in the swizzle that wgmma reads. What the
+// bytes mean does not matter: those beyond the rows come as zeros. Does not call the device. x and row_bytes: multiples
+// of 16.
+Result<CUtensorMap> rows_map(const std::byte* x, int64_t count, int64_t row_bytes, int tile_rows, int tile_bytes);
 
 }  // namespace nvfp4_moe::sm90

@@ -64,7 +64,7 @@ GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmP
   args.expert_stride = of.layout.expert_stride;
   args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
   args.x = x;
-  args.x_stride = operand_row_bytes(Room::kFp4, k);
+  args.x_stride = operand_row_bytes(step.plan->operand, k);
   args.schedule = ScheduleParams(static_cast<int32_t>(tiles.row_tiles),
                                  static_cast<int32_t>(ceil_div(tiles.k_tiles, Room::kBlockK / kTileK)), plan.ctas,
                                  plan.split_k, Room::min_saved(gemm), max_splits(gemm));
@@ -103,11 +103,8 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const MoeConfig& config = step.weights.config;
   const GemmPlan& plan = plan_of(step, part).gemm1;
   const GemmPart of(step, part);
-  const typename Room::Scratch scratch(step);
-  const std::byte* const x = !Room::kFp4 ? reinterpret_cast<const std::byte*>(part.hidden.bf16)
-                             : of.shared ? scratch.common.shared_hidden_operand
-                                         : scratch.common.hidden_operand;
-  GemmArgs args = gemm_args<Room>(step, part, of, plan, of.layout.gate_up, x, config->hidden_size);
+  GemmArgs args =
+      gemm_args<Room>(step, part, of, plan, of.layout.gate_up, hidden_rows(step, part), config->hidden_size);
   args.weights = of.weights(step, 0);
   args.assignment_of_row = part.assignment_of_row;
   std::conditional_t<Room::kFp4, SwigluEpilogue, Bf16SwigluEpilogue> epilogue{};
@@ -122,23 +119,14 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   return launch_gemm<Room, Kernels>(plan, step.stream, args, epilogue);
 }
 
-// (R, K) of gemm2; a linear has it where codes are, or as bf16.
-template <class Room>
-const std::byte* intermediate_operand(const StepContext& step, const PartBuffers& part, bool shared) {
-  if (!Room::kFp4) return reinterpret_cast<const std::byte*>(part.intermediate.bf16);
-  if (part.down_only) return reinterpret_cast<const std::byte*>(part.intermediate.codes);
-  const typename Room::Scratch scratch(step);
-  return shared ? scratch.common.shared_operand : scratch.common.routed_operand;
-}
-
 template <class Room, class Kernels>
 Status gemm2(const StepContext& step, const PartBuffers& part) {
   if (step.batch.tokens == 0) return {};
   const MoeConfig& config = step.weights.config;
   const GemmPlan& plan = plan_of(step, part).gemm2;
   const GemmPart of(step, part);
-  GemmArgs args = gemm_args<Room>(step, part, of, plan, of.layout.down,
-                                  intermediate_operand<Room>(step, part, of.shared), part.intermediate_size);
+  GemmArgs args =
+      gemm_args<Room>(step, part, of, plan, of.layout.down, intermediate_rows(step, part), part.intermediate_size);
   args.weights = of.weights(step, part.down_only ? 0 : of.layout.gate_up.bytes());
   DownEpilogue epilogue{};
   epilogue.tensor_scales = tensor_scales(step.weights, of.shared);

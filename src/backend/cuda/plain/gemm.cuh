@@ -2,8 +2,9 @@
 // rows times tile_n rows of activations over the whole of K.
 //
 // Weights are the A operand: each of eight warps owns 16 of the tile's weight rows, loads them 16 bytes a lane, coalesced
-// and some stages ahead, and dequantizes them to bf16 in registers (packed_tile.h): exactly e2m1 * e4m3, so that all
-// rounding is that of the fp32 accumulators. Activations are the B operand, gathered row by row into shared memory, 64 k
+// and some stages ahead, and dequantizes them to bf16 in registers (packed_tile.h): exactly e2m1 * e4m3, or under fp8 the
+// E4M3 that the contract makes of it, which bf16 holds exactly, so that all rounding is that of the fp32 accumulators.
+// Activations are the B operand, gathered row by row into shared memory, 64 k
 // a stage; 16-byte vectors of a row lie at vector ^ (row % 8), so that ldmatrix meets no bank twice. A row's
 // accumulators depend on no other row.
 #pragma once
@@ -14,6 +15,7 @@
 
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/packed_tile.h"
+#include "backend/cuda/plain/config.h"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/steps.h"
@@ -59,14 +61,43 @@ __device__ inline int64_t source_row(const GemmArgs& args, int64_t row) {
   return args.assignment_of_row == nullptr ? row : args.assignment_of_row[row] / args.top_k;
 }
 
+// What makes bf16 of the scales of weight rows r and r + 8 of a fragment. kE4m3: weights are rounded to E4M3, and the
+// scales are divided by the 2^shift of either row's matrix.
+template <bool kE4m3>
+struct WeightScales {
+  static constexpr uint32_t offset = 0x3A803A80u;
+  __device__ WeightScales(int32_t, int32_t) {}
+};
+template <>
+struct WeightScales<true> {
+  uint32_t offset;
+  __device__ WeightScales(int32_t shift, int32_t shift_of_other) : offset(bits(shift) | bits(shift_of_other) << 16) {}
+
+ private:
+  __device__ static uint32_t bits(int32_t shift) { return static_cast<uint32_t>(0x3A80 - shift * 128); }
+};
+
+// Pairs of bf16 of at most 6 significant bits and 448, rounded to E4M3, ties to even: adding and subtracting a number
+// whose last place is E4M3's, an eighth of the value's power of two, or of 2^-6 for smaller values.
+__device__ inline uint32_t round_to_e4m3(uint32_t pair) {
+  const uint32_t exponents = __vmaxu2(pair & 0x7F807F80u, 0x3C803C80u);
+  const uint32_t by = exponents + 0x02400240u;  // 1.5 * 2^4 times as much
+  return add_bf16x2(add_bf16x2(pair, by), by ^ 0x80008000u);
+}
+
 // Eight codes of one k16 step as the A fragment, with the scales of an even or odd step.
-__device__ inline void dequantize(uint32_t codes, uint32_t scale_word, bool odd, uint32_t (&a)[4]) {
+template <bool kE4m3>
+__device__ void dequantize(uint32_t codes, uint32_t scale_word, bool odd, const WeightScales<kE4m3>& weight_scales,
+                           uint32_t (&a)[4]) {
   constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // lifts e2m1 2^-126 to e2m1
-  const uint32_t scales = (scales_of_step(scale_word, odd) & kScalesMask) + 0x3A803A80u;
+  const uint32_t scales = (scales_of_step(scale_word, odd) & kScalesMask) + weight_scales.offset;
   const uint32_t scale_of_row[2] = {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
   const CodePairs pairs = code_pairs(codes);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = multiply_bf16x2(multiply_bf16x2(pairs.a[i], kTwoTo126), scale_of_row[i % 2]);
+  for (int i = 0; i < 4; ++i) {
+    a[i] = multiply_bf16x2(multiply_bf16x2(pairs.a[i], kTwoTo126), scale_of_row[i % 2]);
+    if constexpr (kE4m3) a[i] = round_to_e4m3(a[i]);
+  }
 }
 
 // A stage of a lane's weights: codes of four k16 steps and the scales of its two weight rows.
@@ -113,9 +144,9 @@ struct Fragment {
 };
 
 // accumulators = weight rows of the tile times the CTA's rows. All threads.
-template <int kTileN>
+template <int kTileN, bool kE4m3>
 __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weight_tile,
-                         Accumulators<kTileN>& accumulators) {
+                         const WeightScales<kE4m3>& weight_scales, Accumulators<kTileN>& accumulators) {
   __shared__ alignas(128) uint16_t buffers[kStages][kTileN * kStageK];
   __shared__ int64_t sources[kTileN];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -152,8 +183,8 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {  // two k16 steps: one word of scales, one load of four matrices
         uint32_t a[2][4];
-        dequantize(words[2 * pair], scale_words[pair], false, a[0]);
-        dequantize(words[2 * pair + 1], scale_words[pair], true, a[1]);
+        dequantize(words[2 * pair], scale_words[pair], false, weight_scales, a[0]);
+        dequantize(words[2 * pair + 1], scale_words[pair], true, weight_scales, a[1]);
 #pragma unroll
         for (int n = 0; n < kTileN / 8; ++n) {
           const int row = n * 8 + lane % 8, vector = pair * 4 + lane / 8;
@@ -185,6 +216,15 @@ struct PartTiles {
     return dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(weight_tiles));
   }
 };
+
+// body of the tile's rows and of whether weights are rounded to E4M3, as template arguments.
+template <class Body>
+Status with_config(const StepContext& step, int tile_n, const Body& body) {
+  const bool small = tile_n == kSmallTileN;
+  if (step.plan->e4m3_weights)
+    return small ? body.template operator()<kSmallTileN, true>() : body.template operator()<kLargeTileN, true>();
+  return small ? body.template operator()<kSmallTileN, false>() : body.template operator()<kLargeTileN, false>();
+}
 
 // All but weights, x, k and where rows are read.
 inline GemmArgs gemm_args(const PartBuffers& part, const PartTiles& tiles, const Scratch& scratch) {

@@ -19,6 +19,7 @@ namespace {
 struct Gemm1Args {
   GemmArgs gemm;
   const TensorScales* tensor_scales;  // (E)
+  const Fp8Shifts* shifts;            // (E), where weights are rounded to E4M3
   const float* row_scale;             // (T), or null: 1
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
@@ -36,7 +37,7 @@ struct FastExp {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return expf(x); }
 };
 
-template <int kTileN>
+template <int kTileN, bool kE4m3>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
   __shared__ RowFactors factors[kTileN];
   ptx::grid_dependency_wait();
@@ -55,7 +56,9 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
   }  // multiply's barriers come before they are read
 
   Accumulators<kTileN> accumulators;
-  multiply<kTileN>(args.gemm, rows, blockIdx.y, accumulators);
+  const Fp8Shifts shifts = kE4m3 ? args.shifts[rows.expert] : Fp8Shifts{};
+  const WeightScales<kE4m3> weight_scales(shifts.gate, shifts.up);
+  multiply<kTileN>(args.gemm, rows, blockIdx.y, weight_scales, accumulators);
 
   const Fragment fragment;
   const int64_t channel = int64_t{blockIdx.y} * (kTileRows / 2) + fragment.group * 8 + fragment.row;
@@ -81,18 +84,17 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const int tile_n = plan_of(step, part).gemm1.tile_n;
   const PartTiles tiles(step, part, tile_n);
   const Scratch scratch(step);
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   Gemm1Args args{};
   args.gemm = gemm_args(part, tiles, scratch);
   args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset;
   args.gemm.k_tiles = tiles.layout.gate_up.k_tiles;
   args.gemm.k = config->hidden_size;
-  args.gemm.x =
-      !nvfp4 ? part.hidden.bf16 : bf16_operand(tiles.shared ? scratch.shared_hidden_operand : scratch.hidden_operand);
+  args.gemm.x = bf16_rows(hidden_rows(step, part));
   args.gemm.assignment_of_row = part.assignment_of_row;
   args.gemm.top_k = config->top_k;
   args.tensor_scales = tensor_scales(step.weights, tiles.shared);
-  args.row_scale = nvfp4 ? part.hidden.row_scale : nullptr;
+  args.shifts = fp8_shifts(step.weights, tiles.shared);
+  args.row_scale = part.hidden.row_scale;  // null under bf16
   args.nonfinite = part.hidden.nonfinite;
   args.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
@@ -100,9 +102,9 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;
   const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);
-  if (tile_n == kSmallTileN)
-    return launch<gemm1_swiglu_kernel<kSmallTileN>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
-  return launch<gemm1_swiglu_kernel<kLargeTileN>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
+  return with_config(step, tile_n, [&]<int kTileN, bool kE4m3>() {
+    return launch<gemm1_swiglu_kernel<kTileN, kE4m3>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
+  });
 }
 
 }  // namespace nvfp4_moe::cuda::plain

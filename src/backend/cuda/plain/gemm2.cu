@@ -4,8 +4,6 @@
 // alpha is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/plain/config.h"
@@ -19,12 +17,13 @@ namespace {
 struct Gemm2Args {
   GemmArgs gemm;
   const TensorScales* tensor_scales;  // (E)
+  const Fp8Shifts* shifts;            // (E), where weights are rounded to E4M3
   const float* row_scale;             // (R), or null: 1
   void* out;                          // (R, H) kRow
   int64_t hidden;
 };
 
-template <int kTileN, DType kRow>
+template <int kTileN, bool kE4m3, DType kRow>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) {
   __shared__ float alphas[kTileN];
   ptx::grid_dependency_wait();
@@ -37,7 +36,9 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
   }  // multiply's barriers come before they are read
 
   Accumulators<kTileN> accumulators;
-  multiply<kTileN>(args.gemm, rows, blockIdx.y, accumulators);
+  const int32_t shift = kE4m3 ? args.shifts[rows.expert].down : 0;
+  const WeightScales<kE4m3> weight_scales(shift, shift);
+  multiply<kTileN>(args.gemm, rows, blockIdx.y, weight_scales, accumulators);
 
   const Fragment fragment;
   const int64_t channel = int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
@@ -60,29 +61,24 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const int tile_n = plan_of(step, part).gemm2.tile_n;
   const PartTiles tiles(step, part, tile_n);
   const Scratch scratch(step);
-  const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   Gemm2Args args{};
   args.gemm = gemm_args(part, tiles, scratch);
   args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset +
                       (part.down_only ? 0 : tiles.layout.gate_up.bytes());
   args.gemm.k_tiles = tiles.layout.down.k_tiles;
   args.gemm.k = part.intermediate_size;
-  args.gemm.x =
-      !nvfp4 ? part.intermediate.bf16 : bf16_operand(tiles.shared ? scratch.shared_operand : scratch.routed_operand);
+  args.gemm.x = bf16_rows(intermediate_rows(step, part));
   args.tensor_scales = tensor_scales(step.weights, tiles.shared);
+  args.shifts = fp8_shifts(step.weights, tiles.shared);
   args.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
   args.out = part.rows_out;
   args.hidden = config->hidden_size;
   const dim3 grid = tiles.grid(tiles.layout.down.row_tiles);
-  const auto launch = [&](auto tile, auto row) {
-    return cuda::launch<gemm2_kernel<tile.value, row.value>>("gemm2", grid, kGemmThreads, 0, step.stream, args);
-  };
-  const auto launch_tile = [&](auto tile) {
-    if (config->row_format == RowFormat::kBf16) return launch(tile, std::integral_constant<DType, DType::kBf16>{});
-    return launch(tile, std::integral_constant<DType, DType::kF32>{});
-  };
-  if (tile_n == kSmallTileN) return launch_tile(std::integral_constant<int, kSmallTileN>{});
-  return launch_tile(std::integral_constant<int, kLargeTileN>{});
+  return with_config(step, tile_n, [&]<int kTileN, bool kE4m3>() {
+    if (config->row_format == RowFormat::kBf16)
+      return launch<gemm2_kernel<kTileN, kE4m3, DType::kBf16>>("gemm2", grid, kGemmThreads, 0, step.stream, args);
+    return launch<gemm2_kernel<kTileN, kE4m3, DType::kF32>>("gemm2", grid, kGemmThreads, 0, step.stream, args);
+  });
 }
 
 }  // namespace nvfp4_moe::cuda::plain

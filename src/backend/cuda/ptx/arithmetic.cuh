@@ -33,6 +33,13 @@ __device__ inline float ex2_approx(float x) {
   return result;
 }
 
+// cvt.rn.satfinite: a pair of E4M3, `low` in the lower byte; to nearest even, subnormals kept.
+__device__ inline uint16_t e4m3x2(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 // lop3: (x & kMask) | y as one instruction; the compiler makes two where y is a constant.
 template <uint32_t kMask>
 __device__ inline uint32_t lop3_and_or(uint32_t x, uint32_t y) {

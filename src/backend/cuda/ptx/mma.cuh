@@ -41,5 +41,10 @@ __device__ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
       __hmul2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
   return reinterpret_cast<const uint32_t&>(product);
 }
+__device__ inline uint32_t add_bf16x2(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 sum =
+      __hadd2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(sum);
+}
 
 }  // namespace nvfp4_moe::cuda

@@ -1,15 +1,18 @@
-// wgmma m64nNk16 with A in registers: the product of one warpgroup, and the fence, commit and wait around it.
+// wgmma with A in registers: the product of one warpgroup, and the fence, commit and wait around it.
 //
-// d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16. Warp w of the warpgroup holds rows 16w + r and 16w + r + 8, with
-// r = lane / 4 and c = lane % 4:
+// wgmma        d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16
+// wgmma_e4m3   d (64, N) fp32 += a (64, 32) E4M3 * b (32, N) E4M3, added with fewer bits than fp32 has (docs/numerics.md)
 //
-//   a        = (r, 2c..), (r + 8, 2c..), (r, 2c + 8..), (r + 8, 2c + 8..)
+// Warp w of the warpgroup holds rows 16w + r and 16w + r + 8, with r = lane / 4 and c = lane % 4:
+//
+//   a, bf16  = (r, 2c..), (r + 8, 2c..), (r, 2c + 8..), (r + 8, 2c + 8..)        two k each
+//   a, E4M3  = (r, 4c..), (r + 8, 4c..), (r, 4c + 16..), (r + 8, 4c + 16..)      four k each
 //   d[4j..]  = (r, n 8j + 2c), (r, n 8j + 2c + 1), (r + 8, n 8j + 2c), (r + 8, n 8j + 2c + 1)
 //
-// b lies in shared memory K-major: N rows of 128 bytes (64 k) in the 128-byte swizzle.
+// b lies in shared memory K-major: N rows of 128 bytes (64 k in bf16, 128 in E4M3) in the 128-byte swizzle.
 //
 // The instruction names every accumulator register as an operand of its own, so that its text differs with N. The macros
-// below write the sixteen texts; a template could not, since an asm string is no expression of template arguments.
+// below write the texts; a template could not, since an asm string is no expression of template arguments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,8 +32,8 @@ __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The matrix descriptor of b at an address of shared memory, a multiple of 1024, K-major in the 128-byte swizzle. 16 k
-// further are 2 more: the descriptor counts by 16 bytes.
+// The matrix descriptor of b at an address of shared memory, a multiple of 1024, K-major in the 128-byte swizzle. One
+// wgmma further along K are 2 more: 32 bytes, which the descriptor counts by 16.
 __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
   constexpr uint64_t kStrideOf8Rows = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16, kSwizzle128 = 1ull << 62;
   return kSwizzle128 | kStrideOf8Rows | kLeading | ((address & 0x3FFFF) >> 4);
@@ -56,6 +59,22 @@ __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
 #define NVFP4_MOE_FOUR_14 "%56, %57, %58, %59"
 #define NVFP4_MOE_FOUR_15 "%60, %61, %62, %63"
 #define NVFP4_MOE_FOUR_16 "%64, %65, %66, %67"
+#define NVFP4_MOE_FOUR_17 "%68, %69, %70, %71"
+#define NVFP4_MOE_FOUR_18 "%72, %73, %74, %75"
+#define NVFP4_MOE_FOUR_19 "%76, %77, %78, %79"
+#define NVFP4_MOE_FOUR_20 "%80, %81, %82, %83"
+#define NVFP4_MOE_FOUR_21 "%84, %85, %86, %87"
+#define NVFP4_MOE_FOUR_22 "%88, %89, %90, %91"
+#define NVFP4_MOE_FOUR_23 "%92, %93, %94, %95"
+#define NVFP4_MOE_FOUR_24 "%96, %97, %98, %99"
+#define NVFP4_MOE_FOUR_25 "%100, %101, %102, %103"
+#define NVFP4_MOE_FOUR_26 "%104, %105, %106, %107"
+#define NVFP4_MOE_FOUR_27 "%108, %109, %110, %111"
+#define NVFP4_MOE_FOUR_28 "%112, %113, %114, %115"
+#define NVFP4_MOE_FOUR_29 "%116, %117, %118, %119"
+#define NVFP4_MOE_FOUR_30 "%120, %121, %122, %123"
+#define NVFP4_MOE_FOUR_31 "%124, %125, %126, %127"
+#define NVFP4_MOE_FOUR_32 "%128, %129, %130, %131"
 #define NVFP4_MOE_B_1 "%8"
 #define NVFP4_MOE_B_2 "%12"
 #define NVFP4_MOE_B_3 "%16"
@@ -72,6 +91,10 @@ __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
 #define NVFP4_MOE_B_14 "%60"
 #define NVFP4_MOE_B_15 "%64"
 #define NVFP4_MOE_B_16 "%68"
+#define NVFP4_MOE_B_20 "%84"
+#define NVFP4_MOE_B_24 "%100"
+#define NVFP4_MOE_B_28 "%116"
+#define NVFP4_MOE_B_32 "%132"
 #define NVFP4_MOE_FOURS_1 NVFP4_MOE_FOUR_0
 #define NVFP4_MOE_FOURS_2 NVFP4_MOE_FOURS_1 ", " NVFP4_MOE_FOUR_1
 #define NVFP4_MOE_FOURS_3 NVFP4_MOE_FOURS_2 ", " NVFP4_MOE_FOUR_2
@@ -88,6 +111,22 @@ __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
 #define NVFP4_MOE_FOURS_14 NVFP4_MOE_FOURS_13 ", " NVFP4_MOE_FOUR_13
 #define NVFP4_MOE_FOURS_15 NVFP4_MOE_FOURS_14 ", " NVFP4_MOE_FOUR_14
 #define NVFP4_MOE_FOURS_16 NVFP4_MOE_FOURS_15 ", " NVFP4_MOE_FOUR_15
+#define NVFP4_MOE_FOURS_17 NVFP4_MOE_FOURS_16 ", " NVFP4_MOE_FOUR_16
+#define NVFP4_MOE_FOURS_18 NVFP4_MOE_FOURS_17 ", " NVFP4_MOE_FOUR_17
+#define NVFP4_MOE_FOURS_19 NVFP4_MOE_FOURS_18 ", " NVFP4_MOE_FOUR_18
+#define NVFP4_MOE_FOURS_20 NVFP4_MOE_FOURS_19 ", " NVFP4_MOE_FOUR_19
+#define NVFP4_MOE_FOURS_21 NVFP4_MOE_FOURS_20 ", " NVFP4_MOE_FOUR_20
+#define NVFP4_MOE_FOURS_22 NVFP4_MOE_FOURS_21 ", " NVFP4_MOE_FOUR_21
+#define NVFP4_MOE_FOURS_23 NVFP4_MOE_FOURS_22 ", " NVFP4_MOE_FOUR_22
+#define NVFP4_MOE_FOURS_24 NVFP4_MOE_FOURS_23 ", " NVFP4_MOE_FOUR_23
+#define NVFP4_MOE_FOURS_25 NVFP4_MOE_FOURS_24 ", " NVFP4_MOE_FOUR_24
+#define NVFP4_MOE_FOURS_26 NVFP4_MOE_FOURS_25 ", " NVFP4_MOE_FOUR_25
+#define NVFP4_MOE_FOURS_27 NVFP4_MOE_FOURS_26 ", " NVFP4_MOE_FOUR_26
+#define NVFP4_MOE_FOURS_28 NVFP4_MOE_FOURS_27 ", " NVFP4_MOE_FOUR_27
+#define NVFP4_MOE_FOURS_29 NVFP4_MOE_FOURS_28 ", " NVFP4_MOE_FOUR_28
+#define NVFP4_MOE_FOURS_30 NVFP4_MOE_FOURS_29 ", " NVFP4_MOE_FOUR_29
+#define NVFP4_MOE_FOURS_31 NVFP4_MOE_FOURS_30 ", " NVFP4_MOE_FOUR_30
+#define NVFP4_MOE_FOURS_32 NVFP4_MOE_FOURS_31 ", " NVFP4_MOE_FOUR_31
 #define NVFP4_MOE_D(i) "+f"(d[4 * i]), "+f"(d[4 * i + 1]), "+f"(d[4 * i + 2]), "+f"(d[4 * i + 3])
 #define NVFP4_MOE_D_1 NVFP4_MOE_D(0)
 #define NVFP4_MOE_D_2 NVFP4_MOE_D_1, NVFP4_MOE_D(1)
@@ -105,29 +144,55 @@ __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
 #define NVFP4_MOE_D_14 NVFP4_MOE_D_13, NVFP4_MOE_D(13)
 #define NVFP4_MOE_D_15 NVFP4_MOE_D_14, NVFP4_MOE_D(14)
 #define NVFP4_MOE_D_16 NVFP4_MOE_D_15, NVFP4_MOE_D(15)
-#define NVFP4_MOE_WGMMA(n, q)                                                                        \
-  __device__ inline void wgmma(float (&d)[4 * q], const uint32_t* a, uint64_t b) {                   \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {"                        \
-                 NVFP4_MOE_FOURS_##q "}, {" NVFP4_MOE_FOUR_##q "}, " NVFP4_MOE_B_##q ", 1, 1, 1, 0;" \
-                 : NVFP4_MOE_D_##q                                                                   \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
+#define NVFP4_MOE_D_17 NVFP4_MOE_D_16, NVFP4_MOE_D(16)
+#define NVFP4_MOE_D_18 NVFP4_MOE_D_17, NVFP4_MOE_D(17)
+#define NVFP4_MOE_D_19 NVFP4_MOE_D_18, NVFP4_MOE_D(18)
+#define NVFP4_MOE_D_20 NVFP4_MOE_D_19, NVFP4_MOE_D(19)
+#define NVFP4_MOE_D_21 NVFP4_MOE_D_20, NVFP4_MOE_D(20)
+#define NVFP4_MOE_D_22 NVFP4_MOE_D_21, NVFP4_MOE_D(21)
+#define NVFP4_MOE_D_23 NVFP4_MOE_D_22, NVFP4_MOE_D(22)
+#define NVFP4_MOE_D_24 NVFP4_MOE_D_23, NVFP4_MOE_D(23)
+#define NVFP4_MOE_D_25 NVFP4_MOE_D_24, NVFP4_MOE_D(24)
+#define NVFP4_MOE_D_26 NVFP4_MOE_D_25, NVFP4_MOE_D(25)
+#define NVFP4_MOE_D_27 NVFP4_MOE_D_26, NVFP4_MOE_D(26)
+#define NVFP4_MOE_D_28 NVFP4_MOE_D_27, NVFP4_MOE_D(27)
+#define NVFP4_MOE_D_29 NVFP4_MOE_D_28, NVFP4_MOE_D(28)
+#define NVFP4_MOE_D_30 NVFP4_MOE_D_29, NVFP4_MOE_D(29)
+#define NVFP4_MOE_D_31 NVFP4_MOE_D_30, NVFP4_MOE_D(30)
+#define NVFP4_MOE_D_32 NVFP4_MOE_D_31, NVFP4_MOE_D(31)
+#define NVFP4_MOE_WGMMA(name, shape_and_types, q, last)                                            \
+  __device__ inline void name(float (&d)[4 * q], const uint32_t* a, uint64_t b) {                  \
+    asm volatile("wgmma.mma_async.sync.aligned." shape_and_types " {"                              \
+                 NVFP4_MOE_FOURS_##q "}, {" NVFP4_MOE_FOUR_##q "}, " NVFP4_MOE_B_##q ", 1, 1, 1" last ";" \
+                 : NVFP4_MOE_D_##q                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                            \
   }
-NVFP4_MOE_WGMMA(8, 1)
-NVFP4_MOE_WGMMA(16, 2)
-NVFP4_MOE_WGMMA(24, 3)
-NVFP4_MOE_WGMMA(32, 4)
-NVFP4_MOE_WGMMA(40, 5)
-NVFP4_MOE_WGMMA(48, 6)
-NVFP4_MOE_WGMMA(56, 7)
-NVFP4_MOE_WGMMA(64, 8)
-NVFP4_MOE_WGMMA(72, 9)
-NVFP4_MOE_WGMMA(80, 10)
-NVFP4_MOE_WGMMA(88, 11)
-NVFP4_MOE_WGMMA(96, 12)
-NVFP4_MOE_WGMMA(104, 13)
-NVFP4_MOE_WGMMA(112, 14)
-NVFP4_MOE_WGMMA(120, 15)
-NVFP4_MOE_WGMMA(128, 16)
+#define NVFP4_MOE_WGMMA_BF16(n, q) NVFP4_MOE_WGMMA(wgmma, "m64n" #n "k16.f32.bf16.bf16", q, ", 0")
+#define NVFP4_MOE_WGMMA_E4M3(n, q) NVFP4_MOE_WGMMA(wgmma_e4m3, "m64n" #n "k32.f32.e4m3.e4m3", q, "")
+#define NVFP4_MOE_WGMMAS(n, q) NVFP4_MOE_WGMMA_BF16(n, q) NVFP4_MOE_WGMMA_E4M3(n, q)
+NVFP4_MOE_WGMMAS(8, 1)
+NVFP4_MOE_WGMMAS(16, 2)
+NVFP4_MOE_WGMMAS(24, 3)
+NVFP4_MOE_WGMMAS(32, 4)
+NVFP4_MOE_WGMMAS(40, 5)
+NVFP4_MOE_WGMMAS(48, 6)
+NVFP4_MOE_WGMMAS(56, 7)
+NVFP4_MOE_WGMMAS(64, 8)
+NVFP4_MOE_WGMMAS(72, 9)
+NVFP4_MOE_WGMMAS(80, 10)
+NVFP4_MOE_WGMMAS(88, 11)
+NVFP4_MOE_WGMMAS(96, 12)
+NVFP4_MOE_WGMMAS(104, 13)
+NVFP4_MOE_WGMMAS(112, 14)
+NVFP4_MOE_WGMMAS(120, 15)
+NVFP4_MOE_WGMMAS(128, 16)
+NVFP4_MOE_WGMMA_E4M3(160, 20)
+NVFP4_MOE_WGMMA_E4M3(192, 24)
+NVFP4_MOE_WGMMA_E4M3(224, 28)
+NVFP4_MOE_WGMMA_E4M3(256, 32)
+#undef NVFP4_MOE_WGMMAS
+#undef NVFP4_MOE_WGMMA_E4M3
+#undef NVFP4_MOE_WGMMA_BF16
 #undef NVFP4_MOE_WGMMA
 // clang-format on
 

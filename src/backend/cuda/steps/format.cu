@@ -66,7 +66,7 @@ __device__ bool quantize_row_of(int64_t count, const At& at, RowScalePolicy poli
                                 uint8_t* codes, uint8_t* block_scales) {
   const uint32_t amax = block_magnitude(count, at);
   const bool finite = amax < kInfBits;
-  if (policy == RowScalePolicy::kDynamic) scale = power_of_two(dynamic_exponent(amax));
+  if (policy == RowScalePolicy::kDynamic) scale = power_of_two(dynamic_exponent(amax, kNvfp4RangeBits));
   *used = scale;
   for (int64_t block = threadIdx.x; block < count / kBlock; block += kRowThreads) {
     if (!finite) {

@@ -2,15 +2,16 @@
 // the quantized rows are the intermediate of a layer with nothing but a shared expert, of which there is nothing but
 // `down`:
 //
-//   packed: tensor scales of one expert (256 bytes) | tiles of down (rows, cols)
+//   packed: tensor scales and shifts of one expert (256 bytes) | tiles of down (rows, cols)
 //
-// The layer is one of bf16 activations either way: the operand is there already, in bf16 or as the architecture's FP4
-// (fp4_operand.h), and a row's scale, NaN where the row is nonfinite, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many features as a layer
-// may have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some tokens at a time,
-// and a last kernel rounds them.
+// The layer is one of bf16 activations either way: the operand (operand.h) is there already, and a row's scale, NaN
+// where the row is nonfinite, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many
+// features as a layer may have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some
+// tokens at a time, and a last kernel rounds them.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstddef>
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
@@ -18,6 +19,7 @@
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/formats.cuh"
+#include "backend/cuda/steps/fp8_pack.h"
 #include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/steps.h"
 
@@ -70,13 +72,15 @@ struct LinearArrays {
     status = arena.take<RunStatus>("linear.", "status", 1);
     rows.nonfinite = arena.take<uint8_t>("linear.", "nonfinite", tokens);
     row_scale = arena.take<float>("linear.", "row_scale", tokens);
-    operand = arena.take<std::byte>("linear.", "operand", tokens * operand_row_bytes(run.fp4_operands, weights.cols));
+    operand = arena.take<std::byte>("linear.", "operand", tokens * operand_row_bytes(run.operand, weights.cols));
+    if (weights.activation_format == ActivationFormat::kBf16) {
+      rows.bf16 = reinterpret_cast<uint16_t*>(operand);
+    } else {
+      rows.row_scale = row_scale;
+    }
     if (weights.activation_format == ActivationFormat::kNvfp4) {
       rows.codes = arena.take<uint8_t>("linear.", "codes", tokens * weights.cols / 2);
       rows.block_scales = arena.take<uint8_t>("linear.", "block_scales", tokens * weights.cols / 16);
-      rows.row_scale = row_scale;
-    } else {
-      rows.bf16 = reinterpret_cast<uint16_t*>(operand);
     }
     staged = arena.take<float>("linear.", "staged", std::min(tokens, kStagedTokens) * channels_of(weights.rows));
     scratch = Arena(arena.take<std::byte>("linear.", "scratch", static_cast<int64_t>(scratch_bytes)));
@@ -146,14 +150,14 @@ size_t linear_bytes(int64_t rows, int64_t cols) {
 Status linear_pack(const TileFormat& format, LinearWeights& weights, const Nvfp4View& source) {
   if (weights.activation_format == ActivationFormat::kInt8Block)
     return unsupported("activation_format int8_block: int8 tensor cores have no scale per 16 elements");
-  if (weights.activation_format == ActivationFormat::kFp8)
-    return unsupported("activation_format fp8: the cuda backends do not multiply it yet");
   NVFP4_MOE_TRY(x_config(weights).status().in("linear"));
   NVFP4_MOE_TRY(product_config(weights, RowFormat::kFp32).status().in("linear"));
   weights.tensor_scale = source.tensor_scale;
-  const TensorScales scales{1.0f, 1.0f, source.tensor_scale};
-  NVFP4_MOE_TRY(to_device(weights.device, weights.bytes.data(), &scales, sizeof(scales), nullptr));
-  return pack_matrix(format, weights.device, source, weights.bytes.data() + kTilesOffset);
+  if (weights.activation_format == ActivationFormat::kFp8) weights.fp8 = measure_fp8_weights(source);
+  NVFP4_MOE_ASSIGN(const DeviceScales numbers, device_scales({1.0f, 1.0f, source.tensor_scale}, {{}, {}, weights.fp8}));
+  static_assert(offsetof(DeviceScales, shifts) == sizeof(TensorScales), "as fp8_shifts_offset of no routed expert");
+  NVFP4_MOE_TRY(to_device(weights.device, weights.bytes.data(), &numbers, sizeof(numbers), nullptr));
+  return pack_matrix(format, weights.device, source, weights.fp8.shift, weights.bytes.data() + kTilesOffset);
 }
 
 size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeights& weights, int64_t max_tokens) {
@@ -211,11 +215,8 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
     part.intermediate_size = weights.cols;
     part.down_only = true;
     part.row_offsets = arrays.row_offsets;
-    std::byte* const operand = arrays.operand + first * operand_row_bytes(run.fp4_operands, weights.cols);
-    if (run.fp4_operands)
-      part.intermediate.codes = reinterpret_cast<uint8_t*>(operand);
-    else
-      part.intermediate.bf16 = reinterpret_cast<uint16_t*>(operand);
+    std::byte* const operand = arrays.operand + first * operand_row_bytes(run.operand, weights.cols);
+    part.intermediate.codes = reinterpret_cast<uint8_t*>(operand);
     part.intermediate.row_scale = arrays.row_scale + first;
     part.rows_out = direct ? batch.out : arrays.staged;
     const StepContext step{packed, rows, buffers, serial_executor(), arrays.scratch, context.stream, &product};

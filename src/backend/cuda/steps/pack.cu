@@ -12,6 +12,7 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/packed_layout.h"
+#include "backend/cuda/steps/fp8_pack.h"
 #include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/pack_rows.cuh"
 #include "backend/cuda/steps/source_check.h"
@@ -91,6 +92,7 @@ struct Joined {
   MatrixTiles tiles;
   int projections;
   int64_t rows, k;  // of each
+  int32_t shifts[2] = {};
   int64_t rows_per_tile() const { return kTileRows / projections; }
 };
 
@@ -115,7 +117,7 @@ Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joine
     StagedRows staged{{}, rows, joined.k, joined.projections};
     uint8_t* next = staging;
     for (int p = 0; p < joined.projections; ++p) {
-      staged.matrices[p] = {next, next + rows * (joined.k / 2), joined.k / 2, joined.k / 16};
+      staged.matrices[p] = {next, next + rows * (joined.k / 2), joined.k / 2, joined.k / 16, joined.shifts[p]};
       next += rows * row_bytes;
     }
     const int64_t vecs = count * joined.tiles.k_tiles * kVecsPerTile;
@@ -138,7 +140,8 @@ Status pack_device_rows(const TileFormat& format, const Joined& joined, std::byt
                         const Nvfp4View* const (&views)[2], cudaStream_t stream) {
   SourceRows source{{}, joined.rows, joined.k, joined.projections};
   for (int p = 0; p < joined.projections; ++p)
-    source.matrices[p] = {views[p]->codes, views[p]->block_scales, views[p]->codes_stride, views[p]->scales_stride};
+    source.matrices[p] = {views[p]->codes, views[p]->block_scales, views[p]->codes_stride, views[p]->scales_stride,
+                          joined.shifts[p]};
   return format.pack(source, joined.tiles.row_tiles * joined.tiles.k_tiles * kVecsPerTile, joined.tiles.k_tiles,
                      reinterpret_cast<uint8_t*>(tiles), stream);
 }
@@ -160,7 +163,7 @@ Status pack_joined(const TileFormat& format, const Buffer& staging, const Joined
           NVFP4_MOE_TRY(copy(to.codes, static_cast<size_t>(joined.k / 2), view.row_codes(first), view.codes_stride));
           NVFP4_MOE_TRY(
               copy(to.scales, static_cast<size_t>(joined.k / 16), view.row_scales(first), view.scales_stride));
-          source.matrices[p] = {to.codes, to.scales, to.codes_stride, to.scales_stride};
+          source.matrices[p] = {to.codes, to.scales, to.codes_stride, to.scales_stride, to.shift};
         }
         return format.pack(source, vecs, joined.tiles.k_tiles, tiles, kStream);
       });
@@ -221,6 +224,10 @@ struct PackedExpert {
     down_tiles = gate_up_tiles + part.gate_up.bytes();
     index = expert == kSharedExpert ? weights.range.count : expert;
     staging_bytes = cuda::staging_bytes(std::max(hidden, intermediate));
+    take_shifts(weights.fp8_weights_of(expert));
+  }
+  void take_shifts(const Fp8ExpertWeights& fp8) {
+    gate_up.shifts[0] = fp8.gate.shift, gate_up.shifts[1] = fp8.up.shift, down.shifts[0] = fp8.down.shift;
   }
 };
 
@@ -232,19 +239,45 @@ Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
   return {};
 }
 
-Status put_tensor_scales(PackedWeights& weights, const PackedExpert& packed, const ExpertSource& source,
+// What the GEMMs read of an expert's numbers. numbers: lives until the stream has been waited for.
+Status put_device_scales(PackedWeights& weights, const PackedExpert& packed, const DeviceScales& numbers,
                          cudaStream_t stream) {
-  TensorScales& scales = weights.tensor_scales[static_cast<size_t>(packed.index)];
-  scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
-  std::byte* const to = weights.bytes.data() + packed.index * static_cast<int64_t>(sizeof(TensorScales));
-  return check(cudaMemcpyAsync(to, &scales, sizeof(scales), cudaMemcpyHostToDevice, stream), "pack: tensor scales");
+  const auto put = [&](int64_t offset, const auto& value) {
+    std::byte* const to = weights.bytes.data() + offset + packed.index * static_cast<int64_t>(sizeof(value));
+    return check(cudaMemcpyAsync(to, &value, sizeof(value), cudaMemcpyHostToDevice, stream), "pack: tensor scales");
+  };
+  NVFP4_MOE_TRY(put(0, numbers.scales));
+  if (weights.fp8_weights.empty()) return {};
+  return put(fp8_shifts_offset(weights.range), numbers.shifts);
+}
+
+bool rounds_to_e4m3(const PackedWeights& weights) {
+  return weights.config->activation_format == ActivationFormat::kFp8;
+}
+
+// Keeps what the host knows of an expert's numbers; fp8: of its weights, under fp8.
+Result<DeviceScales> keep_scales(PackedWeights& weights, PackedExpert& packed, const ExpertSource& source,
+                                 const Fp8ExpertWeights& fp8) {
+  const auto index = static_cast<size_t>(packed.index);
+  const TensorScales scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  NVFP4_MOE_ASSIGN(const DeviceScales numbers, device_scales(scales, fp8));
+  weights.tensor_scales[index] = scales;
+  if (!rounds_to_e4m3(weights)) return numbers;
+  weights.fp8_weights.resize(weights.tensor_scales.size());
+  weights.fp8_weights[index] = fp8;
+  packed.take_shifts(fp8);
+  return numbers;
 }
 
 // The expert, and what it keeps of codes under a scale of 0.
 Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, PackedWeights& weights,
-                                                   const PackedExpert& packed, const ExpertSource& source) {
+                                                   PackedExpert& packed, const ExpertSource& source) {
+  Fp8ExpertWeights fp8;
+  if (rounds_to_e4m3(weights))
+    fp8 = {measure_fp8_weights(source.gate), measure_fp8_weights(source.up), measure_fp8_weights(source.down)};
+  NVFP4_MOE_ASSIGN(const DeviceScales numbers, keep_scales(weights, packed, source, fp8));
   NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
-  NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, kStream));
+  NVFP4_MOE_TRY(put_device_scales(weights, packed, numbers, kStream));
   NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}));
   NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
   std::vector<ZeroScaleCodes> kept;
@@ -258,12 +291,18 @@ Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, Pac
 }
 
 Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, PackedWeights& weights,
-                                                     const PackedExpert& packed, const ExpertSource& source) {
+                                                     PackedExpert& packed, const ExpertSource& source) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   NVFP4_MOE_TRY(reserve_staging(weights, kSourceCheckBytes));
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
                    check_device_source(source, weights.device, weights.staging.data()));
-  NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, stream));
+  Fp8ExpertWeights fp8;
+  if (rounds_to_e4m3(weights)) {
+    static_assert(kFp8CountBytes <= kSourceCheckBytes);
+    NVFP4_MOE_ASSIGN(fp8, measure_device_source(source, weights.device, weights.staging.data()));
+  }
+  NVFP4_MOE_ASSIGN(const DeviceScales numbers, keep_scales(weights, packed, source, fp8));
+  NVFP4_MOE_TRY(put_device_scales(weights, packed, numbers, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
   if (format.holds_all_codes) kept.clear();
@@ -282,7 +321,7 @@ size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
 Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
-  const PackedExpert packed(weights, local_expert);
+  PackedExpert packed(weights, local_expert);
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept, source.on_device
                                                          ? pack_from_device(format, weights, packed, source)
                                                          : pack_from_host(format, weights, packed, source));
@@ -291,10 +330,11 @@ Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t loc
   return {};
 }
 
-Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, std::byte* tiles) {
+Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift,
+                   std::byte* tiles) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols};
+  const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols, {fp8_shift}};
   const auto size_bytes = static_cast<size_t>(staging_bytes(source.cols));
   NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, device, "staging for packing"));
   NVFP4_MOE_TRY(pack_joined(format, staging, matrix, tiles, {&source, nullptr}));

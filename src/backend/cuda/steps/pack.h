@@ -21,8 +21,8 @@ extern const TileFormat kBf16Tiles;  // packed_tile.h
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range);
 // Waits until the expert is packed: in source.stream for a source on the device.
 Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
-// One matrix of a linear into its tiles; codes of blocks whose scale is 0 may become 0.
-Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, std::byte* tiles);
+// One matrix of a linear into its tiles; codes of blocks whose scale is 0 may become 0. fp8_shift: of its weights under fp8.
+Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift, std::byte* tiles);
 Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
 
 // The same in tiles for bf16 products.

@@ -18,6 +18,7 @@ struct DeviceRows {
     Byte* scales;           // (rows, K/16)
     int64_t codes_stride;   // bytes
     int64_t scales_stride;  // bytes
+    int32_t shift;          // of the weights under fp8 (core/fp8.h), for tiles that hold it in their scales
   };
   Matrix matrices[2];
   int64_t rows;  // of each

@@ -1,7 +1,6 @@
 // route and quantize as one kernel: CTA 0 routes, and there is one more CTA for each token. A token's CTA finds out by
 // itself whether the token has a row, and leaves its counts beside the status, which CTA 0 clears meanwhile.
 #include <algorithm>
-#include <type_traits>
 
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
@@ -15,8 +14,8 @@ namespace {
 // What is done with a token's activations.
 enum class RowWork { kRound, kQuantize, kQuantizeVec8 };
 
-// CTAs of (threads that a row takes) x (as many of these as route wants); a row is done by the first of them.
-template <DType kType, RowWork kWork>
+// Vec: the format that rows are quantized to. CTAs of (threads that a row takes) x (as many of these as route wants); a row is done by the first of them.
+template <DType kType, RowWork kWork, class Vec>
 __global__ void __launch_bounds__(kRouteLargeThreads, 1)
     route_and_quantize_kernel(RouteArgs route, RowArgs rows, RowCounts* token_counts) {
   extern __shared__ uint4 route_shared[];
@@ -40,9 +39,9 @@ __global__ void __launch_bounds__(kRouteLargeThreads, 1)
   if constexpr (kWork == RowWork::kRound)
     round_row<kType>(rows, token, has_row);
   else if constexpr (kWork == RowWork::kQuantize)
-    quantize_row<kType>(rows, token, has_row);
+    quantize_row<kType, Vec>(rows, token, has_row);
   else if (has_row)
-    quantize_vec8_row(rows, token, load_vec8(rows, token, threadIdx.x));
+    quantize_vec8_row<Vec>(rows, token, load_vec8(rows, token, threadIdx.x));
   else
     expect_row(rows, token, false, ThreadGroup::cta());
 }
@@ -53,17 +52,18 @@ Status launch_prepare(const StepContext& step, const RouteArgs& route, const Row
   const auto ctas = static_cast<unsigned>(1 + step.batch.tokens);
   const auto threads = static_cast<unsigned>(step.plan->hidden.threads);
   const dim3 shape(threads, std::max(1u, static_cast<unsigned>(plan.threads) / threads));
-  const auto launch_as = [&](auto work) {
-    return launch<route_and_quantize_kernel<kType, work.value>>("route_and_quantize", ctas, shape, plan.shared_bytes,
+  const auto launch_as = [&]<RowWork kWork, class Vec>() {
+    return launch<route_and_quantize_kernel<kType, kWork, Vec>>("route_and_quantize", ctas, shape, plan.shared_bytes,
                                                                 step.stream, route, rows, token_counts);
   };
-  switch (step.plan->hidden.kernel) {
-    case QuantizeKernel::kRound: return launch_as(std::integral_constant<RowWork, RowWork::kRound>{});
-    case QuantizeKernel::kVec8Cta:
-      if constexpr (kType == DType::kBf16) return launch_as(std::integral_constant<RowWork, RowWork::kQuantizeVec8>{});
-      [[fallthrough]];
-    default: return launch_as(std::integral_constant<RowWork, RowWork::kQuantize>{});
-  }
+  const auto quantize_to = [&]<class Vec>() {
+    if constexpr (kType == DType::kBf16)
+      if (step.plan->hidden.kernel == QuantizeKernel::kVec8Cta)
+        return launch_as.template operator()<RowWork::kQuantizeVec8, Vec>();
+    return launch_as.template operator()<RowWork::kQuantize, Vec>();
+  };
+  if (step.plan->hidden.kernel == QuantizeKernel::kRound) return launch_as.template operator()<RowWork::kRound, Vec8>();
+  return is_fp8(step) ? quantize_to.template operator()<E4m3Vec8>() : quantize_to.template operator()<Vec8>();
 }
 
 }  // namespace

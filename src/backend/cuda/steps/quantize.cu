@@ -9,21 +9,24 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-template <DType kType>
-__global__ void __launch_bounds__(kRowThreads) quantize_nvfp4(RowArgs args) {
+// Vec: the format, Vec8 of NVFP4 or E4m3Vec8.
+template <class Vec, DType kType>
+__global__ void __launch_bounds__(kRowThreads) quantize_any_type(RowArgs args) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
-  quantize_row<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
+  quantize_row<kType, Vec>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
+template <class Vec>
 __global__ void __launch_bounds__(kVec8Threads) quantize_vec8_cta(RowArgs args) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
   if (wanted(args, blockIdx.x))
-    quantize_vec8_row(args, blockIdx.x, load_vec8(args, blockIdx.x, threadIdx.x));
+    quantize_vec8_row<Vec>(args, blockIdx.x, load_vec8(args, blockIdx.x, threadIdx.x));
   else
     expect_row(args, blockIdx.x, false, ThreadGroup::cta());
 }
 // The same by a warp for each token.
+template <class Vec>
 __global__ void __launch_bounds__(kWarpRowThreads, 4) quantize_vec8_warp(RowArgs args, int64_t tokens) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
@@ -31,11 +34,12 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4) quantize_vec8_warp(RowArgs
   if (token >= tokens) return;
   const ThreadGroup group = ThreadGroup::warp();
   if (wanted(args, token))
-    quantize_vec8_row_by_warp(args, token, load_vec8(args, token, group.rank), OperandRow(args, token));
+    quantize_vec8_row_by_warp<Vec>(args, token, load_vec8(args, token, group.rank), OperandRow(args, token));
   else
     expect_row(args, token, false, group);
 }
 // For rows, of which there may be far fewer than the bound: a CTA takes every gridDim.x-th one and reads one ahead.
+template <class Vec>
 __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args) {
   ptx::launch_dependents();
   const int64_t rows = __ldcg(args.row_count);  // route has ended before gemm1 lets this kernel start
@@ -47,7 +51,7 @@ __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args
   while (true) {
     const int64_t next = row + gridDim.x;
     const uint4 ahead = next < rows ? load_vec8(args, next, threadIdx.x) : first;
-    quantize_vec8_row(args, row, first);
+    quantize_vec8_row<Vec>(args, row, first);
     if (next >= rows) return;
     __syncthreads();  // the next row's magnitudes go to the same shared array
     row = next;
@@ -55,6 +59,7 @@ __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args
   }
 }
 // The same by a warp for each row: the next row's first vec8 is on its way while the warp works on this one.
+template <class Vec>
 __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowArgs args) {
   ptx::launch_dependents();
   const int64_t rows = __ldcg(args.row_count), warps = int64_t{gridDim.x} * (kWarpRowThreads / 32);
@@ -66,7 +71,7 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowAr
   while (row < rows) {
     const int64_t next = row + warps;
     const uint4 ahead = next < rows ? load_vec8(args, next, lane) : first;
-    quantize_vec8_row_by_warp(args, row, first, OperandRow(args, row));
+    quantize_vec8_row_by_warp<Vec>(args, row, first, OperandRow(args, row));
     row = next;
     first = ahead;
   }
@@ -90,25 +95,44 @@ __global__ void __launch_bounds__(kRowThreads) count_nonfinite_rows(RowArgs args
     count_once(args.counters.nonfinite, 1, ThreadGroup::cta());
 }
 
-template <DType kType>
+template <class Vec, DType kType>
 Status launch_hidden(const StepContext& step, const QuantizePlan& plan, const RowArgs& args) {
   const auto ctas = static_cast<unsigned>(plan.ctas);
   switch (plan.kernel) {
     case QuantizeKernel::kVec8Warp:
-      return launch<quantize_vec8_warp>("quantize", ctas, plan.threads, 0, step.stream, args, step.batch.tokens);
+      return launch<quantize_vec8_warp<Vec>>("quantize", ctas, plan.threads, 0, step.stream, args, step.batch.tokens);
     case QuantizeKernel::kVec8Cta:
-      return launch<quantize_vec8_cta>("quantize", ctas, plan.threads, 0, step.stream, args);
+      return launch<quantize_vec8_cta<Vec>>("quantize", ctas, plan.threads, 0, step.stream, args);
     case QuantizeKernel::kAnyType:
-      return launch<quantize_nvfp4<kType>>("quantize", ctas, plan.threads, 0, step.stream, args);
+      return launch<quantize_any_type<Vec, kType>>("quantize", ctas, plan.threads, 0, step.stream, args);
     default: return launch<round_rows<kType>>("quantize", ctas, plan.threads, 0, step.stream, args);
   }
 }
 
+template <class Vec>
 Status launch_hidden(const StepContext& step, const QuantizePlan& plan, const RowArgs& args) {
   switch (step.batch.hidden_dtype) {
-    case DType::kF32: return launch_hidden<DType::kF32>(step, plan, args);
-    case DType::kF16: return launch_hidden<DType::kF16>(step, plan, args);
-    default: return launch_hidden<DType::kBf16>(step, plan, args);
+    case DType::kF32: return launch_hidden<Vec, DType::kF32>(step, plan, args);
+    case DType::kF16: return launch_hidden<Vec, DType::kF16>(step, plan, args);
+    default: return launch_hidden<Vec, DType::kBf16>(step, plan, args);
+  }
+}
+Status launch_hidden(const StepContext& step, const QuantizePlan& plan, const RowArgs& args) {
+  return is_fp8(step) ? launch_hidden<E4m3Vec8>(step, plan, args) : launch_hidden<Vec8>(step, plan, args);
+}
+
+template <class Vec>
+Status launch_requantize(const StepContext& step, const QuantizePlan& plan, const RowArgs& args) {
+  const auto ctas = static_cast<unsigned>(plan.ctas);
+  switch (plan.kernel) {
+    case QuantizeKernel::kCountNonfinite:
+      return launch<count_nonfinite_rows>("count_nonfinite_rows", ctas, plan.threads, 0, step.stream, args);
+    case QuantizeKernel::kVec8Warp:
+      return launch<requantize_vec8_warp<Vec>>("requantize", ctas, plan.threads, 0, step.stream, args);
+    case QuantizeKernel::kVec8Cta:
+      return launch<requantize_vec8_cta<Vec>>("requantize", ctas, plan.threads, 0, step.stream, args);
+    default:
+      return launch<quantize_any_type<Vec, DType::kBf16>>("requantize", ctas, plan.threads, 0, step.stream, args);
   }
 }
 
@@ -140,23 +164,15 @@ Status requantize(const StepContext& step, const PartBuffers& part) {
   args.policy = config->intermediate_scale == IntermediateScale::kDynamicToken ? RowScalePolicy::kDynamic
                 : config->intermediate_scale == IntermediateScale::kCompat     ? RowScalePolicy::kCompat
                                                                                : RowScalePolicy::kPowerOfTwo;
-  args.rule = RowScaleRule(args.policy, resolve_activation_scales(config, step.weights.scales)->intermediate);
+  args.rule = RowScaleRule(args.policy, config->activation_format,
+                           resolve_activation_scales(config, step.weights.scales)->intermediate);
   args.out = part.intermediate;
   args.operand = shared ? scratch.shared_operand : scratch.routed_operand;
-  args.fp4_operand = step.plan->fp4_operands;
+  args.operand_kind = step.plan->operand;
   args.counters = {&status.nonfinite_rows, &status.intermediate_blocks, &status.intermediate_saturated,
                    &status.intermediate_zeroed};
   args.row_count = part.row_offsets + part.experts;
-  const auto ctas = static_cast<unsigned>(plan.ctas);
-  switch (plan.kernel) {
-    case QuantizeKernel::kCountNonfinite:
-      return launch<count_nonfinite_rows>("count_nonfinite_rows", ctas, plan.threads, 0, step.stream, args);
-    case QuantizeKernel::kVec8Warp:
-      return launch<requantize_vec8_warp>("requantize", ctas, plan.threads, 0, step.stream, args);
-    case QuantizeKernel::kVec8Cta:
-      return launch<requantize_vec8_cta>("requantize", ctas, plan.threads, 0, step.stream, args);
-    default: return launch<quantize_nvfp4<DType::kBf16>>("requantize", ctas, plan.threads, 0, step.stream, args);
-  }
+  return is_fp8(step) ? launch_requantize<E4m3Vec8>(step, plan, args) : launch_requantize<Vec8>(step, plan, args);
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -21,6 +21,9 @@ struct Vec8 {
   // Of the whole block of 16:
   uint32_t scale;  // the e4m3 byte
   bool saturated, zeroed;
+
+  // inverse = 1 / s. A whole warp calls it: the other half of a block belongs to the neighbouring lane.
+  __device__ static Vec8 of(const uint4& x, float inverse);
 };
 
 __device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
@@ -60,8 +63,7 @@ struct NearestE2m1 {
   }
 };
 
-// inverse = 1 / s. A whole warp calls it: the other half of a block belongs to the neighbouring lane.
-__device__ inline Vec8 quantize_vec8(const uint4& x, float inverse) {
+__device__ inline Vec8 Vec8::of(const uint4& x, float inverse) {
   uint32_t magnitudes = larger_magnitudes(x);
   magnitudes = __vmaxu2(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, 1));
   const uint32_t amax = larger_half(magnitudes);

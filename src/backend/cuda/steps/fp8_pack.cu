@@ -1,0 +1,84 @@
+// How many codes of each magnitude lie under each block scale of a matrix, a thread a block: the shift, and how many
+// weights it rounds, are read off that on the host (core/fp8.h).
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/steps/fp8_pack.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kMostCtas = 1024;
+constexpr int kCounters = sizeof(Fp8Histogram) / sizeof(uint64_t);
+constexpr int kMagnitudes = kCounters / 128;
+constexpr uint32_t kEach = 0x11111111u;  // nibble
+
+// Bytes are read one by one: nothing is said of a source's alignment.
+__global__ void __launch_bounds__(kThreads) count_fp8_codes(Nvfp4View matrix, unsigned long long* histogram) {
+  __shared__ uint32_t counters[kCounters];
+  for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) counters[i] = 0;
+  __syncthreads();
+  const int64_t blocks_of_row = matrix.cols / 16, blocks = matrix.rows * blocks_of_row;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < blocks; i += int64_t{gridDim.x} * kThreads) {
+    const int64_t row = i / blocks_of_row, block = i % blocks_of_row;
+    const uint32_t scale = matrix.block_scales[row * matrix.scales_stride + block] & 0x7Fu;
+    const uint8_t* const codes = matrix.codes + row * matrix.codes_stride + block * 8;
+    uint32_t words[2] = {};
+    for (int b = 0; b < 8; ++b) words[b / 4] |= uint32_t{codes[b]} << b % 4 * 8;
+    for (uint32_t magnitude = 0; magnitude < kMagnitudes; ++magnitude) {
+      uint32_t found = 0;
+      for (uint32_t word : words) {
+        // The three low bits of a nibble are 0 where it matches; adding 7 carries into its fourth bit where it does not.
+        const uint32_t other = (word ^ (kEach * magnitude)) & (kEach * 7);
+        found += 8 - __popc((other + kEach * 7) & (kEach * 8));
+      }
+      if (found != 0) atomicAdd(&counters[scale * kMagnitudes + magnitude], found);
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads)
+    if (counters[i] != 0) atomicAdd(&histogram[i], static_cast<unsigned long long>(counters[i]));
+}
+
+}  // namespace
+
+Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int device, std::byte* scratch) {
+  const auto stream = static_cast<cudaStream_t>(source.stream);
+  auto* const counted = reinterpret_cast<unsigned long long*>(scratch);
+  NVFP4_MOE_TRY(check(cudaMemsetAsync(counted, 0, kFp8CountBytes, stream), "pack: fp8 weights"));
+  const Nvfp4View* const matrices[] = {&source.gate, &source.up, &source.down};
+  for (int p = 0; p < 3; ++p) {
+    const int64_t ctas = ceil_div(matrices[p]->rows * (matrices[p]->cols / 16), kThreads);
+    count_fp8_codes<<<static_cast<unsigned>(std::min(ctas, kMostCtas)), kThreads, 0, stream>>>(*matrices[p],
+                                                                                               counted + p * kCounters);
+    NVFP4_MOE_TRY(check_launch("count_fp8_codes"));
+  }
+  std::array<Fp8Histogram, 3> histograms;
+  NVFP4_MOE_TRY(to_host(device, histograms.data(), counted, sizeof(histograms), source.stream));
+  return Fp8ExpertWeights{read_fp8_weights(histograms[0]), read_fp8_weights(histograms[1]),
+                          read_fp8_weights(histograms[2])};
+}
+
+Result<DeviceScales> device_scales(const TensorScales& scales, const Fp8ExpertWeights& fp8) {
+  const std::array<const char*, 3> names = {"gate", "up", "down"};
+  const std::array<float, 3> given = {scales.gate, scales.up, scales.down};
+  const std::array<int32_t, 3> shifts = {fp8.gate.shift, fp8.up.shift, fp8.down.shift};
+  std::array<float, 3> scaled{};
+  for (size_t p = 0; p < 3; ++p) {
+    scaled[p] = std::ldexp(given[p], shifts[p]);
+    if (shifts[p] != 0 && given[p] != 0 && !std::isnormal(scaled[p]))
+      return unsupported(std::string(names[p]) + " tensor scale: expected one that times 2^" +
+                         std::to_string(shifts[p]) + " (the shift of its fp8 weights) is a normal float, got " +
+                         std::to_string(given[p]));
+  }
+  return DeviceScales{{scaled[0], scaled[1], scaled[2]}, {shifts[0], shifts[1], shifts[2]}};
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,187 @@
+// What the kernels that quantize rows of activations share: their arguments, the rule of a row's scale, who works on a
+// row together, and where its operand goes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "backend/cuda/scratch.h"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/cuda/steps/quantize_e4m3.cuh"
+#include "backend/cuda/steps/quantize_vec8.cuh"
+
+namespace nvfp4_moe::cuda {
+
+inline constexpr int kRowWarps = kRowThreads / 32;
+inline constexpr int kBlock = 16;
+
+enum class RowScalePolicy : int { kDynamic, kPowerOfTwo, kCompat };
+
+inline constexpr uint32_t kNvfp4RangeBits = 0x45280000u;  // 2688
+// Exponent of the smallest power of two s with amax <= range s; 0 for a row of zeros. range: as fp32's bits.
+__device__ inline int dynamic_exponent(uint32_t amax, uint32_t range) {
+  if (amax == 0) return 0;
+  const int exponent =
+      static_cast<int>(amax >> 23) - static_cast<int>(range >> 23) + ((amax & 0x7FFFFFu) > (range & 0x7FFFFFu));
+  return max(exponent, -126);
+}
+
+__device__ inline float power_of_two(int exponent) {  // -126 .. 127
+  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+// The scale of a row and its inverse, given the row's largest magnitude as the bits of a finite float.
+struct RowScaleRule {
+  bool dynamic;
+  uint32_t range;        // what a row scale of 1 holds, as fp32's bits
+  float scale, inverse;  // of every row, unless dynamic
+
+  RowScaleRule() = default;
+  RowScaleRule(RowScalePolicy policy, ActivationFormat format, float scale_)
+      : dynamic(policy == RowScalePolicy::kDynamic),
+        range(std::bit_cast<uint32_t>(static_cast<float>(row_scale_range(format)))),
+        scale(scale_),
+        inverse(1.0f / scale_) {}
+  __device__ float scale_of(uint32_t amax) const {
+    return dynamic ? power_of_two(dynamic_exponent(amax, range)) : scale;
+  }
+  __device__ float inverse_of(uint32_t amax) const {
+    return dynamic ? power_of_two(-dynamic_exponent(amax, range)) : inverse;
+  }
+};
+
+struct Counters {
+  uint64_t* nonfinite;
+  uint64_t* blocks;
+  uint64_t* saturated;
+  uint64_t* zeroed;
+};
+
+struct RowArgs {
+  const void* x;  // (rows, K)
+  int64_t k;
+  RowScalePolicy policy;
+  RowScaleRule rule;
+  ActivationBuffers out;  // codes, fp8 null: neither codes nor block scales are wanted
+  std::byte* operand;     // (rows, K): rows of operand_row_bytes
+  Operand operand_kind;
+  Counters counters;
+  const int32_t*
+      row_of_assignment;  // (T, top_k): rows are tokens, some without a row in expert order; null: all have one
+  int64_t top_k;
+  const int64_t* row_count;  // how many rows of x are there; null: as many as CTAs
+};
+
+__device__ inline void add(uint64_t* counter, unsigned value) {
+  value = __reduce_add_sync(0xFFFFFFFFu, value);
+  if (threadIdx.x % 32 == 0 && value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), uint64_t{value});
+}
+
+__device__ inline bool wanted(const RowArgs& args, int64_t row) {
+  if (args.row_count != nullptr) return row < *args.row_count;
+  if (args.row_of_assignment == nullptr) return true;
+  for (int64_t k = 0; k < args.top_k; ++k)
+    if (args.row_of_assignment[row * args.top_k + k] >= 0) return true;
+  return false;
+}
+
+// Who works on a row together: a CTA, or, where there are many rows, a warp, which waits for no other one.
+struct ThreadGroup {
+  int rank, size;
+  __device__ static ThreadGroup cta() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
+  __device__ static ThreadGroup warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
+};
+
+// The largest of all threads' magnitudes.
+__device__ inline uint32_t cta_magnitude(uint32_t magnitude) {
+  __shared__ uint32_t warp_magnitudes[kVec8Threads / 32];
+  magnitude = __reduce_max_sync(0xFFFFFFFFu, magnitude);
+  if (threadIdx.x % 32 == 0) warp_magnitudes[threadIdx.x / 32] = magnitude;
+  __syncthreads();
+  for (int warp = 0; warp < static_cast<int>(blockDim.x / 32); ++warp)
+    magnitude = max(magnitude, warp_magnitudes[warp]);
+  return magnitude;
+}
+
+// max |x| of the row as bits: finite < Inf < NaN. By the whole CTA.
+template <DType kType>
+__device__ uint32_t row_magnitude(const RowArgs& args, int64_t first) {
+  uint32_t magnitude = 0;
+  for (int64_t i = threadIdx.x * kBlock; i < args.k; i += blockDim.x * kBlock) {
+    float x[kBlock];
+    load_elements<kType>(args.x, first + i, x);
+#pragma unroll
+    for (float value : x) magnitude = max(magnitude, magnitude_bits(value));
+  }
+  return cta_magnitude(magnitude);
+}
+
+// A row by vec8: those of one thread lie a group's size apart, and its first one stays in registers.
+__device__ inline uint4 load_vec8(const RowArgs& args, int64_t row, int64_t i) {
+  if (i >= args.k / 8) return make_uint4(0, 0, 0, 0);
+  return __ldcg(static_cast<const uint4*>(args.x) + row * (args.k / 8) + i);
+}
+// The largest magnitude of one thread's elements, as fp32's bits.
+__device__ inline uint32_t vec8_magnitude(const RowArgs& args, int64_t row, const uint4& first, ThreadGroup group) {
+  uint32_t magnitudes = larger_magnitudes(first);
+#pragma unroll 4
+  for (int64_t i = group.rank + group.size; i < args.k / 8; i += group.size)
+    magnitudes = __vmaxu2(magnitudes, larger_magnitudes(load_vec8(args, row, i)));
+  return larger_half(magnitudes);
+}
+
+// Only these have tensor cores for FP4; for others that branch is not compiled.
+#if __CUDA_ARCH__ >= 1000
+inline constexpr bool kHasFp4Operands = true;
+#else
+inline constexpr bool kHasFp4Operands = false;
+#endif
+
+// Vec8 i of a row's operand.
+__device__ inline void put_e4m3(std::byte* row, Operand kind, int64_t i, const E4m3Vec8& vec8) {
+  if (kind == Operand::kE4m3) {
+    std::byte* const to = row + fp8_vec8_offset(i);
+    *reinterpret_cast<uint32_t*>(to) = vec8.codes[0];
+    *reinterpret_cast<uint32_t*>(to + kFp8SecondWord) = vec8.codes[1];
+  } else {
+    const uint2 low = bf16_from_e4m3x4(vec8.codes[0]), high = bf16_from_e4m3x4(vec8.codes[1]);
+    reinterpret_cast<uint4*>(row)[i] = make_uint4(low.x, low.y, high.x, high.y);
+  }
+}
+// Where the operand of a row goes, by vec8.
+struct OperandRow {
+  std::byte* row;
+  Operand kind;
+  int64_t vec8s;  // padding included
+  __device__ OperandRow(const RowArgs& args, int64_t index)
+      : row(args.operand + index * operand_row_bytes(args.operand_kind, args.k)),
+        kind(args.operand_kind),
+        vec8s(operand_row_vec8s(kind, args.k)) {}
+  // Whether a vec8 beyond the row's elements is there.
+  __device__ bool pads(int64_t i) const { return i < vec8s; }
+  __device__ void put(int64_t i, const E4m3Vec8& vec8) const { put_e4m3(row, kind, i, vec8); }
+  __device__ void put(int64_t i, const Vec8& vec8) const {
+    if (kHasFp4Operands && kind == Operand::kFp4) {
+      *reinterpret_cast<uint32_t*>(row + fp4_codes_offset(i)) = vec8.codes;
+      if (i % 2 == 0) row[fp4_scale_offset(i)] = static_cast<std::byte>(vec8.scale);
+    } else {
+      reinterpret_cast<uint4*>(row)[i] = vec8.operand;
+    }
+  }
+};
+
+// The arrays of the contract, where they are wanted: vec8 i of a row.
+__device__ inline bool wants_codes(const RowArgs& args) { return args.out.codes != nullptr || args.out.fp8 != nullptr; }
+__device__ inline void put_codes(const RowArgs& args, int64_t row, int64_t i, const Vec8& vec8) {
+  const int64_t at = row * (args.k / 8) + i;
+  reinterpret_cast<uint32_t*>(args.out.codes)[at] = vec8.codes;
+  if (i % 2 == 0) args.out.block_scales[at / 2] = static_cast<uint8_t>(vec8.scale);
+}
+__device__ inline void put_codes(const RowArgs& args, int64_t row, int64_t i, const E4m3Vec8& vec8) {
+  reinterpret_cast<uint2*>(args.out.fp8)[row * (args.k / 8) + i] = make_uint2(vec8.codes[0], vec8.codes[1]);
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,10 @@
+// Packing into the tiles of fp8_tile.h.
+#pragma once
+
+#include "backend/cuda/steps/pack.h"
+
+namespace nvfp4_moe::sm90 {
+
+extern const cuda::TileFormat kFp8Tiles;
+
+}  // namespace nvfp4_moe::sm90

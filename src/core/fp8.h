@@ -32,7 +32,7 @@ uint8_t fp8_weight(uint8_t code, uint8_t block_scale, int shift);
 // Reads the whole matrix; its block scales are valid.
 Fp8Weights measure_fp8_weights(const Nvfp4View& matrix);
 
-// How many codes of each magnitude 0..7 a matrix has under each block scale, and the same told of it: for matrices that
+// How many codes of each magnitude 0..7 a matrix has under each block scale, and what follows from it: for matrices that
 // are counted where they lie.
 using Fp8Histogram = std::array<std::array<uint64_t, 8>, 128>;
 Fp8Weights read_fp8_weights(const Fp8Histogram& codes);

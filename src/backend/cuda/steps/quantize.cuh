@@ -91,10 +91,10 @@ __device__ inline void quantize_block(const float (&x)[kBlock], const E4m3Rule& 
   const OperandRow to(args, row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float eight[8];
+    float vec[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) eight[i] = x[half * 8 + i];
-    const E4m3Vec8 vec8 = E4m3Vec8::of(eight, rule.inverse, amax);
+    for (int i = 0; i < 8; ++i) vec[i] = x[half * 8 + i];
+    const E4m3Vec8 vec8 = E4m3Vec8::of(vec, rule.inverse, amax);
     to.put(block * 2 + half, vec8);
     if (wants_codes(args)) put_codes(args, row, block * 2 + half, vec8);
     counts.saturated += half == 0 && vec8.saturated;

@@ -168,7 +168,7 @@ typedef struct nvfp4_moe_config {
   int32_t router_weight;
   int32_t row_format;
   int32_t batch_invariant; /* 0 or 1 */
-  int32_t expert_biases;   /* 0 or 1: gate, up and down of the routed experts have biases (hosts' backends alone) */
+  int32_t expert_biases;   /* 0 or 1: gate, up and down of the routed experts have biases */
   int32_t reserved;        /* 0 */
 } nvfp4_moe_config;
 

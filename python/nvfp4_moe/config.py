@@ -46,7 +46,7 @@ class MoeConfig:
     batch_invariant: a token's bits do not depend on what else is in the batch.
     shared_intermediate_size: of a shared expert, 0 for none.
     expert_biases: gate, up and down of the routed experts have biases, as gpt-oss's: added in float32 to both of gemm1's
-      results before the activation, and to gemm2's rows. On the host; GPUs refuse them by name.
+      results before the activation, and to gemm2's rows.
     """
 
     num_experts: int

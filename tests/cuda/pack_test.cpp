@@ -71,6 +71,7 @@ class CudaPack : public test::BackendTest {
     spec.tokens = 3;
     spec.routing = Routing::kUniform;
     spec.data = DataKind::kNormal;
+    spec.options.expert_biases = true;
     CaseData data = *make_case(spec);
     for (ExpertBuffers& expert : data.experts)
       for (Nvfp4Buffers* matrix : {&expert.gate, &expert.up, &expert.down})
@@ -132,6 +133,9 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
       EXPECT_EQ(out.up.codes, in.up.codes);
       EXPECT_EQ(out.down.codes, in.down.codes);
       EXPECT_EQ(out.down.block_scales, in.down.block_scales);
+      EXPECT_EQ(out.gate_bias, in.gate_bias);
+      EXPECT_EQ(out.up_bias, in.up_bias);
+      EXPECT_EQ(out.down_bias, in.down_bias);
     }
     EXPECT_EQ(bytes_of(device), bytes_of(host));
   }

@@ -35,10 +35,6 @@ Status supports_device(const DeviceFacts& device) {
 }
 
 Status supports_config(const MoeConfig& config) {
-  if (config->expert_biases)
-    return unsupported(
-        "expert biases: expected none, got expert_biases: GPUs do not add them yet; a layer of theirs runs on cpu and "
-        "reference");
   if (config->activation_format == ActivationFormat::kFp8)
     return unsupported("activation_format fp8: the cuda backends do not multiply it yet; nvfp4 and bf16 run here");
   if (config->activation_format != ActivationFormat::kInt8Block) return {};

@@ -1,12 +1,14 @@
 // Where the parts of a packed layer lie in its device memory.
 //
-//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles, down tiles | expert 1 | ... | shared expert
+//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles, down tiles | expert 1 | ... | shared expert |
+//   biases (packed_biases.h)
 #pragma once
 
 #include <cstddef>
 
 #include "backend/backend.h"
 #include "backend/cuda/packed_tile.h"
+#include "backend/packed_biases.h"
 
 namespace nvfp4_moe::cuda {
 
@@ -31,6 +33,7 @@ struct PartLayout {
 
 struct PackedLayout {
   PartLayout routed, shared;
+  int64_t biases = 0;  // offset
   int64_t total_bytes = 0;
 
   PackedLayout(const MoeConfig& config, const ExpertRange& range) {
@@ -41,7 +44,8 @@ struct PackedLayout {
     offset += range.count * routed.expert_stride;
     shared = part(offset, hidden, config->shared_intermediate_size);
     offset += shared.expert_stride;
-    total_bytes = offset;
+    biases = offset;
+    total_bytes = offset + static_cast<int64_t>(packed_biases_bytes(config, range));
   }
   const PartLayout& part_of(int64_t local_expert) const { return local_expert == kSharedExpert ? shared : routed; }
   int64_t expert_offset(int64_t local_expert) const {
@@ -56,6 +60,12 @@ struct PackedLayout {
     return part;
   }
 };
+
+// Device pointers of an expert's biases; null of one without.
+inline ExpertBiases expert_biases(const PackedWeights& weights, int64_t local_expert) {
+  const PackedLayout layout(weights.config, weights.range);
+  return packed_biases(weights, static_cast<size_t>(layout.biases), local_expert);
+}
 
 // Device pointers of one expert-indexed array of tensor scales.
 inline const TensorScales* tensor_scales(const PackedWeights& weights, bool shared) {

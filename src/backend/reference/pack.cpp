@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "backend/host_biases.h"
+#include "backend/packed_biases.h"
 #include "backend/reference/fp8_weights.h"
 #include "backend/reference/steps.h"
 
@@ -55,14 +55,14 @@ size_t matrices_bytes(const MoeConfig& config, const ExpertRange& range) {
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
   size_t total = 0;
-  if (__builtin_add_overflow(matrices_bytes(config, range), host_biases_bytes(config, range), &total))
+  if (__builtin_add_overflow(matrices_bytes(config, range), packed_biases_bytes(config, range), &total))
     return std::numeric_limits<size_t>::max();
   return total;
 }
 
 ExpertBiases expert_biases(const StepContext& step, const PartBuffers& part, int64_t expert) {
   if (part.assignment_of_row == nullptr) return {};
-  return host_biases(step.weights, matrices_bytes(step.weights.config, step.weights.range), expert);
+  return packed_biases(step.weights, matrices_bytes(step.weights.config, step.weights.range), expert);
 }
 
 ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert) {
@@ -94,8 +94,7 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
   copy_matrix(source.gate, packed.gate);
   copy_matrix(source.up, packed.up);
   copy_matrix(source.down, packed.down);
-  store_host_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, source.biases);
-  return {};
+  return store_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, source.biases);
 }
 
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
@@ -104,8 +103,7 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   unpack_matrix(view.up, out.up);
   unpack_matrix(view.down, out.down);
   out.scales = weights.tensor_scales_of(local_expert);
-  unpack_host_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, out);
-  return {};
+  return unpack_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, out);
 }
 
 }  // namespace nvfp4_moe::reference

@@ -1,7 +1,7 @@
 // gemm1_swiglu's epilogue and kernel: hidden (T, H), joined gate/up tiles -> part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale); the activation function,
-// the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
+// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so
 // that both accumulators are in one lane. Rows of a nonfinite token are NaN: their row scale is.
 #pragma once
 
@@ -31,17 +31,25 @@ struct SwigluEpilogue : Gemm1Params {
     return {nonfinite[token] != 0 ? __uint_as_float(0x7FC00000u) : scale,
             router_weights != nullptr ? router_weights[assignment] : 1.0f};
   }
+  __device__ LaneBiases biases(int32_t expert, int32_t weight_row) const {
+    return bias_table.of(expert, cuda::joined_channel(weight_row), channels);
+  }
+  __device__ void prefetch_biases(int32_t expert, int32_t weight_row) const {
+    bias_table.prefetch(expert, cuda::joined_channel(weight_row), channels);
+  }
   __device__ bool plain() const { return activation.plain; }
   template <bool kPlain>
-  __device__ float value(float gate, float up, const RowFactor& factor) const {
-    return activation.gated<kPlain>(gate * kAccumulatorFactor * factor.first, up * kAccumulatorFactor * factor.second) *
+  __device__ float value(float gate, float up, const RowFactor& factor, const LaneBiases& bias) const {
+    return activation.gated<kPlain>(fmaf(gate * kAccumulatorFactor, factor.first, bias.first),
+                                    fmaf(up * kAccumulatorFactor, factor.second, bias.second)) *
            factor.weight;
   }
   // gate, up: accumulators. weight_row: of gate; 8 further is up of the same channel.
-  __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor) const {
-    const int64_t channel = cuda::joined_row(weight_row).row;
+  __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor,
+                        const LaneBiases& bias) const {
+    const int64_t channel = cuda::joined_channel(weight_row);
     if (channel >= channels) return;
-    const uint16_t bits = cuda::bf16_from_float(value<false>(gate, up, factor));
+    const uint16_t bits = cuda::bf16_from_float(value<false>(gate, up, factor, bias));
     out[row * channels + channel] = bits;
     if constexpr (kReports) report_if((bits & 0x7F80u) == 0x7F80u, row);
   }

@@ -16,6 +16,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   Gemm2Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, of.shared);
   params.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
+  params.bias_table = cuda::down_biases(step.weights, of.shared);
   params.out = part.rows_out;
   params.out_fp32 = config->row_format == RowFormat::kFp32;
   params.channels = config->hidden_size;

@@ -116,6 +116,7 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   epilogue.row_scale = part.hidden.row_scale;
   epilogue.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !of.shared ? step.batch.topk_weights : nullptr;
+  epilogue.bias_table = gate_up_biases(step.weights, of.shared);
   epilogue.activation = GatedActivation::from(config);
   epilogue.out = part.intermediate.bf16;
   epilogue.channels = part.intermediate_size;
@@ -143,6 +144,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   DownEpilogue epilogue{};
   epilogue.tensor_scales = tensor_scales(step.weights, of.shared);
   epilogue.row_scale = part.intermediate.row_scale;
+  epilogue.bias_table = down_biases(step.weights, of.shared);
   epilogue.out = part.rows_out;
   epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
   epilogue.channels = config->hidden_size;

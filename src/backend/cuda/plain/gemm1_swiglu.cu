@@ -1,11 +1,12 @@
 // gemm1_swiglu: hidden (T, H), joined gate/up tiles -> part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale); the activation function, the
-// router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
+// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a
 // fragment, so that one lane has both accumulators. Rows of a nonfinite token are NaN: their alpha is.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/gemm/biases.cuh"
 #include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/plain/config.h"
 #include "backend/cuda/plain/gemm.cuh"
@@ -22,6 +23,7 @@ struct Gemm1Args {
   const float* row_scale;             // (T), or null: 1
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
+  BiasTable biases;
   GatedActivation activation;
   uint16_t* out;  // (R, I) bf16
   int64_t intermediate;
@@ -54,12 +56,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
         args.router_weights != nullptr ? args.router_weights[args.gemm.assignment_of_row[rows.first + i]] : 1.0f};
   }  // multiply's barriers come before they are read
 
+  const Fragment fragment;
+  const int64_t channel = int64_t{blockIdx.y} * (kTileRows / 2) + fragment.group * 8 + fragment.row;
+  args.biases.prefetch(static_cast<int32_t>(rows.expert), channel, args.intermediate);
   Accumulators<kTileN> accumulators;
   multiply<kTileN>(args.gemm, rows, blockIdx.y, accumulators);
 
-  const Fragment fragment;
-  const int64_t channel = int64_t{blockIdx.y} * (kTileRows / 2) + fragment.group * 8 + fragment.row;
   if (channel >= args.intermediate) return;
+  const LaneBiases bias = args.biases.of(static_cast<int32_t>(rows.expert), channel, args.intermediate);
 #pragma unroll
   for (int n = 0; n < kTileN / 8; ++n)
 #pragma unroll
@@ -67,7 +71,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
       const int row = n * 8 + fragment.n + i;
       if (row >= rows.count) continue;
       const RowFactors& factor = factors[row];
-      const float g = accumulators.at[n][i] * factor.gate, u = accumulators.at[n][2 + i] * factor.up;
+      const float g = fmaf(accumulators.at[n][i], factor.gate, bias.first);
+      const float u = fmaf(accumulators.at[n][2 + i], factor.up, bias.second);
       args.out[(rows.first + row) * args.intermediate + channel] =
           bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
     }
@@ -96,6 +101,7 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.nonfinite = part.hidden.nonfinite;
   args.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
+  args.biases = gate_up_biases(step.weights, tiles.shared);
   args.activation = GatedActivation::of(config.options());
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;

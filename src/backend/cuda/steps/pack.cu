@@ -208,6 +208,7 @@ struct PackedExpert {
   std::byte* down_tiles;
   int64_t index;          // in the arrays that hold the shared expert last
   int64_t staging_bytes;  // for rows of either
+  size_t biases_offset;   // of all experts
 
   PackedExpert(const PackedWeights& weights, int64_t expert) {
     const PackedLayout layout(weights.config, weights.range);
@@ -221,6 +222,7 @@ struct PackedExpert {
     down_tiles = gate_up_tiles + part.gate_up.bytes();
     index = expert == kSharedExpert ? weights.range.count : expert;
     staging_bytes = cuda::staging_bytes(std::max(hidden, intermediate));
+    biases_offset = static_cast<size_t>(layout.biases);
   }
 };
 
@@ -232,19 +234,25 @@ Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
   return {};
 }
 
-Status put_tensor_scales(PackedWeights& weights, const PackedExpert& packed, const ExpertSource& source,
-                         cudaStream_t stream) {
+// What an expert has besides tiles: its tensor scales and biases, both of the host's memory always.
+Status put_scales_and_biases(PackedWeights& weights, const PackedExpert& packed, int64_t local_expert,
+                             const ExpertSource& source, cudaStream_t stream) {
+  const auto copy = [&](void* to, const void* from, size_t bytes) {
+    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "pack: tensor scales and biases");
+  };
   TensorScales& scales = weights.tensor_scales[static_cast<size_t>(packed.index)];
   scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
   std::byte* const to = weights.bytes.data() + packed.index * static_cast<int64_t>(sizeof(TensorScales));
-  return check(cudaMemcpyAsync(to, &scales, sizeof(scales), cudaMemcpyHostToDevice, stream), "pack: tensor scales");
+  NVFP4_MOE_TRY(copy(to, &scales, sizeof(scales)));
+  return store_biases(weights, packed.biases_offset, local_expert, source.biases, copy);
 }
 
 // The expert, and what it keeps of codes under a scale of 0.
 Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, PackedWeights& weights,
-                                                   const PackedExpert& packed, const ExpertSource& source) {
+                                                   const PackedExpert& packed, int64_t local_expert,
+                                                   const ExpertSource& source) {
   NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
-  NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, kStream));
+  NVFP4_MOE_TRY(put_scales_and_biases(weights, packed, local_expert, source, kStream));
   NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}));
   NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
   std::vector<ZeroScaleCodes> kept;
@@ -258,12 +266,13 @@ Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, Pac
 }
 
 Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, PackedWeights& weights,
-                                                     const PackedExpert& packed, const ExpertSource& source) {
+                                                     const PackedExpert& packed, int64_t local_expert,
+                                                     const ExpertSource& source) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   NVFP4_MOE_TRY(reserve_staging(weights, kSourceCheckBytes));
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
                    check_device_source(source, weights.device, weights.staging.data()));
-  NVFP4_MOE_TRY(put_tensor_scales(weights, packed, source, stream));
+  NVFP4_MOE_TRY(put_scales_and_biases(weights, packed, local_expert, source, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
   if (format.holds_all_codes) kept.clear();
@@ -283,9 +292,9 @@ Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t loc
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const PackedExpert packed(weights, local_expert);
-  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept, source.on_device
-                                                         ? pack_from_device(format, weights, packed, source)
-                                                         : pack_from_host(format, weights, packed, source));
+  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
+                   source.on_device ? pack_from_device(format, weights, packed, local_expert, source)
+                                    : pack_from_host(format, weights, packed, local_expert, source));
   weights.zero_scale_codes.resize(weights.tensor_scales.size());
   weights.zero_scale_codes[static_cast<size_t>(packed.index)] = std::move(kept);
   return {};
@@ -314,7 +323,11 @@ Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int
   for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(packed.index)])
     std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(), kept.codes.size());
   out.scales = weights.tensor_scales_of(local_expert);
-  return {};
+  NVFP4_MOE_TRY(
+      unpack_biases(weights, packed.biases_offset, local_expert, out, [](void* to, const void* from, size_t bytes) {
+        return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, kStream), "unpack: biases");
+      }));
+  return check(cudaStreamSynchronize(kStream), "unpack");
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -1,7 +1,8 @@
 // Where a host's backend keeps the biases of a layer's routed experts: behind its matrices, in the same memory, so that
 // whatever keeps or maps packed weights has them too.
 //
-// (E, 2 I + H) fp32, those of gate, up and down of one expert behind each other. Nothing without expert_biases.
+// (E, 2 I + H) fp32, those of gate, up and down of one expert behind each other; (E, I + H) without a gate. Nothing
+// without expert_biases.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,8 @@
 namespace nvfp4_moe {
 
 inline size_t host_biases_of_one(const MoeConfig& config) {
-  return static_cast<size_t>(2 * config->intermediate_size + config->hidden_size);
+  return static_cast<size_t>(gate_rows(config->activation, config->intermediate_size) + config->intermediate_size +
+                             config->hidden_size);
 }
 inline size_t host_biases_bytes(const MoeConfig& config, const ExpertRange& range) {
   return config->expert_biases ? static_cast<size_t>(range.count) * host_biases_of_one(config) * sizeof(float) : 0;
@@ -22,18 +24,21 @@ inline size_t host_biases_bytes(const MoeConfig& config, const ExpertRange& rang
 inline ExpertBiases host_biases(const PackedWeights& weights, size_t at, int64_t local_expert) {
   const MoeConfig& config = weights.config;
   if (!config->expert_biases || local_expert == kSharedExpert) return {};
-  const auto* gate = reinterpret_cast<const float*>(weights.bytes.data() + at) +
-                     static_cast<size_t>(local_expert) * host_biases_of_one(config);
-  return {gate, gate + config->intermediate_size, gate + 2 * config->intermediate_size};
+  const auto* first = reinterpret_cast<const float*>(weights.bytes.data() + at) +
+                      static_cast<size_t>(local_expert) * host_biases_of_one(config);
+  const float* up = first + gate_rows(config->activation, config->intermediate_size);
+  return {up == first ? nullptr : first, up, up + config->intermediate_size};
 }
 
 inline void store_host_biases(PackedWeights& weights, size_t at, int64_t local_expert, const ExpertBiases& source) {
   const int64_t inner = weights.config->intermediate_size, hidden = weights.config->hidden_size;
-  auto* to = const_cast<float*>(host_biases(weights, at, local_expert).gate);  // into our own writable bytes
-  if (to == nullptr) return;
-  to = std::copy_n(source.gate, inner, to);
-  to = std::copy_n(source.up, inner, to);
-  std::copy_n(source.down, hidden, to);
+  const ExpertBiases to = host_biases(weights, at, local_expert);
+  const auto store = [](const float* from, int64_t count, const float* into) {  // our own writable bytes
+    if (into != nullptr) std::copy_n(from, count, const_cast<float*>(into));
+  };
+  store(source.gate, inner, to.gate);
+  store(source.up, inner, to.up);
+  store(source.down, hidden, to.down);
 }
 
 inline void unpack_host_biases(const PackedWeights& weights, size_t at, int64_t local_expert, ExpertBuffers& out) {

@@ -102,7 +102,7 @@ inline bool is_of_hosts(ActivationFormat format) {
 }
 
 inline bool is_of_hosts(const MoeOptions& options) {
-  return options.expert_biases || is_of_hosts(options.activation_format);
+  return options.expert_biases || !has_gate(options.activation) || is_of_hosts(options.activation_format);
 }
 
 inline DeviceFacts gpu_of(int compute_capability) {

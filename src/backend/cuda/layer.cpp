@@ -35,6 +35,9 @@ Status supports_device(const DeviceFacts& device) {
 }
 
 Status supports_config(const MoeConfig& config) {
+  if (!has_gate(config->activation))
+    return unsupported(std::string("activation: expected one of gate and up, got ") + to_string(config->activation) +
+                       ": GPUs do not multiply layers without a gate yet; they run on cpu and reference");
   if (config->expert_biases)
     return unsupported(
         "expert biases: expected none, got expert_biases: GPUs do not add them yet; a layer of theirs runs on cpu and "

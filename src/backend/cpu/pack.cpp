@@ -31,10 +31,8 @@ size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
   const ExpertPanels panels = panels_of_expert(weights.config, local_expert);
   uint8_t* bytes = bytes_of_expert(weights, local_expert);
-  for (int64_t p = 0; p < panels_of(panels.intermediate); ++p) {
-    pack_panel(source.gate, p, bytes + panels.gate(p));
-    pack_panel(source.up, p, bytes + panels.up(p));
-  }
+  for (int64_t p = 0; p < panels_of(source.gate.rows); ++p) pack_panel(source.gate, p, bytes + panels.gate(p));
+  for (int64_t p = 0; p < panels_of(panels.intermediate); ++p) pack_panel(source.up, p, bytes + panels.up(p));
   for (int64_t p = 0; p < panels_of(panels.hidden); ++p) pack_panel(source.down, p, bytes + panels.down(p));
   if (weights.config->activation_format == ActivationFormat::kFp8) {
     weights.fp8_weights.resize(weights.tensor_scales.size());
@@ -54,7 +52,8 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
     for (int64_t p = 0; p < panels_of(rows); ++p)
       unpack_panel(bytes + offset(p), p, rows, cols, matrix.codes.data(), matrix.block_scales.data());
   };
-  unpack(out.gate, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.gate(p); });
+  unpack(out.gate, gate_rows(weights.config->activation, panels.intermediate), panels.hidden,
+         [&](int64_t p) { return panels.gate(p); });
   unpack(out.up, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.up(p); });
   unpack(out.down, panels.hidden, panels.intermediate, [&](int64_t p) { return panels.down(p); });
   out.scales = weights.tensor_scales_of(local_expert);

@@ -89,6 +89,7 @@ def relative_l2(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def gpt_oss_experts(layer: nv.MoeLayer, module: nn.Module) -> nn.Module:
     """transformers' own experts (module: of its class) in float64, with the weights and biases that a layer holds."""
     experts = copy.deepcopy(module).cpu().double()
+    experts.config._experts_implementation = "eager"  # torch's grouped products have no float64
     with torch.no_grad():
         for e in range(layer.num_local_experts):
             held = layer.expert(e)

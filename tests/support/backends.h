@@ -101,9 +101,7 @@ inline bool is_of_hosts(ActivationFormat format) {
   return format == ActivationFormat::kInt8Block || format == ActivationFormat::kFp8;
 }
 
-inline bool is_of_hosts(const MoeOptions& options) {
-  return !has_gate(options.activation) || is_of_hosts(options.activation_format);
-}
+inline bool is_of_hosts(const MoeOptions& options) { return is_of_hosts(options.activation_format); }
 
 inline DeviceFacts gpu_of(int compute_capability) {
   DeviceFacts facts;

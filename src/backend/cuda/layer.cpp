@@ -35,9 +35,6 @@ Status supports_device(const DeviceFacts& device) {
 }
 
 Status supports_config(const MoeConfig& config) {
-  if (!has_gate(config->activation))
-    return unsupported(std::string("activation: expected one of gate and up, got ") + to_string(config->activation) +
-                       ": GPUs do not multiply layers without a gate yet; they run on cpu and reference");
   if (config->activation_format == ActivationFormat::kFp8)
     return unsupported("activation_format fp8: the cuda backends do not multiply it yet; nvfp4 and bf16 run here");
   if (config->activation_format != ActivationFormat::kInt8Block) return {};

@@ -1,6 +1,6 @@
 // Where the parts of a packed layer lie in its device memory.
 //
-//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles, down tiles | expert 1 | ... | shared expert |
+//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles (without a gate up's), down tiles | expert 1 | ... | shared expert |
 //   biases (packed_biases.h)
 #pragma once
 
@@ -17,8 +17,9 @@ struct MatrixTiles {
   int64_t k_tiles = 0;
   int64_t bytes() const { return row_tiles * k_tiles * kTileBytes; }
 };
-inline MatrixTiles gate_up_tiles(int64_t hidden, int64_t intermediate) {
-  return {ceil_div(2 * intermediate, kTileRows), ceil_div(hidden, kTileK)};
+// What gemm1 multiplies: gate and up, joined, or up alone where the activation has no gate.
+inline MatrixTiles gate_up_tiles(Activation activation, int64_t hidden, int64_t intermediate) {
+  return {ceil_div(gate_rows(activation, intermediate) + intermediate, kTileRows), ceil_div(hidden, kTileK)};
 }
 inline MatrixTiles down_tiles(int64_t hidden, int64_t intermediate) {
   return {ceil_div(hidden, kTileRows), ceil_div(intermediate, kTileK)};
@@ -40,9 +41,9 @@ struct PackedLayout {
     const int64_t hidden = config->hidden_size;
     int64_t offset = (range.count + 1) * static_cast<int64_t>(sizeof(TensorScales));
     offset = (offset + 255) / 256 * 256;
-    routed = part(offset, hidden, config->intermediate_size);
+    routed = part(offset, config->activation, hidden, config->intermediate_size);
     offset += range.count * routed.expert_stride;
-    shared = part(offset, hidden, config->shared_intermediate_size);
+    shared = part(offset, config->activation, hidden, config->shared_intermediate_size);
     offset += shared.expert_stride;
     biases = offset;
     total_bytes = offset + static_cast<int64_t>(packed_biases_bytes(config, range));
@@ -53,8 +54,8 @@ struct PackedLayout {
   }
 
  private:
-  static PartLayout part(int64_t offset, int64_t hidden, int64_t intermediate) {
-    PartLayout part{offset, 0, gate_up_tiles(hidden, intermediate), down_tiles(hidden, intermediate)};
+  static PartLayout part(int64_t offset, Activation activation, int64_t hidden, int64_t intermediate) {
+    PartLayout part{offset, 0, gate_up_tiles(activation, hidden, intermediate), down_tiles(hidden, intermediate)};
     if (intermediate == 0) part.gate_up = part.down = {};
     part.expert_stride = part.gate_up.bytes() + part.down.bytes();
     return part;

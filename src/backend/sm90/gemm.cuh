@@ -92,7 +92,7 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
 // The kernel. Rows: GatheredRows, FusedRoutingRows or TmaRows.
 template <class Traits, class Epilogue, class Rows>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows& rows) {
-  static_assert(!Epilogue::kReportsNonfinite || (Epilogue::kJoined && Traits::kTmaRows));
+  static_assert(!Epilogue::kReportsNonfinite || Traits::kTmaRows);
   if (args.after_route) ptx::launch_dependents();
   ptx::prefetch_parameters(args);
   ptx::prefetch_parameters(epilogue);

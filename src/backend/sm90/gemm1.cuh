@@ -1,8 +1,9 @@
-// gemm1_swiglu's epilogue and kernel: hidden (T, H), joined gate/up tiles -> part.intermediate.bf16 (R, I).
+// gemm1_swiglu's epilogues and kernel: hidden (T, H), joined gate/up tiles, or up's without a gate
+// -> part.intermediate.bf16 (R, I).
 //
 // g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
 // are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so
-// that both accumulators are in one lane. Rows of a nonfinite token are NaN: their row scale is.
+// that both accumulators are in one lane. Without a gate they are two channels of up, and go through relu2. Rows of a nonfinite token are NaN: their row scale is.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -49,16 +50,41 @@ struct SwigluEpilogue : Gemm1Params {
                         const LaneBiases& bias) const {
     const int64_t channel = cuda::joined_channel(weight_row);
     if (channel >= channels) return;
-    const uint16_t bits = cuda::bf16_from_float(value<false>(gate, up, factor, bias));
+    store_one(row, channel, value<false>(gate, up, factor, bias));
+  }
+  __device__ void store_one(int64_t row, int64_t channel, float value) const {
+    const uint16_t bits = cuda::bf16_from_float(value);
     out[row * channels + channel] = bits;
     if constexpr (kReports) report_if((bits & 0x7F80u) == 0x7F80u, row);
   }
 };
 
-template <size_t kIndex, class Rows>
+// A layer without a gate. up's alpha is a row's second factor, as above.
+template <bool kReports>
+struct Relu2Epilogue : SwigluEpilogue<kReports> {
+  static constexpr bool kJoined = false;
+  __device__ LaneBiases biases(int32_t expert, int32_t weight_row) const {
+    return this->bias_table.of(expert, weight_row, this->channels);
+  }
+  __device__ void prefetch_biases(int32_t expert, int32_t weight_row) const {
+    this->bias_table.prefetch(expert, weight_row, this->channels);
+  }
+  __device__ bool plain() const { return true; }
+  __device__ float value(float accumulator, const RowFactor& factor, float bias) const {
+    return cuda::relu2(fmaf(accumulator * kAccumulatorFactor, factor.second, bias)) * factor.weight;
+  }
+  // first, second: accumulators of channels `channel` and 8 further, of which there are a multiple of 16.
+  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor,
+                        const LaneBiases& bias) const {
+    if (channel >= this->channels) return;
+    this->store_one(row, channel, value(first, factor, bias.first));
+    this->store_one(row, channel + 8, value(second, factor, bias.second));
+  }
+};
+
+template <size_t kIndex, class Rows, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args,
-                      const __grid_constant__ SwigluEpilogue<GemmTraits<kIndex>::kTmaRows> epilogue,
+    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ Epilogue epilogue,
                       const __grid_constant__ Rows rows) {
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }

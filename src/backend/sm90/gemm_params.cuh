@@ -72,6 +72,7 @@ struct Gemm1Params {
   const float* router_weights;        // (T k) by assignment, or null: 1
   cuda::BiasTable bias_table;
   GatedActivation activation;
+  bool gated;               // which epilogue: SwigluEpilogue, else Relu2Epilogue
   uint16_t* out;            // (R, I) bf16
   int64_t channels;         // I
   uint8_t* nonfinite_rows;  // (R) set where a row has NaN or Inf, or null

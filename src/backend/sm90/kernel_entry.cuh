@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
 #include "backend/cuda/device/launch.cuh"
 #include "backend/sm90/config.h"
@@ -22,9 +23,13 @@ consteval size_t config_of(int tile_m, int tile_n) {
 template <size_t kIndex, class Rows>
 Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Params& params, const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
-  return cuda::launch<sm90_gemm1_kernel<kIndex, Rows>>("gemm1_swiglu", site.ctas, Traits::kThreads,
-                                                       sizeof(Shared<Traits>), site.stream, args,
-                                                       SwigluEpilogue<Traits::kTmaRows>{params}, rows);
+  const auto launch = [&](const auto& epilogue) {
+    using Epilogue = std::remove_cvref_t<decltype(epilogue)>;
+    return cuda::launch<sm90_gemm1_kernel<kIndex, Rows, Epilogue>>(
+        "gemm1_swiglu", site.ctas, Traits::kThreads, sizeof(Shared<Traits>), site.stream, args, epilogue, rows);
+  };
+  if (params.gated) return launch(SwigluEpilogue<Traits::kTmaRows>{params});
+  return launch(Relu2Epilogue<Traits::kTmaRows>{{params}});
 }
 template <size_t kIndex, class Rows>
 Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Params& params, const Rows& rows) {

@@ -1,7 +1,8 @@
 // The epilogues of GEMMs on FP4 tensor cores: fp32 accumulators to one step's output.
 //
 //   gemm1   g = alpha_gate * dot, u = alpha_up * dot; the gated activation, the router weight under before_down, one
-//           rounding to bf16. Gate and up of a channel are weight rows r and r + 8: both are in one lane.
+//           rounding to bf16. Gate and up of a channel are weight rows r and r + 8: both are in one lane. Without a gate
+//           relu2(u), and rows r and r + 8 are two channels
 //   gemm2   alpha_down * dot, one rounding to row_format
 //
 // Each product has its bias added, where there is one. alpha = fl32(row scale * tensor scale). A nonfinite row's scale is NaN, and so its outputs are.
@@ -59,6 +60,22 @@ struct Bf16SwigluEpilogue : SwigluEpilogue {
     const float scale = nonfinite[token] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
     return {scale * tensor_scales[expert].gate, scale * tensor_scales[expert].up,
             router_weights != nullptr ? router_weights[assignment] : 1.0f};
+  }
+};
+
+// A layer without a gate: weight rows are channels of up, whose alpha is a row's second factor. Gated: either of the above.
+template <class Gated>
+struct Relu2Epilogue : Gated {
+  __device__ LaneBiases biases(int32_t expert, int32_t channel) const {
+    return this->bias_table.of(expert, channel, this->channels);
+  }
+  // first, second: accumulators of channels `channel` and 8 further.
+  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor,
+                        const LaneBiases& bias) const {
+    if (channel >= this->channels) return;  // there are a multiple of 16
+    uint16_t* const to = this->out + row * this->channels + channel;
+    to[0] = bf16_from_float(relu2(fmaf(first, factor.second, bias.first)) * factor.weight);
+    to[8] = bf16_from_float(relu2(fmaf(second, factor.second, bias.second)) * factor.weight);
   }
 };
 

@@ -1,7 +1,7 @@
 // The biases of a layer's routed experts, as the epilogue of a grouped GEMM reads them.
 //
-// A lane's accumulators belong to two weight rows, r and r + 8: gate and up of one channel, or two channels of down. So two
-// numbers a lane are all the biases of however many rows of activations.
+// A lane's accumulators belong to two weight rows, r and r + 8: gate and up of one channel, or two channels of down, and
+// of up where there is no gate. So two numbers a lane are all the biases of however many rows of activations.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -46,9 +46,10 @@ struct BiasTable {
 inline BiasTable bias_table(const PackedWeights& weights, const float* of_expert_0, int64_t to_second) {
   return {of_expert_0, static_cast<int32_t>(biases_of_one(weights.config)), static_cast<int32_t>(to_second)};
 }
-inline BiasTable gate_up_biases(const PackedWeights& weights, bool shared) {
-  return bias_table(weights, expert_biases(weights, shared ? kSharedExpert : 0).gate,
-                    weights.config->intermediate_size);
+inline BiasTable gemm1_biases(const PackedWeights& weights, bool shared) {
+  const ExpertBiases first = expert_biases(weights, shared ? kSharedExpert : 0);
+  if (!has_gate(weights.config->activation)) return bias_table(weights, first.up, kGroupRows / 2);
+  return bias_table(weights, first.gate, weights.config->intermediate_size);
 }
 inline BiasTable down_biases(const PackedWeights& weights, bool shared) {
   return bias_table(weights, expert_biases(weights, shared ? kSharedExpert : 0).down, kGroupRows / 2);

@@ -86,7 +86,7 @@ __global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t 
 // work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
-// The matrices that share tiles: gate and up, or down alone.
+// The matrices that share tiles: gate and up, or down alone, and up alone where there is no gate.
 struct Joined {
   MatrixTiles tiles;
   int projections;
@@ -209,6 +209,7 @@ struct PackedExpert {
   int64_t index;          // in the arrays that hold the shared expert last
   int64_t staging_bytes;  // for rows of either
   size_t biases_offset;   // of all experts
+  bool gated;
 
   PackedExpert(const PackedWeights& weights, int64_t expert) {
     const PackedLayout layout(weights.config, weights.range);
@@ -216,7 +217,8 @@ struct PackedExpert {
     const MoeConfig& config = weights.config;
     const int64_t hidden = config->hidden_size;
     const int64_t intermediate = expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
-    gate_up = {part.gate_up, 2, intermediate, hidden};
+    gated = has_gate(config->activation);
+    gate_up = {part.gate_up, gated ? 2 : 1, intermediate, hidden};
     down = {part.down, 1, hidden, intermediate};
     gate_up_tiles = weights.bytes.data() + layout.expert_offset(expert);
     down_tiles = gate_up_tiles + part.gate_up.bytes();
@@ -253,7 +255,8 @@ Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, Pac
                                                    const ExpertSource& source) {
   NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
   NVFP4_MOE_TRY(put_scales_and_biases(weights, packed, local_expert, source, kStream));
-  NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}));
+  NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles,
+                            {packed.gated ? &source.gate : &source.up, &source.up}));
   NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
   std::vector<ZeroScaleCodes> kept;
   if (!format.holds_all_codes) {
@@ -273,7 +276,8 @@ Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, P
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
                    check_device_source(source, weights.device, weights.staging.data()));
   NVFP4_MOE_TRY(put_scales_and_biases(weights, packed, local_expert, source, stream));
-  NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}, stream));
+  NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles,
+                                 {packed.gated ? &source.gate : &source.up, &source.up}, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
   if (format.holds_all_codes) kept.clear();
   NVFP4_MOE_TRY(check(cudaStreamSynchronize(stream), "pack"));
@@ -317,7 +321,9 @@ Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int
   // Memory of its own: several threads may unpack one layer at once.
   const auto size_bytes = static_cast<size_t>(packed.staging_bytes);
   NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, weights.device, "staging for unpacking"));
-  NVFP4_MOE_TRY(unpack_joined(format, staging, packed.gate_up, packed.gate_up_tiles, {&out.gate, &out.up}));
+  if (!packed.gated) out.gate = {};
+  NVFP4_MOE_TRY(unpack_joined(format, staging, packed.gate_up, packed.gate_up_tiles,
+                              {packed.gated ? &out.gate : &out.up, &out.up}));
   NVFP4_MOE_TRY(unpack_joined(format, staging, packed.down, packed.down_tiles, {&out.down, nullptr}));
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
   for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(packed.index)])

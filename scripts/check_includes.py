@@ -10,7 +10,7 @@ CONTRACT = [
     "backend/backend.h",
     "backend/device_formats.h",
     "backend/device_router.h",
-    "backend/host_biases.h",
+    "backend/packed_biases.h",
     "backend/layer_steps.h",
 ]
 CHECKPOINT = ["core/", "safetensors/", "gguf/", "checkpoint/"]

@@ -70,7 +70,9 @@ std::vector<Cell> timings_row(const BenchCell& of) {
 }
 
 // The part of a layer's weights and products that is in a step.
-double gemm_part(size_t step) { return step == kGemm1 ? 2.0 / 3 : step == kGemm2 ? 1.0 / 3 : 0; }
+double gemm_part(size_t step, double matrices) {
+  return step == kGemm1 ? 1 - 1 / matrices : step == kGemm2 ? 1 / matrices : 0;
+}
 
 }  // namespace
 
@@ -81,8 +83,9 @@ BenchWork work_of(const MoeLayer& layer, int64_t tokens, double experts_touched)
   const auto shared = static_cast<double>(config->shared_intermediate_size);
   const double channels = static_cast<double>(layer.weights().range.count) * intermediate + shared;
   const double channel_bytes = static_cast<double>(layer.weights().bytes.size_bytes()) / channels;
-  const double channel_flop = 6.0 * static_cast<double>(config->hidden_size);
   BenchWork work;
+  work.matrices = static_cast<double>(matrices_of_expert(config->activation));
+  const double channel_flop = 2 * work.matrices * static_cast<double>(config->hidden_size);
   work.rows = static_cast<double>(tokens * config->top_k);
   work.bytes = (experts_touched * intermediate + shared) * channel_bytes;
   work.flop = (work.rows * intermediate + static_cast<double>(tokens) * shared) * channel_flop;
@@ -132,8 +135,9 @@ Table steps_table(const std::vector<BenchCell>& cells) {
     }
     const double bytes = over(of, [](const BenchRound& r) { return r.work.bytes; }).median;
     const double flop = over(of, [](const BenchRound& r) { return r.work.flop; }).median;
+    const double matrices = of.rounds.front().work.matrices;
     for (size_t step = 0; step < kSteps; ++step) {
-      const double part = gemm_part(step) / (us[step] * 1e3);  // per ns: 1e9 of them a second
+      const double part = gemm_part(step, matrices) / (us[step] * 1e3);  // per ns: 1e9 of them a second
       table.add({cell(of.backend),
                  cell(of.activation_format),
                  cell(of.tokens),

@@ -15,8 +15,9 @@ namespace nvfp4_moe::cli {
 // What one call of a layer does, on average over its batches.
 struct BenchWork {
   double rows = 0;
-  double bytes = 0;  // of the packed weights that it touches
-  double flop = 0;   // 2 for each multiply-add of the GEMMs
+  double bytes = 0;     // of the packed weights that it touches
+  double flop = 0;      // 2 for each multiply-add of the GEMMs
+  double matrices = 3;  // of an expert: one is gemm2's
 };
 BenchWork work_of(const MoeLayer& layer, int64_t tokens, double experts_touched);
 

@@ -39,10 +39,12 @@ Nvfp4View random_matrix(LoadedExpert& expert, uint64_t seed, int64_t rows, int64
   return view;
 }
 
-LoadedExpert random_expert(uint64_t seed, int64_t id, int64_t hidden, int64_t intermediate) {
+LoadedExpert random_expert(uint64_t seed, int64_t id, const MoeOptions& options, int64_t intermediate) {
+  const int64_t hidden = options.hidden_size;
   LoadedExpert expert;
   const auto key = static_cast<uint64_t>(id);
-  expert.source.gate = random_matrix(expert, mixed(seed, key, 0), intermediate, hidden);
+  if (has_gate(options.activation))
+    expert.source.gate = random_matrix(expert, mixed(seed, key, 0), intermediate, hidden);
   expert.source.up = random_matrix(expert, mixed(seed, key, 1), intermediate, hidden);
   expert.source.down = random_matrix(expert, mixed(seed, key, 2), hidden, intermediate);
   // gate and up scales differ on purpose: legal input that a backend must not merge.
@@ -55,11 +57,11 @@ LoadedExpert random_expert(uint64_t seed, int64_t id, int64_t hidden, int64_t in
 LayerSource random_layer(const MoeOptions& options, uint64_t seed) {
   LayerSource source;
   source.expert = [=](int64_t id) -> Result<LoadedExpert> {
-    return random_expert(seed, id, options.hidden_size, options.intermediate_size);
+    return random_expert(seed, id, options, options.intermediate_size);
   };
   if (options.shared_intermediate_size > 0) {
     source.shared_expert = [=]() -> Result<LoadedExpert> {
-      return random_expert(seed, -1, options.hidden_size, options.shared_intermediate_size);
+      return random_expert(seed, -1, options, options.shared_intermediate_size);
     };
   }
   // What a calibration of such a layer would give: amax/2688 for an amax of about 4 and 16.

@@ -126,6 +126,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   json["layer"] = subject.name;
   json["device"] = report.common().device;
   json["backend"] = backend->name;
+  json["activation"] = to_string(sizes.activation);
   json["activation_format"] = to_string(sizes.activation_format);
   json["activation_scale"] = {{"hidden", hidden}, {"intermediate", intermediate}};
   json["expert_biases"] = sizes.expert_biases;

@@ -69,7 +69,8 @@ enum {                               /* config.activation; g, u: gate and up, L:
        NVFP4_MOE_SWIGLU = 0,         /* silu(g) * u */
        NVFP4_MOE_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L)                           DeepSeek-V4 */
        NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
-       NVFP4_MOE_SWIGLU_OAI = 3      /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
+       NVFP4_MOE_SWIGLU_OAI = 3,     /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
+       NVFP4_MOE_RELU2 = 4           /* relu(u)^2; experts have no gate (hosts' backends alone)       Nemotron-3 */
 };
 enum {                                       /* activation_format */
        NVFP4_MOE_ACTIVATIONS_NVFP4 = 0,      /* W4A4 */
@@ -157,7 +158,7 @@ typedef struct nvfp4_moe_config {
   int64_t intermediate_size;        /* multiple of 16; this rank's slice under tensor parallel */
   int64_t shared_intermediate_size; /* 0: no shared expert */
   int32_t activation;
-  float swiglu_limit; /* L; 0: none (required by all activations but SWIGLU, refused by that) */
+  float swiglu_limit; /* L; 0: none (required by the activations between SWIGLU and RELU2, refused by those) */
   float swiglu_alpha; /* 0: 1.702 */
   int32_t activation_format;
   int32_t activation_scale;
@@ -168,7 +169,7 @@ typedef struct nvfp4_moe_config {
   int32_t router_weight;
   int32_t row_format;
   int32_t batch_invariant; /* 0 or 1 */
-  int32_t expert_biases;   /* 0 or 1: gate, up and down of the routed experts have biases (hosts' backends alone) */
+  int32_t expert_biases;   /* 0 or 1: gate, up and down of the routed experts have biases */
   int32_t reserved;        /* 0 */
 } nvfp4_moe_config;
 
@@ -274,7 +275,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_che
                                                              const nvfp4_moe_layer_options* options,
                                                              nvfp4_moe_layer** out);
 
-/* One expert's arrays. H hidden_size, I its intermediate size. on_device 1: codes and block scales lie in the memory of
+/* One expert's arrays. H hidden_size, I its intermediate size. Without a gate (RELU2) those of gate are NULL, here and
+ * below, and its tensor scale is not read. on_device 1: codes and block scales lie in the memory of
  * the layer's device, written by work that is enqueued in `stream` (a cudaStream_t of that device, NULL the default one);
  * they are packed there, in the same stream. on_device 0: in host memory, and stream is NULL. */
 typedef struct nvfp4_moe_expert {

@@ -31,13 +31,14 @@ class MoeConfig:
       multiples of 16; intermediate_size is this rank's slice under tensor parallel.
     activation (g gate, u up, L swiglu_limit, a swiglu_alpha): "swiglu" silu(g)*u; "swiglu_clamped"
       silu(min(g,L))*clamp(u,-L,L); "swiglu_step" min(silu(g),L)*clamp(u,-L,L); "swiglu_oai" g=min(g,L),
-      u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1). All but "swiglu" need a swiglu_limit.
+      u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1). These three need a swiglu_limit. "relu2" relu(u)^2, as Nemotron-3's: experts
+      have no gate. On the host; GPUs refuse it by name.
     activation_format: "nvfp4" quantizes activations before both GEMMs (W4A4); "bf16" does not (W4A16); "int8_block" to
       int8 with one fp32 scale per 16 (W4A8), which takes no other scale: the two below must be "dynamic_token"; "fp8" to
       E4M3 with a power of two per row, and rounds weights to E4M3 (W4A8): neither of the two below may be "compat".
     activation_scale, of hidden: "dynamic_token", each row its own power of two; "static", the layer's input scale rounded
       up to a power of two times static_headroom (a power of two); "compat", the input scale as it is, in vLLM's order.
-    intermediate_scale, of SwiGLU's output: "dynamic_token"; "fixed", one power of two (intermediate_fixed, else from the
+    intermediate_scale, of the activation's output: "dynamic_token"; "fixed", one power of two (intermediate_fixed, else from the
       limit, else 16x the input scale); "compat".
     router_weight: multiplies "after_down"; "before_down" (before the intermediate is quantized); or "on_input" (hidden
       before it is quantized, for the routed experts and not the shared one; top_k is 1). max_router_weight bounds it for
@@ -46,7 +47,7 @@ class MoeConfig:
     batch_invariant: a token's bits do not depend on what else is in the batch.
     shared_intermediate_size: of a shared expert, 0 for none.
     expert_biases: gate, up and down of the routed experts have biases, as gpt-oss's: added in float32 to both of gemm1's
-      results before the activation, and to gemm2's rows. On the host; GPUs refuse them by name.
+      results before the activation, and to gemm2's rows.
     """
 
     num_experts: int

@@ -41,12 +41,12 @@ def _parallel(
 
 
 def _bias_arrays(biases: Any) -> tuple[Any, Any, Any] | None:
-    """(gate, up, down) as row-major float32 arrays of the host."""
+    """(gate, up, down) as row-major float32 arrays of the host; gate stays None in a layer without one."""
     if biases is None:
         return None
     if not isinstance(biases, (tuple, list)) or len(biases) != 3:
         raise _core.InvalidArgument(f"biases: expected None or (gate, up, down), got {type(biases).__name__}")
-    gate, up, down = (cast(bias, "float32") for bias in biases)
+    gate, up, down = (None if bias is None else cast(bias, "float32") for bias in biases)
     return gate, up, down
 
 
@@ -63,7 +63,7 @@ class MoeLayer(_core.Layer):
         cls,
         config: MoeConfig,
         *,
-        gate: Any,
+        gate: Any = None,
         up: Any,
         down: Any,
         biases: Any = None,
@@ -82,7 +82,7 @@ class MoeLayer(_core.Layer):
 
         gate, up, down: (codes, scales, tensor_scale): codes uint8 (E_local, rows, K/2), scales uint8 or float8_e4m3fn
           (E_local, rows, K/16), tensor_scale float32 (E_local) or one number; rows, K = I, H for gate and up, H, I for
-          down. Experts and rows may lie apart, so that gate and up may be halves of one (E, 2I, H/2) tensor. The arrays
+          down. gate is None with activation "relu2", here and in biases. Experts and rows may lie apart, so that gate and up may be halves of one (E, 2I, H/2) tensor. The arrays
           are copied one expert at a time and not kept: they are the caller's again on return. Tensors that all lie on
           the layer's GPU are packed there, after what their framework's current stream holds; those of another device
           go through the host.
@@ -124,7 +124,7 @@ class MoeLayer(_core.Layer):
         cls,
         config: MoeConfig,
         *,
-        gate: Any,
+        gate: Any = None,
         up: Any,
         down: Any,
         biases: Any = None,

@@ -76,7 +76,10 @@ Dict to_dict(const ExpertSource& source) {
     one["bias"] = array.object();
     return one;
   };
-  d["gate"] = matrix(source.gate, source.biases.gate);
+  if (source.gate.rows > 0)
+    d["gate"] = matrix(source.gate, source.biases.gate);
+  else
+    d["gate"] = nb::none();
   d["up"] = matrix(source.up, source.biases.up);
   d["down"] = matrix(source.down, source.biases.down);
   return d;

@@ -16,7 +16,7 @@ namespace nvfp4_moe::python {
 namespace floats {  // names of its own: a wheel compiles several files as one
 namespace {
 
-using Stacks = std::array<const FloatStack*, 3>;  // gate, up, down
+using Stacks = std::array<const FloatStack*, 3>;  // gate, or null without one; up, down
 constexpr const char* kNames[] = {"gate", "up", "down"};
 
 int64_t element_bytes(const FloatStack& stack) { return bits(stack.array().dtype()) / 8; }
@@ -69,10 +69,10 @@ Result<Nvfp4View> quantize_into(LoadedExpert& loaded, const FloatMatrix& matrix,
 class GpuQuantizer {
  public:
   GpuQuantizer(const Stacks& stacks, int64_t first_expert)
-      : stacks_(stacks), first_expert_(first_expert), values_(stacks[0]->rows() * stacks[0]->cols()) {
-    const Device device = stacks[0]->array().device();
+      : stacks_(stacks), first_expert_(first_expert), values_(stacks[1]->rows() * stacks[1]->cols()) {
+    const Device device = stacks[1]->array().device();
     device_ = device.index;
-    stream_ = stacks[0]->stream();
+    stream_ = stacks[1]->stream();
     memory_ = memory_of(device);
     formats_ = device_formats(DeviceKind::kCuda);
   }
@@ -80,13 +80,15 @@ class GpuQuantizer {
   Result<LoadedExpert> load(int64_t global_expert) {
     NVFP4_MOE_TRY(reserve());
     const int64_t e = global_expert - first_expert_;
-    for (size_t p = 0; p < stacks_.size(); ++p) NVFP4_MOE_TRY(quantize(p, first_of(*stacks_[p], e)));
+    for (size_t p = 0; p < stacks_.size(); ++p)
+      if (stacks_[p] != nullptr) NVFP4_MOE_TRY(quantize(p, first_of(*stacks_[p], e)));
     float tensor_scales[3];
     NVFP4_MOE_TRY(memory_->to_host(device_, tensor_scales, scales_at(0), sizeof(tensor_scales), stream_));
     LoadedExpert loaded;
     loaded.source.on_device = true;
     loaded.source.stream = stream_;
     for (size_t p = 0; p < stacks_.size(); ++p) {
+      if (stacks_[p] == nullptr) continue;
       const FloatStack& stack = *stacks_[p];
       if (std::isnan(tensor_scales[p])) return why_nan(stack, first_of(stack, e)).in(name_of(global_expert, p));
       view_of(loaded.source, p) =
@@ -103,7 +105,7 @@ class GpuQuantizer {
     if (bytes_.data() != nullptr) return {};
     int64_t floats = 0;
     for (const FloatStack* stack : stacks_)
-      if (!follows(*stack)) floats = std::max(floats, values_ * element_bytes(*stack));
+      if (stack != nullptr && !follows(*stack)) floats = std::max(floats, values_ * element_bytes(*stack));
     const auto size_bytes = static_cast<size_t>(kFloatsAlignment + 3 * (values_ / 16 * 9) + kFloatsAlignment + floats);
     NVFP4_MOE_ASSIGN(bytes_, memory_->allocate(size_bytes, device_, "one quantized expert"));
     return {};
@@ -175,17 +177,19 @@ FloatStack::FloatStack(nb::handle array, const char* name, int64_t rows, int64_t
   stream_ = array_.ready_stream();
 }
 
-ExpertFn quantizing_source(const FloatStack& gate, const FloatStack& up, const FloatStack& down, int64_t first_expert,
+ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const FloatStack& down, int64_t first_expert,
                            const Device& layer_device, Executor& executor) {
-  const floats::Stacks stacks = {&gate, &up, &down};
-  const Device device = gate.array().device().is_host() ? Device() : layer_device;  // where gate lies, all have to
+  const floats::Stacks stacks = {gate, &up, &down};
+  const FloatStack& first = gate != nullptr ? *gate : up;
+  const Device device =
+      first.array().device().is_host() ? Device() : layer_device;  // where the first lies, all have to
   for (const FloatStack* stack : stacks)
-    if (!(stack->array().device() == device))
+    if (stack != nullptr && !(stack->array().device() == device))
       stack->array().fail_expected("gate, up and down on cpu" +
                                    (layer_device.is_host() ? "" : ", or all of them on " + to_string(layer_device)));
   if (!device.is_host()) {
     // Arrays of several frameworks may be in several streams, of which one does the work.
-    if (up.stream() != gate.stream() || down.stream() != gate.stream())
+    if (first.stream() != up.stream() || down.stream() != up.stream())
       check(memory_of(device)->synchronize(device.index));
     const auto quantizer = std::make_shared<floats::GpuQuantizer>(stacks, first_expert);
     return [quantizer](int64_t global_expert) { return quantizer->load(global_expert); };
@@ -193,6 +197,7 @@ ExpertFn quantizing_source(const FloatStack& gate, const FloatStack& up, const F
   return [stacks, &executor, first_expert](int64_t global_expert) -> Result<LoadedExpert> {
     LoadedExpert loaded;
     for (size_t p = 0; p < stacks.size(); ++p) {
+      if (stacks[p] == nullptr) continue;
       const FloatStack& stack = *stacks[p];
       const FloatMatrix matrix = floats::matrix_of(stack, floats::first_of(stack, global_expert - first_expert));
       auto view = floats::quantize_into(loaded, matrix, executor);

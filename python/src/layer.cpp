@@ -124,9 +124,9 @@ int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
 void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down,
                     nb::handle biases) {
   const MoeLayer& layer = *self.open().layer;
-  const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
   // Arrays on the device need no stream: replace_expert waits for all that is enqueued there.
-  const ExpertSource source = read_expert(gate, up, down, biases, hidden, inner, self.open().device);
+  const ExpertSource source =
+      read_expert(gate, up, down, biases, layer.config(), inner_size(layer, local_expert), self.open().device);
   const WithoutLock unlocked;
   check(self.open().replace_expert(local_expert, source));
 }
@@ -142,11 +142,11 @@ Dict expert(const PyLayer& self, int64_t local_expert) {
   const auto view = [](const Nvfp4Buffers& b, float scale, int64_t rows, int64_t cols) {
     return Nvfp4View::contiguous(b.codes.data(), b.block_scales.data(), scale, rows, cols);
   };
-  ExpertSource source{view(buffers.gate, buffers.scales.gate, inner, hidden),
+  ExpertSource source{view(buffers.gate, buffers.scales.gate, gate_rows(layer.config()->activation, inner), hidden),
                       view(buffers.up, buffers.scales.up, inner, hidden),
                       view(buffers.down, buffers.scales.down, hidden, inner)};
-  if (!buffers.gate_bias.empty())
-    source.biases = {buffers.gate_bias.data(), buffers.up_bias.data(), buffers.down_bias.data()};
+  const auto bias = [](const std::vector<float>& b) { return b.empty() ? nullptr : b.data(); };
+  source.biases = {bias(buffers.gate_bias), bias(buffers.up_bias), bias(buffers.down_bias)};
   return to_dict(source);
 }
 
@@ -232,9 +232,10 @@ void bind_layer(nb::module_& m) {
           "Begins to count this rank's assignments anew.")
       .def("expert", &expert, nb::arg("local_expert"),
            "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"
-           "\"scales\", \"tensor_scale\" and, with expert_biases, \"bias\"}, copies. -1 is the shared expert.");
-  m.def("replace_expert", &replace_expert, nb::arg("layer"), nb::arg("local_expert"), nb::arg("gate"), nb::arg("up"),
-        nb::arg("down"), nb::arg("biases").none());
+           "\"scales\", \"tensor_scale\" and, with expert_biases, \"bias\"}, copies; \"gate\" is None in a layer\n"
+           "without one. -1 is the shared expert.");
+  m.def("replace_expert", &replace_expert, nb::arg("layer"), nb::arg("local_expert"), nb::arg("gate").none(),
+        nb::arg("up"), nb::arg("down"), nb::arg("biases").none());
 
   m.def(
       "check_config", [](const std::string& json) { (void)config_of(json); }, nb::arg("config"));

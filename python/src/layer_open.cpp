@@ -67,29 +67,32 @@ LayerScales scales_of(const std::optional<ScalePair>& pair) {
   return {checked("hidden", pair->first), checked("intermediate", pair->second)};
 }
 
-// gate, up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
+// gate (null without one), up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
 template <class Stack, class ExpertOf>
 PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
                     const std::string& device, const std::string& backend, const ParallelFields& parallel,
                     std::optional<ProgressCallback> progress, ExpertOf&& expert_of) {
   const MoeConfig config = config_of(config_json);
-  const Stack gates(gate, "gate", config->intermediate_size, config->hidden_size);
+  std::optional<Stack> gates;
+  if (wants_gate(config, gate)) gates.emplace(gate, "gate", config->intermediate_size, config->hidden_size);
   const Stack ups(up, "up", config->intermediate_size, config->hidden_size);
   const Stack downs(down, "down", config->hidden_size, config->intermediate_size);
-  const int64_t experts = gates.experts();
-  if (ups.experts() != experts || downs.experts() != experts)
-    fail("gate, up, down: expected as many experts in each, got " + std::to_string(experts) + ", " +
-         std::to_string(ups.experts()) + ", " + std::to_string(downs.experts()));
+  const int64_t experts = ups.experts(), of_gate = gates ? gates->experts() : experts;
+  if (of_gate != experts || downs.experts() != experts)
+    fail(std::string(gates ? "gate, " : "") + "up, down: expected as many experts in each, got " +
+         (gates ? std::to_string(of_gate) + ", " : "") + std::to_string(experts) + ", " +
+         std::to_string(downs.experts()));
   const OpenOptions options(device, backend, first_expert, parallel.exchange.is_none() ? experts : 0, max_tokens,
                             parallel, config->num_experts);
   if (options.parallel && experts != config->num_experts)
-    fail("gate, up, down: expected all " + std::to_string(config->num_experts) +
+    fail("up, down: expected all " + std::to_string(config->num_experts) +
          " experts beside an exchange, of which each rank reads its own, got " + std::to_string(experts));
   LayerSource source;
   source.scales = scales_of(input_scale);
-  const BiasStack bias_stack(biases, experts, config->hidden_size, config->intermediate_size);
-  source.expert = [&, expert = expert_of(gates, ups, downs, options)](int64_t global_expert) -> Result<LoadedExpert> {
+  const BiasStack bias_stack(biases, experts, config, config->intermediate_size);
+  source.expert = [&, expert = expert_of(gates ? &*gates : nullptr, ups, downs, options)](
+                      int64_t global_expert) -> Result<LoadedExpert> {
     NVFP4_MOE_ASSIGN(LoadedExpert loaded, expert(global_expert));
     loaded.source.biases = bias_stack.of(global_expert - first_expert);
     return loaded;
@@ -104,7 +107,7 @@ PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, 
                      const std::string& device, const std::string& backend, nb::handle parallel,
                      std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
-  const auto expert_of = [first_expert](const MatrixStack& gates, const MatrixStack& ups, const MatrixStack& downs,
+  const auto expert_of = [first_expert](const MatrixStack* gates, const MatrixStack& ups, const MatrixStack& downs,
                                         const OpenOptions& options) {
     return nvfp4_source(gates, ups, downs, first_expert, options.device);
   };
@@ -119,7 +122,7 @@ PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, n
                     const std::string& device, const std::string& backend, nb::handle parallel,
                     std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
-  const auto expert_of = [first_expert](const FloatStack& gates, const FloatStack& ups, const FloatStack& downs,
+  const auto expert_of = [first_expert](const FloatStack* gates, const FloatStack& ups, const FloatStack& downs,
                                         const OpenOptions& options) {
     return quantizing_source(gates, ups, downs, first_expert, options.device, options.host->executor());
   };
@@ -172,10 +175,10 @@ std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
 }  // namespace
 
 void bind_layer_open(nb::module_& m) {
-  m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+  m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate").none(), nb::arg("up"), nb::arg("down"),
         nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"),
         nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
-  m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+  m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate").none(), nb::arg("up"), nb::arg("down"),
         nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"),
         nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
   m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),

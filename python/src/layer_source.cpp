@@ -133,27 +133,33 @@ Result<Nvfp4View> MatrixStack::host_view(int64_t local_expert, LoadedExpert& loa
   return view;
 }
 
-ExpertFn nvfp4_source(const MatrixStack& gate, const MatrixStack& up, const MatrixStack& down, int64_t first_expert,
+bool wants_gate(const MoeConfig& config, nb::handle gate) {
+  if (has_gate(config->activation)) return true;
+  if (!gate.is_none()) fail(std::string("gate: expected None with activation ") + to_string(config->activation));
+  return false;
+}
+
+ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down, int64_t first_expert,
                       const Device& layer_device) {
-  const bool on_device =
-      !layer_device.is_host() && gate.lies_on(layer_device) && up.lies_on(layer_device) && down.lies_on(layer_device);
+  const bool on_device = !layer_device.is_host() && (gate == nullptr || gate->lies_on(layer_device)) &&
+                         up.lies_on(layer_device) && down.lies_on(layer_device);
   if (!on_device)
-    return [&gate, &up, &down, first_expert](int64_t global_expert) -> Result<LoadedExpert> {
+    return [gate, &up, &down, first_expert](int64_t global_expert) -> Result<LoadedExpert> {
       const int64_t e = global_expert - first_expert;
       LoadedExpert loaded;
-      NVFP4_MOE_ASSIGN(loaded.source.gate, gate.host_view(e, loaded));
+      if (gate != nullptr) NVFP4_MOE_ASSIGN(loaded.source.gate, gate->host_view(e, loaded));
       NVFP4_MOE_ASSIGN(loaded.source.up, up.host_view(e, loaded));
       NVFP4_MOE_ASSIGN(loaded.source.down, down.host_view(e, loaded));
       return loaded;
     };
-  void* const stream = gate.stream();
+  void* const stream = up.stream();
   // Arrays of several frameworks may be in several streams, of which the packer gets one.
-  if (!gate.is_in(stream) || !up.is_in(stream) || !down.is_in(stream))
+  if ((gate != nullptr && !gate->is_in(stream)) || !up.is_in(stream) || !down.is_in(stream))
     check(memory_of(layer_device)->synchronize(layer_device.index));
-  return [&gate, &up, &down, first_expert, stream](int64_t global_expert) -> Result<LoadedExpert> {
+  return [gate, &up, &down, first_expert, stream](int64_t global_expert) -> Result<LoadedExpert> {
     const int64_t e = global_expert - first_expert;
     LoadedExpert loaded;
-    loaded.source = {gate.view(e), up.view(e), down.view(e), true, stream};
+    loaded.source = {gate == nullptr ? Nvfp4View() : gate->view(e), up.view(e), down.view(e), true, stream};
     return loaded;
   };
 }
@@ -162,12 +168,19 @@ namespace {
 
 constexpr const char* kBiasNames[] = {"gate bias", "up bias", "down bias"};
 
-// gate, up and down of biases that are not None. experts: -1 for those of one.
-std::vector<Tensor> bias_arrays(nb::handle biases, int64_t experts, int64_t hidden, int64_t inner) {
-  std::vector<Tensor> arrays;
+// gate, up and down of biases that are not None; no array for a gate that the layer has not. experts: -1 for those of one.
+std::array<std::optional<Tensor>, 3> bias_arrays(nb::handle biases, int64_t experts, const MoeConfig& config,
+                                                 int64_t inner) {
+  std::array<std::optional<Tensor>, 3> arrays;
   for (size_t p = 0; p < 3; ++p) {
-    const Tensor& array = arrays.emplace_back(nb::object(biases[p]), kBiasNames[p]);
-    const int64_t length = p == 2 ? hidden : inner;
+    const nb::object given(biases[p]);
+    if (p == 0 && !has_gate(config->activation)) {
+      if (!given.is_none())
+        fail(std::string("gate bias: expected None with activation ") + to_string(config->activation));
+      continue;
+    }
+    const Tensor& array = arrays[p].emplace(given, kBiasNames[p]);
+    const int64_t length = p == 2 ? config->hidden_size : inner;
     const Sizes shape = experts < 0 ? Sizes{length} : Sizes{experts, length};
     if (!array.is_f32() || !array.device().is_host() || array.shape() != shape || !array.is_contiguous())
       array.fail_expected(to_string(shape) + " of a float dtype");
@@ -176,21 +189,23 @@ std::vector<Tensor> bias_arrays(nb::handle biases, int64_t experts, int64_t hidd
 }
 
 // One expert's: (gate (inner), up (inner), down (hidden)), or None.
-ExpertBiases read_biases(nb::handle biases, int64_t hidden, int64_t inner) {
+ExpertBiases read_biases(nb::handle biases, const MoeConfig& config, int64_t inner) {
   if (biases.is_none()) return {};
-  const std::vector<Tensor> arrays = bias_arrays(biases, -1, hidden, inner);  // `biases` keeps their memory
-  return {arrays[0].as<const float>(), arrays[1].as<const float>(), arrays[2].as<const float>()};
+  const auto arrays = bias_arrays(biases, -1, config, inner);  // `biases` keeps their memory
+  return {arrays[0] ? arrays[0]->as<const float>() : nullptr, arrays[1]->as<const float>(),
+          arrays[2]->as<const float>()};
 }
 
 }  // namespace
 
-BiasStack::BiasStack(nb::handle biases, int64_t experts, int64_t hidden, int64_t inner) {
-  if (!biases.is_none()) arrays_ = bias_arrays(biases, experts, hidden, inner);
+BiasStack::BiasStack(nb::handle biases, int64_t experts, const MoeConfig& config, int64_t inner) {
+  if (!biases.is_none()) arrays_ = bias_arrays(biases, experts, config, inner);
 }
 
 ExpertBiases BiasStack::of(int64_t local_expert) const {
-  if (arrays_.empty()) return {};
-  const auto first_of = [&](size_t p) { return arrays_[p].as<const float>() + local_expert * arrays_[p].shape(1); };
+  const auto first_of = [&](size_t p) -> const float* {
+    return arrays_[p] ? arrays_[p]->as<const float>() + local_expert * arrays_[p]->shape(1) : nullptr;
+  };
   return {first_of(0), first_of(1), first_of(2)};
 }
 
@@ -212,15 +227,20 @@ Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t
                                number_of(three[2], std::string(name) + " tensor_scale"), rows, cols);
 }
 
-ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, int64_t hidden,
+ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, const MoeConfig& config,
                          int64_t inner, const Device& layer_device) {
+  const bool gated = wants_gate(config, gate);
+  const int64_t hidden = config->hidden_size;
   // Where the first array lies, all have to.
-  const bool on_host = Tensor(three_of(gate, "gate")[0], "gate codes").device().is_host();
+  const bool on_host = gated ? Tensor(three_of(gate, "gate")[0], "gate codes").device().is_host()
+                             : Tensor(three_of(up, "up")[0], "up codes").device().is_host();
   const Device device = on_host ? Device() : layer_device;
-  ExpertSource source = {read_matrix(gate, "gate", inner, hidden, device), read_matrix(up, "up", inner, hidden, device),
-                         read_matrix(down, "down", hidden, inner, device)};
+  ExpertSource source;
+  if (gated) source.gate = read_matrix(gate, "gate", inner, hidden, device);
+  source.up = read_matrix(up, "up", inner, hidden, device);
+  source.down = read_matrix(down, "down", hidden, inner, device);
   source.on_device = !device.is_host();
-  source.biases = read_biases(biases, hidden, inner);
+  source.biases = read_biases(biases, config, inner);
   return source;
 }
 

@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,9 +42,12 @@ class MatrixStack {
   int64_t rows_, cols_;
 };
 
-// The experts of three stacks: where they lie if that is the layer's device for all arrays, else in host memory. The
-// stacks must outlive it.
-ExpertFn nvfp4_source(const MatrixStack& gate, const MatrixStack& up, const MatrixStack& down, int64_t first_expert,
+// Whether the layer has a gate; ValueError where it has none and one is given.
+bool wants_gate(const MoeConfig& config, nb::handle gate);
+
+// The experts of three stacks, two without a gate: where they lie if that is the layer's device for all arrays, else in
+// host memory. The stacks must outlive it.
+ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down, int64_t first_expert,
                       const Device& layer_device);
 
 // One expert's (codes (rows, cols/2), scales (rows, cols/16), tensor_scale), contiguous, all on `device`.
@@ -50,17 +55,18 @@ Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t
 // The biases of E experts as Python's `_bias_arrays` gives them, or None: row-major float32 of the host.
 class BiasStack {
  public:
-  // biases: must outlive the stack. ValueError unless it is None, or (gate (E, inner), up (E, inner), down (E, hidden)).
-  BiasStack(nb::handle biases, int64_t experts, int64_t hidden, int64_t inner);
+  // biases: must outlive the stack. ValueError unless it is None, or (gate (E, inner), up (E, inner), down (E, hidden)),
+  // gate's None in a layer without a gate.
+  BiasStack(nb::handle biases, int64_t experts, const MoeConfig& config, int64_t inner);
   ExpertBiases of(int64_t local_expert) const;
 
  private:
-  std::vector<Tensor> arrays_;  // none, or gate, up, down
+  std::array<std::optional<Tensor>, 3> arrays_;  // gate, up, down
 };
 
 // gate and up (inner, hidden), down (hidden, inner), all on the host or all on the layer's device, where what writes them
-// has to be waited for; biases (gate (inner), up (inner), down (hidden)) of the host, or None.
-ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, int64_t hidden,
+// has to be waited for; gate None in a layer without one; biases as BiasStack's, of one expert.
+ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, const MoeConfig& config,
                          int64_t inner, const Device& layer_device);
 
 }  // namespace nvfp4_moe::python

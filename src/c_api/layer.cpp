@@ -119,8 +119,7 @@ nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t lo
     const nvfp4_moe::MoeConfig& config = layer->local().config();
     const int64_t inner =
         local_expert == nvfp4_moe::kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source,
-                     api::read_expert("expert", expert, config->hidden_size, inner));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_expert("expert", expert, config, inner));
     return layer->parallel ? layer->parallel->replace_expert(local_expert, source)
                            : layer->layer->replace_expert(local_expert, source);
   });

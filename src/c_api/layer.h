@@ -42,7 +42,8 @@ nvfp4_moe_config to_c(const MoeOptions& options);
 // options without executor; progress as a ProgressFn.
 Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options);
 // An expert's arrays, in sizes that the layer has; `name` is how messages call it.
-Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner);
+Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, const MoeConfig& config,
+                                 int64_t inner);
 Result<Batch> read_batch(const nvfp4_moe_batch* batch);
 // The exchange and how the layer is divided over it; null where options have none. kInvalidArgument beside options that
 // an exchange leaves no room for.

@@ -1,6 +1,8 @@
 // The C interface: what a layer is made from, as the library's own types: config, options, arrays; and opening one.
 #include <cmath>
 #include <initializer_list>
+#include <string_view>
+#include <utility>
 
 #include "c_api/layer.h"
 #include "moe/batch_check.h"
@@ -17,7 +19,7 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   options.hidden_size = c.hidden_size;
   options.intermediate_size = c.intermediate_size;
   options.shared_intermediate_size = c.shared_intermediate_size;
-  NVFP4_MOE_ASSIGN(options.activation, read_enum("activation", c.activation, Activation::kSwigluOai));
+  NVFP4_MOE_ASSIGN(options.activation, read_enum("activation", c.activation, Activation::kRelu2));
   if (c.swiglu_limit != 0.0f) options.swiglu_limit = c.swiglu_limit;
   if (c.swiglu_alpha != 0.0f) options.swiglu_alpha = c.swiglu_alpha;
   NVFP4_MOE_ASSIGN(options.activation_format,
@@ -124,13 +126,31 @@ Status check_memory(const char* name, int32_t on_device, void* stream) {
 
 }  // namespace
 
-Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, int64_t hidden, int64_t inner) {
+namespace {
+
+// Without a gate, the null pointers that stand for it.
+Status check_no_gate(const char* activation, std::initializer_list<std::pair<const char*, const void*>> arrays) {
+  for (const auto& [name, array] : arrays)
+    if (array != nullptr)
+      return invalid_argument(std::string(name) + ": expected null with activation " + activation + ", got a pointer");
+  return {};
+}
+
+}  // namespace
+
+Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, const MoeConfig& config,
+                                 int64_t inner) {
+  const int64_t hidden = config->hidden_size;
   NVFP4_MOE_ASSIGN(const nvfp4_moe_expert e, read_struct(name, expert));
   NVFP4_MOE_TRY(check_memory(name, e.on_device, e.stream));
   for (const float* bias : {e.gate_bias, e.up_bias, e.down_bias})
     if (bias != nullptr) NVFP4_MOE_TRY(check_array({name, bias, DType::kF32, 1}));
   ExpertSource source;
-  source.gate = Nvfp4View::contiguous(e.gate_codes, e.gate_block_scales, e.gate_tensor_scale, inner, hidden);
+  if (has_gate(config->activation))
+    source.gate = Nvfp4View::contiguous(e.gate_codes, e.gate_block_scales, e.gate_tensor_scale, inner, hidden);
+  else
+    NVFP4_MOE_TRY(check_no_gate(to_string(config->activation),
+                                {{"gate_codes", e.gate_codes}, {"gate_block_scales", e.gate_block_scales}}));
   source.up = Nvfp4View::contiguous(e.up_codes, e.up_block_scales, e.up_tensor_scale, inner, hidden);
   source.down = Nvfp4View::contiguous(e.down_codes, e.down_block_scales, e.down_tensor_scale, hidden, inner);
   source.on_device = e.on_device == 1;
@@ -159,26 +179,29 @@ Result<int64_t> expert_stride(const char* name, int64_t stride, int64_t one_expe
 // Expert e of stacked arrays. The tensors struct is a checked copy.
 struct Stacked {
   nvfp4_moe_layer_tensors t;
+  bool gated = true;
   int64_t hidden = 0, inner = 0;
   int64_t gate_up_codes = 0, gate_up_scales = 0, down_codes = 0, down_scales = 0, gate_up_biases = 0;  // strides
 
   // experts: how many the arrays hold.
   static Result<Stacked> make(const nvfp4_moe_layer_tensors& t, const MoeConfig& config, int64_t experts) {
-    Stacked s{t, config->hidden_size, config->intermediate_size};
+    Stacked s{t, has_gate(config->activation), config->hidden_size, config->intermediate_size};
+    const std::initializer_list<std::pair<const char*, const void*>> gate = {
+        {"gate_codes", t.gate_codes},
+        {"gate_block_scales", t.gate_block_scales},
+        {"gate_tensor_scales", t.gate_tensor_scales}};
+    if (!s.gated) NVFP4_MOE_TRY(check_no_gate(to_string(config->activation), gate));
     // A null base plus an offset is not null any more, so the bases are checked here.
-    const struct {
-      const char* name;
-      const void* data;
-    } arrays[] = {{"gate_codes", t.gate_codes},
-                  {"gate_block_scales", t.gate_block_scales},
-                  {"gate_tensor_scales", t.gate_tensor_scales},
-                  {"up_codes", t.up_codes},
-                  {"up_block_scales", t.up_block_scales},
-                  {"up_tensor_scales", t.up_tensor_scales},
-                  {"down_codes", t.down_codes},
-                  {"down_block_scales", t.down_block_scales},
-                  {"down_tensor_scales", t.down_tensor_scales}};
-    for (const auto& array : arrays) NVFP4_MOE_TRY(check_pointer(array.name, array.data));
+    if (s.gated)
+      for (const auto& [name, array] : gate) NVFP4_MOE_TRY(check_pointer(name, array));
+    for (const auto& [name, array] :
+         std::initializer_list<std::pair<const char*, const void*>>{{"up_codes", t.up_codes},
+                                                                    {"up_block_scales", t.up_block_scales},
+                                                                    {"up_tensor_scales", t.up_tensor_scales},
+                                                                    {"down_codes", t.down_codes},
+                                                                    {"down_block_scales", t.down_block_scales},
+                                                                    {"down_tensor_scales", t.down_tensor_scales}})
+      NVFP4_MOE_TRY(check_pointer(name, array));
     NVFP4_MOE_TRY(check_zero("tensors.reserved", t.reserved));
     NVFP4_MOE_TRY(check_memory("tensors", t.on_device, t.stream));
     int64_t values = 0;
@@ -197,7 +220,7 @@ struct Stacked {
     for (const auto& [name, scales] :
          {std::pair("gate_tensor_scales", t.gate_tensor_scales), std::pair("up_tensor_scales", t.up_tensor_scales),
           std::pair("down_tensor_scales", t.down_tensor_scales)})
-      NVFP4_MOE_TRY(check_array({name, scales, DType::kF32, 1}));
+      if (s.gated || scales != t.gate_tensor_scales) NVFP4_MOE_TRY(check_array({name, scales, DType::kF32, 1}));
     NVFP4_MOE_TRY(s.check_biases(config, experts));
     return s;
   }
@@ -206,9 +229,11 @@ struct Stacked {
     const int64_t one = inner * static_cast<int64_t>(sizeof(float));
     for (const auto& [name, biases] : {std::pair("gate_biases", t.gate_biases), std::pair("up_biases", t.up_biases),
                                        std::pair("down_biases", t.down_biases)}) {
-      if (config->expert_biases) NVFP4_MOE_TRY(check_array({name, biases, DType::kF32, 1}));
-      if (!config->expert_biases && biases != nullptr)
-        return invalid_argument(std::string(name) + ": expected null (expert_biases 0), got a pointer");
+      const bool of_no_gate = !gated && std::string_view(name) == "gate_biases";
+      if (config->expert_biases && !of_no_gate) NVFP4_MOE_TRY(check_array({name, biases, DType::kF32, 1}));
+      if ((!config->expert_biases || of_no_gate) && biases != nullptr)
+        return invalid_argument(std::string(name) + ": expected null (" +
+                                (config->expert_biases ? "no gate" : "expert_biases 0") + "), got a pointer");
     }
     NVFP4_MOE_ASSIGN(gate_up_biases, expert_stride("gate_up_biases_stride", t.gate_up_biases_stride, one, experts,
                                                    {t.gate_biases, t.up_biases}));
@@ -218,13 +243,14 @@ struct Stacked {
 
   LoadedExpert expert(int64_t e) const {
     LoadedExpert loaded;
-    if (t.gate_biases != nullptr) {
+    if (t.up_biases != nullptr) {
       const int64_t apart = e * (gate_up_biases / static_cast<int64_t>(sizeof(float)));
-      loaded.source.biases = {t.gate_biases + apart, t.up_biases + apart, t.down_biases + e * hidden};
+      loaded.source.biases = {gated ? t.gate_biases + apart : nullptr, t.up_biases + apart, t.down_biases + e * hidden};
     }
-    loaded.source.gate =
-        Nvfp4View::contiguous(t.gate_codes + e * gate_up_codes, t.gate_block_scales + e * gate_up_scales,
-                              t.gate_tensor_scales[e], inner, hidden);
+    if (gated)
+      loaded.source.gate =
+          Nvfp4View::contiguous(t.gate_codes + e * gate_up_codes, t.gate_block_scales + e * gate_up_scales,
+                                t.gate_tensor_scales[e], inner, hidden);
     loaded.source.up = Nvfp4View::contiguous(t.up_codes + e * gate_up_codes, t.up_block_scales + e * gate_up_scales,
                                              t.up_tensor_scales[e], inner, hidden);
     loaded.source.down = Nvfp4View::contiguous(t.down_codes + e * down_codes, t.down_block_scales + e * down_scales,
@@ -259,7 +285,7 @@ Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensor
     source.shared_expert = [&]() -> Result<LoadedExpert> {
       LoadedExpert loaded;
       NVFP4_MOE_ASSIGN(loaded.source,
-                       read_expert("shared", t.shared, moe_options.hidden_size, moe_options.shared_intermediate_size));
+                       read_expert("shared", t.shared, moe_config, moe_options.shared_intermediate_size));
       return loaded;
     };
   }

@@ -10,6 +10,8 @@
 namespace nvfp4_moe {
 
 Result<GatedActivation> GatedActivation::make(Activation function, std::optional<float> limit, float alpha) {
+  if (!has_gate(function))
+    return invalid_argument(std::string("activation: expected one of gate and up, got ") + to_string(function));
   // The config's own rules and words, on a layer of the smallest legal size.
   MoeOptions options;
   options.num_experts = options.top_k = 1;

@@ -1,5 +1,5 @@
-// The gated activation functions of the contract (docs/numerics.md) on one pair of gemm1's outputs, and the pass that
-// applies one to a row and quantizes the result.
+// The activation functions of the contract (docs/numerics.md) on one pair of gemm1's outputs, and the pass that applies a
+// gated one to a row and quantizes the result.
 //
 // Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN stays NaN. Plain code
 // for one element: a backend that vectorizes it keeps this as its measure. A backend whose bound leaves room for a faster
@@ -20,14 +20,15 @@ namespace nvfp4_moe {
 
 struct GatedActivation {
   Activation function = Activation::kSwiglu;
-  float limit = 0.0f;    // L; unused by kSwiglu
+  float limit = 0.0f;    // L; unused by kSwiglu and kRelu2
   float alpha = 1.702f;  // a of kSwigluOai
 
-  // kInvalidArgument where limit is missing, superfluous or not positive and finite, or alpha is not.
+  // kInvalidArgument where limit is missing, superfluous or not positive and finite, alpha is not, or there is no gate.
   static Result<GatedActivation> make(Activation function, std::optional<float> limit, float alpha);
   static GatedActivation of(const MoeOptions& options) {
     return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};
   }
+  // gate: not looked at by kRelu2.
   NVFP4_MOE_HOST_DEVICE float operator()(float gate, float up) const;
   // exp: e^x of a float.
   template <class Exp>
@@ -38,6 +39,11 @@ namespace activation_detail {
 // x limited from above, and from below where two-sided; NaN stays NaN.
 NVFP4_MOE_HOST_DEVICE inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 NVFP4_MOE_HOST_DEVICE inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
+// NaN stays NaN; never -0, so that h is not either.
+NVFP4_MOE_HOST_DEVICE inline float relu2(float x) {
+  const float positive = x <= 0.0f ? 0.0f : x;
+  return positive * positive;
+}
 }  // namespace activation_detail
 
 template <class Exp>
@@ -55,6 +61,7 @@ NVFP4_MOE_HOST_DEVICE float GatedActivation::apply(float g, float u, const Exp& 
       const float clamped = at_most(g, limit);
       return clamped * sigmoid(alpha * clamped) * (within(u, limit) + 1.0f);
     }
+    case Activation::kRelu2: return relu2(u);
   }
   return 0.0f;
 }

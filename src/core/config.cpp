@@ -46,9 +46,10 @@ Status check_power_of_two(const char* name, float value) {
 }
 
 Status check_limit(const MoeOptions& o) {
-  if (o.activation == Activation::kSwiglu) {
+  if (o.activation == Activation::kSwiglu || o.activation == Activation::kRelu2) {
     if (!o.swiglu_limit.has_value()) return {};
-    return invalid_argument("swiglu_limit: expected none with activation swiglu, got " + text(*o.swiglu_limit));
+    return invalid_argument(std::string("swiglu_limit: expected none with activation ") + to_string(o.activation) +
+                            ", got " + text(*o.swiglu_limit));
   }
   if (!o.swiglu_limit.has_value())
     return invalid_argument(std::string("swiglu_limit: expected a limit with activation ") + to_string(o.activation) +

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/enum_names.h"
+#include "core/host_device.h"
 #include "core/status.h"
 
 namespace nvfp4_moe {
@@ -16,6 +17,7 @@ enum class Activation : uint8_t {
   kSwigluClamped,  // silu(min(g, L)) * clamp(u, -L, L)                            DeepSeek-V4
   kSwigluStep,     // min(silu(g), L) * clamp(u, -L, L)                            Step-3.5
   kSwigluOai,      // g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss
+  kRelu2,          // relu(u)^2, without a gate                                    Nemotron-3
 };
 enum class ActivationFormat : uint8_t {
   kNvfp4,      // W4A4
@@ -42,7 +44,7 @@ const char* to_string(RowFormat);
 template <>
 struct EnumNames<Activation> {
   static constexpr const char* kWhat = "activation";
-  static constexpr std::array kAll = {"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"};
+  static constexpr std::array kAll = {"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai", "relu2"};
 };
 template <>
 struct EnumNames<ActivationFormat> {
@@ -70,6 +72,16 @@ struct EnumNames<RowFormat> {
   static constexpr std::array kAll = {"bf16", "fp32"};
 };
 
+// Without a gate gemm1 multiplies `up` alone. Where matrices are named, an expert's gate is then one of no rows, its tensor
+// scale 1: what goes over rows meets none, and what counts matrices asks here.
+NVFP4_MOE_HOST_DEVICE constexpr bool has_gate(Activation activation) { return activation != Activation::kRelu2; }
+constexpr int64_t gate_rows(Activation activation, int64_t intermediate_size) {
+  return has_gate(activation) ? intermediate_size : 0;
+}
+// An expert's matrices, each of hidden x intermediate values, are [first_matrix, 3) of gate, up and down.
+constexpr int first_matrix(Activation activation) { return has_gate(activation) ? 0 : 1; }
+constexpr int64_t matrices_of_expert(Activation activation) { return 3 - first_matrix(activation); }
+
 // int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale beside it, since
 // quantizing without that scale would be another computation than the one asked for. fp8 has no compat, which is an
 // order of operations for NVFP4. Under bf16, where nothing is quantized, the option is moot. Scale: ActivationScale or
@@ -86,7 +98,7 @@ struct MoeOptions {
   int64_t hidden_size = 0;        // multiple of 16
   int64_t intermediate_size = 0;  // multiple of 16; this rank's slice under tensor parallel
   Activation activation = Activation::kSwiglu;
-  std::optional<float> swiglu_limit;  // L; required by the three clamped activations, refused by swiglu
+  std::optional<float> swiglu_limit;  // L; required by the three clamped activations, refused by the others
   float swiglu_alpha = 1.702f;        // a of swiglu_oai
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;

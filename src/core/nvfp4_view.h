@@ -39,17 +39,17 @@ inline bool ends_in_memory(const void* first, int64_t count, int64_t stride, int
 // The biases of one expert, fp32, added where docs/numerics.md says; all null where MoeOptions::expert_biases is not set,
 // and of the shared expert.
 struct ExpertBiases {
-  const float* gate = nullptr;  // (intermediate)
+  const float* gate = nullptr;  // (intermediate); null without a gate
   const float* up = nullptr;    // (intermediate)
   const float* down = nullptr;  // (hidden)
 };
 
 // What a checkpoint gives and a packer takes for one expert.
 struct ExpertSource {
-  Nvfp4View gate;  // (intermediate, hidden)
+  Nvfp4View gate;  // (intermediate, hidden); without a gate (has_gate of the activation) no rows
   Nvfp4View up;    // (intermediate, hidden)
   Nvfp4View down;  // (hidden, intermediate)
-  // Where codes and block scales of all three lie: in host memory, or in that of the layer's device, where what writes
+  // Where codes and block scales of all lie: in host memory, or in that of the layer's device, where what writes
   // them is enqueued in `stream` before the packer gets them.
   bool on_device = false;
   void* stream = nullptr;    // on_device: null is the device's default stream

@@ -111,12 +111,18 @@ Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64
 
 namespace {
 
+Status check_no_gate(const Nvfp4View& gate, Activation activation) {
+  if (gate.rows == 0 && gate.tensor_scale == 1.0f) return {};
+  return invalid_argument(std::string("gate: expected none with activation ") + to_string(activation) + ", got (" +
+                          std::to_string(gate.rows) + ", " + std::to_string(gate.cols) + ")");
+}
+
 // A bias of `count` finite numbers, or none where none is expected.
 Status check_bias(const char* name, const float* bias, bool expected, int64_t count) {
   if (!expected) {
     if (bias == nullptr) return {};
-    return invalid_argument(std::string(name) + " bias: expected none (a shared expert, or a config without " +
-                            "expert_biases), got one");
+    return invalid_argument(std::string(name) + " bias: expected none (a shared expert, a config without " +
+                            "expert_biases, or no gate), got one");
   }
   if (bias == nullptr) return invalid_argument(std::string(name) + " bias: expected one (expert_biases), got none");
   for (int64_t i = 0; i < count; ++i)
@@ -137,11 +143,13 @@ Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) 
     return invalid_argument(std::string("codes, block scales: expected host memory (backend ") + backend_->name +
                             "), got a device's");
   const auto check = source.on_device ? check_view : check_matrix;  // a device's block scales are the packer's to check
-  NVFP4_MOE_TRY(check("gate", source.gate, intermediate_size, hidden_size));
+  const bool gated = has_gate(config->activation);
+  NVFP4_MOE_TRY(gated ? check("gate", source.gate, intermediate_size, hidden_size)
+                      : check_no_gate(source.gate, config->activation));
   NVFP4_MOE_TRY(check("up", source.up, intermediate_size, hidden_size));
   NVFP4_MOE_TRY(check("down", source.down, hidden_size, intermediate_size));
   const bool biased = config->expert_biases && local_expert != kSharedExpert;
-  NVFP4_MOE_TRY(check_bias("gate", source.biases.gate, biased, intermediate_size));
+  NVFP4_MOE_TRY(check_bias("gate", source.biases.gate, biased && gated, intermediate_size));
   NVFP4_MOE_TRY(check_bias("up", source.biases.up, biased, intermediate_size));
   return check_bias("down", source.biases.down, biased, hidden_size);
 }
@@ -216,7 +224,7 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
   Progress report;
   report.what = "pack";
   report.total = range.count + (shared ? 1 : 0);
-  const int64_t expert_values = 3 * config->hidden_size;
+  const int64_t expert_values = matrices_of_expert(config->activation) * config->hidden_size;
   report.total_bytes =
       (range.count * expert_values * config->intermediate_size + expert_values * config->shared_intermediate_size) /
       16 * 9;
@@ -331,7 +339,8 @@ LayerSource unpacked_source(const MoeLayer& layer) {
       const size_t last = loaded.storage.size() - 1;
       return Nvfp4View::contiguous(loaded.storage[last - 1].data(), loaded.storage[last].data(), scale, rows, cols);
     };
-    loaded.source.gate = keep(buffers.gate, buffers.scales.gate, intermediate_size, hidden_size);
+    loaded.source.gate =
+        keep(buffers.gate, buffers.scales.gate, gate_rows(layer.config()->activation, intermediate_size), hidden_size);
     loaded.source.up = keep(buffers.up, buffers.scales.up, intermediate_size, hidden_size);
     loaded.source.down = keep(buffers.down, buffers.scales.down, hidden_size, intermediate_size);
     loaded.source.biases = {loaded.keep(buffers.gate_bias), loaded.keep(buffers.up_bias),

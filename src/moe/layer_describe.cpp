@@ -44,14 +44,17 @@ std::optional<Fp8LayerWeights> MoeLayer::fp8_weights() const {
   if (!in_use || weights_->fp8_weights.empty()) return std::nullopt;
   const MoeConfig& config = weights_->config;
   const int64_t intermediates = weights_->range.count * config->intermediate_size + config->shared_intermediate_size;
-  const int32_t first = weights_->fp8_weights.front().gate.shift;
-  Fp8LayerWeights all{first, first, static_cast<uint64_t>(3 * intermediates * config->hidden_size), 0};
-  for (const Fp8ExpertWeights& expert : weights_->fp8_weights)
-    for (const Fp8Weights* matrix : {&expert.gate, &expert.up, &expert.down}) {
-      all.least_shift = std::min(all.least_shift, matrix->shift);
-      all.most_shift = std::max(all.most_shift, matrix->shift);
-      all.inexact += matrix->inexact;
+  const int32_t first = weights_->fp8_weights.front().up.shift;
+  const int64_t matrices = matrices_of_expert(config->activation);
+  Fp8LayerWeights all{first, first, static_cast<uint64_t>(matrices * intermediates * config->hidden_size), 0};
+  for (const Fp8ExpertWeights& expert : weights_->fp8_weights) {
+    const Fp8Weights* const of[] = {&expert.gate, &expert.up, &expert.down};
+    for (int p = first_matrix(config->activation); p < 3; ++p) {
+      all.least_shift = std::min(all.least_shift, of[p]->shift);
+      all.most_shift = std::max(all.most_shift, of[p]->shift);
+      all.inexact += of[p]->inexact;
     }
+  }
   return all;
 }
 

@@ -124,7 +124,8 @@ struct Repro {
     const float* scales3 = all_scales + 3 * (shared ? range.count : local_expert);
     LoadedExpert loaded;
     Nvfp4View* const views[] = {&loaded.source.gate, &loaded.source.up, &loaded.source.down};
-    for (int p = 0; p < 3; ++p) {
+    const int first = first_matrix((*config)->activation);
+    for (int p = first; p < 3; ++p) {
       const int64_t rows = p == 2 ? hidden_size : inner;
       const int64_t cols = p == 2 ? inner : hidden_size;
       const std::string name = expert_prefix(local_expert) + kProjections[p];
@@ -143,7 +144,7 @@ struct Repro {
     }
     if (!(*config)->expert_biases || shared) return loaded;
     const float** const biases[] = {&loaded.source.biases.gate, &loaded.source.biases.up, &loaded.source.biases.down};
-    for (int p = 0; p < 3; ++p) {
+    for (int p = first; p < 3; ++p) {
       const std::string name = expert_prefix(local_expert) + kProjections[p] + ".bias";
       NVFP4_MOE_ASSIGN(const TensorInfo* info, tensor(*file, name, DType::kF32, {p == 2 ? hidden_size : inner}));
       if (!bytes) continue;
@@ -274,12 +275,13 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
     named_tensors.push_back(named_tensor("output", batch.out_dtype, {batch.tokens, hidden_size}, batch.out));
   const size_t batch_tensors = named_tensors.size();
 
+  const int first = first_matrix(options.activation);
   std::vector<int64_t> experts;
   for (int64_t local = 0; local < weights.range.count; ++local) experts.push_back(local);
   if (options.shared_intermediate_size > 0) experts.push_back(kSharedExpert);
   for (const int64_t expert : experts) {
     const int64_t inner = expert == kSharedExpert ? options.shared_intermediate_size : options.intermediate_size;
-    for (int p = 0; p < 3; ++p) {
+    for (int p = first; p < 3; ++p) {
       const int64_t rows = p == 2 ? hidden_size : inner;
       const int64_t cols = p == 2 ? inner : hidden_size;
       const std::string name = expert_prefix(expert) + kProjections[p];
@@ -287,7 +289,7 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
       named_tensors.push_back(named_tensor(name + ".block_scales", DType::kF8E4M3, {rows, cols / 16}, nullptr));
     }
     if (!options.expert_biases || expert == kSharedExpert) continue;
-    for (int p = 0; p < 3; ++p)
+    for (int p = first; p < 3; ++p)
       named_tensors.push_back(named_tensor(expert_prefix(expert) + kProjections[p] + ".bias", DType::kF32,
                                            {p == 2 ? hidden_size : inner}, nullptr));
   }

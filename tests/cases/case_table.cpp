@@ -1,4 +1,5 @@
 // The table itself: which combinations of shape, routing, data and choices are cases.
+// Long because the table stands here whole.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -328,23 +329,26 @@ void add_fp8(const std::function<void(const Choice&, const Shape&, Routing, int6
     }
 }
 
-void add_biases(const std::function<void(const Choice&, const Shape&, Routing, int64_t, DataKind)>& add) {
+// What biases and relu2 meet: every choice every shape; the first four, one of each activation format, every data kind;
+// the first two routings and token counts too. set: what makes a case one of them.
+void add_each(const std::vector<Choice>& choices, void (*set)(Case&),
+              const std::function<void(const Choice&, const Shape&, Routing, int64_t, DataKind)>& add) {
   size_t turn = 0;
-  for (const Choice& choice : bias_choices()) {
-    const Choice biased = {choice.name, [&choice](Case& c) {
-                             c.options.expert_biases = true;
-                             choice.apply(c);
-                           }};
+  for (const Choice& choice : choices) {
+    const Choice one = {choice.name, [&choice, set](Case& c) {
+                          set(c);
+                          choice.apply(c);
+                        }};
     for (const Shape& shape : kShapes) {
-      add(biased, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17), kData[turn * 5 % 6]);
+      add(one, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17), kData[turn * 5 % 6]);
       ++turn;
     }
-    if (&choice < &bias_choices()[4])
-      for (DataKind data : kData) add(biased, kShapes[3], Routing::kUniform, 10, data);
-    if (&choice >= &bias_choices()[2]) continue;
-    for (Routing routing : kRoutings) add(biased, kShapes[2], routing, 24, DataKind::kNormal);
-    for (int64_t tokens : kTokens) add(biased, kShapes[0], Routing::kZipf, tokens, DataKind::kNormal);
-    add(biased, kShapes[3], Routing::kUniform, 12, DataKind::kHuge);
+    if (&choice < &choices[4])
+      for (DataKind data : kData) add(one, kShapes[3], Routing::kUniform, 10, data);
+    if (&choice >= &choices[2]) continue;
+    for (Routing routing : kRoutings) add(one, kShapes[2], routing, 24, DataKind::kNormal);
+    for (int64_t tokens : kTokens) add(one, kShapes[0], Routing::kZipf, tokens, DataKind::kNormal);
+    add(one, kShapes[3], Routing::kUniform, 12, DataKind::kHuge);
   }
 }
 
@@ -379,7 +383,10 @@ std::vector<Case> build() {
   }
   add_on_input(add);
   add_fp8(add);
-  add_biases(add);
+  add_each(
+      bias_choices(), [](Case& c) { c.options.expert_biases = true; }, add);
+  add_each(
+      relu2_choices(), [](Case& c) { c.options.activation = Activation::kRelu2; }, add);
   return table;
 }
 

@@ -54,7 +54,7 @@ TensorScales make_expert(const Case& spec, int64_t expert, int64_t intermediate,
   const int64_t hidden = spec.options.hidden_size;
   const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
   TensorScales scales;
-  scales.gate = make_matrix(random, intermediate, hidden, 1.5, fp8, out.gate);
+  if (has_gate(spec.options.activation)) scales.gate = make_matrix(random, intermediate, hidden, 1.5, fp8, out.gate);
   scales.up = make_matrix(random, intermediate, hidden, 1.0, fp8, out.up);
   scales.down = make_matrix(random, hidden, intermediate, 1.0, fp8, out.down);
   return scales;
@@ -70,7 +70,7 @@ void make_biases(const Case& spec, int64_t expert, ExpertBuffers& out) {
       to.push_back(random.below(7) == 0 ? 0.0f : static_cast<float>(value));
     }
   };
-  fill(spec.options.intermediate_size, 1.5, out.gate_bias);
+  fill(gate_rows(spec.options.activation, spec.options.intermediate_size), 1.5, out.gate_bias);
   fill(spec.options.intermediate_size, 1.0, out.up_bias);
   fill(spec.options.hidden_size, 1.0, out.down_bias);
 }
@@ -222,11 +222,11 @@ ExpertSource CaseData::expert(int64_t local_expert) const {
   auto view = [](const Nvfp4Buffers& matrix, float tensor_scale, int64_t rows, int64_t cols) {
     return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), tensor_scale, rows, cols);
   };
-  ExpertSource source{view(buffers.gate, tensor.gate, intermediate, hidden),
+  ExpertSource source{view(buffers.gate, tensor.gate, gate_rows(spec.options.activation, intermediate), hidden),
                       view(buffers.up, tensor.up, intermediate, hidden),
                       view(buffers.down, tensor.down, hidden, intermediate)};
-  if (!buffers.gate_bias.empty())
-    source.biases = {buffers.gate_bias.data(), buffers.up_bias.data(), buffers.down_bias.data()};
+  const auto bias = [](const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); };
+  source.biases = {bias(buffers.gate_bias), bias(buffers.up_bias), bias(buffers.down_bias)};
   return source;
 }
 

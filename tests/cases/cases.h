@@ -64,7 +64,7 @@ struct CaseData {
   MoeConfig config;
   LayerScales scales;
   std::vector<ExpertBuffers> experts;       // (range.count), and the shared expert's at the end if there is one
-  std::vector<TensorScales> tensor_scales;  // the same order; gate and up differ
+  std::vector<TensorScales> tensor_scales;  // the same order; gate and up differ. Without a gate its arrays are empty
   std::vector<uint8_t> hidden;              // (tokens, hidden_size) of hidden_dtype
   std::vector<uint8_t> topk_ids;            // (tokens, top_k) of ids_dtype
   std::vector<float> topk_weights;          // (tokens, top_k)

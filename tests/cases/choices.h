@@ -37,4 +37,8 @@ const std::vector<Choice>& fp8_on_input_choices();
 // bias_choices.cpp: of expert biases, after every case without them, so that those keep their turns and seeds. The first
 // four, one of each activation format, meet every data kind, the first two routings and token counts too.
 const std::vector<Choice>& bias_choices();
+
+// relu2_choices.cpp: of relu2, after every other case, so that those keep their turns and seeds. The first four, one of
+// each activation format, meet every data kind, the first two routings and token counts too.
+const std::vector<Choice>& relu2_choices();
 }  // namespace nvfp4_moe

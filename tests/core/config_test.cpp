@@ -23,7 +23,7 @@ MoeOptions legal() {
 
 TEST(MoeConfig, AcceptsEveryCombinationOfNames) {
   int made = 0;
-  for (int activation = 0; activation < 4; ++activation)
+  for (int activation = 0; activation < 5; ++activation)
     for (int format = 0; format < 2; ++format)
       for (int hidden = 0; hidden < 3; ++hidden)
         for (int intermediate = 0; intermediate < 3; ++intermediate)
@@ -31,7 +31,7 @@ TEST(MoeConfig, AcceptsEveryCombinationOfNames) {
             for (int row = 0; row < 2; ++row) {
               MoeOptions o = legal();
               o.activation = static_cast<Activation>(activation);
-              if (activation != 0) o.swiglu_limit = 7.0f;
+              if (activation != 0 && activation != 4) o.swiglu_limit = 7.0f;
               o.activation_format = static_cast<ActivationFormat>(format);
               o.activation_scale = static_cast<ActivationScale>(hidden);
               o.intermediate_scale = static_cast<IntermediateScale>(intermediate);
@@ -42,7 +42,7 @@ TEST(MoeConfig, AcceptsEveryCombinationOfNames) {
               EXPECT_EQ(config->options(), o);
               ++made;
             }
-  EXPECT_EQ(made, 4 * 2 * 3 * 3 * 2 * 2);
+  EXPECT_EQ(made, 5 * 2 * 3 * 3 * 2 * 2);
 }
 
 TEST(MoeConfig, Int8BlocksTakeNoOtherScale) {
@@ -135,8 +135,8 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        [](MoeOptions& o) { o.intermediate_size = std::numeric_limits<int64_t>::max() - 15; }},
       {"shared_intermediate_size: expected a positive multiple of 16 up to 1048576, got 8",
        [](MoeOptions& o) { o.shared_intermediate_size = 8; }},
-      {"activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, got 4",
-       [](MoeOptions& o) { o.activation = static_cast<Activation>(4); }},
+      {"activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, relu2, got 5",
+       [](MoeOptions& o) { o.activation = static_cast<Activation>(5); }},
       {"activation_format: expected one of nvfp4, bf16, int8_block, fp8, got 200",
        [](MoeOptions& o) { o.activation_format = static_cast<ActivationFormat>(200); }},
       {"activation_scale: expected one of dynamic_token, static, compat, got 3",
@@ -150,6 +150,11 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
       {"row_format: expected one of bf16, fp32, got 2",
        [](MoeOptions& o) { o.row_format = static_cast<RowFormat>(2); }},
       {"swiglu_limit: expected none with activation swiglu, got 7", [](MoeOptions& o) { o.swiglu_limit = 7.0f; }},
+      {"swiglu_limit: expected none with activation relu2, got 7",
+       [](MoeOptions& o) {
+         o.activation = Activation::kRelu2;
+         o.swiglu_limit = 7.0f;
+       }},
       {"swiglu_limit: expected a limit with activation swiglu_clamped, got none",
        [](MoeOptions& o) { o.activation = Activation::kSwigluClamped; }},
       {"swiglu_limit: expected a limit with activation swiglu_step, got none",

@@ -108,6 +108,46 @@ TEST_P(InstructionSet, SwigluKeepsNan) {
   }
 }
 
+// relu2's epilogue against double over all binades: its one rounding to fp32, then bf16's. +0 for everything that is not
+// positive, NaN where it was, and the router weight behind the square.
+TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
+  std::vector<float> ups;
+  for (int exponent = -149; exponent <= 127; ++exponent)
+    for (const float sign : {1.0f, -1.0f})
+      for (const float significand : {1.0f, 1.3125f, 1.9999999f})
+        ups.push_back(sign * std::ldexp(significand, exponent));
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float special : {0.0f, -0.0f, inf, -inf, std::nanf(""), -std::nanf("")}) ups.push_back(special);
+  ups.resize((ups.size() + 31) / 32 * 32, 1.0f);
+  const float alpha = 2.0f, weight = 0.75f;
+  for (size_t first = 0; first < ups.size(); first += kStripRows) {
+    uint16_t out[kStripRows];
+    kernels().round({.acc = ups.data() + first,
+                     .acc_stride = kStripRows,
+                     .count = 1,
+                     .channels = kStripRows,
+                     .alpha = &alpha,
+                     .relu2 = true,
+                     .weight = &weight,
+                     .out = out,
+                     .stride = kStripRows});
+    for (size_t i = 0; i < kStripRows; ++i) {
+      const double up = 2.0 * ups[first + i], actual = bf16_to_float(out[i]);
+      if (std::isnan(up)) {
+        EXPECT_TRUE(std::isnan(actual));
+        continue;
+      }
+      const double exact = up > 0 ? 0.75 * up * up : 0.0;
+      if (up > 0x1p64 * 0.99) {  // the square lies beyond fp32, or next to its end
+        EXPECT_TRUE(std::isinf(actual) || up < 0x1p64) << "up " << up;
+        continue;
+      }
+      ASSERT_LE(std::fabs(actual - exact), exact * (3 * 0x1p-24 + 0x1p-9) + 0x1p-134 + 0x1p-149) << "up " << up;
+      EXPECT_FALSE(std::signbit(actual)) << "up " << up;
+    }
+  }
+}
+
 TEST_P(InstructionSet, AmaxTellsNanAndInf) {
   std::vector<float> x_row(64, -2.0f);
   EXPECT_EQ(kernels().amax(x_row.data(), DType::kF32, 64), 2.0f);

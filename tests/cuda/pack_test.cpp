@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "backend/backend.h"
@@ -60,7 +61,8 @@ class DeviceExpert {
 class CudaPack : public test::BackendTest {
  protected:
   // zero_every: so many blocks apart lies one of scale 0 that holds codes.
-  static CaseData case_with_zero_scales(size_t zero_every, ActivationFormat format = ActivationFormat::kBf16) {
+  static CaseData case_with_zero_scales(size_t zero_every, ActivationFormat format = ActivationFormat::kBf16,
+                                        Activation activation = Activation::kSwiglu) {
     Case spec = cases_named("w4a16/").front();
     spec.options.activation_format = format;
     spec.options.num_experts = kExperts;
@@ -71,6 +73,8 @@ class CudaPack : public test::BackendTest {
     spec.tokens = 3;
     spec.routing = Routing::kUniform;
     spec.data = DataKind::kNormal;
+    spec.options.activation = activation;
+    spec.options.expert_biases = true;
     CaseData data = *make_case(spec);
     for (ExpertBuffers& expert : data.experts)
       for (Nvfp4Buffers* matrix : {&expert.gate, &expert.up, &expert.down})
@@ -104,14 +108,16 @@ class CudaPack : public test::BackendTest {
 
 // A few blocks of scale 0 with codes, and more than the report of one pass holds.
 TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
-  for (const auto& [format, zero_every] :
-       std::vector<std::pair<ActivationFormat, size_t>>{{ActivationFormat::kBf16, 1000},
-                                                        {ActivationFormat::kBf16, 37},
-                                                        {ActivationFormat::kBf16, 2},
-                                                        {ActivationFormat::kNvfp4, 37},
-                                                        {ActivationFormat::kFp8, 37}}) {
-    SCOPED_TRACE(testing::Message() << to_string(format) << " " << zero_every);
-    const CaseData data = case_with_zero_scales(zero_every, format);
+  using Entry = std::tuple<ActivationFormat, size_t, Activation>;
+  for (const auto& [format, zero_every, activation] :
+       {Entry{ActivationFormat::kBf16, 1000, Activation::kSwiglu},
+        Entry{ActivationFormat::kBf16, 37, Activation::kSwiglu}, Entry{ActivationFormat::kBf16, 2, Activation::kSwiglu},
+        Entry{ActivationFormat::kNvfp4, 37, Activation::kSwiglu},
+        Entry{ActivationFormat::kFp8, 37, Activation::kSwiglu}, Entry{ActivationFormat::kBf16, 37, Activation::kRelu2},
+        Entry{ActivationFormat::kNvfp4, 37, Activation::kRelu2},
+        Entry{ActivationFormat::kFp8, 37, Activation::kRelu2}}) {
+    SCOPED_TRACE(testing::Message() << to_string(format) << " " << zero_every << " " << to_string(activation));
+    const CaseData data = case_with_zero_scales(zero_every, format, activation);
     if (test::declines(backend(), data.config)) continue;
     PackedWeights host = empty_weights(data), device = empty_weights(data);
     for (int64_t e = 0; e < kExperts; ++e) {
@@ -135,6 +141,9 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
       EXPECT_EQ(out.up.codes, in.up.codes);
       EXPECT_EQ(out.down.codes, in.down.codes);
       EXPECT_EQ(out.down.block_scales, in.down.block_scales);
+      EXPECT_EQ(out.gate_bias, in.gate_bias);
+      EXPECT_EQ(out.up_bias, in.up_bias);
+      EXPECT_EQ(out.down_bias, in.down_bias);
     }
     EXPECT_EQ(bytes_of(device), bytes_of(host));
   }

@@ -136,7 +136,7 @@ def build(options: Options, seed: int, **choices) -> Case:
     elif choices["router"] == "not finite":
         router[rng.random(router.shape) < 0.2] = rng.choice([np.nan, np.inf])
     # amax/2688 of what such a layer sees, per expert, off by a drawn factor.
-    intermediate = abs(gain[0] * gain[1]) * choices["amplitude"] ** 2
+    intermediate = abs(gain[1 if options.activation == "relu2" else 0] * gain[1]) * choices["amplitude"] ** 2
     amax = np.array([choices["amplitude"], min(max(intermediate, 2.0**-30), 2.0**30)]) * 4
     scales = (amax[:, None] / 2688 * choices["scale_error"] * rng.uniform(0.3, 1, (2, options.num_experts))).astype(
         np.float32
@@ -157,7 +157,7 @@ def build(options: Options, seed: int, **choices) -> Case:
 
 @st.composite
 def options(draw) -> Options:
-    activation = draw(st.sampled_from(["swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"]))
+    activation = draw(st.sampled_from(["swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai", "relu2"]))
     num_experts = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8]))
     activation_format = draw(st.sampled_from(["nvfp4"] * 4 + ["bf16", "int8_block", "fp8", "fp8"]))
     has_line_scales = activation_format in ("nvfp4", "fp8")
@@ -170,7 +170,7 @@ def options(draw) -> Options:
         hidden_size=16 * draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 10])),
         intermediate_size=16 * draw(st.sampled_from([1, 2, 3, 4, 5, 6])),
         activation=activation,
-        swiglu_limit=None if activation == "swiglu" else draw(st.sampled_from([0.1, 0.5, 1.5, 7.0, 10.0])),
+        swiglu_limit=None if activation in ("swiglu", "relu2") else draw(st.sampled_from([0.1, 0.5, 1.5, 7.0, 10.0])),
         swiglu_alpha=draw(st.sampled_from([1.702, 1.0, 0.25, 3.0])) if activation == "swiglu_oai" else 1.702,
         activation_format=activation_format,
         activation_scale=draw(st.sampled_from(["dynamic_token", "dynamic_token", "static", *compat]))

@@ -8,6 +8,7 @@ recorded, must get the same inputs and give the same logits, bit for bit; so its
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +80,29 @@ def experts_outside(module: Nvfp4Experts, call: Call, weights: oracle.Weights) -
     want = oracle.forward(options_of(module.packed), weights, hidden, ids, router.float(), accuracy=oracle.CONTRACT)
     assert not want.free.any()
     return oracle.outside(want, call.output)
+
+
+def relative_l2(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+def gpt_oss_experts(layer: nv.MoeLayer, module: nn.Module) -> nn.Module:
+    """transformers' own experts (module: of its class) in float64, with the weights and biases that a layer holds."""
+    experts = copy.deepcopy(module).cpu().double()
+    experts.config._experts_implementation = "eager"  # torch's grouped products have no float64
+    with torch.no_grad():
+        for e in range(layer.num_local_experts):
+            held = layer.expert(e)
+            for name, weights, biases in (
+                ("gate", experts.gate_up_proj[e][:, 0::2], experts.gate_up_proj_bias[e, 0::2]),
+                ("up", experts.gate_up_proj[e][:, 1::2], experts.gate_up_proj_bias[e, 1::2]),
+                ("down", experts.down_proj[e], experts.down_proj_bias[e]),
+            ):
+                matrix = held[name]
+                parts = tuple(torch.as_tensor(matrix[part])[None] for part in ("codes", "scales"))
+                weights.copy_((oracle.decode(parts, 0) * float(matrix["tensor_scale"])).T)
+                biases.copy_(torch.as_tensor(matrix["bias"]))
+    return experts.requires_grad_(False)
 
 
 def linear_weight(tensors: dict[str, torch.Tensor], stem: str) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -72,7 +72,7 @@ class Options:
 
 
 class Weights(NamedTuple):
-    """Each (codes uint8 (E_local, rows, K/2), scales uint8 (E_local, rows, K/16), tensor_scale float32 (E_local))."""
+    """Under relu2 gate is not looked at. Each (codes uint8 (E_local, rows, K/2), scales uint8 (E_local, rows, K/16), tensor_scale float32 (E_local))."""
 
     gate: tuple
     up: tuple
@@ -363,6 +363,8 @@ def activate(options: Options, g: Interval, u: Interval, accuracy: Accuracy) -> 
         g, u = g.map(lambda x: x.clamp(max=limit)), u.map(lambda x: x.clamp(-limit, limit) + 1)
         slope = float(torch.tensor(options.swiglu_alpha, dtype=torch.float32))
         result = _times(_silu_range(g, slope, accuracy), u)
+    elif options.activation == "relu2":
+        result = u.map(lambda x: x.clamp(min=0.0) ** 2)
     else:
         raise ValueError(f"activation: {options.activation}")
     return Interval(
@@ -399,7 +401,7 @@ def intermediate_scales(options: Options, input_scale) -> LineScales:
         return LineScales("compat", _largest(input_scale[1]))
     if options.intermediate_fixed is not None:
         return LineScales("power", options.intermediate_fixed, holds)
-    if options.activation != "swiglu":
+    if options.swiglu_limit is not None:
         limit = float(torch.tensor(options.swiglu_limit, dtype=torch.float32))
         # |silu| reaches 0.2785 below zero, whatever the limit.
         if options.activation == "swiglu_oai":
@@ -420,6 +422,8 @@ def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
 
 def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requantize):
     """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), row_scale (R, 1)."""
+    if options.activation == "relu2":
+        weights = weights._replace(gate=weights.up)  # whose result nobody looks at
     gate, up, down = (decode(matrix, expert) for matrix in weights)
     scale_of = [float(matrix[2][expert]) for matrix in weights]
     w4a4, bf16, fp8 = (options.activation_format == name for name in ("nvfp4", "bf16", "fp8"))

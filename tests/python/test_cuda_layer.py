@@ -238,3 +238,36 @@ def test_what_is_not_here_is_named() -> None:
         )
     chosen = [c["backend"] for c in nv.explain(json.loads(layer.config_json()), device="cuda:0") if c["chosen"]]
     assert chosen == [layer.describe()["backend"]]
+
+
+def test_expert_biases(backend: str, activation_format: str) -> None:
+    """gpt-oss' kind of layer: biases as tensors of the GPU, added once, kept, replaced with their expert, and in a graph."""
+    options = dict(activation="swiglu_oai", swiglu_limit=7.0, expert_biases=True)
+    w, g = weights(), torch.Generator().manual_seed(3)
+    biases = tuple(2 * torch.randn(EXPERTS, size, generator=g) for size in (INTER, INTER, HIDDEN))
+    chosen = config(activation_format, **options)
+    placed = dict(device="cuda:0", backend=backend, max_tokens=130)
+    gpu = nv.MoeLayer.from_tensors(chosen, **w, biases=on_gpu(biases), **placed)
+    cpu = nv.MoeLayer.from_tensors(chosen, **w, biases=biases, max_tokens=130)
+    without = nv.MoeLayer.from_tensors(chosen, **w, biases=tuple(0 * bias for bias in biases), **placed)
+    for tokens in (1, 5, 130):
+        arrays = batch(tokens)
+        expected = cpu.run(*arrays)
+        assert relative_error(gpu.run(*on_gpu(arrays)), expected) < LIMIT[activation_format]
+        assert relative_error(without.run(*on_gpu(arrays)), expected) > 10 * LIMIT[activation_format]
+    for name, bias in zip(("gate", "up", "down"), biases, strict=True):
+        assert np.array_equal(gpu.expert(7)[name]["bias"], bias[7].numpy())
+
+    hidden, ids, router = on_gpu(batch(40))
+    out = torch.empty_like(hidden)
+    gpu.run(hidden, ids, router, out=out)  # before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gpu.run(hidden, ids, router, out=out)
+    others = tuple(-bias for bias in biases)
+    for e in range(EXPERTS):
+        matrices = [(w[p][0][e], w[p][1][e], float(w[p][2][e])) for p in ("gate", "up", "down")]
+        gpu.replace_expert(e, *matrices, biases=tuple(bias[e] for bias in others))
+    graph.replay()
+    fresh = nv.MoeLayer.from_tensors(chosen, **w, biases=others, **placed)
+    assert torch.equal(out, fresh.run(hidden, ids, router))

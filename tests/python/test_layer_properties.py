@@ -44,7 +44,7 @@ def described(case: Case) -> dict:
 def run(case: Case, backend: str) -> torch.Tensor:
     layer = nvfp4_moe.MoeLayer.from_tensors(
         nvfp4_moe.MoeConfig(**asdict(case.options)),
-        gate=case.weights.gate,
+        gate=None if case.options.activation == "relu2" else case.weights.gate,
         up=case.weights.up,
         down=case.weights.down,
         input_scale=case.input_scale,
@@ -254,6 +254,11 @@ FAULTS = {
         dict(activation="swiglu_oai", swiglu_limit=7.0, **BF16),
         lambda c: with_options(c, swiglu_alpha=1.7),
     ),
+    "a gate where there is none": (
+        dict(activation="relu2"),
+        lambda c: with_options(c, activation="swiglu"),
+    ),
+    "no gate where there is one": ({}, lambda c: with_options(c, activation="relu2")),
     "W4A16 instead of W4A4": ({}, lambda c: with_options(c, **BF16)),
     "W4A4 instead of W4A16": (BF16, lambda c: with_options(c, activation_format="nvfp4")),
     "W4A16 instead of W4A8": (INT8, lambda c: with_options(c, **BF16)),

@@ -124,6 +124,30 @@ def test_weights_move_bit_for_bit():
     assert torch.equal(logits(model), want)
 
 
+# ---- gpt-oss: biases, and gate and up in alternate columns
+
+
+@pytest.mark.parametrize("activation_format", ["bf16", "nvfp4"])
+def test_gpt_oss(activation_format):
+    model, twin = tiny.gpt_oss(), tiny.gpt_oss()
+    done = adapter.enable(model, activation_format=activation_format, row_format="fp32")
+    assert [layer.activation for layer in done.layers] == ["swiglu_oai"] * 2
+    calls, got = judge.record(model, logits)
+    # Roundings of hidden and h to bf16 (test_gpt_oss.py), to NVFP4 about 0.1 each.
+    limit = 5 * 2.0**-9 if activation_format == "bf16" else 0.3
+    for name, call in calls.items():
+        experts = judge.gpt_oss_experts(model.get_submodule(name).packed, twin.get_submodule(name))
+        hidden, ids, weights = call.inputs
+        inputs = (hidden.double(), ids, weights.double())
+        assert judge.relative_l2(call.output, experts(*inputs)) < limit
+        for bias in (experts.gate_up_proj_bias, experts.down_proj_bias):
+            bias.zero_()
+            assert judge.relative_l2(call.output, experts(*inputs)) > 2 * limit
+    assert torch.equal(judge.replayed(twin, calls, logits), got)
+    model.model.layers[0].mlp.experts.place(torch.device("cpu"))  # biases move with the weights
+    assert torch.equal(logits(model), got)
+
+
 # ---- what it refuses, before it changes anything
 
 
@@ -135,12 +159,11 @@ def refuses(model, says, error=nv.Unsupported, **options):
     assert getattr(model, "hf_quantizer", None) is None
 
 
-def test_biases():
-    config = transformers.GptOssConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_local_experts=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts_per_tok=2,
-    )  # fmt: skip
-    refuses(AutoModelForCausalLM.from_config(config), r"layers.0.mlp.experts \(GptOssExperts\): .*without biases")
+def test_biases_that_are_not_finite():
+    model = tiny.gpt_oss()
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.down_proj_bias[2, 5] = torch.nan
+    refuses(model, r"layers.0.mlp.experts: .*down bias: expected finite numbers, got nan at row 5", nv.BadInput)
 
 
 def test_experts_that_are_called_otherwise():

@@ -112,6 +112,25 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+def gpt_oss(dtype: torch.dtype = torch.float32) -> Any:
+    """A model of transformers' with biases of the size of the sums that they are added to; the same one at each call."""
+    torch.manual_seed(3)
+    config = transformers.GptOssConfig(
+        **{**_BASE, "initializer_range": 0.3},
+        intermediate_size=96,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["full_attention"] * 2,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj_bias"):
+            parameter.data.normal_(0, 2)
+    return model.to(dtype).eval()
+
+
 def write_original(directory: Path, kind: str, **sizes: int) -> None:
     """A bf16 checkpoint whose selection biases are not all zero. sizes: fields of its config."""
     torch.manual_seed(0)

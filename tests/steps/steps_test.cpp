@@ -254,8 +254,12 @@ class StepPair {
             EXPECT_TRUE(std::isnan(actual)) << where;
             continue;
           }
-          check_swiglu(exact(x_row, gate, n, weights.biases.gate), exact(x_row, up, n, weights.biases.up), k,
-                       weights.biases.gate != nullptr, router, actual, where);
+          const Exact u = exact(x_row, up, n, weights.biases.up);
+          if (has_gate(options().activation))
+            check_swiglu(exact(x_row, gate, n, weights.biases.gate), u, k, weights.biases.gate != nullptr, router,
+                         actual, where);
+          else
+            check_relu2(u, k, weights.biases.up != nullptr, router, actual, where);
         }
       }
     }
@@ -272,6 +276,15 @@ class StepPair {
     const double other = options().activation == Activation::kSwigluOai ? 1 : 0;
     const double error = 1.1 * ((std::fabs(u.value) + other) * dg + std::fabs(g.value) * du + dg * du) +
                          8 * test::oracle_half_ulp(h, DType::kF32);
+    expect_near(h * router, error * router, actual, DType::kBf16, where);
+  }
+
+  // The same section: relu(u + du)^2 is within 2 relu(u) du + du^2 of relu(u)^2; the square and the router weight are
+  // rounded to fp32.
+  void check_relu2(const Exact& u, int64_t k, bool biased, double router, double actual, const std::string& where) {
+    const double du = gemm_bound(k, kSplits + biased, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
+    const auto h = static_cast<double>(test::oracle_activation(options(), 0, u.value));
+    const double error = 2 * std::max(u.value, 0.0) * du + du * du + 2 * test::oracle_half_ulp(h, DType::kF32);
     expect_near(h * router, error * router, actual, DType::kBf16, where);
   }
 

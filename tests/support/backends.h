@@ -98,9 +98,7 @@ std::vector<const Backend*> runnable_backends();
 // Activation formats that no cuda backend takes.
 inline bool is_of_hosts(ActivationFormat format) { return format == ActivationFormat::kInt8Block; }
 
-inline bool is_of_hosts(const MoeOptions& options) {
-  return options.expert_biases || is_of_hosts(options.activation_format);
-}
+inline bool is_of_hosts(const MoeOptions& options) { return is_of_hosts(options.activation_format); }
 
 // What `explain` would be told of a GPU of this compute capability (90 for 9.0).
 inline DeviceFacts gpu_of(int compute_capability) {

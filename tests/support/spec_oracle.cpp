@@ -112,10 +112,11 @@ Real with_bias(Real value, const float* bias, int64_t n, DType dtype) {
 std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert, const OracleRow& x,
                              Real router_weight, RunStatus& status) {
   const MoeOptions& o = data.spec.options;
-  std::vector<double> h(static_cast<size_t>(expert.gate.rows));
+  std::vector<double> h(static_cast<size_t>(expert.up.rows));
   bool finite = true;
-  for (int64_t i = 0; i < expert.gate.rows; ++i) {
-    const Real g = with_bias(product(x, expert.gate, i), expert.biases.gate, i, DType::kF32);
+  for (int64_t i = 0; i < expert.up.rows; ++i) {
+    const Real g =
+        expert.gate.rows == 0 ? 0 : with_bias(product(x, expert.gate, i), expert.biases.gate, i, DType::kF32);
     const Real u = with_bias(product(x, expert.up, i), expert.biases.up, i, DType::kF32);
     const Real value = x.nonfinite ? kNan : oracle_round(oracle_activation(o, g, u) * router_weight, DType::kBf16);
     h[static_cast<size_t>(i)] = static_cast<double>(value);
@@ -231,6 +232,7 @@ Real oracle_activation(const MoeOptions& options, Real g, Real u) {
       const Real gate = minimum(g, limit);
       return gate / (1 + std::exp(-static_cast<Real>(options.swiglu_alpha) * gate)) * (clamp(u) + 1);
     }
+    case Activation::kRelu2: return std::isnan(u) ? kNan : std::pow(std::max(u, Real{0}), Real{2});
   }
   return kNan;
 }

@@ -67,9 +67,9 @@ def enable(
     are turned off. activation_format and options: fields of MoeConfig; max_tokens and backend as in Nvfp4MoeConfig.
 
     Returns what was done; a second call finds nothing left to do and says so. Every module is looked at before the first
-    is swapped: Unsupported, with a module's path and class, for experts with biases, without a gate, with another
-    activation, of other dtypes, or offloaded; BadInput for weights that are NaN or Inf. Layers that were swapped before
-    such an error stay so, and the model runs.
+    is swapped: Unsupported, with a module's path and class, for experts without a gate, with another activation, of
+    other dtypes, or offloaded; BadInput for weights or biases that are NaN or Inf. Layers that were swapped before such
+    an error stay so, and the model runs.
     """
     config = Nvfp4MoeConfig(max_tokens=max_tokens, backend=backend, activation_format=activation_format, **options)
     quantizer = getattr(model, "hf_quantizer", None)
@@ -101,8 +101,6 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
             raise _core.Unsupported(f"{kind} {name}: expected bfloat16, float16 or float32, got {weight.dtype}")
         if weight.device.type not in ("cpu", "cuda"):
             raise _core.Unsupported(f"{kind} {name}: expected weights on cpu or cuda, got {weight.device} (offloaded)")
-    if not module.is_concatenated:
-        raise _core.Unsupported(f"{kind}: expected gate and up one after the other, and these are interleaved")
     text = model.config.get_text_config()
     top_k = next((getattr(text, name) for name in _TOP_K if isinstance(getattr(text, name, None), int)), None)
     if top_k is None:
@@ -114,8 +112,17 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
         top_k=top_k,
         hidden_size=hidden,
         intermediate_size=doubled // 2,
+        expert_biases=module.has_bias,
         **{**find_activation(found, text), **config.options},
     )
+
+
+def _parted(module: nn.Module, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate and up (E, I, ...) of both (E, 2I, ...): one after the other, or in alternate rows."""
+    if not module.is_concatenated:
+        return gate_up[:, 0::2], gate_up[:, 1::2]
+    gate, up = gate_up.chunk(2, 1)
+    return gate, up
 
 
 def _halves(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -125,8 +132,14 @@ def _halves(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
         if gate_up.is_cuda:
             gate_up, down = gate_up.contiguous(), down.contiguous()
-    gate, up = gate_up.chunk(2, 1)
-    return gate, up, down
+    return *_parted(module, gate_up), down
+
+
+def _biases(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """gate (E, I), up (E, I), down (E, H), or None."""
+    if not module.has_bias:
+        return None
+    return *_parted(module, module.gate_up_proj_bias.detach()), module.down_proj_bias.detach()
 
 
 def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeConfig) -> EnabledLayer:
@@ -136,7 +149,8 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
     gate, up, down = _halves(module)
     kept: dict[str, Any] = {"max_tokens": config.max_tokens, "backend": config.backend}
     try:
-        layer = MoeLayer.from_bf16(layer_config, gate=gate, up=up, down=down, device=device, **kept)
+        arrays = {"gate": gate, "up": up, "down": down, "biases": _biases(module)}
+        layer = MoeLayer.from_bf16(layer_config, **arrays, device=device, **kept)
     except _core.Error as error:
         raise named(error, found.name) from error
     swapped = Nvfp4Experts(found.name, lambda where, now: _moved(now, where, kept))
@@ -144,8 +158,9 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
     parent, _, child = found.name.rpartition(".")
     setattr(model.get_submodule(parent), child, swapped)
     # Whoever else holds the module, a hook or a list of layers, keeps no weights alive.
-    del gate, up, down
-    module.gate_up_proj = module.down_proj = None
+    del gate, up, down, arrays
+    for name in [name for name, _ in module.named_parameters(recurse=False)]:
+        setattr(module, name, None)
     if device != "cpu":
         torch.cuda.empty_cache()  # what torch keeps of freed weights is no memory to the library, which packs with its own
     described = layer.describe()
@@ -164,5 +179,9 @@ def _moved(layer: MoeLayer, device: str, kept: dict[str, Any]) -> MoeLayer:
         )
         return codes, scales, torch.tensor([one[matrix]["tensor_scale"] for one in experts], dtype=torch.float32)
 
-    gate, up, down = (stacked(matrix) for matrix in ("gate", "up", "down"))
-    return MoeLayer.from_tensors(layer.config, gate=gate, up=up, down=down, device=device, **kept)
+    matrices = ("gate", "up", "down")
+    biases = None
+    if layer.config.expert_biases:
+        biases = tuple(torch.stack([torch.as_tensor(one[matrix]["bias"]) for one in experts]) for matrix in matrices)
+    gate, up, down = (stacked(matrix) for matrix in matrices)
+    return MoeLayer.from_tensors(layer.config, gate=gate, up=up, down=down, biases=biases, device=device, **kept)

@@ -38,8 +38,8 @@ class Found(NamedTuple):
 def find_experts(model: nn.Module) -> list[Found]:
     """Every module that holds stacked experts (gate_up_proj and down_proj of three dimensions).
 
-    Raises Unsupported, with the path and the class, for one that is called in another way than Nvfp4Experts is, has
-    biases or no gate, or lies in no numbered layer.
+    Raises Unsupported, with the path and the class, for one that is called in another way than Nvfp4Experts is, has no
+    gate, or lies in no numbered layer.
     """
     found = []
     for name, module in model.named_modules():
@@ -51,8 +51,6 @@ def find_experts(model: nn.Module) -> list[Found]:
             raise _core.Unsupported(f"{kind}: expected experts of transformers' experts interface, which this is not")
         if not module.has_gate:
             raise _core.Unsupported(f"{kind}: expected experts with a gate, and these have none")
-        if module.has_bias:
-            raise _core.Unsupported(f"{kind}: expected experts without biases, and these have them")
         number = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
         if number is None:
             raise _core.Unsupported(f"{kind}: expected a path with layers.N, of which this has none")
@@ -120,8 +118,14 @@ def find_activation(found: Found, config: Any) -> dict[str, Any]:
 
 
 def check_activation(found: Found, layer: Any) -> None:
-    """Raises Unsupported where the model's class computes another activation than the layer of the checkpoint."""
+    """Raises Unsupported where the model's class computes something else than the layer of the checkpoint."""
     config = layer.config
+    if config.expert_biases != found.module.has_bias:
+        have, has = ("biases" if biased else "no biases" for biased in (config.expert_biases, found.module.has_bias))
+        raise _core.Unsupported(
+            f"{found.name} ({type(found.module).__name__}): the checkpoint's experts have {have}, and this class of "
+            f"transformers has {has}"
+        )
     if not computes(found.module, config.activation, config.swiglu_limit, config.swiglu_alpha):
         raise _core.Unsupported(
             f"{found.name} ({type(found.module).__name__}): the checkpoint's layer is {config.activation} (limit "

@@ -39,18 +39,18 @@ void multiply(const Kernels& kernels, const Operands& operands, const Strip& str
   if (operands.format == ActivationFormat::kFp8) take_shifts_back(strip, block.count, block.acc);
 }
 
-void round_block(const Kernels& kernels, const RowBlock& block, int64_t panels, void* out, DType dtype,
-                 int64_t channels, int64_t row, int64_t channel, const float* bias) {
+RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype, int64_t channels, int64_t row,
+                        int64_t channel, const float* bias) {
   const int64_t width = dtype == DType::kF32 ? 4 : 2;
-  kernels.round({.acc = block.acc,
-                 .acc_stride = panels * kPanelRows,
-                 .count = block.count,
-                 .channels = std::min(panels * kPanelRows, channels - channel),
-                 .alpha = block.alpha[0],
-                 .bias = bias == nullptr ? nullptr : bias + channel,
-                 .out = static_cast<std::byte*>(out) + (row * channels + channel) * width,
-                 .dtype = dtype,
-                 .stride = channels});
+  return {.acc = block.acc,
+          .acc_stride = panels * kPanelRows,
+          .count = block.count,
+          .channels = std::min(panels * kPanelRows, channels - channel),
+          .alpha = block.alpha[0],
+          .bias = bias == nullptr ? nullptr : bias + channel,
+          .out = static_cast<std::byte*>(out) + (row * channels + channel) * width,
+          .dtype = dtype,
+          .stride = channels};
 }
 
 }  // namespace nvfp4_moe::cpu

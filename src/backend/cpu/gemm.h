@@ -24,7 +24,7 @@ struct RowBlock {
   int64_t first = 0;  // of the rows that multiply_strips was given
   int64_t count = 0;
   const std::byte* rows[kBlockRows];
-  float alpha[kStripPanels][kBlockRows];           // by panel of the strip under SwiGLU; [0] alone elsewhere
+  float alpha[kStripPanels][kBlockRows];           // by panel of a strip of gate and up; [0] alone elsewhere
   float weight[kBlockRows];                        // router weights
   alignas(64) float acc[kBlockRows * kStripRows];  // (count, panels * 16)
 };
@@ -45,9 +45,9 @@ constexpr int64_t strips_of(int64_t panels) { return (panels + kStripPanels - 1)
 void prefetch_rows(const RowBlock& block, const Operands& operands);
 void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, RowBlock& block);
 // acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel` on; with bias (channels):
-// fl32(acc * alpha[0]) + bias, likewise.
-void round_block(const Kernels& kernels, const RowBlock& block, int64_t panels, void* out, DType dtype,
-                 int64_t channels, int64_t row, int64_t channel, const float* bias = nullptr);
+// fl32(acc * alpha[0]) + bias, likewise. What Kernels::round gets.
+RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype, int64_t channels, int64_t row,
+                        int64_t channel, const float* bias = nullptr);
 
 // What strips are cut from: panels one behind the other, and fp8_shift of the panels of each strip.
 struct PanelMatrix {

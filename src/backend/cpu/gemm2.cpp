@@ -6,7 +6,7 @@ namespace nvfp4_moe::cpu {
 void multiply_down(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                    const LayerScratch& scratch) {
   const MoeOptions& options = step.weights.config.options();
-  const ExpertPanels layout{options.hidden_size, part.intermediate_size};
+  const ExpertPanels layout = expert_panels(step.weights.config, part.intermediate_size);
   const DType row_dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   const int64_t hidden = options.hidden_size, panels = panels_of(hidden);
   const Operands& operands = scratch.intermediate(part);
@@ -26,8 +26,8 @@ void multiply_down(const StepContext& step, const PartBuffers& part, const Kerne
                      }
                    };
                    const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t strip_panels) {
-                     round_block(kernels, block, strip_panels, part.rows_out, row_dtype, hidden,
-                                 first_row + block.first, strip * kStripRows, bias);
+                     kernels.round(rows_of_block(block, strip_panels, part.rows_out, row_dtype, hidden,
+                                                 first_row + block.first, strip * kStripRows, bias));
                    };
                    multiply_strips(kernels, operands, matrix, begin, end, part.row_offsets[expert + 1] - first_row,
                                    prepare, epilogue);

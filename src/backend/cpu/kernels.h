@@ -40,7 +40,7 @@ constexpr int64_t float_slice(int64_t k) {
   return half < kBlockElems ? kBlockElems : half > kMostSlice ? kMostSlice : half;
 }
 
-// One or two adjacent panels: what a kernel multiplies at a time. gemm1's is a gate panel and its up panel.
+// One or two adjacent panels: what a kernel multiplies at a time. gemm1's is a gate panel and its up panel, if it has a gate.
 inline constexpr int64_t kStripPanels = 2;
 inline constexpr int64_t kStripRows = kStripPanels * kPanelRows;
 struct Strip {
@@ -73,7 +73,7 @@ struct Multiplication {
   void (*multiply)(const Strip& strip, const OperandRows& rows, float* acc);
 };
 
-// Epilogue of gemm1: acc (count, 32) = 16 gate and 16 up channels -> out row i at out + i * stride, 16 channels of
+// Epilogue of gemm1 with a gate: acc (count, 32) = 16 gate and 16 up channels -> out row i at out + i * stride, 16 channels of
 // bf16.
 struct SwigluRows {
   const float* acc = nullptr;         // (count, 32)
@@ -87,7 +87,8 @@ struct SwigluRows {
   int64_t stride = 0;
 };
 
-// Epilogue of gemm2 and of the linear: out[i * stride + c] = acc[i][c] * alpha[i] (+ bias[c]), rounded once to dtype.
+// Epilogue of gemm2, of the linear and of gemm1 without a gate: out[i * stride + c] = acc[i][c] * alpha[i] (+ bias[c]),
+// under relu2 the square of its positive part (* weight[i]), rounded once to dtype.
 struct RoundRows {
   const float* acc = nullptr;    // (count, acc_stride)
   int64_t acc_stride = 0;        //
@@ -95,6 +96,8 @@ struct RoundRows {
   int64_t channels = 0;          // of each row
   const float* alpha = nullptr;  // (count)
   const float* bias = nullptr;   // (channels, a multiple of 16 then), or null
+  bool relu2 = false;
+  const float* weight = nullptr;  // (count) router weights, or null
   void* out = nullptr;
   DType dtype = DType::kBf16;
   int64_t stride = 0;

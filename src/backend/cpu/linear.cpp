@@ -80,8 +80,8 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
       }
     };
     const auto epilogue = [&](const RowBlock& block, int64_t strip, int64_t strip_panels) {
-      round_block(kernels, block, strip_panels, batch.out, batch.out_dtype, weights.rows, block.first,
-                  strip * kStripRows);
+      kernels.round(rows_of_block(block, strip_panels, batch.out, batch.out_dtype, weights.rows, block.first,
+                                  strip * kStripRows));
     };
     multiply_strips(kernels, scratch.operands, matrix, begin, end, batch.tokens, prepare, epilogue);
   });

@@ -2,7 +2,7 @@
 
 #include "backend/cpu/panel.h"
 #include "backend/cpu/steps.h"
-#include "backend/host_biases.h"
+#include "backend/packed_biases.h"
 
 namespace nvfp4_moe::cpu {
 namespace {
@@ -25,16 +25,14 @@ size_t panels_bytes(const MoeConfig& config, const ExpertRange& range) {
 }  // namespace
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
-  return panels_bytes(config, range) + host_biases_bytes(config, range);
+  return panels_bytes(config, range) + packed_biases_bytes(config, range);
 }
 
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
   const ExpertPanels panels = panels_of_expert(weights.config, local_expert);
   uint8_t* bytes = bytes_of_expert(weights, local_expert);
-  for (int64_t p = 0; p < panels_of(panels.intermediate); ++p) {
-    pack_panel(source.gate, p, bytes + panels.gate(p));
-    pack_panel(source.up, p, bytes + panels.up(p));
-  }
+  for (int64_t p = 0; p < panels_of(source.gate.rows); ++p) pack_panel(source.gate, p, bytes + panels.gate(p));
+  for (int64_t p = 0; p < panels_of(panels.intermediate); ++p) pack_panel(source.up, p, bytes + panels.up(p));
   for (int64_t p = 0; p < panels_of(panels.hidden); ++p) pack_panel(source.down, p, bytes + panels.down(p));
   if (weights.config->activation_format == ActivationFormat::kFp8) {
     weights.fp8_weights.resize(weights.tensor_scales.size());
@@ -42,8 +40,7 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
         measure_fp8_weights(source.gate), measure_fp8_weights(source.up), measure_fp8_weights(source.down)};
   }
   weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
-  store_host_biases(weights, panels_bytes(weights.config, weights.range), local_expert, source.biases);
-  return {};
+  return store_biases(weights, panels_bytes(weights.config, weights.range), local_expert, source.biases);
 }
 
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
@@ -55,12 +52,12 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
     for (int64_t p = 0; p < panels_of(rows); ++p)
       unpack_panel(bytes + offset(p), p, rows, cols, matrix.codes.data(), matrix.block_scales.data());
   };
-  unpack(out.gate, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.gate(p); });
+  unpack(out.gate, gate_rows(weights.config->activation, panels.intermediate), panels.hidden,
+         [&](int64_t p) { return panels.gate(p); });
   unpack(out.up, panels.intermediate, panels.hidden, [&](int64_t p) { return panels.up(p); });
   unpack(out.down, panels.hidden, panels.intermediate, [&](int64_t p) { return panels.down(p); });
   out.scales = weights.tensor_scales_of(local_expert);
-  unpack_host_biases(weights, panels_bytes(weights.config, weights.range), local_expert, out);
-  return {};
+  return unpack_biases(weights, panels_bytes(weights.config, weights.range), local_expert, out);
 }
 
 const uint8_t* expert_bytes(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
@@ -73,7 +70,7 @@ const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffer
 
 ExpertBiases expert_biases(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
   if (part.assignment_of_row == nullptr) return {};
-  return host_biases(weights, panels_bytes(weights.config, weights.range), expert);
+  return packed_biases(weights, panels_bytes(weights.config, weights.range), expert);
 }
 
 Fp8ExpertWeights expert_fp8(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {

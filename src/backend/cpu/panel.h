@@ -6,7 +6,8 @@
 //   k = 8 v + j in the low nibble and k = 8 v + 4 + j in the high nibble.
 // The two nibbles of a 32-bit lane are four consecutive k each: the operand order of 8-bit dot-product instructions,
 // so that every instruction set reads the same bytes. Rows and K beyond the matrix are code 0 with scale 0.
-// An expert is its gate and up panels alternating (one SwiGLU tile reads one run of memory), then its down panels.
+// An expert is its gate and up panels alternating (one SwiGLU tile reads one run of memory), or its up panels alone
+// without a gate; then its down panels.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +32,22 @@ constexpr int64_t panel_bytes(int64_t k) { return chunks_of(k) * kChunkBytes; }
 struct ExpertPanels {
   int64_t hidden = 0;
   int64_t intermediate = 0;
+  int64_t matrices = 2;  // of gemm1: gate and up, or up alone
 
-  int64_t gate(int64_t panel) const { return 2 * panel * panel_bytes(hidden); }
-  int64_t up(int64_t panel) const { return (2 * panel + 1) * panel_bytes(hidden); }
-  int64_t down(int64_t panel) const {
-    return 2 * panels_of(intermediate) * panel_bytes(hidden) + panel * panel_bytes(intermediate);
-  }
+  // gemm1's panels, gate's and up's.
+  int64_t gemm1_panels() const { return matrices * panels_of(intermediate); }
+  int64_t gate(int64_t panel) const { return matrices * panel * panel_bytes(hidden); }
+  int64_t up(int64_t panel) const { return (matrices * panel + matrices - 1) * panel_bytes(hidden); }
+  int64_t down(int64_t panel) const { return gemm1_panels() * panel_bytes(hidden) + panel * panel_bytes(intermediate); }
   int64_t bytes() const { return down(panels_of(hidden)); }
 };
 
-inline ExpertPanels routed_panels(const MoeConfig& config) { return {config->hidden_size, config->intermediate_size}; }
+inline ExpertPanels expert_panels(const MoeConfig& config, int64_t intermediate_size) {
+  return {config->hidden_size, intermediate_size, has_gate(config->activation) ? 2 : 1};
+}
+inline ExpertPanels routed_panels(const MoeConfig& config) { return expert_panels(config, config->intermediate_size); }
 inline ExpertPanels shared_panels(const MoeConfig& config) {
-  return {config->hidden_size, config->shared_intermediate_size};
+  return expert_panels(config, config->shared_intermediate_size);
 }
 
 // Writes panel `panel` of the matrix: panel_bytes(source.cols) bytes.

@@ -211,19 +211,28 @@ void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
       case Activation::kSwigluClamped: h = silu(at_most(g, limit), one) * within(u, limit); break;
       case Activation::kSwigluStep: h = at_most(silu(g, one), limit) * within(u, limit); break;
       case Activation::kSwigluOai: h = silu(at_most(g, limit), alpha) * (within(u, limit) + one); break;
+      case Activation::kRelu2: break;  // no gate: round_rows
     }
     if (rows.weight != nullptr) h = h * splat(rows.weight[i]);
     store_bf16(rows.out + i * rows.stride, h);
   }
 }
 
-// ---- epilogues of gemm2 and of the linear, combine
+// ---- epilogues of gemm2, of the linear and of gemm1 without a gate; combine
+
+// NaN stays NaN; never -0.
+inline F relu2(F x) {
+  const F positive = select(splat(0.0f) >= x, splat(0.0f), x);
+  return positive * positive;
+}
 
 void round_rows(const RoundRows& rows) {
   for (int64_t i = 0; i < rows.count; ++i) {
     for (int64_t c = 0; c < rows.channels; c += kLanes) {
       F value = load(rows.acc + i * rows.acc_stride + c) * splat(rows.alpha[i]);
       if (rows.bias != nullptr) value = value + load(rows.bias + c);
+      if (rows.relu2) value = relu2(value);
+      if (rows.weight != nullptr) value = value * splat(rows.weight[i]);
       if (rows.channels - c >= kLanes) {
         store16(rows.out, rows.dtype, i * rows.stride + c, value);
         continue;

@@ -1,7 +1,7 @@
 // Where the parts of a packed layer lie in its device memory.
 //
-//   tensor scales (E + 1, 3) float | shifts (E + 1, 3) int32, fp8 | expert 0: joined gate/up tiles, down tiles |
-//   expert 1 | ... | shared expert
+//   tensor scales (E + 1, 3) float | shifts (E + 1, 3) int32, fp8 | expert 0: joined gate/up tiles (without a gate up's),
+//   down tiles | expert 1 | ... | shared expert | biases (packed_biases.h)
 //
 // Under fp8 the tensor scales of the device have each matrix's 2^shift in them, as alpha has.
 #pragma once
@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/packed_tile.h"
+#include "backend/packed_biases.h"
 
 namespace nvfp4_moe::cuda {
 
@@ -18,8 +19,9 @@ struct MatrixTiles {
   int64_t k_tiles = 0;
   int64_t bytes() const { return row_tiles * k_tiles * kTileBytes; }
 };
-inline MatrixTiles gate_up_tiles(int64_t hidden, int64_t intermediate) {
-  return {ceil_div(2 * intermediate, kTileRows), ceil_div(hidden, kTileK)};
+// What gemm1 multiplies: gate and up, joined, or up alone where the activation has no gate.
+inline MatrixTiles gate_up_tiles(Activation activation, int64_t hidden, int64_t intermediate) {
+  return {ceil_div(gate_rows(activation, intermediate) + intermediate, kTileRows), ceil_div(hidden, kTileK)};
 }
 inline MatrixTiles down_tiles(int64_t hidden, int64_t intermediate) {
   return {ceil_div(hidden, kTileRows), ceil_div(intermediate, kTileK)};
@@ -39,6 +41,7 @@ struct PartLayout {
 
 struct PackedLayout {
   PartLayout routed, shared;
+  int64_t biases = 0;  // offset
   int64_t total_bytes = 0;
 
   PackedLayout(const MoeConfig& config, const ExpertRange& range) {
@@ -46,11 +49,12 @@ struct PackedLayout {
     const bool fp8 = config->activation_format == ActivationFormat::kFp8;
     int64_t offset = (range.count + 1) * static_cast<int64_t>(sizeof(TensorScales) + (fp8 ? sizeof(Fp8Shifts) : 0));
     offset = (offset + 255) / 256 * 256;
-    routed = part(offset, hidden, config->intermediate_size);
+    routed = part(offset, config->activation, hidden, config->intermediate_size);
     offset += range.count * routed.expert_stride;
-    shared = part(offset, hidden, config->shared_intermediate_size);
+    shared = part(offset, config->activation, hidden, config->shared_intermediate_size);
     offset += shared.expert_stride;
-    total_bytes = offset;
+    biases = offset;
+    total_bytes = offset + static_cast<int64_t>(packed_biases_bytes(config, range));
   }
   const PartLayout& part_of(int64_t local_expert) const { return local_expert == kSharedExpert ? shared : routed; }
   int64_t expert_offset(int64_t local_expert) const {
@@ -58,13 +62,19 @@ struct PackedLayout {
   }
 
  private:
-  static PartLayout part(int64_t offset, int64_t hidden, int64_t intermediate) {
-    PartLayout part{offset, 0, gate_up_tiles(hidden, intermediate), down_tiles(hidden, intermediate)};
+  static PartLayout part(int64_t offset, Activation activation, int64_t hidden, int64_t intermediate) {
+    PartLayout part{offset, 0, gate_up_tiles(activation, hidden, intermediate), down_tiles(hidden, intermediate)};
     if (intermediate == 0) part.gate_up = part.down = {};
     part.expert_stride = part.gate_up.bytes() + part.down.bytes();
     return part;
   }
 };
+
+// Device pointers of an expert's biases; null of one without.
+inline ExpertBiases expert_biases(const PackedWeights& weights, int64_t local_expert) {
+  const PackedLayout layout(weights.config, weights.range);
+  return packed_biases(weights, static_cast<size_t>(layout.biases), local_expert);
+}
 
 // Device pointers of one expert-indexed array of tensor scales.
 inline const TensorScales* tensor_scales(const PackedWeights& weights, bool shared) {

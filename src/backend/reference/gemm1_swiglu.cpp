@@ -1,4 +1,4 @@
-// gemm1_swiglu: hidden, gate (I, H), up (I, H) -> part.intermediate.bf16 (R, I).
+// gemm1_swiglu: hidden, gate (I, H), up (I, H) -> part.intermediate.bf16 (R, I). relu2 has no gate.
 //
 // g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each one rounding of the exact value (nvfp4, int8_block, fp8), or
 // of the double sum times the tensor scale (bf16). Biases are added to them in fp32. The activation function, the router weight under before_down, and then
@@ -28,6 +28,7 @@ double activate(const MoeConfig& config, double g, double u) {
       const double gate = at_most(g, limit);
       return gate * sigmoid(double{config->swiglu_alpha} * gate) * (within(u, limit) + 1);
     }
+    case Activation::kRelu2: return u <= 0 ? 0 : u * u;  // NaN stays
   }
   return std::nan("");
 }
@@ -39,6 +40,7 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
   const ActivationBuffers& hidden = part.hidden;
   const ExpertMatrices weights = expert_matrices(step, part, expert);
   const ExpertBiases biases = expert_biases(step, part, expert);
+  const bool gated = has_gate(config->activation);
   const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
   const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
 
@@ -48,14 +50,14 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
     int64_t tokens[kRows];
     for (int m = 0; m < count; ++m) tokens[m] = token_of_row(part, row0 + m, config->top_k);
     Tile<Accumulator> gate, up;
-    dots(hidden, tokens, count, weights.gate, n0, gate);
+    if (gated) dots(hidden, tokens, count, weights.gate, n0, gate);
     dots(hidden, tokens, count, weights.up, n0, up);
     for (int m = 0; m < count; ++m) {
       const double weight = weigh ? step.batch.topk_weights[part.assignment_of_row[row0 + m]] : 1.0;
       uint16_t* out = part.intermediate.bf16 + (row0 + m) * part.intermediate_size;
       for (int64_t n = n0; n < n_end; ++n) {
         const double g =
-            add_bias(epilogue(hidden, tokens[m], gate.sum[m][n - n0], weights.gate, kFp32), biases.gate, n);
+            gated ? add_bias(epilogue(hidden, tokens[m], gate.sum[m][n - n0], weights.gate, kFp32), biases.gate, n) : 0;
         const double u = add_bias(epilogue(hidden, tokens[m], up.sum[m][n - n0], weights.up, kFp32), biases.up, n);
         const bool bad = hidden.nonfinite[tokens[m]] != 0;
         out[n] = round_to_bf16(bad ? std::nan("") : activate(config, g, u) * weight);

@@ -1,12 +1,13 @@
 // pack: the checkpoint's layout verbatim, row strides removed.
 //
 // Expert after expert, the shared expert last; within one: gate codes, gate scales, up codes, up scales, down codes,
-// down scales. gate and up (I, H), down (H, I), codes (rows, cols/2), block scales (rows, cols/16). Biases behind them all.
+// down scales. gate and up (I, H), down (H, I), codes (rows, cols/2), block scales (rows, cols/16). Without a gate it begins
+// with up. Biases behind them all.
 #include <cstring>
 #include <limits>
 #include <string>
 
-#include "backend/host_biases.h"
+#include "backend/packed_biases.h"
 #include "backend/reference/fp8_weights.h"
 #include "backend/reference/steps.h"
 
@@ -19,8 +20,13 @@ int64_t intermediate_of(const MoeConfig& config, int64_t local_expert) {
   return local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
 }
 
+size_t expert_bytes(const MoeConfig& config, int64_t intermediate_size) {
+  return static_cast<size_t>(matrices_of_expert(config->activation)) *
+         matrix_bytes(intermediate_size, config->hidden_size);
+}
+
 std::byte* expert_base(const PackedWeights& weights, int64_t local_expert) {
-  const size_t one = 3 * matrix_bytes(weights.config->intermediate_size, weights.config->hidden_size);
+  const size_t one = expert_bytes(weights.config, weights.config->intermediate_size);
   const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
   return weights.bytes.data() + static_cast<size_t>(index) * one;
 }
@@ -42,8 +48,8 @@ void copy_matrix(const Nvfp4View& source, const Nvfp4View& packed) {
 
 // Of all matrices: where the biases begin.
 size_t matrices_bytes(const MoeConfig& config, const ExpertRange& range) {
-  const size_t routed = 3 * matrix_bytes(config->intermediate_size, config->hidden_size);
-  const size_t shared = 3 * matrix_bytes(config->shared_intermediate_size, config->hidden_size);
+  const size_t routed = expert_bytes(config, config->intermediate_size);
+  const size_t shared = expert_bytes(config, config->shared_intermediate_size);
   size_t total = 0;  // a size that no memory holds makes the allocation fail, with its reason
   if (__builtin_mul_overflow(routed, static_cast<size_t>(range.count), &total) ||
       __builtin_add_overflow(total, shared, &total))
@@ -55,14 +61,14 @@ size_t matrices_bytes(const MoeConfig& config, const ExpertRange& range) {
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
   size_t total = 0;
-  if (__builtin_add_overflow(matrices_bytes(config, range), host_biases_bytes(config, range), &total))
+  if (__builtin_add_overflow(matrices_bytes(config, range), packed_biases_bytes(config, range), &total))
     return std::numeric_limits<size_t>::max();
   return total;
 }
 
 ExpertBiases expert_biases(const StepContext& step, const PartBuffers& part, int64_t expert) {
   if (part.assignment_of_row == nullptr) return {};
-  return host_biases(step.weights, matrices_bytes(step.weights.config, step.weights.range), expert);
+  return packed_biases(step.weights, matrices_bytes(step.weights.config, step.weights.range), expert);
 }
 
 ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert) {
@@ -77,7 +83,7 @@ ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_exper
     return Matrix{Nvfp4View::contiguous(codes, block_scales, tensor_scale, rows, cols), fp8_shift};
   };
   ExpertMatrices matrices;
-  matrices.gate = take(intermediate, hidden, scales.gate, fp8.gate.shift);
+  matrices.gate = take(gate_rows(weights.config->activation, intermediate), hidden, scales.gate, fp8.gate.shift);
   matrices.up = take(intermediate, hidden, scales.up, fp8.up.shift);
   matrices.down = take(hidden, intermediate, scales.down, fp8.down.shift);
   return matrices;
@@ -94,8 +100,7 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
   copy_matrix(source.gate, packed.gate);
   copy_matrix(source.up, packed.up);
   copy_matrix(source.down, packed.down);
-  store_host_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, source.biases);
-  return {};
+  return store_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, source.biases);
 }
 
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
@@ -104,8 +109,7 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   unpack_matrix(view.up, out.up);
   unpack_matrix(view.down, out.down);
   out.scales = weights.tensor_scales_of(local_expert);
-  unpack_host_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, out);
-  return {};
+  return unpack_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, out);
 }
 
 }  // namespace nvfp4_moe::reference

@@ -60,15 +60,20 @@ __device__ void store_tiles(Shared& shared, const GemmArgs& args, const Epilogue
     ptx::tcgen05_fence_after_thread_sync();
     const cuda::TileRows rows = shared.rows[index % 2];
     const uint32_t accumulators = shared.tensor_memory + index % 2 * Traits::kAccumulatorColumns;
-    if (work.partial < 0)
+    if (work.partial < 0) {
+      cuda::LaneBiases biases[Traits::kWarpGroups];
+#pragma unroll
+      for (int group = 0; group < Traits::kWarpGroups; ++group)
+        biases[group] = lane_biases(epilogue, rows, work.tile.m_tile, Traits::first_group() + group);
       for_each_fragment<Traits>(accumulators, rows.count, [&](int group, int octet, const float(&of)[4]) {
         store_fragment(epilogue, rows, shared.factors[index % 2], work.tile.m_tile, Traits::first_group() + group,
-                       octet, of);
+                       octet, of, biases[group]);
       });
-    else
+    } else {
       for_each_fragment<Traits>(accumulators, rows.count, [&](int group, int octet, const float(&of)[4]) {
         cuda::fp4::store_partial<Traits>(args, work.partial, group, octet, of);
       });
+    }
     ptx::tcgen05_fence_before_thread_sync();
     arrive_as_warp(shared.work_empty[index % 2]);
   }

@@ -1,19 +1,20 @@
-// gemm1_swiglu: hidden (T, H) as FP4 operand, joined gate/up tiles -> part.intermediate.bf16 (R, I).
+// gemm1_swiglu: hidden (T, H) as FP4 operand, joined gate/up tiles, or up's -> part.intermediate.bf16 (R, I).
 #include "backend/sm100/gemm_launch.cuh"
 #include "backend/sm100/steps.h"
 
 namespace nvfp4_moe::sm100 {
 namespace {
 
-template <size_t kIndex>
+template <size_t kIndex, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm100_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ SwigluEpilogue epilogue) {
+    sm100_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ Epilogue epilogue) {
   gemm<GemmTraits<kIndex>>(args, epilogue);
 }
+template <class Epilogue>
 struct Kernels {
   static constexpr const char* kName = "gemm1_swiglu";
   template <size_t kIndex>
-  static constexpr auto kKernel = sm100_gemm1_kernel<kIndex>;
+  static constexpr auto kKernel = sm100_gemm1_kernel<kIndex, Epilogue>;
 };
 
 }  // namespace

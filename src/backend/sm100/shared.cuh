@@ -22,11 +22,9 @@ using cuda::arrive_as_warp;
 using cuda::kArrivalsPerWarp;
 using cuda::PipelineState;
 using cuda::turn_parity;
-using cuda::fp4::Bf16SwigluEpilogue;
 using cuda::fp4::DownEpilogue;
 using cuda::fp4::GemmArgs;
 using cuda::fp4::RowFactor;
-using cuda::fp4::SwigluEpilogue;
 
 // The warps of a cta by their roles. Warp w of the epilogue reaches the lanes 32 w .. 32 w + 31 of tensor memory.
 inline constexpr int kEpilogueWarps = 4, kWeightsWarp = 4, kMmaWarp = 5, kFirstGatherWarp = 6, kGatherWarps = 4;

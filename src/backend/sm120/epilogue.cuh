@@ -15,13 +15,17 @@ namespace nvfp4_moe::sm120 {
 template <class Traits, class Epilogue>
 __device__ void store_tile(const Epilogue& epilogue, const cuda::TileRows& rows, const RowFactor* factors,
                            int32_t m_tile, const Accumulators<Traits>& accumulators) {
+  cuda::LaneBiases biases[Traits::kWarpGroups];
+#pragma unroll
+  for (int m = 0; m < Traits::kWarpGroups; ++m)
+    biases[m] = lane_biases(epilogue, rows, m_tile, Traits::first_group() + m);
 #pragma unroll
   for (int n = 0; n < Traits::kWarpOctets; ++n) {
     if ((Traits::first_octet() + n) * 8 >= rows.count) break;
 #pragma unroll
     for (int m = 0; m < Traits::kWarpGroups; ++m)
       store_fragment(epilogue, rows, factors, m_tile, Traits::first_group() + m, Traits::first_octet() + n,
-                     accumulators[m][n]);
+                     accumulators[m][n], biases[m]);
     ptx::compiler_fence();
   }
 }

@@ -22,7 +22,6 @@ using cuda::turn_parity;
 using cuda::fp4::DownEpilogue;
 using cuda::fp4::GemmArgs;
 using cuda::fp4::RowFactor;
-using cuda::fp4::SwigluEpilogue;
 
 // The constants of configuration kIndex.
 template <size_t kIndex>

@@ -7,7 +7,8 @@
 //   kReportsNonfinite  report_if(nonfinite, row) is called for what is stored
 //   channels           of a row of outputs
 //   row_scale_of(token, assignment), scales(expert)     what RowFactor is made of
-//   store(row, weight_row, a, b, factor)                the accumulators of weight rows r and r + 8 to the output
+//   biases(expert, weight_row), prefetch_biases(...)    of weight rows r and r + 8
+//   store(row, weight_row, a, b, factor, bias)          the accumulators of weight rows r and r + 8 to the output
 //   bf16_out()         (R, channels), or null: the output is not bf16
 //   value(...), plain()                                 one output; the kind of value<kPlain>
 #pragma once
@@ -44,13 +45,15 @@ template <int kN, class Epilogue, class Factor>
 __device__ void store_direct(const Epilogue& epilogue, const TileRows& rows, int32_t weight_row,
                              const float (&accumulators)[kN / 2], const Factor& factor) {
   const int first = static_cast<int>(threadIdx.x % 4) * 2;
+  const LaneBiases bias = epilogue.biases(rows.expert, weight_row);
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = j * 8 + first + i;
       if (row < rows.count)
-        epilogue.store(rows.first + row, weight_row, accumulators[j * 4 + i], accumulators[j * 4 + 2 + i], factor(row));
+        epilogue.store(rows.first + row, weight_row, accumulators[j * 4 + i], accumulators[j * 4 + 2 + i], factor(row),
+                       bias);
     }
 }
 
@@ -77,6 +80,10 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
   const int matrix = lane / 8 % kMatrices;
   const uint32_t own = ptx::shared_address(staging) + offset(lane % 8, kJoined ? matrix * 4 + warp : warp * 2 + matrix);
   const int32_t first_weight_row = work.weight_row + warpgroup * Traits::kM64 * 64;
+  LaneBiases biases[Traits::kM64];
+#pragma unroll
+  for (int m = 0; m < Traits::kM64; ++m)
+    biases[m] = epilogue.biases(work.rows.expert, work.weight_row + weight_row_of<Traits>(thread_of_cta, m));
 #pragma unroll
   for (int first = 0; first < Traits::kTileN; first += kStagedRows)
 #pragma unroll
@@ -96,9 +103,11 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
           for (int n = 0; n < 2; ++n) {
             const int at = row / 2 + n;
             if constexpr (kJoined)
-              values[n] = epilogue.template value<kPlain>(accumulators[i][at], accumulators[i][at + 2], factor[n]);
+              values[n] =
+                  epilogue.template value<kPlain>(accumulators[i][at], accumulators[i][at + 2], factor[n], biases[i]);
             else
-              values[n] = epilogue.value(accumulators[pass][at + 2 * i], factor[n]);
+              values[n] = epilogue.value(accumulators[pass][at + 2 * i], factor[n],
+                                         i == 0 ? biases[pass].first : biases[pass].second);
           }
           pairs[i] = bf16_pair(values[0], values[1]);
         }

@@ -64,6 +64,12 @@ __device__ void route_small_batch(const GemmArgs& args, const cuda::AssignmentId
 // A consumer's work tile: accumulators, and from these outputs or a partial.
 template <class Traits, class Epilogue>
 __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t index, ConsumerState<Traits>& state) {
+  if (epilogue.bias_table.biases != nullptr) {
+    const WorkTileInfo& next = work_tile_info<Traits>(index);
+#pragma unroll
+    for (int m = 0; m < Traits::kM64; ++m)
+      epilogue.prefetch_biases(next.rows.expert, next.weight_row + weight_row_of<Traits>(ptx::read_tid_x(), m));
+  }
   Accumulators<Traits> accumulators;
 #pragma unroll
   for (auto& m64 : accumulators) {
@@ -95,7 +101,7 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
 // The kernel. Rows: GatheredRows, FusedRoutingRows or TmaRows.
 template <class Traits, class Epilogue, class Rows>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows& rows) {
-  static_assert(!Epilogue::kReportsNonfinite || (Epilogue::kJoined && Traits::kTmaRows));
+  static_assert(!Epilogue::kReportsNonfinite || Traits::kTmaRows);
   if (args.after_route) ptx::launch_dependents();
   ptx::prefetch_parameters(args);
   ptx::prefetch_parameters(epilogue);

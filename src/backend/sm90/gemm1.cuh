@@ -1,13 +1,15 @@
-// gemm1_swiglu's epilogue and kernel: hidden (T, H), joined gate/up tiles -> part.intermediate.bf16 (R, I).
+// gemm1_swiglu's epilogues and kernel: hidden (T, H), joined gate/up tiles, or up's without a gate
+// -> part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale); the activation function,
-// the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so
-// that both accumulators are in one lane. Rows of a nonfinite token are NaN: their row scale is.
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
+// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so
+// that both accumulators are in one lane. Without a gate they are two channels of up, and go through relu2. Rows of a nonfinite token are NaN: their row scale is.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/sm90/gemm.cuh"
@@ -31,31 +33,66 @@ struct SwigluEpilogue : Gemm1Params {
     return {nonfinite[token] != 0 ? __uint_as_float(0x7FC00000u) : scale,
             router_weights != nullptr ? router_weights[assignment] : 1.0f};
   }
+  __device__ LaneBiases biases(int32_t expert, int32_t weight_row) const {
+    return bias_table.of(expert, cuda::joined_channel(weight_row), channels);
+  }
+  __device__ void prefetch_biases(int32_t expert, int32_t weight_row) const {
+    bias_table.prefetch(expert, cuda::joined_channel(weight_row), channels);
+  }
   __device__ bool plain() const { return activation.plain; }
   template <bool kPlain>
-  __device__ float value(float gate, float up, const RowFactor& factor) const {
+  __device__ float value(float gate, float up, const RowFactor& factor, const LaneBiases& bias) const {
     constexpr float kFactor = Products::kAccumulatorFactor;
-    return activation.gated<kPlain>(gate * kFactor * factor.first, up * kFactor * factor.second) *
+    return activation.gated<kPlain>(fmaf(gate * kFactor, factor.first, bias.first),
+                                    fmaf(up * kFactor, factor.second, bias.second)) *
            factor.weight;
   }
   // gate, up: accumulators. weight_row: of gate; 8 further is up of the same channel.
-  __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor) const {
-    const int64_t channel = cuda::joined_row(weight_row).row;
+  __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor,
+                        const LaneBiases& bias) const {
+    const int64_t channel = cuda::joined_channel(weight_row);
     if (channel >= channels) return;
-    const uint16_t bits = cuda::bf16_from_float(value<false>(gate, up, factor));
+    store_one(row, channel, value<false>(gate, up, factor, bias));
+  }
+  __device__ void store_one(int64_t row, int64_t channel, float value) const {
+    const uint16_t bits = cuda::bf16_from_float(value);
     out[row * channels + channel] = bits;
     if constexpr (kReports) report_if((bits & 0x7F80u) == 0x7F80u, row);
   }
 };
 
-// Under fp8 requantize counts nonfinite rows.
-template <class Traits>
-using SwigluEpilogueOf = SwigluEpilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>;
+// A layer without a gate. up's alpha is a row's second factor, as above.
+template <bool kReports, class Products>
+struct Relu2Epilogue : SwigluEpilogue<kReports, Products> {
+  static constexpr bool kJoined = false;
+  __device__ LaneBiases biases(int32_t expert, int32_t weight_row) const {
+    return this->bias_table.of(expert, weight_row, this->channels);
+  }
+  __device__ void prefetch_biases(int32_t expert, int32_t weight_row) const {
+    this->bias_table.prefetch(expert, weight_row, this->channels);
+  }
+  __device__ bool plain() const { return true; }
+  __device__ float value(float accumulator, const RowFactor& factor, float bias) const {
+    return cuda::relu2(fmaf(accumulator * Products::kAccumulatorFactor, factor.second, bias)) * factor.weight;
+  }
+  // first, second: accumulators of channels `channel` and 8 further, of which there are a multiple of 16.
+  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor,
+                        const LaneBiases& bias) const {
+    if (channel >= this->channels) return;
+    this->store_one(row, channel, value(first, factor, bias.first));
+    this->store_one(row, channel + 8, value(second, factor, bias.second));
+  }
+};
 
-template <size_t kIndex, class Rows>
+// Under fp8 requantize counts nonfinite rows.
+template <class Traits, bool kGated>
+using Gemm1EpilogueOf =
+    std::conditional_t<kGated, SwigluEpilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>,
+                       Relu2Epilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>>;
+
+template <size_t kIndex, class Rows, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args,
-                      const __grid_constant__ SwigluEpilogueOf<GemmTraits<kIndex>> epilogue,
+    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ Epilogue epilogue,
                       const __grid_constant__ Rows rows) {
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }

@@ -14,7 +14,9 @@ Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool 
   params.nonfinite = part.hidden.nonfinite;
   params.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !shared ? step.batch.topk_weights : nullptr;
+  params.bias_table = cuda::gemm1_biases(step.weights, shared);
   params.activation = GatedActivation::from(config);
+  params.gated = has_gate(config->activation);
   params.out = part.intermediate.bf16;
   params.channels = part.intermediate_size;
   if (plan.flags_nonfinite) params.nonfinite_rows = part.intermediate.nonfinite;

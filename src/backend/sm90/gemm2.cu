@@ -16,6 +16,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   Gemm2Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, of.shared);
   params.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
+  params.bias_table = cuda::down_biases(step.weights, of.shared);
   params.out = part.rows_out;
   params.out_fp32 = config->row_format == RowFormat::kFp32;
   params.channels = config->hidden_size;
@@ -23,8 +24,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const int32_t bytes = row_bytes(step, part.intermediate_size);
   const KernelEntry& kernels = kernels_of(step, plan);
   const LaunchSite site = launch_site(step, plan);
-  if (plan.rows == cuda::RowSource::kGathered)
-    return kernels.gemm2(site, args, params, {x, bytes});
+  if (plan.rows == cuda::RowSource::kGathered) return kernels.gemm2(site, args, params, {x, bytes});
   NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, bytes));
   return kernels.gemm2_tma(site, args, params, rows);
 }

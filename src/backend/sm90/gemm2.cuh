@@ -1,7 +1,7 @@
 // gemm2's epilogue and kernel: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
 //
-// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), then row_format. A nonfinite row is NaN: its row
-// scale is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias where there is one, then row_format. A
+// nonfinite row is NaN: its row scale is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,15 +24,22 @@ struct DownEpilogue : Gemm2Params {
   __device__ RowScale row_scale_of(int32_t row, int32_t) const {
     return {row_scale != nullptr ? row_scale[row] : 1.0f, 1.0f};
   }
+  __device__ LaneBiases biases(int32_t expert, int32_t weight_row) const {
+    return bias_table.of(expert, weight_row, channels);
+  }
+  __device__ void prefetch_biases(int32_t expert, int32_t weight_row) const {
+    bias_table.prefetch(expert, weight_row, channels);
+  }
   __device__ bool plain() const { return true; }
-  __device__ float value(float accumulator, const RowFactor& factor) const {
-    return accumulator * Products::kAccumulatorFactor * factor.first;
+  __device__ float value(float accumulator, const RowFactor& factor, float bias) const {
+    return fmaf(accumulator * Products::kAccumulatorFactor, factor.first, bias);
   }
   // first, second: accumulators of channels `channel` and 8 further.
-  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor) const {
+  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor,
+                        const LaneBiases& bias) const {
     const int64_t at = row * channels + channel;
-    if (channel < channels) store_one(at, value(first, factor));
-    if (channel + 8 < channels) store_one(at + 8, value(second, factor));
+    if (channel < channels) store_one(at, value(first, factor, bias.first));
+    if (channel + 8 < channels) store_one(at + 8, value(second, factor, bias.second));
   }
   __device__ void store_one(int64_t at, float value) const {
     if (out_fp32)
@@ -44,7 +51,8 @@ struct DownEpilogue : Gemm2Params {
 
 template <size_t kIndex, class Rows>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
+    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args,
+                      const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
                       const __grid_constant__ Rows rows) {
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }

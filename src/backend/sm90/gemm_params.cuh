@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "backend/backend.h"
+#include "backend/cuda/gemm/biases.cuh"
 #include "backend/cuda/gemm/gated_activation.cuh"
 #include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/scratch.h"
@@ -18,6 +19,7 @@ namespace nvfp4_moe::sm90 {
 
 using cuda::Divider;
 using cuda::GatedActivation;
+using cuda::LaneBiases;
 using cuda::Schedule;
 using cuda::ScheduleParams;
 using cuda::TileSplits;
@@ -69,7 +71,9 @@ struct Gemm1Params {
   const float* row_scale;             // (T), or null: 1
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
+  cuda::BiasTable bias_table;
   GatedActivation activation;
+  bool gated;               // which epilogue: SwigluEpilogue, else Relu2Epilogue
   uint16_t* out;            // (R, I) bf16
   int64_t channels;         // I
   uint8_t* nonfinite_rows;  // (R) set where a row has NaN or Inf, or null
@@ -78,7 +82,8 @@ struct Gemm1Params {
 struct Gemm2Params {
   const TensorScales* tensor_scales;  // (E)
   const float* row_scale;             // (R), or null: 1
-  void* out;                          // (R, H) bf16, or fp32
+  cuda::BiasTable bias_table;
+  void* out;  // (R, H) bf16, or fp32
   bool out_fp32;
   int64_t channels;  // H
 };

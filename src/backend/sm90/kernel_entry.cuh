@@ -22,15 +22,21 @@ consteval size_t config_of(int tile_m, int tile_n, bool fp8) {
 template <size_t kIndex, class Rows>
 Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Params& params, const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
-  return cuda::launch<sm90_gemm1_kernel<kIndex, Rows>>("gemm1_swiglu", site.ctas, Traits::kThreads,
-                                                       sizeof(Shared<Traits>), site.stream, args,
-                                                       SwigluEpilogueOf<Traits>{params}, rows);
+  const auto launch = [&]<bool kGated>() {
+    using Epilogue = Gemm1EpilogueOf<Traits, kGated>;
+    Epilogue epilogue{};
+    static_cast<Gemm1Params&>(epilogue) = params;
+    return cuda::launch<sm90_gemm1_kernel<kIndex, Rows, Epilogue>>(
+        "gemm1_swiglu", site.ctas, Traits::kThreads, sizeof(Shared<Traits>), site.stream, args, epilogue, rows);
+  };
+  return params.gated ? launch.template operator()<true>() : launch.template operator()<false>();
 }
 template <size_t kIndex, class Rows>
 Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Params& params, const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
   return cuda::launch<sm90_gemm2_kernel<kIndex, Rows>>("gemm2", site.ctas, Traits::kThreads, sizeof(Shared<Traits>),
-                                                       site.stream, args, DownEpilogue<typename Traits::Products>{params}, rows);
+                                                       site.stream, args,
+                                                       DownEpilogue<typename Traits::Products>{params}, rows);
 }
 
 template <int kTileM, int kTileN, bool kFp8 = false>

@@ -64,10 +64,12 @@ __device__ void reduce_narrow_tile(const GemmArgs& args, const Epilogue& epilogu
           total.x += parts[i].x, total.y += parts[i].y, total.z += parts[i].z, total.w += parts[i].w;
     }
     const int32_t weight_row = own.weight_row + weight_row_of<Traits>(first_thread, m);
+    const LaneBiases bias = epilogue.biases(rows.expert, weight_row);
 #pragma unroll 1
     for (int row = pair * 2; row < min(pair * 2 + 2, rows.count); ++row) {
       const bool first = row % 2 == 0;
-      epilogue.store(rows.first + row, weight_row, first ? total.x : total.y, first ? total.z : total.w, factors[row]);
+      epilogue.store(rows.first + row, weight_row, first ? total.x : total.y, first ? total.z : total.w, factors[row],
+                     bias);
     }
   }
 }

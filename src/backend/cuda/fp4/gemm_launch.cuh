@@ -1,7 +1,7 @@
 // gemm1_swiglu and gemm2 on FP4 tensor cores as steps: what they take from a layer, and the kernel of the configuration
 // that the run's plan names.
 //
-//   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles -> part.intermediate.bf16 (R, I)
+//   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles, or up's -> part.intermediate.bf16 (R, I)
 //   gemm2          part.intermediate (R, I) as FP4 operand, down tiles -> part.rows_out (R, H) in row_format
 //
 // GEMMs on rows in bf16, under bf16 activations, share all but the operand and the length of a k-block.
@@ -97,7 +97,8 @@ Status launch_gemm(const GemmPlan& plan, void* stream, const GemmArgs& args, con
   return kLaunchers[static_cast<size_t>(plan.config)](plan, stream, args, epilogue);
 }
 
-template <class Room, class Kernels>
+// Kernels: of an epilogue.
+template <class Room, template <class> class Kernels>
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   if (step.batch.tokens == 0) return {};
   const MoeConfig& config = step.weights.config;
@@ -107,16 +108,20 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
       gemm_args<Room>(step, part, of, plan, of.layout.gate_up, hidden_rows(step, part), config->hidden_size);
   args.weights = of.weights(step, 0);
   args.assignment_of_row = part.assignment_of_row;
-  std::conditional_t<Room::kFp4, SwigluEpilogue, Bf16SwigluEpilogue> epilogue{};
+  using Gated = std::conditional_t<Room::kFp4, SwigluEpilogue, Bf16SwigluEpilogue>;
+  using Relu2 = Relu2Epilogue<Gated>;
+  Gated epilogue{};
   if constexpr (!Room::kFp4) epilogue.nonfinite = part.hidden.nonfinite;
   epilogue.tensor_scales = tensor_scales(step.weights, of.shared);
   epilogue.row_scale = part.hidden.row_scale;
   epilogue.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !of.shared ? step.batch.topk_weights : nullptr;
+  epilogue.bias_table = gemm1_biases(step.weights, of.shared);
   epilogue.activation = GatedActivation::from(config);
   epilogue.out = part.intermediate.bf16;
   epilogue.channels = part.intermediate_size;
-  return launch_gemm<Room, Kernels>(plan, step.stream, args, epilogue);
+  if (has_gate(config->activation)) return launch_gemm<Room, Kernels<Gated>>(plan, step.stream, args, epilogue);
+  return launch_gemm<Room, Kernels<Relu2>>(plan, step.stream, args, Relu2{epilogue});
 }
 
 template <class Room, class Kernels>
@@ -131,6 +136,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   DownEpilogue epilogue{};
   epilogue.tensor_scales = tensor_scales(step.weights, of.shared);
   epilogue.row_scale = part.intermediate.row_scale;
+  epilogue.bias_table = down_biases(step.weights, of.shared);
   epilogue.out = part.rows_out;
   epilogue.out_fp32 = config->row_format == RowFormat::kFp32;
   epilogue.channels = config->hidden_size;

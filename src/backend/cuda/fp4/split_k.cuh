@@ -34,7 +34,8 @@ template <class Traits, class Epilogue>
 __device__ void reduce_tile(const GemmArgs& args, const Epilogue& epilogue, const TileSplits& splits,
                             const TileRows& rows, const RowFactor* factors, int32_t m_tile) {
 #pragma unroll 1
-  for (int m = 0; m < Traits::kWarpGroups; ++m)
+  for (int m = 0; m < Traits::kWarpGroups; ++m) {
+    const LaneBiases biases = lane_biases(epilogue, rows, m_tile, Traits::first_group() + m);
 #pragma unroll 1
     for (int n = 0; n < Traits::kWarpOctets; ++n) {
       if ((Traits::first_octet() + n) * 8 >= rows.count) break;
@@ -45,8 +46,9 @@ __device__ void reduce_tile(const GemmArgs& args, const Epilogue& epilogue, cons
         total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
       }
       const float of[4] = {total.x, total.y, total.z, total.w};
-      store_fragment(epilogue, rows, factors, m_tile, Traits::first_group() + m, Traits::first_octet() + n, of);
+      store_fragment(epilogue, rows, factors, m_tile, Traits::first_group() + m, Traits::first_octet() + n, of, biases);
     }
+  }
 }
 
 // After a cta's last work tile: it arrives at the split tiles that it has a split of, one or two, and reduces those at

@@ -1,4 +1,4 @@
-// The gated activation functions as gemm1's epilogue computes them: one formula for all.
+// The activation functions as gemm1's epilogue computes them: one formula for all that have a gate.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,6 +22,7 @@ struct GatedActivation {
     const float limit = config->swiglu_limit.value_or(kNone);
     switch (config->activation) {
       case Activation::kSwiglu: break;
+      case Activation::kRelu2: break;  // relu2() below
       case Activation::kSwigluClamped: return {limit, -kLog2E, kNone, limit, 0, false};
       case Activation::kSwigluStep: return {kNone, -kLog2E, limit, limit, 0, false};
       case Activation::kSwigluOai: return {limit, -kLog2E * config->swiglu_alpha, kNone, limit, 1, false};
@@ -39,5 +40,11 @@ struct GatedActivation {
     return kPlain ? product * (u + up_offset) : at_most(product, product_limit) * (within(u, up_limit) + up_offset);
   }
 };
+
+// relu(u)^2, of layers without a gate. NaN stays NaN, and nothing becomes -0.
+__device__ inline float relu2(float u) {
+  const float positive = ptx::max_nan(u, 0.0f);
+  return positive * positive;
+}
 
 }  // namespace nvfp4_moe::cuda

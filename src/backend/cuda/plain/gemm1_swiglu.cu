@@ -1,11 +1,13 @@
-// gemm1_swiglu: hidden (T, H), joined gate/up tiles -> part.intermediate.bf16 (R, I).
+// gemm1_swiglu: hidden (T, H), joined gate/up tiles, or up's without a gate -> part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale); the activation function, the
-// router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
+// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a
 // fragment, so that one lane has both accumulators. Rows of a nonfinite token are NaN: their alpha is.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/gemm/biases.cuh"
+#include "backend/cuda/gemm/gated_activation.cuh"
 #include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/plain/config.h"
 #include "backend/cuda/plain/gemm.cuh"
@@ -23,7 +25,8 @@ struct Gemm1Args {
   const float* row_scale;             // (T), or null: 1
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
-  GatedActivation activation;
+  BiasTable biases;
+  nvfp4_moe::GatedActivation activation;
   uint16_t* out;  // (R, I) bf16
   int64_t intermediate;
 };
@@ -37,7 +40,8 @@ struct FastExp {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return expf(x); }
 };
 
-template <int kTileN, bool kE4m3>
+// kGated: weight rows r and r + 8 are gate and up of one channel; else two channels of up, through relu2.
+template <int kTileN, bool kE4m3, bool kGated>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
   __shared__ RowFactors factors[kTileN];
   ptx::grid_dependency_wait();
@@ -55,14 +59,17 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
         args.router_weights != nullptr ? args.router_weights[args.gemm.assignment_of_row[rows.first + i]] : 1.0f};
   }  // multiply's barriers come before they are read
 
+  const Fragment fragment;
+  const int64_t channel = kGated ? int64_t{blockIdx.y} * (kTileRows / 2) + fragment.group * 8 + fragment.row
+                                 : int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
+  args.biases.prefetch(static_cast<int32_t>(rows.expert), channel, args.intermediate);
   Accumulators<kTileN> accumulators;
   const Fp8Shifts shifts = kE4m3 ? args.shifts[rows.expert] : Fp8Shifts{};
-  const WeightScales<kE4m3> weight_scales(shifts.gate, shifts.up);
+  const WeightScales<kE4m3> weight_scales(kGated ? shifts.gate : shifts.up, shifts.up);
   multiply<kTileN>(args.gemm, rows, blockIdx.y, weight_scales, accumulators);
 
-  const Fragment fragment;
-  const int64_t channel = int64_t{blockIdx.y} * (kTileRows / 2) + fragment.group * 8 + fragment.row;
   if (channel >= args.intermediate) return;
+  const LaneBiases bias = args.biases.of(static_cast<int32_t>(rows.expert), channel, args.intermediate);
 #pragma unroll
   for (int n = 0; n < kTileN / 8; ++n)
 #pragma unroll
@@ -70,9 +77,15 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
       const int row = n * 8 + fragment.n + i;
       if (row >= rows.count) continue;
       const RowFactors& factor = factors[row];
-      const float g = accumulators.at[n][i] * factor.gate, u = accumulators.at[n][2 + i] * factor.up;
-      args.out[(rows.first + row) * args.intermediate + channel] =
-          bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
+      uint16_t* const out = args.out + (rows.first + row) * args.intermediate + channel;
+      if constexpr (kGated) {
+        const float g = fmaf(accumulators.at[n][i], factor.gate, bias.first);
+        const float u = fmaf(accumulators.at[n][2 + i], factor.up, bias.second);
+        *out = bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
+      } else {
+        out[0] = bf16_from_float(relu2(fmaf(accumulators.at[n][i], factor.up, bias.first)) * factor.weight);
+        out[8] = bf16_from_float(relu2(fmaf(accumulators.at[n][2 + i], factor.up, bias.second)) * factor.weight);
+      }
     }
 }
 
@@ -98,12 +111,17 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.nonfinite = part.hidden.nonfinite;
   args.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
-  args.activation = GatedActivation::of(config.options());
+  args.biases = gemm1_biases(step.weights, tiles.shared);
+  args.activation = nvfp4_moe::GatedActivation::of(config.options());
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;
   const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);
   return with_config(step, tile_n, [&]<int kTileN, bool kE4m3>() {
-    return launch<gemm1_swiglu_kernel<kTileN, kE4m3>>("gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
+    const auto launch = [&]<bool kGated>() {
+      return cuda::launch<gemm1_swiglu_kernel<kTileN, kE4m3, kGated>>("gemm1_swiglu", grid, kGemmThreads, 0,
+                                                                      step.stream, args);
+    };
+    return has_gate(config->activation) ? launch.template operator()<true>() : launch.template operator()<false>();
   });
 }
 

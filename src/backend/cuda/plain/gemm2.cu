@@ -1,10 +1,11 @@
 // gemm2: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
 //
-// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), then row_format. A nonfinite row is NaN: its
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias where there is one, then row_format. A nonfinite row is NaN: its
 // alpha is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/gemm/biases.cuh"
 #include "backend/cuda/plain/architecture.h"
 #include "backend/cuda/plain/config.h"
 #include "backend/cuda/plain/gemm.cuh"
@@ -19,7 +20,8 @@ struct Gemm2Args {
   const TensorScales* tensor_scales;  // (E)
   const Fp8Shifts* shifts;            // (E), where weights are rounded to E4M3
   const float* row_scale;             // (R), or null: 1
-  void* out;                          // (R, H) kRow
+  BiasTable biases;
+  void* out;  // (R, H) kRow
   int64_t hidden;
 };
 
@@ -35,13 +37,15 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
     alphas[i] = static_cast<float>(row_scale * double{args.tensor_scales[rows.expert].down});
   }  // multiply's barriers come before they are read
 
+  const Fragment fragment;
+  const int64_t channel = int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
+  args.biases.prefetch(static_cast<int32_t>(rows.expert), channel, args.hidden);
   Accumulators<kTileN> accumulators;
   const int32_t shift = kE4m3 ? args.shifts[rows.expert].down : 0;
   const WeightScales<kE4m3> weight_scales(shift, shift);
   multiply<kTileN>(args.gemm, rows, blockIdx.y, weight_scales, accumulators);
 
-  const Fragment fragment;
-  const int64_t channel = int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
+  const LaneBiases bias = args.biases.of(static_cast<int32_t>(rows.expert), channel, args.hidden);
 #pragma unroll
   for (int n = 0; n < kTileN / 8; ++n)
 #pragma unroll
@@ -49,7 +53,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
       const int row = n * 8 + fragment.n + i % 2;
       const int64_t at = channel + i / 2 * 8;
       if (row < rows.count && at < args.hidden)
-        store_element<kRow>(args.out, (rows.first + row) * args.hidden + at, accumulators.at[n][i] * alphas[row]);
+        store_element<kRow>(args.out, (rows.first + row) * args.hidden + at,
+                            fmaf(accumulators.at[n][i], alphas[row], i < 2 ? bias.first : bias.second));
     }
 }
 
@@ -71,6 +76,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   args.tensor_scales = tensor_scales(step.weights, tiles.shared);
   args.shifts = fp8_shifts(step.weights, tiles.shared);
   args.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
+  args.biases = down_biases(step.weights, tiles.shared);
   args.out = part.rows_out;
   args.hidden = config->hidden_size;
   const dim3 grid = tiles.grid(tiles.layout.down.row_tiles);

@@ -55,6 +55,7 @@ Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int d
   NVFP4_MOE_TRY(check(cudaMemsetAsync(counted, 0, kFp8CountBytes, stream), "pack: fp8 weights"));
   const Nvfp4View* const matrices[] = {&source.gate, &source.up, &source.down};
   for (int p = 0; p < 3; ++p) {
+    if (matrices[p]->rows == 0) continue;  // no gate
     const int64_t ctas = ceil_div(matrices[p]->rows * (matrices[p]->cols / 16), kThreads);
     count_fp8_codes<<<static_cast<unsigned>(std::min(ctas, kMostCtas)), kThreads, 0, stream>>>(*matrices[p],
                                                                                                counted + p * kCounters);

@@ -87,7 +87,7 @@ __global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t 
 // work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
-// The matrices that share tiles: gate and up, or down alone.
+// The matrices that share tiles: gate and up, or down alone, and up alone where there is no gate.
 struct Joined {
   MatrixTiles tiles;
   int projections;
@@ -211,6 +211,8 @@ struct PackedExpert {
   std::byte* down_tiles;
   int64_t index;          // in the arrays that hold the shared expert last
   int64_t staging_bytes;  // for rows of either
+  size_t biases_offset;   // of all experts
+  bool gated;
 
   PackedExpert(const PackedWeights& weights, int64_t expert) {
     const PackedLayout layout(weights.config, weights.range);
@@ -218,16 +220,19 @@ struct PackedExpert {
     const MoeConfig& config = weights.config;
     const int64_t hidden = config->hidden_size;
     const int64_t intermediate = expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
-    gate_up = {part.gate_up, 2, intermediate, hidden};
+    gated = has_gate(config->activation);
+    gate_up = {part.gate_up, gated ? 2 : 1, intermediate, hidden};
     down = {part.down, 1, hidden, intermediate};
     gate_up_tiles = weights.bytes.data() + layout.expert_offset(expert);
     down_tiles = gate_up_tiles + part.gate_up.bytes();
     index = expert == kSharedExpert ? weights.range.count : expert;
     staging_bytes = cuda::staging_bytes(std::max(hidden, intermediate));
+    biases_offset = static_cast<size_t>(layout.biases);
     take_shifts(weights.fp8_weights_of(expert));
   }
   void take_shifts(const Fp8ExpertWeights& fp8) {
-    gate_up.shifts[0] = fp8.gate.shift, gate_up.shifts[1] = fp8.up.shift, down.shifts[0] = fp8.down.shift;
+    gate_up.shifts[0] = gated ? fp8.gate.shift : fp8.up.shift, gate_up.shifts[1] = fp8.up.shift;
+    down.shifts[0] = fp8.down.shift;
   }
 };
 
@@ -239,46 +244,45 @@ Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
   return {};
 }
 
-// What the GEMMs read of an expert's numbers. numbers: lives until the stream has been waited for.
-Status put_device_scales(PackedWeights& weights, const PackedExpert& packed, const DeviceScales& numbers,
-                         cudaStream_t stream) {
-  const auto put = [&](int64_t offset, const auto& value) {
-    std::byte* const to = weights.bytes.data() + offset + packed.index * static_cast<int64_t>(sizeof(value));
-    return check(cudaMemcpyAsync(to, &value, sizeof(value), cudaMemcpyHostToDevice, stream), "pack: tensor scales");
-  };
-  NVFP4_MOE_TRY(put(0, numbers.scales));
-  if (weights.fp8_weights.empty()) return {};
-  return put(fp8_shifts_offset(weights.range), numbers.shifts);
-}
-
 bool rounds_to_e4m3(const PackedWeights& weights) {
   return weights.config->activation_format == ActivationFormat::kFp8;
 }
 
-// Keeps what the host knows of an expert's numbers; fp8: of its weights, under fp8.
-Result<DeviceScales> keep_scales(PackedWeights& weights, PackedExpert& packed, const ExpertSource& source,
-                                 const Fp8ExpertWeights& fp8) {
+// What an expert has besides tiles, all of it of the host's memory: its tensor scales, biases and, under fp8, how its
+// weights become E4M3. `numbers`, what the GEMMs read of the first and the last, lives until the stream has been waited
+// for.
+Status put_numbers(PackedWeights& weights, PackedExpert& packed, int64_t local_expert, const ExpertSource& source,
+                   const Fp8ExpertWeights& fp8, DeviceScales& numbers, cudaStream_t stream) {
   const auto index = static_cast<size_t>(packed.index);
   const TensorScales scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
-  NVFP4_MOE_ASSIGN(const DeviceScales numbers, device_scales(scales, fp8));
+  NVFP4_MOE_ASSIGN(numbers, device_scales(scales, fp8));
   weights.tensor_scales[index] = scales;
-  if (!rounds_to_e4m3(weights)) return numbers;
+  const auto copy = [&](void* to, const void* from, size_t bytes) {
+    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "pack: tensor scales and biases");
+  };
+  std::byte* const to = weights.bytes.data();
+  NVFP4_MOE_TRY(copy(to + index * sizeof(numbers.scales), &numbers.scales, sizeof(numbers.scales)));
+  NVFP4_MOE_TRY(store_biases(weights, packed.biases_offset, local_expert, source.biases, copy));
+  if (!rounds_to_e4m3(weights)) return {};
   weights.fp8_weights.resize(weights.tensor_scales.size());
   weights.fp8_weights[index] = fp8;
   packed.take_shifts(fp8);
-  return numbers;
+  return copy(to + fp8_shifts_offset(weights.range) + index * sizeof(numbers.shifts), &numbers.shifts,
+              sizeof(numbers.shifts));
 }
 
 // The expert, and what it keeps of codes under a scale of 0.
 Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, PackedWeights& weights,
-                                                   PackedExpert& packed, const ExpertSource& source) {
+                                                   PackedExpert& packed, int64_t local_expert,
+                                                   const ExpertSource& source) {
   Fp8ExpertWeights fp8;
   if (rounds_to_e4m3(weights))
     fp8 = {measure_fp8_weights(source.gate), measure_fp8_weights(source.up), measure_fp8_weights(source.down)};
-  NVFP4_MOE_ASSIGN(const DeviceScales numbers, keep_scales(weights, packed, source, fp8));
+  DeviceScales numbers;
   NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
-  NVFP4_MOE_TRY(put_device_scales(weights, packed, numbers, kStream));
-  NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}));
+  NVFP4_MOE_TRY(put_numbers(weights, packed, local_expert, source, fp8, numbers, kStream));
+  NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles,
+                            {packed.gated ? &source.gate : &source.up, &source.up}));
   NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
   std::vector<ZeroScaleCodes> kept;
   if (!format.holds_all_codes) {
@@ -291,7 +295,8 @@ Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, Pac
 }
 
 Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, PackedWeights& weights,
-                                                     PackedExpert& packed, const ExpertSource& source) {
+                                                     PackedExpert& packed, int64_t local_expert,
+                                                     const ExpertSource& source) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   NVFP4_MOE_TRY(reserve_staging(weights, kSourceCheckBytes));
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
@@ -301,9 +306,10 @@ Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, P
     static_assert(kFp8CountBytes <= kSourceCheckBytes);
     NVFP4_MOE_ASSIGN(fp8, measure_device_source(source, weights.device, weights.staging.data()));
   }
-  NVFP4_MOE_ASSIGN(const DeviceScales numbers, keep_scales(weights, packed, source, fp8));
-  NVFP4_MOE_TRY(put_device_scales(weights, packed, numbers, stream));
-  NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles, {&source.gate, &source.up}, stream));
+  DeviceScales numbers;
+  NVFP4_MOE_TRY(put_numbers(weights, packed, local_expert, source, fp8, numbers, stream));
+  NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles,
+                                 {packed.gated ? &source.gate : &source.up, &source.up}, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
   if (format.holds_all_codes) kept.clear();
   NVFP4_MOE_TRY(check(cudaStreamSynchronize(stream), "pack"));
@@ -322,16 +328,15 @@ Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t loc
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   PackedExpert packed(weights, local_expert);
-  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept, source.on_device
-                                                         ? pack_from_device(format, weights, packed, source)
-                                                         : pack_from_host(format, weights, packed, source));
+  NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
+                   source.on_device ? pack_from_device(format, weights, packed, local_expert, source)
+                                    : pack_from_host(format, weights, packed, local_expert, source));
   weights.zero_scale_codes.resize(weights.tensor_scales.size());
   weights.zero_scale_codes[static_cast<size_t>(packed.index)] = std::move(kept);
   return {};
 }
 
-Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift,
-                   std::byte* tiles) {
+Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift, std::byte* tiles) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols, {fp8_shift}};
@@ -348,13 +353,19 @@ Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int
   // Memory of its own: several threads may unpack one layer at once.
   const auto size_bytes = static_cast<size_t>(packed.staging_bytes);
   NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, weights.device, "staging for unpacking"));
-  NVFP4_MOE_TRY(unpack_joined(format, staging, packed.gate_up, packed.gate_up_tiles, {&out.gate, &out.up}));
+  if (!packed.gated) out.gate = {};
+  NVFP4_MOE_TRY(unpack_joined(format, staging, packed.gate_up, packed.gate_up_tiles,
+                              {packed.gated ? &out.gate : &out.up, &out.up}));
   NVFP4_MOE_TRY(unpack_joined(format, staging, packed.down, packed.down_tiles, {&out.down, nullptr}));
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
   for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(packed.index)])
     std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(), kept.codes.size());
   out.scales = weights.tensor_scales_of(local_expert);
-  return {};
+  NVFP4_MOE_TRY(
+      unpack_biases(weights, packed.biases_offset, local_expert, out, [](void* to, const void* from, size_t bytes) {
+        return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, kStream), "unpack: biases");
+      }));
+  return check(cudaStreamSynchronize(kStream), "unpack");
 }
 
 }  // namespace nvfp4_moe::cuda

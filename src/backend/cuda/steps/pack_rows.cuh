@@ -23,7 +23,7 @@ struct DeviceRows {
   Matrix matrices[2];
   int64_t rows;  // of each
   int64_t k;
-  int projections;  // 1: down; 2: gate and up, joined in granules of 8
+  int projections;  // 1: down, or up without a gate; 2: gate and up, joined in granules of 8
 
   // Row m of their tiles: its projection and row, or row -1 where the matrix has none.
   __device__ JoinedRow at(int64_t m) const {

@@ -1,0 +1,58 @@
+// The biases of a layer's routed experts, as the epilogue of a grouped GEMM reads them.
+//
+// A lane's accumulators belong to two weight rows, r and r + 8: gate and up of one channel, or two channels of down, and
+// of up where there is no gate. So two numbers a lane are all the biases of however many rows of activations.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/packed_layout.h"
+#include "backend/cuda/ptx/prefetch.cuh"
+
+namespace nvfp4_moe::cuda {
+
+// Of a lane's two weight rows. -0 leaves whatever it is added to as it is, zeros with their sign: where there are no
+// biases, an epilogue adds that, and gives the bits that it would give without adding.
+struct LaneBiases {
+  float first = -0.0f, second = -0.0f;
+};
+
+struct BiasTable {
+  const float* biases;    // of expert 0 and the first channel; null: none
+  int32_t expert_stride;  // in numbers
+  int32_t to_second;      // from the bias of a lane's first weight row to that of its second
+
+  // Before a tile is multiplied, so that its biases are in L2 by the time that they are added, and no register holds them.
+  __device__ void prefetch(int32_t expert, uint32_t channel, int64_t channels) const {
+    if (biases == nullptr || channel >= channels) return;
+    const float* const at = address(expert, channel);
+    ptx::prefetch_l2(at);
+    ptx::prefetch_l2(at + to_second);
+  }
+  // channel: of the first weight row. At and beyond `channels` neither row has a bias.
+  __device__ LaneBiases of(int32_t expert, uint32_t channel, int64_t channels) const {
+    if (biases == nullptr || channel >= channels) return {};
+    const float* const at = address(expert, channel);
+    return {__ldg(at), __ldg(at + to_second)};
+  }
+  __device__ const float* address(int32_t expert, uint32_t channel) const {
+    return biases + int64_t{expert} * expert_stride + channel;
+  }
+};
+
+// Of a part's GEMMs. The shared expert has none.
+inline BiasTable bias_table(const PackedWeights& weights, const float* of_expert_0, int64_t to_second) {
+  return {of_expert_0, static_cast<int32_t>(biases_of_one(weights.config)), static_cast<int32_t>(to_second)};
+}
+inline BiasTable gemm1_biases(const PackedWeights& weights, bool shared) {
+  const ExpertBiases first = expert_biases(weights, shared ? kSharedExpert : 0);
+  if (!has_gate(weights.config->activation)) return bias_table(weights, first.up, kGroupRows / 2);
+  return bias_table(weights, first.gate, weights.config->intermediate_size);
+}
+inline BiasTable down_biases(const PackedWeights& weights, bool shared) {
+  return bias_table(weights, expert_biases(weights, shared ? kSharedExpert : 0).down, kGroupRows / 2);
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,12 @@
+// prefetch: asks for a line of global memory and waits for nothing.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace nvfp4_moe::cuda::ptx {
+
+__device__ inline void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+}
+
+}  // namespace nvfp4_moe::cuda::ptx

@@ -1,24 +1,28 @@
 // Layers on one GPU: the backend that a layer gets there (on Hopper sm90) and cuda in the same run, beside the floor.
 //
-//   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4] [--batch-invariant] [--no-cuda]
-//                       [--configuration N]
+//   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--batch-invariant] [--no-cuda]
+//                       [--configuration N] [--routing uniform|zipf:S|hot] [--spread] [--sustained SECONDS]
+//                       [--json FILE]
 //
 // --configuration: the GEMMs' by its place in the backend's list, whatever the plan would take; without cuda beside it.
-// The shape `rehearsal` is for trying the bench itself where nothing is fast, and is left out unless it is named.
+// --routing, --spread: routings.h. --json appends the cells to FILE, one JSON object a line.
+// The shape `rehearsal` is for trying the bench itself where nothing is fast; it and those of uneven routing are left out
+// unless they are named.
 //
 // One line a shape and token count. A step is one run of a layer: ids and hidden in, output out; 4 to 16 steps, each
-// with a routing of its own and the next of the rotated layers, are one CUDA graph; the figure is the median replay
-// over the steps. gemm1 and gemm2 are graphs of that step alone. floor = max(bytes / 4.3 TB/s, flops / 790 TFLOP/s), an
+// with a routing of its own and the next of the rotated layers, are one CUDA graph; the figure is the median replay of a
+// burst of some 40 ms over the steps. Under --sustained the graph is then replayed for so many seconds, so that the power
+// cap sets the clock, and the mean of the second half is told beside it. gemm1 and gemm2 are graphs of that step alone. floor = max(bytes / 4.3 TB/s, flops / 790 TFLOP/s), an
 // H200's.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +32,7 @@
 #include "core/random.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
+#include "routings.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -46,13 +51,16 @@ void must(const Status& status) {
 struct LayerShape {
   const char* name;
   int64_t local_experts, experts, top_k, hidden, intermediate;
-  int layers;  // in rotation, so that none stays in L2
+  int layers;     // in rotation, so that none stays in L2
+  bool if_named;  // left out of a run that names no shape
 };
-constexpr LayerShape kShapes[] = {{"v4pro_ep8", 48, 384, 6, 7168, 3072, 1},
-                                  {"v4flash", 256, 256, 6, 4096, 2048, 1},
-                                  {"qwen30b", 128, 128, 8, 2048, 768, 4},
-                                  {"mixtral", 8, 8, 2, 4096, 14336, 2},
-                                  {"rehearsal", 4, 8, 2, 512, 256, 1}};
+// The last but one are unlike the others: many experts of which each token takes eight, on one rank of eight; K that is
+// no multiple of a k-block, on one rank of four.
+constexpr LayerShape kShapes[] = {
+    {"v4pro_ep8", 48, 384, 6, 7168, 3072, 1, false}, {"v4flash", 256, 256, 6, 4096, 2048, 1, false},
+    {"qwen30b", 128, 128, 8, 2048, 768, 4, false},   {"mixtral", 8, 8, 2, 4096, 14336, 2, false},
+    {"kimi_ep8", 48, 384, 8, 7168, 2048, 1, true},   {"gptoss_ep4", 32, 128, 4, 2880, 2880, 1, true},
+    {"rehearsal", 4, 8, 2, 512, 256, 1, true}};
 
 std::vector<uint8_t> random_bytes(Random& random, size_t count, uint64_t mask, uint64_t offset) {
   std::vector<uint8_t> bytes((count + 7) / 8 * 8);
@@ -117,8 +125,11 @@ struct DeviceArray {
   void* data = nullptr;
 };
 
-// Median microseconds of a step of a graph.
-double time_graph(int steps, const std::function<void(int, cudaStream_t)>& enqueue) {
+// Microseconds of a step of a graph: the median of a burst, and the mean of what follows under sustained load.
+struct StepTime {
+  double burst = 0, sustained = 0;
+};
+StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enqueue, double sustained_seconds = 0) {
   cudaStream_t stream;
   must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaGraph_t graph;
@@ -130,64 +141,67 @@ double time_graph(int steps, const std::function<void(int, cudaStream_t)>& enque
   cudaEvent_t begin, end;
   must(cudaEventCreate(&begin));
   must(cudaEventCreate(&end));
-  std::vector<float> times;
-  float total = 0;
-  for (int i = 0; i < 40 && (i < 5 || total < 40); ++i) {
+  // Milliseconds of so many replays in a row.
+  const auto replays = [&](int count) {
     must(cudaEventRecord(begin, stream));
-    must(cudaGraphLaunch(replay, stream));
+    for (int i = 0; i < count; ++i) must(cudaGraphLaunch(replay, stream));
     must(cudaEventRecord(end, stream));
     must(cudaEventSynchronize(end));
     float ms = 0;
     must(cudaEventElapsedTime(&ms, begin, end));
+    return ms;
+  };
+  std::vector<float> times;
+  float total = 0;
+  for (int i = 0; i < 40 && (i < 5 || total < 40); ++i) {
+    const float ms = replays(1);
     if (i == 0) continue;  // warm-up
     times.push_back(ms);
     total += ms;
+  }
+  std::sort(times.begin(), times.end());
+  StepTime result{times[times.size() / 2] * 1e3 / steps, 0};
+  if (sustained_seconds > 0) {
+    const int at_once = std::max(1, static_cast<int>(20 / times[times.size() / 2]));  // 20 ms and more
+    double all = 0, late = 0;
+    int late_replays = 0;
+    while (all < sustained_seconds * 1e3) {
+      const double ms = replays(at_once);
+      if (all >= sustained_seconds * 5e2) late += ms, late_replays += at_once;
+      all += ms;
+    }
+    if (late_replays > 0) result.sustained = late * 1e3 / late_replays / steps;
   }
   must(cudaEventDestroy(begin));
   must(cudaEventDestroy(end));
   must(cudaGraphExecDestroy(replay));
   must(cudaGraphDestroy(graph));
   must(cudaStreamDestroy(stream));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2] * 1e3 / steps;
-}
-
-struct Routing {
-  int64_t slots = 0, hit = 0, tokens = 0;  // local ones
-};
-Routing draw(Random& random, const LayerShape& shape, int64_t tokens, std::vector<int32_t>& ids) {
-  Routing routing;
-  std::set<int32_t> experts;
-  for (int64_t t = 0; t < tokens; ++t) {
-    std::vector<int32_t> chosen;
-    bool local = false;
-    while (static_cast<int64_t>(chosen.size()) < shape.top_k) {
-      const auto id = static_cast<int32_t>(random.below(shape.experts));
-      if (std::find(chosen.begin(), chosen.end(), id) == chosen.end()) chosen.push_back(id);
-    }
-    for (int32_t id : chosen) {
-      ids.push_back(id);
-      if (id >= shape.local_experts) continue;
-      experts.insert(id);
-      ++routing.slots;
-      local = true;
-    }
-    routing.tokens += local;
-  }
-  routing.hit = static_cast<int64_t>(experts.size());
-  return routing;
+  return result;
 }
 
 struct Times {
-  double layer, gemm1, gemm2;
+  StepTime layer;
+  double gemm1, gemm2;
+};
+
+// What the command line asks for, besides shapes and tokens.
+struct Request {
+  MoeOptions options;
+  bool with_cuda = true;
+  int gemm_config = -1;
+  Routing routing;
+  std::string routing_text = "uniform";
+  double sustained_seconds = 0;
+  FILE* json = nullptr;
 };
 
 Times time_backend(const Backend& backend, const std::vector<PackedWeights>& layers, Batch batch, int steps,
-                   const int32_t* ids, int64_t ids_of_step, int gemm_config) {
+                   const int32_t* ids, int64_t ids_of_step, const Request& request) {
   const PackedWeights& first = layers.front();
   auto facts = device_facts("cuda:0");
   must(facts.status());
-  auto plan = backend.plan(first.config, first.range, {}, {batch.tokens, 0, gemm_config}, *facts);
+  auto plan = backend.plan(first.config, first.range, {}, {batch.tokens, 0, request.gemm_config}, *facts);
   must(plan.status());
   const DeviceArray memory(plan->workspace.total_bytes);
   auto* const workspace = reinterpret_cast<std::byte*>(memory.data);
@@ -195,11 +209,14 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
     return layers[static_cast<size_t>(step) % layers.size()];
   };
   Times times{};
-  times.layer = time_graph(steps, [&](int step, cudaStream_t stream) {
-    Batch own = batch;
-    own.topk_ids = ids + step * ids_of_step;
-    must(backend.run(layer_of(step), *plan, own, workspace, RunContext{nullptr, stream}));
-  });
+  times.layer = time_graph(
+      steps,
+      [&](int step, cudaStream_t stream) {
+        Batch own = batch;
+        own.topk_ids = ids + step * ids_of_step;
+        must(backend.run(layer_of(step), *plan, own, workspace, RunContext{nullptr, stream}));
+      },
+      request.sustained_seconds);
   Arena arena(workspace);
   const LayerBuffers buffers = layer_buffers(first.config, first.range, batch.tokens, arena);
   const auto run_plan = backend.steps->plan(first, *plan, batch);
@@ -210,15 +227,16 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   must(backend.steps->quantize(at(0, nullptr)));
   must(cudaDeviceSynchronize());
   times.gemm1 = time_graph(steps, [&](int step, cudaStream_t stream) {
-    must(backend.steps->gemm1_swiglu(at(step, stream), buffers.routed));
-  });
-  times.gemm2 = time_graph(
-      steps, [&](int step, cudaStream_t stream) { must(backend.steps->gemm2(at(step, stream), buffers.routed)); });
+                  must(backend.steps->gemm1_swiglu(at(step, stream), buffers.routed));
+                }).burst;
+  times.gemm2 = time_graph(steps, [&](int step, cudaStream_t stream) {
+                  must(backend.steps->gemm2(at(step, stream), buffers.routed));
+                }).burst;
   return times;
 }
 
-void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, MoeOptions options, bool with_cuda,
-                 int gemm_config) {
+void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, const Request& request) {
+  MoeOptions options = request.options;
   options.num_experts = shape.experts;
   options.top_k = shape.top_k;
   options.hidden_size = shape.hidden;
@@ -232,7 +250,9 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
   must(backend.status());
   // Both read one layout where they have the same; sm120's of nvfp4 is its own.
   const bool beside_cuda =
-      with_cuda && gemm_config < 0 && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
+      request.with_cuda && request.gemm_config < 0 && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
+  const RoutedShape routed{shape.local_experts, shape.experts, shape.top_k};
+  const RoutingDraw routing(request.routing, routed);
   std::vector<PackedWeights> layers;
   for (int i = 0; i < shape.layers; ++i)
     layers.push_back(make_layer(**backend, *config, range, 7 + static_cast<uint64_t>(i)));
@@ -240,21 +260,20 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
     const int steps = tokens <= 64 ? 16 : tokens <= 512 ? 8 : 4;
     Random random(static_cast<uint64_t>(tokens));
     std::vector<int32_t> ids;
-    Routing mean, last;
+    LocalCounts mean, last;
     for (int step = 0; step < steps; ++step) {
       do {
         ids.resize(static_cast<size_t>(step * tokens * shape.top_k));
-        last = draw(random, shape, tokens, ids);
-      } while (last.slots == 0);
-      mean.slots += last.slots, mean.hit += last.hit, mean.tokens += last.tokens;
+        last = routing.draw(random, tokens, ids);
+      } while (last.rows == 0);
+      mean.rows += last.rows, mean.experts_hit += last.experts_hit, mean.tokens += last.tokens;
+      mean.most_rows += last.most_rows;
     }
     const double h = static_cast<double>(shape.hidden), n = static_cast<double>(shape.intermediate);
-    const auto floor_us = [&](double slots, double hit, double with_rows) {
-      const double bytes = hit * 3 * h * n * 0.5625 + with_rows * h * 4 + slots * n * 4;
-      return std::max(bytes / 4.3e6, 6 * slots * h * n / 790e6);
-    };
-    const double floor = floor_us(static_cast<double>(mean.slots) / steps, static_cast<double>(mean.hit) / steps,
-                                  static_cast<double>(mean.tokens) / steps);
+    const double rows = static_cast<double>(mean.rows) / steps, hit = static_cast<double>(mean.experts_hit) / steps,
+                 with_rows = static_cast<double>(mean.tokens) / steps;
+    const double bytes = hit * 3 * h * n * 0.5625 + with_rows * h * 4 + rows * n * 4;
+    const double floor = std::max(bytes / 4.3e6, 6 * rows * h * n / 790e6);
     const DeviceArray ids_array(ids.size() * 4), weights(ids.size() * 4);
     must(cudaMemcpy(ids_array.data, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
     const std::vector<float> router(ids.size(), 0.25f);
@@ -272,24 +291,50 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
     const auto* const device_ids = static_cast<const int32_t*>(ids_array.data);
     batch.topk_ids = device_ids;
     const int64_t ids_of_step = tokens * shape.top_k;
-    const Times own = time_backend(**backend, layers, batch, steps, device_ids, ids_of_step, gemm_config);
-    const double rows = static_cast<double>(mean.slots) / static_cast<double>(mean.hit);
+    const Times own = time_backend(**backend, layers, batch, steps, device_ids, ids_of_step, request);
     // The GEMM graphs use the last routing.
-    const double last_bytes = static_cast<double>(last.hit) * h * n * 0.5625;
-    const double last_flops = 2 * static_cast<double>(last.slots) * h * n;
+    const double last_bytes = static_cast<double>(last.experts_hit) * h * n * 0.5625;
+    const double last_flops = 2 * static_cast<double>(last.rows) * h * n;
     std::printf(
         "%-9s %5ld %6.1f rows | floor %8.1f | %s %8.1f (%.2fx) | g1 %8.1f %.2f TB/s %4.0f TF | g2 %8.1f %.2f TB/s "
         "%4.0f TF",
-        shape.name, static_cast<long>(tokens), rows, floor, (*backend)->name, own.layer, own.layer / floor, own.gemm1,
-        2 * last_bytes / own.gemm1 / 1e6, 2 * last_flops / own.gemm1 / 1e6, own.gemm2, last_bytes / own.gemm2 / 1e6,
-        last_flops / own.gemm2 / 1e6);
+        shape.name, static_cast<long>(tokens), rows / hit, floor, (*backend)->name, own.layer.burst,
+        own.layer.burst / floor, own.gemm1, 2 * last_bytes / own.gemm1 / 1e6, 2 * last_flops / own.gemm1 / 1e6,
+        own.gemm2, last_bytes / own.gemm2 / 1e6, last_flops / own.gemm2 / 1e6);
+    if (request.sustained_seconds > 0) std::printf(" | sustained %8.1f", own.layer.sustained);
     if (beside_cuda) {
-      const Times plain = time_backend(kCudaBackend, layers, batch, steps, device_ids, ids_of_step, gemm_config);
-      std::printf(" | cuda %8.1f: %.2fx", plain.layer, plain.layer / own.layer);
+      Request burst = request;
+      burst.sustained_seconds = 0;
+      const double plain = time_backend(kCudaBackend, layers, batch, steps, device_ids, ids_of_step, burst).layer.burst;
+      std::printf(" | cuda %8.1f: %.2fx", plain, plain / own.layer.burst);
     }
     std::printf("\n");
     std::fflush(stdout);
+    if (request.json == nullptr) continue;
+    std::fprintf(
+        request.json,
+        "{\"shape\": \"%s\", \"T\": %ld, \"format\": \"%s\", \"backend\": \"%s\", \"routing\": \"%s\", "
+        "\"spread\": %s, \"batch_invariant\": %s, \"configuration\": %d, \"rows\": %.1f, \"experts_hit\": %.1f, "
+        "\"most_rows\": %.1f, \"floor_us\": %.2f, \"us\": %.2f, \"gemm1_us\": %.2f, \"gemm2_us\": %.2f, "
+        "\"sustained_us\": %.2f, \"sustained_s\": %g}\n",
+        shape.name, static_cast<long>(tokens), to_string(options.activation_format), (*backend)->name,
+        request.routing_text.c_str(), request.routing.spread ? "true" : "false",
+        options.batch_invariant ? "true" : "false", request.gemm_config, rows, hit,
+        static_cast<double>(mean.most_rows) / steps, floor, own.layer.burst, own.gemm1, own.gemm2, own.layer.sustained,
+        request.sustained_seconds);
+    std::fflush(request.json);
   }
+}
+
+// The value of an option, which must be there.
+const char* value_of(int argc, char** argv, int& i) {
+  if (i + 1 < argc) return argv[++i];
+  std::fprintf(stderr, "%s: expected a value\n", argv[i]);
+  std::exit(2);
+}
+[[noreturn]] void refuse(const std::string& what, const char* known) {
+  std::fprintf(stderr, "%s (known: %s)\n", what.c_str(), known);
+  std::exit(2);
 }
 
 }  // namespace
@@ -299,39 +344,61 @@ int main(int argc, char** argv) {
   using namespace nvfp4_moe;
   std::vector<int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
   std::vector<std::string> names;
-  MoeOptions options;
-  options.activation_format = ActivationFormat::kBf16;
-  bool with_cuda = true;
-  int gemm_config = -1;
+  Request request;
+  request.options.activation_format = ActivationFormat::kBf16;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
-    if (argument == "--tokens" && i + 1 < argc) {
+    if (argument == "--tokens") {
       tokens.clear();
-      for (char* at = argv[++i]; *at != '\0';) {
+      for (char* at = const_cast<char*>(value_of(argc, argv, i)); *at != '\0';) {
         tokens.push_back(std::strtol(at, &at, 10));
         if (*at == ',') ++at;
       }
-    } else if (argument == "--format" && i + 1 < argc) {
-      const bool nvfp4 = std::string(argv[++i]) == "nvfp4";
-      options.activation_format = nvfp4 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
+    } else if (argument == "--format") {
+      const std::string format = value_of(argc, argv, i);
+      if (format != "bf16" && format != "nvfp4" && format != "fp8") refuse("format " + format, "bf16, nvfp4, fp8");
+      request.options.activation_format = format == "nvfp4" ? ActivationFormat::kNvfp4
+                                          : format == "fp8" ? ActivationFormat::kFp8
+                                                            : ActivationFormat::kBf16;
     } else if (argument == "--batch-invariant") {
-      options.batch_invariant = true;
+      request.options.batch_invariant = true;
     } else if (argument == "--no-cuda") {
-      with_cuda = false;
-    } else if (argument == "--configuration" && i + 1 < argc) {
-      gemm_config = std::atoi(argv[++i]);
+      request.with_cuda = false;
+    } else if (argument == "--configuration") {
+      request.gemm_config = std::atoi(value_of(argc, argv, i));
+    } else if (argument == "--routing") {
+      request.routing_text = value_of(argc, argv, i);
+      if (!Routing::parse(request.routing_text, request.routing))
+        refuse("routing " + request.routing_text, "uniform, zipf:S with S from 0 to 4, hot");
+    } else if (argument == "--spread") {
+      request.routing.spread = true;
+    } else if (argument == "--sustained") {
+      request.sustained_seconds = std::atof(value_of(argc, argv, i));
+    } else if (argument == "--json") {
+      const char* const path = value_of(argc, argv, i);
+      request.json = std::fopen(path, "a");
+      if (request.json == nullptr) refuse(std::string("cannot write ") + path, "a file's path");
     } else {
+      const auto is_named = [&](const LayerShape& shape) { return argument == shape.name; };
+      if (std::none_of(std::begin(kShapes), std::end(kShapes), is_named)) {
+        std::string known;
+        for (const LayerShape& shape : kShapes) known += std::string(known.empty() ? "" : ", ") + shape.name;
+        refuse("shape " + argument, known.c_str());
+      }
       names.push_back(argument);
     }
   }
   const auto facts = device_facts("cuda:0");
   must(facts.status());
-  const std::string configuration = gemm_config < 0 ? "" : ", configuration " + std::to_string(gemm_config);
-  std::printf("%s, %s%s%s, us\n", facts->name.c_str(), to_string(options.activation_format),
-              options.batch_invariant ? ", batch invariant" : "", configuration.c_str());
+  const std::string configuration =
+      request.gemm_config < 0 ? "" : ", configuration " + std::to_string(request.gemm_config);
+  std::printf("%s, %s%s%s, us\n", facts->name.c_str(), to_string(request.options.activation_format),
+              request.options.batch_invariant ? ", batch invariant" : "", configuration.c_str());
+  if (request.routing.kind != Routing::Kind::kUniform || request.routing.spread)
+    std::printf("routing %s%s\n", request.routing_text.c_str(), request.routing.spread ? ", spread evenly" : "");
   for (const LayerShape& shape : kShapes)
-    if (names.empty() ? shape.name != std::string("rehearsal")
-                      : std::find(names.begin(), names.end(), shape.name) != names.end())
-      bench_shape(shape, tokens, options, with_cuda, gemm_config);
+    if (names.empty() ? !shape.if_named : std::find(names.begin(), names.end(), shape.name) != names.end())
+      bench_shape(shape, tokens, request);
+  if (request.json != nullptr) std::fclose(request.json);
   return 0;
 }

@@ -2,10 +2,10 @@
 //
 //   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--batch-invariant] [--no-cuda]
 //                       [--configuration N] [--routing uniform|zipf:S|hot] [--spread] [--sustained SECONDS]
-//                       [--json FILE]
+//                       [--split TOKENS] [--json FILE]
 //
 // --configuration: the GEMMs' by its place in the backend's list, whatever the plan would take; without cuda beside it.
-// --routing, --spread: routings.h. --json appends the cells to FILE, one JSON object a line.
+// --routing, --spread: routings.h. --split compares the output with that of the same tokens in smaller batches. --json appends the cells to FILE, one JSON object a line.
 // The shape `rehearsal` is for trying the bench itself where nothing is fast; it and those of uneven routing are left out
 // unless they are named.
 //
@@ -17,36 +17,23 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cuda/packed_layout.h"
 #include "backend/layer_steps.h"
+#include "core/float_formats.h"
 #include "core/random.h"
-#include "moe/layer.h"
 #include "moe/registry.h"
+#include "random_layer.h"
 #include "routings.h"
 
 namespace nvfp4_moe {
 namespace {
-
-void must(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
-void must(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.message().c_str());
-  std::exit(1);
-}
 
 struct LayerShape {
   const char* name;
@@ -61,61 +48,6 @@ constexpr LayerShape kShapes[] = {
     {"qwen30b", 128, 128, 8, 2048, 768, 4, false},   {"mixtral", 8, 8, 2, 4096, 14336, 2, false},
     {"kimi_ep8", 48, 384, 8, 7168, 2048, 1, true},   {"gptoss_ep4", 32, 128, 4, 2880, 2880, 1, true},
     {"rehearsal", 4, 8, 2, 512, 256, 1, true}};
-
-std::vector<uint8_t> random_bytes(Random& random, size_t count, uint64_t mask, uint64_t offset) {
-  std::vector<uint8_t> bytes((count + 7) / 8 * 8);
-  uint64_t state = static_cast<uint64_t>(random.below(1 << 30)) * 2654435761u + 88172645463325252u;
-  for (size_t i = 0; i < bytes.size(); i += 8) {
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    const uint64_t word = (state & mask) + offset;
-    std::memcpy(bytes.data() + i, &word, 8);
-  }
-  bytes.resize(count);
-  return bytes;
-}
-
-Nvfp4Buffers random_matrix(Random& random, int64_t rows, int64_t cols) {
-  // Scales 0x20..0x5F: from 2^-3 to 120.
-  return {random_bytes(random, static_cast<size_t>(rows * cols / 2), ~0ull, 0),
-          random_bytes(random, static_cast<size_t>(rows * cols / 16), 0x3F3F3F3F3F3F3F3Full, 0x2020202020202020ull)};
-}
-
-// One expert of random weights, copied to all others on the device.
-PackedWeights make_layer(const Backend& backend, const MoeConfig& config, const ExpertRange& range, uint64_t seed) {
-  PackedWeights weights{config, range, {}, {}, {}};
-  weights.tensor_scales.assign(static_cast<size_t>(range.count) + 1, {1e-3f, 1e-3f, 1e-3f});
-  weights.zero_scale_codes.resize(static_cast<size_t>(range.count) + 1);
-  auto bytes = backend.allocate(backend.packed_bytes(config, range), 0, "packed weights");
-  must(bytes.status());
-  weights.bytes = std::move(*bytes);
-  Random random(seed);
-  const int64_t h = config->hidden_size, n = config->intermediate_size;
-  const Nvfp4Buffers gate = random_matrix(random, n, h), up = random_matrix(random, n, h),
-                     down = random_matrix(random, h, n);
-  const auto view = [](const Nvfp4Buffers& matrix, int64_t rows, int64_t cols) {
-    Nvfp4View result{};
-    result.codes = matrix.codes.data();
-    result.block_scales = matrix.block_scales.data();
-    result.rows = rows;
-    result.cols = cols;
-    result.codes_stride = cols / 2;
-    result.scales_stride = cols / 16;
-    result.tensor_scale = 1.0f / (30.0f * std::sqrt(static_cast<float>(cols)));
-    return result;
-  };
-  const ExpertSource source{view(gate, n, h), view(up, n, h), view(down, h, n)};
-  must(backend.pack_expert(weights, 0, source));
-  const cuda::PackedLayout layout(config, range);
-  std::byte* const base = weights.bytes.data();
-  const auto size = static_cast<size_t>(layout.routed.expert_stride);
-  for (int64_t e = 1; e < range.count; ++e)
-    must(cudaMemcpy(base + layout.expert_offset(e), base + layout.expert_offset(0), size, cudaMemcpyDeviceToDevice));
-  // Tensor scales begin the bytes, three of an expert.
-  for (int64_t e = 1; e <= range.count; ++e)
-    must(cudaMemcpy(base + static_cast<size_t>(e) * sizeof(TensorScales), base, sizeof(TensorScales),
-                    cudaMemcpyDeviceToDevice));
-  return weights;
-}
 
 struct DeviceArray {
   explicit DeviceArray(size_t size_bytes) { must(cudaMalloc(&data, std::max<size_t>(size_bytes, 1))); }
@@ -193,6 +125,7 @@ struct Request {
   Routing routing;
   std::string routing_text = "uniform";
   double sustained_seconds = 0;
+  int64_t split_tokens = 0;
   FILE* json = nullptr;
 };
 
@@ -233,6 +166,48 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
                   must(backend.steps->gemm2(at(step, stream), buffers.routed));
                 }).burst;
   return times;
+}
+
+// The outputs of a batch beside those of the same tokens in batches of split_tokens: relative L2, and how many elements
+// have other bits.
+struct SplitDifference {
+  double relative_l2 = 0;
+  int64_t elements = 0;
+};
+SplitDifference compare_with_split(const Backend& backend, const PackedWeights& weights, const Batch& batch,
+                                   int64_t split_tokens) {
+  const int64_t top_k = weights.config->top_k, hidden = weights.config->hidden_size;
+  const auto facts = device_facts("cuda:0");
+  must(facts.status());
+  const auto plan = backend.plan(weights.config, weights.range, {}, {batch.tokens}, *facts);
+  must(plan.status());
+  const DeviceArray workspace(plan->workspace.total_bytes);
+  const auto count = static_cast<size_t>(batch.tokens * hidden);
+  std::vector<uint16_t> outputs[2];
+  for (const int64_t tokens : {batch.tokens, split_tokens}) {
+    for (int64_t first = 0; first < batch.tokens; first += tokens) {
+      Batch part = batch;
+      part.tokens = std::min(tokens, batch.tokens - first);
+      part.hidden = static_cast<const uint16_t*>(batch.hidden) + first * hidden;
+      part.topk_ids = static_cast<const int32_t*>(batch.topk_ids) + first * top_k;
+      part.topk_weights = batch.topk_weights + first * top_k;
+      part.out = static_cast<uint16_t*>(batch.out) + first * hidden;
+      must(backend.run(weights, *plan, part, static_cast<std::byte*>(workspace.data), RunContext{}));
+    }
+    std::vector<uint16_t>& out = outputs[outputs[0].empty() ? 0 : 1];
+    out.resize(count);
+    must(cudaMemcpy(out.data(), batch.out, count * 2, cudaMemcpyDeviceToHost));
+    must(cudaMemset(batch.out, 0xFF, count * 2));  // NaN
+  }
+  SplitDifference difference;
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double whole = bf16_to_float(outputs[0][i]), split = bf16_to_float(outputs[1][i]);
+    difference.elements += outputs[0][i] != outputs[1][i];
+    error += (whole - split) * (whole - split), norm += split * split;
+  }
+  difference.relative_l2 = std::sqrt(error / norm);
+  return difference;
 }
 
 void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, const Request& request) {
@@ -308,6 +283,12 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
       const double plain = time_backend(kCudaBackend, layers, batch, steps, device_ids, ids_of_step, burst).layer.burst;
       std::printf(" | cuda %8.1f: %.2fx", plain, plain / own.layer.burst);
     }
+    SplitDifference split;
+    if (request.split_tokens > 0) {
+      split = compare_with_split(**backend, layers.front(), batch, request.split_tokens);
+      std::printf(" | in batches of %ld: relative L2 %.2e, %ld elements differ",
+                  static_cast<long>(request.split_tokens), split.relative_l2, static_cast<long>(split.elements));
+    }
     std::printf("\n");
     std::fflush(stdout);
     if (request.json == nullptr) continue;
@@ -316,12 +297,14 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
         "{\"shape\": \"%s\", \"T\": %ld, \"format\": \"%s\", \"backend\": \"%s\", \"routing\": \"%s\", "
         "\"spread\": %s, \"batch_invariant\": %s, \"configuration\": %d, \"rows\": %.1f, \"experts_hit\": %.1f, "
         "\"most_rows\": %.1f, \"floor_us\": %.2f, \"us\": %.2f, \"gemm1_us\": %.2f, \"gemm2_us\": %.2f, "
-        "\"sustained_us\": %.2f, \"sustained_s\": %g}\n",
+        "\"sustained_us\": %.2f, \"sustained_s\": %g, \"split_tokens\": %ld, \"split_relative_l2\": %.3e, "
+        "\"split_elements\": %ld}\n",
         shape.name, static_cast<long>(tokens), to_string(options.activation_format), (*backend)->name,
         request.routing_text.c_str(), request.routing.spread ? "true" : "false",
         options.batch_invariant ? "true" : "false", request.gemm_config, rows, hit,
         static_cast<double>(mean.most_rows) / steps, floor, own.layer.burst, own.gemm1, own.gemm2, own.layer.sustained,
-        request.sustained_seconds);
+        request.sustained_seconds, static_cast<long>(request.split_tokens), split.relative_l2,
+        static_cast<long>(split.elements));
     std::fflush(request.json);
   }
 }
@@ -374,6 +357,8 @@ int main(int argc, char** argv) {
       request.routing.spread = true;
     } else if (argument == "--sustained") {
       request.sustained_seconds = std::atof(value_of(argc, argv, i));
+    } else if (argument == "--split") {
+      request.split_tokens = std::atol(value_of(argc, argv, i));
     } else if (argument == "--json") {
       const char* const path = value_of(argc, argv, i);
       request.json = std::fopen(path, "a");

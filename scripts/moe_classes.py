@@ -69,6 +69,7 @@ OWN: dict[str, dict[str, Any]] = {
         "ffn_config": {"hidden_size": HIDDEN, "ffn_hidden_size": INTERMEDIATE, "moe_num_experts": EXPERTS, "moe_top_k": TOP_K},
     },
     "deepseek_ocr2": {"num_experts_per_tok": TOP_K, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", *["sparse"] * 3]},
+    "deepseek_v2": {"num_experts_per_tok": TOP_K},
     "diffusion_gemma": dict(_GEMMA, global_head_dim=16, vision_config={"model_type": "gemma4_vision"}),
     "doge": {"is_moe": True, "num_experts": 16},
     "dots1": {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": TOP_K, "first_k_dense_replace": 1},
@@ -86,7 +87,9 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_moe": {"head_dim": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "longcat_flash": {"zero_expert_num": 2},
+    "llama4": {"num_experts_per_tok": 1},
+    "llama4_text": {"num_experts_per_tok": 1},
+    "longcat_flash": {"zero_expert_num": 0},
     "mistral4": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "nllb-moe": {"encoder_sparse_step": 2, "decoder_sparse_step": 2},
     "qwen3_omni_moe": {
@@ -98,6 +101,8 @@ OWN: dict[str, dict[str, Any]] = {
     "step3p7": {"sliding_window": 8, "share_expert_dim": 80},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
+# A config with one of these has the size of its dense layers under intermediate_size, another one that of its experts.
+_EXPERT_SIZES = {"moe_intermediate_size", "expert_ffn_hidden_size"}
 _DROPPED = {"transformers_version", "architectures", "dtype", "per_layer_config", "_name_or_path", "output_attentions", "qk_head_dim"}
 
 
@@ -135,7 +140,8 @@ def _shrunk(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and key.endswith("config"):
             out[key] = _shrunk(value)
         elif key in SIZES and isinstance(value, (int, float)):
-            out[key] = SIZES[key]
+            own_size = key == "intermediate_size" and not _EXPERT_SIZES & config.keys()
+            out[key] = INTERMEDIATE if own_size else SIZES[key]
         else:
             out[key] = value[:LAYERS] if isinstance(value, list) and len(value) == layers else value
     return out

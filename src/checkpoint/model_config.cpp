@@ -108,7 +108,7 @@ constexpr ModelRow kModels[] = {
     {"granitemoeshared", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
     {"hunyuan_v1_moe", "hunyuan", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMlp, kAfter},
     {"hy_v3", "hunyuan_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"hy_v4", "hunyuan_v3", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kNone, kAfter},
+    {"hy_v4", "hunyuan_v4", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kNone, kAfter},
     {"inkling_text", "inkling", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kNone, kAfter},
     {"jamba", "jamba", kPlain, ActRule::kSilu, LayerRule::kPeriod, SharedRule::kNone, kAfter},
     {"laguna", "laguna", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kOwnSize, kAfter},
@@ -160,7 +160,7 @@ const json& same_for_all(const json& value) {
 
 Result<int64_t> in_range(const json& listed, const char* key, int64_t low, int64_t high) {
   const json& value = same_for_all(listed);
-  if (value.is_array()) {
+  if (value.is_array() && !value.empty()) {
     return unsupported(
         fmt::format("config.json {}: expected one number for all layers, got {}", key, describe_json(value)));
   }

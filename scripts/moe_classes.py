@@ -90,7 +90,12 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {"num_experts_per_tok": 1},
     "llama4_text": {"num_experts_per_tok": 1},
     "longcat_flash": {"zero_expert_num": 0},
-    "mistral4": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 16},
+    "mistral4": {
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64,
+        },
+    },
     "nllb-moe": {"encoder_sparse_step": 2, "decoder_sparse_step": 2},
     "qwen3_omni_moe": {
         "talker_config.text_config.shared_expert_intermediate_size": 80,
@@ -187,7 +192,7 @@ def experts_of(model: nn.Module) -> list[Experts]:
     """The modules that hold the experts of a layer: the outermost named `experts`, or one with stacked weights."""
     found: list[Experts] = []
     for path, module in model.named_modules():
-        if any(path.startswith(outer.path + ".") for outer in found):
+        if "shared" in path or any(path.startswith(outer.path + ".") for outer in found):
             continue
         stacked = any(p is not None and p.dim() == 3 for p in module._parameters.values())
         of_experts = re.search("Expert|MoE", type(module).__name__) is not None

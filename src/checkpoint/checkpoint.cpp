@@ -239,6 +239,10 @@ Result<MoeOptions> Checkpoint::layer_options(int64_t layer) const {
   MoeOptions options = impl_->model.options;
   options.shared_intermediate_size = entry->shared ? impl_->shared_intermediate : 0;
   options.activation_format = entry->activation_format;
+  if (const auto limit = impl_->model.swiglu_limits.find(layer); limit != impl_->model.swiglu_limits.end()) {
+    options.activation = Activation::kSwigluStep;
+    options.swiglu_limit = limit->second;
+  }
   return options;
 }
 

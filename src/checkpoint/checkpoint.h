@@ -68,7 +68,7 @@ struct ModelInfo {
   std::string architecture;  // config.json architectures[0]
   std::string model_type;
   bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
-  std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", "mixtral", "llama4", "motif"
+  std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", ...: names.cpp has them
   SourceFormat format = SourceFormat::kModelOpt;
   std::string quant_method;  // as the config has it
   std::string quant_algo;
@@ -80,6 +80,7 @@ struct ModelInfo {
   std::vector<Finding> findings;                             // what the config alone says that a user should know
   std::map<int64_t, LayerQuantization> layer_quantizations;  // by layer; empty where all are declared alike
   std::optional<ActivationFormat> shared_activation_format;  // where the shared expert's is declared apart
+  std::map<int64_t, float> swiglu_limits;  // of the layers that compute kSwigluStep, where the others compute kSwiglu
 };
 
 class ExpertMemory;

@@ -25,7 +25,7 @@ struct RefusedPart {
   std::string_view reason;
 };
 constexpr RefusedPart kRefusedParts[] = {
-    {"bias", "experts with biases are implemented for gpt_oss alone"},
+    {"bias", "experts with biases are implemented for gpt_oss and openai_privacy_filter alone"},
     {"pre_quant_scale", "AWQ: activations must be multiplied by pre_quant_scale first, which is not implemented"},
     {"svdquant_lora_a", "SVDQuant: the low-rank part is not implemented"},
     {"svdquant_lora_b", "SVDQuant: the low-rank part is not implemented"},
@@ -61,10 +61,10 @@ std::string ExpertNames::name(int64_t expert, Projection projection, std::string
   const bool in_fused = gate_up_fused && projection != Projection::kDown;
   if (gguf) return gguf_tensor_name(stem, role, in_fused ? Projection::kGateUp : projection, part);
   switch (role) {
-    case TensorRole::kExpert: return expert_tensor_name(stem, expert, projection, w_words, projection_first, part);
-    case TensorRole::kStacked: return stacked_tensor_name(stem, projection, part);
-    case TensorRole::kShared:
-      return shared_tensor_name(stem, in_fused ? Projection::kGateUp : projection, w_words, part);
+    case TensorRole::kExpert: return expert_tensor_name(stem, expert, projection, words, projection_first, part);
+    case TensorRole::kStacked:
+      return stacked_tensor_name(stem, in_fused ? Projection::kGateUp : projection, words, dotted, part);
+    case TensorRole::kShared: return shared_tensor_name(stem, in_fused ? Projection::kGateUp : projection, words, part);
   }
   return "";
 }

@@ -30,12 +30,13 @@ struct FormatParts {
 struct ExpertNames {
   std::string stem;
   TensorRole role = TensorRole::kExpert;
-  bool w_words = false;
+  Words words = Words::kProj;
   bool projection_first = false;  // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
-  bool gate_up_fused = false;  // gate and up are one tensor gate_up_proj, gate first: every stack, some shared experts
-  bool stacked_k_first = false;  // the family's order, where role is kStacked
-  bool interleaved = false;      // gate_up_fused: rows g0 u0 g1 u1 ... rather than gate's, then up's
-  bool gguf = false;             // the names of gguf_names.h
+  bool dotted = false;            // a stack's name has a dot before its part
+  bool gate_up_fused = false;     // gate and up are one tensor, gate first: nearly every stack, some shared experts
+  bool stacked_k_first = false;   // the family's order, where role is kStacked
+  bool interleaved = false;       // gate_up_fused: rows g0 u0 g1 u1 ... rather than gate's, then up's
+  bool gguf = false;              // the names of gguf_names.h
   FormatParts parts;
 
   // The name of `part` of the projection that holds it (gate_up_proj where gate and up are one tensor).

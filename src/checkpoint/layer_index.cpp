@@ -17,10 +17,11 @@ struct Seen {
   std::map<std::string, std::string> routed_stems;  // stem -> a name under it
   std::map<std::string, std::string> shared_stems;
   std::set<TensorRole> roles;
-  std::set<bool> words;
+  std::set<Words> words;
+  std::set<bool> dotted;
   std::set<bool> orders;  // projection_first
   std::set<bool> fused;   // whether gate and up are one tensor
-  std::set<bool> shared_words;
+  std::set<Words> shared_words;
   std::set<bool> shared_fused;
   uint64_t size_bytes = 0;
   std::map<int64_t, int> projections;        // expert -> bits of the projections whose codes are there
@@ -157,7 +158,7 @@ class Builder {
       }
       if (parsed->role == TensorRole::kShared) {
         seen.shared_stems.emplace(parsed->stem, name);
-        seen.shared_words.insert(parsed->w_words);
+        seen.shared_words.insert(parsed->words);
         if (parsed->projection != Projection::kDown) {
           seen.shared_fused.insert(parsed->projection == Projection::kGateUp);
         }
@@ -170,10 +171,9 @@ class Builder {
       seen.parts.emplace(parsed->part, name);
       seen.size_bytes += ref.info->size_bytes();
       if (parsed->projection != Projection::kDown) seen.fused.insert(parsed->projection == Projection::kGateUp);
-      if (parsed->role == TensorRole::kExpert) {
-        seen.words.insert(parsed->w_words);
-        seen.orders.insert(parsed->projection_first);
-      }
+      seen.words.insert(parsed->words);
+      if (parsed->role == TensorRole::kExpert) seen.orders.insert(parsed->projection_first);
+      if (parsed->role == TensorRole::kStacked) seen.dotted.insert(parsed->dotted);
       if (is_codes(parsed->part)) seen.projections[parsed->expert] |= bit(parsed->projection);
     }
     return {};
@@ -207,7 +207,7 @@ class Builder {
 
   Status add_layer(int64_t layer, const Seen& seen) {
     if (seen.routed_stems.size() > 1 || seen.roles.size() > 1 || seen.words.size() > 1 || seen.orders.size() > 1 ||
-        seen.fused.size() > 1) {
+        seen.fused.size() > 1 || seen.dotted.size() > 1) {
       return bad_input(fmt::format("layer {}: experts under several names, such as {} and {}", layer,
                                    printable(seen.routed_stems.begin()->second, 400),
                                    printable(seen.routed_stems.rbegin()->second, 400)));
@@ -216,12 +216,16 @@ class Builder {
     ExpertNames& names = entry.routed;
     names.stem = first_key(seen.routed_stems);
     names.role = *seen.roles.begin();
-    names.w_words = !seen.words.empty() && *seen.words.begin();
+    names.words = *seen.words.begin();
+    names.dotted = seen.dotted.contains(true);
     names.projection_first = !seen.orders.empty() && *seen.orders.begin();
     names.gguf = model_.gguf;
-    names.gate_up_fused = names.gguf ? seen.fused.contains(true) : names.role == TensorRole::kStacked;
+    // Of a stack without either, gate and up are missed as one tensor.
+    const bool stack_alone = seen.fused.empty() && names.role == TensorRole::kStacked && !names.gguf;
+    names.gate_up_fused = seen.fused.contains(true) || stack_alone;
     names.stacked_k_first = family_.stacked_k_first && !names.gguf;
-    names.interleaved = family_.interleaved && names.gate_up_fused && !names.gguf;
+    const bool alternate = family_.interleaved || names.words == Words::kW;
+    names.interleaved = alternate && names.gate_up_fused && !names.gguf;
     if (seen.projections.empty()) {
       return bad_input(fmt::format("layer {} {}: there is no weight beside it", layer,
                                    printable(seen.routed_stems.begin()->second, 400)));
@@ -333,7 +337,7 @@ class Builder {
     ExpertNames names;
     names.stem = first_key(seen.shared_stems);
     names.role = TensorRole::kShared;
-    names.w_words = *seen.shared_words.begin();
+    names.words = *seen.shared_words.begin();
     names.gate_up_fused = seen.shared_fused.contains(true);
     names.gguf = model_.gguf;
     Result<FormatParts> parts = bad_input("several spellings");

@@ -19,9 +19,21 @@ namespace {
 
 using json = Json;
 
-enum class ActRule : uint8_t { kSilu, kClamped, kOai, kGptOss };
-enum class LayerRule : uint8_t { kAll, kFirstDense, kSparseStep, kLlama4 };
-enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kMinimax, kLlama4 };
+// kSiluAlone: a constant of the model's code, which no field names. kStep: with a limit for each layer, or none.
+enum class ActRule : uint8_t { kSilu, kSiluAlone, kClamped, kOai, kGptOss, kStep };
+enum class LayerRule : uint8_t {
+  kAll,
+  kFirstDense,
+  kDenseLayers,
+  kListed,
+  kSparseStep,
+  kInterval,
+  kPeriod,
+  kLlama4,
+  kStep
+};
+// kMaybeCount: the field may be absent. kMlp: as large as the experts. kBailing: kCount, with a size of its own or not.
+enum class SharedRule : uint8_t { kNone, kCount, kMaybeCount, kOwnSize, kMinimax, kLlama4, kGranite, kMlp, kBailing };
 
 struct ModelRow {
   std::string_view model_type;
@@ -32,6 +44,7 @@ struct ModelRow {
   SharedRule shared;
   RouterWeight router_weight;
   bool biases = false;  // of the experts
+  const char* layer_count = "num_hidden_layers";
 };
 
 constexpr RouterWeight kAfter = RouterWeight::kAfterDown;
@@ -73,6 +86,47 @@ constexpr ModelRow kModels[] = {
     {"motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
     {"Motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
     {"gpt_oss", "gpt_oss", kPlain, ActRule::kGptOss, LayerRule::kAll, SharedRule::kNone, kAfter, true},
+    {"openai_privacy_filter", "privacy_filter", kPlain, ActRule::kGptOss, LayerRule::kAll, SharedRule::kNone, kAfter,
+     true},
+    {"afmoe", "afmoe", kMoe, ActRule::kSilu, LayerRule::kDenseLayers, SharedRule::kCount, kAfter},
+    {"aria", "aria", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
+    {"aria_text", "aria", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
+    {"axk1", "axk", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"axk2", "axk", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"bailing_moe", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
+    {"bailing_moe_v2", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
+    {"bailing_moe_linear", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
+    {"cohere2_moe", "cohere", kPlain, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kNone, kAfter},
+    {"deepseek_ocr2_text", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"dots1", "dots", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"ernie4_5_moe", "ernie", kMoe, ActRule::kSilu, LayerRule::kInterval, SharedRule::kCount, kAfter},
+    {"exaone_moe", "exaone", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"flex_olmo", "olmo", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"granitemoe", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"granitemoe_swa", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
+    {"granitemoehybrid", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
+    {"granitemoeshared", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
+    {"hunyuan_v1_moe", "hunyuan", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMlp, kAfter},
+    {"hy_v3", "hunyuan_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"hy_v4", "hunyuan_v4", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kNone, kAfter},
+    {"inkling_text", "inkling", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kNone, kAfter},
+    {"jamba", "jamba", kPlain, ActRule::kSilu, LayerRule::kPeriod, SharedRule::kNone, kAfter},
+    {"laguna", "laguna", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kOwnSize, kAfter},
+    {"lfm2_moe", "lfm2", kMoe, ActRule::kSiluAlone, LayerRule::kDenseLayers, SharedRule::kNone, kAfter},
+    {"longcat_flash", "longcat", "expert_ffn_hidden_size", ActRule::kSiluAlone, LayerRule::kAll, SharedRule::kNone,
+     kAfter, false, "num_layers"},
+    {"mellum", "mellum", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"mimo_v2_flash", "mimo", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kMaybeCount, kAfter},
+    {"minimax", "minimax", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMinimax, kAfter},
+    {"mistral4", "mistral", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"olmoe", "olmo", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"phimoe", "phi", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"qwen3_omni_moe_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
+    {"qwen4_exp", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"qwen4_exp_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"solar_open", "solar", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
+    {"step3p5", "step", kMoe, ActRule::kStep, LayerRule::kStep, SharedRule::kNone, kAfter},
+    {"zaya", "zaya", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
 };
 
 struct DeclinedModel {
@@ -81,13 +135,35 @@ struct DeclinedModel {
 };
 constexpr DeclinedModel kDeclined[] = {
     {"kimi_k3", "its activation is SiTU, which is not implemented"},
+    {"dbrx", "its experts are rows of one matrix (experts * intermediate, hidden), which is not read"},
+    {"diffusion_gemma", "its activation is GELU, which is not implemented"},
+    {"doge", "its experts are rows of an embedding, one vector each, which is not this layer"},
+    {"ernie4_5_vl_moe", "a layer has two sets of experts, one for text and one for images, of sizes of their own"},
+    {"ernie4_5_vl_moe_text", "a layer has two sets of experts, one for text and one for images, of sizes of their own"},
+    {"gemma4", "its activation is GELU, which is not implemented"},
+    {"gemma4_text", "its activation is GELU, which is not implemented"},
+    {"jetmoe", "a layer adds a bias to the sum of its experts, and its attention has experts too"},
+    {"nllb-moe", "its experts have biases, relu and no gate, which is not implemented"},
+    {"switch_transformers", "its experts have relu and no gate, which is not implemented"},
 };
 
 Status missing(const char* key, std::string_view model_type) {
   return bad_input(fmt::format("config.json {}: missing, and {} needs it", key, printable(model_type)));
 }
 
-Result<int64_t> in_range(const json& value, const char* key, int64_t low, int64_t high) {
+// The number of a field, or the one that all entries of a list for layers have.
+const json& same_for_all(const json& value) {
+  const bool alike = value.is_array() && !value.empty() &&
+                     std::all_of(value.begin(), value.end(), [&](const json& one) { return one == value.front(); });
+  return alike ? value.front() : value;
+}
+
+Result<int64_t> in_range(const json& listed, const char* key, int64_t low, int64_t high) {
+  const json& value = same_for_all(listed);
+  if (value.is_array() && !value.empty()) {
+    return unsupported(
+        fmt::format("config.json {}: expected one number for all layers, got {}", key, describe_json(value)));
+  }
   const std::optional<int64_t> number = exact_int64(value);
   if (!number || *number < low || *number > high) {
     return bad_input(
@@ -143,11 +219,14 @@ Result<std::string> model_type_of(const json& config) {
 
 // The part of a multimodal wrapper's config that describes the language model, else the config itself.
 const json& language_config(const json& config) {
-  for (const char* key : {"text_config", "language_config", "llm_config", "thinker_config"}) {
-    const json* inner = member(config, key);
-    if (inner != nullptr && inner->is_object()) return *inner;
+  const json* found = &config;
+  for (const char* key : {"thinker_config", "text_config", "language_config", "llm_config"}) {
+    const json* inner = member(*found, key);
+    if (inner == nullptr || !inner->is_object()) continue;
+    found = inner;
+    if (key != std::string_view("thinker_config")) break;
   }
-  return config;
+  return *found;
 }
 
 const ModelRow* model_row(std::string_view model_type) {
@@ -161,6 +240,27 @@ std::string known_types() {
   std::string out;
   for (const ModelRow& row : kModels) (out += out.empty() ? "" : ", ") += row.model_type;
   return out;
+}
+
+// One limit of a SwiGLU whose gate and up are clamped after silu for each layer; 0 or null is none.
+Status read_layer_limits(const json& config, int64_t count, std::map<int64_t, float>& limits) {
+  const json* list = member(config, "swiglu_limits");
+  if (list == nullptr) return {};
+  if (!list->is_array() || static_cast<int64_t>(list->size()) < count) {
+    return bad_input(
+        fmt::format("config.json swiglu_limits: expected a list of {}, got {}", count, describe_json(*list)));
+  }
+  for (int64_t layer = 0; layer < count; ++layer) {
+    const json& entry = (*list)[static_cast<size_t>(layer)];
+    if (entry.is_null() || entry == 0) continue;
+    const float limit = entry.is_number() ? static_cast<float>(entry.get<double>()) : 0;
+    if (!(limit > 0) || !std::isfinite(limit)) {
+      return bad_input(fmt::format("config.json swiglu_limits entry {}: expected a number >= 0 or null, got {}", layer,
+                                   describe_json(entry)));
+    }
+    limits[layer] = limit;
+  }
+  return {};
 }
 
 Status read_activation(const json& config, const ModelRow& row, MoeOptions& options) {
@@ -192,6 +292,8 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
         }
       }
       return {};
+    case ActRule::kSiluAlone:
+    case ActRule::kStep: options.activation = Activation::kSwiglu; return {};
     case ActRule::kClamped: {
       options.activation = Activation::kSwigluClamped;
       NVFP4_MOE_ASSIGN(options.swiglu_limit, required_positive(config, "swiglu_limit", row.model_type));
@@ -249,6 +351,17 @@ Result<std::vector<bool>> layer_set(const json* list, const char* key, int64_t c
   return set;
 }
 
+// Numbers of layers as a list, or as a text "3,4,5", which is made a list.
+Result<json> listed_layers(const json& config, const char* key, std::string_view model_type) {
+  const json* value = member(config, key);
+  if (value == nullptr) return missing(key, model_type);
+  if (!value->is_string()) return *value;
+  Result<json> list = parse_json_strict("[" + value->get<std::string>() + "]");
+  if (list.ok()) return list;
+  return bad_input(
+      fmt::format("config.json {}: expected numbers with commas between, got {}", key, describe_json(*value)));
+}
+
 Status read_layers(const json& config, const ModelRow& row, int64_t count, std::vector<int64_t>& layers) {
   if (const json* types = member(config, "mlp_layer_types")) {
     return layers_from_list(*types, "mlp_layer_types", count, layers, [](const json& entry) -> std::optional<bool> {
@@ -276,6 +389,42 @@ Status read_layers(const json& config, const ModelRow& row, int64_t count, std::
                        optional_int(config, {"moe_layer_freq"}, 1, kMaxModelLayers));
       for (int64_t layer = dense; layer < count; ++layer) {
         if (layer % every.value_or(1) == 0) layers.push_back(layer);
+      }
+      return {};
+    }
+    case LayerRule::kListed: return missing("mlp_layer_types", row.model_type);
+    case LayerRule::kDenseLayers: {
+      NVFP4_MOE_ASSIGN(const int64_t dense,
+                       required_int(config, {"num_dense_layers"}, 0, kMaxModelLayers, row.model_type));
+      for (int64_t layer = dense; layer < count; ++layer) layers.push_back(layer);
+      return {};
+    }
+    case LayerRule::kInterval: {
+      NVFP4_MOE_ASSIGN(const int64_t first,
+                       required_int(config, {"moe_layer_start_index"}, 0, kMaxModelLayers, row.model_type));
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> last,
+                       optional_int(config, {"moe_layer_end_index"}, -1, kMaxModelLayers));
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> every,
+                       optional_int(config, {"moe_layer_interval"}, 1, kMaxModelLayers));
+      const int64_t end = last.value_or(-1) < 0 ? count : std::min(count, *last + 1);
+      for (int64_t layer = first; layer < end; ++layer) {
+        if ((layer + 1) % every.value_or(1) == 0) layers.push_back(layer);
+      }
+      return {};
+    }
+    case LayerRule::kPeriod: {
+      NVFP4_MOE_ASSIGN(const int64_t period,
+                       required_int(config, {"expert_layer_period"}, 1, kMaxModelLayers, row.model_type));
+      NVFP4_MOE_ASSIGN(const int64_t offset,
+                       required_int(config, {"expert_layer_offset"}, 0, period - 1, row.model_type));
+      for (int64_t layer = offset; layer < count; layer += period) layers.push_back(layer);
+      return {};
+    }
+    case LayerRule::kStep: {
+      NVFP4_MOE_ASSIGN(const json list, listed_layers(config, "moe_layers_enum", row.model_type));
+      NVFP4_MOE_ASSIGN(const std::vector<bool> set, layer_set(&list, "moe_layers_enum", kMaxModelLayers));
+      for (int64_t layer = 0; layer < count; ++layer) {
+        if (set[static_cast<size_t>(layer)]) layers.push_back(layer);
       }
       return {};
     }
@@ -311,12 +460,29 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
   int64_t& size = out.options.shared_intermediate_size;
   switch (row.shared) {
     case SharedRule::kNone: break;
-    case SharedRule::kCount: {
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared,
-                       optional_int(config, {"n_shared_experts", "num_shared_experts"}, 0, 1024));
+    case SharedRule::kCount:
+    case SharedRule::kMaybeCount:
+    case SharedRule::kBailing: {
+      NVFP4_MOE_ASSIGN(
+          const std::optional<int64_t> shared,
+          optional_int(config, {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"}, 0, 1024));
       const bool null = config.contains("n_shared_experts");  // present as null: DeepSeek's way to say none
-      if (!shared && !null) return missing("n_shared_experts", row.model_type);
+      if (!shared && !null && row.shared != SharedRule::kMaybeCount) return missing("n_shared_experts", row.model_type);
+      std::optional<int64_t> own;
+      if (row.shared == SharedRule::kBailing) {
+        NVFP4_MOE_ASSIGN(own, optional_int(config, {"moe_shared_expert_intermediate_size"}, 1, kMaxModelSize));
+      }
       count = shared.value_or(0);
+      size = count * own.value_or(out.options.intermediate_size);
+      break;
+    }
+    case SharedRule::kGranite: {
+      NVFP4_MOE_ASSIGN(size, required_int(config, {"shared_intermediate_size"}, 0, kMaxModelSize, row.model_type));
+      break;
+    }
+    case SharedRule::kMlp: {
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared, optional_int(config, {"num_shared_expert"}, 0, 1024));
+      count = shared.value_or(1);
       size = count * out.options.intermediate_size;
       break;
     }
@@ -416,14 +582,19 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
     if (list->front().is_string()) out.architecture = printable(list->front().get<std::string>());
   }
   MoeOptions& options = out.options;
-  NVFP4_MOE_ASSIGN(out.num_hidden_layers, required_int(config, {"num_hidden_layers"}, 1, kMaxModelLayers, model_type));
+  NVFP4_MOE_ASSIGN(out.num_hidden_layers, required_int(config, {row->layer_count}, 1, kMaxModelLayers, model_type));
   NVFP4_MOE_ASSIGN(options.hidden_size, required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
-  NVFP4_MOE_ASSIGN(options.intermediate_size, required_int(config, {row->intermediate}, 1, kMaxModelSize, model_type));
-  NVFP4_MOE_ASSIGN(options.num_experts, required_int(config, {"n_routed_experts", "num_experts", "num_local_experts"},
-                                                     1, kMaxModelExperts, model_type));
+  const bool own_size =
+      row->shared == SharedRule::kMlp && member(config, kMoe) != nullptr;  // Hunyuan's published files
+  NVFP4_MOE_ASSIGN(options.intermediate_size,
+                   required_int(config, {own_size ? kMoe : row->intermediate}, 1, kMaxModelSize, model_type));
+  NVFP4_MOE_ASSIGN(options.num_experts,
+                   required_int(config, {"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"}, 1,
+                                kMaxModelExperts, model_type));
   NVFP4_MOE_ASSIGN(
       const std::optional<int64_t> top_k,
-      optional_int(config, {"num_experts_per_tok", "num_experts_per_token", "moe_topk"}, 1, kMaxModelExperts));
+      optional_int(config, {"num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"}, 1,
+                   kMaxModelExperts));
   if (top_k) {
     options.top_k = *top_k;
   } else {  // last, since generation settings also use this word
@@ -441,7 +612,12 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
     // Weights are normalised and then scaled by this factor, so that it bounds each of them.
     NVFP4_MOE_ASSIGN(options.max_router_weight, required_positive(config, "routed_scaling_factor", model_type));
   }
+  if (const json* on_input = member(config, "moe_apply_router_weight_on_input");
+      on_input != nullptr && *on_input != false)
+    return unsupported("config.json moe_apply_router_weight_on_input: expected false");
   NVFP4_MOE_TRY(read_activation(config, *row, options));
+  if (row->activation == ActRule::kStep)
+    NVFP4_MOE_TRY(read_layer_limits(config, out.num_hidden_layers, out.swiglu_limits));
   NVFP4_MOE_TRY(read_layers(config, *row, out.num_hidden_layers, out.layers));
   NVFP4_MOE_TRY(read_shared(config, *row, out));
   if (out.layers.empty()) return bad_input("config.json: no layer of the model is an MoE layer");

@@ -21,10 +21,42 @@ constexpr FamilyNames kFamilies[] = {
     {"llama4", {"feed_forward"}, "shared_expert", true},
     {"motif", {"moe", "mlp"}, "shared_experts", false},
     {"gpt_oss", {"mlp"}, "", true, true},
+    {"afmoe", {"mlp"}, "shared_experts", false},
+    {"aria", {"mlp"}, "shared_experts", true, false, Stacks::kDotted},
+    {"axk", {"mlp"}, "shared_experts", false},
+    {"bailing", {"mlp"}, "shared_experts", false},
+    {"cohere", {"mlp"}, "", false},
+    {"dots", {"mlp"}, "shared_experts", false},
+    {"ernie", {"mlp"}, "shared_experts", false},
+    {"exaone", {"mlp"}, "shared_experts", false},
+    {"granite", {"block_sparse_moe"}, "shared_mlp", false, false, Stacks::kDottedInBlock, true},
+    {"hunyuan", {"mlp"}, "shared_mlp", false},
+    {"hunyuan_v3", {"mlp"}, "shared_mlp", false},
+    {"hunyuan_v4", {"mlp"}, "", false},
+    {"inkling", {"mlp"}, "", false},
+    {"jamba", {"feed_forward"}, "", false},
+    {"laguna", {"mlp"}, "shared_expert", false},
+    {"lfm2", {"feed_forward"}, "", false},
+    {"longcat", {"mlp"}, "", false},
+    {"mellum", {"mlp"}, "", false},
+    {"mimo", {"mlp"}, "shared_experts", false},
+    {"mistral", {"mlp"}, "shared_experts", false},
+    {"olmo", {"mlp"}, "", false},
+    {"phi", {"block_sparse_moe", "mlp"}, "", false},
+    {"privacy_filter", {"mlp"}, "", true},
+    {"solar", {"mlp"}, "shared_experts", false},
+    {"step", {"moe"}, "", false, false, Stacks::kDottedInBlock},
+    {"zaya", {"mlp"}, "", false},
 };
 
-constexpr std::string_view kPrefixes[] = {
-    "", "model.", "language_model.model.", "model.language_model.", "language_model.", "model.language_model.model."};
+constexpr std::string_view kPrefixes[] = {"",
+                                          "model.",
+                                          "language_model.model.",
+                                          "model.language_model.",
+                                          "language_model.",
+                                          "model.language_model.model.",
+                                          "thinker.model.",
+                                          "model.llm."};
 
 // Takes a decimal of at most 9 digits without leading zeros from the front.
 std::optional<int64_t> take_number(std::string_view& text) {
@@ -48,21 +80,31 @@ bool take(std::string_view& text, std::string_view word) {
 struct Word {
   std::string_view word;
   Projection projection;
-  bool w_words;
+  Words words;
 };
 constexpr Word kWords[] = {
-    {"gate_proj", Projection::kGate, false}, {"up_proj", Projection::kUp, false},
-    {"down_proj", Projection::kDown, false}, {"w1", Projection::kGate, true},
-    {"w3", Projection::kUp, true},           {"w2", Projection::kDown, true},
+    {"gate_proj", Projection::kGate, Words::kProj},
+    {"up_proj", Projection::kUp, Words::kProj},
+    {"down_proj", Projection::kDown, Words::kProj},
+    {"w1", Projection::kGate, Words::kW},
+    {"w3", Projection::kUp, Words::kW},
+    {"w2", Projection::kDown, Words::kW},
+    {"gate_up_proj", Projection::kGateUp, Words::kProj},
+    {"w13", Projection::kGateUp, Words::kW},
+    {"input_linear", Projection::kGateUp, Words::kLinear},
+    {"output_linear", Projection::kDown, Words::kLinear},
+    {"fc1", Projection::kGateUp, Words::kFc},
+    {"fc2", Projection::kDown, Words::kFc},
 };
 
-// "<projection>." off the front.
-bool take_word(std::string_view& rest, MoeTensorName& out) {
+// "<projection>." off the front, of the projections that have a tensor of their own.
+bool take_word(std::string_view& rest, MoeTensorName& out, bool with_gate_up = false) {
   for (const Word& word : kWords) {
     std::string_view text = rest;
+    if ((word.projection == Projection::kGateUp || word.words > Words::kW) && !with_gate_up) continue;
     if (!take(text, word.word) || !take(text, ".")) continue;
     out.projection = word.projection;
-    out.w_words = word.w_words;
+    out.words = word.words;
     rest = text;
     return true;
   }
@@ -78,10 +120,8 @@ bool take_part(std::string_view rest, MoeTensorName& out) {
 bool take_projection(std::string_view rest, MoeTensorName& out) { return take_word(rest, out) && take_part(rest, out); }
 
 // The same, where gate and up may be one tensor.
-bool take_shared(std::string_view rest, MoeTensorName& out) {
-  if (!take(rest, "gate_up_proj.")) return take_projection(rest, out);
-  out.projection = Projection::kGateUp;
-  return take_part(rest, out);
+bool take_with_gate_up(std::string_view rest, MoeTensorName& out) {
+  return take_word(rest, out, true) && take_part(rest, out);
 }
 
 // "<projection>.<expert>.<part>"
@@ -94,22 +134,24 @@ bool take_projection_first(std::string_view rest, MoeTensorName& out) {
   return take_part(rest, out);
 }
 
-// "gate_up_proj", "gate_up_proj_weight_scale", "down_proj.weight", ...
-bool take_stacked(std::string_view rest, MoeTensorName& out) {
-  if (take(rest, "gate_up_proj")) {
-    out.projection = Projection::kGateUp;
-  } else if (take(rest, "down_proj")) {
-    out.projection = Projection::kDown;
-  } else {
-    return false;
-  }
-  if (rest.empty()) {
-    out.part = "weight";
+// "gate_up_proj", "gate_up_proj_weight_scale", "w2_weight", "down_proj.weight" (dotted), ...
+bool take_stacked(std::string_view rest, bool dotted, MoeTensorName& out) {
+  out.role = TensorRole::kStacked;
+  out.dotted = true;
+  if (dotted && take_with_gate_up(rest, out)) return true;
+  out.dotted = false;
+  for (const Word& word : kWords) {
+    const bool stacked = word.projection == Projection::kGateUp || word.projection == Projection::kDown;
+    std::string_view text = rest;
+    if (!stacked || word.words > Words::kW || !take(text, word.word)) continue;
+    if (!text.empty() && (text.front() != '_' || text.size() < 2)) continue;
+    if (text.empty() && word.words != Words::kProj) continue;
+    out.projection = word.projection;
+    out.words = word.words;
+    out.part = text.empty() ? "weight" : text.substr(1);
     return true;
   }
-  if (rest.front() != '_' || rest.size() < 2) return false;
-  out.part = rest.substr(1);
-  return true;
+  return false;
 }
 
 bool contains(std::string_view text, std::string_view word) { return text.find(word) != std::string_view::npos; }
@@ -134,64 +176,65 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
   const std::optional<int64_t> layer = take_number(rest);
   if (!layer || !take(rest, ".")) return std::nullopt;
   out.layer = *layer;
+  const auto take_shared = [&](std::string_view text) {
+    if (family.shared.empty() || !take(text, family.shared) || !take(text, ".")) return false;
+    out.role = TensorRole::kShared;
+    out.stem = name.substr(0, name.size() - text.size() - 1);
+    return take_with_gate_up(text, out);
+  };
+  if (family.shared_beside_block && take_shared(rest)) return out;
   for (const std::string_view block : family.blocks) {
     std::string_view text = rest;
     if (block.empty() || !take(text, block) || !take(text, ".")) continue;
-    const bool shared =
-        !family.shared.empty() && text.starts_with(family.shared) && text.substr(family.shared.size()).starts_with(".");
-    if (shared) {
-      text.remove_prefix(family.shared.size());
-    } else if (!take(text, "experts")) {
-      return std::nullopt;
-    }
-    if (!take(text, ".")) return std::nullopt;
+    if (take_shared(text)) return out;
+    const bool in_experts = take(text, "experts.");
+    if (!in_experts && family.stacks != Stacks::kDottedInBlock) return std::nullopt;
+    out.role = TensorRole::kExpert;
     out.stem = name.substr(0, name.size() - text.size() - 1);
-    if (shared) {
-      out.role = TensorRole::kShared;
-      return take_shared(text, out) ? std::optional(out) : std::nullopt;
-    }
-    if (take_projection_first(text, out)) return out;
-    if (const std::optional<int64_t> expert = take_number(text)) {
-      out.role = TensorRole::kExpert;
-      out.expert = *expert;
-      return take(text, ".") && take_projection(text, out) ? std::optional(out) : std::nullopt;
-    }
-    out.role = TensorRole::kStacked;
-    return take_stacked(text, out) ? std::optional(out) : std::nullopt;
+    if (in_experts && take_projection_first(text, out)) return out;
+    const std::optional<int64_t> expert = in_experts ? take_number(text) : std::nullopt;
+    if (!expert) return take_stacked(text, family.stacks != Stacks::kExperts, out) ? std::optional(out) : std::nullopt;
+    out.expert = *expert;
+    return take(text, ".") && take_projection(text, out) ? std::optional(out) : std::nullopt;
   }
   return std::nullopt;
 }
 
-std::string_view projection_word(Projection projection, bool w_words) {
-  switch (projection) {
-    case Projection::kGate: return w_words ? "w1" : "gate_proj";
-    case Projection::kUp: return w_words ? "w3" : "up_proj";
-    case Projection::kDown: return w_words ? "w2" : "down_proj";
-    case Projection::kGateUp: return "gate_up_proj";
+std::string_view projection_word(Projection projection, Words words) {
+  for (const Word& word : kWords) {
+    if (word.projection == projection && word.words == words) return word.word;
   }
   return "";
 }
 
-std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, bool w_words,
+std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, Words words,
                                bool projection_first, std::string_view part) {
   const std::string number = std::to_string(expert);
-  if (!projection_first) return shared_tensor_name(stem + "." + number, projection, w_words, part);
+  if (!projection_first) return shared_tensor_name(stem + "." + number, projection, words, part);
   std::string name = stem + ".";
-  ((name += projection_word(projection, w_words)) += '.') += number;
+  ((name += projection_word(projection, words)) += '.') += number;
   return (name += '.') += part;
 }
 
-std::string stacked_tensor_name(const std::string& stem, Projection projection, std::string_view part) {
+std::string stacked_tensor_name(const std::string& stem, Projection projection, Words words, bool dotted,
+                                std::string_view part) {
+  if (dotted) return shared_tensor_name(stem, projection, words, part);
   std::string name = stem + ".";
-  name += projection == Projection::kDown ? "down_proj" : "gate_up_proj";
-  if (part != "weight") (name += '_') += part;
+  name += projection_word(projection, words);
+  if (part != "weight" || words != Words::kProj) (name += '_') += part;
   return name;
 }
 
-std::string shared_tensor_name(const std::string& stem, Projection projection, bool w_words, std::string_view part) {
+std::string shared_tensor_name(const std::string& stem, Projection projection, Words words, std::string_view part) {
   std::string name = stem + ".";
-  (name += projection_word(projection, w_words)) += '.';
+  (name += projection_word(projection, words)) += '.';
   return name += part;
+}
+
+std::string expert_stem(std::string_view stem) {
+  std::string out(stem);
+  if (!stem.ends_with(".experts")) out += ".experts";
+  return out;
 }
 
 std::string_view ignored_reason(std::string_view name) {
@@ -199,16 +242,18 @@ std::string_view ignored_reason(std::string_view name) {
   if (contains(name, "vision") || contains(name, "visual") || contains(name, "projector") || contains(name, "audio")) {
     return "another modality";
   }
+  if (name.starts_with("talker.") || name.starts_with("code2wav.")) return "speech output: not the language model";
   if (contains(name, "attention_layernorm") || contains(name, "attention_norm")) return "normalisation";
   if (contains(name, "attn") || contains(name, "attention") || contains(name, "kv_")) return "attention";
   if (contains(name, "shared_expert_gate")) return "gate of the shared expert: its result is given with each batch";
-  if (contains(name, "e_score_correction_bias") || contains(name, ".gate.") || contains(name, "router") ||
-      contains(name, "tid2eid")) {
+  if (contains(name, "e_score_correction_bias") || contains(name, "expert_bias") || contains(name, ".gate.") ||
+      contains(name, "router") || contains(name, "tid2eid")) {
     return "router: its result is given with each batch";
   }
   if (contains(name, "norm")) return "normalisation";
   if (contains(name, "embed") || contains(name, "head")) return "embedding or output head";
-  if (contains(name, "shared_expert")) return "shared expert in a form that is not loaded here";
+  if (contains(name, "shared_expert") || contains(name, "share_expert"))
+    return "shared expert in a form that is not loaded here";
   if (contains(name, "mlp") || contains(name, "ffn") || contains(name, "feed_forward")) return "dense feed-forward";
   return "not part of an MoE layer";
 }

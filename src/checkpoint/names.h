@@ -3,7 +3,10 @@
 //   <prefix>layers.<L>.<block>.experts.<E>.<projection>.<part>      one tensor per expert
 //   <prefix>layers.<L>.<block>.experts.<projection>.<E>.<part>      the same, in ModelOpt's Qwen3-VL-MoE exports
 //   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>   all experts stacked in one tensor
-//   <prefix>layers.<L>.<block>.<shared>.<projection>.<part>         the shared expert, or gate_up_proj for gate and up
+//   <prefix>layers.<L>.<block>[.experts].<projection>.<part>        the same in families with dotted stacks
+//   <prefix>layers.<L>.[<block>.]<shared>.<projection>.<part>       the shared expert, or gate_up_proj for gate and up
+//
+// A projection has a word in each of the spellings of `Words`.
 //
 // The family (from the config) says which blocks, shared names and stacked axis orders are its own; the names present
 // in the files say which of them, which prefix and which projection words a layer uses. <part> says the format:
@@ -26,12 +29,29 @@ namespace nvfp4_moe {
 
 enum class Projection : uint8_t { kGate, kUp, kDown, kGateUp };  // kGateUp: gate and up in one tensor
 
+// What gate, up, down, and gate and up in one tensor are called.
+enum class Words : uint8_t {
+  kProj,    // gate_proj, up_proj, down_proj, gate_up_proj
+  kW,       // w1, w3, w2; w13, whose rows alternate
+  kLinear,  // output_linear, input_linear
+  kFc,      // fc2, fc1
+};
+
+// How a family's stacked tensors are named.
+enum class Stacks : uint8_t {
+  kExperts,       // experts.gate_up_proj, experts.down_proj_weight_scale: an underscore before the part
+  kDotted,        // experts.fc1.weight too
+  kDottedInBlock  // <block>.gate_proj.weight too, without the word `experts`
+};
+
 struct FamilyNames {
   std::string_view family;
   std::array<std::string_view, 3> blocks;  // module that holds the experts; empty = unused
   std::string_view shared;                 // module of the shared expert beside `experts`; empty = none
   bool stacked_k_first;                    // stacked tensors are (E, K, N): K is axis 1
   bool interleaved = false;                // gate and up alternate in a stack: g0 u0 g1 u1 ...
+  Stacks stacks = Stacks::kExperts;
+  bool shared_beside_block = false;  // layers.L.<shared> rather than layers.L.<block>.<shared>
 };
 // nullptr for a family this library does not know.
 const FamilyNames* family_names(std::string_view family);
@@ -45,20 +65,24 @@ struct MoeTensorName {
   int64_t layer = 0;
   int64_t expert = -1;  // kExpert only
   Projection projection = Projection::kGate;
-  bool w_words = false;           // w1, w3, w2 rather than gate_proj, up_proj, down_proj
+  Words words = Words::kProj;
   bool projection_first = false;  // kExpert: the projection stands before the expert's number
+  bool dotted = false;            // kStacked: a dot stands before the part
   std::string_view part;  // "weight", "weight_scale", ...; for stacked: "weight" for the bare name, else what follows
 };
 // nullopt where the name is not one of the family's expert tensors.
 std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, std::string_view name);
 
-// "gate_proj", "w3", "gate_up_proj".
-std::string_view projection_word(Projection projection, bool w_words);
+// "gate_proj", "w3", "gate_up_proj"; empty where a spelling has no word for it.
+std::string_view projection_word(Projection projection, Words words);
 // Full names from their parts; the inverse of parse_moe_tensor_name.
-std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, bool w_words,
+std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, Words words,
                                bool projection_first, std::string_view part);
-std::string stacked_tensor_name(const std::string& stem, Projection projection, std::string_view part);
-std::string shared_tensor_name(const std::string& stem, Projection projection, bool w_words, std::string_view part);
+std::string stacked_tensor_name(const std::string& stem, Projection projection, Words words, bool dotted,
+                                std::string_view part);
+std::string shared_tensor_name(const std::string& stem, Projection projection, Words words, std::string_view part);
+// The stem under which experts of a layer stand one by one, where they are stacked under another.
+std::string expert_stem(std::string_view stem);
 
 // Why a tensor that is not an expert's is not read: "router", "attention", "multi-token prediction", ...
 std::string_view ignored_reason(std::string_view name);

@@ -75,14 +75,15 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
       NVFP4_MOE_ASSIGN(const MoeOptions o, checkpoint.layer_options(name->layer));
       const bool stacked = name->role == TensorRole::kStacked;
       plan.quantized_tensors += stacked ? (name->projection == Projection::kGateUp ? 2 : 1) * o.num_experts : 1;
-      const std::string stem(name->stem);
+      const std::string stem = expert_stem(name->stem);
+      const Words words = stacked ? Words::kProj : name->words;
       for (int64_t e = stacked ? 0 : name->expert; e < (stacked ? o.num_experts : name->expert + 1); ++e) {
         if (!planned.insert({name->layer, e}).second) continue;
         OutputItem item;
         item.expert = {name->layer, e};
         constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Projection::kDown};
         for (int p = 0; p < 3; ++p) {
-          item.modules[p] = expert_tensor_name(stem, e, kProjections[p], name->w_words, false, "weight");
+          item.modules[p] = expert_tensor_name(stem, e, kProjections[p], words, false, "weight");
           item.modules[p].resize(item.modules[p].size() - std::strlen(".weight"));
         }
         if (plan.modules.expert_stems.empty() || plan.modules.expert_stems.back() != stem)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +27,8 @@ from .stored_linear import CODES, SCALE_LEAVES, StoredLinear, find_stored_linear
 log = logging.getLogger("nvfp4_moe.transformers")
 
 _EXPERT_KEY = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:.*\.)?experts\.")
-_IN_EXPERTS = re.compile(r"(?:^|\.)experts\.")
+# Laguna's selection bias lies among the experts, and is the router's.
+_IN_EXPERTS = re.compile(r"(?:^|\.)experts\.(?!e_score_correction_bias$)")
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -116,7 +119,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 f"{type(model).__name__}: expected a class of transformers with stacked experts (gate_up_proj), found none, "
                 "while the files have experts"
             )
-        taken = self._take_experts(model, found, directory, tensors) if found else []
+        taken = self._take_experts(model, found, directory, tensors, rename) if found else []
         self._keep_converters = len(taken) < len(found)
         others = {key: tensor for key, tensor in tensors.items() if not _IN_EXPERTS.search(key)}
         stored = {rename(key): tensor for key, tensor in others.items()}
@@ -131,10 +134,17 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         return model
 
     def _take_experts(
-        self, model: Any, found: list[Found], directory: str, tensors: dict[str, StoredTensor]
+        self,
+        model: Any,
+        found: list[Found],
+        directory: str,
+        tensors: dict[str, StoredTensor],
+        rename: Callable[[str], str],
     ) -> list[Found]:
-        """Puts Nvfp4Experts in the place of all experts but those that a quantized checkpoint left in floats."""
+        """Puts Nvfp4Experts in the place of all experts but those that a quantized checkpoint left in floats, and those
+        of another part of the model (Qwen3-Omni's speech)."""
         checkpoint = _core.Checkpoint(directory)
+        found = _of_language_model(checkpoint, found, rename)
         dtypes: dict[int, set[str]] = {}
         for key, tensor in tensors.items():
             if match := _EXPERT_KEY.search(key):
@@ -150,6 +160,8 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 raise error
         for one in taken:
             self._replace(model, one.name, Nvfp4Experts(one.name, self._expert_opener(checkpoint, one)))
+            # Some classes initialize the experts of a block themselves; what the block has besides is in the files.
+            model.get_submodule(one.name.rpartition(".")[0])._is_hf_initialized = True
         return taken
 
     def _expert_opener(self, checkpoint: Any, found: Found) -> Opener:
@@ -279,6 +291,16 @@ class Nvfp4MoeQuantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+def _of_language_model(checkpoint: Any, found: list[Found], rename: Callable[[str], str]) -> list[Found]:
+    """Where several modules have the same layer's number, those that the checkpoint's experts are named after."""
+    numbers = collections.Counter(one.layer for one in found)
+
+    def named(one: Found) -> bool:
+        return rename(checkpoint.expert(one.layer, 0)["names"]["gate"]).startswith(one.name + ".")
+
+    return [one for one in found if numbers[one.layer] == 1 or named(one)]
 
 
 def _merged(key: str, converters: list[Any]) -> list[str]:

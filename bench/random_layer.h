@@ -76,10 +76,14 @@ inline PackedWeights make_layer(const Backend& backend, const MoeConfig& config,
   const auto size = static_cast<size_t>(layout.routed.expert_stride);
   for (int64_t e = 1; e < range.count; ++e)
     must(cudaMemcpy(base + layout.expert_offset(e), base + layout.expert_offset(0), size, cudaMemcpyDeviceToDevice));
-  // Tensor scales begin the bytes, three of an expert.
-  for (int64_t e = 1; e <= range.count; ++e)
-    must(cudaMemcpy(base + static_cast<size_t>(e) * sizeof(TensorScales), base, sizeof(TensorScales),
-                    cudaMemcpyDeviceToDevice));
+  // Tensor scales begin the bytes, three of an expert; under fp8 as many shifts follow.
+  const auto repeat = [&](std::byte* of_first, size_t size_bytes) {
+    for (int64_t e = 1; e <= range.count; ++e)
+      must(cudaMemcpy(of_first + static_cast<size_t>(e) * size_bytes, of_first, size_bytes, cudaMemcpyDeviceToDevice));
+  };
+  repeat(base, sizeof(TensorScales));
+  if (config->activation_format == ActivationFormat::kFp8)
+    repeat(base + cuda::fp8_shifts_offset(range), sizeof(cuda::Fp8Shifts));
   return weights;
 }
 

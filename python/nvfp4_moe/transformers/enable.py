@@ -101,14 +101,14 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
             raise _core.Unsupported(f"{kind} {name}: expected bfloat16, float16 or float32, got {weight.dtype}")
         if weight.device.type not in ("cpu", "cuda"):
             raise _core.Unsupported(f"{kind} {name}: expected weights on cpu or cuda, got {weight.device} (offloaded)")
-    if not module.is_concatenated:
+    if not found.is_concatenated:
         raise _core.Unsupported(f"{kind}: expected gate and up one after the other, and these are interleaved")
     text = model.config.get_text_config()
     top_k = next((getattr(text, name) for name in _TOP_K if isinstance(getattr(text, name, None), int)), None)
     if top_k is None:
         raise _core.Unsupported(f"{type(text).__name__}: expected one of {', '.join(_TOP_K)}, found none")
     experts, rows, columns = gate_up.shape
-    doubled, hidden = (columns, rows) if module.is_transposed else (rows, columns)
+    doubled, hidden = (columns, rows) if found.is_transposed else (rows, columns)
     return MoeConfig(
         num_experts=experts,
         top_k=top_k,
@@ -118,10 +118,10 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
     )
 
 
-def _halves(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _halves(found: Found) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """gate (E, I, H), up (E, I, H), down (E, H, I), on a GPU contiguous along the last dimension."""
-    gate_up, down = module.gate_up_proj.detach(), module.down_proj.detach()
-    if module.is_transposed:
+    gate_up, down = found.module.gate_up_proj.detach(), found.module.down_proj.detach()
+    if found.is_transposed:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
         if gate_up.is_cuda:
             gate_up, down = gate_up.contiguous(), down.contiguous()
@@ -133,7 +133,7 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
     module = found.module
     before = sum(weight.numel() * weight.element_size() for weight in (module.gate_up_proj, module.down_proj))
     device = device_name(module.gate_up_proj.device)
-    gate, up, down = _halves(module)
+    gate, up, down = _halves(found)
     kept: dict[str, Any] = {"max_tokens": config.max_tokens, "backend": config.backend}
     try:
         layer = MoeLayer.from_bf16(layer_config, gate=gate, up=up, down=down, device=device, **kept)

@@ -90,7 +90,7 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {"num_experts_per_tok": 1},
     "llama4_text": {"num_experts_per_tok": 1},
     "longcat_flash": {"zero_expert_num": 0},
-    "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 16},
+    "mimo_v2_flash": {"num_key_value_heads": 2, "head_dim": 48},
     "mistral4": {
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64,
@@ -103,7 +103,9 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "qwen4_exp": _QSA,
     "qwen4_exp_text": _QSA,
-    "step3p7": {"sliding_window": 8, "share_expert_dim": 80},
+    "step3p7": {
+        "sliding_window": 8, "share_expert_dim": 80, "mlp_layer_types": ["dense", *["sparse"] * 3], "swiglu_limits": [0, 0.0, 0.7, 2.0],
+    },
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 # A config with one of these has the size of its dense layers under intermediate_size, another one that of its experts.

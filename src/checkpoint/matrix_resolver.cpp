@@ -239,7 +239,7 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
            (floats || has_shape(*scales.info, shapes.of(order, scale_cols)));
   };
   bool k_first = stack > 0 && names.stacked_k_first && !in_blocks;
-  if (stack > 0 && !names.gguf) {  // the shapes say it
+  if (stack > 0 && !names.gguf && !names.dotted) {  // the shapes say it; dotted names have one order
     const bool plain = fits(false);
     const bool turned = fits(true);
     if (plain != turned) k_first = turned;

@@ -48,7 +48,7 @@ struct FamilyNames {
   std::string_view family;
   std::array<std::string_view, 3> blocks;  // module that holds the experts; empty = unused
   std::string_view shared;                 // module of the shared expert beside `experts`; empty = none
-  bool stacked_k_first;                    // stacked tensors are (E, K, N): K is axis 1
+  bool stacked_k_first;                    // stacked tensors are (E, K, N): K is axis 1; of dotted ones always so
   bool interleaved = false;                // gate and up alternate in a stack: g0 u0 g1 u1 ...
   Stacks stacks = Stacks::kExperts;
   bool shared_beside_block = false;  // layers.L.<shared> rather than layers.L.<block>.<shared>

@@ -106,7 +106,7 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
     if top_k is None:
         raise _core.Unsupported(f"{type(text).__name__}: expected one of {', '.join(_TOP_K)}, found none")
     experts, rows, columns = gate_up.shape
-    doubled, hidden = (columns, rows) if module.is_transposed else (rows, columns)
+    doubled, hidden = (columns, rows) if found.is_transposed else (rows, columns)
     return MoeConfig(
         num_experts=experts,
         top_k=top_k,
@@ -117,39 +117,40 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
     )
 
 
-def _parted(module: nn.Module, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _parted(found: Found, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """gate and up (E, I, ...) of both (E, 2I, ...): one after the other, or in alternate rows."""
-    if not module.is_concatenated:
+    if not found.is_concatenated:
         return gate_up[:, 0::2], gate_up[:, 1::2]
     gate, up = gate_up.chunk(2, 1)
     return gate, up
 
 
-def _halves(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _halves(found: Found) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """gate (E, I, H), up (E, I, H), down (E, H, I), on a GPU contiguous along the last dimension."""
-    gate_up, down = module.gate_up_proj.detach(), module.down_proj.detach()
-    if module.is_transposed:
+    gate_up, down = found.module.gate_up_proj.detach(), found.module.down_proj.detach()
+    if found.is_transposed:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
         if gate_up.is_cuda:
             gate_up, down = gate_up.contiguous(), down.contiguous()
-    return *_parted(module, gate_up), down
+    return *_parted(found, gate_up), down
 
 
-def _biases(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+def _biases(found: Found) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """gate (E, I), up (E, I), down (E, H), or None."""
-    if not module.has_bias:
+    module = found.module
+    if not getattr(module, "has_bias", False):
         return None
-    return *_parted(module, module.gate_up_proj_bias.detach()), module.down_proj_bias.detach()
+    return *_parted(found, module.gate_up_proj_bias.detach()), module.down_proj_bias.detach()
 
 
 def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeConfig) -> EnabledLayer:
     module = found.module
     before = sum(weight.numel() * weight.element_size() for weight in (module.gate_up_proj, module.down_proj))
     device = device_name(module.gate_up_proj.device)
-    gate, up, down = _halves(module)
+    gate, up, down = _halves(found)
     kept: dict[str, Any] = {"max_tokens": config.max_tokens, "backend": config.backend}
     try:
-        arrays = {"gate": gate, "up": up, "down": down, "biases": _biases(module)}
+        arrays = {"gate": gate, "up": up, "down": down, "biases": _biases(found)}
         layer = MoeLayer.from_bf16(layer_config, **arrays, device=device, **kept)
     except _core.Error as error:
         raise named(error, found.name) from error

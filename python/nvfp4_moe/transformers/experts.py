@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any, NamedTuple
 
@@ -34,9 +35,26 @@ class Found(NamedTuple):
     layer: int  # the number after "layers." in it
     module: nn.Module
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether its stacks are (E, K, N)."""
+        return bool(getattr(self.module, "is_transposed", False))
+
+    @property
+    def is_concatenated(self) -> bool:
+        """Whether gate lies before up, rather than each row of it before one of up."""
+        return bool(getattr(self.module, "is_concatenated", True))
+
+
+def _is_called_alike(module: nn.Module) -> bool:
+    """Whether a class without transformers' experts interface computes as one with it: (hidden_states, top_k_index,
+    top_k_weights), the activation in _apply_gate, and two stacks without biases (Step)."""
+    called = list(inspect.signature(module.forward).parameters) == ["hidden_states", "top_k_index", "top_k_weights"]
+    return called and hasattr(module, "_apply_gate") and {name for name, _ in module.named_parameters()} == {"gate_up_proj", "down_proj"}
+
 
 def find_experts(model: nn.Module) -> list[Found]:
-    """Every module that holds stacked experts (gate_up_proj and down_proj of three dimensions).
+    """Every module that holds stacked routed experts (gate_up_proj and down_proj of three dimensions).
 
     Raises Unsupported, with the path and the class, for one that is called in another way than Nvfp4Experts is, has no
     gate, or lies in no numbered layer.
@@ -46,10 +64,13 @@ def find_experts(model: nn.Module) -> list[Found]:
         stacks = [getattr(module, stack, None) for stack in ("gate_up_proj", "up_proj", "down_proj")]
         if not any(isinstance(stack, nn.Parameter) and stack.dim() == 3 for stack in stacks):
             continue
+        if name.rpartition(".")[2].startswith("shared"):  # Inkling's: each with a weight of its own for every token
+            continue
         kind = f"{name} ({type(module).__name__})"
-        if not hasattr(module, "has_gate"):  # set by transformers' use_experts_implementation
+        alike = not hasattr(module, "has_gate") and _is_called_alike(module)  # it is set by use_experts_implementation
+        if not alike and not hasattr(module, "has_gate"):
             raise _core.Unsupported(f"{kind}: expected experts of transformers' experts interface, which this is not")
-        if not module.has_gate:
+        if not alike and not module.has_gate:
             raise _core.Unsupported(f"{kind}: expected experts with a gate, and these have none")
         number = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
         if number is None:

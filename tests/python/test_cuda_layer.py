@@ -271,3 +271,21 @@ def test_expert_biases(backend: str, activation_format: str) -> None:
     graph.replay()
     fresh = nv.MoeLayer.from_tensors(chosen, **w, biases=others, **placed)
     assert torch.equal(out, fresh.run(hidden, ids, router))
+
+
+def test_experts_without_a_gate(backend: str, activation_format: str) -> None:
+    """Nemotron-3's kind of layer: two matrices an expert, from the host and from the GPU, against the CPU's."""
+    chosen = config(activation_format, activation="relu2")
+    w = {**weights(), "gate": None}
+    lent = {name: parts and tuple(torch.from_numpy(part).cuda() for part in parts) for name, parts in w.items()}
+    placed = dict(device="cuda:0", backend=backend, max_tokens=130)
+    gpu, from_gpu = (nv.MoeLayer.from_tensors(chosen, **arrays, **placed) for arrays in (w, lent))
+    cpu = nv.MoeLayer.from_tensors(chosen, **w, max_tokens=130)
+    for tokens in (1, 5, 130):
+        arrays = batch(tokens)
+        out = gpu.run(*on_gpu(arrays))
+        assert relative_error(out, cpu.run(*arrays)) < LIMIT[activation_format]
+        assert torch.equal(from_gpu.run(*on_gpu(arrays)), out)
+    for name in ("up", "down"):
+        kept = gpu.expert(7)[name]
+        assert np.array_equal(kept["codes"], w[name][0][7]) and np.array_equal(kept["scales"], w[name][1][7])

@@ -1,4 +1,4 @@
-// prefetch: asks for a line of global memory and waits for nothing.
+// prefetch: asks for bytes of global memory to be in L2, and waits for nothing.
 #pragma once
 
 #include <cuda_runtime.h>

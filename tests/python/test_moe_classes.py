@@ -1,0 +1,95 @@
+"""transformers' mixture-of-experts classes: docs/moe-classes.json says of each what becomes of it, the table of
+docs/checkpoints.md is made of that record, and every row is judged anew (a handful in the quick tier)."""
+
+from __future__ import annotations
+
+import json
+
+import nvfp4_moe as nv
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import check_moe_classes as check  # noqa: E402
+import moe_classes  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RECORD = json.loads(check.RECORD.read_text())
+# One of each: names, stacks under other names, limits of single layers, a bias, a call of its own, a refusal.
+QUICK = ("granitemoeshared", "step3p7", "inkling_mm_model", "laguna", "openai_privacy_filter", "llama4_text", "doge")
+
+
+@pytest.fixture(scope="module")
+def classes():
+    if transformers.__version__ != RECORD["transformers"]:
+        pytest.skip(f"judged with transformers {RECORD['transformers']}, installed is {transformers.__version__}")
+    return {one.model_type: one for one in moe_classes.model_classes()}
+
+
+def test_the_page_is_made_of_the_record():
+    text = check.PAGE.read_text()
+    assert check.page(text, RECORD) == text, "run scripts/check_moe_classes.py"
+
+
+def test_the_record_has_every_class(classes):
+    assert list(classes) == list(RECORD["classes"])
+    loaded = [row for row in RECORD["classes"].values() if row["loads"] == "yes"]
+    assert len(loaded) > 50 and all(row["names"] and row["activation"] and row["enable"] for row in loaded)
+
+
+@pytest.mark.parametrize("model_type", QUICK)
+def test_a_verdict_is_what_it_was(classes, model_type, tmp_path):
+    assert check.judge(classes[model_type], tmp_path) == RECORD["classes"][model_type]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", sorted(set(RECORD["classes"]) - set(QUICK)))
+def test_every_verdict_is_what_it_was(classes, model_type, tmp_path):
+    assert check.judge(classes[model_type], tmp_path) == RECORD["classes"][model_type]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A layer of a class with everything that its judgement takes: experts, twin, batch, the layer's output."""
+    one = next(found for found in moe_classes.model_classes() if found.model_type == "qwen3_moe")
+    model = moe_classes.tiny_model(one).to(torch.bfloat16)
+    directory = tmp_path_factory.mktemp("judged")
+    model.save_pretrained(directory)
+    found = moe_classes.experts_of(model.float())
+    seen = check.batches(model, found)
+    experts, twin, layer = next(check.layers_of(directory, found, seen, "floats"))
+    batch = seen[experts.path]
+    return experts.module, twin, batch, layer.run(batch.hidden, batch.ids.int(), batch.weights), directory
+
+
+def test_the_judge_allows_the_layer_and_little_else(judged):
+    """The bound is a few roundings of h wide: an output whose h was never rounded is within it, a row one percent larger is not."""
+    _, twin, batch, out, _ = judged
+    check.check_output(out, twin, batch, "as it is")
+    check.check_output(check.call(twin, batch), twin, batch, "float64")
+    with pytest.raises(check.Judged, match="outputs are not the model's own"):
+        check.check_output(out * 1.02, twin, batch, "larger")
+    allowed, want = check.bound(twin, batch), check.call(twin, batch)
+    assert float(allowed.norm() / want.norm()) < 0.1
+
+
+@pytest.mark.parametrize("fault", ["gate and up", "two experts", "transposed", "doubled"])
+def test_weights_in_another_place_are_seen(judged, fault):
+    module, _, _, _, directory = judged
+    loaded = nv.Checkpoint(str(directory))
+
+    def expert(e):
+        one = dict(loaded.expert(0, e))
+        if fault == "gate and up":
+            one["gate"], one["up"] = one["up"], one["gate"]
+        elif fault == "two experts":
+            one = dict(loaded.expert(0, e ^ 1))
+        elif fault == "transposed":
+            one["down"] = {**one["down"], "codes": one["down"]["codes"][::-1].copy()}
+        else:
+            one["down"] = {**one["down"], "tensor_scale": 2 * one["down"]["tensor_scale"]}
+        return one
+
+    with pytest.raises(check.Judged, match="not the model's own weights"):
+        check.twin_of(module, expert, "a fault")

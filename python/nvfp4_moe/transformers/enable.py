@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 import torch
-from torch import nn
 
 from .. import _core
 from ..config import MoeConfig
@@ -112,7 +111,7 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
         top_k=top_k,
         hidden_size=hidden,
         intermediate_size=doubled // 2,
-        expert_biases=module.has_bias,
+        expert_biases=found.has_biases,
         **{**find_activation(found, text), **config.options},
     )
 
@@ -138,7 +137,7 @@ def _halves(found: Found) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def _biases(found: Found) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """gate (E, I), up (E, I), down (E, H), or None."""
     module = found.module
-    if not getattr(module, "has_bias", False):
+    if not found.has_biases:
         return None
     return *_parted(found, module.gate_up_proj_bias.detach()), module.down_proj_bias.detach()
 

@@ -45,12 +45,21 @@ class Found(NamedTuple):
         """Whether gate lies before up, rather than each row of it before one of up."""
         return bool(getattr(self.module, "is_concatenated", True))
 
+    @property
+    def has_biases(self) -> bool:
+        """Whether gate, up and down have biases."""
+        return bool(getattr(self.module, "has_bias", False))
+
 
 def _is_called_alike(module: nn.Module) -> bool:
     """Whether a class without transformers' experts interface computes as one with it: (hidden_states, top_k_index,
     top_k_weights), the activation in _apply_gate, and two stacks without biases (Step)."""
     called = list(inspect.signature(module.forward).parameters) == ["hidden_states", "top_k_index", "top_k_weights"]
-    return called and hasattr(module, "_apply_gate") and {name for name, _ in module.named_parameters()} == {"gate_up_proj", "down_proj"}
+    return (
+        called
+        and hasattr(module, "_apply_gate")
+        and {name for name, _ in module.named_parameters()} == {"gate_up_proj", "down_proj"}
+    )
 
 
 def find_experts(model: nn.Module) -> list[Found]:
@@ -141,8 +150,8 @@ def find_activation(found: Found, config: Any) -> dict[str, Any]:
 def check_activation(found: Found, layer: Any) -> None:
     """Raises Unsupported where the model's class computes something else than the layer of the checkpoint."""
     config = layer.config
-    if config.expert_biases != found.module.has_bias:
-        have, has = ("biases" if biased else "no biases" for biased in (config.expert_biases, found.module.has_bias))
+    if config.expert_biases != found.has_biases:
+        have, has = ("biases" if biased else "no biases" for biased in (config.expert_biases, found.has_biases))
         raise _core.Unsupported(
             f"{found.name} ({type(found.module).__name__}): the checkpoint's experts have {have}, and this class of "
             f"transformers has {has}"

@@ -14,7 +14,7 @@ import sys
 from typing import NamedTuple
 
 # Kernels that a layer's time goes to. In mangled names a function's own name stands between its length and its arguments.
-LISTED = ["gemm1_swiglu_kernel", "gemm2_kernel", "quantize_nvfp4", "round_rows", "combine_tokens", "route_one_cta"]
+LISTED = ["gemm1_swiglu_kernel", "gemm2_kernel", "quantize_any_type", "round_rows", "combine_tokens", "route_one_cta"]
 LISTED += ["quantize_vec8_cta", "requantize_vec8_cta", "route_and_quantize_kernel", "sm90_gather_rows"]
 LISTED += [
     "sm90_round_into_rows",

@@ -34,7 +34,7 @@ LEFT_TO_ENGINES = {
     "sm100": "kernels that no GPU of its kind has run yet",  # docs/blackwell.md
     "sm120": "kernels that no GPU of its kind has run yet",
 }
-ACTIVATION_FORMATS = ("bf16", "nvfp4", "int8_block")
+ACTIVATION_FORMATS = ("bf16", "nvfp4", "fp8", "int8_block")
 ROUTERS = ("auto", "own", "engine")
 
 

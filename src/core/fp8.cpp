@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/float_formats.h"
+#include "core/fp8_histogram.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -5,7 +5,6 @@
 // power of two goes into alpha with the tensor scale of the same matrix.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "core/nvfp4_view.h"
@@ -31,10 +30,5 @@ uint8_t fp8_weight(uint8_t code, uint8_t block_scale, int shift);
 
 // Reads the whole matrix; its block scales are valid.
 Fp8Weights measure_fp8_weights(const Nvfp4View& matrix);
-
-// How many codes of each magnitude 0..7 a matrix has under each block scale, and the same told of it: for matrices that
-// are counted where they lie.
-using Fp8Histogram = std::array<std::array<uint64_t, 8>, 128>;
-Fp8Weights read_fp8_weights(const Fp8Histogram& codes);
 
 }  // namespace nvfp4_moe

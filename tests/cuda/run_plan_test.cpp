@@ -88,7 +88,7 @@ TEST(RunPlan, ScansWhereBitsDoNotFit) {
 
 // What one step leaves is what the next one finds, over batches of all sizes, formats, types and alignments.
 TEST(RunPlan, NeighboursAgree) {
-  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kFp8})
     for (const int64_t shared_size : {0, 512})
       for (const bool aligned : {false, true})
         for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
@@ -117,9 +117,11 @@ TEST(RunPlan, NeighboursAgree) {
               const bool vec8 =
                   plan.hidden.kernel == QuantizeKernel::kVec8Cta || plan.hidden.kernel == QuantizeKernel::kVec8Warp;
               if (vec8) {
-                EXPECT_TRUE(aligned && dtype == DType::kBf16 && format == ActivationFormat::kNvfp4);
+                EXPECT_TRUE(aligned && dtype == DType::kBf16 && quantizes(format));
               }
-              EXPECT_EQ(plan.routed.gemm2.waits_for_quantize, format == ActivationFormat::kNvfp4);
+              EXPECT_EQ(plan.routed.gemm2.waits_for_quantize, quantizes(format));
+              EXPECT_EQ(plan.operand, Operand::kBf16);
+              EXPECT_EQ(plan.e4m3_weights, format == ActivationFormat::kFp8);
               for (const QuantizePlan* quantize : {&plan.hidden, &plan.routed.requantize, &plan.shared.requantize}) {
                 if (quantize->kernel == QuantizeKernel::kNone) continue;
                 EXPECT_GT(quantize->ctas, 0);

@@ -1,6 +1,6 @@
 """A layer on a GPU from torch: eager, in streams, captured in torch.cuda.graph and replayed; against the CPU's layer.
 
-Every backend that the GPU has, W4A4 and W4A16. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped
+Every backend that the GPU has, W4A4, W4A16 and W4A8 in E4M3. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped
 by name elsewhere.
 """
 
@@ -17,7 +17,7 @@ from gpu import needs_gpu, torch
 pytestmark = needs_gpu
 
 GPU_BACKENDS = ("sm100", "sm120", "sm90", "cuda")
-FORMATS = ("nvfp4", "bf16")
+FORMATS = ("nvfp4", "bf16", "fp8")
 EXPERTS, TOP_K, HIDDEN, INTER = 12, 3, 256, 192
 
 
@@ -32,20 +32,25 @@ def config(activation_format: str = "nvfp4", **others: object) -> nv.MoeConfig:
     )
 
 
-@pytest.fixture(params=GPU_BACKENDS)
-def backend(request) -> str:
+def skip_where_declined(backend: str, activation_format: str) -> None:
     refusals = [
         choice["reason"]
-        for choice in nv.explain(dataclasses.asdict(config()), backend=request.param, device="cuda:0")
-        if choice["backend"] == request.param and not choice["chosen"]
+        for choice in nv.explain(dataclasses.asdict(config(activation_format)), backend=backend, device="cuda:0")
+        if choice["backend"] == backend and not choice["chosen"]
     ]
     if refusals:
-        pytest.skip(f"{request.param}: {refusals[0]}")
+        pytest.skip(f"{backend}: {refusals[0]}")
+
+
+@pytest.fixture(params=GPU_BACKENDS)
+def backend(request) -> str:
+    skip_where_declined(request.param, "nvfp4")
     return request.param
 
 
 @pytest.fixture(params=FORMATS)
-def activation_format(request) -> str:
+def activation_format(request, backend: str) -> str:
+    skip_where_declined(backend, request.param)
     return request.param
 
 
@@ -83,7 +88,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 # The limit of a whole layer of this size lies at 1.5e-2 for a batch (docs/numerics.md, section 8); most of it is room for
 # codes that flip, so a kernel that computes something else lies far outside.
-LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3}
+LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3, "fp8": 1.5e-2}
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 130])
@@ -225,12 +230,11 @@ def test_what_is_not_here_is_named() -> None:
         layer.run(*batch(4))
     with pytest.raises(nv.Unsupported, match="calibrate: expected a layer on cpu"):
         layer.calibrate(*on_gpu(batch(4)))
-    for name in ("int8_block", "fp8"):
-        with pytest.raises(nv.Unsupported, match=name):
-            nv.MoeLayer.from_tensors(config(name), **weights(), device="cuda:0")
-        with pytest.raises(nv.Unsupported, match=name):
-            nv.Nvfp4Linear.from_tensors(
-                [part[0] for part in weights()["gate"]], activation_format=name, device="cuda:0"
-            )
+    with pytest.raises(nv.Unsupported, match="int8_block"):
+        nv.MoeLayer.from_tensors(config("int8_block"), **weights(), device="cuda:0")
+    with pytest.raises(nv.Unsupported, match="int8_block"):
+        nv.Nvfp4Linear.from_tensors(
+            [part[0] for part in weights()["gate"]], activation_format="int8_block", device="cuda:0"
+        )
     chosen = [c["backend"] for c in nv.explain(json.loads(layer.config_json()), device="cuda:0") if c["chosen"]]
     assert chosen == [layer.describe()["backend"]]

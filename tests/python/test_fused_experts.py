@@ -349,10 +349,10 @@ def test_settings_come_from_the_engine_s_configuration_then_the_environment():
     ("given", "environ", "message"),
     [
         ({}, {"NVFP4_MOE": "yes"}, "NVFP4_MOE: expected one of 0, auto, 1, got 'yes'"),
-        ({}, {"NVFP4_MOE_ACTIVATIONS": ""}, "NVFP4_MOE_ACTIVATIONS: expected one of bf16, nvfp4, int8_block, got ''"),
+        ({}, {"NVFP4_MOE_ACTIVATIONS": ""}, "ACTIVATIONS: expected one of bf16, nvfp4, fp8, int8_block, got ''"),
         ({"router": "vllm"}, {}, "router: expected one of auto, own, engine, got 'vllm'"),
         ({"mode": True}, {}, "mode: expected one of 0, auto, 1, got True"),
-        ({"activations": "w4a4"}, {}, "activations: expected one of bf16, nvfp4, int8_block, got 'w4a4'"),
+        ({"activations": "w4a4"}, {}, "activations: expected one of bf16, nvfp4, fp8, int8_block, got 'w4a4'"),
         ({"activation": "bf16"}, {}, "expected the keys mode, activations and router, got activation"),
     ],
 )

@@ -95,16 +95,14 @@ std::string hardware_test_name(const ::testing::TestParamInfo<HardwareParam<T>>&
 // its order.
 std::vector<const Backend*> runnable_backends();
 
-// What `explain` would be told of a GPU of this compute capability (90 for 9.0).
 // Activation formats that no cuda backend takes.
-inline bool is_of_hosts(ActivationFormat format) {
-  return format == ActivationFormat::kInt8Block || format == ActivationFormat::kFp8;
-}
+inline bool is_of_hosts(ActivationFormat format) { return format == ActivationFormat::kInt8Block; }
 
 inline bool is_of_hosts(const MoeOptions& options) {
   return options.expert_biases || is_of_hosts(options.activation_format);
 }
 
+// What `explain` would be told of a GPU of this compute capability (90 for 9.0).
 inline DeviceFacts gpu_of(int compute_capability) {
   DeviceFacts facts;
   facts.kind = DeviceKind::kCuda;

@@ -4,6 +4,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/packed_layout.h"
+#include "core/fp8_histogram.h"
 
 namespace nvfp4_moe::cuda {
 

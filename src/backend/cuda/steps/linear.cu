@@ -56,6 +56,14 @@ Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_for
   return MoeConfig::make(options);
 }
 
+// What a checkpoint says of x, so that the layer finds the linear's own number again. Under fp8 and static that one is a
+// power of two s already, the least with 2688 input_scale <= 448 s: s / 8 gives it, 2688 / 8 being 336.
+float checkpoint_scale(const LinearWeights& weights) {
+  const bool power_of_two = weights.activation_scale == ActivationScale::kStatic;
+  return weights.activation_format == ActivationFormat::kFp8 && power_of_two ? weights.input_scale / 8
+                                                                             : weights.input_scale;
+}
+
 // The workspace. T tokens, K cols.
 struct LinearArrays {
   int64_t* row_offsets = nullptr;  // (2) 0, tokens of the product
@@ -189,7 +197,8 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
   NVFP4_MOE_TRY(check(cudaMemsetAsync(arrays.status, 0, sizeof(RunStatus), stream), "linear"));
 
   {  // Quantize finds its operand first in its scratch.
-    const PackedWeights nothing{linear.row, kNoExperts, LayerScales{weights.input_scale, {}}, {}, {}, weights.device};
+    const PackedWeights nothing{linear.row, kNoExperts, LayerScales{checkpoint_scale(weights), {}},
+                                {},         {},         weights.device};
     LayerBuffers buffers;
     buffers.status = arrays.status;
     buffers.routed.hidden = arrays.rows;

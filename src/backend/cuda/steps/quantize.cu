@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4) quantize_vec8_warp(RowArgs
   if (token >= tokens) return;
   const ThreadGroup group = ThreadGroup::warp();
   if (wanted(args, token))
-    quantize_vec8_row_by_warp<Vec>(args, token, load_vec8(args, token, group.rank), OperandRow(args, token));
+    quantize_vec8_row_by_warp<Vec>(args, token, load_vec8(args, token, group.rank), OperandRow<Vec>(args, token));
   else
     expect_row(args, token, false, group);
 }
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowAr
   while (row < rows) {
     const int64_t next = row + warps;
     const uint4 ahead = next < rows ? load_vec8(args, next, lane) : first;
-    quantize_vec8_row_by_warp<Vec>(args, row, first, OperandRow(args, row));
+    quantize_vec8_row_by_warp<Vec>(args, row, first, OperandRow<Vec>(args, row));
     row = next;
     first = ahead;
   }

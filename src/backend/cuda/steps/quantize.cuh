@@ -72,7 +72,7 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
   }
   counts.saturated += scale > 448;
   counts.zeroed += byte == 0 && amax_bits != 0;
-  const OperandRow to(args, row);
+  const OperandRow<Vec8> to(args, row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t* const values = operand + half * 4;
@@ -88,13 +88,13 @@ __device__ inline void quantize_block(const float (&x)[kBlock], const E4m3Rule& 
   uint32_t amax = 0;
 #pragma unroll
   for (float value : x) amax = max(amax, magnitude_bits(value));
-  const OperandRow to(args, row);
+  const OperandRow<E4m3Vec8> to(args, row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float eight[8];
+    float vec[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) eight[i] = x[half * 8 + i];
-    const E4m3Vec8 vec8 = E4m3Vec8::of(eight, rule.inverse, amax);
+    for (int i = 0; i < 8; ++i) vec[i] = x[half * 8 + i];
+    const E4m3Vec8 vec8 = E4m3Vec8::of(vec, rule.inverse, amax);
     to.put(block * 2 + half, vec8);
     if (wants_codes(args)) put_codes(args, row, block * 2 + half, vec8);
     counts.saturated += half == 0 && vec8.saturated;
@@ -110,7 +110,7 @@ __device__ void quantize_blocks(const RowArgs& args, int64_t row, const Rule& ru
     load_elements<kType>(args.x, row * args.k + block * kBlock, x);
     quantize_block(x, rule, args, row, block, counts);
   }
-  const OperandRow operand(args, row);
+  const OperandRow<Vec> operand(args, row);
   for (int64_t i = args.k / 8 + threadIdx.x; operand.pads(i); i += blockDim.x) operand.put(i, Vec{});
   __syncwarp();
   add(args.counters.saturated, counts.saturated);
@@ -182,7 +182,7 @@ __device__ void quantize_row(const RowArgs& args, int64_t row, bool has_row) {
   expect_row(args, row, has_row, ThreadGroup::cta());
   if (!has_row) return;
   const uint32_t amax = row_magnitude<kType>(args, row * args.k);
-  if (!begin_row<Vec>(args, row, amax, OperandRow(args, row), ThreadGroup::cta())) return;
+  if (!begin_row<Vec>(args, row, amax, OperandRow<Vec>(args, row), ThreadGroup::cta())) return;
   if constexpr (std::is_same_v<Vec, E4m3Vec8>)
     quantize_blocks<kType, Vec>(args, row, E4m3Rule{args.rule.inverse_of(amax)});
   else if (args.policy == RowScalePolicy::kCompat)
@@ -210,7 +210,7 @@ __device__ void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4&
 }
 template <class Vec>
 __device__ void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4& first) {
-  quantize_vec8_row<Vec>(args, row, first, OperandRow(args, row));
+  quantize_vec8_row<Vec>(args, row, first, OperandRow<Vec>(args, row));
 }
 // The same by a warp.
 template <class Vec, class OperandTo>

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/formats.cuh"
@@ -151,17 +152,20 @@ __device__ inline void put_e4m3(std::byte* row, Operand kind, int64_t i, const E
     reinterpret_cast<uint4*>(row)[i] = make_uint4(low.x, low.y, high.x, high.y);
   }
 }
-// Where the operand of a row goes, by vec8.
+// Where the operand of a row goes, by vec8s of a format.
+template <class Vec>
 struct OperandRow {
+  // Whether rows may have padding: NVFP4's where there are tensor cores for FP4.
+  static constexpr bool kMayPad = kHasFp4Operands || std::is_same_v<Vec, E4m3Vec8>;
   std::byte* row;
   Operand kind;
   int64_t vec8s;  // padding included
   __device__ OperandRow(const RowArgs& args, int64_t index)
-      : row(args.operand + index * operand_row_bytes(args.operand_kind, args.k)),
-        kind(args.operand_kind),
-        vec8s(operand_row_vec8s(kind, args.k)) {}
+      : row(args.operand), kind(kMayPad ? args.operand_kind : Operand::kBf16), vec8s(operand_row_vec8s(kind, args.k)) {
+    row += index * operand_row_bytes(kind, args.k);
+  }
   // Whether a vec8 beyond the row's elements is there.
-  __device__ bool pads(int64_t i) const { return i < vec8s; }
+  __device__ bool pads(int64_t i) const { return kMayPad && i < vec8s; }
   __device__ void put(int64_t i, const E4m3Vec8& vec8) const { put_e4m3(row, kind, i, vec8); }
   __device__ void put(int64_t i, const Vec8& vec8) const {
     if (kHasFp4Operands && kind == Operand::kFp4) {

@@ -1,0 +1,17 @@
+// How weights become E4M3 (core/fp8.h), of matrices that are counted where they lie: on a device.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "core/fp8.h"
+
+namespace nvfp4_moe {
+
+// How many codes of each magnitude 0..7 a matrix has under each block scale.
+using Fp8Histogram = std::array<std::array<uint64_t, 8>, 128>;
+
+// What measure_fp8_weights says of the matrix.
+Fp8Weights read_fp8_weights(const Fp8Histogram& codes);
+
+}  // namespace nvfp4_moe

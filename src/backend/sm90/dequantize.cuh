@@ -41,6 +41,7 @@ struct Bf16Products {
     weights.codes[0] = codes.x, weights.codes[1] = codes.y, weights.codes[2] = codes.z, weights.codes[3] = codes.w;
     weights.scales[0] = scales.x, weights.scales[1] = scales.y;
   }
+  template <int kStride>
   __device__ static void look_up(Weights&, const uint2*) {}
   __device__ static void dequantize(const Weights& weights, int step, const Constants& constants, uint32_t* fragment) {
     const uint32_t scales = cuda::ptx::lop3_and_or<cuda::kScalesMask>(
@@ -76,9 +77,10 @@ struct Fp8Products {
     weights.codes[0] = codes.x, weights.codes[1] = codes.y, weights.codes[2] = codes.z, weights.codes[3] = codes.w;
     weights.scales = *reinterpret_cast<const uint16_t*>(tile + fp8_scales_offset(group, half, lane));
   }
+  template <int kStride>
   __device__ static void look_up(Weights& weights, const uint2* table) {
-    weights.magnitudes[0] = table[weights.scales & 0xFF];
-    weights.magnitudes[1] = table[weights.scales >> 8];
+    weights.magnitudes[0] = table[(weights.scales & 0xFF) * kStride];
+    weights.magnitudes[1] = table[(weights.scales >> 8) * kStride];
   }
   __device__ static void dequantize(const Weights& weights, int step, const Constants&, uint32_t* fragment) {
 #pragma unroll

@@ -48,7 +48,11 @@ __device__ void fill_magnitudes() {
   constexpr uint32_t kFirstThread = 128;
   static_assert(kFirstThread + kFp8ScaleIndices <= Traits::kThreads);
   const uint32_t index = threadIdx.x - kFirstThread;
-  if (index < kFp8ScaleIndices) magnitudes<Traits>()[index] = Fp8Products::magnitudes(index);
+  if (index >= kFp8ScaleIndices) return;
+  const uint2 bytes = Fp8Products::magnitudes(index);
+#pragma unroll
+  for (uint32_t i = 0; i < Magnitudes::kCopies; ++i)  // each lane of half a warp to banks of its own
+    magnitudes<Traits>(static_cast<int>((index + i) % Magnitudes::kCopies))[index * Magnitudes::kCopies] = bytes;
 }
 
 // What route leaves of a small batch, by one warp for its cta; and the cta's schedule.

@@ -49,7 +49,8 @@ struct ConsumerState {
   }
   __device__ void look_up() {
 #pragma unroll
-    for (auto& of_m64 : weights) Products::look_up(of_m64, magnitudes<Traits>());
+    for (auto& of_m64 : weights)
+      Products::template look_up<Magnitudes::kCopies>(of_m64, magnitudes<Traits>(threadIdx.x % Magnitudes::kCopies));
   }
   // A work tile's first weights and fragments. No work tile reads for the next one: fragments that live from a wgmma of
   // one N to one of another leave ptxas too few registers.

@@ -79,9 +79,12 @@ struct Staging {
   alignas(16) uint8_t bytes[Traits::kConsumerWarpgroups][Traits::kStagingBytes];
 };
 
-// What Fp8Products look up: E4M3 magnitudes by the index of a scale.
+// What Fp8Products look up: E4M3 magnitudes by the index of a scale, a copy for each lane of half a warp, which is what
+// shared memory serves at a time. Sixteen lanes that read one table at random take three times as long, and beside the
+// rows that wgmma reads shared memory has no time to lose.
 struct Magnitudes {
-  alignas(16) uint2 of[kFp8ScaleIndices];
+  static constexpr int kCopies = 16;
+  alignas(128) uint2 of[kFp8ScaleIndices][kCopies];
 };
 
 // The shared memory of a cta with so many stages. Members that a configuration does without take no room. Barriers are
@@ -165,11 +168,11 @@ template <class Traits>
 __device__ WorkTileInfo& work_tile_info(uint32_t index) {
   return shared<Traits>().work_tiles[index % 2];
 }
-// (kFp8ScaleIndices), or null where products need none.
+// The own copy's entry of index 0, the others Magnitudes::kCopies apart; null where products need none.
 template <class Traits>
-__device__ uint2* magnitudes() {
+__device__ uint2* magnitudes(int copy) {
   if constexpr (Traits::kFp8)
-    return reinterpret_cast<uint2*>(shared_bytes + static_cast<int>(offsetof(Shared<Traits>, magnitudes)));
+    return reinterpret_cast<uint2*>(shared_bytes + static_cast<int>(offsetof(Shared<Traits>, magnitudes))) + copy;
   return nullptr;
 }
 // (kTileN) of a work tile.

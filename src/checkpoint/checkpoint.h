@@ -69,6 +69,7 @@ struct ModelInfo {
   std::string model_type;
   bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
   std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", ...: names.cpp has them
+  int64_t model_hidden_size = 0;  // of the model; behind a latent projection options.hidden_size is another one
   SourceFormat format = SourceFormat::kModelOpt;
   std::string quant_method;  // as the config has it
   std::string quant_algo;

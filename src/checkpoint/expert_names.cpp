@@ -42,7 +42,7 @@ Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNam
   if (weight == nullptr)
     return bad_input(fmt::format("{}: missing", printable(names.name(expert, projection, "weight"), 400)));
   const auto part_of_any = [&](std::string_view part) {
-    for (const Projection one : {Projection::kGate, Projection::kUp, Projection::kDown})
+    for (const Projection one : names.projections())
       if (index.find(names.name(expert, one, part)).info != nullptr) return part;
     return std::string_view();
   };

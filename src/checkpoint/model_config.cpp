@@ -20,7 +20,7 @@ namespace {
 using json = Json;
 
 // kSiluAlone: a constant of the model's code, which no field names. kStep: with a limit for each layer, or none.
-enum class ActRule : uint8_t { kSilu, kSiluAlone, kClamped, kOai, kGptOss, kStep };
+enum class ActRule : uint8_t { kSilu, kSiluAlone, kClamped, kOai, kGptOss, kStep, kRelu2 };
 enum class LayerRule : uint8_t {
   kAll,
   kFirstDense,
@@ -30,10 +30,22 @@ enum class LayerRule : uint8_t {
   kInterval,
   kPeriod,
   kLlama4,
-  kStep
+  kStep,
+  kBlockTypes
 };
 // kMaybeCount: the field may be absent. kMlp: as large as the experts. kBailing: kCount, with a size of its own or not.
-enum class SharedRule : uint8_t { kNone, kCount, kMaybeCount, kOwnSize, kMinimax, kLlama4, kGranite, kMlp, kBailing };
+enum class SharedRule : uint8_t {
+  kNone,
+  kCount,
+  kMaybeCount,
+  kOwnSize,
+  kMinimax,
+  kLlama4,
+  kGranite,
+  kMlp,
+  kBailing,
+  kNemotron
+};
 
 struct ModelRow {
   std::string_view model_type;
@@ -127,6 +139,7 @@ constexpr ModelRow kModels[] = {
     {"solar_open", "solar", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
     {"step3p5", "step", kMoe, ActRule::kStep, LayerRule::kStep, SharedRule::kNone, kAfter},
     {"zaya", "zaya", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"nemotron_h", "nemotron_h", kMoe, ActRule::kRelu2, LayerRule::kBlockTypes, SharedRule::kNemotron, kAfter},
 };
 
 struct DeclinedModel {
@@ -263,7 +276,20 @@ Status read_layer_limits(const json& config, int64_t count, std::map<int64_t, fl
   return {};
 }
 
+// Nemotron-H names its experts' activation beside that of its Mamba layers.
+Status read_relu2(const json& config, const ModelRow& row, MoeOptions& options) {
+  constexpr const char* kKey = "mlp_hidden_act";
+  const json* value = member(config, kKey);
+  if (value == nullptr) return missing(kKey, row.model_type);
+  if (*value != json("relu2"))
+    return unsupported(
+        fmt::format("config.json {}: expected relu2 for {}, got {}", kKey, row.model_type, describe_json(*value)));
+  options.activation = Activation::kRelu2;
+  return {};
+}
+
 Status read_activation(const json& config, const ModelRow& row, MoeOptions& options) {
+  if (row.activation == ActRule::kRelu2) return read_relu2(config, row, options);
   std::string act;
   for (const char* key : {"hidden_act", "hidden_activation"}) {
     const json* value = member(config, key);
@@ -305,6 +331,7 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
       NVFP4_MOE_ASSIGN(options.swiglu_alpha, required_positive(config, "swiglu_alpha", row.model_type));
       return {};
     }
+    case ActRule::kRelu2: break;
     case ActRule::kGptOss: {  // both are constants of the model's code; configs name the limit alone, or none
       options.activation = Activation::kSwigluOai;
       options.swiglu_limit = 7.0f;
@@ -360,6 +387,81 @@ Result<json> listed_layers(const json& config, const char* key, std::string_view
   if (list.ok()) return list;
   return bad_input(
       fmt::format("config.json {}: expected numbers with commas between, got {}", key, describe_json(*value)));
+}
+
+// Nemotron-H's layers, each a mixer of one kind: as a list of words, as one letter each, or both. Returns the words;
+// nothing where the config has neither.
+Result<std::vector<std::string>> block_types(const json& config) {
+  std::vector<std::string> types;
+  const char* from = nullptr;
+  const auto check_count = [](const char* key, size_t count) -> Status {
+    if (count <= static_cast<size_t>(kMaxModelLayers)) return {};
+    return bad_input(fmt::format("config.json {}: expected at most {} layers, got {}", key, kMaxModelLayers, count));
+  };
+  const auto add = [&](const char* key, std::vector<std::string> read) -> Status {
+    if (from != nullptr && read != types)
+      return bad_input(fmt::format("config.json {}: expected the layers of {}", key, from));
+    types = std::move(read);
+    from = key;
+    return {};
+  };
+  for (const char* key : {"layers_block_type", "layer_types"}) {
+    const json* list = member(config, key);
+    if (list == nullptr) continue;
+    if (!list->is_array()) {
+      return bad_input(fmt::format("config.json {}: expected a list, got {}", key, describe_json(*list)));
+    }
+    NVFP4_MOE_TRY(check_count(key, list->size()));
+    std::vector<std::string> read;
+    for (const json& entry : *list) {
+      const std::string word = entry.is_string() ? entry.get<std::string>() : std::string();
+      if (word == "moe" || word == "mlp") {
+        read.push_back(word);
+      } else if (word == "mamba" || word == "linear_attention") {
+        read.push_back("mamba");
+      } else if (word == "attention" || word == "full_attention") {
+        read.push_back("attention");
+      } else {
+        return bad_input(fmt::format("config.json {} entry {}: got {}", key, read.size(), describe_json(entry)));
+      }
+    }
+    NVFP4_MOE_TRY(add(key, std::move(read)));
+  }
+  const char* const pattern_key = "hybrid_override_pattern";
+  const json* pattern = member(config, pattern_key);
+  if (pattern == nullptr) return types;
+  if (!pattern->is_string()) {
+    return bad_input(fmt::format("config.json {}: expected a string, got {}", pattern_key, describe_json(*pattern)));
+  }
+  const std::string letters = pattern->get<std::string>();
+  NVFP4_MOE_TRY(check_count(pattern_key, letters.size()));
+  std::vector<std::string> read;
+  for (const char letter : letters) {
+    switch (letter) {
+      case 'M': read.push_back("mamba"); break;
+      case '*': read.push_back("attention"); break;
+      case '-': read.push_back("mlp"); break;
+      case 'E': read.push_back("moe"); break;
+      default:
+        return bad_input(fmt::format("config.json {}: expected M, *, - and E, got '{}'", pattern_key,
+                                     printable(std::string(1, letter))));
+    }
+  }
+  NVFP4_MOE_TRY(add(pattern_key, std::move(read)));
+  return types;
+}
+
+// How many layers there are. Nemotron-3 Ultra's config has null for it, and the list alone says.
+Result<int64_t> count_layers(const json& config, const ModelRow& row, std::string_view model_type) {
+  if (row.layers != LayerRule::kBlockTypes)
+    return required_int(config, {row.layer_count}, 1, kMaxModelLayers, model_type);
+  NVFP4_MOE_ASSIGN(const std::optional<int64_t> count, optional_int(config, {"num_hidden_layers"}, 1, kMaxModelLayers));
+  NVFP4_MOE_ASSIGN(const std::vector<std::string> types, block_types(config));
+  const auto listed = static_cast<int64_t>(types.size());
+  if (listed == 0) return missing("layers_block_type", model_type);
+  if (count.value_or(listed) == listed) return listed;
+  return bad_input(fmt::format("config.json num_hidden_layers: expected the {} layers that the config lists, got {}",
+                               listed, *count));
 }
 
 Status read_layers(const json& config, const ModelRow& row, int64_t count, std::vector<int64_t>& layers) {
@@ -438,6 +540,13 @@ Status read_layers(const json& config, const ModelRow& row, int64_t count, std::
       }
       return {};
     }
+    case LayerRule::kBlockTypes: {
+      NVFP4_MOE_ASSIGN(const std::vector<std::string> types, block_types(config));
+      for (int64_t layer = 0; layer < count; ++layer) {
+        if (types[static_cast<size_t>(layer)] == "moe") layers.push_back(layer);
+      }
+      return {};
+    }
     case LayerRule::kLlama4: {
       if (const json* list = member(config, "moe_layers")) {
         NVFP4_MOE_ASSIGN(const std::vector<bool> set, layer_set(list, "moe_layers", count));
@@ -500,6 +609,16 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
       break;
     }
     case SharedRule::kLlama4: size = out.options.intermediate_size; break;
+    case SharedRule::kNemotron: {  // a multiple of its own size
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared, optional_int(config, {"n_shared_experts"}, 0, 1024));
+      if (!shared && !config.contains("n_shared_experts")) return missing("n_shared_experts", row.model_type);
+      count = shared.value_or(0);
+      if (count == 0) break;
+      NVFP4_MOE_ASSIGN(size,
+                       required_int(config, {"moe_shared_expert_intermediate_size"}, 0, kMaxModelSize, row.model_type));
+      size *= count;
+      break;
+    }
   }
   if (count == 0 && size > 0) count = 1;
   return {};
@@ -582,8 +701,15 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
     if (list->front().is_string()) out.architecture = printable(list->front().get<std::string>());
   }
   MoeOptions& options = out.options;
-  NVFP4_MOE_ASSIGN(out.num_hidden_layers, required_int(config, {row->layer_count}, 1, kMaxModelLayers, model_type));
-  NVFP4_MOE_ASSIGN(options.hidden_size, required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
+  NVFP4_MOE_ASSIGN(out.num_hidden_layers, count_layers(config, *row, model_type));
+  NVFP4_MOE_ASSIGN(out.model_hidden_size, required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
+  // Behind a projection the routed experts have a width of their own.
+  NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent, optional_int(config, {"moe_latent_size"}, 1, kMaxModelSize));
+  if (latent && row->activation != ActRule::kRelu2)
+    return unsupported(
+        fmt::format("config.json moe_latent_size: experts behind a projection are known of nemotron_h alone, not of {}",
+                    printable(model_type)));
+  options.hidden_size = latent.value_or(out.model_hidden_size);
   const bool own_size =
       row->shared == SharedRule::kMlp && member(config, kMoe) != nullptr;  // Hunyuan's published files
   NVFP4_MOE_ASSIGN(options.intermediate_size,

@@ -47,6 +47,7 @@ constexpr FamilyNames kFamilies[] = {
     {"solar", {"mlp"}, "shared_experts", false},
     {"step", {"moe"}, "", false, false, Stacks::kDottedInBlock},
     {"zaya", {"mlp"}, "", false},
+    {"nemotron_h", {"mixer"}, "shared_experts", false, false, Stacks::kExperts, false, false},
 };
 
 constexpr std::string_view kPrefixes[] = {"",
@@ -56,7 +57,9 @@ constexpr std::string_view kPrefixes[] = {"",
                                           "language_model.",
                                           "model.language_model.model.",
                                           "thinker.model.",
-                                          "model.llm."};
+                                          "model.llm.",
+                                          "backbone.",
+                                          "language_model.backbone."};
 
 // Takes a decimal of at most 9 digits without leading zeros from the front.
 std::optional<int64_t> take_number(std::string_view& text) {
@@ -134,16 +137,18 @@ bool take_projection_first(std::string_view rest, MoeTensorName& out) {
   return take_part(rest, out);
 }
 
-// "gate_up_proj", "gate_up_proj_weight_scale", "w2_weight", "down_proj.weight" (dotted), ...
-bool take_stacked(std::string_view rest, bool dotted, MoeTensorName& out) {
+// "gate_up_proj", "gate_up_proj_weight_scale", "w2_weight", "down_proj.weight" (dotted), ...; "up_proj" where there is
+// no gate.
+bool take_stacked(std::string_view rest, bool dotted, bool gated, MoeTensorName& out) {
+  const Projection first = gated ? Projection::kGateUp : Projection::kUp;
   out.role = TensorRole::kStacked;
   out.dotted = true;
   if (dotted && take_with_gate_up(rest, out)) return true;
   out.dotted = false;
   for (const Word& word : kWords) {
-    const bool stacked = word.projection == Projection::kGateUp || word.projection == Projection::kDown;
+    const bool stacked = word.projection == first || word.projection == Projection::kDown;
     std::string_view text = rest;
-    if (!stacked || word.words > Words::kW || !take(text, word.word)) continue;
+    if (!stacked || word.words > (gated ? Words::kW : Words::kProj) || !take(text, word.word)) continue;
     if (!text.empty() && (text.front() != '_' || text.size() < 2)) continue;
     if (text.empty() && word.words != Words::kProj) continue;
     out.projection = word.projection;
@@ -193,7 +198,9 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
     out.stem = name.substr(0, name.size() - text.size() - 1);
     if (in_experts && take_projection_first(text, out)) return out;
     const std::optional<int64_t> expert = in_experts ? take_number(text) : std::nullopt;
-    if (!expert) return take_stacked(text, family.stacks != Stacks::kExperts, out) ? std::optional(out) : std::nullopt;
+    if (!expert)
+      return take_stacked(text, family.stacks != Stacks::kExperts, family.gated, out) ? std::optional(out)
+                                                                                      : std::nullopt;
     out.expert = *expert;
     return take(text, ".") && take_projection(text, out) ? std::optional(out) : std::nullopt;
   }
@@ -250,6 +257,7 @@ std::string_view ignored_reason(std::string_view name) {
       contains(name, "router") || contains(name, "tid2eid")) {
     return "router: its result is given with each batch";
   }
+  if (contains(name, "_latent_proj.")) return "projection between the model's width and the experts': the host's";
   if (contains(name, "norm")) return "normalisation";
   if (contains(name, "embed") || contains(name, "head")) return "embedding or output head";
   if (contains(name, "shared_expert") || contains(name, "share_expert"))

@@ -2,7 +2,8 @@
 //
 //   <prefix>layers.<L>.<block>.experts.<E>.<projection>.<part>      one tensor per expert
 //   <prefix>layers.<L>.<block>.experts.<projection>.<E>.<part>      the same, in ModelOpt's Qwen3-VL-MoE exports
-//   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>   all experts stacked in one tensor
+//   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>   all experts stacked in one tensor; up_proj for
+//                                                                   gate_up_proj in families without a gate
 //   <prefix>layers.<L>.<block>[.experts].<projection>.<part>        the same in families with dotted stacks
 //   <prefix>layers.<L>.[<block>.]<shared>.<projection>.<part>       the shared expert, or gate_up_proj for gate and up
 //
@@ -52,6 +53,7 @@ struct FamilyNames {
   bool interleaved = false;                // gate and up alternate in a stack: g0 u0 g1 u1 ...
   Stacks stacks = Stacks::kExperts;
   bool shared_beside_block = false;  // layers.L.<shared> rather than layers.L.<block>.<shared>
+  bool gated = true;                 // experts have a gate
 };
 // nullptr for a family this library does not know.
 const FamilyNames* family_names(std::string_view family);

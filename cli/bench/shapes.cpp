@@ -7,12 +7,15 @@
 namespace nvfp4_moe::cli {
 
 const std::vector<Shape>& shapes() {
-  // deepseek-v4-pro is one rank of eight; A and B are the sizes that CPU peers are measured at.
+  // deepseek-v4-pro is one rank of eight; nemotron-3-super's hidden size is the latent one; A and B are the sizes that CPU
+  // peers are measured at.
   static const std::vector<Shape> list = {
       {"deepseek-v4-pro", 384, 48, 6, 7168, 3072, 10.0f},
       {"deepseek-v4-flash", 256, 256, 6, 4096, 2048, 10.0f},
       {"qwen3-30b-a3b", 128, 128, 8, 2048, 768, 0.0f},
       {"mixtral-8x7b", 8, 8, 2, 4096, 14336, 0.0f},
+      {"nemotron-3-nano", 128, 128, 6, 2688, 1856, 0.0f, Activation::kRelu2},
+      {"nemotron-3-super", 512, 512, 22, 1024, 2688, 0.0f, Activation::kRelu2},
       {"A", 64, 64, 6, 2048, 1408, 0.0f},
       {"B", 16, 16, 6, 4096, 2048, 0.0f},
   };
@@ -35,10 +38,8 @@ Result<ShapedLayer> shaped_layer(const std::string& name, int64_t experts) {
   layer.options.top_k = std::min(found->top_k, layer.options.num_experts);
   layer.options.hidden_size = found->hidden_size;
   layer.options.intermediate_size = found->intermediate_size;
-  if (found->swiglu_limit > 0) {
-    layer.options.activation = Activation::kSwigluClamped;
-    layer.options.swiglu_limit = found->swiglu_limit;
-  }
+  layer.options.activation = found->activation;
+  if (found->swiglu_limit > 0) layer.options.swiglu_limit = found->swiglu_limit;
   layer.range = {0, experts > 0 ? experts : found->local_experts};
   return layer;
 }

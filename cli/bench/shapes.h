@@ -17,7 +17,8 @@ struct Shape {
   int64_t top_k;
   int64_t hidden_size;
   int64_t intermediate_size;
-  float swiglu_limit;  // 0: plain swiglu
+  float swiglu_limit;  // 0: the activation has none
+  Activation activation = swiglu_limit > 0 ? Activation::kSwigluClamped : Activation::kSwiglu;
 };
 const std::vector<Shape>& shapes();
 std::string shape_names();  // "deepseek-v4-pro, ..."

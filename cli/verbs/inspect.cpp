@@ -40,7 +40,10 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
                                    model.family, model.architecture, model.layers.size(), list_text(model.layers),
                                    sizes.num_experts, sizes.top_k,
                                    model.shared_experts > 0 ? fmt::format(", +{} shared", model.shared_experts) : "",
-                                   sizes.hidden_size, sizes.intermediate_size));
+                                   sizes.hidden_size, sizes.intermediate_size) +
+                           (sizes.hidden_size == model.model_hidden_size
+                                ? ""
+                                : fmt::format(", behind a projection from the model's {}", model.model_hidden_size)));
   report.fact("numbers", fmt::format("{}, router weight {}", activation, to_string(sizes.router_weight)));
   Json& json = report.json();
   json["path"] = index.directory();
@@ -59,6 +62,7 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
   json["top_k"] = sizes.top_k;
   json["shared_experts"] = model.shared_experts;
   json["hidden_size"] = sizes.hidden_size;
+  json["model_hidden_size"] = model.model_hidden_size;
   json["intermediate_size"] = sizes.intermediate_size;
   json["activation"] = to_string(sizes.activation);
   json["swiglu_limit"] = sizes.swiglu_limit ? Json(*sizes.swiglu_limit) : Json(nullptr);

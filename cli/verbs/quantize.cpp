@@ -114,7 +114,8 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
       worst_db = total.sqnr_db();
       worst_layer = layer.layer;
     }
-    table.add({cell(layer.layer), cell(layer.experts), cell(layer.gate.sqnr_db(), "{:.2f}"),
+    const bool gated = layer.gate.counts.blocks > 0;
+    table.add({cell(layer.layer), cell(layer.experts), gated ? cell(layer.gate.sqnr_db(), "{:.2f}") : no_cell(),
                cell(layer.up.sqnr_db(), "{:.2f}"), cell(layer.down.sqnr_db(), "{:.2f}"),
                cell(total.sqnr_db(), "{:.2f}"), cell(total.relative_error(), "{:.3e}"),
                count_cell(total.counts.saturated_scales), count_cell(total.counts.zero_scales),

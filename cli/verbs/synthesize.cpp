@@ -68,7 +68,7 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
         SynthesizeOptions& sizes = options.sizes;
         const CLI::Range positive(int64_t{1}, int64_t{1} << 24);
         verb.add_option("OUT", options.out, "Directory to make")->required();
-        verb.add_option("--family", sizes.family, "deepseek_v4 or qwen3_moe")->capture_default_str();
+        verb.add_option("--family", sizes.family, "deepseek_v4, qwen3_moe or nemotron_h")->capture_default_str();
         const auto size = [&](const char* name, int64_t& value, const char* help) {
           verb.add_option(name, value, help)->check(positive)->capture_default_str();
         };
@@ -77,6 +77,7 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
         size("--top-k", sizes.top_k, "Experts of a token");
         size("--hidden", sizes.hidden_size, "Hidden size, a multiple of 16");
         size("--intermediate", sizes.intermediate_size, "Intermediate size, a multiple of 16");
+        verb.add_option("--latent", sizes.latent_size, "nemotron_h: the experts' hidden size behind a projection");
         size("--vocab", sizes.vocab_size, "Rows of the embedding");
         verb.add_option("--dtype", options.dtype, "BF16, F16 or F32")->capture_default_str();
         add_seed(verb, sizes.seed);

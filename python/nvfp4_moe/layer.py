@@ -82,10 +82,10 @@ class MoeLayer(_core.Layer):
 
         gate, up, down: (codes, scales, tensor_scale): codes uint8 (E_local, rows, K/2), scales uint8 or float8_e4m3fn
           (E_local, rows, K/16), tensor_scale float32 (E_local) or one number; rows, K = I, H for gate and up, H, I for
-          down. gate is None with activation "relu2", here and in biases. Experts and rows may lie apart, so that gate and up may be halves of one (E, 2I, H/2) tensor. The arrays
-          are copied one expert at a time and not kept: they are the caller's again on return. Tensors that all lie on
-          the layer's GPU are packed there, after what their framework's current stream holds; those of another device
-          go through the host.
+          down. gate is None with activation "relu2", here and in biases. Experts and rows may lie apart, so that gate and
+          up may be halves of one (E, 2I, H/2) tensor. The arrays are copied one expert at a time and not kept: they are
+          the caller's again on return. Tensors that all lie on the layer's GPU are packed there, after what their
+          framework's current stream holds; those of another device go through the host.
         biases: (gate (E_local, I), up (E_local, I), down (E_local, H)) of float dtypes, taken as float32; needed by
           config.expert_biases, else None. Slices of one (E, 2I) array will do.
         input_scale: (hidden, intermediate) of the checkpoint, each a number, None, or an array over ALL experts of the
@@ -141,8 +141,8 @@ class MoeLayer(_core.Layer):
     ) -> MoeLayer:
         """From bfloat16, float16 or float32 weights, quantized to NVFP4 one expert at a time as they are packed.
 
-        gate, up: (E_local, I, H), down: (E_local, H, I): all in host memory, of any strides, or all on the layer's GPU,
-        contiguous along the last dimension, where they are quantized to the same bytes without a way through the host.
+        gate (None without one), up: (E_local, I, H), down: (E_local, H, I): all in host memory, of any strides, or all on
+        the layer's GPU, contiguous along the last dimension, where they are quantized to the same bytes without a way through the host.
         Each matrix gets a tensor scale of its own, amax/2688. Everything else as in from_tensors; BadInput also where a
         weight is NaN or Inf.
         """
@@ -227,8 +227,8 @@ class MoeLayer(_core.Layer):
 
     def replace_expert(self, local_expert: int, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
         """New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16), tensor_scale),
-        contiguous, all in host memory or all on the layer's device. biases: (gate (I), up (I), down (H)) with
-        expert_biases, else None. local_expert -1 is the shared one, which has no biases. On a GPU it waits for all work
+        contiguous, all in host memory or all on the layer's device; gate None in a layer without one. biases: (gate (I),
+        up (I), down (H)) with expert_biases, else None. local_expert -1 is the shared one, which has no biases. On a GPU it waits for all work
         of the device, and takes 8 MiB there while it works. Raises Busy while a run is in flight; BadInput on illegal
         scales and biases that are not finite, and the expert is as it was.
         """

@@ -270,6 +270,7 @@ _ROUTERS: dict[str, Callable[[_Fields, int | None], _Options]] = {
     "glm4v_moe": _noaux_tc,
     "glm4v_moe_text": _noaux_tc,
     "glm_moe_dsa": _noaux_tc,
+    "nemotron_h": _noaux_tc,
     "deepseek_v4": _deepseek_v4,
     "minimax_m2": _minimax_m2,
     "minimax_m3": _minimax_m3,

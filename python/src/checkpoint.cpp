@@ -104,6 +104,7 @@ class PyCheckpoint {
     d["input_scale"] = to_dict(scales);
     nb::dict names;
     for (const char* projection : {"gate", "up", "down"}) {
+      if (d[projection].is_none()) continue;  // experts without a gate
       names[projection] = checkpoint_.tensor_name(layer, expert_id, projection);
     }
     d["names"] = names;

@@ -147,7 +147,9 @@ ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const Matr
     return [gate, &up, &down, first_expert](int64_t global_expert) -> Result<LoadedExpert> {
       const int64_t e = global_expert - first_expert;
       LoadedExpert loaded;
-      if (gate != nullptr) NVFP4_MOE_ASSIGN(loaded.source.gate, gate->host_view(e, loaded));
+      if (gate != nullptr) {
+        NVFP4_MOE_ASSIGN(loaded.source.gate, gate->host_view(e, loaded));
+      }
       NVFP4_MOE_ASSIGN(loaded.source.up, up.host_view(e, loaded));
       NVFP4_MOE_ASSIGN(loaded.source.down, down.host_view(e, loaded));
       return loaded;

@@ -259,6 +259,7 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
       {Projection::kUp, &out.source.up, &biases.up},
       {Projection::kDown, &out.source.down, &biases.down}};
   for (const auto& [projection, view, bias] : targets) {
+    if (projection == Projection::kGate && !names.gated) continue;
     MatrixSource matrix;
     if (!resolve(names, layer, expert, projection, matrix, found)) return found.first_error();
     matrix.memory = memory.get();
@@ -329,7 +330,7 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, 
   const bool used = entry.activation_format == ActivationFormat::kNvfp4;
   const MatrixResolver resolver(index, model.options.num_experts);
   for (const int64_t e : entry.stored_in(range)) {
-    for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+    for (const Projection projection : entry.routed.projections()) {
       const InputScale scale = resolver.input_scale(entry.routed, e, projection);
       if (scales != nullptr && scale.usable) {
         std::optional<float>& target = projection == Projection::kDown ? scales->intermediate : scales->hidden;
@@ -354,7 +355,8 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, 
   for (const bool down : {false, true}) {
     if ((down ? scales->intermediate : scales->hidden).has_value()) continue;
     found.add({Severity::kWarning, "input_scale_unusable", layer, -1,
-               entry.routed.name(0, down ? Projection::kDown : Projection::kGate, entry.routed.parts.input_scale),
+               entry.routed.name(0, down ? Projection::kDown : entry.routed.projections().front(),
+                                 entry.routed.parts.input_scale),
                "one usable input scale in the layer, for activation_scale static or compat", "none"});
   }
 }

@@ -69,6 +69,8 @@ struct ModelInfo {
   std::string model_type;
   bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
   std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", "mixtral", "llama4", "motif"
+  int64_t model_hidden_size =
+      0;  // of the model; options.hidden_size is the experts', another one behind a latent projection
   SourceFormat format = SourceFormat::kModelOpt;
   std::string quant_method;  // as the config has it
   std::string quant_algo;

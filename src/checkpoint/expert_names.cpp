@@ -42,7 +42,7 @@ Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNam
   if (weight == nullptr)
     return bad_input(fmt::format("{}: missing", printable(names.name(expert, projection, "weight"), 400)));
   const auto part_of_any = [&](std::string_view part) {
-    for (const Projection one : {Projection::kGate, Projection::kUp, Projection::kDown})
+    for (const Projection one : names.projections())
       if (index.find(names.name(expert, one, part)).info != nullptr) return part;
     return std::string_view();
   };
@@ -62,7 +62,7 @@ std::string ExpertNames::name(int64_t expert, Projection projection, std::string
   if (gguf) return gguf_tensor_name(stem, role, in_fused ? Projection::kGateUp : projection, part);
   switch (role) {
     case TensorRole::kExpert: return expert_tensor_name(stem, expert, projection, w_words, projection_first, part);
-    case TensorRole::kStacked: return stacked_tensor_name(stem, projection, part);
+    case TensorRole::kStacked: return stacked_tensor_name(stem, in_fused ? Projection::kGateUp : projection, part);
     case TensorRole::kShared:
       return shared_tensor_name(stem, in_fused ? Projection::kGateUp : projection, w_words, part);
   }

@@ -2,6 +2,7 @@
 // the room. Reads headers only.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -26,18 +27,26 @@ struct FormatParts {
   }
 };
 
+// gate, up and down; up and down where experts have no gate.
+inline std::span<const Projection> projections_of(bool gated) {
+  static constexpr Projection kAll[] = {Projection::kGate, Projection::kUp, Projection::kDown};
+  return std::span<const Projection>(kAll).subspan(gated ? 0 : 1);
+}
+
 // How a layer's routed experts, or its shared expert, are stored.
 struct ExpertNames {
   std::string stem;
   TensorRole role = TensorRole::kExpert;
   bool w_words = false;
   bool projection_first = false;  // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
-  bool gate_up_fused = false;  // gate and up are one tensor gate_up_proj, gate first: every stack, some shared experts
-  bool stacked_k_first = false;  // the family's order, where role is kStacked
-  bool interleaved = false;      // gate_up_fused: rows g0 u0 g1 u1 ... rather than gate's, then up's
-  bool gguf = false;             // the names of gguf_names.h
+  bool gate_up_fused = false;     // gate and up are one tensor gate_up_proj, gate first: stacks, some shared experts
+  bool stacked_k_first = false;   // the family's order, where role is kStacked
+  bool interleaved = false;       // gate_up_fused: rows g0 u0 g1 u1 ... rather than gate's, then up's
+  bool gguf = false;              // the names of gguf_names.h
+  bool gated = true;              // there are gates
   FormatParts parts;
 
+  std::span<const Projection> projections() const { return projections_of(gated); }
   // The name of `part` of the projection that holds it (gate_up_proj where gate and up are one tensor).
   std::string name(int64_t expert, Projection projection, std::string_view part) const;
 };

@@ -70,6 +70,7 @@ Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, in
   const std::pair<Projection, FloatWeights*> targets[] = {
       {Projection::kGate, &out.gate}, {Projection::kUp, &out.up}, {Projection::kDown, &out.down}};
   for (const auto& [projection, weights] : targets) {
+    if (projection == Projection::kGate && !entry->routed.gated) continue;
     MatrixSource matrix;
     FindingList found;
     if (!impl.locate(entry->routed, layer, expert, projection, matrix, found)) return found.first_error();

@@ -45,7 +45,7 @@ struct Declined {
   std::string_view reason;
 };
 constexpr Declined kDeclined[] = {
-    {"nemotron_h_moe", "its experts have no gate, and their activation is relu2, which is not implemented"},
+    {"nemotron_h_moe", "experts without a gate are read from safetensors alone"},
 };
 
 std::string known_architectures() {
@@ -221,6 +221,7 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
     return bad_input(fmt::format("metadata '{}': expected at most the {} experts, got {}",
                                  fields.key("expert_used_count"), options.num_experts, options.top_k));
   NVFP4_MOE_ASSIGN(options.hidden_size, fields.required("embedding_length", 1, kMaxModelSize));
+  out.model_hidden_size = options.hidden_size;
   NVFP4_MOE_ASSIGN(const std::optional<int64_t> own, fields.integer("expert_feed_forward_length", 1, kMaxModelSize));
   if (own) {
     options.intermediate_size = *own;

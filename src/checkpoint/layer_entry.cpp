@@ -29,7 +29,7 @@ void LayerEntry::add_missing(int64_t layer, const ExpertRange& range, FindingLis
       ++next;
       continue;
     }
-    std::string name = routed.name(e, Projection::kGate, routed.parts.codes);
+    std::string name = routed.name(e, routed.projections().front(), routed.parts.codes);
     if (finding.expert < 0) {
       finding.expert = e;
       finding.tensor = std::move(name);

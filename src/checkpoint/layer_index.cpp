@@ -1,8 +1,11 @@
+// Long because one builder weighs every name of the files against the config, and what it says of each is here.
 #include "checkpoint/layer_index.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "checkpoint/gguf_names.h"
@@ -150,6 +153,10 @@ class Builder {
         ignore(name, "multi-token prediction: beyond num_hidden_layers");
         continue;
       }
+      if (!family_.gated && (parsed->projection == Projection::kGate || parsed->projection == Projection::kGateUp)) {
+        return unsupported(fmt::format("layer {} {}: a gate, which experts of {} have not", parsed->layer,
+                                       printable(name, 400), model_.family));
+      }
       Seen& seen = seen_[parsed->layer];
       if (const std::string_view reason = refused_part_reason(parsed->part, model_.options.expert_biases);
           !reason.empty()) {
@@ -219,7 +226,8 @@ class Builder {
     names.w_words = !seen.words.empty() && *seen.words.begin();
     names.projection_first = !seen.orders.empty() && *seen.orders.begin();
     names.gguf = model_.gguf;
-    names.gate_up_fused = names.gguf ? seen.fused.contains(true) : names.role == TensorRole::kStacked;
+    names.gated = family_.gated;
+    names.gate_up_fused = names.gguf ? seen.fused.contains(true) : names.role == TensorRole::kStacked && names.gated;
     names.stacked_k_first = family_.stacked_k_first && !names.gguf;
     names.interleaved = family_.interleaved && names.gate_up_fused && !names.gguf;
     if (seen.projections.empty()) {
@@ -276,13 +284,12 @@ class Builder {
     entry.add_missing(layer, {0, experts}, findings_);
     for (const int64_t e : entry.stored) {
       const int bits = seen.projections.at(e);
-      if (bits == 7) continue;
-      const Projection first = (bits & 1) == 0   ? Projection::kGate
-                               : (bits & 2) == 0 ? Projection::kUp
-                                                 : Projection::kDown;
+      const std::span<const Projection> wanted = entry.routed.projections();
+      const auto first = std::find_if(wanted.begin(), wanted.end(), [&](Projection p) { return (bits & bit(p)) == 0; });
+      if (first == wanted.end()) continue;
       findings_.add({Severity::kError, "missing_expert", layer, e,
-                     entry.routed.name(e, first, entry.routed.parts.codes), fmt::format("experts 0 to {}", experts - 1),
-                     "no such tensor"});
+                     entry.routed.name(e, *first, entry.routed.parts.codes),
+                     fmt::format("experts 0 to {}", experts - 1), "no such tensor"});
     }
     for (const auto& [e, bits] : seen.projections) {
       if (e < experts) continue;
@@ -290,7 +297,7 @@ class Builder {
                       "unexpected_expert",
                       layer,
                       e,
-                      entry.routed.name(e, Projection::kGate, entry.routed.parts.codes),
+                      entry.routed.name(e, entry.routed.projections().front(), entry.routed.parts.codes),
                       fmt::format("experts 0 to {}", experts - 1),
                       fmt::format("expert {}", e)};
       // Numbers that begin at 1, or a config of another model: which tensor is which expert is then unknown.
@@ -308,7 +315,7 @@ class Builder {
     const int64_t intermediate = model_.options.intermediate_size;
     const MatrixResolver resolver(index_, model_.options.num_experts);
     FindingList found;
-    for (const Projection projection : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+    for (const Projection projection : entry.routed.projections()) {
       const bool down = projection == Projection::kDown;
       MatrixSource unused;
       resolver.locate(entry.routed, layer, expert, projection, down ? hidden : intermediate,
@@ -323,6 +330,17 @@ class Builder {
 
   void add_shared(int64_t layer, const Seen& seen, LayerEntry& entry) {
     const bool declared = model_.options.shared_intermediate_size > 0;
+    // One beside latent projections multiplies what they do not: a layer has one width.
+    if (declared && model_.model_hidden_size != model_.options.hidden_size) {
+      if (seen.shared_stems.empty()) return;
+      findings_.add(
+          {Severity::kNote, "shared_expert_of_other_width", -1, -1, seen.shared_stems.begin()->second,
+           fmt::format("one of the experts' hidden size {}", model_.options.hidden_size),
+           fmt::format("the model's {}: the layer runs without it, the host adds it", model_.model_hidden_size)});
+      for (const auto& [pattern, count] : seen.shared_patterns)
+        ignore(pattern, "shared expert of the model's width, beside experts of another", count);
+      return;
+    }
     if (seen.shared_stems.empty()) {
       if (declared) {
         findings_.add({Severity::kWarning, "shared_expert_missing", -1, -1, fmt::format("layer {}", layer),
@@ -336,9 +354,11 @@ class Builder {
     names.w_words = *seen.shared_words.begin();
     names.gate_up_fused = seen.shared_fused.contains(true);
     names.gguf = model_.gguf;
+    names.gated = family_.gated;
+    const Projection probe = names.projections().front();
     Result<FormatParts> parts = bad_input("several spellings");
     if (seen.shared_words.size() == 1 && seen.shared_fused.size() <= 1) {
-      parts = detect_format(index_, names, -1, Projection::kGate);
+      parts = detect_format(index_, names, -1, probe);
       if (parts.ok()) {
         if (Status known = check_gguf_parts(seen.shared_parts, *parts); !known.ok()) parts = std::move(known);
       }
@@ -361,9 +381,8 @@ class Builder {
     }
     // What the producer left in floats beside quantized experts, it left so on purpose: loading does not quantize it.
     if (parts->format == SourceFormat::kFloat && entry.routed.parts.format != SourceFormat::kFloat) {
-      findings_.add({Severity::kNote, "shared_expert_in_floats", -1, -1,
-                     names.name(-1, Projection::kGate, parts->codes), "the format of the routed experts",
-                     "floats: the layer runs without it, the host adds it"});
+      findings_.add({Severity::kNote, "shared_expert_in_floats", -1, -1, names.name(-1, probe, parts->codes),
+                     "the format of the routed experts", "floats: the layer runs without it, the host adds it"});
       for (const auto& [pattern, count] : seen.shared_patterns)
         ignore(pattern, "shared expert that the producer left in floats", count);
       return;

@@ -116,10 +116,10 @@ InputScale MatrixResolver::input_scale(const ExpertNames& names, int64_t expert,
 bool MatrixResolver::other_matrix_is_k_first(const ExpertNames& names, int64_t expert, Projection projection,
                                              int64_t rows, int64_t cols) const {
   const bool down = projection == Projection::kDown;
-  const Projection other = down ? Projection::kGate : Projection::kDown;
+  const Projection other = down ? names.projections().front() : Projection::kDown;
   const TensorInfo* info = index_.find(names.name(expert, other, names.parts.codes)).info;
   if (info == nullptr) return names.stacked_k_first;
-  const Shapes shapes{num_experts_, down ? 2 * cols : cols};
+  const Shapes shapes{num_experts_, down && names.gate_up_fused ? 2 * cols : cols};
   const int64_t width = stored_width(names.parts.format, *info, rows);
   const bool plain = has_shape(*info, shapes.of(false, width));
   const bool turned = has_shape(*info, shapes.of(true, width));

@@ -19,9 +19,9 @@ namespace {
 
 using json = Json;
 
-enum class ActRule : uint8_t { kSilu, kClamped, kOai, kGptOss };
-enum class LayerRule : uint8_t { kAll, kFirstDense, kSparseStep, kLlama4 };
-enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kMinimax, kLlama4 };
+enum class ActRule : uint8_t { kSilu, kClamped, kOai, kGptOss, kRelu2 };
+enum class LayerRule : uint8_t { kAll, kFirstDense, kSparseStep, kLlama4, kBlockTypes };
+enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kMinimax, kLlama4, kNemotron };
 
 struct ModelRow {
   std::string_view model_type;
@@ -73,6 +73,7 @@ constexpr ModelRow kModels[] = {
     {"motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
     {"Motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
     {"gpt_oss", "gpt_oss", kPlain, ActRule::kGptOss, LayerRule::kAll, SharedRule::kNone, kAfter, true},
+    {"nemotron_h", "nemotron_h", kMoe, ActRule::kRelu2, LayerRule::kBlockTypes, SharedRule::kNemotron, kAfter},
 };
 
 struct DeclinedModel {
@@ -163,7 +164,20 @@ std::string known_types() {
   return out;
 }
 
+// Nemotron-H names its experts' activation beside that of its Mamba layers.
+Status read_relu2(const json& config, const ModelRow& row, MoeOptions& options) {
+  constexpr const char* kKey = "mlp_hidden_act";
+  const json* value = member(config, kKey);
+  if (value == nullptr) return missing(kKey, row.model_type);
+  if (*value != json("relu2"))
+    return unsupported(
+        fmt::format("config.json {}: expected relu2 for {}, got {}", kKey, row.model_type, describe_json(*value)));
+  options.activation = Activation::kRelu2;
+  return {};
+}
+
 Status read_activation(const json& config, const ModelRow& row, MoeOptions& options) {
+  if (row.activation == ActRule::kRelu2) return read_relu2(config, row, options);
   std::string act;
   for (const char* key : {"hidden_act", "hidden_activation"}) {
     const json* value = member(config, key);
@@ -203,6 +217,7 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
       NVFP4_MOE_ASSIGN(options.swiglu_alpha, required_positive(config, "swiglu_alpha", row.model_type));
       return {};
     }
+    case ActRule::kRelu2: break;
     case ActRule::kGptOss: {  // both are constants of the model's code; configs name the limit alone, or none
       options.activation = Activation::kSwigluOai;
       options.swiglu_limit = 7.0f;
@@ -249,6 +264,81 @@ Result<std::vector<bool>> layer_set(const json* list, const char* key, int64_t c
   return set;
 }
 
+// Nemotron-H's layers, each a mixer of one kind: as a list of words, as one letter each, or both. Returns the words;
+// nothing where the config has neither.
+Result<std::vector<std::string>> block_types(const json& config) {
+  std::vector<std::string> types;
+  const char* from = nullptr;
+  const auto check_count = [](const char* key, size_t count) -> Status {
+    if (count <= static_cast<size_t>(kMaxModelLayers)) return {};
+    return bad_input(fmt::format("config.json {}: expected at most {} layers, got {}", key, kMaxModelLayers, count));
+  };
+  const auto add = [&](const char* key, std::vector<std::string> read) -> Status {
+    if (from != nullptr && read != types)
+      return bad_input(fmt::format("config.json {}: expected the layers of {}", key, from));
+    types = std::move(read);
+    from = key;
+    return {};
+  };
+  for (const char* key : {"layers_block_type", "layer_types"}) {
+    const json* list = member(config, key);
+    if (list == nullptr) continue;
+    if (!list->is_array()) {
+      return bad_input(fmt::format("config.json {}: expected a list, got {}", key, describe_json(*list)));
+    }
+    NVFP4_MOE_TRY(check_count(key, list->size()));
+    std::vector<std::string> read;
+    for (const json& entry : *list) {
+      const std::string word = entry.is_string() ? entry.get<std::string>() : std::string();
+      if (word == "moe" || word == "mlp") {
+        read.push_back(word);
+      } else if (word == "mamba" || word == "linear_attention") {
+        read.push_back("mamba");
+      } else if (word == "attention" || word == "full_attention") {
+        read.push_back("attention");
+      } else {
+        return bad_input(fmt::format("config.json {} entry {}: got {}", key, read.size(), describe_json(entry)));
+      }
+    }
+    NVFP4_MOE_TRY(add(key, std::move(read)));
+  }
+  const char* const pattern_key = "hybrid_override_pattern";
+  const json* pattern = member(config, pattern_key);
+  if (pattern == nullptr) return types;
+  if (!pattern->is_string()) {
+    return bad_input(fmt::format("config.json {}: expected a string, got {}", pattern_key, describe_json(*pattern)));
+  }
+  const std::string letters = pattern->get<std::string>();
+  NVFP4_MOE_TRY(check_count(pattern_key, letters.size()));
+  std::vector<std::string> read;
+  for (const char letter : letters) {
+    switch (letter) {
+      case 'M': read.push_back("mamba"); break;
+      case '*': read.push_back("attention"); break;
+      case '-': read.push_back("mlp"); break;
+      case 'E': read.push_back("moe"); break;
+      default:
+        return bad_input(fmt::format("config.json {}: expected M, *, - and E, got '{}'", pattern_key,
+                                     printable(std::string(1, letter))));
+    }
+  }
+  NVFP4_MOE_TRY(add(pattern_key, std::move(read)));
+  return types;
+}
+
+// How many layers there are. Nemotron-3 Ultra's config has null for it, and the list alone says.
+Result<int64_t> count_layers(const json& config, const ModelRow& row, std::string_view model_type) {
+  if (row.layers != LayerRule::kBlockTypes)
+    return required_int(config, {"num_hidden_layers"}, 1, kMaxModelLayers, model_type);
+  NVFP4_MOE_ASSIGN(const std::optional<int64_t> count, optional_int(config, {"num_hidden_layers"}, 1, kMaxModelLayers));
+  NVFP4_MOE_ASSIGN(const std::vector<std::string> types, block_types(config));
+  const auto listed = static_cast<int64_t>(types.size());
+  if (listed == 0) return missing("layers_block_type", model_type);
+  if (count.value_or(listed) == listed) return listed;
+  return bad_input(fmt::format("config.json num_hidden_layers: expected the {} layers that the config lists, got {}",
+                               listed, *count));
+}
+
 Status read_layers(const json& config, const ModelRow& row, int64_t count, std::vector<int64_t>& layers) {
   if (const json* types = member(config, "mlp_layer_types")) {
     return layers_from_list(*types, "mlp_layer_types", count, layers, [](const json& entry) -> std::optional<bool> {
@@ -286,6 +376,13 @@ Status read_layers(const json& config, const ModelRow& row, int64_t count, std::
                        layer_set(member(config, "mlp_only_layers"), "mlp_only_layers", count));
       for (int64_t layer = 0; layer < count; ++layer) {
         if (!dense[static_cast<size_t>(layer)] && (layer + 1) % step.value_or(1) == 0) layers.push_back(layer);
+      }
+      return {};
+    }
+    case LayerRule::kBlockTypes: {
+      NVFP4_MOE_ASSIGN(const std::vector<std::string> types, block_types(config));
+      for (int64_t layer = 0; layer < count; ++layer) {
+        if (types[static_cast<size_t>(layer)] == "moe") layers.push_back(layer);
       }
       return {};
     }
@@ -334,6 +431,16 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
       break;
     }
     case SharedRule::kLlama4: size = out.options.intermediate_size; break;
+    case SharedRule::kNemotron: {  // a multiple of its own size
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared, optional_int(config, {"n_shared_experts"}, 0, 1024));
+      if (!shared && !config.contains("n_shared_experts")) return missing("n_shared_experts", row.model_type);
+      count = shared.value_or(0);
+      if (count == 0) break;
+      NVFP4_MOE_ASSIGN(size,
+                       required_int(config, {"moe_shared_expert_intermediate_size"}, 0, kMaxModelSize, row.model_type));
+      size *= count;
+      break;
+    }
   }
   if (count == 0 && size > 0) count = 1;
   return {};
@@ -416,8 +523,15 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
     if (list->front().is_string()) out.architecture = printable(list->front().get<std::string>());
   }
   MoeOptions& options = out.options;
-  NVFP4_MOE_ASSIGN(out.num_hidden_layers, required_int(config, {"num_hidden_layers"}, 1, kMaxModelLayers, model_type));
-  NVFP4_MOE_ASSIGN(options.hidden_size, required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
+  NVFP4_MOE_ASSIGN(out.num_hidden_layers, count_layers(config, *row, model_type));
+  NVFP4_MOE_ASSIGN(out.model_hidden_size, required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
+  // Behind a projection the routed experts have a width of their own.
+  NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent, optional_int(config, {"moe_latent_size"}, 1, kMaxModelSize));
+  if (latent && row->activation != ActRule::kRelu2)
+    return unsupported(
+        fmt::format("config.json moe_latent_size: experts behind a projection are known of nemotron_h alone, not of {}",
+                    printable(model_type)));
+  options.hidden_size = latent.value_or(out.model_hidden_size);
   NVFP4_MOE_ASSIGN(options.intermediate_size, required_int(config, {row->intermediate}, 1, kMaxModelSize, model_type));
   NVFP4_MOE_ASSIGN(options.num_experts, required_int(config, {"n_routed_experts", "num_experts", "num_local_experts"},
                                                      1, kMaxModelExperts, model_type));

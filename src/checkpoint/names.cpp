@@ -21,10 +21,17 @@ constexpr FamilyNames kFamilies[] = {
     {"llama4", {"feed_forward"}, "shared_expert", true},
     {"motif", {"moe", "mlp"}, "shared_experts", false},
     {"gpt_oss", {"mlp"}, "", true, true},
+    {"nemotron_h", {"mixer"}, "shared_experts", false, false, false},
 };
 
-constexpr std::string_view kPrefixes[] = {
-    "", "model.", "language_model.model.", "model.language_model.", "language_model.", "model.language_model.model."};
+constexpr std::string_view kPrefixes[] = {"",
+                                          "model.",
+                                          "language_model.model.",
+                                          "model.language_model.",
+                                          "language_model.",
+                                          "model.language_model.model.",
+                                          "backbone.",
+                                          "language_model.backbone."};
 
 // Takes a decimal of at most 9 digits without leading zeros from the front.
 std::optional<int64_t> take_number(std::string_view& text) {
@@ -94,10 +101,10 @@ bool take_projection_first(std::string_view rest, MoeTensorName& out) {
   return take_part(rest, out);
 }
 
-// "gate_up_proj", "gate_up_proj_weight_scale", "down_proj.weight", ...
-bool take_stacked(std::string_view rest, MoeTensorName& out) {
-  if (take(rest, "gate_up_proj")) {
-    out.projection = Projection::kGateUp;
+// "gate_up_proj", "gate_up_proj_weight_scale", "down_proj.weight", ...; "up_proj" where there is no gate.
+bool take_stacked(std::string_view rest, bool gated, MoeTensorName& out) {
+  if (take(rest, gated ? "gate_up_proj" : "up_proj")) {
+    out.projection = gated ? Projection::kGateUp : Projection::kUp;
   } else if (take(rest, "down_proj")) {
     out.projection = Projection::kDown;
   } else {
@@ -157,7 +164,7 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
       return take(text, ".") && take_projection(text, out) ? std::optional(out) : std::nullopt;
     }
     out.role = TensorRole::kStacked;
-    return take_stacked(text, out) ? std::optional(out) : std::nullopt;
+    return take_stacked(text, family.gated, out) ? std::optional(out) : std::nullopt;
   }
   return std::nullopt;
 }
@@ -183,7 +190,7 @@ std::string expert_tensor_name(const std::string& stem, int64_t expert, Projecti
 
 std::string stacked_tensor_name(const std::string& stem, Projection projection, std::string_view part) {
   std::string name = stem + ".";
-  name += projection == Projection::kDown ? "down_proj" : "gate_up_proj";
+  name += projection_word(projection, false);
   if (part != "weight") (name += '_') += part;
   return name;
 }
@@ -206,6 +213,7 @@ std::string_view ignored_reason(std::string_view name) {
       contains(name, "tid2eid")) {
     return "router: its result is given with each batch";
   }
+  if (contains(name, "_latent_proj.")) return "projection between the model's width and the experts': the host's";
   if (contains(name, "norm")) return "normalisation";
   if (contains(name, "embed") || contains(name, "head")) return "embedding or output head";
   if (contains(name, "shared_expert")) return "shared expert in a form that is not loaded here";

@@ -2,7 +2,8 @@
 //
 //   <prefix>layers.<L>.<block>.experts.<E>.<projection>.<part>      one tensor per expert
 //   <prefix>layers.<L>.<block>.experts.<projection>.<E>.<part>      the same, in ModelOpt's Qwen3-VL-MoE exports
-//   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>   all experts stacked in one tensor
+//   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>   all experts stacked in one tensor; up_proj for
+//                                                                   gate_up_proj in families without a gate
 //   <prefix>layers.<L>.<block>.<shared>.<projection>.<part>         the shared expert, or gate_up_proj for gate and up
 //
 // The family (from the config) says which blocks, shared names and stacked axis orders are its own; the names present
@@ -32,6 +33,7 @@ struct FamilyNames {
   std::string_view shared;                 // module of the shared expert beside `experts`; empty = none
   bool stacked_k_first;                    // stacked tensors are (E, K, N): K is axis 1
   bool interleaved = false;                // gate and up alternate in a stack: g0 u0 g1 u1 ...
+  bool gated = true;                       // experts have a gate
 };
 // nullptr for a family this library does not know.
 const FamilyNames* family_names(std::string_view family);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <vector>
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/mxfp4.h"
@@ -12,7 +14,6 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Projection::kDown};
 constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 where the block takes 6
 constexpr uint8_t kScale384 = 0x7C;  // and where it takes 4
 
@@ -23,14 +24,14 @@ struct LayerMarks {
   int64_t experts = 0;
 
   // Gate and up may share one tensor scale, so that only the larger of the two reaches the top of its range.
-  void add(const MatrixSource (&matrices)[3], const ScaleScan (&scans)[3]) {
+  void add(std::span<const MatrixSource> matrices, std::span<const ScaleScan> scans) {
     ++experts;
     for (const MatrixSource& matrix : matrices) {
       const ByteMatrix scales = matrix.scales_as_stored();
       powers_of_two = powers_of_two && is_power_of_two(matrix.tensor_scale) &&
                       all_powers_of_two(scales.data, scales.rows, scales.cols, scales.row_stride);
     }
-    for (const uint8_t top : {std::max(scans[0].max, scans[1].max), scans[2].max}) {
+    for (const uint8_t top : {std::max(scans.front().max, scans[scans.size() - 2].max), scans.back().max}) {
       four_over_six = four_over_six && top >= kScale256 && top <= kScale384;
     }
   }
@@ -59,13 +60,13 @@ Status Checkpoint::check_layout(int64_t layer, const ExpertRange& range_in, bool
   for (const int64_t expert : entry->stored_in(range)) {
     if (found.has_error()) break;
     MatrixSource unused;
-    for (const Projection projection : kProjections)
+    for (const Projection projection : entry->routed.projections())
       impl_->locate(entry->routed, layer, expert, projection, unused, found);
     if (entry->routed.role == TensorRole::kStacked) break;  // one tensor holds them all
   }
   if (shared && entry->shared && !found.has_error()) {
     MatrixSource unused;
-    for (const Projection projection : kProjections)
+    for (const Projection projection : entry->shared->projections())
       impl_->locate(*entry->shared, layer, -1, projection, unused, found);
   }
   return found.first_error();
@@ -86,12 +87,13 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
   LayerMarks marks;
   for (const int64_t e : entry->stored_in(range)) {
     Storage storage;
-    MatrixSource matrices[3];
-    ScaleScan scans[3];
+    const std::span<const Projection> projections = entry->routed.projections();
+    std::vector<MatrixSource> matrices(projections.size());
+    std::vector<ScaleScan> scans(projections.size());
     bool resolved = true;
     bool valid = true;
-    for (int p = 0; p < 3; ++p) {
-      if (!impl_->resolve(entry->routed, layer, e, kProjections[p], matrices[p], found)) {
+    for (size_t p = 0; p < projections.size(); ++p) {
+      if (!impl_->resolve(entry->routed, layer, e, projections[p], matrices[p], found)) {
         resolved = false;
         continue;
       }
@@ -115,7 +117,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
       }
     }
     if (resolved && valid && nvfp4) marks.add(matrices, scans);
-    if (resolved && nvfp4 && matrices[0].tensor_scale != matrices[1].tensor_scale) {
+    if (resolved && nvfp4 && entry->routed.gated && matrices[0].tensor_scale != matrices[1].tensor_scale) {
       found.add({Severity::kNote, "gate_up_scale_mismatch", layer, e, matrices[1].tensor_scale_name,
                  fmt::format("gate's {} or another: legal, each keeps its own", float_string(matrices[0].tensor_scale)),
                  float_string(matrices[1].tensor_scale)});
@@ -143,18 +145,19 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
   bool first = true;
   const MatrixResolver resolver(impl_->index, impl_->model.options.num_experts);
   for (const int64_t e : entry->stored_in(range)) {
+    const std::span<const Projection> projections = entry->routed.projections();
     float scales[3] = {};
-    bool whole = true;
-    for (int p = 0; p < 3; ++p) {
+    bool whole = entry->routed.gated;
+    for (size_t p = 0; p < projections.size(); ++p) {
       FindingList found;
       MatrixSource matrix;
-      if (!impl_->resolve(entry->routed, layer, e, kProjections[p], matrix, found)) {
+      if (!impl_->resolve(entry->routed, layer, e, projections[p], matrix, found)) {
         whole = false;
         continue;
       }
       const bool floats = matrix.format == SourceFormat::kFloat;
       out.codes_bytes += matrix.codes_bytes();
-      const InputScale input = resolver.input_scale(entry->routed, e, kProjections[p]);
+      const InputScale input = resolver.input_scale(entry->routed, e, projections[p]);
       if (input.usable) {
         out.input_scale_min = std::min(out.input_scale_min.value_or(input.value), input.value);
         out.input_scale_max = std::max(out.input_scale_max.value_or(input.value), input.value);

@@ -132,7 +132,8 @@ Result<ChannelMoments::Stacked> ChannelMoments::read_stacked(const std::vector<s
 Status ChannelMoments::read_layer(int64_t layer, int64_t experts, int64_t hidden, int64_t intermediate) {
   const bool own = kind_ == Kind::kMoments;
   const std::vector<std::string> inputs =
-      own ? std::vector<std::string>{"hidden"} : std::vector<std::string>{"ffn_gate_exps", "ffn_gate_up_exps"};
+      own ? std::vector<std::string>{"hidden"}
+          : std::vector<std::string>{"ffn_gate_exps", "ffn_gate_up_exps", "ffn_up_exps"};
   Layer of;
   hasher_.number(layer);
   NVFP4_MOE_ASSIGN(of.hidden, read_stacked(inputs, layer, experts, hidden));

@@ -5,7 +5,8 @@
 //   calibrate --moments   safetensors: layers.L.hidden_moments F32 (experts, hidden), layers.L.intermediate_moments F32
 //                         (experts, intermediate): means of squares over an expert's rows; layers.L.rows I64 (experts)
 //   imatrix, GGUF         blk.L.ffn_gate_exps.weight.in_sum2 F32 (experts, hidden) with .counts (experts, 1); where there
-//                         is none, ffn_gate_up_exps, and ffn_down_exps (experts, intermediate). up's input is gate's
+//                         is none, ffn_gate_up_exps or ffn_up_exps, and ffn_down_exps (experts, intermediate). up's input
+//                         is gate's
 //   imatrix.dat           the same names without .in_sum2, F32 (experts * columns); no counts
 // A factor common to an expert's moments changes nothing, so sums serve as well as means. A hundredth of their mean is
 // added to each: a channel that was quiet in the sample counts for little, not for nothing.

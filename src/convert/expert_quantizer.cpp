@@ -93,10 +93,11 @@ std::span<const std::byte> bytes_of(const std::vector<uint8_t>& v) { return std:
 Status ExpertQuantizer::run(const OutputItem& item, const std::function<void(const ExpertQuality&)>& measured) {
   NVFP4_MOE_ASSIGN(FloatExpert source, float_expert(checkpoint_, item.expert.layer, item.expert.expert));
   FloatWeights* matrices[] = {&source.gate, &source.up, &source.down};
-  for (FloatWeights* matrix : matrices) NVFP4_MOE_TRY(matrix->fetch());
-  double amax[3];
+  const int first = item.modules[0].empty() ? 1 : 0;  // experts without a gate
+  double amax[3] = {};
   ExpertQuality quality;
-  for (int p = 0; p < 3; ++p) {
+  for (int p = first; p < 3; ++p) NVFP4_MOE_TRY(matrices[p]->fetch());
+  for (int p = first; p < 3; ++p) {
     NVFP4_MOE_ASSIGN(amax[p], matrix_amax(*matrices[p], executor_));
   }
   ExpertMoments moments;
@@ -104,7 +105,7 @@ Status ExpertQuantizer::run(const OutputItem& item, const std::function<void(con
     NVFP4_MOE_ASSIGN(moments, moments_->expert(item.expert.layer, item.expert.expert));
   }
   if (options_.share_gate_up_scale) amax[0] = amax[1] = std::max(amax[0], amax[1]);
-  for (int p = 0; p < 3; ++p) {
+  for (int p = first; p < 3; ++p) {
     const float scale = tensor_scale_of(amax[p]);
     NVFP4_MOE_TRY(quantize_matrix(*matrices[p], scale, options_.scales, p == 2 ? moments.intermediate : moments.hidden,
                                   executor_, matrix_));

@@ -23,7 +23,7 @@ TensorInfo tensor(std::string name, DType dtype, std::vector<int64_t> shape) {
 void plan_expert(const MoeOptions& o, OutputFormat format, OutputItem item, OutputPlan& plan) {
   const std::vector<int64_t> scalar =
       format == OutputFormat::kModelOpt ? std::vector<int64_t>{} : std::vector<int64_t>{1};
-  for (int p = 0; p < 3; ++p) {
+  for (int p = first_matrix(o.activation); p < 3; ++p) {
     const int64_t rows = p == 2 ? o.hidden_size : o.intermediate_size;
     const int64_t cols = p == 2 ? o.intermediate_size : o.hidden_size;
     const std::string base = item.modules[p] + ".";
@@ -81,7 +81,7 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
         OutputItem item;
         item.expert = {name->layer, e};
         constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Projection::kDown};
-        for (int p = 0; p < 3; ++p) {
+        for (int p = first_matrix(o.activation); p < 3; ++p) {
           item.modules[p] = expert_tensor_name(stem, e, kProjections[p], name->w_words, false, "weight");
           item.modules[p].resize(item.modules[p].size() - std::strlen(".weight"));
         }

@@ -166,6 +166,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
       name = fmt::format("layer {} expert {}", item.expert.layer, item.expert.expert);
       bool needed = false;
       for (const std::string& module : item.modules) {
+        if (module.empty()) continue;
         for (int part = 0; part < kMatrixParts; ++part)
           needed = needed || writer.needs(module + "." + part_name(options.format, static_cast<MatrixPart>(part)));
       }

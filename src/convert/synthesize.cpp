@@ -119,6 +119,7 @@ class Shape {
   explicit Shape(const SynthesizeOptions& o) : o_(o) {}
 
   std::vector<Spec> tensors() {
+    if (o_.family == "nemotron_h") return nemotron();
     const bool v4 = o_.family == "deepseek_v4";
     const std::string root = v4 ? "" : "model.";
     matrix(v4 ? "embed.weight" : "model.embed_tokens.weight", {o_.vocab_size, o_.hidden_size}, 1.0f, DType::kBf16);
@@ -128,6 +129,11 @@ class Shape {
            DType::kBf16);
     return std::move(specs_);
   }
+
+  // The first layer is routed by token id, as V4's first layers are.
+  static int64_t hash_layers(const SynthesizeOptions& o) { return std::min<int64_t>(1, o.layers); }
+  // Of one shared expert, in units of the routed ones' size: as Nemotron-3's.
+  static constexpr int64_t kNemotronShared = 2;
 
  private:
   static float fan_in(int64_t k) { return 1.0f / std::sqrt(static_cast<float>(k)); }
@@ -188,11 +194,36 @@ class Shape {
       expert(prefix + (v4 ? "ffn" : "mlp") + ".experts." + std::to_string(e) + ".", v4, o_.dtype, true);
   }
 
- public:
-  // The first layer is routed by token id, as V4's first layers are.
-  static int64_t hash_layers(const SynthesizeOptions& o) { return std::min<int64_t>(1, o.layers); }
+  std::vector<Spec> nemotron() {
+    const int64_t h = o_.hidden_size, width = o_.latent_size > 0 ? o_.latent_size : h;
+    const auto pair = [&](const std::string& prefix, int64_t hidden, int64_t inner, DType dtype, bool routed) {
+      matrix(prefix + "up_proj.weight", {inner, hidden}, fan_in(hidden), dtype, routed);
+      matrix(prefix + "down_proj.weight", {hidden, inner}, fan_in(inner), dtype, routed);
+    };
+    matrix("backbone.embeddings.weight", {o_.vocab_size, h}, 1.0f, DType::kBf16);
+    for (int64_t l = 0; l < 2 * o_.layers; ++l) {
+      const std::string prefix = "backbone.layers." + std::to_string(l) + ".", mixer = prefix + "mixer.";
+      ones(prefix + "norm.weight", {h});
+      if (l % 2 == 0) {
+        matrix(mixer + "in_proj.weight", {2 * h, h}, fan_in(h), DType::kBf16);
+        matrix(mixer + "out_proj.weight", {h, 2 * h}, fan_in(2 * h), DType::kBf16);
+        continue;
+      }
+      matrix(mixer + "gate.weight", {o_.num_experts, h}, fan_in(h), DType::kBf16);
+      matrix(mixer + "gate.e_score_correction_bias", {o_.num_experts}, 0.01f, DType::kF32);
+      if (o_.latent_size > 0) {
+        matrix(mixer + "fc1_latent_proj.weight", {width, h}, fan_in(h), DType::kBf16);
+        matrix(mixer + "fc2_latent_proj.weight", {h, width}, fan_in(width), DType::kBf16);
+      }
+      pair(mixer + "shared_experts.", h, kNemotronShared * o_.intermediate_size, DType::kBf16, false);
+      for (int64_t e = 0; e < o_.num_experts; ++e)
+        pair(mixer + "experts." + std::to_string(e) + ".", width, o_.intermediate_size, o_.dtype, true);
+    }
+    ones("backbone.norm_f.weight", {h});
+    matrix("lm_head.weight", {o_.vocab_size, h}, fan_in(h), DType::kBf16);
+    return std::move(specs_);
+  }
 
- private:
   const SynthesizeOptions& o_;
   std::vector<Spec> specs_;
 };
@@ -224,6 +255,29 @@ Json config_json(const SynthesizeOptions& o) {
                 {"torch_dtype", dtype},
                 {"vocab_size", o.vocab_size}};
   }
+  if (o.family == "nemotron_h") {
+    std::string pattern;
+    for (int64_t l = 0; l < o.layers; ++l) pattern += "ME";
+    return Json{{"architectures", {"NemotronHForCausalLM"}},
+                {"model_type", "nemotron_h"},
+                {"hybrid_override_pattern", pattern},
+                {"num_hidden_layers", 2 * o.layers},
+                {"mlp_hidden_act", "relu2"},
+                {"hidden_size", o.hidden_size},
+                {"moe_latent_size", o.latent_size > 0 ? Json(o.latent_size) : Json(nullptr)},
+                {"moe_intermediate_size", o.intermediate_size},
+                {"moe_shared_expert_intermediate_size", Shape::kNemotronShared * o.intermediate_size},
+                {"n_routed_experts", o.num_experts},
+                {"n_shared_experts", 1},
+                {"num_experts_per_tok", o.top_k},
+                {"n_group", 1},
+                {"topk_group", 1},
+                {"norm_topk_prob", true},
+                {"routed_scaling_factor", 2.5},
+                {"tie_word_embeddings", false},
+                {"torch_dtype", dtype},
+                {"vocab_size", o.vocab_size}};
+  }
   return Json{{"architectures", {"Qwen3MoeForCausalLM"}},
               {"model_type", "qwen3_moe"},
               {"decoder_sparse_step", 1},
@@ -246,8 +300,11 @@ Json config_json(const SynthesizeOptions& o) {
 }
 
 Status check(const SynthesizeOptions& o) {
-  if (o.family != "deepseek_v4" && o.family != "qwen3_moe")
-    return invalid_argument("family: expected deepseek_v4 or qwen3_moe, got " + o.family);
+  if (o.family != "deepseek_v4" && o.family != "qwen3_moe" && o.family != "nemotron_h")
+    return invalid_argument("family: expected deepseek_v4, qwen3_moe or nemotron_h, got " + o.family);
+  if (o.latent_size != 0 && (o.family != "nemotron_h" || o.latent_size % 16 != 0 || o.latent_size < 0))
+    return invalid_argument("latent_size: expected 0, or a multiple of 16 with family nemotron_h, got " +
+                            std::to_string(o.latent_size));
   if (!is_activation(o.dtype))
     return invalid_argument(std::string("dtype: expected BF16, F16 or F32, got ") + to_string(o.dtype));
   const std::pair<const char*, int64_t> sizes[] = {{"layers", o.layers},

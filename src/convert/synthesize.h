@@ -20,12 +20,15 @@ namespace nvfp4_moe {
 struct SynthesizeOptions {
   // "deepseek_v4": layers.L.ffn.experts.E.{w1,w3,w2}.weight, swiglu_limit 10, one shared expert, hash layers.
   // "qwen3_moe": model.layers.L.mlp.experts.E.{gate,up,down}_proj.weight, no clamp, no shared expert.
+  // "nemotron_h": backbone.layers.L.mixer.experts.E.{up,down}_proj.weight, relu2, one shared expert of twice the size; a
+  // Mamba layer before each MoE layer.
   std::string family = "deepseek_v4";
   int64_t layers = 3;
   int64_t num_experts = 16;
   int64_t top_k = 6;
   int64_t hidden_size = 1024;       // multiple of 16
   int64_t intermediate_size = 512;  // multiple of 16
+  int64_t latent_size = 0;          // nemotron_h: the routed experts' hidden size, behind a projection; 0: none
   int64_t vocab_size = 2048;
   DType dtype = DType::kBf16;  // of the experts' weights: kBf16, kF16 or kF32
   uint64_t seed = 1;

@@ -66,8 +66,9 @@ Result<ContentHash> cache_sample_hash(const CacheSubject& subject) {
   // Tensors that belong together lie under one module: "...experts.7.up_proj." or, of stacked ones, "...experts.".
   std::set<std::string> modules;
   const auto add = [&](int64_t expert) {
-    for (const char* projection : {"gate", "up", "down"}) {
-      const std::string name = subject.checkpoint.tensor_name(subject.layer, expert, projection);
+    constexpr const char* kProjections[] = {"gate", "up", "down"};
+    for (int p = first_matrix(subject.config->activation); p < 3; ++p) {
+      const std::string name = subject.checkpoint.tensor_name(subject.layer, expert, kProjections[p]);
       modules.insert(name.substr(0, name.rfind('.') + 1));
     }
   };

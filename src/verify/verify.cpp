@@ -100,7 +100,7 @@ class OriginalExpert {
       original.floats_[0] = std::move(floats.gate);
       original.floats_[1] = std::move(floats.up);
       original.floats_[2] = std::move(floats.down);
-      for (FloatWeights& matrix : original.floats_) NVFP4_MOE_TRY(matrix.fetch());
+      for (FloatWeights& matrix : original.floats_) NVFP4_MOE_TRY(matrix.fetch());  // nothing of a gate without rows
       return original;
     }
     NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint.expert(layer, expert));
@@ -149,7 +149,7 @@ std::string hint_for(const Checkpoint& original, int64_t layer, int64_t expert, 
     }
     return "";
   }
-  if (p < 2 && against(expert, 1 - p).cosine > kAlike)
+  if (p < 2 && has_gate(original.model().options.activation) && against(expert, 1 - p).cosine > kAlike)
     return fmt::format("it matches the original's {} of the same expert: gate and up look swapped",
                        kProjections[1 - p]);
   for (const int64_t step : {int64_t{1}, int64_t{-1}}) {
@@ -287,6 +287,9 @@ class LayerVerifier {
     if (std::find(layers.begin(), layers.end(), number) == layers.end())
       return bad_input(fmt::format("layer {}: the original has no such MoE layer", number));
     NVFP4_MOE_ASSIGN(const MoeOptions theirs, original_->layer_options(number));
+    if (has_gate(theirs.activation) != has_gate(config->activation))
+      return bad_input(fmt::format("layer {}: expected the original to have {} experts, got {}", number,
+                                   to_string(config->activation), to_string(theirs.activation)));
     if (theirs.num_experts != config->num_experts || theirs.hidden_size != config->hidden_size ||
         theirs.intermediate_size != config->intermediate_size)
       return bad_input(fmt::format("layer {}: expected the original to have {} experts of ({}, {}), got {} of ({}, {})",
@@ -299,7 +302,7 @@ class LayerVerifier {
       NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint_.expert(number, expert));
       NVFP4_MOE_ASSIGN(const OriginalExpert original, OriginalExpert::load(*original_, number, expert));
       const Nvfp4View* views[] = {&loaded.source.gate, &loaded.source.up, &loaded.source.down};
-      for (size_t p = 0; p < 3; ++p) {
+      for (auto p = static_cast<size_t>(first_matrix(config->activation)); p < 3; ++p) {
         const OriginalComparison c = compare_with_original(*views[p], original.rows(p), executor_);
         all.add_sums(c);
         of[p].add_sums(c);

@@ -70,17 +70,17 @@ void write_tensors(const std::string& path, const std::vector<Tensor>& tensors) 
 }
 
 // Five tokens: hidden in F32, ids over all experts with one -1, weights, one of which may be given.
-void write_states(const std::string& path, float fifth_weight = 0.25f) {
+void write_states(const std::string& path, float fifth_weight = 0.25f, int64_t channels = kHidden) {
   std::vector<float> hidden, weights;
   std::vector<int64_t> ids;
-  for (int64_t i = 0; i < 5 * kHidden; ++i) hidden.push_back(static_cast<float>((i * 37) % 101 - 50) / 16.0f);
+  for (int64_t i = 0; i < 5 * channels; ++i) hidden.push_back(static_cast<float>((i * 37) % 101 - 50) / 16.0f);
   for (int64_t i = 0; i < 10; ++i) {
     ids.push_back(i == 7 ? -1 : (i * 3) % 8);
     weights.push_back(0.25f + 0.05f * static_cast<float>(i % 4));
   }
   weights[4] = fifth_weight;
   write_tensors(path,
-                {tensor("hidden", DType::kF32, {5, kHidden}, hidden), tensor("topk_ids", DType::kI64, {5, 2}, ids),
+                {tensor("hidden", DType::kF32, {5, channels}, hidden), tensor("topk_ids", DType::kI64, {5, 2}, ids),
                  tensor("topk_weights", DType::kF32, {5, 2}, weights)});
 }
 
@@ -147,6 +147,52 @@ TEST(Flow, BothOutputFormatsAreReadBack) {
   ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
   const ToolRun verify = run_tool({"verify", out, "--against", made().floats, "--layers", "1", "--tokens", "4"});
   EXPECT_EQ(verify.exit_code, 0) << verify.out << verify.err;
+}
+
+// Experts of two matrices, of the model's width and behind a latent projection, through every verb.
+TEST(Flow, NemotronGoesThroughEveryVerb) {
+  TempDir dir;
+  for (const char* latent : {"0", "96"}) {
+    const std::string floats = dir.file(std::string("floats") + latent),
+                      packed = dir.file(std::string("packed") + latent);
+    const ToolRun synthesized =
+        run_tool({"synthesize", floats, "--family", "nemotron_h", "--latent", latent, "--layers", "2", "--experts", "8",
+                  "--top-k", "2", "--hidden", "128", "--intermediate", "64", "--vocab", "64"});
+    ASSERT_EQ(synthesized.exit_code, 0) << synthesized.err;
+    const ToolRun quantized = run_tool({"quantize", floats, packed, "--scales", "mse", "--json"});
+    ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
+    const nlohmann::json layer = quantized.json()["layers"][0];
+    EXPECT_EQ(layer["layer"], 1);
+    EXPECT_TRUE(layer["gate_sqnr_db"].is_null());
+    EXPECT_EQ(layer["blocks"], 8 * 2 * (latent[0] == '0' ? 128 : 96) * 64 / 16);
+    const nlohmann::json inspected = run_tool({"inspect", packed, "--json"}).json();
+    EXPECT_EQ(inspected["errors"], 0);
+    EXPECT_EQ(inspected["activation"], "relu2");
+    EXPECT_EQ(inspected["model_hidden_size"], 128);
+    EXPECT_EQ(inspected["hidden_size"], latent[0] == '0' ? 128 : 96);
+    const ToolRun verify = run_tool({"verify", packed, "--against", floats, "--tokens", "16"});
+    EXPECT_EQ(verify.exit_code, 0) << verify.out << verify.err;
+    EXPECT_THAT(verify.out, HasSubstr("2 layers passed"));
+    const std::string calibrated = dir.file(std::string("calibrated") + latent);
+    const ToolRun calibrate =
+        run_tool({"calibrate", packed, "--random", "2", "--tokens", "16", "--write", calibrated, "--json"});
+    ASSERT_EQ(calibrate.exit_code, 0) << calibrate.err;
+    const ToolRun scaled = run_tool({"verify", calibrated, "--activation-scale", "static", "--tokens", "8"});
+    EXPECT_EQ(scaled.exit_code, 0) << scaled.out << scaled.err;
+    const ToolRun explained = run_tool({"explain", packed, "--layer", "3", "--json"});
+    ASSERT_EQ(explained.exit_code, 0) << explained.err;
+    EXPECT_EQ(explained.json()["activation"], "relu2");
+    const std::string states = dir.file(std::string("states") + latent), dump = dir.file(std::string("dump") + latent);
+    write_states(states, 0.25f, latent[0] == '0' ? 128 : 96);
+    const ToolRun ran =
+        run_tool({"run", packed, "--layer", "3", "--input", states, "--output", dir.file("out"), "--dump", dump});
+    ASSERT_EQ(ran.exit_code, 0) << ran.err;
+    const ToolRun replayed = run_tool({"run", "--replay", dump});
+    EXPECT_EQ(replayed.exit_code, 0) << replayed.out << replayed.err;
+  }
+  // Another model's weights are not what it is compared with.
+  const ToolRun other = run_tool({"verify", dir.file("packed0"), "--against", made().floats, "--layers", "1"});
+  EXPECT_NE(other.exit_code, 0);
 }
 
 TEST(Flow, CalibrationGoesIntoACopy) {

@@ -213,7 +213,7 @@ void expect_names(const std::vector<std::string>& names) {
 }
 
 TEST(MoeConfig, NamesGoBothWays) {
-  expect_names<Activation>({"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"});
+  expect_names<Activation>({"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai", "relu2"});
   expect_names<ActivationFormat>({"nvfp4", "bf16", "int8_block", "fp8"});
   expect_names<ActivationScale>({"dynamic_token", "static", "compat"});
   expect_names<IntermediateScale>({"dynamic_token", "fixed", "compat"});

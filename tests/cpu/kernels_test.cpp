@@ -142,7 +142,7 @@ TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
         EXPECT_TRUE(std::isinf(actual) || up < 0x1p64) << "up " << up;
         continue;
       }
-      ASSERT_LE(std::fabs(actual - exact), exact * (3 * 0x1p-24 + 0x1p-9) + 0x1p-134 + 0x1p-149) << "up " << up;
+      ASSERT_LE(std::fabs(actual - exact), exact * (3 * 0x1p-24 + 0x1p-8) + 0x1p-134 + 0x1p-149) << "up " << up;
       EXPECT_FALSE(std::signbit(actual)) << "up " << up;
     }
   }

@@ -86,8 +86,9 @@ class Session {
     c.hidden_size = 16 * a_.in(1, 3);
     c.intermediate_size = 16 * a_.in(1, 3);
     c.shared_intermediate_size = a_.pick(4) == 0 ? 16 * a_.in(1, 2) : 0;
-    c.activation = a_.enumerator(4);
-    c.swiglu_limit = c.activation == NVFP4_MOE_SWIGLU ? 0.0f : 7.0f;
+    c.activation = a_.enumerator(5);
+    const bool limited = c.activation != NVFP4_MOE_SWIGLU && c.activation != NVFP4_MOE_RELU2;
+    c.swiglu_limit = limited ? 7.0f : 0.0f;
     if (a_.rarely(3)) c.swiglu_limit = a_.number();
     if (a_.rarely(3)) c.swiglu_alpha = a_.number();
     c.activation_format = a_.enumerator(3);
@@ -163,10 +164,16 @@ class Session {
       check_text(code, text);
   }
 
-  nvfp4_moe_expert expert(int64_t hidden, int64_t inner) {
+  // Whether arrays of a gate are given: but for a stray one where experts have none.
+  bool gives_gate(const nvfp4_moe_config& config) { return config.activation != NVFP4_MOE_RELU2 || a_.rarely(5); }
+
+  nvfp4_moe_expert expert(const nvfp4_moe_config& config, int64_t inner) {
+    const int64_t hidden = config.hidden_size;
     nvfp4_moe_expert e{};
-    e.gate_codes = a_.maybe(a_.bytes(inner * hidden / 2));
-    e.gate_block_scales = a_.maybe(a_.block_scales(inner * hidden / 16));
+    if (gives_gate(config)) {
+      e.gate_codes = a_.maybe(a_.bytes(inner * hidden / 2));
+      e.gate_block_scales = a_.maybe(a_.block_scales(inner * hidden / 16));
+    }
     e.up_codes = a_.maybe(a_.bytes(inner * hidden / 2));
     e.up_block_scales = a_.maybe(a_.block_scales(inner * hidden / 16));
     e.down_codes = a_.maybe(a_.bytes(inner * hidden / 2));
@@ -186,9 +193,11 @@ class Session {
     const int64_t values = config.hidden_size * config.intermediate_size;
     const int64_t stride_factor = a_.rarely(2) ? 2 : 1;
     nvfp4_moe_layer_tensors t{};
-    t.gate_codes = a_.maybe(a_.bytes(experts * values / 2 * stride_factor));
-    t.gate_block_scales = a_.maybe(a_.block_scales(experts * values / 16 * stride_factor));
-    t.gate_tensor_scales = a_.maybe(a_.floats(experts));
+    if (gives_gate(config)) {
+      t.gate_codes = a_.maybe(a_.bytes(experts * values / 2 * stride_factor));
+      t.gate_block_scales = a_.maybe(a_.block_scales(experts * values / 16 * stride_factor));
+      t.gate_tensor_scales = a_.maybe(a_.floats(experts));
+    }
     t.up_codes = a_.maybe(a_.bytes(experts * values / 2 * stride_factor));
     t.up_block_scales = a_.maybe(a_.block_scales(experts * values / 16 * stride_factor));
     t.up_tensor_scales = a_.maybe(a_.floats(experts));
@@ -203,7 +212,7 @@ class Session {
       if (a_.rarely(5)) *stride = -a_.in(1, one);
     }
     if (config.shared_intermediate_size > 0 ? !a_.rarely() : a_.rarely())
-      t.shared = a_.structure(expert(config.hidden_size, std::max<int64_t>(config.shared_intermediate_size, 16)));
+      t.shared = a_.structure(expert(config, std::max<int64_t>(config.shared_intermediate_size, 16)));
     t.hidden_scale = a_.scale();
     t.intermediate_scale = a_.scale();
     // Sizes that cannot be: the arrays must not be touched.
@@ -307,7 +316,7 @@ class Session {
     const int64_t which = local_expert();
     const int64_t inner =
         which == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size : config_.intermediate_size;
-    check(nvfp4_moe_layer_replace_expert(layer_, which, a_.structure(expert(config_.hidden_size, inner))));
+    check(nvfp4_moe_layer_replace_expert(layer_, which, a_.structure(expert(config_, inner))));
   }
 
   void unpack() {

@@ -56,7 +56,8 @@ TEST(Biases, ChangeTheOutputAndComeBack) {
     options.expert_biases = false;
     return MoeConfig::make(options).value();
   }();
-  for (ExpertBuffers& expert : without.experts) expert.gate_bias.clear();
+  for (ExpertBuffers& expert : without.experts)
+    for (std::vector<float>* bias : {&expert.gate_bias, &expert.up_bias, &expert.down_bias}) bias->clear();
   for (const char* backend : {"reference", "cpu"}) {
     const auto layer = open(data, backend);
     ASSERT_NE(layer, nullptr);

@@ -69,8 +69,8 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"tensors.struct_size", [](CLayer& c) { c.tensors.struct_size = offsetof(nvfp4_moe_layer_tensors, shared) + 4; }},
       {"tensors.struct_size", [](CLayer& c) { c.tensors.struct_size = 1; }},
       {"options.struct_size", [](CLayer& c) { c.options.struct_size = 7; }},
-      {"activation: expected 0 to 3, got 4", [](CLayer& c) { c.config.activation = 4; }},
-      {"activation: expected 0 to 3, got -1", [](CLayer& c) { c.config.activation = -1; }},
+      {"activation: expected 0 to 4, got 5", [](CLayer& c) { c.config.activation = 5; }},
+      {"activation: expected 0 to 4, got -1", [](CLayer& c) { c.config.activation = -1; }},
       {"activation_format: expected 0 to 3", [](CLayer& c) { c.config.activation_format = 4; }},
       {"activation_scale: expected dynamic_token with activation_format int8_block",
        [](CLayer& c) {

@@ -85,9 +85,10 @@ TEST(Relu2, ComesBackAndTakesTwoThirds) {
     expect_experts(**again, data);
     MoeOptions gated = data.spec.options;
     gated.activation = Activation::kSwiglu;
-    const Backend& of = layer->backend();
-    EXPECT_EQ(3 * of.packed_bytes(data.config, data.spec.range),
-              2 * of.packed_bytes(*MoeConfig::make(gated), data.spec.range));
+    // Panels of 16 rows and chunks of 64 along K round up, each matrix by itself.
+    const double share = static_cast<double>(layer->backend().packed_bytes(data.config, data.spec.range)) /
+                         static_cast<double>(layer->backend().packed_bytes(*MoeConfig::make(gated), data.spec.range));
+    EXPECT_NEAR(share, 2.0 / 3, std::string(backend) == "reference" ? 0 : 0.05);
   }
 }
 

@@ -40,19 +40,25 @@ def test_every_class_at_equal_router_decisions(kind):
     """float32, in which all of these classes run."""
     model, twin = fresh(kind, torch.float32), fresh(kind, torch.float32)
     stacks = {
-        name: (module.gate_up_proj.detach().clone(), module.down_proj.detach().clone())
+        name: (
+            getattr(module, "gate_up_proj" if module.has_gate else "up_proj").detach().clone(),
+            module.down_proj.detach().clone(),
+        )
         for name, module in model.named_modules()
-        if hasattr(module, "gate_up_proj") and hasattr(module, "down_proj") and hasattr(module, "has_gate")
+        if hasattr(module, "down_proj") and hasattr(module, "has_gate")
     }
     done = adapter.enable(model)
     assert [layer.name for layer in done.layers] == list(stacks)
     calls, got = judge.record(model, logits)
     assert set(calls) == set(stacks)
-    for name, (gate_up, down) in stacks.items():
-        gate, up = gate_up.chunk(2, 1)
+    activation = {"deepseek_v4": "swiglu_clamped", "nemotron_h": "relu2", "nemotron_h_latent": "relu2"}.get(
+        kind, "swiglu"
+    )
+    for name, (first, down) in stacks.items():
+        gate, up = (first, first) if activation == "relu2" else first.chunk(2, 1)
         weights = oracle.Weights(quantized(gate), quantized(up), quantized(down))
         module = model.get_submodule(name)
-        assert module.packed.config.activation == ("swiglu_clamped" if kind == "deepseek_v4" else "swiglu")
+        assert module.packed.config.activation == activation
         assert not judge.experts_outside(module, calls[name], weights).any()
     assert torch.equal(judge.replayed(twin, calls, logits), got)
 

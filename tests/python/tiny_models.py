@@ -101,6 +101,33 @@ def _minimax_m2() -> Any:
     )
 
 
+def _nemotron_h(latent: int | None = None) -> Any:
+    """Nemotron-3 Nano; with a latent width Super: experts without a gate, of 32 channels behind a projection."""
+    base = {name: value for name, value in _BASE.items() if name != "num_hidden_layers"}
+    return transformers.NemotronHConfig(
+        **base,
+        **_FEW,
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+        intermediate_size=64,
+        num_key_value_heads=2,
+        head_dim=16,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        moe_shared_expert_intermediate_size=48,
+        moe_latent_size=latent,
+        n_group=2,
+        topk_group=1,
+        routed_scaling_factor=2.5,
+        mamba_num_heads=16,  # in_proj has a multiple of 16 rows
+        mamba_head_dim=4,
+        ssm_state_size=16,
+        n_groups=2,
+        chunk_size=16,
+        expand=1,
+        use_mamba_kernels=False,
+    )
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen3_moe": _qwen3_moe,
     "qwen3_next": _qwen3_next,
@@ -109,6 +136,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "deepseek_v4": _deepseek_v4,
     "glm4_moe": _glm4_moe,
     "minimax_m2": _minimax_m2,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_latent": lambda: _nemotron_h(latent=32),
 }
 
 

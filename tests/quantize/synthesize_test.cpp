@@ -143,5 +143,45 @@ TEST(Synthesize, QwenShapeLoadsToo) {
   EXPECT_OK(checkpoint->expert(1, 3));
 }
 
+// Experts without a gate, of the model's width and behind a latent projection.
+TEST(Synthesize, NemotronShapeLoadsToo) {
+  TempDir dir;
+  SynthesizeOptions o = tiny();
+  o.family = "nemotron_h";
+  for (const int64_t latent : {int64_t{0}, int64_t{48}}) {
+    o.latent_size = latent;
+    const std::string path = dir.file("m" + std::to_string(latent));
+    const auto made = synthesize_checkpoint(path, o);
+    ASSERT_OK(made);
+    EXPECT_EQ(made->expert_bytes, static_cast<uint64_t>(2 * 4 * 2 * (latent == 0 ? 128 : latent) * 64 * 2));
+    const auto checkpoint = Checkpoint::open(path);
+    ASSERT_OK(checkpoint);
+    EXPECT_EQ(checkpoint->model().family, "nemotron_h");
+    EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{1, 3}));
+    EXPECT_EQ(checkpoint->model().model_hidden_size, 128);
+    const auto options = checkpoint->layer_options(3);
+    ASSERT_OK(options);
+    EXPECT_EQ(options->activation, Activation::kRelu2);
+    EXPECT_EQ(options->hidden_size, latent == 0 ? 128 : latent);
+    EXPECT_EQ(options->shared_intermediate_size, latent == 0 ? 128 : 0);
+    const auto expert = checkpoint->expert(3, 2);
+    ASSERT_OK(expert);
+    EXPECT_EQ(expert->source.gate.rows, 0);
+    EXPECT_EQ(expert->source.up.rows, 64);
+    EXPECT_EQ(expert->source.down.rows, options->hidden_size);
+    const auto found = checkpoint->validate(3, {0, 4});
+    ASSERT_OK(found);
+    for (const Finding& finding : *found) EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
+    if (latent == 0) {
+      EXPECT_OK(checkpoint->shared_expert(3));
+    } else {
+      EXPECT_EQ(checkpoint->shared_expert(3).status().code(), Code::kUnsupported);
+      EXPECT_NE(checkpoint->index().find("backbone.layers.1.mixer.fc1_latent_proj.weight").info, nullptr);
+    }
+  }
+  o.family = "qwen3_moe";
+  EXPECT_EQ(synthesize_checkpoint(dir.file("q"), o).status().code(), Code::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace nvfp4_moe

@@ -13,7 +13,7 @@ from .. import _core
 from ..config import MoeConfig
 from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
-from .experts import Found, Nvfp4Experts, find_activation, find_experts
+from .experts import Found, Nvfp4Experts, find_activation, find_experts, first_stack
 from .packed import device_name, named, warm_up
 from .quantizer import Nvfp4MoeQuantizer
 
@@ -67,9 +67,9 @@ def enable(
     are turned off. activation_format and options: fields of MoeConfig; max_tokens and backend as in Nvfp4MoeConfig.
 
     Returns what was done; a second call finds nothing left to do and says so. Every module is looked at before the first
-    is swapped: Unsupported, with a module's path and class, for experts without a gate, with another activation, of
-    other dtypes, or offloaded; BadInput for weights or biases that are NaN or Inf. Layers that were swapped before such
-    an error stay so, and the model runs.
+    is swapped: Unsupported, with a module's path and class, for experts with another activation, of other dtypes, or
+    offloaded; BadInput for weights or biases that are NaN or Inf. Layers that were swapped before such an error stay so,
+    and the model runs.
     """
     config = Nvfp4MoeConfig(max_tokens=max_tokens, backend=backend, activation_format=activation_format, **options)
     quantizer = getattr(model, "hf_quantizer", None)
@@ -95,8 +95,8 @@ def enable(
 def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig:
     """Sizes and options of a module's layer; raises Unsupported where it is none that can be swapped."""
     module, kind = found.module, f"{found.name} ({type(found.module).__name__})"
-    gate_up, down = module.gate_up_proj, module.down_proj
-    for name, weight in (("gate_up_proj", gate_up), ("down_proj", down)):
+    first, down = first_stack(module), module.down_proj
+    for name, weight in (("gate_up_proj" if module.has_gate else "up_proj", first), ("down_proj", down)):
         if weight.dtype not in _FLOATS:
             raise _core.Unsupported(f"{kind} {name}: expected bfloat16, float16 or float32, got {weight.dtype}")
         if weight.device.type not in ("cpu", "cuda"):
@@ -105,48 +105,51 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
     top_k = next((getattr(text, name) for name in _TOP_K if isinstance(getattr(text, name, None), int)), None)
     if top_k is None:
         raise _core.Unsupported(f"{type(text).__name__}: expected one of {', '.join(_TOP_K)}, found none")
-    experts, rows, columns = gate_up.shape
-    doubled, hidden = (columns, rows) if module.is_transposed else (rows, columns)
+    experts, rows, columns = first.shape
+    inner, hidden = (columns, rows) if module.is_transposed else (rows, columns)
     return MoeConfig(
         num_experts=experts,
         top_k=top_k,
         hidden_size=hidden,
-        intermediate_size=doubled // 2,
+        intermediate_size=inner // 2 if module.has_gate else inner,
         expert_biases=module.has_bias,
         **{**find_activation(found, text), **config.options},
     )
 
 
-def _parted(module: nn.Module, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """gate and up (E, I, ...) of both (E, 2I, ...): one after the other, or in alternate rows."""
+def _parted(module: nn.Module, first: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """gate and up (E, I, ...) of both (E, 2I, ...), one after the other or in alternate rows; None without a gate."""
+    if not module.has_gate:
+        return None, first
     if not module.is_concatenated:
-        return gate_up[:, 0::2], gate_up[:, 1::2]
-    gate, up = gate_up.chunk(2, 1)
+        return first[:, 0::2], first[:, 1::2]
+    gate, up = first.chunk(2, 1)
     return gate, up
 
 
-def _halves(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """gate (E, I, H), up (E, I, H), down (E, H, I), on a GPU contiguous along the last dimension."""
-    gate_up, down = module.gate_up_proj.detach(), module.down_proj.detach()
+def _matrices(module: nn.Module) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """gate (E, I, H) or None, up (E, I, H), down (E, H, I), on a GPU contiguous along the last dimension."""
+    first, down = first_stack(module).detach(), module.down_proj.detach()
     if module.is_transposed:
-        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
-        if gate_up.is_cuda:
-            gate_up, down = gate_up.contiguous(), down.contiguous()
-    return *_parted(module, gate_up), down
+        first, down = first.transpose(1, 2), down.transpose(1, 2)
+        if first.is_cuda:
+            first, down = first.contiguous(), down.contiguous()
+    return *_parted(module, first), down
 
 
-def _biases(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """gate (E, I), up (E, I), down (E, H), or None."""
+def _biases(module: nn.Module) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] | None:
+    """gate (E, I) or None, up (E, I), down (E, H); None of experts without biases."""
     if not module.has_bias:
         return None
-    return *_parted(module, module.gate_up_proj_bias.detach()), module.down_proj_bias.detach()
+    first = module.gate_up_proj_bias if module.has_gate else module.up_proj_bias
+    return *_parted(module, first.detach()), module.down_proj_bias.detach()
 
 
 def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeConfig) -> EnabledLayer:
     module = found.module
-    before = sum(weight.numel() * weight.element_size() for weight in (module.gate_up_proj, module.down_proj))
-    device = device_name(module.gate_up_proj.device)
-    gate, up, down = _halves(module)
+    before = sum(weight.numel() * weight.element_size() for weight in (first_stack(module), module.down_proj))
+    device = device_name(module.down_proj.device)
+    gate, up, down = _matrices(module)
     kept: dict[str, Any] = {"max_tokens": config.max_tokens, "backend": config.backend}
     try:
         arrays = {"gate": gate, "up": up, "down": down, "biases": _biases(module)}
@@ -179,9 +182,13 @@ def _moved(layer: MoeLayer, device: str, kept: dict[str, Any]) -> MoeLayer:
         )
         return codes, scales, torch.tensor([one[matrix]["tensor_scale"] for one in experts], dtype=torch.float32)
 
-    matrices = ("gate", "up", "down")
+    gated = bool(experts[0]["gate"])
     biases = None
     if layer.config.expert_biases:
-        biases = tuple(torch.stack([torch.as_tensor(one[matrix]["bias"]) for one in experts]) for matrix in matrices)
-    gate, up, down = (stacked(matrix) for matrix in matrices)
+        up_bias, down_bias = (
+            torch.stack([torch.as_tensor(one[matrix]["bias"]) for one in experts]) for matrix in ("up", "down")
+        )
+        gate_bias = torch.stack([torch.as_tensor(one["gate"]["bias"]) for one in experts]) if gated else None
+        biases = gate_bias, up_bias, down_bias
+    gate, up, down = (stacked(matrix) if gated or matrix != "gate" else None for matrix in ("gate", "up", "down"))
     return MoeLayer.from_tensors(layer.config, gate=gate, up=up, down=down, biases=biases, device=device, **kept)

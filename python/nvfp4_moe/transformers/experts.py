@@ -35,11 +35,17 @@ class Found(NamedTuple):
     module: nn.Module
 
 
-def find_experts(model: nn.Module) -> list[Found]:
-    """Every module that holds stacked experts (gate_up_proj and down_proj of three dimensions).
+def first_stack(module: nn.Module) -> Tensor:
+    """What gemm1 multiplies: gate_up_proj, or up_proj of experts without a gate."""
+    stack: Tensor = module.gate_up_proj if module.has_gate else module.up_proj
+    return stack
 
-    Raises Unsupported, with the path and the class, for one that is called in another way than Nvfp4Experts is, has no
-    gate, or lies in no numbered layer.
+
+def find_experts(model: nn.Module) -> list[Found]:
+    """Every module that holds stacked experts (gate_up_proj or, without a gate, up_proj, and down_proj of three dimensions).
+
+    Raises Unsupported, with the path and the class, for one that is called in another way than Nvfp4Experts is, or lies in
+    no numbered layer.
     """
     found = []
     for name, module in model.named_modules():
@@ -49,8 +55,6 @@ def find_experts(model: nn.Module) -> list[Found]:
         kind = f"{name} ({type(module).__name__})"
         if not hasattr(module, "has_gate"):  # set by transformers' use_experts_implementation
             raise _core.Unsupported(f"{kind}: expected experts of transformers' experts interface, which this is not")
-        if not module.has_gate:
-            raise _core.Unsupported(f"{kind}: expected experts with a gate, and these have none")
         number = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
         if number is None:
             raise _core.Unsupported(f"{kind}: expected a path with layers.N, of which this has none")
@@ -81,12 +85,17 @@ def _activated(gate: Tensor, up: Tensor, activation: str, limit: float, alpha: f
 
 
 def computes(module: nn.Module, activation: str, limit: float | None, alpha: float) -> bool:
-    """Whether the module's gate is this activation of MoeConfig's, on values up to three times its limit.
+    """Whether the module's gate, or act_fn of one without, is this activation of MoeConfig's, up to three times its limit.
 
     Two float32 ways of computing it are at most 8 roundings of 2^-24 apart: sigmoid 4, products and sum 4. swiglu_oai
-    adds 1 to up, which cancels: relative to |gate| (|up| + 1).
+    adds 1 to up, which cancels: relative to |gate| (|up| + 1). relu2 is one product.
     """
     gate, up = _probe(limit or 0.0)
+    if module.has_gate == (activation == "relu2"):
+        return False
+    if activation == "relu2":
+        with torch.no_grad():
+            return torch.allclose(module.act_fn(up), up.clamp(min=0) ** 2, rtol=2.0**-21, atol=0)
     with torch.no_grad():
         theirs = module._apply_gate(torch.stack([gate, up], -1)).flatten()
     ours = _activated(gate.double(), up.double(), activation, limit or 0.0, alpha)
@@ -104,16 +113,17 @@ def find_activation(found: Found, config: Any) -> dict[str, Any]:
     """activation, swiglu_limit and swiglu_alpha of MoeConfig for a module; raises Unsupported with its class's name."""
     limit = _number(("limit", "swiglu_limit"), found.module, config)
     alpha = _number(("alpha", "swiglu_alpha"), found.module, config) or 1.702
-    if computes(found.module, "swiglu", None, alpha):
-        return {"activation": "swiglu"}
+    for activation in ("swiglu", "relu2"):
+        if computes(found.module, activation, None, alpha):
+            return {"activation": activation}
     if limit is not None:
         for activation in ("swiglu_clamped", "swiglu_step", "swiglu_oai"):
             if computes(found.module, activation, limit, alpha):
                 return {"activation": activation, "swiglu_limit": limit, "swiglu_alpha": alpha}
     gate = type(getattr(found.module, "act_fn", None)).__name__
     raise _core.Unsupported(
-        f"{found.name} ({type(found.module).__name__}): expected SwiGLU plain, clamped, step or OAI, got another "
-        f"activation (act_fn {gate}, limit {limit})"
+        f"{found.name} ({type(found.module).__name__}): expected SwiGLU plain, clamped, step or OAI, or relu2 "
+        f"without a gate, got another activation (act_fn {gate}, limit {limit})"
     )
 
 

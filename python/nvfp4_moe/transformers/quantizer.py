@@ -113,7 +113,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         found = find_experts(model)
         if not found and any(_EXPERT_KEY.search(key) for key in tensors):
             raise _core.Unsupported(
-                f"{type(model).__name__}: expected a class of transformers with stacked experts (gate_up_proj), found none, "
+                f"{type(model).__name__}: expected a class of transformers with stacked experts, found none, "
                 "while the files have experts"
             )
         taken = self._take_experts(model, found, directory, tensors) if found else []

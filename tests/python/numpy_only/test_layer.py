@@ -326,7 +326,10 @@ def test_more_wrong_calls():
 @pytest.mark.parametrize(
     "choices, message",
     [
-        ({"activation": "gelu"}, "activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, got"),
+        (
+            {"activation": "gelu"},
+            "activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, relu2, got",
+        ),
         ({"activation": "swiglu_step"}, "swiglu_limit: expected a limit with activation swiglu_step, got none"),
         ({"swiglu_limit": 7}, "swiglu_limit: expected none with activation swiglu, got 7"),
         ({"activation_format": "fp6"}, "activation_format: expected one of nvfp4, bf16"),

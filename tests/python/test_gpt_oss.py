@@ -245,3 +245,40 @@ def test_quantize_refuses_it(published, twin, tmp_path):
     write(tmp_path / "in", tensors, quantized=False)
     with pytest.raises(nv.Unsupported, match="expected experts without biases"):
         nv.quantize_checkpoint(str(tmp_path / "in"), str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("published_form", [False, True])
+def test_transformers_loads_it(tmp_path, published_form):
+    """from_pretrained of floats and of MXFP4 as published, through the adapter: transformers' own experts judge each call."""
+    pytest.importorskip("transformers")
+    import model_judge as judge
+    import nvfp4_moe.transformers as adapter
+    import tiny_models as tiny
+    from transformers import AutoModelForCausalLM
+
+    twin = tiny.gpt_oss(torch.bfloat16)
+    twin.save_pretrained(tmp_path)
+    if published_form:
+        g = torch.Generator().manual_seed(5)
+
+        def change(key, tensor):
+            if not key.endswith(("gate_up_proj", "down_proj")):
+                return {key: tensor}
+            experts, cols, rows = tensor.shape
+            blocks = torch.randint(0, 256, (experts, rows, cols // 32, 16), generator=g, dtype=torch.uint8)
+            scales = torch.randint(120, 124, (experts, rows, cols // 32), generator=g).to(torch.uint8)
+            return {key + "_blocks": blocks, key + "_scales": scales}
+
+        tiny.rewrite(tmp_path, change)
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["quantization_config"] = json.loads(config_json(True))["quantization_config"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    options = adapter.Nvfp4MoeConfig(activation_format="bf16", row_format="fp32")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, quantization_config=options)
+    calls, _ = judge.record(model, tiny.logits)
+    assert len(calls) == 2
+    for name, call in calls.items():
+        experts = judge.gpt_oss_experts(model.get_submodule(name).packed, twin.get_submodule(name))
+        hidden, ids, weights = call.inputs
+        assert relative_l2(call.output, experts(hidden.double(), ids, weights.double())) < LIMIT
+        assert torch.equal(experts.down_proj_bias, twin.get_submodule(name).down_proj_bias.double())

@@ -1,7 +1,7 @@
 // Where the parts of a packed layer lie in its device memory.
 //
-//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles (without a gate up's), down tiles | expert 1 | ... | shared expert |
-//   biases (packed_biases.h)
+//   tensor scales (E + 1, 3) float | expert 0: joined gate/up tiles, or up's without a gate, down tiles | expert 1 | ... |
+//   shared expert | biases (packed_biases.h)
 #pragma once
 
 #include <cstddef>

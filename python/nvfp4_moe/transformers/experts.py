@@ -130,7 +130,7 @@ def computes(module: nn.Module, activation: str, limit: float | None, alpha: flo
         return False
     if activation == "relu2":
         with torch.no_grad():
-            return torch.allclose(module.act_fn(up), up.clamp(min=0) ** 2, rtol=2.0**-21, atol=0)
+            return bool(torch.allclose(module.act_fn(up), up.clamp(min=0) ** 2, rtol=2.0**-21, atol=0))
     with torch.no_grad():
         theirs = module._apply_gate(torch.stack([gate, up], -1)).flatten()
     ours = _activated(gate.double(), up.double(), activation, limit or 0.0, alpha)

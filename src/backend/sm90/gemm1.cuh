@@ -2,8 +2,9 @@
 // -> part.intermediate.bf16 (R, I).
 //
 // g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
-// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so
-// that both accumulators are in one lane. Without a gate they are two channels of up, and go through relu2. Rows of a nonfinite token are NaN: their row scale is.
+// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel
+// are weight rows r and r + 8, so that both accumulators are in one lane. Without a gate they are two channels of up, and go
+// through relu2. Rows of a nonfinite token are NaN: their row scale is.
 #pragma once
 
 #include <cuda_runtime.h>

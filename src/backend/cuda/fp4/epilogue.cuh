@@ -5,7 +5,8 @@
 //           relu2(u), and rows r and r + 8 are two channels
 //   gemm2   alpha_down * dot, one rounding to row_format
 //
-// Each product has its bias added, where there is one. alpha = fl32(row scale * tensor scale). A nonfinite row's scale is NaN, and so its outputs are.
+// Each product has its bias added, where there is one. alpha = fl32(row scale * tensor scale). A nonfinite row's scale
+// is NaN, and so its outputs are.
 //
 // The intermediate leaves in bf16 also where its scale is fixed: whether a row has NaN or Inf, for which it must not be
 // quantized or counted, is known only once all of its channels are there, and those come from many ctas. Requantize, the

@@ -1,8 +1,9 @@
 // gemm1_swiglu: hidden (T, H), joined gate/up tiles, or up's without a gate -> part.intermediate.bf16 (R, I).
 //
 // g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
-// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a
-// fragment, so that one lane has both accumulators. Rows of a nonfinite token are NaN: their alpha is.
+// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel
+// are weight rows r and r + 8 of a fragment, so that one lane has both accumulators. Rows of a nonfinite token are NaN:
+// their alpha is.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"

@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 import torch
-from torch import nn
 
 from .. import _core
 from ..config import MoeConfig

@@ -50,7 +50,11 @@ def _is_called_alike(module: nn.Module) -> bool:
     """Whether a class without transformers' experts interface computes as one with it: (hidden_states, top_k_index,
     top_k_weights), the activation in _apply_gate, and two stacks without biases (Step)."""
     called = list(inspect.signature(module.forward).parameters) == ["hidden_states", "top_k_index", "top_k_weights"]
-    return called and hasattr(module, "_apply_gate") and {name for name, _ in module.named_parameters()} == {"gate_up_proj", "down_proj"}
+    return (
+        called
+        and hasattr(module, "_apply_gate")
+        and {name for name, _ in module.named_parameters()} == {"gate_up_proj", "down_proj"}
+    )
 
 
 def find_experts(model: nn.Module) -> list[Found]:

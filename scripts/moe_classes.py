@@ -34,20 +34,43 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model"), HIDDEN),
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), DENSE),
     **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), INTERMEDIATE),
-    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"), 80),
+    **dict.fromkeys(
+        ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"), 80
+    ),
     **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"), EXPERTS),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_experts", "top_k"), TOP_K),
     **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers"), LAYERS),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(
+        (
+            "num_attention_heads",
+            "num_key_value_heads",
+            "num_heads",
+            "n_heads",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+        ),
+        4,
+    ),
     **dict.fromkeys(("head_dim", "global_head_dim", "d_kv", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 16),
     **dict.fromkeys(("index_head_dim", "indexer_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 16),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 32),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "index_n_heads"), 2),
     **dict.fromkeys(("n_group", "topk_group", "depth", "vision_depth", "num_local_blocks"), 1),
-    **dict.fromkeys(("out_hidden_size", "projection_hidden_size", "mm_projector_hidden_size", "projector_output_dim", "projector_hidden_size"), HIDDEN),
+    **dict.fromkeys(
+        (
+            "out_hidden_size",
+            "projection_hidden_size",
+            "mm_projector_hidden_size",
+            "projector_output_dim",
+            "projector_hidden_size",
+        ),
+        HIDDEN,
+    ),
     **dict.fromkeys(("mamba_num_heads", "mamba_n_heads", "linear_num_heads"), 4),
-    **dict.fromkeys(("mamba_head_dim", "ssm_state_size", "linear_head_dim", "downsample_hidden_size", "output_dim"), 16),
+    **dict.fromkeys(
+        ("mamba_head_dim", "ssm_state_size", "linear_head_dim", "downsample_hidden_size", "output_dim"), 16
+    ),
     **dict.fromkeys(("n_groups",), 1),
     "vocab_size": 160,
     "vocab_size_per_layer_input": 160,
@@ -110,7 +133,15 @@ OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # A config with one of these has the size of its dense layers under intermediate_size, another one that of its experts.
 _EXPERT_SIZES = {"moe_intermediate_size", "expert_ffn_hidden_size"}
-_DROPPED = {"transformers_version", "architectures", "dtype", "per_layer_config", "_name_or_path", "output_attentions", "qk_head_dim"}
+_DROPPED = {
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "per_layer_config",
+    "_name_or_path",
+    "output_attentions",
+    "qk_head_dim",
+}
 
 
 class ModelClass(NamedTuple):
@@ -158,7 +189,9 @@ def tiny_config(model_class: ModelClass) -> Any:
     config = _shrunk(model_class.config().to_dict())
     config.pop("model_type", None)
     language = config
-    while inner := next((language[k] for k in ("thinker_config", "text_config") if isinstance(language.get(k), dict)), None):
+    while inner := next(
+        (language[k] for k in ("thinker_config", "text_config") if isinstance(language.get(k), dict)), None
+    ):
         language = inner
     for key, value in OWN.get(model_class.model_type, {}).items():
         *path, last = key.split(".")
@@ -199,7 +232,12 @@ def experts_of(model: nn.Module) -> list[Experts]:
         stacked = any(p is not None and p.dim() == 3 for p in module._parameters.values())
         of_experts = re.search("Expert|MoE", type(module).__name__) is not None
         listed = path.endswith("experts") and isinstance(module, (nn.ModuleList, nn.ModuleDict))
-        if re.search(r"(?:^|\.)experts$", path) or (stacked and of_experts) or listed or type(module).__name__.endswith("CDMoE"):
+        if (
+            re.search(r"(?:^|\.)experts$", path)
+            or (stacked and of_experts)
+            or listed
+            or type(module).__name__.endswith("CDMoE")
+        ):
             number = re.search(r"(?:^|\.)(?:layers|blocks?)\.(\d+)\.", path)
             found.append(Experts(path, int(number[1]) if number else None, module))
     return found

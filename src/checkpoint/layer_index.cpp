@@ -228,12 +228,10 @@ class Builder {
     names.projection_first = !seen.orders.empty() && *seen.orders.begin();
     names.gguf = model_.gguf;
     names.gated = family_.gated;
-    // Of a stack without either, gate and up are missed as one tensor.
     const bool stack_alone = seen.fused.empty() && names.role == TensorRole::kStacked && names.gated && !names.gguf;
     names.gate_up_fused = seen.fused.contains(true) || stack_alone;
     names.stacked_k_first = family_.stacked_k_first && !names.gguf;
-    const bool alternate = family_.interleaved || names.words == Words::kW;
-    names.interleaved = alternate && names.gate_up_fused && !names.gguf;
+    names.interleaved = (family_.interleaved || names.words == Words::kW) && names.gate_up_fused && !names.gguf;
     if (seen.projections.empty()) {
       return bad_input(fmt::format("layer {} {}: there is no weight beside it", layer,
                                    printable(seen.routed_stems.begin()->second, 400)));

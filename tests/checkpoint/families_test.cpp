@@ -1,13 +1,9 @@
-// Model types whose configs and names differ from the first families': which layers have experts and of which sizes, stacks
-// under names of their own, and what is wrong with any of them by name.
-#include <cstring>
+// Model types whose configs differ from the first families': which layers have experts, of which sizes, and what is wrong with
+// a config by name.
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/float_experts.h"
 #include "checkpoint/model_config.h"
 #include "support/attack.h"
-#include "support/checkpoint_builder.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::families_test {
@@ -15,9 +11,6 @@ namespace {
 
 using nlohmann::json;
 using test::attacked;
-using test::CheckpointBuilder;
-using test::RawTensor;
-using test::TempDir;
 using testing::HasSubstr;
 using Layers = std::vector<int64_t>;
 
@@ -180,205 +173,6 @@ TEST(Families, ADeclinedTypeSaysWhy) {
   EXPECT_OK(parse(laguna));
   laguna["moe_apply_router_weight_on_input"] = true;
   EXPECT_THAT(parse(laguna).status().message(), HasSubstr("moe_apply_router_weight_on_input"));
-}
-
-// ---- stacks under other names
-
-// A stack is written from a checkpoint with one tensor an expert; both must load as the same bytes.
-struct Layout {
-  const char* name;
-  json config;
-  std::string stem;               // of layer 0
-  std::string gate_up, up, down;  // names under the stem; `up` is empty where both are one tensor
-  bool alternate = false, k_first = false;
-};
-
-std::vector<Layout> layouts() {
-  return {
-      {"granite",
-       {{"model_type", "granitemoe"}, {"intermediate_size", kIntermediate}},
-       "model.layers.0.block_sparse_moe",
-       "input_linear.weight",
-       "",
-       "output_linear.weight"},
-      {"step",
-       {{"model_type", "step3p5"}, {"moe_layers_enum", "0,1"}},
-       "model.layers.0.moe",
-       "gate_proj.weight",
-       "up_proj.weight",
-       "down_proj.weight"},
-      {"aria",
-       {{"model_type", "aria_text"}, {"intermediate_size", kIntermediate}, {"num_shared_experts", 0}},
-       "language_model.model.layers.0.mlp.experts",
-       "fc1.weight",
-       "",
-       "fc2.weight",
-       false,
-       true},
-      {"inkling",
-       {{"model_type", "inkling_text"}, {"mlp_layer_types", {"sparse", "sparse"}}},
-       "model.llm.layers.0.mlp.experts",
-       "w13_weight",
-       "",
-       "w2_weight",
-       true},
-      {"zaya", {{"model_type", "zaya"}}, "model.layers.0.mlp.experts", "gate_up_proj", "", "down_proj"},
-  };
-}
-
-// (rows, cols) of 2-byte elements to (cols, rows).
-std::vector<uint8_t> turned(const std::vector<uint8_t>& in, int64_t rows, int64_t cols) {
-  std::vector<uint8_t> out(in.size());
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < cols; ++c) std::memcpy(&out[(c * rows + r) * 2], &in[(r * cols + c) * 2], 2);
-  return out;
-}
-
-std::vector<uint8_t> joined(std::vector<uint8_t> gate, const std::vector<uint8_t>& up, bool alternate) {
-  if (!alternate) {
-    gate.insert(gate.end(), up.begin(), up.end());
-    return gate;
-  }
-  std::vector<uint8_t> out;
-  const size_t row = static_cast<size_t>(kHidden) * 2;
-  for (size_t at = 0; at < gate.size(); at += row) {
-    out.insert(out.end(), gate.begin() + static_cast<int64_t>(at), gate.begin() + static_cast<int64_t>(at + row));
-    out.insert(out.end(), up.begin() + static_cast<int64_t>(at), up.begin() + static_cast<int64_t>(at + row));
-  }
-  return out;
-}
-
-CheckpointBuilder plain_builder() {
-  return CheckpointBuilder({.model_type = "qwen3_moe",
-                            .format = SourceFormat::kFloat,
-                            .num_experts = kExperts,
-                            .hidden_size = kHidden,
-                            .intermediate_size = kIntermediate});
-}
-
-// The plain checkpoint's experts, restacked.
-CheckpointBuilder stacked_builder(const Layout& layout) {
-  CheckpointBuilder builder = plain_builder();
-  for (const auto& [key, value] : layout.config.items()) builder.config()[key] = value;
-  for (int64_t layer = 0; layer < 2; ++layer) {
-    RawTensor gate_up{DType::kBf16, {}, {}}, up = gate_up, down = gate_up;
-    for (int64_t e = 0; e < kExperts; ++e) {
-      std::vector<uint8_t> parts[3];
-      for (int p = 0; p < 3; ++p) {
-        const char* const names[] = {"gate", "up", "down"};
-        parts[p] = builder.tensors().extract(builder.tensor_name(layer, e, names[p], "codes")).mapped().bytes;
-      }
-      if (!layout.up.empty()) {
-        gate_up.bytes.insert(gate_up.bytes.end(), parts[0].begin(), parts[0].end());
-        up.bytes.insert(up.bytes.end(), parts[1].begin(), parts[1].end());
-      } else {
-        std::vector<uint8_t> both = joined(parts[0], parts[1], layout.alternate);
-        if (layout.k_first) both = turned(both, 2 * kIntermediate, kHidden);
-        gate_up.bytes.insert(gate_up.bytes.end(), both.begin(), both.end());
-      }
-      if (layout.k_first) parts[2] = turned(parts[2], kHidden, kIntermediate);
-      down.bytes.insert(down.bytes.end(), parts[2].begin(), parts[2].end());
-    }
-    const int64_t rows = layout.up.empty() ? 2 * kIntermediate : kIntermediate;
-    gate_up.shape = layout.k_first ? Layers{kExperts, kHidden, rows} : Layers{kExperts, rows, kHidden};
-    up.shape = {kExperts, kIntermediate, kHidden};
-    down.shape = layout.k_first ? Layers{kExperts, kIntermediate, kHidden} : Layers{kExperts, kHidden, kIntermediate};
-    std::string stem = layout.stem;
-    stem[stem.find(".0.") + 1] = static_cast<char>('0' + layer);
-    builder.tensors()[stem + "." + layout.gate_up] = gate_up;
-    if (!layout.up.empty()) builder.tensors()[stem + "." + layout.up] = up;
-    builder.tensors()[stem + "." + layout.down] = down;
-  }
-  return builder;
-}
-
-TEST(Families, StacksUnderOtherNamesAreTheSameExperts) {
-  CheckpointBuilder plain = plain_builder();
-  TempDir plain_dir;
-  ASSERT_OK(plain.write(plain_dir.path().string()));
-  const Result<Checkpoint> expected = Checkpoint::open(plain_dir.path().string());
-  ASSERT_OK(expected);
-  for (const Layout& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    CheckpointBuilder builder = stacked_builder(layout);
-    TempDir dir;
-    ASSERT_OK(builder.write(dir.path().string()));
-    const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-    ASSERT_OK(checkpoint);
-    EXPECT_EQ(checkpoint->model().layers, (Layers{0, 1}));
-    EXPECT_EQ(checkpoint->tensor_name(0, 1, "up"),
-              layout.stem + "." + (layout.up.empty() ? layout.gate_up : layout.up));
-    for (int64_t e = 0; e < kExperts; ++e) {
-      Result<FloatExpert> ours = float_expert(*checkpoint, 1, e), theirs = float_expert(*expected, 1, e);
-      ASSERT_OK(ours);
-      ASSERT_OK(theirs);
-      const std::pair<FloatWeights*, FloatWeights*> pairs[] = {
-          {&ours->gate, &theirs->gate}, {&ours->up, &theirs->up}, {&ours->down, &theirs->down}};
-      for (const auto& [our, their] : pairs) {
-        ASSERT_OK(our->fetch());
-        ASSERT_OK(their->fetch());
-        std::vector<float> a(static_cast<size_t>(our->cols)), b = a;
-        ASSERT_EQ(our->rows, their->rows);
-        for (int64_t r = 0; r < our->rows; ++r) {
-          our->read_row(r, a.data());
-          their->read_row(r, b.data());
-          ASSERT_EQ(a, b) << "expert " << e << " row " << r;
-        }
-      }
-    }
-  }
-}
-
-ATTACK_TEST(kPlantedFaults, Families, WrongStacksAreFoundByName) {
-  for (const Layout& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    const std::string gate_up = layout.stem + "." + layout.gate_up, down = layout.stem + "." + layout.down;
-    const auto found = [&](auto change, const char* id) {
-      CheckpointBuilder builder = stacked_builder(layout);
-      change(builder.tensors());
-      TempDir dir;
-      ASSERT_OK(builder.write(dir.path().string()));
-      const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-      attacked();
-      if (!checkpoint.ok()) {
-        EXPECT_EQ(checkpoint.status().code(), Code::kBadInput) << checkpoint.status().message();
-        return;
-      }
-      bool seen = false;
-      for (const Finding& finding : checkpoint->findings()) seen = seen || finding.id == id;
-      EXPECT_TRUE(seen) << id;
-      EXPECT_FALSE(checkpoint->check_layout(0, {0, kExperts}, false).ok());
-    };
-    found([&](auto& tensors) { tensors.erase(down); }, "missing_expert");
-    found([&](auto& tensors) { tensors.erase(gate_up); }, "missing_expert");
-    found(
-        [&](auto& tensors) {
-          tensors[down].shape[0] = kExperts - 1;
-          tensors[down].bytes.resize(tensors[down].bytes.size() / kExperts * (kExperts - 1));
-        },
-        "shape_mismatch");
-    found([&](auto& tensors) { std::swap(tensors[gate_up], tensors[down]); }, "shape_mismatch");
-    // The same experts a second time, one by one.
-    CheckpointBuilder builder = stacked_builder(layout);
-    builder.tensors()[layout.stem + (layout.stem.ends_with("experts") ? ".0" : ".experts.0") + ".gate_proj.weight"] = {
-        DType::kBf16, {1}, {0, 0}};
-    TempDir dir;
-    ASSERT_OK(builder.write(dir.path().string()));
-    EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(), HasSubstr("experts under several names"));
-    attacked();
-  }
-}
-
-TEST(Families, LimitsOfALayerAreItsOwn) {
-  CheckpointBuilder builder = stacked_builder(layouts()[1]);
-  builder.config()["swiglu_limits"] = {0, 7.0};
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-  ASSERT_OK(checkpoint);
-  EXPECT_EQ(checkpoint->layer_options(0)->activation, Activation::kSwiglu);
-  EXPECT_EQ(checkpoint->layer_options(1)->activation, Activation::kSwigluStep);
-  EXPECT_EQ(checkpoint->layer_options(1)->swiglu_limit, 7.0f);
 }
 
 }  // namespace

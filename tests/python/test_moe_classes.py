@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 import check_moe_classes as check  # noqa: E402
 import moe_classes  # noqa: E402
+import own_experts as own  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RECORD = json.loads(check.RECORD.read_text())
@@ -57,7 +58,7 @@ def judged(tmp_path_factory):
     directory = tmp_path_factory.mktemp("judged")
     model.save_pretrained(directory)
     found = moe_classes.experts_of(model.float())
-    seen = check.batches(model, found)
+    seen = own.batches(model, found)
     experts, twin, layer = next(check.layers_of(directory, found, seen, "floats"))
     batch = seen[experts.path]
     return experts.module, twin, batch, layer.run(batch.hidden, batch.ids.int(), batch.weights), directory
@@ -66,11 +67,11 @@ def judged(tmp_path_factory):
 def test_the_judge_allows_the_layer_and_little_else(judged):
     """The bound is a few roundings of h wide: an output whose h was never rounded is within it, a row one percent larger is not."""
     _, twin, batch, out, _ = judged
-    check.check_output(out, twin, batch, "as it is")
-    check.check_output(check.call(twin, batch), twin, batch, "float64")
-    with pytest.raises(check.Judged, match="outputs are not the model's own"):
-        check.check_output(out * 1.02, twin, batch, "larger")
-    allowed, want = check.bound(twin, batch), check.call(twin, batch)
+    own.check_output(out, twin, batch, "as it is")
+    own.check_output(own.call(twin, batch), twin, batch, "float64")
+    with pytest.raises(own.Judged, match="outputs are not the model's own"):
+        own.check_output(out * 1.02, twin, batch, "larger")
+    allowed, want = own.bound(twin, batch), own.call(twin, batch)
     assert float(allowed.norm() / want.norm()) < 0.1
 
 
@@ -91,5 +92,5 @@ def test_weights_in_another_place_are_seen(judged, fault):
             one["down"] = {**one["down"], "tensor_scale": 2 * one["down"]["tensor_scale"]}
         return one
 
-    with pytest.raises(check.Judged, match="not the model's own weights"):
-        check.twin_of(module, expert, "a fault")
+    with pytest.raises(own.Judged, match="not the model's own weights"):
+        own.twin_of(module, expert, "a fault")

@@ -1,0 +1,53 @@
+"""ModelOpt's and llm-compressor's exports of transformers' mixture-of-experts classes: docs/producers.json says what becomes of each
+here, and the second tier exports and judges them anew. llm-compressor needs an environment of its own, whose interpreter is named by
+NVFP4_MOE_LLM_COMPRESSOR (scripts/producer_exports.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import check_moe_classes as classes  # noqa: E402
+import check_producers as check  # noqa: E402
+import moe_classes  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RECORD = json.loads(check.RECORD.read_text())
+CASES = [(producer, name) for producer, found in RECORD.items() for name in found["classes"]]
+
+
+def test_the_page_is_made_of_the_record():
+    text = classes.PAGE.read_text()
+    assert check.page(text, RECORD) == text, "run scripts/check_producers.py"
+
+
+def test_both_producers_are_there_with_classes_that_load():
+    assert set(RECORD) == {"llm-compressor", "modelopt"}
+    for found in RECORD.values():
+        assert found["versions"] and list(found["classes"].values()).count("yes") >= 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("producer", "model_type"), CASES)
+def test_an_export_loads_as_it_did(producer, model_type):
+    python = sys.executable
+    if producer == "modelopt":
+        pytest.importorskip("modelopt")
+    else:
+        python = os.environ.get("NVFP4_MOE_LLM_COMPRESSOR", "")
+        if not python:
+            pytest.skip("NVFP4_MOE_LLM_COMPRESSOR names no interpreter that has llm-compressor")
+    versions = RECORD[producer]["versions"]
+    if transformers.__version__ != versions["transformers"]:
+        pytest.skip(f"judged with {versions}, installed is transformers {transformers.__version__}")
+    model_class = next(one for one in moe_classes.model_classes() if one.model_type == model_type)
+    made, verdict = check.judged(python, producer, model_class)
+    if made and made != versions:
+        pytest.skip(f"judged with {versions}, installed are {made}")
+    assert verdict == RECORD[producer]["classes"][model_type]

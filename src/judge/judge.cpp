@@ -48,6 +48,9 @@ double gemm1_relative_error(int64_t k, bool biased) {
   return 2.0 * (n / 16.0 + (biased ? 2.0 : 1.0)) * 0x1p-25 * (2.0 / M_PI) * std::sqrt(n);
 }
 
+// The same under fp8, of one GEMM: FP8 tensor cores of Hopper err by 2^-14.2 of sum|p| rms on signed data.
+double fp8_relative_error(int64_t k) { return std::exp2(-14.2) * (2.0 / M_PI) * std::sqrt(static_cast<double>(k)); }
+
 // What flipped codes and scales of the second quantization add to the squared error.
 struct Flips {
   double worth_per_error = 0;  // per intermediate element, on average, times gemm1's relative error
@@ -147,13 +150,16 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
   if (count == 1) batch_sq = token_sq;
   const Flips flips = flips_of(config->activation_format);
   const double elements = static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
-  const double error = gemm1_relative_error(config->hidden_size, config->expert_biases);
+  const bool fp8 = config->activation_format == ActivationFormat::kFp8;
+  double error = gemm1_relative_error(config->hidden_size, config->expert_biases);
+  if (fp8) error = std::max(error, 2.0 * fp8_relative_error(config->hidden_size));
   batch_sq += flip_share(flips, elements * count, error, kLogOdds);
   token_sq += flip_share(flips, elements, error, kLogOdds + std::log(count));
-  if (config->activation_format == ActivationFormat::kFp8) {
+  if (fp8) {
     const double rescaled = static_cast<double>(config->intermediate_size) / (kFp8ScaleStep * kFp8ScaleStep);
-    batch_sq += rescaled;
-    token_sq += rescaled;
+    const double sums = std::pow(error, 2) + std::pow(fp8_relative_error(config->intermediate_size), 2);
+    batch_sq += rescaled + sums;
+    token_sq += rescaled + sums;
   }
   LayerLimits limits;
   limits.relative_l2 = std::sqrt(batch_sq);
@@ -191,6 +197,12 @@ std::string broken_limit(const Comparison& comparison, const LayerLimits& limits
 double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output) {
   const double steps = static_cast<double>(k) / 16.0 + static_cast<double>(splits);
   return steps * 0x1p-22 * sum_abs + half_ulp_of_output;
+}
+
+double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output) {
+  const double steps = std::ceil(static_cast<double>(k) / 32.0);
+  const double cut_off = std::min(1.0, 34.0 * steps * 0x1p-13);  // what is cut off is never more than there is
+  return (cut_off + static_cast<double>(splits) * 0x1p-22) * sum_abs + half_ulp_of_output;
 }
 
 }  // namespace nvfp4_moe

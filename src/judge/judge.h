@@ -45,7 +45,9 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens = 1);
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);
 
 // The bound (docs/numerics.md, section 7) of one GEMM output element, of every format where products are exact and
-// added in fp32. sum_abs = alpha * sum |p|. FP8 tensor cores add with fewer bits: they do not meet it, and have none yet.
+// added in fp32. sum_abs = alpha * sum |p|.
 double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
+// The same of FP8 tensor cores of Hopper, which add 32 products at a time, cut off 13 bits behind the largest.
+double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
 
 }  // namespace nvfp4_moe

@@ -18,12 +18,14 @@
 namespace nvfp4_moe {
 namespace {
 
-// How many configurations an architecture has, by the format of activations: 0 where it has one table for all.
+// How many configurations an architecture has, by the format of activations: 0 where that one has no table of its own.
 struct Architecture {
   const Backend* backend;
-  int configs, bf16_configs;
+  int configs, bf16_configs, fp8_configs = 0;
   int configs_of(const MoeConfig& config) const {
-    return bf16_configs != 0 && config->activation_format == ActivationFormat::kBf16 ? bf16_configs : configs;
+    const ActivationFormat format = config->activation_format;
+    const int own = format == ActivationFormat::kFp8 ? fp8_configs : format == ActivationFormat::kBf16 ? bf16_configs : 0;
+    return own != 0 ? own : configs;
   }
 };
 
@@ -37,7 +39,7 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
   constexpr int kPlain = static_cast<int>(cuda::plain::kConfigs.size());
   const Architecture all[] = {
       {&kCudaBackend, kPlain, 0},
-      {&kSm90Backend, static_cast<int>(sm90::kGemmConfigs.size()), 0},
+      {&kSm90Backend, static_cast<int>(sm90::kBf16Configs), 0, static_cast<int>(sm90::kFp8Configs)},
       {&kSm100Backend, static_cast<int>(sm100::kGemmConfigs.size()), static_cast<int>(sm100::kBf16GemmConfigs.size())},
       {&kSm120Backend, static_cast<int>(sm120::kGemmConfigs.size()), kPlain}};
   const Architecture& of = all[GetParam()];

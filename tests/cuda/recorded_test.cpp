@@ -243,7 +243,7 @@ CaseData exact_case(ActivationFormat format) {
 }
 int configurations_of(const Backend& backend, ActivationFormat format) {
   const int plain = static_cast<int>(cuda::plain::kConfigs.size());
-  if (&backend == &kSm90Backend) return static_cast<int>(sm90::kGemmConfigs.size());
+  if (&backend == &kSm90Backend) return static_cast<int>(sm90::kBf16Configs);
   if (&backend == &kSm120Backend && format == ActivationFormat::kNvfp4)
     return static_cast<int>(sm120::kGemmConfigs.size());
   return plain;

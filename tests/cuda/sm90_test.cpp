@@ -31,12 +31,10 @@ TEST(Sm90Backend, TakesHopperAloneAndGoesBeforeCuda) {
     EXPECT_EQ(kSm90Backend.supports(*config, test::gpu_of(capability)).code(), Code::kUnsupported) << capability;
   EXPECT_OK(kSm90Backend.supports(*config, test::gpu_of(90)));
   EXPECT_EQ(kSm90Backend.supports(*config, host_facts()).code(), Code::kUnsupported);
-  for (const ActivationFormat format : {ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
-    MoeOptions of_hosts = config->options();
-    of_hosts.activation_format = format;
-    const Status declined = kSm90Backend.supports(*MoeConfig::make(of_hosts), test::gpu_of(90));
-    EXPECT_NE(declined.message().find(to_string(format)), std::string::npos) << declined.message();
-  }
+  MoeOptions of_hosts = config->options();
+  of_hosts.activation_format = ActivationFormat::kInt8Block;
+  const Status declined = kSm90Backend.supports(*MoeConfig::make(of_hosts), test::gpu_of(90));
+  EXPECT_NE(declined.message().find("int8_block"), std::string::npos) << declined.message();
 }
 
 TEST(Sm90Backend, PlansWithoutADevice) {
@@ -116,6 +114,7 @@ TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
     const sm90::KernelEntry& kernels = sm90::kernel_entry(i);
     EXPECT_EQ(kernels.config, i);
     const bool tma = sm90::kGemmConfigs[i].tma_rows;
+    EXPECT_EQ(sm90::kGemmConfigs[i].fp8, i >= sm90::kBf16Configs);
     EXPECT_EQ(kernels.gemm1_tma != nullptr && kernels.gemm2_tma != nullptr, tma);
     EXPECT_EQ(kernels.gemm1 != nullptr && kernels.gemm2 != nullptr, !tma);
     EXPECT_EQ(kernels.gemm1_fused_routing != nullptr, sm90::kGemmConfigs[i].tile_n == 8);
@@ -150,6 +149,12 @@ class Sm90Layer : public ::testing::Test {
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
   static Case spec(const Ragged& ragged, ActivationFormat format) { return test::ragged_case(ragged, format); }
+  // The index in kGemmConfigs that the routed experts of a case get.
+  static size_t routed_config(const Case& spec, const MoeConfig& config) {
+    const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
+    const auto of_table = fp8 ? sm90::routed_fp8_config : sm90::routed_config;
+    return (fp8 ? sm90::kBf16Configs : 0) + static_cast<size_t>(of_table(config, spec.range, spec.tokens));
+  }
 };
 
 TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
@@ -160,13 +165,13 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
         Ragged{4, 2, 36, Routing::kUniform}, Ragged{8, 2, 160, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf},
         Ragged{4, 2, 220, Routing::kUniform}, Ragged{4, 2, 700, Routing::kUniform},
         Ragged{4, 2, 300, Routing::kOneExpert}})
-    for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+    for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
       const Case spec = Sm90Layer::spec(ragged, format);
       SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens << " "
                                       << to_string(format));
       const auto data = make_case(spec);
       ASSERT_OK(data);
-      configs.insert(sm90::routed_config(data->config, spec.range, spec.tokens));
+      configs.insert(Sm90Layer::routed_config(spec, data->config));
       test::expect_agrees_with_plain(kSm90Backend, *data, 3);
     }
   EXPECT_EQ(configs.size(), sm90::kGemmConfigs.size());
@@ -177,13 +182,13 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
 using Sm90SmallLayer = Sm90Layer;
 TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
   for (int64_t tokens : {76, 110})
-    for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+    for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
       Case spec = Sm90Layer::spec({4, 2, tokens, Routing::kUniform}, format);
       spec.options.hidden_size = 1808;
       spec.options.intermediate_size = 144;
       const auto data = make_case(spec);
       ASSERT_OK(data);
-      const sm90::GemmConfig& gemm = sm90::kGemmConfigs[sm90::routed_config(data->config, spec.range, tokens)];
+      const sm90::GemmConfig& gemm = sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)];
       ASSERT_TRUE(gemm.tma_rows);
       const int64_t k_blocks = cuda::ceil_div(spec.options.hidden_size, cuda::kTileK);
       ASSERT_GE(k_blocks - cuda::ceil_div(k_blocks, sm90::max_splits(gemm)), sm90::min_saved_k_blocks(gemm));
@@ -210,12 +215,14 @@ TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   test::expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan);
   test::expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
                                 ActivationFormat::kBf16);
+  test::expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
+                                ActivationFormat::kFp8);
   test::expect_run_is_its_steps(kSm90Backend, 36, IntermediateScale::kFixed, DataKind::kNormal);
 }
 
 // Assignments for which a cta of route and quantize has more threads than a token does.
 TEST_F(Sm90SmallLayer, ManyAssignmentsOfOneCta) {
-  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
     Case spec = Sm90Layer::spec({64, 4, 160, Routing::kPartlyNone}, format);
     spec.options.hidden_size = 64;
     spec.options.intermediate_size = 48;
@@ -303,7 +310,7 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
 
 // With batch_invariant a token has the same bits in every configuration.
 TEST_F(Sm90Layer, BatchInvariantBitsInEveryConfiguration) {
-  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
     Case spec = Sm90Layer::spec({4, 2, 700, Routing::kUniform}, format);
     spec.options.batch_invariant = true;
     const auto data = make_case(spec);

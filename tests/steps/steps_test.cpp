@@ -234,6 +234,12 @@ class StepPair {
     EXPECT_LE(std::fabs(actual - exact), bound) << where << ": expected " << exact << ", got " << actual;
   }
 
+  // docs/numerics.md, section 7.
+  double bound_of_gemm(int64_t k, int64_t splits, double sum_abs, double half_ulp) const {
+    const bool fp8_tensor_cores = &other_.backend() == &kSm90Backend && format() == ActivationFormat::kFp8;
+    return (fp8_tensor_cores ? fp8_tensor_core_bound : gemm_bound)(k, splits, sum_abs, half_ulp);
+  }
+
   void compare_gemm1(const PartBuffers& expected_part, const PartBuffers& part) {
     const int64_t k = options().hidden_size, n_count = part.intermediate_size;
     for (int64_t e = 0; e < expected_part.experts; ++e) {
@@ -270,8 +276,8 @@ class StepPair {
   void check_swiglu(const Exact& g, const Exact& u, int64_t k, bool biased, double router, double actual,
                     const std::string& where) {
     const int64_t splits = kSplits + biased;
-    const double dg = gemm_bound(k, splits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
-    const double du = gemm_bound(k, splits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
+    const double dg = bound_of_gemm(k, splits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
+    const double du = bound_of_gemm(k, splits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
     const auto h = static_cast<double>(test::oracle_activation(options(), g.value, u.value));
     const double other = options().activation == Activation::kSwigluOai ? 1 : 0;
     const double error = 1.1 * ((std::fabs(u.value) + other) * dg + std::fabs(g.value) * du + dg * du) +
@@ -305,7 +311,7 @@ class StepPair {
                                                       : static_cast<const float*>(part.rows_out)[i];
           const std::string where = "gemm2 row " + std::to_string(row) + " channel " + std::to_string(n);
           const Exact value = bad ? Exact{std::nan(""), 0} : exact(x_row, down, n, weights.biases.down);
-          expect_near(value.value, gemm_bound(k, splits, value.sum_abs, 0), actual, dtype, where);
+          expect_near(value.value, bound_of_gemm(k, splits, value.sum_abs, 0), actual, dtype, where);
         }
       }
     }

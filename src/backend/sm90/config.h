@@ -50,11 +50,11 @@ inline constexpr std::array<GemmConfig, kBf16Configs + kFp8Configs> kGemmConfigs
     // E4M3. The last has as many products as registers allow between two reads of a row from shared memory.
     {256, 8, 8, 8, 2, 2.5, false, "wgmma_fp8_256x8", true},
     {512, 8, 8, 8, 2, 2.5, false, "wgmma_fp8_512x8", true},
-    {512, 16, 8, 8, 2, 8.0, false, "wgmma_fp8_512x16", true},
+    {512, 16, 8, 8, 2, 4.5, false, "wgmma_fp8_512x16", true},
     {512, 32, 8, 8, 2, 19.0, false, "wgmma_fp8_512x32", true},
     {256, 64, 24, 8, 2, 50.0, true, "wgmma_fp8_256x64", true},
-    {256, 128, 48, 16, 2, 112.0, true, "wgmma_fp8_256x128", true},
-    {128, 256, 128, 32, 2, 1e30, true, "wgmma_fp8_128x256", true, 2, true},
+    {256, 128, 40, 8, 2, 150.0, true, "wgmma_fp8_256x128", true},
+    {128, 256, 96, 16, 2, 1e30, true, "wgmma_fp8_128x256", true, 2, true},
 }};
 
 // Tiles may be split along K where K is long enough to share, and where bits may depend on the batch.

@@ -4,6 +4,8 @@
 // they become is kept beside them. Compiled code may copy such registers before the wait, where ptxas will let both
 // names share one register: copies follow (copy_in_flight).
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "runtime/control.h"
@@ -80,6 +82,32 @@ void check_rows(Thread* T, uint64_t bits, uint32_t first_row, int rows) {
     }
 }
 
+// How FP8 tensor cores of Hopper add E4M3 products to an accumulator: all of them at once, each cut off towards zero 13
+// bits behind the largest exponent, which is the accumulator's or the sum of the exponents of two operands; then their sum
+// 13 bits behind its own. An H200 gave the same bits for 18,432 products of 32 k, with subnormals, both signs and
+// accumulators of 50 octaves, and for 2,048 sums of 4,096 k.
+constexpr int kFp8SumBits = 13;
+
+double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
+int e4m3_exponent(float x) { return std::max(std::ilogb(x), -6); }  // of x that is not 0
+
+float add_e4m3(float before, const float* left, const float* right) {
+  int largest = before != 0 ? std::ilogb(before) : -200;
+  for (int k = 0; k < kRowBytes; ++k) {
+    if (left[k] == 0 || right[k] == 0) continue;
+    if (!std::isfinite(left[k] * right[k])) return left[k] * right[k];
+    largest = std::max(largest, e4m3_exponent(left[k]) + e4m3_exponent(right[k]));
+  }
+  if (!std::isfinite(before) || largest == -200) return before;
+  const double place = power_of_two(largest - kFp8SumBits), inverse = power_of_two(kFp8SumBits - largest);
+  double places = std::trunc(static_cast<double>(before) * inverse);
+  for (int k = 0; k < kRowBytes; ++k)
+    places += std::trunc(static_cast<double>(left[k]) * static_cast<double>(right[k]) * inverse);
+  if (places == 0) return 0.0f;
+  const int own = std::max(0, std::ilogb(places) - kFp8SumBits);
+  return static_cast<float>(std::trunc(places * power_of_two(-own)) * power_of_two(own) * place);
+}
+
 void compute(const Issue& issue) {
   float a[16][kRowBytes], b[256][kRowBytes];
   const int per_word = 4 / element_bytes(issue.a_type), depth = kRowBytes / element_bytes(issue.a_type);
@@ -101,6 +129,13 @@ void compute(const Issue& issue) {
     for (int k = 0; k < depth; ++k) transposed[k][column] = b[column][k];
   uint32_t* d[32];
   for (int lane = 0; lane < 32; ++lane) d[lane] = issue.d[lane]->values.data() + issue.first[lane];
+  const bool e4m3 = issue.a_type == WgmmaType::kE4M3 && issue.b_type == WgmmaType::kE4M3;
+  for (int row = 0; e4m3 && row < 16; ++row)
+    for (int column = 0; column < n; ++column) {
+      uint32_t& to = d[row % 8 * 4 + column % 8 / 2][column / 8 * 4 + row / 8 * 2 + column % 2];
+      to = canonical_nan(float_bits(add_e4m3(accumulate ? as_float(to) : 0.0f, a[row], b[column])));
+    }
+  if (e4m3) return;
   for (int row = 0; row < 16; ++row) {
     std::fill(sums, sums + n, 0.0);
     for (int k = 0; k < depth; ++k) {

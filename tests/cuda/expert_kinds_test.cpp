@@ -29,7 +29,7 @@ class ExpertKinds : public test::BackendTest {
   int configs(ActivationFormat format) const {
     constexpr int kPlain = static_cast<int>(cuda::plain::kConfigs.size());
     const bool bf16 = format == ActivationFormat::kBf16;
-    if (&backend() == &kSm90Backend) return static_cast<int>(sm90::kGemmConfigs.size());
+    if (&backend() == &kSm90Backend) return static_cast<int>(sm90::kBf16Configs);
     if (&backend() == &kSm100Backend)
       return static_cast<int>(bf16 ? sm100::kBf16GemmConfigs.size() : sm100::kGemmConfigs.size());
     if (&backend() == &kSm120Backend) return bf16 ? kPlain : static_cast<int>(sm120::kGemmConfigs.size());

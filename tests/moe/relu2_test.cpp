@@ -143,17 +143,14 @@ TEST(Relu2, AnExpertsBiasesComeBackWithoutTheGates) {
 }
 
 // Whichever of this build's GPU backends the device is for.
-TEST(Relu2, GpusDeclineItByName) {
+// Of its own GPUs, whichever they are.
+TEST(Relu2, EveryGpuBackendTakesIt) {
   const CaseData data = case_data();
   for (const Backend* backend : backends()) {
     if (backend->memory == nullptr) continue;
-    bool named = false;
-    for (const int capability : {80, 90, 100, 120}) {
-      const Status said = backend->supports(data.config, gpu_of(capability));
-      EXPECT_EQ(said.code(), Code::kUnsupported) << backend->name;
-      named = named || said.message().find("expected one of gate and up, got relu2") != std::string::npos;
-    }
-    EXPECT_TRUE(named) << backend->name;
+    int taken = 0;
+    for (const int capability : {80, 90, 100, 120}) taken += backend->supports(data.config, gpu_of(capability)).ok();
+    EXPECT_GE(taken, 1) << backend->name;
   }
 }
 

@@ -30,7 +30,7 @@ struct Question {
 // their counters.
 void plan_one_cta(const Question& q, RoutePlan& route) {
   const int64_t experts = q.range.count, assignments = q.assignments();
-  const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.widest_first);
+  const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.sorts_tiles());
   if (bit_bytes <= kSharedBytesOfAll || bit_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
     route.segments = static_cast<int32_t>(ceil_div(assignments, kRouteSegment));
     route.slices = 1;  // one count of bad ids
@@ -45,15 +45,21 @@ void plan_one_cta(const Question& q, RoutePlan& route) {
   route.slices = static_cast<int32_t>(route.slice == 0 ? 0 : ceil_div(assignments, route.slice));
   route.threads = static_cast<int>(warps * 32);
   route.shared_bytes = warps * experts * static_cast<int64_t>(sizeof(int32_t));
-  if (route.widest_first) route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
+  if (route.sorts_tiles()) route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
 }
 
-RoutePlan plan_route(const Question& q, const GemmConfig& gemm) {
+// wide: of the experts with more rows than gemm's tiles, or null.
+RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig* wide) {
   const int64_t experts = q.range.count;
   RoutePlan route;
   route.tile_n = gemm.tile_n;
   route.even_tiles = gemm.even_tiles;
   route.widest_first = gemm.even_tiles && gemm.tile_n >= kMinSortedTileN && experts <= kMaxSortedExperts;
+  if (wide != nullptr) {
+    route.wide_rows = gemm.tile_n;
+    route.wide_tile_n = wide->tile_n;
+    route.widest_first_wide = wide->even_tiles && experts <= kMaxSortedExperts;
+  }
   route.cleared_counters = static_cast<int32_t>(q.gemms.max_ctas);
   if (q.assignments() <= kOneCtaAssignments) {
     plan_one_cta(q, route);
@@ -164,6 +170,17 @@ GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
   return gemm;
 }
 
+// The launches behind gemm1 and gemm2 for the experts that route lists as wide. Both GEMMs of the narrow configuration lie
+// between them and route, and they use the same arrival counters and partials: each waits for the kernel before it.
+void plan_wide(const Question& q, int wide, PartPlan& routed) {
+  GemmPlan& gemm1 = routed.wide_gemm1.emplace(plan_gemm(q, wide, q.config->hidden_size));
+  gemm1.rows = RowSource::kGatheredWide;
+  gemm1.gather_ctas = q.device.compute_units * kGatherCtasPerUnit;
+  gemm1.after_route = true;
+  routed.wide_gemm2 = plan_gemm2(q, wide, q.config->intermediate_size);
+  routed.wide_gemm2->waits_for_quantize = false;
+}
+
 PartPlan plan_shared(const Question& q) {
   const int index = q.gemms.shared(q.tokens());
   const int64_t inner = q.config->shared_intermediate_size;
@@ -215,6 +232,8 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const Question q{gemms, config, range, device, facts};
   const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
+  // One warp that routes a small batch lists one kind of tiles.
+  const int wide = q.assignments() > kSmallBatch ? gemm.wide : -1;
   RunPlan run;
   run.tokens = facts.tokens;
   run.fp4_operands = gemms.fp4_operands;
@@ -222,7 +241,7 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   // What is weighed is there only after route, which knows the tokens that have a row.
   run.fused_route_quantize =
       !facts.single_steps && facts.tokens > 0 && q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
-  run.route = plan_route(q, gemm);
+  run.route = plan_route(q, gemm, wide < 0 ? nullptr : &gemms.configs[static_cast<size_t>(wide)]);
   // The weighed array is the workspace's, which is aligned.
   run.hidden = plan_hidden(q, facts.hidden_aligned || run.weighs_hidden, run.fused_route_quantize, gemm.tma_rows);
   if (run.weighs_hidden && q.has_shared()) run.shared_hidden = plan_hidden(q, facts.hidden_aligned, false, false);
@@ -231,7 +250,8 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.routed.requantize = plan_requantize(q, config->intermediate_size, q.assignments(),
                                           q.assignments() * range.count / config->num_experts);
   run.routed.gemm2 = plan_gemm2(q, index, config->intermediate_size);
-  int last = index;
+  if (wide >= 0) plan_wide(q, wide, run.routed);
+  int last = std::max(index, wide);
   if (q.has_shared()) {
     run.shared = plan_shared(q);
     last = std::max(last, run.shared.gemm1.config);
@@ -285,6 +305,7 @@ const char* name_of(RowSource rows) {
     case RowSource::kFusedRouting: return "routed and gathered by each CTA";
     case RowSource::kGatheredFirst: return "rows by TMA after a gather";
     case RowSource::kInRows: return "rows by TMA";
+    case RowSource::kGatheredWide: return "their rows by TMA after a gather";
   }
   return "";
 }
@@ -307,6 +328,9 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   std::string route = std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
   if (plan.route.even_tiles) route += ", rows shared evenly";
   if (plan.route.widest_first) route += ", widest first";
+  if (plan.route.wide_rows > 0)
+    route += "; experts of more than " + std::to_string(plan.route.wide_rows) + " rows apart, in tiles of " +
+             std::to_string(plan.route.wide_tile_n);
   std::vector<StepPlan> steps;
   if (plan.fused_route_quantize) route += ", fused with quantize";
   if (plan.selects) route += ", after select_experts";
@@ -317,9 +341,12 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
     quantize += "; hidden of the shared expert: " + text_of(plan.shared_hidden);
   steps.push_back({"quantize", quantize});
   const auto add_part = [&](const PartPlan& part, const std::string& suffix) {
-    steps.push_back({"gemm1_swiglu" + suffix, text_of(gemms, part.gemm1, true)});
+    const auto behind = [&](const std::optional<GemmPlan>& wide, bool gemm1) {
+      return wide ? "; then those experts: " + text_of(gemms, *wide, gemm1) : std::string();
+    };
+    steps.push_back({"gemm1_swiglu" + suffix, text_of(gemms, part.gemm1, true) + behind(part.wide_gemm1, true)});
     steps.push_back({"requantize" + suffix, text_of(part.requantize)});
-    steps.push_back({"gemm2" + suffix, text_of(gemms, part.gemm2, false)});
+    steps.push_back({"gemm2" + suffix, text_of(gemms, part.gemm2, false) + behind(part.wide_gemm2, false)});
   };
   add_part(plan.routed, "");
   if (config->shared_intermediate_size > 0) add_part(plan.shared, "_shared");

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct GemmConfig {
   bool tma_rows;          // activations come by TMA and lie in the order of the rows; else each CTA gathers its tokens
   bool fused_routing;     // each CTA can route a small batch for itself
   int64_t partial_bytes;  // of the accumulators of one split-K partial
+  int wide = -1;  // index of the configuration that multiplies experts with more than tile_n rows, in launches of
+                  // its own behind this one's; -1: none does
 };
 
 // An architecture's GEMMs.
@@ -54,8 +57,12 @@ struct RoutePlan {
   int32_t slice_parts = 0;  // warps that scatter a slice, under kScanScatter
   int tile_n = 0;           // what the routed GEMMs want of their tiles
   bool even_tiles = false;
-  bool widest_first = false;     // tiles are listed in the order of their rows, the most first
+  bool widest_first = false;  // tiles are listed in the order of their rows, the most first
+  int wide_rows = 0;          // experts with more rows have their tiles in a list of their own; 0: none has
+  int wide_tile_n = 0;        // what the GEMMs of those experts want
+  bool widest_first_wide = false;
   int32_t cleared_counters = 0;  // the GEMMs' arrival counters, which route sets to 0
+  bool sorts_tiles() const { return widest_first || widest_first_wide; }
   bool operator==(const RoutePlan&) const = default;
 };
 
@@ -80,11 +87,13 @@ enum class RowSource : uint8_t {
   kFusedRouting,   // the same of a small batch, which each CTA routes for itself while route does
   kGatheredFirst,  // by TMA, after a kernel of the GEMM's own has put the tokens in the order of the rows
   kInRows,         // by TMA: they lie in the order of the rows already
+  kGatheredWide,   // as kGatheredFirst, the rows of the wide experts alone
 };
 struct GemmPlan {
   int config = 0;  // index into the architecture's table
   int tile_n = 0;
-  int ctas = 0;  // of a persistent kernel
+  int ctas = 0;         // of a persistent kernel
+  int gather_ctas = 0;  // under kGatheredWide: of the kernel before it
   bool split_k = false;
   RowSource rows = RowSource::kGathered;
   bool after_route = false;         // route has ended before this kernel begins, and not just before it waits
@@ -97,6 +106,7 @@ struct GemmPlan {
 // The routed experts, or the shared one.
 struct PartPlan {
   GemmPlan gemm1, gemm2;
+  std::optional<GemmPlan> wide_gemm1, wide_gemm2;  // launched behind these, over the tiles of route's wide list
   QuantizePlan requantize;
   bool operator==(const PartPlan&) const = default;
 };

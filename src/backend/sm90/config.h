@@ -3,6 +3,10 @@
 // Weights are the M dimension and activations the N dimension. A tile is tile_m weight rows by up to tile_n rows of
 // activations. The host knows how many rows an expert has on average, not how many each has: a configuration must hold
 // almost every expert's rows in one tile, since a second tile reads the expert's weights again.
+//
+// A rank with a part of the experts may get all of the batch's assignments, many times the average. There a narrow
+// configuration comes with a wide one, launched behind it for the experts that have more rows than fit into a narrow
+// tile; where there are none it finds an empty list.
 #pragma once
 
 #include <array>
@@ -27,21 +31,35 @@ struct GemmConfig {
   double max_rows_per_expert;  // taken up to so many, on average
   bool tma_rows;               // rows come by TMA tensor copies, not by cp.async
   const char* name;
+  int wide = -1;  // the configuration of experts with more than tile_n rows, in a launch of its own; -1: the same
 
   // Accumulators of a split-K partial, fp32.
   constexpr int64_t partial_bytes() const { return int64_t{tile_m} * tile_n * 4; }
   // Whether it is compiled with a producer that routes a small batch by itself.
   constexpr bool fused_routing() const { return tile_n == 8; }
 };
-inline constexpr std::array<GemmConfig, 6> kGemmConfigs = {{
+inline constexpr int kFirstWithWide = 5, kWideConfig = 8;
+inline constexpr std::array<GemmConfig, 9> kGemmConfigs = {{
     // The first is taken in place of the second where there is little work: see routed_config.
     {256, 8, 8, 8, 4, 2.5, false, "wgmma_256x8"},
     {512, 8, 8, 8, 2, 2.5, false, "wgmma_512x8"},
     {512, 16, 8, 8, 2, 8.0, false, "wgmma_512x16"},
     {512, 32, 8, 8, 2, 19.0, false, "wgmma_512x32"},
-    {256, 64, 24, 8, 4, 50.0, true, "wgmma_256x64"},
-    {256, 128, 48, 16, 2, 1e30, true, "wgmma_256x128"},
+    {256, 64, 24, 8, 4, 32.0, true, "wgmma_256x64"},
+    // Of a rank with a part of the experts, from 33 tokens on. They stand here since accumulators of a partial grow from
+    // one configuration to the next that a larger batch takes.
+    {512, 8, 8, 8, 2, 2.5, false, "wgmma_512x8", kWideConfig},
+    {512, 16, 8, 8, 2, 8.0, false, "wgmma_512x16", kWideConfig},
+    {512, 32, 8, 8, 2, 19.0, false, "wgmma_512x32", kWideConfig},
+    {256, 128, 8, 8, 2, 1e30, true, "wgmma_256x128"},
 }};
+
+// The first of a tile's sides, which is the one that is compiled; others of the same sides launch its kernels.
+constexpr size_t compiled_config(int tile_m, int tile_n) {
+  size_t index = 0;
+  while (kGemmConfigs[index].tile_m != tile_m || kGemmConfigs[index].tile_n != tile_n) ++index;
+  return index;
+}
 
 // Tiles may be split along K where K is long enough to share, and where bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
@@ -65,13 +83,18 @@ constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tma_rows ? kM
 // Up to so many k-blocks of 512 weight rows, of one GEMM and multiprocessor, tiles of 256 weight rows are taken: they are
 // shared out more evenly, and the last one to arrive leaves less to multiply.
 inline constexpr int64_t kMaxKBlocksOfSmallTiles = 24;
+// From so many tokens on a wide configuration stands behind a narrow one. With fewer the narrow one serves any routing
+// nearly as well, and a launch more would cost more than it saves.
+inline constexpr int64_t kMinTokensWithWide = 33;
 // The index in kGemmConfigs for the routed experts of a batch.
 inline int routed_config(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
   const int64_t rows = tokens * config->top_k;
   const double rows_per_expert = static_cast<double>(rows) / static_cast<double>(config->num_experts);
-  size_t index = 1;
-  while (rows_per_expert > kGemmConfigs[index].max_rows_per_expert) ++index;
-  if (index != 1) return static_cast<int>(index);
+  const bool with_wide = range.count < config->num_experts && tokens >= kMinTokensWithWide;
+  int index = with_wide ? kFirstWithWide : 1;
+  while (rows_per_expert > kGemmConfigs[static_cast<size_t>(index)].max_rows_per_expert)
+    if (++index == kFirstWithWide && !with_wide) index = kWideConfig;
+  if (index != 1) return index;
   const int64_t local_rows = cuda::ceil_div(rows * range.count, config->num_experts);
   const int64_t k_blocks =
       local_rows * cuda::ceil_div(config->intermediate_size, 256) * cuda::ceil_div(config->hidden_size, cuda::kTileK);
@@ -79,9 +102,9 @@ inline int routed_config(const MoeConfig& config, const ExpertRange& range, int6
 }
 // The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
 inline int shared_config(int64_t tokens) {
-  size_t index = 1;
-  while (index + 1 < kGemmConfigs.size() && tokens > kGemmConfigs[index].tile_n) ++index;
-  return static_cast<int>(index);
+  for (size_t index = 1; index + 1 < kGemmConfigs.size(); ++index)
+    if (kGemmConfigs[index].wide < 0 && tokens <= kGemmConfigs[index].tile_n) return static_cast<int>(index);
+  return kWideConfig;
 }
 
 }  // namespace nvfp4_moe::sm90

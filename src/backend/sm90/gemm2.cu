@@ -3,14 +3,13 @@
 #include "backend/sm90/steps.h"
 
 namespace nvfp4_moe::sm90 {
+namespace {
 
-Status gemm2(const StepContext& step, const PartBuffers& part) {
-  if (step.batch.tokens == 0) return {};
+Status enqueue(const StepContext& step, const PartBuffers& part, const cuda::GemmPlan& plan, TileList list) {
   const MoeConfig& config = step.weights.config;
-  const cuda::GemmPlan& plan = cuda::plan_of(step, part).gemm2;
   const GemmPart of(step, part);
   const Scratch scratch(step);
-  GemmArgs args = gemm_args(step, part, of, plan, of.layout.down, scratch);
+  GemmArgs args = gemm_args(step, part, of, plan, list, of.layout.down, scratch);
   args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset +
                  (part.down_only ? 0 : of.layout.gate_up.bytes());
   Gemm2Params params{};
@@ -28,6 +27,15 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
     return kernels.gemm2(site, args, params, {x, static_cast<int32_t>(part.intermediate_size)});
   NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, part.intermediate_size));
   return kernels.gemm2_tma(site, args, params, rows);
+}
+
+}  // namespace
+
+Status gemm2(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return {};
+  const cuda::PartPlan& plan = cuda::plan_of(step, part);
+  NVFP4_MOE_TRY(enqueue(step, part, plan.gemm2, TileList::kOwn));
+  return plan.wide_gemm2 ? enqueue(step, part, *plan.wide_gemm2, TileList::kWide) : Status();
 }
 
 }  // namespace nvfp4_moe::sm90

@@ -24,9 +24,13 @@ struct GemmPart {
   }
 };
 
+// Which tiles of rows a launch works through.
+enum class TileList : uint8_t { kOwn, kWide };
+
 // All but weights and assignment_of_row.
 inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of,
-                          const cuda::GemmPlan& plan, const cuda::MatrixTiles& tiles, const Scratch& scratch) {
+                          const cuda::GemmPlan& plan, TileList list, const cuda::MatrixTiles& tiles,
+                          const Scratch& scratch) {
   const GemmConfig& gemm = kGemmConfigs[static_cast<size_t>(plan.config)];
   GemmArgs args{};
   args.expert_stride = of.layout.expert_stride;
@@ -37,8 +41,9 @@ inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, cons
                                  max_splits(gemm));
   args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
   args.row_offsets = part.row_offsets;
-  args.row_tiles = of.shared ? nullptr : scratch.common.tiles;
-  args.row_tile_count = scratch.common.tile_count;
+  const bool wide = list == TileList::kWide;
+  args.row_tiles = of.shared ? nullptr : wide ? scratch.common.wide_tiles : scratch.common.tiles;
+  args.row_tile_count = wide ? scratch.common.wide_tile_count : scratch.common.tile_count;
   args.partials = scratch.partials;
   args.arrivals = scratch.arrivals;
   args.waits_for_requantize = plan.waits_for_quantize;

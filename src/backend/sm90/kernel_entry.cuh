@@ -12,13 +12,6 @@
 
 namespace nvfp4_moe::sm90 {
 
-// The index of the configuration of a tile's sides; there is one.
-consteval size_t config_of(int tile_m, int tile_n) {
-  size_t index = 0;
-  while (kGemmConfigs[index].tile_m != tile_m || kGemmConfigs[index].tile_n != tile_n) ++index;
-  return index;
-}
-
 template <size_t kIndex, class Rows>
 Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Params& params, const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
@@ -35,7 +28,7 @@ Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Par
 
 template <int kTileM, int kTileN>
 constexpr KernelEntry make_kernel_entry() {
-  constexpr size_t kIndex = config_of(kTileM, kTileN);
+  constexpr size_t kIndex = compiled_config(kTileM, kTileN);
   KernelEntry entry{};
   entry.config = kIndex;
   if constexpr (GemmTraits<kIndex>::kTmaRows) {

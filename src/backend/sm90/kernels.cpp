@@ -8,8 +8,8 @@ namespace nvfp4_moe::sm90 {
 namespace {
 
 // In the order of kGemmConfigs.
-constexpr std::array<const KernelEntry*, kGemmConfigs.size()> kEntries = {&kM256N8,  &kM512N8,  &kM512N16,
-                                                                          &kM512N32, &kM256N64, &kM256N128};
+constexpr std::array<const KernelEntry*, kGemmConfigs.size()> kEntries = {
+    &kM256N8, &kM512N8, &kM512N16, &kM512N32, &kM256N64, &kM512N8, &kM512N16, &kM512N32, &kM256N128};
 
 }  // namespace
 

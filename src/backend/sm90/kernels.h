@@ -1,5 +1,5 @@
-// The compiled kernels, as the host finds them: one entry for each of kGemmConfigs, each compiled by a file of its own
-// under configs/.
+// The compiled kernels, as the host finds them by their place in kGemmConfigs: one entry for each compiled configuration,
+// each compiled by a file of its own under configs/.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct LaunchSite {
 
 // Enqueues a kernel of one configuration; null where the configuration does not take rows that way.
 struct KernelEntry {
-  size_t config;  // index in kGemmConfigs
+  size_t config;  // index in kGemmConfigs: compiled_config of the places that find it
   Status (*gemm1)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
   Status (*gemm1_fused_routing)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const FusedRoutingRows&);
   Status (*gemm1_tma)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const TmaRows&);

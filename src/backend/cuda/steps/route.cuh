@@ -44,6 +44,11 @@ struct RouteArgs : AssignmentIds {
   bool even_tiles, widest_first;
   RowTile* tiles;
   int32_t* tile_count;
+  int32_t wide_rows;  // experts with more rows are listed in wide_tiles, by wide_tile_n; 0: none is
+  int wide_tile_n;
+  bool widest_first_wide;  // and so sorts wide_tiles
+  RowTile* wide_tiles;
+  int32_t* wide_tile_count;
   int64_t* shared_row_offsets;  // (2), or null
   int64_t tokens, top_k;
   uint32_t* slice_bad_ids;  // (slices); unused by one CTA
@@ -94,7 +99,7 @@ __device__ inline void scatter_slice(const RouteArgs& args, int64_t slice, int32
 }
 
 struct Totals {
-  int32_t rows = 0, tiles = 0;
+  int32_t rows = 0, tiles = 0, wide_tiles = 0;
 };
 
 // Exclusive accumulators over the CTA's threads; total is that of all. warp_totals: (32) shared.
@@ -103,8 +108,9 @@ __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& 
   Totals sum = own;
 #pragma unroll 1
   for (int step = 1; step < 32; step *= 2) {
-    const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step), tiles = __shfl_up_sync(kAllLanes, sum.tiles, step);
-    if (lane >= step) sum.rows += rows, sum.tiles += tiles;
+    const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step), tiles = __shfl_up_sync(kAllLanes, sum.tiles, step),
+                  wide_tiles = __shfl_up_sync(kAllLanes, sum.wide_tiles, step);
+    if (lane >= step) sum.rows += rows, sum.tiles += tiles, sum.wide_tiles += wide_tiles;
   }
   if (lane == 31) warp_totals[warp] = sum;
   __syncthreads();
@@ -115,9 +121,11 @@ __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& 
     if (w == warp) before = total;
     total.rows += warp_totals[w].rows;
     total.tiles += warp_totals[w].tiles;
+    total.wide_tiles += warp_totals[w].wide_tiles;
   }
   __syncthreads();
-  return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
+  return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles,
+          before.wide_tiles + sum.wide_tiles - own.wide_tiles};
 }
 
 // Where an expert stands in the list of tiles, and how many tiles it has.
@@ -139,8 +147,11 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
 }
 
 // row_offsets, tiles and all that is of no single assignment. rows_of(e) is called once for each expert, and then
-// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first. Returns the number of all rows.
-// By one CTA.
+// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first and widest_first_wide. Returns the
+// number of all rows. By one CTA.
+//
+// A sort looks at both lists at once: a wide expert's tiles have more rows than any other's. One of wide tiles alone has
+// keys of no tiles for the other experts, and is left out where no expert is wide.
 template <class RowsOf, class StartAt>
 __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
                         const StartAt& start_at) {
@@ -152,24 +163,31 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
     const int64_t e = first + thread;
     Totals own;
     if (e < args.count) own.rows = rows_of(e);
-    own.tiles = own.rows <= args.tile_n ? own.rows != 0 : (own.rows + args.tile_n - 1) / args.tile_n;
+    const bool wide = args.wide_rows > 0 && own.rows > args.wide_rows;
+    const int32_t tile_n = wide ? args.wide_tile_n : args.tile_n;
+    const int32_t tiles = own.rows <= tile_n ? own.rows != 0 : (own.rows + tile_n - 1) / tile_n;
+    (wide ? own.wide_tiles : own.tiles) = tiles;
     Totals total;
     Totals start = cta_exclusive(own, warp_totals, total);
     start.rows += before.rows;
     start.tiles += before.tiles;
+    start.wide_tiles += before.wide_tiles;
     if (e < args.count) {
       args.row_offsets[e] = start.rows;
-      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.tile_n) : args.tile_n;
-      if (args.widest_first)
-        keys[e] = TileKey(static_cast<int32_t>(e), step, own.tiles);
-      else
-        list_tiles(args.tiles, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles, own.tiles);
+      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, tile_n) : tile_n;
+      const bool sorted = wide ? args.widest_first_wide : args.widest_first;
+      if (args.widest_first || args.widest_first_wide)
+        keys[e] = sorted ? TileKey(static_cast<int32_t>(e), step, tiles) : TileKey(static_cast<int32_t>(e), 0, 0);
+      if (!sorted)
+        list_tiles(wide ? args.wide_tiles : args.tiles, static_cast<int32_t>(e), start.rows, own.rows, step,
+                   wide ? start.wide_tiles : start.tiles, tiles);
       start_at(e, start.rows);
     }
     before.rows += total.rows;
     before.tiles += total.tiles;
+    before.wide_tiles += total.wide_tiles;
   }
-  if (args.widest_first) {
+  if (args.widest_first || (args.widest_first_wide && before.wide_tiles > 0)) {
     if (thread == 0) args.row_offsets[args.count] = before.rows;
     __syncthreads();
 #pragma unroll 1
@@ -177,8 +195,11 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
       const auto first_row = static_cast<int32_t>(args.row_offsets[e]);
       const int32_t rows = static_cast<int32_t>(args.row_offsets[e + 1]) - first_row;
       const TileKey key = keys[e];
-      list_tiles(args.tiles, e, first_row, rows, key.step(),
-                 tiles_before(keys, static_cast<int32_t>(args.count), key.order), key.tiles);
+      if (key.tiles == 0) continue;
+      const bool wide = args.wide_rows > 0 && rows > args.wide_rows;
+      const int32_t first_tile = tiles_before(keys, static_cast<int32_t>(args.count), key.order);
+      list_tiles(wide ? args.wide_tiles : args.tiles, e, first_row, rows, key.step(),
+                 wide ? first_tile : first_tile - before.wide_tiles, key.tiles);
     }
   }
 #pragma unroll 1
@@ -192,6 +213,7 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
   *args.status = status;
   args.row_offsets[args.count] = before.rows;
   *args.tile_count = before.tiles;
+  if (args.wide_rows > 0) *args.wide_tile_count = before.wide_tiles;
   if (args.shared_row_offsets != nullptr) {
     args.shared_row_offsets[0] = 0;
     args.shared_row_offsets[1] = args.tokens;
@@ -225,7 +247,7 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
 
 // The whole step by one CTA. masks (segments, E): the assignments of each expert as bits, 128 at a time, so that an
 // assignment's rank among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments;
-// starts (E): first rows; keys (E) under widest_first; order (assignments): assignment_of_row, to be written as a
+// starts (E): first rows; keys (E) where tiles are sorted; order (assignments): assignment_of_row, to be written as a
 // whole.
 struct RouteBits {
   uint4* masks;
@@ -235,7 +257,7 @@ struct RouteBits {
   __device__ RouteBits(const RouteArgs& args, void* shared)
       : masks(static_cast<uint4*>(shared)),
         keys(reinterpret_cast<TileKey*>(masks + args.segments * args.count)),
-        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first ? args.count : 0))),
+        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first || args.widest_first_wide ? args.count : 0))),
         before(reinterpret_cast<uint16_t*>(starts + args.count)),
         order(before + args.segments * args.count) {}
 };
@@ -399,6 +421,11 @@ inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
   args.widest_first = plan.widest_first;
   args.tiles = scratch.tiles;
   args.tile_count = scratch.tile_count;
+  args.wide_rows = plan.wide_rows;
+  args.wide_tile_n = plan.wide_tile_n;
+  args.widest_first_wide = plan.widest_first_wide;
+  args.wide_tiles = scratch.wide_tiles;
+  args.wide_tile_count = scratch.wide_tile_count;
   args.shared_row_offsets = step.buffers.shared.experts > 0 ? step.buffers.shared.row_offsets : nullptr;
   args.tokens = batch.tokens;
   args.top_k = step.weights.config->top_k;

@@ -48,7 +48,7 @@ void plan_one_cta(const Question& q, RoutePlan& route) {
   if (route.sorts_tiles()) route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
 }
 
-// wide: of the experts with more rows than gemm's tiles, or null.
+// wide: of a rank with many rows, or null.
 RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig* wide) {
   const int64_t experts = q.range.count;
   RoutePlan route;
@@ -56,9 +56,8 @@ RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig
   route.even_tiles = gemm.even_tiles;
   route.widest_first = gemm.even_tiles && gemm.tile_n >= kMinSortedTileN && experts <= kMaxSortedExperts;
   if (wide != nullptr) {
-    route.wide_rows = gemm.tile_n;
     route.wide_tile_n = wide->tile_n;
-    route.widest_first_wide = wide->even_tiles && experts <= kMaxSortedExperts;
+    route.max_narrow_rows = max_narrow_rows(experts, gemm.tile_n);
   }
   route.cleared_counters = static_cast<int32_t>(q.gemms.max_ctas);
   if (q.assignments() <= kOneCtaAssignments) {
@@ -170,17 +169,6 @@ GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
   return gemm;
 }
 
-// The launches behind gemm1 and gemm2 for the experts that route lists as wide. Both GEMMs of the narrow configuration lie
-// between them and route, and they use the same arrival counters and partials: each waits for the kernel before it.
-void plan_wide(const Question& q, int wide, PartPlan& routed) {
-  GemmPlan& gemm1 = routed.wide_gemm1.emplace(plan_gemm(q, wide, q.config->hidden_size));
-  gemm1.rows = RowSource::kGatheredWide;
-  gemm1.gather_ctas = q.device.compute_units * kGatherCtasPerUnit;
-  gemm1.after_route = true;
-  routed.wide_gemm2 = plan_gemm2(q, wide, q.config->intermediate_size);
-  routed.wide_gemm2->waits_for_quantize = false;
-}
-
 PartPlan plan_shared(const Question& q) {
   const int index = q.gemms.shared(q.tokens());
   const int64_t inner = q.config->shared_intermediate_size;
@@ -232,8 +220,8 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const Question q{gemms, config, range, device, facts};
   const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
-  // One warp that routes a small batch lists one kind of tiles.
-  const int wide = q.assignments() > kSmallBatch ? gemm.wide : -1;
+  // One warp that routes a small batch lists one kind of tiles, and wide ones are sorted.
+  const int wide = q.assignments() > kSmallBatch && range.count <= kMaxSortedExperts ? gemm.wide : -1;
   RunPlan run;
   run.tokens = facts.tokens;
   run.fp4_operands = gemms.fp4_operands;
@@ -250,7 +238,7 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.routed.requantize = plan_requantize(q, config->intermediate_size, q.assignments(),
                                           q.assignments() * range.count / config->num_experts);
   run.routed.gemm2 = plan_gemm2(q, index, config->intermediate_size);
-  if (wide >= 0) plan_wide(q, wide, run.routed);
+  run.routed.gemm1.wide = run.routed.gemm2.wide = wide;
   int last = std::max(index, wide);
   if (q.has_shared()) {
     run.shared = plan_shared(q);
@@ -305,7 +293,6 @@ const char* name_of(RowSource rows) {
     case RowSource::kFusedRouting: return "routed and gathered by each CTA";
     case RowSource::kGatheredFirst: return "rows by TMA after a gather";
     case RowSource::kInRows: return "rows by TMA";
-    case RowSource::kGatheredWide: return "their rows by TMA after a gather";
   }
   return "";
 }
@@ -317,6 +304,7 @@ std::string text_of(const QuantizePlan& plan) {
 }
 std::string text_of(const GemmTable& gemms, const GemmPlan& plan, bool gemm1) {
   std::string text = gemms.configs[static_cast<size_t>(plan.config)].name;
+  if (plan.wide >= 0) text += std::string(" or ") + gemms.configs[static_cast<size_t>(plan.wide)].name;
   if (gemm1 || plan.rows == RowSource::kInRows) text += std::string(", ") + name_of(plan.rows);
   if (plan.split_k) text += ", split-K";
   return text;
@@ -328,9 +316,9 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   std::string route = std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
   if (plan.route.even_tiles) route += ", rows shared evenly";
   if (plan.route.widest_first) route += ", widest first";
-  if (plan.route.wide_rows > 0)
-    route += "; experts of more than " + std::to_string(plan.route.wide_rows) + " rows apart, in tiles of " +
-             std::to_string(plan.route.wide_tile_n);
+  if (plan.route.wide_tile_n > 0)
+    route += "; tiles of " + std::to_string(plan.route.wide_tile_n) + ", widest first, from " +
+             std::to_string(plan.route.max_narrow_rows + 1) + " rows on";
   std::vector<StepPlan> steps;
   if (plan.fused_route_quantize) route += ", fused with quantize";
   if (plan.selects) route += ", after select_experts";
@@ -341,12 +329,9 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
     quantize += "; hidden of the shared expert: " + text_of(plan.shared_hidden);
   steps.push_back({"quantize", quantize});
   const auto add_part = [&](const PartPlan& part, const std::string& suffix) {
-    const auto behind = [&](const std::optional<GemmPlan>& wide, bool gemm1) {
-      return wide ? "; then those experts: " + text_of(gemms, *wide, gemm1) : std::string();
-    };
-    steps.push_back({"gemm1_swiglu" + suffix, text_of(gemms, part.gemm1, true) + behind(part.wide_gemm1, true)});
+    steps.push_back({"gemm1_swiglu" + suffix, text_of(gemms, part.gemm1, true)});
     steps.push_back({"requantize" + suffix, text_of(part.requantize)});
-    steps.push_back({"gemm2" + suffix, text_of(gemms, part.gemm2, false) + behind(part.wide_gemm2, false)});
+    steps.push_back({"gemm2" + suffix, text_of(gemms, part.gemm2, false)});
   };
   add_part(plan.routed, "");
   if (config->shared_intermediate_size > 0) add_part(plan.shared, "_shared");

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,8 +24,7 @@ struct GemmConfig {
   bool tma_rows;          // activations come by TMA and lie in the order of the rows; else each CTA gathers its tokens
   bool fused_routing;     // each CTA can route a small batch for itself
   int64_t partial_bytes;  // of the accumulators of one split-K partial
-  int wide = -1;  // index of the configuration that multiplies experts with more than tile_n rows, in launches of
-                  // its own behind this one's; -1: none does
+  int wide = -1;          // index of the configuration that its kernels hold besides, for a rank with many rows
 };
 
 // An architecture's GEMMs.
@@ -57,12 +55,11 @@ struct RoutePlan {
   int32_t slice_parts = 0;  // warps that scatter a slice, under kScanScatter
   int tile_n = 0;           // what the routed GEMMs want of their tiles
   bool even_tiles = false;
-  bool widest_first = false;  // tiles are listed in the order of their rows, the most first
-  int wide_rows = 0;          // experts with more rows have their tiles in a list of their own; 0: none has
-  int wide_tile_n = 0;        // what the GEMMs of those experts want
-  bool widest_first_wide = false;
+  int wide_tile_n = 0;  // what they want of them where the rank has more rows than max_narrow_rows; 0: the same
+  int64_t max_narrow_rows = 0;
+  bool widest_first = false;     // tiles are listed in the order of their rows, the most first
   int32_t cleared_counters = 0;  // the GEMMs' arrival counters, which route sets to 0
-  bool sorts_tiles() const { return widest_first || widest_first_wide; }
+  bool sorts_tiles() const { return widest_first || wide_tile_n > 0; }
   bool operator==(const RoutePlan&) const = default;
 };
 
@@ -87,13 +84,12 @@ enum class RowSource : uint8_t {
   kFusedRouting,   // the same of a small batch, which each CTA routes for itself while route does
   kGatheredFirst,  // by TMA, after a kernel of the GEMM's own has put the tokens in the order of the rows
   kInRows,         // by TMA: they lie in the order of the rows already
-  kGatheredWide,   // as kGatheredFirst, the rows of the wide experts alone
 };
 struct GemmPlan {
   int config = 0;  // index into the architecture's table
   int tile_n = 0;
-  int ctas = 0;         // of a persistent kernel
-  int gather_ctas = 0;  // under kGatheredWide: of the kernel before it
+  int wide = -1;  // the configuration that the kernel takes instead where route lists wide tiles; -1: none
+  int ctas = 0;   // of a persistent kernel
   bool split_k = false;
   RowSource rows = RowSource::kGathered;
   bool after_route = false;         // route has ended before this kernel begins, and not just before it waits
@@ -106,7 +102,6 @@ struct GemmPlan {
 // The routed experts, or the shared one.
 struct PartPlan {
   GemmPlan gemm1, gemm2;
-  std::optional<GemmPlan> wide_gemm1, wide_gemm2;  // launched behind these, over the tiles of route's wide list
   QuantizePlan requantize;
   bool operator==(const PartPlan&) const = default;
 };

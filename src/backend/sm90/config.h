@@ -4,9 +4,8 @@
 // activations. The host knows how many rows an expert has on average, not how many each has: a configuration must hold
 // almost every expert's rows in one tile, since a second tile reads the expert's weights again.
 //
-// A rank with a part of the experts may get all of the batch's assignments, many times the average. There a narrow
-// configuration comes with a wide one, launched behind it for the experts that have more rows than fit into a narrow
-// tile; where there are none it finds an empty list.
+// A rank with a part of the experts may get all of the batch's assignments, many times the average. There the kernels of a
+// narrow configuration hold a wide one's too, and take what route has listed tiles for: it knows the rank's rows.
 #pragma once
 
 #include <array>
@@ -31,10 +30,12 @@ struct GemmConfig {
   double max_rows_per_expert;  // taken up to so many, on average
   bool tma_rows;               // rows come by TMA tensor copies, not by cp.async
   const char* name;
-  int wide = -1;  // the configuration of experts with more than tile_n rows, in a launch of its own; -1: the same
+  int wide = -1;  // the configuration that its kernels hold besides, for a rank with many rows; -1: none
 
   // Accumulators of a split-K partial, fp32.
   constexpr int64_t partial_bytes() const { return int64_t{tile_m} * tile_n * 4; }
+  // Of wide tiles products are what takes time, and their outputs leave through shared memory.
+  constexpr bool wide_tiles() const { return tile_n >= 64; }
   // Whether it is compiled with a producer that routes a small batch by itself.
   constexpr bool fused_routing() const { return tile_n == 8; }
 };
@@ -54,10 +55,12 @@ inline constexpr std::array<GemmConfig, 9> kGemmConfigs = {{
     {256, 128, 8, 8, 2, 1e30, true, "wgmma_256x128"},
 }};
 
-// The first of a tile's sides, which is the one that is compiled; others of the same sides launch its kernels.
-constexpr size_t compiled_config(int tile_m, int tile_n) {
+// The index of the configuration of a tile's sides, with a wide one beside it or without; there is one.
+constexpr size_t config_of(int tile_m, int tile_n, bool with_wide = false) {
   size_t index = 0;
-  while (kGemmConfigs[index].tile_m != tile_m || kGemmConfigs[index].tile_n != tile_n) ++index;
+  while (kGemmConfigs[index].tile_m != tile_m || kGemmConfigs[index].tile_n != tile_n ||
+         (kGemmConfigs[index].wide >= 0) != with_wide)
+    ++index;
   return index;
 }
 
@@ -72,19 +75,19 @@ inline constexpr int64_t kSplitCostBytes = 80 * 1024;
 // The same of a wide tile, in k-blocks.
 inline constexpr int64_t kSplitCostKBlocks = 10;
 constexpr int64_t min_saved_k_blocks(const GemmConfig& gemm) {
-  return gemm.tma_rows ? kSplitCostKBlocks
-                       : cuda::ceil_div(kSplitCostBytes, gemm.tile_m / cuda::kTileRows * cuda::kTileBytes);
+  return gemm.wide_tiles() ? kSplitCostKBlocks
+                           : cuda::ceil_div(kSplitCostBytes, gemm.tile_m / cuda::kTileRows * cuda::kTileBytes);
 }
 // Whoever reduces a split tile reads the accumulators of all its splits, each of which takes as long as multiplying a
 // k-block where tiles are wide.
 inline constexpr int32_t kMaxWideSplits = 4;
-constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tma_rows ? kMaxWideSplits : 1 << 15; }
+constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.wide_tiles() ? kMaxWideSplits : 1 << 15; }
 
 // Up to so many k-blocks of 512 weight rows, of one GEMM and multiprocessor, tiles of 256 weight rows are taken: they are
 // shared out more evenly, and the last one to arrive leaves less to multiply.
 inline constexpr int64_t kMaxKBlocksOfSmallTiles = 24;
-// From so many tokens on a wide configuration stands behind a narrow one. With fewer the narrow one serves any routing
-// nearly as well, and a launch more would cost more than it saves.
+// From so many tokens on the kernels of a narrow configuration hold a wide one. With fewer the narrow one serves any
+// routing nearly as well.
 inline constexpr int64_t kMinTokensWithWide = 33;
 // The index in kGemmConfigs for the routed experts of a batch.
 inline int routed_config(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {

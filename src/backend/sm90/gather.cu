@@ -5,13 +5,11 @@
 #include <type_traits>
 
 #include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/quantize.cuh"
 #include "backend/cuda/steps/steps.h"
 #include "backend/sm90/config.h"
 #include "backend/sm90/gather.h"
-#include "backend/sm90/scratch.h"
 #include "backend/sm90/steps.h"
 
 namespace nvfp4_moe::sm90 {
@@ -54,28 +52,6 @@ __global__ void __launch_bounds__(kGatherThreads) sm90_gather_rows(const uint4* 
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();  // gemm1 relies on route as soon as it starts
   write_rows(to, blockIdx.x, [&](int64_t vec8) { return x[vec8]; });
-}
-
-// The rows of some tiles: a warp takes every so many-th row of each tile, and reads its token once for it.
-__global__ void __launch_bounds__(kGatherThreads)
-    sm90_gather_wide_rows(const uint4* x, RowsOfTokens to, const int32_t* assignment_of_row, cuda::Divider by_top_k,
-                          const cuda::RowTile* tiles, const int32_t* tile_count) {
-  cuda::ptx::grid_dependency_wait();
-  cuda::ptx::launch_dependents();                                // gemm1 relies on route as soon as it starts
-  constexpr int32_t kWarps = kGatherThreads / 32, kGroups = 16;  // a tile's rows are shared by so many warps
-  const int32_t warp = static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x / 32);
-  const int32_t items = *tile_count * kGroups, warps = static_cast<int32_t>(gridDim.x) * kWarps;
-#pragma unroll 1
-  for (int32_t item = warp; item < items; item += warps) {
-    const cuda::RowTile tile = tiles[item / kGroups];
-#pragma unroll 1
-    for (int32_t i = item % kGroups; i < tile.rows; i += kGroups) {
-      const int64_t row = tile.first_row + i, token = by_top_k(assignment_of_row[row]);
-#pragma unroll 8
-      for (auto v = static_cast<int32_t>(threadIdx.x % 32); v < to.vec8s; v += 32)
-        to.rows[row * to.vec8s + v] = x[token * to.vec8s + v];
-    }
-  }
 }
 
 // round_rows, but for where the token goes.
@@ -151,15 +127,6 @@ RowsOfTokens rows_of_tokens(const StepContext& step, const PartBuffers& part) {
 Status gather_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x) {
   return cuda::launch<sm90_gather_rows>("gather_rows", static_cast<unsigned>(step.batch.tokens), kGatherThreads, 0,
                                         step.stream, reinterpret_cast<const uint4*>(x), rows_of_tokens(step, part));
-}
-
-Status gather_wide_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x, int ctas) {
-  const Scratch scratch(step);
-  return cuda::launch<sm90_gather_wide_rows>("gather_wide_rows", static_cast<unsigned>(ctas), kGatherThreads, 0,
-                                             step.stream, reinterpret_cast<const uint4*>(x), rows_of_tokens(step, part),
-                                             part.assignment_of_row,
-                                             cuda::Divider(static_cast<int32_t>(step.weights.config->top_k)),
-                                             scratch.common.wide_tiles, scratch.common.wide_tile_count);
 }
 
 Status quantize_into_rows(const StepContext& step) {

@@ -9,7 +9,5 @@ namespace nvfp4_moe::sm90 {
 inline uint16_t* gathered(const PartBuffers& part) { return static_cast<uint16_t*>(part.rows_out); }
 // x (T, H) bf16 -> gathered(part) (R, H).
 Status gather_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x);
-// The rows of route's wide tiles alone, by so many ctas. nonfinite_rows stays as it is.
-Status gather_wide_rows(const StepContext& step, const PartBuffers& part, const uint16_t* x, int ctas);
 
 }  // namespace nvfp4_moe::sm90

@@ -21,13 +21,21 @@ Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool 
   return params;
 }
 
-Status enqueue(const StepContext& step, const PartBuffers& part, const cuda::GemmPlan& plan, TileList list) {
+}  // namespace
+
+Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return {};
   const MoeConfig& config = step.weights.config;
+  const cuda::GemmPlan& plan = cuda::plan_of(step, part).gemm1;
   const GemmPart of(step, part);
   const Scratch scratch(step);
-  GemmArgs args = gemm_args(step, part, of, plan, list, of.layout.gate_up, scratch);
-  args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset;
-  args.assignment_of_row = part.assignment_of_row;
+  const auto args_of = [&](int index) {
+    GemmArgs args = gemm_args(step, part, of, plan, index, of.layout.gate_up, scratch);
+    args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset;
+    args.assignment_of_row = part.assignment_of_row;
+    return args;
+  };
+  const GemmArgs args = args_of(plan.config);
   const Gemm1Params params = gemm1_params(step, part, of.shared, plan);
   const bool nvfp4 = config->activation_format == ActivationFormat::kNvfp4;
   const uint16_t* const x = !nvfp4      ? part.hidden.bf16  // (T, H)
@@ -36,28 +44,19 @@ Status enqueue(const StepContext& step, const PartBuffers& part, const cuda::Gem
   const auto k = static_cast<int32_t>(config->hidden_size);
   const KernelEntry& kernels = kernels_of(plan);
   const LaunchSite site = launch_site(step, plan);
+  if (plan.wide >= 0) return kernels.gemm1_either(site, args, args_of(plan.wide), params, {x, k});
   switch (plan.rows) {
     case cuda::RowSource::kGathered: return kernels.gemm1(site, args, params, {x, k});
     case cuda::RowSource::kFusedRouting: {
       const auto* const own = plan.early_hidden ? static_cast<const uint16_t*>(step.batch.hidden) : x;
       return kernels.gemm1_fused_routing(site, args, params, {own, k, plan.early_hidden, cuda::assignment_ids(step)});
     }
-    case cuda::RowSource::kGatheredFirst: NVFP4_MOE_TRY(gather_rows(step, part, x)); break;
-    case cuda::RowSource::kGatheredWide: NVFP4_MOE_TRY(gather_wide_rows(step, part, x, plan.gather_ctas)); break;
+    case cuda::RowSource::kGatheredFirst: NVFP4_MOE_TRY(gather_rows(step, part, x)); [[fallthrough]];
     case cuda::RowSource::kInRows: break;
   }
   // The shared expert's rows are the tokens.
   NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(of.shared ? x : gathered(part), of.rows, config->hidden_size));
   return kernels.gemm1_tma(site, args, params, rows);
-}
-
-}  // namespace
-
-Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
-  if (step.batch.tokens == 0) return {};
-  const cuda::PartPlan& plan = cuda::plan_of(step, part);
-  NVFP4_MOE_TRY(enqueue(step, part, plan.gemm1, TileList::kOwn));
-  return plan.wide_gemm1 ? enqueue(step, part, *plan.wide_gemm1, TileList::kWide) : Status();
 }
 
 }  // namespace nvfp4_moe::sm90

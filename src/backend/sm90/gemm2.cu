@@ -3,15 +3,20 @@
 #include "backend/sm90/steps.h"
 
 namespace nvfp4_moe::sm90 {
-namespace {
 
-Status enqueue(const StepContext& step, const PartBuffers& part, const cuda::GemmPlan& plan, TileList list) {
+Status gemm2(const StepContext& step, const PartBuffers& part) {
+  if (step.batch.tokens == 0) return {};
   const MoeConfig& config = step.weights.config;
+  const cuda::GemmPlan& plan = cuda::plan_of(step, part).gemm2;
   const GemmPart of(step, part);
   const Scratch scratch(step);
-  GemmArgs args = gemm_args(step, part, of, plan, list, of.layout.down, scratch);
-  args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset +
-                 (part.down_only ? 0 : of.layout.gate_up.bytes());
+  const auto args_of = [&](int index) {
+    GemmArgs args = gemm_args(step, part, of, plan, index, of.layout.down, scratch);
+    args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset +
+                   (part.down_only ? 0 : of.layout.gate_up.bytes());
+    return args;
+  };
+  const GemmArgs args = args_of(plan.config);
   Gemm2Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, of.shared);
   params.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
@@ -23,19 +28,11 @@ Status enqueue(const StepContext& step, const PartBuffers& part, const cuda::Gem
                                         : cuda::bf16_operand(scratch.common.routed_operand);  // (R, I)
   const KernelEntry& kernels = kernels_of(plan);
   const LaunchSite site = launch_site(step, plan);
-  if (plan.rows == cuda::RowSource::kGathered)
-    return kernels.gemm2(site, args, params, {x, static_cast<int32_t>(part.intermediate_size)});
+  const GatheredRows gathered_rows{x, static_cast<int32_t>(part.intermediate_size)};
+  if (plan.wide < 0 && plan.rows == cuda::RowSource::kGathered) return kernels.gemm2(site, args, params, gathered_rows);
   NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, part.intermediate_size));
+  if (plan.wide >= 0) return kernels.gemm2_either(site, args, args_of(plan.wide), params, gathered_rows, rows);
   return kernels.gemm2_tma(site, args, params, rows);
-}
-
-}  // namespace
-
-Status gemm2(const StepContext& step, const PartBuffers& part) {
-  if (step.batch.tokens == 0) return {};
-  const cuda::PartPlan& plan = cuda::plan_of(step, part);
-  NVFP4_MOE_TRY(enqueue(step, part, plan.gemm2, TileList::kOwn));
-  return plan.wide_gemm2 ? enqueue(step, part, *plan.wide_gemm2, TileList::kWide) : Status();
 }
 
 }  // namespace nvfp4_moe::sm90

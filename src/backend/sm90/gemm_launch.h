@@ -24,14 +24,11 @@ struct GemmPart {
   }
 };
 
-// Which tiles of rows a launch works through.
-enum class TileList : uint8_t { kOwn, kWide };
-
-// All but weights and assignment_of_row.
+// All but weights and assignment_of_row. config: plan's own, or its wide one.
 inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of,
-                          const cuda::GemmPlan& plan, TileList list, const cuda::MatrixTiles& tiles,
+                          const cuda::GemmPlan& plan, int config, const cuda::MatrixTiles& tiles,
                           const Scratch& scratch) {
-  const GemmConfig& gemm = kGemmConfigs[static_cast<size_t>(plan.config)];
+  const GemmConfig& gemm = kGemmConfigs[static_cast<size_t>(config)];
   GemmArgs args{};
   args.expert_stride = of.layout.expert_stride;
   args.m_blocks = static_cast<int32_t>(tiles.row_tiles);
@@ -41,9 +38,9 @@ inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, cons
                                  max_splits(gemm));
   args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
   args.row_offsets = part.row_offsets;
-  const bool wide = list == TileList::kWide;
-  args.row_tiles = of.shared ? nullptr : wide ? scratch.common.wide_tiles : scratch.common.tiles;
-  args.row_tile_count = wide ? scratch.common.wide_tile_count : scratch.common.tile_count;
+  args.row_tiles = of.shared ? nullptr : scratch.common.tiles;
+  args.row_tile_count = scratch.common.tile_count;
+  args.lists_wide = scratch.common.lists_wide;
   args.partials = scratch.partials;
   args.arrivals = scratch.arrivals;
   args.waits_for_requantize = plan.waits_for_quantize;
@@ -52,7 +49,8 @@ inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, cons
 }
 
 inline const KernelEntry& kernels_of(const cuda::GemmPlan& plan) {
-  return kernel_entry(static_cast<size_t>(plan.config));
+  const auto index = static_cast<size_t>(plan.config);
+  return kernel_entry(plan.wide >= 0 ? index : config_of(kGemmConfigs[index].tile_m, kGemmConfigs[index].tile_n));
 }
 inline LaunchSite launch_site(const StepContext& step, const cuda::GemmPlan& plan) {
   return {static_cast<unsigned>(plan.ctas), step.stream};

@@ -1,6 +1,7 @@
 // Compiles both GEMMs of one configuration and makes its entry of them: what the files under configs/ include.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "backend/cuda/device/launch.cuh"
@@ -28,7 +29,7 @@ Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Par
 
 template <int kTileM, int kTileN>
 constexpr KernelEntry make_kernel_entry() {
-  constexpr size_t kIndex = compiled_config(kTileM, kTileN);
+  constexpr size_t kIndex = config_of(kTileM, kTileN);
   KernelEntry entry{};
   entry.config = kIndex;
   if constexpr (GemmTraits<kIndex>::kTmaRows) {
@@ -39,6 +40,34 @@ constexpr KernelEntry make_kernel_entry() {
     entry.gemm2 = launch_gemm2<kIndex, GatheredRows>;
   }
   if constexpr (GemmTraits<kIndex>::kMayFuseRouting) entry.gemm1_fused_routing = launch_gemm1<kIndex, FusedRoutingRows>;
+  return entry;
+}
+
+// The same with the wide configuration beside it; the other kernels are those of the narrow one alone.
+template <size_t kIndex>
+Status launch_gemm1_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
+                           const Gemm1Params& params, const GatheredRows& rows) {
+  constexpr size_t kBytes =
+      std::max(sizeof(Shared<GemmTraits<kIndex>>), sizeof(Shared<GemmTraits<wide_of<kIndex>, true>>));
+  return cuda::launch<sm90_gemm1_either_kernel<kIndex>>("gemm1_swiglu", site.ctas, GemmTraits<kIndex>::kThreads, kBytes,
+                                                        site.stream, narrow, wide, SwigluEpilogue<false>{params}, rows);
+}
+template <size_t kIndex>
+Status launch_gemm2_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
+                           const Gemm2Params& params, const GatheredRows& rows, const TmaRows& tma_rows) {
+  constexpr size_t kBytes = std::max(sizeof(Shared<GemmTraits<kIndex>>), sizeof(Shared<GemmTraits<wide_of<kIndex>>>));
+  return cuda::launch<sm90_gemm2_either_kernel<kIndex>>("gemm2", site.ctas, GemmTraits<kIndex>::kThreads, kBytes,
+                                                        site.stream, narrow, wide, DownEpilogue{params}, rows,
+                                                        tma_rows);
+}
+template <int kTileM, int kTileN>
+constexpr KernelEntry make_kernel_entry_with_wide() {
+  constexpr size_t kIndex = config_of(kTileM, kTileN, true);
+  static_assert(GemmTraits<kIndex>::kThreads == GemmTraits<wide_of<kIndex>>::kThreads);
+  KernelEntry entry{};
+  entry.config = kIndex;
+  entry.gemm1_either = launch_gemm1_either<kIndex>;
+  entry.gemm2_either = launch_gemm2_either<kIndex>;
   return entry;
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 // In the order of kGemmConfigs.
 constexpr std::array<const KernelEntry*, kGemmConfigs.size()> kEntries = {
-    &kM256N8, &kM512N8, &kM512N16, &kM512N32, &kM256N64, &kM512N8, &kM512N16, &kM512N32, &kM256N128};
+    &kM256N8, &kM512N8, &kM512N16, &kM512N32, &kM256N64, &kM512N8OrWide, &kM512N16OrWide, &kM512N32OrWide, &kM256N128};
 
 }  // namespace
 

@@ -65,7 +65,7 @@ template <class Traits, class Rows>
 __device__ void produce_weights(const GemmArgs& args, const Rows& source, const Schedule& schedule) {
   constexpr int kStages = Shared<Traits>::kStages;
   const uint64_t read_once = ptx::create_policy_evict_first();
-  const uint64_t read_again = Traits::kTmaRows ? ptx::create_policy_evict_normal() : read_once;
+  const uint64_t read_again = Traits::kWide ? ptx::create_policy_evict_normal() : read_once;
   WorkTilesAhead<Traits, Rows::kFusedRouting> work_tiles(args, schedule);
   PipelineState<kStages> state;
   const int64_t m_block_bytes = int64_t{args.k_blocks} * cuda::kTileBytes;
@@ -83,7 +83,7 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
                           work.first_k_block * cuda::kTileBytes;
     auto bytes = static_cast<uint32_t>(m_blocks * cuda::kTileBytes);
     // An expert with several wide tiles has more than half as many rows in each. Other ctas read its weights soon.
-    const uint64_t policy = Traits::kTmaRows && rows.count > Traits::kTileN / 2 ? read_again : read_once;
+    const uint64_t policy = Traits::kWide && rows.count > Traits::kTileN / 2 ? read_again : read_once;
     int32_t tma_tiles = 0;
     if constexpr (Traits::kTmaRows) {
       tma_tiles = (rows.count + kTmaTileRows - 1) / kTmaTileRows;

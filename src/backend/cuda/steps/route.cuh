@@ -44,11 +44,9 @@ struct RouteArgs : AssignmentIds {
   bool even_tiles, widest_first;
   RowTile* tiles;
   int32_t* tile_count;
-  int32_t wide_rows;  // experts with more rows are listed in wide_tiles, by wide_tile_n; 0: none is
-  int wide_tile_n;
-  bool widest_first_wide;  // and so sorts wide_tiles
-  RowTile* wide_tiles;
-  int32_t* wide_tile_count;
+  int32_t wide_tile_n;          // 0: there is one kind of tiles
+  int64_t max_narrow_rows;      // with more rows in all the list is one of wide tiles
+  int32_t* lists_wide;          // (1) whether it is, or null
   int64_t* shared_row_offsets;  // (2), or null
   int64_t tokens, top_k;
   uint32_t* slice_bad_ids;  // (slices); unused by one CTA
@@ -99,7 +97,7 @@ __device__ inline void scatter_slice(const RouteArgs& args, int64_t slice, int32
 }
 
 struct Totals {
-  int32_t rows = 0, tiles = 0, wide_tiles = 0;
+  int32_t rows = 0, tiles = 0;
 };
 
 // Exclusive accumulators over the CTA's threads; total is that of all. warp_totals: (32) shared.
@@ -108,9 +106,8 @@ __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& 
   Totals sum = own;
 #pragma unroll 1
   for (int step = 1; step < 32; step *= 2) {
-    const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step), tiles = __shfl_up_sync(kAllLanes, sum.tiles, step),
-                  wide_tiles = __shfl_up_sync(kAllLanes, sum.wide_tiles, step);
-    if (lane >= step) sum.rows += rows, sum.tiles += tiles, sum.wide_tiles += wide_tiles;
+    const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step), tiles = __shfl_up_sync(kAllLanes, sum.tiles, step);
+    if (lane >= step) sum.rows += rows, sum.tiles += tiles;
   }
   if (lane == 31) warp_totals[warp] = sum;
   __syncthreads();
@@ -121,11 +118,9 @@ __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& 
     if (w == warp) before = total;
     total.rows += warp_totals[w].rows;
     total.tiles += warp_totals[w].tiles;
-    total.wide_tiles += warp_totals[w].wide_tiles;
   }
   __syncthreads();
-  return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles,
-          before.wide_tiles + sum.wide_tiles - own.wide_tiles};
+  return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
 }
 
 // Where an expert stands in the list of tiles, and how many tiles it has.
@@ -146,12 +141,31 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
   return tiles;
 }
 
+// Lists wide tiles in the place of those that were listed, the widest first; returns how many. row_offsets (E + 1) and keys
+// (E) are there. By one CTA.
+__device__ inline int32_t list_wide_tiles(const RouteArgs& args, TileKey* keys) {
+  const auto count = static_cast<int32_t>(args.count);
+  const auto rows_of = [&](int32_t e) { return static_cast<int32_t>(args.row_offsets[e + 1] - args.row_offsets[e]); };
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t e = thread_of_cta(); e < count; e += threads_of_cta()) {
+    const int32_t rows = rows_of(e);
+    keys[e] = TileKey(e, even_tile_rows(rows, args.wide_tile_n), (rows + args.wide_tile_n - 1) / args.wide_tile_n);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t e = thread_of_cta(); e < count; e += threads_of_cta())
+    list_tiles(args.tiles, e, static_cast<int32_t>(args.row_offsets[e]), rows_of(e), keys[e].step(),
+               tiles_before(keys, count, keys[e].order), keys[e].tiles);
+  int32_t tiles = 0;
+#pragma unroll 8
+  for (int32_t e = 0; e < count; ++e) tiles += keys[e].tiles;
+  return tiles;
+}
+
 // row_offsets, tiles and all that is of no single assignment. rows_of(e) is called once for each expert, and then
-// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first and widest_first_wide. Returns the
-// number of all rows. By one CTA.
-//
-// A sort looks at both lists at once: a wide expert's tiles have more rows than any other's. One of wide tiles alone has
-// keys of no tiles for the other experts, and is left out where no expert is wide.
+// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first and where tiles may be wide. Returns
+// the number of all rows. By one CTA.
 template <class RowsOf, class StartAt>
 __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
                         const StartAt& start_at) {
@@ -163,31 +177,28 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
     const int64_t e = first + thread;
     Totals own;
     if (e < args.count) own.rows = rows_of(e);
-    const bool wide = args.wide_rows > 0 && own.rows > args.wide_rows;
-    const int32_t tile_n = wide ? args.wide_tile_n : args.tile_n;
-    const int32_t tiles = own.rows <= tile_n ? own.rows != 0 : (own.rows + tile_n - 1) / tile_n;
-    (wide ? own.wide_tiles : own.tiles) = tiles;
+    own.tiles = own.rows <= args.tile_n ? own.rows != 0 : (own.rows + args.tile_n - 1) / args.tile_n;
     Totals total;
     Totals start = cta_exclusive(own, warp_totals, total);
     start.rows += before.rows;
     start.tiles += before.tiles;
-    start.wide_tiles += before.wide_tiles;
     if (e < args.count) {
       args.row_offsets[e] = start.rows;
-      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, tile_n) : tile_n;
-      const bool sorted = wide ? args.widest_first_wide : args.widest_first;
-      if (args.widest_first || args.widest_first_wide)
-        keys[e] = sorted ? TileKey(static_cast<int32_t>(e), step, tiles) : TileKey(static_cast<int32_t>(e), 0, 0);
-      if (!sorted)
-        list_tiles(wide ? args.wide_tiles : args.tiles, static_cast<int32_t>(e), start.rows, own.rows, step,
-                   wide ? start.wide_tiles : start.tiles, tiles);
+      const int32_t step = args.even_tiles ? even_tile_rows(own.rows, args.tile_n) : args.tile_n;
+      if (args.widest_first)
+        keys[e] = TileKey(static_cast<int32_t>(e), step, own.tiles);
+      else
+        list_tiles(args.tiles, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles, own.tiles);
       start_at(e, start.rows);
     }
     before.rows += total.rows;
     before.tiles += total.tiles;
-    before.wide_tiles += total.wide_tiles;
   }
-  if (args.widest_first || (args.widest_first_wide && before.wide_tiles > 0)) {
+  const bool lists_wide = args.wide_tile_n > 0 && before.rows > args.max_narrow_rows;
+  if (lists_wide) {
+    if (thread == 0) args.row_offsets[args.count] = before.rows;
+    before.tiles = list_wide_tiles(args, keys);
+  } else if (args.widest_first) {
     if (thread == 0) args.row_offsets[args.count] = before.rows;
     __syncthreads();
 #pragma unroll 1
@@ -195,11 +206,8 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
       const auto first_row = static_cast<int32_t>(args.row_offsets[e]);
       const int32_t rows = static_cast<int32_t>(args.row_offsets[e + 1]) - first_row;
       const TileKey key = keys[e];
-      if (key.tiles == 0) continue;
-      const bool wide = args.wide_rows > 0 && rows > args.wide_rows;
-      const int32_t first_tile = tiles_before(keys, static_cast<int32_t>(args.count), key.order);
-      list_tiles(wide ? args.wide_tiles : args.tiles, e, first_row, rows, key.step(),
-                 wide ? first_tile : first_tile - before.wide_tiles, key.tiles);
+      list_tiles(args.tiles, e, first_row, rows, key.step(),
+                 tiles_before(keys, static_cast<int32_t>(args.count), key.order), key.tiles);
     }
   }
 #pragma unroll 1
@@ -213,7 +221,7 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
   *args.status = status;
   args.row_offsets[args.count] = before.rows;
   *args.tile_count = before.tiles;
-  if (args.wide_rows > 0) *args.wide_tile_count = before.wide_tiles;
+  if (args.lists_wide != nullptr) *args.lists_wide = lists_wide;
   if (args.shared_row_offsets != nullptr) {
     args.shared_row_offsets[0] = 0;
     args.shared_row_offsets[1] = args.tokens;
@@ -257,7 +265,7 @@ struct RouteBits {
   __device__ RouteBits(const RouteArgs& args, void* shared)
       : masks(static_cast<uint4*>(shared)),
         keys(reinterpret_cast<TileKey*>(masks + args.segments * args.count)),
-        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first || args.widest_first_wide ? args.count : 0))),
+        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first || args.wide_tile_n > 0 ? args.count : 0))),
         before(reinterpret_cast<uint16_t*>(starts + args.count)),
         order(before + args.segments * args.count) {}
 };
@@ -421,11 +429,9 @@ inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
   args.widest_first = plan.widest_first;
   args.tiles = scratch.tiles;
   args.tile_count = scratch.tile_count;
-  args.wide_rows = plan.wide_rows;
   args.wide_tile_n = plan.wide_tile_n;
-  args.widest_first_wide = plan.widest_first_wide;
-  args.wide_tiles = scratch.wide_tiles;
-  args.wide_tile_count = scratch.wide_tile_count;
+  args.max_narrow_rows = plan.max_narrow_rows;
+  args.lists_wide = plan.wide_tile_n > 0 ? scratch.lists_wide : nullptr;
   args.shared_row_offsets = step.buffers.shared.experts > 0 ? step.buffers.shared.row_offsets : nullptr;
   args.tokens = batch.tokens;
   args.top_k = step.weights.config->top_k;

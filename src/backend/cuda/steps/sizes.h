@@ -20,7 +20,8 @@ NVFP4_MOE_HOST_DEVICE constexpr int32_t even_tile_rows(int32_t rows, int32_t til
   const int32_t tiles = (rows + tile_n - 1) / tile_n;
   return (rows + 8 * tiles - 1) / (8 * tiles) * 8;
 }
-inline constexpr int kMinWideTileN = 64;  // of any backend whose experts with many rows have wider tiles
+// Up to so many rows in all a rank's tiles are narrow, where they may also be wide: a full one an expert.
+inline int64_t max_narrow_rows(int64_t experts, int tile_n) { return experts * tile_n; }
 // No routing gives more tiles than this: each expert with rows has one that may not be full.
 inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) { return std::min(rows, rows / tile_n + experts); }
 
@@ -57,7 +58,6 @@ inline constexpr int kRowThreads = 256;         // that work on a row of any typ
 inline constexpr int kVec8Threads = 1024;       // on a row by vec8, at most
 inline constexpr int kWarpRowThreads = 256;     // of a CTA whose warps have a row each
 inline constexpr int kIntoRowsThreads = 128;    // of a CTA that rounds a token into its rows
-inline constexpr int kGatherCtasPerUnit = 8;    // of such CTAs, where they take turns at the wide experts' rows
 inline constexpr int64_t kManyRows = 2048;      // from here on a warp has a row: there are enough to fill the device
 inline constexpr int64_t kSmallVec8Rows = 512;  // up to here a CTA has as many threads as it can use
 // No more threads than there are blocks of 16 to quantize, or vec8.

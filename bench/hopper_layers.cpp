@@ -1,11 +1,11 @@
 // Layers on one GPU: the backend that a layer gets there (on Hopper sm90) and cuda in the same run, beside the floor.
 //
 //   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--batch-invariant] [--no-cuda]
-//                       [--configuration N] [--routing uniform|zipf:S|hot] [--spread] [--sustained SECONDS]
-//                       [--split TOKENS] [--json FILE]
+//                       [--configuration N] [--routing ROUTING,ROUTING,...] [--layers-only]
+//                       [--sustained SECONDS] [--split TOKENS] [--json FILE]
 //
 // --configuration: the GEMMs' by its place in the backend's list, whatever the plan would take; without cuda beside it.
-// --routing, --spread: routings.h. --split compares the output with that of the same tokens in smaller batches. --json appends the cells to FILE, one JSON object a line.
+// --routing: uniform, zipf:S or hot (routings.h). --layers-only leaves the graphs of one GEMM out. --split compares the output with that of the same tokens in smaller batches. --json appends the cells to FILE, one JSON object a line.
 // The shape `rehearsal` is for trying the bench itself where nothing is fast; it and those of uneven routing are left out
 // unless they are named.
 //
@@ -21,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -122,8 +123,8 @@ struct Request {
   MoeOptions options;
   bool with_cuda = true;
   int gemm_config = -1;
-  Routing routing;
-  std::string routing_text = "uniform";
+  std::vector<Routing> routings = {Routing{}};
+  bool layers_only = false;
   double sustained_seconds = 0;
   int64_t split_tokens = 0;
   FILE* json = nullptr;
@@ -150,6 +151,7 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
         must(backend.run(layer_of(step), *plan, own, workspace, RunContext{nullptr, stream}));
       },
       request.sustained_seconds);
+  if (request.layers_only) return times;
   Arena arena(workspace);
   const LayerBuffers buffers = layer_buffers(first.config, first.range, batch.tokens, arena);
   const auto run_plan = backend.steps->plan(first, *plan, batch);
@@ -210,27 +212,11 @@ SplitDifference compare_with_split(const Backend& backend, const PackedWeights& 
   return difference;
 }
 
-void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, const Request& request) {
-  MoeOptions options = request.options;
-  options.num_experts = shape.experts;
-  options.top_k = shape.top_k;
-  options.hidden_size = shape.hidden;
-  options.intermediate_size = shape.intermediate;
-  const auto config = MoeConfig::make(options);
-  must(config.status());
-  const ExpertRange range{0, shape.local_experts};
-  const auto facts = device_facts("cuda:0");
-  must(facts.status());
-  const auto backend = choose_backend(*config, *facts, "auto");
-  must(backend.status());
-  // Both read one layout where they have the same; sm120's of nvfp4 is its own.
-  const bool beside_cuda =
-      request.with_cuda && request.gemm_config < 0 && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
-  const RoutedShape routed{shape.local_experts, shape.experts, shape.top_k};
-  const RoutingDraw routing(request.routing, routed);
-  std::vector<PackedWeights> layers;
-  for (int i = 0; i < shape.layers; ++i)
-    layers.push_back(make_layer(**backend, *config, range, 7 + static_cast<uint64_t>(i)));
+void bench_routing(const LayerShape& shape, const Routing& of, const std::vector<int64_t>& tokens_list,
+                   const Request& request, const Backend& backend, bool beside_cuda,
+                   const std::vector<PackedWeights>& layers) {
+  const RoutingDraw routing(of, {shape.local_experts, shape.experts, shape.top_k});
+  if (of.kind != Routing::Kind::kUniform || of.spread) std::printf("routing %s\n", of.text.c_str());
   for (int64_t tokens : tokens_list) {
     const int steps = tokens <= 64 ? 16 : tokens <= 512 ? 8 : 4;
     Random random(static_cast<uint64_t>(tokens));
@@ -266,16 +252,16 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
     const auto* const device_ids = static_cast<const int32_t*>(ids_array.data);
     batch.topk_ids = device_ids;
     const int64_t ids_of_step = tokens * shape.top_k;
-    const Times own = time_backend(**backend, layers, batch, steps, device_ids, ids_of_step, request);
+    const Times own = time_backend(backend, layers, batch, steps, device_ids, ids_of_step, request);
     // The GEMM graphs use the last routing.
     const double last_bytes = static_cast<double>(last.experts_hit) * h * n * 0.5625;
     const double last_flops = 2 * static_cast<double>(last.rows) * h * n;
-    std::printf(
-        "%-9s %5ld %6.1f rows | floor %8.1f | %s %8.1f (%.2fx) | g1 %8.1f %.2f TB/s %4.0f TF | g2 %8.1f %.2f TB/s "
-        "%4.0f TF",
-        shape.name, static_cast<long>(tokens), rows / hit, floor, (*backend)->name, own.layer.burst,
-        own.layer.burst / floor, own.gemm1, 2 * last_bytes / own.gemm1 / 1e6, 2 * last_flops / own.gemm1 / 1e6,
-        own.gemm2, last_bytes / own.gemm2 / 1e6, last_flops / own.gemm2 / 1e6);
+    std::printf("%-9s %5ld %6.1f rows | floor %8.1f | %s %8.1f (%.2fx)", shape.name, static_cast<long>(tokens),
+                rows / hit, floor, backend.name, own.layer.burst, own.layer.burst / floor);
+    if (!request.layers_only)
+      std::printf(" | g1 %8.1f %.2f TB/s %4.0f TF | g2 %8.1f %.2f TB/s %4.0f TF", own.gemm1,
+                  2 * last_bytes / own.gemm1 / 1e6, 2 * last_flops / own.gemm1 / 1e6, own.gemm2,
+                  last_bytes / own.gemm2 / 1e6, last_flops / own.gemm2 / 1e6);
     if (request.sustained_seconds > 0) std::printf(" | sustained %8.1f", own.layer.sustained);
     if (beside_cuda) {
       Request burst = request;
@@ -285,28 +271,49 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
     }
     SplitDifference split;
     if (request.split_tokens > 0) {
-      split = compare_with_split(**backend, layers.front(), batch, request.split_tokens);
+      split = compare_with_split(backend, layers.front(), batch, request.split_tokens);
       std::printf(" | in batches of %ld: relative L2 %.2e, %ld elements differ",
                   static_cast<long>(request.split_tokens), split.relative_l2, static_cast<long>(split.elements));
     }
     std::printf("\n");
     std::fflush(stdout);
     if (request.json == nullptr) continue;
-    std::fprintf(
-        request.json,
-        "{\"shape\": \"%s\", \"T\": %ld, \"format\": \"%s\", \"backend\": \"%s\", \"routing\": \"%s\", "
-        "\"spread\": %s, \"batch_invariant\": %s, \"configuration\": %d, \"rows\": %.1f, \"experts_hit\": %.1f, "
-        "\"most_rows\": %.1f, \"floor_us\": %.2f, \"us\": %.2f, \"gemm1_us\": %.2f, \"gemm2_us\": %.2f, "
-        "\"sustained_us\": %.2f, \"sustained_s\": %g, \"split_tokens\": %ld, \"split_relative_l2\": %.3e, "
-        "\"split_elements\": %ld}\n",
-        shape.name, static_cast<long>(tokens), to_string(options.activation_format), (*backend)->name,
-        request.routing_text.c_str(), request.routing.spread ? "true" : "false",
-        options.batch_invariant ? "true" : "false", request.gemm_config, rows, hit,
-        static_cast<double>(mean.most_rows) / steps, floor, own.layer.burst, own.gemm1, own.gemm2, own.layer.sustained,
-        request.sustained_seconds, static_cast<long>(request.split_tokens), split.relative_l2,
-        static_cast<long>(split.elements));
+    std::fprintf(request.json,
+                 "{\"shape\": \"%s\", \"T\": %ld, \"format\": \"%s\", \"backend\": \"%s\", \"routing\": \"%s\", "
+                 "\"batch_invariant\": %s, \"configuration\": %d, \"rows\": %.1f, \"experts_hit\": %.1f, "
+                 "\"most_rows\": %.1f, \"floor_us\": %.2f, \"us\": %.2f, \"gemm1_us\": %.2f, \"gemm2_us\": %.2f, "
+                 "\"sustained_us\": %.2f, \"sustained_s\": %g, \"split_tokens\": %ld, \"split_relative_l2\": %.3e, "
+                 "\"split_elements\": %ld}\n",
+                 shape.name, static_cast<long>(tokens), to_string(request.options.activation_format), backend.name,
+                 of.text.c_str(), request.options.batch_invariant ? "true" : "false", request.gemm_config, rows, hit,
+                 static_cast<double>(mean.most_rows) / steps, floor, own.layer.burst, own.gemm1, own.gemm2,
+                 own.layer.sustained, request.sustained_seconds, static_cast<long>(request.split_tokens),
+                 split.relative_l2, static_cast<long>(split.elements));
     std::fflush(request.json);
   }
+}
+
+void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, const Request& request) {
+  MoeOptions options = request.options;
+  options.num_experts = shape.experts;
+  options.top_k = shape.top_k;
+  options.hidden_size = shape.hidden;
+  options.intermediate_size = shape.intermediate;
+  const auto config = MoeConfig::make(options);
+  must(config.status());
+  const ExpertRange range{0, shape.local_experts};
+  const auto facts = device_facts("cuda:0");
+  must(facts.status());
+  const auto backend = choose_backend(*config, *facts, "auto");
+  must(backend.status());
+  // Both read one layout where they have the same; sm120's of nvfp4 is its own.
+  const bool beside_cuda =
+      request.with_cuda && request.gemm_config < 0 && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
+  std::vector<PackedWeights> layers;
+  for (int i = 0; i < shape.layers; ++i)
+    layers.push_back(make_layer(**backend, *config, range, 7 + static_cast<uint64_t>(i)));
+  for (const Routing& routing : request.routings)
+    bench_routing(shape, routing, tokens_list, request, **backend, beside_cuda, layers);
 }
 
 // The value of an option, which must be there.
@@ -350,11 +357,13 @@ int main(int argc, char** argv) {
     } else if (argument == "--configuration") {
       request.gemm_config = std::atoi(value_of(argc, argv, i));
     } else if (argument == "--routing") {
-      request.routing_text = value_of(argc, argv, i);
-      if (!Routing::parse(request.routing_text, request.routing))
-        refuse("routing " + request.routing_text, "uniform, zipf:S with S from 0 to 4, hot");
-    } else if (argument == "--spread") {
-      request.routing.spread = true;
+      request.routings.clear();
+      std::stringstream list(value_of(argc, argv, i));
+      for (std::string text; std::getline(list, text, ',');)
+        if (!Routing::parse(text, request.routings.emplace_back()))
+          refuse("routing " + text, "uniform, zipf:S with S from 0 to 4, hot; each with +spread");
+    } else if (argument == "--layers-only") {
+      request.layers_only = true;
     } else if (argument == "--sustained") {
       request.sustained_seconds = std::atof(value_of(argc, argv, i));
     } else if (argument == "--split") {
@@ -379,8 +388,6 @@ int main(int argc, char** argv) {
       request.gemm_config < 0 ? "" : ", configuration " + std::to_string(request.gemm_config);
   std::printf("%s, %s%s%s, us\n", facts->name.c_str(), to_string(request.options.activation_format),
               request.options.batch_invariant ? ", batch invariant" : "", configuration.c_str());
-  if (request.routing.kind != Routing::Kind::kUniform || request.routing.spread)
-    std::printf("routing %s%s\n", request.routing_text.c_str(), request.routing.spread ? ", spread evenly" : "");
   for (const LayerShape& shape : kShapes)
     if (names.empty() ? !shape.if_named : std::find(names.begin(), names.end(), shape.name) != names.end())
       bench_shape(shape, tokens, request);

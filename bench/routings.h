@@ -6,8 +6,8 @@
 //             of popular experts
 //   hot       every assignment is one of the rank's own experts, all of them alike: the busiest rank there can be
 //
-// spread: where the routing has a local assignment, an expert that is drawn from all local ones alike. So the rows of a
-// batch stay what they are and only their distribution goes, which is what uneven routing is compared with.
+// With +spread behind it: where the routing has a local assignment, an expert that is drawn from all local ones alike. So
+// the rows of a batch stay what they are and only their distribution goes, which is what uneven routing is compared with.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +24,17 @@ namespace nvfp4_moe {
 
 struct Routing {
   enum class Kind { kUniform, kZipf, kHot };
+  std::string text = "uniform";
   Kind kind = Kind::kUniform;
   double exponent = 0;
   bool spread = false;
 
   // False: no such routing.
-  static bool parse(const std::string& text, Routing& routing) {
+  static bool parse(std::string text, Routing& routing) {
+    routing.text = text;
+    const size_t plus = text.find("+spread");
+    routing.spread = plus != std::string::npos && plus + 7 == text.size();
+    if (routing.spread) text.resize(plus);
     routing.kind = text == "hot" ? Kind::kHot : text.rfind("zipf:", 0) == 0 ? Kind::kZipf : Kind::kUniform;
     if (routing.kind != Kind::kZipf) return text == "hot" || text == "uniform";
     char* end = nullptr;

@@ -77,6 +77,44 @@ TEST(RunPlan, ARunOfLogitsSelectsBeforeItRoutes) {
   }
 }
 
+// A narrow configuration whose kernels hold a wide one, for a rank that gets many rows.
+TEST(RunPlan, KernelsHoldAWideConfigurationBesides) {
+  static constexpr std::array<GemmConfig, 2> kBoth = {{
+      {"narrow", 8, true, false, true, 4096, 1},
+      {"wide", 128, true, true, false, 65536},
+  }};
+  const GemmTable table = {"table", kBoth,    [](const MoeConfig&, const ExpertRange&, int64_t) { return 0; },
+                           shared,  splits_k, 144};
+  MoeOptions layer = options();
+  layer.num_experts = 4096;
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
+    for (const bool single : {false, true})
+      for (const int64_t experts : {int64_t{16}, kMaxSortedExperts + 1})
+        for (const int64_t tokens : {4, 5, 40, 4000}) {
+          layer.activation_format = format;
+          const MoeConfig config = *MoeConfig::make(layer);
+          const RunPlan plan =
+              make_run_plan(table, config, {0, experts}, hopper(), {.tokens = tokens, .single_steps = single});
+          const bool wide = tokens * layer.top_k > kSmallBatch && experts <= kMaxSortedExperts;
+          EXPECT_EQ(plan.routed.gemm1.config, 0);
+          EXPECT_EQ(plan.routed.gemm1.wide, wide ? 1 : -1) << tokens;
+          EXPECT_EQ(plan.routed.gemm2.wide, plan.routed.gemm1.wide);
+          EXPECT_EQ(plan.route.tile_n, 8);
+          EXPECT_EQ(plan.route.wide_tile_n, wide ? 128 : 0);
+          EXPECT_EQ(plan.route.max_narrow_rows, wide ? experts * 8 : 0);
+          EXPECT_EQ(plan.route.sorts_tiles(), wide);
+          EXPECT_EQ(plan.partial_bytes, wide ? 65536 : 4096);
+          EXPECT_FALSE(plan.combine.reads_flags);
+          const std::vector<StepPlan> steps = describe(table, config, plan);
+          const auto says = [&](size_t step, const char* words) {
+            return steps[step].kernel.find(words) != std::string::npos;
+          };
+          EXPECT_EQ(says(0, "; tiles of 128, widest first, from 129 rows on"), wide) << steps[0].kernel;
+          EXPECT_EQ(says(2, "narrow or wide"), wide) << steps[2].kernel;
+          EXPECT_EQ(says(4, "narrow or wide"), wide) << steps[4].kernel;
+        }
+}
+
 TEST(RunPlan, ScansWhereBitsDoNotFit) {
   MoeOptions many = options();
   many.num_experts = 8192;

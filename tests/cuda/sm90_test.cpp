@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "backend/cuda/gemm/scheduler.h"
@@ -43,7 +44,7 @@ TEST(Sm90Backend, PlansWithoutADevice) {
     ASSERT_OK(config);
     if (!kSm90Backend.supports(*config, test::gpu_of(90)).ok()) continue;
     size_t before = 0;
-    for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
+    for (int64_t tokens : {1, 2, 31, 32, 33, 64, 150, 400, 500, 1000, 2500, 100000}) {
       const auto plan = kSm90Backend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, test::gpu_of(90));
       ASSERT_OK(plan);
       EXPECT_GE(plan->workspace.total_bytes, before);
@@ -107,17 +108,48 @@ TEST(Sm90Scheduler, EveryKBlockOnce) {
           }
 }
 
+// A rank with a part of the experts may get all assignments of a batch; a whole layer gets what the host counts.
+TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
+  MoeOptions options = case_table().front().options;
+  options.num_experts = 384;
+  options.top_k = 8;
+  const auto config = *MoeConfig::make(options);
+  const auto config_of = [&](int64_t experts, int64_t tokens) {
+    return sm90::kGemmConfigs[static_cast<size_t>(sm90::routed_config(config, {0, experts}, tokens))];
+  };
+  for (int64_t tokens : {1, 8, 32}) EXPECT_LT(config_of(48, tokens).wide, 0) << tokens;
+  for (int64_t tokens : {33, 64, 120, 256, 512, 900}) {
+    const sm90::GemmConfig rank = config_of(48, tokens), layer = config_of(384, tokens);
+    EXPECT_LT(layer.wide, 0) << tokens;
+    if (layer.tma_rows) continue;
+    EXPECT_EQ(rank.tile_n, layer.tile_n) << tokens;
+    EXPECT_EQ(rank.wide, sm90::kWideConfig) << tokens;
+  }
+  EXPECT_EQ(config_of(48, 512).tile_n, 32);
+  EXPECT_EQ(config_of(48, 1024).wide, -1);
+  EXPECT_EQ(config_of(48, 1024).tile_n, 128);
+  EXPECT_EQ(config_of(384, 1024).tile_n, 64);
+  EXPECT_EQ(config_of(384, 2048).tile_n, 128);
+  EXPECT_EQ(sm90::kGemmConfigs[sm90::kWideConfig].tile_n, 128);
+  for (int64_t tokens : {1, 8, 9, 32, 33, 64, 65, 1000}) {
+    const sm90::GemmConfig& shared = sm90::kGemmConfigs[static_cast<size_t>(sm90::shared_config(tokens))];
+    EXPECT_LT(shared.wide, 0);
+    EXPECT_GE(shared.tile_n, std::min<int64_t>(tokens, 128));
+  }
+}
+
 // The launcher finds a configuration's kernels by its index, and for each of them both GEMMs of one kind of rows.
 TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
   for (size_t i = 0; i < sm90::kGemmConfigs.size(); ++i) {
     SCOPED_TRACE(sm90::kGemmConfigs[i].name);
     const sm90::KernelEntry& kernels = sm90::kernel_entry(i);
     EXPECT_EQ(kernels.config, i);
-    const bool tma = sm90::kGemmConfigs[i].tma_rows;
+    const bool tma = sm90::kGemmConfigs[i].tma_rows, with_wide = sm90::kGemmConfigs[i].wide >= 0;
     EXPECT_EQ(sm90::kGemmConfigs[i].fp8, i >= sm90::kBf16Configs);
-    EXPECT_EQ(kernels.gemm1_tma != nullptr && kernels.gemm2_tma != nullptr, tma);
-    EXPECT_EQ(kernels.gemm1 != nullptr && kernels.gemm2 != nullptr, !tma);
-    EXPECT_EQ(kernels.gemm1_fused_routing != nullptr, sm90::kGemmConfigs[i].tile_n == 8);
+    EXPECT_EQ(kernels.gemm1_either != nullptr && kernels.gemm2_either != nullptr, with_wide);
+    EXPECT_EQ(kernels.gemm1_tma != nullptr && kernels.gemm2_tma != nullptr, tma && !with_wide);
+    EXPECT_EQ(kernels.gemm1 != nullptr && kernels.gemm2 != nullptr, !tma && !with_wide);
+    EXPECT_EQ(kernels.gemm1_fused_routing != nullptr, sm90::kGemmConfigs[i].tile_n == 8 && !with_wide);
   }
 }
 
@@ -159,14 +191,10 @@ class Sm90Layer : public ::testing::Test {
 
 TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
   std::set<size_t> configs;
-  for (const Ragged& ragged :
-       {Ragged{4, 2, 1, Routing::kUniform}, Ragged{128, 4, 70, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
-        Ragged{64, 4, 24, Routing::kUniform}, Ragged{64, 4, 96, Routing::kZipf}, Ragged{4, 2, 14, Routing::kZipf},
-        Ragged{4, 2, 36, Routing::kUniform}, Ragged{8, 2, 160, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf},
-        Ragged{4, 2, 220, Routing::kUniform}, Ragged{4, 2, 700, Routing::kUniform},
-        Ragged{4, 2, 300, Routing::kOneExpert}})
+  const auto expect = [&](const Ragged& ragged, int64_t local_experts) {
     for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
-      const Case spec = Sm90Layer::spec(ragged, format);
+      Case spec = Sm90Layer::spec(ragged, format);
+      spec.range.count = local_experts;
       SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens << " "
                                       << to_string(format));
       const auto data = make_case(spec);
@@ -174,6 +202,18 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
       configs.insert(Sm90Layer::routed_config(spec, data->config));
       test::expect_agrees_with_plain(kSm90Backend, *data, 3);
     }
+  };
+  for (const Ragged& ragged :
+       {Ragged{4, 2, 1, Routing::kUniform}, Ragged{128, 4, 70, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
+        Ragged{64, 4, 24, Routing::kUniform}, Ragged{64, 4, 60, Routing::kUniform}, Ragged{64, 4, 96, Routing::kZipf},
+        Ragged{4, 2, 14, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform}, Ragged{8, 2, 110, Routing::kUniform},
+        Ragged{4, 2, 180, Routing::kZipf}, Ragged{4, 2, 220, Routing::kUniform}, Ragged{4, 2, 700, Routing::kUniform},
+        Ragged{4, 2, 300, Routing::kOneExpert}})
+    expect(ragged, ragged.experts);
+  // Ranks with a part of the experts, whose first ones are crowded under zipf.
+  for (const Ragged& ragged : {Ragged{64, 2, 70, Routing::kZipf}, Ragged{32, 4, 60, Routing::kZipf},
+                               Ragged{16, 4, 200, Routing::kUniform}, Ragged{16, 4, 64, Routing::kZipf}})
+    expect(ragged, ragged.experts / 4);
   EXPECT_EQ(configs.size(), sm90::kGemmConfigs.size());
 }
 
@@ -181,7 +221,7 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
 // for compute-sanitizer.
 using Sm90SmallLayer = Sm90Layer;
 TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
-  for (int64_t tokens : {76, 110})
+  for (int64_t tokens : {56, 110})
     for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
       Case spec = Sm90Layer::spec({4, 2, tokens, Routing::kUniform}, format);
       spec.options.hidden_size = 1808;
@@ -319,7 +359,7 @@ TEST_F(Sm90Layer, BatchInvariantBitsInEveryConfiguration) {
     ASSERT_TRUE(all.ok());
     const std::vector<uint8_t> expected = all.run(*data);
     const size_t row_bytes = static_cast<size_t>(spec.options.hidden_size) * sizeof(float);
-    for (int64_t tokens : {1, 14, 36, 80, 180}) {
+    for (int64_t tokens : {1, 14, 36, 60, 180}) {
       CaseData first = *data;
       first.spec.tokens = tokens;
       const std::vector<uint8_t> actual = all.run(first);

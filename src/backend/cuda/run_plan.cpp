@@ -30,7 +30,7 @@ struct Question {
 // their counters.
 void plan_one_cta(const Question& q, RoutePlan& route) {
   const int64_t experts = q.range.count, assignments = q.assignments();
-  const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.widest_first);
+  const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.sorts_tiles());
   if (bit_bytes <= kSharedBytesOfAll || bit_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
     route.segments = static_cast<int32_t>(ceil_div(assignments, kRouteSegment));
     route.slices = 1;  // one count of bad ids
@@ -45,15 +45,20 @@ void plan_one_cta(const Question& q, RoutePlan& route) {
   route.slices = static_cast<int32_t>(route.slice == 0 ? 0 : ceil_div(assignments, route.slice));
   route.threads = static_cast<int>(warps * 32);
   route.shared_bytes = warps * experts * static_cast<int64_t>(sizeof(int32_t));
-  if (route.widest_first) route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
+  if (route.sorts_tiles()) route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
 }
 
-RoutePlan plan_route(const Question& q, const GemmConfig& gemm) {
+// wide: of a rank with many rows, or null.
+RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig* wide) {
   const int64_t experts = q.range.count;
   RoutePlan route;
   route.tile_n = gemm.tile_n;
   route.even_tiles = gemm.even_tiles;
   route.widest_first = gemm.even_tiles && gemm.tile_n >= kMinSortedTileN && experts <= kMaxSortedExperts;
+  if (wide != nullptr) {
+    route.wide_tile_n = wide->tile_n;
+    route.max_narrow_rows = max_narrow_rows(experts, gemm.tile_n);
+  }
   route.cleared_counters = static_cast<int32_t>(q.gemms.max_ctas);
   if (q.assignments() <= kOneCtaAssignments) {
     plan_one_cta(q, route);
@@ -215,6 +220,11 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const Question q{gemms, config, range, device, facts};
   const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
+  // One warp that routes a small batch lists one kind of tiles, wide ones are sorted, and kernels that hold two
+  // configurations are compiled for activations with a gate alone.
+  const bool may_be_wide =
+      q.assignments() > kSmallBatch && range.count <= kMaxSortedExperts && has_gate(config->activation);
+  const int wide = may_be_wide ? gemm.wide : -1;
   RunPlan run;
   run.tokens = facts.tokens;
   run.operand = gemms.operands.of(config->activation_format);
@@ -223,7 +233,7 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   // What is weighed is there only after route, which knows the tokens that have a row.
   run.fused_route_quantize =
       !facts.single_steps && facts.tokens > 0 && q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
-  run.route = plan_route(q, gemm);
+  run.route = plan_route(q, gemm, wide < 0 ? nullptr : &gemms.configs[static_cast<size_t>(wide)]);
   // The weighed array is the workspace's, which is aligned.
   run.hidden = plan_hidden(q, facts.hidden_aligned || run.weighs_hidden, run.fused_route_quantize, gemm.tma_rows);
   if (run.weighs_hidden && q.has_shared()) run.shared_hidden = plan_hidden(q, facts.hidden_aligned, false, false);
@@ -232,7 +242,8 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.routed.requantize = plan_requantize(q, config->intermediate_size, q.assignments(),
                                           q.assignments() * range.count / config->num_experts);
   run.routed.gemm2 = plan_gemm2(q, index, config->intermediate_size);
-  int last = index;
+  run.routed.gemm1.wide = run.routed.gemm2.wide = wide;
+  int last = std::max(index, wide);
   if (q.has_shared()) {
     run.shared = plan_shared(q);
     last = std::max(last, run.shared.gemm1.config);
@@ -298,6 +309,7 @@ std::string text_of(const QuantizePlan& plan, ActivationFormat format) {
 }
 std::string text_of(const GemmTable& gemms, const GemmPlan& plan, bool gemm1) {
   std::string text = gemms.configs[static_cast<size_t>(plan.config)].name;
+  if (plan.wide >= 0) text += std::string(" or ") + gemms.configs[static_cast<size_t>(plan.wide)].name;
   if (gemm1 || plan.rows == RowSource::kInRows) text += std::string(", ") + name_of(plan.rows);
   if (plan.split_k) text += ", split-K";
   return text;
@@ -310,6 +322,9 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   std::string route = std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
   if (plan.route.even_tiles) route += ", rows shared evenly";
   if (plan.route.widest_first) route += ", widest first";
+  if (plan.route.wide_tile_n > 0)
+    route += "; tiles of " + std::to_string(plan.route.wide_tile_n) + ", widest first, from " +
+             std::to_string(plan.route.max_narrow_rows + 1) + " rows on";
   std::vector<StepPlan> steps;
   if (plan.fused_route_quantize) route += ", fused with quantize";
   if (plan.selects) route += ", after select_experts";

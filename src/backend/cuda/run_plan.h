@@ -25,6 +25,7 @@ struct GemmConfig {
   bool tma_rows;          // activations come by TMA and lie in the order of the rows; else each CTA gathers its tokens
   bool fused_routing;     // each CTA can route a small batch for itself
   int64_t partial_bytes;  // of the accumulators of one split-K partial
+  int wide = -1;          // index of the configuration that its kernels hold besides, for a rank with many rows
 };
 
 // An architecture's GEMMs.
@@ -55,8 +56,11 @@ struct RoutePlan {
   int32_t slice_parts = 0;  // warps that scatter a slice, under kScanScatter
   int tile_n = 0;           // what the routed GEMMs want of their tiles
   bool even_tiles = false;
+  int wide_tile_n = 0;  // what they want of them where the rank has more rows than max_narrow_rows; 0: the same
+  int64_t max_narrow_rows = 0;
   bool widest_first = false;     // tiles are listed in the order of their rows, the most first
   int32_t cleared_counters = 0;  // the GEMMs' arrival counters, which route sets to 0
+  bool sorts_tiles() const { return widest_first || wide_tile_n > 0; }
   bool operator==(const RoutePlan&) const = default;
 };
 
@@ -85,7 +89,8 @@ enum class RowSource : uint8_t {
 struct GemmPlan {
   int config = 0;  // index into the architecture's table
   int tile_n = 0;
-  int ctas = 0;  // of a persistent kernel
+  int wide = -1;  // the configuration that the kernel takes instead where route lists wide tiles; -1: none
+  int ctas = 0;   // of a persistent kernel
   bool split_k = false;
   RowSource rows = RowSource::kGathered;
   bool after_route = false;         // route has ended before this kernel begins, and not just before it waits

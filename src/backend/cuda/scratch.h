@@ -33,6 +33,7 @@ struct Scratch {
   std::byte* shared_operand = nullptr;         // (T, Is)
   RowTile* tiles = nullptr;                    // (tile_bound)
   int32_t* tile_count = nullptr;               // (1)
+  int32_t* lists_wide = nullptr;               // (1) whether tiles are the wide configuration's
   int32_t* slice_counts = nullptr;             // (slices, E) rows of each expert: before the slice and in it
   uint32_t* slice_bad_ids = nullptr;           // (slices)
   RowCounts* token_counts = nullptr;           // (T) of a batch that one CTA routes
@@ -52,6 +53,7 @@ struct Scratch {
     }
     tiles = arena.take<RowTile>("cuda.", "tiles", tile_bound(rows, range.count, kMinTileN));
     tile_count = arena.take<int32_t>("cuda.", "tile_count", 1);
+    lists_wide = arena.take<int32_t>("cuda.", "lists_wide", 1);
     const int64_t slices = ceil_div(rows, kRouteSlice);
     slice_counts = arena.take<int32_t>("cuda.", "slice_counts", slices * range.count);
     slice_bad_ids = arena.take<uint32_t>("cuda.", "slice_bad_ids", slices);

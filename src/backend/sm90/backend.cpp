@@ -27,7 +27,7 @@ constexpr auto kConfigs = [] {
   std::array<cuda::GemmConfig, kGemmConfigs.size()> configs{};
   for (size_t i = 0; i < configs.size(); ++i) {
     const GemmConfig& gemm = kGemmConfigs[i];
-    configs[i] = {gemm.name, gemm.tile_n, true, gemm.tma_rows, gemm.fused_routing(), gemm.partial_bytes()};
+    configs[i] = {gemm.name, gemm.tile_n, true, gemm.tma_rows, gemm.fused_routing(), gemm.partial_bytes(), gemm.wide};
   }
   return configs;
 }();

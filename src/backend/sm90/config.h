@@ -3,6 +3,9 @@
 // Weights are the M dimension and activations the N dimension. A tile is tile_m weight rows by up to tile_n rows of
 // activations. The host knows how many rows an expert has on average, not how many each has: a configuration must hold
 // almost every expert's rows in one tile, since a second tile reads the expert's weights again.
+//
+// A rank with a part of the experts may get all of the batch's assignments, many times the average. There the kernels of a
+// narrow configuration hold a wide one's too, and take what route has listed tiles for: it knows the rank's rows.
 #pragma once
 
 #include <array>
@@ -31,22 +34,31 @@ struct GemmConfig {
   bool fp8 = false;             // E4M3 times E4M3; else bf16 times bf16
   int consumer_warpgroups = 4;  // that share the weight rows of a tile
   bool ahead = false;           // fragments are made while the products before them run, in registers of their own
+  int wide = -1;                // the configuration that its kernels hold besides, for a rank with many rows; -1: none
 
   // Accumulators of a split-K partial, fp32.
   constexpr int64_t partial_bytes() const { return int64_t{tile_m} * tile_n * 4; }
+  // Of wide tiles products are what takes time, and their outputs leave through shared memory.
+  constexpr bool wide_tiles() const { return tile_n >= 64; }
   // Whether it is compiled with a producer that routes a small batch by itself.
   constexpr bool fused_routing() const { return tile_n == 8; }
 };
 // A layer takes them from one of two tables, which are the two parts of this one; a RunPlan has indices into a table.
-inline constexpr size_t kBf16Configs = 6, kFp8Configs = 7;
+inline constexpr size_t kBf16Configs = 9, kFp8Configs = 7;
+inline constexpr int kFirstWithWide = 5, kWideConfig = 8;
 inline constexpr std::array<GemmConfig, kBf16Configs + kFp8Configs> kGemmConfigs = {{
     // The first is taken in place of the second where there is little work: see routed_config.
     {256, 8, 8, 8, 4, 2.5, false, "wgmma_256x8"},
     {512, 8, 8, 8, 2, 2.5, false, "wgmma_512x8"},
     {512, 16, 8, 8, 2, 8.0, false, "wgmma_512x16"},
     {512, 32, 8, 8, 2, 19.0, false, "wgmma_512x32"},
-    {256, 64, 24, 8, 4, 50.0, true, "wgmma_256x64"},
-    {256, 128, 48, 16, 2, 1e30, true, "wgmma_256x128"},
+    {256, 64, 24, 8, 4, 32.0, true, "wgmma_256x64"},
+    // Of a rank with a part of the experts, from 33 tokens on. They stand here since accumulators of a partial grow from
+    // one configuration to the next that a larger batch takes.
+    {512, 8, 8, 8, 2, 2.5, false, "wgmma_512x8", false, 4, false, kWideConfig},
+    {512, 16, 8, 8, 2, 8.0, false, "wgmma_512x16", false, 4, false, kWideConfig},
+    {512, 32, 8, 8, 2, 19.0, false, "wgmma_512x32", false, 4, false, kWideConfig},
+    {256, 128, 8, 8, 2, 1e30, true, "wgmma_256x128"},
     // E4M3. The last has as many products as registers allow between two reads of a row from shared memory.
     {256, 8, 8, 8, 2, 2.5, false, "wgmma_fp8_256x8", true},
     {512, 8, 8, 8, 2, 2.5, false, "wgmma_fp8_512x8", true},
@@ -56,6 +68,15 @@ inline constexpr std::array<GemmConfig, kBf16Configs + kFp8Configs> kGemmConfigs
     {256, 128, 40, 8, 2, 150.0, true, "wgmma_fp8_256x128", true},
     {128, 256, 96, 16, 2, 1e30, true, "wgmma_fp8_128x256", true, 2, true},
 }};
+
+// The index of the configuration of a tile's sides and operands, with a wide one beside it or without; there is one.
+constexpr size_t config_of(int tile_m, int tile_n, bool fp8 = false, bool with_wide = false) {
+  size_t index = 0;
+  while (kGemmConfigs[index].tile_m != tile_m || kGemmConfigs[index].tile_n != tile_n ||
+         kGemmConfigs[index].fp8 != fp8 || (kGemmConfigs[index].wide >= 0) != with_wide)
+    ++index;
+  return index;
+}
 
 // Tiles may be split along K where K is long enough to share, and where bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
@@ -68,34 +89,44 @@ inline constexpr int64_t kSplitCostBytes = 80 * 1024;
 // The same of a wide tile, in k-blocks.
 inline constexpr int64_t kSplitCostKBlocks = 10;
 constexpr int64_t min_saved_k_blocks(const GemmConfig& gemm) {
-  return gemm.tma_rows ? kSplitCostKBlocks
-                       : cuda::ceil_div(kSplitCostBytes, gemm.tile_m / cuda::kTileRows * cuda::kTileBytes);
+  return gemm.wide_tiles() ? kSplitCostKBlocks
+                           : cuda::ceil_div(kSplitCostBytes, gemm.tile_m / cuda::kTileRows * cuda::kTileBytes);
 }
 // Whoever reduces a split tile reads the accumulators of all its splits, each of which takes as long as multiplying a
 // k-block where tiles are wide.
 inline constexpr int32_t kMaxWideSplits = 4;
-constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tma_rows ? kMaxWideSplits : 1 << 15; }
+constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.wide_tiles() ? kMaxWideSplits : 1 << 15; }
 
 // Up to so many k-blocks of 512 weight rows, of one GEMM and multiprocessor, tiles of 256 weight rows are taken: they are
 // shared out more evenly, and the last one to arrive leaves less to multiply.
 inline constexpr int64_t kMaxKBlocksOfSmallTiles = 24;
-// The index in kGemmConfigs for the routed experts of a batch.
-inline int routed_config(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
-  const int64_t rows = tokens * config->top_k;
-  const double rows_per_expert = static_cast<double>(rows) / static_cast<double>(config->num_experts);
-  size_t index = 1;
-  while (rows_per_expert > kGemmConfigs[index].max_rows_per_expert) ++index;
-  if (index != 1) return static_cast<int>(index);
+// Which of a table's first two a batch takes whose rows fit into them.
+inline int narrowest_config(const MoeConfig& config, const ExpertRange& range, int64_t rows) {
   const int64_t local_rows = cuda::ceil_div(rows * range.count, config->num_experts);
   const int64_t k_blocks =
       local_rows * cuda::ceil_div(config->intermediate_size, 256) * cuda::ceil_div(config->hidden_size, cuda::kTileK);
   return k_blocks <= kMaxKBlocksOfSmallTiles * kMaxCtas ? 0 : 1;
 }
+
+// From so many tokens on the kernels of a narrow configuration hold a wide one. With fewer the narrow one serves any
+// routing nearly as well. They are compiled for activations with a gate alone.
+inline constexpr int64_t kMinTokensWithWide = 33;
+// The index in kGemmConfigs for the routed experts of a batch.
+inline int routed_config(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
+  const int64_t rows = tokens * config->top_k;
+  const double rows_per_expert = static_cast<double>(rows) / static_cast<double>(config->num_experts);
+  const bool with_wide =
+      range.count < config->num_experts && tokens >= kMinTokensWithWide && has_gate(config->activation);
+  int index = with_wide ? kFirstWithWide : 1;
+  while (rows_per_expert > kGemmConfigs[static_cast<size_t>(index)].max_rows_per_expert)
+    if (++index == kFirstWithWide && !with_wide) index = kWideConfig;
+  return index != 1 ? index : narrowest_config(config, range, rows);
+}
 // The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
 inline int shared_config(int64_t tokens) {
-  size_t index = 1;
-  while (index + 1 < kBf16Configs && tokens > kGemmConfigs[index].tile_n) ++index;
-  return static_cast<int>(index);
+  for (size_t index = 1; index + 1 < kBf16Configs; ++index)
+    if (kGemmConfigs[index].wide < 0 && tokens <= kGemmConfigs[index].tile_n) return static_cast<int>(index);
+  return kWideConfig;
 }
 
 // The same under fp8: indices into its table. Rows by TMA have 64 k at least, and those of gemm1 take the place of bf16
@@ -109,11 +140,7 @@ inline int routed_fp8_config(const MoeConfig& config, const ExpertRange& range, 
   while (rows_per_expert > table[index].max_rows_per_expert &&
          (config->hidden_size >= kLeastTmaHidden || !table[index + 1].tma_rows))
     ++index;
-  if (index != 1) return static_cast<int>(index);
-  const int64_t local_rows = cuda::ceil_div(rows * range.count, config->num_experts);
-  const int64_t k_blocks =
-      local_rows * cuda::ceil_div(config->intermediate_size, 256) * cuda::ceil_div(config->hidden_size, cuda::kTileK);
-  return k_blocks <= kMaxKBlocksOfSmallTiles * kMaxCtas ? 0 : 1;
+  return index != 1 ? static_cast<int>(index) : narrowest_config(config, range, rows);
 }
 inline int shared_fp8_config(int64_t tokens) {
   const auto table = std::span(kGemmConfigs).subspan<kBf16Configs>();

@@ -86,7 +86,7 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
   const WorkTileInfo work = work_tile_info<Traits>(index);  // read anew: no register held it meanwhile
   const RowFactor* const factors = row_factors<Traits>(index);
   const int thread = ptx::read_tid_x();
-  if constexpr (Traits::kTmaRows) {
+  if constexpr (Traits::kWide) {
     if (work.partial < 0 && epilogue.bf16_out() != nullptr) {
       if (epilogue.plain()) return store_staged<Traits, true>(epilogue, work, factors, accumulators, thread);
       return store_staged<Traits, false>(epilogue, work, factors, accumulators, thread);
@@ -147,6 +147,17 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
     arrive_as_warp(info_empty_barrier<Traits>(index), true);
   }
   reduce_split_tiles<Traits>(args, epilogue, schedule, index - 1);
+}
+
+// The wide configuration that stands beside kIndex.
+template <size_t kIndex>
+inline constexpr auto wide_of = static_cast<size_t>(kGemmConfigs[kIndex].wide);
+
+// Whether route has listed wide tiles. Waits for route where it may not have ended.
+__device__ inline bool lists_wide(const GemmArgs& args) {
+  ptx::prefetch_parameters(args);
+  if (!args.after_route) ptx::grid_dependency_wait();
+  return __ldcg(args.lists_wide) != 0;
 }
 
 }  // namespace nvfp4_moe::sm90

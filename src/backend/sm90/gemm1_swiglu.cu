@@ -30,14 +30,19 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const cuda::GemmPlan& plan = cuda::plan_of(step, part).gemm1;
   const GemmPart of(step, part);
   const Scratch scratch(step);
-  GemmArgs args = gemm_args(step, part, of, plan, of.layout.gate_up, scratch);
-  args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset;
-  args.assignment_of_row = part.assignment_of_row;
+  const auto args_of = [&](int index) {
+    GemmArgs args = gemm_args(step, part, of, plan, index, of.layout.gate_up, scratch);
+    args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset;
+    args.assignment_of_row = part.assignment_of_row;
+    return args;
+  };
+  const GemmArgs args = args_of(plan.config);
   const Gemm1Params params = gemm1_params(step, part, of.shared, plan);
   const std::byte* const x = cuda::hidden_rows(step, part);  // (T, H)
   const int32_t bytes = row_bytes(step, step.weights.config->hidden_size);
   const KernelEntry& kernels = kernels_of(step, plan);
   const LaunchSite site = launch_site(step, plan);
+  if (plan.wide >= 0) return kernels.gemm1_either(site, args, args_of(plan.wide), params, {x, bytes});
   switch (plan.rows) {
     case cuda::RowSource::kGathered: return kernels.gemm1(site, args, params, {x, bytes});
     case cuda::RowSource::kFusedRouting: {

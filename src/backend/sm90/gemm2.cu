@@ -10,9 +10,13 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const cuda::GemmPlan& plan = cuda::plan_of(step, part).gemm2;
   const GemmPart of(step, part);
   const Scratch scratch(step);
-  GemmArgs args = gemm_args(step, part, of, plan, of.layout.down, scratch);
-  args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset +
-                 (part.down_only ? 0 : of.layout.gate_up.bytes());
+  const auto args_of = [&](int index) {
+    GemmArgs args = gemm_args(step, part, of, plan, index, of.layout.down, scratch);
+    args.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + of.layout.offset +
+                   (part.down_only ? 0 : of.layout.gate_up.bytes());
+    return args;
+  };
+  const GemmArgs args = args_of(plan.config);
   Gemm2Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, of.shared);
   params.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
@@ -24,8 +28,10 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const int32_t bytes = row_bytes(step, part.intermediate_size);
   const KernelEntry& kernels = kernels_of(step, plan);
   const LaunchSite site = launch_site(step, plan);
-  if (plan.rows == cuda::RowSource::kGathered) return kernels.gemm2(site, args, params, {x, bytes});
+  const GatheredRows gathered_rows{x, bytes};
+  if (plan.wide < 0 && plan.rows == cuda::RowSource::kGathered) return kernels.gemm2(site, args, params, gathered_rows);
   NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, bytes));
+  if (plan.wide >= 0) return kernels.gemm2_either(site, args, args_of(plan.wide), params, gathered_rows, rows);
   return kernels.gemm2_tma(site, args, params, rows);
 }
 

@@ -49,6 +49,19 @@ struct DownEpilogue : Gemm2Params {
   }
 };
 
+// The kernel of a narrow configuration and of the wide one that it takes where route lists wide tiles: the narrow one
+// gathers rows, the wide one copies them by TMA.
+template <size_t kIndex>
+__global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
+    sm90_gemm2_either_kernel(const __grid_constant__ GemmArgs narrow, const __grid_constant__ GemmArgs wide,
+                             const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
+                             const __grid_constant__ GatheredRows rows, const __grid_constant__ TmaRows tma_rows) {
+  if (lists_wide(narrow))
+    gemm<GemmTraits<wide_of<kIndex>>>(wide, epilogue, tma_rows);
+  else
+    gemm<GemmTraits<kIndex>>(narrow, epilogue, rows);
+}
+
 template <size_t kIndex, class Rows>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
     sm90_gemm2_kernel(const __grid_constant__ GemmArgs args,

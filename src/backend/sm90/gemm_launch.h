@@ -25,14 +25,15 @@ struct GemmPart {
 };
 
 // In kGemmConfigs, of an index into the run's table.
-inline size_t config_index(const StepContext& step, const cuda::GemmPlan& plan) {
-  return static_cast<size_t>(plan.config) + (step.plan->operand == cuda::Operand::kE4m3 ? kBf16Configs : 0);
+inline size_t config_index(const StepContext& step, int config) {
+  return static_cast<size_t>(config) + (step.plan->operand == cuda::Operand::kE4m3 ? kBf16Configs : 0);
 }
 
-// All but weights and assignment_of_row.
+// All but weights and assignment_of_row. config: plan's own, or its wide one.
 inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of,
-                          const cuda::GemmPlan& plan, const cuda::MatrixTiles& tiles, const Scratch& scratch) {
-  const GemmConfig& gemm = kGemmConfigs[config_index(step, plan)];
+                          const cuda::GemmPlan& plan, int config, const cuda::MatrixTiles& tiles,
+                          const Scratch& scratch) {
+  const GemmConfig& gemm = kGemmConfigs[config_index(step, config)];
   GemmArgs args{};
   args.expert_stride = of.layout.expert_stride;
   args.m_blocks = static_cast<int32_t>(tiles.row_tiles);
@@ -44,6 +45,7 @@ inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, cons
   args.row_offsets = part.row_offsets;
   args.row_tiles = of.shared ? nullptr : scratch.common.tiles;
   args.row_tile_count = scratch.common.tile_count;
+  args.lists_wide = scratch.common.lists_wide;
   args.partials = scratch.partials;
   args.arrivals = scratch.arrivals;
   args.waits_for_requantize = plan.waits_for_quantize;
@@ -52,7 +54,9 @@ inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, cons
 }
 
 inline const KernelEntry& kernels_of(const StepContext& step, const cuda::GemmPlan& plan) {
-  return kernel_entry(config_index(step, plan));
+  const size_t index = config_index(step, plan.config);
+  const GemmConfig& gemm = kGemmConfigs[index];
+  return kernel_entry(plan.wide >= 0 ? index : config_of(gemm.tile_m, gemm.tile_n, gemm.fp8));
 }
 inline LaunchSite launch_site(const StepContext& step, const cuda::GemmPlan& plan) {
   return {static_cast<unsigned>(plan.ctas), step.stream};

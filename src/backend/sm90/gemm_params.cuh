@@ -36,6 +36,7 @@ struct GemmArgs {
   const int64_t* row_offsets;        // (2) of dense rows
   const cuda::RowTile* row_tiles;    // (row_tile_count) by route; null: one expert, dense rows
   const int32_t* row_tile_count;     // (1)
+  const int32_t* lists_wide;         // (1) by route: row_tiles are the wide configuration's; where the kernel holds one
   float* partials;                   // (2 ctas, tile_m, tile_n) of split tiles, in the accumulators' order
   int32_t* arrivals;                 // (ctas) of the splits of a tile; 0 before and after
   bool waits_for_requantize;         // and so has time to request more weights before its rows are there

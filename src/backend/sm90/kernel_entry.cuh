@@ -1,6 +1,7 @@
 // Compiles both GEMMs of one configuration and makes its entry of them: what the files under configs/ include.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "backend/cuda/device/launch.cuh"
@@ -11,13 +12,6 @@
 #include "backend/sm90/shared.cuh"
 
 namespace nvfp4_moe::sm90 {
-
-// The index of the configuration of a tile's sides; there is one.
-consteval size_t config_of(int tile_m, int tile_n, bool fp8) {
-  size_t index = fp8 ? kBf16Configs : 0;
-  while (kGemmConfigs[index].tile_m != tile_m || kGemmConfigs[index].tile_n != tile_n) ++index;
-  return index;
-}
 
 template <size_t kIndex, class Rows>
 Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Params& params, const Rows& rows) {
@@ -52,6 +46,39 @@ constexpr KernelEntry make_kernel_entry() {
     entry.gemm2 = launch_gemm2<kIndex, GatheredRows>;
   }
   if constexpr (GemmTraits<kIndex>::kMayFuseRouting) entry.gemm1_fused_routing = launch_gemm1<kIndex, FusedRoutingRows>;
+  return entry;
+}
+
+// The same with the wide configuration beside it, for activations with a gate; the other kernels are those of the narrow
+// one alone.
+template <size_t kIndex>
+Status launch_gemm1_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
+                           const Gemm1Params& params, const GatheredRows& rows) {
+  using Traits = GemmTraits<kIndex>;
+  using Epilogue = Gemm1EpilogueOf<Traits, true>;
+  constexpr size_t kBytes = std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>, true>>));
+  Epilogue epilogue{};
+  static_cast<Gemm1Params&>(epilogue) = params;
+  return cuda::launch<sm90_gemm1_either_kernel<kIndex, Epilogue>>("gemm1_swiglu", site.ctas, Traits::kThreads, kBytes,
+                                                                  site.stream, narrow, wide, epilogue, rows);
+}
+template <size_t kIndex>
+Status launch_gemm2_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
+                           const Gemm2Params& params, const GatheredRows& rows, const TmaRows& tma_rows) {
+  using Traits = GemmTraits<kIndex>;
+  constexpr size_t kBytes = std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>>>));
+  return cuda::launch<sm90_gemm2_either_kernel<kIndex>>("gemm2", site.ctas, Traits::kThreads, kBytes, site.stream,
+                                                        narrow, wide, DownEpilogue<typename Traits::Products>{params},
+                                                        rows, tma_rows);
+}
+template <int kTileM, int kTileN>
+constexpr KernelEntry make_kernel_entry_with_wide() {
+  constexpr size_t kIndex = config_of(kTileM, kTileN, false, true);
+  static_assert(GemmTraits<kIndex>::kThreads == GemmTraits<wide_of<kIndex>>::kThreads);
+  KernelEntry entry{};
+  entry.config = kIndex;
+  entry.gemm1_either = launch_gemm1_either<kIndex>;
+  entry.gemm2_either = launch_gemm2_either<kIndex>;
   return entry;
 }
 

@@ -20,7 +20,7 @@ struct LaunchSite {
   void* stream;
 };
 
-// Enqueues a kernel of one configuration; null where the configuration does not take rows that way.
+// Enqueues a kernel of one configuration, or of two; null where the configuration does not take rows that way.
 struct KernelEntry {
   size_t config;  // index in kGemmConfigs
   Status (*gemm1)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
@@ -28,12 +28,17 @@ struct KernelEntry {
   Status (*gemm1_tma)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const TmaRows&);
   Status (*gemm2)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const GatheredRows&);
   Status (*gemm2_tma)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const TmaRows&);
+  // Of two configurations, the second wide; which of them, route's list of tiles says.
+  Status (*gemm1_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
+  Status (*gemm2_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm2Params&, const GatheredRows&,
+                         const TmaRows&);
 };
 
 // config: index in kGemmConfigs.
 const KernelEntry& kernel_entry(size_t config);
 
 extern const KernelEntry kM256N8, kM512N8, kM512N16, kM512N32, kM256N64, kM256N128;
+extern const KernelEntry kM512N8OrWide, kM512N16OrWide, kM512N32OrWide;
 extern const KernelEntry kFp8M256N8, kFp8M512N8, kFp8M512N16, kFp8M512N32, kFp8M256N64, kFp8M256N128, kFp8M128N256;
 
 }  // namespace nvfp4_moe::sm90

@@ -64,8 +64,8 @@ class WorkTilesAhead {
 template <class Traits, class Rows>
 __device__ void produce_weights(const GemmArgs& args, const Rows& source, const Schedule& schedule) {
   constexpr int kStages = Shared<Traits>::kStages;
-  // Wide tiles: other ctas read the same weights soon.
-  const uint64_t policy = Traits::kTmaRows ? ptx::create_policy_evict_normal() : ptx::create_policy_evict_first();
+  const uint64_t read_once = ptx::create_policy_evict_first();
+  const uint64_t read_again = Traits::kWide ? ptx::create_policy_evict_normal() : read_once;
   WorkTilesAhead<Traits, Rows::kFusedRouting> work_tiles(args, schedule);
   PipelineState<kStages> state;
   const int64_t m_block_bytes = int64_t{args.k_blocks} * cuda::kTileBytes;
@@ -82,6 +82,8 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
     const uint8_t* from = args.weights + rows.expert * args.expert_stride + first_m_block * m_block_bytes +
                           work.first_k_block * cuda::kTileBytes;
     auto bytes = static_cast<uint32_t>(m_blocks * cuda::kTileBytes);
+    // An expert with several wide tiles has more than half as many rows in each. Other ctas read its weights soon.
+    const uint64_t policy = Traits::kWide && rows.count > Traits::kTileN / 2 ? read_again : read_once;
     int32_t tma_tiles = 0;
     if constexpr (Traits::kTmaRows) {
       tma_tiles = (rows.count + kTmaTileRows - 1) / kTmaTileRows;

@@ -37,13 +37,14 @@ struct WorkTileInfo {
   int32_t k_blocks, partial;
 };
 
-// The constants of configuration kIndex.
-template <size_t kIndex>
+// The constants of configuration kIndex. kGathers: its rows are gathered by cp.async even where its own kernels copy them
+// by TMA.
+template <size_t kIndex, bool kGathers = false>
 struct GemmTraits {
   static constexpr GemmConfig kConfig = kGemmConfigs[kIndex];
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kMBlocks = kConfig.tile_m / cuda::kTileRows;
-  static constexpr bool kTmaRows = kConfig.tma_rows;
+  static constexpr bool kWide = kConfig.wide_tiles(), kTmaRows = kConfig.tma_rows && !kGathers;
   static constexpr bool kFp8 = kConfig.fp8, kAhead = kConfig.ahead;
   using Products = std::conditional_t<kFp8, Fp8Products, Bf16Products>;
   static constexpr int kConsumerWarpgroups = kConfig.consumer_warpgroups, kConsumerThreads = kConsumerWarpgroups * 128;
@@ -104,7 +105,7 @@ struct SharedOf {
   };
 
   Stage<Traits> stages[kStages];
-  [[no_unique_address]] std::conditional_t<Traits::kTmaRows, Staging<Traits>, NoStaging> staging;
+  [[no_unique_address]] std::conditional_t<Traits::kWide, Staging<Traits>, NoStaging> staging;
   [[no_unique_address]] std::conditional_t<Traits::kFp8, Magnitudes, NoMagnitudes> magnitudes;
   RowFactor factors[2][Traits::kTileN];
   int32_t tokens[2][Traits::kTileN];  // of gathered rows
@@ -129,15 +130,14 @@ template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;
   static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 3);
-  static_assert(sizeof(Stage<Traits>) ==
-                    Traits::kSlices * Traits::kSliceBytes + Traits::kMBlocks * cuda::kTileBytes,
+  static_assert(sizeof(Stage<Traits>) == Traits::kSlices * Traits::kSliceBytes + Traits::kMBlocks * cuda::kTileBytes,
                 "no padding");
   static_assert(sizeof(Stage<Traits>) % 1024 == 0, "every stage begins with a period of the swizzle");
   static_assert(offsetof(Stage<Traits>, weights) % 1024 == 0, "rows are whole periods; bulk copies need 16");
   static_assert(offsetof(S, stages) == 0, "shared memory begins at a multiple of 1024");
-  static_assert(offsetof(S, factors) ==
-                S::kStages * sizeof(Stage<Traits>) + (Traits::kTmaRows ? sizeof(Staging<Traits>) : size_t{0}) +
-                    (Traits::kFp8 ? sizeof(Magnitudes) : size_t{0}));
+  static_assert(offsetof(S, factors) == S::kStages * sizeof(Stage<Traits>) +
+                                            (Traits::kWide ? sizeof(Staging<Traits>) : size_t{0}) +
+                                            (Traits::kFp8 ? sizeof(Magnitudes) : size_t{0}));
   static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, work) % 16 == 0);
   static_assert(offsetof(S, full) == offsetof(S, work) + sizeof(typename S::Work) +
                                          (Traits::kMayFuseRouting ? sizeof(FusedRouting) : size_t{0}));

@@ -142,7 +142,7 @@ __device__ void reduce_split_tiles(const GemmArgs& args, const Epilogue& epilogu
   for (int32_t i = tiles - 1; i >= 0; --i) {
     const TileSplits splits = shared<Traits>().work.to_reduce[i];
     if (splits.count == 0) continue;
-    if constexpr (Traits::kTmaRows)
+    if constexpr (Traits::kWide)
       reduce_wide_tile<Traits>(args, epilogue, splits, index - static_cast<uint32_t>(i));
     else
       reduce_narrow_tile<Traits>(args, epilogue, splits, index - static_cast<uint32_t>(i));

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kRouteSlice) route_scatter_by_bits(RouteArgs a
 __global__ void route_scan(RouteArgs args, int32_t* slice_counts) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
-  extern __shared__ TileKey keys[];  // (E), under widest_first
+  extern __shared__ TileKey keys[];  // (E), where tiles are sorted
   scan_counts(args, slice_counts, args.slice_bad_ids, keys);
 }
 __global__ void route_scatter(RouteArgs args, int32_t* slice_counts) {
@@ -164,7 +164,7 @@ Status route(const StepContext& step, int32_t* cleared) {
   if (plan.kernel == RouteKernel::kScatterByBits)
     return launch<route_scatter_by_bits>("route_scatter_by_bits", slices + 1, plan.threads, plan.shared_bytes,
                                          step.stream, args, slice_counts);
-  const int64_t key_bytes = args.widest_first ? args.count * kTileKeyBytes : 0;
+  const int64_t key_bytes = plan.sorts_tiles() ? args.count * kTileKeyBytes : 0;
   NVFP4_MOE_TRY(launch<route_scan>("route_scan", 1, 1024, key_bytes, step.stream, args, slice_counts));
   return launch<route_scatter>("route_scatter", slices, plan.slice_parts * 32, plan.shared_bytes, step.stream, args,
                                slice_counts);

@@ -44,6 +44,9 @@ struct RouteArgs : AssignmentIds {
   bool even_tiles, widest_first;
   RowTile* tiles;
   int32_t* tile_count;
+  int32_t wide_tile_n;          // 0: there is one kind of tiles
+  int64_t max_narrow_rows;      // with more rows in all the list is one of wide tiles
+  int32_t* lists_wide;          // (1) whether it is, or null
   int64_t* shared_row_offsets;  // (2), or null
   int64_t tokens, top_k;
   uint32_t* slice_bad_ids;  // (slices); unused by one CTA
@@ -138,9 +141,31 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
   return tiles;
 }
 
+// Lists wide tiles in the place of those that were listed, the widest first; returns how many. row_offsets (E + 1) and keys
+// (E) are there. By one CTA.
+__device__ inline int32_t list_wide_tiles(const RouteArgs& args, TileKey* keys) {
+  const auto count = static_cast<int32_t>(args.count);
+  const auto rows_of = [&](int32_t e) { return static_cast<int32_t>(args.row_offsets[e + 1] - args.row_offsets[e]); };
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t e = thread_of_cta(); e < count; e += threads_of_cta()) {
+    const int32_t rows = rows_of(e);
+    keys[e] = TileKey(e, even_tile_rows(rows, args.wide_tile_n), (rows + args.wide_tile_n - 1) / args.wide_tile_n);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t e = thread_of_cta(); e < count; e += threads_of_cta())
+    list_tiles(args.tiles, e, static_cast<int32_t>(args.row_offsets[e]), rows_of(e), keys[e].step(),
+               tiles_before(keys, count, keys[e].order), keys[e].tiles);
+  int32_t tiles = 0;
+#pragma unroll 8
+  for (int32_t e = 0; e < count; ++e) tiles += keys[e].tiles;
+  return tiles;
+}
+
 // row_offsets, tiles and all that is of no single assignment. rows_of(e) is called once for each expert, and then
-// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first. Returns the number of all rows.
-// By one CTA.
+// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first and where tiles may be wide. Returns
+// the number of all rows. By one CTA.
 template <class RowsOf, class StartAt>
 __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
                         const StartAt& start_at) {
@@ -169,7 +194,11 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
     before.rows += total.rows;
     before.tiles += total.tiles;
   }
-  if (args.widest_first) {
+  const bool lists_wide = args.wide_tile_n > 0 && before.rows > args.max_narrow_rows;
+  if (lists_wide) {
+    if (thread == 0) args.row_offsets[args.count] = before.rows;
+    before.tiles = list_wide_tiles(args, keys);
+  } else if (args.widest_first) {
     if (thread == 0) args.row_offsets[args.count] = before.rows;
     __syncthreads();
 #pragma unroll 1
@@ -192,6 +221,7 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
   *args.status = status;
   args.row_offsets[args.count] = before.rows;
   *args.tile_count = before.tiles;
+  if (args.lists_wide != nullptr) *args.lists_wide = lists_wide;
   if (args.shared_row_offsets != nullptr) {
     args.shared_row_offsets[0] = 0;
     args.shared_row_offsets[1] = args.tokens;
@@ -225,7 +255,7 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
 
 // The whole step by one CTA. masks (segments, E): the assignments of each expert as bits, 128 at a time, so that an
 // assignment's rank among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments;
-// starts (E): first rows; keys (E) under widest_first; order (assignments): assignment_of_row, to be written as a
+// starts (E): first rows; keys (E) where tiles are sorted; order (assignments): assignment_of_row, to be written as a
 // whole.
 struct RouteBits {
   uint4* masks;
@@ -235,7 +265,7 @@ struct RouteBits {
   __device__ RouteBits(const RouteArgs& args, void* shared)
       : masks(static_cast<uint4*>(shared)),
         keys(reinterpret_cast<TileKey*>(masks + args.segments * args.count)),
-        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first ? args.count : 0))),
+        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first || args.wide_tile_n > 0 ? args.count : 0))),
         before(reinterpret_cast<uint16_t*>(starts + args.count)),
         order(before + args.segments * args.count) {}
 };
@@ -399,6 +429,9 @@ inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
   args.widest_first = plan.widest_first;
   args.tiles = scratch.tiles;
   args.tile_count = scratch.tile_count;
+  args.wide_tile_n = plan.wide_tile_n;
+  args.max_narrow_rows = plan.max_narrow_rows;
+  args.lists_wide = plan.wide_tile_n > 0 ? scratch.lists_wide : nullptr;
   args.shared_row_offsets = step.buffers.shared.experts > 0 ? step.buffers.shared.row_offsets : nullptr;
   args.tokens = batch.tokens;
   args.top_k = step.weights.config->top_k;

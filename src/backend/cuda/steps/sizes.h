@@ -20,6 +20,8 @@ NVFP4_MOE_HOST_DEVICE constexpr int32_t even_tile_rows(int32_t rows, int32_t til
   const int32_t tiles = (rows + tile_n - 1) / tile_n;
   return (rows + 8 * tiles - 1) / (8 * tiles) * 8;
 }
+// Up to so many rows in all a rank's tiles are narrow, where they may also be wide: a full one an expert.
+inline int64_t max_narrow_rows(int64_t experts, int tile_n) { return experts * tile_n; }
 // No routing gives more tiles than this: each expert with rows has one that may not be full.
 inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) { return std::min(rows, rows / tile_n + experts); }
 

@@ -45,7 +45,7 @@ constexpr FamilyNames kFamilies[] = {
     {"phi", {"block_sparse_moe", "mlp"}, "", false},
     {"privacy_filter", {"mlp"}, "", true},
     {"solar", {"mlp"}, "shared_experts", false},
-    {"step", {"moe"}, "", false, false, Stacks::kDottedInBlock},
+    {"step", {"moe", "mlp"}, "", false, false, Stacks::kDottedInBlock},
     {"zaya", {"mlp"}, "", false},
     {"nemotron_h", {"mixer"}, "shared_experts", false, false, Stacks::kExperts, false, false},
 };
@@ -193,7 +193,8 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
     if (block.empty() || !take(text, block) || !take(text, ".")) continue;
     if (take_shared(text)) return out;
     const bool in_experts = take(text, "experts.");
-    if (!in_experts && family.stacks != Stacks::kDottedInBlock) return std::nullopt;
+    const bool holds_stacks = family.stacks == Stacks::kDottedInBlock && block == family.blocks[0];
+    if (!in_experts && !holds_stacks) return std::nullopt;
     out.role = TensorRole::kExpert;
     out.stem = name.substr(0, name.size() - text.size() - 1);
     if (in_experts && take_projection_first(text, out)) return out;

@@ -24,7 +24,9 @@ struct Architecture {
   int configs, bf16_configs, fp8_configs = 0;
   int configs_of(const MoeConfig& config) const {
     const ActivationFormat format = config->activation_format;
-    const int own = format == ActivationFormat::kFp8 ? fp8_configs : format == ActivationFormat::kBf16 ? bf16_configs : 0;
+    const int own = format == ActivationFormat::kFp8    ? fp8_configs
+                    : format == ActivationFormat::kBf16 ? bf16_configs
+                                                        : 0;
     return own != 0 ? own : configs;
   }
 };

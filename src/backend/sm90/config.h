@@ -101,6 +101,7 @@ inline int shared_config(int64_t tokens) {
 // The same under fp8: indices into its table. Rows by TMA have 64 k at least, and those of gemm1 take the place of bf16
 // ones.
 inline constexpr int64_t kLeastTmaHidden = 32;
+inline constexpr int64_t kMaxKBlocksOfSmallFp8Tiles = 96;  // as kMaxKBlocksOfSmallTiles
 inline int routed_fp8_config(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
   const int64_t rows = tokens * config->top_k;
   const double rows_per_expert = static_cast<double>(rows) / static_cast<double>(config->num_experts);
@@ -113,7 +114,7 @@ inline int routed_fp8_config(const MoeConfig& config, const ExpertRange& range, 
   const int64_t local_rows = cuda::ceil_div(rows * range.count, config->num_experts);
   const int64_t k_blocks =
       local_rows * cuda::ceil_div(config->intermediate_size, 256) * cuda::ceil_div(config->hidden_size, cuda::kTileK);
-  return k_blocks <= kMaxKBlocksOfSmallTiles * kMaxCtas ? 0 : 1;
+  return k_blocks <= kMaxKBlocksOfSmallFp8Tiles * kMaxCtas ? 0 : 1;
 }
 inline int shared_fp8_config(int64_t tokens) {
   const auto table = std::span(kGemmConfigs).subspan<kBf16Configs>();

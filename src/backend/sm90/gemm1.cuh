@@ -35,8 +35,7 @@ struct SwigluEpilogue : Gemm1Params {
   template <bool kPlain>
   __device__ float value(float gate, float up, const RowFactor& factor) const {
     constexpr float kFactor = Products::kAccumulatorFactor;
-    return activation.gated<kPlain>(gate * kFactor * factor.first, up * kFactor * factor.second) *
-           factor.weight;
+    return activation.gated<kPlain>(gate * kFactor * factor.first, up * kFactor * factor.second) * factor.weight;
   }
   // gate, up: accumulators. weight_row: of gate; 8 further is up of the same channel.
   __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor) const {

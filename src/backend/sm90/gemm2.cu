@@ -23,8 +23,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const int32_t bytes = row_bytes(step, part.intermediate_size);
   const KernelEntry& kernels = kernels_of(step, plan);
   const LaunchSite site = launch_site(step, plan);
-  if (plan.rows == cuda::RowSource::kGathered)
-    return kernels.gemm2(site, args, params, {x, bytes});
+  if (plan.rows == cuda::RowSource::kGathered) return kernels.gemm2(site, args, params, {x, bytes});
   NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, bytes));
   return kernels.gemm2_tma(site, args, params, rows);
 }

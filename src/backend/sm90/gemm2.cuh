@@ -44,7 +44,8 @@ struct DownEpilogue : Gemm2Params {
 
 template <size_t kIndex, class Rows>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
+    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args,
+                      const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
                       const __grid_constant__ Rows rows) {
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }

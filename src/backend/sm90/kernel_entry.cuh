@@ -30,7 +30,8 @@ template <size_t kIndex, class Rows>
 Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Params& params, const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
   return cuda::launch<sm90_gemm2_kernel<kIndex, Rows>>("gemm2", site.ctas, Traits::kThreads, sizeof(Shared<Traits>),
-                                                       site.stream, args, DownEpilogue<typename Traits::Products>{params}, rows);
+                                                       site.stream, args,
+                                                       DownEpilogue<typename Traits::Products>{params}, rows);
 }
 
 template <int kTileM, int kTileN, bool kFp8 = false>

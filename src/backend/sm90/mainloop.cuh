@@ -33,7 +33,7 @@ struct ConsumerState {
   static constexpr int kFragmentWords = Traits::kStepsPerGroup * Traits::kM64 * 4;
   Pipeline pipeline;
   typename Products::Constants constants;
-  typename Products::Weights weights[Traits::kM64];           // of 64 k
+  typename Products::Weights weights[Traits::kM64];            // of 64 k
   uint32_t fragments[Traits::kAhead ? 2 : 1][kFragmentWords];  // of one commit group, and of the next one
 
   // Of the commit group `group` of a k-block.
@@ -80,7 +80,8 @@ struct ConsumerState {
     for (int i = 0; i < Traits::kStepsPerGroup; ++i)
 #pragma unroll
       for (int m = 0; m < Traits::kM64; ++m)
-        Products::dequantize(weights[m], kGroup * Traits::kStepsPerGroup + i, constants, to + (i * Traits::kM64 + m) * 4);
+        Products::dequantize(weights[m], kGroup * Traits::kStepsPerGroup + i, constants,
+                             to + (i * Traits::kM64 + m) * 4);
   }
 };
 
@@ -119,9 +120,9 @@ __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state, Accumul
 #pragma unroll
         for (int m = 0; m < Traits::kM64; ++m) {
           const int step = g * Traits::kStepsPerGroup + i;
-          Products::multiply(reinterpret_cast<float(&)[kN / 2]>(accumulators[m]), fragments + (i * Traits::kM64 + m) * 4,
-                             rows + step / Traits::kStepsOfSlice * (Traits::kSliceBytes / 16) +
-                                 step % Traits::kStepsOfSlice * 2);
+          Products::multiply(
+              reinterpret_cast<float(&)[kN / 2]>(accumulators[m]), fragments + (i * Traits::kM64 + m) * 4,
+              rows + step / Traits::kStepsOfSlice * (Traits::kSliceBytes / 16) + step % Traits::kStepsOfSlice * 2);
         }
       ptx::wgmma_commit_group();
       if (!kReadFirst && ends_half) state.read_on(half, next, more);

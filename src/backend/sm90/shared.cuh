@@ -129,15 +129,14 @@ template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;
   static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 3);
-  static_assert(sizeof(Stage<Traits>) ==
-                    Traits::kSlices * Traits::kSliceBytes + Traits::kMBlocks * cuda::kTileBytes,
+  static_assert(sizeof(Stage<Traits>) == Traits::kSlices * Traits::kSliceBytes + Traits::kMBlocks * cuda::kTileBytes,
                 "no padding");
   static_assert(sizeof(Stage<Traits>) % 1024 == 0, "every stage begins with a period of the swizzle");
   static_assert(offsetof(Stage<Traits>, weights) % 1024 == 0, "rows are whole periods; bulk copies need 16");
   static_assert(offsetof(S, stages) == 0, "shared memory begins at a multiple of 1024");
-  static_assert(offsetof(S, factors) ==
-                S::kStages * sizeof(Stage<Traits>) + (Traits::kTmaRows ? sizeof(Staging<Traits>) : size_t{0}) +
-                    (Traits::kFp8 ? sizeof(Magnitudes) : size_t{0}));
+  static_assert(offsetof(S, factors) == S::kStages * sizeof(Stage<Traits>) +
+                                            (Traits::kTmaRows ? sizeof(Staging<Traits>) : size_t{0}) +
+                                            (Traits::kFp8 ? sizeof(Magnitudes) : size_t{0}));
   static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, work) % 16 == 0);
   static_assert(offsetof(S, full) == offsetof(S, work) + sizeof(typename S::Work) +
                                          (Traits::kMayFuseRouting ? sizeof(FusedRouting) : size_t{0}));

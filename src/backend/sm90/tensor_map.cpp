@@ -35,7 +35,8 @@ Result<CUtensorMap> rows_map(const std::byte* x, int64_t count, int64_t row_byte
   CUtensorMap map{};
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(count)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_bytes)};
-  const cuuint32_t tile[2] = {static_cast<cuuint32_t>(tile_bytes), static_cast<cuuint32_t>(tile_rows)}, steps[2] = {1, 1};
+  const cuuint32_t tile[2] = {static_cast<cuuint32_t>(tile_bytes), static_cast<cuuint32_t>(tile_rows)},
+                   steps[2] = {1, 1};
   const CUresult result =
       encoder().encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<std::byte*>(x), sizes, strides, tile, steps,
                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

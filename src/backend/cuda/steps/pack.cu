@@ -330,8 +330,7 @@ Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t loc
   return {};
 }
 
-Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift,
-                   std::byte* tiles) {
+Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift, std::byte* tiles) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols, {fp8_shift}};

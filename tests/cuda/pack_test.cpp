@@ -167,6 +167,26 @@ TEST_P(CudaPack, RefusesInTheWordsOfTheHostAndWritesNothing) {
   EXPECT_EQ(bytes_of(weights), before);
 }
 
+// alpha has the shift's power of two, which must not round the tensor scale.
+TEST_P(CudaPack, RefusesATensorScaleThatFp8WouldRound) {
+  CaseData data = case_with_zero_scales(1000, ActivationFormat::kFp8);
+  if (test::declines(backend(), data.config)) GTEST_SKIP() << backend().name << " declines fp8";
+  for (uint8_t& scale : data.experts[1].up.block_scales) scale = 0x08;  // 2^-6: the shift is -12
+  PackedWeights weights = empty_weights(data);
+  for (const float tensor_scale : {0x1p-114f, 0x1p-115f}) {
+    ExpertSource source = data.expert(1);
+    source.up.tensor_scale = tensor_scale;
+    const Status packed = backend().pack_expert(weights, 1, source);
+    if (tensor_scale == 0x1p-114f) {
+      ASSERT_OK(packed);
+      EXPECT_EQ(weights.fp8_weights_of(1).up.shift, -12);
+      continue;
+    }
+    EXPECT_EQ(packed.code(), Code::kUnsupported);
+    EXPECT_THAT(packed.message(), testing::HasSubstr("up tensor scale: expected one that times 2^-12"));
+  }
+}
+
 // The arrays are written in a stream of their own after a while, and are gone once open has returned.
 TEST_P(CudaPack, WaitsForTheSourcesStream) {
   const CaseData data = case_with_zero_scales(1000);

@@ -132,6 +132,17 @@ TEST(RunPlan, NeighboursAgree) {
             }
 }
 
+TEST(RunPlan, NamesTheFormatOfRows) {
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
+    MoeOptions layer = options();
+    layer.activation_format = format;
+    const auto steps = describe(kTable, *MoeConfig::make(layer), plan_of(layer, {.tokens = 400}));
+    const std::string name = to_string(format);
+    EXPECT_EQ(steps[1].kernel.rfind(name + "_vec8_cta", 0), 0u) << steps[1].kernel;
+    EXPECT_EQ(steps[3].kernel.rfind(name + "_vec8_warp", 0), 0u) << steps[3].kernel;  // 3200 rows
+  }
+}
+
 // One decision in one place: another configuration moves route's tiles, the way rows are brought, what quantize writes
 // and what combine counts with it.
 TEST(RunPlan, AForcedConfigurationMovesEveryStep) {

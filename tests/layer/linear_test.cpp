@@ -6,12 +6,14 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
 #include "cases/cases.h"
 #include "core/executor.h"
 #include "core/float_formats.h"
+#include "core/fp8.h"
 #include "core/quantize.h"
 #include "judge/judge.h"
 #include "support/backends.h"
@@ -36,6 +38,17 @@ struct Linear {
     QuantizeCounts counts;
     EXPECT_OK(quantize_weights(values, rows, cols, tensor_scale, ScaleSearch::kMax, codes.data(), block_scales.data(),
                                counts));
+    pack(backend, rows, cols, tensor_scale, format, scale);
+  }
+  // Of these codes and block scales.
+  Linear(const Backend& backend, int64_t rows, int64_t cols, ActivationFormat format, std::vector<uint8_t> codes_,
+         std::vector<uint8_t> block_scales_)
+      : codes(std::move(codes_)), block_scales(std::move(block_scales_)) {
+    pack(backend, rows, cols, 1.0f, format, ActivationScale::kDynamicToken);
+  }
+
+  void pack(const Backend& backend, int64_t rows, int64_t cols, float tensor_scale, ActivationFormat format,
+            ActivationScale scale) {
     weights.rows = rows;
     weights.cols = cols;
     weights.activation_format = format;
@@ -176,6 +189,49 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
       }
     }
   }
+}
+
+// One row of x for each k shows the weights themselves, in fp32: every code under every block scale under every shift,
+// which the largest scale of a matrix sets. Small ones are subnormal in E4M3.
+TEST_P(LinearOfBackend, EveryFp8Weight) {
+  MoeOptions smallest;
+  smallest.num_experts = smallest.top_k = 1;
+  smallest.hidden_size = smallest.intermediate_size = 16;
+  smallest.activation_format = ActivationFormat::kFp8;
+  if (test::declines(backend(), *MoeConfig::make(smallest))) GTEST_SKIP() << backend().name << " declines fp8";
+  constexpr int64_t kCols = 32;
+  std::vector<uint8_t> x(kCols * kCols * sizeof(float));
+  for (size_t k = 0; k < kCols; ++k) {
+    const float one = 1;
+    std::memcpy(x.data() + k * (kCols + 1) * sizeof(one), &one, sizeof(one));
+  }
+  int64_t compared = 0;
+  for (int largest = 0x7E, before = kFp8MostShift + 1; largest > 0; --largest) {
+    const int shift = fp8_weight_shift(static_cast<uint8_t>(largest));
+    if (shift == before) continue;  // the largest scale of each shift
+    before = shift;
+    // Row r: codes 0..15 under scale r, and the largest scale beside them.
+    const int64_t rows = largest + 1;
+    std::vector<uint8_t> codes, scales;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int block = 0; block < 2; ++block)
+        for (uint8_t pair = 0; pair < 8; ++pair) codes.push_back(static_cast<uint8_t>(2 * pair | (2 * pair + 1) << 4));
+      scales.push_back(static_cast<uint8_t>(r));
+      scales.push_back(static_cast<uint8_t>(largest));
+    }
+    const Linear linear(backend(), rows, kCols, ActivationFormat::kFp8, codes, scales);
+    ASSERT_EQ(linear.weights.fp8.shift, shift);
+    const test::OracleFp8Weights expected =
+        test::oracle_fp8_weights(Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, rows, kCols));
+    const std::vector<float> out =
+        test::to_floats(linear.run(backend(), x, DType::kF32, kCols, DType::kF32, serial_executor()), DType::kF32);
+    for (int64_t k = 0; k < kCols; ++k)
+      for (int64_t r = 0; r < rows; ++r, ++compared)
+        ASSERT_EQ(static_cast<double>(out[static_cast<size_t>(k * rows + r)]),
+                  std::ldexp(expected.values[static_cast<size_t>(r * kCols + k)], shift))
+            << "shift " << shift << " scale " << r << " code " << k % 16;
+  }
+  EXPECT_GT(compared, 16 * 32 * 19);
 }
 
 TEST_P(LinearOfBackend, ThreadsDoNotShow) {

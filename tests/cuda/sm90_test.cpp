@@ -205,9 +205,10 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
   };
   for (const Ragged& ragged :
        {Ragged{4, 2, 1, Routing::kUniform}, Ragged{128, 4, 70, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
-        Ragged{64, 4, 24, Routing::kUniform}, Ragged{64, 4, 60, Routing::kUniform}, Ragged{64, 4, 96, Routing::kZipf},
-        Ragged{4, 2, 14, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform}, Ragged{8, 2, 110, Routing::kUniform},
-        Ragged{4, 2, 180, Routing::kZipf}, Ragged{4, 2, 220, Routing::kUniform}, Ragged{4, 2, 700, Routing::kUniform},
+        Ragged{256, 4, 150, Routing::kUniform}, Ragged{64, 4, 24, Routing::kUniform},
+        Ragged{64, 4, 60, Routing::kUniform}, Ragged{64, 4, 96, Routing::kZipf}, Ragged{4, 2, 14, Routing::kZipf},
+        Ragged{4, 2, 36, Routing::kUniform}, Ragged{8, 2, 110, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf},
+        Ragged{4, 2, 220, Routing::kUniform}, Ragged{4, 2, 700, Routing::kUniform},
         Ragged{4, 2, 300, Routing::kOneExpert}})
     expect(ragged, ragged.experts);
   // Ranks with a part of the experts, whose first ones are crowded under zipf.

@@ -270,7 +270,7 @@ TEST(LayerLimits, Fp8HoldsHoppersSums) {
   const auto limit = [](ActivationFormat format) { return layer_limits(config_of(format), 64).relative_l2; };
   EXPECT_GT(limit(ActivationFormat::kFp8), limit(ActivationFormat::kInt8Block));
   // What fp8 itself costs against bf16 activations and unrounded weights, 3.4e-2 a GEMM, is out of its limit.
-  EXPECT_LT(limit(ActivationFormat::kFp8), 2.5e-2);
+  EXPECT_LT(limit(ActivationFormat::kFp8), 3.4e-2);
 }
 
 TEST(GemmBound, IsTheContractsFormula) {

@@ -100,12 +100,12 @@ constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.wide_tiles() 
 // Up to so many k-blocks of 512 weight rows, of one GEMM and multiprocessor, tiles of 256 weight rows are taken: they are
 // shared out more evenly, and the last one to arrive leaves less to multiply.
 inline constexpr int64_t kMaxKBlocksOfSmallTiles = 24;
-// Which of a table's first two a batch takes whose rows fit into them.
-inline int narrowest_config(const MoeConfig& config, const ExpertRange& range, int64_t rows) {
+// Which of a table's first two a batch takes whose rows fit into them. most_k_blocks: of small tiles, as above.
+inline int narrowest_config(const MoeConfig& config, const ExpertRange& range, int64_t rows, int64_t most_k_blocks) {
   const int64_t local_rows = cuda::ceil_div(rows * range.count, config->num_experts);
   const int64_t k_blocks =
       local_rows * cuda::ceil_div(config->intermediate_size, 256) * cuda::ceil_div(config->hidden_size, cuda::kTileK);
-  return k_blocks <= kMaxKBlocksOfSmallTiles * kMaxCtas ? 0 : 1;
+  return k_blocks <= most_k_blocks * kMaxCtas ? 0 : 1;
 }
 
 // From so many tokens on the kernels of a narrow configuration hold a wide one. With fewer the narrow one serves any
@@ -120,7 +120,7 @@ inline int routed_config(const MoeConfig& config, const ExpertRange& range, int6
   int index = with_wide ? kFirstWithWide : 1;
   while (rows_per_expert > kGemmConfigs[static_cast<size_t>(index)].max_rows_per_expert)
     if (++index == kFirstWithWide && !with_wide) index = kWideConfig;
-  return index != 1 ? index : narrowest_config(config, range, rows);
+  return index != 1 ? index : narrowest_config(config, range, rows, kMaxKBlocksOfSmallTiles);
 }
 // The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
 inline int shared_config(int64_t tokens) {
@@ -132,6 +132,7 @@ inline int shared_config(int64_t tokens) {
 // The same under fp8: indices into its table. Rows by TMA have 64 k at least, and those of gemm1 take the place of bf16
 // ones.
 inline constexpr int64_t kLeastTmaHidden = 32;
+inline constexpr int64_t kMaxKBlocksOfSmallFp8Tiles = 96;  // as kMaxKBlocksOfSmallTiles
 inline int routed_fp8_config(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
   const int64_t rows = tokens * config->top_k;
   const double rows_per_expert = static_cast<double>(rows) / static_cast<double>(config->num_experts);
@@ -140,7 +141,7 @@ inline int routed_fp8_config(const MoeConfig& config, const ExpertRange& range, 
   while (rows_per_expert > table[index].max_rows_per_expert &&
          (config->hidden_size >= kLeastTmaHidden || !table[index + 1].tma_rows))
     ++index;
-  return index != 1 ? static_cast<int>(index) : narrowest_config(config, range, rows);
+  return index != 1 ? static_cast<int>(index) : narrowest_config(config, range, rows, kMaxKBlocksOfSmallFp8Tiles);
 }
 inline int shared_fp8_config(int64_t tokens) {
   const auto table = std::span(kGemmConfigs).subspan<kBf16Configs>();

@@ -79,8 +79,10 @@ struct Fp8Products {
   }
   template <int kStride>
   __device__ static void look_up(Weights& weights, const uint2* table) {
-    weights.magnitudes[0] = table[(weights.scales & 0xFF) * kStride];
-    weights.magnitudes[1] = table[(weights.scales >> 8) * kStride];
+    // What lies in a stage beyond the last packed tile of a matrix is multiplied too, and may be anything.
+    constexpr uint32_t kLast = kFp8ScaleIndices - 1;
+    weights.magnitudes[0] = table[min(weights.scales & 0xFF, kLast) * kStride];
+    weights.magnitudes[1] = table[min(weights.scales >> 8, kLast) * kStride];
   }
   __device__ static void dequantize(const Weights& weights, int step, const Constants&, uint32_t* fragment) {
 #pragma unroll

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/arithmetic.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/quantize_vec8.cuh"
 
@@ -26,9 +27,7 @@ struct E4m3Vec8 {
 // The bytes of low and high, signs of zero included: in bits 0..7 and 8..15.
 __device__ inline uint32_t e4m3_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 890
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
+  return ptx::e4m3x2(low, high);
 #else
   const auto byte = [](float x) { return e4m3_from_float(fabsf(x)) | (__float_as_uint(x) >> 24 & 0x80u); };
   return byte(low) | byte(high) << 8;

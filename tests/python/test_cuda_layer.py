@@ -86,9 +86,9 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return ((actual.float().cpu() - expected.float()).norm() / expected.float().norm()).item()
 
 
-# The limit of a whole layer of this size lies at 1.5e-2 for a batch (docs/numerics.md, section 8); most of it is room for
-# codes that flip, so a kernel that computes something else lies far outside.
-LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3, "fp8": 1.5e-2}
+# The limits of a whole layer, for a batch (docs/numerics.md, section 8); most of those of quantized activations is room for
+# codes that flip and, under fp8, for the few bits that Hopper's FP8 tensor cores add with.
+LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3, "fp8": 2.5e-2}
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 130])

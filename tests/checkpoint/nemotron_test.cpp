@@ -141,13 +141,13 @@ TEST(Nemotron, NamesComeApartAndTogether) {
     ASSERT_TRUE(parsed) << name;
     EXPECT_EQ(parsed->projection, Projection::kUp);
     EXPECT_EQ(parsed->expert, 17);
-    EXPECT_EQ(expert_tensor_name(stem, 17, Projection::kUp, false, false, "weight_scale_2"), name);
+    EXPECT_EQ(expert_tensor_name(stem, 17, Projection::kUp, Words::kProj, false, "weight_scale_2"), name);
     name = stem + ".up_proj";
     parsed = parse_moe_tensor_name(family, name);
     ASSERT_TRUE(parsed) << name;
     EXPECT_EQ(parsed->role, TensorRole::kStacked);
     EXPECT_EQ(parsed->projection, Projection::kUp);
-    EXPECT_EQ(stacked_tensor_name(stem, Projection::kUp, "weight"), name);
+    EXPECT_EQ(stacked_tensor_name(stem, Projection::kUp, Words::kProj, false, "weight"), name);
     EXPECT_FALSE(parse_moe_tensor_name(family, stem + ".gate_up_proj"));
   }
   EXPECT_FALSE(parse_moe_tensor_name(family, "mtp.layers.0.mixer.experts.1.up_proj.weight"));

@@ -108,15 +108,23 @@ std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vecto
       case ActivationFormat::kInt8Block: row_bytes = 1 + elements + elements / 4; break;
       case ActivationFormat::kFp8: row_bytes = 1 + elements + 4; break;
     }
-    if (finite && format == ActivationFormat::kNvfp4) {
-      append(bytes, from.codes + row * (k / 2), elements / 2);
-      append(bytes, from.block_scales + row * (k / 16), elements / 16);
-      append(bytes, from.row_scale + row, 4);
-    } else if (finite && format == ActivationFormat::kBf16) {
-      append(bytes, from.bf16 + row * k, 2 * elements);
-    } else if (finite) {
-      append(bytes, from.int8_codes + row * k, elements);
-      append(bytes, from.int8_scales + row * (k / 16), elements / 4);
+    if (finite) {
+      switch (format) {
+        case ActivationFormat::kNvfp4:
+          append(bytes, from.codes + row * (k / 2), elements / 2);
+          append(bytes, from.block_scales + row * (k / 16), elements / 16);
+          append(bytes, from.row_scale + row, 4);
+          break;
+        case ActivationFormat::kBf16: append(bytes, from.bf16 + row * k, 2 * elements); break;
+        case ActivationFormat::kInt8Block:
+          append(bytes, from.int8_codes + row * k, elements);
+          append(bytes, from.int8_scales + row * (k / 16), elements / 4);
+          break;
+        case ActivationFormat::kFp8:
+          append(bytes, from.fp8 + row * k, elements);
+          append(bytes, from.row_scale + row, 4);
+          break;
+      }
     }
     bytes.resize(row_bytes);
     append(all, bytes.data(), bytes.size());

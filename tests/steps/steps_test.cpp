@@ -288,7 +288,7 @@ class StepPair {
   // The same section: relu(u + du)^2 is within 2 relu(u) du + du^2 of relu(u)^2; the square and the router weight are
   // rounded to fp32.
   void check_relu2(const Exact& u, int64_t k, bool biased, double router, double actual, const std::string& where) {
-    const double du = gemm_bound(k, kSplits + biased, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
+    const double du = bound_of_gemm(k, kSplits + biased, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
     const auto h = static_cast<double>(test::oracle_activation(options(), 0, u.value));
     const double error = 2 * std::max(u.value, 0.0) * du + du * du + 2 * test::oracle_half_ulp(h, DType::kF32);
     expect_near(h * router, error * router, actual, DType::kBf16, where);

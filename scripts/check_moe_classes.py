@@ -66,6 +66,8 @@ def check_shared(model: nn.Module, checkpoint: Any, layer: int) -> str:
         if fused in named:
             named["gate"], named["up"] = named[fused].chunk(2)
     for name, others in (("gate", ("w1",)), ("up", ("w3",)), ("down", ("w2", "output_linear"))):
+        if not loaded.get(name):  # without a gate
+            continue
         original = next(named[one] for one in (name, *others) if one in named)
         check_weights(original, decoded(loaded[name]), f"layer {layer} shared expert {name}")
     return "loaded"
@@ -147,7 +149,8 @@ def judge(model_class: ModelClass, scratch: pathlib.Path) -> dict[str, Any]:
     found = [one for one in found if "talker" not in one.path]
     seen = batches(model, found)
     names = nv.Checkpoint(str(directory)).expert(found[0].layer, 0)["names"]
-    row["names"] = re.sub(rf"^.*?\.{found[0].layer}\.", "", names["gate"].replace("experts.0.", "experts.E."))
+    first = names.get("gate", names["up"])
+    row["names"] = re.sub(rf"^.*?\.{found[0].layer}\.", "", first.replace("experts.0.", "experts.E."))
     row["family"] = inspected["family"]
     row["shared"] = check_shared(model, nv.Checkpoint(str(directory)), found[0].layer)
     floats: dict[str, nn.Module] = {}
@@ -184,7 +187,7 @@ def render(record: dict[str, Any]) -> str:
         f"Made by `scripts/check_moe_classes.py` from transformers {record['transformers']}: {len(record['classes'])} classes, of which "
         f"{sum(row['loads'] == 'yes' for row in record['classes'].values())} load.",
         "",
-        "| `model_type` | gate of an expert, in layer L | activation | shared expert | loads | in transformers |",
+        "| `model_type` | gate (or up) of an expert, in layer L | activation | shared expert | loads | in transformers |",
         "|---|---|---|---|---|---|",
     ]
     rows = []

@@ -60,14 +60,17 @@ def call(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def stacks(module: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Views of a module's parameters: gate (E, I, H), up (E, I, H), down (E, H, I), and down's bias (E, H) or None."""
+    """Views of a module's parameters: gate (E, I, H) or, without one, (E, 0, H), up (E, I, H), down (E, H, I), and down's
+    bias (E, H) or None."""
     named = dict(module.named_parameters())
-    gate_up = named["gate_up_proj"] if "gate_up_proj" in named else named["fc1.weight"]
+    gate_up = next(named[name] for name in ("gate_up_proj", "fc1.weight", "up_proj") if name in named)
     down = named["down_proj"] if "down_proj" in named else named["fc2.weight"]
     gate_up = gate_up.data[: len(down)]
     down = down.data
     if gate_up.shape[2] != moe_classes.HIDDEN:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    if "up_proj" in named:
+        return gate_up[:, :0], gate_up, down, named.get("down_proj_bias")
     alternate = not getattr(module, "is_concatenated", True)
     gate, up = (gate_up[:, ::2], gate_up[:, 1::2]) if alternate else gate_up.chunk(2, 1)
     return gate, up, down, named.get("down_proj_bias")
@@ -100,6 +103,8 @@ def twin_of(module: nn.Module, expert: Callable[[int], dict[str, Any]], what: st
     ):
         loaded = expert(e)
         for name, original, place in zip(("gate", "up", "down"), originals, places, strict=True):
+            if original.numel() == 0:
+                continue
             weights = decoded(loaded[name])
             check_weights(original, weights, f"{what} expert {e} {name}")
             place.copy_(weights)
@@ -114,7 +119,7 @@ def bound(twin: nn.Module, batch: Batch) -> Tensor:
 
     With f = (K/16 + 1) 2^-22 of one GEMM element (docs/numerics.md, section 7) and S the sum of |x| |W| of gate or up, g and u
     are off by f S. silu has a slope of at most 1.1 and is below its argument in magnitude, and so are the clamped ones; OAI adds
-    1 to u: h is off by at most 2.2 f S_gate (S_up + 1). Rounding to 8 bits adds 2^-8 of |h|, the activation 2^-20. Row n of down then
+    1 to u: h is off by at most 2.2 f S_gate (S_up + 1); relu(u)^2 without a gate by 2 sqrt(h) f S_up + (f S_up)^2. Rounding to 8 bits adds 2^-8 of |h|, the activation 2^-20. Row n of down then
     carries each |h| error by |D|, and its own sum adds f. h itself comes from the module, under a down projection that is the
     identity.
     """
@@ -145,7 +150,12 @@ def bound(twin: nn.Module, batch: Batch) -> Tensor:
         largest = 0.0 if biases is None else float(biases.detach().abs().max())
         sums = [(x.abs().unsqueeze(1) * w[ids].abs()).sum(-1) + largest for w in (gate, up)]
         d = down[ids].abs()
-        off = h * (2.0**-8 + 2.0**-20) + 2.2 * one * sums[0] * (sums[1] + 1)
+        gated = (
+            2.2 * one * sums[0] * (sums[1] + 1)
+            if gate.shape[1]
+            else 2 * h.sqrt() * one * sums[1] + (one * sums[1]) ** 2
+        )
+        off = h * (2.0**-8 + 2.0**-20) + gated
         row = (d * off.unsqueeze(1)).sum(-1) + (two + 2.0**-22) * ((d * h.unsqueeze(1)).sum(-1) + largest)
         total += row if on_input else row * weights
     return total * (1 + 2.0**-8) + 2.0**-100

@@ -144,7 +144,10 @@ NEGATIVE[2, 5] = -3
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({COUNTS: FOUR}, f"expected a tensor {SUMS} or blk.0.ffn_gate_up_exps.weight.in_sum2, got none"),
+        (
+            {COUNTS: FOUR},
+            f"expected a tensor {SUMS} or blk.0.ffn_gate_up_exps.weight.in_sum2 or blk.0.ffn_up_exps.weight.in_sum2, got none",
+        ),
         ({SUMS: ONES}, f"expected a tensor {COUNTS}, got none"),
         (
             {SUMS: ONES[:, :32], COUNTS: FOUR},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import nvfp4_moe as nv
@@ -84,6 +85,12 @@ def on_device(backend: str, activation_format: str, w: dict, max_tokens: int, de
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return ((actual.float().cpu() - expected.float()).norm() / expected.float().norm()).item()
+
+
+def few_bits(backend: str, activation_format: str, k: int) -> float:
+    """What sums of Hopper's FP8 tensor cores may be off by, over the rms of a sum: 13 bits of sum |p|, which is 2 / pi sqrt(k)
+    times that for products of random sign (docs/numerics.md, section 7)."""
+    return 2.0**-13 * 2 / math.pi * k**0.5 if (backend, activation_format) == ("sm90", "fp8") else 0.0
 
 
 # The limits of a whole layer, for a batch (docs/numerics.md, section 8); most of those of quantized activations is room for
@@ -213,7 +220,8 @@ def test_a_linear_on_the_gpu_and_in_a_graph(backend: str, activation_format: str
         y = gpu.run(x.cuda())
         assert y.is_cuda and y.dtype == dtype and y.shape == (tokens, INTER)
         if tokens:  # the same products, sums in another order, one rounding
-            assert relative_error(y, cpu.run(x)) < {torch.float32: 1e-6, torch.float16: 1e-3}.get(dtype, 4e-3)
+            limit = {torch.float32: 1e-6, torch.float16: 1e-3}.get(dtype, 4e-3)
+            assert relative_error(y, cpu.run(x)) < limit + few_bits(backend, activation_format, HIDDEN)
     held = torch.randn(40, HIDDEN).to(dtype).cuda()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

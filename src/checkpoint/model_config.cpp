@@ -1,14 +1,16 @@
-// One row per model type says how its config spells things; everything else is read with checks.
-// Long because the table of model types stands here whole.
+// What a model type's row says (model_types.h) is read with checks; which layers have experts, model_layers.cpp reads.
 #include "checkpoint/model_config.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
-#include <limits>
+#include <map>
+#include <optional>
 
+#include "checkpoint/config_fields.h"
+#include "checkpoint/model_layers.h"
+#include "checkpoint/model_types.h"
 #include "checkpoint/names.h"
 #include "checkpoint/quant_config.h"
 #include "safetensors/files.h"
@@ -18,208 +20,6 @@ namespace nvfp4_moe {
 namespace {
 
 using json = Json;
-
-// kSiluAlone: a constant of the model's code, which no field names. kStep: with a limit for each layer, or none.
-enum class ActRule : uint8_t { kSilu, kSiluAlone, kClamped, kOai, kGptOss, kStep, kRelu2 };
-enum class LayerRule : uint8_t {
-  kAll,
-  kFirstDense,
-  kDenseLayers,
-  kListed,
-  kSparseStep,
-  kInterval,
-  kPeriod,
-  kLlama4,
-  kStep,
-  kBlockTypes
-};
-// kMaybeCount: the field may be absent. kMlp: as large as the experts. kBailing: kCount, with a size of its own or not.
-enum class SharedRule : uint8_t {
-  kNone,
-  kCount,
-  kMaybeCount,
-  kOwnSize,
-  kMinimax,
-  kLlama4,
-  kGranite,
-  kMlp,
-  kBailing,
-  kNemotron
-};
-
-struct ModelRow {
-  std::string_view model_type;
-  std::string_view family;
-  const char* intermediate;  // field of the experts' intermediate size
-  ActRule activation;
-  LayerRule layers;
-  SharedRule shared;
-  RouterWeight router_weight;
-  bool biases = false;  // of the experts
-  const char* layer_count = "num_hidden_layers";
-};
-
-constexpr RouterWeight kAfter = RouterWeight::kAfterDown;
-constexpr RouterWeight kBefore = RouterWeight::kBeforeDown;
-constexpr RouterWeight kInput = RouterWeight::kOnInput;
-constexpr const char* kMoe = "moe_intermediate_size";
-constexpr const char* kPlain = "intermediate_size";
-constexpr ModelRow kModels[] = {
-    {"deepseek_v2", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"deepseek_v3", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"deepseek_v32", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"deepseek_v4", "deepseek_v4", kMoe, ActRule::kClamped, LayerRule::kAll, SharedRule::kCount, kBefore},
-    {"kimi_k2", "kimi", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"kimi_k25", "kimi", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"kimi_linear", "kimi", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"qwen2_moe", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
-    {"qwen3_moe", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
-    {"qwen3_next", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
-    {"qwen3_5_moe", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
-    {"qwen3_5_moe_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
-    {"qwen3_6_moe", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
-    {"qwen3_6_moe_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
-    {"qwen3_vl_moe", "qwen_vl", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
-    {"qwen3_vl_moe_text", "qwen_vl", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
-    {"glm4_moe", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"glm4_moe_lite", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"glm4v_moe", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"glm4v_moe_text", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"glm_moe_dsa", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"glm5_next", "glm", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"glm5_next_text", "glm", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"minimax_m2", "minimax", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMinimax, kAfter},
-    {"minimax_m3", "minimax", kPlain, ActRule::kOai, LayerRule::kAll, SharedRule::kMinimax, kAfter},
-    {"minimax_m3_vl", "minimax", kPlain, ActRule::kOai, LayerRule::kAll, SharedRule::kMinimax, kAfter},
-    {"minimax_m3_vl_text", "minimax", kPlain, ActRule::kOai, LayerRule::kAll, SharedRule::kMinimax, kAfter},
-    {"mixtral", "mixtral", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
-    {"llama4", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kInput},
-    {"llama4_text", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kInput},
-    {"motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"Motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"gpt_oss", "gpt_oss", kPlain, ActRule::kGptOss, LayerRule::kAll, SharedRule::kNone, kAfter, true},
-    {"openai_privacy_filter", "privacy_filter", kPlain, ActRule::kGptOss, LayerRule::kAll, SharedRule::kNone, kAfter,
-     true},
-    {"afmoe", "afmoe", kMoe, ActRule::kSilu, LayerRule::kDenseLayers, SharedRule::kCount, kAfter},
-    {"aria", "aria", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
-    {"aria_text", "aria", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
-    {"axk1", "axk", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"axk2", "axk", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"bailing_moe", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
-    {"bailing_moe_v2", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
-    {"bailing_moe_linear", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
-    {"cohere2_moe", "cohere", kPlain, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kNone, kAfter},
-    {"deepseek_ocr2_text", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"dots1", "dots", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"ernie4_5_moe", "ernie", kMoe, ActRule::kSilu, LayerRule::kInterval, SharedRule::kCount, kAfter},
-    {"exaone_moe", "exaone", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"flex_olmo", "olmo", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
-    {"granitemoe", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
-    {"granitemoe_swa", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
-    {"granitemoehybrid", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
-    {"granitemoeshared", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
-    {"hunyuan_v1_moe", "hunyuan", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMlp, kAfter},
-    {"hy_v3", "hunyuan_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"hy_v4", "hunyuan_v4", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kNone, kAfter},
-    {"inkling_text", "inkling", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kNone, kAfter},
-    {"jamba", "jamba", kPlain, ActRule::kSilu, LayerRule::kPeriod, SharedRule::kNone, kAfter},
-    {"laguna", "laguna", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kOwnSize, kAfter},
-    {"lfm2_moe", "lfm2", kMoe, ActRule::kSiluAlone, LayerRule::kDenseLayers, SharedRule::kNone, kAfter},
-    {"longcat_flash", "longcat", "expert_ffn_hidden_size", ActRule::kSiluAlone, LayerRule::kAll, SharedRule::kNone,
-     kAfter, false, "num_layers"},
-    {"mellum", "mellum", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
-    {"mimo_v2_flash", "mimo", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kMaybeCount, kAfter},
-    {"minimax", "minimax", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMinimax, kAfter},
-    {"mistral4", "mistral", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
-    {"olmoe", "olmo", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
-    {"phimoe", "phi", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
-    {"qwen3_omni_moe_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
-    {"qwen4_exp", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
-    {"qwen4_exp_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
-    {"solar_open", "solar", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
-    {"step3p5", "step", kMoe, ActRule::kStep, LayerRule::kStep, SharedRule::kNone, kAfter},
-    {"zaya", "zaya", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
-    {"nemotron_h", "nemotron_h", kMoe, ActRule::kRelu2, LayerRule::kBlockTypes, SharedRule::kNemotron, kAfter},
-};
-
-struct DeclinedModel {
-  std::string_view model_type;
-  std::string_view reason;
-};
-constexpr DeclinedModel kDeclined[] = {
-    {"kimi_k3", "its activation is SiTU, which is not implemented"},
-    {"dbrx", "its experts are rows of one matrix (experts * intermediate, hidden), which is not read"},
-    {"diffusion_gemma", "its activation is GELU, which is not implemented"},
-    {"doge", "its experts are rows of an embedding, one vector each, which is not this layer"},
-    {"ernie4_5_vl_moe", "a layer has two sets of experts, one for text and one for images, of sizes of their own"},
-    {"ernie4_5_vl_moe_text", "a layer has two sets of experts, one for text and one for images, of sizes of their own"},
-    {"gemma4", "its activation is GELU, which is not implemented"},
-    {"gemma4_text", "its activation is GELU, which is not implemented"},
-    {"jetmoe", "a layer adds a bias to the sum of its experts, and its attention has experts too"},
-    {"nllb-moe", "its experts have biases, relu and no gate, which is not implemented"},
-    {"switch_transformers", "its experts have relu and no gate, which is not implemented"},
-};
-
-Status missing(const char* key, std::string_view model_type) {
-  return bad_input(fmt::format("config.json {}: missing, and {} needs it", key, printable(model_type)));
-}
-
-// The number of a field, or the one that all entries of a list for layers have.
-const json& same_for_all(const json& value) {
-  const bool alike = value.is_array() && !value.empty() &&
-                     std::all_of(value.begin(), value.end(), [&](const json& one) { return one == value.front(); });
-  return alike ? value.front() : value;
-}
-
-Result<int64_t> in_range(const json& listed, const char* key, int64_t low, int64_t high) {
-  const json& value = same_for_all(listed);
-  if (value.is_array() && !value.empty()) {
-    return unsupported(
-        fmt::format("config.json {}: expected one number for all layers, got {}", key, describe_json(value)));
-  }
-  const std::optional<int64_t> number = exact_int64(value);
-  if (!number || *number < low || *number > high) {
-    return bad_input(
-        fmt::format("config.json {}: expected an integer in [{}, {}], got {}", key, low, high, describe_json(value)));
-  }
-  return *number;
-}
-
-// The first of several spellings of one field; two that disagree are an error.
-Result<std::optional<int64_t>> optional_int(const json& config, std::initializer_list<const char*> keys, int64_t low,
-                                            int64_t high) {
-  std::optional<int64_t> out;
-  const char* from = "";
-  for (const char* key : keys) {
-    const json* value = member(config, key);
-    if (value == nullptr) continue;
-    NVFP4_MOE_ASSIGN(const int64_t number, in_range(*value, key, low, high));
-    if (out && *out != number) {
-      return bad_input(fmt::format("config.json {}: expected {} as in {}, got {}", key, *out, from, number));
-    }
-    out = number;
-    from = key;
-  }
-  return out;
-}
-
-Result<int64_t> required_int(const json& config, std::initializer_list<const char*> keys, int64_t low, int64_t high,
-                             std::string_view model_type) {
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> value, optional_int(config, keys, low, high));
-  if (!value) return missing(*keys.begin(), model_type);
-  return *value;
-}
-
-Result<float> required_positive(const json& config, const char* key, std::string_view model_type) {
-  const json* value = member(config, key);
-  if (value == nullptr) return missing(key, model_type);
-  const double number = value->is_number() ? value->get<double>() : std::numeric_limits<double>::quiet_NaN();
-  const float rounded = static_cast<float>(number);
-  if (!(rounded > 0) || !std::isfinite(rounded)) {
-    return bad_input(fmt::format("config.json {}: expected a positive number, got {}", key, describe_json(*value)));
-  }
-  return rounded;
-}
 
 Result<std::string> model_type_of(const json& config) {
   const json* value = member(config, "model_type");
@@ -240,19 +40,6 @@ const json& language_config(const json& config) {
     if (key != std::string_view("thinker_config")) break;
   }
   return *found;
-}
-
-const ModelRow* model_row(std::string_view model_type) {
-  for (const ModelRow& row : kModels) {
-    if (row.model_type == model_type) return &row;
-  }
-  return nullptr;
-}
-
-std::string known_types() {
-  std::string out;
-  for (const ModelRow& row : kModels) (out += out.empty() ? "" : ", ") += row.model_type;
-  return out;
 }
 
 // One limit of a SwiGLU whose gate and up are clamped after silu for each layer; 0 or null is none.
@@ -280,7 +67,7 @@ Status read_layer_limits(const json& config, int64_t count, std::map<int64_t, fl
 Status read_relu2(const json& config, const ModelRow& row, MoeOptions& options) {
   constexpr const char* kKey = "mlp_hidden_act";
   const json* value = member(config, kKey);
-  if (value == nullptr) return missing(kKey, row.model_type);
+  if (value == nullptr) return missing_field(kKey, row.model_type);
   if (*value != json("relu2"))
     return unsupported(
         fmt::format("config.json {}: expected relu2 for {}, got {}", kKey, row.model_type, describe_json(*value)));
@@ -303,7 +90,7 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
   if (act == "situ") return unsupported("config.json hidden_act: situ (SiTU) is not implemented");
   const bool silu = act == "silu" || act == "swish";
   const bool oai = row.activation == ActRule::kOai && (act == "swigluoai" || act == "swiglu_oai");
-  if (act.empty() && row.activation == ActRule::kSilu) return missing("hidden_act", row.model_type);
+  if (act.empty() && row.activation == ActRule::kSilu) return missing_field("hidden_act", row.model_type);
   if (!act.empty() && !silu && !oai) {
     return unsupported(
         fmt::format("config.json hidden_act: expected silu for {}, got '{}'", row.model_type, printable(act)));
@@ -347,223 +134,6 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
   return {};
 }
 
-// A list with one entry per layer; `is_moe` says which entries mean MoE.
-template <class IsMoe>
-Status layers_from_list(const json& list, const char* key, int64_t count, std::vector<int64_t>& layers, IsMoe is_moe) {
-  if (!list.is_array() || static_cast<int64_t>(list.size()) < count) {
-    return bad_input(fmt::format("config.json {}: expected a list of {}, got {}", key, count, describe_json(list)));
-  }
-  for (int64_t layer = 0; layer < count; ++layer) {
-    const std::optional<bool> moe = is_moe(list[static_cast<size_t>(layer)]);
-    if (!moe) {
-      return bad_input(
-          fmt::format("config.json {} entry {}: got {}", key, layer, describe_json(list[static_cast<size_t>(layer)])));
-    }
-    if (*moe) layers.push_back(layer);
-  }
-  return {};
-}
-
-// Numbers of layers: [3, 7, 11].
-Result<std::vector<bool>> layer_set(const json* list, const char* key, int64_t count) {
-  std::vector<bool> set(static_cast<size_t>(count));
-  if (list == nullptr) return set;
-  if (!list->is_array()) {
-    return bad_input(fmt::format("config.json {}: expected a list, got {}", key, describe_json(*list)));
-  }
-  for (const json& entry : *list) {
-    NVFP4_MOE_ASSIGN(const int64_t layer, in_range(entry, key, 0, count - 1));
-    set[static_cast<size_t>(layer)] = true;
-  }
-  return set;
-}
-
-// Numbers of layers as a list, or as a text "3,4,5", which is made a list.
-Result<json> listed_layers(const json& config, const char* key, std::string_view model_type) {
-  const json* value = member(config, key);
-  if (value == nullptr) return missing(key, model_type);
-  if (!value->is_string()) return *value;
-  Result<json> list = parse_json_strict("[" + value->get<std::string>() + "]");
-  if (list.ok()) return list;
-  return bad_input(
-      fmt::format("config.json {}: expected numbers with commas between, got {}", key, describe_json(*value)));
-}
-
-// Nemotron-H's layers, each a mixer of one kind: as a list of words, as one letter each, or both. Returns the words;
-// nothing where the config has neither.
-Result<std::vector<std::string>> block_types(const json& config) {
-  std::vector<std::string> types;
-  const char* from = nullptr;
-  const auto check_count = [](const char* key, size_t count) -> Status {
-    if (count <= static_cast<size_t>(kMaxModelLayers)) return {};
-    return bad_input(fmt::format("config.json {}: expected at most {} layers, got {}", key, kMaxModelLayers, count));
-  };
-  const auto add = [&](const char* key, std::vector<std::string> read) -> Status {
-    if (from != nullptr && read != types)
-      return bad_input(fmt::format("config.json {}: expected the layers of {}", key, from));
-    types = std::move(read);
-    from = key;
-    return {};
-  };
-  for (const char* key : {"layers_block_type", "layer_types"}) {
-    const json* list = member(config, key);
-    if (list == nullptr) continue;
-    if (!list->is_array()) {
-      return bad_input(fmt::format("config.json {}: expected a list, got {}", key, describe_json(*list)));
-    }
-    NVFP4_MOE_TRY(check_count(key, list->size()));
-    std::vector<std::string> read;
-    for (const json& entry : *list) {
-      const std::string word = entry.is_string() ? entry.get<std::string>() : std::string();
-      if (word == "moe" || word == "mlp") {
-        read.push_back(word);
-      } else if (word == "mamba" || word == "linear_attention") {
-        read.push_back("mamba");
-      } else if (word == "attention" || word == "full_attention") {
-        read.push_back("attention");
-      } else {
-        return bad_input(fmt::format("config.json {} entry {}: got {}", key, read.size(), describe_json(entry)));
-      }
-    }
-    NVFP4_MOE_TRY(add(key, std::move(read)));
-  }
-  const char* const pattern_key = "hybrid_override_pattern";
-  const json* pattern = member(config, pattern_key);
-  if (pattern == nullptr) return types;
-  if (!pattern->is_string()) {
-    return bad_input(fmt::format("config.json {}: expected a string, got {}", pattern_key, describe_json(*pattern)));
-  }
-  const std::string letters = pattern->get<std::string>();
-  NVFP4_MOE_TRY(check_count(pattern_key, letters.size()));
-  std::vector<std::string> read;
-  for (const char letter : letters) {
-    switch (letter) {
-      case 'M': read.push_back("mamba"); break;
-      case '*': read.push_back("attention"); break;
-      case '-': read.push_back("mlp"); break;
-      case 'E': read.push_back("moe"); break;
-      default:
-        return bad_input(fmt::format("config.json {}: expected M, *, - and E, got '{}'", pattern_key,
-                                     printable(std::string(1, letter))));
-    }
-  }
-  NVFP4_MOE_TRY(add(pattern_key, std::move(read)));
-  return types;
-}
-
-// How many layers there are. Nemotron-3 Ultra's config has null for it, and the list alone says.
-Result<int64_t> count_layers(const json& config, const ModelRow& row, std::string_view model_type) {
-  if (row.layers != LayerRule::kBlockTypes)
-    return required_int(config, {row.layer_count}, 1, kMaxModelLayers, model_type);
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> count, optional_int(config, {"num_hidden_layers"}, 1, kMaxModelLayers));
-  NVFP4_MOE_ASSIGN(const std::vector<std::string> types, block_types(config));
-  const auto listed = static_cast<int64_t>(types.size());
-  if (listed == 0) return missing("layers_block_type", model_type);
-  if (count.value_or(listed) == listed) return listed;
-  return bad_input(fmt::format("config.json num_hidden_layers: expected the {} layers that the config lists, got {}",
-                               listed, *count));
-}
-
-Status read_layers(const json& config, const ModelRow& row, int64_t count, std::vector<int64_t>& layers) {
-  if (const json* types = member(config, "mlp_layer_types")) {
-    return layers_from_list(*types, "mlp_layer_types", count, layers, [](const json& entry) -> std::optional<bool> {
-      if (entry == "dense") return false;
-      if (entry == "sparse" || entry == "moe" || entry == "hash_moe") return true;
-      return std::nullopt;
-    });
-  }
-  const json* freq = member(config, "moe_layer_freq");
-  if (freq != nullptr && freq->is_array()) {
-    return layers_from_list(*freq, "moe_layer_freq", count, layers, [](const json& entry) -> std::optional<bool> {
-      const std::optional<int64_t> number = exact_int64(entry);
-      if (!number || (*number != 0 && *number != 1)) return std::nullopt;
-      return *number == 1;
-    });
-  }
-  switch (row.layers) {
-    case LayerRule::kAll:
-      for (int64_t layer = 0; layer < count; ++layer) layers.push_back(layer);
-      return {};
-    case LayerRule::kFirstDense: {
-      NVFP4_MOE_ASSIGN(const int64_t dense,
-                       required_int(config, {"first_k_dense_replace"}, 0, kMaxModelLayers, row.model_type));
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> every,
-                       optional_int(config, {"moe_layer_freq"}, 1, kMaxModelLayers));
-      for (int64_t layer = dense; layer < count; ++layer) {
-        if (layer % every.value_or(1) == 0) layers.push_back(layer);
-      }
-      return {};
-    }
-    case LayerRule::kListed: return missing("mlp_layer_types", row.model_type);
-    case LayerRule::kDenseLayers: {
-      NVFP4_MOE_ASSIGN(const int64_t dense,
-                       required_int(config, {"num_dense_layers"}, 0, kMaxModelLayers, row.model_type));
-      for (int64_t layer = dense; layer < count; ++layer) layers.push_back(layer);
-      return {};
-    }
-    case LayerRule::kInterval: {
-      NVFP4_MOE_ASSIGN(const int64_t first,
-                       required_int(config, {"moe_layer_start_index"}, 0, kMaxModelLayers, row.model_type));
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> last,
-                       optional_int(config, {"moe_layer_end_index"}, -1, kMaxModelLayers));
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> every,
-                       optional_int(config, {"moe_layer_interval"}, 1, kMaxModelLayers));
-      const int64_t end = last.value_or(-1) < 0 ? count : std::min(count, *last + 1);
-      for (int64_t layer = first; layer < end; ++layer) {
-        if ((layer + 1) % every.value_or(1) == 0) layers.push_back(layer);
-      }
-      return {};
-    }
-    case LayerRule::kPeriod: {
-      NVFP4_MOE_ASSIGN(const int64_t period,
-                       required_int(config, {"expert_layer_period"}, 1, kMaxModelLayers, row.model_type));
-      NVFP4_MOE_ASSIGN(const int64_t offset,
-                       required_int(config, {"expert_layer_offset"}, 0, period - 1, row.model_type));
-      for (int64_t layer = offset; layer < count; layer += period) layers.push_back(layer);
-      return {};
-    }
-    case LayerRule::kStep: {
-      NVFP4_MOE_ASSIGN(const json list, listed_layers(config, "moe_layers_enum", row.model_type));
-      NVFP4_MOE_ASSIGN(const std::vector<bool> set, layer_set(&list, "moe_layers_enum", kMaxModelLayers));
-      for (int64_t layer = 0; layer < count; ++layer) {
-        if (set[static_cast<size_t>(layer)]) layers.push_back(layer);
-      }
-      return {};
-    }
-    case LayerRule::kSparseStep: {
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> step,
-                       optional_int(config, {"decoder_sparse_step"}, 1, kMaxModelLayers));
-      NVFP4_MOE_ASSIGN(const std::vector<bool> dense,
-                       layer_set(member(config, "mlp_only_layers"), "mlp_only_layers", count));
-      for (int64_t layer = 0; layer < count; ++layer) {
-        if (!dense[static_cast<size_t>(layer)] && (layer + 1) % step.value_or(1) == 0) layers.push_back(layer);
-      }
-      return {};
-    }
-    case LayerRule::kBlockTypes: {
-      NVFP4_MOE_ASSIGN(const std::vector<std::string> types, block_types(config));
-      for (int64_t layer = 0; layer < count; ++layer) {
-        if (types[static_cast<size_t>(layer)] == "moe") layers.push_back(layer);
-      }
-      return {};
-    }
-    case LayerRule::kLlama4: {
-      if (const json* list = member(config, "moe_layers")) {
-        NVFP4_MOE_ASSIGN(const std::vector<bool> set, layer_set(list, "moe_layers", count));
-        for (int64_t layer = 0; layer < count; ++layer) {
-          if (set[static_cast<size_t>(layer)]) layers.push_back(layer);
-        }
-        return {};
-      }
-      NVFP4_MOE_ASSIGN(const int64_t step,
-                       required_int(config, {"interleave_moe_layer_step"}, 1, kMaxModelLayers, row.model_type));
-      for (int64_t layer = step - 1; layer < count; layer += step) layers.push_back(layer);
-      return {};
-    }
-  }
-  return {};
-}
-
 Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
   int64_t& count = out.shared_experts;
   int64_t& size = out.options.shared_intermediate_size;
@@ -576,7 +146,8 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
           const std::optional<int64_t> shared,
           optional_int(config, {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"}, 0, 1024));
       const bool null = config.contains("n_shared_experts");  // present as null: DeepSeek's way to say none
-      if (!shared && !null && row.shared != SharedRule::kMaybeCount) return missing("n_shared_experts", row.model_type);
+      if (!shared && !null && row.shared != SharedRule::kMaybeCount)
+        return missing_field("n_shared_experts", row.model_type);
       std::optional<int64_t> own;
       if (row.shared == SharedRule::kBailing) {
         NVFP4_MOE_ASSIGN(own, optional_int(config, {"moe_shared_expert_intermediate_size"}, 1, kMaxModelSize));
@@ -611,7 +182,7 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
     case SharedRule::kLlama4: size = out.options.intermediate_size; break;
     case SharedRule::kNemotron: {  // a multiple of its own size
       NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared, optional_int(config, {"n_shared_experts"}, 0, 1024));
-      if (!shared && !config.contains("n_shared_experts")) return missing("n_shared_experts", row.model_type);
+      if (!shared && !config.contains("n_shared_experts")) return missing_field("n_shared_experts", row.model_type);
       count = shared.value_or(0);
       if (count == 0) break;
       NVFP4_MOE_ASSIGN(size,
@@ -680,16 +251,15 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   NVFP4_MOE_ASSIGN(std::string model_type, model_type_of(config));
   if (model_type.empty()) model_type = outer_type;
   if (model_type.empty()) return bad_input("config.json model_type: missing");
-  for (const DeclinedModel& row : kDeclined) {
-    if (row.model_type == model_type || row.model_type == outer_type) {
-      return unsupported(fmt::format("config.json model_type {}: {}", row.model_type, row.reason));
-    }
+  for (const std::string& type : {model_type, outer_type}) {
+    const std::string_view reason = reason_to_decline(type);
+    if (!reason.empty()) return unsupported(fmt::format("config.json model_type {}: {}", type, reason));
   }
   const ModelRow* row = model_row(model_type);
   if (row == nullptr) row = model_row(outer_type);
   if (row == nullptr) {
-    return unsupported(
-        fmt::format("config.json model_type '{}' is not known; known are {}", printable(model_type), known_types()));
+    return unsupported(fmt::format("config.json model_type '{}' is not known; known are {}", printable(model_type),
+                                   known_model_types()));
   }
 
   ModelInfo out;
@@ -710,10 +280,11 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
         fmt::format("config.json moe_latent_size: experts behind a projection are known of nemotron_h alone, not of {}",
                     printable(model_type)));
   options.hidden_size = latent.value_or(out.model_hidden_size);
+  constexpr const char* kExpertSize = "moe_intermediate_size";
   const bool own_size =
-      row->shared == SharedRule::kMlp && member(config, kMoe) != nullptr;  // Hunyuan's published files
+      row->shared == SharedRule::kMlp && member(config, kExpertSize) != nullptr;  // Hunyuan's published files
   NVFP4_MOE_ASSIGN(options.intermediate_size,
-                   required_int(config, {own_size ? kMoe : row->intermediate}, 1, kMaxModelSize, model_type));
+                   required_int(config, {own_size ? kExpertSize : row->intermediate}, 1, kMaxModelSize, model_type));
   NVFP4_MOE_ASSIGN(options.num_experts,
                    required_int(config, {"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"}, 1,
                                 kMaxModelExperts, model_type));
@@ -725,7 +296,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
     options.top_k = *top_k;
   } else {  // last, since generation settings also use this word
     NVFP4_MOE_ASSIGN(const std::optional<int64_t> plain, optional_int(config, {"top_k"}, 1, kMaxModelExperts));
-    if (!plain) return missing("num_experts_per_tok", model_type);
+    if (!plain) return missing_field("num_experts_per_tok", model_type);
     options.top_k = *plain;
   }
   if (options.top_k > options.num_experts) {

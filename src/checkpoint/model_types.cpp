@@ -1,0 +1,129 @@
+#include "checkpoint/model_types.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr RouterWeight kAfter = RouterWeight::kAfterDown;
+constexpr RouterWeight kBefore = RouterWeight::kBeforeDown;
+constexpr RouterWeight kInput = RouterWeight::kOnInput;
+constexpr const char* kMoe = "moe_intermediate_size";
+constexpr const char* kPlain = "intermediate_size";
+constexpr ModelRow kModels[] = {
+    {"deepseek_v2", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"deepseek_v3", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"deepseek_v32", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"deepseek_v4", "deepseek_v4", kMoe, ActRule::kClamped, LayerRule::kAll, SharedRule::kCount, kBefore},
+    {"kimi_k2", "kimi", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"kimi_k25", "kimi", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"kimi_linear", "kimi", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"qwen2_moe", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"qwen3_moe", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
+    {"qwen3_next", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"qwen3_5_moe", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"qwen3_5_moe_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"qwen3_6_moe", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"qwen3_6_moe_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"qwen3_vl_moe", "qwen_vl", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
+    {"qwen3_vl_moe_text", "qwen_vl", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
+    {"glm4_moe", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"glm4_moe_lite", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"glm4v_moe", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"glm4v_moe_text", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"glm_moe_dsa", "glm", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"glm5_next", "glm", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"glm5_next_text", "glm", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"minimax_m2", "minimax", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMinimax, kAfter},
+    {"minimax_m3", "minimax", kPlain, ActRule::kOai, LayerRule::kAll, SharedRule::kMinimax, kAfter},
+    {"minimax_m3_vl", "minimax", kPlain, ActRule::kOai, LayerRule::kAll, SharedRule::kMinimax, kAfter},
+    {"minimax_m3_vl_text", "minimax", kPlain, ActRule::kOai, LayerRule::kAll, SharedRule::kMinimax, kAfter},
+    {"mixtral", "mixtral", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"llama4", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kInput},
+    {"llama4_text", "llama4", kPlain, ActRule::kSilu, LayerRule::kLlama4, SharedRule::kLlama4, kInput},
+    {"motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"Motif", "motif", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"gpt_oss", "gpt_oss", kPlain, ActRule::kGptOss, LayerRule::kAll, SharedRule::kNone, kAfter, true},
+    {"openai_privacy_filter", "privacy_filter", kPlain, ActRule::kGptOss, LayerRule::kAll, SharedRule::kNone, kAfter,
+     true},
+    {"afmoe", "afmoe", kMoe, ActRule::kSilu, LayerRule::kDenseLayers, SharedRule::kCount, kAfter},
+    {"aria", "aria", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
+    {"aria_text", "aria", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
+    {"axk1", "axk", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"axk2", "axk", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"bailing_moe", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
+    {"bailing_moe_v2", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
+    {"bailing_moe_linear", "bailing", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kBailing, kAfter},
+    {"cohere2_moe", "cohere", kPlain, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kNone, kAfter},
+    {"deepseek_ocr2_text", "deepseek_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"dots1", "dots", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"ernie4_5_moe", "ernie", kMoe, ActRule::kSilu, LayerRule::kInterval, SharedRule::kCount, kAfter},
+    {"exaone_moe", "exaone", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"flex_olmo", "olmo", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"granitemoe", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"granitemoe_swa", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
+    {"granitemoehybrid", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
+    {"granitemoeshared", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite, kAfter},
+    {"hunyuan_v1_moe", "hunyuan", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMlp, kAfter},
+    {"hy_v3", "hunyuan_v3", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"hy_v4", "hunyuan_v4", kMoe, ActRule::kClamped, LayerRule::kFirstDense, SharedRule::kNone, kAfter},
+    {"inkling_text", "inkling", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kNone, kAfter},
+    {"jamba", "jamba", kPlain, ActRule::kSilu, LayerRule::kPeriod, SharedRule::kNone, kAfter},
+    {"laguna", "laguna", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kOwnSize, kAfter},
+    {"lfm2_moe", "lfm2", kMoe, ActRule::kSiluAlone, LayerRule::kDenseLayers, SharedRule::kNone, kAfter},
+    {"longcat_flash", "longcat", "expert_ffn_hidden_size", ActRule::kSiluAlone, LayerRule::kAll, SharedRule::kNone,
+     kAfter, false, "num_layers"},
+    {"mellum", "mellum", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"mimo_v2_flash", "mimo", kMoe, ActRule::kSilu, LayerRule::kListed, SharedRule::kMaybeCount, kAfter},
+    {"minimax", "minimax", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kMinimax, kAfter},
+    {"mistral4", "mistral", kMoe, ActRule::kSilu, LayerRule::kFirstDense, SharedRule::kCount, kAfter},
+    {"olmoe", "olmo", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"phimoe", "phi", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"qwen3_omni_moe_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kNone, kAfter},
+    {"qwen4_exp", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"qwen4_exp_text", "qwen", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
+    {"solar_open", "solar", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kCount, kAfter},
+    {"step3p5", "step", kMoe, ActRule::kStep, LayerRule::kStep, SharedRule::kNone, kAfter},
+    {"zaya", "zaya", kMoe, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"nemotron_h", "nemotron_h", kMoe, ActRule::kRelu2, LayerRule::kBlockTypes, SharedRule::kNemotron, kAfter},
+};
+
+struct DeclinedModel {
+  std::string_view model_type;
+  std::string_view reason;
+};
+constexpr DeclinedModel kDeclined[] = {
+    {"kimi_k3", "its activation is SiTU, which is not implemented"},
+    {"dbrx", "its experts are rows of one matrix (experts * intermediate, hidden), which is not read"},
+    {"diffusion_gemma", "its activation is GELU, which is not implemented"},
+    {"doge", "its experts are rows of an embedding, one vector each, which is not this layer"},
+    {"ernie4_5_vl_moe", "a layer has two sets of experts, one for text and one for images, of sizes of their own"},
+    {"ernie4_5_vl_moe_text", "a layer has two sets of experts, one for text and one for images, of sizes of their own"},
+    {"gemma4", "its activation is GELU, which is not implemented"},
+    {"gemma4_text", "its activation is GELU, which is not implemented"},
+    {"jetmoe", "a layer adds a bias to the sum of its experts, and its attention has experts too"},
+    {"nllb-moe", "its experts have biases, relu and no gate, which is not implemented"},
+    {"switch_transformers", "its experts have relu and no gate, which is not implemented"},
+};
+
+}  // namespace
+
+const ModelRow* model_row(std::string_view model_type) {
+  for (const ModelRow& row : kModels) {
+    if (row.model_type == model_type) return &row;
+  }
+  return nullptr;
+}
+
+std::string known_model_types() {
+  std::string out;
+  for (const ModelRow& row : kModels) (out += out.empty() ? "" : ", ") += row.model_type;
+  return out;
+}
+
+std::string_view reason_to_decline(std::string_view model_type) {
+  for (const DeclinedModel& declined : kDeclined) {
+    if (declined.model_type == model_type) return declined.reason;
+  }
+  return {};
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,60 @@
+// The model types that are read, one row each: how a type's config spells its MoE layers. And those that are declined by
+// name, with the reason.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/config.h"
+
+namespace nvfp4_moe {
+
+// kSiluAlone: a constant of the model's code, which no field names. kStep: with a limit for each layer, or none.
+enum class ActRule : uint8_t { kSilu, kSiluAlone, kClamped, kOai, kGptOss, kStep, kRelu2 };
+enum class LayerRule : uint8_t {
+  kAll,
+  kFirstDense,
+  kDenseLayers,
+  kListed,
+  kSparseStep,
+  kInterval,
+  kPeriod,
+  kLlama4,
+  kStep,
+  kBlockTypes
+};
+// kMaybeCount: the field may be absent. kMlp: as large as the experts. kBailing: kCount, with a size of its own or not.
+enum class SharedRule : uint8_t {
+  kNone,
+  kCount,
+  kMaybeCount,
+  kOwnSize,
+  kMinimax,
+  kLlama4,
+  kGranite,
+  kMlp,
+  kBailing,
+  kNemotron
+};
+
+struct ModelRow {
+  std::string_view model_type;
+  std::string_view family;
+  const char* intermediate;  // field of the experts' intermediate size
+  ActRule activation;
+  LayerRule layers;
+  SharedRule shared;
+  RouterWeight router_weight;
+  bool biases = false;  // of the experts
+  const char* layer_count = "num_hidden_layers";
+};
+
+// Null where the type is not known.
+const ModelRow* model_row(std::string_view model_type);
+// Why a type is declined; empty where it is not.
+std::string_view reason_to_decline(std::string_view model_type);
+// With commas between.
+std::string known_model_types();
+
+}  // namespace nvfp4_moe

@@ -20,6 +20,8 @@ LISTED += [
     "sm90_round_into_rows",
     "sm90_gemm1_kernel",
     "sm90_gemm2_kernel",
+    "sm90_gemm1_either_kernel",
+    "sm90_gemm2_either_kernel",
     "router_gemm_kernel",
     "select_experts_kernel",
 ]

@@ -12,6 +12,7 @@
 #include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/scratch.h"
 #include "backend/sm90/config.h"
+#include "backend/sm90/config_table.h"
 #include "backend/sm90/kernels.h"
 #include "cases/cases.h"
 #include "judge/judge.h"
@@ -108,51 +109,6 @@ TEST(Sm90Scheduler, EveryKBlockOnce) {
           }
 }
 
-// A rank with a part of the experts may get all assignments of a batch; a whole layer gets what the host counts.
-TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
-  MoeOptions options = case_table().front().options;
-  options.num_experts = 384;
-  options.top_k = 8;
-  const auto config = *MoeConfig::make(options);
-  const auto config_of = [&](int64_t experts, int64_t tokens) {
-    return sm90::kGemmConfigs[static_cast<size_t>(sm90::routed_config(config, {0, experts}, tokens))];
-  };
-  for (int64_t tokens : {1, 8, 32}) EXPECT_LT(config_of(48, tokens).wide, 0) << tokens;
-  for (int64_t tokens : {33, 64, 120, 256, 512, 900}) {
-    const sm90::GemmConfig rank = config_of(48, tokens), layer = config_of(384, tokens);
-    EXPECT_LT(layer.wide, 0) << tokens;
-    if (layer.tma_rows) continue;
-    EXPECT_EQ(rank.tile_n, layer.tile_n) << tokens;
-    EXPECT_EQ(rank.wide, sm90::kWideConfig) << tokens;
-  }
-  EXPECT_EQ(config_of(48, 512).tile_n, 32);
-  EXPECT_EQ(config_of(48, 1024).wide, -1);
-  EXPECT_EQ(config_of(48, 1024).tile_n, 128);
-  EXPECT_EQ(config_of(384, 1024).tile_n, 64);
-  EXPECT_EQ(config_of(384, 2048).tile_n, 128);
-  EXPECT_EQ(sm90::kGemmConfigs[sm90::kWideConfig].tile_n, 128);
-  for (int64_t tokens : {1, 8, 9, 32, 33, 64, 65, 1000}) {
-    const sm90::GemmConfig& shared = sm90::kGemmConfigs[static_cast<size_t>(sm90::shared_config(tokens))];
-    EXPECT_LT(shared.wide, 0);
-    EXPECT_GE(shared.tile_n, std::min<int64_t>(tokens, 128));
-  }
-}
-
-// The launcher finds a configuration's kernels by its index, and for each of them both GEMMs of one kind of rows.
-TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
-  for (size_t i = 0; i < sm90::kGemmConfigs.size(); ++i) {
-    SCOPED_TRACE(sm90::kGemmConfigs[i].name);
-    const sm90::KernelEntry& kernels = sm90::kernel_entry(i);
-    EXPECT_EQ(kernels.config, i);
-    const bool tma = sm90::kGemmConfigs[i].tma_rows, with_wide = sm90::kGemmConfigs[i].wide >= 0;
-    EXPECT_EQ(sm90::kGemmConfigs[i].fp8, i >= sm90::kBf16Configs);
-    EXPECT_EQ(kernels.gemm1_either != nullptr && kernels.gemm2_either != nullptr, with_wide);
-    EXPECT_EQ(kernels.gemm1_tma != nullptr && kernels.gemm2_tma != nullptr, tma && !with_wide);
-    EXPECT_EQ(kernels.gemm1 != nullptr && kernels.gemm2 != nullptr, !tma && !with_wide);
-    EXPECT_EQ(kernels.gemm1_fused_routing != nullptr, sm90::kGemmConfigs[i].tile_n == 8 && !with_wide);
-  }
-}
-
 TEST(Sm90Scheduler, DividersDivide) {
   for (int divisor : {1, 2, 3, 5, 7, 8, 96, 132, 144, 1000, 65535, 65536, 65537, 1 << 30, (1 << 30) + 1, 0x7FFFFFFF}) {
     const cuda::Divider by(divisor);
@@ -184,8 +140,9 @@ class Sm90Layer : public ::testing::Test {
   // The index in kGemmConfigs that the routed experts of a case get.
   static size_t routed_config(const Case& spec, const MoeConfig& config) {
     const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
-    const auto of_table = fp8 ? sm90::routed_fp8_config : sm90::routed_config;
-    return (fp8 ? sm90::kBf16Configs : 0) + static_cast<size_t>(of_table(config, spec.range, spec.tokens));
+    const sm90::ConfigTable& table = fp8 ? sm90::kFp8Table : sm90::kBf16Table;
+    return (fp8 ? sm90::kBf16Configs : 0) +
+           static_cast<size_t>(sm90::routed_config(table, config, spec.range, spec.tokens));
   }
 };
 
@@ -212,8 +169,9 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernels) {
         Ragged{4, 2, 300, Routing::kOneExpert}})
     expect(ragged, ragged.experts);
   // Ranks with a part of the experts, whose first ones are crowded under zipf.
-  for (const Ragged& ragged : {Ragged{64, 2, 70, Routing::kZipf}, Ragged{32, 4, 60, Routing::kZipf},
-                               Ragged{16, 4, 200, Routing::kUniform}, Ragged{16, 4, 64, Routing::kZipf}})
+  for (const Ragged& ragged :
+       {Ragged{64, 2, 70, Routing::kZipf}, Ragged{32, 4, 60, Routing::kZipf}, Ragged{64, 4, 60, Routing::kZipf},
+        Ragged{16, 4, 200, Routing::kUniform}, Ragged{16, 4, 64, Routing::kZipf}})
     expect(ragged, ragged.experts / 4);
   EXPECT_EQ(configs.size(), sm90::kGemmConfigs.size());
 }
@@ -287,7 +245,7 @@ TEST_F(Sm90SmallLayer, ManyTokensAreQuantizedByWarps) {
     spec.data = values;
     const auto data = make_case(spec);
     ASSERT_OK(data);
-    ASSERT_TRUE(sm90::kGemmConfigs[sm90::routed_config(data->config, spec.range, spec.tokens)].tma_rows);
+    ASSERT_TRUE(sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)].tma_rows);
     test::CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
     ASSERT_TRUE(own.ok() && parts.ok() && host.ok());
     const std::vector<uint8_t> bytes = own.run(*data);
@@ -318,7 +276,7 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
     spec.hidden_dtype = dtype;
     auto data = make_case(spec);
     ASSERT_OK(data);
-    ASSERT_TRUE(sm90::kGemmConfigs[sm90::routed_config(data->config, spec.range, spec.tokens)].tma_rows);
+    ASSERT_TRUE(sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)].tma_rows);
     const auto fill = [&](int64_t token, uint16_t bf16) {
       const size_t bytes = data->hidden.size() / static_cast<size_t>(spec.tokens * spec.options.hidden_size);
       for (int64_t i = 0; i < spec.options.hidden_size; ++i) {

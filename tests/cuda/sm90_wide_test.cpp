@@ -116,7 +116,7 @@ TEST_F(Sm90WideTiles, AgreeWithThePlainKernels) {
   Case spec = test::ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.hidden_size = 1808;
   spec.options.intermediate_size = 144;
-  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4})
+  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8})
     for (int config = sm90::kFirstWithWide; config < sm90::kWideConfig; ++config)
       expect_right(spec, config, {9, 33, 0, 133, 1}, format);
 }

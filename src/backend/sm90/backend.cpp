@@ -12,6 +12,7 @@
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/router.h"
 #include "backend/sm90/config.h"
+#include "backend/sm90/config_table.h"
 #include "backend/sm90/measure.h"
 #include "backend/sm90/pack.h"
 #include "backend/sm90/scratch.h"
@@ -33,8 +34,17 @@ constexpr auto kConfigs = [] {
 }();
 constexpr std::span<const cuda::GemmConfig> kAllConfigs = kConfigs;
 
+template <const ConfigTable& kTable>
+int routed(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
+  return routed_config(kTable, config, range, tokens);
+}
+template <const ConfigTable& kTable>
+int shared(int64_t tokens) {
+  return shared_config(kTable, tokens);
+}
+
 constexpr cuda::Architecture kBf16 = {
-    .gemms = {"sm90", kAllConfigs.first<kBf16Configs>(), routed_config, shared_config, splits_k, kMaxCtas},
+    .gemms = {"sm90", kAllConfigs.first<kBf16Configs>(), routed<kBf16Table>, shared<kBf16Table>, splits_k, kMaxCtas},
     .gemm_kind = "wgmma",
     .quantize_into_rows = quantize_into_rows,
     .gemm1_swiglu = gemm1_swiglu,
@@ -45,8 +55,8 @@ constexpr cuda::Architecture kBf16 = {
 constexpr cuda::Architecture kFp8 = [] {
   cuda::Architecture fp8 = kBf16;
   fp8.gemms.configs = kAllConfigs.subspan<kBf16Configs>();
-  fp8.gemms.routed = routed_fp8_config;
-  fp8.gemms.shared = shared_fp8_config;
+  fp8.gemms.routed = routed<kFp8Table>;
+  fp8.gemms.shared = shared<kFp8Table>;
   fp8.gemms.operands.fp8 = cuda::Operand::kE4m3;
   return fp8;
 }();

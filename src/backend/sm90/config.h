@@ -1,4 +1,4 @@
-// The compiled configurations of the Hopper GEMMs, as data, and which of them a layer takes.
+// The compiled configurations of the Hopper GEMMs, as data; which of them a batch takes, config_table.h says.
 //
 // Weights are the M dimension and activations the N dimension. A tile is tile_m weight rows by up to tile_n rows of
 // activations. The host knows how many rows an expert has on average, not how many each has: a configuration must hold
@@ -11,11 +11,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
-#include "backend/backend.h"
 #include "backend/cuda/packed_tile.h"
-#include "core/config.h"
 
 namespace nvfp4_moe::sm90 {
 
@@ -34,7 +31,7 @@ struct GemmConfig {
   bool fp8 = false;             // E4M3 times E4M3; else bf16 times bf16
   int consumer_warpgroups = 4;  // that share the weight rows of a tile
   bool ahead = false;           // fragments are made while the products before them run, in registers of their own
-  int wide = -1;                // the configuration that its kernels hold besides, for a rank with many rows; -1: none
+  int wide = -1;  // index in its table of what its kernels hold besides, for a rank with many rows; -1: none
 
   // Accumulators of a split-K partial, fp32.
   constexpr int64_t partial_bytes() const { return int64_t{tile_m} * tile_n * 4; }
@@ -44,7 +41,8 @@ struct GemmConfig {
   constexpr bool fused_routing() const { return tile_n == 8; }
 };
 // A layer takes them from one of two tables, which are the two parts of this one; a RunPlan has indices into a table.
-inline constexpr size_t kBf16Configs = 9, kFp8Configs = 7;
+inline constexpr size_t kBf16Configs = 9, kFp8Configs = 10;
+// In either table.
 inline constexpr int kFirstWithWide = 5, kWideConfig = 8;
 inline constexpr std::array<GemmConfig, kBf16Configs + kFp8Configs> kGemmConfigs = {{
     // The first is taken in place of the second where there is little work: see routed_config.
@@ -65,9 +63,17 @@ inline constexpr std::array<GemmConfig, kBf16Configs + kFp8Configs> kGemmConfigs
     {512, 16, 8, 8, 2, 4.5, false, "wgmma_fp8_512x16", true},
     {512, 32, 8, 8, 2, 19.0, false, "wgmma_fp8_512x32", true},
     {256, 64, 24, 8, 2, 50.0, true, "wgmma_fp8_256x64", true},
-    {256, 128, 40, 8, 2, 150.0, true, "wgmma_fp8_256x128", true},
+    {512, 8, 8, 8, 2, 2.5, false, "wgmma_fp8_512x8", true, 4, false, kWideConfig},
+    {512, 16, 8, 8, 2, 4.5, false, "wgmma_fp8_512x16", true, 4, false, kWideConfig},
+    {512, 32, 8, 8, 2, 19.0, false, "wgmma_fp8_512x32", true, 4, false, kWideConfig},
+    {256, 128, 8, 8, 2, 150.0, true, "wgmma_fp8_256x128", true},
     {128, 256, 96, 16, 2, 1e30, true, "wgmma_fp8_128x256", true, 2, true},
 }};
+
+// The wide configuration that stands beside one, in kGemmConfigs.
+constexpr size_t wide_beside(size_t index) {
+  return static_cast<size_t>(kGemmConfigs[index].wide) + (kGemmConfigs[index].fp8 ? kBf16Configs : 0);
+}
 
 // The index of the configuration of a tile's sides and operands, with a wide one beside it or without; there is one.
 constexpr size_t config_of(int tile_m, int tile_n, bool fp8 = false, bool with_wide = false) {
@@ -76,11 +82,6 @@ constexpr size_t config_of(int tile_m, int tile_n, bool fp8 = false, bool with_w
          kGemmConfigs[index].fp8 != fp8 || (kGemmConfigs[index].wide >= 0) != with_wide)
     ++index;
   return index;
-}
-
-// Tiles may be split along K where K is long enough to share, and where bits may depend on the batch.
-inline bool splits_k(const MoeConfig& config, int64_t k) {
-  return !config->batch_invariant && cuda::ceil_div(k, cuda::kTileK) >= 4;
 }
 
 // Without TMA a GEMM waits for its weights, and reducing a split tile takes as long as reading so many bytes of them:
@@ -96,58 +97,5 @@ constexpr int64_t min_saved_k_blocks(const GemmConfig& gemm) {
 // k-block where tiles are wide.
 inline constexpr int32_t kMaxWideSplits = 4;
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.wide_tiles() ? kMaxWideSplits : 1 << 15; }
-
-// Up to so many k-blocks of 512 weight rows, of one GEMM and multiprocessor, tiles of 256 weight rows are taken: they are
-// shared out more evenly, and the last one to arrive leaves less to multiply.
-inline constexpr int64_t kMaxKBlocksOfSmallTiles = 24;
-// Which of a table's first two a batch takes whose rows fit into them. most_k_blocks: of small tiles, as above.
-inline int narrowest_config(const MoeConfig& config, const ExpertRange& range, int64_t rows, int64_t most_k_blocks) {
-  const int64_t local_rows = cuda::ceil_div(rows * range.count, config->num_experts);
-  const int64_t k_blocks =
-      local_rows * cuda::ceil_div(config->intermediate_size, 256) * cuda::ceil_div(config->hidden_size, cuda::kTileK);
-  return k_blocks <= most_k_blocks * kMaxCtas ? 0 : 1;
-}
-
-// From so many tokens on the kernels of a narrow configuration hold a wide one. With fewer the narrow one serves any
-// routing nearly as well. They are compiled for activations with a gate alone.
-inline constexpr int64_t kMinTokensWithWide = 33;
-// The index in kGemmConfigs for the routed experts of a batch.
-inline int routed_config(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
-  const int64_t rows = tokens * config->top_k;
-  const double rows_per_expert = static_cast<double>(rows) / static_cast<double>(config->num_experts);
-  const bool with_wide =
-      range.count < config->num_experts && tokens >= kMinTokensWithWide && has_gate(config->activation);
-  int index = with_wide ? kFirstWithWide : 1;
-  while (rows_per_expert > kGemmConfigs[static_cast<size_t>(index)].max_rows_per_expert)
-    if (++index == kFirstWithWide && !with_wide) index = kWideConfig;
-  return index != 1 ? index : narrowest_config(config, range, rows, kMaxKBlocksOfSmallTiles);
-}
-// The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
-inline int shared_config(int64_t tokens) {
-  for (size_t index = 1; index + 1 < kBf16Configs; ++index)
-    if (kGemmConfigs[index].wide < 0 && tokens <= kGemmConfigs[index].tile_n) return static_cast<int>(index);
-  return kWideConfig;
-}
-
-// The same under fp8: indices into its table. Rows by TMA have 64 k at least, and those of gemm1 take the place of bf16
-// ones.
-inline constexpr int64_t kLeastTmaHidden = 32;
-inline constexpr int64_t kMaxKBlocksOfSmallFp8Tiles = 96;  // as kMaxKBlocksOfSmallTiles
-inline int routed_fp8_config(const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
-  const int64_t rows = tokens * config->top_k;
-  const double rows_per_expert = static_cast<double>(rows) / static_cast<double>(config->num_experts);
-  const auto table = std::span(kGemmConfigs).subspan<kBf16Configs>();
-  size_t index = 1;
-  while (rows_per_expert > table[index].max_rows_per_expert &&
-         (config->hidden_size >= kLeastTmaHidden || !table[index + 1].tma_rows))
-    ++index;
-  return index != 1 ? static_cast<int>(index) : narrowest_config(config, range, rows, kMaxKBlocksOfSmallFp8Tiles);
-}
-inline int shared_fp8_config(int64_t tokens) {
-  const auto table = std::span(kGemmConfigs).subspan<kBf16Configs>();
-  size_t index = 1;
-  while (index + 1 < table.size() && tokens > table[index].tile_n) ++index;
-  return static_cast<int>(index);
-}
 
 }  // namespace nvfp4_moe::sm90

@@ -151,7 +151,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
 
 // The wide configuration that stands beside kIndex.
 template <size_t kIndex>
-inline constexpr auto wide_of = static_cast<size_t>(kGemmConfigs[kIndex].wide);
+inline constexpr size_t wide_of = wide_beside(kIndex);
 
 // Whether route has listed wide tiles. Waits for route where it may not have ended.
 __device__ inline bool lists_wide(const GemmArgs& args) {

@@ -71,9 +71,9 @@ Status launch_gemm2_either(const LaunchSite& site, const GemmArgs& narrow, const
                                                         narrow, wide, DownEpilogue<typename Traits::Products>{params},
                                                         rows, tma_rows);
 }
-template <int kTileM, int kTileN>
+template <int kTileM, int kTileN, bool kFp8 = false>
 constexpr KernelEntry make_kernel_entry_with_wide() {
-  constexpr size_t kIndex = config_of(kTileM, kTileN, false, true);
+  constexpr size_t kIndex = config_of(kTileM, kTileN, kFp8, true);
   static_assert(GemmTraits<kIndex>::kThreads == GemmTraits<wide_of<kIndex>>::kThreads);
   KernelEntry entry{};
   entry.config = kIndex;

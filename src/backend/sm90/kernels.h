@@ -40,5 +40,6 @@ const KernelEntry& kernel_entry(size_t config);
 extern const KernelEntry kM256N8, kM512N8, kM512N16, kM512N32, kM256N64, kM256N128;
 extern const KernelEntry kM512N8OrWide, kM512N16OrWide, kM512N32OrWide;
 extern const KernelEntry kFp8M256N8, kFp8M512N8, kFp8M512N16, kFp8M512N32, kFp8M256N64, kFp8M256N128, kFp8M128N256;
+extern const KernelEntry kFp8M512N8OrWide, kFp8M512N16OrWide, kFp8M512N32OrWide;
 
 }  // namespace nvfp4_moe::sm90

@@ -1,7 +1,9 @@
 // Strips times any number of rows, for every instruction set: bits of 8-bit activations, bounds of W4A16.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "backend/cpu/kernels.h"
@@ -64,6 +66,36 @@ struct Problem {
       kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k, rows.at(i));
     return multiply(kernels.nvfp4, rows, count, false);
   }
+  std::vector<float> int8(const Kernels& kernels, int64_t count) const {
+    Rows rows(kernels.int8_block, k, count);
+    std::vector<int8_t> row_codes(static_cast<size_t>(k));
+    std::vector<float> row_scales(static_cast<size_t>(k / 16));
+    for (int64_t i = 0; i < count; ++i) {
+      const uint16_t* x = x_bf16.data() + i * k;
+      for (int64_t e = 0; e < k; ++e)
+        row_codes[static_cast<size_t>(e)] = static_cast<int8_t>(std::max((x[e] & 0xFF) - 128, -127));
+      for (int64_t b = 0; b < k / 16; ++b) row_scales[static_cast<size_t>(b)] = bf16_to_float(x[16 * b]) / 127.0f;
+      kernels.int8_operands(row_codes.data(), row_scales.data(), k, rows.at(i));
+    }
+    return multiply(kernels.int8_block, rows, count, false);
+  }
+  // Panel p's weights are w8 2^(shift + p).
+  std::vector<float> fp8(const Kernels& kernels, int64_t count, int shift) const {
+    Rows rows(kernels.fp8, k, count);
+    std::vector<uint8_t> row_codes(static_cast<size_t>(k));
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t e = 0; e < k; ++e) {
+        const int x = x_bf16[static_cast<size_t>(i * k + e)];
+        row_codes[static_cast<size_t>(e)] = static_cast<uint8_t>((x & 0x7F) % kE4m3Nan | (x >> 8 & 0x80));
+      }
+      kernels.fp8_operands(row_codes.data(), k, rows.at(i));
+    }
+    Strip shifted = strip();
+    shifted.fp8_shift = {shift, shift + 1};
+    std::vector<float> acc(static_cast<size_t>(count * panels * kPanelRows), -1.0f);
+    kernels.fp8.multiply(shifted, {.rows = rows.pointers.data(), .count = count, .k = k}, acc.data());
+    return acc;
+  }
   std::vector<float> bf16(const Kernels& kernels, int64_t first, int64_t count, bool same_bits) const {
     Rows rows(kernels.bf16, k, count);
     for (int64_t i = 0; i < count; ++i) kernels.bf16_operands(x_bf16.data() + (first + i) * k, k, rows.at(i));
@@ -97,6 +129,40 @@ TEST_P(Multiply, W4A4HasThePortableBitsForAnyNumberOfLines) {
         const std::vector<float> some = problem.nvfp4(kernels(), count);
         ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
             << "K " << k << " panels " << panels << " rows " << count;
+      }
+    }
+  }
+}
+
+TEST_P(Multiply, W4A8HasThePortableBitsForAnyNumberOfLines) {
+  for (const int64_t k : kSizes) {
+    const Problem problem(k, 2, 128, static_cast<uint32_t>(3 * k));
+    const std::vector<float> all = problem.int8(kPortableKernels, 128);
+    for (const int64_t count : kCounts) {
+      if (too_many(count)) continue;
+      const std::vector<float> some = problem.int8(kernels(), count);
+      ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0) << "K " << k << " rows " << count;
+    }
+  }
+}
+
+// Exact products added in one order: the instruction sets whose W4A16 and fp8 are fp32 multiply-adds (docs/cpu.md).
+TEST_P(Multiply, InFp32HasThePortableBits) {
+  if (std::string_view(kernels().bf16.name).find("fp32") == std::string_view::npos)
+    GTEST_SKIP() << kernels().backend_name << " multiplies in bf16 (" << kernels().bf16.name << ")";
+  for (const int64_t k : kSizes) {
+    for (const int64_t panels : {1, 2}) {
+      const Problem problem(k, panels, 13, static_cast<uint32_t>(5 * k + panels));
+      const auto same = [&](const std::vector<float>& a, const std::vector<float>& b) {
+        return std::memcmp(a.data(), b.data(), b.size() * sizeof(float)) == 0;
+      };
+      for (const int64_t count : {1, 2, 3, 4, 5, 8, 13}) {
+        SCOPED_TRACE(testing::Message() << "K " << k << " panels " << panels << " rows " << count);
+        for (const bool same_bits : {false, true})
+          ASSERT_TRUE(
+              same(problem.bf16(kernels(), 0, count, same_bits), problem.bf16(kPortableKernels, 0, count, same_bits)));
+        for (const int shift : {3, 7, 12})  // 3 holds the largest weight, 12 leaves many of them subnormal
+          ASSERT_TRUE(same(problem.fp8(kernels(), count, shift), problem.fp8(kPortableKernels, count, shift)));
       }
     }
   }

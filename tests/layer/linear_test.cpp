@@ -179,7 +179,7 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
                 sum_abs += std::fabs(p);
               }
               const double half_ulp = test::oracle_half_ulp(value, dtype);
-              const bool fp8_tensor_cores = &backend() == &kSm90Backend && format == ActivationFormat::kFp8;
+              const bool fp8_tensor_cores = test::has_fp8_tensor_cores(backend()) && format == ActivationFormat::kFp8;
               const auto bound_of = fp8_tensor_cores ? fp8_tensor_core_bound : gemm_bound;
               ASSERT_NEAR(actual, value, bound_of(shape.cols, 1, sum_abs, half_ulp))
                   << "token " << t << " output " << n;

@@ -236,7 +236,7 @@ class StepPair {
 
   // docs/numerics.md, section 7.
   double bound_of_gemm(int64_t k, int64_t splits, double sum_abs, double half_ulp) const {
-    const bool fp8_tensor_cores = &other_.backend() == &kSm90Backend && format() == ActivationFormat::kFp8;
+    const bool fp8_tensor_cores = test::has_fp8_tensor_cores(other_.backend()) && format() == ActivationFormat::kFp8;
     return (fp8_tensor_cores ? fp8_tensor_core_bound : gemm_bound)(k, splits, sum_abs, half_ulp);
   }
 

@@ -69,6 +69,9 @@ bool declines(const Backend& backend, const MoeConfig& config) {
   return !device.ok() || !backend.supports(config, *device).ok();
 }
 
+// By name: a build without CUDA has no sm90.
+bool has_fp8_tensor_cores(const Backend& backend) { return &backend == find_backend("sm90"); }
+
 std::vector<BackendParam> step_backends() {
   return registered([](const Backend&) { return true; });
 }

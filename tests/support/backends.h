@@ -21,6 +21,8 @@ std::string why_not_here(const Backend& backend);
 std::string why_not_here(const cpu::Kernels& kernels);
 // Whether it declines this layer, by name, on this host or its first device: cases of other backends.
 bool declines(const Backend& backend, const MoeConfig& config);
+// Whether its sums under fp8 are those of FP8 tensor cores, which add with 13 bits.
+bool has_fp8_tensor_cores(const Backend& backend);
 
 template <class T>
 class HardwareTest;

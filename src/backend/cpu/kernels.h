@@ -165,9 +165,17 @@ extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAvx512VnniKernels;
 extern const Kernels kAvx2Kernels;
 #endif
+// Clang's arm_neon.h gives dot products to functions of a target region from 16 on.
+#if defined(__aarch64__) && defined(__linux__) && (!defined(__clang__) || __clang_major__ >= 16)
+#define NVFP4_MOE_NEON
+extern const Kernels kNeonKernels;
+#endif
 inline constexpr const Kernels* kAllKernels[] = {
 #if defined(__x86_64__)
     &kAmxKernels,      &kAvx512Bf16Kernels, &kAvx512VnniKernels, &kAvx2Kernels,
+#endif
+#if defined(NVFP4_MOE_NEON)
+    &kNeonKernels,
 #endif
     &kPortableKernels,
 };

@@ -4,9 +4,9 @@
 #include <cstring>
 
 int main(int count, char** arguments) {
-#if defined(__x86_64__)
   const char* set = count == 2 ? arguments[1] : "";
   if (std::strcmp(set, "portable") == 0) return 0;
+#if defined(__x86_64__)
   if (std::strcmp(set, "avx2") == 0) {
     asm volatile("vpaddd %%ymm0, %%ymm0, %%ymm0" ::: "xmm0");
     return 0;
@@ -15,10 +15,12 @@ int main(int count, char** arguments) {
     asm volatile("vpaddd %%zmm0, %%zmm0, %%zmm0" ::: "xmm0");
     return 0;
   }
-#else
-  (void)count;
-  (void)arguments;
+#elif defined(__aarch64__)
+  if (std::strcmp(set, "neon") == 0) {
+    asm volatile(".arch armv8.2-a+dotprod\n\tsdot v0.4s, v0.16b, v0.16b" ::: "v0");
+    return 0;
+  }
 #endif
-  std::fputs("expected one of portable, avx2, avx512\n", stderr);
+  std::fputs("expected portable, avx2, avx512 (x86-64) or neon (aarch64)\n", stderr);
   return 2;
 }

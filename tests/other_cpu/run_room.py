@@ -1,7 +1,7 @@
-"""Runs a GoogleTest executable on an emulated older x86 processor and checks that it knew which one it was on.
+"""Runs a GoogleTest executable on an emulated processor and checks that it knew which one it was on.
 
-    run_room.py --cpu MODEL --runs SET,SET... [--exclude PATTERNS] TEST_EXECUTABLE
-    run_room.py --cpu MODEL --runs SET,SET... --foreign FOREIGN_INSTRUCTION_EXECUTABLE
+    run_room.py --of MACHINE --cpu MODEL --runs SET,SET... [--filter=PATTERNS] TEST_EXECUTABLE
+    run_room.py --of MACHINE --cpu MODEL --runs SET,SET... --foreign FOREIGN_INSTRUCTION_EXECUTABLE
 
 A room passes if it ends by itself without a failed test, every test of an instruction set of --runs ran, every test of
 another (its name ends in /cpu_SET) was skipped, and what "auto" chose (the property `auto` of a test) is the first of
@@ -23,18 +23,32 @@ import tempfile
 
 SKIPPED = 77
 OF_A_SET = re.compile(r"/cpu_(\w+)$")
+# What foreign_instruction.cpp knows.
+SETS = {"x86_64": ("portable", "avx2", "avx512"), "aarch64": ("portable", "neon")}
+# Where Debian's cross compilers put the loader and the libraries of another machine.
+LIBRARIES = {"aarch64": "/usr/aarch64-linux-gnu"}
 
 
-def emulate(qemu, cpu, *command):
+def emulator(machine, cpu):
+    """The command that runs an executable of the machine on this model of it; None, and why not, where there is none."""
+    if platform.machine() != "x86_64":
+        return None, f"{machine} is emulated on x86-64 hosts only, this one is {platform.machine()}"
+    qemu = shutil.which(f"qemu-{machine}")
+    if qemu is None:
+        return None, f"qemu-{machine} is not on PATH (Debian: qemu-user)"
+    return [qemu, "-cpu", cpu, *(["-L", LIBRARIES[machine]] if machine in LIBRARIES else [])], ""
+
+
+def emulate(qemu, *command):
     """The finished process; a processor's missing features (qemu emulates no transactional memory) are no news."""
-    return subprocess.run([qemu, "-cpu", cpu, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run([*qemu, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def check_foreign(qemu, cpu, runs, executable):
+def check_foreign(qemu, machine, cpu, runs, executable):
     wrong = []
-    for name in ("portable", "avx2", "avx512"):
+    for name in SETS[machine]:
         expected = 0 if name in runs else -signal.SIGILL
-        status = emulate(qemu, cpu, executable, name).returncode
+        status = emulate(qemu, executable, name).returncode
         print(f"{name}: exit status {status}")
         if status != expected:
             wrong.append(f"{name}: expected exit status {expected} on {cpu}, got {status}")
@@ -64,11 +78,11 @@ def faults(report, runs):
     return wrong, ran, skipped
 
 
-def check_room(qemu, cpu, runs, executable, exclude):
+def check_room(qemu, cpu, runs, executable, chosen):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "report.json"
-        options = ["--gtest_brief=1", f"--gtest_output=json:{path}", f"--gtest_filter=-{exclude}"]
-        done = emulate(qemu, cpu, executable, *options)
+        options = ["--gtest_brief=1", f"--gtest_output=json:{path}", f"--gtest_filter={chosen}"]
+        done = emulate(qemu, executable, *options)
         print(done.stdout[-8000:])
         if done.returncode < 0:
             return [f"ended by {signal.Signals(-done.returncode).name}"]
@@ -88,24 +102,24 @@ def check_room(qemu, cpu, runs, executable, exclude):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--of", required=True, choices=SETS)
     parser.add_argument("--cpu", required=True)
     parser.add_argument("--runs", required=True)
     parser.add_argument("--foreign", action="store_true")
-    parser.add_argument("--exclude", default="", help="tests that stay out, as GoogleTest's filters name them")
+    parser.add_argument("--filter", default="*", help="the tests that run, as GoogleTest's filters name them")
     parser.add_argument("executable")
     args = parser.parse_args()
-    qemu = shutil.which("qemu-x86_64")
-    if platform.machine() != "x86_64":
-        print(f"skipped: {args.cpu} is emulated on x86-64 hosts only, this one is {platform.machine()}")
-        return SKIPPED
-    if qemu is None:
-        print("skipped: qemu-x86_64 is not on PATH (Debian: qemu-user)")
+    qemu, reason = emulator(args.of, args.cpu)
+    if qemu and not pathlib.Path(args.executable).exists():
+        qemu, reason = None, f"{args.executable} is not built (Debian: g++-aarch64-linux-gnu; cmake --preset aarch64)"
+    if not qemu:
+        print(f"skipped: {reason}")
         return SKIPPED
     runs = args.runs.split(",")
     if args.foreign:
-        wrong = check_foreign(qemu, args.cpu, runs, args.executable)
+        wrong = check_foreign(qemu, args.of, args.cpu, runs, args.executable)
     else:
-        wrong = check_room(qemu, args.cpu, runs, args.executable, args.exclude)
+        wrong = check_room(qemu, args.cpu, runs, args.executable, args.filter)
     for line in wrong:
         print(f"fault: {line}")
     return 1 if wrong else 0

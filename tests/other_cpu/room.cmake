@@ -1,0 +1,54 @@
+# The rooms that run CPU kernels, once more on processors that are not the machine at hand: qemu-user emulates an x86-64
+# without AVX (x86-64-v2) and one with AVX2 and no more, and an aarch64 with dot products and one without. The tests of
+# aarch64 are those of the folder build/aarch64 (cmake --preset aarch64), which ./dev test fills where it can.
+# Second tier but for the kernels of aarch64, which no other test runs: an emulated room takes minutes.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+
+# What only some processors can run; shows that an emulated one dies of the others' instructions.
+add_executable(test_foreign_instruction ${CMAKE_CURRENT_SOURCE_DIR}/other_cpu/foreign_instruction.cpp)
+target_link_libraries(test_foreign_instruction PRIVATE nvfp4_moe_flags)
+
+if(CMAKE_CROSSCOMPILING)  # its tests are run by the host's build
+  return()
+endif()
+
+# What an emulator need not run: the exact reference, slow enough by itself, is plain C++ without an
+# instruction set, as is all of core/ and formats/; and Properties compare the kernels of the other tests with themselves.
+set(exclude "*/reference:*ReferenceAgainstContract*:*Properties.*:*Int8BlockReference.*:WrongLayer.*")
+
+# add_other_cpu(NAME option...): run_room.py on a program, by its room's name in ctest.
+function(add_other_cpu name label)
+  add_test(NAME other_cpu/${name} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/other_cpu/run_room.py ${ARGN})
+  set_tests_properties(other_cpu/${name} PROPERTIES LABELS ${label} SKIP_RETURN_CODE 77 TIMEOUT 1800)
+endfunction()
+
+# --runs: the instruction sets of src/backend/cpu that the rooms must run on the model, the best first; they must skip
+# all others.
+foreach(processor "Nehalem;portable" "Haswell;avx2,portable")
+  list(GET processor 0 model)
+  list(GET processor 1 runs)
+  set(on --of x86_64 --cpu ${model} --runs ${runs})
+  add_other_cpu(${model}/foreign_instructions long ${on} --foreign $<TARGET_FILE:test_foreign_instruction>)
+  foreach(room cpu steps layer moe)
+    add_other_cpu(${model}/${room} long ${on} "--filter=-${exclude}" $<TARGET_FILE:test_${room}>)
+  endforeach()
+endforeach()
+
+set(aarch64 ${PROJECT_BINARY_DIR}/../aarch64/tests)
+set(n1 --of aarch64 --cpu neoverse-n1 --runs neon,portable)  # the oldest server core with dot products
+set(a57 --of aarch64 --cpu cortex-a57 --runs portable)
+add_other_cpu(neoverse-n1/foreign_instructions other_cpu ${n1} --foreign ${aarch64}/test_foreign_instruction)
+add_other_cpu(cortex-a57/foreign_instructions other_cpu ${a57} --foreign ${aarch64}/test_foreign_instruction)
+# How the room cpu is cut is what a core of the host takes at a time. qemu-user itself ends by an assertion where a process
+# forks while its threads are busy.
+add_other_cpu(neoverse-n1/core other_cpu ${n1} "--filter=-Fork.*" ${aarch64}/test_core)
+add_other_cpu(neoverse-n1/cpu_integer_layers other_cpu ${n1} "--filter=*Layer.OfInteger*" ${aarch64}/test_cpu)
+add_other_cpu(neoverse-n1/cpu_fp32_layers other_cpu ${n1} "--filter=*Layer.OfProductsInFp32*" ${aarch64}/test_cpu)
+add_other_cpu(neoverse-n1/cpu other_cpu ${n1} "--filter=-*Layer.*" ${aarch64}/test_cpu)
+add_other_cpu(cortex-a57/cpu other_cpu ${a57} "--filter=-*Layer.*:*Multiply.*" ${aarch64}/test_cpu)
+foreach(room cpu steps layer moe)
+  add_other_cpu(cortex-a57/whole_${room} long ${a57} "--filter=-${exclude}" ${aarch64}/test_${room})
+endforeach()
+foreach(room steps layer moe checkpoint_files checkpoint formats gguf judge quantize)
+  add_other_cpu(neoverse-n1/whole_${room} long ${n1} "--filter=-${exclude}" ${aarch64}/test_${room})
+endforeach()

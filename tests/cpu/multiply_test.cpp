@@ -33,6 +33,8 @@ struct Problem {
   std::vector<uint8_t> packed;
   std::vector<uint8_t> x_codes, x_scales;  // (rows, k/2), (rows, k/16)
   std::vector<uint16_t> x_bf16;            // (rows, k)
+  std::vector<int8_t> x_int8;              // (rows, k)
+  std::vector<float> x_int8_scales;        // (rows, k/16)
 
   Problem(int64_t k_, int64_t panels_, int64_t rows, uint32_t seed) : k(k_), panels(panels_) {
     std::mt19937 random(seed);
@@ -46,6 +48,11 @@ struct Problem {
     fill(x_scales, rows * k / 16, 0x7E);
     x_bf16.resize(static_cast<size_t>(rows * k));
     for (uint16_t& x : x_bf16) x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3E00u + (random() % 4 << 8)));
+    x_int8.resize(static_cast<size_t>(rows * k));
+    for (int8_t& x : x_int8) x = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
+    x_int8_scales.resize(static_cast<size_t>(rows * k / 16));
+    for (float& s : x_int8_scales)  // all 24 bits of a significand, so that the product of two scales is rounded
+      s = std::ldexp(1.0f + 0x1p-23f * static_cast<float>(random() % (1 << 23)), static_cast<int>(random() % 8) - 4);
     packed.resize(static_cast<size_t>(panels * panel_bytes(k)));
     const Nvfp4View view = Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, panels * kPanelRows, k);
     for (int64_t p = 0; p < panels; ++p) pack_panel(view, p, packed.data() + p * panel_bytes(k));
@@ -66,17 +73,10 @@ struct Problem {
       kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k, rows.at(i));
     return multiply(kernels.nvfp4, rows, count, false);
   }
-  std::vector<float> int8(const Kernels& kernels, int64_t count) const {
+  std::vector<float> int8_block(const Kernels& kernels, int64_t count) const {
     Rows rows(kernels.int8_block, k, count);
-    std::vector<int8_t> row_codes(static_cast<size_t>(k));
-    std::vector<float> row_scales(static_cast<size_t>(k / 16));
-    for (int64_t i = 0; i < count; ++i) {
-      const uint16_t* x = x_bf16.data() + i * k;
-      for (int64_t e = 0; e < k; ++e)
-        row_codes[static_cast<size_t>(e)] = static_cast<int8_t>(std::max((x[e] & 0xFF) - 128, -127));
-      for (int64_t b = 0; b < k / 16; ++b) row_scales[static_cast<size_t>(b)] = bf16_to_float(x[16 * b]) / 127.0f;
-      kernels.int8_operands(row_codes.data(), row_scales.data(), k, rows.at(i));
-    }
+    for (int64_t i = 0; i < count; ++i)
+      kernels.int8_operands(x_int8.data() + i * k, x_int8_scales.data() + i * k / 16, k, rows.at(i));
     return multiply(kernels.int8_block, rows, count, false);
   }
   // Panel p's weights are w8 2^(shift + p).
@@ -134,14 +134,17 @@ TEST_P(Multiply, W4A4HasThePortableBitsForAnyNumberOfLines) {
   }
 }
 
-TEST_P(Multiply, W4A8HasThePortableBitsForAnyNumberOfLines) {
+TEST_P(Multiply, Int8BlockHasThePortableBitsForAnyNumberOfLines) {
   for (const int64_t k : kSizes) {
-    const Problem problem(k, 2, 128, static_cast<uint32_t>(3 * k));
-    const std::vector<float> all = problem.int8(kPortableKernels, 128);
-    for (const int64_t count : kCounts) {
-      if (too_many(count)) continue;
-      const std::vector<float> some = problem.int8(kernels(), count);
-      ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0) << "K " << k << " rows " << count;
+    for (const int64_t panels : {1, 2}) {
+      const Problem problem(k, panels, 128, static_cast<uint32_t>(11 * k + panels));
+      const std::vector<float> all = problem.int8_block(kPortableKernels, 128);
+      for (const int64_t count : kCounts) {
+        if (too_many(count)) continue;
+        const std::vector<float> some = problem.int8_block(kernels(), count);
+        ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
+            << "K " << k << " panels " << panels << " rows " << count;
+      }
     }
   }
 }

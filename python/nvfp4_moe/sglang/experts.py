@@ -30,7 +30,6 @@ from torch import Tensor
 from .. import Error, InvalidArgument, Unsupported, release_workspaces
 from .._fused_experts import (
     FusedExperts,
-    FusedParameters,
     LoadLog,
     Placement,
     make_legal,
@@ -38,6 +37,7 @@ from .._fused_experts import (
     reciprocal,
     replace_fused,
 )
+from .._fused_parameters import FusedParameters
 from . import internals
 from .runner import MAX_TOKENS
 

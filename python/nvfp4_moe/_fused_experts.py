@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import Error, InvalidArgument, Unsupported, explain
+from . import Error, InvalidArgument, explain
 from ._fused_parameters import FusedParameters
 from .config import MoeConfig
 from .layer import MoeLayer

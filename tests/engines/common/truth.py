@@ -13,6 +13,7 @@ A run is a list by prompt of {"prompt", "tokens", "logprobs", "routers"}: logpro
 import dataclasses
 
 import torch
+import torch.nn.functional as F
 
 
 class Truth:
@@ -39,7 +40,7 @@ class Truth:
 
         def route(gate, inputs, output):
             """A gate's (logits, weights, experts), with the swaps of its layer in."""
-            logits = inputs[0].reshape(-1, inputs[0].shape[-1]) @ gate.weight.T
+            logits = F.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), gate.weight, getattr(gate, "bias", None))
             here = {position: pair for (layer, position), pair in swaps.items() if layer == len(seen)}
             seen.append(logits)
             if not here:
@@ -52,7 +53,8 @@ class Truth:
             weights = torch.softmax(logits, -1).gather(-1, experts)
             return said, weights / weights.sum(-1, keepdim=True), experts
 
-        hooks = [layer.mlp.gate.register_forward_hook(route) for layer in self._model.model.layers]
+        gates = [getattr(layer.mlp, "router", None) or layer.mlp.gate for layer in self._model.model.layers]
+        hooks = [gate.register_forward_hook(route) for gate in gates]
         with torch.no_grad():
             logits = self._model(torch.tensor([sequence])).logits[0]
         for hook in hooks:

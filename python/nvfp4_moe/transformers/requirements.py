@@ -30,7 +30,8 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ),
         ("calls", "transformers.quantizers.base:HfQuantizer._process_model_before_weight_loading", ("model",)),
         ("calls", "transformers.quantizers.base:HfQuantizer._process_model_after_weight_loading", ("model",)),
-        ("calls", "transformers.quantizers.base:HfQuantizer.update_weight_conversions", ("weight_conversions",)),
+        # Overridden for any inputs: from 5.23 on the model is one of them.
+        ("passes", "transformers.quantizers.base:HfQuantizer.update_weight_conversions", ()),
         ("calls", "transformers.quantizers.base:HfQuantizer.update_device_map", ("device_map",)),
         ("has", "transformers.utils.quantization_config:QuantizationConfigMixin", ()),
     ),

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 
 
 class Truth:
-    """of(sequence): log-probabilities (T, V), and router logits (T, E) by layer, in float32.
+    """of(sequence): log-probabilities (T, V), and router logits (T, E) by layer, in float32 or another dtype.
 
     With swaps {(layer, position): (chosen, other)}: the same where the other expert is computed in place of the chosen one.
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory, dtype=torch.float32):
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
         self._known = {}
 
     def of(self, sequence, swaps=None):
@@ -53,7 +53,8 @@ class Truth:
             weights = torch.softmax(logits, -1).gather(-1, experts)
             return said, weights / weights.sum(-1, keepdim=True), experts
 
-        gates = [getattr(layer.mlp, "router", None) or layer.mlp.gate for layer in self._model.model.layers]
+        blocks = [layer.mlp for layer in self._model.model.layers if hasattr(layer, "mlp")]
+        gates = [getattr(block, "router", None) or block.gate for block in blocks]
         hooks = [gate.register_forward_hook(route) for gate in gates]
         with torch.no_grad():
             logits = self._model(torch.tensor([sequence])).logits[0]
@@ -123,8 +124,10 @@ def measure(truth, run):
     for result in run:
         sequence = result["prompt"] + result["tokens"][:-1]
         exact, logits = truth.of(sequence)
-        assert len(result["logprobs"]) == len(sequence) == len(result["routers"][0]["experts"])
-        for position in range(_flip(result["routers"], logits, errors)):
+        assert len(result["logprobs"]) == len(sequence)
+        assert all(len(layer["experts"]) == len(sequence) for layer in result["routers"])
+        # A model whose tokens go to all of its experts has no decisions to record.
+        for position in range(_flip(result["routers"], logits, errors) if logits else len(sequence)):
             for token, value in result["logprobs"][position].items():
                 error = abs(value - float(exact[position, int(token)]))
                 errors.values += 1

@@ -10,10 +10,10 @@ import gpt_oss
 import nvfp4_moe
 import pytest
 import torch
+from gpt_oss import batch, exact, library
 from layers import rank
 
 NAME = "model.layers.0.mlp.experts"
-TOKENS = 13
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +75,6 @@ def load(layer, model, inner=gpt_oss.INNER):
     assert len(loaded) == 6
 
 
-def batch(seed=0):
-    random = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(TOKENS, gpt_oss.HIDDEN, generator=random).bfloat16()
-    weights, ids = torch.randn(TOKENS, gpt_oss.EXPERTS, generator=random).softmax(-1).topk(gpt_oss.TOP_K)
-    return hidden, ids.to(torch.int32), weights
-
-
 def run(layer, hidden, ids, weights):
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
@@ -96,66 +89,6 @@ def served(sglang, model, inputs, *, ep=(1, 0), tp=(1, 0), inner=gpt_oss.INNER, 
         layer.quant_method.process_weights_after_loading(layer)
         assert sum(parameter.numel() for parameter in layer.parameters()) == 0
         return run(layer, *inputs)
-
-
-def library(model, inputs, columns=slice(None), down_bias=1, **options):
-    """The library's layer over the same numbers, or over a slice of the intermediate dimension."""
-    from nvfp4_moe._mxfp4 import cast_mxfp4
-
-    codes, scales = model.experts[0, "gate_up"]
-    down = model.experts[0, "down"]
-    inner = down[0].shape[2] * 2
-    part = range(inner)[columns]
-    stacks = {
-        "gate": cast_mxfp4(codes[:, ::2][:, columns].contiguous(), scales[:, ::2][:, columns].contiguous()),
-        "up": cast_mxfp4(codes[:, 1::2][:, columns].contiguous(), scales[:, 1::2][:, columns].contiguous()),
-        "down": cast_mxfp4(
-            down[0][..., part.start // 2 : part.stop // 2].contiguous(),
-            down[1][..., part.start // 32 : part.stop // 32].contiguous(),
-        ),
-    }
-    assert all(stack[3] == 0 for stack in stacks.values()), "the cast is exact"
-    bias, down_biases = (model.dense[f"{NAME}.{name}_proj_bias"] for name in ("gate_up", "down"))
-    config = {
-        "activation": "swiglu_oai",
-        "swiglu_limit": 7.0,
-        "activation_format": "bf16",
-        "expert_biases": True,
-    } | options
-    layer = nvfp4_moe.MoeLayer.from_tensors(
-        nvfp4_moe.MoeConfig(gpt_oss.EXPERTS, gpt_oss.TOP_K, gpt_oss.HIDDEN, len(part), **config),
-        **{name: stack[:3] for name, stack in stacks.items()},
-        biases=(bias[:, ::2][:, columns], bias[:, 1::2][:, columns], down_biases * down_bias),
-        max_tokens=32,
-    )
-    return layer.run(*inputs)
-
-
-def exact(model, hidden, ids, weights):
-    """transformers' own experts in float64, and how far bfloat16's roundings of the intermediate, of each row and of the sum
-    may move each element: half an ulp each, up to 2^-8 of the value, and 2^-16 for sums and functions in float32."""
-    from transformers import GptOssConfig
-    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
-
-    sizes = {"hidden_size": gpt_oss.HIDDEN, "intermediate_size": gpt_oss.INNER, "num_local_experts": gpt_oss.EXPERTS}
-    experts = GptOssExperts(GptOssConfig(**sizes)).double()
-    with torch.no_grad():
-        for name in ("gate_up", "down"):
-            getattr(experts, f"{name}_proj").copy_(gpt_oss.floats(*model.experts[0, name]).transpose(1, 2))
-            getattr(experts, f"{name}_proj_bias").copy_(model.dense[f"{NAME}.{name}_proj_bias"])
-        out = experts(hidden.double(), ids.long(), weights.double())
-        off = 2.0**-8 * out.abs()
-        for number in range(ids.shape[1]):
-            chosen, weight = ids[:, number].long(), weights[:, number, None].double()
-            up = (
-                torch.einsum("th,thi->ti", hidden.double(), experts.gate_up_proj[chosen])
-                + experts.gate_up_proj_bias[chosen]
-            )
-            inner = experts._apply_gate(up)
-            row = torch.einsum("ti,tih->th", inner, experts.down_proj[chosen]) + experts.down_proj_bias[chosen]
-            through = torch.einsum("ti,tih->th", inner.abs(), experts.down_proj[chosen].abs())
-            off += weight * ((2.0**-8 + 2.0**-16) * through + 2.0**-8 * row.abs())
-    return out, off * (1 + 2.0**-6)
 
 
 def test_published_experts_are_the_librarys_layer_and_transformers_own(sglang, configured, model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TESTED = "5.16 to 5.23"
+TESTED = "5.16 to 5.24"
 
 # nvfp4_moe._signatures says what an entry means. Plain data, which nvfp4_moe.engines reads without importing transformers.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
@@ -43,7 +43,7 @@ def check() -> None:
     from .._signatures import misfits
 
     ask = f"nvfp4_moe.transformers: expected transformers {TESTED}"
-    remedy = "pip install 'transformers>=5.16,<5.24'"
+    remedy = "pip install 'transformers>=5.16,<5.25'"
     try:
         import transformers
     except ImportError as error:

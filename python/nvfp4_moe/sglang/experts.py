@@ -128,7 +128,7 @@ class Experts:
 
     @property
     def _gated(self) -> bool:
-        return self._options["activation"] != "relu2"
+        return bool(self._options["activation"] != "relu2")
 
     def _list_parameters(self, experts: int, all_experts: int, inner: int) -> dict[str, _Parameter]:
         """By name. inner: I, with what pads a rank's last part of it to that of the others."""

@@ -107,9 +107,9 @@ class Method:
 
         Again, on a reload, it puts the new weights into the layer that is there, whose memory captured graphs hold.
         """
-        names = (*self.codes, "w13_weight_scale", "w2_weight_scale")
+        names = [*self.codes, "w13_weight_scale", "w2_weight_scale"]
         if self.plan.options.get("expert_biases"):
-            names = (*names, "w13_bias", "w2_bias")
+            names += ["w13_bias", "w2_bias"]
         named = [getattr(layer, name) for name in names]
         if any(parameter.numel() == 0 for parameter in named):
             if self.fused is not None:

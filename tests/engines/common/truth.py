@@ -140,3 +140,14 @@ def measure(truth, run):
                 if margin > 0:
                     errors.token_margins.append(round(margin, 5))
     return errors
+
+
+def measure_beside(exact, coarse, run):
+    """(Errors of a run, Errors of the same model in `coarse`, a Truth in bfloat16, over the run's own sequences): the yardstick where
+    an engine cannot serve the twin. Of a model without router decisions."""
+    twin = []
+    for result in run:
+        said = coarse.of(result["prompt"] + result["tokens"][:-1])[0]
+        values = [{token: float(said[at, int(token)]) for token in step} for at, step in enumerate(result["logprobs"])]
+        twin.append(result | {"logprobs": values})
+    return measure(exact, run), measure(exact, twin)

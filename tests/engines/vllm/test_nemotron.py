@@ -65,15 +65,9 @@ def truths(paths):
 
 def judge(pair, run, what: str):
     """No further from float32 than twice what transformers' own model in bfloat16 is, over the same sequences."""
-    from truth import measure
+    from truth import measure_beside
 
-    exact, coarse = pair
-    twin = []
-    for result in run:
-        said = coarse.of(result["prompt"] + result["tokens"][:-1])[0]
-        values = [{token: float(said[at, int(token)]) for token in step} for at, step in enumerate(result["logprobs"])]
-        twin.append(result | {"logprobs": values})
-    ours, yardstick = measure(exact, run), measure(exact, twin)
+    ours, yardstick = measure_beside(*pair, run)
     print(f"\n{what}: {ours}\ntransformers in bfloat16: {yardstick}")
     assert ours.values == yardstick.values > 100
     return [fault for fault in ours.faults(yardstick) if "values compared" not in fault]

@@ -1,13 +1,6 @@
 """An engine's fused MoE parameters to a MoeLayer: what every engine's adapter needs and no engine has to be imported for.
 
-Engines keep a rank's E_local experts in four tensors (H hidden_size, I the rank's slice of the intermediate dimension):
-
-    w13        uint8 (E_local, 2I, H/2)    rows [gate; up], or [up; gate] with up_first
-    w13_scale  e4m3  (E_local, 2I, H/16)   linear, not swizzled; with mxfp4 E8M0 (E_local, 2I, H/32)
-    w2         uint8 (E_local, H, I/2)
-    w2_scale   e4m3  (E_local, H, I/16)    with mxfp4 E8M0 (E_local, H, I/32)
-
-and tensor scales float32 (E_local, 2) or (E_local,) of w13 and (E_local,) of w2. Needs torch.
+The parameters themselves are _fused_parameters.py's. Needs torch.
 """
 
 from __future__ import annotations
@@ -21,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import Error, InvalidArgument, Unsupported, explain
-from ._mxfp4 import as_bytes, cast_mxfp4
+from . import Error, InvalidArgument, explain
+from ._fused_parameters import FusedParameters
 from .config import MoeConfig
 from .layer import MoeLayer
 from .router import RouterConfig, select_experts
@@ -223,78 +216,6 @@ def clamped(activation: str, swiglu_limit: float | None) -> str:
     return "swiglu_clamped" if activation == "swiglu" and swiglu_limit is not None else activation
 
 
-@dataclasses.dataclass(frozen=True)
-class FusedParameters:
-    """A rank's fused parameters as the head of this file has them, which stay the caller's.
-
-    w13_tensor_scale: (E_local, 2) in the order of the rows, or (E_local,) or (E_local, 1) for both; it and
-    w2_tensor_scale are None with mxfp4, where the cast makes tensor scales. intermediate_size: where the engine pads I,
-    what of it is real: the first rows of gate and of up, the first columns of w2; what is padded is not read.
-    """
-
-    w13: Tensor
-    w13_scale: Tensor
-    w13_tensor_scale: Tensor | None
-    w2: Tensor
-    w2_scale: Tensor
-    w2_tensor_scale: Tensor | None
-    intermediate_size: int | None = None
-    up_first: bool = False
-    mxfp4: bool = False
-
-    def inner_size(self) -> int:
-        """The intermediate dimension that is real. ValueError where the shapes do not belong together."""
-        experts, rows, _ = self.w13.shape
-        if rows % 2 != 0 or self.w2.ndim != 3 or self.w2.shape[0] != experts:
-            raise InvalidArgument(
-                f"w13, w2: expected (E, 2I, H/2) and (E, H, I/2), got {tuple(self.w13.shape)} and {tuple(self.w2.shape)}"
-            )
-        inner = rows // 2 if self.intermediate_size is None else self.intermediate_size
-        if not 0 < inner <= rows // 2 or inner % 16 != 0:
-            raise InvalidArgument(f"intermediate_size: expected a multiple of 16 from 16 to {rows // 2}, got {inner}")
-        if self.w2.shape[2] < inner // 2:
-            raise InvalidArgument(f"w2: expected at least {inner // 2} bytes a row, got {self.w2.shape[2]}")
-        if self.mxfp4 and inner % 32 != 0:
-            raise Unsupported(
-                "MXFP4 experts: expected a rank's slice of the intermediate dimension in whole blocks of 32, "
-                f"got {inner}"
-            )
-        return inner
-
-    def stacks(self) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor]], int]:
-        """gate, up and down as MoeLayer.from_tensors takes them, views where nothing is cast; and the blocks that the
-        cast from MXFP4 rounded. Raises ValueError, Unsupported."""
-        experts, padded, inner = self.w13.shape[0], self.w13.shape[1] // 2, self.inner_size()
-
-        def half(tensor: Tensor, second: bool) -> Tensor:
-            first = padded if second else 0
-            return as_bytes(tensor)[:, first : first + inner]
-
-        up_first = self.up_first
-        columns = inner // (32 if self.mxfp4 else 16)
-        matrices = {
-            "gate": (half(self.w13, up_first), half(self.w13_scale, up_first)),
-            "up": (half(self.w13, not up_first), half(self.w13_scale, not up_first)),
-            "down": (as_bytes(self.w2)[:, :, : inner // 2], as_bytes(self.w2_scale)[:, :, :columns]),
-        }
-        if self.mxfp4:
-            cast = {name: cast_mxfp4(*matrix) for name, matrix in matrices.items()}
-            return {name: stack[:3] for name, stack in cast.items()}, sum(stack[3] for stack in cast.values())
-        if self.w13_tensor_scale is None or self.w2_tensor_scale is None:
-            raise InvalidArgument("w13_tensor_scale, w2_tensor_scale: expected tensors, got None")
-        pair = self.w13_tensor_scale.detach().reshape(experts, -1)
-        if pair.shape[1] not in (1, 2):
-            raise InvalidArgument(
-                f"w13_tensor_scale: expected ({experts},) or ({experts}, 2), got {tuple(self.w13_tensor_scale.shape)}"
-            )
-        of_rows = {
-            "gate": pair[:, -1 if up_first else 0],
-            "up": pair[:, 0 if up_first else -1],
-            "down": self.w2_tensor_scale.detach().reshape(experts),
-        }
-        return {name: (*matrices[name], of_rows[name].float()) for name in matrices}, 0
-
-
 def open_fused(
     parameters: FusedParameters,
     *,
@@ -308,7 +229,8 @@ def open_fused(
 ) -> FusedExperts:
     """A MoeLayer from fused parameters, which may be freed on return; it is not warmed up yet.
 
-    activation, swiglu_limit and options: fields of MoeConfig; a limit turns "swiglu" into "swiglu_clamped".
+    activation, swiglu_limit and options: fields of MoeConfig, of which expert_biases goes with the parameters' biases; a
+    limit turns "swiglu" into "swiglu_clamped".
     Raises what MoeLayer.from_tensors raises.
     """
     stacks, rounded = parameters.stacks()
@@ -323,9 +245,10 @@ def open_fused(
     )
     layer = MoeLayer.from_tensors(
         config,
-        gate=stacks["gate"],
+        gate=stacks.get("gate"),
         up=stacks["up"],
         down=stacks["down"],
+        biases=parameters.biases(),
         input_scale=input_scale,
         first_expert=placement.first_expert,
         max_tokens=max_tokens,
@@ -346,12 +269,14 @@ def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedEx
         raise InvalidArgument(f"experts: expected {experts.layer.num_local_experts}, as they were, got {count}")
     # Tensor scales come to the host once, not an element at a time.
     scalars = {name: (codes, scales, scale.tolist()) for name, (codes, scales, scale) in stacks.items()}
+    biases = parameters.biases()
     for expert in range(count):
         matrices = {
             name: (codes[expert].contiguous(), scales[expert].contiguous(), scale[expert])
             for name, (codes, scales, scale) in scalars.items()
         }
-        experts.layer.replace_expert(expert, matrices["gate"], matrices["up"], matrices["down"])
+        of_expert = None if biases is None else tuple(None if bias is None else bias[expert] for bias in biases)
+        experts.layer.replace_expert(expert, matrices.get("gate"), matrices["up"], matrices["down"], of_expert)
     return dataclasses.replace(experts, mxfp4_rounded=rounded)
 
 

@@ -32,7 +32,7 @@ class MoeConfig:
     activation (g gate, u up, L swiglu_limit, a swiglu_alpha): "swiglu" silu(g)*u; "swiglu_clamped"
       silu(min(g,L))*clamp(u,-L,L); "swiglu_step" min(silu(g),L)*clamp(u,-L,L); "swiglu_oai" g=min(g,L),
       u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1). These three need a swiglu_limit. "relu2" relu(u)^2, as Nemotron-3's: experts
-      have no gate. On the host; GPUs refuse it by name.
+      have no gate.
     activation_format: "nvfp4" quantizes activations before both GEMMs (W4A4); "bf16" does not (W4A16); "int8_block" to
       int8 with one fp32 scale per 16 (W4A8), which takes no other scale: the two below must be "dynamic_token"; "fp8" to
       E4M3 with a power of two per row, and rounds weights to E4M3 (W4A8): neither of the two below may be "compat".

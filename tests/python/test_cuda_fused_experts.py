@@ -8,12 +8,14 @@ from __future__ import annotations
 import pytest
 from gpu import needs_gpu, torch
 from nvfp4_moe import _fused_experts as fused
+from nvfp4_moe._fused_parameters import FusedParameters
+from nvfp4_moe._mxfp4 import cast_mxfp4
 
 pytestmark = needs_gpu
 E, K, H, INNER = 8, 2, 128, 64
 
 
-def parameters(seed: int, here: list[int], device: str) -> fused.FusedParameters:
+def parameters(seed: int, here: list[int], device: str) -> FusedParameters:
     random = torch.Generator().manual_seed(seed)
 
     def some(*shape: int, low: int = 0, high: int = 256):
@@ -22,7 +24,7 @@ def parameters(seed: int, here: list[int], device: str) -> fused.FusedParameters
     def tensor_scale(*shape: int):
         return (torch.rand(shape, generator=random) * 0.02 + 0.005)[here].to(device)
 
-    return fused.FusedParameters(
+    return FusedParameters(
         some(E, 2 * INNER, H // 2),
         some(E, 2 * INNER, H // 16, low=0x28, high=0x40).view(torch.float8_e4m3fn),
         tensor_scale(E, 2),
@@ -81,6 +83,6 @@ def test_the_cast_from_mxfp4_has_the_host_s_bytes():
     random = torch.Generator().manual_seed(2)
     codes = torch.randint(0, 256, (3, 64, 64), generator=random, dtype=torch.uint8)
     scales = torch.randint(90, 125, (3, 64, 4), generator=random, dtype=torch.uint8)
-    host, device = fused.cast_mxfp4(codes, scales), fused.cast_mxfp4(codes.cuda(), scales.cuda())
+    host, device = cast_mxfp4(codes, scales), cast_mxfp4(codes.cuda(), scales.cuda())
     assert host[3] == device[3] > 0
     assert all(torch.equal(a, b.cpu()) for a, b in zip(host[:3], device[:3], strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -16,47 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent / "numpy_only"))
 
 import layers  # noqa: E402
 import nvfp4_moe as nv  # noqa: E402
+from fused_layers import INNER, E, H, K, inputs, opened, parameters, run  # noqa: E402
 from nvfp4_moe import _fused_experts as fused  # noqa: E402
+from nvfp4_moe._fused_parameters import FusedParameters  # noqa: E402
+from nvfp4_moe._mxfp4 import cast_mxfp4  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-E, K, H, INNER = layers.EXPERTS, layers.TOP_K, layers.HIDDEN, layers.INTERMEDIATE
-
-
-def parameters(seed: int = 0, experts: range = range(E), up_first: bool = False) -> dict:
-    """What an engine holds of layers.weights, for some of the experts."""
-    stacks = {
-        name: tuple(torch.from_numpy(part[list(experts)]) for part in stack)
-        for name, stack in layers.weights(seed).items()
-    }
-    order = ("up", "gate") if up_first else ("gate", "up")
-    return {
-        "w13": torch.cat([stacks[name][0] for name in order], 1),
-        "w13_scale": torch.cat([stacks[name][1] for name in order], 1).view(torch.float8_e4m3fn),
-        "w13_tensor_scale": torch.stack([stacks[name][2] for name in order], 1),
-        "w2": stacks["down"][0],
-        "w2_scale": stacks["down"][1].view(torch.float8_e4m3fn),
-        "w2_tensor_scale": stacks["down"][2],
-        "up_first": up_first,
-    }
-
-
-def opened(parameters: dict, placement=None, **options):
-    placement = placement or fused.Placement(E)
-    options = {"activation_format": "bf16", "top_k": K, "max_tokens": 32} | options
-    known = {field.name for field in dataclasses.fields(fused.FusedParameters)}
-    given = parameters | {name: options.pop(name) for name in list(options) if name in known}
-    return fused.open_fused(fused.FusedParameters(**given), placement=placement, **options)
-
-
-def inputs(tokens: int = 9, seed: int = 1):
-    hidden, ids, router_weights = layers.batch(tokens, seed)
-    return torch.from_numpy(hidden).bfloat16(), torch.from_numpy(ids), torch.from_numpy(router_weights)
-
-
-def run(experts, *batch):
-    out = torch.full_like(batch[0], float("nan"))
-    experts.run(*batch, out)
-    return out
 
 
 @pytest.mark.parametrize("up_first", [False, True])
@@ -200,18 +164,18 @@ def test_reciprocals_are_those_of_a_checkpoint():
 def test_new_weights_go_into_the_layer_that_is_there():
     experts = opened(parameters(seed=0))
     handle, before = experts.layer.handle, run(experts, *inputs())
-    replaced = fused.replace_fused(experts, fused.FusedParameters(**parameters(seed=1)))
+    replaced = fused.replace_fused(experts, FusedParameters(**parameters(seed=1)))
     assert replaced.layer is experts.layer and replaced.layer.handle == handle
     assert torch.equal(run(replaced, *inputs()), run(opened(parameters(seed=1)), *inputs()))
     assert not torch.equal(run(replaced, *inputs()), before)
-    fused.replace_fused(experts, fused.FusedParameters(**parameters(seed=0, up_first=True)))
+    fused.replace_fused(experts, FusedParameters(**parameters(seed=0, up_first=True)))
     assert torch.equal(run(experts, *inputs()), before)
     with pytest.raises(nv.InvalidArgument, match="experts: expected 6, as they were, got 2"):
-        fused.replace_fused(experts, fused.FusedParameters(**parameters(experts=range(2))))
+        fused.replace_fused(experts, FusedParameters(**parameters(experts=range(2))))
     bad = parameters(seed=1)
     bad["w13_tensor_scale"][4, 1] = float("nan")
     with pytest.raises(nv.BadInput):
-        fused.replace_fused(experts, fused.FusedParameters(**bad))
+        fused.replace_fused(experts, FusedParameters(**bad))
 
 
 # ---- MXFP4, against the library's own cast of a checkpoint
@@ -276,7 +240,7 @@ def test_the_cast_from_mxfp4_has_the_library_s_bytes(tmp_path, spread, top, coun
         codes = torch.from_numpy(np.stack([expert[name][0] for expert in experts]))
         scales = torch.from_numpy(np.stack([expert[name][1] for expert in experts]))
         before = codes.clone()
-        cast_codes, cast_scales, tensor_scale, rounded = fused.cast_mxfp4(codes, scales)
+        cast_codes, cast_scales, tensor_scale, rounded = cast_mxfp4(codes, scales)
         assert torch.equal(codes, before)
         total += rounded
         for expert in range(number):
@@ -310,7 +274,7 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
         "w2_tensor_scale": None,
     }
     ours = fused.open_fused(
-        fused.FusedParameters(**given, mxfp4=True),
+        FusedParameters(**given, mxfp4=True),
         placement=fused.Placement(number),
         top_k=2,
         max_tokens=32,
@@ -327,11 +291,9 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
     nan["w2_scale"] = given["w2_scale"].clone()
     nan["w2_scale"][1, 2, 0] = 0xFF
     with pytest.raises(nv.InvalidArgument, match="local expert 1: expected bytes below 0xFF, got NaN"):
-        fused.open_fused(
-            fused.FusedParameters(**nan, mxfp4=True), placement=fused.Placement(number), top_k=2, max_tokens=32
-        )
+        fused.open_fused(FusedParameters(**nan, mxfp4=True), placement=fused.Placement(number), top_k=2, max_tokens=32)
     with pytest.raises(nv.Unsupported, match="whole blocks of 32"):
-        fused.FusedParameters(**given, mxfp4=True, intermediate_size=48).stacks()
+        FusedParameters(**given, mxfp4=True, intermediate_size=48).stacks()
 
 
 # ---- settings, refusals, what a load tells

@@ -303,7 +303,7 @@ def test_no_transformers():
     code = "import sys; sys.modules['transformers'] = None\nimport nvfp4_moe.transformers"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     said = done.stderr.strip().splitlines()[-1]
-    assert said.startswith("ImportError: nvfp4_moe.transformers: expected transformers 5.16 to 5.23, found none")
+    assert said.startswith("ImportError: nvfp4_moe.transformers: expected transformers 5.16 to 5.24, found none")
     assert "pip install" in said
 
 
@@ -318,10 +318,19 @@ def test_a_transformers_that_lacks_something(monkeypatch):
     with pytest.raises(ImportError) as refused:
         requirements.check()
     said = str(refused.value)
-    assert f"expected transformers 5.16 to 5.23, found {transformers.__version__}: " in said
+    assert f"expected transformers 5.16 to 5.24, found {transformers.__version__}: " in said
     assert "transformers.core_model_loading:WeightConverter does not exist; " in said
     assert "merge_quantization_configs takes (quantization_config), expected quantization_config_from_args too" in said
-    assert said.endswith("pip install 'transformers>=5.16,<5.24'")
+    assert said.endswith("pip install 'transformers>=5.16,<5.25'")
+
+
+def test_a_transformers_whose_conversions_get_the_model_too(monkeypatch):
+    """As from 5.23 on."""
+    from nvfp4_moe.transformers import requirements
+    from transformers.quantizers.base import HfQuantizer
+
+    monkeypatch.setattr(HfQuantizer, "update_weight_conversions", lambda self, weight_conversions, model: [])
+    requirements.check()
 
 
 def test_nvfp4_moe_alone_imports_neither_torch_nor_transformers():

@@ -60,7 +60,9 @@ def register() -> None:
 
 def _hook(settings: Settings, missing: Mapping[str, object]) -> None:
     """What register does once SGLang fits, but for the formats that are missing. Imports SGLang."""
-    from . import compressed_tensors, experts, internals, modelopt
+    from . import compressed_tensors, experts, internals
+    from .modelopt import ModelOptHooks
+    from .mxfp4 import Mxfp4Hooks
     from .runner import BACKEND, NvFp4MoeRunnerCore
 
     internals.register_moe_runner_core(BACKEND, NvFp4MoeRunnerCore)
@@ -68,6 +70,8 @@ def _hook(settings: Settings, missing: Mapping[str, object]) -> None:
         internals.add_moe_runner_backend_choices([BACKEND])
     experts.register_loads()
     if "modelopt" not in missing:
-        modelopt.Hooks(settings).register()
+        ModelOptHooks(settings).register()
+    if "mxfp4" not in missing:
+        Mxfp4Hooks(settings).register()
     if "compressed-tensors" not in missing:
         compressed_tensors.register(settings)

@@ -9,7 +9,7 @@ from .. import Unsupported
 from .._fused_experts import Settings
 from . import internals
 from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts
-from .modelopt import output_scale
+from .hooks import output_scale
 from .refusals import Refused, check_loading, is_first_rank, layer_options, refuse
 from .refusals import layer_name as name_of
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
@@ -35,9 +35,10 @@ def _is_nvfp4(arguments: Any) -> bool:
 
 
 def _layer_format(config: Any, layer: Any, layer_name: str | None) -> Any:
-    """COMPRESSED_W4A4 or COMPRESSED_W4A16 where all three matrices of the experts are so, or None."""
+    """COMPRESSED_W4A4 or COMPRESSED_W4A16 where all matrices of the experts are so, or None."""
     config._add_fused_moe_to_target_scheme_map()
-    names = [f"{layer_name}.0.{matrix}" for matrix in ("gate_proj", "up_proj", "down_proj")]
+    matrices = ("gate_proj", "up_proj", "down_proj")[0 if layer.moe_runner_config.is_gated else 1 :]
+    names = [f"{layer_name}.0.{matrix}" for matrix in matrices]
     schemes = [config.get_scheme_dict(layer, name) for name in names]
     first = schemes[0]
     if first is None or any(scheme != first for scheme in schemes) or not _is_nvfp4(first.get("weights")):

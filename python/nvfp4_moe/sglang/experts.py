@@ -8,6 +8,11 @@ Parameters of E_local experts, hidden size H, I of the intermediate dimension on
     w13_weight_scale_2, w2_weight_scale_2      w13_weight_global_scale, ...   float32 (E_local, 2), (E_local,); reciprocals
     w13_input_scale, w2_input_scale            w13_input_global_scale, ...    float32; loaded, since files have them, unused
 
+Without a gate w13 has I rows and a tensor scale (E_local,). MXFP4, which is gpt-oss': w13_weight, w2_weight with rows of gate
+and up in turn, scales of the same names as E8M0 uint8 (E_local, 2I, H/32), (E_local, H, I/32), no tensor scales, and
+w13_weight_bias, w2_weight_bias bfloat16 (E_local, 2I), (E_local, H). SGLang's loader gives each rank whole blocks of 32 of
+I, the last ranks fewer or none, and w2_weight_bias to the first rank of a tensor parallel group, zeros to the others.
+
 Scales start as NaN, so that an expert that no file brings is an error and not a random matrix. Once packed, parameters are
 empty. The first that an update from disk writes makes them anew; packing then writes into the layer that is there, so that
 CUDA graphs that captured it stay valid. Updates that SGLang ends without process_weights_after_loading are refused: graphs
@@ -30,7 +35,6 @@ from torch import Tensor
 from .. import Error, InvalidArgument, Unsupported, release_workspaces
 from .._fused_experts import (
     FusedExperts,
-    FusedParameters,
     LoadLog,
     Placement,
     make_legal,
@@ -38,13 +42,14 @@ from .._fused_experts import (
     reciprocal,
     replace_fused,
 )
+from .._fused_parameters import FusedParameters
 from . import internals
 from .runner import MAX_TOKENS
 
 log = logging.getLogger("nvfp4_moe.sglang")
 _load_log = LoadLog(log.info)
 
-E4M3_NAN = 0x7F
+E4M3_NAN, E8M0_NAN = 0x7F, 0xFF
 _packing_loads = 0  # loads in progress that process_weights_after_loading follows; of all threads
 
 
@@ -72,18 +77,21 @@ def register_loads() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a producer's parameters are called. input_rows: whose experts the input scales are of; "" for none."""
+    """How a producer's parameters are called. input_rows: whose experts the input scales are of; "" for none. mxfp4: E8M0
+    scales, no tensor scales, and biases in layers that have them."""
 
     weight: str
     tensor_scale: str
     reciprocal: bool
     input_scale: str
     input_rows: str
+    mxfp4: bool = False
 
 
 MODELOPT = Format("weight", "weight_scale_2", False, "input_scale", "all")
 COMPRESSED_W4A4 = Format("weight_packed", "weight_global_scale", True, "input_global_scale", "local")
 COMPRESSED_W4A16 = Format("weight_packed", "weight_global_scale", True, "", "")
+GPT_OSS = Format("weight", "", False, "", "", mxfp4=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +107,8 @@ class _Parameter:
         if self.start is not None:
             if self.dtype == torch.float8_e4m3fn:
                 tensor.view(torch.uint8).fill_(E4M3_NAN)
+            elif self.dtype == torch.uint8:
+                tensor.fill_(E8M0_NAN)
             else:
                 tensor.fill_(self.start)
         return tensor
@@ -116,26 +126,49 @@ class Experts:
         self._waiting = False  # parameters hold weights that are not packed yet
         self._lock = threading.Lock()  # SGLang loads with several threads
 
-    def create(self, layer: torch.nn.Module, local_experts: int, all_experts: int, extra: Mapping[str, Any]) -> None:
-        """Registers the layer's parameters, on torch's default device. extra: attributes for each, its loader too."""
-        form, experts = self._format, local_experts
-        hidden, inner = int(self._options["hidden_size"]), int(self._options["intermediate_size"])
+    @property
+    def _gated(self) -> bool:
+        return bool(self._options["activation"] != "relu2")
+
+    def _list_parameters(self, experts: int, all_experts: int, inner: int) -> dict[str, _Parameter]:
+        """By name. inner: I, with what pads a rank's last part of it to that of the others."""
+        form, hidden, matrices = self._format, int(self._options["hidden_size"]), 2 if self._gated else 1
         scales = internals.FusedMoeWeightScaleSupported
         group, tensor = scales.GROUP.value, scales.TENSOR.value
-        u8, e4m3, f32, nan = torch.uint8, torch.float8_e4m3fn, torch.float32, float("nan")
-        self._parameters = {
-            f"w13_{form.weight}": _Parameter((experts, 2 * inner, hidden // 2), u8, None),
+        u8, f32, bf16, nan = torch.uint8, torch.float32, torch.bfloat16, float("nan")
+        block, scale = (32, u8) if form.mxfp4 else (16, torch.float8_e4m3fn)
+        listed = {
+            f"w13_{form.weight}": _Parameter((experts, matrices * inner, hidden // 2), u8, None),
             f"w2_{form.weight}": _Parameter((experts, hidden, inner // 2), u8, None),
-            "w13_weight_scale": _Parameter((experts, 2 * inner, hidden // 16), e4m3, nan, group),
-            "w2_weight_scale": _Parameter((experts, hidden, inner // 16), e4m3, nan, group),
-            f"w13_{form.tensor_scale}": _Parameter((experts, 2), f32, nan, tensor),
-            f"w2_{form.tensor_scale}": _Parameter((experts,), f32, nan, tensor),
+            "w13_weight_scale": _Parameter((experts, matrices * inner, hidden // block), scale, nan, group),
+            "w2_weight_scale": _Parameter((experts, hidden, inner // block), scale, nan, group),
         }
+        of_w13 = (2,) if self._gated else ()
+        if form.tensor_scale:
+            listed[f"w13_{form.tensor_scale}"] = _Parameter((experts, *of_w13), f32, nan, tensor)
+            listed[f"w2_{form.tensor_scale}"] = _Parameter((experts,), f32, nan, tensor)
         if form.input_scale:
             of_all = form.input_rows == "all"
             rows = all_experts if of_all else experts
-            self._parameters[f"w13_{form.input_scale}"] = _Parameter((rows, 2), f32, 1.0, tensor, of_all)
-            self._parameters[f"w2_{form.input_scale}"] = _Parameter((rows,), f32, 1.0, tensor, of_all)
+            listed[f"w13_{form.input_scale}"] = _Parameter((rows, *of_w13), f32, 1.0, tensor, of_all)
+            listed[f"w2_{form.input_scale}"] = _Parameter((rows,), f32, 1.0, tensor, of_all)
+        if self._options.get("expert_biases"):
+            listed["w13_weight_bias"] = _Parameter((experts, matrices * inner), bf16, nan)
+            listed["w2_weight_bias"] = _Parameter((experts, hidden), bf16, nan)
+        return listed
+
+    def create(
+        self,
+        layer: torch.nn.Module,
+        local_experts: int,
+        all_experts: int,
+        extra: Mapping[str, Any],
+        padded_intermediate_size: int | None = None,
+    ) -> None:
+        """Registers the layer's parameters, on torch's default device. extra: attributes for each, its loader too.
+        padded_intermediate_size: of the parameters, where SGLang's loader asks for more than the rank's part."""
+        inner = padded_intermediate_size or int(self._options["intermediate_size"])
+        self._parameters = self._list_parameters(local_experts, all_experts, inner)
         attributes = {key: value for key, value in extra.items() if key != "weight_loader"}
         for name, what in self._parameters.items():
             parameter = torch.nn.Parameter(what.make(), requires_grad=False)
@@ -207,12 +240,17 @@ class Experts:
     def _pack(self, layer: torch.nn.Module) -> None:
         form = self._format
         w13_scale, w2_scale = layer.w13_weight_scale.data, layer.w2_weight_scale.data
-        w13_tensor_scale = getattr(layer, f"w13_{form.tensor_scale}").data
-        w2_tensor_scale = getattr(layer, f"w2_{form.tensor_scale}").data
+        w13_tensor_scale = w2_tensor_scale = w13_bias = w2_bias = None
+        if form.tensor_scale:
+            w13_tensor_scale = getattr(layer, f"w13_{form.tensor_scale}").data
+            w2_tensor_scale = getattr(layer, f"w2_{form.tensor_scale}").data
+        if self._options.get("expert_biases"):
+            w13_bias, w2_bias = layer.w13_weight_bias.data, layer.w2_weight_bias.data
         load_format = internals.server_argument("load_format")
         if str(getattr(load_format, "value", load_format)) == "dummy":
             for scale in (w13_scale, w2_scale, w13_tensor_scale, w2_tensor_scale):
-                make_legal(scale)
+                if scale is not None:
+                    make_legal(scale)
         if form.reciprocal:
             w13_tensor_scale, w2_tensor_scale = reciprocal(w13_tensor_scale), reciprocal(w2_tensor_scale)
         parameters = FusedParameters(
@@ -222,6 +260,12 @@ class Experts:
             w2=getattr(layer, f"w2_{form.weight}").data,
             w2_scale=w2_scale,
             w2_tensor_scale=w2_tensor_scale,
+            intermediate_size=int(self._options["intermediate_size"]),
+            mxfp4=form.mxfp4,
+            gated=self._gated,
+            interleaved=form.mxfp4,
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,
         )
         if self._fused is not None:
             self._fused = replace_fused(self._fused, parameters)
@@ -233,6 +277,8 @@ class Experts:
         placement = Placement(options.pop("num_experts"))
         fused = open_fused(parameters, placement=placement, max_tokens=MAX_TOKENS, **options)
         fused.layer.warmup()
+        if fused.mxfp4_rounded:
+            log.warning("%s: the cast from MXFP4 rounded %d blocks of 16", self.name, fused.mxfp4_rounded)
         self._fused = fused
 
     def ready(self) -> FusedExperts:

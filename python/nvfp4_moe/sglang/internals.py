@@ -12,13 +12,15 @@ from sglang.srt.arg_groups.overrides import resolution_result
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoeWeightScaleSupported
 from sglang.srt.layers.moe.moe_runner.base import DispatchMoeRunnerCore, MoeQuantInfo
 from sglang.srt.layers.moe.moe_runner.runner import MoeRunner, register_moe_runner_core
+from sglang.srt.layers.moe.token_dispatcher import standard
 from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
-from sglang.srt.layers.moe.topk import TopKOutputChecker
+from sglang.srt.layers.moe.topk import TopK, TopKOutputChecker
 from sglang.srt.layers.moe.utils import get_moe_a2a_backend, get_moe_runner_backend, resolve_moe_runner_backend
 from sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_scheme import (
     CompressedTensorsMoEScheme,
 )
 from sglang.srt.layers.quantization.modelopt_quant import ModelOptNvFp4FusedMoEMethod
+from sglang.srt.layers.quantization.mxfp4 import Mxfp4MoEMethod
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_server_args
 from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES, add_moe_runner_backend_choices
@@ -33,15 +35,25 @@ __all__ = [
     "ModelOptNvFp4FusedMoEMethod",
     "MoeQuantInfo",
     "MoeRunner",
+    "Mxfp4MoEMethod",
     "StandardCombineInput",
     "TopKOutputChecker",
     "add_moe_runner_backend_choices",
+    "backend_is_sglangs_default",
     "get_moe_a2a_backend",
     "get_moe_runner_backend",
     "register_moe_runner_core",
     "resolve_moe_runner_backend",
     "server_argument",
 ]
+
+
+def backend_is_sglangs_default() -> bool:
+    """Whether the user left --moe-runner-backend alone, and what it is now SGLang has chosen for the model (gpt-oss, Nemotron-H):
+    a default, in releases whose routers and dispatchers follow each layer's own runner and not that option."""
+    raw = getattr(get_server_args(), "_raw_input", None) or {}
+    follows_layers = hasattr(TopK, "bind_runner_backend") and hasattr(standard, "_keeps_global_expert_ids")
+    return follows_layers and raw.get("moe_runner_backend") == "auto"
 
 
 def server_argument(name: str, default: Any = None) -> Any:

@@ -41,7 +41,7 @@ def settings_now(settings: Settings) -> Settings:
 def check_server() -> None:
     """Raises Refused where the server's arguments ask for what a packed layer does not do."""
     backend = internals.get_moe_runner_backend()
-    if not backend.is_auto() and backend.value != BACKEND:
+    if not backend.is_auto() and backend.value != BACKEND and not internals.backend_is_sglangs_default():
         raise Refused(f"--moe-runner-backend is {backend.value}; auto and {BACKEND} are the adapter's")
     all_to_all = internals.get_moe_a2a_backend()
     if not all_to_all.is_none():
@@ -58,19 +58,22 @@ def check_server() -> None:
         raise Refused("--dwdp-size: experts are kept elsewhere")
 
 
-def check_loading(extra: Mapping[str, Any]) -> None:
+def check_loading(extra: Mapping[str, Any], has_bias_parameters: bool = False) -> None:
     """Raises Refused by what create_weights gets beside sizes."""
-    if extra.get("with_bias"):
-        raise Refused("biases of experts are not supported")
+    if extra.get("with_bias") and not has_bias_parameters:
+        raise Refused("experts with biases in a format for which SGLang has no parameters of biases")
     if getattr(extra.get("weight_loader"), "__name__", "") == "weight_loader_fused":
         raise Refused("the model loads gate and up as one tensor, whose order is its own")
 
 
 def _activation(config: Any) -> dict[str, Any]:
     """activation, swiglu_limit and swiglu_alpha of a MoeRunnerConfig. Raises Refused."""
+    if config.activation == "relu2" and not config.is_gated:
+        return {"activation": "relu2"}
     if config.activation != "silu" or not config.is_gated:
         raise Refused(
-            f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu"
+            f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu, or relu2 "
+            "that is not gated"
         )
     if config.gemm1_alpha is not None:
         if config.gemm1_clamp_limit is None or getattr(config, "gemm1_beta", None) not in (None, 1.0):
@@ -87,11 +90,17 @@ def _activation(config: Any) -> dict[str, Any]:
 
 
 def layer_options(
-    layer: Any, hidden_size: int, intermediate_size: int, settings: Settings, extra: Mapping[str, Any]
+    layer: Any,
+    hidden_size: int,
+    intermediate_size: int,
+    settings: Settings,
+    extra: Mapping[str, Any],
+    has_bias_parameters: bool = False,
 ) -> dict[str, Any]:
-    """The layer as fields of MoeConfig. extra: what create_weights got beside sizes. Raises Refused."""
+    """The layer as fields of MoeConfig. extra: what create_weights got beside sizes. has_bias_parameters: whether the format
+    has them, for layers with biases. Raises Refused."""
     check_server()
-    check_loading(extra)
+    check_loading(extra, has_bias_parameters)
     config = layer.moe_runner_config
     if config.no_combine:
         raise Refused("no_combine: rows that are not combined are not given out")
@@ -106,6 +115,8 @@ def layer_options(
         "router_weight": "on_input" if config.apply_router_weight_on_input else "after_down",
         **_activation(config),
     }
+    if extra.get("with_bias"):
+        options["expert_biases"] = True
     device = layer_device(torch.empty(0))
     if why := why_refused(options, device, settings_now(settings)):
         raise Refused(why)

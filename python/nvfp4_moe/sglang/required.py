@@ -9,6 +9,7 @@ RELEASES = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")  # those that fit
 _MOE = "sglang.srt.layers.moe"
 _MODELOPT = "sglang.srt.layers.quantization.modelopt_quant"
 _METHOD = f"{_MODELOPT}:ModelOptNvFp4FusedMoEMethod"
+_MXFP4 = "sglang.srt.layers.quantization.mxfp4:Mxfp4MoEMethod"
 _COMPRESSED = "sglang.srt.layers.quantization.compressed_tensors"
 _CONFIG = f"{_COMPRESSED}.compressed_tensors:CompressedTensorsConfig"
 _SCHEME = f"{_COMPRESSED}.schemes.compressed_tensors_scheme:CompressedTensorsMoEScheme"
@@ -109,6 +110,18 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("overrides", f"{_METHOD}.apply", ("layer", "dispatch_output")),
         ("overrides", f"{_METHOD}.get_moe_quant_info", ("layer", "runner_backend")),
         ("has", _METHOD, ("load_up_proj_weight_first",)),
+    ),
+    "mxfp4": (
+        ("passes", f"{_MXFP4}.__init__", ()),
+        (
+            "overrides",
+            f"{_MXFP4}.create_weights",
+            ("layer", "num_experts", "hidden_size", "intermediate_size_per_partition", "params_dtype", "with_bias"),
+        ),
+        ("overrides", f"{_MXFP4}.process_weights_after_loading", ("layer",)),
+        ("overrides", f"{_MXFP4}.create_moe_runner", ("layer", "moe_runner_config")),
+        ("overrides", f"{_MXFP4}.apply", ("layer", "dispatch_output")),
+        ("has", f"{_MOE}.fused_moe_triton.layer:FusedMoE", ("moe_tp_size",)),
     ),
     # A hook on what gives a layer its scheme, and a scheme of our own.
     "compressed-tensors": (

@@ -12,7 +12,7 @@ from typing import Any
 from . import internals, methods
 from .experts import NvFp4MoeExperts
 from .gate import gate_or
-from .plan import plan_of
+from .plan import GPT_OSS, MXFP4, NVFP4, plan_of
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _routed_experts = internals.find("vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts")
@@ -66,10 +66,9 @@ def _compressed_tensors(base: Any) -> type:
         def _is_nvfp4_everywhere(self, layer: Any, prefix: str) -> bool:
             """Whether all projections are NVFP4; what differs between them is vLLM's to refuse."""
             self._add_fused_moe_to_target_scheme_map()
+            # Experts without a gate have no name for the second of them.
             names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
-            if any(name is None for name in names):
-                return False
-            schemes = [self.get_scheme_dict(layer=layer, layer_name=f"{prefix}.0.{name}") for name in names]
+            schemes = [self.get_scheme_dict(layer=layer, layer_name=f"{prefix}.0.{name}") for name in names if name]
             weights = [scheme.get("weights") if scheme else None for scheme in schemes]
             return all(self._is_nvfp4_format(weight) for weight in weights) and all(s == schemes[0] for s in schemes)
 
@@ -84,7 +83,7 @@ def _deepseek_v4(base: Any) -> type:
         def get_quant_method(self, layer: Any, prefix: str) -> Any:
             if isinstance(layer, _routed_experts) and self.expert_dtype == "fp4" and not self._is_skipped(prefix):
                 is_nvfp4 = self._has_nvfp4_experts(prefix)
-                if plan := plan_of(layer, prefix, mxfp4=not is_nvfp4):
+                if plan := plan_of(layer, prefix, NVFP4 if is_nvfp4 else MXFP4):
                     if is_nvfp4:
                         return nvfp4(self._get_nvfp4_config(), layer.moe_config, plan)
                     return mxfp4(layer.moe_config, plan)
@@ -103,11 +102,24 @@ def _deepseek_v4(base: Any) -> type:
     return NvFp4MoeDeepseekV4Config
 
 
+def _gpt_oss(base: Any) -> type:
+    method = methods.gpt_oss_method()
+
+    class NvFp4MoeGptOssConfig(base):  # type: ignore[misc]
+        def get_quant_method(self, layer: Any, prefix: str) -> Any:
+            if isinstance(layer, _routed_experts) and (plan := plan_of(layer, prefix, GPT_OSS)):
+                return method(layer.moe_config, plan)
+            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
+
+    return NvFp4MoeGptOssConfig
+
+
 _MAKERS: dict[str, Callable[[Any], type]] = {
     "modelopt_fp4": _modelopt_fp4,
     "modelopt_mixed": _modelopt_mixed,
     "compressed-tensors": _compressed_tensors,
     "deepseek_v4_fp8": _deepseek_v4,
+    "gpt_oss_mxfp4": _gpt_oss,
 }
 # vLLM sends the config of an engine to its workers: a class is found by its name here, before plugins are loaded there.
 _NAMES = {
@@ -115,6 +127,7 @@ _NAMES = {
     "modelopt_mixed": "NvFp4MoeModelOptMixedConfig",
     "compressed-tensors": "NvFp4MoeCompressedTensorsConfig",
     "deepseek_v4_fp8": "NvFp4MoeDeepseekV4Config",
+    "gpt_oss_mxfp4": "NvFp4MoeGptOssConfig",
 }
 
 

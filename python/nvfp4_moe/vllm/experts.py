@@ -37,7 +37,8 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         made = cls(moe_config=moe_config, quant_config=quant_config)
         made.experts = experts
         # Numbers and tensors, which torch.compile can trace, where the layer itself is opaque to it.
-        made.num_experts, made.rows = experts.layer.num_local_experts, 2 * experts.layer.config.intermediate_size
+        matrices = 1 if experts.layer.config.activation == "relu2" else 2
+        made.num_experts, made.rows = experts.layer.num_local_experts, matrices * experts.layer.config.intermediate_size
         made.placement = experts.placement
         made.handle = torch.tensor([experts.layer.handle], dtype=torch.int64, device="cpu")
         made.on_gpu = str(moe_config.device).startswith("cuda")
@@ -57,7 +58,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
 
     @staticmethod
     def _supports_no_act_and_mul() -> bool:
-        return False
+        return True
 
     @staticmethod
     def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:

@@ -50,7 +50,11 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
             ("dp_size", "pcp_size", "sp_size", "tp_size", "enable_eplb", "all2all_backend", "use_all2all_kernels"),
         ),
         ("calls", f"{_FUSED}.config:nvfp4_w4a16_moe_quant_config", ("g1_alphas", "g2_alphas", "w1_scale", "w2_scale")),
-        ("has", f"{_FUSED}.activation:MoEActivation", ("SILU", "SWIGLUSTEP", "SWIGLUOAI_UNINTERLEAVE")),
+        (
+            "has",
+            f"{_FUSED}.activation:MoEActivation",
+            ("SILU", "SWIGLUSTEP", "SWIGLUOAI", "SWIGLUOAI_UNINTERLEAVE", "RELU2_NO_MUL"),
+        ),
         (
             "calls",
             f"{_FUSED}.all2all_utils:maybe_make_prepare_finalize",
@@ -211,6 +215,12 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("overrides", f"{_QUANTIZATION}.mxfp4:Mxfp4MoEMethod.process_weights_after_loading", ("layer",)),
         ("passes", f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase.maybe_roundup_sizes", ()),
         ("passes", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE.create_weights", ()),
+    ),
+    "gpt_oss_mxfp4": (
+        ("overrides", f"{_QUANTIZATION}.mxfp4:GptOssMxfp4Config.get_quant_method", ("layer", "prefix")),
+        ("passes", f"{_QUANTIZATION}.mxfp4:GptOssMxfp4MoEMethod.create_weights", ()),
+        ("overrides", f"{_QUANTIZATION}.mxfp4:GptOssMxfp4MoEMethod.process_weights_after_loading", ("layer",)),
+        ("passes", f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase.maybe_roundup_sizes", ()),
     ),
 }
 

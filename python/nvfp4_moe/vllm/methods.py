@@ -19,7 +19,6 @@ from torch import Tensor
 from .. import Error
 from .._fused_experts import (
     FusedExperts,
-    FusedParameters,
     LoadLog,
     Placement,
     make_legal,
@@ -27,9 +26,10 @@ from .._fused_experts import (
     reciprocal,
     replace_fused,
 )
+from .._fused_parameters import FusedParameters
 from . import internals
 from .experts import NvFp4MoeExperts
-from .plan import LayerPlan, pattern
+from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, padded_to_blocks, pattern
 from .router import OwnRouter, own_router
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -48,7 +48,7 @@ class Method:
 
     # A method's parameters by the names of FusedParameters, tensor scales apart.
     codes: tuple[str, str] = ("w13_weight", "w2_weight")
-    mxfp4 = False
+    form: Form = NVFP4
     # Of vLLM's cache of weights that a kernel has already repacked: there are none in this kernel's form.
     supports_pre_processed_weights = False
 
@@ -107,7 +107,10 @@ class Method:
 
         Again, on a reload, it puts the new weights into the layer that is there, whose memory captured graphs hold.
         """
-        named = [getattr(layer, name) for name in (*self.codes, "w13_weight_scale", "w2_weight_scale")]
+        names = [*self.codes, "w13_weight_scale", "w2_weight_scale"]
+        if self.plan.options.get("expert_biases"):
+            names += ["w13_bias", "w2_bias"]
+        named = [getattr(layer, name) for name in names]
         if any(parameter.numel() == 0 for parameter in named):
             if self.fused is not None:
                 return  # called twice without a reload in between: there is nothing new
@@ -120,7 +123,7 @@ class Method:
             internals.logger().error("nvfp4-moe: %s cannot be packed: %s", self.plan.name, error)
             raise
         for parameter in named:
-            shape = (parameter.shape[0], 0, 0)
+            shape = (parameter.shape[0], 0, 0)[: parameter.ndim]
             parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
         if named[0].is_cuda:
             # What torch keeps of the freed parameters is no memory to the library: without this a model of half the GPU's
@@ -130,13 +133,34 @@ class Method:
             self._build(layer)
         _log.packed(self.plan.name, self.fused, time.monotonic() - started)
 
-    def _packed(self, layer: Any, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor) -> FusedExperts:
+    def _packed(
+        self,
+        layer: Any,
+        w13: Tensor,
+        w2: Tensor,
+        w13_scale: Tensor,
+        w2_scale: Tensor,
+        w13_bias: Tensor | None = None,
+        w2_bias: Tensor | None = None,
+    ) -> FusedExperts:
         w13_tensor_scale, w2_tensor_scale = self.tensor_scales(layer)
         if self.plan.dummy and self.fused is None:
             for scale in (w13_scale, w2_scale, w13_tensor_scale, w2_tensor_scale):
                 if scale is not None:
                     make_legal(scale)
-        parameters = FusedParameters(w13, w13_scale, w13_tensor_scale, w2, w2_scale, w2_tensor_scale, mxfp4=self.mxfp4)
+        parameters = FusedParameters(
+            w13=w13,
+            w13_scale=w13_scale,
+            w13_tensor_scale=w13_tensor_scale,
+            w2=w2,
+            w2_scale=w2_scale,
+            w2_tensor_scale=w2_tensor_scale,
+            mxfp4=self.form.mxfp4,
+            gated=self.plan.options["activation"] != "relu2",
+            interleaved=self.form.interleaved,
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,  # zeros on all ranks of a tensor parallel group but the first, as vLLM loads it
+        )
         if self.fused is not None:
             return replace_fused(self.fused, parameters)
         options = {name: self.plan.options[name] for name in self.plan.options if name not in _SIZES}
@@ -252,7 +276,7 @@ def mxfp4_method() -> type:
     stock = internals.find(f"{_QUANTIZATION}.mxfp4:Mxfp4MoEMethod")
 
     class NvFp4MoeMxfp4Method(Method, stock):  # type: ignore[misc, valid-type]
-        mxfp4 = True
+        form = MXFP4
 
         def __init__(self, moe_config: Any, plan: LayerPlan) -> None:
             self.open(moe_config, plan)
@@ -262,3 +286,24 @@ def mxfp4_method() -> type:
             return None, None
 
     return NvFp4MoeMxfp4Method
+
+
+def gpt_oss_method() -> type:
+    """Of gpt-oss' own MXFP4 parameters and biases, cast to NVFP4 as they are packed."""
+    stock = internals.find(f"{_QUANTIZATION}.mxfp4:GptOssMxfp4MoEMethod")
+
+    class NvFp4MoeGptOssMethod(Method, stock):  # type: ignore[misc, valid-type]
+        form = GPT_OSS
+
+        def __init__(self, moe_config: Any, plan: LayerPlan) -> None:
+            self.open(moe_config, plan)
+            self.weight_dtype = "gpt_oss_mxfp4"  # by which the model's loader knows how rows come
+
+        def maybe_roundup_sizes(self, *args: Any, **kwargs: Any) -> Any:
+            hidden, inner = super().maybe_roundup_sizes(*args, **kwargs)
+            return hidden, padded_to_blocks(inner)
+
+        def tensor_scales(self, layer: Any) -> tuple[None, None]:
+            return None, None
+
+    return NvFp4MoeGptOssMethod

@@ -13,8 +13,25 @@ from . import internals
 _activations = internals.find("vllm.model_executor.layers.fused_moe.activation:MoEActivation")
 _current_config = internals.find("vllm.config:get_current_vllm_config")
 
-# vLLM's kernel of swiglustep has this limit built in.
+# What vLLM's kernels of swiglustep, and of gpt-oss' swigluoai, have built in.
 _STEP_LIMIT = 7.0
+_GPT_OSS = {"activation": "swiglu_oai", "swiglu_limit": 7.0, "swiglu_alpha": 1.702}
+_MXFP4_BLOCK = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What vLLM's parameters of a checkpoint format hold. mxfp4: E8M0 scales of 32 each, no tensor scales. interleaved: rows
+    of gate and up in turn, where other formats have halves. biases: parameters for them, of layers that have biases."""
+
+    mxfp4: bool = False
+    interleaved: bool = False
+    biases: bool = False
+
+
+NVFP4 = Form()
+MXFP4 = Form(mxfp4=True, biases=True)
+GPT_OSS = Form(mxfp4=True, interleaved=True, biases=True)
 
 
 class Refused(Exception):
@@ -40,10 +57,15 @@ def settings() -> Settings:
     return read_settings(given)
 
 
-def _activation(layer: Any) -> dict[str, Any]:
+def _activation(layer: Any, form: Form) -> dict[str, Any]:
     """Activation and limit as the library names them, of what vLLM's own kernels compute."""
     activation, limit = layer.moe_config.activation, getattr(layer, "swiglu_limit", None)
     alpha, beta = getattr(layer, "swiglu_alpha", None), getattr(layer, "swiglu_beta", None)
+    if (activation == _activations.SWIGLUOAI) != form.interleaved:
+        rows = "in turn" if form.interleaved else "in halves"
+        raise Refused(f"the activation {getattr(activation, 'value', activation)} over rows of gate and up {rows}")
+    if form.interleaved:
+        return dict(_GPT_OSS)
     if activation == _activations.SILU:
         return {"activation": clamped("swiglu", limit), "swiglu_limit": limit}
     if activation == _activations.SWIGLUSTEP:
@@ -54,25 +76,35 @@ def _activation(layer: Any) -> dict[str, Any]:
         if limit is None or beta != 1.0:
             raise Refused(f"swigluoai with limit {limit} and beta {beta}: expected a limit and a beta of 1")
         return {"activation": "swiglu_oai", "swiglu_limit": limit, "swiglu_alpha": 1.0 if alpha is None else alpha}
+    if activation == _activations.RELU2_NO_MUL:
+        return {"activation": "relu2"}
     raise Refused(f"the activation {getattr(activation, 'value', activation)}")
 
 
-def _sizes(moe: Any) -> dict[str, int]:
+def _sizes(moe: Any, form: Form) -> dict[str, int]:
+    inner = int(moe.intermediate_size_per_partition)
+    if form.interleaved:  # gpt-oss' loader gives ranks whole blocks, the last ones fewer: the rest stays zeros
+        inner = padded_to_blocks(inner)
     return {
         "num_experts": int(moe.num_experts),
         "top_k": int(moe.experts_per_token),
         "hidden_size": int(moe.hidden_dim),
-        "intermediate_size": int(moe.intermediate_size_per_partition),
+        "intermediate_size": inner,
     }
 
 
-def _check_deployment(moe: Any) -> None:
+def padded_to_blocks(size: int) -> int:
+    """A rank's intermediate size in whole blocks of MXFP4."""
+    return -(-size // _MXFP4_BLOCK) * _MXFP4_BLOCK
+
+
+def _check_deployment(moe: Any, form: Form) -> None:
     """Raises Refused for what the engine does around the experts and this plugin does not take part in."""
     parallel = moe.moe_parallel_config
     if moe.moe_backend != "auto":
         raise Refused(f"--moe-backend {moe.moe_backend} was asked for")
-    if moe.has_bias:
-        raise Refused("experts with biases")
+    if moe.has_bias and not form.biases:
+        raise Refused("experts with biases in a format for which vLLM has no parameters of biases")
     if moe.is_lora_enabled:
         raise Refused("LoRA")
     if parallel.enable_eplb:
@@ -109,15 +141,17 @@ def _routers_are_watched() -> bool:
     return reported or os.environ.get("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "") != ""
 
 
-def _plan(layer: Any, name: str, chosen: Settings, mxfp4: bool) -> LayerPlan:
+def _plan(layer: Any, name: str, chosen: Settings, form: Form) -> LayerPlan:
     """Raises Refused."""
     moe = layer.moe_config
-    _check_deployment(moe)
-    options = {**_sizes(moe), **_activation(layer), "activation_format": chosen.activation_format}
+    _check_deployment(moe, form)
+    options = {**_sizes(moe, form), **_activation(layer, form), "activation_format": chosen.activation_format}
+    if moe.has_bias:
+        options["expert_biases"] = True
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
         options["batch_invariant"] = True
-    if mxfp4 and options["intermediate_size"] % 32 != 0:
-        raise Refused(f"MXFP4 in slices of {options['intermediate_size']}: expected whole blocks of 32")
+    if form.mxfp4 and options["intermediate_size"] % _MXFP4_BLOCK != 0:
+        raise Refused(f"MXFP4 in slices of {options['intermediate_size']}: expected whole blocks of {_MXFP4_BLOCK}")
     device = _device(moe)
     if why := why_refused(options, device, chosen):
         raise Refused(why)
@@ -127,7 +161,7 @@ def _plan(layer: Any, name: str, chosen: Settings, mxfp4: bool) -> LayerPlan:
     return LayerPlan(name, options, _max_tokens(moe), str(load_format) == "dummy", own_router)
 
 
-def plan_of(layer: Any, prefix: str, *, mxfp4: bool = False) -> LayerPlan | None:
+def plan_of(layer: Any, prefix: str, form: Form = NVFP4) -> LayerPlan | None:
     """How the library takes a RoutedExperts layer, or None where it is left to vLLM, with one line that says why.
 
     Raises NotImplementedError where it is not taken and the user insists.
@@ -136,7 +170,7 @@ def plan_of(layer: Any, prefix: str, *, mxfp4: bool = False) -> LayerPlan | None
     if chosen.mode == "0":
         return None
     try:
-        return _plan(layer, prefix, chosen, mxfp4)
+        return _plan(layer, prefix, chosen, form)
     except Refused as refused:
         if chosen.insists:
             raise NotImplementedError(

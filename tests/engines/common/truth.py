@@ -13,18 +13,19 @@ A run is a list by prompt of {"prompt", "tokens", "logprobs", "routers"}: logpro
 import dataclasses
 
 import torch
+import torch.nn.functional as F
 
 
 class Truth:
-    """of(sequence): log-probabilities (T, V), and router logits (T, E) by layer, in float32.
+    """of(sequence): log-probabilities (T, V), and router logits (T, E) by layer, in float32 or another dtype.
 
     With swaps {(layer, position): (chosen, other)}: the same where the other expert is computed in place of the chosen one.
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory, dtype=torch.float32):
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
         self._known = {}
 
     def of(self, sequence, swaps=None):
@@ -39,7 +40,7 @@ class Truth:
 
         def route(gate, inputs, output):
             """A gate's (logits, weights, experts), with the swaps of its layer in."""
-            logits = inputs[0].reshape(-1, inputs[0].shape[-1]) @ gate.weight.T
+            logits = F.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), gate.weight, getattr(gate, "bias", None))
             here = {position: pair for (layer, position), pair in swaps.items() if layer == len(seen)}
             seen.append(logits)
             if not here:
@@ -52,7 +53,9 @@ class Truth:
             weights = torch.softmax(logits, -1).gather(-1, experts)
             return said, weights / weights.sum(-1, keepdim=True), experts
 
-        hooks = [layer.mlp.gate.register_forward_hook(route) for layer in self._model.model.layers]
+        blocks = [layer.mlp for layer in self._model.model.layers if hasattr(layer, "mlp")]
+        gates = [getattr(block, "router", None) or block.gate for block in blocks]
+        hooks = [gate.register_forward_hook(route) for gate in gates]
         with torch.no_grad():
             logits = self._model(torch.tensor([sequence])).logits[0]
         for hook in hooks:
@@ -121,8 +124,10 @@ def measure(truth, run):
     for result in run:
         sequence = result["prompt"] + result["tokens"][:-1]
         exact, logits = truth.of(sequence)
-        assert len(result["logprobs"]) == len(sequence) == len(result["routers"][0]["experts"])
-        for position in range(_flip(result["routers"], logits, errors)):
+        assert len(result["logprobs"]) == len(sequence)
+        assert all(len(layer["experts"]) == len(sequence) for layer in result["routers"])
+        # A model whose tokens go to all of its experts has no decisions to record.
+        for position in range(_flip(result["routers"], logits, errors) if logits else len(sequence)):
             for token, value in result["logprobs"][position].items():
                 error = abs(value - float(exact[position, int(token)]))
                 errors.values += 1
@@ -135,3 +140,14 @@ def measure(truth, run):
                 if margin > 0:
                     errors.token_margins.append(round(margin, 5))
     return errors
+
+
+def measure_beside(exact, coarse, run):
+    """(Errors of a run, Errors of the same model in `coarse`, a Truth in bfloat16, over the run's own sequences): the yardstick where
+    an engine cannot serve the twin. Of a model without router decisions."""
+    twin = []
+    for result in run:
+        said = coarse.of(result["prompt"] + result["tokens"][:-1])[0]
+        values = [{token: float(said[at, int(token)]) for token in step} for at, step in enumerate(result["logprobs"])]
+        twin.append(result | {"logprobs": values})
+    return measure(exact, run), measure(exact, twin)

@@ -1,5 +1,6 @@
 """The SGLang of the environment on a CPU or a GPU, and this package's plugin beside it as an installed one would be."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -49,6 +50,47 @@ def plugin_path(tmp_path_factory):
     recorder.joinpath("entry_points.txt").write_text("[sglang.srt.plugins]\nrecord = record:register\n")
     return folder
 
+
+# ---- SGLang in this process
+
+
+@pytest.fixture(scope="module")
+def sglang(plugin_path):
+    """SGLang with its plugins loaded; entry points of pyproject.toml, so that the name there is tested too."""
+    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1"}
+    sys.path.insert(0, str(plugin_path))
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    load_plugins()  # SGLang calls it in many places
+    from sglang.srt import runtime_context
+
+    yield runtime_context
+    sys.path.remove(str(plugin_path))
+
+
+@pytest.fixture
+def configured(sglang):
+    """configured(**arguments of the server): the arguments that layers are made under, from then on, as a user gave them."""
+    with contextlib.ExitStack() as stack:
+        made = []
+
+        def configure(**arguments):
+            made.append(stack.enter_context(sglang.get_context().override_server_args(device="cpu", **arguments)))
+            if (raw := getattr(made[-1], "_raw_input", None)) is not None:
+                made[-1]._raw_input = {**raw, **arguments}  # what a user wrote, and no choice of SGLang's
+            from sglang.srt.layers.moe.utils import initialize_moe_config
+
+            initialize_moe_config()
+            return made[-1]
+
+        yield configure
+        stack.close()
+        flags = sglang.get_flags().moe
+        flags.runner_backend = flags.a2a_backend = None
+
+
+# ---- SGLang's engine in a process of its own
 
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NVFP4_MOE_THREADS": "1"}
 

@@ -16,8 +16,19 @@ def before_forward(layer, hidden_states, topk_output, *rest, **named):
             file.write(json.dumps(said) + "\n")
 
 
+def mm_in_another_dtype(first, second, out_dtype):
+    """torch.mm with out_dtype, which SGLang's Nemotron-H calls for its router and torch has for GPUs alone."""
+    return first.to(out_dtype) @ second.to(out_dtype)
+
+
 def register():
-    """Called by SGLang in each process; nothing where no file is named."""
+    """Called by SGLang in each process; records nothing where no file is named."""
+    import torch
+
+    if not torch.cuda.is_available():
+        global _aten
+        _aten = torch.library.Library("aten", "IMPL")
+        _aten.impl("mm.dtype", mm_in_another_dtype, "CPU")
     if os.environ.get("NVFP4_RECORD"):
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

@@ -3,11 +3,8 @@
 Ranks run one after the other: SGLang's parallel state is overridden for each, and outputs are added as the all-reduce would.
 """
 
-import contextlib
 import dataclasses
 import logging
-import os
-import sys
 
 import models
 import moe_reference
@@ -15,40 +12,6 @@ import nvfp4_moe
 import pytest
 import torch
 from layers import NAME, batch, float64, library, load, make_layer, rank, run, served
-
-
-@pytest.fixture(scope="module")
-def sglang(plugin_path):
-    """SGLang with its plugins loaded; entry points of pyproject.toml, so that the name there is tested too."""
-    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1"}
-    sys.path.insert(0, str(plugin_path))
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
-    load_plugins()  # SGLang calls it in many places
-    from sglang.srt import runtime_context
-
-    yield runtime_context
-    sys.path.remove(str(plugin_path))
-
-
-@pytest.fixture
-def configured(sglang):
-    """configured(**arguments of the server): the arguments that layers are made under, from then on."""
-    with contextlib.ExitStack() as stack:
-        made = []
-
-        def configure(**arguments):
-            made.append(stack.enter_context(sglang.get_context().override_server_args(device="cpu", **arguments)))
-            from sglang.srt.layers.moe.utils import initialize_moe_config
-
-            initialize_moe_config()
-            return made[-1]
-
-        yield configure
-        stack.close()
-        flags = sglang.get_flags().moe
-        flags.runner_backend = flags.a2a_backend = None
 
 
 @pytest.fixture(scope="module")
@@ -156,15 +119,15 @@ def test_no_tokens_masked_ids_and_more_tokens_than_a_call_takes(sglang, configur
 
 
 def test_activations_in_nvfp4_where_the_user_asks(sglang, configured, model, monkeypatch):
-    from nvfp4_moe.sglang import compressed_tensors, modelopt
+    from nvfp4_moe.sglang import compressed_tensors, hooks
 
     configured()
     inputs = batch(7)
-    for module in (modelopt, compressed_tensors):
+    for module in (hooks, compressed_tensors):
         asked = module.layer_options
 
-        def layer_options(layer, hidden, inner, settings, extra, asked=asked):
-            return asked(layer, hidden, inner, dataclasses.replace(settings, activation_format="nvfp4"), extra)
+        def layer_options(layer, hidden, inner, settings, *rest, asked=asked):
+            return asked(layer, hidden, inner, dataclasses.replace(settings, activation_format="nvfp4"), *rest)
 
         monkeypatch.setattr(module, "layer_options", layer_options)
     for form in ("modelopt", "compressed_w4a4"):
@@ -238,7 +201,7 @@ REFUSED = [
     ({"moe_runner_backend": "triton"}, {}, "--moe-runner-backend is triton"),
     ({}, {"activation": "gelu"}, "activation gelu"),
     ({}, {"is_gated": False}, "not gated"),
-    ({}, {"with_bias": True}, "biases of experts are not supported"),
+    ({}, {"with_bias": True}, "experts with biases in a format for which SGLang has no parameters"),
     ({}, {"no_combine": True}, "no_combine"),
     ({}, {"gemm1_alpha": 1.702}, "expected a clamp limit"),
     ({}, {"use_weight_loader_fused": True}, "loads gate and up as one tensor"),

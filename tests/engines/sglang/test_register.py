@@ -41,7 +41,7 @@ def load(environment):
 
 def test_on_by_installing(load):
     run = load()
-    assert "CHOICE True HOOKS 8" in run.stdout
+    assert "CHOICE True HOOKS 13" in run.stdout
     assert "nvfp4_moe takes NVFP4 experts of SGLang" in run.stderr
 
 
@@ -92,5 +92,5 @@ def test_what_fails_while_it_is_registered_is_an_error_where_the_user_insists(lo
 
 def test_a_format_that_does_not_fit_is_left_to_sglang(load):
     run = load(CHANGED_FORMAT)
-    assert "CHOICE True HOOKS 7" in run.stdout
+    assert "CHOICE True HOOKS 12" in run.stdout
     assert "nvfp4_moe leaves compressed-tensors experts to SGLang" in run.stderr

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "common")]  # deepseek_v4; models, truth
+sys.path[:0] = [str(HERE), str(HERE.parent / "common")]  # deepseek_v4, layers; models, truth
+sys.path.append(str(HERE.parents[1] / "python"))  # moe_reference: the layer in float64, as intervals
 
 
 def pytest_collection_modifyitems(items):
@@ -57,3 +58,28 @@ def serve(tmp_path_factory):
         return results
 
     return run
+
+
+# ---- vLLM's classes in this process
+
+
+@pytest.fixture(scope="module")
+def vllm_config():
+    """The ranks of one process, and a config that is current, as vLLM's parameters need them."""
+    import deepseek_v4
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        deepseek_v4.prepare_process()
+        yield config
+
+
+@pytest.fixture(scope="module")
+def methods(vllm_config):
+    import nvfp4_moe.vllm as plugin
+
+    plugin.register()
+    from nvfp4_moe.vllm import methods
+
+    return methods

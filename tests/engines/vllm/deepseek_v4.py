@@ -125,7 +125,7 @@ def dequantized(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 def expert_tensors(form: str):
     """(name, tensor) as a checkpoint has them."""
-    from nvfp4_moe._fused_experts import cast_mxfp4
+    from nvfp4_moe._mxfp4 import cast_mxfp4
 
     for layer in range(LAYERS):
         for number in range(EXPERTS):

@@ -1,7 +1,7 @@
 """Runs engines one after the other in this process and writes what each said. usage: serve.py JOBS.json
 
 A job: {"name", "model", "out", "options": of vllm.LLM, "environment", "tokens", "reload": directories to load into the engine
-in turn, "routers": whether to record the routers' decisions}. The result, JSON at "out": {"runs": for the first weights and
+in turn, "routers": whether to record the routers' decisions, "without_a_gate": whether the model has such experts}. The result, JSON at "out": {"runs": for the first weights and
 each reload, a run as ../common/truth.py has it, "handles", "log", "seconds", "error"}.
 """
 
@@ -105,6 +105,10 @@ def serve(job: dict) -> dict:
             "disable_log_stats": True,
             **({"kv_cache_memory_bytes": 256 << 20} if torch.cuda.is_available() else {}),
         } | job.get("options", {})
+        if job.get("without_a_gate"):
+            import without_a_gate
+
+            options["worker_extension_cls"] = f"{without_a_gate.__name__}.Extension"
         if job.get("routers"):  # vLLM's, which can be watched
             additional = dict(options.get("additional_config", {}))
             additional["nvfp4_moe"] = {"router": "engine"} | additional.get("nvfp4_moe", {})

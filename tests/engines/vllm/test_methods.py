@@ -7,82 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-EXPERTS, TOP_K, HIDDEN, INNER, TOKENS = 8, 2, 64, 32, 11
+from layers import EXPERTS, HIDDEN, INNER, TOP_K, Layer, moe_config  # noqa: E402
 
-
-@pytest.fixture(scope="module")
-def vllm_config():
-    """The ranks of one process, and a config that is current, as vLLM's parameters need them."""
-    import deepseek_v4
-    from vllm.config import VllmConfig, set_current_vllm_config
-
-    config = VllmConfig()
-    with set_current_vllm_config(config):
-        deepseek_v4.prepare_process()
-        yield config
-
-
-@pytest.fixture(scope="module")
-def methods(vllm_config):
-    import nvfp4_moe.vllm as plugin
-
-    plugin.register()
-    from nvfp4_moe.vllm import methods
-
-    return methods
-
-
-def moe_config(local: int = EXPERTS, top_k: int = TOP_K):
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
-
-    ranks = EXPERTS // local
-    parallel = FusedMoEParallelConfig(
-        tp_size=1,
-        pcp_size=1,
-        dp_size=1,
-        ep_size=ranks,
-        tp_rank=0,
-        pcp_rank=0,
-        dp_rank=0,
-        ep_rank=0,
-        sp_size=1,
-        use_ep=ranks > 1,
-        all2all_backend="allgather_reducescatter",
-        enable_eplb=False,
-    )
-    return FusedMoEConfig(
-        num_experts=EXPERTS,
-        experts_per_token=top_k,
-        hidden_dim=HIDDEN,
-        intermediate_size=INNER,
-        num_local_experts=local,
-        num_logical_experts=EXPERTS,
-        activation=MoEActivation.SILU,
-        device=torch.device("cpu"),
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=parallel,
-        in_dtype=torch.bfloat16,
-        max_num_tokens=32,
-    )
-
-
-class Layer(torch.nn.Module):
-    """What a method reads of RoutedExperts."""
-
-    def __init__(self, moe, expert_map=None, on_input: bool = False) -> None:
-        super().__init__()
-        self.moe_config = moe
-        self.activation, self.global_num_experts = moe.activation, moe.num_experts
-        self.swiglu_limit = self.swiglu_alpha = self.swiglu_beta = None
-        self.apply_router_weight_on_input = on_input
-        self.renormalize, self.scoring_func, self.use_grouped_topk = True, "softmax", False
-        self.custom_routing_function = self.e_score_correction_bias = None
-        self.routed_scaling_factor = 1.0
-        self.register_buffer("expert_map", expert_map, persistent=False)
-
-    def _expert_routing_tables(self):
-        return None
+TOKENS = 11
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:

@@ -261,7 +261,7 @@ def test_batch_invariance_is_asked_for(vllm_config, monkeypatch):
 
 REFUSED = [
     ({"moe_backend": "marlin"}, "--moe-backend marlin was asked for"),
-    ({"has_bias": True}, "experts with biases"),
+    ({"has_bias": True}, "experts with biases in a format for which vLLM has no parameters of biases"),
     ({"is_lora_enabled": True}, "LoRA"),
     ({"moe_parallel_config": Parallel(enable_eplb=True)}, "EPLB, which moves rows of parameters"),
     (
@@ -291,11 +291,32 @@ def test_a_layer_that_is_not_taken_says_why(fields, why, vllm_config, written, m
 
 
 def test_what_vllm_s_kernels_would_compute_otherwise_is_refused(vllm_config, written):
-    from nvfp4_moe.vllm.plan import plan_of
+    from nvfp4_moe.vllm.plan import GPT_OSS, MXFP4, plan_of
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
 
     assert plan_of(layer(activation=Activation.SWIGLUSTEP, swiglu_limit=3.0), "l") is None
     assert plan_of(layer(activation=Activation.SWIGLUOAI_UNINTERLEAVE, swiglu_limit=7.0), "l") is None
-    assert plan_of(layer(intermediate_size_per_partition=48), "l", mxfp4=True) is None
+    assert plan_of(layer(intermediate_size_per_partition=48), "l", MXFP4) is None
     assert plan_of(layer(intermediate_size_per_partition=48), "l") is not None
-    assert ["swiglustep", "swigluoai", "MXFP4"] == [line.split("vLLM: ")[1].split()[0] for line in written]
+    assert plan_of(layer(activation=Activation.SWIGLUOAI), "l") is None
+    assert plan_of(layer(), "l", GPT_OSS) is None
+    said = [line.split("vLLM: ")[1] for line in written]
+    assert ["swiglustep", "swigluoai", "MXFP4", "the", "the"] == [line.split()[0] for line in said]
+    assert said[3:] == [
+        "the activation swigluoai over rows of gate and up in halves",
+        "the activation silu over rows of gate and up in turn",
+    ]
+
+
+def test_gpt_oss_and_experts_without_a_gate_are_taken(vllm_config):
+    from nvfp4_moe.vllm.plan import GPT_OSS, plan_of
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
+
+    # 720 is gpt-oss' intermediate size over four ranks: 22.5 blocks of 32.
+    of_rank = layer(activation=Activation.SWIGLUOAI, has_bias=True, intermediate_size_per_partition=720)
+    options = plan_of(of_rank, "l", GPT_OSS).options
+    assert options["expert_biases"] is True and options["intermediate_size"] == 736
+    assert (options["activation"], options["swiglu_limit"], options["swiglu_alpha"]) == ("swiglu_oai", 7.0, 1.702)
+    options = plan_of(layer(activation=Activation.RELU2_NO_MUL), "l").options
+    assert options["activation"] == "relu2" and "swiglu_limit" not in options and "expert_biases" not in options
+    assert plan_of(layer(activation=Activation.RELU2), "l") is None, "relu2 of a gate is another activation"

@@ -1,0 +1,124 @@
+"""The fused tensors in which engines keep a rank's experts, and the stacks and biases of a MoeLayer in them.
+
+Engines keep a rank's E_local experts in four tensors (H hidden_size, I the rank's slice of the intermediate dimension):
+
+    w13        uint8 (E_local, 2I, H/2)    rows [gate; up], or [up; gate] with up_first, or gate's and up's in turn with
+                                           interleaved; (E_local, I, H/2) of up alone without gated
+    w13_scale  e4m3  (E_local, 2I, H/16)   linear, not swizzled; with mxfp4 E8M0 (E_local, 2I, H/32)
+    w2         uint8 (E_local, H, I/2)
+    w2_scale   e4m3  (E_local, H, I/16)    with mxfp4 E8M0 (E_local, H, I/32)
+
+and tensor scales float32 (E_local, 2) or (E_local,) of w13 and (E_local,) of w2; experts with biases two more, of any
+float dtype: w13_bias (E_local, 2I) in the order of w13's rows and w2_bias (E_local, H). Needs torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from . import InvalidArgument, Unsupported
+from ._mxfp4 import as_bytes, cast_mxfp4
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedParameters:
+    """A rank's fused parameters as the head of this file has them, which stay the caller's.
+
+    w13_tensor_scale: (E_local, 2) in the order of the rows, or (E_local,) or (E_local, 1) for both, or for up where that
+    is all there is; it and w2_tensor_scale are None with mxfp4, where the cast makes tensor scales. intermediate_size:
+    where the engine pads I, what of it is real: the first rows of gate and of up, the first columns of w2; what is padded
+    is not read. The biases are both there or both None; over the ranks of a tensor parallel group w2_bias is to be zeros
+    on all but one, since their rows are added up.
+    """
+
+    w13: Tensor
+    w13_scale: Tensor
+    w13_tensor_scale: Tensor | None
+    w2: Tensor
+    w2_scale: Tensor
+    w2_tensor_scale: Tensor | None
+    intermediate_size: int | None = None
+    up_first: bool = False
+    mxfp4: bool = False
+    gated: bool = True
+    interleaved: bool = False
+    w13_bias: Tensor | None = None
+    w2_bias: Tensor | None = None
+
+    def inner_size(self) -> int:
+        """The intermediate dimension that is real. ValueError where the shapes do not belong together."""
+        experts, rows, _ = self.w13.shape
+        matrices = 2 if self.gated else 1
+        if rows % matrices != 0 or self.w2.ndim != 3 or self.w2.shape[0] != experts:
+            raise InvalidArgument(
+                f"w13, w2: expected (E, {'2I' if self.gated else 'I'}, H/2) and (E, H, I/2), got {tuple(self.w13.shape)} "
+                f"and {tuple(self.w2.shape)}"
+            )
+        padded = rows // matrices
+        inner = padded if self.intermediate_size is None else self.intermediate_size
+        if not 0 < inner <= padded or inner % 16 != 0:
+            raise InvalidArgument(f"intermediate_size: expected a multiple of 16 from 16 to {padded}, got {inner}")
+        if self.w2.shape[2] < inner // 2:
+            raise InvalidArgument(f"w2: expected at least {inner // 2} bytes a row, got {self.w2.shape[2]}")
+        if self.mxfp4 and inner % 32 != 0:
+            raise Unsupported(
+                "MXFP4 experts: expected a rank's slice of the intermediate dimension in whole blocks of 32, "
+                f"got {inner}"
+            )
+        return inner
+
+    def _rows_of(self, name: str, tensor: Tensor) -> Tensor:
+        """gate's or up's rows of w13, of its scales or of its bias (E, rows, ...): a view (E, inner_size(), ...)."""
+        inner = self.inner_size()
+        if not self.gated:
+            return tensor[:, :inner]
+        if self.interleaved:
+            return tensor[:, 0 if name == "gate" else 1 :: 2][:, :inner]
+        first = tensor.shape[1] // 2 if (name == "up") != self.up_first else 0
+        return tensor[:, first : first + inner]
+
+    def stacks(self) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor]], int]:
+        """gate (where there is one), up and down as MoeLayer.from_tensors takes them, views where nothing is cast; and the
+        blocks that the cast from MXFP4 rounded. Raises ValueError, Unsupported."""
+        experts, inner = self.w13.shape[0], self.inner_size()
+        columns = inner // (32 if self.mxfp4 else 16)
+        matrices = {
+            name: (self._rows_of(name, as_bytes(self.w13)), self._rows_of(name, as_bytes(self.w13_scale)))
+            for name in (("gate", "up") if self.gated else ("up",))
+        }
+        matrices["down"] = (as_bytes(self.w2)[:, :, : inner // 2], as_bytes(self.w2_scale)[:, :, :columns])
+        if self.mxfp4:
+            cast = {name: cast_mxfp4(*matrix) for name, matrix in matrices.items()}
+            return {name: stack[:3] for name, stack in cast.items()}, sum(stack[3] for stack in cast.values())
+        if self.w13_tensor_scale is None or self.w2_tensor_scale is None:
+            raise InvalidArgument("w13_tensor_scale, w2_tensor_scale: expected tensors, got None")
+        pair = self.w13_tensor_scale.detach().reshape(experts, -1)
+        if pair.shape[1] not in ((1, 2) if self.gated else (1,)):
+            raise InvalidArgument(
+                f"w13_tensor_scale: expected ({experts},) or ({experts}, {2 if self.gated else 1}), got "
+                f"{tuple(self.w13_tensor_scale.shape)}"
+            )
+        of_rows = {
+            "gate": pair[:, -1 if self.up_first else 0],
+            "up": pair[:, 0 if self.up_first else -1],
+            "down": self.w2_tensor_scale.detach().reshape(experts),
+        }
+        return {name: (*matrices[name], of_rows[name].float()) for name in matrices}, 0
+
+    def biases(self) -> tuple[Tensor | None, Tensor, Tensor] | None:
+        """(gate (E, I) or None, up (E, I), down (E, H)) float32 on the host, or None where there are none."""
+        if self.w13_bias is None or self.w2_bias is None:
+            if self.w13_bias is not self.w2_bias:
+                raise InvalidArgument("w13_bias, w2_bias: expected both or neither, got one")
+            return None
+        expected = (self.w13.shape[:2], (self.w13.shape[0], self.w2.shape[1]))
+        if (self.w13_bias.shape, self.w2_bias.shape) != expected:
+            raise InvalidArgument(
+                f"w13_bias, w2_bias: expected {tuple(expected[0])} and {expected[1]}, got {tuple(self.w13_bias.shape)} and "
+                f"{tuple(self.w2_bias.shape)}"
+            )
+        w13, w2 = (bias.detach().to("cpu", torch.float32) for bias in (self.w13_bias, self.w2_bias))
+        return self._rows_of("gate", w13) if self.gated else None, self._rows_of("up", w13), w2

@@ -1,0 +1,39 @@
+"""gpt-oss' MXFP4 experts with biases: hooks on the methods of SGLang's own class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import internals
+from .experts import GPT_OSS
+from .hooks import Hooks
+from .refusals import Refused
+
+_BLOCK = 32
+
+
+class Mxfp4Hooks(Hooks):
+    target = "sglang.srt.layers.quantization.mxfp4.Mxfp4MoEMethod"
+    what = "experts in MXFP4"
+    form = GPT_OSS
+
+    def is_plain(self, method: Any, *inputs: Any, **named: Any) -> bool:
+        return type(method) is internals.Mxfp4MoEMethod
+
+    def hold_back(self, own: Callable[[], Any], method: Any, *inputs: Any, **named: Any) -> Callable[[], Any]:
+        own()
+        return lambda: None
+
+    def check(self, method: Any, layer: Any) -> None:
+        config = layer.moe_runner_config
+        if config.gemm1_alpha is None or not getattr(config, "gate_up_interleaved", True):
+            raise Refused("MXFP4 experts of another form than gpt-oss', whose rows of gate and up alternate")
+
+    def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:
+        """The loader gives whole blocks to each rank as long as there are any; what is left for the last may be less."""
+        padded = -(-inner // _BLOCK) * _BLOCK
+        left = int(extra.get("moe_intermediate_size", inner * layer.moe_tp_size)) - padded * int(layer.moe_tp_rank)
+        if left <= 0:
+            raise Refused(f"no blocks of {_BLOCK} are left for rank {layer.moe_tp_rank} of {layer.moe_tp_size}")
+        return min(padded, left), padded

@@ -1,0 +1,30 @@
+"""Importing this lets vLLM make layers of experts without a gate on a CPU.
+
+Its description of a layer refuses them there before a quantization method is asked, since it has no kernel for them, which the
+plugin does not need. Named as worker_extension_cls, it is imported by each worker before the model is made.
+"""
+
+from __future__ import annotations
+
+from vllm.model_executor.layers.fused_moe import config
+
+
+class Extension:
+    """Adds nothing to a worker."""
+
+
+class _Platform:
+    """vLLM's platform, but for the answer to the one question that the description of a layer asks."""
+
+    def __init__(self, own) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str):
+        return getattr(self._own, name)
+
+    def is_xpu(self) -> bool:
+        return True
+
+
+if not config.current_platform.is_cuda_alike():
+    config.current_platform = _Platform(config.current_platform)

@@ -48,6 +48,8 @@ class Transport {
   virtual Status all_to_all_v(const AllToAll& call) = 0;
   // Ends the calls of the other ranks with this failure, as soon as it can; where it cannot, they end by their timeout.
   virtual void abort(const Status& why) = 0;
+  // Whether another rank is known to have left or failed, without waiting. Ok where the transport cannot tell.
+  virtual Status look() { return {}; }
 };
 
 class Exchange {
@@ -56,6 +58,9 @@ class Exchange {
   // outside [0, world); what the transport says where a rank is missing.
   static Result<std::unique_ptr<Exchange>> connect(std::unique_ptr<Transport> transport, int rank, int world,
                                                    Timeout timeout = kExchangeTimeout);
+
+  // kInvalidArgument for a rank that is none of a world's, or no time to wait for the others.
+  static Status check_rank(int rank, int world, Timeout timeout);
 
   int rank() const { return rank_; }
   int world() const { return world_; }
@@ -80,6 +85,8 @@ class Exchange {
   using Facts = std::vector<std::pair<std::string, std::string>>;
   Status check_same(std::string_view what, const Facts& mine);
 
+  // Not collective: the failure that ended the exchange, or that the transport sees now. Ok while a call is in flight.
+  Status look();
   // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
   void abort(const Status& why);
 
@@ -102,6 +109,12 @@ class Exchange {
   std::vector<int64_t> recv_bytes_;
 };
 
+// What a transport says of ranks that did not come in time.
+Status late_ranks(const char* what, int world, const std::vector<int>& missing, Timeout timeout);
+// ... of a block that its two ranks count differently.
+Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent);
+// ... of a rank that is not there any more.
+Status rank_is_gone(int rank);
 // "rank 1", "ranks 1 and 3", "ranks 0, 2 and 3": for messages.
 std::string name_ranks(const std::vector<int>& ranks);
 

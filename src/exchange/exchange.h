@@ -52,6 +52,23 @@ class Transport {
   virtual Status look() { return {}; }
 };
 
+// What moves bytes between the ranks' device memories. Calls enqueue in a stream and do not wait for it; they are
+// collective, one at a time, in the same order on all ranks.
+class DeviceTransport {
+ public:
+  virtual ~DeviceTransport() = default;
+  // call.timeout: for the stream to have done it. `captured`: the stream is being captured into a graph, and done is
+  // what the graph's runs do.
+  virtual Status all_to_all_v(const AllToAll& call, void* stream, bool captured = false) = 0;
+  // data: (count) fp32 or bf16, which becomes the sum over the ranks, in the transport's own order.
+  virtual Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured = false) = 0;
+  // The failure that ended it, here or on another rank; Ok while there is none. Does not wait.
+  virtual Status state() = 0;
+  // Ends what is enqueued and has not been done.
+  virtual void abort(const Status& why) = 0;
+  virtual std::string describe() const = 0;  // "nccl 2.28.9"
+};
+
 class Exchange {
  public:
   // Says hello to all ranks, and so refuses a world whose ranks do not agree who they are. kInvalidArgument for a rank
@@ -87,6 +104,10 @@ class Exchange {
 
   // Not collective: the failure that ended the exchange, or that the transport sees now. Ok while a call is in flight.
   Status look();
+  // For layers on devices; null: none. Set once, before such a layer opens; it goes before the exchange does.
+  void set_device(std::unique_ptr<DeviceTransport> device) { device_ = std::move(device); }
+  DeviceTransport* device() const { return device_.get(); }
+
   // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
   void abort(const Status& why);
 
@@ -107,6 +128,7 @@ class Exchange {
   std::vector<std::byte> scratch_;   // grows with the largest call, guarded by in_use_
   std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_
   std::vector<int64_t> recv_bytes_;
+  std::unique_ptr<DeviceTransport> device_;
 };
 
 // What a transport says of ranks that did not come in time.

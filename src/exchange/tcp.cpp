@@ -77,17 +77,21 @@ class TcpTransport : public Transport {
   Status look() override {
     const std::unique_lock lock(in_call_, std::try_to_lock);
     if (!lock.owns_lock()) return {};
+    Status seen = reason();
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_ || !socket(peer).open()) continue;
       Header header;
-      const Movement seen = peek(socket(peer), bytes_of(header));
-      if (seen.moved == Moved::kEnded) return rank_is_gone(peer);
-      if (seen.bytes == sizeof(header) && header.kind == Kind::kAbort) {
-        read_all(socket(peer), bytes_of(header), Deadline(kLeaving));
-        return failure_of(peer, header);
-      }
+      const Movement next = peek(socket(peer), bytes_of(header));
+      const bool says_why = next.bytes == sizeof(header) && header.kind == Kind::kAbort;
+      if (says_why) read_all(socket(peer), bytes_of(header), Deadline(kLeaving));
+      // A rank that says why it left knows more than the end of another's connection does.
+      if (says_why)
+        seen = failure_of(peer, header);
+      else if (next.moved == Moved::kEnded && seen.ok())
+        seen = rank_is_gone(peer);
     }
-    return {};
+    if (!seen.ok()) say_why(seen);
+    return seen;
   }
 
  private:

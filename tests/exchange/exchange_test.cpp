@@ -19,13 +19,13 @@
 namespace nvfp4_moe {
 namespace {
 
+using test::kLong;
 using test::on_ranks;
 using test::on_threads;
 using test::Over;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr Timeout kLong{20000};
 constexpr Timeout kShort{200};
 
 struct World {

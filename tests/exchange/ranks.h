@@ -25,6 +25,8 @@ inline void on_threads(int ranks, const std::function<void(int rank)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
+inline constexpr Timeout kLong{20000};  // that no test waits for
+
 // How the ranks of a test talk to each other.
 enum class Over { kThreads, kCallbacks, kTcp };
 inline const char* name_of(Over over) {

@@ -23,18 +23,18 @@ namespace nvfp4_moe {
 namespace {
 
 using test::free_port;
+using test::kLong;
 using test::on_threads;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr Timeout kLong{20000};
-constexpr Timeout kShort{300};
+constexpr Timeout kTcpShort{300};
 constexpr const char* kHere = "127.0.0.1";
 
-using Set = std::map<std::string, std::string>;
-Result<LaunchedRank> launched(const Set& set) {
+using Environment = std::map<std::string, std::string>;
+Result<LaunchedRank> launched(const Environment& set) {
   return launched_rank([&](const char* name) {
     const auto found = set.find(name);
     return found == set.end() ? nullptr : found->second.c_str();
@@ -53,33 +53,33 @@ TEST(Launchers, EachSaysWhoThisProcessIs) {
                            {"MASTER_ADDR", "node7"},
                            {"MASTER_PORT", "29500"}})),
             "torchrun 3/8 local 1 at node7:29501");
-  const Set mpirun = {{"OMPI_COMM_WORLD_RANK", "1"},
-                      {"OMPI_COMM_WORLD_SIZE", "2"},
-                      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                      {"MASTER_PORT", "1000"}};
+  const Environment mpirun = {{"OMPI_COMM_WORLD_RANK", "1"},
+                              {"OMPI_COMM_WORLD_SIZE", "2"},
+                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                              {"MASTER_PORT", "1000"}};
   EXPECT_EQ(told(launched(mpirun)), "mpirun 1/2 local 1 at 127.0.0.1:1001");
   EXPECT_EQ(told(launched({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "7"}})),
             "mpirun (PMI) 0/2 local 0 at a:8");
-  Set slurm = {{"SLURM_PROCID", "5"},  {"SLURM_NTASKS", "6"},
-               {"SLURM_LOCALID", "2"}, {"SLURM_STEP_NODELIST", "gpu[03-04,09]"},
-               {"SLURM_STEP_ID", "0"}, {"MASTER_PORT", "40000"}};
+  Environment slurm = {{"SLURM_PROCID", "5"},  {"SLURM_NTASKS", "6"},
+                       {"SLURM_LOCALID", "2"}, {"SLURM_STEP_NODELIST", "gpu[03-04,09]"},
+                       {"SLURM_STEP_ID", "0"}, {"MASTER_PORT", "40000"}};
   EXPECT_EQ(told(launched(slurm)), "srun 5/6 local 2 at gpu03:40001");
   slurm["SLURM_STEP_NODELIST"] = "login,gpu1";
   EXPECT_THAT(told(launched(slurm)), HasSubstr("at login:"));
   slurm.erase("SLURM_STEP_ID");  // a batch script, which is no rank
   EXPECT_THAT(told(launched(slurm)), HasSubstr("launcher: expected RANK and WORLD_SIZE"));
-  Set both = mpirun;  // mpirun inside an allocation
+  Environment both = mpirun;  // mpirun inside an allocation
   both.insert({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "9"}, {"SLURM_STEP_ID", "0"}});
   EXPECT_THAT(told(launched(both)), HasSubstr("mpirun 1/2"));
 }
 
 TEST(Launchers, APortIsMadeOfTheJobsNameAlikeOnAllRanks) {
-  Set slurm = {{"SLURM_PROCID", "0"},
-               {"SLURM_NTASKS", "2"},
-               {"SLURM_STEP_ID", "0"},
-               {"SLURM_JOB_ID", "4711"},
-               {"SLURM_STEP_NODELIST", "a"}};
+  Environment slurm = {{"SLURM_PROCID", "0"},
+                       {"SLURM_NTASKS", "2"},
+                       {"SLURM_STEP_ID", "0"},
+                       {"SLURM_JOB_ID", "4711"},
+                       {"SLURM_STEP_NODELIST", "a"}};
   const auto first = launched(slurm);
   ASSERT_OK(first);
   slurm["SLURM_PROCID"] = "1";
@@ -93,9 +93,9 @@ TEST(Launchers, APortIsMadeOfTheJobsNameAlikeOnAllRanks) {
 }
 
 TEST(Launchers, WhatIsMissingOrNoNumberIsNamed) {
-  const Set good = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "7"}};
+  const Environment good = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "7"}};
   const auto with = [&](const char* name, const char* value) {
-    Set set = good;
+    Environment set = good;
     set[name] = value;
     return told(launched(set));
   };
@@ -129,17 +129,17 @@ TEST(Tcp, AnotherWorldOrATakenRankIsRefusedByNameOnEveryRank) {
 
 TEST(Tcp, RanksThatNeverComeAreNamedOnThoseThatDid) {
   const int port = free_port();
-  EXPECT_THAT(meet(2, [&](int rank) { return connect_tcp(kHere, port, rank, 4, kShort); }),
+  EXPECT_THAT(meet(2, [&](int rank) { return connect_tcp(kHere, port, rank, 4, kTcpShort); }),
               Each(AllOf(HasSubstr("in join within 300 ms"), HasSubstr("ranks 2 and 3"))));
-  EXPECT_THAT(connect_tcp(kHere, free_port(), 1, 2, kShort).status().message(),
+  EXPECT_THAT(connect_tcp(kHere, free_port(), 1, 2, kTcpShort).status().message(),
               HasSubstr("expected a rank that listens on 127.0.0.1 port"));
-  EXPECT_THAT(connect_tcp("no-such-host.invalid", 1, 1, 2, kShort).status().message(), HasSubstr("no-such-host"));
+  EXPECT_THAT(connect_tcp("no-such-host.invalid", 1, 1, 2, kTcpShort).status().message(), HasSubstr("no-such-host"));
 }
 
 TEST(Tcp, APortThatIsTakenIsNamed) {
   const auto taken = listen_on(kHere, 0);
   ASSERT_OK(taken);
-  const std::string message = connect_tcp(kHere, *local_port(*taken), 0, 2, kShort).status().message();
+  const std::string message = connect_tcp(kHere, *local_port(*taken), 0, 2, kTcpShort).status().message();
   EXPECT_THAT(message, AllOf(HasSubstr("expected to listen on 127.0.0.1"), HasSubstr("MASTER_PORT")));
 }
 
@@ -154,7 +154,7 @@ TEST(Tcp, StrangersAreSentAwayAndHoldNobodyUp) {
     const Deadline deadline(kLong);
     auto silent = connect_to(kHere, port, deadline);  // one that says nothing, one that talks
     if (silent.ok()) strangers.push_back(std::move(*silent));
-    auto loud = connect_to(kHere, port, Deadline(kShort));
+    auto loud = connect_to(kHere, port, Deadline(kTcpShort));
     const std::vector<std::byte> words(200, std::byte{'x'});
     if (loud.ok()) write_all(*loud, words, deadline);
   });
@@ -173,7 +173,7 @@ TEST(Tcp, DifferentOperationsAreRefusedOnAll) {
 
 TEST(Tcp, ARankThatIsLateEndsAllInTimeAndIsNamed) {
   std::atomic<bool> over{false};
-  test::on_ranks(test::Over::kTcp, 3, kShort, [&](Exchange& exchange) {
+  test::on_ranks(test::Over::kTcp, 3, kTcpShort, [&](Exchange& exchange) {
     if (exchange.rank() == 1) {
       while (!over) std::this_thread::sleep_for(Timeout{10});
       return;

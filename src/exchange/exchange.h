@@ -60,6 +60,8 @@ class DeviceTransport {
   // call.timeout: for the stream to have done it. `captured`: the stream is being captured into a graph, and done is
   // what the graph's runs do.
   virtual Status all_to_all_v(const AllToAll& call, void* stream, bool captured = false) = 0;
+  // mine (bytes[rank]) -> all: the ranks' blocks behind each other. mine may lie where its block comes to lie.
+  virtual Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured = false) = 0;
   // data: (count) fp32 or bf16, which becomes the sum over the ranks, in the transport's own order.
   virtual Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured = false) = 0;
   // The failure that ended it, here or on another rank; Ok while there is none. Does not wait.

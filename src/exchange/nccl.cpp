@@ -73,6 +73,26 @@ class NcclTransport : public DeviceTransport {
     });
   }
 
+  Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured) override {
+    const Timeout timeout = exchange_.timeout();
+    return enqueue({"all_gather", stream, Deadline(timeout), timeout}, captured, [&]() -> Step {
+      const auto own = static_cast<size_t>(bytes[exchange_.rank()]);
+      auto* block = static_cast<std::byte*>(all);
+      for (int rank = 0; rank < exchange_.world(); ++rank) {
+        const auto in = static_cast<size_t>(bytes[rank]);
+        if (rank != exchange_.rank() || block != mine) {
+          NcclResult result = NcclResult::kSuccess;
+          if (own > 0) result = nccl_.send(mine, own, NcclType::kBytes, rank, comm_, stream);
+          if (failed(result)) return {"ncclSend", result};
+          if (in > 0) result = nccl_.recv(block, in, NcclType::kBytes, rank, comm_, stream);
+          if (failed(result)) return {"ncclRecv", result};
+        }
+        block += in;
+      }
+      return {};
+    });
+  }
+
   Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured) override {
     if (dtype != DType::kF32 && dtype != DType::kBf16)
       return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") + to_string(dtype));

@@ -9,6 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONTRACT = [
     "backend/backend.h",
     "backend/device_formats.h",
+    "backend/device_ranks.h",
     "backend/device_router.h",
     "backend/packed_biases.h",
     "backend/layer_steps.h",

@@ -228,7 +228,7 @@ void bind_layer(nb::module_& m) {
           "load", [](const PyLayer& self) { return take(gathered_load(self.open())); },
           "Over an exchange, collective: how many assignments each expert got on all ranks since open or reset_load().")
       .def(
-          "reset_load", [](const PyLayer& self) { parallel_in(self.open(), "reset_load").reset_load(); },
+          "reset_load", [](const PyLayer& self) { check(parallel_in(self.open(), "reset_load").reset_load()); },
           "Begins to count this rank's assignments anew.")
       .def("expert", &expert, nb::arg("local_expert"),
            "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"

@@ -27,7 +27,7 @@ struct nvfp4_moe_layer {
   }
   nvfp4_moe::Status run(const nvfp4_moe::Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
     if (!parallel) return layer->run(batch, workspace, workspace_bytes, stream);
-    return parallel->run(batch, workspace, workspace_bytes);
+    return parallel->run(batch, workspace, workspace_bytes, stream);
   }
 };
 

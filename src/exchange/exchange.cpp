@@ -103,6 +103,23 @@ std::string name_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+Status late_ranks(const char* what, int world, const std::vector<int>& missing, Timeout timeout) {
+  const auto ms = timeout.count();
+  const std::string within = ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+  return io_error("exchange: expected all " + std::to_string(world) + " ranks in " + what + " within " + within +
+                  ", got none of " + name_ranks(missing));
+}
+
+Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent) {
+  return invalid_argument(std::string("exchange: ") + what + ": rank " + std::to_string(to) + " expected " +
+                          std::to_string(expected) + " bytes from rank " + std::to_string(from) + ", which sends " +
+                          std::to_string(sent));
+}
+
+Status rank_is_gone(int rank) {
+  return io_error("exchange: expected rank " + std::to_string(rank) + ", got none: it has left");
+}
+
 Exchange::Exchange(std::unique_ptr<Transport> transport, int rank, int world, Timeout timeout)
     : transport_(std::move(transport)),
       rank_(rank),
@@ -111,8 +128,7 @@ Exchange::Exchange(std::unique_ptr<Transport> transport, int rank, int world, Ti
       send_bytes_(static_cast<size_t>(world)),
       recv_bytes_(static_cast<size_t>(world)) {}
 
-Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> transport, int rank, int world,
-                                                    Timeout timeout) {
+Status Exchange::check_rank(int rank, int world, Timeout timeout) {
   if (world < 1 || world > kMostRanks)
     return invalid_argument("world: expected 1 to " + std::to_string(kMostRanks) + " ranks, got " +
                             std::to_string(world));
@@ -121,6 +137,12 @@ Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> t
                             std::to_string(world) + ", got " + std::to_string(rank));
   if (timeout <= Timeout{0})
     return invalid_argument("timeout: expected more than 0 ms, got " + std::to_string(timeout.count()));
+  return {};
+}
+
+Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> transport, int rank, int world,
+                                                    Timeout timeout) {
+  NVFP4_MOE_TRY(check_rank(rank, world, timeout));
   std::unique_ptr<Exchange> exchange(new Exchange(std::move(transport), rank, world, timeout));
   const Hello mine{kMagic, rank, world};
   std::vector<Hello> all(static_cast<size_t>(world));
@@ -271,6 +293,13 @@ Status Exchange::check_same(std::string_view what, const Facts& mine) {
                               " values as on rank 0, got " + std::to_string(got.size() / 2));
   }
   return {};
+}
+
+Status Exchange::look() {
+  const Call call(*this);
+  if (!call.status().ok()) return {};
+  if (broken_.ok()) broken_ = transport_->look();
+  return broken_;
 }
 
 void Exchange::abort(const Status& why) {

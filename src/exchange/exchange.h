@@ -48,6 +48,27 @@ class Transport {
   virtual Status all_to_all_v(const AllToAll& call) = 0;
   // Ends the calls of the other ranks with this failure, as soon as it can; where it cannot, they end by their timeout.
   virtual void abort(const Status& why) = 0;
+  // Whether another rank is known to have left or failed, without waiting. Ok where the transport cannot tell.
+  virtual Status look() { return {}; }
+};
+
+// What moves bytes between the ranks' device memories. Calls enqueue in a stream and do not wait for it; they are
+// collective, one at a time, in the same order on all ranks.
+class DeviceTransport {
+ public:
+  virtual ~DeviceTransport() = default;
+  // call.timeout: for the stream to have done it. `captured`: the stream is being captured into a graph, and done is
+  // what the graph's runs do.
+  virtual Status all_to_all_v(const AllToAll& call, void* stream, bool captured = false) = 0;
+  // mine (bytes[rank]) -> all: the ranks' blocks behind each other. mine may lie where its block comes to lie.
+  virtual Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured = false) = 0;
+  // data: (count) fp32 or bf16, which becomes the sum over the ranks, in the transport's own order.
+  virtual Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured = false) = 0;
+  // The failure that ended it, here or on another rank; Ok while there is none. Does not wait.
+  virtual Status state() = 0;
+  // Ends what is enqueued and has not been done.
+  virtual void abort(const Status& why) = 0;
+  virtual std::string describe() const = 0;  // "nccl 2.28.9"
 };
 
 class Exchange {
@@ -56,6 +77,9 @@ class Exchange {
   // outside [0, world); what the transport says where a rank is missing.
   static Result<std::unique_ptr<Exchange>> connect(std::unique_ptr<Transport> transport, int rank, int world,
                                                    Timeout timeout = kExchangeTimeout);
+
+  // kInvalidArgument for a rank that is none of a world's, or no time to wait for the others.
+  static Status check_rank(int rank, int world, Timeout timeout);
 
   int rank() const { return rank_; }
   int world() const { return world_; }
@@ -80,6 +104,12 @@ class Exchange {
   using Facts = std::vector<std::pair<std::string, std::string>>;
   Status check_same(std::string_view what, const Facts& mine);
 
+  // Not collective: the failure that ended the exchange, or that the transport sees now. Ok while a call is in flight.
+  Status look();
+  // For layers on devices; null: none. Set once, before such a layer opens; it goes before the exchange does.
+  void set_device(std::unique_ptr<DeviceTransport> device) { device_ = std::move(device); }
+  DeviceTransport* device() const { return device_.get(); }
+
   // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
   void abort(const Status& why);
 
@@ -100,8 +130,15 @@ class Exchange {
   std::vector<std::byte> scratch_;   // grows with the largest call, guarded by in_use_
   std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_
   std::vector<int64_t> recv_bytes_;
+  std::unique_ptr<DeviceTransport> device_;
 };
 
+// What a transport says of ranks that did not come in time.
+Status late_ranks(const char* what, int world, const std::vector<int>& missing, Timeout timeout);
+// ... of a block that its two ranks count differently.
+Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent);
+// ... of a rank that is not there any more.
+Status rank_is_gone(int rank);
 // "rank 1", "ranks 1 and 3", "ranks 0, 2 and 3": for messages.
 std::string name_ranks(const std::vector<int>& ranks);
 

@@ -9,15 +9,6 @@
 #include <numeric>
 
 namespace nvfp4_moe {
-namespace {
-
-std::string seconds(Timeout timeout) {
-  const auto ms = timeout.count();
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
-
-}  // namespace
-
 class ThreadGroup::Rank : public Transport {
  public:
   Rank(std::shared_ptr<ThreadGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
@@ -84,8 +75,7 @@ std::vector<int> ThreadGroup::missing(const std::vector<bool>& present) const {
 }
 
 Status ThreadGroup::late(const char* what, const std::vector<bool>& present, Timeout timeout) const {
-  return {Code::kIo, "exchange: expected all " + std::to_string(world_) + " ranks in " + what + " within " +
-                         seconds(timeout) + ", got none of " + name_ranks(missing(present))};
+  return late_ranks(what, world_, missing(present), timeout);
 }
 
 void ThreadGroup::fail(const Status& why) {
@@ -95,7 +85,7 @@ void ThreadGroup::fail(const Status& why) {
 
 void ThreadGroup::leave(int rank) {
   const std::lock_guard lock(mutex_);
-  fail({Code::kIo, "exchange: expected rank " + std::to_string(rank) + ", got none: it has left"});
+  fail(rank_is_gone(rank));
 }
 
 Status ThreadGroup::check_calls() const {
@@ -110,10 +100,7 @@ Status ThreadGroup::check_calls() const {
     for (int to = 0; to < world_; ++to) {
       const int64_t sent = calls_[static_cast<size_t>(from)].send_bytes[to];
       const int64_t expected = calls_[static_cast<size_t>(to)].recv_bytes[from];
-      if (sent != expected)
-        return invalid_argument(std::string("exchange: ") + calls_[0].what + ": rank " + std::to_string(to) +
-                                " expected " + std::to_string(expected) + " bytes from rank " + std::to_string(from) +
-                                ", which sends " + std::to_string(sent));
+      if (sent != expected) return sizes_differ(calls_[0].what, to, expected, from, sent);
     }
   }
   return {};

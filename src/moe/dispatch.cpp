@@ -6,12 +6,12 @@
 #include <array>
 #include <cstring>
 
+#include "core/scale_layout.h"
+
 namespace nvfp4_moe {
 namespace {
 
 constexpr int64_t kRecordAlignment = 16;
-
-constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 // One array of a token's activations: rows of row_bytes.
 struct WireArray {

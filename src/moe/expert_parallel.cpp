@@ -6,8 +6,11 @@
 #include <string>
 
 #include "core/float_formats.h"
+#include "exchange/nccl.h"
 #include "moe/batch_check.h"
+#include "moe/device_reduce.h"
 #include "moe/dispatch.h"
+#include "moe/registry.h"
 #include "moe/workspace_claim.h"
 
 namespace nvfp4_moe {
@@ -74,6 +77,31 @@ struct ReduceSpans {
 
 const char* to_string(CombineBy value) { return name_of(value); }
 
+Status use_nccl(Exchange& exchange, const std::string& device, const std::string& library, void* communicator) {
+  struct Call {
+    Exchange& exchange;
+    NcclOptions options;
+  } call{exchange, {library, communicator, {}}};
+  const auto find = [&]() -> Result<DeviceFacts> {
+    if (exchange.device() != nullptr) return invalid_argument("nccl: expected an exchange without it, got one with it");
+    NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
+    if (device_ranks(facts.kind) == nullptr) return unsupported("nccl: expected a device cuda:N, got " + device);
+    return facts;
+  };
+  const Result<DeviceFacts> facts = find();
+  NVFP4_MOE_TRY(exchange.agree(facts.status()));
+  const DeviceRanks& ranks = *device_ranks(facts->kind);
+  const int index = facts->index;
+  call.options.stream_done = [&ranks, index](void* stream) { return ranks.stream_done(index, stream); };
+  const auto connect = [](void* argument) -> Status {
+    auto& on = *static_cast<Call*>(argument);
+    NVFP4_MOE_ASSIGN(auto transport, connect_nccl(on.exchange, on.options));
+    on.exchange.set_device(std::move(transport));
+    return {};
+  };
+  return ranks.on_device(index, connect, &call);
+}
+
 ExpertParallelLayer::ExpertParallelLayer(const MoeConfig& config, Placement placement,
                                          const ExpertParallelOptions& options, std::shared_ptr<Exchange> exchange,
                                          int64_t max_tokens)
@@ -90,6 +118,7 @@ ExpertParallelLayer::~ExpertParallelLayer() = default;
 bool ExpertParallelLayer::has_shared() const { return layer_->config()->shared_intermediate_size > 0; }
 
 size_t ExpertParallelLayer::workspace_bytes(int64_t tokens) const {
+  if (device_) return device_->workspace_bytes(tokens);
   return dispatch_ ? dispatch_->workspace_bytes(tokens) : ReduceSpans(*layer_, tokens, nullptr).size_bytes;
 }
 
@@ -136,11 +165,13 @@ Status ExpertParallelLayer::run_all_reduce(const Batch& batch, void* workspace) 
   return {};
 }
 
-Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes) const {
+Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
   const InUse call(in_use_);
   NVFP4_MOE_TRY(call.status());
+  if (device_) NVFP4_MOE_TRY(exchange_->device()->state());
   Status mine = check_batch(batch, workspace, workspace_bytes);
-  const WorkspaceClaim claim(mine.ok() ? workspace : nullptr);
+  // A device's stream orders the runs in a workspace.
+  const WorkspaceClaim claim(mine.ok() && !device_ ? workspace : nullptr);
   if (!claim) mine = WorkspaceClaim::busy();
   const WeightUses::Use in_use = layer_->use();
   if (!in_use) mine = Status(Code::kBusy, "run: the layer's weights are being replaced");
@@ -158,11 +189,14 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
         return invalid_argument("tokens of rank " + std::to_string(rank) + ": expected " +
                                 std::to_string(announcement.tokens(0)) + " as on rank 0, got " +
                                 std::to_string(announcement.tokens(rank)));
-    translate(batch, ReduceSpans(*layer_, batch.tokens, bytes).slots);
+    if (!device_) translate(batch, ReduceSpans(*layer_, batch.tokens, bytes).slots);
   }
-  const Status status =
-      dispatch_ ? dispatch_->run(*exchange_, placement_, batch, bytes) : run_all_reduce(batch, workspace);
-  if (!status.ok()) exchange_->abort(status);  // the others are past the point where a rank may say no
+  const Status status = dispatch_ ? dispatch_->run(*exchange_, placement_, batch, bytes)
+                        : device_ ? device_->run(*exchange_, batch, bytes, stream)
+                                  : run_all_reduce(batch, workspace);
+  if (status.ok()) return status;
+  exchange_->abort(status);  // the others are past the point where a rank may say no
+  if (device_) exchange_->device()->abort(status);
   return status;
 }
 
@@ -173,26 +207,28 @@ Status ExpertParallelLayer::decline(const Status& why) const {
   return announcement_->gather(*exchange_, 0, why, {});
 }
 
-Result<RunStatus> ExpertParallelLayer::status(const void* workspace, size_t workspace_bytes) const {
-  NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, sizeof(RunStatus)));
-  return *static_cast<const RunStatus*>(workspace);  // both layouts begin with it
+Result<RunStatus> ExpertParallelLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
+  return layer_->status(workspace, workspace_bytes, stream);  // all layouts begin with it
 }
 
-std::vector<uint64_t> ExpertParallelLayer::load() const {
+Result<std::vector<uint64_t>> ExpertParallelLayer::load() const {
+  if (device_) return device_->load();
   std::vector<uint64_t> counts(static_cast<size_t>(config_->num_experts));
   for (size_t expert = 0; expert < counts.size(); ++expert)
     counts[expert] = load_[expert].load(std::memory_order_relaxed);
   return counts;
 }
 
-void ExpertParallelLayer::reset_load() const {
+Status ExpertParallelLayer::reset_load() const {
+  if (device_) return device_->reset_load();
   for (int64_t expert = 0; expert < config_->num_experts; ++expert)
     load_[static_cast<size_t>(expert)].store(0, std::memory_order_relaxed);
+  return {};
 }
 
 Result<std::vector<uint64_t>> ExpertParallelLayer::gather_load() const {
-  std::vector<uint64_t> mine = load();
-  if (!dispatch_) return mine;
+  if (!dispatch_) return load();
+  NVFP4_MOE_ASSIGN(std::vector<uint64_t> mine, load());
   std::vector<uint64_t> all(mine.size() * static_cast<size_t>(exchange_->world()));
   NVFP4_MOE_TRY(exchange_->all_gather(mine.data(), static_cast<int64_t>(mine.size() * sizeof(uint64_t)), all.data()));
   for (size_t expert = 0; expert < mine.size(); ++expert) {
@@ -231,6 +267,7 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
     replaced = loaded.ok() ? layer_->replace_expert(local, loaded->source) : loaded.status();
     if (!replaced.ok()) replaced = replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
   }
+  if (device_ && replaced.ok()) replaced = device_->set_placement(placement);
   const Status all = exchange_->agree(replaced, std::max(options_.load_timeout, exchange_->timeout()));
   if (!all.ok()) {
     exchange_->abort(all);

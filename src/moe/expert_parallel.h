@@ -4,7 +4,8 @@
 // ranks of their experts; the experts' rows come back and are combined at home in the order of k. The bits are those of
 // one rank with all experts, whatever the placement (docs/expert-parallel.md says for which configs).
 // kAllReduce: all ranks bring the same tokens. Each computes what its experts add, in fp32, and the sums are added in
-// the order of the ranks: one fp32 sum more than a layer of one rank has.
+// the order of the ranks: one fp32 sum more than a layer of one rank has. On GPUs too, over an exchange with NCCL
+// (use_nccl): a run is then enqueued in its stream, and may be captured.
 // All calls but status and load are collective.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "exchange/exchange.h"
@@ -38,7 +40,13 @@ struct ExpertParallelOptions {
 };
 
 class Announcement;
+class DeviceReduce;
 class Dispatch;
+
+// Gives the exchange NCCL between devices, this rank's being `device` ("cuda:1"): what layers over it on GPUs need.
+// Collective. library and communicator: exchange/nccl.h.
+Status use_nccl(Exchange& exchange, const std::string& device, const std::string& library = "",
+                void* communicator = nullptr);
 
 class ExpertParallelLayer {
  public:
@@ -72,7 +80,8 @@ class ExpertParallelLayer {
   // batch: as for MoeLayer::run. kAllToAll: of any number of tokens, 0 too, another one on each rank. kAllReduce: the
   // same on all ranks; the shared expert is rank 0's, and the others do not read shared_weights.
   // Where one rank fails, no rank's out is worth anything.
-  Status run(const Batch& batch, void* workspace, size_t workspace_bytes) const;
+  // stream: on a device. What is enqueued ends by itself, or by the exchange's failure, which the next call says.
+  Status run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
   // Takes this rank's turn in a run that it cannot begin, in place of run: ends it on all ranks with `why`.
   Status decline(const Status& why) const;
   // What a run of so many tokens needs. kAllToAll: the greater part is for what other ranks may send.
@@ -81,7 +90,7 @@ class ExpertParallelLayer {
   // What this rank's last run in this workspace reports. kAllToAll: hidden, weights and out are counted where the token
   // is, intermediate where the expert is: the sums over the ranks are what one rank alone would report. kAllReduce:
   // each rank counts what it computes; bad_expert_ids and nonfinite_outputs are the same on all.
-  Result<RunStatus> status(const void* workspace, size_t workspace_bytes) const;
+  Result<RunStatus> status(const void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
 
   // MoeLayer's description of this rank's experts, with the whole layer's sizes and "expert_parallel": how it is divided.
   std::string describe_json() const;
@@ -90,8 +99,9 @@ class ExpertParallelLayer {
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
 
   // (num_experts) assignments of this rank's batches to each expert since open or the last reset.
-  std::vector<uint64_t> load() const;
-  void reset_load() const;
+  // On a device both wait for it.
+  Result<std::vector<uint64_t>> load() const;
+  Status reset_load() const;
   // The sum of all ranks' load: what a placement is proposed from (exchange/balance.h). kAllReduce: one rank's, since
   // all count the same tokens.
   Result<std::vector<uint64_t>> gather_load() const;
@@ -116,6 +126,7 @@ class ExpertParallelLayer {
   std::unique_ptr<MoeLayer> layer_;
   std::unique_ptr<Dispatch> dispatch_;             // kAllToAll
   std::unique_ptr<Announcement> announcement_;     // kAllReduce
+  std::unique_ptr<DeviceReduce> device_;           // kAllReduce on a device
   std::unique_ptr<std::atomic<uint64_t>[]> load_;  // (num_experts)
   mutable std::vector<int64_t> turns_;             // (num_experts) of a run: which slot of an expert comes next
   mutable std::atomic<bool> in_use_{false};

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "moe/config_json.h"
+#include "moe/device_reduce.h"
 #include "moe/dispatch.h"
 #include "moe/env.h"
 #include "moe/expert_parallel.h"
@@ -17,7 +18,7 @@ namespace {
 
 // What must be alike on all ranks: every field of the config, and what runs make of it.
 Exchange::Facts facts_of(const MoeConfig& config, const LayerScales& scales, const ExpertParallelOptions& options,
-                         const Placement& placement, int64_t max_tokens) {
+                         const Placement& placement, const LayerOptions& layer) {
   Exchange::Facts facts;
   const Json json = Json::parse(to_json(config.options()));
   for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.dump());
@@ -29,7 +30,8 @@ Exchange::Facts facts_of(const MoeConfig& config, const LayerScales& scales, con
   facts.emplace_back("combine", to_string(options.combine));
   facts.emplace_back("capacity", std::to_string(options.capacity));
   facts.emplace_back("placement", placement.to_string());
-  facts.emplace_back("max_tokens", std::to_string(max_tokens));
+  facts.emplace_back("max_tokens", std::to_string(layer.limits.max_tokens));
+  facts.emplace_back("device", layer.device == "cpu" ? "cpu" : "cuda");
   return facts;
 }
 
@@ -43,7 +45,7 @@ Result<Placement> placement_of(const MoeConfig& config, const ExpertParallelOpti
                           std::to_string(parallel.placement->world()));
 }
 
-Status check_options(const LayerOptions& options, const ExpertParallelOptions& parallel) {
+Status check_options(const LayerOptions& options, const ExpertParallelOptions& parallel, const Exchange& exchange) {
   NVFP4_MOE_TRY(check_named(parallel.combine));
   if (parallel.capacity < 0)
     return invalid_argument("capacity: expected 0 or more, got " + std::to_string(parallel.capacity));
@@ -53,8 +55,11 @@ Status check_options(const LayerOptions& options, const ExpertParallelOptions& p
   if (parallel.capacity > 0 && parallel.combine == CombineBy::kAllReduce)
     return invalid_argument("capacity: expected 0 with all_reduce, which sends no tokens, got " +
                             std::to_string(parallel.capacity));
-  if (options.device != "cpu")
-    return unsupported("device: expected cpu for a layer over an exchange, got " + options.device);
+  if (options.device != "cpu" && parallel.combine == CombineBy::kAllToAll)
+    return unsupported("device: expected cpu with all_to_all, which sends tokens from host memory, got " +
+                       options.device + "; all_reduce runs there");
+  if (options.device != "cpu" && exchange.device() == nullptr)
+    return unsupported("device: expected cpu for a layer over an exchange without NCCL, got " + options.device);
   if (options.range.first != 0 || options.range.count != 0)
     return invalid_argument("expert range: expected none beside an exchange, which a placement divides, got first " +
                             std::to_string(options.range.first) + " count " + std::to_string(options.range.count));
@@ -104,7 +109,8 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open(
   const auto choose = [&]() -> Result<const Backend*> {
     NVFP4_MOE_ASSIGN(const Env env, read_env());
     const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
-    return choose_backend(config, host_facts(), forced);
+    NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
+    return choose_backend(config, device, forced);
   };
   const Result<const Backend*> backend = choose();
   NVFP4_MOE_TRY(exchange->agree(backend.status()));
@@ -117,18 +123,22 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
   const int rank = exchange->rank(), world = exchange->world();
   const Result<Placement> placement = placement_of(config, parallel, world);
-  NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel) : placement.status()));
-  NVFP4_MOE_TRY(
-      exchange->check_same("config", facts_of(config, source.scales, parallel, *placement, options.limits.max_tokens)));
+  NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel, *exchange) : placement.status()));
+  NVFP4_MOE_TRY(exchange->check_same("config", facts_of(config, source.scales, parallel, *placement, options)));
 
   std::unique_ptr<ExpertParallelLayer> layer(
       new ExpertParallelLayer(config, *placement, parallel, exchange, options.limits.max_tokens));
   const auto load = [&]() -> Status {
     NVFP4_MOE_ASSIGN(const RankLayer mine, RankLayer::make(config, source, options, parallel, *placement, rank));
     NVFP4_MOE_ASSIGN(layer->layer_, MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
-    if (layer->layer_->backend().memory != nullptr || layer->layer_->backend().steps == nullptr)
-      return unsupported(std::string("backend: expected one of the host's, made of steps, got ") + backend.name);
-    return {};
+    if (backend.memory == nullptr)
+      return backend.steps != nullptr
+                 ? Status()
+                 : unsupported(std::string("backend: expected one that is made of steps, got ") + backend.name);
+    if (device_ranks(layer->layer_->plan().device.kind) == nullptr || options.device == "cpu")
+      return unsupported(std::string("backend: expected one of the host's, got ") + backend.name);
+    NVFP4_MOE_ASSIGN(layer->device_, DeviceReduce::make(*layer->layer_, *exchange, config->num_experts));
+    return layer->device_->set_placement(*placement);
   };
   Status loaded;
   try {
@@ -180,6 +190,7 @@ std::string ExpertParallelLayer::describe_json() const {
   json["workspace_bytes"] = workspace_bytes();
   json["expert_parallel"] = {{"rank", exchange_->rank()},
                              {"world", exchange_->world()},
+                             {"over", device_ ? exchange_->device()->describe() : "host"},
                              {"combine", to_string(options_.combine)},
                              {"capacity", options_.capacity},
                              {"placement", placement_.to_string()}};

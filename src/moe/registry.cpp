@@ -139,6 +139,14 @@ const DeviceRouter* device_router(DeviceKind kind) {
   return nullptr;
 }
 
+const DeviceRanks* device_ranks(DeviceKind kind) {
+#ifdef NVFP4_MOE_WITH_CUDA
+  if (kind == DeviceKind::kCuda) return &kCudaRanks;
+#endif
+  (void)kind;
+  return nullptr;
+}
+
 Result<DeviceFacts> device_facts(const std::string& device) {
   if (device == "cpu") return host_facts();
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";

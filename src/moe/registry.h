@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/device_formats.h"
+#include "backend/device_ranks.h"
 #include "backend/device_router.h"
 
 namespace nvfp4_moe {
@@ -25,5 +26,7 @@ const DeviceMemory* device_memory(DeviceKind kind);
 const DeviceFormats* device_formats(DeviceKind kind);
 // A router's selection on arrays there, alike.
 const DeviceRouter* device_router(DeviceKind kind);
+// What a rank of several does there, alike.
+const DeviceRanks* device_ranks(DeviceKind kind);
 
 }  // namespace nvfp4_moe

@@ -19,13 +19,13 @@
 namespace nvfp4_moe {
 namespace {
 
+using test::kLong;
 using test::on_ranks;
 using test::on_threads;
 using test::Over;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr Timeout kLong{20000};
 constexpr Timeout kShort{200};
 
 struct World {
@@ -231,18 +231,20 @@ std::string world_name(const ::testing::TestParamInfo<World>& info) {
 INSTANTIATE_TEST_SUITE_P(All, Exchanges,
                          ::testing::Values(World{Over::kThreads, 1}, World{Over::kThreads, 2}, World{Over::kThreads, 3},
                                            World{Over::kThreads, 8}, World{Over::kCallbacks, 1},
-                                           World{Over::kCallbacks, 2}, World{Over::kCallbacks, 4}),
+                                           World{Over::kCallbacks, 2}, World{Over::kCallbacks, 4}, World{Over::kTcp, 2},
+                                           World{Over::kTcp, 5}),
                          world_name);
 INSTANTIATE_TEST_SUITE_P(All, SeveralRanks,
                          ::testing::Values(World{Over::kThreads, 2}, World{Over::kThreads, 3}, World{Over::kThreads, 8},
-                                           World{Over::kCallbacks, 2}, World{Over::kCallbacks, 4}),
+                                           World{Over::kCallbacks, 2}, World{Over::kCallbacks, 4}, World{Over::kTcp, 2},
+                                           World{Over::kTcp, 5}),
                          world_name);
 
-TEST(ThreadGroups, SumsAreTheSameOverThreadsAndCallbacks) {
+TEST(ThreadGroups, SumsAreTheSameOverThreadsCallbacksAndTcp) {
   constexpr int64_t kCount = 257;
   std::vector<std::vector<float>> sums;
   std::mutex mutex;
-  for (const Over over : {Over::kThreads, Over::kCallbacks})
+  for (const Over over : {Over::kThreads, Over::kCallbacks, Over::kTcp})
     on_ranks(over, 4, kLong, [&](Exchange& exchange) {
       std::vector<float> data(kCount);
       for (int64_t i = 0; i < kCount; ++i) data[static_cast<size_t>(i)] = element(exchange.rank(), i);
@@ -250,7 +252,7 @@ TEST(ThreadGroups, SumsAreTheSameOverThreadsAndCallbacks) {
       const std::lock_guard lock(mutex);
       sums.push_back(data);
     });
-  ASSERT_EQ(sums.size(), 8u);
+  ASSERT_EQ(sums.size(), 12u);
   for (const auto& sum : sums) EXPECT_EQ(sum, sums[0]);
 }
 

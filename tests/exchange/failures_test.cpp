@@ -353,15 +353,15 @@ TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
     options.combine = combine;
     on_layers(4, data, options, [&](OpenRank& rank) {
       ASSERT_OK(rank.run());
-      EXPECT_EQ(rank.layer.load(), expected);
+      EXPECT_EQ(*rank.layer.load(), expected);
       std::vector<uint64_t> all = expected;
       if (combine == CombineBy::kAllToAll)
         for (uint64_t& count : all) count *= 4;  // each rank brought the batch
       const auto gathered = rank.layer.gather_load();
       ASSERT_OK(gathered);
       EXPECT_EQ(*gathered, all);
-      rank.layer.reset_load();
-      EXPECT_EQ(rank.layer.load(), std::vector<uint64_t>(8));
+      ASSERT_OK(rank.layer.reset_load());
+      EXPECT_EQ(*rank.layer.load(), std::vector<uint64_t>(8));
     });
   }
 }

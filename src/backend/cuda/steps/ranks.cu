@@ -1,0 +1,136 @@
+// A rank of several: ids (T, k) -> slots (T, k) before the layer; parts (ranks, count) fp32 -> out (count) behind it.
+//
+// Each element is added by one thread in the order of the ranks, so that every rank, and every transport, has the bits
+// of the host's sum. Memory is the limit: a thread has 8 elements, of which each part is read as two 16-byte words.
+#include <cuda_runtime.h>
+
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/device_ranks.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kElements = 8;  // of a thread
+
+unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
+
+template <class Id>
+__global__ void __launch_bounds__(kThreads) slots_kernel(SlotsOfIds call) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const int64_t assignment = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (assignment >= call.assignments) return;
+  const auto id = static_cast<int64_t>(static_cast<const Id*>(call.ids)[assignment]);
+  if (id < 0 || id >= call.num_experts) {
+    call.slots[assignment] = id == -1 ? -1 : -2;
+    return;
+  }
+  const int32_t first = call.first_of_expert[id], count = call.first_of_expert[id + 1] - first;
+  const auto turn = static_cast<int32_t>(count == 1 ? 0 : assignment % count);
+  call.slots[assignment] = call.slots_of_expert[first + turn];
+  atomicAdd(reinterpret_cast<unsigned long long*>(call.load + id), 1ull);
+}
+
+template <DType kOut>
+__global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRanks call) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements;
+  if (first >= call.count) return;
+  float sum[kElements];
+  for (int64_t rank = 0; rank < call.ranks; ++rank) {
+    const auto* const part = reinterpret_cast<const float4*>(call.parts + rank * call.count + first);
+    const float4 low = part[0], high = part[1];
+    const float values[kElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) store_element<kOut>(call.out, first + i, sum[i]);
+}
+
+template <DType kType>
+__global__ void __launch_bounds__(kThreads) count_kernel(const void* values, int64_t count, uint64_t* counter) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements;
+  unsigned nonfinite = 0;
+  if (first < count) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) nonfinite += magnitude_bits(load_element<kType>(values, first + i)) >= kInfBits;
+  }
+  nonfinite = __reduce_add_sync(0xFFFFFFFFu, nonfinite);
+  if (threadIdx.x % 32 == 0 && nonfinite != 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(nonfinite));
+}
+
+Status slots_of_ids(int device, const SlotsOfIds& call, void* stream) {
+  if (call.assignments == 0) return {};
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const unsigned ctas = ctas_of(call.assignments);
+  if (call.ids_dtype == DType::kI64)
+    return launch<slots_kernel<int64_t>>("slots_of_ids", ctas, kThreads, 0, stream, call);
+  return launch<slots_kernel<int32_t>>("slots_of_ids", ctas, kThreads, 0, stream, call);
+}
+
+Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
+  if (call.count == 0) return {};
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const unsigned ctas = ctas_of(call.count / kElements);
+  switch (call.out_dtype) {
+    case DType::kF32: return launch<sum_kernel<DType::kF32>>("sum_of_ranks", ctas, kThreads, 0, stream, call);
+    case DType::kF16: return launch<sum_kernel<DType::kF16>>("sum_of_ranks", ctas, kThreads, 0, stream, call);
+    default: return launch<sum_kernel<DType::kBf16>>("sum_of_ranks", ctas, kThreads, 0, stream, call);
+  }
+}
+
+Status count_nonfinite(int device, const void* values, DType dtype, int64_t count, uint64_t* counter, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  auto* const queue = static_cast<cudaStream_t>(stream);
+  NVFP4_MOE_TRY(check(cudaMemsetAsync(counter, 0, sizeof(*counter), queue), "count_nonfinite"));
+  if (count == 0) return {};
+  const unsigned ctas = ctas_of(count / kElements);
+  switch (dtype) {
+    case DType::kF32:
+      return launch<count_kernel<DType::kF32>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
+    case DType::kF16:
+      return launch<count_kernel<DType::kF16>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
+    default:
+      return launch<count_kernel<DType::kBf16>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
+  }
+}
+
+Result<bool> stream_done(int device, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const cudaError_t error = cudaStreamQuery(static_cast<cudaStream_t>(stream));
+  if (error == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  NVFP4_MOE_TRY(check(error, "cudaStreamQuery"));
+  return true;
+}
+
+Status on_device(int device, Status (*body)(void* argument), void* argument) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return body(argument);
+}
+
+constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, count_nonfinite, stream_done, on_device};
+
+}  // namespace
+}  // namespace nvfp4_moe::cuda
+
+namespace nvfp4_moe {
+constinit const DeviceRanks kCudaRanks = cuda::kRanks;
+}

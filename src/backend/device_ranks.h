@@ -1,0 +1,47 @@
+// What a rank of several does on a device besides its own layer: ids to slots before it, and what all ranks add behind it.
+//
+// Each enqueues in `stream` and returns: it allocates nothing, waits for nothing, and can be captured.
+#pragma once
+
+#include <cstdint>
+
+#include "core/batch.h"
+#include "core/status.h"
+
+namespace nvfp4_moe {
+
+// ids (assignments) -> slots, and load (num_experts) += how often each expert was chosen. An expert's slots take turns
+// by the assignment's number. -1 stays -1; another id that is no expert's is -2.
+struct SlotsOfIds {
+  const void* ids = nullptr;  // (assignments)
+  DType ids_dtype = DType::kI64;
+  int64_t assignments = 0, num_experts = 0;
+  const int32_t* first_of_expert = nullptr;  // (num_experts + 1) where an expert's slots begin below
+  const int32_t* slots_of_expert = nullptr;  // (slots)
+  int32_t* slots = nullptr;                  // (assignments)
+  uint64_t* load = nullptr;                  // (num_experts)
+};
+
+// parts (ranks, count) fp32 -> out (count): added in the order of the ranks, rounded once to out's dtype.
+struct SumOfRanks {
+  const float* parts = nullptr;
+  int64_t ranks = 0, count = 0;  // count: a multiple of 8
+  void* out = nullptr;
+  DType out_dtype = DType::kBf16;
+};
+
+struct DeviceRanks {
+  Status (*slots_of_ids)(int device, const SlotsOfIds& call, void* stream);
+  Status (*sum_of_ranks)(int device, const SumOfRanks& call, void* stream);
+  // *counter = how many of values (count, a multiple of 8) are NaN or Inf.
+  Status (*count_nonfinite)(int device, const void* values, DType dtype, int64_t count, uint64_t* counter,
+                            void* stream);
+  // Whether all work of the stream is done; does not wait. Not for a stream that is being captured.
+  Result<bool> (*stream_done)(int device, void* stream);
+  // Calls body(argument) with the device as the thread's current one: for libraries that take it from there.
+  Status (*on_device)(int device, Status (*body)(void* argument), void* argument);
+};
+
+extern const DeviceRanks kCudaRanks;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,285 @@
+// A communicator that does not block: NCCL's calls return at once, and whether they went well is asked for until a
+// deadline. What it says too late or never (a rank that is gone while a kernel waits for it) the watch finds: it asks
+// NCCL, the exchange and the streams, and aborts the communicator, which ends the kernels.
+#include "exchange/nccl.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "exchange/nccl_library.h"
+#include "exchange/socket.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr Timeout kWatch{50};                     // between looks of the watch
+constexpr std::chrono::microseconds kSettle{20};  // between questions whether a call has gone through
+constexpr auto kInternal = static_cast<NcclResult>(3);
+
+// Until NCCL has gone through with what it was asked, or the deadline passes; kInProgress then.
+NcclResult settle(const NcclLibrary& nccl, NcclCommunicator comm, const Deadline& deadline) {
+  NcclResult state = NcclResult::kInProgress;
+  do {
+    if (nccl.get_async_error(comm, &state) != NcclResult::kSuccess) return kInternal;
+    if (state != NcclResult::kInProgress) return state;
+    std::this_thread::sleep_for(kSettle);
+  } while (!deadline.passed());
+  return state;
+}
+
+class NcclTransport : public DeviceTransport {
+ public:
+  NcclTransport(Exchange& exchange, const NcclLibrary& nccl, NcclCommunicator comm, const NcclOptions& options)
+      : exchange_(exchange),
+        nccl_(nccl),
+        options_(options),
+        owned_(options.communicator == nullptr),
+        comm_(comm),
+        watch_([this] { watch(); }) {}
+
+  ~NcclTransport() override {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_all();
+    watch_.join();
+    if (!owned_ || comm_ == nullptr) return;
+    // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
+    if (pending_.empty())
+      nccl_.destroy(comm_);
+    else
+      nccl_.abort(comm_);
+  }
+
+  Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
+    return enqueue({call.what, stream, Deadline(call.timeout), call.timeout}, captured, [&]() -> Step {
+      const std::byte* send = call.send;
+      std::byte* recv = call.recv;
+      for (int rank = 0; rank < exchange_.world(); ++rank) {
+        const auto out = static_cast<size_t>(call.send_bytes[rank]), in = static_cast<size_t>(call.recv_bytes[rank]);
+        NcclResult result = NcclResult::kSuccess;
+        if (out > 0) result = nccl_.send(send, out, NcclType::kBytes, rank, comm_, stream);
+        if (failed(result)) return {"ncclSend", result};
+        if (in > 0) result = nccl_.recv(recv, in, NcclType::kBytes, rank, comm_, stream);
+        if (failed(result)) return {"ncclRecv", result};
+        if (out > 0) send += out;
+        if (in > 0) recv += in;
+      }
+      return {};
+    });
+  }
+
+  Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured) override {
+    const Timeout timeout = exchange_.timeout();
+    return enqueue({"all_gather", stream, Deadline(timeout), timeout}, captured, [&]() -> Step {
+      const auto own = static_cast<size_t>(bytes[exchange_.rank()]);
+      auto* block = static_cast<std::byte*>(all);
+      for (int rank = 0; rank < exchange_.world(); ++rank) {
+        const auto in = static_cast<size_t>(bytes[rank]);
+        if (rank != exchange_.rank() || block != mine) {
+          NcclResult result = NcclResult::kSuccess;
+          if (own > 0) result = nccl_.send(mine, own, NcclType::kBytes, rank, comm_, stream);
+          if (failed(result)) return {"ncclSend", result};
+          if (in > 0) result = nccl_.recv(block, in, NcclType::kBytes, rank, comm_, stream);
+          if (failed(result)) return {"ncclRecv", result};
+        }
+        block += in;
+      }
+      return {};
+    });
+  }
+
+  Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured) override {
+    if (dtype != DType::kF32 && dtype != DType::kBf16)
+      return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") + to_string(dtype));
+    const Timeout timeout = exchange_.timeout();
+    return enqueue({"all_reduce", stream, Deadline(timeout), timeout}, captured, [&]() -> Step {
+      const NcclType type = dtype == DType::kF32 ? NcclType::kF32 : NcclType::kBf16;
+      return {"ncclAllReduce",
+              nccl_.all_reduce(data, data, static_cast<size_t>(count), type, NcclSum::kSum, comm_, stream)};
+    });
+  }
+
+  Status state() override {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  void abort(const Status& why) override {
+    const std::lock_guard lock(mutex_);
+    fail(why);
+  }
+  std::string describe() const override { return "nccl " + nccl_.version_text(); }
+
+ private:
+  // What one of NCCL's functions said.
+  struct Step {
+    const char* function = "";
+    NcclResult result = NcclResult::kSuccess;
+  };
+  // A call that the device has not done yet.
+  struct Pending {
+    const char* what;
+    void* stream;
+    Deadline deadline;
+    Timeout timeout;
+  };
+  static bool failed(NcclResult result) { return result != NcclResult::kSuccess && result != NcclResult::kInProgress; }
+
+  // Under mutex_. The first failure stays.
+  const Status& fail(const Status& why) {
+    if (!failure_.ok()) return failure_;
+    failure_ = why;
+    if (owned_) nccl_.abort(comm_);
+    if (owned_) comm_ = nullptr;
+    pending_.clear();
+    return failure_;
+  }
+
+  template <class Body>
+  Status enqueue(const Pending& call, bool captured, const Body& body) {
+    std::unique_lock lock(mutex_);
+    NVFP4_MOE_TRY(failure_);
+    Step step{"ncclGroupStart", nccl_.group_start()};
+    if (!failed(step.result)) {
+      step = body();
+      const NcclResult end = nccl_.group_end();  // also behind a failure: the group is the thread's
+      if (!failed(step.result)) step = {"ncclGroupEnd", end};
+    }
+    while (step.result == NcclResult::kInProgress) {
+      // The watch takes its turn between the questions: it may be the one that ends the wait.
+      step.result = settle(nccl_, comm_, Deadline(Timeout{1}));
+      if (step.result != NcclResult::kInProgress) break;
+      if (call.deadline.passed()) return end_all(lock, late(call));
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+      NVFP4_MOE_TRY(failure_);
+    }
+    if (failed(step.result)) return end_all(lock, nccl_.failure(step.function, step.result, comm_).in(call.what));
+    if (!captured && options_.stream_done) pending_.push_back(call);
+    return {};
+  }
+
+  // The failure on this rank, and on the others as far as they can hear of it.
+  Status end_all(std::unique_lock<std::mutex>& lock, const Status& why) {
+    const Status failure = fail(why);
+    lock.unlock();
+    exchange_.abort(failure);
+    return failure;
+  }
+
+  static Status late(const Pending& call) {
+    return io_error(std::string("nccl: expected ") + call.what + " to be done within " +
+                    std::to_string(call.timeout.count()) +
+                    " ms, got no end: a rank has stopped, or has come with another call");
+  }
+
+  // Under mutex_: what NCCL and the streams say.
+  Status seen() {
+    NcclResult state = NcclResult::kSuccess;
+    const NcclResult asked = nccl_.get_async_error(comm_, &state);
+    if (failed(asked) || failed(state))
+      return nccl_.failure("ncclCommGetAsyncError", failed(asked) ? asked : state, comm_);
+    while (!pending_.empty()) {
+      NVFP4_MOE_ASSIGN(const bool done, options_.stream_done(pending_.front().stream));
+      if (!done) return pending_.front().deadline.passed() ? late(pending_.front()) : Status();
+      pending_.pop_front();
+    }
+    return {};
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kWatch, [this] { return ends_; })) {
+      if (!failure_.ok()) return;
+      if (const Status status = seen(); !status.ok()) {
+        const Status ended = end_all(lock, status);
+        static_cast<void>(ended);  // what the next call returns
+        return;
+      }
+      lock.unlock();
+      const Status others = exchange_.look();
+      lock.lock();
+      if (!others.ok() && !ends_) {
+        fail(others);
+        return;
+      }
+    }
+  }
+
+  Exchange& exchange_;
+  const NcclLibrary& nccl_;
+  const NcclOptions options_;
+  const bool owned_;
+  std::mutex mutex_;  // guards all below, and is held in calls of comm_
+  std::condition_variable changed_;
+  NcclCommunicator comm_;
+  Status failure_;
+  std::deque<Pending> pending_;  // in the order of their calls
+  bool ends_ = false;
+  std::thread watch_;  // last: it reads the others
+};
+
+// The caller's communicator has this exchange's ranks.
+Status check_adopted(const NcclLibrary& nccl, NcclCommunicator comm, const Exchange& exchange) {
+  int world = 0, rank = 0;
+  if (const NcclResult result = nccl.count(comm, &world); result != NcclResult::kSuccess)
+    return nccl.failure("ncclCommCount", result, comm);
+  if (const NcclResult result = nccl.user_rank(comm, &rank); result != NcclResult::kSuccess)
+    return nccl.failure("ncclCommUserRank", result, comm);
+  if (world == exchange.world() && rank == exchange.rank()) return {};
+  return invalid_argument("nccl: communicator: expected rank " + std::to_string(exchange.rank()) + " of a world of " +
+                          std::to_string(exchange.world()) + ", got rank " + std::to_string(rank) + " of a world of " +
+                          std::to_string(world));
+}
+
+// A communicator of all ranks, over an id that rank 0 makes.
+Result<NcclCommunicator> make_communicator(const NcclLibrary& nccl, Exchange& exchange) {
+  NcclUniqueId mine{};
+  NcclResult made = NcclResult::kSuccess;
+  if (exchange.rank() == 0) made = nccl.get_unique_id(&mine);
+  NVFP4_MOE_TRY(
+      exchange.agree(made == NcclResult::kSuccess ? Status() : nccl.failure("ncclGetUniqueId", made, nullptr)));
+  std::vector<NcclUniqueId> all(static_cast<size_t>(exchange.world()));
+  NVFP4_MOE_TRY(exchange.all_gather(&mine, sizeof(mine), all.data()));
+  NcclConfig config;
+  config.blocking = 0;
+  NcclCommunicator comm = nullptr;
+  NcclResult result = nccl.init_rank_config(&comm, exchange.world(), all[0], exchange.rank(), &config);
+  // Half of the time is left for the ranks to hear of each other's failures.
+  if (result == NcclResult::kInProgress) result = settle(nccl, comm, Deadline(exchange.timeout() / 2));
+  Status status;
+  if (result == NcclResult::kInProgress)
+    status = io_error("nccl: expected a communicator of " + std::to_string(exchange.world()) + " ranks within " +
+                      std::to_string(exchange.timeout().count() / 2) + " ms, got none");
+  else if (result != NcclResult::kSuccess)
+    status = nccl.failure("ncclCommInitRankConfig", result, comm);
+  const Status all_have_it = exchange.agree(status);
+  if (!all_have_it.ok() && comm != nullptr) nccl.abort(comm);
+  NVFP4_MOE_TRY(all_have_it);
+  return comm;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange, const NcclOptions& options) {
+  const Result<const NcclLibrary*> opened = NcclLibrary::open(options.library);
+  NVFP4_MOE_TRY(exchange.agree(opened.status()));
+  const NcclLibrary& nccl = **opened;
+  NVFP4_MOE_TRY(exchange.check_same(
+      "nccl",
+      {{"version", nccl.version_text()}, {"communicator", options.communicator == nullptr ? "made here" : "given"}}));
+  NcclCommunicator comm = options.communicator;
+  if (comm != nullptr) {
+    NVFP4_MOE_TRY(exchange.agree(check_adopted(nccl, comm, exchange)));
+  } else {
+    NVFP4_MOE_ASSIGN(comm, make_communicator(nccl, exchange));
+  }
+  return std::unique_ptr<DeviceTransport>(std::make_unique<NcclTransport>(exchange, nccl, comm, options));
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,32 @@
+// Ranks on GPUs, over NCCL: bytes from device memory to device memory, in the order of a stream.
+//
+// A rank has an Exchange first, over processes or a host's functions: through it go NCCL's unique id, what ranks have to
+// agree on, and the failures that NCCL itself never hears of. No call here waits for a device, so that all of them can be
+// captured into a graph; a thread of its own watches what has been enqueued.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "exchange/exchange.h"
+
+namespace nvfp4_moe {
+
+struct NcclOptions {
+  std::string library;  // path or name; empty: the process's own copy, else libnccl.so.2
+  // An ncclComm_t of the caller's with the exchange's ranks, which stays the caller's: it is neither aborted nor
+  // destroyed, so that what waits on the device for a rank that is gone waits for the caller. null: one is made here, of
+  // the calling thread's current device.
+  void* communicator = nullptr;
+  // Whether all that was enqueued in a stream is done, without waiting; for the time that a rank may take. Not called
+  // for streams that are being captured. Empty: nobody's device time is watched, only ranks that are gone and NCCL's own
+  // errors.
+  std::function<Result<bool>(void* stream)> stream_done;
+};
+
+// Collective, as connect is. A rank whose NCCL is missing, too old or another version than rank 0's ends it on all, by
+// name. The exchange lives longer than what comes back.
+Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange, const NcclOptions& options = {});
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,177 @@
+#include "exchange/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr std::chrono::milliseconds kRetry{20};  // between attempts to reach a rank that does not listen yet
+constexpr int kBacklog = 1024;
+
+Status failure(const std::string& what) { return io_error("exchange: " + what + ": " + std::strerror(errno)); }
+
+std::string place(const std::string& address, int port) { return address + " port " + std::to_string(port); }
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+Result<Addresses> resolve(const std::string& address, int port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0)
+    return io_error("exchange: expected a host's name or address, got " + address + ": " + gai_strerror(error));
+  return Addresses(found, &freeaddrinfo);
+}
+
+void set_flag(int fd, int level, int name) {
+  const int on = 1;
+  setsockopt(fd, level, name, &on, sizeof(on));
+}
+
+Socket new_socket(int family) { return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+
+bool bind_and_listen(const Socket& socket, const sockaddr* address, socklen_t size) {
+  set_flag(socket.fd(), SOL_SOCKET, SO_REUSEADDR);
+  return ::bind(socket.fd(), address, size) == 0 && ::listen(socket.fd(), kBacklog) == 0;
+}
+
+bool wait_for(int fd, int16_t events, const Deadline& deadline) {
+  pollfd waited{fd, events, 0};
+  int ready = 0;
+  do ready = ::poll(&waited, 1, deadline.left_ms());
+  while (ready < 0 && errno == EINTR);
+  return ready > 0;
+}
+
+Movement movement(ssize_t bytes) {
+  if (bytes > 0) return {Moved::kSome, static_cast<size_t>(bytes)};
+  const bool again = bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  return {again ? Moved::kNothingYet : Moved::kEnded, 0};
+}
+
+}  // namespace
+
+int Deadline::left_ms() const {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60 * 60 * 1000));
+}
+
+void Socket::close() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+Result<Socket> listen_on(const std::string& address, int port) {
+  NVFP4_MOE_ASSIGN(const Addresses found, resolve(address, port));
+  for (const addrinfo* each = found.get(); each != nullptr; each = each->ai_next) {
+    Socket socket = new_socket(each->ai_family);
+    if (socket.open() && bind_and_listen(socket, each->ai_addr, each->ai_addrlen)) return socket;
+    if (errno != EADDRNOTAVAIL) continue;
+    sockaddr_in any{};
+    any.sin_family = AF_INET;
+    any.sin_port = htons(static_cast<uint16_t>(port));
+    socket = new_socket(AF_INET);
+    if (socket.open() && bind_and_listen(socket, reinterpret_cast<const sockaddr*>(&any), sizeof(any))) return socket;
+  }
+  const bool taken = errno == EADDRINUSE;
+  return failure("expected to listen on " + place(address, port) + " as rank 0" +
+                 (taken ? " (is another job running, or rank 0 there twice? MASTER_PORT chooses)" : ""));
+}
+
+Result<Socket> connect_to(const std::string& address, int port, const Deadline& deadline) {
+  NVFP4_MOE_ASSIGN(const Addresses found, resolve(address, port));
+  int last = ETIMEDOUT;
+  do {
+    for (const addrinfo* each = found.get(); each != nullptr; each = each->ai_next) {
+      Socket socket = new_socket(each->ai_family);
+      if (!socket.open()) continue;
+      set_flag(socket.fd(), IPPROTO_TCP, TCP_NODELAY);
+      if (::connect(socket.fd(), each->ai_addr, each->ai_addrlen) == 0) return socket;
+      last = errno;
+      if (errno != EINPROGRESS) continue;
+      socklen_t size = sizeof(last);
+      if (wait_for(socket.fd(), POLLOUT, deadline) &&
+          getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &last, &size) == 0 && last == 0)
+        return socket;
+    }
+    std::this_thread::sleep_for(kRetry);
+  } while (!deadline.passed());
+  errno = last == EINPROGRESS ? ETIMEDOUT : last;
+  return failure("expected a rank that listens on " + place(address, port) + ", got none");
+}
+
+Result<Socket> accept_from(const Socket& listener) {
+  Socket socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket.open()) {
+    set_flag(socket.fd(), IPPROTO_TCP, TCP_NODELAY);
+    return socket;
+  }
+  // Whoever came may have gone again.
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) return failure("accept");
+  return Socket();
+}
+
+Result<int> local_port(const Socket& socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return failure("getsockname");
+  return static_cast<int>(ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                                              : reinterpret_cast<sockaddr_in&>(address).sin_port));
+}
+
+Result<std::string> local_address(const Socket& socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  std::array<char, NI_MAXHOST> host{};
+  if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return failure("getsockname");
+  const int error =
+      getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);
+  if (error != 0) return io_error(std::string("exchange: getnameinfo: ") + gai_strerror(error));
+  return std::string(host.data());
+}
+
+Movement read_some(const Socket& socket, std::span<std::byte> into) {
+  return movement(::recv(socket.fd(), into.data(), into.size(), 0));
+}
+Movement write_some(const Socket& socket, std::span<const std::byte> from) {
+  return movement(::send(socket.fd(), from.data(), from.size(), MSG_NOSIGNAL));
+}
+Movement peek(const Socket& socket, std::span<std::byte> into) {
+  return movement(::recv(socket.fd(), into.data(), into.size(), MSG_PEEK));
+}
+
+bool read_all(const Socket& socket, std::span<std::byte> into, const Deadline& deadline) {
+  while (!into.empty()) {
+    const Movement read = read_some(socket, into);
+    if (read.moved == Moved::kEnded) return false;
+    into = into.subspan(read.bytes);
+    if (read.moved == Moved::kNothingYet && !wait_for(socket.fd(), POLLIN, deadline)) return false;
+  }
+  return true;
+}
+
+bool write_all(const Socket& socket, std::span<const std::byte> from, const Deadline& deadline) {
+  while (!from.empty()) {
+    const Movement written = write_some(socket, from);
+    if (written.moved == Moved::kEnded) return false;
+    from = from.subspan(written.bytes);
+    if (written.moved == Moved::kNothingYet && !wait_for(socket.fd(), POLLOUT, deadline)) return false;
+  }
+  return true;
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,160 @@
+#include "moe/device_reduce.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/arena.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// Up to so many bytes of partial sums every rank gathers them all: one exchange then costs its latency and little more.
+constexpr int64_t kGatheredBytes = 1 << 20;
+constexpr int64_t kUnit = 8;  // elements that a thread adds: what shards are made of
+
+// Elements [first, end) that a rank adds.
+struct Shard {
+  int64_t first, end;
+  static Shard of(int64_t count, int rank, int world) {
+    const int64_t units = count / kUnit, each = units / world, rest = units % world;
+    const int64_t first = each * rank + std::min<int64_t>(rank, rest);
+    return {first * kUnit, (first + each + (rank < rest ? 1 : 0)) * kUnit};
+  }
+  int64_t count() const { return end - first; }
+};
+
+}  // namespace
+
+struct DeviceReduce::Spans {
+  RunStatus* status = nullptr;
+  int32_t* slots = nullptr;    // (T, k)
+  float* partial = nullptr;    // (T, H) what this rank's experts add
+  float* parts = nullptr;      // (world, T, H) of small sums, or (world, a shard)
+  std::byte* inner = nullptr;  // this rank's run
+  size_t inner_bytes = 0, size_bytes = 0;
+};
+
+DeviceReduce::DeviceReduce(const MoeLayer& layer, int world, int64_t num_experts)
+    : layer_(layer),
+      ranks_(*device_ranks(layer.plan().device.kind)),
+      memory_(*layer.backend().memory),
+      world_(world),
+      num_experts_(num_experts),
+      send_bytes_(static_cast<size_t>(world)),
+      recv_bytes_(static_cast<size_t>(world)) {}
+
+Result<std::unique_ptr<DeviceReduce>> DeviceReduce::make(const MoeLayer& layer, const Exchange& exchange,
+                                                         int64_t num_experts) {
+  std::unique_ptr<DeviceReduce> reduce(new DeviceReduce(layer, exchange.world(), num_experts));
+  const size_t load_bytes = static_cast<size_t>(num_experts) * sizeof(uint64_t);
+  const int device = layer.weights().device;
+  NVFP4_MOE_ASSIGN(reduce->load_, reduce->memory_.allocate(load_bytes, device, "load of the experts"));
+  NVFP4_MOE_TRY(reduce->reset_load());
+  return reduce;
+}
+
+Status DeviceReduce::set_placement(const Placement& placement) {
+  std::vector<int32_t> tables(static_cast<size_t>(num_experts_ + 1 + placement.slots()));
+  auto next = static_cast<size_t>(num_experts_ + 1);
+  for (int64_t expert = 0; expert < num_experts_; ++expert) {
+    for (int64_t turn = 0; turn < placement.replicas(expert); ++turn)
+      tables[next++] = static_cast<int32_t>(placement.slot_of(expert, turn));
+    tables[static_cast<size_t>(expert) + 1] =
+        tables[static_cast<size_t>(expert)] + static_cast<int32_t>(placement.replicas(expert));
+  }
+  const size_t bytes = tables.size() * sizeof(int32_t);
+  const int device = layer_.weights().device;
+  NVFP4_MOE_TRY(memory_.synchronize(device));  // a run may still read the old ones
+  NVFP4_MOE_ASSIGN(tables_, memory_.allocate(bytes, device, "slots of the experts"));
+  return memory_.to_device(device, tables_.data(), tables.data(), bytes, nullptr);
+}
+
+DeviceReduce::Spans DeviceReduce::spans(std::byte* workspace, int64_t tokens) const {
+  const int64_t values = tokens * layer_.config()->hidden_size;
+  // Grows with the tokens: the most that a small sum takes is enough for the shards that are as large.
+  const int64_t gathered = world_ * std::min(values, kGatheredBytes / static_cast<int64_t>(sizeof(float)));
+  Arena arena(workspace, layer_.plan().limits.guard_bytes);
+  Spans spans;
+  spans.status = arena.take<RunStatus>("", "status", 1);
+  spans.slots = arena.take<int32_t>("", "slots", tokens * layer_.config()->top_k);
+  spans.partial = arena.take<float>("", "partial", values);
+  spans.parts = arena.take<float>("", "parts", std::max(gathered, values + world_ * kUnit));
+  spans.inner_bytes = layer_.workspace_bytes(tokens);
+  spans.inner = arena.take<std::byte>("", "inner", static_cast<int64_t>(spans.inner_bytes));
+  spans.size_bytes = arena.size_bytes();
+  return spans;
+}
+
+size_t DeviceReduce::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
+
+Status DeviceReduce::sum(Exchange& exchange, const Batch& batch, const Spans& spans, void* stream) {
+  DeviceTransport& transport = *exchange.device();
+  const int device = layer_.weights().device, rank = exchange.rank();
+  const int64_t count = batch.tokens * layer_.config()->hidden_size;
+  NVFP4_MOE_ASSIGN(const uint64_t capture, memory_.capture_id(stream));
+  const bool captured = capture != 0;
+  if (count * static_cast<int64_t>(sizeof(float)) <= kGatheredBytes) {
+    std::fill(recv_bytes_.begin(), recv_bytes_.end(), count * static_cast<int64_t>(sizeof(float)));
+    NVFP4_MOE_TRY(transport.all_gather(spans.partial, recv_bytes_.data(), spans.parts, stream, captured));
+    return ranks_.sum_of_ranks(device, {spans.parts, world_, count, batch.out, batch.out_dtype}, stream);
+  }
+  const Shard mine = Shard::of(count, rank, world_);
+  const int64_t width = bits(batch.out_dtype) / 8;
+  for (int r = 0; r < world_; ++r) {
+    send_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world_).count() * static_cast<int64_t>(sizeof(float));
+    recv_bytes_[static_cast<size_t>(r)] = mine.count() * static_cast<int64_t>(sizeof(float));
+  }
+  const AllToAll shards{"all_reduce",       reinterpret_cast<const std::byte*>(spans.partial),
+                        send_bytes_.data(), reinterpret_cast<std::byte*>(spans.parts),
+                        recv_bytes_.data(), exchange.timeout()};
+  NVFP4_MOE_TRY(transport.all_to_all_v(shards, stream, captured));
+  auto* const own = static_cast<std::byte*>(batch.out) + mine.first * width;
+  NVFP4_MOE_TRY(ranks_.sum_of_ranks(device, {spans.parts, world_, mine.count(), own, batch.out_dtype}, stream));
+  for (int r = 0; r < world_; ++r) recv_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world_).count() * width;
+  return transport.all_gather(own, recv_bytes_.data(), batch.out, stream, captured);
+}
+
+Status DeviceReduce::run(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream) {
+  const Spans s = spans(workspace, batch.tokens);
+  const MoeConfig& config = layer_.config();
+  const int device = layer_.weights().device;
+  const auto* const tables = reinterpret_cast<const int32_t*>(tables_.data());
+  SlotsOfIds slots;
+  slots.ids = batch.topk_ids;
+  slots.ids_dtype = batch.ids_dtype;
+  slots.assignments = batch.tokens * config->top_k;
+  slots.num_experts = num_experts_;
+  slots.first_of_expert = tables;
+  slots.slots_of_expert = tables + num_experts_ + 1;
+  slots.slots = s.slots;
+  slots.load = reinterpret_cast<uint64_t*>(load_.data());
+  NVFP4_MOE_TRY(ranks_.slots_of_ids(device, slots, stream));
+  Batch mine = batch;
+  mine.topk_ids = s.slots;
+  mine.ids_dtype = DType::kI32;
+  if (config->shared_intermediate_size == 0) mine.shared_weights = nullptr;
+  mine.out = s.partial;
+  mine.out_dtype = DType::kF32;
+  NVFP4_MOE_TRY(layer_.run(mine, s.inner, s.inner_bytes, stream, s.status));
+  NVFP4_MOE_TRY(sum(exchange, batch, s, stream));
+  return ranks_.count_nonfinite(device, batch.out, batch.out_dtype, batch.tokens * config->hidden_size,
+                                &s.status->nonfinite_outputs, stream);
+}
+
+Result<std::vector<uint64_t>> DeviceReduce::load() const {
+  std::vector<uint64_t> counts(static_cast<size_t>(num_experts_));
+  const int device = layer_.weights().device;
+  NVFP4_MOE_TRY(memory_.synchronize(device));
+  NVFP4_MOE_TRY(memory_.to_host(device, counts.data(), load_.data(), counts.size() * sizeof(uint64_t), nullptr));
+  return counts;
+}
+
+Status DeviceReduce::reset_load() const {
+  const std::vector<uint64_t> zeros(static_cast<size_t>(num_experts_));
+  const int device = layer_.weights().device;
+  NVFP4_MOE_TRY(memory_.synchronize(device));
+  return memory_.to_device(device, load_.data(), zeros.data(), zeros.size() * sizeof(uint64_t), nullptr);
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,317 @@
+// A test double of NCCL: the functions that src/exchange/nccl_library.h declares, between threads and processes, over
+// files of a folder that the unique id names. Pointers are the host's, or those of the emulator of CUDA, whose streams it
+// waits for where a program has them.
+//
+// A communicator does not block: a group is done by a thread of its own, and the state is "in progress" until then, or,
+// after fake_nccl_set("async", 1), at once success, as where a device is still at it. A message is a file, written under
+// another name and then renamed. A rank that is gone writes none, and those that wait for it wait until they are aborted.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "exchange/nccl_library.h"
+
+#ifndef FAKE_NCCL_VERSION
+#define FAKE_NCCL_VERSION 22809
+#endif
+
+namespace {
+
+using namespace nvfp4_moe;
+namespace fs = std::filesystem;
+constexpr auto kInternalError = static_cast<NcclResult>(3);
+constexpr auto kPoll = std::chrono::microseconds(200);
+
+std::mutex g_mutex;
+std::string g_log;                    // guarded by g_mutex
+std::map<std::string, long> g_set;    // likewise
+std::atomic<int> g_communicators{0};  // that have been made and neither destroyed nor aborted
+
+long setting(const char* name) {
+  const std::lock_guard lock(g_mutex);
+  const auto found = g_set.find(name);
+  return found == g_set.end() ? 0 : found->second;
+}
+void note(const std::string& text) {
+  const std::lock_guard lock(g_mutex);
+  g_log += text + "\n";
+}
+
+// CUDA's run time, where the program has one.
+template <class Function>
+Function cuda(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+void wait_for_stream(void* stream) {
+  if (auto* const wait = cuda<int (*)(void*)>("cudaStreamSynchronize")) wait(stream);
+}
+void copy(void* to, const void* from, size_t bytes) {
+  if (auto* const device_copy = cuda<int (*)(void*, const void*, size_t, int)>("cudaMemcpy"))
+    device_copy(to, from, bytes, 4);  // whichever way the pointers say
+  else
+    std::memcpy(to, from, bytes);
+}
+
+struct Communicator {
+  fs::path folder;
+  int rank = 0, world = 0;
+  bool blocking = true;
+  std::atomic<NcclResult> state{NcclResult::kSuccess};
+  std::atomic<bool> aborted{false};
+  std::vector<uint64_t> sent, received;  // (world) messages so far
+  std::thread worker;
+
+  void join() {
+    if (worker.joinable()) worker.join();
+  }
+  // Runs `work` as the library would: by itself, the state being what it says.
+  NcclResult begin(std::function<NcclResult()> work) {
+    join();
+    const bool at_once = setting("async") != 0;
+    state = at_once ? NcclResult::kSuccess : NcclResult::kInProgress;
+    worker = std::thread([this, work = std::move(work)] { state = work(); });
+    if (!blocking) return at_once ? NcclResult::kSuccess : NcclResult::kInProgress;
+    join();
+    return state;
+  }
+  bool wait_until(const std::function<bool()>& there) const {
+    while (!there()) {
+      if (aborted) return false;
+      std::this_thread::sleep_for(kPoll);
+    }
+    return true;
+  }
+  fs::path message(uint64_t number, int from, int to) const {
+    return folder / (std::to_string(number) + "." + std::to_string(from) + "." + std::to_string(to));
+  }
+  void put(int to, const void* data, size_t bytes) {
+    std::vector<char> text(bytes);
+    copy(text.data(), data, bytes);
+    const fs::path at = message(sent[static_cast<size_t>(to)]++, rank, to), hidden = at.string() + ".part";
+    std::ofstream(hidden, std::ios::binary).write(text.data(), static_cast<std::streamsize>(bytes));
+    std::error_code ignored;
+    fs::rename(hidden, at, ignored);
+  }
+  NcclResult take(int from, void* data, size_t bytes) {
+    const fs::path at = message(received[static_cast<size_t>(from)]++, from, rank);
+    if (!wait_until([&] { return fs::exists(at); })) return kInternalError;
+    std::error_code gone;
+    if (fs::file_size(at, gone) != bytes) return NcclResult::kInvalidUsage;
+    std::vector<char> text(bytes);
+    std::ifstream(at, std::ios::binary).read(text.data(), static_cast<std::streamsize>(bytes));
+    copy(data, text.data(), bytes);
+    fs::remove(at, gone);
+    return NcclResult::kSuccess;
+  }
+};
+
+// What a thread has asked for between ncclGroupStart and ncclGroupEnd.
+struct Group {
+  int depth = 0;
+  Communicator* comm = nullptr;
+  std::vector<std::function<void()>> sends;
+  std::vector<std::function<NcclResult()>> receives;
+  std::vector<void*> streams;
+};
+thread_local Group t_group;
+
+NcclResult end_group() {
+  Group group = std::exchange(t_group, {});
+  if (group.comm == nullptr) return NcclResult::kSuccess;
+  return group.comm->begin([group] {
+    for (void* stream : group.streams) wait_for_stream(stream);
+    if (setting("stall") != 0 && !group.comm->wait_until([] { return false; })) return kInternalError;
+    for (const auto& send : group.sends) send();
+    for (const auto& receive : group.receives)
+      if (const NcclResult result = receive(); result != NcclResult::kSuccess) return result;
+    return NcclResult::kSuccess;
+  });
+}
+
+NcclResult add(NcclCommunicator comm, void* stream, std::function<void()> send, std::function<NcclResult()> receive) {
+  const bool alone = t_group.depth == 0;
+  t_group.comm = static_cast<Communicator*>(comm);
+  t_group.streams.push_back(stream);
+  if (send) t_group.sends.push_back(std::move(send));
+  if (receive) t_group.receives.push_back(std::move(receive));
+  return alone ? end_group() : NcclResult::kSuccess;
+}
+
+float value_of(const char* at, NcclType type) {
+  uint32_t bits = 0;
+  if (type == NcclType::kBf16) {
+    uint16_t half = 0;
+    std::memcpy(&half, at, 2);
+    bits = static_cast<uint32_t>(half) << 16;
+  } else {
+    std::memcpy(&bits, at, 4);
+  }
+  float value = 0;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+void forget(Communicator* comm, bool whole_folder) {
+  comm->aborted = true;
+  comm->join();
+  std::error_code ignored;
+  fs::remove(comm->folder / ("rank." + std::to_string(comm->rank)), ignored);
+  bool last = true;  // or one of a world whose ranks do not all get here
+  for (int r = 0; r < comm->world; ++r) last = last && !fs::exists(comm->folder / ("rank." + std::to_string(r)));
+  if (last || whole_folder) fs::remove_all(comm->folder, ignored);
+  --g_communicators;
+  delete comm;
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- what tests ask and set
+void fake_nccl_set(const char* name, long value) {
+  const std::lock_guard lock(g_mutex);
+  g_set[name] = value;
+}
+// The calls since the last time, one a line.
+const char* fake_nccl_log() {
+  static std::string taken;
+  const std::lock_guard lock(g_mutex);
+  taken = std::exchange(g_log, {});
+  return taken.c_str();
+}
+int fake_nccl_communicators() { return g_communicators; }
+
+// ---- NCCL's
+NcclResult ncclGetVersion(int* version) {
+  *version = FAKE_NCCL_VERSION;
+  return NcclResult::kSuccess;
+}
+const char* ncclGetErrorString(NcclResult result) {
+  constexpr const char* kTexts[] = {
+      "no error",         "unhandled cuda error", "unhandled system error", "internal error",
+      "invalid argument", "invalid usage",        "remote process exited",  "in progress"};
+  return kTexts[static_cast<int>(result) & 7];
+}
+const char* ncclGetLastError(NcclCommunicator) { return "as a test asked for"; }
+
+NcclResult ncclGetUniqueId(NcclUniqueId* id) {
+  if (setting("fail id") != 0) return kInternalError;
+  std::string path = (fs::temp_directory_path() / "fake_nccl.XXXXXX").string();
+  if (mkdtemp(path.data()) == nullptr || path.size() >= sizeof(id->bytes)) return kInternalError;
+  std::memset(id->bytes, 0, sizeof(id->bytes));
+  path.copy(id->bytes, path.size());
+  return NcclResult::kSuccess;
+}
+
+NcclResult ncclCommInitRankConfig(NcclCommunicator* comm, int world, NcclUniqueId id, int rank, NcclConfig* config) {
+  if (config->magic != 0xcafebeef || config->size < 24 || rank < 0 || rank >= world)
+    return NcclResult::kInvalidArgument;
+  auto* const made = new Communicator;
+  ++g_communicators;
+  made->folder = id.bytes;
+  made->rank = rank;
+  made->world = world;
+  made->blocking = config->blocking != 0;
+  made->sent.resize(static_cast<size_t>(world));
+  made->received.resize(static_cast<size_t>(world));
+  *comm = made;
+  return made->begin([made] {
+    if (setting("fail init") == made->rank + 1) return kInternalError;
+    if (setting("stall init") == made->rank + 1 && !made->wait_until([] { return false; })) return kInternalError;
+    const fs::path here = made->folder / ("rank." + std::to_string(made->rank));
+    const int file = ::open(here.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0600);
+    if (file < 0) return NcclResult::kInvalidUsage;  // the rank is taken
+    ::close(file);
+    for (int r = 0; r < made->world; ++r)
+      if (!made->wait_until([&] { return fs::exists(made->folder / ("rank." + std::to_string(r))); }))
+        return kInternalError;
+    return NcclResult::kSuccess;
+  });
+}
+
+NcclResult ncclCommDestroy(NcclCommunicator comm) {
+  note("destroy");
+  static_cast<Communicator*>(comm)->join();
+  forget(static_cast<Communicator*>(comm), false);
+  return NcclResult::kSuccess;
+}
+NcclResult ncclCommAbort(NcclCommunicator comm) {
+  note("abort");
+  forget(static_cast<Communicator*>(comm), static_cast<Communicator*>(comm)->rank == 0);
+  return NcclResult::kSuccess;
+}
+NcclResult ncclCommGetAsyncError(NcclCommunicator comm, NcclResult* state) {
+  *state = setting("async error") != 0 ? NcclResult::kRemoteError : static_cast<Communicator*>(comm)->state.load();
+  return NcclResult::kSuccess;
+}
+NcclResult ncclCommCount(NcclCommunicator comm, int* count) {
+  *count = static_cast<Communicator*>(comm)->world;
+  return NcclResult::kSuccess;
+}
+NcclResult ncclCommUserRank(NcclCommunicator comm, int* rank) {
+  *rank = static_cast<Communicator*>(comm)->rank;
+  return NcclResult::kSuccess;
+}
+NcclResult ncclGroupStart() {
+  note("group start");
+  ++t_group.depth;
+  return NcclResult::kSuccess;
+}
+NcclResult ncclGroupEnd() {
+  note("group end");
+  return --t_group.depth == 0 ? end_group() : NcclResult::kSuccess;
+}
+NcclResult ncclSend(const void* data, size_t count, NcclType, int peer, NcclCommunicator comm, void* stream) {
+  note("send " + std::to_string(count) + " to " + std::to_string(peer));
+  if (setting("fail send") != 0) return NcclResult::kInvalidUsage;
+  auto* const self = static_cast<Communicator*>(comm);
+  return add(comm, stream, [=] { self->put(peer, data, count); }, {});
+}
+#ifndef FAKE_NCCL_WITHOUT_RECV
+NcclResult ncclRecv(void* data, size_t count, NcclType, int peer, NcclCommunicator comm, void* stream) {
+  note("recv " + std::to_string(count) + " from " + std::to_string(peer));
+  auto* const self = static_cast<Communicator*>(comm);
+  return add(comm, stream, {}, [=] { return self->take(peer, data, count); });
+}
+#endif
+NcclResult ncclAllReduce(const void* from, void* to, size_t count, NcclType type, NcclSum, NcclCommunicator comm,
+                         void* stream) {
+  note("all reduce " + std::to_string(count));
+  auto* const self = static_cast<Communicator*>(comm);
+  const size_t width = type == NcclType::kF32 ? 4 : 2, bytes = count * width;
+  const auto send = [=] {
+    for (int r = 0; r < self->world; ++r) self->put(r, from, bytes);
+  };
+  const auto receive = [=]() -> NcclResult {
+    std::vector<float> sums(count);
+    std::vector<char> part(bytes);
+    for (int r = 0; r < self->world; ++r) {
+      if (const NcclResult result = self->take(r, part.data(), bytes); result != NcclResult::kSuccess) return result;
+      for (size_t i = 0; i < count; ++i) sums[i] += value_of(part.data() + i * width, type);
+    }
+    for (size_t i = 0; i < count; ++i) {  // bf16 by cutting: tests sum what it holds exactly
+      const char* const bits = reinterpret_cast<const char*>(&sums[i]) + (4 - width);
+      std::memcpy(part.data() + i * width, bits, width);
+    }
+    copy(to, part.data(), bytes);
+    return NcclResult::kSuccess;
+  };
+  return add(comm, stream, send, receive);
+}
+
+}  // extern "C"

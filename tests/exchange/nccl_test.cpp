@@ -1,0 +1,365 @@
+// NCCL's transport over its test double: which calls it makes, what it moves, and every way in which it ends.
+#include "exchange/nccl.h"
+
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/float_formats.h"
+#include "exchange/nccl_library.h"
+#include "exchange/ranks.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::kLong;
+using test::on_ranks;
+using test::Over;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+constexpr Timeout kNcclShort{1200};
+
+std::string library(const char* variant = "") { return std::string(NVFP4_MOE_FAKE_NCCL) + variant + ".so"; }
+
+template <class Function>
+Function of_fake(const char* name) {
+  void* const handle = dlopen(library().c_str(), RTLD_NOW);
+  return reinterpret_cast<Function>(dlsym(handle, name));
+}
+std::string calls() { return of_fake<const char* (*)()>("fake_nccl_log")(); }
+int communicators() { return of_fake<int (*)()>("fake_nccl_communicators")(); }
+
+// A setting of the double until the end of the scope.
+class Setting {
+ public:
+  explicit Setting(const char* name, long value = 1) : name_(name) { set(value); }
+  ~Setting() { set(0); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  void set(long value) { of_fake<void (*)(const char*, long)>("fake_nccl_set")(name_, value); }
+  const char* const name_;
+};
+
+NcclOptions fake() {
+  NcclOptions options;
+  options.library = library();
+  return options;
+}
+
+// Every rank of a world with NCCL, over TCP as processes are.
+void on_devices(int world, Timeout timeout, const std::function<void(Exchange&, DeviceTransport&)>& body,
+                const NcclOptions& options = fake(), Over over = Over::kTcp) {
+  on_ranks(over, world, timeout, [&](Exchange& exchange) {
+    auto device = connect_nccl(exchange, options);
+    ASSERT_OK(device);
+    exchange.set_device(std::move(*device));
+    body(exchange, *exchange.device());
+  });
+  EXPECT_EQ(communicators(), 0) << "a communicator is left";
+}
+
+// Each rank sends (rank + 1) bytes of its number to each, and none to rank 2.
+struct Blocks {
+  explicit Blocks(const Exchange& exchange) {
+    const int me = exchange.rank();
+    for (int r = 0; r < exchange.world(); ++r) {
+      send_bytes.push_back(r == 2 ? 0 : me + 1);
+      recv_bytes.push_back(me == 2 ? 0 : r + 1);
+      send.insert(send.end(), static_cast<size_t>(send_bytes.back()), static_cast<std::byte>(me));
+      expected.insert(expected.end(), static_cast<size_t>(recv_bytes.back()), static_cast<std::byte>(r));
+    }
+    recv.resize(expected.size() + 1, std::byte{0xEE});
+  }
+  AllToAll call(Timeout timeout) {
+    return {"all_to_all_v", send.data(), send_bytes.data(), recv.data(), recv_bytes.data(), timeout};
+  }
+  std::vector<int64_t> send_bytes, recv_bytes;
+  std::vector<std::byte> send, recv, expected;
+};
+
+TEST(Nccl, AllToAllGivesEachRankWhatEachHasForIt) {
+  on_devices(4, kLong, [](Exchange& exchange, DeviceTransport& device) {
+    for (int call = 0; call < 3; ++call) {
+      Blocks blocks(exchange);
+      ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
+      EXPECT_EQ(blocks.recv.back(), std::byte{0xEE});
+      blocks.recv.pop_back();
+      EXPECT_EQ(blocks.recv, blocks.expected);
+    }
+    EXPECT_OK(device.state());
+    EXPECT_EQ(device.describe(), "nccl 2.28.9");
+    ASSERT_OK(exchange.barrier());
+  });
+}
+
+TEST(Nccl, SumsOverAllRanks) {
+  on_devices(3, kLong, [](Exchange& exchange, DeviceTransport& device) {
+    std::vector<float> floats(100);
+    std::vector<uint16_t> halves(100);
+    for (size_t i = 0; i < 100; ++i) {
+      floats[i] = static_cast<float>(i) + static_cast<float>(exchange.rank());
+      halves[i] = bf16_from_float(static_cast<float>(i % 8 + static_cast<size_t>(exchange.rank())));
+    }
+    ASSERT_OK(device.all_reduce(floats.data(), 100, DType::kF32, nullptr));
+    ASSERT_OK(device.all_reduce(halves.data(), 100, DType::kBf16, nullptr));
+    for (size_t i = 0; i < 100; ++i) {
+      EXPECT_EQ(floats[i], static_cast<float>(3 * i + 3));
+      EXPECT_EQ(bf16_to_float(halves[i]), static_cast<float>(3 * (i % 8) + 3));
+    }
+    EXPECT_THAT(device.all_reduce(halves.data(), 1, DType::kF16, nullptr).message(), HasSubstr("got F16"));
+    ASSERT_OK(exchange.barrier());
+  });
+}
+
+TEST(Nccl, OneGroupACallAndNothingForEmptyBlocks) {
+  on_devices(1, kLong, [](Exchange& exchange, DeviceTransport& device) {
+    calls();
+    Blocks blocks(exchange);
+    ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
+    EXPECT_EQ(calls(), "group start\nsend 1 to 0\nrecv 1 from 0\ngroup end\n");
+    const int64_t none = 0;
+    ASSERT_OK(device.all_to_all_v({"empty", nullptr, &none, nullptr, &none, kLong}, nullptr));
+    EXPECT_EQ(calls(), "group start\ngroup end\n");
+    float value = 1;
+    ASSERT_OK(device.all_reduce(&value, 1, DType::kF32, nullptr));
+    EXPECT_EQ(calls(), "group start\nall reduce 1\ngroup end\n");
+  });
+  EXPECT_EQ(calls(), "destroy\n");
+}
+
+// What every rank's connect says.
+std::vector<std::string> refused(int world, const std::function<NcclOptions(int rank)>& options,
+                                 Timeout timeout = kLong) {
+  std::vector<std::string> messages(static_cast<size_t>(world));
+  on_ranks(Over::kThreads, world, timeout, [&](Exchange& exchange) {
+    const auto device = connect_nccl(exchange, options(exchange.rank()));
+    messages[static_cast<size_t>(exchange.rank())] = device.status().message();
+    (void)exchange.barrier();
+  });
+  EXPECT_EQ(communicators(), 0) << "a communicator is left";
+  return messages;
+}
+NcclOptions of_library(const std::string& path) {
+  NcclOptions options;
+  options.library = path;
+  return options;
+}
+
+TEST(Nccl, ALibraryThatIsMissingTooOldOrLacksAFunctionIsNamedOnEveryRank) {
+  const auto on_rank_1 = [](const std::string& path) {
+    return refused(3, [&](int rank) { return of_library(rank == 1 ? path : library()); });
+  };
+  EXPECT_THAT(on_rank_1("libnonesuch.so.2"), Each(AllOf(HasSubstr("rank 1: nccl: expected libnonesuch.so.2 as the "),
+                                                        HasSubstr("cannot open shared object file"))));
+  EXPECT_THAT(on_rank_1(library("_old")), Each(AllOf(HasSubstr("rank 1: nccl: "), HasSubstr("libfake_nccl_old.so"),
+                                                     EndsWith("expected version 2.18.0 or later, got 2.17.5"))));
+  EXPECT_THAT(on_rank_1(library("_partial")),
+              Each(AllOf(HasSubstr("rank 1: nccl: "), EndsWith("(2.28.9): expected function ncclRecv, got none"))));
+}
+
+// One copy in a process: what is loaded already is found by NCCL's own name, wherever it lies.
+TEST(Nccl, TheCopyThatTheProcessHasIsTaken) {
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != nullptr) GTEST_SKIP() << "this process has an NCCL already";
+  ASSERT_NE(dlopen(library("_named").c_str(), RTLD_NOW), nullptr) << dlerror();
+  const auto found = NcclLibrary::open();
+  ASSERT_OK(found);
+  EXPECT_THAT((*found)->path, HasSubstr("libfake_nccl_named.so"));
+  EXPECT_EQ(*NcclLibrary::open(), *found) << "opened twice";
+}
+
+TEST(Nccl, ARankWhoseCommunicatorFailsEndsAllWithItsMessage) {
+  const auto fakes = [](int) { return fake(); };
+  {
+    const Setting fails("fail init", 2);  // rank 1; the others wait for it
+    EXPECT_THAT(refused(3, fakes, kNcclShort),
+                Each(AnyOf(HasSubstr("rank 1: nccl: ncclCommInitRankConfig: internal error"),
+                           HasSubstr("rank 0: nccl: expected a communicator of 3 ranks"))));
+  }
+  {
+    const Setting stalls("stall init", 3);
+    const double took = test::seconds_of([&] {
+      EXPECT_THAT(refused(3, fakes, kNcclShort), Each(HasSubstr("expected a communicator of 3 ranks within 600 ms")));
+    });
+    EXPECT_LT(took, 10);
+  }
+  const Setting fails("fail id");
+  EXPECT_THAT(refused(2, fakes), Each("rank 0: nccl: ncclGetUniqueId: internal error (as a test asked for)"));
+}
+
+TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
+  const auto nccl = NcclLibrary::open(library());
+  ASSERT_OK(nccl);
+  NcclUniqueId id{};
+  ASSERT_EQ((*nccl)->get_unique_id(&id), NcclResult::kSuccess);
+  std::vector<NcclCommunicator> comms(2);
+  test::on_threads(2, [&](int rank) {
+    NcclConfig blocking;
+    blocking.blocking = 1;
+    EXPECT_EQ((*nccl)->init_rank_config(&comms[static_cast<size_t>(rank)], 2, id, rank, &blocking),
+              NcclResult::kSuccess);
+  });
+  const auto given = [&](int rank) {
+    NcclOptions options = fake();
+    options.communicator = comms[static_cast<size_t>(rank)];
+    return options;
+  };
+  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+    auto device = connect_nccl(exchange, given(exchange.rank()));
+    ASSERT_OK(device);
+    Blocks blocks(exchange);
+    ASSERT_OK((*device)->all_to_all_v(blocks.call(kLong), nullptr));
+    blocks.recv.pop_back();
+    EXPECT_EQ(blocks.recv, blocks.expected);
+    (*device)->abort(Status(Code::kIo, "over"));
+    EXPECT_EQ((*device)->state().message(), "over");
+    EXPECT_OK(exchange.barrier());
+  });
+  // Swapped ranks, a world of one, and one rank that has none to give.
+  std::vector<std::string> messages(2);
+  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+    messages[static_cast<size_t>(exchange.rank())] =
+        connect_nccl(exchange, given(1 - exchange.rank())).status().message();
+  });
+  EXPECT_THAT(messages, Each(HasSubstr("rank 0: nccl: communicator: expected rank 0 of a world of 2, got rank 1")));
+  on_ranks(Over::kThreads, 1, kLong, [&](Exchange& exchange) {
+    EXPECT_THAT(connect_nccl(exchange, given(0)).status().message(), HasSubstr("got rank 0 of a world of 2"));
+  });
+  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+    EXPECT_THAT(connect_nccl(exchange, exchange.rank() == 0 ? given(0) : fake()).status().message(),
+                HasSubstr("nccl of rank 1: expected communicator given as on rank 0, got made here"));
+  });
+  EXPECT_EQ(communicators(), 2);
+  for (const NcclCommunicator comm : comms) (*nccl)->destroy(comm);
+}
+
+TEST(Nccl, ACallThatFailsEndsAllRanks) {
+  on_devices(2, kLong, [](Exchange& exchange, DeviceTransport& device) {
+    ASSERT_OK(exchange.barrier());
+    static std::atomic<bool> failed;
+    failed = false;
+    Blocks blocks(exchange);
+    if (exchange.rank() == 1) {
+      const Setting fails("fail send");
+      EXPECT_EQ(device.all_to_all_v(blocks.call(kLong), nullptr).message(),
+                "all_to_all_v: nccl: ncclSend: invalid usage (as a test asked for)");
+      failed = true;
+    } else {
+      while (!failed) std::this_thread::yield();
+      const Status status = device.all_to_all_v(blocks.call(kLong), nullptr);
+      EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+      EXPECT_EQ(device.state().message(), status.message());
+      EXPECT_FALSE(exchange.barrier().ok());
+    }
+    EXPECT_FALSE(device.all_to_all_v(blocks.call(kLong), nullptr).ok());
+  });
+}
+
+TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
+  std::atomic<bool> over{false};
+  const double took = test::seconds_of([&] {
+    on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
+      if (exchange.rank() == 1) {
+        while (!over) std::this_thread::sleep_for(Timeout{5});
+        return;
+      }
+      Blocks blocks(exchange);
+      EXPECT_EQ(
+          device.all_to_all_v(blocks.call(kNcclShort), nullptr).message(),
+          "nccl: expected all_to_all_v to be done within 1200 ms, got no end: a rank has stopped, or has come with "
+          "another call");
+      over = true;
+    });
+  });
+  EXPECT_LT(took, 10);
+}
+
+// What has been enqueued and is not done: nobody waits in a call, and the watch finds it.
+TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
+  NcclOptions options = fake();
+  options.stream_done = [](void*) -> Result<bool> { return false; };
+  const Setting async("async");
+  const Setting stalls("stall");
+  on_devices(
+      2, kLong,
+      [](Exchange& exchange, DeviceTransport& device) {
+        Blocks blocks(exchange);
+        ASSERT_OK(device.all_to_all_v(blocks.call(kNcclShort), nullptr));
+        const Deadline deadline(kLong);
+        while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+        EXPECT_THAT(device.state().message(), HasSubstr("to be done within 1200 ms"));
+      },
+      options);
+}
+
+TEST(Nccl, WhatNcclReportsLaterEndsAll) {
+  on_devices(2, kLong, [](Exchange& exchange, DeviceTransport& device) {
+    static std::atomic<int> ended;
+    ended = 0;
+    ASSERT_OK(exchange.barrier());
+    static const Setting* error = nullptr;
+    if (exchange.rank() == 0) error = new Setting("async error");
+    const Deadline deadline(kLong);
+    while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+    EXPECT_THAT(device.state().message(), HasSubstr("ncclCommGetAsyncError: remote process exited"));
+    ++ended;
+    while (ended < 2 && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+    if (exchange.rank() == 0) delete error;
+  });
+}
+
+// A rank of three, in a process of its own: one call after the other until one fails.
+Status run_until_it_fails(int port, int rank, const std::function<void(int call)>& each) {
+  auto exchange = connect_tcp("127.0.0.1", port, rank, 3, kLong);
+  NVFP4_MOE_TRY(exchange.status());
+  auto device = connect_nccl(**exchange, fake());
+  NVFP4_MOE_TRY(device.status());
+  (*exchange)->set_device(std::move(*device));
+  for (int call = 0;; ++call) {
+    each(call);
+    Blocks blocks(**exchange);
+    NVFP4_MOE_TRY((*exchange)->device()->all_to_all_v(blocks.call(kLong), nullptr));
+  }
+}
+
+TEST(Nccl, AKilledProcessEndsTheOthersAtOnceWithItsName) {
+  const int port = test::free_port();
+  const std::string expected = "expected rank 1, got none: it has left";
+  pid_t children[2];
+  for (int child = 0; child < 2; ++child) {
+    children[child] = ::fork();
+    if (children[child] != 0) continue;
+    ::alarm(30);
+    const Status status = run_until_it_fails(port, child + 1, [](int) {});
+    ::_exit(status.message().find(expected) != std::string::npos ? 0 : 1);
+  }
+  const double took = test::seconds_of([&] {
+    const Status status = run_until_it_fails(port, 0, [&](int call) {
+      if (call == 10) ::kill(children[0], SIGKILL);
+    });
+    EXPECT_THAT(status.message(), HasSubstr(expected));
+    int exit = 0;
+    EXPECT_EQ(::waitpid(children[1], &exit, 0), children[1]);
+    EXPECT_EQ(exit, 0);
+    EXPECT_EQ(::waitpid(children[0], &exit, 0), children[0]);
+  });
+  EXPECT_LT(took, 10);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -125,7 +125,9 @@ std::vector<uint16_t> expected_sum(const CaseData& data, const Placement& placem
   return rounded;
 }
 
-void check_reduce(const CaseData& data, const Placement& placement, int calls) {
+// over: what a layer says of its NCCL.
+void check_reduce(const CaseData& data, const Placement& placement, int calls, const std::string& library = kFakeNccl,
+                  const std::string& over = "nccl 2.28.9\"") {
   const std::vector<uint16_t> expected = expected_sum(data, placement);
   std::vector<uint64_t> load(static_cast<size_t>(data.spec.options.num_experts));
   for (int64_t token = 0; token < data.spec.tokens; ++token)
@@ -133,7 +135,7 @@ void check_reduce(const CaseData& data, const Placement& placement, int calls) {
       if (const int64_t id = data.id(token, k); id >= 0 && id < data.spec.options.num_experts)
         ++load[static_cast<size_t>(id)];
   on_ranks(Over::kThreads, placement.world(), test::kCaseTimeout, [&](Exchange& exchange) {
-    ASSERT_OK(use_nccl(exchange, "cuda:0", kFakeNccl));
+    ASSERT_OK(use_nccl(exchange, "cuda:0", library));
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
     const LayerSource source = test::source_of(data);
     ExpertParallelOptions options;
@@ -141,7 +143,7 @@ void check_reduce(const CaseData& data, const Placement& placement, int calls) {
     options.placement = placement;
     const auto layer = ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed);
     ASSERT_OK(layer);
-    EXPECT_THAT((*layer)->describe_json(), HasSubstr("\"over\":\"nccl 2.28.9\""));
+    EXPECT_THAT((*layer)->describe_json(), HasSubstr("\"over\":\"" + over));
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes(data.spec.tokens);
     const OnDevice<uint8_t> workspace(bytes);
@@ -226,6 +228,63 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
     exchange.device()->abort(Status(Code::kIo, "nccl: a cable was pulled"));
     EXPECT_EQ((*layer)->run(batch.spec, workspace.data(), bytes).message(), "nccl: a cable was pulled");
     EXPECT_OK(exchange.barrier());
+  });
+}
+
+// NCCL itself as far as one GPU goes: a world of one rank, eagerly and in a graph.
+class CudaRanksOverNccl : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto device = device_facts("cuda:0");
+    if (!device.ok()) GTEST_SKIP() << device.status().message();
+    if (dlsym(RTLD_DEFAULT, "cudaMemcpy") != nullptr) GTEST_SKIP() << "the emulator of CUDA has no NCCL but its double";
+    void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) GTEST_SKIP() << "libnccl.so.2 is not on this host's library path";
+  }
+};
+
+TEST_F(CudaRanksOverNccl, AWorldOfOneRankAddsNothing) {
+  check_reduce(made(spec_of(9, 64, 32)), *Placement::contiguous(6, 1), 2, "", "nccl ");
+  Case large = spec_of(130, 2048, 16);
+  large.options.top_k = 1;
+  check_reduce(made(large), *Placement::contiguous(6, 1), 1, "", "nccl ");
+}
+
+TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {
+  const CaseData data = made(spec_of(9, 64, 32));
+  const std::vector<uint16_t> expected = expected_sum(data, *Placement::contiguous(6, 1));
+  on_ranks(Over::kThreads, 1, test::kCaseTimeout, [&](Exchange& exchange) {
+    ASSERT_OK(use_nccl(exchange, "cuda:0"));
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    const LayerSource source = test::source_of(data);
+    ExpertParallelOptions options;
+    options.combine = CombineBy::kAllReduce;
+    const auto layer = ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed);
+    ASSERT_OK(layer);
+    DeviceBatch batch(data);
+    const size_t bytes = (*layer)->workspace_bytes(data.spec.tokens);
+    const OnDevice<uint8_t> workspace(bytes);
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));  // what a first call loads, no graph can
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    const Status captured = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_OK(captured);
+    ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_EQ(cudaMemsetAsync(batch.out.data(), 0xFF, expected.size() * 2, stream), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      const std::vector<uint8_t> out = batch.out.back();
+      EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size()), 0) << "replay " << i;
+    }
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
   });
 }
 

@@ -13,8 +13,9 @@ namespace nvfp4_moe::cpu {
 // what a Zen 4 core reads; a Xeon with AMX reads as fast either way.
 inline constexpr int64_t kAheadChunks = 6;
 
-// Fetches the chunk that lies kAheadChunks behind chunk c of one panel, in the strip or in what comes after it.
-inline void prefetch_ahead(const Strip& strip, int64_t panel, int64_t c) {
+// Fetches the chunk that lies kAheadChunks behind chunk c of one panel, in the strip or in what comes after it. Always
+// inlined: GCC finds that a function which only prefetches has no effect, and leaves out calls of it.
+[[gnu::always_inline]] inline void prefetch_ahead(const Strip& strip, int64_t panel, int64_t c) {
   const int64_t beyond = c + kAheadChunks - strip.chunks;
   const uint8_t* bytes =
       beyond < 0 ? strip.bytes + (c + kAheadChunks) * kChunkBytes : strip.next + beyond * kChunkBytes;

@@ -29,6 +29,9 @@ class Mxfp4Hooks(Hooks):
         config = layer.moe_runner_config
         if config.gemm1_alpha is None or not getattr(config, "gate_up_interleaved", True):
             raise Refused("MXFP4 experts of another form than gpt-oss', whose rows of gate and up alternate")
+        hidden, real = int(layer.hidden_size), int(getattr(layer, "hidden_size_unpadded", layer.hidden_size))
+        if hidden != real:  # SGLang's default on Blackwell does so; the library's backend, named by the user, does not
+            raise Refused(f"hidden size {real} padded to {hidden} for SGLang's flashinfer_mxfp4")
 
     def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:
         """The loader gives whole blocks to each rank as long as there are any; what is left for the last may be less."""

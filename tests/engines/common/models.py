@@ -211,12 +211,17 @@ def write(directory: Path, form: str, model: Model) -> Path:
     )
     said = quantization(form)
     (directory / "config.json").write_text(json.dumps(_config(said), indent=1))
-    if form == "modelopt_mixed":  # SGLang reads an algorithm a layer from ModelOpt's own file alone
-        names = {"quant_algo": "quant_algo", "ignore": "exclude_modules", "quantized_layers": "quantized_layers"}
-        (directory / "hf_quant_config.json").write_text(
-            json.dumps({"producer": said["producer"], "quantization": {names[key]: said[key] for key in names}})
-        )
+    if form == "modelopt_mixed":
+        write_modelopt_file(directory, said)
     return directory
+
+
+def write_modelopt_file(directory: Path, said: dict) -> None:
+    """ModelOpt's own file, from which alone SGLang reads an algorithm a layer."""
+    names = {"quant_algo": "quant_algo", "ignore": "exclude_modules", "quantized_layers": "quantized_layers"}
+    (directory / "hf_quant_config.json").write_text(
+        json.dumps({"producer": said["producer"], "quantization": {names[key]: said[key] for key in names}})
+    )
 
 
 def write_all(root: Path, model: Model) -> dict[str, Path]:

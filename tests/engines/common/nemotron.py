@@ -125,6 +125,8 @@ def write(directory: Path, form: str, model: Model) -> Path:
         {name: tensor.clone() for name, tensor in tensors.items()}, directory / "model.safetensors", {"format": "pt"}
     )
     (directory / "config.json").write_text(json.dumps(config(form), indent=1))
+    if form == "modelopt_mixed":
+        models.write_modelopt_file(directory, quantization(form))
     return directory
 
 

@@ -248,6 +248,18 @@ def test_other_mxfp4_experts_are_sglangs_with_one_line_that_says_why(sglang, con
     assert words in said and "left to SGLang" in said
 
 
+def test_a_hidden_size_that_sglang_pads_is_refused(sglang):
+    from nvfp4_moe.sglang.mxfp4 import Mxfp4Hooks
+    from nvfp4_moe.sglang.refusals import Refused
+
+    layer = types.SimpleNamespace(moe_runner_config=types.SimpleNamespace(gemm1_alpha=1.702, gate_up_interleaved=True))
+    layer.hidden_size, layer.hidden_size_unpadded = 2880, 2880
+    Mxfp4Hooks(None).check(None, layer)
+    layer.hidden_size = 3072
+    with pytest.raises(Refused, match="hidden size 2880 padded to 3072"):
+        Mxfp4Hooks(None).check(None, layer)
+
+
 def test_a_backend_that_sglang_chose_for_the_model_is_no_users_choice(sglang, configured, model, caplog):
     """SGLang gives gpt-oss and Nemotron-H runner backends of its own where the user names none."""
     from nvfp4_moe.sglang import refusals

@@ -72,7 +72,9 @@ def faults(checkpoints):
 def test_each_form_says_what_transformers_says(served, faults, job):
     (run,) = served(job)
     assert faults(run, job) == []
-    assert run == served("modelopt")[0], "the same numbers in every form, to the last bit"
+    # The factor of the routed experts is in the router's weights for ModelOpt, and the runner's for compressed-tensors.
+    producer = "modelopt" if job.startswith("modelopt") else "compressed_w4a4"
+    assert run == served(producer)[0], "the same numbers in each form of a producer, to the last bit"
 
 
 @pytest.mark.skipif(ON_GPU and torch.cuda.device_count() < 2, reason="two ranks need two GPUs")

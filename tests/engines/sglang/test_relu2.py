@@ -1,7 +1,6 @@
 """Experts without a gate, as Nemotron-3's, in SGLang: its own layer, loader and runner, on any rank, in each form.
 
-Not the whole model: SGLang's Mamba layers are Triton kernels, and there is no Triton for CPUs. latent: the experts' hidden size
-is the latent projections', which are linears of the model around them.
+The model around them is test_nemotron.py's.
 """
 
 import dataclasses

@@ -45,7 +45,8 @@ struct Problem {
     fill(x_codes, rows * k / 2, 255);
     fill(x_scales, rows * k / 16, 0x7E);
     x_bf16.resize(static_cast<size_t>(rows * k));
-    for (uint16_t& x : x_bf16) x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3E00u + (random() % 4 << 8)));
+    // Over 32 binades, so that sums round before they are scaled.
+    for (uint16_t& x : x_bf16) x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3800u + (random() % 16 << 8)));
     packed.resize(static_cast<size_t>(panels * panel_bytes(k)));
     const Nvfp4View view = Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, panels * kPanelRows, k);
     for (int64_t p = 0; p < panels; ++p) pack_panel(view, p, packed.data() + p * panel_bytes(k));

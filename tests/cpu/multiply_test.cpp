@@ -47,7 +47,8 @@ struct Problem {
     fill(x_codes, rows * k / 2, 255);
     fill(x_scales, rows * k / 16, 0x7E);
     x_bf16.resize(static_cast<size_t>(rows * k));
-    for (uint16_t& x : x_bf16) x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3E00u + (random() % 4 << 8)));
+    // Over 32 binades, so that sums round before they are scaled.
+    for (uint16_t& x : x_bf16) x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3800u + (random() % 16 << 8)));
     x_int8.resize(static_cast<size_t>(rows * k));
     for (int8_t& x : x_int8) x = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
     x_int8_scales.resize(static_cast<size_t>(rows * k / 16));

@@ -41,9 +41,9 @@ set(a57 --of aarch64 --cpu cortex-a57 --runs portable)
 set(forks "Fork*")
 add_other_cpu(neoverse-n1/foreign_instructions other_cpu ${n1} --foreign ${aarch64}/test_foreign_instruction)
 add_other_cpu(cortex-a57/foreign_instructions other_cpu ${a57} --foreign ${aarch64}/test_foreign_instruction)
-# The room cpu in three parts, so that cores of the host share it.
+# The room cpu in parts, so that cores of the host share it. Most of a layer's time is that of making its weights.
 add_other_cpu(neoverse-n1/cpu_integer_layers other_cpu ${n1} "--filter=*Layer.OfInteger*" ${aarch64}/test_cpu)
-add_other_cpu(neoverse-n1/cpu_fp32_layers other_cpu ${n1} "--filter=*Layer.OfProductsInFp32*" ${aarch64}/test_cpu)
+add_other_cpu(neoverse-n1/cpu_fp32_layers long ${n1} "--filter=*Layer.OfProductsInFp32*" ${aarch64}/test_cpu)
 add_other_cpu(neoverse-n1/cpu other_cpu ${n1} "--filter=-*Layer.*" ${aarch64}/test_cpu)
 add_other_cpu(neoverse-n1/core other_cpu ${n1} "--filter=-${forks}" ${aarch64}/test_core)
 add_other_cpu(cortex-a57/cpu other_cpu ${a57} "--filter=-*Layer.*:*Multiply.*" ${aarch64}/test_cpu)

@@ -9,6 +9,9 @@
 #include "cli/verbs/layers.h"
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
+#include "exchange/launcher.h"
+#include "exchange/tcp.h"
+#include "verify/verify_ranks.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -23,6 +26,8 @@ struct VerifyVerb {
   std::optional<double> limit_sqnr_db;
   NumericChoices choices;
   LocalPart part;
+  int ranks = 0;  // 0: one, as without --ep
+  std::string combine = "all_to_all";
 };
 
 Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& model) {
@@ -138,7 +143,71 @@ void report_fp8(const VerifyReport& verified, Report& report) {
   if (!layers.empty()) report.json()["fp8_weights"] = layers;
 }
 
+// This process as the rank that a launcher says it is; null where none has started it, or it is alone.
+Result<std::unique_ptr<Exchange>> launched_exchange(int ranks) {
+  if (!is_launched()) return std::unique_ptr<Exchange>();
+  NVFP4_MOE_ASSIGN(const LaunchedRank launched, launched_rank());
+  if (launched.world == 1) return std::unique_ptr<Exchange>();
+  if (launched.world != ranks)
+    return invalid_argument(
+        fmt::format("--ep: expected {}, the ranks that {} started, got {}", launched.world, launched.launcher, ranks));
+  return connect_tcp(launched.address, launched.port, launched.rank, launched.world);
+}
+
+// --ep: a layer over ranks against the same layer on one.
+Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
+  if (!verb.against.empty() || !verb.input.empty() || !verb.part.expert_range.empty() || verb.limit_sqnr_db)
+    return invalid_argument("--ep: expected neither --against, --input, --limit nor --expert-range beside it");
+  if (report.common().device != "cpu") return unsupported("--ep: expected --device cpu, got " + report.common().device);
+  RanksOptions options;
+  options.world = verb.ranks;
+  NVFP4_MOE_ASSIGN(options.combine, parse<CombineBy>(verb.combine, "--combine"));
+  {
+    NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
+    NVFP4_MOE_ASSIGN(options.layers, chosen_layers(checkpoint.model(), verb.layers));
+    MoeOptions probe = checkpoint.model().options;
+    NVFP4_MOE_TRY(verb.choices.apply(probe));
+  }
+  options.states.seed = verb.seed;
+  options.states.tokens = verb.tokens.value_or(32);
+  NVFP4_MOE_ASSIGN(options.backend, wanted_backend(report.common().backend));
+  options.threads = report.common().threads.value_or(0);
+  options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
+  NVFP4_MOE_ASSIGN(options.exchange, launched_exchange(verb.ranks));
+  const bool launched = options.exchange != nullptr, first = !launched || options.exchange->rank() == 0;
+  Result<std::vector<RanksCheck>> checks = std::vector<RanksCheck>();
+  {
+    ProgressStyle style = report.progress();
+    style.quiet = style.quiet || !first;
+    ProgressBar bar(style);
+    options.progress = bar.callback();
+    checks = verify_ranks(verb.path, std::move(options));
+  }
+  NVFP4_MOE_TRY(checks.status());
+  report.json()["ranks"] = verb.ranks;
+  report.json()["combine"] = verb.combine;
+  if (!first) return {};  // rank 0 says it for all
+  report.fact("checked", fmt::format("{}: {} ranks ({}), {}", verb.path, verb.ranks,
+                                     launched ? "processes" : "threads of this process", verb.combine));
+  Table table({{"layer", "layer"},
+               {"backend", "backend", false},
+               {"tokens", "tokens"},
+               {"same_bits", "bits of one rank", false},
+               {"relative_l2", "rel. L2"},
+               {"max_abs", "max abs"},
+               {"passed", "result", false}});
+  for (const RanksCheck& check : *checks) {
+    table.add({cell(check.layer), cell(check.backend), cell(check.tokens), cell(check.same_bits ? "equal" : "others"),
+               cell(check.comparison.relative_l2, "{:.1e}"), cell(check.comparison.max_abs, "{:.2e}"),
+               verdict(check.broken.empty())});
+    if (!check.broken.empty()) report.fail(fmt::format("layer {}: {}", check.layer, check.broken));
+  }
+  report.table("checks", table);
+  return {};
+}
+
 Status verify_verb(const VerifyVerb& verb, Report& report) {
+  if (verb.ranks > 0) return verify_ranks_verb(verb, report);
   VerifyOptions options;
   {
     NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
@@ -210,18 +279,23 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
 }  // namespace
 
 void add_verify(CLI::App& app, Invocation& invocation) {
-  add_verb<VerifyVerb>(app, invocation, "verify", "Packed bytes, kernels and quantization of a checkpoint, checked",
-                       UsesBackend::kYes, verify_verb, [](CLI::App& verb, VerifyVerb& options) {
-                         add_checkpoint_directory(verb, options.path);
-                         verb.add_option("--against", options.against, "The checkpoint it was quantized from");
-                         add_layer_list(verb, options.layers, "Layers to check");
-                         add_states(verb, options.input, options.tokens, 0, "how many (default 32; 0: do not run)");
-                         verb.add_option("--limit", options.limit_sqnr_db,
-                                         "With --against: fail a layer below this SQNR in dB");
-                         add_seed(verb, options.seed);
-                         add_numeric_choices(verb, options.choices);
-                         add_expert_range(verb, options.part);
-                       });
+  add_verb<VerifyVerb>(
+      app, invocation, "verify", "Packed bytes, kernels and quantization of a checkpoint, checked", UsesBackend::kYes,
+      verify_verb, [](CLI::App& verb, VerifyVerb& options) {
+        add_checkpoint_directory(verb, options.path);
+        verb.add_option("--against", options.against, "The checkpoint it was quantized from");
+        add_layer_list(verb, options.layers, "Layers to check");
+        add_states(verb, options.input, options.tokens, 0, "how many (default 32; 0: do not run)");
+        verb.add_option("--limit", options.limit_sqnr_db, "With --against: fail a layer below this SQNR in dB");
+        add_seed(verb, options.seed);
+        add_numeric_choices(verb, options.choices);
+        add_expert_range(verb, options.part);
+        verb.add_option("--ep", options.ranks,
+                        "Over so many ranks against one: threads of this process, or the processes "
+                        "that torchrun, mpirun or srun started")
+            ->check(CLI::Range(1, 64));
+        verb.add_option("--combine", options.combine, "With --ep: all_to_all or all_reduce")->capture_default_str();
+      });
 }
 
 }  // namespace nvfp4_moe::cli

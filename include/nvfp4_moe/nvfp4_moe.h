@@ -199,6 +199,16 @@ NVFP4_MOE_API void nvfp4_moe_thread_group_close(nvfp4_moe_thread_group* group);
 /* Waits for all ranks of the group, each in a thread of its own. timeout_ms 0: 30000. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_t rank, int32_t world,
                                                          int64_t timeout_ms, nvfp4_moe_exchange** exchange);
+/* This process as the rank that torchrun, mpirun or srun says it is, by TCP to the others (docs/expert-parallel.md: which
+ * variables say so, and where rank 0 listens). local_rank, which may be NULL, gets the rank's number on its host. Waits
+ * for all ranks. timeout_ms 0: 30000. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_join_launched(int64_t timeout_ms, int32_t* local_rank,
+                                                              nvfp4_moe_exchange** exchange);
+/* Collective: gives the exchange NCCL between devices, this rank's being `device` ("cuda:1"): what layers over it on GPUs
+ * need. library: a path or name; NULL: the process's own copy, else libnccl.so.2. communicator: an ncclComm_t of the
+ * exchange's ranks, which stays the caller's; NULL: one is made. Before the first layer over it. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device,
+                                                         const char* library, void* communicator);
 /* Exclusive. Layers over it keep what they need; when the last of them is closed too, this rank has left. */
 NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);
 
@@ -206,8 +216,8 @@ enum {
   NVFP4_MOE_COMBINE_ALL_TO_ALL = 0, /* each rank has tokens of its own; the bits of one rank with all experts */
   NVFP4_MOE_COMBINE_ALL_REDUCE = 1  /* all ranks have the same tokens; one fp32 sum more */
 };
-/* How a layer is divided over an exchange. All ranks open with the same config, and with the same values here; on the CPU
- * (docs/expert-parallel.md). Opening, runs and nothing else are collective: a rank that cannot go on ends all with its
+/* How a layer is divided over an exchange. All ranks open with the same config, and with the same values here; on the CPU,
+ * and all_reduce on GPUs over NCCL (docs/expert-parallel.md). Opening, runs and nothing else are collective: a rank that cannot go on ends all with its
  * message. */
 typedef struct nvfp4_moe_expert_parallel {
   size_t struct_size;
@@ -391,6 +401,22 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* l
  * flight. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
                                                             const nvfp4_moe_expert* expert);
+
+/* Of a layer over an exchange: how many assignments each of its config's num_experts got on all ranks since open or the
+ * last reset. Collective; on a device it waits for it. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts);
+/* Begins to count this rank's assignments anew. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_reset_load(const nvfp4_moe_layer* layer);
+/* A placement under which ranks have about equally much to do by that load: expert_of_slot (world * slots_per_rank), as
+ * nvfp4_moe_expert_parallel has it. The same on all ranks for the same load. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_experts, int32_t world,
+                                                         int64_t slots_per_rank, int64_t* expert_of_slot);
+/* Collective: gives the ranks' slots other experts in place, of a checkpoint's layer with the same weights; as many slots
+ * as there are. The result is byte-identical to a fresh open with that placement. Where one rank cannot go on, all hear
+ * of it; once experts have been replaced, that ends the exchange. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
+                                                       int64_t slots, const nvfp4_moe_checkpoint* checkpoint,
+                                                       int64_t layer_index);
 
 /* Where unpack writes; shapes as in nvfp4_moe_expert. A NULL array is left out, as are biases that the expert has not; the
  * scales are always written. */

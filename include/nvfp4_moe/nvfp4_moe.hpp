@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "nvfp4_moe/nvfp4_moe.h"
 
@@ -107,9 +108,21 @@ class Exchange {
     check(nvfp4_moe_thread_group_join(group, rank, world, timeout_ms, &handle));
     handle_.reset(handle);
   }
+  // As the rank that a launcher says this process is.
+  static Exchange launched(std::int64_t timeout_ms = 0, std::int32_t* local_rank = nullptr) {
+    nvfp4_moe_exchange* handle = nullptr;
+    check(nvfp4_moe_exchange_join_launched(timeout_ms, local_rank, &handle));
+    Exchange exchange;
+    exchange.handle_.reset(handle);
+    return exchange;
+  }
+  void use_nccl(const char* device, const char* library = nullptr, void* communicator = nullptr) {
+    check(nvfp4_moe_exchange_use_nccl(handle_.get(), device, library, communicator));
+  }
   nvfp4_moe_exchange* get() const noexcept { return handle_.get(); }
 
  private:
+  Exchange() = default;
   struct Close {
     void operator()(nvfp4_moe_exchange* handle) const noexcept { nvfp4_moe_exchange_close(handle); }
   };
@@ -132,6 +145,16 @@ class ThreadGroup {
   };
   std::unique_ptr<nvfp4_moe_thread_group, Close> handle_;
 };
+
+// The expert of each slot, under which ranks have about equally much to do.
+inline std::vector<std::int64_t> propose_placement(const std::vector<std::uint64_t>& load, int world,
+                                                   std::int64_t slots_per_rank) {
+  std::vector<std::int64_t> expert_of_slot(
+      world > 0 && slots_per_rank > 0 ? static_cast<std::size_t>(world) * static_cast<std::size_t>(slots_per_rank) : 1);
+  check(nvfp4_moe_propose_placement(load.data(), static_cast<std::int64_t>(load.size()), world, slots_per_rank,
+                                    expert_of_slot.data()));
+  return expert_of_slot;
+}
 
 class Layer {
  public:
@@ -176,6 +199,17 @@ class Layer {
   }
   void unpack_expert(std::int64_t local_expert, nvfp4_moe_expert_out& expert) const {
     check(nvfp4_moe_layer_unpack_expert(get(), local_expert, &expert));
+  }
+  // Over an exchange: how often each of so many experts was chosen on all ranks.
+  std::vector<std::uint64_t> load(std::int64_t num_experts) const {
+    std::vector<std::uint64_t> load(static_cast<std::size_t>(num_experts));
+    check(nvfp4_moe_layer_load(get(), load.data(), num_experts));
+    return load;
+  }
+  void reset_load() const { check(nvfp4_moe_layer_reset_load(get())); }
+  void rearrange(const std::vector<std::int64_t>& expert_of_slot, const Checkpoint& checkpoint, std::int64_t layer) {
+    check(nvfp4_moe_layer_rearrange(handle_.get(), expert_of_slot.data(),
+                                    static_cast<std::int64_t>(expert_of_slot.size()), checkpoint.get(), layer));
   }
   const nvfp4_moe_layer* get() const noexcept { return handle_.get(); }
 

@@ -44,6 +44,7 @@ from ._core import (
     ThreadGroup,
     Unsupported,
     __version__,
+    launched_exchange,
     propose_placement,
 )
 from .config import MoeConfig
@@ -80,6 +81,7 @@ __all__ = [
     "expert_scale_row",
     "explain",
     "inspect",
+    "launched_exchange",
     "load_expert",
     "pack",
     "propose_placement",

@@ -11,6 +11,8 @@
 #include "errors.h"
 #include "exchange/balance.h"
 #include "exchange/callback.h"
+#include "exchange/launcher.h"
+#include "exchange/tcp.h"
 #include "exchange/threads.h"
 #include "interpreter.h"
 
@@ -89,6 +91,13 @@ struct PyThreadGroup {
   int world;
 };
 
+PyExchange launched(double timeout) {
+  const Timeout limit = timeout_of(timeout);
+  const LaunchedRank rank = take(launched_rank());
+  const WithoutLock unlocked;
+  return {take(connect_tcp(rank.address, rank.port, rank.rank, rank.world, limit))};
+}
+
 PyExchange join(const PyThreadGroup& self, int rank, double timeout) {
   const Timeout wait = timeout_of(timeout);
   const std::shared_ptr<ThreadGroup> group = self.group;
@@ -134,10 +143,11 @@ void report_to_ranks(const ParallelFields& fields, const Status& failure) {
 }
 
 void bind_exchange(nb::module_& m) {
-  nb::class_<PyExchange>(m, "Exchange",
-                         "One rank's end of what connects it with others: for MoeLayer's exchange. Made by\n"
-                         "ThreadGroup.join, torch_exchange or callback_exchange. All ranks make the same calls in the\n"
-                         "same order; a rank that is gone or late is named by those that wait for it.")
+  nb::class_<PyExchange>(
+      m, "Exchange",
+      "One rank's end of what connects it with others: for MoeLayer's exchange. Made by\n"
+      "ThreadGroup.join, launched_exchange, torch_exchange or callback_exchange. All ranks make the same calls in the\n"
+      "same order; a rank that is gone or late is named by those that wait for it.")
       .def_prop_ro(
           "rank", [](const PyExchange& self) { return self.exchange->rank(); }, "This rank, from 0.")
       .def_prop_ro(
@@ -176,6 +186,12 @@ void bind_exchange(nb::module_& m) {
         "load: how often each expert was chosen (MoeLayer.load()). slots_per_rank: at least experts / world; more of\n"
         "them hold second slots of the experts with the most load. The same on all ranks for the same load. Raises\n"
         "ValueError where the slots do not hold every expert.");
+  m.def("launched_exchange", &launched, nb::arg("timeout") = 30.0,
+        "This process as the rank that torchrun, mpirun or srun says it is, by TCP to the others and without torch; "
+        "waits\n"
+        "for all, at most timeout seconds. Raises ValueError where no launcher's variables are set, or ranks disagree "
+        "who\n"
+        "they are; IoError, naming who is missing.");
   m.def("connect_exchange", &connect, nb::arg("all_to_all_v"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"),
         nb::sig("def connect_exchange(all_to_all_v: Callable[[memoryview, list[int], memoryview, list[int], float], "
                 "None], rank: int, world: int, timeout: float) -> Exchange"));

@@ -30,6 +30,13 @@ const ExpertParallelLayer& parallel_in(const OpenLayer& open, const char* what) 
   throw Failure(unsupported(std::string(what) + ": expected a layer over an exchange, got one of one rank"));
 }
 
+void rearrange(const PyLayer& self, std::vector<int64_t> placement, nb::handle checkpoint_object, int64_t layer) {
+  parallel_in(self.open(), "rearrange");
+  const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
+  const WithoutLock unlocked;
+  check(self.open().parallel->rearrange_checkpoint(std::move(placement), checkpoint, layer));
+}
+
 Result<std::vector<uint64_t>> gathered_load(const OpenLayer& open) {
   const ExpertParallelLayer& parallel = parallel_in(open, "load");
   const WithoutLock unlocked;
@@ -230,6 +237,14 @@ void bind_layer(nb::module_& m) {
       .def(
           "reset_load", [](const PyLayer& self) { check(parallel_in(self.open(), "reset_load").reset_load()); },
           "Begins to count this rank's assignments anew.")
+      .def(
+          "rearrange", &rearrange, nb::arg("placement"), nb::arg("checkpoint"), nb::arg("layer"),
+          "Over an exchange, collective: gives the ranks' slots other experts, in place, of a Checkpoint's layer with\n"
+          "the same weights. placement: the expert of each slot, as many as there are (propose_placement). The "
+          "weights\n"
+          "are what a fresh open with it packs. A rank that cannot go on ends it on all with its message; once "
+          "experts\n"
+          "have been replaced, that ends the exchange.")
       .def("expert", &expert, nb::arg("local_expert"),
            "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of {\"codes\",\n"
            "\"scales\", \"tensor_scale\" and, with expert_biases, \"bias\"}, copies; \"gate\" is None in a layer\n"

@@ -1,6 +1,11 @@
 // The C interface: exchanges over a host's functions and over threads, and what a layer's options say of one.
+#include <algorithm>
+
 #include "c_api/layer.h"
+#include "exchange/balance.h"
 #include "exchange/callback.h"
+#include "exchange/launcher.h"
+#include "exchange/tcp.h"
 #include "exchange/threads.h"
 
 struct nvfp4_moe_thread_group {
@@ -14,6 +19,17 @@ namespace {
 Result<Timeout> read_timeout(int64_t timeout_ms) {
   if (timeout_ms < 0) return invalid_argument("timeout_ms: expected 0 or more, got " + std::to_string(timeout_ms));
   return timeout_ms == 0 ? kExchangeTimeout : Timeout{timeout_ms};
+}
+
+}  // namespace
+
+namespace {
+
+// Of a layer that is one over an exchange.
+Result<ExpertParallelLayer*> parallel_of(const nvfp4_moe_layer* layer) {
+  NVFP4_MOE_TRY(check_pointer("layer", layer));
+  if (layer->parallel) return layer->parallel.get();
+  return unsupported("layer: expected one over an exchange, got one of one rank");
 }
 
 }  // namespace
@@ -95,6 +111,83 @@ nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_
     NVFP4_MOE_ASSIGN(handle->exchange, meeting->join(rank, world, timeout));
     *exchange = handle.release();
     return {};
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_exchange_join_launched(int64_t timeout_ms, int32_t* local_rank,
+                                                nvfp4_moe_exchange** exchange) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
+    *exchange = nullptr;
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::Timeout timeout, api::read_timeout(timeout_ms));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::LaunchedRank launched, nvfp4_moe::launched_rank());
+    auto handle = std::make_unique<nvfp4_moe_exchange>();
+    NVFP4_MOE_ASSIGN(handle->exchange,
+                     nvfp4_moe::connect_tcp(launched.address, launched.port, launched.rank, launched.world, timeout));
+    if (local_rank != nullptr) *local_rank = launched.local_rank;
+    *exchange = handle.release();
+    return {};
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device, const char* library,
+                                           void* communicator) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
+    if (const Status there = api::check_pointer("device", device); !there.ok()) return exchange->exchange->agree(there);
+    return nvfp4_moe::use_nccl(*exchange->exchange, device, library == nullptr ? "" : library, communicator);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
+    NVFP4_MOE_TRY(api::check_pointer("load", load));
+    const int64_t expected = parallel->config()->num_experts;
+    if (num_experts != expected)
+      return nvfp4_moe::invalid_argument("num_experts: expected " + std::to_string(expected) + ", got " +
+                                         std::to_string(num_experts));
+    NVFP4_MOE_ASSIGN(const std::vector<uint64_t> counts, parallel->gather_load());
+    std::copy(counts.begin(), counts.end(), load);
+    return {};
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_layer_reset_load(const nvfp4_moe_layer* layer) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
+    return parallel->reset_load();
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_experts, int32_t world,
+                                           int64_t slots_per_rank, int64_t* expert_of_slot) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("load", load));
+    NVFP4_MOE_TRY(api::check_pointer("expert_of_slot", expert_of_slot));
+    if (num_experts < 1)
+      return nvfp4_moe::invalid_argument("num_experts: expected 1 or more, got " + std::to_string(num_experts));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::Placement placement,
+                     nvfp4_moe::propose_placement({load, static_cast<size_t>(num_experts)}, world, slots_per_rank));
+    std::copy(placement.expert_of_slot().begin(), placement.expert_of_slot().end(), expert_of_slot);
+    return {};
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
+                                         const nvfp4_moe_checkpoint* checkpoint, int64_t layer_index) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
+    const auto check = [&]() -> Status {
+      NVFP4_MOE_TRY(api::check_pointer("expert_of_slot", expert_of_slot));
+      NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
+      if (slots == parallel->placement().slots()) return {};  // before so many are read
+      return nvfp4_moe::invalid_argument("slots: expected " + std::to_string(parallel->placement().slots()) + ", got " +
+                                         std::to_string(slots));
+    };
+    if (const Status mine = check(); !mine.ok()) return parallel->exchange().agree(mine);
+    return parallel->rearrange_checkpoint({expert_of_slot, expert_of_slot + slots}, checkpoint->checkpoint,
+                                          layer_index);
   });
 }
 

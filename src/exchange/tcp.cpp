@@ -193,8 +193,8 @@ class TcpTransport : public Transport {
       const int events = (each.in != Flow::Stage::kDone ? POLLIN : 0) | (each.may_send() ? POLLOUT : 0);
       polled_.push_back({socket(peer).fd(), static_cast<int16_t>(events), 0});
     }
-    const int ready = ::poll(polled_.data(), polled_.size(), deadline.left_ms());
-    return ready != 0 || !deadline.passed();
+    ::poll(polled_.data(), polled_.size(), deadline.left_ms());
+    return !deadline.passed();
   }
 
   Status transfer(const AllToAll& call) {

@@ -109,6 +109,9 @@ class ExpertParallelLayer {
   // rank as there are. The weights are what a fresh open with that placement packs. A rank that fails ends the exchange,
   // since ranks would no longer agree who has what.
   Status rearrange(const Placement& placement, const LayerSource& source);
+  // The same of a checkpoint's layer, of which each rank reads the experts that are new to its slots. expert_of_slot: as
+  // for Placement::of_map.
+  Status rearrange_checkpoint(std::vector<int64_t> expert_of_slot, const Checkpoint& checkpoint, int64_t layer);
 
  private:
   ExpertParallelLayer(const MoeConfig& config, Placement placement, const ExpertParallelOptions& options,

@@ -100,6 +100,18 @@ struct RankLayer {
   }
 };
 
+// What is packed is validated first, expert by expert: a rank reads the experts of its slots and no others.
+Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer, bool shared) {
+  NVFP4_MOE_ASSIGN(LayerSource source, layer_source(checkpoint, layer, {}));
+  source.expert = [&checkpoint, layer, shared,
+                   load = std::move(source.expert)](int64_t expert) -> Result<LoadedExpert> {
+    NVFP4_MOE_TRY(checkpoint.check_layout(layer, {expert, 1}, shared));
+    NVFP4_MOE_TRY(refuse_errors(checkpoint, layer, {expert, 1}));
+    return load(expert);
+  };
+  return source;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open(
@@ -166,20 +178,30 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_checkpoin
   };
   const auto prepare = [&]() -> Result<Opened> {
     NVFP4_MOE_ASSIGN(const MoeConfig config, checkpoint_config(checkpoint, layer, given, {}));
-    NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, layer, {}));
+    NVFP4_MOE_ASSIGN(const LayerSource source,
+                     validated_source(checkpoint, layer, config->shared_intermediate_size > 0));
     return Opened{config, source};
   };
-  Result<Opened> opened = prepare();
+  const Result<Opened> opened = prepare();
   NVFP4_MOE_TRY(exchange->agree(opened.status()));
-  // What is packed is validated first, expert by expert: a rank reads the experts of its slots and no others.
-  const auto load = std::move(opened->source.expert);
-  const bool shared = opened->config->shared_intermediate_size > 0;
-  opened->source.expert = [&, load](int64_t expert) -> Result<LoadedExpert> {
-    NVFP4_MOE_TRY(checkpoint.check_layout(layer, {expert, 1}, shared));
-    NVFP4_MOE_TRY(refuse_errors(checkpoint, layer, {expert, 1}));
-    return load(expert);
-  };
   return open(opened->config, opened->source, options, parallel, std::move(exchange), progress);
+}
+
+Status ExpertParallelLayer::rearrange_checkpoint(std::vector<int64_t> expert_of_slot, const Checkpoint& checkpoint,
+                                                 int64_t layer) {
+  struct Prepared {
+    Placement placement;
+    LayerSource source;
+  };
+  const auto prepare = [&]() -> Result<Prepared> {
+    NVFP4_MOE_ASSIGN(Placement placement,
+                     Placement::of_map(config_->num_experts, exchange_->world(), std::move(expert_of_slot)));
+    NVFP4_MOE_ASSIGN(LayerSource source, validated_source(checkpoint, layer, false));
+    return Prepared{std::move(placement), std::move(source)};
+  };
+  const Result<Prepared> prepared = prepare();
+  NVFP4_MOE_TRY(exchange_->agree(prepared.status()));
+  return rearrange(prepared->placement, prepared->source);
 }
 
 std::string ExpertParallelLayer::describe_json() const {

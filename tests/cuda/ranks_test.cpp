@@ -224,6 +224,7 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
     if (exchange.rank() == 1) wrong.hidden = nullptr;
     EXPECT_EQ((*layer)->run(wrong, workspace.data(), bytes).message(), "rank 1: hidden: expected a pointer, got null");
     EXPECT_OK((*layer)->run(batch.spec, workspace.data(), bytes));
+    ASSERT_OK(exchange.barrier());  // the other rank's sum is done
     // Once NCCL has failed, every later run says why.
     exchange.device()->abort(Status(Code::kIo, "nccl: a cable was pulled"));
     EXPECT_EQ((*layer)->run(batch.spec, workspace.data(), bytes).message(), "nccl: a cable was pulled");

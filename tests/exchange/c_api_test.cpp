@@ -238,5 +238,106 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
   EXPECT_TRUE(same_bits(outs, whole.out));
 }
 
+// What a balancer does: counts, a proposal, and the ranks' slots given other experts in place.
+TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
+  const test::TempDir folder;
+  test::CheckpointBuilder builder({.model_type = "deepseek_v3"});
+  ASSERT_OK(builder.write(folder.path().string()));
+  const api::Checkpoint checkpoint(folder.path().string());
+  auto options = api::make<nvfp4_moe_layer_options>();
+  options.max_tokens = 16;
+  options.threads = 1;
+  const auto config = checkpoint.config(1);
+  MoeOptions sizes;
+  sizes.num_experts = config.num_experts;
+  sizes.top_k = config.top_k;
+  sizes.hidden_size = config.hidden_size;
+  std::vector<int64_t> backwards;
+  for (int64_t expert = config.num_experts; expert-- > 0;) backwards.push_back(expert);
+  on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
+    auto parallel = api::make<nvfp4_moe_expert_parallel>();
+    parallel.exchange = exchange->get();
+    auto mine = options;
+    mine.expert_parallel = &parallel;
+    api::Layer layer(checkpoint, 1, mine);
+    TinyBatch batch(sizes, 4);
+    const api::Workspace workspace(layer.workspace_bytes(4));
+    layer.run(test::c_batch(batch), workspace);
+    const std::vector<float> before = batch.out;
+    const std::vector<uint64_t> load = layer.load(config.num_experts);
+    std::vector<uint64_t> expected(load.size());
+    for (const int32_t id : batch.ids)
+      if (id >= 0 && id < config.num_experts) expected[static_cast<size_t>(id)] += 2;  // both ranks have the batch
+    EXPECT_EQ(load, expected);
+    layer.reset_load();
+    EXPECT_EQ(layer.load(config.num_experts), std::vector<uint64_t>(load.size()));
+
+    const std::vector<int64_t> proposed = api::propose_placement(load, 2, config.num_experts / 2);
+    for (const std::vector<int64_t>& placement : {proposed, backwards}) {
+      layer.rearrange(placement, checkpoint, 1);
+      layer.run(test::c_batch(batch), workspace);
+      EXPECT_TRUE(same_bits(batch.out, before));
+    }
+    std::string text;
+    for (size_t i = 0; i < backwards.size(); ++i)
+      text += (i == 0 ? "" : i == backwards.size() / 2 ? "|" : ",") + std::to_string(backwards[i]);
+    EXPECT_THAT(layer.describe(), HasSubstr("\"placement\":\"" + text + "\""));
+
+    // One rank's mistake is every rank's message, and the layer is as it was.
+    auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
+    const auto slots = static_cast<int64_t>(backwards.size());
+    const auto refused = [&](const nvfp4_moe_code code, const char* message) {
+      EXPECT_NE(code, NVFP4_MOE_OK);
+      EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(message));
+    };
+    const bool wrong = rank == 1;
+    refused(nvfp4_moe_layer_rearrange(handle, wrong ? nullptr : backwards.data(), slots, checkpoint.get(), 1),
+            "rank 1: expert_of_slot");
+    refused(nvfp4_moe_layer_rearrange(handle, backwards.data(), wrong ? 3 : slots, checkpoint.get(), 1),
+            "rank 1: slots: expected");
+    refused(nvfp4_moe_layer_rearrange(handle, backwards.data(), slots, checkpoint.get(), wrong ? 99 : 1), "rank 1: ");
+    std::vector<int64_t> twice = backwards;
+    if (wrong) twice[0] = twice[1];
+    refused(nvfp4_moe_layer_rearrange(handle, twice.data(), slots, checkpoint.get(), 1), "rank 1: placement");
+    layer.run(test::c_batch(batch), workspace);
+    EXPECT_TRUE(same_bits(batch.out, before));
+  });
+}
+
+TEST(CExpertParallel, LayersOfOneRankHaveNoLoadAndNoPlacement) {
+  const CLayer c;
+  const api::Layer layer = c.open();
+  uint64_t load[4] = {};
+  int64_t slots[4] = {};
+  EXPECT_EQ(nvfp4_moe_layer_load(layer.get(), load, 4), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("expected one over an exchange"));
+  EXPECT_EQ(nvfp4_moe_layer_reset_load(layer.get()), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_load(nullptr, load, 4), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_rearrange(nullptr, slots, 4, nullptr, 0), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(nullptr, 4, 2, 2, slots), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(load, 0, 2, 2, slots), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(load, 4, 2, 1, slots), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(load, 4, 0, 1, slots), NVFP4_MOE_INVALID_ARGUMENT);
+}
+
+TEST(CExchange, ALaunchedRankAndNcclByTheirFailures) {
+  const char* const names[] = {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"};
+  for (const char* name : names) unsetenv(name);
+  nvfp4_moe_exchange* exchange = nullptr;
+  EXPECT_EQ(nvfp4_moe_exchange_join_launched(0, nullptr, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("RANK and WORLD_SIZE (torchrun)"));
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "1", 1);
+  EXPECT_EQ(nvfp4_moe_exchange_join_launched(-1, nullptr, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  int32_t local_rank = 7;
+  api::Exchange alone = api::Exchange::launched(0, &local_rank);
+  EXPECT_EQ(local_rank, 0);
+  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), nullptr, nullptr, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: device"));
+  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), "cpu", nullptr, nullptr), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: nccl: expected a device cuda:N, got cpu"));
+  for (const char* name : {"RANK", "WORLD_SIZE"}) unsetenv(name);
+}
+
 }  // namespace
 }  // namespace nvfp4_moe

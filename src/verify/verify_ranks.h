@@ -1,0 +1,46 @@
+// verify over ranks: does a layer that several ranks share give what one rank with all experts gives?
+//
+// Layer by layer, every rank opens its experts of the checkpoint and runs its tokens (all_to_all) or all of them
+// (all_reduce); rank 0 collects what they give, runs the whole layer by itself on the same backend, and compares:
+// all_to_all has to give the same bits, but for bf16 activations, whose sums may be in another order (docs/numerics.md);
+// there, and under all_reduce, judge/judge.h's limits hold.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "judge/judge.h"
+#include "moe/expert_parallel.h"
+#include "verify/states.h"
+
+namespace nvfp4_moe {
+
+struct RanksOptions {
+  int world = 1;                       // ranks that are threads of this process, where there is no exchange
+  std::unique_ptr<Exchange> exchange;  // null: threads. Else this process is one of its ranks
+  CombineBy combine = CombineBy::kAllToAll;
+  std::vector<int64_t> layers;
+  StatesOptions states;
+  std::string backend = "auto";
+  int threads = 0;                          // of each rank; 0: one per core, divided among the ranks of this process
+  std::function<void(MoeOptions&)> adjust;  // as VerifyOptions has it
+  ProgressFn progress;                      // what = "load"; counts the experts of all ranks of this process
+};
+
+struct RanksCheck {
+  int64_t layer = 0;
+  std::string backend;
+  int64_t tokens = 0;
+  bool same_bits = false;
+  bool wants_same_bits = false;
+  Comparison comparison;
+  std::string broken;  // empty where the layer passed
+};
+
+// Rank 0's checks, one for each layer; none on the others. A rank that cannot go on ends all with its message.
+Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, RanksOptions options);
+
+}  // namespace nvfp4_moe

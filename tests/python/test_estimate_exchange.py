@@ -1,0 +1,59 @@
+"""scripts/estimate_exchange.py on trial: that it gives back what was measured, work that is known, and the page's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import estimate_exchange as estimate
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/expert-parallel.md"
+
+
+@pytest.mark.parametrize("kind", list(estimate.MEASURED))
+def test_the_line_is_within_a_fifth_of_what_was_measured(kind):
+    times = {"all_reduce": estimate.all_reduce_us, "all_to_all": lambda size, ranks: estimate.all_to_all_us(
+        estimate.wire_bytes("all_to_all", size, ranks), ranks)}  # fmt: skip
+    for size, us in estimate.MEASURED[kind]:
+        assert times[kind](size, estimate.MEASURED_RANKS) == pytest.approx(us, rel=0.205), size
+
+
+def test_the_line_through_a_line_is_that_line(monkeypatch):
+    points = [(size, 7 + estimate.wire_bytes("all_to_all", size, 4) / 1000) for size in (1e3, 1e5, 1e7)]
+    monkeypatch.setitem(estimate.MEASURED, "all_to_all", points)
+    assert estimate.line("all_to_all") == pytest.approx((7, 1000))
+
+
+def test_records_are_those_of_the_wire():
+    """docs/expert-parallel.md, section 3; ParallelRun.TheWireCarriesCodesAndScales counts them."""
+    assert estimate.record_bytes({"hidden": 7168, "top_k": 8}) == 4112
+    assert estimate.record_bytes({"hidden": 64, "top_k": 2}) == 64
+
+
+def test_a_token_goes_once_to_each_rank_of_its_experts():
+    assert estimate.other_ranks_of_a_token({"top_k": 1}, 4) == pytest.approx(3 / 4)
+    assert estimate.other_ranks_of_a_token({"top_k": 1000}, 4) == pytest.approx(3)
+    assert estimate.uneven_slots({"experts": 384}, 256) == pytest.approx(2 / 1.5)
+    assert estimate.uneven_slots({"experts": 384}, 64) == 1
+
+
+def test_a_nic_is_waited_for_where_it_is_slower_than_nvlink():
+    """1 GB from one of 16 ranks: 8 of 15 blocks cross at 45 GB/s."""
+    us = estimate.all_to_all_us(1e9, 16)
+    assert us == pytest.approx(1e9 * 8 / 15 / 45_000 + estimate.line("all_to_all")[0] + 8 + 8 * 0.3)
+    assert us > 3 * estimate.all_to_all_us(1e9, 8)
+
+
+def test_more_tokens_never_take_less():
+    for ranks in estimate.RANKS:
+        times = [estimate.cell(estimate.MODEL, ranks, tokens) for tokens in estimate.TOKENS]
+        for key in ("all_reduce_us", "dispatch_us", "return_us", "buffers_gib"):
+            assert [one[key] for one in times] == sorted(one[key] for one in times)
+
+
+def test_the_page_has_the_tables_of_the_script():
+    page = PAGE.read_text().splitlines()
+    lines = [text for text in estimate.tables().splitlines() if text.strip()]
+    assert len(lines) > 20
+    for text in lines:
+        assert text in page, "run scripts/estimate_exchange.py again"

@@ -249,15 +249,16 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
 }
 
 TEST(Nccl, ACallThatFailsEndsAllRanks) {
-  on_devices(2, kLong, [](Exchange& exchange, DeviceTransport& device) {
+  std::atomic<bool> failed{false};
+  on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
     ASSERT_OK(exchange.barrier());
-    static std::atomic<bool> failed;
-    failed = false;
     Blocks blocks(exchange);
     if (exchange.rank() == 1) {
-      const Setting fails("fail send");
-      EXPECT_EQ(device.all_to_all_v(blocks.call(kLong), nullptr).message(),
-                "all_to_all_v: nccl: ncclSend: invalid usage (as a test asked for)");
+      {
+        const Setting fails("fail send");  // of the process, and so of both ranks
+        EXPECT_EQ(device.all_to_all_v(blocks.call(kLong), nullptr).message(),
+                  "all_to_all_v: nccl: ncclSend: invalid usage (as a test asked for)");
+      }
       failed = true;
     } else {
       while (!failed) std::this_thread::yield();

@@ -16,7 +16,7 @@ FORMATS = ("nvfp4", "fp8", "int8_block")
 def paths(tmp_path_factory):
     """{name: directory}: two models and their twins, and the first with what a loader may do wrong to its biases.
 
-    They differ in their experts alone: vLLM 0.32 goes on with the first model's attention sinks when it reloads a gpt-oss.
+    They differ in their experts alone: vLLM 0.32 seems to go on with the first model's attention sinks when it reloads a gpt-oss.
     """
     import gpt_oss
 

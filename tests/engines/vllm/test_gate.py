@@ -11,17 +11,6 @@ EXPERTS, HIDDEN = 8, 64
 
 
 @pytest.fixture(scope="module")
-def vllm_config():
-    import deepseek_v4
-    from vllm.config import VllmConfig, set_current_vllm_config
-
-    config = VllmConfig()
-    with set_current_vllm_config(config):
-        deepseek_v4.prepare_process()
-        yield config
-
-
-@pytest.fixture(scope="module")
 def quant_config(vllm_config):
     import nvfp4_moe.vllm as plugin
     from vllm.model_executor.layers.quantization import get_quantization_config

@@ -13,6 +13,8 @@ namespace nvfp4_moe {
 namespace {
 
 enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kOneAlike };
+// Which blocks are MoE layers: all behind the dense ones, every so many; or those with a width of their own in a list.
+enum class LayerRule : uint8_t { kEvery, kListed };
 
 struct Row {
   std::string_view architecture;
@@ -21,6 +23,7 @@ struct Row {
   RouterWeight router_weight = RouterWeight::kAfterDown;
   Activation activation = Activation::kSwiglu;
   bool biases = false;  // of the experts
+  LayerRule layers = LayerRule::kEvery;
 };
 constexpr Row kRows[] = {
     {"llama", "mixtral", SharedRule::kNone},
@@ -38,14 +41,8 @@ constexpr Row kRows[] = {
     {"minimax-m2", "minimax", SharedRule::kNone},
     {"llama4", "llama4", SharedRule::kOneAlike, RouterWeight::kOnInput},
     {"gpt-oss", "gpt_oss", SharedRule::kNone, RouterWeight::kAfterDown, Activation::kSwigluOai, true},
-};
-
-struct Declined {
-  std::string_view architecture;
-  std::string_view reason;
-};
-constexpr Declined kDeclined[] = {
-    {"nemotron_h_moe", "experts without a gate are read from safetensors alone"},
+    {"nemotron_h_moe", "nemotron_h", SharedRule::kOwnSize, RouterWeight::kAfterDown, Activation::kRelu2, false,
+     LayerRule::kListed},
 };
 
 std::string known_architectures() {
@@ -176,15 +173,34 @@ bool has_prediction_block(const TensorIndex& index, int64_t block) {
   return found != index.tensors().end() && found->first.starts_with(prefix);
 }
 
-Status read_layers(const Fields& fields, const TensorIndex& index, ModelInfo& out) {
+// llama.cpp's rule: a block is attention or Mamba where its width is 0.
+Status read_listed_layers(const Fields& fields, ModelInfo& out) {
+  constexpr std::string_view kField = "feed_forward_length";
+  const GgufValue* value = fields.find(kField);
+  if (value == nullptr) return fields.missing(kField);
+  const auto* widths = std::get_if<std::vector<int64_t>>(value);
+  if (widths == nullptr || static_cast<int64_t>(widths->size()) < out.num_hidden_layers)
+    return fields.refuse(kField, fmt::format("an array of {} integers", out.num_hidden_layers), *value);
+  for (int64_t layer = 0; layer < out.num_hidden_layers; ++layer)
+    if ((*widths)[static_cast<size_t>(layer)] != 0) out.layers.push_back(layer);
+  return {};
+}
+
+Status read_layers(const Fields& fields, const TensorIndex& index, const Row& row, ModelInfo& out) {
   NVFP4_MOE_ASSIGN(const int64_t blocks, fields.required("block_count", 1, kMaxModelLayers));
   NVFP4_MOE_ASSIGN(const std::optional<int64_t> ahead, fields.integer("nextn_predict_layers", 0, blocks - 1));
   const int64_t main = blocks - ahead.value_or(0);
   out.num_hidden_layers = has_prediction_block(index, main) ? main : blocks;
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> dense, fields.integer("leading_dense_block_count", 0, kMaxModelLayers));
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> step, fields.integer("interleave_moe_layer_step", 0, kMaxModelLayers));
-  for (int64_t layer = dense.value_or(0); layer < out.num_hidden_layers && step.value_or(1) > 0; ++layer)
-    if ((layer + 1) % step.value_or(1) == 0) out.layers.push_back(layer);
+  if (row.layers == LayerRule::kListed) {
+    NVFP4_MOE_TRY(read_listed_layers(fields, out));
+  } else {
+    NVFP4_MOE_ASSIGN(const std::optional<int64_t> dense,
+                     fields.integer("leading_dense_block_count", 0, kMaxModelLayers));
+    NVFP4_MOE_ASSIGN(const std::optional<int64_t> step,
+                     fields.integer("interleave_moe_layer_step", 0, kMaxModelLayers));
+    for (int64_t layer = dense.value_or(0); layer < out.num_hidden_layers && step.value_or(1) > 0; ++layer)
+      if ((layer + 1) % step.value_or(1) == 0) out.layers.push_back(layer);
+  }
   if (out.layers.empty()) return bad_input("metadata: no layer of the model is an MoE layer");
   return {};
 }
@@ -197,9 +213,6 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
     return unsupported(fmt::format("metadata 'general.type': expected a model, got '{}'", printable(type)));
   NVFP4_MOE_ASSIGN(const std::string architecture, text_of(metadata, "general.architecture"));
   if (architecture.empty()) return bad_input("metadata 'general.architecture': missing");
-  for (const Declined& row : kDeclined)
-    if (row.architecture == architecture)
-      return unsupported(fmt::format("metadata 'general.architecture' {}: {}", row.architecture, row.reason));
   const Row* row = std::find_if(std::begin(kRows), std::end(kRows),
                                 [&](const Row& known) { return known.architecture == architecture; });
   if (row == std::end(kRows))
@@ -222,6 +235,10 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
                                  fields.key("expert_used_count"), options.num_experts, options.top_k));
   NVFP4_MOE_ASSIGN(options.hidden_size, fields.required("embedding_length", 1, kMaxModelSize));
   out.model_hidden_size = options.hidden_size;
+  if (row->activation == Activation::kRelu2) {  // Nemotron-3 Super's experts lie behind a projection
+    NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent, fields.integer("moe_latent_size", 1, kMaxModelSize));
+    options.hidden_size = latent.value_or(out.model_hidden_size);
+  }
   NVFP4_MOE_ASSIGN(const std::optional<int64_t> own, fields.integer("expert_feed_forward_length", 1, kMaxModelSize));
   if (own) {
     options.intermediate_size = *own;
@@ -245,7 +262,7 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
         fmt::format("metadata '{}': {} multiplies hidden by the router weight before gemm1, which this library offers "
                     "for one expert per token only, got {}",
                     fields.key("expert_used_count"), architecture, options.top_k));
-  NVFP4_MOE_TRY(read_layers(fields, index, out));
+  NVFP4_MOE_TRY(read_layers(fields, index, *row, out));
   NVFP4_MOE_TRY(read_activation(fields, *row, out.num_hidden_layers, options));
   NVFP4_MOE_TRY(read_shared(fields, *row, out));
   return out;

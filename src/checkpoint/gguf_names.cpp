@@ -68,6 +68,7 @@ std::string_view gguf_ignored_reason(std::string_view name) {
   if (contains(name, ".nextn.")) return "multi-token prediction: not a main layer";
   if (contains(name, "_norm")) return "normalisation";
   if (contains(name, ".attn") || contains(name, ".ssm_") || contains(name, ".indexer")) return "attention";
+  if (contains(name, ".ffn_latent_")) return "projection between the model's width and the experts': the host's";
   if (contains(name, "ffn_gate_inp_shexp")) return "gate of the shared expert: its result is given with each batch";
   if (contains(name, "ffn_gate_inp") || contains(name, "exp_probs_b") || contains(name, "tid2eid"))
     return "router: its result is given with each batch";

@@ -17,13 +17,14 @@ namespace {
 
 // What the files hold of one layer.
 struct Seen {
-  std::map<std::string, std::string> routed_stems;  // stem -> a name under it
+  // What a name of the routed experts says -> the first such name.
+  std::map<std::string, std::string> routed_stems;
+  std::map<TensorRole, std::string> roles;
+  std::map<Words, std::string> words;
+  std::map<bool, std::string> dotted;
+  std::map<bool, std::string> orders;  // projection_first
+  std::map<bool, std::string> fused;   // whether gate and up are one tensor
   std::map<std::string, std::string> shared_stems;
-  std::set<TensorRole> roles;
-  std::set<Words> words;
-  std::set<bool> dotted;
-  std::set<bool> orders;  // projection_first
-  std::set<bool> fused;   // whether gate and up are one tensor
   std::set<Words> shared_words;
   std::set<bool> shared_fused;
   uint64_t size_bytes = 0;
@@ -63,6 +64,23 @@ Status check_declared(const ModelInfo& model, SourceFormat found, int64_t layer,
 template <class Map>
 const typename Map::key_type& first_key(const Map& map) {
   return map.begin()->first;
+}
+
+// Two names of a layer's routed experts that no single rule makes, and in what they differ; empty where one rule makes all.
+std::string difference_of_names(const Seen& seen) {
+  std::string difference;
+  const auto compare = [&](const auto& names, std::string_view in_what) {
+    if (!difference.empty() || names.size() <= 1) return;
+    difference = fmt::format("{}: {} and {}", in_what, printable(names.begin()->second, 400),
+                             printable(names.rbegin()->second, 400));
+  };
+  compare(seen.routed_stems, "in different places");
+  compare(seen.roles, "some of one expert, some of a stack of all");
+  compare(seen.orders, "some with the expert's number first, some with the projection first");
+  compare(seen.words, "whose projections are called differently");
+  compare(seen.fused, "some with gate and up apart, some with both in one tensor");
+  compare(seen.dotted, "some with a dot before the part, some without");
+  return difference;
 }
 
 }  // namespace
@@ -174,13 +192,13 @@ class Builder {
         continue;
       }
       seen.routed_stems.emplace(parsed->stem, name);
-      seen.roles.insert(parsed->role);
+      seen.roles.emplace(parsed->role, name);
       seen.parts.emplace(parsed->part, name);
       seen.size_bytes += ref.info->size_bytes();
-      if (parsed->projection != Projection::kDown) seen.fused.insert(parsed->projection == Projection::kGateUp);
-      seen.words.insert(parsed->words);
-      if (parsed->role == TensorRole::kExpert) seen.orders.insert(parsed->projection_first);
-      if (parsed->role == TensorRole::kStacked) seen.dotted.insert(parsed->dotted);
+      if (parsed->projection != Projection::kDown) seen.fused.emplace(parsed->projection == Projection::kGateUp, name);
+      seen.words.emplace(parsed->words, name);
+      if (parsed->role == TensorRole::kExpert) seen.orders.emplace(parsed->projection_first, name);
+      if (parsed->role == TensorRole::kStacked) seen.dotted.emplace(parsed->dotted, name);
       if (is_codes(parsed->part)) seen.projections[parsed->expert] |= bit(parsed->projection);
     }
     return {};
@@ -213,19 +231,15 @@ class Builder {
   }
 
   Status add_layer(int64_t layer, const Seen& seen) {
-    if (seen.routed_stems.size() > 1 || seen.roles.size() > 1 || seen.words.size() > 1 || seen.orders.size() > 1 ||
-        seen.fused.size() > 1 || seen.dotted.size() > 1) {
-      return bad_input(fmt::format("layer {}: experts under several names, such as {} and {}", layer,
-                                   printable(seen.routed_stems.begin()->second, 400),
-                                   printable(seen.routed_stems.rbegin()->second, 400)));
-    }
+    if (const std::string difference = difference_of_names(seen); !difference.empty())
+      return bad_input(fmt::format("layer {}: experts under several names, {}", layer, difference));
     LayerEntry entry;
     ExpertNames& names = entry.routed;
     names.stem = first_key(seen.routed_stems);
-    names.role = *seen.roles.begin();
-    names.words = *seen.words.begin();
+    names.role = first_key(seen.roles);
+    names.words = first_key(seen.words);
     names.dotted = seen.dotted.contains(true);
-    names.projection_first = !seen.orders.empty() && *seen.orders.begin();
+    names.projection_first = !seen.orders.empty() && first_key(seen.orders);
     names.gguf = model_.gguf;
     names.gated = family_.gated;
     const bool stack_alone = seen.fused.empty() && names.role == TensorRole::kStacked && names.gated && !names.gguf;

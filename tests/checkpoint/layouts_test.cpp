@@ -83,12 +83,32 @@ TEST(Layouts, ProjectionBeforeTheExpertsNumber) {
   EXPECT_TRUE(checkpoint->layer_scales(1)->hidden.has_value());
 }
 
-TEST(Layouts, OneLayerHasOneOrderOfNames) {
-  CheckpointBuilder builder({.model_type = "qwen3_moe"});
-  builder.tensors()["model.layers.0.mlp.experts.gate_proj.3.weight"] = {DType::kU8, {1}, {0}};
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(), HasSubstr("experts under several names"));
+// A layer's experts whose names no single rule makes: the message says in what they differ, and names one of each kind.
+TEST(Layouts, OneLayerHasOneKindOfNames) {
+  const std::string first = "model.layers.0.mlp.experts.0.down_proj.input_scale";
+  const struct {
+    std::string added, says;
+  } cases[] = {
+      {"layers.0.mlp.experts.0.up_proj.weight",
+       "in different places: layers.0.mlp.experts.0.up_proj.weight and " + first},
+      {"model.layers.0.mlp.experts.gate_proj.3.weight",
+       "some with the expert's number first, some with the projection first: " + first +
+           " and model.layers.0.mlp.experts.gate_proj.3.weight"},
+      {"model.layers.0.mlp.experts.down_proj_weight_scale",
+       "some of one expert, some of a stack of all: " + first +
+           " and model.layers.0.mlp.experts.down_proj_weight_scale"},
+      {"model.layers.0.mlp.experts.0.w1.weight",
+       "whose projections are called differently: " + first + " and model.layers.0.mlp.experts.0.w1.weight"},
+  };
+  for (const auto& c : cases) {
+    CheckpointBuilder builder({.model_type = "qwen3_moe"});
+    builder.tensors()[c.added] = {DType::kU8, {1}, {0}};
+    TempDir dir;
+    ASSERT_OK(builder.write(dir.path().string()));
+    EXPECT_EQ(Checkpoint::open(dir.path().string()).status().message(),
+              "layer 0: experts under several names, " + c.says)
+        << c.added;
+  }
 }
 
 // gate_proj and up_proj of the shared expert as gate_up_proj, gate first.

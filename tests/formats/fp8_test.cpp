@@ -17,7 +17,7 @@ namespace {
 TEST(Fp8Weights, ShiftsAreTheLeastThatFit) {
   EXPECT_EQ(fp8_weight_shift(0), 0);
   for (int byte = 1; byte < 127; ++byte) {
-    const auto top = static_cast<double>(6 * test::oracle_e4m3(byte));
+    const double top = 6 * test::oracle_e4m3(byte);
     const int shift = fp8_weight_shift(static_cast<uint8_t>(byte));
     EXPECT_LE(std::ldexp(top, -shift), 448) << byte;
     EXPECT_GT(std::ldexp(top, 1 - shift), 448) << byte;
@@ -34,13 +34,11 @@ TEST(Fp8Weights, AreRoundedOnce) {
     const int shift = fp8_weight_shift(static_cast<uint8_t>(largest));
     for (int byte = 0; byte <= largest; ++byte)
       for (int code = 0; code < 16; ++code) {
-        const auto exact = static_cast<double>(std::ldexp(test::oracle_e2m1(code) * test::oracle_e4m3(byte), -shift));
+        const double exact = std::ldexp(test::oracle_e2m1(code) * test::oracle_e4m3(byte), -shift);
         const uint8_t rounded = fp8_weight(static_cast<uint8_t>(code), static_cast<uint8_t>(byte), shift);
         ASSERT_EQ(rounded >> 7, std::signbit(exact)) << code << " " << byte << " " << shift;
         const int magnitude = rounded & 127;
-        const auto error = [&](int other) {
-          return std::fabs(static_cast<double>(test::oracle_e4m3(other)) - std::fabs(exact));
-        };
+        const auto error = [&](int other) { return std::fabs(test::oracle_e4m3(other) - std::fabs(exact)); };
         for (const int other : {magnitude - 1, magnitude + 1}) {
           if (other < 0 || other > 126) continue;
           ASSERT_TRUE(error(magnitude) < error(other) || (error(magnitude) == error(other) && magnitude % 2 == 0))

@@ -50,6 +50,11 @@ add_other_cpu(cortex-a57/cpu other_cpu ${a57} "--filter=-*Layer.*:*Multiply.*" $
 foreach(room cpu steps layer moe)
   add_other_cpu(cortex-a57/whole_${room} long ${a57} "--filter=-${exclude}:${forks}" ${aarch64}/test_${room})
 endforeach()
-foreach(room steps layer moe checkpoint_files checkpoint formats gguf judge quantize)
+# Every case of the table by NEON; the portable loops are the same on both, and have met every case above.
+foreach(room steps layer)
+  add_other_cpu(neoverse-n1/whole_${room} long --of aarch64 --cpu neoverse-n1 --runs neon
+                "--filter=-${exclude}:${forks}:*/cpu_portable" ${aarch64}/test_${room})
+endforeach()
+foreach(room moe checkpoint_files checkpoint formats gguf judge quantize)
   add_other_cpu(neoverse-n1/whole_${room} long ${n1} "--filter=-${exclude}:${forks}" ${aarch64}/test_${room})
 endforeach()

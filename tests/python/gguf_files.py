@@ -8,6 +8,8 @@ from typing import Any
 
 import gguf
 import numpy as np
+import nvfp4_moe as nv
+import pytest
 from gguf import GGMLQuantizationType as Type
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 2, 128, 192
@@ -29,6 +31,10 @@ class Architecture:
     activation: str = "swiglu"
     router_weight: str = "after_down"
     top_k: int = TOP_K
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        return ("up", "down") if self.activation == "relu2" else PROJECTIONS
 
 
 DENSE_FIRST = {"leading_dense_block_count": 1}
@@ -54,6 +60,14 @@ ARCHITECTURES = {
     "minimax-m2": Architecture("minimax"),
     "llama4": Architecture(
         "llama4", {"interleave_moe_layer_step": 2}, (1,), INTERMEDIATE, router_weight="on_input", top_k=1
+    ),
+    # Block 0 is Mamba's: its width is 0.
+    "nemotron_h_moe": Architecture(
+        "nemotron_h",
+        {"feed_forward_length": [0, 64], "expert_shared_count": 1, "expert_shared_feed_forward_length": 64},
+        (1,),
+        64,
+        activation="relu2",
     ),
 }
 
@@ -102,29 +116,29 @@ class Model:
         } | self.row.fields
         self.tensors: dict[str, tuple[np.ndarray, Type]] = {}
         self.values: dict[tuple[int, str], np.ndarray] = {}
-        rng = np.random.default_rng(seed)
+        rng, projections = np.random.default_rng(seed), self.row.projections
         self.add("token_embd.weight", rng.normal(size=(16, HIDDEN)).astype(np.float32), Type.F32)
         for layer in self.row.layers:
             self.add(
                 f"blk.{layer}.ffn_gate_inp.weight", rng.normal(size=(EXPERTS, HIDDEN)).astype(np.float32), Type.F32
             )
-            stacks = {p: random_tensor(rng, kind, (EXPERTS, *shape_of(p))) for p in PROJECTIONS}
-            factors = {p: np.ones(EXPERTS, np.float32) for p in PROJECTIONS}
+            stacks = {p: random_tensor(rng, kind, (EXPERTS, *shape_of(p))) for p in projections}
+            factors = {p: np.ones(EXPERTS, np.float32) for p in projections}
             if kind == Type.NVFP4 and scales:
-                factors = {p: rng.uniform(1e-4, 1e-3, EXPERTS).astype(np.float32) for p in PROJECTIONS}
+                factors = {p: rng.uniform(1e-4, 1e-3, EXPERTS).astype(np.float32) for p in projections}
             if fused:
                 stacks["gate_up"] = np.concatenate([stacks["gate"], stacks["up"]], axis=1)
                 factors["up"] = factors["gate_up"] = factors["gate"]
-            for name in ("gate_up", "down") if fused else PROJECTIONS:
+            for name in ("gate_up", "down") if fused else projections:
                 stem = f"blk.{layer}.ffn_{name}_exps"
                 self.add(f"{stem}.weight", stacks[name], kind)
                 if kind == Type.NVFP4 and scales:
                     self.add(f"{stem}.scale", factors[name], Type.F32)
                     self.add(f"{stem}.input_scale", rng.uniform(1e-3, 1e-2, EXPERTS).astype(np.float32), Type.F32)
-            for p in PROJECTIONS:
+            for p in projections:
                 self.values[layer, p] = dequantized(stacks[p], kind) * factors[p][:, None, None]
             if shared_kind is not None:
-                for p in PROJECTIONS:
+                for p in projections:
                     stored = random_tensor(rng, shared_kind, shape_of(p, self.row.shared))
                     factor = np.float32(rng.uniform(1e-4, 1e-3) if shared_kind == Type.NVFP4 else 1)
                     self.add(f"blk.{layer}.ffn_{p}_shexp.weight", stored, shared_kind)
@@ -161,3 +175,39 @@ class Model:
 def dequantized(stored: np.ndarray, kind: Type) -> np.ndarray:
     """float32, by the gguf package."""
     return gguf.quants.dequantize(stored, kind).astype(np.float32)
+
+
+# ---- what the library makes of them
+
+
+def values(matrix) -> np.ndarray:
+    return nv.dequantize(matrix["codes"], matrix["scales"], matrix["tensor_scale"])
+
+
+def differing(ours: np.ndarray, theirs: np.ndarray) -> int:
+    """Elements whose bits differ; ggml has no -0."""
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype == np.float32
+    return int(((ours.view(np.uint32) != theirs.view(np.uint32)) & ((ours != 0) | (theirs != 0))).sum())
+
+
+def check(path, model: Model, count, what: str) -> None:
+    wrong = total = 0
+    for layer in model.row.layers:
+        for expert in range(EXPERTS):
+            loaded = nv.load_expert(path, layer, expert)
+            assert (loaded["gate"] is None) == ("gate" not in model.row.projections)
+            for p in model.row.projections:
+                theirs = model.values[layer, p][expert]
+                wrong += differing(values(loaded[p]), theirs)
+                total += theirs.size
+    count(what, wrong, total)
+    matrices = len(model.row.layers) * EXPERTS * len(model.row.projections)
+    assert wrong == 0 and total == matrices * HIDDEN * INTERMEDIATE
+
+
+def refused(model: Model, tmp_path, kind, *words: str) -> None:
+    path = model.write(tmp_path / "model.gguf")
+    with pytest.raises(kind) as error:
+        nv.load_expert(path, 0, 0)
+    for word in words:
+        assert word in str(error.value)

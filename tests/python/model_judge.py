@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,10 +77,12 @@ def options_of(layer: nv.MoeLayer) -> oracle.Options:
     return oracle.Options(**{k: v for k, v in dataclasses.asdict(layer.config).items() if k in known})
 
 
-def experts_outside(module: Nvfp4Experts, call: Call, weights: oracle.Weights) -> torch.Tensor:
+def experts_outside(
+    module: Nvfp4Experts, call: Call, weights: oracle.Weights, accuracy: oracle.Accuracy = oracle.CONTRACT
+) -> torch.Tensor:
     """(T, hidden) bool: the elements that the contract does not allow."""
     hidden, ids, router = call.inputs
-    want = oracle.forward(options_of(module.packed), weights, hidden, ids, router.float(), accuracy=oracle.CONTRACT)
+    want = oracle.forward(options_of(module.packed), weights, hidden, ids, router.float(), accuracy=accuracy)
     assert not want.free.any()
     return oracle.outside(want, call.output)
 
@@ -88,22 +91,77 @@ def relative_l2(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
-def gpt_oss_experts(layer: nv.MoeLayer, module: nn.Module) -> nn.Module:
-    """transformers' own experts (module: of its class) in float64, with the weights and biases that a layer holds."""
+def lines_of(x: torch.Tensor, activation_format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lines (R, K) in float64 as a GEMM gets them: quantized values, and the scale (R, 1) of each line."""
+    point, scale = oracle.Interval(x, x), torch.ones((len(x), 1), dtype=oracle.F64)
+    if activation_format == "nvfp4":
+        point, scale = oracle.quantize(point, oracle.LineScales("dynamic_token"))
+    elif activation_format == "fp8":
+        point, scale = oracle.quantize_fp8(point, oracle.LineScales("dynamic_token", holds=448.0))
+    elif activation_format == "int8_block":
+        point = oracle.quantize_int8(point)
+    else:
+        return oracle.round_to(x, oracle.BF16), scale
+    return point.lo, scale
+
+
+def layer_limit(config: nv.MoeConfig, tokens: int) -> float:
+    """Relative L2 of a batch between two correct kernels (docs/numerics.md, section 8, in its letters)."""
+    k = config.hidden_size
+    e = 2 * (k / 16 + (2 if config.expert_biases else 1)) * 2.0**-25 * (2 / math.pi) * k**0.5
+    rows = tokens * config.top_k * config.intermediate_size
+    squares, t, worth = 2 / math.pi * 2.0**-14 / (7 / 3), 21.0, {"nvfp4": 0.42, "fp8": 0.125}
+    if config.activation_format == "fp8":
+        inner = config.intermediate_size
+        e, e2 = (times * 2.0**-14.2 * (2 / math.pi) * size**0.5 for times, size in ((2, k), (1, inner)))
+        squares += e**2 + e2**2 + inner * (1.5 * 2.0**-9 / 448) ** 2
+    if config.activation_format in worth:
+        m = worth[config.activation_format] * e * rows
+        squares += (m + (2 * m * t) ** 0.5 + t / 3) / rows
+    return float(squares**0.5)
+
+
+def contract_experts(layer: nv.MoeLayer, module: nn.Module) -> nn.Module:
+    """transformers' own experts (module: of gpt-oss's or Nemotron-H's class) in float64, with the numbers that a layer's GEMMs
+    multiply: its weights and biases, and hidden and h rounded as its activation format says (dynamic scales, rows in fp32)."""
+    form = layer.config.activation_format
+    assert (layer.config.activation_scale, layer.config.intermediate_scale, layer.config.row_format) == (
+        "dynamic_token",
+        "dynamic_token",
+        "fp32",
+    )
     experts = copy.deepcopy(module).cpu().double()
     experts.config._experts_implementation = "eager"  # torch's grouped products have no float64
+
+    def weight(matrix: dict[str, Any]) -> torch.Tensor:
+        parts = tuple(torch.as_tensor(matrix[part])[None] for part in ("codes", "scales"))
+        decoded, shift = oracle.decode_fp8(parts, 0) if form == "fp8" else (oracle.decode(parts, 0), 0)
+        return decoded * (float(matrix["tensor_scale"]) * 2.0**shift)
+
     with torch.no_grad():
         for e in range(layer.num_local_experts):
             held = layer.expert(e)
-            for name, weights, biases in (
-                ("gate", experts.gate_up_proj[e][:, 0::2], experts.gate_up_proj_bias[e, 0::2]),
-                ("up", experts.gate_up_proj[e][:, 1::2], experts.gate_up_proj_bias[e, 1::2]),
-                ("down", experts.down_proj[e], experts.down_proj_bias[e]),
-            ):
-                matrix = held[name]
-                parts = tuple(torch.as_tensor(matrix[part])[None] for part in ("codes", "scales"))
-                weights.copy_((oracle.decode(parts, 0) * float(matrix["tensor_scale"])).T)
-                biases.copy_(torch.as_tensor(matrix["bias"]))
+            if layer.config.expert_biases:  # gpt-oss: (K, N), gate and up in alternate columns
+                for name, weights, biases in (
+                    ("gate", experts.gate_up_proj[e][:, 0::2], experts.gate_up_proj_bias[e, 0::2]),
+                    ("up", experts.gate_up_proj[e][:, 1::2], experts.gate_up_proj_bias[e, 1::2]),
+                    ("down", experts.down_proj[e], experts.down_proj_bias[e]),
+                ):
+                    weights.copy_(weight(held[name]).T)
+                    biases.copy_(torch.as_tensor(held[name]["bias"]))
+            else:
+                assert held["gate"] is None
+                experts.up_proj[e], experts.down_proj[e] = weight(held["up"]), weight(held["down"])
+
+    def quantized(x: torch.Tensor) -> torch.Tensor:
+        lines, scale = lines_of(x, form)
+        return lines * scale
+
+    name = "act_fn" if hasattr(experts, "act_fn") else "_apply_gate"
+    activation = getattr(experts, name)
+    # Beside the class's own, be it a method or a module.
+    experts.__dict__[name] = lambda x: quantized(oracle.round_to(activation(x), oracle.BF16))
+    experts.register_forward_pre_hook(lambda _, inputs: (quantized(inputs[0]), *inputs[1:]))
     return experts.requires_grad_(False)
 
 
@@ -121,17 +179,7 @@ def linear_outside(module: Nvfp4LinearModule, call: Call, weight: tuple[torch.Te
     """(..., out) bool: the elements that the bound of one GEMM element (docs/numerics.md, section 7) does not allow."""
     x = call.inputs[0].reshape(-1, module.in_features).double()
     form = module.packed.describe()["activation_format"]
-    scale = torch.ones((len(x), 1), dtype=oracle.F64)
-    if form == "nvfp4":
-        lines, scale = oracle.quantize(oracle.Interval(x, x), oracle.LineScales("dynamic_token"))
-        x = lines.lo
-    elif form == "fp8":
-        lines, scale = oracle.quantize_fp8(oracle.Interval(x, x), oracle.LineScales("dynamic_token", holds=448.0))
-        x = lines.lo
-    elif form == "int8_block":
-        x = oracle.quantize_int8(oracle.Interval(x, x)).lo
-    else:
-        x = oracle.round_to(x, oracle.BF16)
+    x, scale = lines_of(x, form)
     factor = oracle.CONTRACT.gemm(module.in_features, form)
     dtype = str(call.output.dtype).removeprefix("torch.")
     decoded, shift = oracle.decode_fp8(weight, 0) if form == "fp8" else (oracle.decode(weight, 0), 0)

@@ -1,4 +1,5 @@
 """NVFP4 models of transformers on a GPU: judged as on a CPU, generating eagerly, compiled and from CUDA graphs alike.
+transformers' own blocks as oracle: test_cuda_transformers_blocks.py.
 
 Needs transformers, torch with CUDA and a GPU: skipped by name elsewhere.
 """
@@ -116,19 +117,3 @@ def test_enable_on_the_gpu_and_back():
     for matrix in ("gate", "up", "down"):
         assert (back.expert(1)[matrix]["codes"] == weights[matrix]["codes"]).all()
         assert (back.expert(1)[matrix]["scales"] == weights[matrix]["scales"]).all()
-
-
-@pytest.mark.parametrize("activation_format", ["bf16", "nvfp4"])
-def test_gpt_oss_in_memory(activation_format):
-    """enable() where the model lies, biases and alternate columns included: transformers' own experts judge each call."""
-    model, twin = tiny.gpt_oss().cuda(), tiny.gpt_oss()
-    adapter.enable(model, activation_format=activation_format, row_format="fp32")
-    calls, _ = judge.record(model, logits)
-    limit = 5 * 2.0**-9 if activation_format == "bf16" else 0.3  # as test_transformers_enable.py has it
-    for name, call in calls.items():
-        packed = model.get_submodule(name).packed
-        assert packed.device == "cuda:0" and packed.config.expert_biases
-        experts = judge.gpt_oss_experts(packed, twin.get_submodule(name))
-        hidden, ids, weights = (tensor.cpu() for tensor in call.inputs)
-        want = experts(hidden.double(), ids, weights.double())
-        assert judge.relative_l2(call.output.cpu(), want) < limit

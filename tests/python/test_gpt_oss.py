@@ -278,7 +278,7 @@ def test_transformers_loads_it(tmp_path, published_form):
     calls, _ = judge.record(model, tiny.logits)
     assert len(calls) == 2
     for name, call in calls.items():
-        experts = judge.gpt_oss_experts(model.get_submodule(name).packed, twin.get_submodule(name))
+        experts = judge.contract_experts(model.get_submodule(name).packed, twin.get_submodule(name))
         hidden, ids, weights = call.inputs
         assert relative_l2(call.output, experts(hidden.double(), ids, weights.double())) < LIMIT
         assert torch.equal(experts.down_proj_bias, twin.get_submodule(name).down_proj_bias.double())

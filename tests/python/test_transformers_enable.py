@@ -15,17 +15,10 @@ import model_judge as judge  # noqa: E402
 import moe_reference as oracle  # noqa: E402
 import nvfp4_moe.transformers as adapter  # noqa: E402
 import tiny_models as tiny  # noqa: E402
-from tiny_models import logits  # noqa: E402
+from tiny_models import fresh, logits  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def fresh(kind, dtype=torch.bfloat16, **sizes):
-    torch.manual_seed(1)
-    config = tiny.MODELS[kind]()
-    config.update(sizes)
-    return AutoModelForCausalLM.from_config(config).to(dtype).eval()
 
 
 def quantized(weights):
@@ -133,22 +126,11 @@ def test_weights_move_bit_for_bit():
 # ---- gpt-oss: biases, and gate and up in alternate columns
 
 
-@pytest.mark.parametrize("activation_format", ["bf16", "nvfp4"])
-def test_gpt_oss(activation_format):
+def test_gpt_oss_around_its_experts():
+    """What the experts compute is judged in test_cuda_transformers_blocks.py."""
     model, twin = tiny.gpt_oss(), tiny.gpt_oss()
-    done = adapter.enable(model, activation_format=activation_format, row_format="fp32")
-    assert [layer.activation for layer in done.layers] == ["swiglu_oai"] * 2
+    adapter.enable(model)
     calls, got = judge.record(model, logits)
-    # Roundings of hidden and h to bf16 (test_gpt_oss.py), to NVFP4 about 0.1 each.
-    limit = 5 * 2.0**-9 if activation_format == "bf16" else 0.3
-    for name, call in calls.items():
-        experts = judge.gpt_oss_experts(model.get_submodule(name).packed, twin.get_submodule(name))
-        hidden, ids, weights = call.inputs
-        inputs = (hidden.double(), ids, weights.double())
-        assert judge.relative_l2(call.output, experts(*inputs)) < limit
-        for bias in (experts.gate_up_proj_bias, experts.down_proj_bias):
-            bias.zero_()
-            assert judge.relative_l2(call.output, experts(*inputs)) > 2 * limit
     assert torch.equal(judge.replayed(twin, calls, logits), got)
     model.model.layers[0].mlp.experts.place(torch.device("cpu"))  # biases move with the weights
     assert torch.equal(logits(model), got)

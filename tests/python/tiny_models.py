@@ -141,6 +141,14 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+def fresh(kind: str, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Any:
+    """A random model of a class, the same one at each call. sizes: fields of its config."""
+    torch.manual_seed(1)
+    config = MODELS[kind]()
+    config.update(sizes)
+    return transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+
+
 def gpt_oss(dtype: torch.dtype = torch.float32) -> Any:
     """A model of transformers' with biases of the size of the sums that they are added to; the same one at each call."""
     torch.manual_seed(3)

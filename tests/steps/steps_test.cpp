@@ -197,7 +197,7 @@ class StepPair {
       case ActivationFormat::kFp8:
         for (int64_t i = 0; i < k; ++i) {
           const uint8_t byte = activations.fp8[row * k + i];
-          const auto magnitude = static_cast<double>(test::oracle_e4m3(byte & 127));
+          const double magnitude = test::oracle_e4m3(byte & 127);
           values[static_cast<size_t>(i)] = (byte < 128 ? 1 : -1) * magnitude * activations.row_scale[row];
         }
         break;
@@ -278,7 +278,7 @@ class StepPair {
     const int64_t splits = kSplits + biased;
     const double dg = bound_of_gemm(k, splits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
     const double du = bound_of_gemm(k, splits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
-    const auto h = static_cast<double>(test::oracle_activation(options(), g.value, u.value));
+    const double h = test::oracle_activation_in_double(options(), g.value, u.value);
     const double other = options().activation == Activation::kSwigluOai ? 1 : 0;
     const double error = 1.1 * ((std::fabs(u.value) + other) * dg + std::fabs(g.value) * du + dg * du) +
                          8 * test::oracle_half_ulp(h, DType::kF32);
@@ -289,7 +289,7 @@ class StepPair {
   // rounded to fp32.
   void check_relu2(const Exact& u, int64_t k, bool biased, double router, double actual, const std::string& where) {
     const double du = bound_of_gemm(k, kSplits + biased, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
-    const auto h = static_cast<double>(test::oracle_activation(options(), 0, u.value));
+    const double h = test::oracle_activation_in_double(options(), 0, u.value);
     const double error = 2 * std::max(u.value, 0.0) * du + du * du + 2 * test::oracle_half_ulp(h, DType::kF32);
     expect_near(h * router, error * router, actual, DType::kBf16, where);
   }

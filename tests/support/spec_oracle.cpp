@@ -2,15 +2,18 @@
 #include "support/spec_oracle.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
+#include <utility>
 
 namespace nvfp4_moe::test {
 namespace {
 
 constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
+constexpr double kUnknown = -1000;  // no E4M3 number
 constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
 // The value of an activation element by the IEEE formulas of its type.
@@ -30,15 +33,53 @@ double element(const std::vector<uint8_t>& bytes, DType dtype, int64_t index) {
 }
 
 // The index whose value times unit is nearest to magnitude, ties to the even index, by looking at all of them.
-int nearest(Real magnitude, Real unit, int count, Real (*value_of)(int)) {
+template <class T>
+int nearest(T magnitude, T unit, int count, double (*value_of)(int)) {
   int best = 0;
+  T least = std::fabs(magnitude - unit * value_of(0));
   for (int i = 1; i < count; ++i) {
-    const Real distance = std::fabs(magnitude - unit * value_of(i)),
-               least = std::fabs(magnitude - unit * value_of(best));
-    if (distance < least || (distance == least && i % 2 == 0)) best = i;
+    const T distance = std::fabs(magnitude - unit * value_of(i));
+    if (distance < least || (distance == least && i % 2 == 0)) {
+      best = i;
+      least = distance;
+    }
   }
   return best;
 }
+
+template <class T>
+T activation(const MoeOptions& options, T g, T u) {
+  const T limit = options.swiglu_limit.value_or(0);
+  auto silu = [](T x) { return x / (1 + std::exp(-x)); };
+  auto minimum = [](T x, T most) { return x > most ? most : x; };
+  auto clamp = [&](T x) { return x < -limit ? -limit : minimum(x, limit); };
+  switch (options.activation) {
+    case Activation::kSwiglu: return silu(g) * u;
+    case Activation::kSwigluClamped: return silu(minimum(g, limit)) * clamp(u);
+    case Activation::kSwigluStep: return minimum(silu(g), limit) * clamp(u);
+    case Activation::kSwigluOai: {
+      const T gate = minimum(g, limit);
+      return gate / (1 + std::exp(-static_cast<T>(options.swiglu_alpha) * gate)) * (clamp(u) + 1);
+    }
+    case Activation::kRelu2: return std::isnan(u) ? u : std::pow(std::max(u, T{0}), T{2});
+  }
+  return std::numeric_limits<T>::quiet_NaN();
+}
+
+// Every code or byte's value, by the IEEE formulas of its type.
+template <size_t kCount>
+std::array<double, kCount> values_of(int fraction_bits, int bias) {
+  std::array<double, kCount> values{};
+  for (size_t i = 0; i < kCount; ++i) {
+    const int exponent = static_cast<int>(i) >> fraction_bits,
+              mantissa = static_cast<int>(i) & ((1 << fraction_bits) - 1);
+    const int significand = exponent == 0 ? mantissa : mantissa + (1 << fraction_bits);
+    values[i] = std::ldexp(significand, std::max(exponent, 1) - bias - fraction_bits);
+  }
+  return values;
+}
+const std::array<double, 8> kE2m1 = values_of<8>(1, 1);
+const std::array<double, 128> kE4m3 = values_of<128>(3, 7);
 
 struct Scales {  // as docs/numerics.md words them
   float hidden = 0, intermediate = 0;
@@ -177,24 +218,18 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
 
 }  // namespace
 
-Real oracle_e2m1(int code) {
-  const int exponent = (code >> 1) & 3, mantissa = code & 1;
-  const Real magnitude =
-      exponent == 0 ? Real{0.5} * mantissa : std::ldexp(Real{1} + Real{0.5} * mantissa, exponent - 1);
-  return code & 8 ? -magnitude : magnitude;
+double oracle_e2m1(int code) {
+  return code & 8 ? -kE2m1[static_cast<size_t>(code & 7)] : kE2m1[static_cast<size_t>(code)];
 }
 
-Real oracle_e4m3(int byte) {
-  const int exponent = byte >> 3, mantissa = byte & 7;
-  return exponent == 0 ? std::ldexp(Real(mantissa), -9) : std::ldexp(Real(8 + mantissa), exponent - 10);
-}
+double oracle_e4m3(int byte) { return kE4m3[static_cast<size_t>(byte)]; }
 
 std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_scales, int64_t rows, int64_t cols) {
   std::vector<double> values(static_cast<size_t>(rows * cols));
   for (int64_t i = 0; i < rows * cols; ++i) {
     const int byte = codes[i / 2];
     values[static_cast<size_t>(i)] =
-        static_cast<double>(oracle_e2m1(i % 2 == 0 ? byte & 15 : byte >> 4) * oracle_e4m3(block_scales[i / 16]));
+        oracle_e2m1(i % 2 == 0 ? byte & 15 : byte >> 4) * oracle_e4m3(block_scales[i / 16]);
   }
   return values;
 }
@@ -219,22 +254,10 @@ Real oracle_round(Real value, DType dtype) {
   return rounded == 0 && value < 0 ? -Real{0} : rounded;
 }
 
-Real oracle_activation(const MoeOptions& options, Real g, Real u) {
-  const Real limit = options.swiglu_limit.value_or(0);
-  auto silu = [](Real x) { return x / (1 + std::exp(-x)); };
-  auto minimum = [](Real x, Real most) { return x > most ? most : x; };
-  auto clamp = [&](Real x) { return x < -limit ? -limit : minimum(x, limit); };
-  switch (options.activation) {
-    case Activation::kSwiglu: return silu(g) * u;
-    case Activation::kSwigluClamped: return silu(minimum(g, limit)) * clamp(u);
-    case Activation::kSwigluStep: return minimum(silu(g), limit) * clamp(u);
-    case Activation::kSwigluOai: {
-      const Real gate = minimum(g, limit);
-      return gate / (1 + std::exp(-static_cast<Real>(options.swiglu_alpha) * gate)) * (clamp(u) + 1);
-    }
-    case Activation::kRelu2: return std::isnan(u) ? kNan : std::pow(std::max(u, Real{0}), Real{2});
-  }
-  return kNan;
+Real oracle_activation(const MoeOptions& options, Real g, Real u) { return activation<Real>(options, g, u); }
+
+double oracle_activation_in_double(const MoeOptions& options, double g, double u) {
+  return activation<double>(options, g, u);
 }
 
 OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat) {
@@ -254,10 +277,10 @@ OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat
     int byte = 0;
     if (compat) {
       const float scale = encode * (static_cast<float>(block_amax) * (1.0f / 6.0f));
-      byte = nearest(scale, 1, 127, oracle_e4m3);
+      byte = nearest<Real>(scale, 1, 127, oracle_e4m3);
       x_row.saturated += scale > 448;
     } else {
-      byte = nearest(block_amax, 6 * static_cast<Real>(x_row.scale), 127, oracle_e4m3);
+      byte = nearest<Real>(block_amax, 6 * static_cast<Real>(x_row.scale), 127, oracle_e4m3);
       x_row.saturated += block_amax > static_cast<Real>(2688) * x_row.scale;
     }
     const Real v = oracle_e4m3(byte);
@@ -267,9 +290,9 @@ OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat
       int code = 0;
       if (compat) {
         const float quotient = static_cast<float>(x[i]) * (1.0f / (static_cast<float>(v) * (1.0f / encode)));
-        code = nearest(std::fabs(quotient), 1, 8, oracle_e2m1);
+        code = nearest<Real>(std::fabs(quotient), 1, 8, oracle_e2m1);
       } else {
-        code = nearest(std::fabs(x[i]), v * static_cast<Real>(x_row.scale), 8, oracle_e2m1);
+        code = nearest<Real>(std::fabs(x[i]), v * static_cast<Real>(x_row.scale), 8, oracle_e2m1);
       }
       x_row.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * oracle_e2m1(code) * v);
     }
@@ -290,7 +313,7 @@ OracleRow oracle_quantize_fp8(const std::vector<double>& x, float given) {
   for (size_t b = 0; b < x.size(); b += 16) {
     bool saturated = false, zero = true, zero_codes = true;
     for (size_t i = b; i < b + 16; ++i) {
-      const int byte = nearest(std::fabs(x[i]), x_row.scale, 127, oracle_e4m3);
+      const int byte = nearest<Real>(std::fabs(x[i]), x_row.scale, 127, oracle_e4m3);
       x_row.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * oracle_e4m3(byte));
       saturated = saturated || std::fabs(x[i]) > 448 * static_cast<Real>(x_row.scale);
       zero = zero && x[i] == 0;
@@ -306,22 +329,27 @@ OracleRow oracle_quantize_fp8(const std::vector<double>& x, float given) {
 OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view) {
   OracleFp8Weights weights;
   const int64_t count = view.rows * view.cols;
-  Real largest = 0;
+  double largest = 0;
   for (int64_t i = 0; i < count / 16; ++i) largest = std::max(largest, oracle_e4m3(view.block_scales[i]));
   // From far above what any matrix needs, downwards for as long as the largest still fits.
   if (largest > 0)
     for (weights.shift = 40; std::ldexp(6 * largest, 1 - weights.shift) <= 448;) --weights.shift;
-  // [byte][code], each where it first occurs.
-  std::map<int, double> rounded;
+  // By shift, [byte][code]: (value, whether it is inexact), each where it first occurs.
+  thread_local std::map<int, std::vector<std::pair<double, bool>>> known;
+  std::vector<std::pair<double, bool>>& rounded = known[weights.shift];
+  rounded.resize(128 * 16, {kUnknown, false});
+  weights.values.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     const int code = view.codes[i / 2] >> (i % 2 * 4) & 15, byte = view.block_scales[i / 16];
-    const Real exact = std::ldexp(oracle_e2m1(code) * oracle_e4m3(byte), -weights.shift);
-    const auto [it, fresh] = rounded.try_emplace(byte * 16 + code);
-    if (fresh)
-      it->second =
-          static_cast<double>((code & 8 ? -1 : 1) * oracle_e4m3(nearest(std::fabs(exact), 1, 127, oracle_e4m3)));
-    weights.values.push_back(it->second);
-    weights.inexact += static_cast<Real>(it->second) != exact;
+    auto& [value, inexact] = rounded[static_cast<size_t>(byte * 16 + code)];
+    if (value == kUnknown) {
+      // Both factors have four bits and the neighbours of a tie have few: exact in double.
+      const double exact = std::ldexp(oracle_e2m1(code) * oracle_e4m3(byte), -weights.shift);
+      value = (code & 8 ? -1 : 1) * oracle_e4m3(nearest<double>(std::fabs(exact), 1, 127, oracle_e4m3));
+      inexact = value != exact;
+    }
+    weights.values.push_back(value);
+    weights.inexact += inexact;
   }
   return weights;
 }
@@ -339,7 +367,7 @@ OracleRow oracle_quantize_int8(const std::vector<double>& x) {
     for (size_t i = b; i < b + 16; ++i) {
       // The integer nearest to the fp32 quotient, by looking at all of them.
       const Real quotient = oracle_round(std::fabs(x[i]) / scale, DType::kF32);
-      const int code = nearest(quotient, 1, 128, [](int integer) { return Real(integer); });
+      const int code = nearest<Real>(quotient, 1, 128, [](int integer) { return double(integer); });
       zero = zero && code == 0;
       x_row.values[i] = static_cast<double>((x[i] < 0 ? -1 : 1) * code * scale);
     }

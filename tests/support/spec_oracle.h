@@ -17,16 +17,18 @@ OracleResult oracle_layer(const CaseData& data);
 
 // Pieces that other tests use.
 using Real = long double;
-Real oracle_e2m1(int code);  // 0..15
-Real oracle_e4m3(int byte);  // 0..0x7E
+double oracle_e2m1(int code);  // 0..15
+double oracle_e4m3(int byte);  // 0..0x7E
 // (rows, cols) e2m1 * e4m3, without the tensor scale.
 std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_scales, int64_t rows, int64_t cols);
 // One rounding to a type: bf16, fp16 or fp32.
 Real oracle_round(Real value, DType dtype);
 // Half the distance between neighbours of the type at |value|.
 double oracle_half_ulp(double value, DType dtype);
-// The activation function of the config, without clamps or with them; g is not looked at without a gate.
+// The activation function of the config, without clamps or with them; g is not looked at without a gate. In double for bounds
+// of fp32: aarch64 computes long double in software.
 Real oracle_activation(const MoeOptions& options, Real g, Real u);
+double oracle_activation_in_double(const MoeOptions& options, double g, double u);
 
 // One row of activations, quantized: values are the decoded ones without the row scale.
 struct OracleRow {

@@ -166,7 +166,17 @@ Status Exchange::move(const char* what, const void* send, std::span<const int64_
   const AllToAll call{
       what,   static_cast<const std::byte*>(send), send_bytes.data(), static_cast<std::byte*>(recv), recv_bytes.data(),
       timeout};
+  if (!observer_) {
+    broken_ = transport_->all_to_all_v(call);
+    return broken_;
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
   broken_ = transport_->all_to_all_v(call);
+  Transfer transfer{what, 0, std::chrono::duration<double, std::micro>(Clock::now() - begin).count()};
+  for (int r = 0; r < world_; ++r)
+    if (r != rank_) transfer.sent_bytes += send_bytes[static_cast<size_t>(r)];
+  observer_(transfer);
   return broken_;
 }
 

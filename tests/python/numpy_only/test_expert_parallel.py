@@ -216,6 +216,40 @@ def test_what_a_callers_function_raises_ends_the_exchange_with_its_text():
         nv.callback_exchange(all_to_all_v, 4, 4)
 
 
+@pytest.mark.parametrize("over", ["threads", "callbacks"])
+def test_nccl_that_a_rank_cannot_have_is_refused_on_all_and_the_exchange_goes_on(over):
+    mailboxes = Mailboxes(2)
+
+    def run(exchange):
+        other = exchange.rank == 1
+        for device, options, error, text in (
+            ("cpu", {}, nv.Unsupported, "rank 0: nccl: expected a device cuda:N, got cpu"),
+            ("cuda:x", {}, ValueError, "rank 0: device: expected cpu or cuda:N, got cuda:x"),
+            ("cpu" if other else "gpu", {}, ValueError, "rank 0: device: expected cpu or cuda:N, got gpu"),
+            ("cpu", {"communicator": 0 if other else 1}, nv.Unsupported, "rank 0: nccl: expected a device"),
+            ("cpu", {"communicator": 0}, ValueError, "rank 0: communicator: expected the address of an ncclComm_t"),
+            (
+                "cpu",
+                {"library": "libnccl.so.2", "communicator": None},
+                nv.Unsupported,
+                "rank 0: nccl: expected a device",
+            ),
+        ):
+            with pytest.raises(error, match=text):
+                exchange.use_nccl(device, **options)
+        return open_over(exchange, combine="all_reduce").run(*batch(4))
+
+    first, second = whole(on_ranks(2, run, mailboxes.connect if over == "callbacks" else None))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_use_nccl_takes_no_other_types():
+    exchange = nv.ThreadGroup(1).join(0)
+    for arguments in ((1,), ("cuda:0", 3), ("cuda:0", None, "handle"), ("cuda:0", None, -1), ()):
+        with pytest.raises(TypeError):
+            exchange.use_nccl(*arguments)
+
+
 def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():
     hidden, ids, router_weights = batch(32)
     ids = ids % 3  # of the first rank alone

@@ -1,0 +1,110 @@
+// A process's ranks of an exchange: how one that fails ends all, and what an observer sees.
+#include "exchange/local_ranks.h"
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "exchange/ranks.h"
+#include "exchange/ranks_progress.h"
+
+namespace nvfp4_moe::test {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(LocalRanks, CallEachRankOnAThreadOfItsOwn) {
+  const auto ranks = LocalRanks::threads(3, kLong);
+  ASSERT_OK(ranks);
+  EXPECT_EQ(ranks->world(), 3);
+  EXPECT_EQ(ranks->here(), 3);
+  EXPECT_TRUE(ranks->has_first());
+  std::atomic<int> sum{0};
+  EXPECT_OK(ranks->each([&](int index) {
+    sum += index + 1;
+    EXPECT_EQ(ranks->exchange(index)->rank(), index);
+    return ranks->exchange(index)->barrier();  // ends only where all are there at once
+  }));
+  EXPECT_EQ(sum, 6);
+}
+
+TEST(LocalRanks, AProcessIsOneRank) {
+  on_threads(2, [group = *ThreadGroup::make(2)](int rank) {
+    auto exchange = group->join(rank, 2, kLong);
+    ASSERT_OK(exchange);
+    const LocalRanks ranks = LocalRanks::process(std::move(*exchange));
+    EXPECT_EQ(ranks.world(), 2);
+    EXPECT_EQ(ranks.here(), 1);
+    EXPECT_EQ(ranks.first_rank(), rank);
+    EXPECT_EQ(ranks.has_first(), rank == 0);
+    EXPECT_OK(ranks.each([&](int index) { return ranks.exchange(index)->barrier(); }));
+  });
+}
+
+TEST(LocalRanks, ARankThatFailsOrThrowsEndsTheOthers) {
+  for (const bool throws : {false, true}) {
+    const auto ranks = LocalRanks::threads(3, kLong);
+    ASSERT_OK(ranks);
+    const double seconds = seconds_of([&] {
+      const Status status = ranks->each([&](int index) -> Status {
+        if (index == 1 && throws) throw std::runtime_error("out of luck");
+        if (index == 1) return bad_input("out of luck");
+        return ranks->exchange(index)->barrier();
+      });
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(status.message(), HasSubstr("rank 1: ")) << status.message();
+      EXPECT_THAT(status.message(), HasSubstr("out of luck"));
+    });
+    EXPECT_LT(seconds, 5);
+  }
+}
+
+TEST(Observer, SeesEachTransferWithTheBytesForOthers) {
+  const auto ranks = LocalRanks::threads(3, kLong);
+  ASSERT_OK(ranks);
+  std::vector<std::vector<std::string>> seen(3);
+  EXPECT_OK(ranks->each([&](int index) -> Status {
+    Exchange& exchange = *ranks->exchange(index);
+    exchange.set_observer([&seen, index](const Transfer& transfer) {
+      EXPECT_GE(transfer.us, 0);
+      seen[static_cast<size_t>(index)].push_back(std::string(transfer.what) + " " +
+                                                 std::to_string(transfer.sent_bytes));
+    });
+    const int64_t mine = index;
+    int64_t all[3];
+    NVFP4_MOE_TRY(exchange.all_gather(&mine, sizeof(mine), all));
+    float sum[3] = {1, 2, 3};
+    NVFP4_MOE_TRY(exchange.all_reduce(sum, 3, DType::kF32));
+    exchange.set_observer({});
+    return exchange.barrier();
+  }));
+  for (const auto& of_rank : seen)
+    EXPECT_EQ(of_rank, (std::vector<std::string>{"all_gather 16", "all_reduce 8", "all_reduce 8"}));
+}
+
+TEST(RanksProgress, AddsTheRanksUpAndNamesWhoSaidSo) {
+  std::vector<std::string> lines;
+  bool goes_on = true;
+  const ProgressFn print = [&](const Progress& progress) {
+    lines.push_back(std::string(progress.what) + " " + std::to_string(progress.done) + "/" +
+                    std::to_string(progress.total) + " " + std::string(progress.item));
+    return goes_on;
+  };
+  RanksProgress progress(print, 2, 4);
+  Progress one;
+  one.done = 1;
+  one.total = 8;
+  one.item = "expert 3";
+  EXPECT_TRUE(progress.of_rank(0)(one));
+  one.done = 2;
+  EXPECT_TRUE(progress.of_rank(1)(one));
+  goes_on = false;
+  EXPECT_FALSE(progress.of_rank(0)(one));
+  EXPECT_EQ(lines, (std::vector<std::string>{"load 1/8 rank 4: expert 3", "load 3/16 rank 5: expert 3",
+                                             "load 4/16 rank 4: expert 3"}));
+  EXPECT_FALSE(RanksProgress({}, 2).of_rank(0));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::test

@@ -80,9 +80,8 @@ std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) 
     const double share = over_rounds(of, [&](const RanksRound& r) { return r.share(which); });
     const bool timed = ranks && !of.on_device;
     made.push_back(timed ? share_cell(share) : no_cell());
-    parts[kWirePartNames[part]] = by_rank(of, [&](const RanksRound& r, size_t rank) {
-      return r.sent_bytes(rank, which);
-    });
+    parts[kWirePartNames[part]] =
+        by_rank(of, [&](const RanksRound& r, size_t rank) { return r.sent_bytes(rank, which); });
   }
   made.push_back(cell(runs));
   made.push_back({"", us});
@@ -127,14 +126,10 @@ Json ranks_round_json(const RanksCell& of, size_t number) {
   const RanksRound& round = of.rounds[number];
   Json us = Json::array();
   for (size_t rank = 0; rank < round.ranks.size(); ++rank) us.push_back(round.rank_median_us(rank));
-  return {{"backend", of.backend},
-          {"activation_format", of.activation_format},
-          {"tokens", of.tokens},
-          {"routing", of.routing},
-          {"combine", of.combine},
-          {"round", number},
-          {"median_us", median_us(round)},
-          {"runs", round.slowest_us.size()},
+  return {{"backend", of.backend},         {"activation_format", of.activation_format},
+          {"tokens", of.tokens},           {"routing", of.routing},
+          {"combine", of.combine},         {"round", number},
+          {"median_us", median_us(round)}, {"runs", round.slowest_us.size()},
           {"rank_median_us", us}};
 }
 

@@ -129,16 +129,15 @@ Status RankHosts::connect_devices() {
 }
 
 Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject, const std::string& backend,
-                                    CombineBy combine, int64_t max_tokens, int64_t copies,
-                                    const ProgressFn& progress) {
+                                    CombineBy combine, int64_t max_tokens, int64_t copies, const ProgressFn& progress) {
   TimedRanks timed(hosts, subject, combine, max_tokens);
   const LocalRanks& ranks = hosts.ranks();
   for (int index = 0; index < ranks.here(); ++index) timed.ranks_.push_back(std::make_unique<Rank>());
-  RanksProgress combined(progress, ranks.here(), ranks.first_rank());
+  NVFP4_MOE_ASSIGN(const auto combined, RanksProgress::connect(ranks, progress));
   std::vector<Status> opened(timed.ranks_.size());
   NVFP4_MOE_TRY(ranks.each([&](int index) -> Status {
     opened[static_cast<size_t>(index)] =
-        timed.open_rank(index, subject, backend, max_tokens, copies, combined.of_rank(index));
+        timed.open_rank(index, subject, backend, max_tokens, copies, combined->of_rank(index));
     return {};  // collective as well
   }));
   NVFP4_MOE_TRY(opened.front());
@@ -168,8 +167,8 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   }
   const auto allocate = [&]() -> Status {
     const ExpertParallelLayer& first = *rank.copies.front();
-    NVFP4_MOE_ASSIGN(rank.workspace, first.layer().backend().allocate(
-                                         first.workspace_bytes(), first.layer().weights().device, "workspace"));
+    NVFP4_MOE_ASSIGN(rank.workspace, first.layer().backend().allocate(first.workspace_bytes(),
+                                                                      first.layer().weights().device, "workspace"));
     rank.out.resize(static_cast<size_t>(options.limits.max_tokens * subject.options.hidden_size));
     return {};
   };
@@ -218,8 +217,8 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, std::vector<RankRu
   const auto begin = Clock::now();
   for (int64_t run = -kUntimedRuns;; ++run) {
     // All begin together, and rank 0 says whether there is another one.
-    const auto mine = static_cast<uint8_t>(
-        run < repeat.most_runs && (run < kLeastRuns || microseconds_since(begin) <= repeat.seconds * 1e6));
+    const auto mine = static_cast<uint8_t>(run < repeat.most_runs &&
+                                           (run < kLeastRuns || microseconds_since(begin) <= repeat.seconds * 1e6));
     NVFP4_MOE_TRY(exchange.all_gather(&mine, 1, goes_on.data()));
     if (goes_on[0] == 0) return {};
     const size_t batch = static_cast<size_t>(run + kUntimedRuns) % rank.batches.size();
@@ -241,9 +240,10 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, std::vector<Ran
   Exchange& exchange = this->exchange(index);
   const MoeLayer& layer = rank.copies.front()->layer();
   const DeviceMeasures* const measures = layer.backend().measures;
-  const Status measured = measures != nullptr ? Status()
-                                              : unsupported(std::string("bench: backend ") + layer.backend().name +
-                                                            " has no clock for its device");
+  const Status measured =
+      measures != nullptr
+          ? Status()
+          : unsupported(std::string("bench: backend ") + layer.backend().name + " has no clock for its device");
   NVFP4_MOE_TRY(exchange.agree(measured));
   const auto count = static_cast<double>(rank.batches.size());
   const auto replay = [&](int64_t times) -> Result<std::vector<double>> {

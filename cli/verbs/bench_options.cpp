@@ -40,7 +40,6 @@ Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const R
   return all;
 }
 
-
 Result<bool> check_all(const std::vector<Configuration>& all, const std::string& device, uint64_t seed,
                        Report& report) {
   bool agree = true;
@@ -55,6 +54,5 @@ Result<bool> check_all(const std::vector<Configuration>& all, const std::string&
   }
   return agree;
 }
-
 
 }  // namespace nvfp4_moe::cli

@@ -63,12 +63,10 @@ class RanksBench {
     report_.json()["ranks"] = ranks_.ranks.world();
     if (!first_) return {};
     report_.table("timings", ranks_table(cells_));
-    const bool noisy =
-        std::any_of(cells_.begin(), cells_.end(), [](const RanksCell& cell) { return is_noisy(cell); });
+    const bool noisy = std::any_of(cells_.begin(), cells_.end(), [](const RanksCell& cell) { return is_noisy(cell); });
     report_.json()["noisy"] = noisy;
     if (noisy)
-      report_.fact("note", "p90 is more than 1.5 times the fastest run: where the ranks run was busy",
-                   Style::kWarning);
+      report_.fact("note", "p90 is more than 1.5 times the fastest run: where the ranks run was busy", Style::kWarning);
     return {};
   }
 
@@ -129,8 +127,8 @@ class RanksBench {
       for (const CombineBy combine : combines) {
         Status opened = devices;
         if (opened.ok()) {
-          Result<TimedRanks> timed = TimedRanks::open(hosts_, one.subject, wanted, combine, most_tokens, copies_,
-                                                      bar.callback());
+          Result<TimedRanks> timed =
+              TimedRanks::open(hosts_, one.subject, wanted, combine, most_tokens, copies_, bar.callback());
           if (timed.ok()) {
             described.push_back(Json::parse(timed->layer().describe_json()));
             layers.combined.push_back(*std::move(timed));
@@ -193,10 +191,13 @@ class RanksBench {
       for (const RankRouting routing : routings) {
         const std::string item = fmt::format("{} tokens, {}", tokens, name_of(routing));
         state.item = item;
-        NVFP4_MOE_TRY(time_cell(tokens, routing, [&]() -> Status {
-          ++state.done;
-          return advance(state) ? Status() : Status(Code::kCancelled, "interrupted");
-        }, in_order));
+        NVFP4_MOE_TRY(time_cell(
+            tokens, routing,
+            [&]() -> Status {
+              ++state.done;
+              return advance(state) ? Status() : Status(Code::kCancelled, "interrupted");
+            },
+            in_order));
       }
     report_.json()["rounds"] = in_order;
     return {};
@@ -207,8 +208,8 @@ class RanksBench {
     const MoeOptions& sizes = all_.front().subject.options;
     NVFP4_MOE_ASSIGN(const Placement placement, Placement::contiguous(sizes.num_experts, ranks_.ranks.world()));
     batches_.reset();
-    batches_ = std::make_shared<ColdBatches>(rank_batches(sizes, placement, routing, tokens, verb_.subject.seed,
-                                                          static_cast<size_t>(copies_)));
+    batches_ = std::make_shared<ColdBatches>(
+        rank_batches(sizes, placement, routing, tokens, verb_.subject.seed, static_cast<size_t>(copies_)));
     const double busiest = busiest_over_even(*batches_, placement);
     const size_t begin = cells_.size();
     for (Layers& layers : layers_) {
@@ -290,12 +291,11 @@ Status bench_ranks(const BenchVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const VerbRanks ranks, connect_ranks(verb.ranks));
   NVFP4_MOE_TRY(device_of_rank(report.common().device, ranks, 0).status());
   const int threads = std::max(1, static_cast<int>(report.executor().threads()) / ranks.ranks.here());
-  NVFP4_MOE_ASSIGN(RankHosts hosts, RankHosts::make(
-                                        ranks.ranks,
-                                        [&](int index) {
-                                          return device_of_rank(report.common().device, ranks, index).value();
-                                        },
-                                        threads));
+  NVFP4_MOE_ASSIGN(
+      RankHosts hosts,
+      RankHosts::make(
+          ranks.ranks, [&](int index) { return device_of_rank(report.common().device, ranks, index).value(); },
+          threads));
   const bool first = ranks.ranks.has_first();
   report.json()["layer"] = subject.name;
   report.json()["over"] = ranks.over();

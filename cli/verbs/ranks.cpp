@@ -8,9 +8,8 @@
 namespace nvfp4_moe::cli {
 
 void add_ranks(CLI::App& verb, int& ranks, const std::string& what) {
-  verb.add_option(
-          "--ep", ranks,
-          what + ": threads of this process, or the processes that torchrun, mpirun or srun started")
+  verb.add_option("--ep", ranks,
+                  what + ": threads of this process, or the processes that torchrun, mpirun or srun started")
       ->check(CLI::Range(1, 64));
 }
 
@@ -21,9 +20,8 @@ Result<VerbRanks> connect_ranks(int ranks) {
       if (launched.world != ranks)
         return invalid_argument(fmt::format("--ep: expected {}, the ranks that {} started, got {}", launched.world,
                                             launched.launcher, ranks));
-      NVFP4_MOE_ASSIGN(auto exchange,
-                       connect_tcp(launched.address, launched.port, launched.rank, launched.world));
-      return VerbRanks{LocalRanks::process(std::move(exchange)), true, launched.local_rank};
+      NVFP4_MOE_ASSIGN(auto exchange, connect_tcp(launched.address, launched.port, launched.rank, launched.world));
+      return VerbRanks{LocalRanks::process(std::move(exchange), launched.address), true, launched.local_rank};
     }
   }
   NVFP4_MOE_ASSIGN(LocalRanks threads, LocalRanks::threads(ranks));

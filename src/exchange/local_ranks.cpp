@@ -26,8 +26,8 @@ std::vector<Status> on_threads(int count, const std::function<Status(int index)>
       threads.emplace_back(guarded, index);
     } catch (const std::system_error&) {  // the ranks that have a thread end by their timeout
       statuses[static_cast<size_t>(index)] =
-          Status(Code::kOutOfMemory, "threads: expected " + std::to_string(count) + ", one for each rank, got " +
-                                         std::to_string(index));
+          Status(Code::kOutOfMemory,
+                 "threads: expected " + std::to_string(count) + ", one for each rank, got " + std::to_string(index));
       break;
     }
   }
@@ -50,8 +50,9 @@ Result<LocalRanks> LocalRanks::threads(int world, Timeout timeout) {
   return ranks;
 }
 
-LocalRanks LocalRanks::process(std::unique_ptr<Exchange> exchange) {
+LocalRanks LocalRanks::process(std::unique_ptr<Exchange> exchange, const std::string& address) {
   LocalRanks ranks;
+  ranks.address_ = address;
   ranks.exchanges_.push_back(std::move(exchange));
   return ranks;
 }

@@ -140,11 +140,11 @@ Status verify_rank(const std::string& path, const RanksOptions& options, std::sh
 Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const LocalRanks& ranks,
                                              const RanksOptions& options) {
   std::vector<RanksCheck> checks;
-  RanksProgress progress(options.progress, ranks.here(), ranks.first_rank());
+  NVFP4_MOE_ASSIGN(const auto progress, RanksProgress::connect(ranks, options.progress));
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int threads = std::max(1, (options.threads > 0 ? options.threads : cores) / ranks.here());
   NVFP4_MOE_TRY(ranks.each([&](int index) {
-    return verify_rank(path, options, ranks.exchange(index), threads, progress.of_rank(index), checks);
+    return verify_rank(path, options, ranks.exchange(index), threads, progress->of_rank(index), checks);
   }));
   return checks;
 }

@@ -235,6 +235,14 @@ class MoeLayer(_core.Layer):
         """
         _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases))
 
+    def rearrange_tensors(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
+        """rearrange(), of arrays of all experts as from_tensors had them, of which a rank reads what is new to its slots."""
+        _core.rearrange_tensors(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
+
+    def rearrange_bf16(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
+        """rearrange(), of arrays of all experts as from_bf16 had them: what is new to this rank's slots is quantized."""
+        _core.rearrange_floats(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
+
     def run_logits(
         self,
         hidden: Any,

@@ -67,7 +67,7 @@ class RanksProgress {
   std::string item_;         // of this process's rank
   bool stop_ = false;
 
-  uint64_t key_ = 0;  // which rank 0 has told the others
+  uint64_t key_ = 0;  // of this world: rank 0 has made it, all of its ranks have it
   int rank_ = 0, world_ = 1;
   Socket socket_;       // the listener of rank 0, or the connection to it
   std::thread thread_;  // speaks or listens

@@ -1,9 +1,10 @@
 // What bench --ep draws, and which part of a run a transfer belongs to.
+#include "cli/bench/rank_batches.h"
+
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "cli/bench/rank_batches.h"
 #include "cli/bench/timed_ranks.h"
 #include "support/support.h"
 

@@ -217,7 +217,7 @@ ATTACK_TEST(kHostilePeers, Strangers, MoveNoProgress) {
     hostile([](Beat& beat) { beat.key += 1; });
     for (const int32_t claimed : {0, 2, -1, INT32_MAX, INT32_MIN})
       hostile([claimed](Beat& beat) { beat.rank = claimed; });
-    for (int64_t Beat::* const count : {&Beat::done, &Beat::total, &Beat::done_bytes, &Beat::total_bytes})
+    for (int64_t Beat::*const count : {&Beat::done, &Beat::total, &Beat::done_bytes, &Beat::total_bytes})
       for (const int64_t number : {int64_t{-1}, INT64_MAX, INT64_MIN})
         hostile([&](Beat& beat) { beat.*count = number; });
     hostile([](Beat& beat) { std::memset(beat.item, 'x', sizeof(beat.item)); });

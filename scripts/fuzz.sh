@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
 seconds=${1:?usage: scripts/fuzz.sh SECONDS}
-targets=(safetensors gguf config plan c_api index cache repro)
+targets=(safetensors gguf config plan c_api index cache repro exchange)
 each=$((seconds / ${#targets[@]}))
 [ "$each" -ge 1 ] || { echo "fuzz.sh: expected at least ${#targets[@]} seconds, got $seconds" >&2; exit 2; }
 
@@ -22,7 +22,7 @@ fuzz() {
   mkdir -p "$corpus" build/fuzz/artifacts
   local options=(-max_total_time="$each" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix=build/fuzz/artifacts/)
   case $target in
-    c_api) options+=(-max_len=2048) ;;
+    c_api | exchange) options+=(-max_len=2048) ;;
     cache) options+=(-max_len=512) ;;
     gguf) options+=(-max_len=4096) ;;
     *) options+=(-max_len=8192 -dict=tests/fuzz/json.dict) ;;

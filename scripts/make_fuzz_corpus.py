@@ -2,7 +2,7 @@
 
 Seeds are small and the same on every run. safetensors: header texts (the target adds length and data) and one whole
 file; gguf: headers, and a small model whole; config: config.json, or two files with a line "---" between; plan: plan files of an
-unfinished quantize; c_api: bytes of a seeded generator, which the target
+unfinished quantize; c_api and exchange: bytes of a seeded generator, which the target
 reads as a list of calls; index: index.json over the target's shards; cache: files without their padding, behind flags;
 repro: one call of a layer of two experts, as header text and as a whole file.
 
@@ -173,9 +173,9 @@ def plan_seeds() -> dict[str, bytes]:
     return {k: v.encode() for k, v in seeds.items()}
 
 
-def c_api_seeds() -> dict[str, bytes]:
-    generator = random.Random(2688)
-    return {f"calls_{i:02}": generator.randbytes(200 + 100 * (i % 8)) for i in range(24)}
+def random_seeds(seed: int, count: int) -> dict[str, bytes]:
+    generator = random.Random(seed)
+    return {f"calls_{i:02}": generator.randbytes(200 + 100 * (i % 8)) for i in range(count)}
 
 
 def index_seeds() -> dict[str, bytes]:
@@ -248,10 +248,11 @@ def main() -> None:
         "gguf": gguf_seeds(),
         "config": config_seeds(),
         "plan": plan_seeds(),
-        "c_api": c_api_seeds(),
+        "c_api": random_seeds(2688, 24),
         "index": index_seeds(),
         "cache": cache_seeds(),
         "repro": repro_seeds(),
+        "exchange": random_seeds(20, 16),
     }.items():
         folder = out / "corpus" / target
         folder.mkdir(parents=True, exist_ok=True)

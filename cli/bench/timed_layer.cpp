@@ -10,10 +10,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kLeastBatches = 8;
-constexpr int64_t kLeastRuns = 5;
-constexpr int64_t kUntimedRuns = 2;  // they fault the workspace in
-
 double microseconds(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::micro>(end - begin).count();
 }
@@ -72,26 +68,37 @@ Result<TimedLayer> TimedLayer::open(const Subject& subject, const std::string& b
   return TimedLayer(subject, std::move(layers), std::move(workspace));
 }
 
-Status TimedLayer::prepare(int64_t tokens, uint64_t seed) {
-  placed_.clear();
-  batches_.clear();
-  experts_.clear();
-  next_ = 0;
-  std::vector<int32_t> all(static_cast<size_t>(range_.count));
-  std::iota(all.begin(), all.end(), static_cast<int32_t>(range_.first));
-  std::vector<std::vector<int32_t>> oldest(copies_.size(), all);
-  std::vector<size_t> touched(copies_.size());
+ColdBatches cold_batches(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed,
+                         size_t copies) {
+  std::vector<int32_t> all(static_cast<size_t>(range.count));
+  std::iota(all.begin(), all.end(), static_cast<int32_t>(range.first));
+  std::vector<std::vector<int32_t>> oldest(copies, all);
+  std::vector<size_t> touched(copies);
+  ColdBatches cold;
   // Until every copy has been gone through once, so that the first batch finds nothing when its turn comes again.
-  while (batches_.size() < kLeastBatches || *std::min_element(touched.begin(), touched.end()) < all.size()) {
-    for (size_t copy = 0; copy < copies_.size(); ++copy) {
-      batches_.push_back(random_tokens(options_, range_, tokens, seed + batches_.size()));
-      const size_t experts = touch_oldest(batches_.back(), oldest[copy]);
+  while (cold.tokens.size() < kLeastBatches || *std::min_element(touched.begin(), touched.end()) < all.size()) {
+    for (size_t copy = 0; copy < copies; ++copy) {
+      cold.tokens.push_back(random_tokens(options, range, tokens, seed + cold.tokens.size()));
+      const size_t experts = touch_oldest(cold.tokens.back(), oldest[copy]);
       touched[copy] += std::max<size_t>(experts, 1);
-      experts_.push_back(static_cast<double>(experts));
+      cold.experts.push_back(static_cast<double>(experts));
     }
   }
+  return cold;
+}
+
+Status TimedLayer::prepare(int64_t tokens, uint64_t seed) {
+  placed_.clear();
+  batches_.reset();  // before others are made
+  return prepare(std::make_shared<ColdBatches>(cold_batches(options_, range_, tokens, seed, copies_.size())));
+}
+
+Status TimedLayer::prepare(std::shared_ptr<ColdBatches> batches) {
+  placed_.clear();
+  batches_ = std::move(batches);
+  next_ = 0;
   if (layer().backend().memory == nullptr) return {};
-  for (RandomTokens& batch : batches_) {
+  for (RandomTokens& batch : batches_->tokens) {
     NVFP4_MOE_ASSIGN(PlacedBatch placed, PlacedBatch::place(layer(), batch.batch()));
     placed_.push_back(std::move(placed));
   }
@@ -104,8 +111,8 @@ Result<std::vector<size_t>> TimedLayer::repeat_calls(const Repeat& repeat, const
   std::vector<size_t> timed;
   const auto begin = Clock::now();
   for (int64_t run = -kUntimedRuns; run < repeat.most_runs; ++run) {
-    const size_t batch = next_++ % batches_.size();
-    NVFP4_MOE_TRY(body(batches_[batch], *copies_[batch % copies_.size()], run >= 0));
+    const size_t batch = next_++ % batches_->tokens.size();
+    NVFP4_MOE_TRY(body(batches_->tokens[batch], *copies_[batch % copies_.size()], run >= 0));
     if (run >= 0) timed.push_back(batch);
     if (run + 1 >= kLeastRuns && microseconds(begin, Clock::now()) > repeat.seconds * 1e6) break;
   }
@@ -128,7 +135,7 @@ Result<RunTimes> TimedLayer::time_replays(const Repeat& repeat) const {
                                                   std::max<int64_t>(repeat.most_runs / std::ssize(placed_), 1)));
   for (double& us : times.us) us /= count;
   std::sort(times.us.begin(), times.us.end());
-  times.experts = std::accumulate(experts_.begin(), experts_.end(), 0.0) / count;
+  times.experts = std::accumulate(batches_->experts.begin(), batches_->experts.end(), 0.0) / count;
   return times;
 }
 
@@ -143,7 +150,7 @@ Result<RunTimes> TimedLayer::time_runs(const Repeat& repeat) {
                      if (count) times.us.push_back(microseconds(begin, Clock::now()));
                      return {};
                    }));
-  for (const size_t batch : timed) times.experts += experts_[batch];
+  for (const size_t batch : timed) times.experts += batches_->experts[batch];
   times.experts /= static_cast<double>(timed.size());
   std::sort(times.us.begin(), times.us.end());
   return times;
@@ -214,7 +221,7 @@ Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) 
   if (first.backend().steps == nullptr || (on_device && first.backend().measures == nullptr))
     return unsupported(std::string("--steps: backend ") + first.backend().name + " does not show its steps");
   Arena arena(workspace_.data());
-  const LayerBuffers buffers = layer_buffers(first.config(), range_, batches_.front().batch().tokens, arena);
+  const LayerBuffers buffers = layer_buffers(first.config(), range_, batches_->tokens.front().tokens, arena);
   return on_device ? time_device_steps(repeat, buffers, arena) : time_steps(repeat, buffers, arena);
 }
 

@@ -34,6 +34,20 @@ inline constexpr const char* kStepNames[] = {"route", "quantize", "gemm1_swiglu"
 inline constexpr size_t kSteps = std::size(kStepNames);
 inline constexpr size_t kGemm1 = 2, kGemm2 = 4;
 
+// Batches that find no weights in a cache where copies of a layer take turns: batch i is for copy i % copies.
+struct ColdBatches {
+  std::vector<RandomTokens> tokens;  // as many for each copy, at least kLeastBatches
+  std::vector<double> experts;       // touched by each
+};
+// Uniformly random routing over the range, the same for every layer of the same sizes and seed; each batch touches the
+// experts that its copy has not touched for longest.
+ColdBatches cold_batches(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed,
+                         size_t copies);
+inline constexpr size_t kLeastBatches = 8;
+
+inline constexpr int64_t kLeastRuns = 5;    // that are timed, however long they take
+inline constexpr int64_t kUntimedRuns = 2;  // before: they fault the workspace in
+
 class TimedLayer {
  public:
   // Packs `copies` copies. backend: a name of the registry. device: as in LayerOptions.
@@ -41,8 +55,9 @@ class TimedLayer {
                                  int64_t max_tokens, int64_t copies, Executor& executor, const ProgressFn& progress);
   const MoeLayer& layer() const { return *copies_.front(); }
 
-  // The batches of what is timed next: uniformly random routing, the same for every layer of the same sizes and seed.
+  // The batches of what is timed next: cold_batches, or those of the caller.
   Status prepare(int64_t tokens, uint64_t seed);
+  Status prepare(std::shared_ptr<ColdBatches> batches);
   Result<RunTimes> time_runs(const Repeat& repeat);
   // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the CPU backend makes its
   // operands itself, out of the arrays between the steps, and a device routes and quantizes in two kernels, not one.
@@ -67,10 +82,9 @@ class TimedLayer {
   ExpertRange range_;
   std::vector<std::unique_ptr<MoeLayer>> copies_;
   Buffer workspace_;
-  std::vector<RandomTokens> batches_;  // batch i runs on copy i % copies; as many for each copy
-  std::vector<PlacedBatch> placed_;    // on a device: the batches in its memory
-  std::vector<double> experts_;        // touched by each batch
-  size_t next_ = 0;                    // the batch of the next call
+  std::shared_ptr<ColdBatches> batches_;
+  std::vector<PlacedBatch> placed_;  // on a device: the batches in its memory
+  size_t next_ = 0;                  // the batch of the next call
 };
 
 // Gives the experts of a batch other names, so that it touches those at the front of `oldest`, and moves these to its

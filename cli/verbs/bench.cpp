@@ -10,48 +10,15 @@
 #include <optional>
 
 #include "cli/bench/bandwidth.h"
-#include "cli/bench/configuration.h"
 #include "cli/bench/host.h"
 #include "cli/console/lists.h"
-#include "cli/verbs/layers.h"
+#include "cli/verbs/bench_options.h"
+#include "cli/verbs/ranks.h"
 #include "cli/verbs/shared_options.h"
-#include "cli/verbs/subject_options.h"
 #include "cli/verbs/verbs.h"
 
 namespace nvfp4_moe::cli {
 namespace {
-
-struct BenchVerb {
-  SubjectOptions subject;  // activation_format: a list
-  std::string tokens = "1,8,64";
-  int64_t rounds = 1;
-  Repeat repeat;
-  bool steps = false;
-};
-
-// The product of --backend and --activation-format, each a list.
-Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const Report& report) {
-  Result<std::vector<std::string>> backends = parse_names(report.common().backend);
-  if (!backends.ok()) return backends.status().in("--backend");
-  std::vector<std::string> formats = {""};  // the subject's own
-  if (!verb.subject.choices.activation_format.empty()) {
-    Result<std::vector<std::string>> named = parse_names(verb.subject.choices.activation_format);
-    if (!named.ok()) return named.status().in("--activation-format");
-    formats = *std::move(named);
-  }
-  std::vector<Configuration> all;
-  for (const std::string& backend : *backends) {
-    for (const std::string& format : formats) {
-      Configuration one;
-      NVFP4_MOE_ASSIGN(one.backend, wanted_backend(backend));
-      SubjectOptions options = verb.subject;
-      options.choices.activation_format = format;
-      NVFP4_MOE_ASSIGN(one.subject, open_subject(options, CheckScales::kYes));
-      all.push_back(std::move(one));
-    }
-  }
-  return all;
-}
 
 Table peaks_table(const std::string& whose) {
   return Table({{"name", "peak of " + whose, false},
@@ -159,25 +126,12 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
   return {};
 }
 
-// False where one disagrees with the reference: then nothing is timed.
-Result<bool> check_all(const std::vector<Configuration>& all, uint64_t seed, Report& report) {
-  bool agree = true;
-  for (const Configuration& one : all) {
-    NVFP4_MOE_ASSIGN(const std::string broken, disagreement(one, report.common().device, seed, report.executor()));
-    if (broken.empty()) continue;
-    agree = false;
-    const std::string what = fmt::format("{}, {} activations: not timed, because it disagrees with the reference: {}",
-                                         one.backend, one.format(), broken);
-    report.fail(what);
-    report.fact("FAIL", what, Style::kBad);
-  }
-  return agree;
-}
-
 Status bench(const BenchVerb& verb, Report& report) {
-  NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, parse_sweep(verb.tokens));
+  if (verb.ranks > 0) return bench_ranks(verb, report);
+  if (!verb.combine.empty() || !verb.routing.empty())
+    return invalid_argument("--combine, --routing: expected --ep beside them, got none");
+  NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, token_sweep(verb));
   const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
-  if (most_tokens > kMostTokens) return invalid_argument(fmt::format("--tokens: at most {}", kMostTokens));
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
   const std::string& device = report.common().device;
   NVFP4_MOE_ASSIGN(const DeviceFacts facts, device_facts(device));
@@ -186,7 +140,7 @@ Status bench(const BenchVerb& verb, Report& report) {
   const Subject& subject = all.front().subject;
   report.json()["layer"] = subject.name;
   report.fact("layer", sizes_text(subject));
-  NVFP4_MOE_ASSIGN(const bool agree, check_all(all, verb.subject.seed, report));
+  NVFP4_MOE_ASSIGN(const bool agree, check_all(all, device, verb.subject.seed, report));
   report.json()["checked"] = agree;
   if (!agree) return {};
 
@@ -254,6 +208,11 @@ void add_bench(CLI::App& app, Invocation& invocation) {
             ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
             ->capture_default_str();
         verb.add_flag("--steps", options.steps, "Also each step of the layer by itself");
+        add_ranks(verb, options.ranks, "The layer over so many ranks beside the same layer on one");
+        verb.add_option("--combine", options.combine, "With --ep, a list; default all_to_all,all_reduce");
+        verb.add_option(
+            "--routing", options.routing,
+            "With --ep, a list: uniform, zipf (some experts crowded), hot (all of it rank 0's); default all");
       });
 }
 

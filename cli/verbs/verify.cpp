@@ -7,10 +7,9 @@
 #include "cli/console/lists.h"
 #include "cli/verbs/choices.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/ranks.h"
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
-#include "exchange/launcher.h"
-#include "exchange/tcp.h"
 #include "verify/verify_ranks.h"
 
 namespace nvfp4_moe::cli {
@@ -143,24 +142,12 @@ void report_fp8(const VerifyReport& verified, Report& report) {
   if (!layers.empty()) report.json()["fp8_weights"] = layers;
 }
 
-// This process as the rank that a launcher says it is; null where none has started it, or it is alone.
-Result<std::unique_ptr<Exchange>> launched_exchange(int ranks) {
-  if (!is_launched()) return std::unique_ptr<Exchange>();
-  NVFP4_MOE_ASSIGN(const LaunchedRank launched, launched_rank());
-  if (launched.world == 1) return std::unique_ptr<Exchange>();
-  if (launched.world != ranks)
-    return invalid_argument(
-        fmt::format("--ep: expected {}, the ranks that {} started, got {}", launched.world, launched.launcher, ranks));
-  return connect_tcp(launched.address, launched.port, launched.rank, launched.world);
-}
-
 // --ep: a layer over ranks against the same layer on one.
 Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   if (!verb.against.empty() || !verb.input.empty() || !verb.part.expert_range.empty() || verb.limit_sqnr_db)
     return invalid_argument("--ep: expected neither --against, --input, --limit nor --expert-range beside it");
   if (report.common().device != "cpu") return unsupported("--ep: expected --device cpu, got " + report.common().device);
   RanksOptions options;
-  options.world = verb.ranks;
   NVFP4_MOE_ASSIGN(options.combine, parse<CombineBy>(verb.combine, "--combine"));
   {
     NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
@@ -173,22 +160,22 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(options.backend, wanted_backend(report.common().backend));
   options.threads = report.common().threads.value_or(0);
   options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
-  NVFP4_MOE_ASSIGN(options.exchange, launched_exchange(verb.ranks));
-  const bool launched = options.exchange != nullptr, first = !launched || options.exchange->rank() == 0;
+  NVFP4_MOE_ASSIGN(const VerbRanks ranks, connect_ranks(verb.ranks));
+  const bool first = ranks.ranks.has_first();
   Result<std::vector<RanksCheck>> checks = std::vector<RanksCheck>();
   {
     ProgressStyle style = report.progress();
     style.quiet = style.quiet || !first;
     ProgressBar bar(style);
     options.progress = bar.callback();
-    checks = verify_ranks(verb.path, std::move(options));
+    checks = verify_ranks(verb.path, ranks.ranks, options);
   }
   NVFP4_MOE_TRY(checks.status());
   report.json()["ranks"] = verb.ranks;
   report.json()["combine"] = verb.combine;
   if (!first) return {};  // rank 0 says it for all
   report.fact("checked", fmt::format("{}: {} ranks ({}), {}", verb.path, verb.ranks,
-                                     launched ? "processes" : "threads of this process", verb.combine));
+                                     ranks.launched ? "processes" : "threads of this process", verb.combine));
   Table table({{"layer", "layer"},
                {"backend", "backend", false},
                {"tokens", "tokens"},
@@ -290,10 +277,7 @@ void add_verify(CLI::App& app, Invocation& invocation) {
         add_seed(verb, options.seed);
         add_numeric_choices(verb, options.choices);
         add_expert_range(verb, options.part);
-        verb.add_option("--ep", options.ranks,
-                        "Over so many ranks against one: threads of this process, or the processes "
-                        "that torchrun, mpirun or srun started")
-            ->check(CLI::Range(1, 64));
+        add_ranks(verb, options.ranks, "Over so many ranks against one");
         verb.add_option("--combine", options.combine, "With --ep: all_to_all or all_reduce")->capture_default_str();
       });
 }

@@ -417,6 +417,10 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, i
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
                                                        int64_t slots, const nvfp4_moe_checkpoint* checkpoint,
                                                        int64_t layer_index);
+/* The same of arrays of all experts, as they were for nvfp4_moe_layer_open_tensors; their shared expert and input scales
+ * are not looked at. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
+                                                               int64_t slots, const nvfp4_moe_layer_tensors* tensors);
 
 /* Where unpack writes; shapes as in nvfp4_moe_expert. A NULL array is left out, as are biases that the expert has not; the
  * scales are always written. */

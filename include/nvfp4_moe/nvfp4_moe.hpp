@@ -211,6 +211,10 @@ class Layer {
     check(nvfp4_moe_layer_rearrange(handle_.get(), expert_of_slot.data(),
                                     static_cast<std::int64_t>(expert_of_slot.size()), checkpoint.get(), layer));
   }
+  void rearrange(const std::vector<std::int64_t>& expert_of_slot, const nvfp4_moe_layer_tensors& tensors) {
+    check(nvfp4_moe_layer_rearrange_tensors(handle_.get(), expert_of_slot.data(),
+                                            static_cast<std::int64_t>(expert_of_slot.size()), &tensors));
+  }
   const nvfp4_moe_layer* get() const noexcept { return handle_.get(); }
 
  private:

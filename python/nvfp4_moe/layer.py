@@ -92,11 +92,12 @@ class MoeLayer(_core.Layer):
           layer, of which the maximum counts. Needed by activation_scale "static" and "compat".
         first_expert: global id of the first local expert. max_tokens: the most that run will get.
         device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
-        exchange: this rank's end of several (docs/expert-parallel.md), on the CPU; the arrays then hold all experts, of
-          which a rank reads its own, first_expert is 0, and opening and run are collective. combine: "all_to_all" (each
-          rank has tokens of its own; the bits of one rank) or "all_reduce" (all have the same tokens). capacity: under
-          all_to_all the most tokens from one rank to another, 0 for as many as come. placement: the expert of each slot,
-          rank by rank, redundant ones too; None is contiguous ranges.
+        exchange: this rank's end of several (docs/expert-parallel.md), on the CPU, or with all_reduce on GPUs behind
+          exchange.use_nccl; the arrays then hold all experts, of which a rank reads its own, first_expert is 0, and
+          opening and run are collective. combine: "all_to_all" (each rank has tokens of its own; the bits of one rank) or
+          "all_reduce" (all have the same tokens). capacity: under all_to_all the most tokens from one rank to another, 0
+          for as many as come. placement: the expert of each slot, rank by rank, redundant ones too; None is contiguous
+          ranges.
         progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
 
         Raises ValueError (shapes, dtypes, options), BadInput (scales that are NaN or negative), Unsupported (no backend
@@ -233,6 +234,14 @@ class MoeLayer(_core.Layer):
         scales and biases that are not finite, and the expert is as it was.
         """
         _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases))
+
+    def rearrange_tensors(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
+        """rearrange(), of arrays of all experts as from_tensors had them, of which a rank reads what is new to its slots."""
+        _core.rearrange_tensors(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
+
+    def rearrange_bf16(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
+        """rearrange(), of arrays of all experts as from_bf16 had them: what is new to this rank's slots is quantized."""
+        _core.rearrange_floats(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
 
     def run_logits(
         self,

@@ -109,6 +109,16 @@ std::vector<int64_t> propose(const std::vector<uint64_t>& load, int world, int64
   return take(propose_placement(load, world, slots_per_rank)).expert_of_slot();
 }
 
+// Every rank hears of what is wrong with this one's arguments.
+void connect_devices(const PyExchange& self, const std::string& device, const std::optional<std::string>& library,
+                     std::optional<uint64_t> communicator) {
+  const std::shared_ptr<Exchange> exchange = self.exchange;
+  const WithoutLock unlocked;
+  if (communicator && *communicator == 0)
+    check(exchange->agree(invalid_argument("communicator: expected the address of an ncclComm_t, got 0")));
+  check(use_nccl(*exchange, device, library.value_or(""), reinterpret_cast<void*>(communicator.value_or(0))));
+}
+
 }  // namespace
 
 ParallelFields::ParallelFields(nb::handle fields)
@@ -160,6 +170,17 @@ void bind_exchange(nb::module_& m) {
             check(exchange->barrier());
           },
           "Waits until every rank is here. Raises IoError, naming who is missing.")
+      .def(
+          "use_nccl", &connect_devices, nb::arg("device"), nb::arg("library") = nb::none(),
+          nb::arg("communicator") = nb::none(),
+          "Gives the exchange NCCL between GPUs, this rank's being device (\"cuda:1\"): what a layer over it on a GPU "
+          "needs.\n"
+          "Collective, once, before the first such layer.\n\n"
+          "library: a path or name; None takes this process's own copy (torch's), else libnccl.so.2; 2.18 or later.\n"
+          "communicator: the address of an ncclComm_t of the same ranks as an integer, which stays the caller's; None\n"
+          "makes one. Raises on every rank, naming the one that cannot: ValueError for a device that is none or an\n"
+          "exchange that has NCCL already, Unsupported where this build, machine or NCCL cannot, IoError where a rank\n"
+          "does not come.")
       .def(
           "abort",
           [](const PyExchange& self, const std::string& message) {

@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <optional>
@@ -67,6 +68,31 @@ LayerScales scales_of(const std::optional<ScalePair>& pair) {
   return {checked("hidden", pair->first), checked("intermediate", pair->second)};
 }
 
+// gate (none without one), up and down as Stacks of the config's shapes.
+template <class Stack>
+struct ExpertArrays {
+  std::optional<Stack> gate;
+  std::optional<Stack> up, down;
+
+  ExpertArrays(const MoeConfig& config, nb::handle gates, nb::handle ups, nb::handle downs) {
+    if (wants_gate(config, gates)) gate.emplace(gates, "gate", config->intermediate_size, config->hidden_size);
+    up.emplace(ups, "up", config->intermediate_size, config->hidden_size);
+    down.emplace(downs, "down", config->hidden_size, config->intermediate_size);
+    const int64_t of_gate = gate ? gate->experts() : experts();
+    if (of_gate != experts() || down->experts() != experts())
+      fail(std::string(gate ? "gate, " : "") + "up, down: expected as many experts in each, got " +
+           (gate ? std::to_string(of_gate) + ", " : "") + std::to_string(experts()) + ", " +
+           std::to_string(down->experts()));
+  }
+  int64_t experts() const { return up->experts(); }
+  const Stack* gate_or_null() const { return gate ? &*gate : nullptr; }
+  void expect_all_of(const MoeConfig& config) const {
+    if (experts() != config->num_experts)
+      fail("up, down: expected all " + std::to_string(config->num_experts) +
+           " experts beside an exchange, of which each rank reads its own, got " + std::to_string(experts()));
+  }
+};
+
 // gate (null without one), up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
 template <class Stack, class ExpertOf>
 PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
@@ -74,24 +100,15 @@ PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle 
                     const std::string& device, const std::string& backend, const ParallelFields& parallel,
                     std::optional<ProgressCallback> progress, ExpertOf&& expert_of) {
   const MoeConfig config = config_of(config_json);
-  std::optional<Stack> gates;
-  if (wants_gate(config, gate)) gates.emplace(gate, "gate", config->intermediate_size, config->hidden_size);
-  const Stack ups(up, "up", config->intermediate_size, config->hidden_size);
-  const Stack downs(down, "down", config->hidden_size, config->intermediate_size);
-  const int64_t experts = ups.experts(), of_gate = gates ? gates->experts() : experts;
-  if (of_gate != experts || downs.experts() != experts)
-    fail(std::string(gates ? "gate, " : "") + "up, down: expected as many experts in each, got " +
-         (gates ? std::to_string(of_gate) + ", " : "") + std::to_string(experts) + ", " +
-         std::to_string(downs.experts()));
+  const ExpertArrays<Stack> arrays(config, gate, up, down);
+  const int64_t experts = arrays.experts();
   const OpenOptions options(device, backend, first_expert, parallel.exchange.is_none() ? experts : 0, max_tokens,
                             parallel, config->num_experts);
-  if (options.parallel && experts != config->num_experts)
-    fail("up, down: expected all " + std::to_string(config->num_experts) +
-         " experts beside an exchange, of which each rank reads its own, got " + std::to_string(experts));
+  if (options.parallel) arrays.expect_all_of(config);
   LayerSource source;
   source.scales = scales_of(input_scale);
   const BiasStack bias_stack(biases, experts, config, config->intermediate_size);
-  source.expert = [&, expert = expert_of(gates ? &*gates : nullptr, ups, downs, options)](
+  source.expert = [&, expert = expert_of(arrays.gate_or_null(), *arrays.up, *arrays.down, options)](
                       int64_t global_expert) -> Result<LoadedExpert> {
     NVFP4_MOE_ASSIGN(LoadedExpert loaded, expert(global_expert));
     loaded.source.biases = bias_stack.of(global_expert - first_expert);
@@ -130,6 +147,60 @@ PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, n
     return open_arrays<FloatStack>(config, gate, up, down, biases, input_scale, first_expert, max_tokens, device,
                                    backend, fields, std::move(progress), expert_of);
   });
+}
+
+// Collective: what is wrong with this rank's arguments all ranks hear, who wait.
+template <class Stack, class ExpertOf>
+void rearrange_arrays(const PyLayer& self, std::vector<int64_t> placement, nb::handle gate, nb::handle up,
+                      nb::handle down, nb::handle biases, const ExpertOf& expert_of) {
+  OpenLayer& open = self.open();
+  if (!open.parallel) throw Failure(unsupported("rearrange: expected a layer over an exchange, got one of one rank"));
+  ExpertParallelLayer& layer = *open.parallel;
+  Exchange& exchange = layer.exchange();
+  bool reported = false;
+  try {
+    const MoeConfig& config = layer.config();
+    const ExpertArrays<Stack> arrays(config, gate, up, down);
+    arrays.expect_all_of(config);
+    // Before an expert is replaced, whose failure would end the exchange.
+    if (config->expert_biases == biases.is_none())
+      fail(config->expert_biases ? "biases: expected (gate, up, down) with expert_biases, got None"
+                                 : "biases: expected None without expert_biases, got arrays");
+    const BiasStack bias_stack(biases, arrays.experts(), config, config->intermediate_size);
+    const Placement wanted = take(Placement::of_map(config->num_experts, exchange.world(), std::move(placement)));
+    LayerSource source;
+    source.expert = [&bias_stack, expert = expert_of(arrays.gate_or_null(), *arrays.up, *arrays.down, open)](
+                        int64_t global_expert) -> Result<LoadedExpert> {
+      NVFP4_MOE_ASSIGN(LoadedExpert loaded, expert(global_expert));
+      loaded.source.biases = bias_stack.of(global_expert);
+      return loaded;
+    };
+    const WithoutLock unlocked;
+    reported = true;
+    check(exchange.agree({}));
+    check(layer.rearrange(wanted, source));
+  } catch (const Failure& failure) {
+    if (reported) throw;
+    const WithoutLock unlocked;
+    check(exchange.agree(failure.status()));
+    throw;
+  }
+}
+
+void rearrange_tensors(const PyLayer& self, std::vector<int64_t> placement, nb::handle gate, nb::handle up,
+                       nb::handle down, nb::handle biases) {
+  rearrange_arrays<MatrixStack>(self, std::move(placement), gate, up, down, biases,
+                                [](const MatrixStack* gates, const MatrixStack& ups, const MatrixStack& downs,
+                                   const OpenLayer& open) { return nvfp4_source(gates, ups, downs, 0, open.device); });
+}
+
+void rearrange_floats(const PyLayer& self, std::vector<int64_t> placement, nb::handle gate, nb::handle up,
+                      nb::handle down, nb::handle biases) {
+  rearrange_arrays<FloatStack>(
+      self, std::move(placement), gate, up, down, biases,
+      [](const FloatStack* gates, const FloatStack& ups, const FloatStack& downs, const OpenLayer& open) {
+        return quantizing_source(gates, ups, downs, 0, open.device, open.host->executor());
+      });
 }
 
 IntermediateSlice slice_of(const std::optional<std::pair<int64_t, int64_t>>& slice) {
@@ -185,6 +256,10 @@ void bind_layer_open(nb::module_& m) {
         nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
         nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),
         nb::arg("cache_checksum"), nb::arg("cache_unchecked"), nb::arg("parallel"), nb::arg("progress").none());
+  for (const auto& [name, function] :
+       {std::pair("rearrange_tensors", &rearrange_tensors), std::pair("rearrange_floats", &rearrange_floats)})
+    m.def(name, function, nb::arg("layer"), nb::arg("placement"), nb::arg("gate").none(), nb::arg("up"),
+          nb::arg("down"), nb::arg("biases").none());
   m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"),
         nb::arg("intermediate_slice").none());
 }

@@ -79,6 +79,14 @@ Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_i
 
 namespace {
 
+// A run over an exchange. On a device what it reports lies in its workspace, which the next run may take.
+Status run_over_ranks(OpenLayer& open, const Batch& batch, const RunWorkspace& workspace, void* stream) {
+  NVFP4_MOE_TRY(open.parallel->run(batch, workspace.data(), workspace.size_bytes(), stream));
+  if (open.device.is_host()) return {};
+  return open.layer->backend().memory->gather_rows(open.device.index, open.device_status.data(), workspace.data(), 1,
+                                                   sizeof(RunStatus), sizeof(RunStatus), stream);
+}
+
 // begun: set once the ranks of an exchange hear of a failure by themselves.
 nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
   if (!open.device.is_host()) check(open.layer->check_process("run"));  // before anything asks CUDA
@@ -110,7 +118,7 @@ nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
     const WithoutLock unlocked;
     if (!given) lease(workspace, open, hidden, batch.tokens, stream);
     begun = true;
-    check(open.parallel ? open.parallel->run(batch, workspace.data(), workspace.size_bytes())
+    check(open.parallel ? run_over_ranks(open, batch, workspace, stream)
                         : open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
                                           reinterpret_cast<RunStatus*>(open.device_status.data())));
     if (open.device.is_host()) {

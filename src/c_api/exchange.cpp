@@ -23,16 +23,18 @@ Result<Timeout> read_timeout(int64_t timeout_ms) {
 
 }  // namespace
 
-namespace {
-
-// Of a layer that is one over an exchange.
 Result<ExpertParallelLayer*> parallel_of(const nvfp4_moe_layer* layer) {
   NVFP4_MOE_TRY(check_pointer("layer", layer));
   if (layer->parallel) return layer->parallel.get();
   return unsupported("layer: expected one over an exchange, got one of one rank");
 }
 
-}  // namespace
+Status check_slots(const ExpertParallelLayer& layer, const int64_t* expert_of_slot, int64_t slots) {
+  NVFP4_MOE_TRY(check_pointer("expert_of_slot", expert_of_slot));
+  const int64_t expected = layer.placement().slots();
+  if (slots == expected) return {};
+  return invalid_argument("slots: expected " + std::to_string(expected) + ", got " + std::to_string(slots));
+}
 
 Exchange* exchange_of(const nvfp4_moe_layer_options& options) {
   if (options.expert_parallel == nullptr) return nullptr;
@@ -179,11 +181,8 @@ nvfp4_moe_code nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* 
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
     const auto check = [&]() -> Status {
-      NVFP4_MOE_TRY(api::check_pointer("expert_of_slot", expert_of_slot));
-      NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
-      if (slots == parallel->placement().slots()) return {};  // before so many are read
-      return nvfp4_moe::invalid_argument("slots: expected " + std::to_string(parallel->placement().slots()) + ", got " +
-                                         std::to_string(slots));
+      NVFP4_MOE_TRY(api::check_slots(*parallel, expert_of_slot, slots));
+      return api::check_pointer("checkpoint", checkpoint);
     };
     if (const Status mine = check(); !mine.ok()) return parallel->exchange().agree(mine);
     return parallel->rearrange_checkpoint({expert_of_slot, expert_of_slot + slots}, checkpoint->checkpoint,

@@ -52,6 +52,10 @@ struct Parallel {
   ExpertParallelOptions options;
 };
 Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& options, int64_t num_experts);
+// Of a layer that is one over an exchange.
+Result<ExpertParallelLayer*> parallel_of(const nvfp4_moe_layer* layer);
+// Whether so many slots are what the layer has, before as many are read.
+Status check_slots(const ExpertParallelLayer& layer, const int64_t* expert_of_slot, int64_t slots);
 // The exchange alone, so that a rank whose other arguments are wrong can tell the others; null where there is none.
 Exchange* exchange_of(const nvfp4_moe_layer_options& options);
 // Runs open(&reported) and, where it fails before the ranks of an exchange have spoken, says so to all of them, who wait.

@@ -303,6 +303,29 @@ Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensor
   return {};
 }
 
+// Collective: a rank whose arguments are wrong says so to all.
+Status rearrange_tensors(ExpertParallelLayer& layer, const int64_t* expert_of_slot, int64_t slots,
+                         const nvfp4_moe_layer_tensors* tensors) {
+  struct Prepared {
+    Placement placement;
+    Stacked stacked;
+  };
+  const auto prepare = [&]() -> Result<Prepared> {
+    NVFP4_MOE_TRY(check_slots(layer, expert_of_slot, slots));
+    const int64_t experts = layer.config()->num_experts;
+    NVFP4_MOE_ASSIGN(Placement placement,
+                     Placement::of_map(experts, layer.exchange().world(), {expert_of_slot, expert_of_slot + slots}));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_tensors t, read_struct("tensors", tensors));
+    NVFP4_MOE_ASSIGN(const Stacked stacked, Stacked::make(t, layer.config(), experts));
+    return Prepared{std::move(placement), stacked};
+  };
+  const Result<Prepared> prepared = prepare();
+  NVFP4_MOE_TRY(layer.exchange().agree(prepared.status()));
+  LayerSource source;
+  source.expert = [&](int64_t expert) -> Result<LoadedExpert> { return prepared->stacked.expert(expert); };
+  return layer.rearrange(prepared->placement, source);
+}
+
 }  // namespace
 }  // namespace nvfp4_moe::c_api
 
@@ -348,6 +371,14 @@ nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, cons
     NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
     return api::report_to_ranks(
         given, [&](bool* reported) { return api::open_tensors(config, tensors, given, out, reported); });
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
+                                                 const nvfp4_moe_layer_tensors* tensors) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
+    return api::rearrange_tensors(*parallel, expert_of_slot, slots, tensors);
   });
 }
 

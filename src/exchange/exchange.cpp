@@ -12,6 +12,9 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3145504534504656;  // "VFP4EPE1": a hello of this library, in this order of bytes
 
+// Of what a rank says in check_same: a placement of very many slots, and room.
+constexpr int64_t kLongestText = int64_t{64} << 20;
+
 struct Hello {
   uint64_t magic = 0;
   int32_t rank = 0;
@@ -116,6 +119,11 @@ Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_
                           std::to_string(sent));
 }
 
+Code code_of_failure(int64_t sent) {
+  const bool legal = sent > static_cast<int64_t>(Code::kOk) && sent <= static_cast<int64_t>(Code::kCancelled);
+  return legal ? static_cast<Code>(sent) : Code::kInternal;
+}
+
 Status rank_is_gone(int rank) {
   return io_error("exchange: expected rank " + std::to_string(rank) + ", got none: it has left");
 }
@@ -166,7 +174,17 @@ Status Exchange::move(const char* what, const void* send, std::span<const int64_
   const AllToAll call{
       what,   static_cast<const std::byte*>(send), send_bytes.data(), static_cast<std::byte*>(recv), recv_bytes.data(),
       timeout};
+  if (!observer_) {
+    broken_ = transport_->all_to_all_v(call);
+    return broken_;
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
   broken_ = transport_->all_to_all_v(call);
+  Transfer transfer{what, 0, std::chrono::duration<double, std::micro>(Clock::now() - begin).count()};
+  for (int r = 0; r < world_; ++r)
+    if (r != rank_) transfer.sent_bytes += send_bytes[static_cast<size_t>(r)];
+  observer_(transfer);
   return broken_;
 }
 
@@ -241,7 +259,7 @@ Status Exchange::agree(const Status& mine, Timeout timeout) {
   for (int r = 0; r < world_; ++r) {
     Verdict& other = all[static_cast<size_t>(r)];
     other.message[sizeof(other.message) - 1] = 0;
-    if (other.code != 0) return Status(static_cast<Code>(other.code), other.message).in("rank " + std::to_string(r));
+    if (other.code != 0) return Status(code_of_failure(other.code), other.message).in("rank " + std::to_string(r));
   }
   return {};
 }
@@ -250,6 +268,13 @@ Status Exchange::gather_texts(const char* what, const std::string& mine, std::ve
   const auto size = static_cast<int64_t>(mine.size());
   std::vector<int64_t> sizes(static_cast<size_t>(world_));
   NVFP4_MOE_TRY(gather(what, &size, sizeof(size), sizes.data(), timeout_));
+  for (int r = 0; r < world_; ++r) {
+    const int64_t sent = sizes[static_cast<size_t>(r)];
+    if (sent < 0 || sent > kLongestText)
+      return invalid_argument(std::string("exchange: ") + what + ": expected a text of at most " +
+                              std::to_string(kLongestText) + " bytes from rank " + std::to_string(r) + ", got " +
+                              std::to_string(sent));
+  }
   std::string copies;
   for (int r = 0; r < world_; ++r) copies += mine;
   std::string received(static_cast<size_t>(std::reduce(sizes.begin(), sizes.end())), '\0');

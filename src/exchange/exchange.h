@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -71,6 +72,14 @@ class DeviceTransport {
   virtual std::string describe() const = 0;  // "nccl 2.28.9"
 };
 
+// One transfer as this rank saw it, for whoever measures an exchange.
+struct Transfer {
+  std::string_view what;   // the operation that it was a part of: "all_gather"
+  int64_t sent_bytes = 0;  // to other ranks
+  double us = 0;           // until this rank could go on, what it waited for others included
+};
+using TransferObserver = std::function<void(const Transfer&)>;
+
 class Exchange {
  public:
   // Says hello to all ranks, and so refuses a world whose ranks do not agree who they are. kInvalidArgument for a rank
@@ -109,6 +118,12 @@ class Exchange {
   // For layers on devices; null: none. Set once, before such a layer opens; it goes before the exchange does.
   void set_device(std::unique_ptr<DeviceTransport> device) { device_ = std::move(device); }
   DeviceTransport* device() const { return device_.get(); }
+  // For whoever puts another one around it, before such a layer opens.
+  std::unique_ptr<DeviceTransport> take_device() { return std::move(device_); }
+
+  // Called behind each transfer of this rank over host memory, from the thread whose call it is; empty: nobody looks.
+  // Not while a call is in flight.
+  void set_observer(TransferObserver observer) { observer_ = std::move(observer); }
 
   // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
   void abort(const Status& why);
@@ -131,6 +146,7 @@ class Exchange {
   std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_
   std::vector<int64_t> recv_bytes_;
   std::unique_ptr<DeviceTransport> device_;
+  TransferObserver observer_;
 };
 
 // What a transport says of ranks that did not come in time.
@@ -139,6 +155,8 @@ Status late_ranks(const char* what, int world, const std::vector<int>& missing, 
 Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent);
 // ... of a rank that is not there any more.
 Status rank_is_gone(int rank);
+// The code of a failure as another rank has sent it; kInternal where that is none.
+Code code_of_failure(int64_t sent);
 // "rank 1", "ranks 1 and 3", "ranks 0, 2 and 3": for messages.
 std::string name_ranks(const std::vector<int>& ranks);
 

@@ -88,7 +88,7 @@ class Meeting {
       return io_error("exchange: expected an answer of rank 0 at " + address + " port " + std::to_string(port) +
                       ", got none: it has ended, or is no rank of this library");
     answer.message[sizeof(answer.message) - 1] = 0;
-    if (answer.code != 0) return Status(static_cast<Code>(answer.code), answer.message);
+    if (answer.code != 0) return Status(code_of_failure(answer.code), answer.message);
     std::vector<Greeting> greetings(static_cast<size_t>(world_));
     if (!read_all(first, std::as_writable_bytes(std::span(greetings)), Deadline(kAnswer))) return rank_is_gone(0);
     at(0) = std::move(first);

@@ -127,7 +127,8 @@ class TcpTransport : public Transport {
   Status failure_of(int peer, const Header& header) {
     std::string text(static_cast<size_t>(std::clamp<int64_t>(header.bytes, 0, kLongestFailure)), ' ');
     if (!read_all(socket(peer), std::as_writable_bytes(std::span(text)), Deadline(kLeaving))) return rank_is_gone(peer);
-    return {static_cast<Code>(header.call), text};
+    if (text.empty()) text = "exchange: rank " + std::to_string(peer) + " ended it and gave no reason";
+    return {code_of_failure(header.call), text};
   }
 
   Status check_header(int peer, Kind expected) {
@@ -277,14 +278,19 @@ class TcpTransport : public Transport {
 
 }  // namespace
 
-Result<std::unique_ptr<Exchange>> connect_tcp(const std::string& address, int port, int rank, int world,
-                                              Timeout timeout) {
-  NVFP4_MOE_TRY(Exchange::check_rank(rank, world, timeout));
-  NVFP4_MOE_ASSIGN(std::vector<Socket> peers, meet(address, port, rank, world, timeout));
+Result<std::unique_ptr<Exchange>> connect_peers(std::vector<Socket> peers, int rank, Timeout timeout) {
+  const int world = static_cast<int>(peers.size());
   Socket wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.open()) return io_error(std::string("exchange: eventfd: ") + std::strerror(errno));
   return Exchange::connect(std::make_unique<TcpTransport>(std::move(peers), rank, std::move(wake)), rank, world,
                            timeout);
+}
+
+Result<std::unique_ptr<Exchange>> connect_tcp(const std::string& address, int port, int rank, int world,
+                                              Timeout timeout) {
+  NVFP4_MOE_TRY(Exchange::check_rank(rank, world, timeout));
+  NVFP4_MOE_ASSIGN(std::vector<Socket> peers, meet(address, port, rank, world, timeout));
+  return connect_peers(std::move(peers), rank, timeout);
 }
 
 }  // namespace nvfp4_moe

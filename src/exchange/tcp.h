@@ -3,8 +3,10 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "exchange/exchange.h"
+#include "exchange/socket.h"
 
 namespace nvfp4_moe {
 
@@ -14,5 +16,9 @@ namespace nvfp4_moe {
 // is a rank: for loopback and for networks that are a cluster's own.
 Result<std::unique_ptr<Exchange>> connect_tcp(const std::string& address, int port, int rank, int world,
                                               Timeout timeout = kExchangeTimeout);
+
+// Over connections that stand: peers is (world), this rank's not open, none of them blocking.
+Result<std::unique_ptr<Exchange>> connect_peers(std::vector<Socket> peers, int rank,
+                                                Timeout timeout = kExchangeTimeout);
 
 }  // namespace nvfp4_moe

@@ -1,7 +1,10 @@
 // A header of fixed size and the rank's counts, gathered at once.
 #include "moe/announcement.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <string>
 
 namespace nvfp4_moe {
 
@@ -26,9 +29,14 @@ Status Announcement::gather(Exchange& exchange, int64_t tokens, const Status& mi
   NVFP4_MOE_TRY(exchange.all_gather(mine_.data(), bytes_, messages_.data()));
   for (int rank = 0; rank < exchange.world(); ++rank) {
     std::memcpy(&header, messages_.data() + rank * bytes_, sizeof(header));
-    if (header.code == 0) continue;
     header.message[sizeof(header.message) - 1] = 0;
-    return Status(static_cast<Code>(header.code), header.message).in("rank " + std::to_string(rank));
+    if (header.code != 0)
+      return Status(code_of_failure(header.code), header.message).in("rank " + std::to_string(rank));
+    int64_t least = header.tokens;
+    for (int64_t index = 0; index < std::ssize(counts); ++index) least = std::min(least, count(rank, index));
+    if (least < 0)  // arrays are placed by these
+      return io_error("announcement of rank " + std::to_string(rank) + ": expected counts from 0, got " +
+                      std::to_string(least));
   }
   return {};
 }

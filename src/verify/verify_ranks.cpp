@@ -3,55 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <mutex>
 #include <thread>
 
 #include "core/dequantize.h"
-#include "exchange/threads.h"
+#include "exchange/ranks_progress.h"
 #include "moe/placed_batch.h"
 
 namespace nvfp4_moe {
 namespace {
 
 constexpr Timeout kSlowest{30 * 60 * 1000};  // for rank 0 to have run the whole layer by itself
-
-// One line for what all ranks of this process load at once.
-class CombinedProgress {
- public:
-  CombinedProgress(const ProgressFn& progress, int ranks)
-      : progress_(progress), ranks_(static_cast<size_t>(ranks)), start_(std::chrono::steady_clock::now()) {}
-
-  ProgressFn of_rank(int rank) {
-    if (!progress_) return {};
-    return [this, rank](const Progress& mine) {
-      const std::lock_guard lock(mutex_);
-      ranks_[static_cast<size_t>(rank)] = {mine.done, mine.total, mine.done_bytes, mine.total_bytes};
-      Progress all;
-      for (const Part& part : ranks_) {
-        all.done += part.done;
-        all.total += part.total;
-        all.done_bytes += part.done_bytes;
-        all.total_bytes += part.total_bytes;
-      }
-      const std::string item = fmt::format("rank {}: {}", rank, mine.item);
-      all.what = "load";
-      all.item = item;
-      all.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-      return progress_(all);
-    };
-  }
-
- private:
-  struct Part {
-    int64_t done = 0, total = 0, done_bytes = 0, total_bytes = 0;
-  };
-  const ProgressFn& progress_;
-  std::mutex mutex_;
-  std::vector<Part> ranks_;  // guarded by mutex_
-  const std::chrono::steady_clock::time_point start_;
-};
 
 // Tokens [first, end) of a rank.
 struct Tokens {
@@ -76,10 +38,7 @@ class RankVerifier {
   Status run(std::vector<RanksCheck>& checks) {
     for (const int64_t number : options_.layers) {
       RanksCheck check;
-      if (const Status mine = layer(number, check); !mine.ok()) {
-        exchange_->abort(mine);  // for the others where they have not heard of it yet
-        return mine;
-      }
+      NVFP4_MOE_TRY(layer(number, check));
       NVFP4_MOE_TRY(exchange_->agree({}, kSlowest));
       if (exchange_->rank() == 0) checks.push_back(std::move(check));
     }
@@ -178,33 +137,15 @@ Status verify_rank(const std::string& path, const RanksOptions& options, std::sh
 
 }  // namespace
 
-Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, RanksOptions options) {
+Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const LocalRanks& ranks,
+                                             const RanksOptions& options) {
   std::vector<RanksCheck> checks;
-  const int here = options.exchange ? 1 : options.world;
-  CombinedProgress progress(options.progress, here);
+  NVFP4_MOE_ASSIGN(const auto progress, RanksProgress::connect(ranks, options.progress));
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const int threads = std::max(1, (options.threads > 0 ? options.threads : cores) / here);
-  if (options.exchange) {
-    const std::shared_ptr<Exchange> exchange = std::move(options.exchange);
-    NVFP4_MOE_TRY(verify_rank(path, options, exchange, threads, progress.of_rank(0), checks));
-    return checks;
-  }
-  NVFP4_MOE_ASSIGN(const auto group, ThreadGroup::make(options.world));
-  std::vector<Status> statuses(static_cast<size_t>(options.world));
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < options.world; ++rank)
-    ranks.emplace_back([&, rank] {
-      Status& status = statuses[static_cast<size_t>(rank)];
-      try {
-        Result<std::unique_ptr<Exchange>> joined = group->join(rank, options.world);
-        status = joined.ok() ? verify_rank(path, options, std::move(*joined), threads, progress.of_rank(rank), checks)
-                             : joined.status();
-      } catch (...) {
-        status = caught_exception();  // the rank leaves, which the others hear of
-      }
-    });
-  for (std::thread& rank : ranks) rank.join();
-  for (const Status& status : statuses) NVFP4_MOE_TRY(status);
+  const int threads = std::max(1, (options.threads > 0 ? options.threads : cores) / ranks.here());
+  NVFP4_MOE_TRY(ranks.each([&](int index) {
+    return verify_rank(path, options, ranks.exchange(index), threads, progress->of_rank(index), checks);
+  }));
   return checks;
 }
 

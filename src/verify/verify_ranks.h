@@ -8,10 +8,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "exchange/local_ranks.h"
 #include "judge/judge.h"
 #include "moe/expert_parallel.h"
 #include "verify/states.h"
@@ -19,8 +19,6 @@
 namespace nvfp4_moe {
 
 struct RanksOptions {
-  int world = 1;                       // ranks that are threads of this process, where there is no exchange
-  std::unique_ptr<Exchange> exchange;  // null: threads. Else this process is one of its ranks
   CombineBy combine = CombineBy::kAllToAll;
   std::vector<int64_t> layers;
   StatesOptions states;
@@ -41,6 +39,7 @@ struct RanksCheck {
 };
 
 // Rank 0's checks, one for each layer; none on the others. A rank that cannot go on ends all with its message.
-Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, RanksOptions options);
+Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const LocalRanks& ranks,
+                                             const RanksOptions& options);
 
 }  // namespace nvfp4_moe

@@ -1,4 +1,5 @@
-// verify --ep: over threads of the tool, over processes that a launcher's variables connect, and what it refuses.
+// verify --ep and bench --ep: over threads of the tool, over processes that a launcher's variables connect, and what they
+// refuse.
 #include <map>
 #include <string>
 #include <thread>
@@ -66,27 +67,165 @@ TEST(Ranks, VerifyOverRanksSaysOnceWhatOneOfThemCannot) {
   EXPECT_EQ(few.find("rank 0: "), few.rfind("rank 0: ")) << few;
 }
 
-// As under torchrun: each process is one rank, and rank 0 says it for all.
-TEST(Ranks, VerifyOverProcessesThatALauncherStarted) {
+// As under torchrun: a process a rank.
+std::vector<ToolRun> run_launched(const std::vector<std::string>& arguments, int world) {
   const auto taken = listen_on("127.0.0.1", 0);
-  ASSERT_OK(taken);
+  EXPECT_OK(taken);
   const int port = *local_port(*taken) - 1;
   const_cast<Socket&>(*taken).close();
-  std::vector<ToolRun> runs(2);
+  std::vector<ToolRun> runs(static_cast<size_t>(world));
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank)
+  for (int rank = 0; rank < world; ++rank)
     ranks.emplace_back([&, rank] {
-      runs[static_cast<size_t>(rank)] =
-          run_tool({"verify", packed(), "--ep", "2"}, {{"RANK", std::to_string(rank)},
-                                                       {"WORLD_SIZE", "2"},
-                                                       {"MASTER_ADDR", "127.0.0.1"},
-                                                       {"MASTER_PORT", std::to_string(port)}});
+      runs[static_cast<size_t>(rank)] = run_tool(arguments, {{"RANK", std::to_string(rank)},
+                                                             {"WORLD_SIZE", std::to_string(world)},
+                                                             {"MASTER_ADDR", "127.0.0.1"},
+                                                             {"MASTER_PORT", std::to_string(port)}});
     });
   for (std::thread& rank : ranks) rank.join();
+  return runs;
+}
+
+// Each process is one rank, and rank 0 says it for all.
+TEST(Ranks, VerifyOverProcessesThatALauncherStarted) {
+  const std::vector<ToolRun> runs = run_launched({"verify", packed(), "--ep", "2"}, 2);
   for (const ToolRun& run : runs) EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(runs[0].out, HasSubstr("2 ranks (processes)"));
   EXPECT_THAT(runs[0].out, HasSubstr("equal"));
   EXPECT_THAT(runs[1].out, Not(HasSubstr("equal")));
+}
+
+// Bytes by hand, of 64 hidden values: a record of 32 codes, 4 scales, a row scale and a flag to 44, then 2 slots and 2
+// weights to 60, then to a multiple of 16; a row of bf16.
+constexpr int64_t kHidden = 64, kTopK = 2, kRecordBytes = 64, kRowBytes = 2 * kHidden;
+
+// A checkpoint whose bytes on the wire are counted by hand.
+const std::string& narrow() {
+  static const TempDir dir;
+  static const std::string path = [] {
+    const std::string floats = dir.file("floats"), made = dir.file("packed");
+    EXPECT_EQ(run_tool({"synthesize", floats, "--layers", "1", "--experts", "9", "--top-k", "2", "--hidden", "64",
+                        "--intermediate", "64", "--vocab", "64"})
+                  .exit_code,
+              0);
+    EXPECT_EQ(run_tool({"quantize", floats, made}).exit_code, 0);
+    return made;
+  }();
+  return path;
+}
+
+std::vector<std::string> bench_words(std::vector<std::string> more) {
+  more.insert(more.begin(),
+              {"bench", narrow(), "--seconds", "0", "--runs", "3", "--threads", "1", "--json", "--quiet"});
+  return more;
+}
+
+void expect_times(const nlohmann::json& row, size_t ranks) {
+  EXPECT_GT(row["median_us"].get<double>(), 0) << row.dump();
+  EXPECT_GE(row["p90_us"].get<double>(), row["median_us"].get<double>()) << row.dump();
+  ASSERT_EQ(row["rank_median_us"].size(), ranks) << row.dump();
+  for (const auto& us : row["rank_median_us"]) EXPECT_GT(us.get<double>(), 0) << row.dump();
+  EXPECT_EQ(row["runs"], 3);
+}
+
+TEST(Ranks, BenchTimesBothWaysBesideOneRank) {
+  const ToolRun run = run_tool(bench_words({"--ep", "3", "--tokens", "1,6"}));
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const nlohmann::json report = run.json();
+  EXPECT_EQ(report["ranks"], 3);
+  EXPECT_EQ(report["over"], "threads");
+  EXPECT_EQ(report["checked"], true);
+  std::vector<std::string> order;
+  for (const auto& row : report["timings"]) {
+    order.push_back(row["tokens"].dump() + " " + row["routing"].get<std::string>() + " " +
+                    row["combine"].get<std::string>());
+    const bool one = row["combine"] == "one_rank";
+    expect_times(row, one ? 1 : 3);
+    EXPECT_EQ(row["times_one_rank"].is_null(), one);
+    EXPECT_EQ(row["sent_bytes"].is_null(), one);
+    if (one) continue;
+    const double shares =
+        row["agree_share"].get<double>() + row["dispatch_share"].get<double>() + row["combine_share"].get<double>();
+    EXPECT_GT(shares, 0);
+    EXPECT_LT(shares, 1) << "a part of a run is computing";
+    if (row["routing"] == "hot") {
+      EXPECT_EQ(row["busiest_over_even"], 3);
+    }
+  }
+  std::vector<std::string> expected;
+  for (const char* tokens : {"1", "6"})
+    for (const char* routing : {"uniform", "zipf", "hot"})
+      for (const char* way : {"one_rank", "all_to_all", "all_reduce"})
+        expected.push_back(std::string(tokens) + " " + routing + " " + way);
+  EXPECT_EQ(order, expected);
+  EXPECT_EQ(report["rounds"].size(), expected.size());
+}
+
+// Of 6 tokens each of 3 ranks has 2, and under hot routing all go to rank 0.
+TEST(Ranks, BenchCountsTheBytesOfEachRank) {
+  const ToolRun run =
+      run_tool(bench_words({"--ep", "3", "--tokens", "6", "--routing", "hot", "--activation-format", "nvfp4"}));
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const nlohmann::json report = run.json();
+  const nlohmann::json& to_all = report["timings"][1]["rank_sent_bytes"];
+  EXPECT_EQ(to_all["dispatch"], nlohmann::json({0.0, 2.0 * kRecordBytes, 2.0 * kRecordBytes})) << to_all;
+  EXPECT_EQ(to_all["combine"], nlohmann::json({4.0 * kTopK * kRowBytes, 0.0, 0.0})) << to_all;
+  const nlohmann::json& reduce = report["timings"][2]["rank_sent_bytes"];
+  // Two shards of a third to the others, then its own sum to both.
+  const double shards = 4.0 * 6 * kHidden / 3 * 4;
+  EXPECT_EQ(reduce["combine"], nlohmann::json({shards, shards, shards})) << reduce;
+  EXPECT_EQ(reduce["dispatch"], nlohmann::json({0.0, 0.0, 0.0}));
+  for (const auto* sent : {&to_all, &reduce})
+    for (const auto& bytes : (*sent)["agree"]) EXPECT_GE(bytes.get<double>(), 2 * 512) << *sent;
+}
+
+TEST(Ranks, BenchTakesListsAndShowsWhatIsRefused) {
+  const ToolRun run = run_tool(bench_words({"--ep", "2", "--tokens", "4", "--routing", "uniform", "--rounds", "2",
+                                            "--activation-format", "nvfp4,bf16"}),
+                               {{"NVFP4_MOE_CHECK", "1"}});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const nlohmann::json report = run.json();
+  int refused = 0, timed = 0;
+  for (const auto& row : report["timings"]) {
+    if (row["refused"].is_null()) {
+      ++timed;
+      EXPECT_NE(row["combine"], "all_to_all");
+      EXPECT_EQ(row["runs"], 6);
+      continue;
+    }
+    ++refused;
+    EXPECT_EQ(row["combine"], "all_to_all");
+    EXPECT_EQ(row["median_us"], nullptr);
+    EXPECT_THAT(row["refused"].get<std::string>(), HasSubstr("NVFP4_MOE_CHECK"));
+  }
+  EXPECT_EQ(refused, 2);
+  EXPECT_EQ(timed, 4);
+}
+
+TEST(Ranks, BenchOverProcessesThatALauncherStarted) {
+  const std::vector<ToolRun> runs = run_launched(
+      {"bench", narrow(), "--ep", "2", "--tokens", "4", "--seconds", "0", "--threads", "1", "--routing", "zipf"}, 2);
+  for (const ToolRun& run : runs) EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(runs[0].out, HasSubstr("2 processes of 1 thread each"));
+  for (const char* way : {"one_rank", "all_to_all", "all_reduce"}) {
+    EXPECT_THAT(runs[0].out, HasSubstr(way));
+    EXPECT_THAT(runs[1].out, Not(HasSubstr(way)));
+  }
+}
+
+TEST(Ranks, BenchSaysWhatItCannot) {
+  const auto refused = [](const std::vector<std::string>& more, int exit_code = 2) {
+    const ToolRun run = run_tool(bench_words(more));
+    EXPECT_EQ(run.exit_code, exit_code) << run.err;
+    return run.err;
+  };
+  EXPECT_THAT(refused({"--ep", "2", "--combine", "sum"}), HasSubstr("--combine"));
+  EXPECT_THAT(refused({"--ep", "2", "--routing", "hot,cold"}), HasSubstr("--routing"));
+  EXPECT_THAT(refused({"--routing", "hot"}), HasSubstr("expected --ep"));
+  EXPECT_THAT(refused({"--ep", "2", "--steps"}), HasSubstr("--steps"));
+  EXPECT_THAT(refused({"--ep", "2", "--expert-range", "0:4"}), HasSubstr("--expert-range"));
+  EXPECT_THAT(refused({"--ep", "10"}), HasSubstr("expected an expert for each of 10 ranks"));
+  EXPECT_THAT(refused({"--ep", "2", "--device", "cuda:0"}), HasSubstr("each rank has the GPU of its number"));
 }
 
 }  // namespace

@@ -37,6 +37,12 @@ except ValueError as error:
 else:
     raise AssertionError("a placement with a slot too few was taken")
 assert np.array_equal(layer.run(hidden, ids, weights), before)
+try:
+    exchange.use_nccl("cpu")
+except nvfp4_moe.Unsupported as error:
+    assert "rank 0: nccl: expected a device cuda:N, got cpu" in str(error), error
+else:
+    raise AssertionError("NCCL between hosts was taken")
 exchange.barrier()
 print("ok", exchange.rank)
 """

@@ -50,6 +50,11 @@ try:
         distributed.all_gather(gathered, sums)
         assert all(torch.equal(other, sums) for other in gathered)
         torch.testing.assert_close(sums, expected, rtol=2**-7, atol=1e-3)
+        try:
+            exchange.use_nccl("cpu")
+        except nv.Unsupported as refused:
+            assert "rank 0: nccl: expected a device cuda:N, got cpu" in str(refused), refused
+        assert torch.equal(layer.run(*batch), result)
     if what == "killed" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "stopped" and rank == 1:

@@ -8,7 +8,7 @@ import numpy as np
 import nvfp4_moe as nv
 import pytest
 import qwen3_moe
-from layers import EXPERTS, batch, config, layer, weights
+from layers import EXPERTS, HIDDEN, INTERMEDIATE, batch, config, layer, weights
 
 
 def on_ranks(world, body, connect=None):
@@ -216,6 +216,40 @@ def test_what_a_callers_function_raises_ends_the_exchange_with_its_text():
         nv.callback_exchange(all_to_all_v, 4, 4)
 
 
+@pytest.mark.parametrize("over", ["threads", "callbacks"])
+def test_nccl_that_a_rank_cannot_have_is_refused_on_all_and_the_exchange_goes_on(over):
+    mailboxes = Mailboxes(2)
+
+    def run(exchange):
+        other = exchange.rank == 1
+        for device, options, error, text in (
+            ("cpu", {}, nv.Unsupported, "rank 0: nccl: expected a device cuda:N, got cpu"),
+            ("cuda:x", {}, ValueError, "rank 0: device: expected cpu or cuda:N, got cuda:x"),
+            ("cpu" if other else "gpu", {}, ValueError, "rank 0: device: expected cpu or cuda:N, got gpu"),
+            ("cpu", {"communicator": 0 if other else 1}, nv.Unsupported, "rank 0: nccl: expected a device"),
+            ("cpu", {"communicator": 0}, ValueError, "rank 0: communicator: expected the address of an ncclComm_t"),
+            (
+                "cpu",
+                {"library": "libnccl.so.2", "communicator": None},
+                nv.Unsupported,
+                "rank 0: nccl: expected a device",
+            ),
+        ):
+            with pytest.raises(error, match=text):
+                exchange.use_nccl(device, **options)
+        return open_over(exchange, combine="all_reduce").run(*batch(4))
+
+    first, second = whole(on_ranks(2, run, mailboxes.connect if over == "callbacks" else None))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_use_nccl_takes_no_other_types():
+    exchange = nv.ThreadGroup(1).join(0)
+    for arguments in ((1,), ("cuda:0", 3), ("cuda:0", None, "handle"), ("cuda:0", None, -1), ()):
+        with pytest.raises(TypeError):
+            exchange.use_nccl(*arguments)
+
+
 def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():
     hidden, ids, router_weights = batch(32)
     ids = ids % 3  # of the first rank alone
@@ -249,3 +283,67 @@ def test_options_beside_no_exchange_are_refused():
         layer().load()
     with pytest.raises(ValueError, match="world"):
         nv.ThreadGroup(0)
+
+
+def test_slots_are_given_other_experts_out_of_arrays():
+    tokens = batch(9)
+    random = np.random.default_rng(1)
+    sizes = {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}
+    floats = {name: random.standard_normal((EXPERTS, *size), dtype=np.float32) / 8 for name, size in sizes.items()}
+    floats_config = nv.MoeConfig(EXPERTS, 2, 64, 32)
+    backwards = list(reversed(range(EXPERTS)))
+
+    def run(exchange):
+        packed = open_over(exchange)
+        made = nv.MoeLayer.from_bf16(floats_config, **floats, max_tokens=9, exchange=exchange)
+        for mine, rearrange, arrays in (
+            (packed, packed.rearrange_tensors, weights()),
+            (made, made.rearrange_bf16, floats),
+        ):
+            fresh_class = nv.MoeLayer.from_tensors if mine is packed else nv.MoeLayer.from_bf16
+            before = mine.run(*tokens)
+            rearrange(backwards, **arrays)
+            np.testing.assert_array_equal(mine.run(*tokens), before)
+            fresh = fresh_class(mine.config, **arrays, max_tokens=9, exchange=exchange, placement=backwards)
+            for local in range(mine.num_local_experts):
+                got, expected = mine.expert(local), fresh.expert(local)
+                for name in ("gate", "up", "down"):
+                    np.testing.assert_array_equal(got[name]["codes"], expected[name]["codes"])
+                    assert got[name]["tensor_scale"] == expected[name]["tensor_scale"]
+            short = {**arrays, "up": arrays["up"][:-1] if mine is made else tuple(a[:-1] for a in arrays["up"])}
+            twice = [0, *backwards[1:-1], 0] if exchange.rank == 1 else backwards
+            for placement, wrong, text in (
+                (
+                    backwards,
+                    short if exchange.rank == 1 else arrays,
+                    "rank 1: .*up, down: expected as many experts in each",
+                ),
+                (twice, arrays, "rank 1: placement"),
+                (backwards[:-1], arrays, "rank 0: placement"),
+            ):
+                with pytest.raises(ValueError, match=text):
+                    rearrange(placement, **wrong)
+            np.testing.assert_array_equal(mine.run(*tokens), before)
+
+    whole(on_ranks(2, run))
+    with pytest.raises(nv.Unsupported, match="expected a layer over an exchange"):
+        layer().rearrange_tensors(backwards, **weights())
+
+
+def test_rearranged_experts_bring_their_biases():
+    random = np.random.default_rng(3)
+    biases = tuple(random.standard_normal((EXPERTS, n), dtype=np.float32) for n in (INTERMEDIATE, INTERMEDIATE, HIDDEN))
+    tokens = batch(6)
+
+    def run(exchange):
+        mine = nv.MoeLayer.from_tensors(
+            config(expert_biases=True), **weights(), biases=biases, max_tokens=8, exchange=exchange
+        )
+        before = mine.run(*tokens)
+        mine.rearrange_tensors(list(reversed(range(EXPERTS))), **weights(), biases=biases)
+        np.testing.assert_array_equal(mine.run(*tokens), before)
+        with pytest.raises(ValueError, match=r"rank 0: biases: expected \(gate, up, down\)"):
+            mine.rearrange_tensors(list(range(EXPERTS)), **weights())
+        np.testing.assert_array_equal(mine.run(*tokens), before)
+
+    whole(on_ranks(2, run))

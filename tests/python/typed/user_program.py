@@ -40,5 +40,12 @@ def convert(source: Path, out: Path) -> int:
     return 0
 
 
+def ranks(communicator: int) -> tuple[int, int]:
+    exchange: nv.Exchange = nv.launched_exchange(timeout=10.0)
+    exchange.use_nccl("cuda:0")
+    exchange.use_nccl("cuda:0", library="libnccl.so.2", communicator=communicator)
+    return exchange.rank, exchange.world
+
+
 if __name__ == "__main__":
     sys.exit(convert(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,85 @@
+#include "cli/bench/rank_batches.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "core/random.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+// Draws experts with weight 1 / r, r being a place in `by_popularity`.
+class Zipf {
+ public:
+  Zipf(int64_t experts, uint64_t seed) : by_popularity_(static_cast<size_t>(experts)) {
+    std::iota(by_popularity_.begin(), by_popularity_.end(), 0);
+    Random random(seed);
+    for (size_t i = by_popularity_.size(); i-- > 1;)
+      std::swap(by_popularity_[i], by_popularity_[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
+  }
+
+  // (top_k) distinct experts while there are as many.
+  void draw(Random& random, int32_t* ids, int64_t top_k) const {
+    std::vector<bool> taken(by_popularity_.size());
+    double total = 0;
+    for (size_t place = 0; place < taken.size(); ++place) total += weight(place);
+    for (int64_t k = 0; k < top_k; ++k) {
+      double left = random.uniform() * total;
+      size_t chosen = taken.size();
+      for (size_t place = 0; place < taken.size(); ++place) {
+        if (taken[place]) continue;
+        chosen = place;  // the last one that is free, where rounding leaves a rest
+        if ((left -= weight(place)) < 0) break;
+      }
+      ids[k] = by_popularity_[chosen];
+      if (k + 1 >= static_cast<int64_t>(taken.size())) continue;  // all but one are taken: it repeats, which is legal
+      taken[chosen] = true;
+      total -= weight(chosen);
+    }
+  }
+
+ private:
+  static double weight(size_t place) { return 1.0 / static_cast<double>(place + 1); }
+  std::vector<int32_t> by_popularity_;  // (experts)
+};
+
+ColdBatches zipf_batches(const MoeOptions& options, int64_t tokens, uint64_t seed, size_t copies) {
+  const Zipf zipf(options.num_experts, mix64(seed));
+  const ExpertRange all{0, options.num_experts};
+  ColdBatches batches;
+  while (batches.tokens.size() < kLeastBatches || batches.tokens.size() % copies != 0) {
+    const uint64_t of_batch = seed + batches.tokens.size();
+    RandomTokens& batch = batches.tokens.emplace_back(random_tokens(options, all, tokens, of_batch));
+    Random random(mix64(of_batch ^ 0x7A697066u));
+    for (int64_t t = 0; t < tokens; ++t) zipf.draw(random, batch.ids.data() + t * options.top_k, options.top_k);
+    batches.experts.push_back(static_cast<double>(std::set<int32_t>(batch.ids.begin(), batch.ids.end()).size()));
+  }
+  return batches;
+}
+
+}  // namespace
+
+ColdBatches rank_batches(const MoeOptions& options, const Placement& placement, RankRouting routing, int64_t tokens,
+                         uint64_t seed, size_t copies) {
+  switch (routing) {
+    case RankRouting::kUniform: break;
+    case RankRouting::kZipf: return zipf_batches(options, tokens, seed, copies);
+    case RankRouting::kHot: return cold_batches(options, {0, placement.slots_of_rank(0)}, tokens, seed, copies);
+  }
+  return cold_batches(options, {0, options.num_experts}, tokens, seed, copies);
+}
+
+double busiest_over_even(const ColdBatches& batches, const Placement& placement) {
+  double sum = 0;
+  for (const RandomTokens& batch : batches.tokens) {
+    std::vector<double> rows(static_cast<size_t>(placement.world()));
+    for (const int32_t id : batch.ids) ++rows[static_cast<size_t>(placement.rank_of(placement.slot_of(id, 0)))];
+    const auto all = static_cast<double>(batch.ids.size());
+    sum += all > 0 ? *std::max_element(rows.begin(), rows.end()) * placement.world() / all : 1;
+  }
+  return sum / static_cast<double>(batches.tokens.size());
+}
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,34 @@
+// What `bench --ep` measured, and the table that tells it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/bench/timed_ranks.h"
+#include "cli/console/table.h"
+
+namespace nvfp4_moe::cli {
+
+inline constexpr const char* kOneRank = "one_rank";
+
+struct RanksCell {
+  std::string backend;
+  std::string activation_format;
+  std::string combine;  // or kOneRank: the same layer without an exchange
+  int64_t tokens = 0;   // of all ranks together
+  std::string routing;
+  double busiest = 1;  // rank's assignments over an even division
+  bool on_device = false;
+  std::vector<RanksRound> rounds;  // of one rank: no transfers
+  std::string refused;             // why this way to combine has no times; the fields from tokens on say nothing then
+};
+
+// Whether p90 of a round is more than 1.5 times its fastest run.
+bool is_noisy(const RanksCell& cell);
+// A row a cell; "times one rank" is over the cell of kOneRank with the same backend, format, tokens and routing.
+Table ranks_table(const std::vector<RanksCell>& cells);
+// One round of a cell, for JSON.
+Json ranks_round_json(const RanksCell& cell, size_t round);
+
+}  // namespace nvfp4_moe::cli

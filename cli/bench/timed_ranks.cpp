@@ -1,0 +1,341 @@
+#include "cli/bench/timed_ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "exchange/ranks_progress.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr Timeout kSlowest{30 * 60 * 1000};  // for a rank to have packed its layers and made its batches
+
+double microseconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+// Counts what goes through another transport.
+class CountedTransport : public DeviceTransport {
+ public:
+  CountedTransport(std::unique_ptr<DeviceTransport> inner, int rank, int world, WireRecorder& recorder)
+      : inner_(std::move(inner)), rank_(rank), world_(world), recorder_(recorder) {}
+
+  Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
+    int64_t sent = 0;
+    for (int r = 0; r < world_; ++r)
+      if (r != rank_) sent += call.send_bytes[r];
+    recorder_.add(call.what, sent, 0);
+    return inner_->all_to_all_v(call, stream, captured);
+  }
+  Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured) override {
+    recorder_.add("all_reduce", bytes[rank_] * (world_ - 1), 0);
+    return inner_->all_gather(mine, bytes, all, stream, captured);
+  }
+  Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured) override {
+    // In its own way: by a ring each rank sends so much.
+    recorder_.add("all_reduce", 2 * (world_ - 1) * count / world_ * bits(dtype) / 8, 0);
+    return inner_->all_reduce(data, count, dtype, stream, captured);
+  }
+  Status state() override { return inner_->state(); }
+  void abort(const Status& why) override { inner_->abort(why); }
+  std::string describe() const override { return inner_->describe(); }
+
+ private:
+  const std::unique_ptr<DeviceTransport> inner_;
+  const int rank_, world_;
+  WireRecorder& recorder_;
+};
+
+int64_t first_token(int64_t tokens, int rank, int world) { return rank * tokens / world; }
+
+}  // namespace
+
+double RanksRound::rank_median_us(size_t rank) const {
+  std::vector<double> us;
+  for (const RankRun& run : ranks[rank]) us.push_back(run.us);
+  return median(std::move(us));
+}
+
+double RanksRound::sent_bytes(size_t rank) const {
+  double sum = 0;
+  for (const RankRun& run : ranks[rank]) sum += run.all_sent_bytes();
+  return sum / static_cast<double>(ranks[rank].size());
+}
+
+double RanksRound::sent_bytes(size_t rank, WirePart part) const {
+  double sum = 0;
+  for (const RankRun& run : ranks[rank]) sum += run.sent_bytes[static_cast<size_t>(part)];
+  return sum / static_cast<double>(ranks[rank].size());
+}
+
+double RanksRound::share(WirePart part) const {
+  double of_part = 0, all = 0;
+  for (const std::vector<RankRun>& runs : ranks)
+    for (const RankRun& run : runs) {
+      of_part += run.part_us[static_cast<size_t>(part)];
+      all += run.us;
+    }
+  return of_part / all;
+}
+
+void WireRecorder::add(std::string_view what, int64_t sent_bytes, double us) {
+  WirePart part = WirePart::kAgree;
+  if (what == "all_reduce") part = WirePart::kCombine;
+  if (what == "all_to_all_v") {
+    part = dispatched_ ? WirePart::kCombine : WirePart::kDispatch;
+    dispatched_ = true;
+  }
+  run_.part_us[static_cast<size_t>(part)] += us;
+  run_.sent_bytes[static_cast<size_t>(part)] += static_cast<double>(sent_bytes);
+}
+
+Result<RankHosts> RankHosts::make(const LocalRanks& ranks, const std::function<std::string(int index)>& device,
+                                  int threads) {
+  RankHosts hosts;
+  hosts.ranks_ = &ranks;
+  hosts.threads_ = threads;
+  for (int index = 0; index < ranks.here(); ++index) {
+    auto host = std::make_unique<Host>();
+    host->device = device(index);
+    host->executor = make_thread_pool(threads);
+    ranks.exchange(index)->set_observer([recorder = &host->recorder](const Transfer& transfer) {
+      recorder->add(transfer.what, transfer.sent_bytes, transfer.us);
+    });
+    hosts.hosts_.push_back(std::move(host));
+  }
+  return hosts;
+}
+
+RankHosts::~RankHosts() {
+  for (size_t index = 0; index < hosts_.size(); ++index) ranks_->exchange(static_cast<int>(index))->set_observer({});
+}
+
+Status RankHosts::connect_devices() {
+  if (device(0) == "cpu") return {};
+  std::vector<Status> connected(hosts_.size());
+  NVFP4_MOE_TRY(ranks_->each([&](int index) -> Status {
+    Exchange& exchange = *ranks_->exchange(index);
+    Status& mine = connected[static_cast<size_t>(index)] = use_nccl(exchange, device(index));
+    if (mine.ok())
+      exchange.set_device(std::make_unique<CountedTransport>(exchange.take_device(), exchange.rank(), exchange.world(),
+                                                             hosts_[static_cast<size_t>(index)]->recorder));
+    return {};  // collective: all ranks have heard of it
+  }));
+  return connected.front();
+}
+
+Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject, const std::string& backend,
+                                    CombineBy combine, int64_t max_tokens, int64_t copies, const ProgressFn& progress) {
+  TimedRanks timed(hosts, subject, combine, max_tokens);
+  const LocalRanks& ranks = hosts.ranks();
+  for (int index = 0; index < ranks.here(); ++index) timed.ranks_.push_back(std::make_unique<Rank>());
+  NVFP4_MOE_ASSIGN(const auto combined, RanksProgress::connect(ranks, progress));
+  std::vector<Status> opened(timed.ranks_.size());
+  NVFP4_MOE_TRY(ranks.each([&](int index) -> Status {
+    opened[static_cast<size_t>(index)] =
+        timed.open_rank(index, subject, backend, max_tokens, copies, combined->of_rank(index));
+    return {};  // collective as well
+  }));
+  NVFP4_MOE_TRY(opened.front());
+  return timed;
+}
+
+Status TimedRanks::open_rank(int index, const Subject& subject, const std::string& backend, int64_t max_tokens,
+                             int64_t copies, const ProgressFn& progress) {
+  Rank& rank = *ranks_[static_cast<size_t>(index)];
+  const RankHosts::Host& host = *hosts_->hosts_[static_cast<size_t>(index)];
+  const std::shared_ptr<Exchange>& exchange = hosts_->ranks().exchange(index);
+  const int world = exchange->world();
+  const Result<MoeConfig> config = MoeConfig::make(subject.options);
+  NVFP4_MOE_TRY(exchange->agree(config.status()));
+  LayerOptions options;
+  options.backend = backend;
+  options.device = host.device;
+  options.executor = host.executor.get();
+  // all_to_all: the most that a rank has of so many tokens.
+  options.limits.max_tokens = combine_ == CombineBy::kAllReduce ? max_tokens : (max_tokens + world - 1) / world;
+  ExpertParallelOptions parallel;
+  parallel.combine = combine_;
+  for (int64_t copy = 0; copy < copies; ++copy) {
+    NVFP4_MOE_ASSIGN(auto layer,
+                     ExpertParallelLayer::open(*config, subject.source, options, parallel, exchange, progress));
+    rank.copies.push_back(std::move(layer));
+  }
+  const auto allocate = [&]() -> Status {
+    const ExpertParallelLayer& first = *rank.copies.front();
+    NVFP4_MOE_ASSIGN(rank.workspace, first.layer().backend().allocate(first.workspace_bytes(),
+                                                                      first.layer().weights().device, "workspace"));
+    rank.out.resize(static_cast<size_t>(options.limits.max_tokens * subject.options.hidden_size));
+    return {};
+  };
+  return exchange->agree(allocate(), kSlowest);
+}
+
+Batch TimedRanks::part_of(RandomTokens& tokens, int index) const {
+  Batch batch = tokens.batch();
+  batch.out = ranks_[static_cast<size_t>(index)]->out.data();
+  if (combine_ == CombineBy::kAllReduce) return batch;
+  const Exchange& exchange = this->exchange(index);
+  const int64_t first = first_token(tokens.tokens, exchange.rank(), exchange.world());
+  batch.tokens = first_token(tokens.tokens, exchange.rank() + 1, exchange.world()) - first;
+  batch.hidden = tokens.hidden.data() + first * options_.hidden_size;
+  batch.topk_ids = tokens.ids.data() + first * options_.top_k;
+  batch.topk_weights = tokens.weights.data() + first * options_.top_k;
+  return batch;
+}
+
+Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches) {
+  batches_ = batches;
+  const bool on_device = layer().layer().backend().memory != nullptr;
+  return hosts_->ranks().each([&](int index) -> Status {
+    Rank& rank = *ranks_[static_cast<size_t>(index)];
+    rank.placed.clear();
+    rank.batches.clear();
+    for (RandomTokens& tokens : batches_->tokens) {
+      const Batch mine = part_of(tokens, index);
+      if (on_device) {
+        NVFP4_MOE_ASSIGN(PlacedBatch placed, PlacedBatch::place(rank.copies.front()->layer(), mine));
+        rank.batches.push_back(placed.batch());
+        rank.placed.push_back(std::move(placed));
+      } else {
+        rank.batches.push_back(mine);
+      }
+    }
+    return exchange(index).agree({}, kSlowest);
+  });
+}
+
+Status TimedRanks::time_runs(int index, const Repeat& repeat, std::vector<RankRun>& runs) const {
+  const Rank& rank = *ranks_[static_cast<size_t>(index)];
+  WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
+  Exchange& exchange = this->exchange(index);
+  std::vector<uint8_t> goes_on(static_cast<size_t>(exchange.world()));
+  const auto begin = Clock::now();
+  for (int64_t run = -kUntimedRuns;; ++run) {
+    // All begin together, and rank 0 says whether there is another one.
+    const auto mine = static_cast<uint8_t>(run < repeat.most_runs &&
+                                           (run < kLeastRuns || microseconds_since(begin) <= repeat.seconds * 1e6));
+    NVFP4_MOE_TRY(exchange.all_gather(&mine, 1, goes_on.data()));
+    if (goes_on[0] == 0) return {};
+    const size_t batch = static_cast<size_t>(run + kUntimedRuns) % rank.batches.size();
+    const ExpertParallelLayer& layer = *rank.copies[batch % rank.copies.size()];
+    recorder.clear();
+    recorder.begin_run();
+    const auto start = Clock::now();
+    NVFP4_MOE_TRY(layer.run(rank.batches[batch], rank.workspace.data(), rank.workspace.size_bytes()));
+    const double us = microseconds_since(start);
+    if (run < 0) continue;
+    runs.push_back(recorder.run());
+    runs.back().us = us;
+  }
+}
+
+Status TimedRanks::time_replays(int index, const Repeat& repeat, std::vector<RankRun>& runs) const {
+  const Rank& rank = *ranks_[static_cast<size_t>(index)];
+  WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
+  Exchange& exchange = this->exchange(index);
+  const MoeLayer& layer = rank.copies.front()->layer();
+  const DeviceMeasures* const measures = layer.backend().measures;
+  const Status measured =
+      measures != nullptr
+          ? Status()
+          : unsupported(std::string("bench: backend ") + layer.backend().name + " has no clock for its device");
+  NVFP4_MOE_TRY(exchange.agree(measured));
+  const auto count = static_cast<double>(rank.batches.size());
+  const auto replay = [&](int64_t times) -> Result<std::vector<double>> {
+    const auto all = [&](void* stream) -> Status {
+      recorder.clear();
+      for (size_t batch = 0; batch < rank.batches.size(); ++batch) {
+        recorder.begin_run();
+        NVFP4_MOE_TRY(rank.copies[batch % rank.copies.size()]->run(rank.batches[batch], rank.workspace.data(),
+                                                                   rank.workspace.size_bytes(), stream));
+      }
+      return {};
+    };
+    // As many on all ranks: never the clock's decision.
+    return measures->time_graph(layer.weights().device, all, std::numeric_limits<double>::max(), times);
+  };
+  NVFP4_MOE_ASSIGN(std::vector<double> us, replay(kLeastRuns));
+  // Rank 0's times say how many replays fill the time.
+  const double wanted = repeat.seconds * 1e6 / std::max(median(us), 1.0);
+  const auto most = static_cast<double>(repeat.most_runs) / count;
+  int64_t times = std::max(kLeastRuns, static_cast<int64_t>(std::min(wanted, most)));
+  std::vector<int64_t> of_ranks(static_cast<size_t>(exchange.world()));
+  NVFP4_MOE_TRY(exchange.all_gather(&times, sizeof(times), of_ranks.data()));
+  times = of_ranks[0];
+  if (times > kLeastRuns) {
+    NVFP4_MOE_ASSIGN(us, replay(times));
+  }
+  RankRun run = recorder.run();
+  for (double& sent : run.sent_bytes) sent /= count;
+  run.part_us = {};
+  for (const double replay_us : us) {
+    run.us = replay_us / count;
+    runs.push_back(run);
+  }
+  return {};
+}
+
+Result<RanksRound> TimedRanks::time(const Repeat& repeat) {
+  const bool on_device = layer().layer().backend().memory != nullptr;
+  RanksRound round;
+  NVFP4_MOE_TRY(hosts_->ranks().each([&](int index) -> Status {
+    std::vector<RankRun> runs;
+    NVFP4_MOE_TRY(on_device ? time_replays(index, repeat, runs) : time_runs(index, repeat, runs));
+    Exchange& exchange = this->exchange(index);
+    const auto world = static_cast<size_t>(exchange.world());
+    std::vector<RankRun> all(world * runs.size());
+    NVFP4_MOE_TRY(exchange.all_gather(runs.data(), static_cast<int64_t>(runs.size() * sizeof(RankRun)), all.data()));
+    if (index != 0) return {};
+    for (size_t rank = 0; rank < world; ++rank)
+      round.ranks.emplace_back(all.begin() + static_cast<std::ptrdiff_t>(rank * runs.size()),
+                               all.begin() + static_cast<std::ptrdiff_t>((rank + 1) * runs.size()));
+    return {};
+  }));
+  for (size_t run = 0; run < round.ranks.front().size(); ++run) {
+    double slowest = 0;
+    for (const std::vector<RankRun>& runs : round.ranks) slowest = std::max(slowest, runs[run].us);
+    round.slowest_us.push_back(slowest);
+  }
+  std::sort(round.slowest_us.begin(), round.slowest_us.end());
+  return round;
+}
+
+Result<std::vector<uint16_t>> TimedRanks::outputs(RandomTokens& batch) {
+  std::vector<uint16_t> all;
+  NVFP4_MOE_TRY(hosts_->ranks().each([&](int index) -> Status {
+    const Rank& rank = *ranks_[static_cast<size_t>(index)];
+    const ExpertParallelLayer& layer = *rank.copies.front();
+    Exchange& exchange = this->exchange(index);
+    const Batch mine = part_of(batch, index);
+    NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer.layer(), mine));
+    NVFP4_MOE_TRY(layer.run(placed.batch(), rank.workspace.data(), rank.workspace.size_bytes()));
+    if (const DeviceMemory* const memory = layer.layer().backend().memory; memory != nullptr)
+      NVFP4_MOE_TRY(memory->synchronize(layer.layer().weights().device));
+    NVFP4_MOE_TRY(placed.fetch());
+    // To rank 0, behind each other in the order of the ranks; under all_reduce it has them already.
+    const int world = exchange.world();
+    const auto sends = [&](int r) {
+      if (combine_ == CombineBy::kAllReduce) return r == 0 ? batch.tokens : int64_t{0};
+      return first_token(batch.tokens, r + 1, world) - first_token(batch.tokens, r, world);
+    };
+    const int64_t token_bytes = options_.hidden_size * 2;
+    std::vector<int64_t> send(static_cast<size_t>(world)), recv(static_cast<size_t>(world));
+    send[0] = sends(exchange.rank()) * token_bytes;
+    std::vector<uint16_t> received;
+    if (exchange.rank() == 0) {
+      for (int r = 0; r < world; ++r) recv[static_cast<size_t>(r)] = sends(r) * token_bytes;
+      received.resize(static_cast<size_t>(batch.tokens * options_.hidden_size));
+    }
+    NVFP4_MOE_TRY(exchange.all_to_all_v(rank.out.data(), send, received.data(), recv));
+    if (exchange.rank() == 0) all = std::move(received);
+    return {};
+  }));
+  return all;
+}
+
+}  // namespace nvfp4_moe::cli

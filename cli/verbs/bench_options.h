@@ -1,0 +1,34 @@
+// What `bench` was asked for, and what it does before it times, on one rank and over several.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/bench/configuration.h"
+#include "cli/console/report.h"
+#include "cli/verbs/subject_options.h"
+
+namespace nvfp4_moe::cli {
+
+struct BenchVerb {
+  SubjectOptions subject;  // activation_format: a list
+  std::string tokens = "1,8,64";
+  int64_t rounds = 1;
+  Repeat repeat;
+  bool steps = false;
+  int ranks = 0;                 // --ep; 0: one, as without it
+  std::string combine, routing;  // lists; empty: all
+};
+
+// --tokens.
+Result<std::vector<int64_t>> token_sweep(const BenchVerb& verb);
+// The product of --backend and --activation-format, each a list.
+Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const Report& report);
+// False where one disagrees with the reference: then nothing is timed.
+Result<bool> check_all(const std::vector<Configuration>& all, const std::string& device, uint64_t seed, Report& report);
+
+// bench --ep.
+Status bench_ranks(const BenchVerb& verb, Report& report);
+
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,75 @@
+#include "exchange/local_ranks.h"
+
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "exchange/threads.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// body(index) for index = 0 .. count - 1, each on a thread; what it throws is its Status.
+std::vector<Status> on_threads(int count, const std::function<Status(int index)>& body) {
+  std::vector<Status> statuses(static_cast<size_t>(count));
+  const auto guarded = [&](int index) {
+    Status& status = statuses[static_cast<size_t>(index)];
+    try {
+      status = body(index);
+    } catch (...) {
+      status = caught_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int index = 1; index < count; ++index) {
+    try {
+      threads.emplace_back(guarded, index);
+    } catch (const std::system_error&) {  // the ranks that have a thread end by their timeout
+      statuses[static_cast<size_t>(index)] =
+          Status(Code::kOutOfMemory,
+                 "threads: expected " + std::to_string(count) + ", one for each rank, got " + std::to_string(index));
+      break;
+    }
+  }
+  guarded(0);
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
+}
+
+}  // namespace
+
+Result<LocalRanks> LocalRanks::threads(int world, Timeout timeout) {
+  NVFP4_MOE_ASSIGN(const auto group, ThreadGroup::make(world));
+  LocalRanks ranks;
+  ranks.exchanges_.resize(static_cast<size_t>(world));
+  const std::vector<Status> joined = on_threads(world, [&](int rank) -> Status {
+    NVFP4_MOE_ASSIGN(ranks.exchanges_[static_cast<size_t>(rank)], group->join(rank, world, timeout));
+    return {};
+  });
+  for (const Status& status : joined) NVFP4_MOE_TRY(status);
+  return ranks;
+}
+
+LocalRanks LocalRanks::process(std::unique_ptr<Exchange> exchange, const std::string& address) {
+  LocalRanks ranks;
+  ranks.address_ = address;
+  ranks.exchanges_.push_back(std::move(exchange));
+  return ranks;
+}
+
+Status LocalRanks::each(const std::function<Status(int index)>& body) const {
+  const std::vector<Status> statuses = on_threads(here(), [&](int index) {
+    Status mine;
+    try {
+      mine = body(index);
+    } catch (...) {
+      mine = caught_exception();
+    }
+    if (!mine.ok()) exchange(index)->abort(mine);
+    return mine;
+  });
+  for (const Status& status : statuses) NVFP4_MOE_TRY(status);
+  return {};
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,103 @@
+// What bench --ep draws, and which part of a run a transfer belongs to.
+#include "cli/bench/rank_batches.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "cli/bench/timed_ranks.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+MoeOptions sizes() {
+  MoeOptions options;
+  options.num_experts = 32;
+  options.top_k = 4;
+  options.hidden_size = 16;
+  return options;
+}
+
+constexpr int kWorld = 4;
+constexpr int64_t kTokens = 256;
+
+ColdBatches draw(RankRouting routing, size_t copies = 1, int64_t tokens = kTokens) {
+  return rank_batches(sizes(), *Placement::contiguous(32, kWorld), routing, tokens, 7, copies);
+}
+
+TEST(RankBatches, AreLegalAndAsManyForEachCopy) {
+  for (const RankRouting routing : {RankRouting::kUniform, RankRouting::kZipf, RankRouting::kHot}) {
+    const ColdBatches cold = draw(routing, 3);
+    EXPECT_GE(cold.tokens.size(), kLeastBatches);
+    EXPECT_EQ(cold.tokens.size() % 3, 0u);
+    EXPECT_EQ(cold.experts.size(), cold.tokens.size());
+    for (const RandomTokens& batch : cold.tokens) {
+      ASSERT_EQ(batch.ids.size(), static_cast<size_t>(kTokens * 4));
+      for (size_t at = 0; at < batch.ids.size(); at += 4) {
+        const std::set<int32_t> of_token(batch.ids.begin() + static_cast<std::ptrdiff_t>(at),
+                                         batch.ids.begin() + static_cast<std::ptrdiff_t>(at + 4));
+        EXPECT_EQ(of_token.size(), 4u) << name_of(routing);
+        EXPECT_GE(*of_token.begin(), 0);
+        EXPECT_LT(*of_token.rbegin(), 32);
+      }
+    }
+  }
+}
+
+TEST(RankBatches, LoadTheRanksAsTheirRoutingSays) {
+  const Placement placement = *Placement::contiguous(32, kWorld);
+  const double uniform = busiest_over_even(draw(RankRouting::kUniform), placement);
+  const double zipf = busiest_over_even(draw(RankRouting::kZipf), placement);
+  EXPECT_LT(uniform, 1.15);
+  EXPECT_GT(zipf, uniform);
+  EXPECT_EQ(busiest_over_even(draw(RankRouting::kHot), placement), kWorld);
+  EXPECT_EQ(busiest_over_even(draw(RankRouting::kHot, 1, 0), placement), 1) << "no token";
+}
+
+// The most popular expert of weights 1 / r has about twice the second's assignments; of distinct draws a little less.
+TEST(RankBatches, ZipfCrowdsSomeExperts) {
+  std::map<int32_t, int64_t> counts;
+  const ColdBatches zipf = draw(RankRouting::kZipf);
+  for (const RandomTokens& batch : zipf.tokens)
+    for (const int32_t id : batch.ids) ++counts[id];
+  std::vector<int64_t> sorted;
+  for (const auto& [id, count] : counts) sorted.push_back(count);
+  std::sort(sorted.rbegin(), sorted.rend());
+  ASSERT_EQ(sorted.size(), 32u);
+  EXPECT_GT(sorted[0], 5 * sorted[20]);
+  EXPECT_GT(sorted[0], sorted[1]);
+  EXPECT_GT(sorted[20], 0);
+}
+
+TEST(RankBatches, MoreChoicesThanExpertsRepeat) {
+  MoeOptions options = sizes();
+  options.num_experts = 3;
+  const ColdBatches zipf = rank_batches(options, *Placement::contiguous(3, 3), RankRouting::kZipf, 5, 1, 1);
+  for (const RandomTokens& batch : zipf.tokens)
+    for (const int32_t id : batch.ids) EXPECT_TRUE(id >= 0 && id < 3) << id;
+}
+
+TEST(WireRecorder, TellsTheWayThereFromTheWayBack) {
+  WireRecorder recorder;
+  const auto part = [&](WirePart which) { return recorder.run().sent_bytes[static_cast<size_t>(which)]; };
+  for (int run = 0; run < 2; ++run) {
+    recorder.begin_run();
+    recorder.add("all_gather", 1, 10);
+    recorder.add("all_to_all_v", 20, 100);
+    recorder.add("all_to_all_v", 300, 1000);
+  }
+  EXPECT_EQ(part(WirePart::kAgree), 2);
+  EXPECT_EQ(part(WirePart::kDispatch), 40);
+  EXPECT_EQ(part(WirePart::kCombine), 600);
+  recorder.clear();
+  recorder.begin_run();
+  recorder.add("all_reduce", 5, 1);
+  recorder.add("agree", 7, 1);
+  EXPECT_EQ(part(WirePart::kCombine), 5);
+  EXPECT_EQ(part(WirePart::kAgree), 7);
+  EXPECT_EQ(recorder.run().all_sent_bytes(), 12);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::cli

@@ -1,0 +1,25 @@
+// What tests of hostile peers share.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "core/status.h"
+#include "exchange/ranks.h"
+
+namespace nvfp4_moe::test {
+
+using Bytes = std::vector<std::byte>;
+inline constexpr Timeout kPeerTimeout{2000};
+
+// What comes of a failure is a text of one line and a code that there is.
+inline void expect_said(const Status& status) {
+  EXPECT_GE(status.code(), Code::kOk);
+  EXPECT_LE(status.code(), Code::kCancelled);
+  EXPECT_EQ(status.message().find('\n'), std::string::npos) << status.message();
+  EXPECT_EQ(status.ok(), status.message().empty()) << status.message();
+}
+
+}  // namespace nvfp4_moe::test

@@ -1,0 +1,119 @@
+// Slots given other experts out of a caller's arrays, through the C and C++ interfaces.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "exchange/ranks.h"
+#include "moe/c_layer.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::CLayer;
+using test::same_bits;
+using test::TinyBatch;
+using ::testing::HasSubstr;
+
+// Calls body(rank, layer, arrays) on a thread for each of two ranks of the tiny layer's four experts.
+void on_two_ranks(const std::function<void(int, api::Layer&, CLayer&)>& body) {
+  const api::ThreadGroup group(2);
+  test::on_threads(2, [&](int rank) {
+    const api::Exchange exchange(group.get(), rank, 2);
+    CLayer c;
+    auto parallel = api::make<nvfp4_moe_expert_parallel>();
+    parallel.exchange = exchange.get();
+    c.options.expert_parallel = &parallel;
+    api::Layer layer = c.open();
+    body(rank, layer, c);
+  });
+}
+
+TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
+  on_two_ranks([](int, api::Layer& layer, CLayer& c) {
+    TinyBatch batch(test::tiny_options(), 5);
+    const api::Workspace workspace(layer.workspace_bytes(5));
+    layer.run(test::c_batch(batch), workspace);
+    const std::vector<float> before = batch.out;
+    for (const std::vector<int64_t>& placement : std::vector<std::vector<int64_t>>{{3, 1, 2, 0}, {0, 1, 2, 3}}) {
+      layer.rearrange(placement, c.tensors);
+      layer.run(test::c_batch(batch), workspace);
+      EXPECT_TRUE(same_bits(batch.out, before));
+    }
+    layer.rearrange({2, 3, 0, 1}, c.tensors);
+    EXPECT_THAT(layer.describe(), HasSubstr("\"placement\":\"2,3|0,1\""));
+    // What lies in a slot is the array's expert, byte for byte.
+    const int64_t first = layer.describe().find("\"rank\":0") != std::string::npos ? 2 : 0;
+    for (int64_t local = 0; local < 2; ++local) {
+      const test::Expert& expected = c.tiny.experts[static_cast<size_t>(first + local)];
+      std::vector<uint8_t> codes(expected.down.codes.size());
+      auto out = api::make<nvfp4_moe_expert_out>();
+      out.down_codes = codes.data();
+      layer.unpack_expert(local, out);
+      EXPECT_EQ(codes, expected.down.codes);
+    }
+    layer.run(test::c_batch(batch), workspace);
+    EXPECT_TRUE(same_bits(batch.out, before));
+  });
+}
+
+TEST(CRearrangeArrays, WhatOneRankGetsWrongAllHearAndNothingChanges) {
+  on_two_ranks([](int rank, api::Layer& layer, CLayer& c) {
+    TinyBatch batch(test::tiny_options(), 4);
+    const api::Workspace workspace(layer.workspace_bytes(4));
+    layer.run(test::c_batch(batch), workspace);
+    const std::vector<float> before = batch.out;
+    const bool wrong = rank == 1;
+    auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
+    const std::vector<int64_t> backwards{3, 2, 1, 0}, twice{3, 3, 1, 0};
+    const auto refused = [&](const int64_t* slots, int64_t count, const nvfp4_moe_layer_tensors* tensors,
+                             const char* message) {
+      EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, count, tensors), NVFP4_MOE_INVALID_ARGUMENT);
+      EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(message));
+    };
+    refused(wrong ? nullptr : backwards.data(), 4, &c.tensors, "rank 1: expert_of_slot");
+    refused(backwards.data(), wrong ? 3 : 4, &c.tensors, "rank 1: slots: expected 4, got 3");
+    refused(wrong ? twice.data() : backwards.data(), 4, &c.tensors, "rank 1: placement");
+    refused(backwards.data(), 4, wrong ? nullptr : &c.tensors, "rank 1: tensors");
+    auto without = c.tensors;
+    if (wrong) without.down_codes = nullptr;
+    refused(backwards.data(), 4, &without, "rank 1: down_codes");
+    auto narrow = c.tensors;
+    if (wrong) narrow.gate_up_codes_stride = 1;
+    refused(backwards.data(), 4, &narrow, "rank 1: gate_up_codes_stride");
+    refused(wrong ? std::vector<int64_t>{0, 2, 1, 3}.data() : backwards.data(), 4, &c.tensors,
+            "rearrange of rank 1: expected placement");
+    layer.run(test::c_batch(batch), workspace);
+    EXPECT_TRUE(same_bits(batch.out, before));
+  });
+}
+
+// An expert that is illegal is one that has begun to be replaced on other ranks.
+TEST(CRearrangeArrays, AnIllegalExpertEndsTheExchangeByName) {
+  on_two_ranks([](int rank, api::Layer& layer, CLayer& c) {
+    auto broken = c.tensors;
+    std::vector<float> scales(c.tensors.down_tensor_scales, c.tensors.down_tensor_scales + 4);
+    scales[0] = -1;  // which the last slot is to have
+    broken.down_tensor_scales = scales.data();
+    const std::vector<int64_t> backwards{3, 2, 1, 0};
+    auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
+    for (int call = 0; call < 2; ++call) {
+      EXPECT_NE(nvfp4_moe_layer_rearrange_tensors(handle, backwards.data(), 4, rank == 1 ? &broken : &c.tensors),
+                NVFP4_MOE_OK);
+      EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: slot 3, expert 0"));
+    }
+  });
+}
+
+TEST(CRearrangeArrays, LayersOfOneRankHaveNoSlots) {
+  const CLayer c;
+  const api::Layer layer = c.open();
+  const int64_t slots[4] = {0, 1, 2, 3};
+  auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
+  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, 4, &c.tensors), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(nullptr, slots, 4, &c.tensors), NVFP4_MOE_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

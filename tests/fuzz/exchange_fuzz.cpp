@@ -1,0 +1,298 @@
+// What another rank may say, and the C interface of exchanges, placements and rearranging with arguments of every kind.
+//
+// One input is either a peer's side of a talk, mostly with headers that fit, so that what they announce is reached; or a
+// list of calls on a layer over a world of one rank, where no call can wait for anybody. Checked beside crashes and
+// leaks: codes are known ones, every failure has a text of one line, and nothing takes longer than its timeout.
+#include <sys/socket.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "exchange/tcp.h"
+#include "fuzz/c_api_arguments.h"
+#include "fuzz/require.h"
+#include "nvfp4_moe/nvfp4_moe.h"
+
+using nvfp4_moe::fuzz::Arguments;
+
+namespace {
+
+using namespace nvfp4_moe;  // NOLINT: a target is one file
+
+void check_said(const Status& status) {
+  REQUIRE(status.code() >= Code::kOk && status.code() <= Code::kCancelled);
+  REQUIRE(status.ok() == status.message().empty());
+  REQUIRE(status.message().find('\n') == std::string::npos);
+}
+
+// As tcp.cpp lays it out.
+struct Header {
+  uint32_t kind = 1, call = 0;
+  int64_t bytes = 0, expects = 0;
+  char what[16] = {};
+};
+
+// What rank 1 says: a message of each call of `talk`, in their order.
+class Peer {
+ public:
+  explicit Peer(Arguments& a) : a_(a) {}
+  std::vector<uint8_t> said;
+
+  // sends, expects: what rank 0 counts on.
+  void say(const char* what, int64_t sends, int64_t expects, std::vector<uint8_t> payload = {}) {
+    Header header;
+    header.call = ++calls_;
+    header.bytes = a_.rarely() ? a_.bad_size() : sends;
+    header.expects = a_.rarely() ? a_.any_int64() : expects;
+    std::strncpy(header.what, what, sizeof(header.what) - 1);
+    if (a_.rarely()) header.kind = static_cast<uint32_t>(a_.any_int64());
+    if (a_.rarely()) header.call = static_cast<uint32_t>(a_.any_int64());
+    add(&header, sizeof(header));
+    if (sends == 0) return;
+    header.kind = a_.rarely() ? static_cast<uint32_t>(a_.pick(5)) : 2;
+    add(&header, sizeof(header));
+    const uint8_t* const rest = a_.bytes(sends);
+    payload.resize(static_cast<size_t>(sends));
+    for (size_t i = 0; i < payload.size(); ++i)
+      if (a_.rarely(5)) payload[i] = rest[i];
+    add(payload.data(), payload.size());
+  }
+  template <class Struct>
+  void say_struct(const char* what, const Struct& value) {
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(&value);
+    say(what, sizeof(value), sizeof(value), {bytes, bytes + sizeof(value)});
+  }
+
+ private:
+  void add(const void* from, size_t size) {
+    const auto* const bytes = static_cast<const uint8_t*>(from);
+    said.insert(said.end(), bytes, bytes + size);
+  }
+  Arguments& a_;
+  uint32_t calls_ = 0;
+};
+
+Status talk(std::vector<Socket> peers) {
+  NVFP4_MOE_ASSIGN(const auto exchange, connect_peers(std::move(peers), 0, Timeout{200}));
+  check_said(exchange->agree({}));
+  NVFP4_MOE_TRY(exchange->look());
+  check_said(exchange->check_same("config", {{"k", "8"}}));
+  float values[4] = {1, 2, 3, 4};
+  NVFP4_MOE_TRY(exchange->all_reduce(values, 4, DType::kF32));
+  check_said(exchange->look());
+  return exchange->barrier();
+}
+
+void hear_a_peer(Arguments& a) {
+  struct Hello {
+    uint64_t magic = 0x3145504534504656;
+    int32_t rank = 1, world = 2;
+  };
+  struct Verdict {
+    int32_t code = 0;
+    char message[508] = {};
+  } verdict;
+  verdict.code = a.enumerator(12);
+  std::strncpy(verdict.message, "no such expert", sizeof(verdict.message) - 1);
+  Peer peer(a);
+  peer.say_struct("hello", Hello());
+  peer.say_struct("agree", verdict);
+  peer.say_struct("check_same", a.rarely(2) ? a.bad_size() : int64_t{4});
+  peer.say("check_same", 4, 4, {'k', 0, '8', 0});
+  peer.say("all_reduce", 8, 8);
+  peer.say("all_reduce", 8, 8);
+  peer.say("barrier", 1, 1);
+  if (a.rarely(1)) peer.said.resize(static_cast<size_t>(a.in(0, static_cast<int64_t>(peer.said.size()))));
+  int fds[2] = {-1, -1};
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+  std::vector<Socket> peers(2);
+  peers[1] = Socket(fds[0]);
+  const Socket other(fds[1]);
+  REQUIRE(write_all(other, std::as_bytes(std::span(peer.said)), Deadline(Timeout{1000})));
+  ::shutdown(other.fd(), SHUT_WR);
+  check_said(talk(std::move(peers)));
+}
+
+// ---- the C interface, over a world of one
+
+bool check(nvfp4_moe_code code) {
+  REQUIRE(code >= NVFP4_MOE_OK && code <= NVFP4_MOE_CANCELLED);
+  REQUIRE(code != NVFP4_MOE_INTERNAL && code != NVFP4_MOE_OUT_OF_MEMORY);
+  if (code == NVFP4_MOE_OK) return true;
+  const std::string text = nvfp4_moe_last_error();
+  REQUIRE(!text.empty() && text.find('\n') == std::string::npos);
+  return false;
+}
+
+constexpr int64_t kExperts = 3, kTopK = 2, kHidden = 32, kInner = 16, kTokens = 4;
+
+int32_t copy_own_block(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t*, int64_t,
+                       char* error, size_t error_bytes) {
+  if (*static_cast<int*>(user) == 1) {
+    std::strncpy(error, "no\nluck", error_bytes - 1);
+    return 7;
+  }
+  if (*send_bytes > 0) std::memcpy(recv, send, static_cast<size_t>(*send_bytes));
+  return 0;
+}
+
+class Calls {
+ public:
+  explicit Calls(Arguments& a) : a_(a) {}
+  ~Calls() {
+    nvfp4_moe_layer_close(layer_);
+    nvfp4_moe_exchange_close(exchange_);
+  }
+
+  void play() {
+    connect();
+    for (int calls = 0; calls < 16 && a_.more(); ++calls) one_call();
+  }
+
+ private:
+  void connect() {
+    const int32_t world = a_.rarely(3) ? static_cast<int32_t>(a_.bad_size()) : 1;
+    const int32_t rank = a_.rarely(3) ? static_cast<int32_t>(a_.bad_size()) : 0;
+    const int64_t timeout = a_.rarely(2) ? a_.in(-3, 3) : 50;
+    nvfp4_moe_exchange** const out = a_.maybe(&exchange_);
+    if (a_.pick(2) == 0) {
+      nvfp4_moe_exchange_callbacks callbacks{};
+      fails_ = a_.rarely(3) ? 1 : 0;
+      callbacks.user = &fails_;
+      callbacks.all_to_all_v = a_.rarely(4) ? nullptr : copy_own_block;
+      // A host's function copies one block: no world but of one.
+      const bool one = rank == 0 && world == 1;
+      check(nvfp4_moe_exchange_connect(one ? a_.structure(callbacks) : nullptr, rank, world, timeout, out));
+      return;
+    }
+    nvfp4_moe_thread_group* group = nullptr;
+    if (check(nvfp4_moe_thread_group_create(a_.rarely(4) ? world : 1, &group)))
+      check(nvfp4_moe_thread_group_join(group, rank, world, timeout, out));
+    nvfp4_moe_thread_group_close(group);
+  }
+
+  std::vector<int64_t> slots() {
+    std::vector<int64_t> slots(static_cast<size_t>(a_.in(0, 6)));
+    for (size_t i = 0; i < slots.size(); ++i) slots[i] = a_.rarely(4) ? a_.any_int64() : static_cast<int64_t>(i) % 3;
+    return slots;
+  }
+
+  nvfp4_moe_layer_tensors tensors() {
+    nvfp4_moe_layer_tensors t{};
+    t.gate_codes = a_.maybe(a_.bytes(kExperts * kInner * kHidden / 2));
+    t.gate_block_scales = a_.maybe(a_.block_scales(kExperts * kInner * kHidden / 16));
+    t.gate_tensor_scales = a_.maybe(a_.floats(kExperts));
+    t.up_codes = a_.maybe(a_.bytes(kExperts * kInner * kHidden / 2));
+    t.up_block_scales = a_.maybe(a_.block_scales(kExperts * kInner * kHidden / 16));
+    t.up_tensor_scales = a_.maybe(a_.floats(kExperts));
+    t.down_codes = a_.maybe(a_.bytes(kExperts * kInner * kHidden / 2));
+    t.down_block_scales = a_.maybe(a_.block_scales(kExperts * kInner * kHidden / 16));
+    t.down_tensor_scales = a_.maybe(a_.floats(kExperts));
+    if (a_.rarely()) t.reserved = 1;
+    return t;
+  }
+
+  void open() {
+    nvfp4_moe_config config{};
+    config.num_experts = kExperts;
+    config.top_k = kTopK;
+    config.hidden_size = kHidden;
+    config.intermediate_size = kInner;
+    config.activation_format = a_.enumerator(4);
+    nvfp4_moe_expert_parallel parallel{};
+    parallel.exchange = a_.maybe(exchange_);
+    const std::vector<int64_t> placement = slots();
+    if (a_.pick(2) == 0) {
+      parallel.expert_of_slot = placement.data();
+      parallel.slots = static_cast<int64_t>(placement.size());
+    } else if (a_.rarely()) {
+      parallel.slots = a_.bad_size();
+    }
+    parallel.capacity = a_.rarely(2) ? a_.bad_size() : 0;
+    parallel.combine = a_.enumerator(2);
+    parallel.reserved = a_.rarely() ? 1 : 0;
+    nvfp4_moe_layer_options options{};
+    options.max_tokens = a_.rarely() ? a_.bad_size() : kTokens;
+    options.threads = 1;
+    options.first_expert = a_.rarely() ? a_.bad_size() : 0;
+    options.slice_count = a_.rarely() ? 16 : 0;
+    options.device = a_.rarely() ? "cuda:x" : nullptr;
+    options.expert_parallel = a_.structure(parallel);
+    nvfp4_moe_layer* opened = nullptr;
+    config.struct_size = sizeof(config);
+    if (!check(nvfp4_moe_layer_open_tensors(&config, a_.structure(tensors()), a_.structure(options), &opened))) return;
+    nvfp4_moe_layer_close(layer_);
+    layer_ = opened;
+  }
+
+  void run() {
+    if (layer_ == nullptr) return open();
+    size_t workspace_bytes = 0;
+    const int64_t tokens = a_.in(0, kTokens);
+    if (!check(nvfp4_moe_layer_workspace_bytes(layer_, tokens, &workspace_bytes))) return;
+    if (workspace_bytes > (size_t{64} << 20)) return;  // of a capacity that is legal, and large
+    std::vector<uint8_t> memory(workspace_bytes + 256, 0xFF);
+    auto* const workspace = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+    std::vector<int32_t> ids(static_cast<size_t>(tokens * kTopK));
+    for (int32_t& id : ids) id = a_.rarely(2) ? static_cast<int32_t>(a_.any_int64()) : a_.pick(3);
+    std::vector<uint16_t> out(static_cast<size_t>(tokens * kHidden));
+    nvfp4_moe_batch batch{};
+    batch.struct_size = sizeof(batch);
+    batch.tokens = tokens;
+    batch.hidden = a_.bytes(tokens * kHidden * 2);
+    batch.topk_ids = ids.data();
+    batch.topk_weights = a_.floats(tokens * kTopK);
+    batch.out = out.data();
+    check(nvfp4_moe_layer_run(layer_, &batch, workspace, workspace_bytes, nullptr));
+  }
+
+  void one_call() {
+    uint64_t load[kExperts] = {};
+    int64_t placed[64] = {};
+    switch (a_.pick(7)) {
+      case 0: return open();
+      case 1:
+      case 2: return run();
+      case 3:
+        check(nvfp4_moe_layer_load(a_.maybe(layer_), a_.maybe(load), a_.rarely() ? a_.bad_size() : kExperts));
+        check(nvfp4_moe_layer_reset_load(a_.maybe(layer_)));
+        return;
+      case 4: {
+        const std::vector<int64_t> placement = slots();
+        const int64_t count = a_.rarely() ? a_.bad_size() : static_cast<int64_t>(placement.size());
+        // A caller who lies about his memory cannot be guarded against: a count that the layer takes is there.
+        if (count > static_cast<int64_t>(placement.size()) && count <= 64) return;
+        check(nvfp4_moe_layer_rearrange_tensors(a_.maybe(layer_), a_.maybe(placement.data()), count,
+                                                a_.structure(tensors())));
+        return;
+      }
+      case 5: {
+        for (uint64_t& each : load) each = static_cast<uint64_t>(a_.any_int64()) >> a_.pick(64);
+        const auto world = static_cast<int32_t>(a_.rarely() ? a_.bad_size() : a_.in(1, 3));
+        const int64_t each = a_.rarely() ? a_.bad_size() : a_.in(0, 4);
+        check(nvfp4_moe_propose_placement(a_.maybe(load), kExperts, world, each, a_.maybe(placed)));
+        return;
+      }
+      default:
+        if (exchange_ != nullptr)
+          check(nvfp4_moe_exchange_use_nccl(exchange_, a_.maybe("cpu"), a_.rarely() ? "none.so" : nullptr, nullptr));
+    }
+  }
+
+  Arguments& a_;
+  int fails_ = 0;
+  nvfp4_moe_exchange* exchange_ = nullptr;
+  nvfp4_moe_layer* layer_ = nullptr;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Arguments a(data, size);
+  if (a.pick(2) == 0)
+    hear_a_peer(a);
+  else
+    Calls(a).play();
+  return 0;
+}

@@ -1,0 +1,67 @@
+"""A layer over an exchange with NCCL on a GPU: a world of one rank, eager and captured, against the layer alone.
+
+Needs torch with CUDA (which brings NCCL), a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+"""
+
+from __future__ import annotations
+
+import nvfp4_moe as nv
+import pytest
+from gpu import needs_gpu, torch
+from test_cuda_layer import batch, config, on_gpu, weights
+
+pytestmark = needs_gpu
+
+
+def connected(**options: object) -> nv.Exchange:
+    exchange = nv.ThreadGroup(1).join(0)
+    exchange.use_nccl("cuda:0", **options)
+    return exchange
+
+
+def over(exchange: nv.Exchange | None, **options: object) -> nv.MoeLayer:
+    return nv.MoeLayer.from_tensors(
+        config("bf16"), **weights(), device="cuda:0", max_tokens=64, exchange=exchange, **options
+    )
+
+
+def test_one_rank_over_nccl_gives_the_bits_of_the_layer_alone() -> None:
+    exchange = connected()
+    layer, alone = over(exchange, combine="all_reduce"), over(None)
+    assert layer.describe()["expert_parallel"]["over"].startswith("nccl 2.")
+    arrays = on_gpu(batch(64))
+    assert torch.equal(layer.run(*arrays), alone.run(*arrays))
+    assert layer.status() == alone.status()
+    assert sum(layer.load()) == arrays[1].numel()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        out = layer.run(*arrays)
+    torch.cuda.synchronize()
+    assert torch.equal(out, alone.run(*arrays))
+
+
+def test_a_captured_run_replays_with_other_contents() -> None:
+    layer, alone = over(connected(), combine="all_reduce"), over(None)
+    held = on_gpu(batch(16))
+    out = torch.empty_like(held[0])
+    layer.run(*held)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        layer.run(*held, out=out)
+    for seed in range(1, 4):
+        for array, fresh in zip(held, batch(16, seed), strict=True):
+            array.copy_(fresh)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, alone.run(*held))
+
+
+def test_what_nccl_cannot_is_said_by_name() -> None:
+    exchange = nv.ThreadGroup(1).join(0)
+    with pytest.raises(nv.Unsupported, match="nccl: expected nonesuch.so as the caller names it, got none"):
+        exchange.use_nccl("cuda:0", library="nonesuch.so")
+    with pytest.raises(nv.Unsupported, match="expected cpu for a layer over an exchange without NCCL, got cuda:0"):
+        over(exchange, combine="all_reduce")
+    exchange.use_nccl("cuda:0")
+    with pytest.raises(ValueError, match="expected an exchange without it, got one with it"):
+        exchange.use_nccl("cuda:0")

@@ -11,11 +11,11 @@
 namespace nvfp4_moe {
 
 // ids (assignments) -> slots, and load (num_experts) += how often each expert was chosen. An expert's slots take turns
-// by the assignment's number. -1 stays -1; another id that is no expert's is -2.
+// by the assignment's number, beginning at first_turn. -1 stays -1; another id that is no expert's is -2.
 struct SlotsOfIds {
   const void* ids = nullptr;  // (assignments)
   DType ids_dtype = DType::kI64;
-  int64_t assignments = 0, num_experts = 0;
+  int64_t assignments = 0, num_experts = 0, first_turn = 0;
   const int32_t* first_of_expert = nullptr;  // (num_experts + 1) where an expert's slots begin below
   const int32_t* slots_of_expert = nullptr;  // (slots)
   int32_t* slots = nullptr;                  // (assignments)

@@ -40,7 +40,9 @@ struct ExpertParallelOptions {
 };
 
 class Announcement;
+class DeviceDispatch;
 class DeviceReduce;
+class DeviceSlots;
 class Dispatch;
 
 // Gives the exchange NCCL between devices, this rank's being `device` ("cuda:1"): what layers over it on GPUs need.
@@ -127,9 +129,12 @@ class ExpertParallelLayer {
   const std::shared_ptr<Exchange> exchange_;
   const int64_t max_tokens_;
   std::unique_ptr<MoeLayer> layer_;
-  std::unique_ptr<Dispatch> dispatch_;             // kAllToAll
+  // One of the four: kAllToAll and kAllReduce, on hosts and on devices.
+  std::unique_ptr<Dispatch> dispatch_;
+  std::unique_ptr<DeviceSlots> device_slots_;  // on a device
+  std::unique_ptr<DeviceDispatch> device_dispatch_;
+  std::unique_ptr<DeviceReduce> device_reduce_;
   std::unique_ptr<Announcement> announcement_;     // kAllReduce
-  std::unique_ptr<DeviceReduce> device_;           // kAllReduce on a device
   std::unique_ptr<std::atomic<uint64_t>[]> load_;  // (num_experts)
   mutable std::vector<int64_t> turns_;             // (num_experts) of a run: which slot of an expert comes next
   mutable std::atomic<bool> in_use_{false};

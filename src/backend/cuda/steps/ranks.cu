@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) slots_kernel(SlotsOfIds call) {
     return;
   }
   const int32_t first = call.first_of_expert[id], count = call.first_of_expert[id + 1] - first;
-  const auto turn = static_cast<int32_t>(count == 1 ? 0 : assignment % count);
+  const auto turn = static_cast<int32_t>(count == 1 ? 0 : (call.first_turn + assignment) % count);
   call.slots[assignment] = call.slots_of_expert[first + turn];
   atomicAdd(reinterpret_cast<unsigned long long*>(call.load + id), 1ull);
 }

@@ -57,7 +57,7 @@ struct CountRecords {
 };
 
 // The records of all messages, in the order of the tokens, and where the rows of their slots will come to lie.
-struct PlaceRecords {
+struct ScanRecords {
   RecordLayout layout;
   CountRecords counted;
   RecordSource* sources = nullptr;       // (records of all messages)
@@ -102,7 +102,7 @@ struct PackRows {
 };
 
 // *status = home's counts and owner's. Where the run failed, out (count) is NaN and counted so.
-struct FinishRun {
+struct ConcludeRun {
   RunStatus* status = nullptr;
   const RunStatus* home = nullptr;
   const RunStatus* owner = nullptr;  // null: no records came
@@ -114,12 +114,12 @@ struct FinishRun {
 
 struct DeviceRecords {
   Status (*count)(int device, const CountRecords& call, void* stream);
-  Status (*place)(int device, const PlaceRecords& call, void* stream);
+  Status (*scan)(int device, const ScanRecords& call, void* stream);
   Status (*pack)(int device, const PackRecords& call, void* stream);
   // The owner's step: batch, buffers and scratch are those of the records that came.
   Status (*take)(const StepContext& owner, const TakeRecords& call);
   Status (*pack_rows)(int device, const PackRows& call, void* stream);
-  Status (*finish)(int device, const FinishRun& call, void* stream);
+  Status (*conclude)(int device, const ConcludeRun& call, void* stream);
   // values (count) -> to, by value: they may change when this returns.
   Status (*put)(int device, const int32_t* values, int64_t count, int32_t* to, void* stream);
 };

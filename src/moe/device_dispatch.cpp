@@ -157,7 +157,7 @@ Status DeviceDispatch::prepare(const Batch& batch, const Spans& s, void* stream)
   const StepContext step = side.step(layer_.weights(), stream);
   NVFP4_MOE_TRY(steps.route(step));  // of this rank's slots, which nobody asks for: it clears and counts
   NVFP4_MOE_TRY(
-      records_.place(device, {layout_, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
+      records_.scan(device, {layout_, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
   NVFP4_MOE_TRY(steps.quantize(step));
   PackRecords pack;
   pack.layout = layout_;
@@ -262,15 +262,15 @@ Status DeviceDispatch::run(Exchange& exchange, const Batch& batch, std::byte* wo
       if (at_home.buffers.shared.experts > 0) NVFP4_MOE_TRY(multiply(steps, step, at_home.buffers.shared));
       NVFP4_MOE_TRY(steps.combine(step));
     }
-    FinishRun finish;
-    finish.status = s.status;
-    finish.home = at_home.buffers.status;
-    finish.owner = works ? at_owner.buffers.status : nullptr;
-    finish.failed = s.failed;
-    finish.out = batch.out;
-    finish.out_dtype = batch.out_dtype;
-    finish.count = batch.tokens * layer_.config()->hidden_size;
-    return records_.finish(layer_.weights().device, finish, stream);
+    ConcludeRun conclude;
+    conclude.status = s.status;
+    conclude.home = at_home.buffers.status;
+    conclude.owner = works ? at_owner.buffers.status : nullptr;
+    conclude.failed = s.failed;
+    conclude.out = batch.out;
+    conclude.out_dtype = batch.out_dtype;
+    conclude.count = batch.tokens * layer_.config()->hidden_size;
+    return records_.conclude(layer_.weights().device, conclude, stream);
   };
   return on_device_of(layer_, enqueue);
 }

@@ -1,6 +1,6 @@
 // DeviceDispatch: a run of kAllToAll on a device, dispatch.h's with the wire between devices.
 //
-//   home:  ids to slots, counts; route; a record's place; quantize, pack      tokens (T) -> records
+//   home:  ids to slots, counts; route; a scan; quantize, pack                  tokens (T) -> records
 //   wire:  records of this rank's tokens to their owners
 //   owner: take, route, gemm1_swiglu, requantize, gemm2, pack                 records (U) -> rows
 //   wire:  the rows back

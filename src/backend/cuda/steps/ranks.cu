@@ -6,6 +6,7 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/device/outside_captures.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
@@ -108,10 +109,18 @@ Status count_nonfinite(int device, const void* values, DType dtype, int64_t coun
   }
 }
 
+// Asked by a thread of its own at any time: no other thread's capture may end by it, and what a stream that is being
+// captured had to do before counts as done.
 Result<bool> stream_done(int device, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const cudaError_t error = cudaStreamQuery(static_cast<cudaStream_t>(stream));
+  const OutsideCaptures outside;
+  auto* const asked = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t known = cudaStreamIsCapturing(asked, &capture);
+  if (known == cudaErrorStreamCaptureImplicit) cudaGetLastError();
+  if (known == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) return true;
+  const cudaError_t error = cudaStreamQuery(asked);
   if (error == cudaErrorNotReady) {
     cudaGetLastError();
     return false;

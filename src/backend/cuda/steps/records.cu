@@ -1,10 +1,9 @@
-// Tokens to records of the wire and back, rows to where they are asked for (backend/device_records.h).
+// Tokens to records at their home, and what is left to do there behind combine (backend/device_records.h).
 //
-//   count, place    a CTA a rank counts its tokens and slots, then scans them: which record, which rows
-//   pack, take      a CTA a record: activations as they are to the wire; from it, to what gemm1 reads
-//   pack_rows       a CTA a record: the owner's rows to the places that the record names
-//   finish          counts of home and owner; NaN to out where a rank had more tokens than fit
-// Memory is the limit of pack, take and pack_rows; count and place read all slots once for each rank.
+//   count, scan   a CTA a rank counts its tokens and slots, then scans them: which record, which rows
+//   pack          a CTA a record: activations, slots and weights as they go over the wire
+//   conclude      counts of home and owner; NaN to out where a rank had more tokens for another than fit
+// count and scan read all slots once for each rank; memory is the limit of pack.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,29 +13,19 @@
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/quantize.cuh"
+#include "backend/cuda/steps/records.cuh"
+#include "backend/cuda/steps/records.h"
 #include "backend/cuda/steps/route.cuh"
-#include "backend/device_records.h"
 
 namespace nvfp4_moe::cuda {
 namespace {
 
-constexpr int kThreads = 128;       // of a record
 constexpr int kScanThreads = 1024;  // of a rank's tokens, at most
-constexpr int kFinishThreads = 256, kFinishElements = 8;
-constexpr int64_t kFinishCtas = 1024;
+constexpr int kConcludeThreads = 256, kConcludeElements = 8;
+constexpr int64_t kConcludeCtas = 1024;
 constexpr int kPutWords = 256;
-constexpr uint32_t kOverflowed = 1, kWrong = 2;  // why a run's out is NaN
 
-// Record `record` of all messages; it is of rank's.
-__device__ std::byte* record_at(const RecordLayout& layout, std::byte* messages, int64_t rank, int64_t record) {
-  return messages + record * layout.record.bytes + (rank + 1) * layout.header_bytes;
-}
-__device__ MessageHeader* header_at(const RecordLayout& layout, std::byte* messages, int64_t rank) {
-  return reinterpret_cast<MessageHeader*>(record_at(layout, messages, rank - 1, rank * layout.capacity));
-}
-
-// ---- count and place
+// ---- count and scan
 
 // Slots of the rank among a token's.
 __device__ int32_t slots_of(const CountRecords& call, int64_t token, int32_t first, int32_t end) {
@@ -49,10 +38,10 @@ __device__ int32_t slots_of(const CountRecords& call, int64_t token, int32_t fir
 }
 
 __global__ void __launch_bounds__(kScanThreads) count_records(CountRecords call) {
-  __shared__ int32_t sums[2];
+  __shared__ int32_t totals[2];
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (threadIdx.x < 2) sums[threadIdx.x] = 0;
+  if (threadIdx.x < 2) totals[threadIdx.x] = 0;
   __syncthreads();
   const int64_t rank = blockIdx.x;
   const int32_t first = call.first_of_rank[rank], end = call.first_of_rank[rank + 1];
@@ -65,17 +54,17 @@ __global__ void __launch_bounds__(kScanThreads) count_records(CountRecords call)
   tokens = __reduce_add_sync(kAllLanes, tokens);
   rows = __reduce_add_sync(kAllLanes, rows);
   if (threadIdx.x % 32 == 0) {
-    atomicAdd(sums, tokens);
-    atomicAdd(sums + 1, rows);
+    atomicAdd(totals, tokens);
+    atomicAdd(totals + 1, rows);
   }
   __syncthreads();
-  if (threadIdx.x < 2) call.counts[rank * 2 + threadIdx.x] = sums[threadIdx.x];
+  if (threadIdx.x < 2) call.counts[rank * 2 + threadIdx.x] = totals[threadIdx.x];
 }
 
 // By one warp: where this rank's records and rows begin among all, and the header of its message.
 struct MessageStart {
   int32_t records, rows;
-  __device__ MessageStart(const PlaceRecords& call, int64_t rank) {
+  __device__ MessageStart(const ScanRecords& call, int64_t rank) {
     const int64_t lane = threadIdx.x % 32, world = call.layout.world;
     int32_t before = 0, rows_before = 0, most = -1, most_rank = 0;
     for (int64_t r = lane; r < world; r += 32) {
@@ -97,7 +86,7 @@ struct MessageStart {
   }
 };
 
-__global__ void __launch_bounds__(kScanThreads) place_records(PlaceRecords call) {
+__global__ void __launch_bounds__(kScanThreads) scan_records(ScanRecords call) {
   __shared__ Totals warp_totals[32];
   __shared__ int32_t starts[2];
   ptx::grid_dependency_wait();
@@ -111,7 +100,7 @@ __global__ void __launch_bounds__(kScanThreads) place_records(PlaceRecords call)
   }
   __syncthreads();
   const int32_t first = counted.first_of_rank[rank], end = counted.first_of_rank[rank + 1];
-  Totals before;  // rows, and in place of tiles records
+  Totals before;  // its tiles are records here
   for (int64_t next = 0; next < counted.tokens; next += blockDim.x) {
     const int64_t token = next + threadIdx.x;
     Totals own, total;
@@ -136,21 +125,7 @@ __global__ void __launch_bounds__(kScanThreads) place_records(PlaceRecords call)
 
 // ---- pack
 
-__device__ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  const auto misaligned = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes;
-  if (misaligned % 16 == 0) {
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < bytes / 16; i += kThreads)
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-  } else if (misaligned % 8 == 0) {
-    for (int64_t i = threadIdx.x; i < bytes / 8; i += kThreads)
-      reinterpret_cast<uint2*>(to)[i] = reinterpret_cast<const uint2*>(from)[i];
-  } else {
-    for (int64_t i = threadIdx.x; i < bytes; i += kThreads) to[i] = from[i];
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) pack_records(PackRecords call) {
+__global__ void __launch_bounds__(kRecordThreads) pack_records(PackRecords call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const WireRecord& record = call.layout.record;
@@ -158,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) pack_records(PackRecords call) {
   std::byte* const to = record_at(call.layout, call.messages, source.rank, blockIdx.x);
   const int32_t first = call.first_of_rank[source.rank], end = call.first_of_rank[source.rank + 1];
   const int64_t assignment = source.token * record.top_k;
-  for (int64_t k = threadIdx.x; k < record.top_k; k += kThreads) {
+  for (int64_t k = threadIdx.x; k < record.top_k; k += kRecordThreads) {
     const int32_t slot = source.token < 0 ? -1 : call.slots[assignment + k];
     const bool own = slot >= first && slot < end;
     reinterpret_cast<int32_t*>(to + record.slots_at)[k] = own ? slot : -1;
@@ -173,157 +148,14 @@ __global__ void __launch_bounds__(kThreads) pack_records(PackRecords call) {
     if (array.row_bytes > 0) copy_bytes(to + offset, row, array.row_bytes);
     offset += array.row_bytes;
   }
-  for (int64_t i = offset + threadIdx.x; i < record.slots_at; i += kThreads) to[i] = std::byte{0};
-  for (int64_t i = record.first_row_at + 4 + threadIdx.x; i < record.bytes; i += kThreads) to[i] = std::byte{0};
+  for (int64_t i = offset + threadIdx.x; i < record.slots_at; i += kRecordThreads) to[i] = std::byte{0};
+  for (int64_t i = record.first_row_at + 4 + threadIdx.x; i < record.bytes; i += kRecordThreads) to[i] = std::byte{0};
 }
 
-// ---- take
-
-struct TakeArgs {
-  TakeRecords call;
-  RowArgs rows;  // of the owner's hidden
-};
-
-__device__ Vec8 vec8_of(uint32_t codes, uint32_t scale) {
-  const float v = e4m3_to_float(scale);
-  uint32_t operand[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    operand[i] = uint32_t{bf16_from_float(e2m1_to_float(codes >> i * 8 & 0xF) * v)} |
-                 uint32_t{bf16_from_float(e2m1_to_float(codes >> (i * 8 + 4) & 0xF) * v)} << 16;
-  return {codes, make_uint4(operand[0], operand[1], operand[2], operand[3]), scale, false, false};
-}
-
-// A record's activations to the owner's row.
-template <ActivationFormat kFormat>
-__device__ void take_activations(const RowArgs& rows, const std::byte* record, int64_t row) {
-  const int64_t k = rows.k;
-  int64_t behind = k;  // where the values end
-  if constexpr (kFormat == ActivationFormat::kNvfp4) {
-    const OperandRow<Vec8> to(rows, row);
-    for (int64_t i = threadIdx.x; i < k / 8; i += kThreads)
-      to.put(i, vec8_of(reinterpret_cast<const uint32_t*>(record)[i], static_cast<uint32_t>(record[k / 2 + i / 2])));
-    for (int64_t i = k / 8 + threadIdx.x; to.pads(i); i += kThreads) to.put(i, Vec8{});
-    behind = k / 2 + k / 16;
-  } else if constexpr (kFormat == ActivationFormat::kFp8) {
-    const OperandRow<E4m3Vec8> to(rows, row);
-    for (int64_t i = threadIdx.x; i < k / 8; i += kThreads) {
-      const uint2 codes = reinterpret_cast<const uint2*>(record)[i];
-      to.put(i, E4m3Vec8{{codes.x, codes.y}, false, false});
-    }
-    for (int64_t i = k / 8 + threadIdx.x; to.pads(i); i += kThreads) to.put(i, E4m3Vec8{});
-  } else {
-    copy_bytes(reinterpret_cast<std::byte*>(rows.out.bf16 + row * k), record, 2 * k);
-    behind = 2 * k;
-  }
-  if (threadIdx.x != 0) return;
-  if constexpr (kFormat != ActivationFormat::kBf16) {
-    uint32_t scale = 0;  // at no address of its own alignment
-#pragma unroll
-    for (int i = 0; i < 4; ++i) scale |= static_cast<uint32_t>(record[behind + i]) << 8 * i;
-    rows.out.row_scale[row] = __uint_as_float(scale);
-    behind += 4;
-  }
-  rows.out.nonfinite[row] = static_cast<uint8_t>(record[behind]);
-}
-
-// By one warp: the headers of all messages.
-__device__ void look_at_headers(const TakeRecords& call) {
-  int32_t most = -1;
-  uint32_t pair = 0;  // home << 16 | owner
-  for (auto home = static_cast<int64_t>(threadIdx.x); home < call.layout.world; home += 32) {
-    const MessageHeader* const header = header_at(call.layout, const_cast<std::byte*>(call.messages), home);
-    if (header->most_tokens <= most) continue;
-    most = header->most_tokens;
-    pair = static_cast<uint32_t>(home) << 16 | static_cast<uint32_t>(header->most_rank);
-  }
-  const int32_t most_of_all = __reduce_max_sync(kAllLanes, most);
-  pair = __reduce_min_sync(kAllLanes, most == most_of_all ? pair : 0xFFFFFFFFu);
-  if (threadIdx.x != 0 || most_of_all <= call.layout.capacity) return;
-  atomicOr(call.failed, kOverflowed);
-  atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->runs), 1ull);
-  atomicMax(reinterpret_cast<unsigned long long*>(&call.report->most),
-            static_cast<unsigned long long>(most_of_all) << 32 | pair);
-}
-
-// The home of a record, and where its message's rows begin and end among all.
-struct Home {
-  int64_t rank, first_row, end_row;
-  __device__ Home(const TakeRecords& call, int64_t record) {
-    const RecordLayout& layout = call.layout;
-    const int32_t* const bounds = call.bounds;
-    if (bounds == nullptr) {
-      rank = record / layout.capacity;
-      first_row = rank * layout.capacity * layout.record.top_k;
-      end_row = first_row + layout.capacity * layout.record.top_k;
-      return;
-    }
-    int64_t low = 0, high = layout.world - 1;  // the last whose first record is not behind this one
-    while (low < high) {
-      const int64_t middle = (low + high + 1) / 2;
-      if (bounds[middle] <= record)
-        low = middle;
-      else
-        high = middle - 1;
-    }
-    rank = low;
-    first_row = bounds[layout.world + 1 + rank], end_row = bounds[layout.world + 2 + rank];
-  }
-};
-
-template <ActivationFormat kFormat>
-__global__ void __launch_bounds__(kThreads) take_records(TakeArgs args) {
-  ptx::grid_dependency_wait();
-  ptx::launch_dependents();
-  const TakeRecords& call = args.call;
-  const WireRecord& record = call.layout.record;
-  if (blockIdx.x == 0 && threadIdx.x < 32 && call.layout.fixed) look_at_headers(call);
-  const int64_t index = blockIdx.x, top_k = record.top_k;
-  const Home home(call, index);
-  const std::byte* const from = record_at(call.layout, const_cast<std::byte*>(call.messages), home.rank, index);
-  const auto* const slots = reinterpret_cast<const int32_t*>(from + record.slots_at);
-  const int64_t first_row = home.first_row + *reinterpret_cast<const int32_t*>(from + record.first_row_at);
-  int32_t own = 0, strangers = 0;
-  for (int64_t k = 0; k < top_k; ++k) {
-    own += slots[k] != -1;
-    strangers += slots[k] != -1 && (slots[k] < call.range.first || slots[k] >= call.range.first + call.range.count);
-  }
-  const bool wrong = own > 0 && (strangers > 0 || first_row < home.first_row || first_row + own > home.end_row);
-  for (int64_t k = threadIdx.x; k < top_k; k += kThreads) {
-    call.ids[index * top_k + k] = wrong ? -1 : slots[k];
-    call.weights[index * top_k + k] = reinterpret_cast<const float*>(from + record.weights_at)[k];
-  }
-  if (threadIdx.x == 0) {
-    call.first_rows[index] = static_cast<int32_t>(first_row);
-    if (wrong) {
-      atomicOr(call.failed, kWrong);
-      atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->wrong), 1ull);
-    }
-  }
-  if (own > 0 && !wrong) take_activations<kFormat>(args.rows, from, index);
-}
-
-// ---- rows back
-
-__global__ void __launch_bounds__(kThreads) pack_rows(PackRows call) {
-  ptx::grid_dependency_wait();
-  ptx::launch_dependents();
-  const int64_t top_k = call.record.top_k, row_bytes = call.record.row_bytes, assignment = blockIdx.x * top_k;
-  int64_t to = call.first_rows[blockIdx.x];
-  for (int64_t k = 0; k < top_k; ++k) {
-    if (call.ids[assignment + k] < 0) continue;
-    const int64_t row = call.row_of_assignment[assignment + k];
-    if (row >= 0)
-      copy_bytes(call.messages + to * row_bytes, static_cast<const std::byte*>(call.rows_out) + row * row_bytes,
-                 row_bytes);
-    ++to;
-  }
-}
-
-// ---- finish
+// ---- conclude
 
 template <DType kOut>
-__global__ void __launch_bounds__(kFinishThreads) finish_run(FinishRun call) {
+__global__ void __launch_bounds__(kConcludeThreads) conclude_run(ConcludeRun call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const bool failed = *call.failed != 0;
@@ -339,8 +171,8 @@ __global__ void __launch_bounds__(kFinishThreads) finish_run(FinishRun call) {
     *call.status = status;
   }
   if (!failed) return;
-  const int64_t step = int64_t{gridDim.x} * kFinishThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kFinishThreads + threadIdx.x; i < call.count; i += step)
+  const int64_t step = int64_t{gridDim.x} * kConcludeThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kConcludeThreads + threadIdx.x; i < call.count; i += step)
     store_element<kOut>(call.out, i, __uint_as_float(0x7FC00000u));
 }
 
@@ -366,57 +198,29 @@ Status count(int device, const CountRecords& call, void* stream) {
                                call);
 }
 
-Status place(int device, const PlaceRecords& call, void* stream) {
+Status scan_tokens(int device, const ScanRecords& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<place_records>("place_records", static_cast<unsigned>(call.layout.world),
-                               scan_threads(call.counted.tokens), 0, stream, call);
+  return launch<scan_records>("scan_records", static_cast<unsigned>(call.layout.world),
+                              scan_threads(call.counted.tokens), 0, stream, call);
 }
 
 Status pack(int device, const PackRecords& call, void* stream) {
   if (call.records == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<pack_records>("pack_records", static_cast<unsigned>(call.records), kThreads, 0, stream, call);
+  return launch<pack_records>("pack_records", static_cast<unsigned>(call.records), kRecordThreads, 0, stream, call);
 }
 
-Status take(const StepContext& owner, const TakeRecords& call) {
-  if (owner.batch.tokens == 0) return {};
-  const DeviceGuard guard(owner.weights.device);
-  NVFP4_MOE_TRY(guard.status());
-  const MoeConfig& config = owner.weights.config;
-  TakeArgs args{call, {}};
-  args.rows.k = config->hidden_size;
-  args.rows.out = owner.buffers.routed.hidden;
-  args.rows.operand = Scratch(owner).hidden_operand;
-  args.rows.operand_kind = owner.plan->operand;
-  const auto records = static_cast<unsigned>(owner.batch.tokens);
-  switch (config->activation_format) {
-    case ActivationFormat::kNvfp4:
-      return launch<take_records<ActivationFormat::kNvfp4>>("take_records", records, kThreads, 0, owner.stream, args);
-    case ActivationFormat::kFp8:
-      return launch<take_records<ActivationFormat::kFp8>>("take_records", records, kThreads, 0, owner.stream, args);
-    default:
-      return launch<take_records<ActivationFormat::kBf16>>("take_records", records, kThreads, 0, owner.stream, args);
-  }
-}
-
-Status pack_rows_of(int device, const PackRows& call, void* stream) {
-  if (call.records == 0) return {};
+Status conclude(int device, const ConcludeRun& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<pack_rows>("pack_rows", static_cast<unsigned>(call.records), kThreads, 0, stream, call);
-}
-
-Status finish(int device, const FinishRun& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const int64_t threads = ceil_div(call.count, kFinishElements);
-  const auto ctas = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kFinishThreads), 1, kFinishCtas));
+  const int64_t threads = ceil_div(call.count, kConcludeElements);
+  const auto ctas = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kConcludeThreads), 1, kConcludeCtas));
   switch (call.out_dtype) {
-    case DType::kF32: return launch<finish_run<DType::kF32>>("finish_run", ctas, kFinishThreads, 0, stream, call);
-    case DType::kF16: return launch<finish_run<DType::kF16>>("finish_run", ctas, kFinishThreads, 0, stream, call);
-    default: return launch<finish_run<DType::kBf16>>("finish_run", ctas, kFinishThreads, 0, stream, call);
+    case DType::kF32: return launch<conclude_run<DType::kF32>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
+    case DType::kF16: return launch<conclude_run<DType::kF16>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
+    default: return launch<conclude_run<DType::kBf16>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
   }
 }
 
@@ -425,14 +229,14 @@ Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* 
   NVFP4_MOE_TRY(guard.status());
   for (int64_t first = 0; first < count; first += kPutWords) {
     const auto words = static_cast<int32_t>(std::min<int64_t>(kPutWords, count - first));
-    Words chunk{};
-    std::copy_n(values + first, words, chunk.values);
-    NVFP4_MOE_TRY(launch<put_words>("put_words", 1u, kPutWords, 0, stream, chunk, words, to + first));
+    Words part{};
+    std::copy_n(values + first, words, part.values);
+    NVFP4_MOE_TRY(launch<put_words>("put_words", 1u, kPutWords, 0, stream, part, words, to + first));
   }
   return {};
 }
 
-constexpr DeviceRecords kRecords = {count, place, pack, take, pack_rows_of, finish, put};
+constexpr DeviceRecords kRecords = {count, scan_tokens, pack, take_records, pack_rows, conclude, put};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -288,7 +288,7 @@ Status DeviceDispatch::report(void* stream) const {
   const Status most = MessageSizes::too_many(static_cast<int64_t>(seen.most >> 32), seen.most >> 16 & 0xFFFF,
                                              seen.most & 0xFFFF, sizes_.capacity());
   return {most.code(), most.message() + "; out is NaN on every rank in " + std::to_string(seen.runs) +
-                           " runs since status was last asked for"};
+                           (seen.runs == 1 ? " run" : " runs") + " since status was last asked for"};
 }
 
 }  // namespace nvfp4_moe

@@ -110,10 +110,16 @@ inline std::string difference_of(const CaseData& data, const std::vector<uint8_t
   return difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
 }
 
+template <class Function>
+Function of_double(const char* name) {
+  return reinterpret_cast<Function>(dlsym(dlopen(kFakeNccl, RTLD_NOW), name));
+}
+inline void set_in_double(const char* name, long value) {
+  of_double<void (*)(const char*, long)>("fake_nccl_set")(name, value);
+}
 // Bytes that all ranks have sent by NCCL's double since the last call.
 inline int64_t sent_bytes() {
-  void* const handle = dlopen(kFakeNccl, RTLD_NOW);
-  std::istringstream log(reinterpret_cast<const char* (*)()>(dlsym(handle, "fake_nccl_log"))());
+  std::istringstream log(of_double<const char* (*)()>("fake_nccl_log")());
   int64_t total = 0;
   for (std::string line; std::getline(log, line);)
     if (line.rfind("send ", 0) == 0) total += std::stoll(line.substr(5));

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "c_api/layer.h"
 #include "cuda/dispatch_case.h"
 
 namespace nvfp4_moe {
@@ -66,7 +67,18 @@ bool all_nan(const CaseData& data, const std::vector<uint8_t>& out) {
 std::string too_many(int64_t tokens, int64_t owner, int64_t capacity, int runs) {
   return "capacity: expected at least " + std::to_string(tokens) + " tokens, which rank 0 has for rank " +
          std::to_string(owner) + ", got " + std::to_string(capacity) + "; out is NaN on every rank in " +
-         std::to_string(runs) + " runs since status was last asked for";
+         std::to_string(runs) + (runs == 1 ? " run" : " runs") + " since status was last asked for";
+}
+
+// What the C interface says of the last runs, where it fails.
+std::string status_in_c(const Rank& rank) {
+  nvfp4_moe_layer layer;
+  layer.parallel.reset(&rank.layer);
+  nvfp4_moe_run_status status{};
+  status.struct_size = sizeof(status);
+  const nvfp4_moe_code code = nvfp4_moe_layer_run_status(&layer, rank.workspace.data(), rank.workspace_bytes, &status);
+  static_cast<void>(layer.parallel.release());
+  return code == NVFP4_MOE_OK ? "" : nvfp4_moe_last_error();
 }
 
 // One graph for any routing; where it does not fit, every rank has NaN and hears of it, and the next replay goes on.
@@ -117,6 +129,8 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
     }
     const int64_t owner = rank.layer.placement().rank_of(rank.layer.placement().slot_of(expert, 0));
     EXPECT_EQ(rank.status().status().message(), too_many(kTokens, owner, 5, 2));
+    replay.run(hot);
+    EXPECT_EQ(status_in_c(rank), too_many(kTokens, owner, 5, 1));
     const auto again = rank.status();  // what has been said is said once; the run itself counts its NaN
     ASSERT_OK(again);
     EXPECT_EQ(again->nonfinite_outputs, static_cast<uint64_t>(count * 64));
@@ -165,6 +179,33 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
       }
     });
   }
+}
+
+// Records are looked at before anything is done with them: what no rank can have sent is NaN and said, and no run's memory is
+// left.
+TEST_P(CudaDispatchRuns, RecordsThatAreNobodysAreReported) {
+  if (!emulated()) GTEST_SKIP() << "NCCL itself spoils no message";
+  const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
+  const OneRank one(data);
+  on_devices(data, GetParam(), {}, [&](Rank& rank) {
+    const auto spoil = [&](long value) {
+      ASSERT_OK(rank.exchange.barrier());
+      if (rank.exchange.rank() == 0) set_in_double("spoil", value);
+      ASSERT_OK(rank.exchange.barrier());
+    };
+    spoil(1);
+    ASSERT_OK(rank.run(0, 3));
+    const std::vector<uint8_t> out = rank.out();
+    spoil(0);
+    const Status status = rank.status().status();
+    EXPECT_EQ(status.code(), Code::kIo);
+    const std::string me = std::to_string(rank.exchange.rank());
+    EXPECT_THAT(status.message(), HasSubstr("dispatch: expected records of slots of rank " + me + ", got"));
+    EXPECT_TRUE(all_nan(data, out));
+    ASSERT_OK(rank.run(0, 3));
+    EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
+    EXPECT_OK(rank.status());
+  });
 }
 
 // What watches over NCCL asks streams whether they are done, from a thread of its own: no capture may end by that.

@@ -68,6 +68,7 @@ inline void on_devices(const CaseData& data, int world, const ExpertParallelOpti
     const OnDevice<uint8_t> workspace(std::vector<uint8_t>(bytes, 0xFF));
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the arrays are there: the rank's stream waits for no other one
     Rank rank{data, exchange, **layer, batch, workspace, bytes, stream};
     body(rank);
     cudaStreamSynchronize(stream);
@@ -85,6 +86,7 @@ struct OneRank {
     EXPECT_OK(layer);
     const DeviceBatch batch(data);
     const OnDevice<uint8_t> workspace((*layer)->workspace_bytes());
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_OK((*layer)->run(batch.spec, workspace.data(), (*layer)->workspace_bytes()));
     status = *(*layer)->status(workspace.data(), (*layer)->workspace_bytes());
     out = batch.out.back();
@@ -159,6 +161,7 @@ inline void check_bits(const CaseData& data, int world, const ExpertParallelOpti
     ASSERT_OK(rank.run(first, count));  // a second run is after what the first one left
     ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
     ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     ASSERT_OK(rank.exchange.barrier());
     const size_t before = free_bytes();
     if (emulated() && me == 0) sent_bytes();

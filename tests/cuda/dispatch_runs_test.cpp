@@ -48,6 +48,7 @@ class Replay {
     copy(rank_.batch.ids.data(), data.topk_ids);
     copy(rank_.batch.weights.data(), data.topk_weights);
     EXPECT_EQ(cudaMemset(rank_.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_EQ(cudaGraphLaunch(replay_, rank_.stream), cudaSuccess);
     return rank_.out();
   }

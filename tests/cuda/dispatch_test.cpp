@@ -84,7 +84,12 @@ TEST_P(CudaDispatch, ChoicesOfALayer) {
                                          })},
       {"compat scales", with(kNvfp4, [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; })},
       {"NaN in hidden", with(kNvfp4, [](Case& c) { c.data = DataKind::kNan; })},
-      {"NaN in hidden, bf16", with(kBf16, [](Case& c) { c.data = DataKind::kNan; })},
+      {"Inf in hidden that the activation clamps", with(kBf16,
+                                                        [](Case& c) {
+                                                          c.data = DataKind::kNan;
+                                                          c.options.activation = Activation::kSwigluClamped;
+                                                          c.options.swiglu_limit = 0.5f;
+                                                        })},
       {"fp32 in and out, ids of 64 bits", with(kNvfp4,
                                                [](Case& c) {
                                                  c.hidden_dtype = c.out_dtype = DType::kF32;

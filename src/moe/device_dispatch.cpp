@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/arena.h"
+#include "moe/multiply.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe {
@@ -14,12 +15,6 @@ template <class Body>
 Status on_device_of(const MoeLayer& layer, Body body) {
   const auto call = [](void* argument) -> Status { return (*static_cast<Body*>(argument))(); };
   return device_ranks(layer.plan().device.kind)->on_device(layer.weights().device, call, &body);
-}
-
-Status multiply(const LayerSteps& steps, const StepContext& step, const PartBuffers& part) {
-  NVFP4_MOE_TRY(steps.gemm1_swiglu(step, part));
-  NVFP4_MOE_TRY(steps.requantize(step, part));
-  return steps.gemm2(step, part);
 }
 
 }  // namespace

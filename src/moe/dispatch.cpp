@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 
+#include "moe/multiply.h"
+
 namespace nvfp4_moe {
 namespace {
 
@@ -12,12 +14,6 @@ void add(RunStatus& to, const RunStatus& intermediate) {
   to.intermediate_blocks += intermediate.intermediate_blocks;
   to.intermediate_saturated += intermediate.intermediate_saturated;
   to.intermediate_zeroed += intermediate.intermediate_zeroed;
-}
-
-Status multiply(const LayerSteps& steps, const StepContext& step, const PartBuffers& part) {
-  NVFP4_MOE_TRY(steps.gemm1_swiglu(step, part));
-  NVFP4_MOE_TRY(steps.requantize(step, part));
-  return steps.gemm2(step, part);
 }
 
 // Calls body(token, k) for the assignments of `rank`, token by token.

@@ -111,7 +111,7 @@ struct Home {
 };
 
 template <ActivationFormat kFormat>
-__global__ void __launch_bounds__(kRecordThreads) take_kernel(TakeArgs args) {
+__global__ void __launch_bounds__(kRecordThreads, 8) take_records_kernel(TakeArgs args) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const TakeRecords& call = args.call;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kRecordThreads) take_kernel(TakeArgs args) {
 
 // ---- rows back
 
-__global__ void __launch_bounds__(kRecordThreads) pack_rows_kernel(PackRows call) {
+__global__ void __launch_bounds__(kRecordThreads, 8) pack_rows_kernel(PackRows call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const int64_t top_k = call.record.top_k, row_bytes = call.record.row_bytes, assignment = blockIdx.x * top_k;
@@ -174,14 +174,14 @@ Status take_records(const StepContext& owner, const TakeRecords& call) {
   const auto records = static_cast<unsigned>(owner.batch.tokens);
   switch (config->activation_format) {
     case ActivationFormat::kNvfp4:
-      return launch<take_kernel<ActivationFormat::kNvfp4>>("take_records", records, kRecordThreads, 0, owner.stream,
-                                                           args);
+      return launch<take_records_kernel<ActivationFormat::kNvfp4>>("take_records", records, kRecordThreads, 0,
+                                                                   owner.stream, args);
     case ActivationFormat::kFp8:
-      return launch<take_kernel<ActivationFormat::kFp8>>("take_records", records, kRecordThreads, 0, owner.stream,
-                                                         args);
+      return launch<take_records_kernel<ActivationFormat::kFp8>>("take_records", records, kRecordThreads, 0,
+                                                                 owner.stream, args);
     default:
-      return launch<take_kernel<ActivationFormat::kBf16>>("take_records", records, kRecordThreads, 0, owner.stream,
-                                                          args);
+      return launch<take_records_kernel<ActivationFormat::kBf16>>("take_records", records, kRecordThreads, 0,
+                                                                  owner.stream, args);
   }
 }
 

@@ -93,7 +93,9 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   NVFP4_MOE_TRY(exchange.agree(facts.status()));
   const DeviceRanks& ranks = *device_ranks(facts->kind);
   const int index = facts->index;
-  call.options.stream_done = [&ranks, index](void* stream) { return ranks.stream_done(index, stream); };
+  call.options.marks = {[&ranks, index](void** mark, void* stream) { return ranks.set_mark(index, mark, stream); },
+                        [&ranks, index](void* mark) { return ranks.mark_reached(index, mark); },
+                        [&ranks, index](void* mark) { ranks.drop_mark(index, mark); }};
   const auto connect = [](void* argument) -> Status {
     auto& on = *static_cast<Call*>(argument);
     NVFP4_MOE_ASSIGN(auto transport, connect_nccl(on.exchange, on.options));

@@ -209,8 +209,9 @@ TEST_P(CudaDispatchRuns, RecordsThatAreNobodysAreReported) {
   });
 }
 
-// What watches over NCCL asks streams whether they are done, from a thread of its own: no capture may end by that.
-TEST_P(CudaDispatchRuns, ACaptureRightBehindARunIsLeftAlone) {
+// What watches over NCCL asks how far streams are, from a thread of its own: no capture may end by that, and streams may be
+// gone.
+TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
   on_devices(data, GetParam(), {}, [&](Rank& rank) {
     for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
@@ -223,6 +224,13 @@ TEST_P(CudaDispatchRuns, ACaptureRightBehindARunIsLeftAlone) {
       if (graph != nullptr) cudaGraphDestroy(graph);
       EXPECT_OK(rank.exchange.device()->state());
     }
+    Rank on_another = rank;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&on_another.stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_OK(on_another.run(0, 2));
+    ASSERT_EQ(cudaStreamSynchronize(on_another.stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamDestroy(on_another.stream), cudaSuccess);
+    std::this_thread::sleep_for(std::chrono::milliseconds(120));
+    EXPECT_OK(rank.exchange.device()->state());
   });
 }
 

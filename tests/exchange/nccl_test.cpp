@@ -290,10 +290,25 @@ TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   EXPECT_LT(took, 10);
 }
 
+// Marks that a device comes to only where `reached` says so; `made` counts those that there are.
+StreamMarks counted_marks(std::atomic<int>& made, const std::atomic<bool>& reached) {
+  return {[&made](void** mark, void*) -> Status {
+            if (*mark == nullptr) *mark = new int(++made);
+            return {};
+          },
+          [&reached](void*) -> Result<bool> { return reached.load(); },
+          [&made](void* mark) {
+            --made;
+            delete static_cast<int*>(mark);
+          }};
+}
+
 // What has been enqueued and is not done: nobody waits in a call, and the watch finds it.
 TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
+  std::atomic<int> made{0};
+  const std::atomic<bool> reached{false};
   NcclOptions options = fake();
-  options.stream_done = [](void*) -> Result<bool> { return false; };
+  options.marks = counted_marks(made, reached);
   const Setting async("async");
   const Setting stalls("stall");
   on_devices(
@@ -306,6 +321,28 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
         EXPECT_THAT(device.state().message(), HasSubstr("to be done within 1200 ms"));
       },
       options);
+  EXPECT_EQ(made, 0) << "marks are left";
+}
+
+// A mark that was reached is the next call's: a run makes none once the longest queue has been seen.
+TEST(Nccl, MarksAreTakenAgain) {
+  std::atomic<int> made{0};
+  const std::atomic<bool> reached{true};
+  NcclOptions options = fake();
+  options.marks = counted_marks(made, reached);
+  on_devices(
+      2, kLong,
+      [&](Exchange& exchange, DeviceTransport& device) {
+        for (int call = 0; call < 6; ++call) {
+          Blocks blocks(exchange);
+          ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
+          std::this_thread::sleep_for(Timeout{120});  // more than two looks of the watch
+        }
+        EXPECT_LE(made, 4) << "of two ranks";
+        ASSERT_OK(exchange.barrier());
+      },
+      options);
+  EXPECT_EQ(made, 0) << "marks are left";
 }
 
 TEST(Nccl, WhatNcclReportsLaterEndsAll) {

@@ -109,24 +109,33 @@ Status count_nonfinite(int device, const void* values, DType dtype, int64_t coun
   }
 }
 
-// Asked by a thread of its own at any time: no other thread's capture may end by it, and what a stream that is being
-// captured had to do before counts as done.
-Result<bool> stream_done(int device, void* stream) {
+Status set_mark(int device, void** mark, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
-  auto* const asked = static_cast<cudaStream_t>(stream);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  const cudaError_t known = cudaStreamIsCapturing(asked, &capture);
-  if (known == cudaErrorStreamCaptureImplicit) cudaGetLastError();
-  if (known == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) return true;
-  const cudaError_t error = cudaStreamQuery(asked);
+  auto* event = static_cast<cudaEvent_t>(*mark);
+  if (event == nullptr)
+    NVFP4_MOE_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+  *mark = event;
+  return check(cudaEventRecord(event, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+}
+
+Result<bool> mark_reached(int device, void* mark) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
+  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(mark));
   if (error == cudaErrorNotReady) {
     cudaGetLastError();
     return false;
   }
-  NVFP4_MOE_TRY(check(error, "cudaStreamQuery"));
+  NVFP4_MOE_TRY(check(error, "cudaEventQuery"));
   return true;
+}
+
+void drop_mark(int device, void* mark) {
+  const DeviceGuard guard(device);
+  if (mark != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(mark));
 }
 
 Status on_device(int device, Status (*body)(void* argument), void* argument) {
@@ -135,7 +144,8 @@ Status on_device(int device, Status (*body)(void* argument), void* argument) {
   return body(argument);
 }
 
-constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, count_nonfinite, stream_done, on_device};
+constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, count_nonfinite, set_mark,
+                                mark_reached, drop_mark,    on_device};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -10,9 +10,11 @@ CONTRACT = [
     "backend/backend.h",
     "backend/device_formats.h",
     "backend/device_ranks.h",
+    "backend/device_records.h",
     "backend/device_router.h",
     "backend/packed_biases.h",
     "backend/layer_steps.h",
+    "backend/wire_record.h",
 ]
 CHECKPOINT = ["core/", "safetensors/", "gguf/", "checkpoint/"]
 MOE = [*CHECKPOINT, *CONTRACT, "judge/", "exchange/", "moe/"]

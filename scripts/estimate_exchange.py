@@ -80,9 +80,9 @@ def all_reduce_us(size, ranks):
 
 
 def record_bytes(model):
-    """A token in NVFP4 on the wire, as src/moe/dispatch.cpp makes it."""
+    """A token in NVFP4 on the wire, as src/backend/wire_record.h lays it out."""
     activations = model["hidden"] // 2 + model["hidden"] // 16 + 4 + 1
-    return -(-(-(-activations // 4) * 4 + 8 * model["top_k"]) // 16) * 16
+    return -(-(-(-activations // 4) * 4 + 8 * model["top_k"] + 4) // 16) * 16
 
 
 def other_ranks_of_a_token(model, ranks):

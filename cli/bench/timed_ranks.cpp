@@ -28,7 +28,7 @@ class CountedTransport : public DeviceTransport {
     int64_t sent = 0;
     for (int r = 0; r < world_; ++r)
       if (r != rank_) sent += call.send_bytes[r];
-    recorder_.add(call.what, sent, 0);
+    recorder_.add("all_to_all_v", sent, 0);  // whichever way it is
     return inner_->all_to_all_v(call, stream, captured);
   }
   Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured) override {
@@ -160,6 +160,8 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   options.limits.max_tokens = combine_ == CombineBy::kAllReduce ? max_tokens : (max_tokens + world - 1) / world;
   ExpertParallelOptions parallel;
   parallel.combine = combine_;
+  // A graph has messages of fixed sizes: all tokens of a rank fit into one.
+  if (combine_ == CombineBy::kAllToAll && host.device != "cpu") parallel.capacity = options.limits.max_tokens;
   for (int64_t copy = 0; copy < copies; ++copy) {
     NVFP4_MOE_ASSIGN(auto layer,
                      ExpertParallelLayer::open(*config, subject.source, options, parallel, exchange, progress));

@@ -217,14 +217,16 @@ enum {
   NVFP4_MOE_COMBINE_ALL_REDUCE = 1  /* all ranks have the same tokens; one fp32 sum more */
 };
 /* How a layer is divided over an exchange. All ranks open with the same config, and with the same values here; on the CPU,
- * and all_reduce on GPUs over NCCL (docs/expert-parallel.md). Opening, runs and nothing else are collective: a rank that cannot go on ends all with its
- * message. */
+ * and on GPUs over NCCL (docs/expert-parallel.md). Opening, runs and nothing else are collective: a rank that cannot go on
+ * ends all with its message. */
 typedef struct nvfp4_moe_expert_parallel {
   size_t struct_size;
   nvfp4_moe_exchange* exchange;
   const int64_t* expert_of_slot; /* (slots) which expert each slot holds, rank by rank, as many on each; NULL: ranges */
   int64_t slots;                 /* a multiple of the world; more than num_experts: redundant experts; 0 with NULL */
-  int64_t capacity; /* all_to_all: tokens from one rank to another at most, more is a failure; 0: as many as come */
+  /* all_to_all: tokens from one rank to another at most; 0: as many as come. More is a failure of the run; on a GPU, where
+   * such a run can be captured, out is NaN on every rank and nvfp4_moe_layer_run_status fails. */
+  int64_t capacity;
   int32_t combine;  /* NVFP4_MOE_COMBINE_... */
   int32_t reserved; /* 0 */
 } nvfp4_moe_expert_parallel;
@@ -390,7 +392,8 @@ typedef struct nvfp4_moe_run_status {
   uint64_t nonfinite_weights; /* NaN or Inf among router weights of assignments that were done, and shared_weights */
   uint64_t nonfinite_outputs; /* elements of out that are; where tokens and weights are finite: overflow */
 } nvfp4_moe_run_status;
-/* Any thread, after the run; on a device, once the run's stream has done it. */
+/* Any thread, after the run; on a device, once the run's stream has done it. Over ranks on GPUs it fails, once, where runs
+ * since the last call had more tokens than a capacity. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,
                                                         size_t workspace_bytes, nvfp4_moe_run_status* status);
 

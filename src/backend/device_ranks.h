@@ -11,11 +11,11 @@
 namespace nvfp4_moe {
 
 // ids (assignments) -> slots, and load (num_experts) += how often each expert was chosen. An expert's slots take turns
-// by the assignment's number. -1 stays -1; another id that is no expert's is -2.
+// by the assignment's number, beginning at first_turn. -1 stays -1; another id that is no expert's is -2.
 struct SlotsOfIds {
   const void* ids = nullptr;  // (assignments)
   DType ids_dtype = DType::kI64;
-  int64_t assignments = 0, num_experts = 0;
+  int64_t assignments = 0, num_experts = 0, first_turn = 0;
   const int32_t* first_of_expert = nullptr;  // (num_experts + 1) where an expert's slots begin below
   const int32_t* slots_of_expert = nullptr;  // (slots)
   int32_t* slots = nullptr;                  // (assignments)
@@ -36,8 +36,12 @@ struct DeviceRanks {
   // *counter = how many of values (count, a multiple of 8) are NaN or Inf.
   Status (*count_nonfinite)(int device, const void* values, DType dtype, int64_t count, uint64_t* counter,
                             void* stream);
-  // Whether all work of the stream is done; does not wait. Not for a stream that is being captured.
-  Result<bool> (*stream_done)(int device, void* stream);
+  // A mark behind what the stream has been given: *mark, or where that is null a new one. Not for a stream that is being
+  // captured.
+  Status (*set_mark)(int device, void** mark, void* stream);
+  // Whether the device has come to it; does not wait, and ends nobody's capture. Any thread.
+  Result<bool> (*mark_reached)(int device, void* mark);
+  void (*drop_mark)(int device, void* mark);
   // Calls body(argument) with the device as the thread's current one: for libraries that take it from there.
   Status (*on_device)(int device, Status (*body)(void* argument), void* argument);
 };

@@ -95,7 +95,7 @@ nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const vo
                                           nvfp4_moe_run_status* status) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::RunStatus run, layer->local().status(workspace, workspace_bytes));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::RunStatus run, layer->status(workspace, workspace_bytes));
     const nvfp4_moe_run_status c{sizeof(c),
                                  run.bad_expert_ids,
                                  run.nonfinite_tokens,

@@ -29,6 +29,9 @@ struct nvfp4_moe_layer {
     if (!parallel) return layer->run(batch, workspace, workspace_bytes, stream);
     return parallel->run(batch, workspace, workspace_bytes, stream);
   }
+  nvfp4_moe::Result<nvfp4_moe::RunStatus> status(const void* workspace, size_t workspace_bytes) const {
+    return parallel ? parallel->status(workspace, workspace_bytes) : layer->status(workspace, workspace_bytes);
+  }
 };
 
 struct nvfp4_moe_exchange {

@@ -1,6 +1,6 @@
 // A communicator that does not block: NCCL's calls return at once, and whether they went well is asked for until a
 // deadline. What it says too late or never (a rank that is gone while a kernel waits for it) the watch finds: it asks
-// NCCL, the exchange and the streams, and aborts the communicator, which ends the kernels.
+// NCCL, the exchange and the marks in the streams, and aborts the communicator, which ends the kernels.
 #include "exchange/nccl.h"
 
 #include <condition_variable>
@@ -47,6 +47,8 @@ class NcclTransport : public DeviceTransport {
     }
     changed_.notify_all();
     watch_.join();
+    for (const Pending& call : pending_) options_.marks.drop(call.mark);
+    for (void* mark : free_marks_) options_.marks.drop(mark);
     if (!owned_ || comm_ == nullptr) return;
     // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
     if (pending_.empty())
@@ -56,7 +58,7 @@ class NcclTransport : public DeviceTransport {
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
-    return enqueue({call.what, stream, Deadline(call.timeout), call.timeout}, captured, [&]() -> Step {
+    return enqueue({call.what, nullptr, Deadline(call.timeout), call.timeout}, stream, captured, [&]() -> Step {
       const std::byte* send = call.send;
       std::byte* recv = call.recv;
       for (int rank = 0; rank < exchange_.world(); ++rank) {
@@ -75,7 +77,7 @@ class NcclTransport : public DeviceTransport {
 
   Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured) override {
     const Timeout timeout = exchange_.timeout();
-    return enqueue({"all_gather", stream, Deadline(timeout), timeout}, captured, [&]() -> Step {
+    return enqueue({"all_gather", nullptr, Deadline(timeout), timeout}, stream, captured, [&]() -> Step {
       const auto own = static_cast<size_t>(bytes[exchange_.rank()]);
       auto* block = static_cast<std::byte*>(all);
       for (int rank = 0; rank < exchange_.world(); ++rank) {
@@ -97,7 +99,7 @@ class NcclTransport : public DeviceTransport {
     if (dtype != DType::kF32 && dtype != DType::kBf16)
       return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") + to_string(dtype));
     const Timeout timeout = exchange_.timeout();
-    return enqueue({"all_reduce", stream, Deadline(timeout), timeout}, captured, [&]() -> Step {
+    return enqueue({"all_reduce", nullptr, Deadline(timeout), timeout}, stream, captured, [&]() -> Step {
       const NcclType type = dtype == DType::kF32 ? NcclType::kF32 : NcclType::kBf16;
       return {"ncclAllReduce",
               nccl_.all_reduce(data, data, static_cast<size_t>(count), type, NcclSum::kSum, comm_, stream)};
@@ -123,7 +125,7 @@ class NcclTransport : public DeviceTransport {
   // A call that the device has not done yet.
   struct Pending {
     const char* what;
-    void* stream;
+    void* mark;  // behind it in its stream
     Deadline deadline;
     Timeout timeout;
   };
@@ -135,12 +137,27 @@ class NcclTransport : public DeviceTransport {
     failure_ = why;
     if (owned_) nccl_.abort(comm_);
     if (owned_) comm_ = nullptr;
+    for (const Pending& call : pending_) free_marks_.push_back(call.mark);
     pending_.clear();
     return failure_;
   }
 
+  // Under mutex_: the call is watched until the stream has come this far.
+  Status watch_for(Pending call, void* stream) {
+    if (!free_marks_.empty()) {
+      call.mark = free_marks_.back();
+      free_marks_.pop_back();
+    }
+    const Status set = options_.marks.set(&call.mark, stream);
+    if (set.ok())
+      pending_.push_back(call);
+    else if (call.mark != nullptr)
+      free_marks_.push_back(call.mark);
+    return set;
+  }
+
   template <class Body>
-  Status enqueue(const Pending& call, bool captured, const Body& body) {
+  Status enqueue(const Pending& call, void* stream, bool captured, const Body& body) {
     std::unique_lock lock(mutex_);
     NVFP4_MOE_TRY(failure_);
     Step step{"ncclGroupStart", nccl_.group_start()};
@@ -160,7 +177,8 @@ class NcclTransport : public DeviceTransport {
       NVFP4_MOE_TRY(failure_);
     }
     if (failed(step.result)) return end_all(lock, nccl_.failure(step.function, step.result, comm_).in(call.what));
-    if (!captured && options_.stream_done) pending_.push_back(call);
+    if (captured || !options_.marks.set) return {};
+    if (const Status set = watch_for(call, stream); !set.ok()) return end_all(lock, set);
     return {};
   }
 
@@ -185,8 +203,9 @@ class NcclTransport : public DeviceTransport {
     if (failed(asked) || failed(state))
       return nccl_.failure("ncclCommGetAsyncError", failed(asked) ? asked : state, comm_);
     while (!pending_.empty()) {
-      NVFP4_MOE_ASSIGN(const bool done, options_.stream_done(pending_.front().stream));
+      NVFP4_MOE_ASSIGN(const bool done, options_.marks.reached(pending_.front().mark));
       if (!done) return pending_.front().deadline.passed() ? late(pending_.front()) : Status();
+      free_marks_.push_back(pending_.front().mark);
       pending_.pop_front();
     }
     return {};
@@ -219,7 +238,8 @@ class NcclTransport : public DeviceTransport {
   std::condition_variable changed_;
   NcclCommunicator comm_;
   Status failure_;
-  std::deque<Pending> pending_;  // in the order of their calls
+  std::deque<Pending> pending_;    // in the order of their calls
+  std::vector<void*> free_marks_;  // as many as calls were ever pending at once
   bool ends_ = false;
   std::thread watch_;  // last: it reads the others
 };

@@ -13,16 +13,23 @@
 
 namespace nvfp4_moe {
 
+// Marks behind what a stream has been given, for a thread that asks whether the device has come that far. A stream itself
+// is not asked: it may be captured by then, or gone.
+struct StreamMarks {
+  std::function<Status(void** mark, void* stream)> set;  // *mark: one that is reached, or null, for which it makes one
+  std::function<Result<bool>(void* mark)> reached;       // does not wait
+  std::function<void(void* mark)> drop;
+};
+
 struct NcclOptions {
   std::string library;  // path or name; empty: the process's own copy, else libnccl.so.2
   // An ncclComm_t of the caller's with the exchange's ranks, which stays the caller's: it is neither aborted nor
   // destroyed, so that what waits on the device for a rank that is gone waits for the caller. null: one is made here, of
   // the calling thread's current device.
   void* communicator = nullptr;
-  // Whether all that was enqueued in a stream is done, without waiting; for the time that a rank may take. Not called
-  // for streams that are being captured. Empty: nobody's device time is watched, only ranks that are gone and NCCL's own
+  // For the time that a rank may take on its device. Empty: nobody's is watched, only ranks that are gone and NCCL's own
   // errors.
-  std::function<Result<bool>(void* stream)> stream_done;
+  StreamMarks marks;
 };
 
 // Collective, as connect is. A rank whose NCCL is missing, too old or another version than rank 0's ends it on all, by

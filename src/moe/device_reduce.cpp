@@ -1,7 +1,6 @@
 #include "moe/device_reduce.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/arena.h"
 #include "moe/registry.h"
@@ -35,40 +34,14 @@ struct DeviceReduce::Spans {
   size_t inner_bytes = 0, size_bytes = 0;
 };
 
-DeviceReduce::DeviceReduce(const MoeLayer& layer, int world, int64_t num_experts)
+DeviceReduce::DeviceReduce(const MoeLayer& layer, const DeviceSlots& slots, int world)
     : layer_(layer),
+      slots_(slots),
       ranks_(*device_ranks(layer.plan().device.kind)),
       memory_(*layer.backend().memory),
       world_(world),
-      num_experts_(num_experts),
       send_bytes_(static_cast<size_t>(world)),
       recv_bytes_(static_cast<size_t>(world)) {}
-
-Result<std::unique_ptr<DeviceReduce>> DeviceReduce::make(const MoeLayer& layer, const Exchange& exchange,
-                                                         int64_t num_experts) {
-  std::unique_ptr<DeviceReduce> reduce(new DeviceReduce(layer, exchange.world(), num_experts));
-  const size_t load_bytes = static_cast<size_t>(num_experts) * sizeof(uint64_t);
-  const int device = layer.weights().device;
-  NVFP4_MOE_ASSIGN(reduce->load_, reduce->memory_.allocate(load_bytes, device, "load of the experts"));
-  NVFP4_MOE_TRY(reduce->reset_load());
-  return reduce;
-}
-
-Status DeviceReduce::set_placement(const Placement& placement) {
-  std::vector<int32_t> tables(static_cast<size_t>(num_experts_ + 1 + placement.slots()));
-  auto next = static_cast<size_t>(num_experts_ + 1);
-  for (int64_t expert = 0; expert < num_experts_; ++expert) {
-    for (int64_t turn = 0; turn < placement.replicas(expert); ++turn)
-      tables[next++] = static_cast<int32_t>(placement.slot_of(expert, turn));
-    tables[static_cast<size_t>(expert) + 1] =
-        tables[static_cast<size_t>(expert)] + static_cast<int32_t>(placement.replicas(expert));
-  }
-  const size_t bytes = tables.size() * sizeof(int32_t);
-  const int device = layer_.weights().device;
-  NVFP4_MOE_TRY(memory_.synchronize(device));  // a run may still read the old ones
-  NVFP4_MOE_ASSIGN(tables_, memory_.allocate(bytes, device, "slots of the experts"));
-  return memory_.to_device(device, tables_.data(), tables.data(), bytes, nullptr);
-}
 
 DeviceReduce::Spans DeviceReduce::spans(std::byte* workspace, int64_t tokens) const {
   const int64_t values = tokens * layer_.config()->hidden_size;
@@ -119,17 +92,8 @@ Status DeviceReduce::run(Exchange& exchange, const Batch& batch, std::byte* work
   const Spans s = spans(workspace, batch.tokens);
   const MoeConfig& config = layer_.config();
   const int device = layer_.weights().device;
-  const auto* const tables = reinterpret_cast<const int32_t*>(tables_.data());
-  SlotsOfIds slots;
-  slots.ids = batch.topk_ids;
-  slots.ids_dtype = batch.ids_dtype;
-  slots.assignments = batch.tokens * config->top_k;
-  slots.num_experts = num_experts_;
-  slots.first_of_expert = tables;
-  slots.slots_of_expert = tables + num_experts_ + 1;
-  slots.slots = s.slots;
-  slots.load = reinterpret_cast<uint64_t*>(load_.data());
-  NVFP4_MOE_TRY(ranks_.slots_of_ids(device, slots, stream));
+  // All ranks see the same tokens, and so begin at the same turn.
+  NVFP4_MOE_TRY(slots_.enqueue(batch, 0, s.slots, stream));
   Batch mine = batch;
   mine.topk_ids = s.slots;
   mine.ids_dtype = DType::kI32;
@@ -140,21 +104,6 @@ Status DeviceReduce::run(Exchange& exchange, const Batch& batch, std::byte* work
   NVFP4_MOE_TRY(sum(exchange, batch, s, stream));
   return ranks_.count_nonfinite(device, batch.out, batch.out_dtype, batch.tokens * config->hidden_size,
                                 &s.status->nonfinite_outputs, stream);
-}
-
-Result<std::vector<uint64_t>> DeviceReduce::load() const {
-  std::vector<uint64_t> counts(static_cast<size_t>(num_experts_));
-  const int device = layer_.weights().device;
-  NVFP4_MOE_TRY(memory_.synchronize(device));
-  NVFP4_MOE_TRY(memory_.to_host(device, counts.data(), load_.data(), counts.size() * sizeof(uint64_t), nullptr));
-  return counts;
-}
-
-Status DeviceReduce::reset_load() const {
-  const std::vector<uint64_t> zeros(static_cast<size_t>(num_experts_));
-  const int device = layer_.weights().device;
-  NVFP4_MOE_TRY(memory_.synchronize(device));
-  return memory_.to_device(device, load_.data(), zeros.data(), zeros.size() * sizeof(uint64_t), nullptr);
 }
 
 }  // namespace nvfp4_moe

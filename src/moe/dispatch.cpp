@@ -1,57 +1,19 @@
-// A record is a token's activations in the arrays of its format, one behind the other, then top_k slots (int32, -1 where
-// the assignment is none of that rank's) and top_k weights (fp32).
 #include "moe/dispatch.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "core/scale_layout.h"
+#include "moe/multiply.h"
 
 namespace nvfp4_moe {
 namespace {
-
-constexpr int64_t kRecordAlignment = 16;
-
-// One array of a token's activations: rows of row_bytes.
-struct WireArray {
-  void* rows = nullptr;
-  int64_t row_bytes = 0;
-  std::byte* row(int64_t token) const { return static_cast<std::byte*>(rows) + token * row_bytes; }
-};
-
-// What of a token's activations goes over the wire: all that gemm1 reads.
-std::array<WireArray, 4> wire_arrays(const ActivationBuffers& activations, ActivationFormat format, int64_t hidden) {
-  const WireArray nonfinite{activations.nonfinite, 1}, row_scale{activations.row_scale, 4};
-  switch (format) {
-    case ActivationFormat::kNvfp4:
-      return {{{activations.codes, hidden / 2}, {activations.block_scales, hidden / 16}, row_scale, nonfinite}};
-    case ActivationFormat::kBf16: return {{{activations.bf16, 2 * hidden}, nonfinite, {}, {}}};
-    case ActivationFormat::kInt8Block:
-      return {{{activations.int8_codes, hidden}, {activations.int8_scales, hidden / 16 * 4}, nonfinite, {}}};
-    case ActivationFormat::kFp8: return {{{activations.fp8, hidden}, row_scale, nonfinite, {}}};
-  }
-  return {};
-}
-
-int64_t activation_bytes(const MoeConfig& config) {
-  int64_t bytes = 0;
-  for (const WireArray& array : wire_arrays({}, config->activation_format, config->hidden_size))
-    bytes += array.row_bytes;
-  return round_up(bytes, sizeof(int32_t));
-}
 
 void add(RunStatus& to, const RunStatus& intermediate) {
   to.nonfinite_rows += intermediate.nonfinite_rows;
   to.intermediate_blocks += intermediate.intermediate_blocks;
   to.intermediate_saturated += intermediate.intermediate_saturated;
   to.intermediate_zeroed += intermediate.intermediate_zeroed;
-}
-
-Status multiply(const LayerSteps& steps, const StepContext& step, const PartBuffers& part) {
-  NVFP4_MOE_TRY(steps.gemm1_swiglu(step, part));
-  NVFP4_MOE_TRY(steps.requantize(step, part));
-  return steps.gemm2(step, part);
 }
 
 // Calls body(token, k) for the assignments of `rank`, token by token.
@@ -85,13 +47,9 @@ Dispatch::Dispatch(const MoeLayer& layer, int world, int64_t capacity, bool fixe
     : layer_(layer),
       home_{layer.config(), {0, layer.config()->num_experts}, layer.weights().scales, {}, Buffer()},
       world_(world),
-      capacity_(capacity),
-      fixed_(fixed),
-      top_k_(layer.config()->top_k),
-      activation_bytes_(activation_bytes(layer.config())),
-      record_bytes_(round_up(activation_bytes_ + top_k_ * 8, kRecordAlignment)),
-      row_bytes_(layer.config()->hidden_size * (layer.config()->row_format == RowFormat::kBf16 ? 2 : 4)),
-      announcement_(world, 2 * int64_t{world}),
+      record_(layer.config()),
+      top_k_(record_.top_k),
+      sizes_(world, capacity, fixed, top_k_),
       counts_(2 * static_cast<size_t>(world)),
       send_bytes_(static_cast<size_t>(world)),
       recv_bytes_(static_cast<size_t>(world)) {}
@@ -99,8 +57,7 @@ Dispatch::Dispatch(const MoeLayer& layer, int world, int64_t capacity, bool fixe
 Dispatch::Spans Dispatch::spans(std::byte* workspace, int64_t tokens) const {
   const Backend& backend = layer_.backend();
   const Plan& plan = layer_.plan();
-  const int64_t received = world_ * capacity_;
-  const int64_t sent = fixed_ ? received : tokens * std::min<int64_t>(top_k_, world_);
+  const int64_t received = sizes_.received();
   const auto bytes_of = [&](const PackedWeights& weights, int64_t most) {
     return static_cast<int64_t>(backend.workspace_bytes(weights.config, weights.range, plan, most));
   };
@@ -108,12 +65,12 @@ Dispatch::Spans Dispatch::spans(std::byte* workspace, int64_t tokens) const {
   Spans spans;
   spans.status = arena.take<RunStatus>("", "status", 1);
   spans.slots = arena.take<int32_t>("", "slots", tokens * top_k_);
-  spans.send = arena.take<std::byte>("", "send", sent * record_bytes_);
-  spans.recv = arena.take<std::byte>("", "recv", received * record_bytes_);
+  spans.send = arena.take<std::byte>("", "send", sizes_.sent(tokens) * record_.bytes);
+  spans.recv = arena.take<std::byte>("", "recv", received * record_.bytes);
   spans.ids = arena.take<int32_t>("", "ids", received * top_k_);
   spans.weights = arena.take<float>("", "weights", received * top_k_);
-  spans.send_rows = arena.take<std::byte>("", "send_rows", received * top_k_ * row_bytes_);
-  spans.recv_rows = arena.take<std::byte>("", "recv_rows", (fixed_ ? received : tokens) * top_k_ * row_bytes_);
+  spans.send_rows = arena.take<std::byte>("", "send_rows", received * top_k_ * record_.row_bytes);
+  spans.recv_rows = arena.take<std::byte>("", "recv_rows", sizes_.rows_back(tokens) * record_.row_bytes);
   spans.home = arena.take<std::byte>("", "home", bytes_of(home_, tokens));
   spans.owner = arena.take<std::byte>("", "owner", bytes_of(layer_.weights(), received));
   spans.size_bytes = arena.size_bytes();
@@ -123,17 +80,6 @@ Dispatch::Spans Dispatch::spans(std::byte* workspace, int64_t tokens) const {
 size_t Dispatch::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
 
 int32_t* Dispatch::slots(std::byte* workspace) const { return spans(workspace, 0).slots; }
-
-Status Dispatch::check_capacity() const {
-  int from = 0, to = 0;
-  for (int s = 0; s < world_; ++s)
-    for (int d = 0; d < world_; ++d)
-      if (tokens_between(s, d) > tokens_between(from, to)) from = s, to = d;
-  if (tokens_between(from, to) <= capacity_) return {};
-  return invalid_argument("capacity: expected at least " + std::to_string(tokens_between(from, to)) +
-                          " tokens, which rank " + std::to_string(from) + " has for rank " + std::to_string(to) +
-                          ", got " + std::to_string(capacity_));
-}
 
 Status Dispatch::announce(Exchange& exchange, const Placement& placement, int64_t tokens, const int32_t* slots,
                           const Status& mine) {
@@ -146,8 +92,7 @@ Status Dispatch::announce(Exchange& exchange, const Placement& placement, int64_
       last = token;
     });
   }
-  NVFP4_MOE_TRY(announcement_.gather(exchange, tokens, mine, counts_));
-  return check_capacity();
+  return sizes_.announce(exchange, tokens, mine, counts_);
 }
 
 Status Dispatch::send_tokens(Exchange& exchange, const Placement& placement, const LayerBuffers& home,
@@ -157,27 +102,29 @@ Status Dispatch::send_tokens(Exchange& exchange, const Placement& placement, con
   const int me = exchange.rank();
   std::byte* message = spans.send;
   for (int rank = 0; rank < world_; ++rank) {
-    std::byte* record = message - record_bytes_;
+    std::byte* record = message - record_.bytes;
     int64_t last = -1;
+    int32_t rows = 0;
     for_assignments(placement, spans.slots, batch.tokens, top_k_, rank, [&](int64_t token, int64_t k) {
       if (token != last) {
-        record += record_bytes_;
+        record += record_.bytes;
         std::byte* to = record;
         for (const WireArray& array : arrays) {
           if (array.row_bytes > 0) std::memcpy(to, array.row(token), static_cast<size_t>(array.row_bytes));
           to += array.row_bytes;
         }
-        std::memset(to, 0, static_cast<size_t>(record + record_bytes_ - to));
-        std::memset(record + activation_bytes_, 0xFF, static_cast<size_t>(top_k_) * sizeof(int32_t));  // -1
+        std::memset(to, 0, static_cast<size_t>(record + record_.bytes - to));
+        std::memset(record + record_.slots_at, 0xFF, static_cast<size_t>(top_k_) * sizeof(int32_t));  // -1
+        std::memcpy(record + record_.first_row_at, &rows, sizeof(rows));
         last = token;
       }
       const int64_t assignment = token * top_k_ + k;
-      std::byte* const slots = record + activation_bytes_;
-      std::memcpy(slots + k * 4, &spans.slots[assignment], sizeof(int32_t));
-      std::memcpy(slots + (top_k_ + k) * 4, &batch.topk_weights[assignment], sizeof(float));
+      std::memcpy(record + record_.slots_at + k * 4, &spans.slots[assignment], sizeof(int32_t));
+      std::memcpy(record + record_.weights_at + k * 4, &batch.topk_weights[assignment], sizeof(float));
+      ++rows;
     });
-    send_bytes_[static_cast<size_t>(rank)] = records_between(me, rank) * record_bytes_;
-    recv_bytes_[static_cast<size_t>(rank)] = records_between(rank, me) * record_bytes_;
+    send_bytes_[static_cast<size_t>(rank)] = sizes_.records_between(me, rank) * record_.bytes;
+    recv_bytes_[static_cast<size_t>(rank)] = sizes_.records_between(rank, me) * record_.bytes;
     message += send_bytes_[static_cast<size_t>(rank)];
   }
   return exchange.all_to_all_v(spans.send, send_bytes_, spans.recv, recv_bytes_);
@@ -191,16 +138,21 @@ Status Dispatch::take_tokens(int rank, const LayerBuffers& buffers, const Spans&
   int64_t at = 0;
   for (int from = 0; from < world_; ++from) {
     int64_t rows = 0;
-    for (int64_t token = 0; token < tokens_between(from, rank); ++token, ++at) {
-      const std::byte* const record = message + token * record_bytes_;
+    for (int64_t token = 0; token < sizes_.tokens_between(from, rank); ++token, ++at) {
+      const std::byte* const record = message + token * record_.bytes;
       const std::byte* next = record;
       for (const WireArray& array : arrays) {
         if (array.row_bytes > 0) std::memcpy(array.row(at), next, static_cast<size_t>(array.row_bytes));
         next += array.row_bytes;
       }
-      const std::byte* const slots = record + activation_bytes_;
-      std::memcpy(spans.ids + at * top_k_, slots, static_cast<size_t>(top_k_) * sizeof(int32_t));
-      std::memcpy(spans.weights + at * top_k_, slots + top_k_ * 4, static_cast<size_t>(top_k_) * sizeof(float));
+      std::memcpy(spans.ids + at * top_k_, record + record_.slots_at, static_cast<size_t>(top_k_) * sizeof(int32_t));
+      std::memcpy(spans.weights + at * top_k_, record + record_.weights_at,
+                  static_cast<size_t>(top_k_) * sizeof(float));
+      int32_t first_row = 0;
+      std::memcpy(&first_row, record + record_.first_row_at, sizeof(first_row));
+      if (first_row != rows)
+        return {Code::kIo, "dispatch: expected a record whose first row is " + std::to_string(rows) + " from rank " +
+                               std::to_string(from) + ", got " + std::to_string(first_row)};
       for (int64_t k = 0; k < top_k_; ++k) {
         const int32_t slot = spans.ids[at * top_k_ + k];
         if (slot != -1 && !range.local(slot))
@@ -209,10 +161,10 @@ Status Dispatch::take_tokens(int rank, const LayerBuffers& buffers, const Spans&
         rows += slot != -1;
       }
     }
-    if (rows != rows_between(from, rank))
-      return {Code::kIo, "dispatch: expected " + std::to_string(rows_between(from, rank)) + " rows for rank " +
+    if (rows != sizes_.rows_between(from, rank))
+      return {Code::kIo, "dispatch: expected " + std::to_string(sizes_.rows_between(from, rank)) + " rows for rank " +
                              std::to_string(from) + ", got records of " + std::to_string(rows)};
-    message += records_between(from, rank) * record_bytes_;
+    message += sizes_.records_between(from, rank) * record_.bytes;
   }
   return {};
 }
@@ -224,14 +176,14 @@ Status Dispatch::send_rows(Exchange& exchange, const LayerBuffers& owner, const 
   int64_t assignment = 0;
   for (int to = 0; to < world_; ++to) {
     std::byte* row = message;
-    for (const int64_t end = assignment + tokens_between(to, me) * top_k_; assignment < end; ++assignment) {
+    for (const int64_t end = assignment + sizes_.tokens_between(to, me) * top_k_; assignment < end; ++assignment) {
       const int32_t from = owner.row_of_assignment[assignment];
       if (from < 0) continue;
-      std::memcpy(row, rows_out + from * row_bytes_, static_cast<size_t>(row_bytes_));
-      row += row_bytes_;
+      std::memcpy(row, rows_out + from * record_.row_bytes, static_cast<size_t>(record_.row_bytes));
+      row += record_.row_bytes;
     }
-    send_bytes_[static_cast<size_t>(to)] = replies_between(me, to) * row_bytes_;
-    recv_bytes_[static_cast<size_t>(to)] = replies_between(to, me) * row_bytes_;
+    send_bytes_[static_cast<size_t>(to)] = sizes_.rows_back_between(to, me) * record_.row_bytes;
+    recv_bytes_[static_cast<size_t>(to)] = sizes_.rows_back_between(me, to) * record_.row_bytes;
     message += send_bytes_[static_cast<size_t>(to)];
   }
   return exchange.all_to_all_v(spans.send_rows, send_bytes_, spans.recv_rows, recv_bytes_);
@@ -245,10 +197,10 @@ void Dispatch::take_rows(int rank, const Placement& placement, const LayerBuffer
     const std::byte* row = message;
     for_assignments(placement, spans.slots, tokens, top_k_, owner, [&](int64_t token, int64_t k) {
       const int32_t to = home.row_of_assignment[token * top_k_ + k];
-      std::memcpy(rows_out + to * row_bytes_, row, static_cast<size_t>(row_bytes_));
-      row += row_bytes_;
+      std::memcpy(rows_out + to * record_.row_bytes, row, static_cast<size_t>(record_.row_bytes));
+      row += record_.row_bytes;
     });
-    message += replies_between(owner, rank) * row_bytes_;
+    message += sizes_.rows_back_between(rank, owner) * record_.row_bytes;
   }
 }
 
@@ -270,7 +222,7 @@ Status Dispatch::run(Exchange& exchange, const Placement& placement, const Batch
   NVFP4_MOE_TRY(send_tokens(exchange, placement, home, batch, s));
 
   Batch taken;
-  for (int from = 0; from < world_; ++from) taken.tokens += tokens_between(from, me);
+  for (int from = 0; from < world_; ++from) taken.tokens += sizes_.tokens_between(from, me);
   taken.topk_ids = s.ids;
   taken.topk_weights = s.weights;
   Arena owner_arena(s.owner, guard_bytes);

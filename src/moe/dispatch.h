@@ -14,10 +14,11 @@
 #include <vector>
 
 #include "backend/layer_steps.h"
+#include "backend/wire_record.h"
 #include "exchange/exchange.h"
 #include "exchange/placement.h"
-#include "moe/announcement.h"
 #include "moe/layer.h"
+#include "moe/message_sizes.h"
 
 namespace nvfp4_moe {
 
@@ -40,27 +41,20 @@ class Dispatch {
  private:
   struct Spans;
   Spans spans(std::byte* workspace, int64_t tokens) const;
-  Status check_capacity() const;
   Status send_tokens(Exchange& exchange, const Placement& placement, const LayerBuffers& home, const Batch& batch,
                      const Spans& spans);
   Status take_tokens(int rank, const LayerBuffers& buffers, const Spans& spans) const;
   Status send_rows(Exchange& exchange, const LayerBuffers& owner, const Spans& spans);
   void take_rows(int rank, const Placement& placement, const LayerBuffers& home, int64_t tokens,
                  const Spans& spans) const;
-  int64_t tokens_between(int from, int to) const { return announcement_.count(from, 2 * to); }
-  int64_t rows_between(int from, int to) const { return announcement_.count(from, 2 * to + 1); }
-  // Records, and rows, of a message.
-  int64_t records_between(int from, int to) const { return fixed_ ? capacity_ : tokens_between(from, to); }
-  int64_t replies_between(int owner, int home) const { return fixed_ ? capacity_ * top_k_ : rows_between(home, owner); }
 
   const MoeLayer& layer_;
   const PackedWeights home_;  // of no expert: config and range, for the steps that read no weights
   const int world_;
-  const int64_t capacity_;
-  const bool fixed_;
-  const int64_t top_k_, activation_bytes_, record_bytes_, row_bytes_;
-  Announcement announcement_;  // (world) pairs of tokens and rows for each rank
-  std::vector<int64_t> counts_;
+  const WireRecord record_;
+  const int64_t top_k_;
+  MessageSizes sizes_;
+  std::vector<int64_t> counts_;                   // (world) pairs of tokens and rows for each rank
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
 };
 

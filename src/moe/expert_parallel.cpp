@@ -8,6 +8,7 @@
 #include "core/float_formats.h"
 #include "exchange/nccl.h"
 #include "moe/batch_check.h"
+#include "moe/device_dispatch.h"
 #include "moe/device_reduce.h"
 #include "moe/dispatch.h"
 #include "moe/registry.h"
@@ -92,7 +93,9 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   NVFP4_MOE_TRY(exchange.agree(facts.status()));
   const DeviceRanks& ranks = *device_ranks(facts->kind);
   const int index = facts->index;
-  call.options.stream_done = [&ranks, index](void* stream) { return ranks.stream_done(index, stream); };
+  call.options.marks = {[&ranks, index](void** mark, void* stream) { return ranks.set_mark(index, mark, stream); },
+                        [&ranks, index](void* mark) { return ranks.mark_reached(index, mark); },
+                        [&ranks, index](void* mark) { ranks.drop_mark(index, mark); }};
   const auto connect = [](void* argument) -> Status {
     auto& on = *static_cast<Call*>(argument);
     NVFP4_MOE_ASSIGN(auto transport, connect_nccl(on.exchange, on.options));
@@ -118,7 +121,8 @@ ExpertParallelLayer::~ExpertParallelLayer() = default;
 bool ExpertParallelLayer::has_shared() const { return layer_->config()->shared_intermediate_size > 0; }
 
 size_t ExpertParallelLayer::workspace_bytes(int64_t tokens) const {
-  if (device_) return device_->workspace_bytes(tokens);
+  if (device_dispatch_) return device_dispatch_->workspace_bytes(tokens);
+  if (device_reduce_) return device_reduce_->workspace_bytes(tokens);
   return dispatch_ ? dispatch_->workspace_bytes(tokens) : ReduceSpans(*layer_, tokens, nullptr).size_bytes;
 }
 
@@ -168,10 +172,11 @@ Status ExpertParallelLayer::run_all_reduce(const Batch& batch, void* workspace) 
 Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
   const InUse call(in_use_);
   NVFP4_MOE_TRY(call.status());
-  if (device_) NVFP4_MOE_TRY(exchange_->device()->state());
+  const bool on_device = device_slots_ != nullptr;
+  if (on_device) NVFP4_MOE_TRY(exchange_->device()->state());
   Status mine = check_batch(batch, workspace, workspace_bytes);
   // A device's stream orders the runs in a workspace.
-  const WorkspaceClaim claim(mine.ok() && !device_ ? workspace : nullptr);
+  const WorkspaceClaim claim(mine.ok() && !on_device ? workspace : nullptr);
   if (!claim) mine = WorkspaceClaim::busy();
   const WeightUses::Use in_use = layer_->use();
   if (!in_use) mine = Status(Code::kBusy, "run: the layer's weights are being replaced");
@@ -181,6 +186,8 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
     int32_t* const slots = mine.ok() ? dispatch_->slots(bytes) : nullptr;
     if (mine.ok()) translate(batch, slots);
     NVFP4_MOE_TRY(dispatch_->announce(*exchange_, placement_, batch.tokens, slots, mine));
+  } else if (device_dispatch_) {
+    NVFP4_MOE_TRY(device_dispatch_->begin(*exchange_, batch, bytes, stream, mine));
   } else {
     Announcement& announcement = *announcement_;
     NVFP4_MOE_TRY(announcement.gather(*exchange_, batch.tokens, mine, {}));
@@ -189,14 +196,15 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
         return invalid_argument("tokens of rank " + std::to_string(rank) + ": expected " +
                                 std::to_string(announcement.tokens(0)) + " as on rank 0, got " +
                                 std::to_string(announcement.tokens(rank)));
-    if (!device_) translate(batch, ReduceSpans(*layer_, batch.tokens, bytes).slots);
+    if (!on_device) translate(batch, ReduceSpans(*layer_, batch.tokens, bytes).slots);
   }
-  const Status status = dispatch_ ? dispatch_->run(*exchange_, placement_, batch, bytes)
-                        : device_ ? device_->run(*exchange_, batch, bytes, stream)
-                                  : run_all_reduce(batch, workspace);
+  const Status status = dispatch_          ? dispatch_->run(*exchange_, placement_, batch, bytes)
+                        : device_dispatch_ ? device_dispatch_->run(*exchange_, batch, bytes, stream)
+                        : device_reduce_   ? device_reduce_->run(*exchange_, batch, bytes, stream)
+                                           : run_all_reduce(batch, workspace);
   if (status.ok()) return status;
   exchange_->abort(status);  // the others are past the point where a rank may say no
-  if (device_) exchange_->device()->abort(status);
+  if (on_device) exchange_->device()->abort(status);
   return status;
 }
 
@@ -204,15 +212,17 @@ Status ExpertParallelLayer::decline(const Status& why) const {
   const InUse call(in_use_);
   NVFP4_MOE_TRY(call.status());
   if (dispatch_) return dispatch_->announce(*exchange_, placement_, 0, nullptr, why);
+  if (device_dispatch_) return device_dispatch_->begin(*exchange_, {}, nullptr, nullptr, why);
   return announcement_->gather(*exchange_, 0, why, {});
 }
 
 Result<RunStatus> ExpertParallelLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
+  if (device_dispatch_) NVFP4_MOE_TRY(device_dispatch_->report(stream));
   return layer_->status(workspace, workspace_bytes, stream);  // all layouts begin with it
 }
 
 Result<std::vector<uint64_t>> ExpertParallelLayer::load() const {
-  if (device_) return device_->load();
+  if (device_slots_) return device_slots_->load();
   std::vector<uint64_t> counts(static_cast<size_t>(config_->num_experts));
   for (size_t expert = 0; expert < counts.size(); ++expert)
     counts[expert] = load_[expert].load(std::memory_order_relaxed);
@@ -220,14 +230,14 @@ Result<std::vector<uint64_t>> ExpertParallelLayer::load() const {
 }
 
 Status ExpertParallelLayer::reset_load() const {
-  if (device_) return device_->reset_load();
+  if (device_slots_) return device_slots_->reset_load();
   for (int64_t expert = 0; expert < config_->num_experts; ++expert)
     load_[static_cast<size_t>(expert)].store(0, std::memory_order_relaxed);
   return {};
 }
 
 Result<std::vector<uint64_t>> ExpertParallelLayer::gather_load() const {
-  if (!dispatch_) return load();
+  if (options_.combine == CombineBy::kAllReduce) return load();
   NVFP4_MOE_ASSIGN(std::vector<uint64_t> mine, load());
   std::vector<uint64_t> all(mine.size() * static_cast<size_t>(exchange_->world()));
   NVFP4_MOE_TRY(exchange_->all_gather(mine.data(), static_cast<int64_t>(mine.size() * sizeof(uint64_t)), all.data()));
@@ -267,7 +277,7 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
     replaced = loaded.ok() ? layer_->replace_expert(local, loaded->source) : loaded.status();
     if (!replaced.ok()) replaced = replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
   }
-  if (device_ && replaced.ok()) replaced = device_->set_placement(placement);
+  if (device_slots_ && replaced.ok()) replaced = device_slots_->set_placement(placement);
   const Status all = exchange_->agree(replaced, std::max(options_.load_timeout, exchange_->timeout()));
   if (!all.ok()) {
     exchange_->abort(all);

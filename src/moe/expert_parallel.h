@@ -4,8 +4,9 @@
 // ranks of their experts; the experts' rows come back and are combined at home in the order of k. The bits are those of
 // one rank with all experts, whatever the placement (docs/expert-parallel.md says for which configs).
 // kAllReduce: all ranks bring the same tokens. Each computes what its experts add, in fp32, and the sums are added in
-// the order of the ranks: one fp32 sum more than a layer of one rank has. On GPUs too, over an exchange with NCCL
-// (use_nccl): a run is then enqueued in its stream, and may be captured.
+// the order of the ranks: one fp32 sum more than a layer of one rank has.
+// On GPUs both go over an exchange with NCCL (use_nccl): a run is then enqueued in its stream, and may be captured, but for
+// kAllToAll without a capacity.
 // All calls but status and load are collective.
 #pragma once
 
@@ -34,13 +35,16 @@ struct ExpertParallelOptions {
   CombineBy combine = CombineBy::kAllToAll;
   std::optional<Placement> placement;  // none: contiguous
   // kAllToAll: the most tokens that a rank may have for one other in a run. Messages are then of one size, and
-  // workspaces are made for it; a run with more fails on every rank and says how many they were. 0: as many as come.
+  // workspaces are made for it; a run with more fails on every rank and says how many they were. On a device nobody waits
+  // for that: out is NaN on every rank, and status fails. 0: as many as come, for which a run on a device waits.
   int64_t capacity = 0;
   Timeout load_timeout{30 * 60 * 1000};  // for the slowest rank to have its experts packed
 };
 
 class Announcement;
+class DeviceDispatch;
 class DeviceReduce;
+class DeviceSlots;
 class Dispatch;
 
 // Gives the exchange NCCL between devices, this rank's being `device` ("cuda:1"): what layers over it on GPUs need.
@@ -90,6 +94,7 @@ class ExpertParallelLayer {
   // What this rank's last run in this workspace reports. kAllToAll: hidden, weights and out are counted where the token
   // is, intermediate where the expert is: the sums over the ranks are what one rank alone would report. kAllReduce:
   // each rank counts what it computes; bad_expert_ids and nonfinite_outputs are the same on all.
+  // On a device with a capacity it fails, once, where runs since it was last asked for had more tokens than that.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
 
   // MoeLayer's description of this rank's experts, with the whole layer's sizes and "expert_parallel": how it is divided.
@@ -127,9 +132,12 @@ class ExpertParallelLayer {
   const std::shared_ptr<Exchange> exchange_;
   const int64_t max_tokens_;
   std::unique_ptr<MoeLayer> layer_;
-  std::unique_ptr<Dispatch> dispatch_;             // kAllToAll
+  // One of the four: kAllToAll and kAllReduce, on hosts and on devices.
+  std::unique_ptr<Dispatch> dispatch_;
+  std::unique_ptr<DeviceSlots> device_slots_;  // on a device
+  std::unique_ptr<DeviceDispatch> device_dispatch_;
+  std::unique_ptr<DeviceReduce> device_reduce_;
   std::unique_ptr<Announcement> announcement_;     // kAllReduce
-  std::unique_ptr<DeviceReduce> device_;           // kAllReduce on a device
   std::unique_ptr<std::atomic<uint64_t>[]> load_;  // (num_experts)
   mutable std::vector<int64_t> turns_;             // (num_experts) of a run: which slot of an expert comes next
   mutable std::atomic<bool> in_use_{false};

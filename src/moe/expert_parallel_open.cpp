@@ -5,6 +5,7 @@
 #include <string>
 
 #include "moe/config_json.h"
+#include "moe/device_dispatch.h"
 #include "moe/device_reduce.h"
 #include "moe/dispatch.h"
 #include "moe/env.h"
@@ -55,9 +56,6 @@ Status check_options(const LayerOptions& options, const ExpertParallelOptions& p
   if (parallel.capacity > 0 && parallel.combine == CombineBy::kAllReduce)
     return invalid_argument("capacity: expected 0 with all_reduce, which sends no tokens, got " +
                             std::to_string(parallel.capacity));
-  if (options.device != "cpu" && parallel.combine == CombineBy::kAllToAll)
-    return unsupported("device: expected cpu with all_to_all, which sends tokens from host memory, got " +
-                       options.device + "; all_reduce runs there");
   if (options.device != "cpu" && exchange.device() == nullptr)
     return unsupported("device: expected cpu for a layer over an exchange without NCCL, got " + options.device);
   if (options.range.first != 0 || options.range.count != 0)
@@ -140,6 +138,8 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
 
   std::unique_ptr<ExpertParallelLayer> layer(
       new ExpertParallelLayer(config, *placement, parallel, exchange, options.limits.max_tokens));
+  const bool all_to_all = parallel.combine == CombineBy::kAllToAll;
+  const int64_t capacity = parallel.capacity > 0 ? parallel.capacity : options.limits.max_tokens;
   const auto load = [&]() -> Status {
     NVFP4_MOE_ASSIGN(const RankLayer mine, RankLayer::make(config, source, options, parallel, *placement, rank));
     NVFP4_MOE_ASSIGN(layer->layer_, MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
@@ -149,8 +149,15 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
                  : unsupported(std::string("backend: expected one that is made of steps, got ") + backend.name);
     if (device_ranks(layer->layer_->plan().device.kind) == nullptr || options.device == "cpu")
       return unsupported(std::string("backend: expected one of the host's, got ") + backend.name);
-    NVFP4_MOE_ASSIGN(layer->device_, DeviceReduce::make(*layer->layer_, *exchange, config->num_experts));
-    return layer->device_->set_placement(*placement);
+    NVFP4_MOE_ASSIGN(layer->device_slots_, DeviceSlots::make(*layer->layer_, config->num_experts));
+    NVFP4_MOE_TRY(layer->device_slots_->set_placement(*placement));
+    if (all_to_all) {
+      NVFP4_MOE_ASSIGN(layer->device_dispatch_, DeviceDispatch::make(*layer->layer_, *layer->device_slots_, rank, world,
+                                                                     capacity, parallel.capacity > 0));
+    } else {
+      layer->device_reduce_ = std::make_unique<DeviceReduce>(*layer->layer_, *layer->device_slots_, world);
+    }
+    return {};
   };
   Status loaded;
   try {
@@ -159,9 +166,9 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
     loaded = caught_exception();
   }
   NVFP4_MOE_TRY(exchange->agree(loaded, std::max(parallel.load_timeout, exchange->timeout())));
-  if (parallel.combine == CombineBy::kAllToAll) {
-    const int64_t most = parallel.capacity > 0 ? parallel.capacity : options.limits.max_tokens;
-    layer->dispatch_ = std::make_unique<Dispatch>(*layer->layer_, world, most, parallel.capacity > 0);
+  if (all_to_all) {
+    if (!layer->device_dispatch_)
+      layer->dispatch_ = std::make_unique<Dispatch>(*layer->layer_, world, capacity, parallel.capacity > 0);
   } else {
     layer->announcement_ = std::make_unique<Announcement>(world, 0);
   }
@@ -212,7 +219,7 @@ std::string ExpertParallelLayer::describe_json() const {
   json["workspace_bytes"] = workspace_bytes();
   json["expert_parallel"] = {{"rank", exchange_->rank()},
                              {"world", exchange_->world()},
-                             {"over", device_ ? exchange_->device()->describe() : "host"},
+                             {"over", device_slots_ ? exchange_->device()->describe() : "host"},
                              {"combine", to_string(options_.combine)},
                              {"capacity", options_.capacity},
                              {"placement", placement_.to_string()}};

@@ -147,6 +147,14 @@ const DeviceRanks* device_ranks(DeviceKind kind) {
   return nullptr;
 }
 
+const DeviceRecords* device_records(DeviceKind kind) {
+#ifdef NVFP4_MOE_WITH_CUDA
+  if (kind == DeviceKind::kCuda) return &kCudaRecords;
+#endif
+  (void)kind;
+  return nullptr;
+}
+
 Result<DeviceFacts> device_facts(const std::string& device) {
   if (device == "cpu") return host_facts();
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";

@@ -11,86 +11,28 @@
 #include <vector>
 
 #include "core/float_formats.h"
-#include "exchange/parallel_case.h"
-#include "moe/registry.h"
+#include "cuda/ranks_case.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::device_options;
+using test::DeviceBatch;
+using test::kFakeNccl;
+using test::made;
 using test::on_ranks;
+using test::OnDevice;
 using test::Over;
+using test::spec_of;
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-constexpr const char* kFakeNccl = NVFP4_MOE_FAKE_NCCL ".so";
-
-template <class T>
-class OnDevice {
- public:
-  explicit OnDevice(size_t count) : bytes_(count * sizeof(T)) {
-    EXPECT_EQ(cudaMalloc(&data_, bytes_ + 16), cudaSuccess);
-  }
-  explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  ~OnDevice() { cudaFree(data_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  T* data() const { return static_cast<T*>(data_); }
-  std::vector<T> back() const {
-    std::vector<T> values(bytes_ / sizeof(T));
-    EXPECT_EQ(cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDeviceToHost), cudaSuccess);
-    return values;
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_;
-};
-
-// The case's batch in device memory.
-struct DeviceBatch {
-  explicit DeviceBatch(const CaseData& data)
-      : hidden(data.hidden),
-        ids(data.topk_ids),
-        weights(data.topk_weights),
-        out(data.out_bytes()),
-        spec(data.batch(out.data())) {
-    spec.hidden = hidden.data();
-    spec.topk_ids = ids.data();
-    spec.topk_weights = weights.data();
-  }
-  OnDevice<uint8_t> hidden, ids;
-  OnDevice<float> weights;
-  OnDevice<uint8_t> out;
-  Batch spec;
-};
-
-Case spec_of(int64_t tokens, int64_t hidden, int64_t intermediate) {
-  Case spec;
-  spec.options.num_experts = 6;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = hidden;
-  spec.options.intermediate_size = intermediate;
-  spec.range = {0, 6};
-  spec.tokens = tokens;
-  spec.routing = Routing::kBadIds;
-  return spec;
-}
-
-LayerOptions device_options(const CaseData& data) {
-  LayerOptions options = test::options_of(data);
-  options.device = "cuda:0";
-  return options;
-}
 
 class CudaRanks : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto device = device_facts("cuda:0");
     if (!device.ok()) GTEST_SKIP() << device.status().message();
-    if (dlsym(RTLD_DEFAULT, "cudaMemcpy") == nullptr)
-      GTEST_SKIP() << "NCCL's double reaches the emulator's memory alone";
+    if (!test::emulated()) GTEST_SKIP() << "NCCL's double reaches the emulator's memory alone";
   }
 };
 
@@ -168,12 +110,6 @@ void check_reduce(const CaseData& data, const Placement& placement, int calls, c
   });
 }
 
-CaseData made(const Case& spec) {
-  auto data = make_case(spec);
-  EXPECT_OK(data);
-  return std::move(*data);
-}
-
 TEST_F(CudaRanks, AllReduceIsTheSumInTheOrderOfTheRanks) {
   const CaseData data = made(spec_of(9, 64, 32));
   for (const int world : {1, 3}) check_reduce(data, *Placement::contiguous(6, world), 2);
@@ -197,9 +133,10 @@ TEST_F(CudaRanks, WhatADeviceDoesNotRunIsRefusedByNameOnEveryRank) {
     const auto open = [&] {
       return ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed).status().message();
     };
-    EXPECT_THAT(open(), HasSubstr("rank 0: device: expected cpu with all_to_all"));
-    options.combine = CombineBy::kAllReduce;
-    EXPECT_THAT(open(), HasSubstr("rank 0: device: expected cpu for a layer over an exchange without NCCL"));
+    for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
+      options.combine = combine;
+      EXPECT_THAT(open(), HasSubstr("rank 0: device: expected cpu for a layer over an exchange without NCCL"));
+    }
     EXPECT_THAT(use_nccl(exchange, "cpu").message(), HasSubstr("rank 0: nccl: expected a device cuda:N, got cpu"));
     EXPECT_THAT(use_nccl(exchange, "cuda:9", kFakeNccl).message(), HasSubstr("rank 0: device cuda:9"));
     EXPECT_OK(exchange.barrier());
@@ -238,7 +175,7 @@ class CudaRanksOverNccl : public ::testing::Test {
   void SetUp() override {
     const auto device = device_facts("cuda:0");
     if (!device.ok()) GTEST_SKIP() << device.status().message();
-    if (dlsym(RTLD_DEFAULT, "cudaMemcpy") != nullptr) GTEST_SKIP() << "the emulator of CUDA has no NCCL but its double";
+    if (test::emulated()) GTEST_SKIP() << "the emulator of CUDA has no NCCL but its double";
     void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) GTEST_SKIP() << "libnccl.so.2 is not on this host's library path";
   }

@@ -290,10 +290,24 @@ TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   EXPECT_LT(took, 10);
 }
 
+// Options with marks that a device has come to, or never does; `made` counts those that there are.
+NcclOptions with_marks(std::atomic<int>& made, bool reached) {
+  NcclOptions options = fake();
+  options.marks.set = [&made](void** mark, void*) -> Status {
+    if (*mark == nullptr) *mark = new int(++made);
+    return {};
+  };
+  options.marks.reached = [reached](void*) -> Result<bool> { return reached; };
+  options.marks.drop = [&made](void* mark) {
+    --made;
+    delete static_cast<int*>(mark);
+  };
+  return options;
+}
+
 // What has been enqueued and is not done: nobody waits in a call, and the watch finds it.
 TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
-  NcclOptions options = fake();
-  options.stream_done = [](void*) -> Result<bool> { return false; };
+  std::atomic<int> made{0};
   const Setting async("async");
   const Setting stalls("stall");
   on_devices(
@@ -305,7 +319,26 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
         while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
         EXPECT_THAT(device.state().message(), HasSubstr("to be done within 1200 ms"));
       },
-      options);
+      with_marks(made, false));
+  EXPECT_EQ(made, 0) << "marks are left";
+}
+
+// A mark that was reached is the next call's: a run makes none once the longest queue has been seen.
+TEST(Nccl, MarksAreTakenAgain) {
+  std::atomic<int> made{0};
+  on_devices(
+      2, kLong,
+      [&](Exchange& exchange, DeviceTransport& device) {
+        for (int call = 0; call < 6; ++call) {
+          Blocks blocks(exchange);
+          ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
+          std::this_thread::sleep_for(Timeout{120});  // more than two looks of the watch
+        }
+        EXPECT_LE(made, 4) << "of two ranks";
+        ASSERT_OK(exchange.barrier());
+      },
+      with_marks(made, true));
+  EXPECT_EQ(made, 0) << "marks are left";
 }
 
 TEST(Nccl, WhatNcclReportsLaterEndsAll) {

@@ -165,13 +165,17 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph
   return cudaGraphInstantiate(executable, graph, flags);
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+// The host's functions are called without the device's mutex: one may wait for what another thread's graph does.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  const Lock lock(device().mutex);
+  std::unique_lock<std::recursive_mutex> lock(device().mutex);
   cudaError_t error = device().drain();
   for (const Operation& operation : (*reinterpret_cast<std::shared_ptr<Graph>*>(executable))->operations) {
     if (error != cudaSuccess) break;
     if (!operation.launch) {
-      error = device().enqueue(stream, operation.host);
+      error = device().drain();
+      lock.unlock();
+      if (error == cudaSuccess) operation.host();
+      lock.lock();
       continue;
     }
     Launch launch;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/device/outside_captures.h"
 #include "core/fork.h"
 
 namespace nvfp4_moe {
@@ -20,23 +21,6 @@ DeviceGuard::DeviceGuard(int device) {
 DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) cudaSetDevice(previous_);
 }
-
-namespace {
-
-// Memory may come and go while another stream is captured: for as long as this lives, its thread's calls leave captures
-// alone.
-class OutsideCaptures {
- public:
-  OutsideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~OutsideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  OutsideCaptures(const OutsideCaptures&) = delete;
-  OutsideCaptures& operator=(const OutsideCaptures&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-}  // namespace
 
 Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   const DeviceGuard guard(device);

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/device/outside_captures.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) slots_kernel(SlotsOfIds call) {
     return;
   }
   const int32_t first = call.first_of_expert[id], count = call.first_of_expert[id + 1] - first;
-  const auto turn = static_cast<int32_t>(count == 1 ? 0 : assignment % count);
+  const auto turn = static_cast<int32_t>(count == 1 ? 0 : (call.first_turn + assignment) % count);
   call.slots[assignment] = call.slots_of_expert[first + turn];
   atomicAdd(reinterpret_cast<unsigned long long*>(call.load + id), 1ull);
 }
@@ -108,16 +109,33 @@ Status count_nonfinite(int device, const void* values, DType dtype, int64_t coun
   }
 }
 
-Result<bool> stream_done(int device, void* stream) {
+Status set_mark(int device, void** mark, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const cudaError_t error = cudaStreamQuery(static_cast<cudaStream_t>(stream));
+  const OutsideCaptures outside;
+  auto* event = static_cast<cudaEvent_t>(*mark);
+  if (event == nullptr)
+    NVFP4_MOE_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+  *mark = event;
+  return check(cudaEventRecord(event, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+}
+
+Result<bool> mark_reached(int device, void* mark) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
+  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(mark));
   if (error == cudaErrorNotReady) {
     cudaGetLastError();
     return false;
   }
-  NVFP4_MOE_TRY(check(error, "cudaStreamQuery"));
+  NVFP4_MOE_TRY(check(error, "cudaEventQuery"));
   return true;
+}
+
+void drop_mark(int device, void* mark) {
+  const DeviceGuard guard(device);
+  if (mark != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(mark));
 }
 
 Status on_device(int device, Status (*body)(void* argument), void* argument) {
@@ -126,7 +144,8 @@ Status on_device(int device, Status (*body)(void* argument), void* argument) {
   return body(argument);
 }
 
-constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, count_nonfinite, stream_done, on_device};
+constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, count_nonfinite, set_mark,
+                                mark_reached, drop_mark,    on_device};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

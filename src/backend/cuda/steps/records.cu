@@ -1,0 +1,246 @@
+// Tokens to records at their home, and what is left to do there behind combine (backend/device_records.h).
+//
+//   count, scan   a CTA a rank counts its tokens and slots, then scans them: which record, which rows
+//   pack          a CTA a record: activations, slots and weights as they go over the wire
+//   conclude      counts of home and owner; NaN to out where a rank had more tokens for another than fit
+// count and scan read all slots once for each rank; memory is the limit of pack.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/cuda/steps/records.cuh"
+#include "backend/cuda/steps/records.h"
+#include "backend/cuda/steps/route.cuh"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+constexpr int kScanThreads = 1024;  // of a rank's tokens, at most
+constexpr int kConcludeThreads = 256, kConcludeElements = 8;
+constexpr int64_t kConcludeCtas = 1024;
+constexpr int kPutWords = 256;
+
+// ---- count and scan
+
+// Slots of the rank among a token's.
+__device__ int32_t slots_of(const CountRecords& call, int64_t token, int32_t first, int32_t end) {
+  int32_t slots = 0;
+  for (int64_t k = 0; k < call.top_k; ++k) {
+    const int32_t slot = call.slots[token * call.top_k + k];
+    slots += slot >= first && slot < end;
+  }
+  return slots;
+}
+
+__global__ void __launch_bounds__(kScanThreads) count_records(CountRecords call) {
+  __shared__ int32_t totals[2];
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  if (threadIdx.x < 2) totals[threadIdx.x] = 0;
+  __syncthreads();
+  const int64_t rank = blockIdx.x;
+  const int32_t first = call.first_of_rank[rank], end = call.first_of_rank[rank + 1];
+  int32_t tokens = 0, rows = 0;
+  for (int64_t token = threadIdx.x; token < call.tokens; token += blockDim.x) {
+    const int32_t slots = slots_of(call, token, first, end);
+    tokens += slots > 0;
+    rows += slots;
+  }
+  tokens = __reduce_add_sync(kAllLanes, tokens);
+  rows = __reduce_add_sync(kAllLanes, rows);
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(totals, tokens);
+    atomicAdd(totals + 1, rows);
+  }
+  __syncthreads();
+  if (threadIdx.x < 2) call.counts[rank * 2 + threadIdx.x] = totals[threadIdx.x];
+}
+
+// By one warp: where this rank's records and rows begin among all, and the header of its message.
+struct MessageStart {
+  int32_t records, rows;
+  __device__ MessageStart(const ScanRecords& call, int64_t rank) {
+    const int64_t lane = threadIdx.x % 32, world = call.layout.world;
+    int32_t before = 0, rows_before = 0, most = -1, most_rank = 0;
+    for (int64_t r = lane; r < world; r += 32) {
+      const auto tokens = static_cast<int32_t>(call.counted.counts[r * 2]);
+      if (r < rank) before += tokens, rows_before += static_cast<int32_t>(call.counted.counts[r * 2 + 1]);
+      if (tokens > most) most = tokens, most_rank = static_cast<int32_t>(r);
+    }
+    records = __reduce_add_sync(kAllLanes, before);
+    rows = __reduce_add_sync(kAllLanes, rows_before);
+    const int32_t most_of_all = __reduce_max_sync(kAllLanes, most);
+    most_rank = __reduce_min_sync(kAllLanes, most == most_of_all ? most_rank : 0x7FFFFFFF);
+    if (!call.layout.fixed) return;
+    records = static_cast<int32_t>(rank * call.layout.capacity);
+    rows = static_cast<int32_t>(records * call.counted.top_k);
+    if (lane != 0) return;
+    const int64_t* const own = call.counted.counts + rank * 2;
+    *header_at(call.layout, call.messages, rank) = {static_cast<int32_t>(own[0]), static_cast<int32_t>(own[1]),
+                                                    most_of_all, most_rank};
+  }
+};
+
+__global__ void __launch_bounds__(kScanThreads) scan_records(ScanRecords call) {
+  __shared__ Totals warp_totals[32];
+  __shared__ int32_t starts[2];
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const CountRecords& counted = call.counted;
+  const int64_t rank = blockIdx.x, top_k = counted.top_k;
+  if (threadIdx.x < 32) {
+    const MessageStart start(call, rank);
+    starts[0] = start.records, starts[1] = start.rows;
+    if (rank == 0) *call.failed = 0;
+  }
+  __syncthreads();
+  const int32_t first = counted.first_of_rank[rank], end = counted.first_of_rank[rank + 1];
+  Totals before;  // its tiles are records here
+  for (int64_t next = 0; next < counted.tokens; next += blockDim.x) {
+    const int64_t token = next + threadIdx.x;
+    Totals own, total;
+    if (token < counted.tokens) own.rows = slots_of(counted, token, first, end);
+    own.tiles = own.rows > 0;
+    const Totals at = cta_exclusive(own, warp_totals, total);
+    const int32_t record = before.tiles + at.tiles, first_row = before.rows + at.rows;
+    before.tiles += total.tiles, before.rows += total.rows;
+    if (own.rows == 0) continue;
+    const bool fits = record < call.layout.capacity;
+    if (fits) call.sources[starts[0] + record] = {static_cast<int32_t>(token), static_cast<int32_t>(rank), first_row};
+    int32_t row = starts[1] + first_row;
+    for (int64_t k = 0; k < top_k; ++k) {
+      const int32_t slot = counted.slots[token * top_k + k];
+      if (slot >= first && slot < end) call.row_of_assignment[token * top_k + k] = fits ? row++ : -1;
+    }
+  }
+  if (!call.layout.fixed) return;
+  for (int64_t i = before.tiles + threadIdx.x; i < call.layout.capacity; i += blockDim.x)
+    call.sources[starts[0] + i] = {-1, static_cast<int32_t>(rank), 0};
+}
+
+// ---- pack
+
+__global__ void __launch_bounds__(kRecordThreads, 8) pack_records(PackRecords call) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const WireRecord& record = call.layout.record;
+  const RecordSource source = call.sources[blockIdx.x];
+  std::byte* const to = record_at(call.layout, call.messages, source.rank, blockIdx.x);
+  const int32_t first = call.first_of_rank[source.rank], end = call.first_of_rank[source.rank + 1];
+  const int64_t assignment = source.token * record.top_k;
+  for (int64_t k = threadIdx.x; k < record.top_k; k += kRecordThreads) {
+    const int32_t slot = source.token < 0 ? -1 : call.slots[assignment + k];
+    const bool own = slot >= first && slot < end;
+    reinterpret_cast<int32_t*>(to + record.slots_at)[k] = own ? slot : -1;
+    reinterpret_cast<float*>(to + record.weights_at)[k] = own ? call.weights[assignment + k] : 0;
+  }
+  if (threadIdx.x == 0) *reinterpret_cast<int32_t*>(to + record.first_row_at) = source.first_row;
+  if (source.token < 0) return;
+  int64_t offset = 0;
+#pragma unroll
+  for (const WireArray& array : call.arrays) {
+    const auto* const row = static_cast<const std::byte*>(array.rows) + source.token * array.row_bytes;
+    if (array.row_bytes > 0) copy_bytes(to + offset, row, array.row_bytes);
+    offset += array.row_bytes;
+  }
+  for (int64_t i = offset + threadIdx.x; i < record.slots_at; i += kRecordThreads) to[i] = std::byte{0};
+  for (int64_t i = record.first_row_at + 4 + threadIdx.x; i < record.bytes; i += kRecordThreads) to[i] = std::byte{0};
+}
+
+// ---- conclude
+
+template <DType kOut>
+__global__ void __launch_bounds__(kConcludeThreads) conclude_run(ConcludeRun call) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const bool failed = *call.failed != 0;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    RunStatus status = *call.home;
+    if (call.owner != nullptr) {
+      status.nonfinite_rows += call.owner->nonfinite_rows;
+      status.intermediate_blocks += call.owner->intermediate_blocks;
+      status.intermediate_saturated += call.owner->intermediate_saturated;
+      status.intermediate_zeroed += call.owner->intermediate_zeroed;
+    }
+    if (failed) status.nonfinite_outputs = static_cast<uint64_t>(call.count);
+    *call.status = status;
+  }
+  if (!failed) return;
+  const int64_t step = int64_t{gridDim.x} * kConcludeThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kConcludeThreads + threadIdx.x; i < call.count; i += step)
+    store_element<kOut>(call.out, i, __uint_as_float(0x7FC00000u));
+}
+
+struct Words {
+  int32_t values[kPutWords];
+};
+__global__ void __launch_bounds__(kPutWords) put_words(Words words, int32_t count, int32_t* to) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  if (static_cast<int32_t>(threadIdx.x) < count) to[threadIdx.x] = words.values[threadIdx.x];
+}
+
+// ---- launches
+
+unsigned scan_threads(int64_t tokens) {
+  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tokens, 32) * 32, 32, kScanThreads));
+}
+
+Status count(int device, const CountRecords& call, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return launch<count_records>("count_records", static_cast<unsigned>(call.world), scan_threads(call.tokens), 0, stream,
+                               call);
+}
+
+Status scan_tokens(int device, const ScanRecords& call, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return launch<scan_records>("scan_records", static_cast<unsigned>(call.layout.world),
+                              scan_threads(call.counted.tokens), 0, stream, call);
+}
+
+Status pack(int device, const PackRecords& call, void* stream) {
+  if (call.records == 0) return {};
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return launch<pack_records>("pack_records", static_cast<unsigned>(call.records), kRecordThreads, 0, stream, call);
+}
+
+Status conclude(int device, const ConcludeRun& call, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const int64_t threads = ceil_div(call.count, kConcludeElements);
+  const auto ctas = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kConcludeThreads), 1, kConcludeCtas));
+  switch (call.out_dtype) {
+    case DType::kF32: return launch<conclude_run<DType::kF32>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
+    case DType::kF16: return launch<conclude_run<DType::kF16>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
+    default: return launch<conclude_run<DType::kBf16>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
+  }
+}
+
+Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  for (int64_t first = 0; first < count; first += kPutWords) {
+    const auto words = static_cast<int32_t>(std::min<int64_t>(kPutWords, count - first));
+    Words part{};
+    std::copy_n(values + first, words, part.values);
+    NVFP4_MOE_TRY(launch<put_words>("put_words", 1u, kPutWords, 0, stream, part, words, to + first));
+  }
+  return {};
+}
+
+constexpr DeviceRecords kRecords = {count, scan_tokens, pack, take_records, pack_rows, conclude, put};
+
+}  // namespace
+}  // namespace nvfp4_moe::cuda
+
+namespace nvfp4_moe {
+constinit const DeviceRecords kCudaRecords = cuda::kRecords;
+}

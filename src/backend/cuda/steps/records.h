@@ -1,0 +1,11 @@
+// The owner's functions of DeviceRecords.
+#pragma once
+
+#include "backend/device_records.h"
+
+namespace nvfp4_moe::cuda {
+
+Status take_records(const StepContext& owner, const TakeRecords& call);
+Status pack_rows(int device, const PackRows& call, void* stream);
+
+}  // namespace nvfp4_moe::cuda

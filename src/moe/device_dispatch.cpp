@@ -1,0 +1,289 @@
+#include "moe/device_dispatch.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/arena.h"
+#include "moe/multiply.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// Calls body() with the layer's device as the thread's current one, which steps launch on.
+template <class Body>
+Status on_device_of(const MoeLayer& layer, Body body) {
+  const auto call = [](void* argument) -> Status { return (*static_cast<Body*>(argument))(); };
+  return device_ranks(layer.plan().device.kind)->on_device(layer.weights().device, call, &body);
+}
+
+}  // namespace
+
+// T tokens of this rank, U of all ranks for this one at most.
+struct DeviceDispatch::Spans {
+  RunStatus* status = nullptr;
+  uint32_t* failed = nullptr;       // (1) why out is NaN; 0: it is not
+  int32_t* slots = nullptr;         // (T, k)
+  int64_t* counts = nullptr;        // (world, 2)
+  int32_t* bounds = nullptr;        // (2, world + 1)
+  RecordSource* sources = nullptr;  // of the records that are sent
+  std::byte* send = nullptr;        // records for all ranks
+  std::byte* recv = nullptr;        // (U) records
+  int32_t* ids = nullptr;           // (U, k) slots of this rank
+  float* weights = nullptr;         // (U, k)
+  int32_t* first_rows = nullptr;    // (U)
+  std::byte* send_rows = nullptr;   // (U k) rows, for the ranks that asked
+  std::byte* recv_rows = nullptr;   // under a capacity; else they come to rows_out at home
+  std::byte* home = nullptr;        // a workspace of T tokens
+  std::byte* owner = nullptr;       // a workspace of U tokens
+  size_t size_bytes = 0;
+};
+
+struct DeviceDispatch::Side {
+  Batch batch;
+  Arena arena;
+  LayerBuffers buffers;
+  const RunPlan* plan;
+  StepContext step(const PackedWeights& weights, void* stream) const {
+    return {weights, batch, buffers, serial_executor(), arena, stream, plan};
+  }
+};
+
+DeviceDispatch::DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, int rank, int world, int64_t capacity,
+                               bool fixed)
+    : layer_(layer),
+      slots_(slots),
+      records_(*device_records(layer.plan().device.kind)),
+      memory_(*layer.backend().memory),
+      rank_(rank),
+      world_(world),
+      sizes_(world, capacity, fixed, layer.config()->top_k, 1),
+      layout_(WireRecord(layer.config()), world, capacity, fixed),
+      counts_(2 * static_cast<size_t>(world) + 1),
+      send_bytes_(static_cast<size_t>(world)),
+      recv_bytes_(static_cast<size_t>(world)),
+      bounds_(2 * (static_cast<size_t>(world) + 1)) {}
+
+Result<std::unique_ptr<DeviceDispatch>> DeviceDispatch::make(const MoeLayer& layer, const DeviceSlots& slots, int rank,
+                                                             int world, int64_t capacity, bool fixed) {
+  std::unique_ptr<DeviceDispatch> made(new DeviceDispatch(layer, slots, rank, world, capacity, fixed));
+  const int device = layer.weights().device;
+  const WireReport none;
+  NVFP4_MOE_ASSIGN(made->report_, made->memory_.allocate(sizeof(WireReport), device, "report of all_to_all"));
+  NVFP4_MOE_TRY(made->memory_.to_device(device, made->report_.data(), &none, sizeof(none), nullptr));
+  return made;
+}
+
+DeviceDispatch::Spans DeviceDispatch::spans(std::byte* workspace, int64_t tokens) const {
+  const Plan& plan = layer_.plan();
+  const PackedWeights& weights = layer_.weights();
+  const int64_t received = sizes_.received(), sent = sizes_.sent(tokens), k = layout_.record.top_k;
+  const int64_t row_bytes = layout_.record.row_bytes, headers = world_ * layout_.header_bytes;
+  const auto bytes_of = [&](int64_t most) {
+    return static_cast<int64_t>(layer_.backend().workspace_bytes(weights.config, weights.range, plan, most));
+  };
+  Arena arena(workspace, plan.limits.guard_bytes);
+  Spans spans;
+  spans.status = arena.take<RunStatus>("", "status", 1);
+  spans.failed = arena.take<uint32_t>("", "failed", 1);
+  spans.slots = arena.take<int32_t>("", "slots", tokens * k);
+  spans.counts = arena.take<int64_t>("", "counts", 2 * world_);
+  spans.bounds = arena.take<int32_t>("", "bounds", 2 * (world_ + 1));
+  spans.sources = arena.take<RecordSource>("", "sources", sent);
+  spans.send = arena.take<std::byte>("", "send", sent * layout_.record.bytes + headers);
+  spans.recv = arena.take<std::byte>("", "recv", received * layout_.record.bytes + headers);
+  spans.ids = arena.take<int32_t>("", "ids", received * k);
+  spans.weights = arena.take<float>("", "weights", received * k);
+  spans.first_rows = arena.take<int32_t>("", "first_rows", received);
+  spans.send_rows = arena.take<std::byte>("", "send_rows", received * k * row_bytes);
+  spans.recv_rows = arena.take<std::byte>("", "recv_rows", sizes_.fixed() ? received * k * row_bytes : 0);
+  spans.home = arena.take<std::byte>("", "home", bytes_of(tokens));
+  spans.owner = arena.take<std::byte>("", "owner", bytes_of(received));
+  spans.size_bytes = arena.size_bytes();
+  return spans;
+}
+
+size_t DeviceDispatch::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
+
+const RunPlan* DeviceDispatch::plan_of(LastPlan& last, const Batch& batch) {
+  const bool aligned = reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0;
+  if (last.tokens != batch.tokens || last.hidden_dtype != batch.hidden_dtype || last.hidden_aligned != aligned)
+    last = {batch.tokens, batch.hidden_dtype, aligned,
+            layer_.backend().steps->plan(layer_.weights(), layer_.plan(), batch)};
+  return last.plan.get();
+}
+
+DeviceDispatch::Side DeviceDispatch::home(const Spans& spans, const Batch& batch) {
+  Side side{batch, Arena(spans.home, layer_.plan().limits.guard_bytes), {}, nullptr};
+  side.batch.topk_ids = spans.slots;
+  side.batch.ids_dtype = DType::kI32;
+  side.buffers = layer_buffers(layer_.config(), layer_.weights().range, batch.tokens, side.arena);
+  if (sizes_.fixed()) side.buffers.routed.rows_out = spans.recv_rows;
+  side.plan = plan_of(home_plan_, side.batch);
+  return side;
+}
+
+DeviceDispatch::Side DeviceDispatch::owner(const Spans& spans) {
+  Side side{{}, Arena(spans.owner, layer_.plan().limits.guard_bytes), {}, nullptr};
+  for (int from = 0; from < world_; ++from) side.batch.tokens += sizes_.records_between(from, rank_);
+  side.batch.topk_ids = spans.ids;
+  side.batch.topk_weights = spans.weights;
+  side.buffers = layer_buffers(layer_.config(), layer_.weights().range, side.batch.tokens, side.arena);
+  side.plan = plan_of(owner_plan_, side.batch);
+  return side;
+}
+
+// All that needs nothing of other ranks. The host waits for the counts alone, and so the device works on while the ranks
+// tell them each other.
+Status DeviceDispatch::prepare(const Batch& batch, const Spans& s, void* stream) {
+  const int device = layer_.weights().device;
+  const LayerSteps& steps = *layer_.backend().steps;
+  NVFP4_MOE_TRY(slots_.enqueue(batch, rank_, s.slots, stream));
+  const CountRecords counted{s.slots, slots_.first_of_rank(), batch.tokens, layout_.record.top_k, world_, s.counts};
+  NVFP4_MOE_TRY(records_.count(device, counted, stream));
+  int64_t records = sizes_.received();
+  if (!sizes_.fixed()) {
+    const size_t bytes = 2 * static_cast<size_t>(world_) * sizeof(int64_t);
+    NVFP4_MOE_TRY(memory_.to_host(device, counts_.data(), s.counts, bytes, stream));
+    records = 0;
+    for (size_t rank = 0; rank < static_cast<size_t>(world_); ++rank) records += counts_[2 * rank];
+  }
+  const Side side = home(s, batch);
+  const StepContext step = side.step(layer_.weights(), stream);
+  NVFP4_MOE_TRY(steps.route(step));  // of this rank's slots, which nobody asks for: it clears and counts
+  NVFP4_MOE_TRY(
+      records_.scan(device, {layout_, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
+  NVFP4_MOE_TRY(steps.quantize(step));
+  PackRecords pack;
+  pack.layout = layout_;
+  const auto arrays =
+      wire_arrays(side.buffers.routed.hidden, layer_.config()->activation_format, layer_.config()->hidden_size);
+  std::copy(arrays.begin(), arrays.end(), pack.arrays);
+  pack.slots = s.slots;
+  pack.weights = batch.topk_weights;
+  pack.first_of_rank = slots_.first_of_rank();
+  pack.sources = s.sources;
+  pack.records = records;
+  pack.messages = s.send;
+  return records_.pack(device, pack, stream);
+}
+
+Status DeviceDispatch::begin(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream, Status mine) {
+  std::fill(counts_.begin(), counts_.end(), 0);
+  const auto enqueue = [&]() -> Status {
+    NVFP4_MOE_ASSIGN(const uint64_t capture, memory_.capture_id(stream));
+    captured_ = capture != 0;
+    if (captured_ && !sizes_.fixed())
+      return unsupported(
+          "stream: expected one that is not captured for all_to_all without a capacity, whose counts the "
+          "host waits for, got one that is");
+    return on_device_of(layer_, [&] { return prepare(batch, spans(workspace, batch.tokens), stream); });
+  };
+  if (mine.ok()) mine = enqueue();
+  counts_.back() = captured_ ? 1 : 0;
+  NVFP4_MOE_TRY(sizes_.announce(exchange, batch.tokens, mine, counts_));
+  for (int rank = 1; rank < world_; ++rank)
+    if (sizes_.more(rank, 0) != sizes_.more(0, 0))
+      return invalid_argument("stream of rank " + std::to_string(rank) + ": expected one that is " +
+                              (sizes_.more(0, 0) != 0 ? "captured, as on rank 0, got one that is not"
+                                                      : "not captured, as on rank 0, got one that is"));
+  return {};
+}
+
+Status DeviceDispatch::send_records(Exchange& exchange, const Spans& s, void* stream) {
+  for (int r = 0; r < world_; ++r) {
+    const auto at = static_cast<size_t>(r);
+    send_bytes_[at] = layout_.header_bytes + sizes_.records_between(rank_, r) * layout_.record.bytes;
+    recv_bytes_[at] = layout_.header_bytes + sizes_.records_between(r, rank_) * layout_.record.bytes;
+  }
+  const AllToAll call{"dispatch", s.send, send_bytes_.data(), s.recv, recv_bytes_.data(), exchange.timeout()};
+  return exchange.device()->all_to_all_v(call, stream, captured_);
+}
+
+Status DeviceDispatch::work(const Spans& s, const Side& owner, void* stream) {
+  const int device = layer_.weights().device;
+  const LayerSteps& steps = *layer_.backend().steps;
+  TakeRecords take;
+  take.layout = layout_;
+  take.messages = s.recv;
+  take.range = layer_.weights().range;
+  take.ids = s.ids;
+  take.weights = s.weights;
+  take.first_rows = s.first_rows;
+  take.failed = s.failed;
+  take.report = reinterpret_cast<WireReport*>(report_.data());
+  if (!sizes_.fixed()) {
+    auto* const records = bounds_.data();
+    auto* const rows = records + world_ + 1;
+    for (int r = 0; r < world_; ++r) {
+      records[r + 1] = records[r] + static_cast<int32_t>(sizes_.tokens_between(r, rank_));
+      rows[r + 1] = rows[r] + static_cast<int32_t>(sizes_.rows_between(r, rank_));
+    }
+    take.bounds = s.bounds;
+    NVFP4_MOE_TRY(records_.put(device, bounds_.data(), static_cast<int64_t>(bounds_.size()), s.bounds, stream));
+  }
+  const StepContext step = owner.step(layer_.weights(), stream);
+  NVFP4_MOE_TRY(records_.take(step, take));
+  NVFP4_MOE_TRY(steps.route(step));
+  NVFP4_MOE_TRY(multiply(steps, step, owner.buffers.routed));
+  return records_.pack_rows(device,
+                            {layout_.record, owner.buffers.routed.rows_out, owner.buffers.row_of_assignment, s.ids,
+                             s.first_rows, owner.batch.tokens, s.send_rows},
+                            stream);
+}
+
+Status DeviceDispatch::send_rows(Exchange& exchange, const Spans& s, void* rows, void* stream) {
+  for (int r = 0; r < world_; ++r) {
+    const auto at = static_cast<size_t>(r);
+    send_bytes_[at] = sizes_.rows_back_between(r, rank_) * layout_.record.row_bytes;
+    recv_bytes_[at] = sizes_.rows_back_between(rank_, r) * layout_.record.row_bytes;
+  }
+  const AllToAll call{"rows back",        s.send_rows,       send_bytes_.data(), static_cast<std::byte*>(rows),
+                      recv_bytes_.data(), exchange.timeout()};
+  return exchange.device()->all_to_all_v(call, stream, captured_);
+}
+
+Status DeviceDispatch::run(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream) {
+  const LayerSteps& steps = *layer_.backend().steps;
+  const Spans s = spans(workspace, batch.tokens);
+  const Side at_home = home(s, batch), at_owner = owner(s);
+  const bool works = at_owner.batch.tokens > 0;
+  const auto enqueue = [&]() -> Status {
+    NVFP4_MOE_TRY(send_records(exchange, s, stream));
+    if (works) NVFP4_MOE_TRY(work(s, at_owner, stream));
+    NVFP4_MOE_TRY(send_rows(exchange, s, at_home.buffers.routed.rows_out, stream));
+    const StepContext step = at_home.step(layer_.weights(), stream);
+    if (batch.tokens > 0) {
+      if (at_home.buffers.shared.experts > 0) NVFP4_MOE_TRY(multiply(steps, step, at_home.buffers.shared));
+      NVFP4_MOE_TRY(steps.combine(step));
+    }
+    ConcludeRun conclude;
+    conclude.status = s.status;
+    conclude.home = at_home.buffers.status;
+    conclude.owner = works ? at_owner.buffers.status : nullptr;
+    conclude.failed = s.failed;
+    conclude.out = batch.out;
+    conclude.out_dtype = batch.out_dtype;
+    conclude.count = batch.tokens * layer_.config()->hidden_size;
+    return records_.conclude(layer_.weights().device, conclude, stream);
+  };
+  return on_device_of(layer_, enqueue);
+}
+
+Status DeviceDispatch::report(void* stream) const {
+  const int device = layer_.weights().device;
+  WireReport seen;
+  const WireReport none;
+  NVFP4_MOE_TRY(memory_.to_host(device, &seen, report_.data(), sizeof(seen), stream));
+  if (seen.runs == 0 && seen.wrong == 0) return {};
+  NVFP4_MOE_TRY(memory_.to_device(device, report_.data(), &none, sizeof(none), stream));
+  if (seen.wrong > 0)
+    return io_error("dispatch: expected records of slots of rank " + std::to_string(rank_) + ", got " +
+                    std::to_string(seen.wrong) + " others; out is NaN");
+  const Status most = MessageSizes::too_many(static_cast<int64_t>(seen.most >> 32), seen.most >> 16 & 0xFFFF,
+                                             seen.most & 0xFFFF, sizes_.capacity());
+  return {most.code(), most.message() + "; out is NaN on every rank in " + std::to_string(seen.runs) +
+                           (seen.runs == 1 ? " run" : " runs") + " since status was last asked for"};
+}
+
+}  // namespace nvfp4_moe

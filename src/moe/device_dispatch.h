@@ -1,0 +1,79 @@
+// DeviceDispatch: a run of kAllToAll on a device, dispatch.h's with the wire between devices.
+//
+//   home:  ids to slots, counts; route; a scan; quantize, pack                  tokens (T) -> records
+//   wire:  records of this rank's tokens to their owners
+//   owner: take, route, gemm1_swiglu, requantize, gemm2, pack                 records (U) -> rows
+//   wire:  the rows back
+//   home:  the shared expert; combine, in the order of k
+// The steps are the backend's own and single, so that the bits are those of one rank with all experts. Rows come back to
+// where combine reads them: only row_of_assignment says so, and nothing is copied.
+//
+// Without a capacity a run waits once for the device, for the counts that ranks tell each other, and cannot be captured.
+// Under a capacity it waits for nothing: messages are of one size, counts travel in their headers, and a run in which a
+// rank had too many tokens for another gives NaN on every rank and a failure of status.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/device_records.h"
+#include "backend/layer_steps.h"
+#include "exchange/exchange.h"
+#include "moe/device_slots.h"
+#include "moe/layer.h"
+#include "moe/message_sizes.h"
+
+namespace nvfp4_moe {
+
+class DeviceDispatch {
+ public:
+  // layer, capacity, fixed: as for Dispatch.
+  static Result<std::unique_ptr<DeviceDispatch>> make(const MoeLayer& layer, const DeviceSlots& slots, int rank,
+                                                      int world, int64_t capacity, bool fixed);
+
+  size_t workspace_bytes(int64_t tokens) const;
+  // Enqueues what home does before the wire, where mine is Ok, and tells all ranks. Ok on all or on none.
+  Status begin(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream, Status mine);
+  // Behind begin: enqueues the rest.
+  Status run(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream);
+  // What runs since the last call have found wrong. Waits for the stream.
+  Status report(void* stream) const;
+
+ private:
+  struct Spans;
+  struct Side;  // home or owner: its batch and arrays
+  DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, int rank, int world, int64_t capacity, bool fixed);
+  Spans spans(std::byte* workspace, int64_t tokens) const;
+  Side home(const Spans& spans, const Batch& batch);
+  Side owner(const Spans& spans);
+  Status prepare(const Batch& batch, const Spans& spans, void* stream);
+  Status send_records(Exchange& exchange, const Spans& spans, void* stream);
+  Status work(const Spans& spans, const Side& owner, void* stream);
+  Status send_rows(Exchange& exchange, const Spans& spans, void* rows, void* stream);
+
+  // The plan of single steps for a batch like the last one is the last one.
+  struct LastPlan {
+    int64_t tokens = -1;
+    DType hidden_dtype{};
+    bool hidden_aligned = false;
+    std::shared_ptr<const RunPlan> plan;
+  };
+  const RunPlan* plan_of(LastPlan& last, const Batch& batch);
+
+  const MoeLayer& layer_;
+  const DeviceSlots& slots_;
+  const DeviceRecords& records_;
+  const DeviceMemory& memory_;
+  const int rank_, world_;
+  MessageSizes sizes_;
+  const RecordLayout layout_;
+  Buffer report_;  // WireReport on the device
+  LastPlan home_plan_, owner_plan_;
+  std::vector<int64_t> counts_;                   // (world) pairs of tokens and rows for each rank, and captured
+  std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
+  std::vector<int32_t> bounds_;                   // (2, world + 1) TakeRecords::bounds
+  bool captured_ = false;                         // between begin and run
+};
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,52 @@
+// MessageSizes: how many records and rows go between each two ranks in a run of all_to_all, and room for how many a rank
+// has. Either what the ranks have announced, or, under a fixed capacity, always as many.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "exchange/exchange.h"
+#include "moe/announcement.h"
+
+namespace nvfp4_moe {
+
+class MessageSizes {
+ public:
+  // capacity: tokens from one rank to another, at most; fixed: every message is of that many. more: numbers that a rank
+  // announces besides.
+  MessageSizes(int world, int64_t capacity, bool fixed, int64_t top_k, int64_t more = 0);
+
+  // counts: for each rank the tokens and the rows that this one has for it, then what there is more. Ok on all ranks or
+  // on none; a rank that has more than the capacity for another is named.
+  Status announce(Exchange& exchange, int64_t tokens, const Status& mine, std::span<const int64_t> counts);
+  int64_t more(int rank, int64_t index) const { return announcement_.count(rank, 2 * int64_t{world_} + index); }
+
+  // As announced.
+  int64_t tokens_between(int home, int owner) const { return announcement_.count(home, 2 * owner); }
+  int64_t rows_between(int home, int owner) const { return announcement_.count(home, 2 * owner + 1); }
+  // What a message holds, there and back.
+  int64_t records_between(int home, int owner) const { return fixed_ ? capacity_ : tokens_between(home, owner); }
+  int64_t rows_back_between(int home, int owner) const {
+    return fixed_ ? capacity_ * top_k_ : rows_between(home, owner);
+  }
+
+  // What a run of so many tokens at home needs room for, at most.
+  int64_t sent(int64_t tokens) const { return fixed_ ? received() : tokens * std::min<int64_t>(top_k_, world_); }
+  int64_t received() const { return world_ * capacity_; }
+  int64_t rows_back(int64_t tokens) const { return (fixed_ ? received() : tokens) * top_k_; }
+
+  int64_t capacity() const { return capacity_; }
+  bool fixed() const { return fixed_; }
+  // That `tokens` are more than the capacity.
+  static Status too_many(int64_t tokens, int64_t home, int64_t owner, int64_t capacity);
+
+ private:
+  const int world_;
+  const int64_t capacity_;
+  const bool fixed_;
+  const int64_t top_k_;
+  Announcement announcement_;
+};
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,222 @@
+// Ranks with devices that each have a layer of all_to_all, and the check against one rank with all experts.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "backend/wire_record.h"
+#include "cuda/ranks_case.h"
+#include "support/case_run.h"
+
+namespace nvfp4_moe::test {
+
+// A rank of a test: its layer, the whole case's batch on its device, and where it runs.
+struct Rank {
+  const CaseData& data;
+  Exchange& exchange;
+  ExpertParallelLayer& layer;
+  DeviceBatch& batch;
+  const OnDevice<uint8_t>& workspace;
+  size_t workspace_bytes;
+  cudaStream_t stream;
+
+  // Tokens [first, first + count) of the batch.
+  Status run(int64_t first, int64_t count) const {
+    const MoeOptions& options = data.spec.options;
+    Batch slice = batch.spec;
+    slice.tokens = count;
+    const auto at = [](const void* from, int64_t values, DType dtype) {
+      return static_cast<const std::byte*>(from) + values * bits(dtype) / 8;
+    };
+    slice.hidden = at(slice.hidden, first * options.hidden_size, slice.hidden_dtype);
+    slice.topk_ids = at(slice.topk_ids, first * options.top_k, slice.ids_dtype);
+    slice.topk_weights += first * options.top_k;
+    if (slice.shared_weights != nullptr) slice.shared_weights += first;
+    slice.out = const_cast<std::byte*>(at(slice.out, first * options.hidden_size, slice.out_dtype));
+    return layer.run(slice, workspace.data(), workspace_bytes, stream);
+  }
+  Result<RunStatus> status() const { return layer.status(workspace.data(), workspace_bytes, stream); }
+  std::vector<uint8_t> out() const {
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    return batch.out.back();
+  }
+};
+
+inline void on_devices(const CaseData& data, int world, const ExpertParallelOptions& parallel,
+                       const std::function<void(Rank&)>& body) {
+  on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
+    const int device = device_of(exchange.rank());
+    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    LayerOptions options = device_options(data);
+    options.device = "cuda:" + std::to_string(device);
+    ASSERT_OK(use_nccl(exchange, options.device, emulated() ? kFakeNccl : ""));
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    const LayerSource source = source_of(data);
+    const auto layer = ExpertParallelLayer::open(data.config, source, options, parallel, borrowed);
+    ASSERT_OK(layer);
+    DeviceBatch batch(data);
+    const size_t bytes = (*layer)->workspace_bytes();
+    const OnDevice<uint8_t> workspace(std::vector<uint8_t>(bytes, 0xFF));
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the arrays are there: the rank's stream waits for no other one
+    Rank rank{data, exchange, **layer, batch, workspace, bytes, stream};
+    body(rank);
+    cudaStreamSynchronize(stream);
+    (void)exchange.barrier();  // broken where a test breaks it
+    cudaStreamDestroy(stream);
+  });
+}
+
+// What a layer of one rank with all experts gives on the same device.
+struct OneRank {
+  std::vector<uint8_t> out;
+  RunStatus status;
+  explicit OneRank(const CaseData& data) {
+    const auto layer = MoeLayer::open(data.config, source_of(data), device_options(data));
+    EXPECT_OK(layer);
+    const DeviceBatch batch(data);
+    const OnDevice<uint8_t> workspace((*layer)->workspace_bytes());
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_OK((*layer)->run(batch.spec, workspace.data(), (*layer)->workspace_bytes()));
+    status = *(*layer)->status(workspace.data(), (*layer)->workspace_bytes());
+    out = batch.out.back();
+  }
+};
+
+inline std::array<uint64_t, 11> counts(const RunStatus& s) {
+  return {s.bad_expert_ids,      s.nonfinite_tokens,  s.nonfinite_rows,      s.hidden_blocks,
+          s.hidden_saturated,    s.hidden_zeroed,     s.intermediate_blocks, s.intermediate_saturated,
+          s.intermediate_zeroed, s.nonfinite_weights, s.nonfinite_outputs};
+}
+
+// The part of `whole` that the tokens are.
+inline std::vector<uint8_t> part_of(const CaseData& data, const std::vector<uint8_t>& whole, int64_t first,
+                                    int64_t count) {
+  const size_t token = data.out_bytes() / static_cast<size_t>(data.spec.tokens);
+  const auto begin = whole.begin() + static_cast<int64_t>(token) * first;
+  return {begin, begin + static_cast<int64_t>(token) * count};
+}
+
+inline std::string difference_of(const CaseData& data, const std::vector<uint8_t>& expected,
+                                 const std::vector<uint8_t>& actual) {
+  return difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
+}
+
+template <class Function>
+Function of_double(const char* name) {
+  return reinterpret_cast<Function>(dlsym(dlopen(kFakeNccl, RTLD_NOW), name));
+}
+inline void set_in_double(const char* name, long value) {
+  of_double<void (*)(const char*, long)>("fake_nccl_set")(name, value);
+}
+// Bytes that all ranks have sent by NCCL's double since the last call.
+inline int64_t sent_bytes() {
+  std::istringstream log(of_double<const char* (*)()>("fake_nccl_log")());
+  int64_t total = 0;
+  for (std::string line; std::getline(log, line);)
+    if (line.rfind("send ", 0) == 0) total += std::stoll(line.substr(5));
+  return total;
+}
+// What they have to send, there and back.
+inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity) {
+  const WireRecord record(data.config);
+  const int64_t top_k = record.top_k, pairs = int64_t{placement.world()} * placement.world();
+  if (capacity > 0) return pairs * (16 + capacity * (record.bytes + top_k * record.row_bytes));
+  int64_t bytes = 0;
+  for (int64_t token = 0; token < data.spec.tokens; ++token) {
+    std::vector<bool> goes(static_cast<size_t>(placement.world()));
+    for (int64_t k = 0; k < top_k; ++k) {
+      const int64_t id = data.id(token, k);
+      if (id < 0 || id >= placement.num_experts()) continue;
+      bytes += record.row_bytes;
+      goes[static_cast<size_t>(placement.rank_of(placement.slot_of(id, 0)))] = true;
+    }
+    bytes += std::count(goes.begin(), goes.end(), true) * record.bytes;
+  }
+  return bytes;
+}
+
+inline size_t free_bytes() {
+  size_t free = 0, total = 0;
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return free;
+}
+
+inline void check_bits(const CaseData& data, int world, const ExpertParallelOptions& parallel, Tokens tokens) {
+  const OneRank one(data);
+  std::vector<std::array<uint64_t, 11>> counted(static_cast<size_t>(world));
+  on_devices(data, world, parallel, [&](Rank& rank) {
+    const int me = rank.exchange.rank();
+    const auto [first, count] = tokens_of(tokens, data.spec.tokens, me, world);
+    ASSERT_OK(rank.run(first, count));  // a second run is after what the first one left
+    ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+    ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    ASSERT_OK(rank.exchange.barrier());
+    const size_t before = free_bytes();
+    if (emulated() && me == 0) sent_bytes();
+    ASSERT_OK(rank.exchange.barrier());
+    ASSERT_OK(rank.run(first, count));
+    const std::vector<uint8_t> out = rank.out();
+    ASSERT_OK(rank.exchange.barrier());
+    if (emulated()) {
+      EXPECT_EQ(free_bytes(), before) << "a run allocates";
+      if (me == 0 && !parallel.placement) {
+        EXPECT_EQ(sent_bytes(), wire_bytes(data, rank.layer.placement(), parallel.capacity));
+      }
+    }
+    EXPECT_EQ(difference_of(data, part_of(data, one.out, first, count), part_of(data, out, first, count)), "")
+        << "rank " << me;
+    const auto status = rank.status();
+    ASSERT_OK(status);
+    counted[static_cast<size_t>(me)] = counts(*status);
+  });
+  std::array<uint64_t, 11> sum{};
+  for (const auto& of_rank : counted)
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += of_rank[i];
+  EXPECT_EQ(sum, counts(one.status));
+}
+
+inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat format, int64_t shared = 0) {
+  Case spec;
+  spec.options.num_experts = 8;
+  spec.options.top_k = 2;
+  spec.options.hidden_size = 64;
+  spec.options.intermediate_size = 32;
+  spec.options.shared_intermediate_size = shared;
+  spec.options.activation_format = format;
+  spec.options.batch_invariant = true;
+  spec.shared_weights = shared > 0;
+  spec.range = {0, 8};
+  spec.tokens = tokens;
+  spec.routing = routing;
+  return spec;
+}
+
+inline constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4, kBf16 = ActivationFormat::kBf16,
+                                  kFp8 = ActivationFormat::kFp8;
+
+// sm100 and sm120 have no GEMMs for fp8.
+inline bool runs_here(ActivationFormat format) {
+  return choose_backend(made(dispatch_spec(1, Routing::kUniform, format)).config, *device_facts("cuda:0"), "auto").ok();
+}
+
+// A world of so many ranks.
+class DispatchTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_world(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+}  // namespace nvfp4_moe::test

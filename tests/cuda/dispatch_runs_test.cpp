@@ -1,0 +1,240 @@
+// all_to_all on devices: graphs that are replayed with other contents, too many tokens among them, and every way in which
+// a run does not go well.
+#include <cuda_runtime.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "c_api/layer.h"
+#include "cuda/dispatch_case.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+using ::testing::HasSubstr;
+
+using CudaDispatchRuns = DispatchTest;
+
+// A graph of a run.
+class Replay {
+ public:
+  Replay(const Rank& rank, int64_t first, int64_t count) : rank_(rank) {
+    EXPECT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    status_ = rank.run(first, count);
+    EXPECT_EQ(cudaStreamEndCapture(rank.stream, &graph_), cudaSuccess);
+    if (graph_ == nullptr) return;
+    EXPECT_EQ(cudaGraphInstantiate(&replay_, graph_, 0), cudaSuccess);
+  }
+  ~Replay() {
+    if (replay_ != nullptr) cudaGraphExecDestroy(replay_);
+    if (graph_ != nullptr) cudaGraphDestroy(graph_);
+  }
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+  const Status& status() const { return status_; }
+  // With the contents of another case of the same sizes.
+  std::vector<uint8_t> run(const CaseData& data) const {
+    const auto copy = [](void* to, const auto& from) {
+      EXPECT_EQ(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice), cudaSuccess);
+    };
+    copy(rank_.batch.hidden.data(), data.hidden);
+    copy(rank_.batch.ids.data(), data.topk_ids);
+    copy(rank_.batch.weights.data(), data.topk_weights);
+    EXPECT_EQ(cudaMemset(rank_.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(cudaGraphLaunch(replay_, rank_.stream), cudaSuccess);
+    return rank_.out();
+  }
+
+ private:
+  const Rank& rank_;
+  Status status_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t replay_ = nullptr;
+};
+
+bool all_nan(const CaseData& data, const std::vector<uint8_t>& out) {
+  const std::vector<float> values = to_floats(out, data.spec.out_dtype);
+  return std::all_of(values.begin(), values.end(), [](float value) { return std::isnan(value); });
+}
+
+std::string too_many(int64_t tokens, int64_t owner, int64_t capacity, int runs) {
+  return "capacity: expected at least " + std::to_string(tokens) + " tokens, which rank 0 has for rank " +
+         std::to_string(owner) + ", got " + std::to_string(capacity) + "; out is NaN on every rank in " +
+         std::to_string(runs) + (runs == 1 ? " run" : " runs") + " since status was last asked for";
+}
+
+// What the C interface says of the last runs, where it fails.
+std::string status_in_c(const Rank& rank) {
+  nvfp4_moe_layer layer;
+  layer.parallel.reset(&rank.layer);
+  nvfp4_moe_run_status status{};
+  status.struct_size = sizeof(status);
+  const nvfp4_moe_code code = nvfp4_moe_layer_run_status(&layer, rank.workspace.data(), rank.workspace_bytes, &status);
+  static_cast<void>(layer.parallel.release());
+  return code == NVFP4_MOE_OK ? "" : nvfp4_moe_last_error();
+}
+
+// One graph for any routing; where it does not fit, every rank has NaN and hears of it, and the next replay goes on.
+TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
+  const int world = GetParam();
+  constexpr int64_t kTokens = 6;
+  const auto of = [](Routing routing, uint64_t seed) {
+    Case spec = dispatch_spec(kTokens, routing, kNvfp4, 16);
+    spec.seed = seed;
+    return made(spec);
+  };
+  const CaseData uniform = of(Routing::kUniform, 1), partly = of(Routing::kPartlyNone, 1),
+                 hot = of(Routing::kOneExpert, 1);
+  // The layer's weights and factors of the shared expert follow from the seed alone.
+  const OneRank uniform_one(uniform), partly_one(partly), hot_one(hot);
+  ExpertParallelOptions options;
+  options.capacity = kTokens;
+  on_devices(uniform, world, options, [&](Rank& rank) {
+    ASSERT_OK(rank.run(0, kTokens));  // what a first call loads, no graph can
+    rank.out();
+    ASSERT_OK(rank.exchange.barrier());
+    const Replay replay(rank, 0, kTokens);
+    ASSERT_OK(replay.status());
+    ASSERT_OK(rank.exchange.barrier());
+    EXPECT_EQ(difference_of(partly, partly_one.out, replay.run(partly)), "");
+    EXPECT_EQ(difference_of(hot, hot_one.out, replay.run(hot)), "");
+    EXPECT_EQ(difference_of(uniform, uniform_one.out, replay.run(uniform)), "");
+    EXPECT_OK(rank.status());
+  });
+  if (world == 1) return;  // all tokens of one rank always fit
+  const int64_t expert = hot.id(0, 0) >= 0 ? hot.id(0, 0) : hot.id(0, 1);
+  options.capacity = 5;
+  on_devices(partly, world, options, [&](Rank& rank) {
+    ASSERT_OK(rank.run(0, 1));
+    rank.out();
+    ASSERT_OK(rank.exchange.barrier());
+    // Rank 0 alone has more for one rank than fits; that rank's message says so to all.
+    const int64_t count = rank.exchange.rank() == 0 ? kTokens : 2;
+    const Replay replay(rank, 0, count);
+    ASSERT_OK(replay.status());
+    ASSERT_OK(rank.exchange.barrier());
+    for (int i = 0; i < 2; ++i) {
+      const std::vector<uint8_t> out = replay.run(hot);
+      EXPECT_TRUE(all_nan(hot, part_of(hot, out, 0, count)));
+      EXPECT_EQ(part_of(hot, out, count, kTokens - count),
+                std::vector<uint8_t>(hot.out_bytes() / kTokens * static_cast<size_t>(kTokens - count), 0xFF))
+          << "beyond the batch";
+    }
+    const int64_t owner = rank.layer.placement().rank_of(rank.layer.placement().slot_of(expert, 0));
+    EXPECT_EQ(rank.status().status().message(), too_many(kTokens, owner, 5, 2));
+    replay.run(hot);
+    EXPECT_EQ(status_in_c(rank), too_many(kTokens, owner, 5, 1));
+    const auto again = rank.status();  // what has been said is said once; the run itself counts its NaN
+    ASSERT_OK(again);
+    EXPECT_EQ(again->nonfinite_outputs, static_cast<uint64_t>(count * 64));
+    ASSERT_OK(rank.exchange.barrier());
+    const std::vector<uint8_t> out = replay.run(partly);
+    EXPECT_EQ(difference_of(partly, part_of(partly, partly_one.out, 0, count), part_of(partly, out, 0, count)), "");
+    EXPECT_OK(rank.status());
+  });
+}
+
+TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
+  const int world = GetParam(), last = world - 1;
+  const CaseData data = made(dispatch_spec(4, Routing::kUniform, kBf16));
+  const OneRank one(data);
+  for (const int64_t capacity : {0, 4}) {
+    SCOPED_TRACE("capacity " + std::to_string(capacity));
+    ExpertParallelOptions options;
+    options.capacity = capacity;
+    on_devices(data, world, options, [&](Rank& rank) {
+      const bool mine = rank.exchange.rank() == last;
+      const std::string named = "rank " + std::to_string(last) + ": ";
+      Batch wrong = rank.batch.spec;
+      if (mine) wrong.hidden = nullptr;
+      EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream).message(),
+                named + "hidden: expected a pointer, got null");
+      if (capacity == 0) {
+        const Replay replay(rank, 0, 4);
+        EXPECT_THAT(replay.status().message(), HasSubstr("rank 0: stream: expected one that is not captured"));
+      } else if (world > 1) {
+        ASSERT_OK(rank.exchange.barrier());
+        const std::string message = mine ? rank.run(0, 4).message() : Replay(rank, 0, 4).status().message();
+        EXPECT_EQ(message, "stream of rank " + std::to_string(last) +
+                               ": expected one that is captured, as on rank 0, got one that is not");
+      }
+      ASSERT_OK(rank.exchange.barrier());
+      ASSERT_OK(rank.run(0, 4));
+      EXPECT_EQ(difference_of(data, one.out, rank.out()), "") << "after what did not go";
+      ASSERT_OK(rank.exchange.barrier());
+      // A rank that leaves ends the run on the others; what NCCL says ends all later ones.
+      if (mine) {
+        rank.exchange.abort(Status(Code::kIo, "killed"));
+        rank.exchange.device()->abort(Status(Code::kIo, "nccl: a cable was pulled"));
+        EXPECT_EQ(rank.run(0, 4).message(), "nccl: a cable was pulled");
+      } else {
+        EXPECT_THAT(rank.run(0, 4).message(), HasSubstr(named + "killed"));
+      }
+    });
+  }
+}
+
+// Records are looked at before anything is done with them: what no rank can have sent is NaN and said, and no run's memory is
+// left.
+TEST_P(CudaDispatchRuns, RecordsThatAreNobodysAreReported) {
+  if (!emulated()) GTEST_SKIP() << "NCCL itself spoils no message";
+  const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
+  const OneRank one(data);
+  on_devices(data, GetParam(), {}, [&](Rank& rank) {
+    const auto spoil = [&](long value) {
+      ASSERT_OK(rank.exchange.barrier());
+      if (rank.exchange.rank() == 0) set_in_double("spoil", value);
+      ASSERT_OK(rank.exchange.barrier());
+    };
+    spoil(1);
+    ASSERT_OK(rank.run(0, 3));
+    const std::vector<uint8_t> out = rank.out();
+    spoil(0);
+    const Status status = rank.status().status();
+    EXPECT_EQ(status.code(), Code::kIo);
+    const std::string me = std::to_string(rank.exchange.rank());
+    EXPECT_THAT(status.message(), HasSubstr("dispatch: expected records of slots of rank " + me + ", got"));
+    EXPECT_TRUE(all_nan(data, out));
+    ASSERT_OK(rank.run(0, 3));
+    EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
+    EXPECT_OK(rank.status());
+  });
+}
+
+// What watches over NCCL asks how far streams are, from a thread of its own: no capture may end by that, and streams may be
+// gone.
+TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
+  const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
+  on_devices(data, GetParam(), {}, [&](Rank& rank) {
+    for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
+      if (mode == cudaStreamCaptureModeGlobal && GetParam() > 1) continue;  // it forbids other ranks' threads too much
+      ASSERT_OK(rank.run(0, 2));
+      cudaGraph_t graph = nullptr;
+      ASSERT_EQ(cudaStreamBeginCapture(rank.stream, mode), cudaSuccess);
+      std::this_thread::sleep_for(std::chrono::milliseconds(120));  // more than two looks of the watch
+      EXPECT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      EXPECT_OK(rank.exchange.device()->state());
+    }
+    Rank on_another = rank;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&on_another.stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_OK(on_another.run(0, 2));
+    ASSERT_EQ(cudaStreamSynchronize(on_another.stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamDestroy(on_another.stream), cudaSuccess);
+    std::this_thread::sleep_for(std::chrono::milliseconds(120));
+    EXPECT_OK(rank.exchange.device()->state());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatchRuns, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace nvfp4_moe

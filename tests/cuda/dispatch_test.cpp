@@ -1,0 +1,133 @@
+// all_to_all on devices: the bits and counts of one rank with all experts, whatever the world, the routing and how the
+// tokens fall on the ranks.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/dispatch_case.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+
+using CudaDispatch = DispatchTest;
+
+// Few tokens, and yet every format with and without a capacity: on an emulator each run takes its time.
+TEST_P(CudaDispatch, GivesTheBitsAndCountsOfOneRank) {
+  struct {
+    ActivationFormat format;
+    Routing routing;
+    int64_t capacity, shared;
+    Tokens tokens;
+  } const cases[] = {
+      {kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},    {kBf16, Routing::kZipf, 0, 0, Tokens::kEven},
+      {kFp8, Routing::kUniform, 0, 0, Tokens::kAllOnLast}, {kNvfp4, Routing::kOneExpert, 9, 0, Tokens::kAllOnLast},
+      {kBf16, Routing::kPartlyNone, 9, 16, Tokens::kEven}, {kFp8, Routing::kUniform, 9, 0, Tokens::kEven},
+  };
+  for (const auto& one : cases) {
+    if (!runs_here(one.format)) continue;
+    SCOPED_TRACE(std::string(to_string(one.format)) + " " + to_string(one.routing) + ", capacity " +
+                 std::to_string(one.capacity));
+    ExpertParallelOptions options;
+    options.capacity = one.capacity;
+    check_bits(made(dispatch_spec(9, one.routing, one.format, one.shared)), GetParam(), options, one.tokens);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(CudaDispatch, OneToManyTokensOfEveryRouting) {
+  size_t turn = 0;
+  for (const int64_t tokens : {1, 2, 33, 1100, 8192}) {
+    for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
+                                  Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
+      constexpr std::array kFormats = {kNvfp4, kBf16, kFp8};
+      const ActivationFormat format = kFormats[turn++ % kFormats.size()];
+      // An emulator is done with one large batch in the time of many small ones.
+      if (!runs_here(format) || (emulated() && tokens > (routing == Routing::kZipf ? 1100 : 33))) continue;
+      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
+      ExpertParallelOptions options;
+      options.capacity = turn % 2 == 0 ? tokens : 0;
+      check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(), options,
+                 Tokens::kEven);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// What else a layer may be: each of them changes what is on the wire, or what is done at home.
+TEST_P(CudaDispatch, ChoicesOfALayer) {
+  const auto with = [](ActivationFormat format, const std::function<void(Case&)>& change) {
+    Case spec = dispatch_spec(6, Routing::kUniform, format, 16);
+    change(spec);
+    return spec;
+  };
+  const std::pair<const char*, Case> cases[] = {
+      {"weights before down", with(kNvfp4,
+                                   [](Case& c) {
+                                     c.options.router_weight = RouterWeight::kBeforeDown;
+                                     c.options.max_router_weight = 2.5f;
+                                   })},
+      {"weights on input", with(kNvfp4,
+                                [](Case& c) {
+                                  c.options.router_weight = RouterWeight::kOnInput;
+                                  c.options.top_k = 1;
+                                })},
+      {"rows in fp32, 48 channels", with(kNvfp4,
+                                         [](Case& c) {
+                                           c.options.row_format = RowFormat::kFp32;
+                                           c.options.hidden_size = 48;
+                                         })},
+      {"compat scales", with(kNvfp4, [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; })},
+      {"NaN in hidden", with(kNvfp4, [](Case& c) { c.data = DataKind::kNan; })},
+      {"Inf in hidden that the activation clamps", with(kBf16,
+                                                        [](Case& c) {
+                                                          c.data = DataKind::kNan;
+                                                          c.options.activation = Activation::kSwigluClamped;
+                                                          c.options.swiglu_limit = 0.5f;
+                                                        })},
+      {"fp32 in and out, ids of 64 bits", with(kNvfp4,
+                                               [](Case& c) {
+                                                 c.hidden_dtype = c.out_dtype = DType::kF32;
+                                                 c.ids_dtype = DType::kI64;
+                                               })},
+  };
+  for (const auto& [name, spec] : cases) {
+    SCOPED_TRACE(name);
+    for (const int64_t capacity : {0, 6}) {
+      ExpertParallelOptions options;
+      options.capacity = capacity;
+      check_bits(made(spec), GetParam(), options, Tokens::kEven);
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(CudaDispatch, AnyPlacementNowAndOnceRearranged) {
+  const int world = GetParam();
+  const CaseData data = made(dispatch_spec(8, Routing::kUniform, kNvfp4));
+  ExpertParallelOptions options;
+  options.placement = redundant(8, world);
+  check_bits(data, world, options, Tokens::kEven);
+  const OneRank one(data);
+  std::vector<uint64_t> load(8);
+  for (int64_t at = 0; at < 16; ++at)
+    load[static_cast<size_t>(data.id(at / 2, at % 2))] += static_cast<uint64_t>(world);
+  on_devices(data, world, {}, [&](Rank& rank) {
+    ASSERT_OK(rank.layer.rearrange(*Placement::round_robin(8, world), source_of(data)));
+    ASSERT_OK(rank.run(0, 8));  // every rank brings all tokens
+    EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
+    const auto counted = rank.layer.gather_load();
+    ASSERT_OK(counted);
+    EXPECT_EQ(*counted, load);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatch, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace nvfp4_moe

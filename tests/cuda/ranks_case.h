@@ -1,0 +1,108 @@
+// Layers over ranks on devices: batches there, and who the ranks' devices are.
+//
+// On the emulator of CUDA ranks are threads that share its one device, over NCCL's double (tests/exchange/fake_nccl). On a
+// machine with GPUs each rank has one of its own, over NCCL itself.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "exchange/parallel_case.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe::test {
+
+inline constexpr const char* kFakeNccl = NVFP4_MOE_FAKE_NCCL ".so";
+
+inline bool emulated() { return dlsym(RTLD_DEFAULT, "cudaMemcpy") != nullptr; }
+// GPUs from the first one on that a layer may lie on.
+inline int gpus() {
+  int count = 0;
+  while (device_facts("cuda:" + std::to_string(count)).ok()) ++count;
+  return count;
+}
+inline int device_of(int rank) { return emulated() ? 0 : rank; }
+// Why a world of so many ranks, each with a device and NCCL, is not to be had here; empty where it is.
+inline std::string why_no_world(int ranks) {
+  const auto device = device_facts("cuda:0");
+  if (!device.ok()) return device.status().message();
+  if (emulated()) return "";
+  if (gpus() < ranks) return "expected " + std::to_string(ranks) + " GPUs, got " + std::to_string(gpus());
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) == nullptr)
+    return "libnccl.so.2 is not on this host's library path";
+  return "";
+}
+
+template <class T>
+class OnDevice {
+ public:
+  explicit OnDevice(size_t count) : bytes_(count * sizeof(T)) {
+    EXPECT_EQ(cudaMalloc(&data_, bytes_ + 16), cudaSuccess);
+  }
+  explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) {
+    EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  ~OnDevice() { cudaFree(data_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  T* data() const { return static_cast<T*>(data_); }
+  std::vector<T> back() const {
+    std::vector<T> values(bytes_ / sizeof(T));
+    EXPECT_EQ(cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDeviceToHost), cudaSuccess);
+    return values;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_;
+};
+
+// The case's batch in device memory.
+struct DeviceBatch {
+  explicit DeviceBatch(const CaseData& data)
+      : hidden(data.hidden),
+        ids(data.topk_ids),
+        weights(data.topk_weights),
+        shared_weights(data.shared_weights),
+        out(data.out_bytes()),
+        spec(data.batch(out.data())) {
+    spec.hidden = hidden.data();
+    spec.topk_ids = ids.data();
+    spec.topk_weights = weights.data();
+    if (spec.shared_weights != nullptr) spec.shared_weights = shared_weights.data();
+  }
+  OnDevice<uint8_t> hidden, ids;
+  OnDevice<float> weights, shared_weights;
+  OnDevice<uint8_t> out;
+  Batch spec;
+};
+
+inline Case spec_of(int64_t tokens, int64_t hidden, int64_t intermediate) {
+  Case spec;
+  spec.options.num_experts = 6;
+  spec.options.top_k = 2;
+  spec.options.hidden_size = hidden;
+  spec.options.intermediate_size = intermediate;
+  spec.range = {0, 6};
+  spec.tokens = tokens;
+  spec.routing = Routing::kBadIds;
+  return spec;
+}
+
+inline LayerOptions device_options(const CaseData& data) {
+  LayerOptions options = options_of(data);
+  options.device = "cuda:0";
+  return options;
+}
+
+inline CaseData made(const Case& spec) {
+  auto data = make_case(spec);
+  EXPECT_OK(data);
+  return std::move(*data);
+}
+
+}  // namespace nvfp4_moe::test

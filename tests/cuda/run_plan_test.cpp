@@ -16,7 +16,7 @@ namespace {
 
 // A table of two configurations: a narrow one that gathers, and a wide one whose rows come by TMA.
 constexpr std::array<GemmConfig, 2> kConfigs = {{
-    {"narrow", 8, true, false, true, 4096},
+    {"narrow", 8, true, false, true, 4096, -1, true},
     {"wide", 64, true, true, false, 65536},
 }};
 int routed(const MoeConfig& config, const ExpertRange&, int64_t tokens) {
@@ -157,11 +157,15 @@ TEST(RunPlan, NeighboursAgree) {
               if (vec8) {
                 EXPECT_TRUE(aligned && dtype == DType::kBf16 && quantizes(format));
               }
-              EXPECT_EQ(plan.routed.gemm2.waits_for_quantize, quantizes(format));
+              const bool by_gemm2 = plan.routed.requantize.kernel == QuantizeKernel::kByGemm2;
+              EXPECT_EQ(plan.routed.gemm2.waits_for_quantize, quantizes(format) && !by_gemm2);
+              if (by_gemm2) {
+                EXPECT_TRUE(format == ActivationFormat::kFp8 && gemm.fused_requantize && !single);
+              }
               EXPECT_EQ(plan.operand, Operand::kBf16);
               EXPECT_EQ(plan.e4m3_weights, format == ActivationFormat::kFp8);
               for (const QuantizePlan* quantize : {&plan.hidden, &plan.routed.requantize, &plan.shared.requantize}) {
-                if (quantize->kernel == QuantizeKernel::kNone) continue;
+                if (quantize->kernel == QuantizeKernel::kNone || quantize->kernel == QuantizeKernel::kByGemm2) continue;
                 EXPECT_GT(quantize->ctas, 0);
                 EXPECT_GT(quantize->threads, 0);
                 EXPECT_LE(quantize->threads, kVec8Threads);
@@ -179,6 +183,35 @@ TEST(RunPlan, NamesTheFormatOfRows) {
     EXPECT_EQ(steps[1].kernel.rfind(name + "_vec8_cta", 0), 0u) << steps[1].kernel;
     EXPECT_EQ(steps[3].kernel.rfind(name + "_vec8_warp", 0), 0u) << steps[3].kernel;  // 3200 rows
   }
+}
+
+// Where a configuration can, under fp8 alone, as long as the rows that each CTA then reads whole are short and few, and
+// where no step is called by itself.
+TEST(RunPlan, Gemm2RequantizesSmallBatches) {
+  const auto requantize_of = [](MoeOptions layer, RunFacts facts, int forced = -1) {
+    return plan_of(layer, facts, forced).routed.requantize.kernel;
+  };
+  MoeOptions layer = options();
+  layer.activation_format = ActivationFormat::kFp8;
+  for (const int64_t tokens : {1, 2, 16, 100}) {
+    EXPECT_EQ(requantize_of(layer, {.tokens = tokens}), QuantizeKernel::kByGemm2) << tokens;
+    EXPECT_NE(requantize_of(layer, {.tokens = tokens, .single_steps = true}), QuantizeKernel::kByGemm2) << tokens;
+    EXPECT_NE(requantize_of(layer, {.tokens = tokens}, 1), QuantizeKernel::kByGemm2) << tokens;
+  }
+  const RunPlan plan = plan_of(layer, {.tokens = 1});
+  EXPECT_FALSE(plan.routed.gemm2.waits_for_quantize);
+  EXPECT_EQ(describe(kTable, *MoeConfig::make(layer), plan)[3].kernel, "fp8_by_gemm2");
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
+    layer.activation_format = format;
+    EXPECT_NE(requantize_of(layer, {.tokens = 1}), QuantizeKernel::kByGemm2);
+  }
+  layer.activation_format = ActivationFormat::kFp8;
+  layer.intermediate_size = 14336;
+  EXPECT_EQ(requantize_of(layer, {.tokens = 1}), QuantizeKernel::kVec8Cta);
+  // The shared expert by itself: its rows are the tokens.
+  layer.shared_intermediate_size = 2048;
+  EXPECT_EQ(plan_of(layer, {.tokens = 4}).shared.requantize.kernel, QuantizeKernel::kByGemm2);
+  EXPECT_EQ(plan_of(layer, {.tokens = 5}).shared.requantize.kernel, QuantizeKernel::kVec8Cta);
 }
 
 // One decision in one place: another configuration moves route's tiles, the way rows are brought, what quantize writes

@@ -146,12 +146,34 @@ GemmPlan plan_gemm(const Question& q, int index, int64_t k) {
   return gemm;
 }
 
+// Whether gemm2 quantizes its rows as it loads them. Each CTA reads them whole before it multiplies, some batch of reads
+// after the other; a kernel of its own takes longer than that as long as these are few. tile_rows: about, of an expert
+// that has any.
+bool gemm2_requantizes(const Question& q, int index, int wide, int64_t k, double tile_rows) {
+  return q.config->activation_format == ActivationFormat::kFp8 && !q.facts.single_steps && q.tokens() > 0 && wide < 0 &&
+         q.gemms.configs[static_cast<size_t>(index)].fused_requantize &&
+         tile_rows * static_cast<double>(k) <= kMaxRequantizedTile;
+}
+
 GemmPlan plan_gemm2(const Question& q, int index, int64_t k) {
   GemmPlan gemm = plan_gemm(q, index, k);
   if (q.gemms.configs[static_cast<size_t>(index)].tma_rows) gemm.rows = RowSource::kInRows;
   gemm.after_route = true;
   gemm.waits_for_quantize = q.quantizes();
   return gemm;
+}
+
+// The part's requantize and gemm2. rows, expected, tile_rows: as above.
+void plan_second_half(const Question& q, PartPlan& part, int index, int wide, int64_t k, int64_t rows, int64_t expected,
+                      double tile_rows) {
+  part.gemm2 = plan_gemm2(q, index, k);
+  part.gemm2.wide = wide;
+  if (gemm2_requantizes(q, index, wide, k, tile_rows)) {
+    part.requantize.kernel = QuantizeKernel::kByGemm2;
+    part.gemm2.waits_for_quantize = false;
+  } else {
+    part.requantize = plan_requantize(q, k, rows, expected);
+  }
 }
 
 GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
@@ -176,8 +198,7 @@ PartPlan plan_shared(const Question& q) {
   part.gemm1 = plan_gemm(q, index, q.config->hidden_size);
   if (q.gemms.configs[static_cast<size_t>(index)].tma_rows) part.gemm1.rows = RowSource::kInRows;
   part.gemm1.after_route = !q.facts.single_steps;  // the routed experts' GEMMs come before it
-  part.requantize = plan_requantize(q, inner, q.tokens(), q.tokens());
-  part.gemm2 = plan_gemm2(q, index, inner);
+  plan_second_half(q, part, index, -1, inner, q.tokens(), q.tokens(), static_cast<double>(q.tokens()));
   return part;
 }
 
@@ -239,10 +260,10 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   if (run.weighs_hidden && q.has_shared()) run.shared_hidden = plan_hidden(q, facts.hidden_aligned, false, false);
   run.routed.gemm1 = plan_routed_gemm1(q, index, run);
   run.selects = facts.selects;
-  run.routed.requantize = plan_requantize(q, config->intermediate_size, q.assignments(),
-                                          q.assignments() * range.count / config->num_experts);
-  run.routed.gemm2 = plan_gemm2(q, index, config->intermediate_size);
-  run.routed.gemm1.wide = run.routed.gemm2.wide = wide;
+  run.routed.gemm1.wide = wide;
+  const double rows_beside = static_cast<double>(q.assignments()) / static_cast<double>(config->num_experts);
+  plan_second_half(q, run.routed, index, wide, config->intermediate_size, q.assignments(),
+                   q.assignments() * range.count / config->num_experts, 1 + rows_beside);
   int last = std::max(index, wide);
   if (q.has_shared()) {
     run.shared = plan_shared(q);
@@ -289,6 +310,7 @@ std::string name_of(QuantizeKernel kernel, ActivationFormat format) {
     case QuantizeKernel::kVec8Cta: return std::string(to_string(format)) + "_vec8_cta";
     case QuantizeKernel::kVec8Warp: return std::string(to_string(format)) + "_vec8_warp";
     case QuantizeKernel::kCountNonfinite: return "count_nonfinite";
+    case QuantizeKernel::kByGemm2: return std::string(to_string(format)) + "_by_gemm2";
   }
   return "";
 }
@@ -303,7 +325,7 @@ const char* name_of(RowSource rows) {
 }
 std::string text_of(const QuantizePlan& plan, ActivationFormat format) {
   std::string text = name_of(plan.kernel, format);
-  if (plan.kernel == QuantizeKernel::kNone) return text;
+  if (plan.kernel == QuantizeKernel::kNone || plan.kernel == QuantizeKernel::kByGemm2) return text;
   text += ", " + std::to_string(plan.ctas) + " x " + std::to_string(plan.threads) + " threads";
   return plan.into_rows ? text + ", into expert order" : text;
 }

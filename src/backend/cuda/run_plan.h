@@ -26,6 +26,7 @@ struct GemmConfig {
   bool fused_routing;     // each CTA can route a small batch for itself
   int64_t partial_bytes;  // of the accumulators of one split-K partial
   int wide = -1;          // index of the configuration that its kernels hold besides, for a rank with many rows
+  bool fused_requantize = false;  // gemm2's CTAs can turn the rows of a small batch to E4M3 as they load them
 };
 
 // An architecture's GEMMs.
@@ -71,6 +72,7 @@ enum class QuantizeKernel : uint8_t {
   kVec8Cta,         // the same of bf16 under a power of two, by vec8, a CTA a row
   kVec8Warp,        // the same, a warp a row
   kCountNonfinite,  // the intermediate under bf16, which is multiplied as it is
+  kByGemm2,         // the intermediate to E4M3, by gemm2 as it loads it: no kernel
 };
 struct QuantizePlan {
   QuantizeKernel kernel = QuantizeKernel::kNone;

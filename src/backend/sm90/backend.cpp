@@ -28,7 +28,14 @@ constexpr auto kConfigs = [] {
   std::array<cuda::GemmConfig, kGemmConfigs.size()> configs{};
   for (size_t i = 0; i < configs.size(); ++i) {
     const GemmConfig& gemm = kGemmConfigs[i];
-    configs[i] = {gemm.name, gemm.tile_n, true, gemm.tma_rows, gemm.fused_routing(), gemm.partial_bytes(), gemm.wide};
+    configs[i] = {gemm.name,
+                  gemm.tile_n,
+                  true,
+                  gemm.tma_rows,
+                  gemm.fused_routing(),
+                  gemm.partial_bytes(),
+                  gemm.wide,
+                  gemm.fused_requantize()};
   }
   return configs;
 }();

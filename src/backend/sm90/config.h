@@ -39,6 +39,8 @@ struct GemmConfig {
   constexpr bool wide_tiles() const { return tile_n >= 64; }
   // Whether it is compiled with a producer that routes a small batch by itself.
   constexpr bool fused_routing() const { return tile_n == 8; }
+  // Whether gemm2 is also compiled with a producer that turns the bf16 intermediate to E4M3 itself.
+  constexpr bool fused_requantize() const { return fp8 && tile_n == 8 && wide < 0; }
 };
 // A layer takes them from one of two tables, which are the two parts of this one; a RunPlan has indices into a table.
 inline constexpr size_t kBf16Configs = 9, kFp8Configs = 10;

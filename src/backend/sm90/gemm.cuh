@@ -23,14 +23,15 @@
 
 namespace nvfp4_moe::sm90 {
 
-// By one thread.
-template <class Traits>
+// By one thread. Of row threads each arrives at a stage, or, where they requantize, the one warp that has made it.
+template <class Traits, class Rows>
 __device__ void init_barriers() {
   using S = Shared<Traits>;
   if (ptx::shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
   constexpr int kConsumerArrivals = Traits::kConsumerThreads / 32 * kArrivalsPerWarp;
+  constexpr int kRowArrivals = Traits::kTmaRows ? 0 : Rows::kRequantizes ? kArrivalsPerWarp : kProducerRowThreads;
   for (int s = 0; s < S::kStages; ++s) {
-    ptx::mbarrier_init(full_barrier<Traits>(s), Traits::kTmaRows ? 1 : 1 + kProducerRowThreads);
+    ptx::mbarrier_init(full_barrier<Traits>(s), 1 + kRowArrivals);
     ptx::mbarrier_init(empty_barrier<Traits>(s), kConsumerArrivals);
   }
   for (int i = 0; i < 2; ++i) {
@@ -102,14 +103,14 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
   }
 }
 
-// The kernel. Rows: GatheredRows, FusedRoutingRows or TmaRows.
+// The kernel. Rows: GatheredRows, FusedRoutingRows, RequantizedRows or TmaRows.
 template <class Traits, class Epilogue, class Rows>
 __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows& rows) {
   static_assert(!Epilogue::kReportsNonfinite || Traits::kTmaRows);
   if (args.after_route) ptx::launch_dependents();
   ptx::prefetch_parameters(args);
   ptx::prefetch_parameters(epilogue);
-  if (threadIdx.x == 0) init_barriers<Traits>();
+  if (threadIdx.x == 0) init_barriers<Traits, Rows>();
   if constexpr (Traits::kFp8) fill_magnitudes<Traits>();
   if constexpr (Rows::kFusedRouting) {
     if (threadIdx.x / 32 == 1) route_small_batch<Traits>(args, rows.ids);

@@ -11,6 +11,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/sm90/gemm.cuh"
 #include "backend/sm90/gemm_params.cuh"
+#include "backend/sm90/requantize.cuh"
 
 namespace nvfp4_moe::sm90 {
 

@@ -13,6 +13,7 @@
 #include "backend/cuda/gemm/gated_activation.cuh"
 #include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/scratch.h"
+#include "backend/cuda/steps/quantize_args.cuh"
 #include "backend/cuda/steps/small_batch.cuh"
 
 namespace nvfp4_moe::sm90 {
@@ -48,7 +49,7 @@ struct GemmArgs {
 struct GatheredRows {
   const std::byte* x;
   int32_t row_bytes;
-  static constexpr bool kFusedRouting = false;
+  static constexpr bool kFusedRouting = false, kRequantizes = false;
 };
 // The same of a batch that is small enough for each cta to route by itself while route does: the cta knows its weights,
 // and may request them, before route has ended.
@@ -57,12 +58,20 @@ struct FusedRoutingRows {
   int32_t row_bytes;
   bool x_is_input;  // x is the batch's own hidden: there before this kernel starts, and not just once route has ended
   cuda::AssignmentIds ids;
-  static constexpr bool kFusedRouting = true;
+  static constexpr bool kFusedRouting = true, kRequantizes = false;
+};
+// Rows of the intermediate in expert order as gemm1 leaves them, which the row producers turn to E4M3 themselves.
+struct RequantizedRows {
+  const uint16_t* x;  // (R, k) bf16
+  int32_t k;
+  cuda::RowScaleRule rule;
+  cuda::Counters counters;
+  static constexpr bool kFusedRouting = false, kRequantizes = true;
 };
 // Rows in expert order, (R, row_bytes), copied by TMA in tiles of kTmaTileRows x kTmaTileBytesOfRow.
 struct TmaRows {
   CUtensorMap map;
-  static constexpr bool kFusedRouting = false;
+  static constexpr bool kFusedRouting = false, kRequantizes = false;
 };
 inline constexpr int kTmaTileRows = 32, kTmaTileBytesOfRow = 128, kTmaTileBytes = kTmaTileRows * kTmaTileBytesOfRow;
 

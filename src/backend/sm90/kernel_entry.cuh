@@ -46,6 +46,7 @@ constexpr KernelEntry make_kernel_entry() {
     entry.gemm2 = launch_gemm2<kIndex, GatheredRows>;
   }
   if constexpr (GemmTraits<kIndex>::kMayFuseRouting) entry.gemm1_fused_routing = launch_gemm1<kIndex, FusedRoutingRows>;
+  if constexpr (GemmTraits<kIndex>::kMayFuseRequantize) entry.gemm2_requantize = launch_gemm2<kIndex, RequantizedRows>;
   return entry;
 }
 

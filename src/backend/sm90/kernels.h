@@ -13,6 +13,7 @@ struct Gemm1Params;
 struct Gemm2Params;
 struct GatheredRows;
 struct FusedRoutingRows;
+struct RequantizedRows;
 struct TmaRows;
 
 struct LaunchSite {
@@ -32,6 +33,7 @@ struct KernelEntry {
   Status (*gemm1_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
   Status (*gemm2_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm2Params&, const GatheredRows&,
                          const TmaRows&);
+  Status (*gemm2_requantize)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const RequantizedRows&);
 };
 
 // config: index in kGemmConfigs.

@@ -1,7 +1,8 @@
 // The producer warpgroup: weights, rows of activations and their factors into the stages.
 //
 //   warp 0, one thread   weights: bulk copies of whole packed tiles. Under kTmaRows the rows too, by TMA tiles
-//   warps 1-3            work tile infos and row factors. Without kTmaRows the rows, gathered by 16 bytes a thread
+//   warps 1-3            work tile infos and row factors. Without kTmaRows the rows, gathered by 16 bytes a thread, or
+//                        requantized (requantize.cuh)
 //
 // Both ways leave rows in the 128-byte swizzle that wgmma reads. Rows beyond a tile's count reach columns that nobody
 // reads; of gathered ones those that are multiplied all the same are zeros, which take the least power. k beyond K is
@@ -155,6 +156,8 @@ class Description {
   __device__ int32_t completed_with(const WorkTile& work) const {
     return waits_later_ ? min(work.k_blocks, Shared<Traits>::kStages) - 1 : 0;
   }
+  // Of the thread's row, whose scale is found between the two halves.
+  __device__ void scale_row(float scale) { row_scale_ = {scale, 1.0f}; }
   __device__ void complete(const WorkTile& work) {
     if constexpr (Traits::kLateFactors) {
       if (waits_later_) ptx::grid_dependency_wait();
@@ -176,10 +179,10 @@ class Description {
       assignment_ =
           args.assignment_of_row != nullptr ? __ldcg(args.assignment_of_row + row) : static_cast<int32_t>(row);
     token_ = Rows::kFusedRouting || args.assignment_of_row != nullptr ? args.by_top_k(assignment_) : assignment_;
-    if constexpr (!Traits::kTmaRows) row_tokens<Traits>(index_)[i] = token_;
+    if constexpr (!Traits::kTmaRows && !Rows::kRequantizes) row_tokens<Traits>(index_)[i] = token_;
   }
   __device__ void read_scales() {
-    row_scale_ = epilogue_.row_scale_of(token_, assignment_);
+    if constexpr (!Rows::kRequantizes) row_scale_ = epilogue_.row_scale_of(token_, assignment_);
     expert_scales_ = epilogue_.scales(rows_.expert);
   }
   __device__ void publish(const WorkTile& work) const {
@@ -187,7 +190,7 @@ class Description {
       work_tile_info<Traits>(index_) = {rows_, work.tile.m_tile * Traits::kMBlocks * 128, work.k_blocks, work.partial};
     ptx::mbarrier_arrive(info_full_barrier<Traits>(index_));
   }
-  static_assert(Traits::kLateFactors || !Rows::kFusedRouting);
+  static_assert(Traits::kLateFactors || (!Rows::kFusedRouting && !Rows::kRequantizes));
   const Epilogue& epilogue_;
   uint32_t index_;
   int thread_;

@@ -65,7 +65,7 @@ struct GemmTraits {
   static_assert(kSlices * kStepsOfSlice == 2 * Products::kSteps);
   // Where latency counts, a work tile is multiplied before its row factors are there.
   static constexpr bool kLateFactors = kTileN <= 16;
-  static constexpr bool kMayFuseRouting = kGemmConfigs[kIndex].fused_routing();
+  static constexpr bool kMayFuseRouting = kConfig.fused_routing(), kMayFuseRequantize = kConfig.fused_requantize();
   static constexpr int kStagingBytes = 16 * 1024 / kConsumerWarpgroups;  // of a warpgroup, to transpose what it stores
 };
 
@@ -88,6 +88,15 @@ struct Magnitudes {
   alignas(128) uint2 of[kFp8ScaleIndices][kCopies];
 };
 
+// What row threads that requantize keep: their elements of the k-blocks to come, bf16, in slots that they take by turns, each
+// thread's by itself; and the largest magnitudes of a work tile's rows, as each thread has found them.
+template <class Traits>
+struct RequantizeBuffers {
+  static constexpr int kSlots = 2, kPasses = 2;
+  uint4 elements[kSlots][kPasses][2][kProducerRowThreads];  // a block of 16 a thread, by halves
+  alignas(16) uint32_t magnitudes[2][Traits::kTileN][kProducerRowThreads];
+};
+
 // The shared memory of a cta with so many stages. Members that a configuration does without take no room. Barriers are
 // mbarriers, whose owner's instructions take their address alone; those in pairs belong to work tiles by turns, since the
 // producer describes the next one while the consumers are at one.
@@ -97,6 +106,7 @@ struct SharedOf {
   struct NoStaging {};
   struct NoRouting {};
   struct NoMagnitudes {};
+  struct NoRequantize {};
   struct Work {
     Schedule schedule;
     TileSplits
@@ -107,6 +117,8 @@ struct SharedOf {
   Stage<Traits> stages[kStages];
   [[no_unique_address]] std::conditional_t<Traits::kWide, Staging<Traits>, NoStaging> staging;
   [[no_unique_address]] std::conditional_t<Traits::kFp8, Magnitudes, NoMagnitudes> magnitudes;
+  [[no_unique_address]] std::conditional_t<Traits::kMayFuseRequantize, RequantizeBuffers<Traits>, NoRequantize>
+      requantize;
   RowFactor factors[2][Traits::kTileN];
   int32_t tokens[2][Traits::kTileN];  // of gathered rows
   WorkTileInfo work_tiles[2];
@@ -135,9 +147,10 @@ struct LayoutCheck {
   static_assert(sizeof(Stage<Traits>) % 1024 == 0, "every stage begins with a period of the swizzle");
   static_assert(offsetof(Stage<Traits>, weights) % 1024 == 0, "rows are whole periods; bulk copies need 16");
   static_assert(offsetof(S, stages) == 0, "shared memory begins at a multiple of 1024");
-  static_assert(offsetof(S, factors) == S::kStages * sizeof(Stage<Traits>) +
-                                            (Traits::kWide ? sizeof(Staging<Traits>) : size_t{0}) +
-                                            (Traits::kFp8 ? sizeof(Magnitudes) : size_t{0}));
+  static_assert(offsetof(S, factors) ==
+                S::kStages * sizeof(Stage<Traits>) + (Traits::kWide ? sizeof(Staging<Traits>) : size_t{0}) +
+                    (Traits::kFp8 ? sizeof(Magnitudes) : size_t{0}) +
+                    (Traits::kMayFuseRequantize ? sizeof(RequantizeBuffers<Traits>) : size_t{0}));
   static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, work) % 16 == 0);
   static_assert(offsetof(S, full) == offsetof(S, work) + sizeof(typename S::Work) +
                                          (Traits::kMayFuseRouting ? sizeof(FusedRouting) : size_t{0}));

@@ -153,25 +153,8 @@ Status quantize_shared_hidden(const StepContext& step) {
 
 Status requantize(const StepContext& step, const PartBuffers& part) {
   const QuantizePlan& plan = plan_of(step, part).requantize;
-  if (plan.kernel == QuantizeKernel::kNone) return {};
-  const MoeConfig& config = step.weights.config;
-  const bool shared = &part == &step.buffers.shared;
-  RunStatus& status = *step.buffers.status;
-  const Scratch scratch(step);
-  RowArgs args{};
-  args.x = part.intermediate.bf16;
-  args.k = part.intermediate_size;
-  args.policy = config->intermediate_scale == IntermediateScale::kDynamicToken ? RowScalePolicy::kDynamic
-                : config->intermediate_scale == IntermediateScale::kCompat     ? RowScalePolicy::kCompat
-                                                                               : RowScalePolicy::kPowerOfTwo;
-  args.rule = RowScaleRule(args.policy, config->activation_format,
-                           resolve_activation_scales(config, step.weights.scales)->intermediate);
-  args.out = part.intermediate;
-  args.operand = shared ? scratch.shared_operand : scratch.routed_operand;
-  args.operand_kind = step.plan->operand;
-  args.counters = {&status.nonfinite_rows, &status.intermediate_blocks, &status.intermediate_saturated,
-                   &status.intermediate_zeroed};
-  args.row_count = part.row_offsets + part.experts;
+  if (plan.kernel == QuantizeKernel::kNone || plan.kernel == QuantizeKernel::kByGemm2) return {};
+  const RowArgs args = intermediate_args(step, part);
   return is_fp8(step) ? launch_requantize<E4m3Vec8>(step, plan, args) : launch_requantize<Vec8>(step, plan, args);
 }
 

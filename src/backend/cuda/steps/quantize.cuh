@@ -272,4 +272,26 @@ inline RowArgs hidden_args(const StepContext& step, const PartBuffers& part) {
   return args;
 }
 
+// The same of requantize: the rows of a part's intermediate.
+inline RowArgs intermediate_args(const StepContext& step, const PartBuffers& part) {
+  const MoeConfig& config = step.weights.config;
+  RunStatus& status = *step.buffers.status;
+  const Scratch scratch(step);
+  RowArgs args{};
+  args.x = part.intermediate.bf16;
+  args.k = part.intermediate_size;
+  args.policy = config->intermediate_scale == IntermediateScale::kDynamicToken ? RowScalePolicy::kDynamic
+                : config->intermediate_scale == IntermediateScale::kCompat     ? RowScalePolicy::kCompat
+                                                                               : RowScalePolicy::kPowerOfTwo;
+  args.rule = RowScaleRule(args.policy, config->activation_format,
+                           resolve_activation_scales(config, step.weights.scales)->intermediate);
+  args.out = part.intermediate;
+  args.operand = &part == &step.buffers.shared ? scratch.shared_operand : scratch.routed_operand;
+  args.operand_kind = step.plan->operand;
+  args.counters = {&status.nonfinite_rows, &status.intermediate_blocks, &status.intermediate_saturated,
+                   &status.intermediate_zeroed};
+  args.row_count = part.row_offsets + part.experts;
+  return args;
+}
+
 }  // namespace nvfp4_moe::cuda

@@ -20,7 +20,9 @@ struct E4m3Vec8 {
 
   // x: finite. inverse = 1 / s. amax: the largest magnitude of the block of 16, as fp32's bits.
   __device__ static E4m3Vec8 of(const float (&x)[8], float inverse, uint32_t amax);
-  // The same of eight bf16. A whole warp calls it: the other half of a block belongs to the neighbouring lane.
+  // The same of eight bf16.
+  __device__ static E4m3Vec8 of(const uint4& x, float inverse, uint32_t amax);
+  // The same by a whole warp: the other half of a block belongs to the neighbouring lane.
   __device__ static E4m3Vec8 of(const uint4& x, float inverse);
 };
 
@@ -45,9 +47,7 @@ __device__ inline E4m3Vec8 E4m3Vec8::of(const float (&x)[8], float inverse, uint
   vec8.zeroed = amax != 0 && largest <= 0x1p-10f;  // half of the least E4M3, a tie, goes to the even 0
   return vec8;
 }
-__device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse) {
-  uint32_t magnitudes = larger_magnitudes(x);
-  magnitudes = __vmaxu2(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, 1));
+__device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse, uint32_t amax) {
   const uint32_t words[4] = {x.x, x.y, x.z, x.w};
   float values[8];
 #pragma unroll
@@ -55,7 +55,12 @@ __device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse) {
     values[2 * i] = __uint_as_float(words[i] << 16);
     values[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
   }
-  return of(values, inverse, larger_half(magnitudes));
+  return of(values, inverse, amax);
+}
+__device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse) {
+  uint32_t magnitudes = larger_magnitudes(x);
+  magnitudes = __vmaxu2(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, 1));
+  return of(x, inverse, larger_half(magnitudes));
 }
 
 // The value of an E4M3 byte (no NaN) in bf16, exactly.

@@ -60,6 +60,8 @@ inline constexpr int kWarpRowThreads = 256;     // of a CTA whose warps have a r
 inline constexpr int kIntoRowsThreads = 128;    // of a CTA that rounds a token into its rows
 inline constexpr int64_t kManyRows = 2048;      // from here on a warp has a row: there are enough to fill the device
 inline constexpr int64_t kSmallVec8Rows = 512;  // up to here a CTA has as many threads as it can use
+// Elements of a tile's rows up to which gemm2 may quantize them as it loads them.
+inline constexpr double kMaxRequantizedTile = 9216;
 // No more threads than there are blocks of 16 to quantize, or vec8.
 inline int row_threads(int64_t k) { return static_cast<int>(std::min<int64_t>(kRowThreads, (k / 16 + 31) / 32 * 32)); }
 // A CTA of many threads is done soonest; smaller ones fill a multiprocessor.

@@ -225,7 +225,8 @@ typedef struct nvfp4_moe_expert_parallel {
   const int64_t* expert_of_slot; /* (slots) which expert each slot holds, rank by rank, as many on each; NULL: ranges */
   int64_t slots;                 /* a multiple of the world; more than num_experts: redundant experts; 0 with NULL */
   /* all_to_all: tokens from one rank to another at most; 0: as many as come. More is a failure of the run; on a GPU, where
-   * such a run can be captured, out is NaN on every rank and nvfp4_moe_layer_run_status fails. */
+   * such a run can be captured, out is NaN on every rank and nvfp4_moe_layer_run_status fails; ranks replay together what
+   * they captured together, since how many tokens each has is in it. */
   int64_t capacity;
   int32_t combine;  /* NVFP4_MOE_COMBINE_... */
   int32_t reserved; /* 0 */

@@ -32,18 +32,19 @@ struct WireReport {
 };
 
 // How a run's records and rows lie in memory: messages of all ranks behind each other, each behind its header.
-// fixed: of `capacity` records and capacity * top_k rows; else of as many as there are, without headers.
+// fixed: at home all are of `records` records and records * top_k rows, and at an owner each home's of its own number; else of
+// as many as there are, without headers.
 struct RecordLayout {
   WireRecord record;
-  int64_t world = 0, capacity = 0;
+  int64_t world = 0, records = 0;
   bool fixed = false;
   int64_t header_bytes = 0;
 
   RecordLayout() = default;
-  RecordLayout(const WireRecord& record_, int64_t world_, int64_t capacity_, bool fixed_)
+  RecordLayout(const WireRecord& record_, int64_t world_, int64_t records_, bool fixed_)
       : record(record_),
         world(world_),
-        capacity(capacity_),
+        records(records_),
         fixed(fixed_),
         header_bytes(fixed ? static_cast<int64_t>(sizeof(MessageHeader)) : 0) {}
 };
@@ -85,7 +86,8 @@ struct TakeRecords {
   int32_t* ids = nullptr;           // (records, k) the step's batch
   float* weights = nullptr;         // (records, k)
   int32_t* first_rows = nullptr;    // (records) where a record's rows begin among all that go back
-  const int32_t* bounds = nullptr;  // (2, world + 1) first record and first row of each home; null under a capacity
+  const int32_t* bounds = nullptr;  // (2, world + 1) first record and first row of each home
+  int64_t capacity = 0;             // of tokens from one rank to another, where they are in headers
   uint32_t* failed = nullptr;       // (1) set where a home had too many tokens, or a record is wrong
   WireReport* report = nullptr;
 };

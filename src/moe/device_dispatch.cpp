@@ -58,7 +58,7 @@ DeviceDispatch::DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, 
       rank_(rank),
       world_(world),
       sizes_(world, capacity, fixed, layer.config()->top_k, 1),
-      layout_(WireRecord(layer.config()), world, capacity, fixed),
+      record_(layer.config()),
       counts_(2 * static_cast<size_t>(world) + 1),
       send_bytes_(static_cast<size_t>(world)),
       recv_bytes_(static_cast<size_t>(world)),
@@ -77,8 +77,8 @@ Result<std::unique_ptr<DeviceDispatch>> DeviceDispatch::make(const MoeLayer& lay
 DeviceDispatch::Spans DeviceDispatch::spans(std::byte* workspace, int64_t tokens) const {
   const Plan& plan = layer_.plan();
   const PackedWeights& weights = layer_.weights();
-  const int64_t received = sizes_.received(), sent = sizes_.sent(tokens), k = layout_.record.top_k;
-  const int64_t row_bytes = layout_.record.row_bytes, headers = world_ * layout_.header_bytes;
+  const int64_t received = sizes_.received(), sent = sizes_.sent(tokens), k = record_.top_k;
+  const int64_t row_bytes = record_.row_bytes, headers = world_ * layout_of(tokens).header_bytes;
   const auto bytes_of = [&](int64_t most) {
     return static_cast<int64_t>(layer_.backend().workspace_bytes(weights.config, weights.range, plan, most));
   };
@@ -90,13 +90,13 @@ DeviceDispatch::Spans DeviceDispatch::spans(std::byte* workspace, int64_t tokens
   spans.counts = arena.take<int64_t>("", "counts", 2 * world_);
   spans.bounds = arena.take<int32_t>("", "bounds", 2 * (world_ + 1));
   spans.sources = arena.take<RecordSource>("", "sources", sent);
-  spans.send = arena.take<std::byte>("", "send", sent * layout_.record.bytes + headers);
-  spans.recv = arena.take<std::byte>("", "recv", received * layout_.record.bytes + headers);
+  spans.send = arena.take<std::byte>("", "send", sent * record_.bytes + headers);
+  spans.recv = arena.take<std::byte>("", "recv", received * record_.bytes + headers);
   spans.ids = arena.take<int32_t>("", "ids", received * k);
   spans.weights = arena.take<float>("", "weights", received * k);
   spans.first_rows = arena.take<int32_t>("", "first_rows", received);
   spans.send_rows = arena.take<std::byte>("", "send_rows", received * k * row_bytes);
-  spans.recv_rows = arena.take<std::byte>("", "recv_rows", sizes_.fixed() ? received * k * row_bytes : 0);
+  spans.recv_rows = arena.take<std::byte>("", "recv_rows", sizes_.fixed() ? sizes_.rows_back(tokens) * row_bytes : 0);
   spans.home = arena.take<std::byte>("", "home", bytes_of(tokens));
   spans.owner = arena.take<std::byte>("", "owner", bytes_of(received));
   spans.size_bytes = arena.size_bytes();
@@ -139,9 +139,9 @@ Status DeviceDispatch::prepare(const Batch& batch, const Spans& s, void* stream)
   const int device = layer_.weights().device;
   const LayerSteps& steps = *layer_.backend().steps;
   NVFP4_MOE_TRY(slots_.enqueue(batch, rank_, s.slots, stream));
-  const CountRecords counted{s.slots, slots_.first_of_rank(), batch.tokens, layout_.record.top_k, world_, s.counts};
+  const CountRecords counted{s.slots, slots_.first_of_rank(), batch.tokens, record_.top_k, world_, s.counts};
   NVFP4_MOE_TRY(records_.count(device, counted, stream));
-  int64_t records = sizes_.received();
+  int64_t records = sizes_.sent(batch.tokens);
   if (!sizes_.fixed()) {
     const size_t bytes = 2 * static_cast<size_t>(world_) * sizeof(int64_t);
     NVFP4_MOE_TRY(memory_.to_host(device, counts_.data(), s.counts, bytes, stream));
@@ -152,10 +152,10 @@ Status DeviceDispatch::prepare(const Batch& batch, const Spans& s, void* stream)
   const StepContext step = side.step(layer_.weights(), stream);
   NVFP4_MOE_TRY(steps.route(step));  // of this rank's slots, which nobody asks for: it clears and counts
   NVFP4_MOE_TRY(
-      records_.scan(device, {layout_, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
+      records_.scan(device, {layout_of(batch.tokens), counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
   NVFP4_MOE_TRY(steps.quantize(step));
   PackRecords pack;
-  pack.layout = layout_;
+  pack.layout = layout_of(batch.tokens);
   const auto arrays =
       wire_arrays(side.buffers.routed.hidden, layer_.config()->activation_format, layer_.config()->hidden_size);
   std::copy(arrays.begin(), arrays.end(), pack.arrays);
@@ -191,10 +191,11 @@ Status DeviceDispatch::begin(Exchange& exchange, const Batch& batch, std::byte* 
 }
 
 Status DeviceDispatch::send_records(Exchange& exchange, const Spans& s, void* stream) {
+  const int64_t header_bytes = layout_of(0).header_bytes;
   for (int r = 0; r < world_; ++r) {
     const auto at = static_cast<size_t>(r);
-    send_bytes_[at] = layout_.header_bytes + sizes_.records_between(rank_, r) * layout_.record.bytes;
-    recv_bytes_[at] = layout_.header_bytes + sizes_.records_between(r, rank_) * layout_.record.bytes;
+    send_bytes_[at] = header_bytes + sizes_.records_between(rank_, r) * record_.bytes;
+    recv_bytes_[at] = header_bytes + sizes_.records_between(r, rank_) * record_.bytes;
   }
   const AllToAll call{"dispatch", s.send, send_bytes_.data(), s.recv, recv_bytes_.data(), exchange.timeout()};
   return exchange.device()->all_to_all_v(call, stream, captured_);
@@ -204,7 +205,7 @@ Status DeviceDispatch::work(const Spans& s, const Side& owner, void* stream) {
   const int device = layer_.weights().device;
   const LayerSteps& steps = *layer_.backend().steps;
   TakeRecords take;
-  take.layout = layout_;
+  take.layout = layout_of(0);  // an owner's messages are of the homes' lengths
   take.messages = s.recv;
   take.range = layer_.weights().range;
   take.ids = s.ids;
@@ -212,22 +213,21 @@ Status DeviceDispatch::work(const Spans& s, const Side& owner, void* stream) {
   take.first_rows = s.first_rows;
   take.failed = s.failed;
   take.report = reinterpret_cast<WireReport*>(report_.data());
-  if (!sizes_.fixed()) {
-    auto* const records = bounds_.data();
-    auto* const rows = records + world_ + 1;
-    for (int r = 0; r < world_; ++r) {
-      records[r + 1] = records[r] + static_cast<int32_t>(sizes_.tokens_between(r, rank_));
-      rows[r + 1] = rows[r] + static_cast<int32_t>(sizes_.rows_between(r, rank_));
-    }
-    take.bounds = s.bounds;
-    NVFP4_MOE_TRY(records_.put(device, bounds_.data(), static_cast<int64_t>(bounds_.size()), s.bounds, stream));
+  auto* const records = bounds_.data();
+  auto* const rows = records + world_ + 1;
+  for (int r = 0; r < world_; ++r) {
+    records[r + 1] = records[r] + static_cast<int32_t>(sizes_.records_between(r, rank_));
+    rows[r + 1] = rows[r] + static_cast<int32_t>(sizes_.rows_back_between(r, rank_));
   }
+  take.bounds = s.bounds;
+  take.capacity = sizes_.capacity();
+  NVFP4_MOE_TRY(records_.put(device, bounds_.data(), static_cast<int64_t>(bounds_.size()), s.bounds, stream));
   const StepContext step = owner.step(layer_.weights(), stream);
   NVFP4_MOE_TRY(records_.take(step, take));
   NVFP4_MOE_TRY(steps.route(step));
   NVFP4_MOE_TRY(multiply(steps, step, owner.buffers.routed));
   return records_.pack_rows(device,
-                            {layout_.record, owner.buffers.routed.rows_out, owner.buffers.row_of_assignment, s.ids,
+                            {record_, owner.buffers.routed.rows_out, owner.buffers.row_of_assignment, s.ids,
                              s.first_rows, owner.batch.tokens, s.send_rows},
                             stream);
 }
@@ -235,8 +235,8 @@ Status DeviceDispatch::work(const Spans& s, const Side& owner, void* stream) {
 Status DeviceDispatch::send_rows(Exchange& exchange, const Spans& s, void* rows, void* stream) {
   for (int r = 0; r < world_; ++r) {
     const auto at = static_cast<size_t>(r);
-    send_bytes_[at] = sizes_.rows_back_between(r, rank_) * layout_.record.row_bytes;
-    recv_bytes_[at] = sizes_.rows_back_between(rank_, r) * layout_.record.row_bytes;
+    send_bytes_[at] = sizes_.rows_back_between(r, rank_) * record_.row_bytes;
+    recv_bytes_[at] = sizes_.rows_back_between(rank_, r) * record_.row_bytes;
   }
   const AllToAll call{"rows back",        s.send_rows,       send_bytes_.data(), static_cast<std::byte*>(rows),
                       recv_bytes_.data(), exchange.timeout()};

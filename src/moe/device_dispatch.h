@@ -9,8 +9,9 @@
 // where combine reads them: only row_of_assignment says so, and nothing is copied.
 //
 // Without a capacity a run waits once for the device, for the counts that ranks tell each other, and cannot be captured.
-// Under a capacity it waits for nothing: messages are of one size, counts travel in their headers, and a run in which a
-// rank had too many tokens for another gives NaN on every rank and a failure of status.
+// Under a capacity it waits for nothing: how long messages are depends on how many tokens their home has, and not on the
+// routing; counts travel in their headers, and a run in which a rank had too many tokens for another gives NaN on every rank
+// and a failure of status.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +45,8 @@ class DeviceDispatch {
   struct Spans;
   struct Side;  // home or owner: its batch and arrays
   DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, int rank, int world, int64_t capacity, bool fixed);
+  // Of the messages of a home that has so many tokens.
+  RecordLayout layout_of(int64_t tokens) const { return {record_, world_, sizes_.fixed_records(tokens), sizes_.fixed()}; }
   Spans spans(std::byte* workspace, int64_t tokens) const;
   Side home(const Spans& spans, const Batch& batch);
   Side owner(const Spans& spans);
@@ -67,7 +70,7 @@ class DeviceDispatch {
   const DeviceMemory& memory_;
   const int rank_, world_;
   MessageSizes sizes_;
-  const RecordLayout layout_;
+  const WireRecord record_;
   Buffer report_;  // WireReport on the device
   LastPlan home_plan_, owner_plan_;
   std::vector<int64_t> counts_;                   // (world) pairs of tokens and rows for each rank, and captured

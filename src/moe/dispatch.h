@@ -25,7 +25,7 @@ namespace nvfp4_moe {
 class Dispatch {
  public:
   // layer: this rank's slots of a config whose experts are all slots; its limits are of world * capacity tokens.
-  // capacity: tokens from one rank to another, at most; fixed: every message is of that many.
+  // capacity: tokens from one rank to another, at most; fixed: every message is as long as such a number can make it.
   Dispatch(const MoeLayer& layer, int world, int64_t capacity, bool fixed);
 
   size_t workspace_bytes(int64_t tokens) const;

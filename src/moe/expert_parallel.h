@@ -34,8 +34,8 @@ struct EnumNames<CombineBy> {
 struct ExpertParallelOptions {
   CombineBy combine = CombineBy::kAllToAll;
   std::optional<Placement> placement;  // none: contiguous
-  // kAllToAll: the most tokens that a rank may have for one other in a run. Messages are then of one size, and
-  // workspaces are made for it; a run with more fails on every rank and says how many they were. On a device nobody waits
+  // kAllToAll: the most tokens that a rank may have for one other in a run. All messages of a home are then as long, by it
+  // and by the home's tokens, and workspaces are made for it; a run with more fails on every rank and says how many they were. On a device nobody waits
   // for that: out is NaN on every rank, and status fails. 0: as many as come, for which a run on a device waits.
   int64_t capacity = 0;
   Timeout load_timeout{30 * 60 * 1000};  // for the slowest rank to have its experts packed

@@ -128,11 +128,17 @@ inline int64_t sent_bytes() {
   return total;
 }
 // What they have to send, there and back.
-inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity) {
+inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity, Tokens tokens) {
   const WireRecord record(data.config);
-  const int64_t top_k = record.top_k, pairs = int64_t{placement.world()} * placement.world();
-  if (capacity > 0) return pairs * (16 + capacity * (record.bytes + top_k * record.row_bytes));
+  const int64_t top_k = record.top_k;
   int64_t bytes = 0;
+  if (capacity > 0) {
+    for (int home = 0; home < placement.world(); ++home) {
+      const int64_t records = std::min(capacity, tokens_of(tokens, data.spec.tokens, home, placement.world()).second);
+      bytes += placement.world() * (16 + records * (record.bytes + top_k * record.row_bytes));
+    }
+    return bytes;
+  }
   for (int64_t token = 0; token < data.spec.tokens; ++token) {
     std::vector<bool> goes(static_cast<size_t>(placement.world()));
     for (int64_t k = 0; k < top_k; ++k) {
@@ -172,7 +178,7 @@ inline void check_bits(const CaseData& data, int world, const ExpertParallelOpti
     if (emulated()) {
       EXPECT_EQ(free_bytes(), before) << "a run allocates";
       if (me == 0 && !parallel.placement) {
-        EXPECT_EQ(sent_bytes(), wire_bytes(data, rank.layer.placement(), parallel.capacity));
+        EXPECT_EQ(sent_bytes(), wire_bytes(data, rank.layer.placement(), parallel.capacity, tokens));
       }
     }
     EXPECT_EQ(difference_of(data, part_of(data, one.out, first, count), part_of(data, out, first, count)), "")

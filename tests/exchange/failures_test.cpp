@@ -307,7 +307,7 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
                  {ActivationFormat::kInt8Block, 64 + 16 + 1},
                  {ActivationFormat::kBf16, 128 + 1}};
   for (const Format& format : formats) {
-    for (const int64_t capacity : {0, 12}) {
+    for (const int64_t capacity : {0, 12, 24}) {
       SCOPED_TRACE(std::string(to_string(format.format)) + ", capacity " + std::to_string(capacity));
       Case spec = small();
       spec.options.activation_format = format.format;
@@ -324,7 +324,9 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
         ExpertParallelOptions options;
         options.capacity = capacity;
         const LayerSource source = test::source_of(mine);
-        const auto layer = ExpertParallelLayer::open(mine.config, source, test::options_of(mine), options, borrowed);
+        LayerOptions limits = test::options_of(mine);
+        limits.limits.max_tokens = 24;  // no more is sent for it
+        const auto layer = ExpertParallelLayer::open(mine.config, source, limits, options, borrowed);
         ASSERT_OK(layer);
         test::PoisonedWorkspace workspace((*layer)->workspace_bytes());
         std::vector<uint8_t> out(mine.out_bytes());

@@ -71,14 +71,15 @@ __device__ void look_at_headers(const TakeRecords& call) {
   int32_t most = -1;
   uint32_t pair = 0;  // home << 16 | owner
   for (auto home = static_cast<int64_t>(threadIdx.x); home < call.layout.world; home += 32) {
-    const MessageHeader* const header = header_at(call.layout, const_cast<std::byte*>(call.messages), home);
+    const MessageHeader* const header =
+        header_at(call.layout, const_cast<std::byte*>(call.messages), home, call.bounds[home]);
     if (header->most_tokens <= most) continue;
     most = header->most_tokens;
     pair = static_cast<uint32_t>(home) << 16 | static_cast<uint32_t>(header->most_rank);
   }
   const int32_t most_of_all = __reduce_max_sync(kAllLanes, most);
   pair = __reduce_min_sync(kAllLanes, most == most_of_all ? pair : 0xFFFFFFFFu);
-  if (threadIdx.x != 0 || most_of_all <= call.layout.capacity) return;
+  if (threadIdx.x != 0 || most_of_all <= call.capacity) return;
   atomicOr(call.failed, kOverflowed);
   atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->runs), 1ull);
   atomicMax(reinterpret_cast<unsigned long long*>(&call.report->most),
@@ -89,15 +90,9 @@ __device__ void look_at_headers(const TakeRecords& call) {
 struct Home {
   int64_t rank, first_row, end_row;
   __device__ Home(const TakeRecords& call, int64_t record) {
-    const RecordLayout& layout = call.layout;
+    const int64_t world = call.layout.world;
     const int32_t* const bounds = call.bounds;
-    if (bounds == nullptr) {
-      rank = record / layout.capacity;
-      first_row = rank * layout.capacity * layout.record.top_k;
-      end_row = first_row + layout.capacity * layout.record.top_k;
-      return;
-    }
-    int64_t low = 0, high = layout.world - 1;  // the last whose first record is not behind this one
+    int64_t low = 0, high = world - 1;  // the last whose first record is not behind this one
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
       if (bounds[middle] <= record)
@@ -106,7 +101,7 @@ struct Home {
         high = middle - 1;
     }
     rank = low;
-    first_row = bounds[layout.world + 1 + rank], end_row = bounds[layout.world + 2 + rank];
+    first_row = bounds[world + 1 + rank], end_row = bounds[world + 2 + rank];
   }
 };
 

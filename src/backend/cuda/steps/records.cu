@@ -77,11 +77,11 @@ struct MessageStart {
     const int32_t most_of_all = __reduce_max_sync(kAllLanes, most);
     most_rank = __reduce_min_sync(kAllLanes, most == most_of_all ? most_rank : 0x7FFFFFFF);
     if (!call.layout.fixed) return;
-    records = static_cast<int32_t>(rank * call.layout.capacity);
+    records = static_cast<int32_t>(rank * call.layout.records);
     rows = static_cast<int32_t>(records * call.counted.top_k);
     if (lane != 0) return;
     const int64_t* const own = call.counted.counts + rank * 2;
-    *header_at(call.layout, call.messages, rank) = {static_cast<int32_t>(own[0]), static_cast<int32_t>(own[1]),
+    *header_at(call.layout, call.messages, rank, records) = {static_cast<int32_t>(own[0]), static_cast<int32_t>(own[1]),
                                                     most_of_all, most_rank};
   }
 };
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_records(ScanRecords call) {
     const int32_t record = before.tiles + at.tiles, first_row = before.rows + at.rows;
     before.tiles += total.tiles, before.rows += total.rows;
     if (own.rows == 0) continue;
-    const bool fits = record < call.layout.capacity;
+    const bool fits = record < call.layout.records;
     if (fits) call.sources[starts[0] + record] = {static_cast<int32_t>(token), static_cast<int32_t>(rank), first_row};
     int32_t row = starts[1] + first_row;
     for (int64_t k = 0; k < top_k; ++k) {
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_records(ScanRecords call) {
     }
   }
   if (!call.layout.fixed) return;
-  for (int64_t i = before.tiles + threadIdx.x; i < call.layout.capacity; i += blockDim.x)
+  for (int64_t i = before.tiles + threadIdx.x; i < call.layout.records; i += blockDim.x)
     call.sources[starts[0] + i] = {-1, static_cast<int32_t>(rank), 0};
 }
 

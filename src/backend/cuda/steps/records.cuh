@@ -16,8 +16,10 @@ inline constexpr uint32_t kOverflowed = 1, kWrong = 2;  // why a run's out is Na
 __device__ inline std::byte* record_at(const RecordLayout& layout, std::byte* messages, int64_t rank, int64_t record) {
   return messages + record * layout.record.bytes + (rank + 1) * layout.header_bytes;
 }
-__device__ inline MessageHeader* header_at(const RecordLayout& layout, std::byte* messages, int64_t rank) {
-  return reinterpret_cast<MessageHeader*>(record_at(layout, messages, rank - 1, rank * layout.capacity));
+// The header of rank's message, whose first record is first_record of all.
+__device__ inline MessageHeader* header_at(const RecordLayout& layout, std::byte* messages, int64_t rank,
+                                           int64_t first_record) {
+  return reinterpret_cast<MessageHeader*>(record_at(layout, messages, rank - 1, first_record));
 }
 
 // By a CTA of kRecordThreads.

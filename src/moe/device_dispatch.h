@@ -46,7 +46,9 @@ class DeviceDispatch {
   struct Side;  // home or owner: its batch and arrays
   DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, int rank, int world, int64_t capacity, bool fixed);
   // Of the messages of a home that has so many tokens.
-  RecordLayout layout_of(int64_t tokens) const { return {record_, world_, sizes_.fixed_records(tokens), sizes_.fixed()}; }
+  RecordLayout layout_of(int64_t tokens) const {
+    return {record_, world_, sizes_.fixed_records(tokens), sizes_.fixed()};
+  }
   Spans spans(std::byte* workspace, int64_t tokens) const;
   Side home(const Spans& spans, const Batch& batch);
   Side owner(const Spans& spans);

@@ -151,8 +151,8 @@ Status DeviceDispatch::prepare(const Batch& batch, const Spans& s, void* stream)
   const Side side = home(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
   NVFP4_MOE_TRY(steps.route(step));  // of this rank's slots, which nobody asks for: it clears and counts
-  NVFP4_MOE_TRY(
-      records_.scan(device, {layout_of(batch.tokens), counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
+  NVFP4_MOE_TRY(records_.scan(
+      device, {layout_of(batch.tokens), counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
   NVFP4_MOE_TRY(steps.quantize(step));
   PackRecords pack;
   pack.layout = layout_of(batch.tokens);

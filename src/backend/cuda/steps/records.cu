@@ -82,7 +82,7 @@ struct MessageStart {
     if (lane != 0) return;
     const int64_t* const own = call.counted.counts + rank * 2;
     *header_at(call.layout, call.messages, rank, records) = {static_cast<int32_t>(own[0]), static_cast<int32_t>(own[1]),
-                                                    most_of_all, most_rank};
+                                                             most_of_all, most_rank};
   }
 };
 

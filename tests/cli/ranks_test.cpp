@@ -16,18 +16,19 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// An NVFP4 checkpoint of two layers and 8 experts, made once.
+// The path of an NVFP4 checkpoint whose sizes `synthesize` takes from words.
+std::string packed_in(const TempDir& dir, std::vector<std::string> words) {
+  const std::string floats = dir.file("floats"), made = dir.file("packed");
+  words.insert(words.begin(), {"synthesize", floats, "--top-k", "2", "--intermediate", "64", "--vocab", "64"});
+  EXPECT_EQ(run_tool(words).exit_code, 0);
+  EXPECT_EQ(run_tool({"quantize", floats, made}).exit_code, 0);
+  return made;
+}
+
+// Two layers and 8 experts, made once.
 const std::string& packed() {
   static const TempDir dir;
-  static const std::string path = [] {
-    const std::string floats = dir.file("floats"), made = dir.file("packed");
-    EXPECT_EQ(run_tool({"synthesize", floats, "--layers", "2", "--experts", "8", "--top-k", "2", "--hidden", "128",
-                        "--intermediate", "64", "--vocab", "64"})
-                  .exit_code,
-              0);
-    EXPECT_EQ(run_tool({"quantize", floats, made}).exit_code, 0);
-    return made;
-  }();
+  static const std::string path = packed_in(dir, {"--layers", "2", "--experts", "8", "--hidden", "128"});
   return path;
 }
 
@@ -102,15 +103,7 @@ constexpr int64_t kHidden = 64, kTopK = 2, kRecordBytes = 64, kRowBytes = 2 * kH
 // A checkpoint whose bytes on the wire are counted by hand.
 const std::string& narrow() {
   static const TempDir dir;
-  static const std::string path = [] {
-    const std::string floats = dir.file("floats"), made = dir.file("packed");
-    EXPECT_EQ(run_tool({"synthesize", floats, "--layers", "1", "--experts", "9", "--top-k", "2", "--hidden", "64",
-                        "--intermediate", "64", "--vocab", "64"})
-                  .exit_code,
-              0);
-    EXPECT_EQ(run_tool({"quantize", floats, made}).exit_code, 0);
-    return made;
-  }();
+  static const std::string path = packed_in(dir, {"--layers", "1", "--experts", "9", "--hidden", "64"});
   return path;
 }
 

@@ -1,4 +1,4 @@
-// What the device is, and its queue.
+// What the device is, and its errors.
 #include "cudart/device.h"
 
 #include <unistd.h>
@@ -10,12 +10,10 @@
 #include <thread>
 
 #include "runtime/memory_map.h"
-#include "runtime/scheduler.h"
 
 namespace ptxemu {
 namespace {
 
-constexpr size_t kMostChained = 16;
 thread_local cudaError_t last_error = cudaSuccess;
 const pid_t first_process = getpid();
 
@@ -98,6 +96,9 @@ int attribute(cudaDeviceAttr which) {
     case cudaDevAttrClusterLaunch: return compute_capability() >= 90;
     case cudaDevAttrCooperativeLaunch: return 1;
     case cudaDevAttrUnifiedAddressing: return 1;
+    case cudaDevAttrCanMapHostMemory: return 1;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem: return 1;
+    case cudaDevAttrIpcEventSupport: return 1;
     case cudaDevAttrConcurrentKernels: return 1;
     case cudaDevAttrAsyncEngineCount: return 1;
     case cudaDevAttrMemoryPoolsSupported: return 0;
@@ -111,48 +112,9 @@ cudaError_t noted(cudaError_t error) {
 }
 bool forked() { return getpid() != first_process; }
 
-cudaError_t Device::drain() {
-  if (chain.empty()) return broken;
-  std::vector<Launch> launches;
-  launches.swap(chain);
-  if (broken != cudaSuccess) return broken;
-  try {
-    run_chain(launches);
-  } catch (const std::exception& error) {
-    failure = error.what();
-    broken = failure.find("out of bounds") != std::string::npos ? cudaErrorIllegalAddress : cudaErrorLaunchFailure;
-  }
-  return broken;
-}
-
 Capture* Device::capture_of(cudaStream_t stream) {
   const auto found = captures.find(stream);
   return found == captures.end() ? nullptr : found->second.get();
-}
-
-cudaError_t Device::enqueue(cudaStream_t stream, std::function<void()> host) {
-  if (Capture* capture = capture_of(stream)) {
-    capture->graph->operations.push_back({nullptr, std::move(host)});
-    return cudaSuccess;
-  }
-  const cudaError_t error = drain();
-  if (error == cudaSuccess) host();
-  return error;
-}
-
-cudaError_t Device::enqueue(cudaStream_t stream, Launch launch) {
-  if (Capture* capture = capture_of(stream)) {
-    capture->graph->operations.push_back({std::make_unique<Launch>(std::move(launch)), {}});
-    return cudaSuccess;
-  }
-  if (!chain.empty() && (stream != chain_stream || !launch.programmatic || chain.size() == kMostChained)) {
-    const cudaError_t error = drain();
-    if (error != cudaSuccess) return error;
-  }
-  if (broken != cudaSuccess) return broken;
-  chain_stream = stream;
-  chain.push_back(std::move(launch));
-  return cudaSuccess;
 }
 
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
@@ -176,7 +138,7 @@ bool Device::capture_forbids() {
 
 using namespace ptxemu;
 
-#define LOCKED const std::lock_guard<std::recursive_mutex> lock(device().mutex)
+#define LOCKED const Lock lock(device().mutex)
 
 extern "C" {
 
@@ -238,12 +200,20 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
   properties->maxGridSize[0] = 0x7fffffff;
   properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
   properties->clusterLaunch = compute_capability() >= 90;
+  properties->canMapHostMemory = 1;
   properties->cooperativeLaunch = properties->unifiedAddressing = properties->concurrentKernels = 1;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp* properties, int index) {
   return cudaGetDeviceProperties(properties, index);
 }
+// The one device is nobody's peer, and its memory is everybody's.
+cudaError_t cudaDeviceCanAccessPeer(int* can, int index, int peer) {
+  *can = 0;
+  return noted(index == 0 && peer == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return noted(cudaErrorInvalidDevice); }
+cudaError_t cudaDeviceDisablePeerAccess(int) { return noted(cudaErrorInvalidDevice); }
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
@@ -264,7 +234,7 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
                   each(cudaErrorNotSupported) each(cudaErrorInvalidResourceHandle)                                 \
                       each(cudaErrorStreamCaptureUnsupported) each(cudaErrorStreamCaptureInvalidated)              \
                           each(cudaErrorStreamCaptureImplicit) each(cudaErrorIllegalState)                         \
-                              each(cudaErrorCooperativeLaunchTooLarge)
+                              each(cudaErrorCooperativeLaunchTooLarge) each(cudaErrorMapBufferObjectFailed)
 
 const char* cudaGetErrorName(cudaError_t error) {
 #define NAME(name) \

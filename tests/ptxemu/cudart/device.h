@@ -1,4 +1,4 @@
-// The device behind the CUDA run time: one queue of launches, captures, and the modules that programs registered.
+// The device behind the CUDA run time: queues of launches, captures, and the modules that programs registered.
 #pragma once
 
 #include <cuda.h>
@@ -7,11 +7,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "cudart/queues.h"
 #include "runtime/machine.h"
 
 // These are functions here, whatever the headers make of their names.
@@ -38,23 +38,44 @@ struct Capture {
 };
 
 struct Device {
-  std::recursive_mutex mutex;
-  std::vector<Launch> chain;  // launches that wait to run: each may overlap with the one before it
-  cudaStream_t chain_stream = nullptr;
+  DeviceMutex mutex;
+  std::vector<std::unique_ptr<Queue>> queues;  // of the host threads that have launches, the oldest first
+  std::chrono::steady_clock::time_point last_work{};
   std::map<cudaStream_t, std::shared_ptr<Capture>> captures;
   std::map<cudaEvent_t, std::shared_ptr<Capture>> captured_events;
   unsigned long long captures_begun = 0;
   cudaError_t broken = cudaSuccess;  // of a launch that failed, until the device is reset
   std::string failure;
 
-  // Runs what waits. The error of a launch that failed, now or before.
-  cudaError_t drain();
+  // Runs what waits, other threads' as far as it goes, until this thread's launches have ended, and those of a stream
+  // that it names. The error of a launch that failed, now or before.
+  cudaError_t drain(cudaStream_t stream = nullptr);
+  // Runs what waits as far as it goes.
+  void settle();
+  // Whether drain would find nothing to wait for.
+  bool is_done(cudaStream_t stream);
+  // What this thread's launches have reached once they have ended; null where they have.
+  std::shared_ptr<Mark> mark();
+  cudaError_t wait_for(const std::shared_ptr<Mark>& mark);
+  // No launch to come overlaps with those before.
+  void close_chain();
   // Runs in stream order, or records where the stream is captured.
   cudaError_t enqueue(cudaStream_t stream, std::function<void()> host);
   cudaError_t enqueue(cudaStream_t stream, Launch launch);
+  // An allocation is no longer there.
+  void forget_allocations();
   Capture* capture_of(cudaStream_t stream);
   // Whether a call that may wait must be refused, since a capture runs that such a call would break.
   bool capture_forbids();
+
+ private:
+  enum class Outcome { kPolls, kWaits, kWorked };
+  Queue* own_queue();
+  // Run launches as far as they go. patient: those that wait for others may go on to do so.
+  Outcome advance(Queue& queue, bool patient);
+  Outcome advance(bool patient);
+  cudaError_t wait(const std::function<bool()>& over);
+  void fail(const char* report);
 };
 Device& device();
 

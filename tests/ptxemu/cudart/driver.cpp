@@ -97,7 +97,7 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
   return static_cast<CUresult>(set_dynamic_shared(reinterpret_cast<Kernel*>(function), value));
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
-  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  const Lock lock(device().mutex);
   LaunchShape shape{{config->gridDimX, config->gridDimY, config->gridDimZ},
                     {config->blockDimX, config->blockDimY, config->blockDimZ},
                     {0, 0, 0},

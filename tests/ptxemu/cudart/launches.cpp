@@ -8,8 +8,6 @@ using namespace ptxemu;
 
 namespace {
 
-using Lock = std::lock_guard<std::recursive_mutex>;
-
 struct Configuration {
   dim3 grid, block;
   size_t shared;

@@ -1,4 +1,6 @@
 // Memory: allocations between guards, copies that check their device side.
+#include <unistd.h>
+
 #include <cstring>
 
 #include "cudart/device.h"
@@ -9,7 +11,7 @@ using namespace ptxemu;
 namespace {
 
 cudaError_t allocate_into(void** pointer, size_t bytes, const char* what) {
-  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  const Lock lock(device().mutex);
   if (!pointer) return noted(cudaErrorInvalidValue);
   if (forked()) return noted(cudaErrorInitializationError);
   if (device().capture_forbids()) return noted(cudaErrorStreamCaptureUnsupported);
@@ -20,12 +22,13 @@ cudaError_t allocate_into(void** pointer, size_t bytes, const char* what) {
 }
 
 cudaError_t release_from(void* pointer) {
-  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  const Lock lock(device().mutex);
   if (forked()) return noted(cudaErrorInitializationError);
   if (!pointer) return cudaSuccess;
   if (device().capture_forbids()) return noted(cudaErrorStreamCaptureUnsupported);
   const cudaError_t error = device().drain();
   if (!release(pointer)) return noted(cudaErrorInvalidValue);
+  device().forget_allocations();
   return noted(error);
 }
 
@@ -42,7 +45,7 @@ bool valid_copy(const void* to, size_t to_bytes, const void* from, size_t from_b
 
 cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                       cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
-  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  const Lock lock(device().mutex);
   if (rows == 0 || width == 0) return noted(device().drain());
   const size_t to_bytes = to_pitch * (rows - 1) + width, from_bytes = from_pitch * (rows - 1) + width;
   if (width > to_pitch || width > from_pitch) return noted(cudaErrorInvalidValue);
@@ -55,7 +58,7 @@ cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_p
 }
 
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
-  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  const Lock lock(device().mutex);
   if (forked()) return noted(cudaErrorInitializationError);
   if (!valid_copy(to, bytes, from, bytes, kind)) return noted(cudaErrorInvalidValue);
   if (wait && device().capture_forbids()) return noted(cudaErrorStreamCaptureUnsupported);
@@ -63,9 +66,25 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
 }
 
 cudaError_t fill(void* to, int value, size_t bytes, cudaStream_t stream) {
-  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  const Lock lock(device().mutex);
   if (!on_device(to, bytes)) return noted(cudaErrorInvalidValue);
   return noted(device().enqueue(stream, [=] { std::memset(to, value, bytes); }));
+}
+
+constexpr const char* kRegistered = "registered host memory";
+
+// What cudaIpcGetMemHandle gives: an allocation of a process, by its number, since addresses come again.
+struct SharedAllocation {
+  char name[8];
+  uint64_t address, bytes, number;
+  pid_t process;
+};
+static_assert(sizeof(SharedAllocation) <= sizeof(cudaIpcMemHandle_t));
+constexpr char kShared[8] = "ptxemu:";
+// How often memory was opened by a handle.
+std::map<void*, uint32_t>& opened() {
+  static auto* all = new std::map<void*, uint32_t>;
+  return *all;
 }
 
 }  // namespace
@@ -79,6 +98,33 @@ cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return allocate_into(pointer, bytes, "pinned host memory"); }
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   return allocate_into(pointer, bytes, "pinned host memory");
+}
+// Every address is the host's too, so that mapped memory has one.
+cudaError_t cudaHostGetDevicePointer(void** device_pointer, void* pointer, unsigned) {
+  const Lock lock(device().mutex);
+  if (!allocated(reinterpret_cast<uint64_t>(pointer), 1)) return noted(cudaErrorInvalidValue);
+  *device_pointer = pointer;
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
+  const Lock lock(device().mutex);
+  if (forked()) return noted(cudaErrorInitializationError);
+  if (!pointer || bytes == 0) return noted(cudaErrorInvalidValue);
+  if (allocated(reinterpret_cast<uint64_t>(pointer), 1)) return noted(cudaErrorHostMemoryAlreadyRegistered);
+  register_memory(reinterpret_cast<uint64_t>(pointer), bytes, kRegistered);
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* pointer) {
+  const Lock lock(device().mutex);
+  uint64_t low = 0;
+  const uint64_t address = reinterpret_cast<uint64_t>(pointer);
+  if (!allocated(address, 1, &low) || low != address ||
+      describe_address(address).find(kRegistered) == std::string::npos)
+    return noted(cudaErrorHostMemoryNotRegistered);
+  const cudaError_t error = device().drain();
+  unregister_memory(address);
+  device().forget_allocations();
+  return noted(error);
 }
 cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) {
   return allocate_into(pointer, bytes, "managed memory");
@@ -106,19 +152,54 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   return fill(to, value, bytes, stream);
 }
 
+// Within the process the memory is opened where it lies. Another one has no way to it.
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
+  const Lock lock(device().mutex);
+  SharedAllocation shared{};
+  uint64_t high = 0;
+  if (!handle || !allocated(reinterpret_cast<uint64_t>(pointer), 1, &shared.address, &high))
+    return noted(cudaErrorInvalidValue);
+  std::memcpy(shared.name, kShared, sizeof shared.name);
+  shared.bytes = high - shared.address;
+  shared.number = allocation_number(shared.address);
+  shared.process = getpid();
+  *handle = {};
+  std::memcpy(handle, &shared, sizeof shared);
+  return cudaSuccess;
+}
+cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned flags) {
+  const Lock lock(device().mutex);
+  SharedAllocation shared;
+  std::memcpy(&shared, &handle, sizeof shared);
+  if (!pointer || flags != cudaIpcMemLazyEnablePeerAccess) return noted(cudaErrorInvalidValue);
+  if (std::memcmp(shared.name, kShared, sizeof shared.name) != 0) return noted(cudaErrorInvalidResourceHandle);
+  if (shared.process != getpid() || shared.number != allocation_number(shared.address))
+    return noted(cudaErrorMapBufferObjectFailed);
+  *pointer = reinterpret_cast<void*>(shared.address);
+  ++opened()[*pointer];
+  return cudaSuccess;
+}
+cudaError_t cudaIpcCloseMemHandle(void* pointer) {
+  const Lock lock(device().mutex);
+  const auto found = opened().find(pointer);
+  if (found == opened().end()) return noted(cudaErrorInvalidValue);
+  if (--found->second == 0) opened().erase(found);
+  return noted(device().drain());
+}
+
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  const Lock lock(device().mutex);
   *total_bytes = kDeviceBytes;
   *free_bytes = kDeviceBytes - allocated_bytes();
   return cudaSuccess;
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-  const std::lock_guard<std::recursive_mutex> lock(device().mutex);
+  const Lock lock(device().mutex);
   *attributes = {};
   const bool known = allocated(reinterpret_cast<uint64_t>(pointer), 1);
   const bool pinned =
-      known && describe_address(reinterpret_cast<uint64_t>(pointer)).find("pinned host memory") != std::string::npos;
+      known && describe_address(reinterpret_cast<uint64_t>(pointer)).find("host memory") != std::string::npos;
   attributes->type = pinned ? cudaMemoryTypeHost : known ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
   attributes->device = known ? 0 : -2;
   attributes->devicePointer = known ? const_cast<void*>(pointer) : nullptr;

@@ -1,4 +1,5 @@
-// Streams, events, captures and graphs. Work is done in the order of the calls, which is an order that streams allow.
+// Streams, events, captures and graphs. Each thread's work is done in the order of its calls, which is an order that streams
+// allow.
 #include <chrono>
 #include <thread>
 
@@ -13,9 +14,8 @@ struct Stream {
 };
 struct Event {
   std::chrono::steady_clock::time_point recorded;
+  std::shared_ptr<Mark> mark;  // null where what lay before it had ended
 };
-
-using Lock = std::lock_guard<std::recursive_mutex>;
 
 // The legacy stream must not be used while a stream that waits for it is captured.
 bool implicit(cudaStream_t stream) {
@@ -25,14 +25,13 @@ bool implicit(cudaStream_t stream) {
   return false;
 }
 
-cudaError_t synchronize(cudaStream_t stream) {
-  const Lock lock(device().mutex);
-  if (device().capture_of(stream) || device().capture_forbids()) {
-    if (Capture* capture = device().capture_of(stream)) capture->invalid = true;
-    return noted(cudaErrorStreamCaptureUnsupported);
-  }
-  return noted(device().drain());
+bool forbidden(cudaStream_t stream) {
+  if (!device().capture_of(stream) && !device().capture_forbids()) return false;
+  if (Capture* capture = device().capture_of(stream)) capture->invalid = true;
+  return true;
 }
+
+bool reached(const Event& event) { return !event.mark || event.mark->reached; }
 
 }  // namespace
 
@@ -50,12 +49,20 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWith
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const Lock lock(device().mutex);
   device().captures.erase(stream);
-  const cudaError_t error = device().drain();
+  const cudaError_t error = device().drain(stream);
   delete reinterpret_cast<Stream*>(stream);
   return noted(error);
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return synchronize(stream); }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return synchronize(stream); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const Lock lock(device().mutex);
+  return noted(forbidden(stream) ? cudaErrorStreamCaptureUnsupported : device().drain(stream));
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const Lock lock(device().mutex);
+  if (forbidden(stream)) return noted(cudaErrorStreamCaptureUnsupported);
+  device().settle();
+  return noted(device().is_done(stream) ? device().broken : cudaErrorNotReady);
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const Lock lock(device().mutex);
   const auto recorded = device().captured_events.find(event);
@@ -64,7 +71,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     device().captures[stream] = recorded->second;
     return cudaSuccess;
   }
-  return noted(device().drain());
+  return noted(device().wait_for(reinterpret_cast<Event*>(event)->mark));
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -86,16 +93,21 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
   }
   device().captured_events.erase(event);
-  const cudaError_t error = device().drain();
+  reinterpret_cast<Event*>(event)->mark = device().mark();
   reinterpret_cast<Event*>(event)->recorded = std::chrono::steady_clock::now();
-  return noted(error);
+  return noted(device().broken);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const Lock lock(device().mutex);
   if (device().captured_events.count(event)) return noted(cudaErrorStreamCaptureUnsupported);
-  return noted(device().drain());
+  return noted(device().wait_for(reinterpret_cast<Event*>(event)->mark));
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const Lock lock(device().mutex);
+  if (device().captured_events.count(event)) return noted(cudaErrorStreamCaptureUnsupported);
+  device().settle();
+  return noted(reached(*reinterpret_cast<Event*>(event)) ? device().broken : cudaErrorNotReady);
+}
 // The emulator's own time, which says nothing of a device's.
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   const auto span = reinterpret_cast<Event*>(end)->recorded - reinterpret_cast<Event*>(start)->recorded;
@@ -103,9 +115,14 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
   return cudaSuccess;
 }
 
+// The host's functions are called without the device's mutex: one may wait for what another thread does.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  const Lock lock(device().mutex);
-  return noted(device().enqueue(stream, [=] { function(data); }));
+  std::unique_lock<DeviceMutex> lock(device().mutex);
+  if (device().capture_of(stream)) return noted(device().enqueue(stream, [=] { function(data); }));
+  const cudaError_t error = device().drain(stream);
+  lock.unlock();
+  if (error == cudaSuccess) function(data);
+  return noted(error);
 }
 
 // ---- captures
@@ -165,14 +182,16 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph
   return cudaGraphInstantiate(executable, graph, flags);
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
-// The host's functions are called without the device's mutex: one may wait for what another thread's graph does.
+// Copies and the host's functions wait here for the launches before them.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  std::unique_lock<std::recursive_mutex> lock(device().mutex);
-  cudaError_t error = device().drain();
-  for (const Operation& operation : (*reinterpret_cast<std::shared_ptr<Graph>*>(executable))->operations) {
+  std::unique_lock<DeviceMutex> lock(device().mutex);
+  device().close_chain();
+  cudaError_t error = device().broken;
+  const std::shared_ptr<Graph> graph = *reinterpret_cast<std::shared_ptr<Graph>*>(executable);
+  for (const Operation& operation : graph->operations) {
     if (error != cudaSuccess) break;
     if (!operation.launch) {
-      error = device().drain();
+      error = device().drain(stream);
       lock.unlock();
       if (error == cudaSuccess) operation.host();
       lock.lock();

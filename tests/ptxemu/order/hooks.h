@@ -18,7 +18,7 @@ bool asked_to_check();  // PTXEMU_CHECK
 // The PTX that a kernel's lines are of, for reports.
 void note_source(const KernelInfo* kernel, const std::string* text);
 void check_begin_chain(std::vector<Launch>& chain);
-void check_end_chain();
+void check_end_chain(std::vector<Launch>& chain);
 // What was reported since the last call; "" for nothing.
 std::string take_findings();
 void check_begin_cluster(Cluster& cluster);

@@ -113,6 +113,11 @@ void yield(Thread* T) {
   T->polling = false;
 }
 
+void sleep_briefly(Thread* T) {
+  processor.outside = true;
+  yield(T);
+}
+
 void exit_thread(Thread* T) {
   end_thread(T);
   __builtin_unreachable();

@@ -14,7 +14,9 @@ void yield(Thread* T);
 inline void poll(Thread* T) {
   if ((++T->polls & 15) == 0) yield(T);
 }
+void sleep_briefly(Thread* T);  // nanosleep
 uint64_t clock_now();
+uint64_t global_timer();  // nanoseconds of real time
 uint64_t variable_address(Thread* T, uint64_t offset);
 void launch_dependents(Thread* T);
 void wait_for_prerequisites(Thread* T);

@@ -114,6 +114,10 @@ std::string describe_address(uint64_t address) {
   return out.str().empty() ? "nothing is allocated" : out.str();
 }
 
+uint64_t allocation_number(uint64_t low) {
+  const auto found = map().ranges.find(low);
+  return found == map().ranges.end() ? 0 : found->second.number;
+}
 uint64_t allocated_bytes() { return map().bytes; }
 uint64_t allocation_count() {
   uint64_t count = 0;

@@ -20,6 +20,8 @@ void unregister_memory(uint64_t low);
 bool allocated(uint64_t address, uint64_t bytes, uint64_t* low = nullptr, uint64_t* high = nullptr);
 // What lies at or nearest to an address, for reports.
 std::string describe_address(uint64_t address);
+// Of the allocation that begins there; 0 for none. No two have the same.
+uint64_t allocation_number(uint64_t low);
 uint64_t allocated_bytes();
 uint64_t allocation_count();
 

@@ -1,4 +1,4 @@
-// The one processor: which fiber runs, whether the launch has failed, and what the files of the run time share of it.
+// The one processor: which fiber runs, whether its launch has failed, and what the files of the run time share of it.
 #pragma once
 
 #include <sstream>
@@ -14,6 +14,7 @@ struct Processor {
   bool failed = false;
   std::string failure;    // the report
   uint64_t progress = 0;  // grows with what polling threads may see
+  bool outside = false;   // a thread has slept or looked at the time since something was done last
   Order order = Order::kAtOnce;
   uint64_t random = 1;
 };

@@ -2,7 +2,8 @@
 //
 // One OS thread runs all fibers. Warps take turns; the lanes of a warp run one after the other, each until it waits, so
 // a thread is never interrupted between two instructions that do not wait. Asynchronous work is done at once, at random
-// moments, or only when nobody can go on without it.
+// moments, or only when nobody can go on without it. A run whose threads sleep or look at the time waits for what others
+// do, and is taken for stuck only after the patience of PTXEMU_PATIENCE.
 #include "runtime/scheduler.h"
 
 #include <algorithm>
@@ -18,6 +19,10 @@ namespace {
 
 // A round in which all that ran only looked at memory again is idle; after so many the launch is taken for stuck.
 constexpr uint64_t kMostIdleRounds = 20000;
+// In random order warps' turns are left out: after so many rounds in which the others did nothing, nobody can do anything.
+constexpr uint64_t kMostSkippedRounds = 8;
+// Idle rounds after which other runs have a turn.
+constexpr uint64_t kIdleTurn = 64;
 
 // Runs every ready lane of a warp once. Whether one did more than look again.
 bool run_warp(Warp& warp) {
@@ -35,7 +40,8 @@ bool run_warp(Warp& warp) {
   return worked;
 }
 
-bool run_cluster(Cluster& cluster) {
+// skipped: whether a warp's turn was left out.
+bool run_cluster(Cluster& cluster, bool& skipped) {
   bool worked = false;
   const bool random = order() == Order::kRandom;
   for (auto& cta : cluster.ctas) {
@@ -44,7 +50,7 @@ bool run_cluster(Cluster& cluster) {
       Warp& warp = cta->warps[(first + i) % cta->warp_count];
       if (!warp.ready) continue;
       if (random && random_number() % 4 == 0)
-        worked = true;  // its turn is left out
+        skipped = true;
       else
         worked |= run_warp(warp);
     }
@@ -112,126 +118,147 @@ bool release_waiting(Launch& launch) {
   throw LaunchFailure(processor.failure);
 }
 
-class Chain {
- public:
-  explicit Chain(std::vector<Launch>& launches) : launches_(launches) {
-    for (size_t i = 0; i < launches.size(); ++i) prepare(launches[i], i ? &launches[i - 1] : nullptr);
-  }
-  ~Chain() {
-    for (Launch& launch : launches_) {
-      for (auto& cluster : launch.live) free_cluster(*cluster);
-      launch.live.clear();
-      unregister_memory(reinterpret_cast<uint64_t>(launch.params));
-      std::free(launch.params);
-    }
-    processor.running = nullptr;
-    processor.failed = false;
-  }
-
-  void run() {
-    uint64_t idle = 0, seen = ~0ull, released = 0;
-    while (!launches_.back().complete()) {
-      const bool worked = round();
-      if (worked) {
-        idle = 0;
-        continue;
-      }
-      // Nobody went on by himself: asynchronous work, then further clusters, then those whose waits may time out.
-      if (release_held() || work() || grow()) continue;
-      if (processor.progress != seen) seen = processor.progress, released = 0;
-      if (released < 4 && release()) {
-        ++released;
-        continue;
-      }
-      if (!polling_) report_deadlock(launches_, "deadlock");
-      if (++idle > kMostIdleRounds)
-        report_deadlock(launches_, "no progress: all threads that run only look at memory again");
-    }
-  }
-
- private:
-  static void prepare(Launch& launch, Launch* predecessor) {
-    launch.predecessor = predecessor;
-    launch.total = uint64_t(launch.grid[0] / launch.cluster[0]) * (launch.grid[1] / launch.cluster[1]) *
-                   (launch.grid[2] / launch.cluster[2]);
-    const size_t bytes = (launch.arguments.size() + 255) / 128 * 128;
-    launch.params = static_cast<uint8_t*>(std::aligned_alloc(128, bytes));
-    std::memcpy(launch.params, launch.arguments.data(), launch.arguments.size());
-    register_memory(reinterpret_cast<uint64_t>(launch.params), launch.arguments.size(), "kernel arguments");
-    launch.limit = order() == Order::kRandom ? 1 + random_number() % 4 : 1;
-  }
-
-  bool round() {
-    bool worked = false;
-    polling_ = false;
-    // Late order favours the successor, so that it runs as far as it may before its predecessor ends.
-    for (size_t i = 0; i < launches_.size(); ++i) {
-      Launch& launch = launches_[order() == Order::kLate ? launches_.size() - 1 - i : i];
-      if (launch.complete() || !may_begin(launch)) continue;
-      if (launch.predecessor && launch.predecessor->complete()) {
-        for (Thread* thread : launch.waiting_for_predecessor) wake(thread);
-        launch.waiting_for_predecessor.clear();
-      }
-      while (launch.live.size() < launch.limit && launch.next < launch.total) start_cluster(launch), worked = true;
-      for (size_t c = 0; c < launch.live.size(); ++c) {
-        worked |= run_cluster(*launch.live[c]);
-        for (auto& cta : launch.live[c]->ctas)
-          for (Warp& warp : cta->warps) polling_ |= warp.ready != 0;
-      }
-      worked |= retire(launch);
-    }
-    return worked;
-  }
-  bool release_held() {
-    bool any = false;
-    for (Launch& launch : launches_)
-      if (launch.held) {
-        wake(launch.held);
-        launch.held = nullptr;
-        any = true;
-      }
-    return any;
-  }
-  bool work() {
-    bool any = false;
-    for (Launch& launch : launches_)
-      for (auto& cluster : launch.live) any |= do_some_work(cluster.get());
-    return any;
-  }
-  bool grow() {
-    bool any = false;
-    for (Launch& launch : launches_)
-      if (may_begin(launch) && launch.next < launch.total && launch.live.size() < launch.resident_clusters) {
-        launch.limit = launch.live.size() + 1;
-        any = true;
-      }
-    return any;
-  }
-  bool release() {
-    bool any = false;
-    for (Launch& launch : launches_) any |= release_waiting(launch);
-    return any;
-  }
-
-  std::vector<Launch>& launches_;
-  bool polling_ = false;
-};
-
 }  // namespace
 
-void run_chain(std::vector<Launch>& chain) {
-  processor.order = asked_order();
+Run::Run(std::vector<Launch> launches) : launches_(std::move(launches)), order_(asked_order()) {
+  processor.order = order_;
   seed_random();
-  check_begin_chain(chain);
+  for (size_t i = 0; i < launches_.size(); ++i) prepare(launches_[i], i ? &launches_[i - 1] : nullptr);
+  check_begin_chain(launches_);
+}
+
+Run::~Run() {
+  for (Launch& launch : launches_) {
+    for (auto& cluster : launch.live) free_cluster(*cluster);
+    launch.live.clear();
+    unregister_memory(reinterpret_cast<uint64_t>(launch.params));
+    std::free(launch.params);
+  }
+  check_end_chain(launches_);
+}
+
+Run::State Run::go_on(bool& worked, bool patient) {
+  processor.order = order_;
+  processor.progress = progress_;
+  processor.outside = outside_;
   try {
-    if (!chain.empty()) Chain(chain).run();
+    const State state = advance(worked, patient);
+    progress_ = processor.progress;
+    outside_ = processor.outside;
+    const std::string findings = state == State::kEnded ? take_findings() : "";
+    if (!findings.empty()) throw LaunchFailure(findings);
+    return state;
   } catch (const LaunchFailure& failure) {
-    check_end_chain();
+    processor.running = nullptr;
+    processor.failed = false;
     throw LaunchFailure(failure.what() + take_findings());
   }
-  check_end_chain();
-  const std::string findings = take_findings();
-  if (!findings.empty()) throw LaunchFailure(findings);
+}
+
+Run::State Run::advance(bool& worked, bool patient) {
+  while (!launches_.back().complete()) {
+    if (round()) {
+      idle_ = skipped_rounds_ = 0;
+      processor.outside = false;
+      worked = true;
+      continue;
+    }
+    if (skipped_ && ++skipped_rounds_ < kMostSkippedRounds) continue;
+    // Nobody went on by himself: asynchronous work, then further clusters, then those whose waits may time out.
+    if (release_held() || work() || grow()) {
+      worked = true;
+      continue;
+    }
+    if (processor.progress != seen_) seen_ = processor.progress, released_ = 0;
+    if (released_ < 4 && release()) {
+      ++released_;
+      continue;
+    }
+    if (!polling_) report_deadlock(launches_, "deadlock");
+    if (processor.outside) {
+      if (!patient) report_deadlock(launches_, "nobody has come for whom threads wait (PTXEMU_PATIENCE)");
+      return State::kWaits;
+    }
+    if (++idle_ > kMostIdleRounds)
+      report_deadlock(launches_, "no progress: all threads that run only look at memory again");
+    if (idle_ % kIdleTurn == 0) return State::kPolls;
+  }
+  worked = true;
+  return State::kEnded;
+}
+
+void Run::forget_allocations() {
+  for (Launch& launch : launches_)
+    for (auto& cluster : launch.live)
+      for (auto& cta : cluster->ctas)
+        for (Thread& thread : cta->threads) thread.memory_low = 1, thread.memory_high = 0;
+}
+
+void Run::prepare(Launch& launch, Launch* predecessor) {
+  launch.predecessor = predecessor;
+  launch.total = uint64_t(launch.grid[0] / launch.cluster[0]) * (launch.grid[1] / launch.cluster[1]) *
+                 (launch.grid[2] / launch.cluster[2]);
+  const size_t bytes = (launch.arguments.size() + 255) / 128 * 128;
+  launch.params = static_cast<uint8_t*>(std::aligned_alloc(128, bytes));
+  std::memcpy(launch.params, launch.arguments.data(), launch.arguments.size());
+  register_memory(reinterpret_cast<uint64_t>(launch.params), launch.arguments.size(), "kernel arguments");
+  launch.limit = order_ == Order::kRandom ? 1 + random_number() % 4 : 1;
+}
+
+bool Run::round() {
+  bool worked = false;
+  polling_ = skipped_ = false;
+  // Late order favours the successor, so that it runs as far as it may before its predecessor ends.
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    Launch& launch = launches_[order() == Order::kLate ? launches_.size() - 1 - i : i];
+    if (launch.complete() || !may_begin(launch)) continue;
+    if (launch.predecessor && launch.predecessor->complete()) {
+      for (Thread* thread : launch.waiting_for_predecessor) wake(thread);
+      launch.waiting_for_predecessor.clear();
+    }
+    while (launch.live.size() < launch.limit && launch.next < launch.total) start_cluster(launch), worked = true;
+    for (size_t c = 0; c < launch.live.size(); ++c) {
+      worked |= run_cluster(*launch.live[c], skipped_);
+      for (auto& cta : launch.live[c]->ctas)
+        for (Warp& warp : cta->warps) polling_ |= warp.ready != 0;
+    }
+    worked |= retire(launch);
+  }
+  return worked;
+}
+
+bool Run::release_held() {
+  bool any = false;
+  for (Launch& launch : launches_)
+    if (launch.held) {
+      wake(launch.held);
+      launch.held = nullptr;
+      any = true;
+    }
+  return any;
+}
+
+bool Run::work() {
+  bool any = false;
+  for (Launch& launch : launches_)
+    for (auto& cluster : launch.live) any |= do_some_work(cluster.get());
+  return any;
+}
+
+bool Run::grow() {
+  bool any = false;
+  for (Launch& launch : launches_)
+    if (may_begin(launch) && launch.next < launch.total && launch.live.size() < launch.resident_clusters) {
+      launch.limit = launch.live.size() + 1;
+      any = true;
+    }
+  return any;
+}
+
+bool Run::release() {
+  bool any = false;
+  for (Launch& launch : launches_) any |= release_waiting(launch);
+  return any;
 }
 
 }  // namespace ptxemu

@@ -1,14 +1,48 @@
 // Runs launches: a chain of them, of which each may begin before its predecessor ends where both ask for that.
+//
+// Several runs can be under way, those of host threads that stand for ranks: each goes on until it can go on no further by
+// itself, and then another has the processor (cudart/queues.h).
 #pragma once
 
-#include <string>
+#include <cstdint>
 #include <vector>
 
-#include "runtime/machine.h"
+#include "runtime/control.h"
 
 namespace ptxemu {
 
-// Runs the chain to its end. Throws LaunchFailure.
-void run_chain(std::vector<Launch>& chain);
+class Run {
+ public:
+  enum class State {
+    kEnded,
+    kPolls,  // all threads that run only look at memory again
+    kWaits,  // and look at the time or sleep in between: they wait for another run, for the host, or for the time
+  };
+
+  explicit Run(std::vector<Launch> launches);
+  ~Run();
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  // Goes on until it has ended or can go on no further by itself. worked: whether anything was done. Throws LaunchFailure,
+  // also where it waits and nobody is to be waited for any longer.
+  State go_on(bool& worked, bool patient);
+  // Threads look up again to which allocation an address belongs.
+  void forget_allocations();
+
+ private:
+  void prepare(Launch& launch, Launch* predecessor);
+  State advance(bool& worked, bool patient);
+  bool round();
+  bool release_held();
+  bool work();
+  bool grow();
+  bool release();
+
+  std::vector<Launch> launches_;
+  Order order_;
+  bool polling_ = false, skipped_ = false, outside_ = false;
+  uint64_t idle_ = 0, seen_ = ~0ull, released_ = 0, skipped_rounds_ = 0, progress_ = 0;
+};
 
 }  // namespace ptxemu

@@ -41,7 +41,7 @@ def brkpt(kernel, match, operands):
 
 @form("nanosleep", r"\.u32")
 def nanosleep(kernel, match, operands):
-    return "yield(T);"
+    return "sleep_briefly(T);"
 
 
 @form("pmevent", r"(\.mask)?")

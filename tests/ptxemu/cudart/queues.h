@@ -1,0 +1,63 @@
+// Whose turn it is: the device's mutex, and a queue of launches for each host thread.
+//
+// Host threads may stand for ranks whose kernels wait for each other's. Whoever waits for his own launches holds the mutex and
+// runs them; where they can go no further he runs those of the other host threads, and where nobody can go on he gives the
+// mutex up for a moment, however often he holds it, so that the others can launch, copy and ask.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "runtime/machine.h"
+#include "runtime/scheduler.h"
+
+namespace ptxemu {
+
+// Recursive, and given to those who ask in the order in which they do.
+class DeviceMutex {
+ public:
+  void lock();
+  void unlock();
+  // Of its owner: whether others ask for it.
+  bool wanted();
+  // Gives it up altogether until something has changed, for so long at most, and takes it again as often as it was held.
+  void pause(std::chrono::microseconds longest);
+  // Ends the pauses of others.
+  void changed();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable turn_, changed_;
+  std::thread::id owner_;
+  uint32_t depth_ = 0;
+  uint64_t next_ = 0, served_ = 0, changes_ = 0;
+};
+using Lock = std::lock_guard<DeviceMutex>;
+
+// Whether a chain, and what lay before it in its queue, has ended or was given up.
+struct Mark {
+  bool reached = false;
+};
+
+// A host thread's launches in the order of its calls. Each chain's launches may overlap.
+struct Queue {
+  std::thread::id thread;
+  struct Chain {
+    cudaStream_t stream;
+    std::vector<Launch> launches;  // until it is begun
+    std::unique_ptr<Run> run;
+    bool closed = false;  // takes no more launches
+    std::shared_ptr<Mark> mark = std::make_shared<Mark>();
+  };
+  std::deque<Chain> chains;  // the first may have begun
+};
+
+}  // namespace ptxemu

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cudart/device.h"
+#include "order/hooks.h"
 #include "runtime/memory_map.h"
 
 using namespace ptxemu;
@@ -27,7 +28,10 @@ cudaError_t release_from(void* pointer) {
   if (!pointer) return cudaSuccess;
   if (device().capture_forbids()) return noted(cudaErrorStreamCaptureUnsupported);
   const cudaError_t error = device().drain();
+  uint64_t low = 0, high = 0;
+  allocated(reinterpret_cast<uint64_t>(pointer), 1, &low, &high);
   if (!release(pointer)) return noted(cudaErrorInvalidValue);
+  check_freed(low, high - low);
   device().forget_allocations();
   return noted(error);
 }

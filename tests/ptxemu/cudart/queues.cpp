@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "cudart/device.h"
+#include "order/hooks.h"
 
 namespace ptxemu {
 namespace {
@@ -87,6 +88,7 @@ void Device::fail(const char* report) {
   for (auto& queue : queues)
     for (Queue::Chain& chain : queue->chains) chain.mark->reached = true;
   queues.clear();
+  check_give_up();
   mutex.changed();
 }
 
@@ -195,6 +197,7 @@ cudaError_t Device::enqueue(cudaStream_t stream, Launch launch) {
     }
     own->chains.emplace_back().stream = stream;
   }
+  check_enqueue(launch);
   own->chains.back().launches.push_back(std::move(launch));
   return cudaSuccess;
 }

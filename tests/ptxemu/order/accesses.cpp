@@ -39,8 +39,12 @@ void acquire(Thread* T, const ClockRef& clock) {
 }
 
 Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t queue) {
-  if (before.launch != o.cta->launch)
-    return o.base->launches >> before.launch & 1 ? Verdict::kOrdered : Verdict::kUnordered;
+  if (before.cta != o.cta->number) {
+    const OrderLaunch& launch = *checker.ctas[before.cta]->launch;
+    if (&launch != o.cta->launch && (o.base->launches.has(launch.thread, launch.number) ||
+                                     (planted(Fault::clock_ranks) && launch.thread != o.cta->launch->thread)))
+      return Verdict::kOrdered;
+  }
   Known known{};
   const Proxy proxy = static_cast<Proxy>(before.proxy);
   if (before.cta == o.cta->number) {
@@ -82,7 +86,9 @@ namespace {
 
 bool includes(uint32_t scope, const Record& a, const Record& b) {
   if (a.cta == b.cta || planted(Fault::clock_scope)) return true;
-  if (scope >= static_cast<uint32_t>(Scope::kGpu)) return true;
+  if (scope == static_cast<uint32_t>(Scope::kSys)) return true;
+  if (scope == static_cast<uint32_t>(Scope::kGpu))
+    return checker.ctas[a.cta]->launch->thread == checker.ctas[b.cta]->launch->thread;
   return scope == static_cast<uint32_t>(Scope::kCluster) &&
          checker.ctas[a.cta]->cluster == checker.ctas[b.cta]->cluster;
 }
@@ -146,7 +152,7 @@ void set_write(Cell& cell, const Record& now) {
 Record stamp(const Thread* T, bool write, Proxy proxy, uint32_t cta, uint32_t slot, uint32_t number) {
   Record record;
   record.number = number, record.cta = cta, record.slot = static_cast<uint16_t>(slot);
-  record.line = T->line, record.launch = T->order->cta->launch;
+  record.line = T->line;
   record.proxy = static_cast<uint8_t>(proxy), record.write = write;
   return record;
 }
@@ -163,7 +169,8 @@ void touch(Thread* T, const void* at, uint64_t size, const Record& now, bool coh
     compare(T, cell.write, now, address, queue);
     compare(T, cell.update, now, address, queue);
     if (!now.write) {
-      if (!coherent && !planted(Fault::clock_coherent) && cell.write.number && cell.write.launch == now.launch)
+      if (!coherent && !planted(Fault::clock_coherent) && cell.write.number &&
+          checker.ctas[cell.write.cta]->launch == checker.ctas[now.cta]->launch)
         report(T, Verdict::kNotCoherent, cell.write, now, address);
       return add_read(T, cell, now);
     }

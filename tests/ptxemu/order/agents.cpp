@@ -63,7 +63,7 @@ void check_bulk(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size
       (verdict == Verdict::kNoProxyFence && !barrier->fenced && !planted(Fault::clock_init)))
     report_mbarrier(T, verdict == Verdict::kUnordered ? verdict : Verdict::kNoInitFence, *barrier, at, true);
   Record now = stamp(T, false, Proxy::kAsync, barrier->cta->number, barrier->slot, barrier->phases + 1);
-  now.launch = barrier->cta->launch, now.in_flight = true;
+  now.in_flight = true;
   if (from) touch(T, from, size, now);
   now.write = true;
   touch(T, to, size, now);
@@ -74,7 +74,7 @@ void check_bulk_done(Cluster* cluster, const uint8_t* to, const uint8_t* from, u
   if (!barrier) return;
   Record now;
   now.number = barrier->phases + 1, now.cta = barrier->cta->number, now.slot = static_cast<uint16_t>(barrier->slot);
-  now.line = line, now.launch = barrier->cta->launch, now.proxy = static_cast<uint8_t>(Proxy::kAsync);
+  now.line = line, now.proxy = static_cast<uint8_t>(Proxy::kAsync);
   if (from) note(from, size, now);
   now.write = true;
   note(to, size, now);

@@ -11,22 +11,23 @@ using namespace ordering;
 
 namespace {
 
-// The scope that two threads of these ctas need to find each other.
-Scope between(const OrderCta& a, uint32_t cta, uint32_t cluster) {
-  return a.number == cta ? Scope::kCta : a.cluster == cluster ? Scope::kCluster : Scope::kGpu;
+// The scope that two threads of these ctas need to find each other. Host threads stand for ranks with devices of their own.
+Scope between(const OrderCta& a, const Released& one) {
+  if (a.launch->thread != one.thread) return planted(Fault::clock_system) ? Scope::kGpu : Scope::kSys;
+  return a.number == one.cta ? Scope::kCta : a.cluster == one.cluster ? Scope::kCluster : Scope::kGpu;
 }
 
 void add_release(uint64_t address, const OrderCta& cta, Scope scope, const ClockRef& clock) {
   if (!clock) return;
-  if (scope == Scope::kSys) scope = Scope::kGpu;
+  const uint32_t thread = cta.launch->thread;
   auto& all = checker.released[address];
   for (Released& one : all)
-    if (one.scope == scope &&
-        (scope == Scope::kGpu || one.cta == cta.number || (scope == Scope::kCluster && one.cluster == cta.cluster))) {
+    if (one.scope == scope && one.thread == thread &&
+        (scope >= Scope::kGpu || one.cta == cta.number || (scope == Scope::kCluster && one.cluster == cta.cluster))) {
       one.clock = join(one.clock, clock);
       return;
     }
-  all.push_back({scope, cta.number, cta.cluster, clock});
+  all.push_back({scope, cta.number, cta.cluster, thread, clock});
 }
 
 }  // namespace
@@ -40,7 +41,7 @@ void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Sema
     const auto found = checker.released.find(address);
     if (found != checker.released.end())
       for (const Released& one : found->second) {
-        const Scope needed = between(*o.cta, one.cta, one.cluster);
+        const Scope needed = between(*o.cta, one);
         if ((one.scope < needed || scope < needed) && !planted(Fault::clock_scope)) continue;
         if (semantics == Semantics::kAcquire || semantics == Semantics::kAcqRel || planted(Fault::clock_relaxed))
           acquire(T, one.clock);
@@ -58,7 +59,7 @@ void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Sema
     add_release(address, *o.cta, scope, release(T));
     return;
   }
-  for (Scope fenced : {Scope::kCta, Scope::kCluster, Scope::kGpu}) {
+  for (Scope fenced : {Scope::kCta, Scope::kCluster, Scope::kGpu, Scope::kSys}) {
     const ClockRef& clock = o.fences[static_cast<int>(fenced)];
     if (fenced <= scope) add_release(address, *o.cta, fenced, clock);
   }
@@ -67,7 +68,7 @@ void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Sema
 void check_fence(Thread* T, Scope scope) {
   if (!T->order) return;
   OrderThread& o = *T->order;
-  const int widest = std::min(static_cast<int>(scope), 2);
+  const int widest = static_cast<int>(scope);
   for (int i = 0; i <= widest; ++i)
     if (!o.unacquired[i].empty()) acquire(T, o.unacquired[i].take());
   const ClockRef clock = release(T);

@@ -22,19 +22,65 @@ bool asked_to_check() {
   std::abort();
 }
 
+void check_enqueue(Launch& launch) {
+  if (!launch.checked) return;
+  auto& threads = checker.threads;
+  const auto self = std::find_if(threads.begin(), threads.end(),
+                                 [](const HostThread& one) { return one.id == std::this_thread::get_id(); });
+  const uint32_t thread = static_cast<uint32_t>(self - threads.begin());
+  if (self == threads.end()) threads.push_back({std::this_thread::get_id(), 0, 0, {}});
+  auto order = std::make_unique<OrderLaunch>();
+  order->kernel = launch.kernel, order->thread = thread, order->number = ++threads[thread].enqueued;
+  // What host threads say to each other is not seen: what has ended counts as told.
+  for (uint32_t i = 0; i < threads.size(); ++i)
+    if (i != thread) order->ended.add(i, threads[i].ended, 0);
+  launch.order = order.get();
+  checker.launches.push_back(std::move(order));
+  ++checker.open;
+}
+
 void check_begin_chain(std::vector<Launch>& chain) {
-  checker.launches.clear();
-  if (chain.empty() || !chain[0].checked) return;
-  for (Launch& launch : chain) {
-    launch.order = new OrderLaunch{static_cast<uint32_t>(checker.launches.size())};
-    checker.launches.push_back(&launch);
+  uint32_t index = 0;
+  for (Launch& launch : chain)
+    if (launch.order) launch.order->index = index++, launch.order->before = checker.threads[launch.order->thread].ended;
+}
+
+namespace {
+
+// What one knows of launches that have ended, and of what other host threads' launches have released.
+void add_foreign(Gather& gather, const ClockRef& clock, uint32_t thread) {
+  if (!clock) return;
+  gather.add(clock->launches);
+  if (checker.threads.size() == 1) return;
+  for (const Part& part : clock->parts) {
+    const OrderLaunch& launch = *checker.ctas[part.cta]->launch;
+    if (launch.thread != thread && !clock->launches.has(launch.thread, launch.number)) gather.add(part);
   }
 }
 
-void check_end_chain(std::vector<Launch>&) {
+}  // namespace
+
+void check_end_chain(std::vector<Launch>& chain) {
+  for (Launch& launch : chain) {
+    if (!launch.order) continue;
+    OrderLaunch& order = *launch.order;
+    HostThread& thread = checker.threads[order.thread];
+    Gather known;
+    known.add(thread.known);
+    add_foreign(known, order.passed ? order.passed : order.ended_with.take(), order.thread);
+    if (!planted(Fault::clock_told)) thread.known = known.take();
+    thread.ended = order.number;
+    launch.order = nullptr;
+    --checker.open;
+  }
+  if (checker.open == 0) check_give_up();
+}
+
+void check_give_up() {
   if (checker.launches.empty()) return;
-  for (Launch* launch : checker.launches) delete launch->order, launch->order = nullptr;
+  checker.open = 0;
   checker.launches.clear();
+  checker.threads.clear();
   checker.shadow.clear();
   checker.mbarriers.clear();
   checker.released.clear();
@@ -42,18 +88,35 @@ void check_end_chain(std::vector<Launch>&) {
   clear_clocks();
 }
 
+void check_freed(uint64_t low, uint64_t bytes) {
+  if (checker.launches.empty()) return;
+  checker.shadow.forget(low, (bytes + 15) / 16 * 16);
+  checker.released.erase(checker.released.lower_bound(low), checker.released.lower_bound(low + bytes));
+}
+
 void check_begin_cluster(Cluster& cluster) {
   Launch& launch = *cluster.launch;
   if (!launch.order) return;
   cluster.order = new OrderCluster{++checker.clusters, {}, {}};
-  auto start = std::make_shared<Clock>();
+  const OrderLaunch& own = *launch.order;
+  Gather known;
+  known.add(checker.threads[own.thread].known);
+  known.add(own.ended);
+  Launches earlier;
+  earlier.add(own.thread, own.before, 0);
   // Its predecessor's triggers say nothing of that launch's own writes.
-  if (const Launch* before = launch.predecessor; before && before->order && !planted(Fault::clock_trigger))
-    start->launches = before->order->triggered_with | (planted(Fault::clock_launch) ? 1u << before->order->index : 0);
+  if (const Launch* before = launch.predecessor; before && before->order && !planted(Fault::clock_trigger)) {
+    OrderLaunch& order = *before->order;
+    if (!order.triggered) order.triggered = order.triggered_with.take();
+    known.add(order.triggered);
+    if (planted(Fault::clock_launch)) earlier.add(own.thread, own.before, 1u << order.index);
+  }
+  known.add(earlier);
+  const ClockRef start = known.take();
   for (auto& cta : cluster.ctas) {
     auto order = std::make_unique<OrderCta>();
     order->number = static_cast<uint32_t>(checker.ctas.size());
-    order->cluster = cluster.order->number, order->launch = launch.order->index;
+    order->cluster = cluster.order->number, order->launch = launch.order;
     std::copy(cta->ctaid, cta->ctaid + 3, order->ctaid);
     std::copy(cta->ntid, cta->ntid + 3, order->block);
     order->shared = cta->shared, order->shared_bytes = cta->shared_bytes;
@@ -87,10 +150,14 @@ void check_end_cluster(Cluster& cluster) {
 }
 
 void check_trigger(Thread* T) {
-  if (T->order) T->cta->cluster->launch->order->triggered_with |= T->order->base->launches;
+  if (!T->order) return;
+  OrderLaunch& launch = *T->cta->cluster->launch->order;
+  add_foreign(launch.triggered_with, T->order->base, launch.thread);
 }
 void check_end_thread(Thread* T) {
-  if (T->order) T->cta->cluster->launch->order->ended_with |= T->order->base->launches;
+  if (!T->order) return;
+  OrderLaunch& launch = *T->cta->cluster->launch->order;
+  add_foreign(launch.ended_with, T->order->base, launch.thread);
 }
 
 // The launch before has ended, and so have those that it has waited for.
@@ -98,8 +165,14 @@ void check_prerequisites(Thread* T) {
   if (!T->order) return;
   const Launch* before = T->cta->cluster->launch->predecessor;
   if (!before || !before->order) return;
-  OrderThread& o = *T->order;
-  o.know(with_launches(o.base, 1u << before->order->index | before->order->ended_with));
+  OrderLaunch& launch = *before->order;
+  if (!launch.passed) {
+    Launches ended;
+    ended.add(launch.thread, launch.before, 1u << launch.index);
+    launch.ended_with.add(ended);
+    launch.passed = launch.ended_with.take();
+  }
+  acquire(T, launch.passed);
 }
 
 // ---- barriers

@@ -13,7 +13,7 @@ bool covers(const Slots& a, const Slots& b) {
   return true;
 }
 bool covers(const Clock& a, const Clock& b) {
-  if (b.launches & ~a.launches) return false;
+  if (!a.launches.covers(b.launches)) return false;
   for (const Part& part : b.parts) {
     const Part* own = a.find(part.cta);
     if (!own || (own->slots != part.slots && !covers(*own->slots, *part.slots))) return false;
@@ -52,9 +52,38 @@ ClockRef remembered(const ClockRef& a, const ClockRef& b, uint32_t number, F mak
   return known.result;
 }
 
-constexpr uint32_t kJoin = 0xffffffff, kRaise = 0xfffffffe;  // beside sets of launches, which are fewer
+enum : uint32_t { kJoin, kRaise };
 
 }  // namespace
+
+bool Launches::has(uint32_t thread, uint32_t number) const {
+  if (thread >= threads_.size()) return false;
+  const Ended& one = threads_[thread];
+  return number <= one.before || (number - one.before <= 32 && one.chain >> (number - one.before - 1) & 1);
+}
+
+void Launches::add(uint32_t thread, uint32_t before, uint32_t chain) {
+  if (before == 0 && chain == 0) return;
+  if (thread >= threads_.size()) threads_.resize(thread + 1);
+  Ended& one = threads_[thread];
+  if (one.before < before)
+    one = {before, chain};
+  else if (one.before == before)
+    one.chain |= chain;
+}
+
+void Launches::add(const Launches& other) {
+  for (uint32_t thread = 0; thread < other.threads_.size(); ++thread)
+    add(thread, other.threads_[thread].before, other.threads_[thread].chain);
+}
+
+bool Launches::covers(const Launches& other) const {
+  for (uint32_t thread = 0; thread < other.threads_.size(); ++thread) {
+    const Ended &more = other.threads_[thread], own = thread < threads_.size() ? threads_[thread] : Ended{};
+    if (more.before > own.before || (more.before == own.before && more.chain & ~own.chain)) return false;
+  }
+  return true;
+}
 
 const Part* Clock::find(uint32_t cta) const {
   const auto at =
@@ -78,15 +107,17 @@ void Gather::add(const ClockRef& clock) {
   for (const ClockRef& seen : seen_)
     if (seen == clock) return;
   seen_[next_seen_++ % seen_.size()] = clock;
-  launches_ |= clock->launches;
-  for (const Part& part : clock->parts) {
-    auto at = std::lower_bound(parts_.begin(), parts_.end(), part.cta,
-                               [](const Piece& piece, uint32_t x) { return piece.part.cta < x; });
-    if (at == parts_.end() || at->part.cta != part.cta)
-      parts_.insert(at, {part, false});
-    else if (at->part.slots != part.slots && !covers(*at->part.slots, *part.slots))
-      raise(own_slots(part.cta, part.slots->size()), *part.slots);
-  }
+  launches_.add(clock->launches);
+  for (const Part& part : clock->parts) add(part);
+}
+
+void Gather::add(const Part& part) {
+  auto at = std::lower_bound(parts_.begin(), parts_.end(), part.cta,
+                             [](const Piece& piece, uint32_t x) { return piece.part.cta < x; });
+  if (at == parts_.end() || at->part.cta != part.cta)
+    parts_.insert(at, {part, false});
+  else if (at->part.slots != part.slots && !covers(*at->part.slots, *part.slots))
+    raise(own_slots(part.cta, part.slots->size()), *part.slots);
 }
 
 void Gather::set(uint32_t cta, uint32_t slot, Known known) {
@@ -98,7 +129,7 @@ void Gather::set(uint32_t cta, uint32_t slot, Known known) {
 
 ClockRef Gather::take() {
   auto clock = std::make_shared<Clock>();
-  clock->launches = launches_;
+  clock->launches = std::move(launches_);
   for (Piece& piece : parts_) clock->parts.push_back(std::move(piece.part));
   *this = {};
   return clock;
@@ -124,15 +155,6 @@ ClockRef raised(const ClockRef& clock) {
       part.slots = std::make_shared<Slots>(*part.slots);
       for (Known& known : *part.slots) known.async = std::max(known.async, known.done);
     }
-    return result;
-  });
-}
-
-ClockRef with_launches(const ClockRef& clock, uint32_t launches) {
-  if ((launches & ~clock->launches) == 0) return clock;
-  return remembered(clock, nullptr, launches, [&] {
-    auto result = std::make_shared<Clock>(*clock);
-    result->launches |= launches;
     return result;
   });
 }

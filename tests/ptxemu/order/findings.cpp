@@ -49,6 +49,8 @@ std::string hex(uint64_t value) {
   return text;
 }
 
+const OrderLaunch& launch_of(const Record& record) { return *checker.ctas[record.cta]->launch; }
+
 // Who made an access.
 std::string actor(const Record& record) {
   const OrderCta& cta = *checker.ctas[record.cta];
@@ -100,8 +102,13 @@ std::string missing(Verdict verdict, const Record& before, const Record& now) {
     case Verdict::kNoInitFence: return "fence.mbarrier_init or fence.proxy.async after mbarrier.init";
     default: break;
   }
-  if (before.launch != now.launch)
-    return before.launch < now.launch
+  const OrderLaunch &first = launch_of(before), &then = launch_of(now);
+  if (first.thread != then.thread)
+    return "a release after it and an acquire that sees that, both at the scope of the system: the two launches are "
+           "those of "
+           "two host threads, and neither had ended when the other was enqueued";
+  if (first.number != then.number)
+    return first.number < then.number
                ? "griddepcontrol.wait, by this thread or one that it is ordered after: that launch may still run"
                : "griddepcontrol.wait in the later launch before its access: this one may still run";
   if (before.strong != now.strong && kind == SlotKind::kThread)
@@ -121,8 +128,6 @@ std::string place(uint64_t address) {
   }
   return "global memory at " + hex(address) + ", " + describe_address(address);
 }
-
-const Launch& launch_of(const Record& record) { return *checker.launches[record.launch]; }
 
 std::string source_of(const Record& record) { return source_line(launch_of(record).kernel, record.line); }
 std::string line_text(uint32_t line, const std::string& source) {
@@ -180,14 +185,17 @@ void report(Thread*, Verdict verdict, const Record& before, const Record& now, u
   if (checker.known_findings.count(key)) return;
   std::ostringstream out;
   out << "ptxemu: order: a " << (now.write ? "write" : "read") << " is not ordered after an earlier "
-      << (before.write ? "write" : "read") << headline(launch_of(now));
+      << (before.write ? "write" : "read") << headline(launch_of(now).kernel);
   out << "  where:   " << place(at) << "\n";
   out << "  now:     " << actor(now) << (now.write ? " writes" : " reads") << (now.strong ? " (atomic), " : ", ")
       << line_text(now) << "\n";
   out << "  before:  " << actor(before) << (before.write ? " wrote" : " read") << (before.strong ? " (atomic), " : ", ")
       << line_text(before);
-  if (before.launch != now.launch)
-    out << "\n           of launch " << before.launch << " of the chain, kernel " << kernels[0];
+  const OrderLaunch &first = launch_of(before), &then = launch_of(now);
+  if (first.thread != then.thread)
+    out << "\n           of a launch of another host thread, kernel " << kernels[0];
+  else if (first.number != then.number)
+    out << "\n           of launch " << first.index << " of the chain, kernel " << kernels[0];
   out << "\n  missing: " << why << "\n";
   say(key, kernels[1] + " | " + source_of(now) + " | " + source_of(before), out.str());
 }
@@ -197,7 +205,7 @@ void report_unfenced(Thread* T, uint32_t line) {
   const KernelInfo* kernel = launch_of(now).kernel;
   std::ostringstream out;
   out << "ptxemu: order: a wgmma takes registers that were written after the last wgmma.fence"
-      << headline(launch_of(now));
+      << headline(launch_of(now).kernel);
   out << "  now:     " << actor(now) << ", " << line_text(now) << "\n";
   if (line)
     out << "  before:  the same thread wrote one of them, " << line_text(line, source_line(kernel, line)) << "\n";
@@ -211,7 +219,7 @@ void report_mbarrier(Thread* T, Verdict verdict, const Mbarrier& barrier, const 
   const std::string key = std::string(launch_of(now).kernel->name) + "mbarrier" + std::to_string(now.line) + why;
   if (checker.known_findings.count(key)) return;
   std::ostringstream out;
-  out << "ptxemu: order: an mbarrier is used without an order after its init" << headline(launch_of(now));
+  out << "ptxemu: order: an mbarrier is used without an order after its init" << headline(launch_of(now).kernel);
   out << "  where:   " << place(reinterpret_cast<uint64_t>(at)) << "\n";
   out << "  now:     " << actor(now) << (async ? " issues a copy that completes at it, " : " uses it, ")
       << line_text(now) << "\n  before:  " << actor(barrier.init) << " initialized it, " << line_text(barrier.init)

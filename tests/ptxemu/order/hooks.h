@@ -17,8 +17,13 @@ struct Clock;
 bool asked_to_check();  // PTXEMU_CHECK
 // The PTX that a kernel's lines are of, for reports.
 void note_source(const KernelInfo* kernel, const std::string* text);
+void check_enqueue(Launch& launch);
 void check_begin_chain(std::vector<Launch>& chain);
 void check_end_chain(std::vector<Launch>& chain);
+// Launches that were enqueued will not run.
+void check_give_up();
+// Memory is given back.
+void check_freed(uint64_t low, uint64_t bytes);
 // What was reported since the last call; "" for nothing.
 std::string take_findings();
 void check_begin_cluster(Cluster& cluster);

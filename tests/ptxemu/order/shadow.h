@@ -11,16 +11,14 @@ namespace ptxemu::ordering {
 
 // An access. Number 0: none.
 struct Record {
-  uint32_t number = 0, cta = 0;  // of the slot's numbers; cta: of the chain
-  uint32_t line : 24 = 0, launch : 8 = 0;
+  uint32_t number = 0, cta = 0;  // of the slot's numbers
+  uint32_t line = 0;
   uint16_t slot = 0;
   uint8_t proxy : 2 = 0, scope : 2 = 0, write : 1 = 0, strong : 1 = 0;
   uint8_t collective : 1 = 0;  // by a lane for its whole warp
   uint8_t any_lane : 1 = 0;    // what one lane of the warp knows suffices
   uint8_t in_flight : 1 = 0;   // not done, whatever its number
-  bool same_actor(const Record& other) const {
-    return slot == other.slot && cta == other.cta && launch == other.launch;
-  }
+  bool same_actor(const Record& other) const { return slot == other.slot && cta == other.cta; }
 };
 
 struct Cell {

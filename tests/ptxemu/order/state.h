@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "order/clock.h"
 #include "order/hooks.h"
@@ -38,7 +39,8 @@ struct OwnAgent {
 };
 
 struct OrderCta {
-  uint32_t number, cluster, launch;
+  uint32_t number, cluster;
+  const OrderLaunch* launch;
   uint32_t ctaid[3], block[3];
   std::vector<Slot> slots;
   std::map<std::pair<SlotKind, uint32_t>, uint32_t> agents;
@@ -56,8 +58,8 @@ struct OrderThread {
   ordering::ClockRef tensor_base;         // the same at its last tcgen05.fence::after_thread_sync
   const ordering::Slots* own = nullptr;   // of base, its own cta's
   std::vector<OwnAgent> agents;
-  ordering::ClockRef fences[3];    // what its fences release, by the scope that suffices
-  ordering::Gather unacquired[3];  // what its relaxed reads have seen, by the scope that a fence needs
+  ordering::ClockRef fences[4];    // what its fences release, by the scope that suffices
+  ordering::Gather unacquired[4];  // what its relaxed reads have seen, by the scope that a fence needs
   bool wgmma_fenced = false;
   uint8_t stored_over[64];             // what a store replaces
   std::vector<const uint64_t*> inits;  // mbarriers without a fence since
@@ -70,12 +72,25 @@ struct OrderCluster {
   ordering::ClockRef passed;
 };
 
-// What one launch's threads know of launches before it, as far as its successor may rely on it.
+// A launch. What its threads know of launches before it, and of what other host threads' launches have released, as far as
+// its successor may rely on it.
 struct OrderLaunch {
-  uint32_t index, ended_with = 0, triggered_with = 0;  // sets of launches
+  const KernelInfo* kernel;
+  uint32_t thread, number;         // the host thread, and among its launches
+  uint32_t index = 0, before = 0;  // in its chain; the number before the chain's first
+  ordering::Launches ended;        // of other host threads, when it was enqueued
+  ordering::Gather ended_with, triggered_with;
+  ordering::ClockRef triggered, passed;  // the same, once its successor has asked
 };
 
 namespace ordering {
+
+// What the launches of a host thread that have ended knew, the launches among that by their number.
+struct HostThread {
+  std::thread::id id;
+  uint32_t enqueued = 0, ended = 0;
+  ClockRef known;
+};
 
 struct Mbarrier {
   OrderCta* cta;
@@ -89,7 +104,7 @@ struct Mbarrier {
 // What was released at an address, to whom.
 struct Released {
   Scope scope;
-  uint32_t cta, cluster;
+  uint32_t cta, cluster, thread;
   ClockRef clock;
 };
 
@@ -103,10 +118,13 @@ enum class Verdict : uint8_t {
   kNoInitFence
 };
 
+// Kept from the first launch that is enqueued until none is left.
 struct Checker {
   Shadow shadow;
   std::vector<std::unique_ptr<OrderCta>> ctas;
-  std::vector<Launch*> launches;
+  std::vector<std::unique_ptr<OrderLaunch>> launches;
+  std::vector<HostThread> threads;
+  size_t open = 0;  // launches that have not ended
   std::map<const uint64_t*, Mbarrier> mbarriers;
   std::map<uint64_t, std::vector<Released>> released;
   uint32_t clusters = 0;

@@ -55,12 +55,12 @@ void stop(const std::string& report) {
   std::fputs(report.c_str(), stderr);
 }
 
-std::string headline(const Launch& launch) { return std::string(" in kernel ") + launch.kernel->name + "\n"; }
+std::string headline(const KernelInfo* kernel) { return std::string(" in kernel ") + kernel->name + "\n"; }
 
 void fault(Thread* T, const char* what) {
   std::ostringstream out;
   const Launch& launch = *T->cta->cluster->launch;
-  out << "ptxemu: " << what << headline(launch);
+  out << "ptxemu: " << what << headline(launch.kernel);
   out << "  thread " << coordinates(T->tid) << " of cta " << coordinates(T->cta->ctaid) << ", PTX line " << T->line
       << "\n";
   stop(out.str());
@@ -71,7 +71,7 @@ void fault(Thread* T, const char* what) {
 void fault_work(Cluster* cluster, const char* what) {
   std::ostringstream out;
   out << "ptxemu: " << what << ", in asynchronous work of a cluster that begins with cta "
-      << coordinates(cluster->ctas[0]->ctaid) << headline(*cluster->launch);
+      << coordinates(cluster->ctas[0]->ctaid) << headline(cluster->launch->kernel);
   report_cluster(out, *cluster);
   stop(out.str());
   if (processor.running) back_to_scheduler(processor.running);

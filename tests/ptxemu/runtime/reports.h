@@ -7,7 +7,7 @@
 
 namespace ptxemu {
 
-std::string coordinates(const uint32_t* x);  // (x,y,z)
-std::string headline(const Launch& launch);  // " in kernel NAME" and the line's end
+std::string coordinates(const uint32_t* x);      // (x,y,z)
+std::string headline(const KernelInfo* kernel);  // " in kernel NAME" and the line's end
 
 }  // namespace ptxemu

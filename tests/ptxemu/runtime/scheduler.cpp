@@ -107,7 +107,7 @@ bool release_waiting(Launch& launch) {
   std::ostringstream out;
   for (Launch& launch : chain) {
     if (launch.complete() || launch.live.empty()) continue;
-    out << "ptxemu: " << what << headline(launch) << "  " << launch.finished << " of " << launch.total
+    out << "ptxemu: " << what << headline(launch.kernel) << "  " << launch.finished << " of " << launch.total
         << " clusters have ended, " << launch.live.size() << " wait\n";
     for (auto& cluster : launch.live) {
       report_cluster(out, *cluster);

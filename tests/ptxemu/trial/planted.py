@@ -17,6 +17,7 @@ from trial import (
     test_matrices,
     test_memory,
     test_order,
+    test_ranks,
     test_scalars,
     test_tensor_pairs,
     test_warps,
@@ -32,7 +33,8 @@ HOME = {
     test_matrices: r"(ld|st)matrix|mma|block_scale|wgmma|tensor_memory",
     test_tensor_pairs: r"tcgen05|tensor_pair",
     test_launches: r"cancel|dependents|cluster|graph",
-    test_order: r"clock_",
+    test_order: r"clock_(?!ranks|system|told)",
+    test_ranks: r"turn|timer|clock_(ranks|system|told)",
 }
 CPU_SECONDS = 100  # a test that hangs is stopped, and has seen the fault
 

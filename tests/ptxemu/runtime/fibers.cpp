@@ -12,6 +12,9 @@ Processor processor;
 namespace {
 
 constexpr size_t kStackBytes = 1 << 20, kStackGuard = 1 << 14;
+// A guard is a mapping of its own, of which Linux gives a process 65530 unless told otherwise: beyond so many stacks, which
+// kernels of several host threads can have together, neighbours share one mapping without guards.
+constexpr size_t kMostGuarded = 20000;
 
 std::vector<uint8_t*>& free_stacks() {
   static auto* stacks = new std::vector<uint8_t*>;
@@ -28,7 +31,8 @@ uint8_t* take_stack() {
   }
   void* base = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) throw LaunchFailure("ptxemu: no memory for a thread's stack");
-  mprotect(base, kStackGuard, PROT_NONE);
+  static size_t made = 0;
+  if (++made <= kMostGuarded) mprotect(base, kStackGuard, PROT_NONE);
   return static_cast<uint8_t*>(base);
 }
 

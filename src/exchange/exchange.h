@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/peer_memory.h"
 #include "core/status.h"
 
 namespace nvfp4_moe {
@@ -53,11 +54,21 @@ class Transport {
   virtual Status look() { return {}; }
 };
 
+// What connects the ranks' devices: a library that moves bytes between them, or memory that they all reach.
+class DeviceLink {
+ public:
+  virtual ~DeviceLink() = default;
+  // The failure that ended it, here or on another rank; Ok while there is none. Does not wait.
+  virtual Status state() = 0;
+  // Ends what is enqueued and has not been done.
+  virtual void abort(const Status& why) = 0;
+  virtual std::string describe() const = 0;  // "nccl 2.28.9", "peers"
+};
+
 // What moves bytes between the ranks' device memories. Calls enqueue in a stream and do not wait for it; they are
 // collective, one at a time, in the same order on all ranks.
-class DeviceTransport {
+class DeviceTransport : public DeviceLink {
  public:
-  virtual ~DeviceTransport() = default;
   // call.timeout: for the stream to have done it. `captured`: the stream is being captured into a graph, and done is
   // what the graph's runs do.
   virtual Status all_to_all_v(const AllToAll& call, void* stream, bool captured = false) = 0;
@@ -65,11 +76,20 @@ class DeviceTransport {
   virtual Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured = false) = 0;
   // data: (count) fp32 or bf16, which becomes the sum over the ranks, in the transport's own order.
   virtual Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured = false) = 0;
-  // The failure that ended it, here or on another rank; Ok while there is none. Does not wait.
-  virtual Status state() = 0;
-  // Ends what is enqueued and has not been done.
-  virtual void abort(const Status& why) = 0;
-  virtual std::string describe() const = 0;  // "nccl 2.28.9"
+};
+
+// Regions of every rank's device memory that all ranks' kernels write to (core/peer_memory.h).
+class PeerMemory : public DeviceLink {
+ public:
+  struct Region {
+    PeerAddresses addresses;
+    int64_t size_bytes = 0;  // of each rank
+  };
+  // Collective, with the same number on all ranks: at least so many bytes, zeros where they are new. What has been given
+  // away before stays as it is. Ok on all ranks or on none.
+  virtual Result<Region> reserve(PeerRegion region, int64_t size_bytes) = 0;
+  // For kernels that wait.
+  virtual const PeerLink& link() const = 0;
 };
 
 // One transfer as this rank saw it, for whoever measures an exchange.
@@ -115,9 +135,14 @@ class Exchange {
 
   // Not collective: the failure that ended the exchange, or that the transport sees now. Ok while a call is in flight.
   Status look();
-  // For layers on devices; null: none. Set once, before such a layer opens; it goes before the exchange does.
+  // For layers on devices, either of the two; null: none. Set once, before such a layer opens; it goes before the exchange
+  // does.
   void set_device(std::unique_ptr<DeviceTransport> device) { device_ = std::move(device); }
   DeviceTransport* device() const { return device_.get(); }
+  void set_peers(std::unique_ptr<PeerMemory> peers) { peers_ = std::move(peers); }
+  PeerMemory* peers() const { return peers_.get(); }
+  // Whichever there is.
+  DeviceLink* device_link() const { return peers_ ? static_cast<DeviceLink*>(peers_.get()) : device_.get(); }
   // For whoever puts another one around it, before such a layer opens.
   std::unique_ptr<DeviceTransport> take_device() { return std::move(device_); }
 
@@ -146,6 +171,7 @@ class Exchange {
   std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_
   std::vector<int64_t> recv_bytes_;
   std::unique_ptr<DeviceTransport> device_;
+  std::unique_ptr<PeerMemory> peers_;
   TransferObserver observer_;
 };
 

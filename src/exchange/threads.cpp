@@ -18,6 +18,10 @@ class ThreadGroup::Rank : public Transport {
     const std::lock_guard lock(group_->mutex_);
     group_->fail(why);
   }
+  Status look() override {
+    const std::lock_guard lock(group_->mutex_);
+    return group_->failure_;
+  }
 
  private:
   const std::shared_ptr<ThreadGroup> group_;

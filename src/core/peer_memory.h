@@ -1,0 +1,68 @@
+// What the kernels of a rank know of the memory of all ranks' devices: addresses that they may write to, and where ranks
+// tell each other how far they have come.
+//
+// All of it lies in device memory, zeros at first, but PeerHostWords: pinned memory of the rank's own host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nvfp4_moe {
+
+// The most ranks whose devices write into each other's memory: those of one host. Their addresses are a kernel's argument.
+inline constexpr int kMostPeers = 16;
+
+// A region by what it is for. Each has its own memory: what protects one from being written too early is said where it is
+// used (backend/device_peers.h), and holds only while nothing else lies there.
+enum class PeerRegion : uint8_t {
+  kControl,  // PeerControl
+  kRecords,  // (world, a rank's tokens) records of all_to_all, from each home
+  kRows,     // (a rank's tokens, top_k) rows of all_to_all that come back
+  kLines,  // (2, world, values / 2) PeerLine: partial sums of a small all_reduce, from each rank, of two runs by turns
+  kParts,  // (world, a shard) fp32: partial sums of a large all_reduce, from each rank
+  kSums,   // (T, H) of out's dtype: the sums of a large all_reduce
+};
+inline constexpr int kPeerRegions = 6;
+
+// Memory of one process as another one of the same host may open it.
+struct PeerHandle {
+  std::byte bytes[64] = {};
+};
+
+// A region of each rank, as this rank's device reaches it.
+struct PeerAddresses {
+  std::byte* of_rank[kMostPeers] = {};
+};
+
+// Two values with a mark behind each. What is written together is seen together in 8 bytes, so that a value whose mark is
+// the run's has arrived, without any other word of its coming.
+struct PeerLine {
+  float first;
+  uint32_t first_mark;
+  float second;
+  uint32_t second_mark;
+};
+
+struct PeerControl {
+  uint64_t arrived[kMostPeers];  // by rank: the last meeting that it has come to, written by it
+  uint64_t round;                // the last meeting that this rank has been through
+  uint64_t nonfinite;            // of a sum that is being made
+  uint32_t ctas;                 // of that sum that have ended
+  uint32_t lost;                 // 1: a rank did not come, or the host said stop: nothing is waited for any more
+};
+
+// Between the device and the thread that watches it.
+struct PeerHostWords {
+  uint32_t stop;  // 1: by the host, waits end
+  uint32_t late;  // by the device: 1 + the rank that did not come in time; 0: none
+};
+
+// What every kernel that waits for others takes.
+struct PeerLink {
+  int32_t rank = 0, world = 1;
+  PeerAddresses control;
+  PeerHostWords* host = nullptr;  // as the device reaches it
+  uint64_t timeout_ns = 0;        // that a rank is waited for
+};
+
+}  // namespace nvfp4_moe

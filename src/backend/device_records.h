@@ -10,6 +10,7 @@
 
 #include "backend/layer_steps.h"
 #include "backend/wire_record.h"
+#include "core/peer_memory.h"
 
 namespace nvfp4_moe {
 
@@ -78,13 +79,22 @@ struct PackRecords {
   std::byte* messages = nullptr;
 };
 
+// Records that their homes have written into this rank's memory: [home][token], record_stride from one home's first to the
+// next one's. Of the owner's batch, a home's tokens begin at first_of_home.
+struct PeerMessages {
+  int64_t record_stride = 0;                   // 0: messages lie behind each other, as a RecordLayout says
+  int32_t first_of_home[kMostPeers + 1] = {};  // (world + 1)
+};
+
 // Records of all homes -> the owner's batch and what its gemm1 reads.
 struct TakeRecords {
   RecordLayout layout;
   const std::byte* messages = nullptr;
-  ExpertRange range;                // its slots
-  int32_t* ids = nullptr;           // (records, k) the step's batch
-  float* weights = nullptr;         // (records, k)
+  ExpertRange range;         // its slots
+  int32_t* ids = nullptr;    // (records, k) the step's batch
+  float* weights = nullptr;  // (records, k)
+  PeerMessages peers;
+  // Without peers:
   int32_t* first_rows = nullptr;    // (records) where a record's rows begin among all that go back
   const int32_t* bounds = nullptr;  // (2, world + 1) first record and first row of each home
   int64_t capacity = 0;             // of tokens from one rank to another, where they are in headers

@@ -147,6 +147,14 @@ const DeviceRanks* device_ranks(DeviceKind kind) {
   return nullptr;
 }
 
+const DevicePeers* device_peers(DeviceKind kind) {
+#ifdef NVFP4_MOE_WITH_CUDA
+  if (kind == DeviceKind::kCuda) return &kCudaPeers;
+#endif
+  (void)kind;
+  return nullptr;
+}
+
 const DeviceRecords* device_records(DeviceKind kind) {
 #ifdef NVFP4_MOE_WITH_CUDA
   if (kind == DeviceKind::kCuda) return &kCudaRecords;

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/device_formats.h"
+#include "backend/device_peers.h"
 #include "backend/device_ranks.h"
 #include "backend/device_records.h"
 #include "backend/device_router.h"
@@ -29,6 +30,8 @@ const DeviceFormats* device_formats(DeviceKind kind);
 const DeviceRouter* device_router(DeviceKind kind);
 // What a rank of several does there, alike.
 const DeviceRanks* device_ranks(DeviceKind kind);
+// What ranks do there over each other's memory, alike.
+const DevicePeers* device_peers(DeviceKind kind);
 // What all_to_all does there between the steps, alike.
 const DeviceRecords* device_records(DeviceKind kind);
 

@@ -113,26 +113,34 @@ __global__ void __launch_bounds__(kRecordThreads, 8) take_records_kernel(TakeArg
   const WireRecord& record = call.layout.record;
   if (blockIdx.x == 0 && threadIdx.x < 32 && call.layout.fixed) look_at_headers(call);
   const int64_t index = blockIdx.x, top_k = record.top_k;
-  const Home home(call, index);
-  const std::byte* const from = record_at(call.layout, const_cast<std::byte*>(call.messages), home.rank, index);
+  const bool peers = call.peers.record_stride > 0;
+  const std::byte* from;
+  int64_t first_row = 0, end_row = 0;
+  if (peers) {
+    int home = 0;
+    while (call.peers.first_of_home[home + 1] <= index) ++home;
+    from = call.messages + (home * call.peers.record_stride + index - call.peers.first_of_home[home]) * record.bytes;
+  } else {
+    const Home home(call, index);
+    from = record_at(call.layout, const_cast<std::byte*>(call.messages), home.rank, index);
+    first_row = home.first_row + *reinterpret_cast<const int32_t*>(from + record.first_row_at);
+    end_row = first_row < home.first_row ? first_row : home.end_row;
+    if (threadIdx.x == 0) call.first_rows[index] = static_cast<int32_t>(first_row);
+  }
   const auto* const slots = reinterpret_cast<const int32_t*>(from + record.slots_at);
-  const int64_t first_row = home.first_row + *reinterpret_cast<const int32_t*>(from + record.first_row_at);
   int32_t own = 0, strangers = 0;
   for (int64_t k = 0; k < top_k; ++k) {
     own += slots[k] != -1;
     strangers += slots[k] != -1 && (slots[k] < call.range.first || slots[k] >= call.range.first + call.range.count);
   }
-  const bool wrong = own > 0 && (strangers > 0 || first_row < home.first_row || first_row + own > home.end_row);
+  const bool wrong = own > 0 && (strangers > 0 || (!peers && first_row + own > end_row));
   for (int64_t k = threadIdx.x; k < top_k; k += kRecordThreads) {
     call.ids[index * top_k + k] = wrong ? -1 : slots[k];
     call.weights[index * top_k + k] = reinterpret_cast<const float*>(from + record.weights_at)[k];
   }
-  if (threadIdx.x == 0) {
-    call.first_rows[index] = static_cast<int32_t>(first_row);
-    if (wrong) {
-      atomicOr(call.failed, kWrong);
-      atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->wrong), 1ull);
-    }
+  if (threadIdx.x == 0 && wrong) {
+    atomicOr(call.failed, kWrong);
+    atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->wrong), 1ull);
   }
   if (own > 0 && !wrong) take_activations<kFormat>(args.rows, from, index);
 }

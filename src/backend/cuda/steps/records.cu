@@ -131,25 +131,11 @@ __global__ void __launch_bounds__(kRecordThreads, 8) pack_records(PackRecords ca
   const WireRecord& record = call.layout.record;
   const RecordSource source = call.sources[blockIdx.x];
   std::byte* const to = record_at(call.layout, call.messages, source.rank, blockIdx.x);
-  const int32_t first = call.first_of_rank[source.rank], end = call.first_of_rank[source.rank + 1];
-  const int64_t assignment = source.token * record.top_k;
-  for (int64_t k = threadIdx.x; k < record.top_k; k += kRecordThreads) {
-    const int32_t slot = source.token < 0 ? -1 : call.slots[assignment + k];
-    const bool own = slot >= first && slot < end;
-    reinterpret_cast<int32_t*>(to + record.slots_at)[k] = own ? slot : -1;
-    reinterpret_cast<float*>(to + record.weights_at)[k] = own ? call.weights[assignment + k] : 0;
-  }
-  if (threadIdx.x == 0) *reinterpret_cast<int32_t*>(to + record.first_row_at) = source.first_row;
-  if (source.token < 0) return;
-  int64_t offset = 0;
-#pragma unroll
-  for (const WireArray& array : call.arrays) {
-    const auto* const row = static_cast<const std::byte*>(array.rows) + source.token * array.row_bytes;
-    if (array.row_bytes > 0) copy_bytes(to + offset, row, array.row_bytes);
-    offset += array.row_bytes;
-  }
-  for (int64_t i = offset + threadIdx.x; i < record.slots_at; i += kRecordThreads) to[i] = std::byte{0};
-  for (int64_t i = record.first_row_at + 4 + threadIdx.x; i < record.bytes; i += kRecordThreads) to[i] = std::byte{0};
+  const RecordOfToken token{record, call.arrays, call.slots, call.weights};
+  if (source.token < 0)
+    token.put_none(to);
+  else
+    token.put(to, source.token, call.first_of_rank[source.rank], call.first_of_rank[source.rank + 1], source.first_row);
 }
 
 // ---- conclude

@@ -1,0 +1,261 @@
+// Meetings of ranks, and sums of all_reduce over their memories (backend/device_peers.h).
+//
+//   meet        a warp: says to each rank that this one has come, and waits until all have
+//   sum_small   partial (count) -> out (count): lines to every rank, then their lines from here, in one kernel
+//   push_parts, sum_shard, take_sums   the same of more values: each rank adds a shard and sends it to all
+// An element is added by one thread in the order of the ranks, as the host adds it. A small sum is latency; of a large one the
+// link is the limit: 4 bytes a value to whoever adds it, and out's bytes back.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/cuda/steps/peers.cuh"
+#include "backend/cuda/steps/peers.h"
+#include "backend/cuda/steps/records.cuh"
+#include "core/shard.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kElements = 8;         // of a thread of large sums
+constexpr int64_t kSmallCtas = 128;  // no more than run at once
+constexpr int64_t kLargeCtas = 264;
+constexpr float kNan = __builtin_nanf("");
+
+// ---- meet
+
+__global__ void __launch_bounds__(32)
+    meet_kernel(PeerLink link, bool arrives, bool waits, bool first, uint32_t* failed) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  PeerControl* const own = control_of(link, link.rank);
+  const uint64_t round = own->round + 1;
+  const auto other = static_cast<int>(threadIdx.x);
+  bool came = true;
+  if (other < link.world && other != link.rank) {
+    // The kernels before this one have ended: their writes come before this.
+    if (arrives) {
+      ptx::fence_system();
+      ptx::store_release_system(&control_of(link, other)->arrived[link.rank], round);
+    }
+    if (waits)
+      came = wait_for_rank(link, other, [&] { return ptx::load_acquire_system(&own->arrived[other]) >= round; });
+  }
+  if (!waits) return;
+  came = __all_sync(0xFFFFFFFFu, came);
+  __syncwarp();  // all have read the round
+  if (threadIdx.x != 0) return;
+  *failed = (first ? 0 : *failed) | (came ? 0 : kPeerIsLate);
+  own->round = round;
+}
+
+// ---- small sums
+
+__device__ PeerLine* lines_of(const PeerSum& call, int at, int from, uint64_t round) {
+  return reinterpret_cast<PeerLine*>(call.lines.of_rank[at]) +
+         (static_cast<int64_t>(round & 1) * call.link.world + from) * call.line_stride;
+}
+
+template <DType kOut>
+__global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const PeerLink& link = call.link;
+  PeerControl* const own = control_of(link, link.rank);
+  const uint64_t round = own->round + 1;
+  const uint32_t mark = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh line's
+  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
+  const auto* const partial = reinterpret_cast<const float2*>(call.partial);
+  for (int64_t i = first; i < call.count / 2; i += step) {
+    const float2 mine = partial[i];
+    for (int rank = 0; rank < link.world; ++rank)
+      if (rank != link.rank) ptx::store_line(lines_of(call, rank, link.rank, round) + i, mine.x, mine.y, mark);
+  }
+  unsigned nonfinite = 0;
+  for (int64_t i = first; i < call.count / 2; i += step) {
+    float2 sum{};
+    for (int rank = 0; rank < link.world; ++rank) {
+      float2 part{};
+      if (rank == link.rank) {
+        part = partial[i];
+      } else {
+        PeerLine line{};
+        const auto there = [&] {
+          line = ptx::load_line(lines_of(call, link.rank, rank, round) + i);
+          return line.first_mark == mark && line.second_mark == mark;
+        };
+        part = wait_for_rank(link, rank, there) ? make_float2(line.first, line.second) : make_float2(kNan, kNan);
+      }
+      sum = rank == 0 ? part : make_float2(sum.x + part.x, sum.y + part.y);
+    }
+    store_element<kOut>(call.out, 2 * i, sum.x);
+    store_element<kOut>(call.out, 2 * i + 1, sum.y);
+    nonfinite += magnitude_bits(load_element<kOut>(call.out, 2 * i)) >= kInfBits;
+    nonfinite += magnitude_bits(load_element<kOut>(call.out, 2 * i + 1)) >= kInfBits;
+  }
+  if (nonfinite != 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(&own->nonfinite), static_cast<unsigned long long>(nonfinite));
+  // The last CTA ends the run: no other one reads the round any more.
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(&own->ctas, 1u) + 1 != gridDim.x) return;
+  __threadfence();
+  *call.nonfinite = atomicExch(reinterpret_cast<unsigned long long*>(&own->nonfinite), 0ull);
+  own->ctas = 0;
+  own->round = round;
+}
+
+// ---- large sums
+
+// Eight values of out, as they are stored.
+template <DType kOut>
+struct Stored {
+  static constexpr int kVectors = kElements * (kOut == DType::kF32 ? 4 : 2) / 16;
+  uint4 vectors[kVectors];
+
+  __device__ explicit Stored(const float (&values)[kElements]) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) store_element<kOut>(vectors, e, values[e]);
+  }
+  // Values [i, i + 8) of memory that is aligned to 16 bytes.
+  __device__ Stored(const std::byte* from, int64_t i) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      vectors[v] = __ldcg(reinterpret_cast<const uint4*>(from) + i / kElements * kVectors + v);
+  }
+  __device__ void put(void* to, int64_t i) const {
+    if (reinterpret_cast<uintptr_t>(to) % 16 != 0) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) store_element<kOut>(to, i + e, load_element<kOut>(vectors, e));
+      return;
+    }
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) static_cast<uint4*>(to)[i / kElements * kVectors + v] = vectors[v];
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) push_parts_kernel(PeerSum call) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const int world = call.link.world, self = call.link.rank;
+  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
+  // Ranks begin with the one behind them, so that not all write to the same one.
+  for (int ahead = 1; ahead < world; ++ahead) {
+    const int rank = (self + ahead) % world;
+    const Shard shard = Shard::of(call.count, rank, world);
+    const auto* const from = reinterpret_cast<const float4*>(call.partial + shard.first);
+    auto* const to =
+        reinterpret_cast<float4*>(reinterpret_cast<float*>(call.parts.of_rank[rank]) + self * call.part_stride);
+    for (int64_t i = first; i < shard.count() / 4; i += step) to[i] = from[i];
+  }
+}
+
+template <DType kOut>
+__global__ void __launch_bounds__(kThreads) sum_shard_kernel(PeerSum call) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const int world = call.link.world, self = call.link.rank;
+  const Shard shard = Shard::of(call.count, self, world);
+  const int64_t step = int64_t{gridDim.x} * kThreads * kElements;
+  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements; i < shard.count(); i += step) {
+    float sum[kElements];
+    for (int rank = 0; rank < world; ++rank) {
+      const float* const parts =
+          rank == self ? call.partial + shard.first
+                       : reinterpret_cast<const float*>(call.parts.of_rank[self]) + rank * call.part_stride;
+      const auto* const from = reinterpret_cast<const float4*>(parts + i);
+      const float4 low = __ldcg(from), high = __ldcg(from + 1);
+      const float values[kElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) sum[e] = rank == 0 ? values[e] : sum[e] + values[e];
+    }
+    const Stored<kOut> stored(sum);
+    stored.put(call.out, shard.first + i);
+    for (int ahead = 1; ahead < world; ++ahead) stored.put(call.sums.of_rank[(self + ahead) % world], shard.first + i);
+  }
+}
+
+// The others' shards to out.
+template <DType kOut>
+__global__ void __launch_bounds__(kThreads) take_sums_kernel(PeerSum call) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const Shard shard = Shard::of(call.count, call.link.rank, call.link.world);
+  const bool failed = *call.failed != 0;
+  const std::byte* const sums = call.sums.of_rank[call.link.rank];
+  const int64_t step = int64_t{gridDim.x} * kThreads * kElements;
+  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements; i < call.count; i += step) {
+    if (!failed && i >= shard.first && i < shard.end) continue;
+    if (failed)
+      Stored<kOut>({kNan, kNan, kNan, kNan, kNan, kNan, kNan, kNan}).put(call.out, i);
+    else
+      Stored<kOut>(sums, i).put(call.out, i);
+  }
+}
+
+// ---- launches
+
+template <class Launch>
+Status of_out(DType out, const Launch& go) {
+  switch (out) {
+    case DType::kF32: return go(std::integral_constant<DType, DType::kF32>());
+    case DType::kF16: return go(std::integral_constant<DType, DType::kF16>());
+    default: return go(std::integral_constant<DType, DType::kBf16>());
+  }
+}
+
+unsigned ctas_of(int64_t values, int64_t of_thread, int64_t most) {
+  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(values, of_thread * kThreads), 1, most));
+}
+
+}  // namespace
+
+Status meet(int device, const PeerLink& link, PeerMeeting part, bool first, uint32_t* failed, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return launch<meet_kernel>("meet", 1u, 32, 0, stream, link, part != PeerMeeting::kWait, part != PeerMeeting::kArrive,
+                             first, failed);
+}
+
+Status sum_small(int device, const PeerSum& call, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const unsigned ctas = ctas_of(call.count, 2, kSmallCtas);
+  return of_out(call.out_dtype, [&](auto out) {
+    return launch<sum_small_kernel<out.value>>("sum_small", ctas, kThreads, 0, stream, call);
+  });
+}
+
+Status push_parts(int device, const PeerSum& call, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return launch<push_parts_kernel>("push_parts", ctas_of(call.count, 4, kLargeCtas), kThreads, 0, stream, call);
+}
+
+Status sum_shard(int device, const PeerSum& call, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const unsigned ctas = ctas_of(call.count / call.link.world, kElements, kLargeCtas);
+  return of_out(call.out_dtype, [&](auto out) {
+    return launch<sum_shard_kernel<out.value>>("sum_shard", ctas, kThreads, 0, stream, call);
+  });
+}
+
+Status take_sums(int device, const PeerSum& call, void* stream) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const unsigned ctas = ctas_of(call.count, kElements, kLargeCtas);
+  return of_out(call.out_dtype, [&](auto out) {
+    return launch<take_sums_kernel<out.value>>("take_sums", ctas, kThreads, 0, stream, call);
+  });
+}
+
+}  // namespace nvfp4_moe::cuda

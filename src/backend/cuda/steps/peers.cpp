@@ -1,0 +1,94 @@
+// Memory that several ranks' devices reach, and the table of their kernels.
+#include "backend/cuda/steps/peers.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/device/outside_captures.h"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+Status clear(int device, void* memory, int64_t size_bytes) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
+  // In a stream of its own: the default one waits for others, and they for nobody.
+  cudaStream_t stream = nullptr;
+  NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
+  cudaError_t error = cudaMemsetAsync(memory, 0, static_cast<size_t>(size_bytes), stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  return check(error, "cudaMemsetAsync");
+}
+
+Status share(int device, void* memory, PeerHandle* handle) {
+  static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(PeerHandle));
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  cudaIpcMemHandle_t made;
+  NVFP4_MOE_TRY(check(cudaIpcGetMemHandle(&made, memory), "cudaIpcGetMemHandle"));
+  std::memcpy(handle->bytes, &made, sizeof(made));
+  return {};
+}
+
+Result<void*> open(int device, const PeerHandle& handle) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  cudaIpcMemHandle_t given;
+  std::memcpy(&given, handle.bytes, sizeof(given));
+  void* memory = nullptr;
+  NVFP4_MOE_TRY(check(cudaIpcOpenMemHandle(&memory, given, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle"));
+  return memory;
+}
+
+void close(int device, void* memory) {
+  const DeviceGuard guard(device);
+  cudaIpcCloseMemHandle(memory);
+}
+
+Status reach(int device, int other) {
+  if (device == other) return {};
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    return {};
+  }
+  return check(error, ("cudaDeviceEnablePeerAccess to cuda:" + std::to_string(other)).c_str());
+}
+
+Status make_host_words(int device, PeerHostWords** words, PeerHostWords** on_device) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
+  void *host = nullptr, *seen = nullptr;
+  NVFP4_MOE_TRY(check(cudaHostAlloc(&host, sizeof(PeerHostWords), cudaHostAllocMapped), "cudaHostAlloc"));
+  if (const Status found = check(cudaHostGetDevicePointer(&seen, host, 0), "cudaHostGetDevicePointer"); !found.ok()) {
+    cudaFreeHost(host);
+    return found;
+  }
+  *words = new (host) PeerHostWords{};
+  *on_device = static_cast<PeerHostWords*>(seen);
+  return {};
+}
+
+void drop_host_words(int device, PeerHostWords* words) {
+  const DeviceGuard guard(device);
+  const OutsideCaptures outside;
+  cudaFreeHost(words);
+}
+
+constexpr DevicePeers kPeers = {clear,           share,           open,       close,      reach,
+                                make_host_words, drop_host_words, meet,       place_rows, push_records,
+                                push_rows,       sum_small,       push_parts, sum_shard,  take_sums};
+
+}  // namespace
+}  // namespace nvfp4_moe::cuda
+
+namespace nvfp4_moe {
+constinit const DevicePeers kCudaPeers = cuda::kPeers;
+}

@@ -1,0 +1,40 @@
+// Waiting for other ranks' devices (backend/device_peers.h).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/ptx/system.cuh"
+#include "backend/device_peers.h"
+
+namespace nvfp4_moe::cuda {
+
+__device__ inline PeerControl* control_of(const PeerLink& link, int rank) {
+  return reinterpret_cast<PeerControl*>(link.control.of_rank[rank]);
+}
+
+// Looks until there() holds. By one thread. False: the rank did not come in time, or the host said stop; then, and in
+// whatever comes later, nothing is waited for.
+template <class There>
+__device__ bool wait_for_rank(const PeerLink& link, int rank, const There& there) {
+  constexpr int kQuickLooks = 64;  // before it asks the host and the clock, which take longer than a look
+  constexpr unsigned kPauseNs = 100;
+  for (int look = 0; look < kQuickLooks; ++look)
+    if (there()) return true;
+  PeerControl* const own = control_of(link, link.rank);
+  const uint64_t begin = ptx::global_timer();
+  while (!there()) {
+    if (ptx::load_volatile(&own->lost) != 0) return false;
+    const bool late = ptx::global_timer() - begin > link.timeout_ns;
+    if (late) ptx::store_volatile(&link.host->late, static_cast<uint32_t>(rank) + 1);
+    if (late || ptx::load_volatile(&link.host->stop) != 0) {
+      ptx::store_volatile(&own->lost, 1);
+      return false;
+    }
+    __nanosleep(kPauseNs);
+  }
+  return true;
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,99 @@
+// What ranks do on devices that write into each other's memory: the steps of all_reduce and all_to_all that a library's
+// calls would do else (device_ranks.h, device_records.h).
+//
+// A rank writes into the others' regions, then all meet: what was written before a meeting is seen behind it. Each
+// function enqueues in a stream and returns; it allocates nothing and can be captured. The runs of one rank's link follow each
+// other on its device, in the same order on all ranks.
+//
+//   all_to_all         place_rows, push_records, meet, the owner's steps, push_rows, meet, combine
+//   small all_reduce   sum_small: one kernel, whose values have marks instead of a meeting
+//   large all_reduce   push_parts, meet, sum_shard, meet, take_sums
+//
+// When a region may be written again: records once their owner has come to the meeting behind its own steps; rows once
+// their home has come to the next run's first meeting, behind its combine; parts and sums likewise. Lines are of two runs
+// by turns: whoever is through a run has seen all others begin it, and so end the one before.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/device_records.h"
+#include "core/peer_memory.h"
+
+namespace nvfp4_moe {
+
+// Tokens at home -> a record in the region of each rank that has experts of them, at [home][token]. A rank without any gets
+// slots of -1 alone.
+struct PushRecords {
+  PeerLink link;
+  PeerAddresses records;
+  int64_t record_stride = 0;  // records from one home's first to the next one's
+  WireRecord record;
+  WireArray arrays[kWireArrays];           // of the tokens at home
+  const int32_t* slots = nullptr;          // (T, k)
+  const float* weights = nullptr;          // (T, k)
+  const int32_t* first_of_rank = nullptr;  // (world + 1)
+  int64_t tokens = 0;
+};
+
+// rows_out of the owner -> the rows region of their homes, at [token][k].
+struct PushRows {
+  PeerLink link;
+  PeerAddresses rows;
+  WireRecord record;
+  const void* rows_out = nullptr;              // (R)
+  const int32_t* row_of_assignment = nullptr;  // (records, k)
+  const int32_t* ids = nullptr;                // (records, k)
+  int64_t records = 0;
+  PeerMessages messages;
+};
+
+// partial (count) fp32 of each rank -> out (count): added in the order of the ranks, rounded once to out's dtype.
+struct PeerSum {
+  PeerLink link;
+  // Of sum_small, as many in each rank's part as the whole region has room for, whatever the count: two runs by turns
+  // share nothing.
+  PeerAddresses lines;
+  int64_t line_stride = 0;  // lines from one rank's first to the next one's
+  PeerAddresses parts;      // of the others
+  int64_t part_stride = 0;  // values from one rank's first to the next one's
+  PeerAddresses sums;
+  const float* partial = nullptr;
+  int64_t count = 0;  // a multiple of 8
+  void* out = nullptr;
+  DType out_dtype = DType::kBf16;
+  uint64_t* nonfinite = nullptr;  // (1) = how many of out are NaN or Inf
+  uint32_t* failed = nullptr;     // (1) of large sums: set by a meeting that failed; out is NaN then
+};
+
+// A meeting, or a half of it: between the two a rank may do what needs nothing of the others.
+enum class PeerMeeting : uint8_t { kArrive = 1, kWait = 2, kBoth = 3 };
+
+struct DevicePeers {
+  // Zeros, once it returns.
+  Status (*clear)(int device, void* memory, int64_t size_bytes);
+  // For other processes; memory is what an allocation returned.
+  Status (*share)(int device, void* memory, PeerHandle* handle);
+  Result<void*> (*open)(int device, const PeerHandle& handle);
+  void (*close)(int device, void* memory);
+  // Lets device reach the memory of another one of this process.
+  Status (*reach)(int device, int other);
+  // Zeros in pinned host memory, and where the device reaches them.
+  Status (*make_host_words)(int device, PeerHostWords** words, PeerHostWords** on_device);
+  void (*drop_host_words)(int device, PeerHostWords* words);
+
+  // failed (1): not 0 once a rank did not come; the first meeting of a run clears it.
+  Status (*meet)(int device, const PeerLink& link, PeerMeeting part, bool first, uint32_t* failed, void* stream);
+  // row_of_assignment (assignments): where combine finds the rows that come back; -1 for those without a slot.
+  Status (*place_rows)(int device, const int32_t* slots, int64_t assignments, int32_t* row_of_assignment, void* stream);
+  Status (*push_records)(int device, const PushRecords& call, void* stream);
+  Status (*push_rows)(int device, const PushRows& call, void* stream);
+  Status (*sum_small)(int device, const PeerSum& call, void* stream);
+  Status (*push_parts)(int device, const PeerSum& call, void* stream);
+  Status (*sum_shard)(int device, const PeerSum& call, void* stream);
+  Status (*take_sums)(int device, const PeerSum& call, void* stream);
+};
+
+extern const DevicePeers kCudaPeers;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
+
+}  // namespace nvfp4_moe

@@ -54,4 +54,14 @@ int64_t Announcement::count(int rank, int64_t index) const {
   return value;
 }
 
+Status all_capture_or_none(const Announcement& announcement, int world, int64_t index) {
+  const bool first = announcement.count(0, index) != 0;
+  for (int rank = 1; rank < world; ++rank)
+    if ((announcement.count(rank, index) != 0) != first)
+      return invalid_argument(
+          "stream of rank " + std::to_string(rank) + ": expected one that is " +
+          (first ? "captured, as on rank 0, got one that is not" : "not captured, as on rank 0, got one that is"));
+  return {};
+}
+
 }  // namespace nvfp4_moe

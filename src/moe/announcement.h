@@ -28,4 +28,8 @@ class Announcement {
   std::vector<std::byte> messages_;  // (world, bytes_)
 };
 
+// Every rank has counted at `index` whether its stream is captured. kInvalidArgument, on every rank alike, where they differ:
+// a graph is replayed by all or by none.
+Status all_capture_or_none(const Announcement& announcement, int world, int64_t index);
+
 }  // namespace nvfp4_moe

@@ -8,16 +8,6 @@
 #include "moe/registry.h"
 
 namespace nvfp4_moe {
-namespace {
-
-// Calls body() with the layer's device as the thread's current one, which steps launch on.
-template <class Body>
-Status on_device_of(const MoeLayer& layer, Body body) {
-  const auto call = [](void* argument) -> Status { return (*static_cast<Body*>(argument))(); };
-  return device_ranks(layer.plan().device.kind)->on_device(layer.weights().device, call, &body);
-}
-
-}  // namespace
 
 // T tokens of this rank, U of all ranks for this one at most.
 struct DeviceDispatch::Spans {
@@ -39,16 +29,6 @@ struct DeviceDispatch::Spans {
   size_t size_bytes = 0;
 };
 
-struct DeviceDispatch::Side {
-  Batch batch;
-  Arena arena;
-  LayerBuffers buffers;
-  const RunPlan* plan;
-  StepContext step(const PackedWeights& weights, void* stream) const {
-    return {weights, batch, buffers, serial_executor(), arena, stream, plan};
-  }
-};
-
 DeviceDispatch::DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, int rank, int world, int64_t capacity,
                                bool fixed)
     : layer_(layer),
@@ -67,10 +47,7 @@ DeviceDispatch::DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, 
 Result<std::unique_ptr<DeviceDispatch>> DeviceDispatch::make(const MoeLayer& layer, const DeviceSlots& slots, int rank,
                                                              int world, int64_t capacity, bool fixed) {
   std::unique_ptr<DeviceDispatch> made(new DeviceDispatch(layer, slots, rank, world, capacity, fixed));
-  const int device = layer.weights().device;
-  const WireReport none;
-  NVFP4_MOE_ASSIGN(made->report_, made->memory_.allocate(sizeof(WireReport), device, "report of all_to_all"));
-  NVFP4_MOE_TRY(made->memory_.to_device(device, made->report_.data(), &none, sizeof(none), nullptr));
+  NVFP4_MOE_ASSIGN(made->report_, DeviceReport::make(layer));
   return made;
 }
 
@@ -105,31 +82,23 @@ DeviceDispatch::Spans DeviceDispatch::spans(std::byte* workspace, int64_t tokens
 
 size_t DeviceDispatch::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
 
-const RunPlan* DeviceDispatch::plan_of(LastPlan& last, const Batch& batch) {
-  const bool aligned = reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0;
-  if (last.tokens != batch.tokens || last.hidden_dtype != batch.hidden_dtype || last.hidden_aligned != aligned)
-    last = {batch.tokens, batch.hidden_dtype, aligned,
-            layer_.backend().steps->plan(layer_.weights(), layer_.plan(), batch)};
-  return last.plan.get();
-}
-
-DeviceDispatch::Side DeviceDispatch::home(const Spans& spans, const Batch& batch) {
-  Side side{batch, Arena(spans.home, layer_.plan().limits.guard_bytes), {}, nullptr};
-  side.batch.topk_ids = spans.slots;
-  side.batch.ids_dtype = DType::kI32;
-  side.buffers = layer_buffers(layer_.config(), layer_.weights().range, batch.tokens, side.arena);
+DispatchSide DeviceDispatch::home(const Spans& spans, const Batch& batch) {
+  Batch mine = batch;
+  mine.topk_ids = spans.slots;
+  mine.ids_dtype = DType::kI32;
+  DispatchSide side(layer_, mine, spans.home);
   if (sizes_.fixed()) side.buffers.routed.rows_out = spans.recv_rows;
-  side.plan = plan_of(home_plan_, side.batch);
+  side.plan = home_plan_.of(layer_, side.batch);
   return side;
 }
 
-DeviceDispatch::Side DeviceDispatch::owner(const Spans& spans) {
-  Side side{{}, Arena(spans.owner, layer_.plan().limits.guard_bytes), {}, nullptr};
-  for (int from = 0; from < world_; ++from) side.batch.tokens += sizes_.records_between(from, rank_);
-  side.batch.topk_ids = spans.ids;
-  side.batch.topk_weights = spans.weights;
-  side.buffers = layer_buffers(layer_.config(), layer_.weights().range, side.batch.tokens, side.arena);
-  side.plan = plan_of(owner_plan_, side.batch);
+DispatchSide DeviceDispatch::owner(const Spans& spans) {
+  Batch mine;
+  for (int from = 0; from < world_; ++from) mine.tokens += sizes_.records_between(from, rank_);
+  mine.topk_ids = spans.ids;
+  mine.topk_weights = spans.weights;
+  DispatchSide side(layer_, mine, spans.owner);
+  side.plan = owner_plan_.of(layer_, side.batch);
   return side;
 }
 
@@ -148,7 +117,7 @@ Status DeviceDispatch::prepare(const Batch& batch, const Spans& s, void* stream)
     records = 0;
     for (size_t rank = 0; rank < static_cast<size_t>(world_); ++rank) records += counts_[2 * rank];
   }
-  const Side side = home(s, batch);
+  const DispatchSide side = home(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
   NVFP4_MOE_TRY(steps.route(step));  // of this rank's slots, which nobody asks for: it clears and counts
   NVFP4_MOE_TRY(records_.scan(
@@ -182,12 +151,7 @@ Status DeviceDispatch::begin(Exchange& exchange, const Batch& batch, std::byte* 
   if (mine.ok()) mine = enqueue();
   counts_.back() = captured_ ? 1 : 0;
   NVFP4_MOE_TRY(sizes_.announce(exchange, batch.tokens, mine, counts_));
-  for (int rank = 1; rank < world_; ++rank)
-    if (sizes_.more(rank, 0) != sizes_.more(0, 0))
-      return invalid_argument("stream of rank " + std::to_string(rank) + ": expected one that is " +
-                              (sizes_.more(0, 0) != 0 ? "captured, as on rank 0, got one that is not"
-                                                      : "not captured, as on rank 0, got one that is"));
-  return {};
+  return all_capture_or_none(sizes_.announcement(), world_, sizes_.first_more());
 }
 
 Status DeviceDispatch::send_records(Exchange& exchange, const Spans& s, void* stream) {
@@ -201,7 +165,7 @@ Status DeviceDispatch::send_records(Exchange& exchange, const Spans& s, void* st
   return exchange.device()->all_to_all_v(call, stream, captured_);
 }
 
-Status DeviceDispatch::work(const Spans& s, const Side& owner, void* stream) {
+Status DeviceDispatch::work(const Spans& s, const DispatchSide& owner, void* stream) {
   const int device = layer_.weights().device;
   const LayerSteps& steps = *layer_.backend().steps;
   TakeRecords take;
@@ -212,7 +176,7 @@ Status DeviceDispatch::work(const Spans& s, const Side& owner, void* stream) {
   take.weights = s.weights;
   take.first_rows = s.first_rows;
   take.failed = s.failed;
-  take.report = reinterpret_cast<WireReport*>(report_.data());
+  take.report = report_.on_device();
   auto* const records = bounds_.data();
   auto* const rows = records + world_ + 1;
   for (int r = 0; r < world_; ++r) {
@@ -246,7 +210,7 @@ Status DeviceDispatch::send_rows(Exchange& exchange, const Spans& s, void* rows,
 Status DeviceDispatch::run(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream) {
   const LayerSteps& steps = *layer_.backend().steps;
   const Spans s = spans(workspace, batch.tokens);
-  const Side at_home = home(s, batch), at_owner = owner(s);
+  const DispatchSide at_home = home(s, batch), at_owner = owner(s);
   const bool works = at_owner.batch.tokens > 0;
   const auto enqueue = [&]() -> Status {
     NVFP4_MOE_TRY(send_records(exchange, s, stream));
@@ -271,15 +235,9 @@ Status DeviceDispatch::run(Exchange& exchange, const Batch& batch, std::byte* wo
 }
 
 Status DeviceDispatch::report(void* stream) const {
-  const int device = layer_.weights().device;
-  WireReport seen;
-  const WireReport none;
-  NVFP4_MOE_TRY(memory_.to_host(device, &seen, report_.data(), sizeof(seen), stream));
+  NVFP4_MOE_ASSIGN(const WireReport seen, report_.take(layer_, stream));
   if (seen.runs == 0 && seen.wrong == 0) return {};
-  NVFP4_MOE_TRY(memory_.to_device(device, report_.data(), &none, sizeof(none), stream));
-  if (seen.wrong > 0)
-    return io_error("dispatch: expected records of slots of rank " + std::to_string(rank_) + ", got " +
-                    std::to_string(seen.wrong) + " others; out is NaN");
+  if (seen.wrong > 0) return DeviceReport::wrong_records(rank_, seen.wrong);
   const Status most = MessageSizes::too_many(static_cast<int64_t>(seen.most >> 32), seen.most >> 16 & 0xFFFF,
                                              seen.most & 0xFFFF, sizes_.capacity());
   return {most.code(), most.message() + "; out is NaN on every rank in " + std::to_string(seen.runs) +

@@ -21,50 +21,39 @@
 #include "backend/device_records.h"
 #include "backend/layer_steps.h"
 #include "exchange/exchange.h"
+#include "moe/device_all_to_all.h"
 #include "moe/device_slots.h"
+#include "moe/dispatch_side.h"
 #include "moe/layer.h"
 #include "moe/message_sizes.h"
 
 namespace nvfp4_moe {
 
-class DeviceDispatch {
+class DeviceDispatch : public DeviceAllToAll {
  public:
   // layer, capacity, fixed: as for Dispatch.
   static Result<std::unique_ptr<DeviceDispatch>> make(const MoeLayer& layer, const DeviceSlots& slots, int rank,
                                                       int world, int64_t capacity, bool fixed);
 
-  size_t workspace_bytes(int64_t tokens) const;
-  // Enqueues what home does before the wire, where mine is Ok, and tells all ranks. Ok on all or on none.
-  Status begin(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream, Status mine);
-  // Behind begin: enqueues the rest.
-  Status run(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream);
-  // What runs since the last call have found wrong. Waits for the stream.
-  Status report(void* stream) const;
+  size_t workspace_bytes(int64_t tokens) const override;
+  Status begin(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream, Status mine) override;
+  Status run(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream) override;
+  Status report(void* stream) const override;
 
  private:
   struct Spans;
-  struct Side;  // home or owner: its batch and arrays
   DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, int rank, int world, int64_t capacity, bool fixed);
   // Of the messages of a home that has so many tokens.
   RecordLayout layout_of(int64_t tokens) const {
     return {record_, world_, sizes_.fixed_records(tokens), sizes_.fixed()};
   }
   Spans spans(std::byte* workspace, int64_t tokens) const;
-  Side home(const Spans& spans, const Batch& batch);
-  Side owner(const Spans& spans);
+  DispatchSide home(const Spans& spans, const Batch& batch);
+  DispatchSide owner(const Spans& spans);
   Status prepare(const Batch& batch, const Spans& spans, void* stream);
   Status send_records(Exchange& exchange, const Spans& spans, void* stream);
-  Status work(const Spans& spans, const Side& owner, void* stream);
+  Status work(const Spans& spans, const DispatchSide& owner, void* stream);
   Status send_rows(Exchange& exchange, const Spans& spans, void* rows, void* stream);
-
-  // The plan of single steps for a batch like the last one is the last one.
-  struct LastPlan {
-    int64_t tokens = -1;
-    DType hidden_dtype{};
-    bool hidden_aligned = false;
-    std::shared_ptr<const RunPlan> plan;
-  };
-  const RunPlan* plan_of(LastPlan& last, const Batch& batch);
 
   const MoeLayer& layer_;
   const DeviceSlots& slots_;
@@ -73,7 +62,7 @@ class DeviceDispatch {
   const int rank_, world_;
   MessageSizes sizes_;
   const WireRecord record_;
-  Buffer report_;  // WireReport on the device
+  DeviceReport report_;
   LastPlan home_plan_, owner_plan_;
   std::vector<int64_t> counts_;                   // (world) pairs of tokens and rows for each rank, and captured
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/arena.h"
+#include "core/shard.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe {
@@ -10,23 +11,12 @@ namespace {
 
 // Up to so many bytes of partial sums every rank gathers them all: one exchange then costs its latency and little more.
 constexpr int64_t kGatheredBytes = 1 << 20;
-constexpr int64_t kUnit = 8;  // elements that a thread adds: what shards are made of
-
-// Elements [first, end) that a rank adds.
-struct Shard {
-  int64_t first, end;
-  static Shard of(int64_t count, int rank, int world) {
-    const int64_t units = count / kUnit, each = units / world, rest = units % world;
-    const int64_t first = each * rank + std::min<int64_t>(rank, rest);
-    return {first * kUnit, (first + each + (rank < rest ? 1 : 0)) * kUnit};
-  }
-  int64_t count() const { return end - first; }
-};
 
 }  // namespace
 
 struct DeviceReduce::Spans {
   RunStatus* status = nullptr;
+  uint32_t* failed = nullptr;  // (1) of PeerReduce
   int32_t* slots = nullptr;    // (T, k)
   float* partial = nullptr;    // (T, H) what this rank's experts add
   float* parts = nullptr;      // (world, T, H) of small sums, or (world, a shard)
@@ -50,9 +40,10 @@ DeviceReduce::Spans DeviceReduce::spans(std::byte* workspace, int64_t tokens) co
   Arena arena(workspace, layer_.plan().limits.guard_bytes);
   Spans spans;
   spans.status = arena.take<RunStatus>("", "status", 1);
+  spans.failed = arena.take<uint32_t>("", "failed", 1);
   spans.slots = arena.take<int32_t>("", "slots", tokens * layer_.config()->top_k);
   spans.partial = arena.take<float>("", "partial", values);
-  spans.parts = arena.take<float>("", "parts", std::max(gathered, values + world_ * kUnit));
+  spans.parts = arena.take<float>("", "parts", peers_ ? 0 : std::max(gathered, values + world_ * Shard::kUnit));
   spans.inner_bytes = layer_.workspace_bytes(tokens);
   spans.inner = arena.take<std::byte>("", "inner", static_cast<int64_t>(spans.inner_bytes));
   spans.size_bytes = arena.size_bytes();
@@ -61,9 +52,15 @@ DeviceReduce::Spans DeviceReduce::spans(std::byte* workspace, int64_t tokens) co
 
 size_t DeviceReduce::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
 
+Status DeviceReduce::connect(PeerMemory& peers, int64_t max_tokens) {
+  peers_ = std::make_unique<PeerReduce>(layer_);
+  return peers_->connect(peers, max_tokens * layer_.config()->hidden_size);
+}
+
 Status DeviceReduce::sum(Exchange& exchange, const Batch& batch, const Spans& spans, void* stream) {
   DeviceTransport& transport = *exchange.device();
-  const int device = layer_.weights().device, rank = exchange.rank();
+  const int rank = exchange.rank();
+  const int device = layer_.weights().device;
   const int64_t count = batch.tokens * layer_.config()->hidden_size;
   NVFP4_MOE_ASSIGN(const uint64_t capture, memory_.capture_id(stream));
   const bool captured = capture != 0;
@@ -101,7 +98,14 @@ Status DeviceReduce::run(Exchange& exchange, const Batch& batch, std::byte* work
   mine.out = s.partial;
   mine.out_dtype = DType::kF32;
   NVFP4_MOE_TRY(layer_.run(mine, s.inner, s.inner_bytes, stream, s.status));
-  NVFP4_MOE_TRY(sum(exchange, batch, s, stream));
+  bool counted = false;
+  if (peers_) {
+    NVFP4_MOE_ASSIGN(counted, peers_->enqueue(s.partial, batch.tokens * config->hidden_size, batch.out, batch.out_dtype,
+                                              &s.status->nonfinite_outputs, s.failed, stream));
+  } else {
+    NVFP4_MOE_TRY(sum(exchange, batch, s, stream));
+  }
+  if (counted) return {};
   return ranks_.count_nonfinite(device, batch.out, batch.out_dtype, batch.tokens * config->hidden_size,
                                 &s.status->nonfinite_outputs, stream);
 }

@@ -8,9 +8,10 @@
 #include "core/float_formats.h"
 #include "exchange/nccl.h"
 #include "moe/batch_check.h"
-#include "moe/device_dispatch.h"
+#include "moe/device_all_to_all.h"
 #include "moe/device_reduce.h"
 #include "moe/dispatch.h"
+#include "moe/peer_device.h"
 #include "moe/registry.h"
 #include "moe/workspace_claim.h"
 
@@ -85,6 +86,8 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   } call{exchange, {library, communicator, {}}};
   const auto find = [&]() -> Result<DeviceFacts> {
     if (exchange.device() != nullptr) return invalid_argument("nccl: expected an exchange without it, got one with it");
+    if (exchange.peers() != nullptr)
+      return invalid_argument("nccl: expected an exchange without peers, got one with them");
     NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
     if (device_ranks(facts.kind) == nullptr) return unsupported("nccl: expected a device cuda:N, got " + device);
     return facts;
@@ -103,6 +106,22 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
     return {};
   };
   return ranks.on_device(index, connect, &call);
+}
+
+Status use_peers(Exchange& exchange, const std::string& device) {
+  const auto find = [&]() -> Result<DeviceFacts> {
+    if (exchange.device_link() != nullptr)
+      return invalid_argument("peers: expected an exchange without devices, got one with " +
+                              exchange.device_link()->describe());
+    NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
+    if (device_peers(facts.kind) == nullptr) return unsupported("peers: expected a device cuda:N, got " + device);
+    return facts;
+  };
+  const Result<DeviceFacts> facts = find();
+  NVFP4_MOE_TRY(exchange.agree(facts.status()));
+  NVFP4_MOE_ASSIGN(auto peers, connect_peers(exchange, make_peer_device(*facts)));
+  exchange.set_peers(std::move(peers));
+  return {};
 }
 
 ExpertParallelLayer::ExpertParallelLayer(const MoeConfig& config, Placement placement,
@@ -173,7 +192,7 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
   const InUse call(in_use_);
   NVFP4_MOE_TRY(call.status());
   const bool on_device = device_slots_ != nullptr;
-  if (on_device) NVFP4_MOE_TRY(exchange_->device()->state());
+  if (on_device) NVFP4_MOE_TRY(exchange_->device_link()->state());
   Status mine = check_batch(batch, workspace, workspace_bytes);
   // A device's stream orders the runs in a workspace.
   const WorkspaceClaim claim(mine.ok() && !on_device ? workspace : nullptr);
@@ -204,7 +223,7 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
                                            : run_all_reduce(batch, workspace);
   if (status.ok()) return status;
   exchange_->abort(status);  // the others are past the point where a rank may say no
-  if (on_device) exchange_->device()->abort(status);
+  if (on_device) exchange_->device_link()->abort(status);
   return status;
 }
 

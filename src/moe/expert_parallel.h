@@ -5,8 +5,8 @@
 // one rank with all experts, whatever the placement (docs/expert-parallel.md says for which configs).
 // kAllReduce: all ranks bring the same tokens. Each computes what its experts add, in fp32, and the sums are added in
 // the order of the ranks: one fp32 sum more than a layer of one rank has.
-// On GPUs both go over an exchange with NCCL (use_nccl): a run is then enqueued in its stream, and may be captured, but for
-// kAllToAll without a capacity.
+// On GPUs both go over an exchange with NCCL (use_nccl) or over memory that all ranks reach (use_peers): a run is then
+// enqueued in its stream, and may be captured, but for kAllToAll over NCCL without a capacity.
 // All calls but status and load are collective.
 #pragma once
 
@@ -36,13 +36,14 @@ struct ExpertParallelOptions {
   std::optional<Placement> placement;  // none: contiguous
   // kAllToAll: the most tokens that a rank may have for one other in a run. All messages of a home are then as long, by it
   // and by the home's tokens, and workspaces are made for it; a run with more fails on every rank and says how many they were. On a device nobody waits
-  // for that: out is NaN on every rank, and status fails. 0: as many as come, for which a run on a device waits.
+  // for that: out is NaN on every rank, and status fails. 0: as many as come, for which a run over NCCL waits. Over memory
+  // that all reach whatever comes fits, and a capacity changes nothing.
   int64_t capacity = 0;
   Timeout load_timeout{30 * 60 * 1000};  // for the slowest rank to have its experts packed
 };
 
 class Announcement;
-class DeviceDispatch;
+class DeviceAllToAll;
 class DeviceReduce;
 class DeviceSlots;
 class Dispatch;
@@ -51,6 +52,11 @@ class Dispatch;
 // Collective. library and communicator: exchange/nccl.h.
 Status use_nccl(Exchange& exchange, const std::string& device, const std::string& library = "",
                 void* communicator = nullptr);
+
+// Gives the exchange the ranks' memory between devices, this rank's being `device`, instead of NCCL: for GPUs of one host
+// that reach each other's memory. Collective; kUnsupported on all ranks where one cannot (exchange/peers.h). Runs of layers over
+// it follow each other on each rank's device, in one stream or by events.
+Status use_peers(Exchange& exchange, const std::string& device);
 
 class ExpertParallelLayer {
  public:
@@ -135,7 +141,7 @@ class ExpertParallelLayer {
   // One of the four: kAllToAll and kAllReduce, on hosts and on devices.
   std::unique_ptr<Dispatch> dispatch_;
   std::unique_ptr<DeviceSlots> device_slots_;  // on a device
-  std::unique_ptr<DeviceDispatch> device_dispatch_;
+  std::unique_ptr<DeviceAllToAll> device_dispatch_;
   std::unique_ptr<DeviceReduce> device_reduce_;
   std::unique_ptr<Announcement> announcement_;     // kAllReduce
   std::unique_ptr<std::atomic<uint64_t>[]> load_;  // (num_experts)

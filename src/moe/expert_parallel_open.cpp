@@ -11,6 +11,7 @@
 #include "moe/env.h"
 #include "moe/expert_parallel.h"
 #include "moe/packed_cache.h"
+#include "moe/peer_dispatch.h"
 #include "moe/registry.h"
 #include "safetensors/json.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 // What must be alike on all ranks: every field of the config, and what runs make of it.
 Exchange::Facts facts_of(const MoeConfig& config, const LayerScales& scales, const ExpertParallelOptions& options,
-                         const Placement& placement, const LayerOptions& layer) {
+                         const Placement& placement, const LayerOptions& layer, const Exchange& exchange) {
   Exchange::Facts facts;
   const Json json = Json::parse(to_json(config.options()));
   for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.dump());
@@ -33,6 +34,7 @@ Exchange::Facts facts_of(const MoeConfig& config, const LayerScales& scales, con
   facts.emplace_back("placement", placement.to_string());
   facts.emplace_back("max_tokens", std::to_string(layer.limits.max_tokens));
   facts.emplace_back("device", layer.device == "cpu" ? "cpu" : "cuda");
+  facts.emplace_back("over", exchange.device_link() != nullptr ? exchange.device_link()->describe() : "host");
   return facts;
 }
 
@@ -56,8 +58,9 @@ Status check_options(const LayerOptions& options, const ExpertParallelOptions& p
   if (parallel.capacity > 0 && parallel.combine == CombineBy::kAllReduce)
     return invalid_argument("capacity: expected 0 with all_reduce, which sends no tokens, got " +
                             std::to_string(parallel.capacity));
-  if (options.device != "cpu" && exchange.device() == nullptr)
-    return unsupported("device: expected cpu for a layer over an exchange without NCCL, got " + options.device);
+  if (options.device != "cpu" && exchange.device_link() == nullptr)
+    return unsupported("device: expected cpu for a layer over an exchange without NCCL or peers, got " +
+                       options.device);
   if (options.range.first != 0 || options.range.count != 0)
     return invalid_argument("expert range: expected none beside an exchange, which a placement divides, got first " +
                             std::to_string(options.range.first) + " count " + std::to_string(options.range.count));
@@ -74,7 +77,8 @@ struct RankLayer {
   LayerOptions options;
 
   static Result<RankLayer> make(const MoeConfig& whole, const LayerSource& source, const LayerOptions& options,
-                                const ExpertParallelOptions& parallel, const Placement& placement, int rank) {
+                                const ExpertParallelOptions& parallel, const Placement& placement, int rank,
+                                int64_t most_to_rank) {
     MoeOptions slots = whole.options();
     slots.num_experts = placement.slots();
     // The sum over the ranks has the shared expert once.
@@ -90,9 +94,9 @@ struct RankLayer {
     };
     result.options.range = {placement.first_slot(rank), placement.slots_of_rank(rank)};
     if (parallel.combine == CombineBy::kAllToAll) {
-      const int64_t most = parallel.capacity > 0 ? parallel.capacity : options.limits.max_tokens;
       int64_t& tokens = result.options.limits.max_tokens;
-      if (__builtin_mul_overflow(most, placement.world(), &tokens)) tokens = std::numeric_limits<int64_t>::max();
+      if (__builtin_mul_overflow(most_to_rank, placement.world(), &tokens))
+        tokens = std::numeric_limits<int64_t>::max();
     }
     return result;
   }
@@ -134,14 +138,19 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
   const int rank = exchange->rank(), world = exchange->world();
   const Result<Placement> placement = placement_of(config, parallel, world);
   NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel, *exchange) : placement.status()));
-  NVFP4_MOE_TRY(exchange->check_same("config", facts_of(config, source.scales, parallel, *placement, options)));
+  NVFP4_MOE_TRY(
+      exchange->check_same("config", facts_of(config, source.scales, parallel, *placement, options, *exchange)));
 
   std::unique_ptr<ExpertParallelLayer> layer(
       new ExpertParallelLayer(config, *placement, parallel, exchange, options.limits.max_tokens));
   const bool all_to_all = parallel.combine == CombineBy::kAllToAll;
-  const int64_t capacity = parallel.capacity > 0 ? parallel.capacity : options.limits.max_tokens;
+  PeerMemory* const peers = options.device == "cpu" ? nullptr : exchange->peers();
+  const int64_t max_tokens = options.limits.max_tokens;
+  const int64_t capacity = parallel.capacity > 0 && peers == nullptr ? parallel.capacity : max_tokens;
+  std::unique_ptr<PeerDispatch> peer_dispatch;
   const auto load = [&]() -> Status {
-    NVFP4_MOE_ASSIGN(const RankLayer mine, RankLayer::make(config, source, options, parallel, *placement, rank));
+    NVFP4_MOE_ASSIGN(const RankLayer mine,
+                     RankLayer::make(config, source, options, parallel, *placement, rank, capacity));
     NVFP4_MOE_ASSIGN(layer->layer_, MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
     if (backend.memory == nullptr)
       return backend.steps != nullptr
@@ -151,7 +160,10 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
       return unsupported(std::string("backend: expected one of the host's, got ") + backend.name);
     NVFP4_MOE_ASSIGN(layer->device_slots_, DeviceSlots::make(*layer->layer_, config->num_experts));
     NVFP4_MOE_TRY(layer->device_slots_->set_placement(*placement));
-    if (all_to_all) {
+    if (all_to_all && peers != nullptr) {
+      NVFP4_MOE_ASSIGN(peer_dispatch,
+                       PeerDispatch::make(*layer->layer_, *layer->device_slots_, rank, world, max_tokens));
+    } else if (all_to_all) {
       NVFP4_MOE_ASSIGN(layer->device_dispatch_, DeviceDispatch::make(*layer->layer_, *layer->device_slots_, rank, world,
                                                                      capacity, parallel.capacity > 0));
     } else {
@@ -166,6 +178,9 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
     loaded = caught_exception();
   }
   NVFP4_MOE_TRY(exchange->agree(loaded, std::max(parallel.load_timeout, exchange->timeout())));
+  if (peers != nullptr)
+    NVFP4_MOE_TRY(all_to_all ? peer_dispatch->connect(*peers) : layer->device_reduce_->connect(*peers, max_tokens));
+  if (peer_dispatch) layer->device_dispatch_ = std::move(peer_dispatch);
   if (all_to_all) {
     if (!layer->device_dispatch_)
       layer->dispatch_ = std::make_unique<Dispatch>(*layer->layer_, world, capacity, parallel.capacity > 0);
@@ -219,7 +234,7 @@ std::string ExpertParallelLayer::describe_json() const {
   json["workspace_bytes"] = workspace_bytes();
   json["expert_parallel"] = {{"rank", exchange_->rank()},
                              {"world", exchange_->world()},
-                             {"over", device_slots_ ? exchange_->device()->describe() : "host"},
+                             {"over", device_slots_ ? exchange_->device_link()->describe() : "host"},
                              {"combine", to_string(options_.combine)},
                              {"capacity", options_.capacity},
                              {"placement", placement_.to_string()}};

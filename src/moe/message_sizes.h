@@ -21,7 +21,9 @@ class MessageSizes {
   // counts: for each rank the tokens and the rows that this one has for it, then what there is more. Ok on all ranks or
   // on none; a rank that has more than the capacity for another is named.
   Status announce(Exchange& exchange, int64_t tokens, const Status& mine, std::span<const int64_t> counts);
-  int64_t more(int rank, int64_t index) const { return announcement_.count(rank, 2 * int64_t{world_} + index); }
+  // What a rank announces besides begins at this count.
+  int64_t first_more() const { return 2 * int64_t{world_}; }
+  const Announcement& announcement() const { return announcement_; }
 
   // As announced.
   int64_t tokens_between(int home, int owner) const { return announcement_.count(home, 2 * owner); }

@@ -1,0 +1,58 @@
+#include "moe/peer_reduce.h"
+
+#include <algorithm>
+
+#include "core/scale_layout.h"
+#include "core/shard.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// What a rank sends of a small sum to all others, marks not counted: beyond it the bytes take longer than two meetings.
+constexpr int64_t kSmallBytes = int64_t{1} << 20;
+
+}  // namespace
+
+PeerReduce::PeerReduce(const MoeLayer& layer)
+    : peers_(*device_peers(layer.plan().device.kind)), device_(layer.weights().device) {}
+
+Status PeerReduce::connect(PeerMemory& peers, int64_t max_values) {
+  sum_.link = peers.link();
+  const int64_t world = sum_.link.world, to = std::max<int64_t>(world - 1, 1);
+  most_small_ = std::min(max_values, kSmallBytes / 4 / to / Shard::kUnit * Shard::kUnit);
+  const auto lines_bytes = [&](int64_t values) { return 2 * world * (values / 2) * int64_t{sizeof(PeerLine)}; };
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region lines, peers.reserve(PeerRegion::kLines, lines_bytes(most_small_)));
+  sum_.lines = lines.addresses;
+  sum_.line_stride = lines.size_bytes / lines_bytes(2);
+  if (max_values <= most_small_) return {};
+  sum_.part_stride = round_up((max_values + world - 1) / world, Shard::kUnit);
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region parts, peers.reserve(PeerRegion::kParts, world * sum_.part_stride * 4));
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region sums, peers.reserve(PeerRegion::kSums, max_values * 4));
+  sum_.parts = parts.addresses;
+  sum_.sums = sums.addresses;
+  return {};
+}
+
+Result<bool> PeerReduce::enqueue(const float* partial, int64_t count, void* out, DType out_dtype, uint64_t* nonfinite,
+                                 uint32_t* failed, void* stream) const {
+  PeerSum sum = sum_;
+  sum.partial = partial;
+  sum.count = count;
+  sum.out = out;
+  sum.out_dtype = out_dtype;
+  sum.nonfinite = nonfinite;
+  sum.failed = failed;
+  if (count <= most_small_) {
+    NVFP4_MOE_TRY(peers_.sum_small(device_, sum, stream));
+    return true;
+  }
+  NVFP4_MOE_TRY(peers_.push_parts(device_, sum, stream));
+  NVFP4_MOE_TRY(peers_.meet(device_, sum.link, PeerMeeting::kBoth, true, failed, stream));
+  NVFP4_MOE_TRY(peers_.sum_shard(device_, sum, stream));
+  NVFP4_MOE_TRY(peers_.meet(device_, sum.link, PeerMeeting::kBoth, false, failed, stream));
+  NVFP4_MOE_TRY(peers_.take_sums(device_, sum, stream));
+  return false;
+}
+
+}  // namespace nvfp4_moe

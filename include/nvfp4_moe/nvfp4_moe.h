@@ -209,6 +209,10 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_join_launched(int64_t timeout_ms
  * exchange's ranks, which stays the caller's; NULL: one is made. Before the first layer over it. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device,
                                                          const char* library, void* communicator);
+/* Collective, instead of NCCL: the ranks' kernels write into each other's device memory. For at most 16 GPUs of one host that
+ * reach each other; NVFP4_MOE_UNSUPPORTED on every rank where one does not. Runs of layers over it follow each other on each
+ * rank's device, in one stream or by events. Before the first layer over it. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device);
 /* Exclusive. Layers over it keep what they need; when the last of them is closed too, this rank has left. */
 NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);
 
@@ -217,7 +221,7 @@ enum {
   NVFP4_MOE_COMBINE_ALL_REDUCE = 1  /* all ranks have the same tokens; one fp32 sum more */
 };
 /* How a layer is divided over an exchange. All ranks open with the same config, and with the same values here; on the CPU,
- * and on GPUs over NCCL (docs/expert-parallel.md). Opening, runs and nothing else are collective: a rank that cannot go on
+ * and on GPUs over NCCL or peers (docs/expert-parallel.md). Opening, runs and nothing else are collective: a rank that cannot go on
  * ends all with its message. */
 typedef struct nvfp4_moe_expert_parallel {
   size_t struct_size;

@@ -119,6 +119,7 @@ class Exchange {
   void use_nccl(const char* device, const char* library = nullptr, void* communicator = nullptr) {
     check(nvfp4_moe_exchange_use_nccl(handle_.get(), device, library, communicator));
   }
+  void use_peers(const char* device) { check(nvfp4_moe_exchange_use_peers(handle_.get(), device)); }
   nvfp4_moe_exchange* get() const noexcept { return handle_.get(); }
 
  private:

@@ -119,6 +119,12 @@ void connect_devices(const PyExchange& self, const std::string& device, const st
   check(use_nccl(*exchange, device, library.value_or(""), reinterpret_cast<void*>(communicator.value_or(0))));
 }
 
+void connect_memory(const PyExchange& self, const std::string& device) {
+  const std::shared_ptr<Exchange> exchange = self.exchange;
+  const WithoutLock unlocked;
+  check(use_peers(*exchange, device));
+}
+
 }  // namespace
 
 ParallelFields::ParallelFields(nb::handle fields)
@@ -181,6 +187,19 @@ void bind_exchange(nb::module_& m) {
           "makes one. Raises on every rank, naming the one that cannot: ValueError for a device that is none or an\n"
           "exchange that has NCCL already, Unsupported where this build, machine or NCCL cannot, IoError where a rank\n"
           "does not come.")
+      .def(
+          "use_peers", &connect_memory, nb::arg("device"),
+          "Instead of NCCL: the ranks' kernels write into each other's device memory, this rank's device being device\n"
+          "(\"cuda:1\"). For at most 16 GPUs of one host that reach each other (NVLink, or PCIe with peer access).\n"
+          "Collective, once, before the first layer over it.\n\n"
+          "Runs of layers over it follow each other on each rank's device: in one stream, or ordered by events. What "
+          "waits\n"
+          "for a rank that does not come ends after the exchange's timeout, in a captured graph too: out is NaN and "
+          "the next\n"
+          "call raises IoError. Raises on every rank, naming the one that cannot: ValueError for a device that is none "
+          "or an\n"
+          "exchange that has NCCL or peers already, Unsupported where ranks are on several hosts or do not reach each "
+          "other.")
       .def(
           "abort",
           [](const PyExchange& self, const std::string& message) {

@@ -141,6 +141,14 @@ nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const c
   });
 }
 
+nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
+    if (const Status there = api::check_pointer("device", device); !there.ok()) return exchange->exchange->agree(there);
+    return nvfp4_moe::use_peers(*exchange->exchange, device);
+  });
+}
+
 nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));

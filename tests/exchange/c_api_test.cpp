@@ -336,6 +336,11 @@ TEST(CExchange, ALaunchedRankAndNcclByTheirFailures) {
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: device"));
   EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), "cpu", nullptr, nullptr), NVFP4_MOE_UNSUPPORTED);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: nccl: expected a device cuda:N, got cpu"));
+  EXPECT_EQ(nvfp4_moe_exchange_use_peers(alone.get(), nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: device"));
+  EXPECT_EQ(nvfp4_moe_exchange_use_peers(alone.get(), "cpu"), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
+  EXPECT_EQ(nvfp4_moe_exchange_use_peers(nullptr, "cpu"), NVFP4_MOE_INVALID_ARGUMENT);
   for (const char* name : {"RANK", "WORLD_SIZE"}) unsetenv(name);
 }
 

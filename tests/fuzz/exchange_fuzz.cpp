@@ -275,7 +275,10 @@ class Calls {
         return;
       }
       default:
-        if (exchange_ != nullptr)
+        if (exchange_ == nullptr) return;
+        if (a_.rarely())
+          check(nvfp4_moe_exchange_use_peers(exchange_, a_.maybe("cpu")));
+        else
           check(nvfp4_moe_exchange_use_nccl(exchange_, a_.maybe("cpu"), a_.rarely() ? "none.so" : nullptr, nullptr));
     }
   }

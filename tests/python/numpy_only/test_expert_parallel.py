@@ -237,6 +237,12 @@ def test_nccl_that_a_rank_cannot_have_is_refused_on_all_and_the_exchange_goes_on
         ):
             with pytest.raises(error, match=text):
                 exchange.use_nccl(device, **options)
+        for device, error, text in (
+            ("cpu", nv.Unsupported, "rank 0: peers: expected a device cuda:N, got cpu"),
+            ("cpu" if other else "gpu", ValueError, "rank 0: device: expected cpu or cuda:N, got gpu"),
+        ):
+            with pytest.raises(error, match=text):
+                exchange.use_peers(device)
         return open_over(exchange, combine="all_reduce").run(*batch(4))
 
     first, second = whole(on_ranks(2, run, mailboxes.connect if over == "callbacks" else None))
@@ -248,6 +254,9 @@ def test_use_nccl_takes_no_other_types():
     for arguments in ((1,), ("cuda:0", 3), ("cuda:0", None, "handle"), ("cuda:0", None, -1), ()):
         with pytest.raises(TypeError):
             exchange.use_nccl(*arguments)
+    for arguments in ((1,), ("cuda:0", None), ()):
+        with pytest.raises(TypeError):
+            exchange.use_peers(*arguments)
 
 
 def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():

@@ -43,6 +43,7 @@ def convert(source: Path, out: Path) -> int:
 def ranks(communicator: int) -> tuple[int, int]:
     exchange: nv.Exchange = nv.launched_exchange(timeout=10.0)
     exchange.use_nccl("cuda:0")
+    exchange.use_peers("cuda:0")
     exchange.use_nccl("cuda:0", library="libnccl.so.2", communicator=communicator)
     return exchange.rank, exchange.world
 

@@ -52,13 +52,13 @@ struct Rank {
 };
 
 inline void on_devices(const CaseData& data, int world, const ExpertParallelOptions& parallel,
-                       const std::function<void(Rank&)>& body) {
+                       const std::function<void(Rank&)>& body, Between between = Between::kNccl) {
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
     const int device = device_of(exchange.rank());
     ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
     LayerOptions options = device_options(data);
     options.device = "cuda:" + std::to_string(device);
-    ASSERT_OK(use_nccl(exchange, options.device, emulated() ? kFakeNccl : ""));
+    ASSERT_OK(connect_devices(exchange, between));
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
     const LayerSource source = source_of(data);
     const auto layer = ExpertParallelLayer::open(data.config, source, options, parallel, borrowed);
@@ -158,35 +158,39 @@ inline size_t free_bytes() {
   return free;
 }
 
-inline void check_bits(const CaseData& data, int world, const ExpertParallelOptions& parallel, Tokens tokens) {
+inline void check_bits(const CaseData& data, int world, const ExpertParallelOptions& parallel, Tokens tokens,
+                       Between between = Between::kNccl) {
   const OneRank one(data);
   std::vector<std::array<uint64_t, 11>> counted(static_cast<size_t>(world));
-  on_devices(data, world, parallel, [&](Rank& rank) {
-    const int me = rank.exchange.rank();
-    const auto [first, count] = tokens_of(tokens, data.spec.tokens, me, world);
-    ASSERT_OK(rank.run(first, count));  // a second run is after what the first one left
-    ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
-    ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    ASSERT_OK(rank.exchange.barrier());
-    const size_t before = free_bytes();
-    if (emulated() && me == 0) sent_bytes();
-    ASSERT_OK(rank.exchange.barrier());
-    ASSERT_OK(rank.run(first, count));
-    const std::vector<uint8_t> out = rank.out();
-    ASSERT_OK(rank.exchange.barrier());
-    if (emulated()) {
-      EXPECT_EQ(free_bytes(), before) << "a run allocates";
-      if (me == 0 && !parallel.placement) {
-        EXPECT_EQ(sent_bytes(), wire_bytes(data, rank.layer.placement(), parallel.capacity, tokens));
-      }
-    }
-    EXPECT_EQ(difference_of(data, part_of(data, one.out, first, count), part_of(data, out, first, count)), "")
-        << "rank " << me;
-    const auto status = rank.status();
-    ASSERT_OK(status);
-    counted[static_cast<size_t>(me)] = counts(*status);
-  });
+  on_devices(
+      data, world, parallel,
+      [&](Rank& rank) {
+        const int me = rank.exchange.rank();
+        const auto [first, count] = tokens_of(tokens, data.spec.tokens, me, world);
+        ASSERT_OK(rank.run(first, count));  // a second run is after what the first one left
+        ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+        ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        ASSERT_OK(rank.exchange.barrier());
+        const size_t before = free_bytes();
+        if (emulated() && me == 0) sent_bytes();
+        ASSERT_OK(rank.exchange.barrier());
+        ASSERT_OK(rank.run(first, count));
+        const std::vector<uint8_t> out = rank.out();
+        ASSERT_OK(rank.exchange.barrier());
+        if (emulated()) {
+          EXPECT_EQ(free_bytes(), before) << "a run allocates";
+          if (me == 0 && !parallel.placement && between == Between::kNccl) {
+            EXPECT_EQ(sent_bytes(), wire_bytes(data, rank.layer.placement(), parallel.capacity, tokens));
+          }
+        }
+        EXPECT_EQ(difference_of(data, part_of(data, one.out, first, count), part_of(data, out, first, count)), "")
+            << "rank " << me;
+        const auto status = rank.status();
+        ASSERT_OK(status);
+        counted[static_cast<size_t>(me)] = counts(*status);
+      },
+      between);
   std::array<uint64_t, 11> sum{};
   for (const auto& of_rank : counted)
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += of_rank[i];

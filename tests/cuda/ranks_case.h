@@ -1,7 +1,7 @@
 // Layers over ranks on devices: batches there, and who the ranks' devices are.
 //
-// On the emulator of CUDA ranks are threads that share its one device, over NCCL's double (tests/exchange/fake_nccl). On a
-// machine with GPUs each rank has one of its own, over NCCL itself.
+// On the emulator of CUDA ranks are threads that share its one device, over NCCL's double (tests/exchange/fake_nccl) or over
+// each other's memory. On a machine with GPUs each rank has one of its own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,13 +26,21 @@ inline int gpus() {
   return count;
 }
 inline int device_of(int rank) { return emulated() ? 0 : rank; }
-// Why a world of so many ranks, each with a device and NCCL, is not to be had here; empty where it is.
-inline std::string why_no_world(int ranks) {
+// What is between the ranks' devices.
+enum class Between { kNccl, kPeers };
+inline Status connect_devices(Exchange& exchange, Between between) {
+  const std::string device = "cuda:" + std::to_string(device_of(exchange.rank()));
+  if (between == Between::kPeers) return use_peers(exchange, device);
+  return use_nccl(exchange, device, emulated() ? kFakeNccl : "");
+}
+
+// Why a world of so many ranks, each with a device, is not to be had here; empty where it is.
+inline std::string why_no_world(int ranks, Between between = Between::kNccl) {
   const auto device = device_facts("cuda:0");
   if (!device.ok()) return device.status().message();
   if (emulated()) return "";
   if (gpus() < ranks) return "expected " + std::to_string(ranks) + " GPUs, got " + std::to_string(gpus());
-  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) == nullptr)
+  if (between == Between::kNccl && dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) == nullptr)
     return "libnccl.so.2 is not on this host's library path";
   return "";
 }

@@ -5,19 +5,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "core/float_formats.h"
-#include "cuda/ranks_case.h"
+#include "cuda/reduce_case.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::check_reduce;
 using test::device_options;
 using test::DeviceBatch;
+using test::expected_sum;
 using test::kFakeNccl;
 using test::made;
 using test::on_ranks;
@@ -35,80 +37,6 @@ class CudaRanks : public ::testing::Test {
     if (!test::emulated()) GTEST_SKIP() << "NCCL's double reaches the emulator's memory alone";
   }
 };
-
-// What the ranks' experts add, each rank's as a layer of its own, summed on the host in the order of the ranks.
-std::vector<uint16_t> expected_sum(const CaseData& data, const Placement& placement) {
-  std::vector<float> sums;
-  for (int rank = 0; rank < placement.world(); ++rank) {
-    CaseData mine = data;
-    // Slots take turns by the assignment's number.
-    for (int64_t token = 0; token < data.spec.tokens; ++token)
-      for (int64_t k = 0; k < data.spec.options.top_k; ++k) {
-        const int64_t id = data.id(token, k), turn = token * data.spec.options.top_k + k;
-        if (id < 0 || id >= placement.num_experts()) continue;
-        const int64_t slot = placement.slot_of(id, turn);
-        mine.set_id(token, k, placement.rank_of(slot) == rank ? id : -1);
-      }
-    const LayerSource source = test::source_of(data);
-    const auto layer = MoeLayer::open(data.config, source, device_options(data));
-    EXPECT_OK(layer);
-    DeviceBatch batch(mine);
-    const OnDevice<float> out(static_cast<size_t>(data.spec.tokens * data.spec.options.hidden_size));
-    batch.spec.out = out.data();
-    batch.spec.out_dtype = DType::kF32;
-    const OnDevice<uint8_t> workspace((*layer)->workspace_bytes());
-    EXPECT_OK((*layer)->run(batch.spec, workspace.data(), (*layer)->workspace_bytes()));
-    const std::vector<float> part = out.back();
-    sums.resize(part.size());
-    for (size_t i = 0; i < part.size(); ++i) sums[i] = rank == 0 ? part[i] : sums[i] + part[i];
-  }
-  std::vector<uint16_t> rounded;
-  for (const float sum : sums) rounded.push_back(bf16_from_float(sum));
-  return rounded;
-}
-
-// over: what a layer says of its NCCL.
-void check_reduce(const CaseData& data, const Placement& placement, int calls, const std::string& library = kFakeNccl,
-                  const std::string& over = "nccl 2.28.9\"") {
-  const std::vector<uint16_t> expected = expected_sum(data, placement);
-  std::vector<uint64_t> load(static_cast<size_t>(data.spec.options.num_experts));
-  for (int64_t token = 0; token < data.spec.tokens; ++token)
-    for (int64_t k = 0; k < data.spec.options.top_k; ++k)
-      if (const int64_t id = data.id(token, k); id >= 0 && id < data.spec.options.num_experts)
-        ++load[static_cast<size_t>(id)];
-  on_ranks(Over::kThreads, placement.world(), test::kCaseTimeout, [&](Exchange& exchange) {
-    ASSERT_OK(use_nccl(exchange, "cuda:0", library));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(data);
-    ExpertParallelOptions options;
-    options.combine = CombineBy::kAllReduce;
-    options.placement = placement;
-    const auto layer = ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed);
-    ASSERT_OK(layer);
-    EXPECT_THAT((*layer)->describe_json(), HasSubstr("\"over\":\"" + over));
-    DeviceBatch batch(data);
-    const size_t bytes = (*layer)->workspace_bytes(data.spec.tokens);
-    const OnDevice<uint8_t> workspace(bytes);
-    cudaStream_t stream = nullptr;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    for (int call = 0; call < calls; ++call) ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
-    const auto status = (*layer)->status(workspace.data(), bytes, stream);
-    ASSERT_OK(status);
-    EXPECT_EQ(status->nonfinite_outputs, 0u);
-    const std::vector<uint8_t> out = batch.out.back();
-    ASSERT_EQ(out.size(), expected.size() * 2);
-    EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size()), 0) << "rank " << exchange.rank();
-    std::vector<uint64_t> of_all_calls = load;
-    for (uint64_t& count : of_all_calls) count *= static_cast<uint64_t>(calls);
-    const auto counted = (*layer)->gather_load();
-    ASSERT_OK(counted);
-    EXPECT_EQ(*counted, of_all_calls);
-    ASSERT_OK((*layer)->reset_load());
-    EXPECT_EQ(*(*layer)->load(), std::vector<uint64_t>(load.size()));
-    ASSERT_OK(exchange.barrier());
-    cudaStreamDestroy(stream);
-  });
-}
 
 TEST_F(CudaRanks, AllReduceIsTheSumInTheOrderOfTheRanks) {
   const CaseData data = made(spec_of(9, 64, 32));
@@ -169,7 +97,7 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
   });
 }
 
-// NCCL itself as far as one GPU goes: a world of one rank, eagerly and in a graph.
+// NCCL itself, as far as there are GPUs: eagerly, and a world of one rank in a graph.
 class CudaRanksOverNccl : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -179,13 +107,18 @@ class CudaRanksOverNccl : public ::testing::Test {
     void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) GTEST_SKIP() << "libnccl.so.2 is not on this host's library path";
   }
+  static std::vector<int> worlds() {
+    std::vector<int> worlds;
+    for (int world = 1; world <= std::min(test::gpus(), 6); ++world) worlds.push_back(world);
+    return worlds;
+  }
 };
 
-TEST_F(CudaRanksOverNccl, AWorldOfOneRankAddsNothing) {
-  check_reduce(made(spec_of(9, 64, 32)), *Placement::contiguous(6, 1), 2, "", "nccl ");
+TEST_F(CudaRanksOverNccl, AllReduceIsTheSumInTheOrderOfTheRanks) {
+  for (const int world : worlds()) check_reduce(made(spec_of(9, 64, 32)), *Placement::contiguous(6, world), 2);
   Case large = spec_of(130, 2048, 16);
   large.options.top_k = 1;
-  check_reduce(made(large), *Placement::contiguous(6, 1), 1, "", "nccl ");
+  for (const int world : worlds()) check_reduce(made(large), *Placement::contiguous(6, world), 1);
 }
 
 TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {

@@ -1,0 +1,253 @@
+// Ranks whose devices write into each other's memory: the bits of one rank with all experts by all_to_all, those of the host's
+// sum by all_reduce, in graphs too, for several layers of one exchange; and how a wait ends for a rank that does not come.
+#include <cuda_runtime.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/dispatch_case.h"
+#include "cuda/reduce_case.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+using ::testing::HasSubstr;
+
+class CudaPeers : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_world(GetParam(), Between::kPeers); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+TEST_P(CudaPeers, AllToAllGivesTheBitsAndCountsOfOneRank) {
+  struct {
+    ActivationFormat format;
+    Routing routing;
+    int64_t capacity, shared;
+    Tokens tokens;
+  } const cases[] = {
+      {kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},    {kBf16, Routing::kZipf, 0, 0, Tokens::kEven},
+      {kFp8, Routing::kUniform, 0, 0, Tokens::kAllOnLast}, {kNvfp4, Routing::kOneExpert, 2, 0, Tokens::kAllOnLast},
+      {kBf16, Routing::kPartlyNone, 0, 16, Tokens::kEven}, {kNvfp4, Routing::kAllNone, 0, 0, Tokens::kEven},
+  };
+  for (const auto& one : cases) {
+    if (!runs_here(one.format)) continue;
+    SCOPED_TRACE(std::string(to_string(one.format)) + " " + to_string(one.routing));
+    ExpertParallelOptions options;
+    options.capacity = one.capacity;  // which changes nothing: all tokens of one expert fit
+    check_bits(made(dispatch_spec(9, one.routing, one.format, one.shared)), GetParam(), options, one.tokens,
+               Between::kPeers);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(CudaPeers, OneToManyTokensOfEveryRouting) {
+  size_t turn = 0;
+  for (const int64_t tokens : {1, 2, 33, 1100, 8192}) {
+    for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
+                                  Routing::kPartlyNone, Routing::kBadIds}) {
+      constexpr std::array kFormats = {kNvfp4, kBf16, kFp8};
+      const ActivationFormat format = kFormats[turn++ % kFormats.size()];
+      if (!runs_here(format) || (emulated() && (tokens == 2 || tokens > (routing == Routing::kZipf ? 33 : 1))))
+        continue;
+      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
+      check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(), {}, Tokens::kEven,
+                 Between::kPeers);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(CudaPeers, AllReduceIsTheSumInTheOrderOfTheRanks) {
+  const CaseData data = made(spec_of(9, 64, 32));
+  const int world = GetParam();
+  check_reduce(data, *Placement::round_robin(6, std::min(world, 3)), 5, Between::kPeers);
+  check_reduce(data, redundant(6, std::min(world, 3)), 2, Between::kPeers);
+}
+
+// More than a MiB of sums: shard by shard, of which three ranks have no equal number.
+TEST_P(CudaPeers, LargeSumsAreAddedInShards) {
+  Case spec = spec_of(130, 2048, 16);
+  spec.options.top_k = 1;
+  check_reduce(made(spec), *Placement::contiguous(6, std::min(GetParam(), 3)), 2, Between::kPeers);
+}
+
+// Layers of one exchange that are unlike each other take turns, in graphs that were captured before a larger one took
+// more memory.
+TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
+  const int world = GetParam();
+  const CaseData small = made(dispatch_spec(4, Routing::kUniform, kNvfp4, 16)),
+                 large = made(dispatch_spec(40, Routing::kZipf, kBf16)),
+                 summed = made(dispatch_spec(4, Routing::kUniform, kNvfp4));
+  const OneRank small_one(small), large_one(large);
+  const std::vector<uint16_t> sums = expected_sum(summed, *Placement::contiguous(8, world));
+  on_devices(
+      small, world, {},
+      [&](Rank& rank) {
+        const std::shared_ptr<Exchange> borrowed(&rank.exchange, [](Exchange*) {});
+        const auto open = [&](const CaseData& data, CombineBy combine) {
+          LayerOptions options = device_options(data);
+          options.device = "cuda:" + std::to_string(device_of(rank.exchange.rank()));
+          ExpertParallelOptions parallel;
+          parallel.combine = combine;
+          return ExpertParallelLayer::open(data.config, source_of(data), options, parallel, borrowed);
+        };
+        struct Graph {
+          cudaGraph_t graph = nullptr;
+          cudaGraphExec_t replay = nullptr;
+          ~Graph() {
+            if (replay != nullptr) cudaGraphExecDestroy(replay);
+            if (graph != nullptr) cudaGraphDestroy(graph);
+          }
+        };
+        const auto capture = [&](const ExpertParallelLayer& layer, const Batch& batch,
+                                 const OnDevice<uint8_t>& workspace, Graph& made) {
+          const size_t bytes = layer.workspace_bytes();
+          ASSERT_OK(layer.run(batch, workspace.data(), bytes, rank.stream));  // what a first call loads, no graph can
+          ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+          ASSERT_OK(rank.exchange.barrier());
+          ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+          const Status captured = layer.run(batch, workspace.data(), bytes, rank.stream);
+          ASSERT_EQ(cudaStreamEndCapture(rank.stream, &made.graph), cudaSuccess);
+          ASSERT_OK(captured);
+          ASSERT_EQ(cudaGraphInstantiate(&made.replay, made.graph, 0), cudaSuccess);
+        };
+        Graph of_small, of_sums, of_large;
+        capture(rank.layer, rank.batch.spec, rank.workspace, of_small);
+        const auto reduce = open(summed, CombineBy::kAllReduce);
+        ASSERT_OK(reduce);
+        const DeviceBatch reduce_batch(summed);
+        const OnDevice<uint8_t> reduce_workspace((*reduce)->workspace_bytes());
+        capture(**reduce, reduce_batch.spec, reduce_workspace, of_sums);
+        const auto dispatch = open(large, CombineBy::kAllToAll);
+        ASSERT_OK(dispatch);
+        const DeviceBatch large_batch(large);
+        const OnDevice<uint8_t> large_workspace((*dispatch)->workspace_bytes());
+        capture(**dispatch, large_batch.spec, large_workspace, of_large);
+        for (int turn = 0; turn < 6; ++turn) {
+          const std::array graphs = {&of_small, &of_large, &of_sums};
+          for (const Graph* graph : {graphs[turn % 3], graphs[turn / 2 % 3], &of_sums})
+            ASSERT_EQ(cudaGraphLaunch(graph->replay, rank.stream), cudaSuccess);
+        }
+        ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+        EXPECT_EQ(difference_of(small, small_one.out, rank.batch.out.back()), "");
+        EXPECT_EQ(difference_of(large, large_one.out, large_batch.out.back()), "");
+        const std::vector<uint8_t> out = reduce_batch.out.back();
+        EXPECT_EQ(std::memcmp(out.data(), sums.data(), out.size()), 0);
+        EXPECT_OK(rank.exchange.peers()->state());
+        ASSERT_OK(rank.exchange.barrier());
+      },
+      Between::kPeers);
+}
+
+// A rank that replays what the others do not: they end by the device's own clock, out is NaN, and every later run says
+// who did not come.
+TEST_P(CudaPeers, ARankThatDoesNotComeIsNamed) {
+  const int world = GetParam();
+  if (world == 1) GTEST_SKIP() << "one rank waits for nobody";
+  const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
+  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
+    SCOPED_TRACE(to_string(combine));
+    ExpertParallelOptions options;
+    options.combine = combine;
+    on_ranks(Over::kThreads, world, Timeout{1500}, [&](Exchange& exchange) {
+      const int device = device_of(exchange.rank());
+      ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+      ASSERT_OK(connect_devices(exchange, Between::kPeers));
+      const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+      LayerOptions on_device = device_options(data);
+      on_device.device = "cuda:" + std::to_string(device);
+      const auto layer = ExpertParallelLayer::open(data.config, source_of(data), on_device, options, borrowed);
+      ASSERT_OK(layer);
+      const DeviceBatch batch(data);
+      const size_t bytes = (*layer)->workspace_bytes();
+      const OnDevice<uint8_t> workspace(bytes);
+      cudaStream_t stream = nullptr;
+      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+      ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t replay = nullptr;
+      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+      const Status captured = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
+      ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+      ASSERT_OK(captured);
+      ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+      ASSERT_OK(exchange.barrier());
+      const std::string last = "rank " + std::to_string(world - 1);
+      if (exchange.rank() != world - 1) {
+        ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+        ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+        const std::vector<float> out = to_floats(batch.out.back(), data.spec.out_dtype);
+        EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float value) { return std::isnan(value); }));
+        Status said;
+        for (int look = 0; look < 100 && said.ok(); ++look) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          said = exchange.peers()->state();
+        }
+        EXPECT_THAT(said.message(), HasSubstr(last));
+        EXPECT_EQ((*layer)->run(batch.spec, workspace.data(), bytes, stream).message(), said.message());
+      } else {
+        // It hears of it too: at its next call, by the others.
+        Status said;
+        for (int look = 0; look < 300 && said.ok(); ++look) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          said = exchange.peers()->state();
+        }
+        EXPECT_THAT(said.message(), HasSubstr(last));
+      }
+      cudaGraphExecDestroy(replay);
+      cudaGraphDestroy(graph);
+      cudaStreamDestroy(stream);
+    });
+  }
+}
+
+TEST_P(CudaPeers, WhatDoesNotGoIsNamedOnEveryRank) {
+  const int world = GetParam(), last = world - 1;
+  const CaseData data = made(dispatch_spec(4, Routing::kUniform, kBf16));
+  const OneRank one(data);
+  on_devices(
+      data, world, {},
+      [&](Rank& rank) {
+        const bool mine = rank.exchange.rank() == last;
+        const std::string named = "rank " + std::to_string(last) + ": ";
+        EXPECT_THAT(use_peers(rank.exchange, "cuda:0").message(),
+                    HasSubstr("rank 0: peers: expected an exchange without devices, got one with peers"));
+        EXPECT_THAT(use_nccl(rank.exchange, "cuda:0").message(),
+                    HasSubstr("rank 0: nccl: expected an exchange without peers, got one with them"));
+        Batch wrong = rank.batch.spec;
+        if (mine) wrong.hidden = nullptr;
+        EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream).message(),
+                  named + "hidden: expected a pointer, got null");
+        ASSERT_OK(rank.run(0, 4));
+        EXPECT_EQ(difference_of(data, one.out, rank.out()), "") << "after what did not go";
+        ASSERT_OK(rank.exchange.barrier());
+        // A rank that leaves ends the run on the others.
+        if (mine) {
+          rank.exchange.abort(Status(Code::kIo, "killed"));
+          rank.exchange.peers()->abort(Status(Code::kIo, "a cable was pulled"));
+          EXPECT_EQ(rank.run(0, 4).message(), "a cable was pulled");
+        } else {
+          EXPECT_THAT(rank.run(0, 4).message(), HasSubstr(named + "killed"));
+        }
+      },
+      Between::kPeers);
+  on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
+    EXPECT_THAT(use_peers(exchange, "cpu").message(), HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
+    EXPECT_OK(exchange.barrier());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeers, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace nvfp4_moe

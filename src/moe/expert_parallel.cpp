@@ -82,7 +82,7 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   struct Call {
     Exchange& exchange;
     NcclOptions options;
-  } call{exchange, {library, communicator, {}}};
+  } call{exchange, {library, communicator, {}, {}}};
   const auto find = [&]() -> Result<DeviceFacts> {
     if (exchange.device() != nullptr) return invalid_argument("nccl: expected an exchange without it, got one with it");
     NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
@@ -96,6 +96,13 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   call.options.marks = {[&ranks, index](void** mark, void* stream) { return ranks.set_mark(index, mark, stream); },
                         [&ranks, index](void* mark) { return ranks.mark_reached(index, mark); },
                         [&ranks, index](void* mark) { ranks.drop_mark(index, mark); }};
+  call.options.on_device = [&ranks, index](const std::function<void()>& body) {
+    const auto run = [](void* argument) -> Status {
+      (*static_cast<const std::function<void()>*>(argument))();
+      return {};
+    };
+    if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok()) body();  // it ends all the same
+  };
   const auto connect = [](void* argument) -> Status {
     auto& on = *static_cast<Call*>(argument);
     NVFP4_MOE_ASSIGN(auto transport, connect_nccl(on.exchange, on.options));

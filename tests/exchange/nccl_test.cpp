@@ -357,6 +357,98 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
   });
 }
 
+// Whether `there` comes true in time.
+bool comes_true(const std::function<bool()>& there) {
+  const Deadline deadline(kLong);
+  while (!there() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+  return there();
+}
+
+// One call, which the transport is told is captured: from then on graphs may hold the communicator.
+Status capture(Exchange& exchange, DeviceTransport& device) {
+  Blocks blocks(exchange);
+  return device.all_to_all_v(blocks.call(kLong), nullptr, true);
+}
+
+// Two ranks that drop their communicators behind `body` while graphs hold them.
+void while_graphs_hold_them(Over over, const std::function<void(Exchange&, DeviceTransport&)>& body) {
+  {
+    const Setting graphs("graphs");
+    on_ranks(over, 2, kLong, [&](Exchange& exchange) {
+      auto device = connect_nccl(exchange, fake());
+      ASSERT_OK(device);
+      exchange.set_device(std::move(*device));
+      ASSERT_OK(capture(exchange, *exchange.device()));
+      ASSERT_OK(exchange.barrier());
+      body(exchange, *exchange.device());
+      EXPECT_LT(test::seconds_of([&] { exchange.set_device(nullptr); }), 5) << "waited for the graphs";
+    });
+    EXPECT_EQ(communicators(), 2) << "ended while graphs held them";
+  }
+  EXPECT_TRUE(comes_true([] { return communicators() == 0; })) << "not ended behind the last graph";
+}
+
+// A graph may be dropped by the very thread that drops the exchange before it.
+TEST(Nccl, DroppingDoesNotWaitForGraphs) {
+  while_graphs_hold_them(Over::kThreads, [](Exchange&, DeviceTransport&) {});
+  EXPECT_THAT(calls(), EndsWith("destroy\ndestroy\n"));
+}
+
+TEST(Nccl, AbortingDoesNotWaitForGraphs) {
+  while_graphs_hold_them(Over::kTcp, [](Exchange& exchange, DeviceTransport& device) {
+    if (exchange.rank() == 1) {
+      EXPECT_LT(test::seconds_of([&] {
+                  exchange.abort(Status(Code::kIo, "over"));
+                  device.abort(Status(Code::kIo, "over"));
+                }),
+                5);
+    }
+    EXPECT_TRUE(comes_true([&] { return !device.state().ok(); })) << "the watch waits";
+    EXPECT_LT(test::seconds_of([&] { EXPECT_THAT(capture(exchange, device).message(), HasSubstr("over")); }), 5);
+  });
+  EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
+}
+
+// What no graph can hold has ended when its exchange is gone, however long that takes.
+TEST(Nccl, WhatWasNeverCapturedEndsWithItsExchange) {
+  std::thread later;
+  on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
+    Blocks blocks(exchange);
+    ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() != 0) return;
+    static const Setting* slow = nullptr;
+    slow = new Setting("graphs");
+    later = std::thread([] {
+      std::this_thread::sleep_for(Timeout{1000});
+      delete slow;
+    });
+  });
+  later.join();
+}
+
+// A process ends with its code while a graph that nobody drops holds a communicator, and while one is about to end.
+TEST(Nccl, AProcessEndsWhileAGraphHoldsACommunicator) {
+  for (const bool dropped : {false, true}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(30);
+      static const Setting* const graphs = new Setting("graphs");
+      auto exchange = connect_tcp("127.0.0.1", test::free_port(), 0, 1, kLong);
+      if (!exchange.ok()) ::_exit(2);
+      auto device = connect_nccl(**exchange, fake());
+      if (!device.ok() || !capture(**exchange, **device).ok()) ::_exit(3);
+      device->reset();
+      if (dropped) delete graphs;
+      std::exit(communicators() == 1 || dropped ? 0 : 4);
+    }
+    int exit = 0;
+    const double took = test::seconds_of([&] { EXPECT_EQ(::waitpid(child, &exit, 0), child); });
+    EXPECT_EQ(exit, 0);
+    EXPECT_LT(took, 10);
+  }
+}
+
 // A rank of three, in a process of its own: one call after the other until one fails.
 Status run_until_it_fails(int port, int rank, const std::function<void(int call)>& each) {
   auto exchange = connect_tcp("127.0.0.1", port, rank, 3, kLong);

@@ -67,6 +67,9 @@ class DeviceTransport {
   virtual Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured = false) = 0;
   // The failure that ended it, here or on another rank; Ok while there is none. Does not wait.
   virtual Status state() = 0;
+  // The same, unless all that was enqueued had been done before, so that nothing of it is worth less for the failure. A
+  // graph's runs, which a transport does not see, count as not done.
+  virtual Status state_of_work() { return state(); }
   // Ends what is enqueued and has not been done.
   virtual void abort(const Status& why) = 0;
   virtual std::string describe() const = 0;  // "nccl 2.28.9"

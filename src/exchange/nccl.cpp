@@ -51,6 +51,8 @@ class NcclTransport : public DeviceTransport {
     }
     changed_.notify_all();
     watch_.join();
+    const Status asked = drop_done();
+    static_cast<void>(asked);  // what is left may be under way
     for (const Pending& call : pending_) options_.marks.drop(call.mark);
     for (void* mark : free_marks_) options_.marks.drop(mark);
     // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
@@ -111,6 +113,10 @@ class NcclTransport : public DeviceTransport {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
+  Status state_of_work() override {
+    const std::lock_guard lock(mutex_);
+    return unfinished_ ? failure_ : Status();
+  }
   void abort(const Status& why) override {
     const std::lock_guard lock(mutex_);
     fail(why);
@@ -143,10 +149,22 @@ class NcclTransport : public DeviceTransport {
   const Status& fail(const Status& why) {
     if (!failure_.ok()) return failure_;
     failure_ = why;
+    unfinished_ = captured_ || !drop_done().ok() || !pending_.empty();
     end(CommunicatorEnd::How::kAbort);
     for (const Pending& call : pending_) free_marks_.push_back(call.mark);
     pending_.clear();
     return failure_;
+  }
+
+  // Under mutex_, or where no thread is left that takes it: what the device has done is watched no longer.
+  Status drop_done() {
+    while (!pending_.empty()) {
+      NVFP4_MOE_ASSIGN(const bool done, options_.marks.reached(pending_.front().mark));
+      if (!done) break;
+      free_marks_.push_back(pending_.front().mark);
+      pending_.pop_front();
+    }
+    return {};
   }
 
   // Under mutex_: the call is watched until the stream has come this far.
@@ -210,13 +228,8 @@ class NcclTransport : public DeviceTransport {
     const NcclResult asked = nccl_.get_async_error(comm_, &state);
     if (failed(asked) || failed(state))
       return nccl_.failure("ncclCommGetAsyncError", failed(asked) ? asked : state, comm_);
-    while (!pending_.empty()) {
-      NVFP4_MOE_ASSIGN(const bool done, options_.marks.reached(pending_.front().mark));
-      if (!done) return pending_.front().deadline.passed() ? late(pending_.front()) : Status();
-      free_marks_.push_back(pending_.front().mark);
-      pending_.pop_front();
-    }
-    return {};
+    NVFP4_MOE_TRY(drop_done());
+    return !pending_.empty() && pending_.front().deadline.passed() ? late(pending_.front()) : Status();
   }
 
   void watch() {
@@ -248,6 +261,7 @@ class NcclTransport : public DeviceTransport {
   CommunicatorEnd end_;
   bool captured_ = false;  // graphs may hold comm_
   Status failure_;
+  bool unfinished_ = false;        // of the failure: it met work that may not have been done
   std::deque<Pending> pending_;    // in the order of their calls
   std::vector<void*> free_marks_;  // as many as calls were ever pending at once
   bool ends_ = false;

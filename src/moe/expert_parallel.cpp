@@ -224,8 +224,14 @@ Status ExpertParallelLayer::decline(const Status& why) const {
 }
 
 Result<RunStatus> ExpertParallelLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
-  if (device_dispatch_) NVFP4_MOE_TRY(device_dispatch_->report(stream));
+  NVFP4_MOE_TRY(failure(stream));
   return layer_->status(workspace, workspace_bytes, stream);  // all layouts begin with it
+}
+
+Status ExpertParallelLayer::failure(void* stream) const {
+  if (!device_slots_) return {};
+  NVFP4_MOE_TRY(exchange_->device()->state_of_work());
+  return device_dispatch_ ? device_dispatch_->report(stream) : Status();
 }
 
 Result<std::vector<uint64_t>> ExpertParallelLayer::load() const {

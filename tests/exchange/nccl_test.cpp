@@ -318,9 +318,30 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
         const Deadline deadline(kLong);
         while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
         EXPECT_THAT(device.state().message(), HasSubstr("to be done within 1200 ms"));
+        EXPECT_EQ(device.state_of_work().message(), device.state().message());
       },
       with_marks(made, false));
   EXPECT_EQ(made, 0) << "marks are left";
+}
+
+// A rank that leaves behind its last run takes nothing from what the others have got of it; but who replays graphs hears.
+TEST(Nccl, AFailureBehindFinishedWorkIsNoneOfThatWork) {
+  for (const bool captured : {false, true}) {
+    std::atomic<int> made{0};
+    on_devices(
+        2, kLong,
+        [captured](Exchange& exchange, DeviceTransport& device) {
+          Blocks blocks(exchange);
+          ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr, captured));
+          ASSERT_OK(exchange.barrier());
+          if (exchange.rank() == 0) return;
+          const Deadline deadline(kLong);
+          while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+          EXPECT_THAT(device.state().message(), HasSubstr("expected rank 0, got none: it has left"));
+          EXPECT_EQ(device.state_of_work().message(), captured ? device.state().message() : "");
+        },
+        with_marks(made, true));
+  }
 }
 
 // A mark that was reached is the next call's: a run makes none once the longest queue has been seen.

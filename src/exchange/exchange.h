@@ -130,6 +130,8 @@ class Exchange {
 
   // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
   void abort(const Status& why);
+  // The same with what agree has just said on all ranks, which names a rank already.
+  void abort_agreed(const Status& why);
 
  private:
   Exchange(std::unique_ptr<Transport> transport, int rank, int world, Timeout timeout);

@@ -293,7 +293,7 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
   if (device_slots_ && replaced.ok()) replaced = device_slots_->set_placement(placement);
   const Status all = exchange_->agree(replaced, std::max(options_.load_timeout, exchange_->timeout()));
   if (!all.ok()) {
-    exchange_->abort(all);
+    exchange_->abort_agreed(all);
     return all;
   }
   placement_ = placement;

@@ -15,16 +15,24 @@
 #include <vector>
 
 #include "core/float_formats.h"
+#include "exchange/nccl_case.h"
 #include "exchange/nccl_library.h"
-#include "exchange/ranks.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::Blocks;
+using test::calls;
+using test::communicators;
+using test::fake;
 using test::kLong;
+using test::library;
+using test::on_devices;
 using test::on_ranks;
 using test::Over;
+using test::Setting;
+using test::with_marks;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Each;
@@ -32,66 +40,6 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 constexpr Timeout kNcclShort{1200};
-
-std::string library(const char* variant = "") { return std::string(NVFP4_MOE_FAKE_NCCL) + variant + ".so"; }
-
-template <class Function>
-Function of_fake(const char* name) {
-  void* const handle = dlopen(library().c_str(), RTLD_NOW);
-  return reinterpret_cast<Function>(dlsym(handle, name));
-}
-std::string calls() { return of_fake<const char* (*)()>("fake_nccl_log")(); }
-int communicators() { return of_fake<int (*)()>("fake_nccl_communicators")(); }
-
-// A setting of the double until the end of the scope.
-class Setting {
- public:
-  explicit Setting(const char* name, long value = 1) : name_(name) { set(value); }
-  ~Setting() { set(0); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  void set(long value) { of_fake<void (*)(const char*, long)>("fake_nccl_set")(name_, value); }
-  const char* const name_;
-};
-
-NcclOptions fake() {
-  NcclOptions options;
-  options.library = library();
-  return options;
-}
-
-// Every rank of a world with NCCL, over TCP as processes are.
-void on_devices(int world, Timeout timeout, const std::function<void(Exchange&, DeviceTransport&)>& body,
-                const NcclOptions& options = fake(), Over over = Over::kTcp) {
-  on_ranks(over, world, timeout, [&](Exchange& exchange) {
-    auto device = connect_nccl(exchange, options);
-    ASSERT_OK(device);
-    exchange.set_device(std::move(*device));
-    body(exchange, *exchange.device());
-  });
-  EXPECT_EQ(communicators(), 0) << "a communicator is left";
-}
-
-// Each rank sends (rank + 1) bytes of its number to each, and none to rank 2.
-struct Blocks {
-  explicit Blocks(const Exchange& exchange) {
-    const int me = exchange.rank();
-    for (int r = 0; r < exchange.world(); ++r) {
-      send_bytes.push_back(r == 2 ? 0 : me + 1);
-      recv_bytes.push_back(me == 2 ? 0 : r + 1);
-      send.insert(send.end(), static_cast<size_t>(send_bytes.back()), static_cast<std::byte>(me));
-      expected.insert(expected.end(), static_cast<size_t>(recv_bytes.back()), static_cast<std::byte>(r));
-    }
-    recv.resize(expected.size() + 1, std::byte{0xEE});
-  }
-  AllToAll call(Timeout timeout) {
-    return {"all_to_all_v", send.data(), send_bytes.data(), recv.data(), recv_bytes.data(), timeout};
-  }
-  std::vector<int64_t> send_bytes, recv_bytes;
-  std::vector<std::byte> send, recv, expected;
-};
 
 TEST(Nccl, AllToAllGivesEachRankWhatEachHasForIt) {
   on_devices(4, kLong, [](Exchange& exchange, DeviceTransport& device) {
@@ -290,21 +238,6 @@ TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   EXPECT_LT(took, 10);
 }
 
-// Options with marks that a device has come to, or never does; `made` counts those that there are.
-NcclOptions with_marks(std::atomic<int>& made, bool reached) {
-  NcclOptions options = fake();
-  options.marks.set = [&made](void** mark, void*) -> Status {
-    if (*mark == nullptr) *mark = new int(++made);
-    return {};
-  };
-  options.marks.reached = [reached](void*) -> Result<bool> { return reached; };
-  options.marks.drop = [&made](void* mark) {
-    --made;
-    delete static_cast<int*>(mark);
-  };
-  return options;
-}
-
 // What has been enqueued and is not done: nobody waits in a call, and the watch finds it.
 TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
   std::atomic<int> made{0};
@@ -322,26 +255,6 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
       },
       with_marks(made, false));
   EXPECT_EQ(made, 0) << "marks are left";
-}
-
-// A rank that leaves behind its last run takes nothing from what the others have got of it; but who replays graphs hears.
-TEST(Nccl, AFailureBehindFinishedWorkIsNoneOfThatWork) {
-  for (const bool captured : {false, true}) {
-    std::atomic<int> made{0};
-    on_devices(
-        2, kLong,
-        [captured](Exchange& exchange, DeviceTransport& device) {
-          Blocks blocks(exchange);
-          ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr, captured));
-          ASSERT_OK(exchange.barrier());
-          if (exchange.rank() == 0) return;
-          const Deadline deadline(kLong);
-          while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
-          EXPECT_THAT(device.state().message(), HasSubstr("expected rank 0, got none: it has left"));
-          EXPECT_EQ(device.state_of_work().message(), captured ? device.state().message() : "");
-        },
-        with_marks(made, true));
-  }
 }
 
 // A mark that was reached is the next call's: a run makes none once the longest queue has been seen.
@@ -376,98 +289,6 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
     while (ended < 2 && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
     if (exchange.rank() == 0) delete error;
   });
-}
-
-// Whether `there` comes true in time.
-bool comes_true(const std::function<bool()>& there) {
-  const Deadline deadline(kLong);
-  while (!there() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
-  return there();
-}
-
-// One call, which the transport is told is captured: from then on graphs may hold the communicator.
-Status capture(Exchange& exchange, DeviceTransport& device) {
-  Blocks blocks(exchange);
-  return device.all_to_all_v(blocks.call(kLong), nullptr, true);
-}
-
-// Two ranks that drop their communicators behind `body` while graphs hold them.
-void while_graphs_hold_them(Over over, const std::function<void(Exchange&, DeviceTransport&)>& body) {
-  {
-    const Setting graphs("graphs");
-    on_ranks(over, 2, kLong, [&](Exchange& exchange) {
-      auto device = connect_nccl(exchange, fake());
-      ASSERT_OK(device);
-      exchange.set_device(std::move(*device));
-      ASSERT_OK(capture(exchange, *exchange.device()));
-      ASSERT_OK(exchange.barrier());
-      body(exchange, *exchange.device());
-      EXPECT_LT(test::seconds_of([&] { exchange.set_device(nullptr); }), 5) << "waited for the graphs";
-    });
-    EXPECT_EQ(communicators(), 2) << "ended while graphs held them";
-  }
-  EXPECT_TRUE(comes_true([] { return communicators() == 0; })) << "not ended behind the last graph";
-}
-
-// A graph may be dropped by the very thread that drops the exchange before it.
-TEST(Nccl, DroppingDoesNotWaitForGraphs) {
-  while_graphs_hold_them(Over::kThreads, [](Exchange&, DeviceTransport&) {});
-  EXPECT_THAT(calls(), EndsWith("destroy\ndestroy\n"));
-}
-
-TEST(Nccl, AbortingDoesNotWaitForGraphs) {
-  while_graphs_hold_them(Over::kTcp, [](Exchange& exchange, DeviceTransport& device) {
-    if (exchange.rank() == 1) {
-      EXPECT_LT(test::seconds_of([&] {
-                  exchange.abort(Status(Code::kIo, "over"));
-                  device.abort(Status(Code::kIo, "over"));
-                }),
-                5);
-    }
-    EXPECT_TRUE(comes_true([&] { return !device.state().ok(); })) << "the watch waits";
-    EXPECT_LT(test::seconds_of([&] { EXPECT_THAT(capture(exchange, device).message(), HasSubstr("over")); }), 5);
-  });
-  EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
-}
-
-// What no graph can hold has ended when its exchange is gone, however long that takes.
-TEST(Nccl, WhatWasNeverCapturedEndsWithItsExchange) {
-  std::thread later;
-  on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
-    Blocks blocks(exchange);
-    ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
-    ASSERT_OK(exchange.barrier());
-    if (exchange.rank() != 0) return;
-    static const Setting* slow = nullptr;
-    slow = new Setting("graphs");
-    later = std::thread([] {
-      std::this_thread::sleep_for(Timeout{1000});
-      delete slow;
-    });
-  });
-  later.join();
-}
-
-// A process ends with its code while a graph that nobody drops holds a communicator, and while one is about to end.
-TEST(Nccl, AProcessEndsWhileAGraphHoldsACommunicator) {
-  for (const bool dropped : {false, true}) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::alarm(30);
-      static const Setting* const graphs = new Setting("graphs");
-      auto exchange = connect_tcp("127.0.0.1", test::free_port(), 0, 1, kLong);
-      if (!exchange.ok()) ::_exit(2);
-      auto device = connect_nccl(**exchange, fake());
-      if (!device.ok() || !capture(**exchange, **device).ok()) ::_exit(3);
-      device->reset();
-      if (dropped) delete graphs;
-      std::exit(communicators() == 1 || dropped ? 0 : 4);
-    }
-    int exit = 0;
-    const double took = test::seconds_of([&] { EXPECT_EQ(::waitpid(child, &exit, 0), child); });
-    EXPECT_EQ(exit, 0);
-    EXPECT_LT(took, 10);
-  }
 }
 
 // A rank of three, in a process of its own: one call after the other until one fails.

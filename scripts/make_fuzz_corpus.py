@@ -143,6 +143,11 @@ def config_seeds() -> dict[str, bytes]:
         "llama4": {"model_type": "llama4", "architectures": ["L"], "text_config": model(
             "llama4_text", intermediate_size=32, num_local_experts=8, interleave_moe_layer_step=1)},
         "gpt_oss": model("gpt_oss", intermediate_size=32, num_local_experts=8),
+        "nemotron_h": {
+            "architectures": ["X"], "model_type": "nemotron_h", "hidden_size": 64, "num_hidden_layers": 3,
+            "hybrid_override_pattern": "ME*", "layers_block_type": ["mamba", "moe", "attention"],
+            "num_experts_per_tok": 2, "mlp_hidden_act": "relu2", "moe_intermediate_size": 32, "n_routed_experts": 8,
+            "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 48, "moe_latent_size": 48},
     }  # fmt: skip
     seeds = {name: json.dumps(config) for name, config in models.items()}
     hf_quant = {"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": {
@@ -235,6 +240,7 @@ compressed-tensors NVFP4 group_size config_groups weights input_activations num_
 hidden_size intermediate_size moe_intermediate_size num_experts n_routed_experts num_local_experts num_experts_per_tok
 num_hidden_layers n_shared_experts first_k_dense_replace swiglu_limit swiglu_alpha hidden_act silu text_config
 torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4
+mlp_hidden_act relu2 hybrid_override_pattern layers_block_type moe_latent_size
 what version source files name size_bytes modified_ns sample config layers layer scales calibration share_gate_up_scale
 input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert gate up down metadata weight_map
 .safetensors ../ nvfp4_moe_repro range_first hidden_scale activation_format dynamic_token""".split()

@@ -397,8 +397,9 @@ typedef struct nvfp4_moe_run_status {
   uint64_t nonfinite_weights; /* NaN or Inf among router weights of assignments that were done, and shared_weights */
   uint64_t nonfinite_outputs; /* elements of out that are; where tokens and weights are finite: overflow */
 } nvfp4_moe_run_status;
-/* Any thread, after the run; on a device, once the run's stream has done it. Over ranks on GPUs it fails, once, where runs
- * since the last call had more tokens than a capacity. */
+/* Any thread, after the run; on a device, once the run's stream has done it. Over ranks on GPUs it fails with what ended
+ * the exchange while runs, those of graphs among them, were under way; and once, where runs since the last call had more
+ * tokens than a capacity. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,
                                                         size_t workspace_bytes, nvfp4_moe_run_status* status);
 

@@ -70,6 +70,11 @@ struct PyExchange {
   std::shared_ptr<Exchange> exchange;
 };
 
+// transport: what the exchange calls, which goes behind it; null where it has its own.
+PyExchange held(std::unique_ptr<Exchange> exchange, std::shared_ptr<PyTransport> transport = nullptr) {
+  return {{exchange.release(), [transport = std::move(transport)](Exchange* old) { DeleteWithoutLock()(old); }}};
+}
+
 PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeout) {
   const Timeout wait = timeout_of(timeout);
   // What holds a Python function goes with the interpreter lock, whoever drops the exchange last; and stays where the
@@ -80,10 +85,7 @@ PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeou
     in_python([old] { delete old; });
   });
   const WithoutLock unlocked;
-  std::shared_ptr<Exchange> exchange =
-      take(connect_callbacks({transport.get(), PyTransport::call, nullptr}, rank, world, wait));
-  Exchange* const inner = exchange.get();
-  return {std::shared_ptr<Exchange>(inner, [exchange = std::move(exchange), transport](Exchange*) {})};
+  return held(take(connect_callbacks({transport.get(), PyTransport::call, nullptr}, rank, world, wait)), transport);
 }
 
 struct PyThreadGroup {
@@ -95,14 +97,14 @@ PyExchange launched(double timeout) {
   const Timeout limit = timeout_of(timeout);
   const LaunchedRank rank = take(launched_rank());
   const WithoutLock unlocked;
-  return {take(connect_tcp(rank.address, rank.port, rank.rank, rank.world, limit))};
+  return held(take(connect_tcp(rank.address, rank.port, rank.rank, rank.world, limit)));
 }
 
 PyExchange join(const PyThreadGroup& self, int rank, double timeout) {
   const Timeout wait = timeout_of(timeout);
   const std::shared_ptr<ThreadGroup> group = self.group;
   const WithoutLock unlocked;
-  return {take(group->join(rank, self.world, wait))};
+  return held(take(group->join(rank, self.world, wait)));
 }
 
 std::vector<int64_t> propose(const std::vector<uint64_t>& load, int world, int64_t slots_per_rank) {

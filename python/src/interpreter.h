@@ -81,6 +81,20 @@ class WithLock {
   const PyGILState_STATE state_;
 };
 
+// The deleter of what Python holds and whose end may wait: freed memory of a device waits for the device's work, which may
+// be that of ranks whose threads need the lock to bring theirs.
+struct DeleteWithoutLock {
+  template <class T>
+  void operator()(T* old) const {
+    if (interpreter_is_ending() || PyGILState_Check() == 0) {  // no other thread runs Python any more; or has no lock
+      delete old;
+      return;
+    }
+    const WithoutLock unlocked;
+    delete old;
+  }
+};
+
 // Whether Ctrl-C, or another signal with a handler in Python, asks long work to stop. Handlers run in the main thread, and
 // only when it looks.
 class Signals {

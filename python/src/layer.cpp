@@ -67,6 +67,7 @@ Dict status(const PyLayer& self) {
       const WithoutLock unlocked;
       const DeviceMemory& memory = *open.layer->backend().memory;
       check(memory.synchronize(open.device.index));
+      if (open.parallel) check(open.parallel->failure());
       check(memory.to_host(open.device.index, &reported, open.device_status.data(), sizeof(reported), nullptr));
     }
     return to_dict(reported);
@@ -221,8 +222,10 @@ void bind_layer(nb::module_& m) {
            "nonfinite_rows, for hidden and intermediate the blocks quantized, saturated at 448 and zeroed,\n"
            "nonfinite_weights (topk_weights of rows here, and shared_weights, that are NaN or Inf, also where combine\n"
            "does not multiply by them) and nonfinite_outputs (elements of out that are NaN or Inf as stored: by\n"
-           "overflow, where nonfinite_tokens and nonfinite_weights are 0). On a GPU it waits for all work of the "
-           "device.")
+           "overflow, where nonfinite_tokens and nonfinite_weights are 0). On a GPU it waits for all work of the\n"
+           "device, and over an exchange raises what ended that while runs, those of graphs among them, were under "
+           "way;\n"
+           "and with a capacity ValueError, once, where runs since it was last asked for had more tokens than that.")
       .def("calibrate", &calibrate, nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),
            "Measures static activation scales on sample inputs, shaped as for run, with the exact reference and bf16\n"
            "activations: {\"hidden\", \"intermediate\"}: amax/2688, what input_scale takes; and hidden_amax,\n"

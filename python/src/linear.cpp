@@ -43,7 +43,7 @@ struct PyLinear {
 PyLinear open_linear(nb::handle weight, int64_t out_features, int64_t in_features, const std::string& activation_format,
                      const std::string& activation_scale, std::optional<double> input_scale, double static_headroom,
                      int64_t max_tokens, const std::string& device, const std::string& backend) {
-  auto state = std::make_shared<OpenLinear>();
+  const std::shared_ptr<OpenLinear> state(new OpenLinear, DeleteWithoutLock());
   state->device = device_named(device);
   state->host = shared_host();
   LinearOptions options;

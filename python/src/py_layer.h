@@ -30,7 +30,7 @@ PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host, s
                       Open&& open) {
   PyProgress callback(std::move(progress));
   const ProgressFn function = callback.function();
-  auto state = std::make_shared<OpenLayer>();
+  const std::shared_ptr<OpenLayer> state(new OpenLayer, DeleteWithoutLock());
   state->device = device;
   state->host = host;
   Status status;
@@ -46,7 +46,7 @@ PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host, s
   callback.rethrow();
   check(status);
   state->handle = layer_handles().add(state);
-  return PyLayer(std::move(state));
+  return PyLayer(state);
 }
 
 }  // namespace nvfp4_moe::python

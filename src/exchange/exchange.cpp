@@ -327,13 +327,15 @@ Status Exchange::look() {
   return broken_;
 }
 
-void Exchange::abort(const Status& why) {
+void Exchange::abort(const Status& why) { abort_agreed(why.in("rank " + std::to_string(rank_))); }
+
+void Exchange::abort_agreed(const Status& why) {
   const Call call(*this);
   if (call.status().ok()) {
     if (!broken_.ok()) return;
-    broken_ = why.in("rank " + std::to_string(rank_));
+    broken_ = why;
   }
-  transport_->abort(why.in("rank " + std::to_string(rank_)));
+  transport_->abort(why);
 }
 
 }  // namespace nvfp4_moe

@@ -60,6 +60,9 @@ class DeviceLink {
   virtual ~DeviceLink() = default;
   // The failure that ended it, here or on another rank; Ok while there is none. Does not wait.
   virtual Status state() = 0;
+  // The same, unless all that was enqueued had been done before, so that nothing of it is worth less for the failure. A
+  // graph's runs, which are not seen, count as not done.
+  virtual Status state_of_work() { return state(); }
   // Ends what is enqueued and has not been done.
   virtual void abort(const Status& why) = 0;
   virtual std::string describe() const = 0;  // "nccl 2.28.9", "peers"
@@ -152,6 +155,8 @@ class Exchange {
 
   // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
   void abort(const Status& why);
+  // The same with what agree has just said on all ranks, which names a rank already.
+  void abort_agreed(const Status& why);
 
  private:
   Exchange(std::unique_ptr<Transport> transport, int rank, int world, Timeout timeout);

@@ -1,6 +1,7 @@
 // A communicator that does not block: NCCL's calls return at once, and whether they went well is asked for until a
 // deadline. What it says too late or never (a rank that is gone while a kernel waits for it) the watch finds: it asks
-// NCCL, the exchange and the marks in the streams, and aborts the communicator, which ends the kernels.
+// NCCL, the exchange and the marks in the streams, and aborts the communicator, which ends the kernels. How one ends
+// without waiting for graphs is in nccl_end.h.
 #include "exchange/nccl.h"
 
 #include <condition_variable>
@@ -17,6 +18,9 @@ namespace {
 
 constexpr Timeout kWatch{50};                     // between looks of the watch
 constexpr std::chrono::microseconds kSettle{20};  // between questions whether a call has gone through
+// For a communicator that graphs have captured to end, where they are gone already; it ends by itself behind those that
+// are not.
+constexpr Timeout kGraphs{500};
 constexpr auto kInternal = static_cast<NcclResult>(3);
 
 // Until NCCL has gone through with what it was asked, or the deadline passes; kInProgress then.
@@ -47,14 +51,13 @@ class NcclTransport : public DeviceTransport {
     }
     changed_.notify_all();
     watch_.join();
+    const Status asked = drop_done();
+    static_cast<void>(asked);  // what is left may be under way
     for (const Pending& call : pending_) options_.marks.drop(call.mark);
     for (void* mark : free_marks_) options_.marks.drop(mark);
-    if (!owned_ || comm_ == nullptr) return;
     // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
-    if (pending_.empty())
-      nccl_.destroy(comm_);
-    else
-      nccl_.abort(comm_);
+    end(pending_.empty() ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
+    end_.wait(captured_ ? kGraphs : exchange_.timeout());
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
@@ -110,6 +113,10 @@ class NcclTransport : public DeviceTransport {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
+  Status state_of_work() override {
+    const std::lock_guard lock(mutex_);
+    return unfinished_ ? failure_ : Status();
+  }
   void abort(const Status& why) override {
     const std::lock_guard lock(mutex_);
     fail(why);
@@ -131,15 +138,33 @@ class NcclTransport : public DeviceTransport {
   };
   static bool failed(NcclResult result) { return result != NcclResult::kSuccess && result != NcclResult::kInProgress; }
 
+  // Under mutex_, or where no thread is left that takes it.
+  void end(CommunicatorEnd::How how) {
+    if (!owned_ || comm_ == nullptr) return;
+    end_ = CommunicatorEnd(nccl_, comm_, how, options_.on_device);
+    comm_ = nullptr;
+  }
+
   // Under mutex_. The first failure stays.
   const Status& fail(const Status& why) {
     if (!failure_.ok()) return failure_;
     failure_ = why;
-    if (owned_) nccl_.abort(comm_);
-    if (owned_) comm_ = nullptr;
+    unfinished_ = captured_ || !drop_done().ok() || !pending_.empty();
+    end(CommunicatorEnd::How::kAbort);
     for (const Pending& call : pending_) free_marks_.push_back(call.mark);
     pending_.clear();
     return failure_;
+  }
+
+  // Under mutex_, or where no thread is left that takes it: what the device has done is watched no longer.
+  Status drop_done() {
+    while (!pending_.empty()) {
+      NVFP4_MOE_ASSIGN(const bool done, options_.marks.reached(pending_.front().mark));
+      if (!done) break;
+      free_marks_.push_back(pending_.front().mark);
+      pending_.pop_front();
+    }
+    return {};
   }
 
   // Under mutex_: the call is watched until the stream has come this far.
@@ -160,6 +185,7 @@ class NcclTransport : public DeviceTransport {
   Status enqueue(const Pending& call, void* stream, bool captured, const Body& body) {
     std::unique_lock lock(mutex_);
     NVFP4_MOE_TRY(failure_);
+    captured_ = captured_ || captured;
     Step step{"ncclGroupStart", nccl_.group_start()};
     if (!failed(step.result)) {
       step = body();
@@ -202,13 +228,8 @@ class NcclTransport : public DeviceTransport {
     const NcclResult asked = nccl_.get_async_error(comm_, &state);
     if (failed(asked) || failed(state))
       return nccl_.failure("ncclCommGetAsyncError", failed(asked) ? asked : state, comm_);
-    while (!pending_.empty()) {
-      NVFP4_MOE_ASSIGN(const bool done, options_.marks.reached(pending_.front().mark));
-      if (!done) return pending_.front().deadline.passed() ? late(pending_.front()) : Status();
-      free_marks_.push_back(pending_.front().mark);
-      pending_.pop_front();
-    }
-    return {};
+    NVFP4_MOE_TRY(drop_done());
+    return !pending_.empty() && pending_.front().deadline.passed() ? late(pending_.front()) : Status();
   }
 
   void watch() {
@@ -236,8 +257,11 @@ class NcclTransport : public DeviceTransport {
   const bool owned_;
   std::mutex mutex_;  // guards all below, and is held in calls of comm_
   std::condition_variable changed_;
-  NcclCommunicator comm_;
+  NcclCommunicator comm_;  // null once it ends, if it is this one's to end
+  CommunicatorEnd end_;
+  bool captured_ = false;  // graphs may hold comm_
   Status failure_;
+  bool unfinished_ = false;        // of the failure: it met work that may not have been done
   std::deque<Pending> pending_;    // in the order of their calls
   std::vector<void*> free_marks_;  // as many as calls were ever pending at once
   bool ends_ = false;

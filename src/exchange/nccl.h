@@ -10,6 +10,7 @@
 #include <string>
 
 #include "exchange/exchange.h"
+#include "exchange/nccl_end.h"
 
 namespace nvfp4_moe {
 
@@ -30,10 +31,12 @@ struct NcclOptions {
   // For the time that a rank may take on its device. Empty: nobody's is watched, only ranks that are gone and NCCL's own
   // errors.
   StreamMarks marks;
+  OnDevice on_device;  // for the threads that end a communicator made here
 };
 
 // Collective, as connect is. A rank whose NCCL is missing, too old or another version than rank 0's ends it on all, by
-// name. The exchange lives longer than what comes back.
+// name. The exchange lives longer than what comes back, whose end waits for no graph: the communicator ends behind the last
+// one that has captured it.
 Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange, const NcclOptions& options = {});
 
 }  // namespace nvfp4_moe

@@ -83,7 +83,7 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   struct Call {
     Exchange& exchange;
     NcclOptions options;
-  } call{exchange, {library, communicator, {}}};
+  } call{exchange, {library, communicator, {}, {}}};
   const auto find = [&]() -> Result<DeviceFacts> {
     if (exchange.device() != nullptr) return invalid_argument("nccl: expected an exchange without it, got one with it");
     if (exchange.peers() != nullptr)
@@ -99,6 +99,13 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   call.options.marks = {[&ranks, index](void** mark, void* stream) { return ranks.set_mark(index, mark, stream); },
                         [&ranks, index](void* mark) { return ranks.mark_reached(index, mark); },
                         [&ranks, index](void* mark) { ranks.drop_mark(index, mark); }};
+  call.options.on_device = [&ranks, index](const std::function<void()>& body) {
+    const auto run = [](void* argument) -> Status {
+      (*static_cast<const std::function<void()>*>(argument))();
+      return {};
+    };
+    if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok()) body();  // it ends all the same
+  };
   const auto connect = [](void* argument) -> Status {
     auto& on = *static_cast<Call*>(argument);
     NVFP4_MOE_ASSIGN(auto transport, connect_nccl(on.exchange, on.options));
@@ -236,8 +243,14 @@ Status ExpertParallelLayer::decline(const Status& why) const {
 }
 
 Result<RunStatus> ExpertParallelLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
-  if (device_dispatch_) NVFP4_MOE_TRY(device_dispatch_->report(stream));
+  NVFP4_MOE_TRY(failure(stream));
   return layer_->status(workspace, workspace_bytes, stream);  // all layouts begin with it
+}
+
+Status ExpertParallelLayer::failure(void* stream) const {
+  if (!device_slots_) return {};
+  NVFP4_MOE_TRY(exchange_->device_link()->state_of_work());
+  return device_dispatch_ ? device_dispatch_->report(stream) : Status();
 }
 
 Result<std::vector<uint64_t>> ExpertParallelLayer::load() const {
@@ -299,7 +312,7 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
   if (device_slots_ && replaced.ok()) replaced = device_slots_->set_placement(placement);
   const Status all = exchange_->agree(replaced, std::max(options_.load_timeout, exchange_->timeout()));
   if (!all.ok()) {
-    exchange_->abort(all);
+    exchange_->abort_agreed(all);
     return all;
   }
   placement_ = placement;

@@ -100,8 +100,12 @@ class ExpertParallelLayer {
   // What this rank's last run in this workspace reports. kAllToAll: hidden, weights and out are counted where the token
   // is, intermediate where the expert is: the sums over the ranks are what one rank alone would report. kAllReduce:
   // each rank counts what it computes; bad_expert_ids and nonfinite_outputs are the same on all.
-  // On a device with a capacity it fails, once, where runs since it was last asked for had more tokens than that.
+  // On a device it fails as failure() does.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
+  // On a device, what runs have met since they were enqueued, those of graphs too: the exchange's failure, while work was
+  // under way; with a capacity, once, that runs since it was last asked for had more tokens than that. Waits for the
+  // stream.
+  Status failure(void* stream = nullptr) const;
 
   // MoeLayer's description of this rank's experts, with the whole layer's sizes and "expert_parallel": how it is divided.
   std::string describe_json() const;

@@ -15,16 +15,24 @@
 #include <vector>
 
 #include "core/float_formats.h"
+#include "exchange/nccl_case.h"
 #include "exchange/nccl_library.h"
-#include "exchange/ranks.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
+using test::Blocks;
+using test::calls;
+using test::communicators;
+using test::fake;
 using test::kLong;
+using test::library;
+using test::on_devices;
 using test::on_ranks;
 using test::Over;
+using test::Setting;
+using test::with_marks;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Each;
@@ -32,66 +40,6 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 constexpr Timeout kNcclShort{1200};
-
-std::string library(const char* variant = "") { return std::string(NVFP4_MOE_FAKE_NCCL) + variant + ".so"; }
-
-template <class Function>
-Function of_fake(const char* name) {
-  void* const handle = dlopen(library().c_str(), RTLD_NOW);
-  return reinterpret_cast<Function>(dlsym(handle, name));
-}
-std::string calls() { return of_fake<const char* (*)()>("fake_nccl_log")(); }
-int communicators() { return of_fake<int (*)()>("fake_nccl_communicators")(); }
-
-// A setting of the double until the end of the scope.
-class Setting {
- public:
-  explicit Setting(const char* name, long value = 1) : name_(name) { set(value); }
-  ~Setting() { set(0); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  void set(long value) { of_fake<void (*)(const char*, long)>("fake_nccl_set")(name_, value); }
-  const char* const name_;
-};
-
-NcclOptions fake() {
-  NcclOptions options;
-  options.library = library();
-  return options;
-}
-
-// Every rank of a world with NCCL, over TCP as processes are.
-void on_devices(int world, Timeout timeout, const std::function<void(Exchange&, DeviceTransport&)>& body,
-                const NcclOptions& options = fake(), Over over = Over::kTcp) {
-  on_ranks(over, world, timeout, [&](Exchange& exchange) {
-    auto device = connect_nccl(exchange, options);
-    ASSERT_OK(device);
-    exchange.set_device(std::move(*device));
-    body(exchange, *exchange.device());
-  });
-  EXPECT_EQ(communicators(), 0) << "a communicator is left";
-}
-
-// Each rank sends (rank + 1) bytes of its number to each, and none to rank 2.
-struct Blocks {
-  explicit Blocks(const Exchange& exchange) {
-    const int me = exchange.rank();
-    for (int r = 0; r < exchange.world(); ++r) {
-      send_bytes.push_back(r == 2 ? 0 : me + 1);
-      recv_bytes.push_back(me == 2 ? 0 : r + 1);
-      send.insert(send.end(), static_cast<size_t>(send_bytes.back()), static_cast<std::byte>(me));
-      expected.insert(expected.end(), static_cast<size_t>(recv_bytes.back()), static_cast<std::byte>(r));
-    }
-    recv.resize(expected.size() + 1, std::byte{0xEE});
-  }
-  AllToAll call(Timeout timeout) {
-    return {"all_to_all_v", send.data(), send_bytes.data(), recv.data(), recv_bytes.data(), timeout};
-  }
-  std::vector<int64_t> send_bytes, recv_bytes;
-  std::vector<std::byte> send, recv, expected;
-};
 
 TEST(Nccl, AllToAllGivesEachRankWhatEachHasForIt) {
   on_devices(4, kLong, [](Exchange& exchange, DeviceTransport& device) {
@@ -290,21 +238,6 @@ TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   EXPECT_LT(took, 10);
 }
 
-// Options with marks that a device has come to, or never does; `made` counts those that there are.
-NcclOptions with_marks(std::atomic<int>& made, bool reached) {
-  NcclOptions options = fake();
-  options.marks.set = [&made](void** mark, void*) -> Status {
-    if (*mark == nullptr) *mark = new int(++made);
-    return {};
-  };
-  options.marks.reached = [reached](void*) -> Result<bool> { return reached; };
-  options.marks.drop = [&made](void* mark) {
-    --made;
-    delete static_cast<int*>(mark);
-  };
-  return options;
-}
-
 // What has been enqueued and is not done: nobody waits in a call, and the watch finds it.
 TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
   std::atomic<int> made{0};
@@ -318,6 +251,7 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
         const Deadline deadline(kLong);
         while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
         EXPECT_THAT(device.state().message(), HasSubstr("to be done within 1200 ms"));
+        EXPECT_EQ(device.state_of_work().message(), device.state().message());
       },
       with_marks(made, false));
   EXPECT_EQ(made, 0) << "marks are left";

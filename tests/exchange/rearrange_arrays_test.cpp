@@ -15,6 +15,7 @@ using test::CLayer;
 using test::same_bits;
 using test::TinyBatch;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // Calls body(rank, layer, arrays) on a thread for each of two ranks of the tiny layer's four experts.
 void on_two_ranks(const std::function<void(int, api::Layer&, CLayer&)>& body) {
@@ -101,7 +102,7 @@ TEST(CRearrangeArrays, AnIllegalExpertEndsTheExchangeByName) {
     for (int call = 0; call < 2; ++call) {
       EXPECT_NE(nvfp4_moe_layer_rearrange_tensors(handle, backwards.data(), 4, rank == 1 ? &broken : &c.tensors),
                 NVFP4_MOE_OK);
-      EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: slot 3, expert 0"));
+      EXPECT_THAT(nvfp4_moe_last_error(), StartsWith("rank 1: slot 3, expert 0"));
     }
   });
 }

@@ -5,6 +5,12 @@ Needs torch with CUDA (which brings NCCL), a GPU, and a build with the CUDA back
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import subprocess
+import sys
+import time
+
 import nvfp4_moe as nv
 import pytest
 from gpu import needs_gpu, torch
@@ -54,6 +60,41 @@ def test_a_captured_run_replays_with_other_contents() -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, alone.run(*held))
+
+
+def captured_and_dropped(first: str) -> None:
+    """In a process of its own: a graph and what it captured, of which one goes first, or both with the process."""
+    faulthandler.dump_traceback_later(90, exit=True)
+    layer = over(connected(), combine="all_reduce")  # which has the only exchange
+    held = on_gpu(batch(16))
+    out = torch.empty_like(held[0])
+    layer.run(*held)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        layer.run(*held, out=out)
+    graph.replay()
+    torch.cuda.synchronize()
+    if first == "neither":
+        globals().update(layer=layer, graph=graph)
+        return
+    begin = time.monotonic()
+    if first == "graph":
+        del graph
+    del layer
+    took = time.monotonic() - begin
+    assert took < 10, f"waited {took:.1f} s for the graph"
+    if first == "layer":
+        del graph
+    again = over(connected(), combine="all_reduce").run(*held)
+    assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize("first", ["graph", "layer", "neither"])
+def test_a_graph_and_its_layer_go_in_any_order(first: str) -> None:
+    command = [sys.executable, "-c", f"import test_cuda_exchange as test; test.captured_and_dropped({first!r})"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_nccl_cannot_is_said_by_name() -> None:

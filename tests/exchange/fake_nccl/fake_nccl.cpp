@@ -5,6 +5,8 @@
 // A communicator does not block: a group is done by a thread of its own, and the state is "in progress" until then, or,
 // after fake_nccl_set("async", 1), at once success, as where a device is still at it. A message is a file, written under
 // another name and then renamed. A rank that is gone writes none, and those that wait for it wait until they are aborted.
+// After fake_nccl_set("graphs", 1) there are graphs that have captured the communicators: destroy and abort wait until they
+// are gone, as NCCL's do, which abort does behind having ended what is on its way.
 // A group in a stream that is being captured becomes a host function of the graph, which every replay calls.
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -192,6 +194,7 @@ float value_of(const char* at, NcclType type) {
 void forget(Communicator* comm, bool whole_folder) {
   comm->aborted = true;
   comm->join();
+  while (setting("graphs") != 0) std::this_thread::sleep_for(kPoll);
   std::error_code ignored;
   fs::remove(comm->folder / ("rank." + std::to_string(comm->rank)), ignored);
   bool last = true;  // or one of a world whose ranks do not all get here

@@ -1,0 +1,94 @@
+// Ranks over NCCL's test double, and what tests ask of it and set.
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exchange/nccl.h"
+#include "exchange/ranks.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+
+inline std::string library(const char* variant = "") { return std::string(NVFP4_MOE_FAKE_NCCL) + variant + ".so"; }
+
+template <class Function>
+Function of_fake(const char* name) {
+  void* const handle = dlopen(library().c_str(), RTLD_NOW);
+  return reinterpret_cast<Function>(dlsym(handle, name));
+}
+inline std::string calls() { return of_fake<const char* (*)()>("fake_nccl_log")(); }
+inline int communicators() { return of_fake<int (*)()>("fake_nccl_communicators")(); }
+
+// A setting of the double until the end of the scope.
+class Setting {
+ public:
+  explicit Setting(const char* name, long value = 1) : name_(name) { set(value); }
+  ~Setting() { set(0); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  void set(long value) { of_fake<void (*)(const char*, long)>("fake_nccl_set")(name_, value); }
+  const char* const name_;
+};
+
+inline NcclOptions fake() {
+  NcclOptions options;
+  options.library = library();
+  return options;
+}
+
+// Every rank of a world with NCCL, over TCP as processes are.
+inline void on_devices(int world, Timeout timeout, const std::function<void(Exchange&, DeviceTransport&)>& body,
+                       const NcclOptions& options = fake(), Over over = Over::kTcp) {
+  on_ranks(over, world, timeout, [&](Exchange& exchange) {
+    auto device = connect_nccl(exchange, options);
+    ASSERT_OK(device);
+    exchange.set_device(std::move(*device));
+    body(exchange, *exchange.device());
+  });
+  EXPECT_EQ(communicators(), 0) << "a communicator is left";
+}
+
+// Each rank sends (rank + 1) bytes of its number to each, and none to rank 2.
+struct Blocks {
+  explicit Blocks(const Exchange& exchange) {
+    const int me = exchange.rank();
+    for (int r = 0; r < exchange.world(); ++r) {
+      send_bytes.push_back(r == 2 ? 0 : me + 1);
+      recv_bytes.push_back(me == 2 ? 0 : r + 1);
+      send.insert(send.end(), static_cast<size_t>(send_bytes.back()), static_cast<std::byte>(me));
+      expected.insert(expected.end(), static_cast<size_t>(recv_bytes.back()), static_cast<std::byte>(r));
+    }
+    recv.resize(expected.size() + 1, std::byte{0xEE});
+  }
+  AllToAll call(Timeout timeout) {
+    return {"all_to_all_v", send.data(), send_bytes.data(), recv.data(), recv_bytes.data(), timeout};
+  }
+  std::vector<int64_t> send_bytes, recv_bytes;
+  std::vector<std::byte> send, recv, expected;
+};
+
+// Options with marks that a device has come to, or never does; `made` counts those that there are.
+inline NcclOptions with_marks(std::atomic<int>& made, bool reached) {
+  NcclOptions options = fake();
+  options.marks.set = [&made](void** mark, void*) -> Status {
+    if (*mark == nullptr) *mark = new int(++made);
+    return {};
+  };
+  options.marks.reached = [reached](void*) -> Result<bool> { return reached; };
+  options.marks.drop = [&made](void* mark) {
+    --made;
+    delete static_cast<int*>(mark);
+  };
+  return options;
+}
+
+}  // namespace nvfp4_moe::test

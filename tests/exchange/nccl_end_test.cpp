@@ -1,0 +1,144 @@
+// How NCCL's transport ends: what it waits for, which is never a graph, and what its end is to work that was done before.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+#include "exchange/nccl.h"
+#include "exchange/nccl_case.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::Blocks;
+using test::calls;
+using test::communicators;
+using test::fake;
+using test::kLong;
+using test::on_devices;
+using test::on_ranks;
+using test::Over;
+using test::Setting;
+using test::with_marks;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+// Whether `there` comes true in time.
+bool comes_true(const std::function<bool()>& there) {
+  const Deadline deadline(kLong);
+  while (!there() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+  return there();
+}
+
+// A rank that leaves behind its last run takes nothing from what the others have got of it; but who replays graphs hears.
+TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
+  for (const bool captured : {false, true}) {
+    std::atomic<int> made{0};
+    on_devices(
+        2, kLong,
+        [captured](Exchange& exchange, DeviceTransport& device) {
+          Blocks blocks(exchange);
+          ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr, captured));
+          ASSERT_OK(exchange.barrier());
+          if (exchange.rank() == 0) return;
+          const Deadline deadline(kLong);
+          while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+          EXPECT_THAT(device.state().message(), HasSubstr("expected rank 0, got none: it has left"));
+          EXPECT_EQ(device.state_of_work().message(), captured ? device.state().message() : "");
+        },
+        with_marks(made, true));
+  }
+}
+
+// One call, which the transport is told is captured: from then on graphs may hold the communicator.
+Status capture(Exchange& exchange, DeviceTransport& device) {
+  Blocks blocks(exchange);
+  return device.all_to_all_v(blocks.call(kLong), nullptr, true);
+}
+
+// Two ranks that drop their communicators behind `body` while graphs hold them.
+void while_graphs_hold_them(Over over, const std::function<void(Exchange&, DeviceTransport&)>& body) {
+  {
+    const Setting graphs("graphs");
+    on_ranks(over, 2, kLong, [&](Exchange& exchange) {
+      auto device = connect_nccl(exchange, fake());
+      ASSERT_OK(device);
+      exchange.set_device(std::move(*device));
+      ASSERT_OK(capture(exchange, *exchange.device()));
+      ASSERT_OK(exchange.barrier());
+      body(exchange, *exchange.device());
+      EXPECT_LT(test::seconds_of([&] { exchange.set_device(nullptr); }), 5) << "waited for the graphs";
+    });
+    EXPECT_EQ(communicators(), 2) << "ended while graphs held them";
+  }
+  EXPECT_TRUE(comes_true([] { return communicators() == 0; })) << "not ended behind the last graph";
+}
+
+// A graph may be dropped by the very thread that drops the exchange before it.
+TEST(NcclEnd, DroppingDoesNotWaitForGraphs) {
+  while_graphs_hold_them(Over::kThreads, [](Exchange&, DeviceTransport&) {});
+  EXPECT_THAT(calls(), EndsWith("destroy\ndestroy\n"));
+}
+
+TEST(NcclEnd, AbortingDoesNotWaitForGraphs) {
+  while_graphs_hold_them(Over::kTcp, [](Exchange& exchange, DeviceTransport& device) {
+    if (exchange.rank() == 1) {
+      EXPECT_LT(test::seconds_of([&] {
+                  exchange.abort(Status(Code::kIo, "over"));
+                  device.abort(Status(Code::kIo, "over"));
+                }),
+                5);
+    }
+    EXPECT_TRUE(comes_true([&] { return !device.state().ok(); })) << "the watch waits";
+    EXPECT_LT(test::seconds_of([&] { EXPECT_THAT(capture(exchange, device).message(), HasSubstr("over")); }), 5);
+  });
+  EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
+}
+
+// What no graph can hold has ended when its exchange is gone, however long that takes.
+TEST(NcclEnd, WhatWasNeverCapturedEndsWithItsExchange) {
+  std::thread later;
+  on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
+    Blocks blocks(exchange);
+    ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() != 0) return;
+    static const Setting* slow = nullptr;
+    slow = new Setting("graphs");
+    later = std::thread([] {
+      std::this_thread::sleep_for(Timeout{1000});
+      delete slow;
+    });
+  });
+  later.join();
+}
+
+// A process ends with its code while a graph that nobody drops holds a communicator, and while one is about to end.
+TEST(NcclEnd, AProcessEndsWhileAGraphHoldsACommunicator) {
+  for (const bool dropped : {false, true}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(30);
+      static const Setting* const graphs = new Setting("graphs");
+      auto exchange = connect_tcp("127.0.0.1", test::free_port(), 0, 1, kLong);
+      if (!exchange.ok()) ::_exit(2);
+      auto device = connect_nccl(**exchange, fake());
+      if (!device.ok() || !capture(**exchange, **device).ok()) ::_exit(3);
+      device->reset();
+      if (dropped) delete graphs;
+      std::exit(communicators() == 1 || dropped ? 0 : 4);
+    }
+    int exit = 0;
+    const double took = test::seconds_of([&] { EXPECT_EQ(::waitpid(child, &exit, 0), child); });
+    EXPECT_EQ(exit, 0);
+    EXPECT_LT(took, 10);
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

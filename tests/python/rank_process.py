@@ -1,0 +1,348 @@
+"""One rank of several, each a process, over launched_exchange: what test_cuda_processes.py starts and kills.
+
+    rank_process.py WHAT OUT WAY      with a launcher's variables RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+
+WHAT is a function of SCENARIOS; OUT a directory in which rank r leaves r.txt, how it ended, and r.pt, the outputs by
+name; WAY one of WAYS: how devices are connected, or "host" for ranks on the CPU. The cases that the ranks run and what
+one process makes of them (expected) are here too, so that both have the same.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import nvfp4_moe as nv
+import torch
+
+EXPERTS, TOP_K, HIDDEN, INTER = 12, 3, 256, 192
+MOST_TOKENS = 512
+FORMATS = ("nvfp4", "bf16")
+# What a captured run replays: tokens of each rank, and how many contents.
+GRAPH_TOKENS, REPLAYS = (16, 5), 3
+
+Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# Another way between GPUs is one more line.
+WAYS: dict[str, Callable[[nv.Exchange, str], None]] = {
+    "nccl": lambda exchange, device: exchange.use_nccl(device),
+    "peers": lambda exchange, device: exchange.use_peers(device),
+    "host": lambda exchange, device: None,
+}
+
+
+def config(activation_format: str = "nvfp4", top_k: int = TOP_K) -> nv.MoeConfig:
+    return nv.MoeConfig(EXPERTS, top_k, HIDDEN, INTER, activation_format=activation_format, batch_invariant=True)
+
+
+def weights(first: int = 0, count: int = EXPERTS) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(1)
+
+    def stack(rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        codes = random.integers(0, 256, (EXPERTS, rows, cols // 2), dtype=np.uint8)
+        scales = random.integers(0x58, 0x7E, (EXPERTS, rows, cols // 16), dtype=np.uint8)
+        factors = (random.uniform(0.75, 1.25, EXPERTS) / (800 * cols**0.5)).astype(np.float32)
+        return tuple(array[first : first + count] for array in (codes, scales, factors))
+
+    return {"gate": stack(INTER, HIDDEN), "up": stack(INTER, HIDDEN), "down": stack(HIDDEN, INTER)}
+
+
+def batch(tokens: int, seed: int, routing: str) -> Arrays:
+    """routing: "spread", "holes" (a third of the ids are -1), "none" (all are), "rank 1" (only experts of rank 1)."""
+    g = torch.Generator().manual_seed(1000 * tokens + seed)
+    hidden = torch.randn(tokens, HIDDEN, generator=g).bfloat16()
+    first = EXPERTS // 2 if routing == "rank 1" else 0
+    ids = first + torch.rand(tokens, EXPERTS - first, generator=g).topk(TOP_K, dim=1).indices.int()
+    if routing == "holes":
+        ids[torch.rand(tokens, TOP_K, generator=g) < 1 / 3] = -1
+    if routing == "none":
+        ids[:] = -1
+    return hidden, ids, torch.rand(tokens, TOP_K, generator=g)
+
+
+def eager_cases(combine: str) -> Iterator[tuple[str, list[Arrays]]]:
+    """(name, each rank's batch)."""
+    if combine == "all_reduce":
+        for tokens in (1, 2, 16, 33, 128, 512):
+            for routing in ("spread", "holes", "rank 1"):
+                yield f"{tokens} tokens, {routing}", [batch(tokens, 0, routing)] * 2
+        yield "7 tokens, none", [batch(7, 0, "none")] * 2
+        return
+    for counts in ((1, 0), (0, 1), (1, 1), (2, 7), (16, 64), (200, 0), (129, 33), (512, 512), (0, 0)):
+        for routing in ("spread", "holes", "none", "rank 1"):
+            yield f"{counts} tokens, {routing}", [batch(tokens, rank, routing) for rank, tokens in enumerate(counts)]
+
+
+def graph_contents(combine: str) -> Iterator[tuple[str, list[Arrays]]]:
+    for seed, routing in zip(range(REPLAYS), ("spread", "holes", "rank 1"), strict=True):
+        counts = (GRAPH_TOKENS[0],) * 2 if combine == "all_reduce" else GRAPH_TOKENS
+        own = (0, 0) if combine == "all_reduce" else (0, 10)
+        yield f"replay {seed}", [batch(tokens, 20 + seed + own[rank], routing) for rank, tokens in enumerate(counts)]
+
+
+# The layers of the whole run: (name, combine, capacity).
+LAYERS = (("sum", "all_reduce", 0), ("exact", "all_to_all", 0), ("capacity", "all_to_all", MOST_TOKENS))
+# A routing that does not fit, of a layer with this capacity, and one behind it that does.
+SMALL_CAPACITY, TOO_MANY = 4, 7
+
+
+def on(device: str, arrays: Arrays) -> Arrays:
+    return tuple(array.to(device) for array in arrays)
+
+
+def expected(device: str) -> dict[str, list[torch.Tensor]]:
+    """Every output of the whole run by its name, for each rank, made by layers of one process on one device."""
+    made: dict[str, list[torch.Tensor]] = {}
+    for name in FORMATS:
+        alone = nv.MoeLayer.from_tensors(config(name), **weights(), max_tokens=MOST_TOKENS, device=device)
+        half = EXPERTS // 2
+        halves = [
+            nv.MoeLayer.from_tensors(
+                config(name), **weights(first, half), first_expert=first, max_tokens=MOST_TOKENS, device=device
+            )
+            for first in (0, half)
+        ]
+
+        def summed(arrays: Arrays, halves: list[nv.MoeLayer] = halves) -> torch.Tensor:
+            parts = [torch.empty(arrays[0].shape, dtype=torch.float32, device=device) for _ in halves]
+            for layer, part in zip(halves, parts, strict=True):
+                layer.run(*on(device, arrays), out=part)
+            return (parts[0] + parts[1]).bfloat16().cpu()
+
+        def whole(arrays: Arrays, alone: nv.MoeLayer = alone) -> torch.Tensor:
+            return alone.run(*on(device, arrays)).cpu()
+
+        for layer, combine, _ in LAYERS:
+            run = summed if combine == "all_reduce" else whole
+            for case, batches in eager_cases(combine):
+                made[f"{name}, {layer}: {case}"] = [run(arrays) for arrays in batches]
+            for case, batches in graph_contents(combine):
+                made[f"{name}, {layer}: {case}"] = [run(arrays) for arrays in batches]
+        made[f"{name}, behind one that did not fit"] = [whole(batch(SMALL_CAPACITY, rank, "spread")) for rank in (0, 1)]
+    return made
+
+
+class Rank:
+    """This process, once it has met the others."""
+
+    def __init__(self, out: Path, way: str) -> None:
+        self.out, self.way = out, way
+        self.rank = int(os.environ["RANK"])
+        self.device = "cpu" if way == "host" else f"cuda:{self.rank}"
+        if way != "host":
+            torch.cuda.set_device(self.rank)
+            torch.zeros(1, device=self.device)  # its context, which takes seconds, before anybody waits for anybody
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.exchange: nv.Exchange | None = None
+        self.say("here")
+        self.wait_for("here")
+
+    def say(self, what: str) -> None:
+        (self.out / f"{self.rank}.{what}").touch()
+
+    def wait_for(self, what: str) -> None:
+        """Until both ranks have said so. By files: for what must not take the exchange's time."""
+        deadline = time.monotonic() + 120
+        while not all((self.out / f"{rank}.{what}").exists() for rank in (0, 1)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"expected both ranks to say {what!r} within 120 s")
+            time.sleep(0.01)
+
+    def connect(self, timeout: float = 30, use: Callable[[nv.Exchange, str], None] | None = None) -> None:
+        self.exchange = nv.launched_exchange(timeout=timeout)
+        (use or WAYS[self.way])(self.exchange, self.device)
+
+    def layer(self, activation_format: str = "nvfp4", top_k: int = TOP_K, **options: object) -> nv.MoeLayer:
+        return nv.MoeLayer.from_tensors(
+            config(activation_format, top_k),
+            **weights(),
+            max_tokens=MOST_TOKENS,
+            device=self.device,
+            exchange=self.exchange,
+            **options,
+        )
+
+    def synchronize(self) -> None:
+        if self.way != "host":
+            torch.cuda.synchronize()
+
+    def until_it_fails(self, step: Callable[[], object]) -> None:
+        """step() again and again; says "runs" once a few have gone well."""
+        deadline = time.monotonic() + 90
+        done = 0
+        while time.monotonic() < deadline:
+            step()
+            done += 1
+            if done == 5:
+                self.say("runs")
+        raise TimeoutError("expected a failure within 90 s, got none")
+
+
+def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    failure = None
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            try:
+                run()
+            except Exception as error:  # the end of the capture, which may fail for it, is not to hide it
+                failure = error
+    except Exception:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+    return graph
+
+
+def whole(rank: Rank) -> None:
+    rank.connect(60)
+    for name in FORMATS:
+        for layer_name, combine, capacity in LAYERS:
+            layer = rank.layer(name, combine=combine, capacity=capacity)
+            label = f"{name}, {layer_name}: "
+            for case, batches in eager_cases(combine):
+                rank.outputs[label + case] = layer.run(*on(rank.device, batches[rank.rank])).cpu()
+            contents = [(case, on(rank.device, batches[rank.rank])) for case, batches in graph_contents(combine)]
+            if rank.way == "host" or layer_name == "exact":
+                for case, arrays in contents:
+                    rank.outputs[label + case] = layer.run(*arrays).cpu()
+                continue
+            held = tuple(array.clone() for array in contents[0][1])
+            out = torch.empty_like(held[0])
+            layer.run(*held, out=out)
+            rank.synchronize()
+            graph = capture(lambda run=layer.run, held=held, out=out: run(*held, out=out))
+            for case, arrays in contents:
+                for array, fresh in zip(held, arrays, strict=True):
+                    array.copy_(fresh)
+                out.fill_(math.nan)
+                graph.replay()
+                rank.synchronize()
+                rank.outputs[label + case] = out.cpu()
+            layer.status()
+        overflow(rank, name)
+    rank.exchange.barrier()
+
+
+def overflow(rank: Rank, name: str) -> None:
+    layer = rank.layer(name, capacity=SMALL_CAPACITY)
+    arrays = on(rank.device, batch(TOO_MANY if rank.rank == 0 else 1, 0, "rank 1"))
+    too_many = f"capacity: expected at least {TOO_MANY} tokens, which rank 0 has for rank 1, got {SMALL_CAPACITY}"
+    try:
+        out = layer.run(*arrays)
+        assert rank.way != "host", "ran on a host with more tokens than the capacity"
+        assert torch.isnan(out).all(), "out of a run with more tokens than the capacity is not NaN"
+        layer.status()
+    except ValueError as error:
+        assert too_many in str(error), error
+    else:
+        raise AssertionError("nobody said that there were more tokens than the capacity")
+    arrays = on(rank.device, batch(SMALL_CAPACITY, rank.rank, "spread"))
+    rank.outputs[f"{name}, behind one that did not fit"] = layer.run(*arrays).cpu()
+    layer.status()
+
+
+def eager_loop(rank: Rank, timeout: float, **options: object) -> None:
+    rank.connect(timeout)
+    layer = rank.layer(**options)
+    arrays = on(rank.device, batch(64, 0 if options["combine"] == "all_reduce" else rank.rank, "spread"))
+
+    def step() -> None:
+        layer.run(*arrays)
+        rank.synchronize()
+
+    rank.until_it_fails(step)
+
+
+def replay_loop(rank: Rank, **options: object) -> None:
+    rank.connect(30)
+    layer = rank.layer(**options)
+    arrays = on(rank.device, batch(64, 0 if options["combine"] == "all_reduce" else rank.rank, "spread"))
+    out = torch.empty_like(arrays[0])
+    layer.run(*arrays, out=out)
+    rank.synchronize()
+    graph = capture(lambda: layer.run(*arrays, out=out))
+
+    def step() -> None:
+        graph.replay()
+        layer.status()  # waits for it
+
+    rank.until_it_fails(step)
+
+
+def other_world(rank: Rank) -> None:
+    rank.connect(10)
+
+
+def other_config(rank: Rank) -> None:
+    rank.connect()
+    rank.layer(top_k=TOP_K if rank.rank == 0 else 2)
+
+
+def missing_nccl(rank: Rank) -> None:
+    library = "nonesuch.so" if rank.rank == 1 else None
+    rank.connect(use=lambda exchange, device: exchange.use_nccl(device, library=library))
+
+
+def one_captures(rank: Rank) -> None:
+    rank.connect()
+    layer = rank.layer(capacity=64)
+    arrays = on(rank.device, batch(16, rank.rank, "spread"))
+    out = torch.empty_like(arrays[0])
+
+    def run() -> None:
+        layer.run(*arrays, out=out)
+
+    run()
+    rank.synchronize()
+    if rank.rank == 0:
+        capture(run)
+    else:
+        run()
+
+
+SUM = {"combine": "all_reduce"}
+EXACT = {"combine": "all_to_all"}
+CAPACITY = {"combine": "all_to_all", "capacity": 64}
+# For the rank that is left: on GPUs half of it is for making a communicator, which takes seconds.
+STOPPED_TIMEOUT = {"host": 3.0, "nccl": 14.0, "peers": 5.0}
+SCENARIOS: dict[str, Callable[[Rank], None]] = {
+    "whole": whole,
+    "eager sum": lambda rank: eager_loop(rank, 30, **SUM),
+    "eager exact": lambda rank: eager_loop(rank, 30, **EXACT),
+    "eager capacity": lambda rank: eager_loop(rank, 30, **CAPACITY),
+    "replayed sum": lambda rank: replay_loop(rank, **SUM),
+    "replayed capacity": lambda rank: replay_loop(rank, **CAPACITY),
+    "stopped sum": lambda rank: eager_loop(rank, STOPPED_TIMEOUT[rank.way], **SUM),
+    "stopped capacity": lambda rank: eager_loop(rank, STOPPED_TIMEOUT[rank.way], **CAPACITY),
+    "other world": other_world,
+    "other config": other_config,
+    "missing nccl": missing_nccl,
+    "one captures": one_captures,
+}
+
+
+def main() -> None:
+    what, out, way = sys.argv[1:]
+    faulthandler.enable()  # for SIGABRT too
+    faulthandler.dump_traceback_later(float(os.environ["RANK_TIME_LIMIT"]), exit=True)
+    torch.set_num_threads(1)
+    rank = Rank(Path(out), way)
+    try:
+        SCENARIOS[what](rank)
+        message = "fine"
+    except Exception as error:  # what the test looks at
+        message = f"{type(error).__name__}: {error}"
+    torch.save(rank.outputs, rank.out / f"{rank.rank}.pt")
+    (rank.out / f"{rank.rank}.txt").write_text(message)
+    # The interpreter ends with exchange, layers and graphs still there, as a script's does.
+
+
+if __name__ == "__main__":
+    main()

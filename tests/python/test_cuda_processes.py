@@ -1,0 +1,185 @@
+"""Two processes with a GPU each: the bits of one, and every way to fail, of which the rank that is left names the cause.
+
+Each test starts tests/python/rank_process.py twice and looks at how it ended. Needs two GPUs, torch with CUDA and a build
+with the CUDA backends, and is skipped by name elsewhere; but for the way "host", by which the same ranks run on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nvfp4_moe as nv
+import pytest
+from gpu import torch, why_not
+from rank_process import STOPPED_TIMEOUT, expected
+from test_launched_exchange import free_port
+
+RANK = Path(__file__).with_name("rank_process.py")
+NO_GPUS = why_not() or ("" if torch.cuda.device_count() > 1 else "torch finds one GPU, and two ranks need two")
+# The most that a failure may take until the ranks that are left have said so, and ended.
+SOON = 30
+GPU_WAYS = ("nccl", "peers")
+
+
+def there(way: str) -> str:
+    """The way, where this machine and this version have it."""
+    if way != "host" and NO_GPUS:
+        pytest.skip(NO_GPUS)
+    if way != "host" and not hasattr(nv.Exchange, f"use_{way}"):
+        pytest.skip(f"this version has no Exchange.use_{way}")
+    return way
+
+
+@pytest.fixture(params=[*GPU_WAYS, "host"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How the ranks are connected."""
+    return there(request.param)
+
+
+@pytest.fixture(params=GPU_WAYS)
+def gpu_way(request: pytest.FixtureRequest) -> str:
+    """The same, for what needs graphs."""
+    return there(request.param)
+
+
+class Ranks:
+    """Two processes of a scenario. Whatever happens, they are gone at the end of the scope."""
+
+    def __init__(self, what: str, out: Path, way: str, limit: float = 150, worlds: tuple[int, int] = (2, 2)) -> None:
+        self.out, self.limit = out, limit
+        known = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NVFP4_MOE_CHECK", "NVFP4_MOE_DUMP")
+        environment = {name: value for name, value in os.environ.items() if name not in known}
+        environment |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port() - 1),
+            "NVFP4_MOE_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "RANK_TIME_LIMIT": str(limit),
+        }
+        self.processes = []
+        for rank in (0, 1):
+            with (out / f"{rank}.log").open("w") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, str(RANK), what, str(out), way],
+                        env=environment | {"RANK": str(rank), "WORLD_SIZE": str(worlds[rank])},
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait(30)
+
+    def logs(self) -> str:
+        return "\n".join(f"-- rank {rank}\n" + (self.out / f"{rank}.log").read_text() for rank in (0, 1))
+
+    def wait_until_they_run(self) -> None:
+        deadline = time.monotonic() + self.limit
+        while not all((self.out / f"{rank}.runs").exists() for rank in (0, 1)):
+            ended = [rank for rank in (0, 1) if self.processes[rank].poll() is not None]
+            assert not ended, f"ranks {ended} ended before they were killed: {self.messages()}\n{self.logs()}"
+            assert time.monotonic() < deadline, f"the ranks do not run\n{self.logs()}"
+            time.sleep(0.02)
+
+    def messages(self) -> list[str]:
+        texts = [self.out / f"{rank}.txt" for rank in (0, 1)]
+        return [text.read_text() if text.exists() else "" for text in texts]
+
+    def end(self, rank: int, limit: float) -> str:
+        """How the rank ended, by itself and in time."""
+        try:
+            code = self.processes[rank].wait(limit)
+        except subprocess.TimeoutExpired:
+            self.processes[rank].send_signal(signal.SIGABRT)  # every thread's Python frames, by faulthandler
+            time.sleep(2)
+            pytest.fail(f"rank {rank} has not ended within {limit} s: {self.messages()}\n{self.logs()}")
+        assert code == 0, f"rank {rank} ended with {code}: {self.messages()}\n{self.logs()}"
+        return self.messages()[rank]
+
+
+def ended(what: str, out: Path, way: str, **options: object) -> list[str]:
+    """How both ranks ended, within SOON of their having met."""
+    with Ranks(what, out, way, **options) as ranks:
+        deadline = time.monotonic() + ranks.limit
+        while not all((out / f"{rank}.here").exists() for rank in (0, 1)):
+            assert time.monotonic() < deadline, f"the ranks do not come\n{ranks.logs()}"
+            time.sleep(0.02)
+        return [ranks.end(rank, SOON) for rank in (0, 1)]
+
+
+def test_two_processes_give_the_bits_of_one(way: str, tmp_path: Path) -> None:
+    with Ranks("whole", tmp_path, way, limit=400) as ranks:
+        for rank in (0, 1):
+            assert ranks.end(rank, 420) == "fine", ranks.logs()
+    outputs = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    alone = expected("cpu" if way == "host" else "cuda:0")
+    for rank in (0, 1):
+        assert outputs[rank].keys() == alone.keys()
+        for name, of_ranks in alone.items():
+            assert torch.equal(outputs[rank][name], of_ranks[rank]), f"rank {rank}: {name}"
+
+
+@pytest.mark.parametrize("what", ["eager sum", "eager exact", "eager capacity"])
+def test_a_killed_rank_is_named(way: str, what: str, tmp_path: Path) -> None:
+    with Ranks(what, tmp_path, way) as ranks:
+        ranks.wait_until_they_run()
+        ranks.processes[1].kill()
+        message = ranks.end(0, SOON)
+    assert message.startswith("IoError: ") and "rank 1" in message, message
+
+
+@pytest.mark.parametrize("what", ["replayed sum", "replayed capacity"])
+def test_a_rank_killed_under_replays_is_named(gpu_way: str, what: str, tmp_path: Path) -> None:
+    with Ranks(what, tmp_path, gpu_way) as ranks:
+        ranks.wait_until_they_run()
+        ranks.processes[1].kill()
+        message = ranks.end(0, SOON)
+    assert message.startswith("IoError: ") and "rank 1" in message, message
+
+
+@pytest.mark.parametrize("what", ["stopped sum", "stopped capacity"])
+def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tmp_path: Path) -> None:
+    with Ranks(what, tmp_path, way) as ranks:
+        ranks.wait_until_they_run()
+        ranks.processes[1].send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        message = ranks.end(0, SOON)
+    assert message.startswith("IoError: "), message
+    # By the host's exchange, which knows who is missing; or, with the device at it, by what watches that.
+    assert "rank 1" in message or "a rank has stopped" in message, message
+    assert time.monotonic() - begin > STOPPED_TIMEOUT[way] / 2
+
+
+def test_worlds_that_differ_are_named(way: str, tmp_path: Path) -> None:
+    messages = ended("other world", tmp_path, way, worlds=(2, 3))
+    assert all("world of 3" in message and "world of 2" in message for message in messages), messages
+
+
+def test_configs_that_differ_are_named(way: str, tmp_path: Path) -> None:
+    messages = ended("other config", tmp_path, way)
+    assert messages == ["InvalidArgument: config of rank 1: expected top_k 3 as on rank 0, got 2"] * 2
+
+
+@pytest.mark.skipif(NO_GPUS != "", reason=NO_GPUS)
+def test_a_missing_nccl_is_named(tmp_path: Path) -> None:
+    expected_start = "Unsupported: rank 1: nccl: expected nonesuch.so as the caller names it, got none"
+    messages = ended("missing nccl", tmp_path, "nccl")
+    assert all(message.startswith(expected_start) for message in messages), messages
+
+
+def test_one_rank_that_captures_is_named(gpu_way: str, tmp_path: Path) -> None:
+    messages = ended("one captures", tmp_path, gpu_way)
+    words = "stream of rank 1: expected one that is captured, as on rank 0, got one that is not"
+    assert all(words in message for message in messages), messages

@@ -1,0 +1,68 @@
+"""Other threads run Python while a layer or an exchange ends: what ends may wait for what they have to bring.
+
+Objects end in the middle of list.clear(), one call during which the interpreter does not change threads by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+
+EXPERTS, HIDDEN, INTER = 2, 64, 64
+
+
+def layer() -> nv.MoeLayer:
+    def stack(rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, float]:
+        codes = np.ones((EXPERTS, rows, cols // 2), np.uint8)
+        return codes, np.full((EXPERTS, rows, cols // 16), 0x38, np.uint8), 1.0
+
+    config = nv.MoeConfig(EXPERTS, 2, HIDDEN, INTER)
+    arrays = {"gate": stack(INTER, HIDDEN), "up": stack(INTER, HIDDEN), "down": stack(HIDDEN, INTER)}
+    return nv.MoeLayer.from_tensors(config, **arrays, max_tokens=8)
+
+
+def exchange() -> nv.Exchange:
+    return nv.ThreadGroup(1).join(0)
+
+
+class Marker:
+    """Something whose end can be seen."""
+
+
+@pytest.mark.parametrize(("make", "expected"), [(layer, True), (exchange, True), (Marker, False)])
+def test_others_run_while_it_ends(make: Callable[[], object], expected: bool) -> None:
+    first, last = Marker(), Marker()
+    first_to_go, last_to_go = weakref.ref(first), weakref.ref(last)
+    # list.clear() begins at the end. The tuples are time, in which the other thread asks for the lock.
+    several = [last]
+    for _ in range(8):
+        several += [make(), [(i,) for i in range(100_000)]]
+    several.append(first)
+    del first, last
+    in_the_middle = []
+
+    def other() -> None:
+        while True:
+            begun = first_to_go() is None
+            if last_to_go() is None:
+                return
+            if begun:
+                in_the_middle.append(True)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        thread = threading.Thread(target=other)
+        thread.start()
+        several.clear()
+        thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not thread.is_alive()
+    assert bool(in_the_middle) == expected

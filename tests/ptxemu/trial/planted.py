@@ -18,6 +18,7 @@ from trial import (
     test_memory,
     test_order,
     test_ranks,
+    test_ranks_order,
     test_scalars,
     test_tensor_pairs,
     test_warps,
@@ -34,7 +35,8 @@ HOME = {
     test_tensor_pairs: r"tcgen05|tensor_pair",
     test_launches: r"cancel|dependents|cluster|graph",
     test_order: r"clock_(?!ranks|system|told)",
-    test_ranks: r"turn|timer|clock_(ranks|system|told)",
+    test_ranks: r"turn|timer",
+    test_ranks_order: r"clock_(ranks|system|told)",
 }
 CPU_SECONDS = 100  # a test that hangs is stopped, and has seen the fault
 

@@ -50,7 +50,12 @@ class CountedTransport : public DeviceTransport {
   WireRecorder& recorder_;
 };
 
-int64_t first_token(int64_t tokens, int rank, int world) { return rank * tokens / world; }
+// Has the recorder hear of what goes between devices from here on.
+void count_device(Exchange& exchange, RanksOver over, WireRecorder& recorder) {
+  if (over == RanksOver::kNccl)
+    exchange.set_device(
+        std::make_unique<CountedTransport>(exchange.take_device(), exchange.rank(), exchange.world(), recorder));
+}
 
 }  // namespace
 
@@ -114,38 +119,34 @@ RankHosts::~RankHosts() {
   for (size_t index = 0; index < hosts_.size(); ++index) ranks_->exchange(static_cast<int>(index))->set_observer({});
 }
 
-Status RankHosts::connect_devices() {
-  if (device(0) == "cpu") return {};
+Status RankHosts::connect_devices(RanksOver over) {
   std::vector<Status> connected(hosts_.size());
   NVFP4_MOE_TRY(ranks_->each([&](int index) -> Status {
     Exchange& exchange = *ranks_->exchange(index);
-    Status& mine = connected[static_cast<size_t>(index)] = use_nccl(exchange, device(index));
-    if (mine.ok())
-      exchange.set_device(std::make_unique<CountedTransport>(exchange.take_device(), exchange.rank(), exchange.world(),
-                                                             hosts_[static_cast<size_t>(index)]->recorder));
+    Status& mine = connected[static_cast<size_t>(index)] = connect_device(exchange, device(index), over);
+    if (mine.ok()) count_device(exchange, over, hosts_[static_cast<size_t>(index)]->recorder);
     return {};  // collective: all ranks have heard of it
   }));
   return connected.front();
 }
 
 Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject, const std::string& backend,
-                                    CombineBy combine, int64_t max_tokens, int64_t copies, const ProgressFn& progress) {
-  TimedRanks timed(hosts, subject, combine, max_tokens);
+                                    const RanksLayer& divided, const ProgressFn& progress) {
+  TimedRanks timed(hosts, subject, divided);
   const LocalRanks& ranks = hosts.ranks();
   for (int index = 0; index < ranks.here(); ++index) timed.ranks_.push_back(std::make_unique<Rank>());
   NVFP4_MOE_ASSIGN(const auto combined, RanksProgress::connect(ranks, progress));
   std::vector<Status> opened(timed.ranks_.size());
   NVFP4_MOE_TRY(ranks.each([&](int index) -> Status {
-    opened[static_cast<size_t>(index)] =
-        timed.open_rank(index, subject, backend, max_tokens, copies, combined->of_rank(index));
+    opened[static_cast<size_t>(index)] = timed.open_rank(index, subject, backend, combined->of_rank(index));
     return {};  // collective as well
   }));
   NVFP4_MOE_TRY(opened.front());
   return timed;
 }
 
-Status TimedRanks::open_rank(int index, const Subject& subject, const std::string& backend, int64_t max_tokens,
-                             int64_t copies, const ProgressFn& progress) {
+Status TimedRanks::open_rank(int index, const Subject& subject, const std::string& backend,
+                             const ProgressFn& progress) {
   Rank& rank = *ranks_[static_cast<size_t>(index)];
   const RankHosts::Host& host = *hosts_->hosts_[static_cast<size_t>(index)];
   const std::shared_ptr<Exchange>& exchange = hosts_->ranks().exchange(index);
@@ -157,21 +158,23 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   options.device = host.device;
   options.executor = host.executor.get();
   // all_to_all: the most that a rank has of so many tokens.
-  options.limits.max_tokens = combine_ == CombineBy::kAllReduce ? max_tokens : (max_tokens + world - 1) / world;
+  options.limits.max_tokens = combine() == CombineBy::kAllReduce ? max_tokens() : (max_tokens() + world - 1) / world;
   ExpertParallelOptions parallel;
-  parallel.combine = combine_;
+  parallel.combine = combine();
+  parallel.placement = divided_.placement;
   // A graph has messages of fixed sizes: all tokens of a rank fit into one.
-  if (combine_ == CombineBy::kAllToAll && host.device != "cpu") parallel.capacity = options.limits.max_tokens;
-  for (int64_t copy = 0; copy < copies; ++copy) {
+  if (combine() == CombineBy::kAllToAll && host.device != "cpu") parallel.capacity = options.limits.max_tokens;
+  for (int64_t copy = 0; copy < divided_.copies; ++copy) {
     NVFP4_MOE_ASSIGN(auto layer,
                      ExpertParallelLayer::open(*config, subject.source, options, parallel, exchange, progress));
     rank.copies.push_back(std::move(layer));
   }
   const auto allocate = [&]() -> Status {
     const ExpertParallelLayer& first = *rank.copies.front();
-    NVFP4_MOE_ASSIGN(rank.workspace, first.layer().backend().allocate(first.workspace_bytes(),
-                                                                      first.layer().weights().device, "workspace"));
-    rank.out.resize(static_cast<size_t>(options.limits.max_tokens * subject.options.hidden_size));
+    const size_t bytes = std::max(first.workspace_bytes(), first.layer().workspace_bytes(max_tokens()));
+    NVFP4_MOE_ASSIGN(rank.workspace,
+                     first.layer().backend().allocate(bytes, first.layer().weights().device, "workspace"));
+    rank.out.resize(static_cast<size_t>(max_tokens() * subject.options.hidden_size));
     return {};
   };
   return exchange->agree(allocate(), kSlowest);
@@ -180,7 +183,7 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
 Batch TimedRanks::part_of(RandomTokens& tokens, int index) const {
   Batch batch = tokens.batch();
   batch.out = ranks_[static_cast<size_t>(index)]->out.data();
-  if (combine_ == CombineBy::kAllReduce) return batch;
+  if (combine() == CombineBy::kAllReduce) return batch;
   const Exchange& exchange = this->exchange(index);
   const int64_t first = first_token(tokens.tokens, exchange.rank(), exchange.world());
   batch.tokens = first_token(tokens.tokens, exchange.rank() + 1, exchange.world()) - first;
@@ -190,28 +193,66 @@ Batch TimedRanks::part_of(RandomTokens& tokens, int index) const {
   return batch;
 }
 
-Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches) {
-  batches_ = batches;
-  const bool on_device = layer().layer().backend().memory != nullptr;
+Status TimedRanks::Prepared::add(const MoeLayer& layer, const Batch& batch) {
+  if (layer.backend().memory == nullptr) {
+    batches.push_back(batch);
+    return {};
+  }
+  NVFP4_MOE_ASSIGN(PlacedBatch in_memory, PlacedBatch::place(layer, batch));
+  batches.push_back(in_memory.batch());
+  placed.push_back(std::move(in_memory));
+  return {};
+}
+
+Status TimedRanks::rearrange(const Placement& placement, const LayerSource& source) {
   return hosts_->ranks().each([&](int index) -> Status {
-    Rank& rank = *ranks_[static_cast<size_t>(index)];
-    rank.placed.clear();
-    rank.batches.clear();
-    for (RandomTokens& tokens : batches_->tokens) {
-      const Batch mine = part_of(tokens, index);
-      if (on_device) {
-        NVFP4_MOE_ASSIGN(PlacedBatch placed, PlacedBatch::place(rank.copies.front()->layer(), mine));
-        rank.batches.push_back(placed.batch());
-        rank.placed.push_back(std::move(placed));
-      } else {
-        rank.batches.push_back(mine);
-      }
-    }
-    return exchange(index).agree({}, kSlowest);
+    for (const auto& copy : ranks_[static_cast<size_t>(index)]->copies)
+      NVFP4_MOE_TRY(copy->rearrange(placement, source));
+    return {};
   });
 }
 
-Status TimedRanks::time_runs(int index, const Repeat& repeat, std::vector<RankRun>& runs) const {
+Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches, bool own_experts) {
+  batches_ = batches;
+  return hosts_->ranks().each([&](int index) -> Status {
+    Rank& rank = *ranks_[static_cast<size_t>(index)];
+    rank.parts = {};
+    rank.own = {};
+    rank.own_slots.clear();
+    const auto place = [&]() -> Status {
+      for (RandomTokens& tokens : batches_->tokens)
+        NVFP4_MOE_TRY(rank.parts.add(rank.copies.front()->layer(), part_of(tokens, index)));
+      return own_experts ? prepare_own(index) : Status();
+    };
+    return exchange(index).agree(place(), kSlowest);
+  });
+}
+
+Status TimedRanks::prepare_own(int index) {
+  Rank& rank = *ranks_[static_cast<size_t>(index)];
+  const ExpertParallelLayer& layer = *rank.copies.front();
+  const Placement& placement = layer.placement();
+  for (RandomTokens& tokens : batches_->tokens) {
+    std::vector<int32_t>& slots = rank.own_slots.emplace_back(slots_of(tokens, options_.top_k, placement, combine()));
+    for (int32_t& slot : slots)
+      if (placement.rank_of(slot) != exchange(index).rank()) slot = -1;
+    Batch batch = tokens.batch();
+    batch.topk_ids = slots.data();
+    batch.out = rank.out.data();
+    NVFP4_MOE_TRY(rank.own.add(layer.layer(), batch));
+  }
+  return {};
+}
+
+Status TimedRanks::run(const Rank& rank, RanksWork work, size_t batch, void* stream) const {
+  const ExpertParallelLayer& layer = *rank.copies[batch % rank.copies.size()];
+  void* const workspace = rank.workspace.data();
+  const size_t bytes = rank.workspace.size_bytes();
+  return work == RanksWork::kLayer ? layer.run(rank.parts.batches[batch], workspace, bytes, stream)
+                                   : layer.layer().run(rank.own.batches[batch], workspace, bytes, stream);
+}
+
+Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const {
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
   WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
   Exchange& exchange = this->exchange(index);
@@ -223,12 +264,11 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, std::vector<RankRu
                                            (run < kLeastRuns || microseconds_since(begin) <= repeat.seconds * 1e6));
     NVFP4_MOE_TRY(exchange.all_gather(&mine, 1, goes_on.data()));
     if (goes_on[0] == 0) return {};
-    const size_t batch = static_cast<size_t>(run + kUntimedRuns) % rank.batches.size();
-    const ExpertParallelLayer& layer = *rank.copies[batch % rank.copies.size()];
+    const size_t batch = static_cast<size_t>(run + kUntimedRuns) % batches_->tokens.size();
     recorder.clear();
     recorder.begin_run();
     const auto start = Clock::now();
-    NVFP4_MOE_TRY(layer.run(rank.batches[batch], rank.workspace.data(), rank.workspace.size_bytes()));
+    NVFP4_MOE_TRY(this->run(rank, work, batch, nullptr));
     const double us = microseconds_since(start);
     if (run < 0) continue;
     runs.push_back(recorder.run());
@@ -236,7 +276,7 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, std::vector<RankRu
   }
 }
 
-Status TimedRanks::time_replays(int index, const Repeat& repeat, std::vector<RankRun>& runs) const {
+Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const {
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
   WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
   Exchange& exchange = this->exchange(index);
@@ -247,17 +287,18 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, std::vector<Ran
           ? Status()
           : unsupported(std::string("bench: backend ") + layer.backend().name + " has no clock for its device");
   NVFP4_MOE_TRY(exchange.agree(measured));
-  const auto count = static_cast<double>(rank.batches.size());
+  const size_t batches = batches_->tokens.size();
+  const auto count = static_cast<double>(batches);
   const auto replay = [&](int64_t times) -> Result<std::vector<double>> {
     const auto all = [&](void* stream) -> Status {
       recorder.clear();
-      for (size_t batch = 0; batch < rank.batches.size(); ++batch) {
+      for (size_t batch = 0; batch < batches; ++batch) {
         recorder.begin_run();
-        NVFP4_MOE_TRY(rank.copies[batch % rank.copies.size()]->run(rank.batches[batch], rank.workspace.data(),
-                                                                   rank.workspace.size_bytes(), stream));
+        NVFP4_MOE_TRY(run(rank, work, batch, stream));
       }
       return {};
     };
+    NVFP4_MOE_TRY(exchange.barrier());  // own experts have nothing else to begin together by
     // As many on all ranks: never the clock's decision.
     return measures->time_graph(layer.weights().device, all, std::numeric_limits<double>::max(), times);
   };
@@ -272,22 +313,22 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, std::vector<Ran
   if (times > kLeastRuns) {
     NVFP4_MOE_ASSIGN(us, replay(times));
   }
-  RankRun run = recorder.run();
-  for (double& sent : run.sent_bytes) sent /= count;
-  run.part_us = {};
+  RankRun recorded = recorder.run();
+  for (double& sent : recorded.sent_bytes) sent /= count;
+  recorded.part_us = {};
   for (const double replay_us : us) {
-    run.us = replay_us / count;
-    runs.push_back(run);
+    recorded.us = replay_us / count;
+    runs.push_back(recorded);
   }
   return {};
 }
 
-Result<RanksRound> TimedRanks::time(const Repeat& repeat) {
+Result<RanksRound> TimedRanks::time(const Repeat& repeat, RanksWork work) {
   const bool on_device = layer().layer().backend().memory != nullptr;
   RanksRound round;
   NVFP4_MOE_TRY(hosts_->ranks().each([&](int index) -> Status {
     std::vector<RankRun> runs;
-    NVFP4_MOE_TRY(on_device ? time_replays(index, repeat, runs) : time_runs(index, repeat, runs));
+    NVFP4_MOE_TRY(on_device ? time_replays(index, repeat, work, runs) : time_runs(index, repeat, work, runs));
     Exchange& exchange = this->exchange(index);
     const auto world = static_cast<size_t>(exchange.world());
     std::vector<RankRun> all(world * runs.size());
@@ -322,7 +363,7 @@ Result<std::vector<uint16_t>> TimedRanks::outputs(RandomTokens& batch) {
     // To rank 0, behind each other in the order of the ranks; under all_reduce it has them already.
     const int world = exchange.world();
     const auto sends = [&](int r) {
-      if (combine_ == CombineBy::kAllReduce) return r == 0 ? batch.tokens : int64_t{0};
+      if (combine() == CombineBy::kAllReduce) return r == 0 ? batch.tokens : int64_t{0};
       return first_token(batch.tokens, r + 1, world) - first_token(batch.tokens, r, world);
     };
     const int64_t token_bytes = options_.hidden_size * 2;

@@ -1,0 +1,23 @@
+#include "cli/bench/ranks_over.h"
+
+#include "moe/expert_parallel.h"
+
+namespace nvfp4_moe::cli {
+namespace {
+
+Status connect_peers(Exchange& exchange, const std::string& device) {
+  return exchange.agree(unsupported("peers: expected a build that connects GPUs without NCCL, got none (" + device +
+                                    "); --over nccl connects them"));
+}
+
+}  // namespace
+
+Status connect_device(Exchange& exchange, const std::string& device, RanksOver over) {
+  switch (over) {
+    case RanksOver::kNccl: return use_nccl(exchange, device);
+    case RanksOver::kPeers: return connect_peers(exchange, device);
+  }
+  return invalid_argument("over: expected a way between devices");
+}
+
+}  // namespace nvfp4_moe::cli

@@ -4,7 +4,7 @@
 // What goes between ranks is counted where it goes: host memory by the exchange's observer, device memory by a transport
 // around NCCL's. On a host each run is timed by itself, with the parts of it that a rank spends in the exchange, waiting
 // for others included. On GPUs a graph of all batches is replayed, which has no such parts.
-// What the exchange adds is told by the same ranks' own experts: all tokens of a batch, the same packed weights, no other
+// What the exchange adds is over the ranks' own experts: all tokens of a batch, the same packed weights, no other
 // rank.
 #pragma once
 

@@ -98,6 +98,23 @@ double busiest_over_even(const ColdBatches& batches, int64_t top_k, const Placem
   return sum / static_cast<double>(batches.tokens.size());
 }
 
+std::vector<int> busiest_ranks(const ColdBatches& batches, int64_t top_k, const Placement& placement,
+                               CombineBy combine) {
+  // Where tensor cores take as long for an expert's rows as memory for its weights, on an H100 and an H200 about.
+  constexpr int64_t kRowsOfARead = 48;
+  std::vector<int> ranks;
+  for (const RandomTokens& batch : batches.tokens) {
+    std::vector<int64_t> rows(static_cast<size_t>(placement.slots()));
+    for (const int32_t slot : slots_of(batch, top_k, placement, combine)) ++rows[static_cast<size_t>(slot)];
+    std::vector<int64_t> work(static_cast<size_t>(placement.world()));
+    for (size_t slot = 0; slot < rows.size(); ++slot)
+      if (rows[slot] > 0)
+        work[static_cast<size_t>(placement.rank_of(static_cast<int64_t>(slot)))] += std::max(rows[slot], kRowsOfARead);
+    ranks.push_back(static_cast<int>(std::max_element(work.begin(), work.end()) - work.begin()));
+  }
+  return ranks;
+}
+
 std::vector<uint64_t> load_of(const ColdBatches& batches, int64_t num_experts) {
   std::vector<uint64_t> load(static_cast<size_t>(num_experts));
   for (const RandomTokens& batch : batches.tokens)

@@ -30,6 +30,10 @@ std::vector<int32_t> slots_of(const RandomTokens& batch, int64_t top_k, const Pl
 
 // Assignments to the busiest rank's slots over an even division, mean of the batches.
 double busiest_over_even(const ColdBatches& batches, int64_t top_k, const Placement& placement, CombineBy combine);
+// (batches) the rank that has most to do in each, the lowest of several: an expert costs its rows, and where it has few of
+// them its weights' read. Tells whose time counts where ranks are timed apart.
+std::vector<int> busiest_ranks(const ColdBatches& batches, int64_t top_k, const Placement& placement,
+                               CombineBy combine);
 // (num_experts) assignments of all batches: what a placement is proposed from.
 std::vector<uint64_t> load_of(const ColdBatches& batches, int64_t num_experts);
 

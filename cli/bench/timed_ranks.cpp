@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "exchange/ranks_progress.h"
@@ -219,6 +220,7 @@ Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches, bool own
     rank.parts = {};
     rank.own = {};
     rank.own_slots.clear();
+    rank.busiest.clear();
     const auto place = [&]() -> Status {
       for (RandomTokens& tokens : batches_->tokens)
         NVFP4_MOE_TRY(rank.parts.add(rank.copies.front()->layer(), part_of(tokens, index)));
@@ -241,6 +243,9 @@ Status TimedRanks::prepare_own(int index) {
     batch.out = rank.out.data();
     NVFP4_MOE_TRY(rank.own.add(layer.layer(), batch));
   }
+  const std::vector<int> busiest = busiest_ranks(*batches_, options_.top_k, placement, combine());
+  for (size_t batch = 0; batch < busiest.size(); ++batch)
+    if (busiest[batch] == exchange(index).rank()) rank.busiest.push_back(batch);
   return {};
 }
 
@@ -287,22 +292,23 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
           ? Status()
           : unsupported(std::string("bench: backend ") + layer.backend().name + " has no clock for its device");
   NVFP4_MOE_TRY(exchange.agree(measured));
-  const size_t batches = batches_->tokens.size();
-  const auto count = static_cast<double>(batches);
-  const auto replay = [&](int64_t times) -> Result<std::vector<double>> {
+  const auto count = static_cast<double>(batches_->tokens.size());
+  const auto replay = [&](const std::vector<size_t>& batches, int64_t times) -> Result<std::vector<double>> {
     const auto all = [&](void* stream) -> Status {
       recorder.clear();
-      for (size_t batch = 0; batch < batches; ++batch) {
+      for (const size_t batch : batches) {
         recorder.begin_run();
         NVFP4_MOE_TRY(run(rank, work, batch, stream));
       }
       return {};
     };
-    NVFP4_MOE_TRY(exchange.barrier());  // own experts have nothing else to begin together by
     // As many on all ranks: never the clock's decision.
     return measures->time_graph(layer.weights().device, all, std::numeric_limits<double>::max(), times);
   };
-  NVFP4_MOE_ASSIGN(std::vector<double> us, replay(kLeastRuns));
+  std::vector<size_t> all(batches_->tokens.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  NVFP4_MOE_TRY(exchange.barrier());  // own experts have nothing else to begin together by
+  NVFP4_MOE_ASSIGN(std::vector<double> us, replay(all, kLeastRuns));
   // Rank 0's times say how many replays fill the time.
   const double wanted = repeat.seconds * 1e6 / std::max(median(us), 1.0);
   const auto most = static_cast<double>(repeat.most_runs) / count;
@@ -311,13 +317,23 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
   NVFP4_MOE_TRY(exchange.all_gather(&times, sizeof(times), of_ranks.data()));
   times = of_ranks[0];
   if (times > kLeastRuns) {
-    NVFP4_MOE_ASSIGN(us, replay(times));
+    NVFP4_MOE_ASSIGN(us, replay(all, times));
   }
   RankRun recorded = recorder.run();
   for (double& sent : recorded.sent_bytes) sent /= count;
   recorded.part_us = {};
-  for (const double replay_us : us) {
-    recorded.us = replay_us / count;
+  std::vector<double> busiest_us(us.size());
+  if (work == RanksWork::kOwnExperts && !rank.busiest.empty()) {
+    // About as many as in the graph of all, so that what a replay takes to begin is divided among as many.
+    std::vector<size_t> again;
+    const size_t repeats = all.size() / rank.busiest.size();
+    for (size_t i = 0; i < repeats; ++i) again.insert(again.end(), rank.busiest.begin(), rank.busiest.end());
+    NVFP4_MOE_ASSIGN(busiest_us, replay(again, times));
+    for (double& replay_us : busiest_us) replay_us /= static_cast<double>(repeats);
+  }
+  for (size_t at = 0; at < us.size(); ++at) {
+    recorded.us = us[at] / count;
+    recorded.as_busiest_us = busiest_us[at] / count;
     runs.push_back(recorded);
   }
   return {};
@@ -340,9 +356,12 @@ Result<RanksRound> TimedRanks::time(const Repeat& repeat, RanksWork work) {
     return {};
   }));
   for (size_t run = 0; run < round.ranks.front().size(); ++run) {
-    double slowest = 0;
-    for (const std::vector<RankRun>& runs : round.ranks) slowest = std::max(slowest, runs[run].us);
-    round.slowest_us.push_back(slowest);
+    double slowest = 0, busiest = 0;
+    for (const std::vector<RankRun>& runs : round.ranks) {
+      slowest = std::max(slowest, runs[run].us);
+      busiest += runs[run].as_busiest_us;
+    }
+    round.slowest_us.push_back(busiest > 0 ? busiest : slowest);
   }
   std::sort(round.slowest_us.begin(), round.slowest_us.end());
   return round;

@@ -4,8 +4,9 @@
 // What goes between ranks is counted where it goes: host memory by the exchange's observer, device memory by a transport
 // around NCCL's. On a host each run is timed by itself, with the parts of it that a rank spends in the exchange, waiting
 // for others included. On GPUs a graph of all batches is replayed, which has no such parts.
-// What the exchange adds is over the ranks' own experts: all tokens of a batch, the same packed weights, no other
-// rank.
+// What the exchange adds is over the ranks' own experts: all tokens of a batch, the same packed weights, no other rank.
+// Ranks that exchange wait in each batch for the slowest of it. Own experts do not wait, and so a graph for each rank of
+// the batches that it has most to do in says what the slowest take; the rank's own time is that of a graph of all.
 #pragma once
 
 #include <array>
@@ -40,6 +41,7 @@ enum class RanksWork : uint8_t {
 // One rank's run. Goes between ranks as it lies in memory.
 struct RankRun {
   double us = 0;
+  double as_busiest_us = 0;                     // own experts on devices: of the batches that it has most of, per batch
   std::array<double, kWireParts> part_us{};     // zeros on devices
   std::array<double, kWireParts> sent_bytes{};  // to other ranks
   double all_sent_bytes() const { return sent_bytes[0] + sent_bytes[1] + sent_bytes[2]; }
@@ -47,7 +49,7 @@ struct RankRun {
 
 struct RanksRound {
   std::vector<std::vector<RankRun>> ranks;  // (world, runs)
-  std::vector<double> slowest_us;           // (runs) of the slowest rank, ascending
+  std::vector<double> slowest_us;           // (runs) of the slowest rank of each batch, ascending
   double rank_median_us(size_t rank) const;
   // Mean over a rank's runs.
   double sent_bytes(size_t rank) const;
@@ -137,6 +139,7 @@ class TimedRanks {
     Prepared parts;                               // this rank's tokens of each batch
     std::vector<std::vector<int32_t>> own_slots;  // (batches)(tokens, top_k) -1 where the slot is another rank's
     Prepared own;                                 // all tokens of each batch, with own_slots
+    std::vector<size_t> busiest;                  // the batches that this rank has most to do in
   };
   TimedRanks(RankHosts& hosts, const Subject& subject, const RanksLayer& divided)
       : hosts_(&hosts), options_(subject.options), divided_(divided) {}

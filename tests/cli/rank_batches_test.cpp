@@ -99,6 +99,23 @@ TEST(RankBatches, SlotsOfAnExpertTakeTurns) {
   EXPECT_EQ(busiest_over_even(cold, 2, placement, CombineBy::kAllReduce), 3);
 }
 
+// Many rows of one expert, or the weights of many experts with few rows: whichever is more.
+TEST(RankBatches, TheBusiestRankIsTheOneWithMostToDo) {
+  const Placement placement = *Placement::contiguous(8, 2);
+  const auto busiest = [&](int64_t rows_of_expert_0, int32_t experts_of_rank_1) {
+    ColdBatches cold;
+    RandomTokens& batch = cold.tokens.emplace_back();
+    batch.ids.assign(static_cast<size_t>(rows_of_expert_0), 0);
+    for (int32_t expert = 0; expert < experts_of_rank_1; ++expert) batch.ids.push_back(4 + expert);
+    batch.tokens = static_cast<int64_t>(batch.ids.size());
+    return busiest_ranks(cold, 1, placement, CombineBy::kAllReduce).front();
+  };
+  EXPECT_EQ(busiest(1, 2), 1);
+  EXPECT_EQ(busiest(20, 2), 1) << "two experts' weights are read for two rows";
+  EXPECT_EQ(busiest(500, 4), 0);
+  EXPECT_EQ(busiest(3, 1), 0) << "alike: the lowest";
+}
+
 TEST(WireRecorder, TellsTheWayThereFromTheWayBack) {
   WireRecorder recorder;
   const auto part = [&](WirePart which) { return recorder.run().sent_bytes[static_cast<size_t>(which)]; };

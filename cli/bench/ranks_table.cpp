@@ -86,7 +86,7 @@ std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) 
                             exchanges ? Cell{bytes_text(static_cast<uint64_t>(most_sent)), most_sent} : no_cell(),
                             added_us ? cell(*added_us, "{:.1f}") : no_cell(),
                             // No rate where the exchange hides behind the noise of what is around it.
-                            added_us && *added_us > 0 ? cell(most_sent * 1e-3 / *added_us, "{:.2f}") : no_cell()};
+                            added_us && *added_us > 0 && most_sent > 0 ? cell(most_sent * 1e-3 / *added_us, "{:.2f}") : no_cell()};
   Json parts = Json::object();
   for (size_t part = 0; part < kWireParts; ++part) {
     const auto which = static_cast<WirePart>(part);

@@ -79,14 +79,15 @@ std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) 
     medians.push_back(median_us(round));
   }
   const auto [least, most] = std::minmax_element(medians.begin(), medians.end());
-  std::vector<Cell> made = {cell(of.backend), cell(of.activation_format), cell(of.tokens), cell(of.routing),
-                            cell(of.busiest, "{:.2f}"), cell(of.combine), name_cell(of.over), name_cell(of.placement),
-                            cell(of_all(of), "{:.1f}"), cell(over_rounds(of, p90_us), "{:.1f}"),
-                            ranks && one != nullptr ? cell(of_all(of) / of_all(*one), "{:.2f}") : no_cell(),
-                            exchanges ? Cell{bytes_text(static_cast<uint64_t>(most_sent)), most_sent} : no_cell(),
-                            added_us ? cell(*added_us, "{:.1f}") : no_cell(),
-                            // No rate where the exchange hides behind the noise of what is around it.
-                            added_us && *added_us > 0 && most_sent > 0 ? cell(most_sent * 1e-3 / *added_us, "{:.2f}") : no_cell()};
+  std::vector<Cell> made = {
+      cell(of.backend), cell(of.activation_format), cell(of.tokens), cell(of.routing), cell(of.busiest, "{:.2f}"),
+      cell(of.combine), name_cell(of.over), name_cell(of.placement), cell(of_all(of), "{:.1f}"),
+      cell(over_rounds(of, p90_us), "{:.1f}"),
+      ranks && one != nullptr ? cell(of_all(of) / of_all(*one), "{:.2f}") : no_cell(),
+      exchanges ? Cell{bytes_text(static_cast<uint64_t>(most_sent)), most_sent} : no_cell(),
+      added_us ? cell(*added_us, "{:.1f}") : no_cell(),
+      // No rate where the exchange hides behind the noise of what is around it.
+      added_us && *added_us > 0 && most_sent > 0 ? cell(most_sent * 1e-3 / *added_us, "{:.2f}") : no_cell()};
   Json parts = Json::object();
   for (size_t part = 0; part < kWireParts; ++part) {
     const auto which = static_cast<WirePart>(part);

@@ -40,7 +40,7 @@ Result<std::string> disagreement(const Configuration& configuration, const std::
 }
 
 Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFacts& device,
-                          const std::string& device_name, int64_t layers_each) {
+                          const std::string& device_name, double layers_each) {
   double packed_bytes = 0, most_bytes = 0;
   for (const Configuration& one : all) {
     NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(one.subject.options));
@@ -50,7 +50,7 @@ Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFac
     options.range = one.subject.range;
     options.limits.max_tokens = 1;
     NVFP4_MOE_ASSIGN(const LayerNeeds needs, plan_layer(config, one.subject.source.scales, options));
-    packed_bytes += static_cast<double>(needs.packed_bytes) * static_cast<double>(layers_each);
+    packed_bytes += static_cast<double>(needs.packed_bytes) * layers_each;
     most_bytes = std::max(most_bytes, static_cast<double>(needs.packed_bytes));
   }
   constexpr int64_t kLargestDeviceCache = int64_t{128} << 20;  // of any GPU

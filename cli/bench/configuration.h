@@ -29,9 +29,10 @@ Result<std::string> disagreement(const Configuration& configuration, const std::
                                  Executor& executor);
 
 // How many copies of each layer keep twice the last level of cache busy, as far as half of the free memory goes.
-// kOutOfMemory where the layers do not fit once. layers_each: how many a configuration has that take turns.
+// kOutOfMemory where the layers do not fit once. layers_each: how many whole ones a configuration has that take turns,
+// where there is most of them.
 Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFacts& device,
-                          const std::string& device_name, int64_t layers_each = 1);
+                          const std::string& device_name, double layers_each = 1);
 
 // The peak that bounds a host layer's GEMMs; null where none is known.
 const ComputePeak* peak_of_layer(const MoeLayer& layer);

@@ -71,15 +71,55 @@ ColdBatches rank_batches(const MoeOptions& options, const Placement& placement, 
   return cold_batches(options, {0, options.num_experts}, tokens, seed, copies);
 }
 
-double busiest_over_even(const ColdBatches& batches, const Placement& placement) {
+std::vector<int32_t> slots_of(const RandomTokens& batch, int64_t top_k, const Placement& placement, CombineBy combine) {
+  std::vector<int32_t> slots;
+  slots.reserve(batch.ids.size());
+  const int homes = combine == CombineBy::kAllReduce ? 1 : placement.world();
+  for (int home = 0; home < homes; ++home) {
+    std::vector<int64_t> turns(static_cast<size_t>(placement.num_experts()), home);
+    for (int64_t at = first_token(batch.tokens, home, homes) * top_k;
+         at < first_token(batch.tokens, home + 1, homes) * top_k; ++at) {
+      const int32_t id = batch.ids[static_cast<size_t>(at)];
+      slots.push_back(static_cast<int32_t>(placement.slot_of(id, turns[static_cast<size_t>(id)]++)));
+    }
+  }
+  return slots;
+}
+
+double busiest_over_even(const ColdBatches& batches, int64_t top_k, const Placement& placement, CombineBy combine) {
   double sum = 0;
   for (const RandomTokens& batch : batches.tokens) {
     std::vector<double> rows(static_cast<size_t>(placement.world()));
-    for (const int32_t id : batch.ids) ++rows[static_cast<size_t>(placement.rank_of(placement.slot_of(id, 0)))];
+    for (const int32_t slot : slots_of(batch, top_k, placement, combine))
+      ++rows[static_cast<size_t>(placement.rank_of(slot))];
     const auto all = static_cast<double>(batch.ids.size());
     sum += all > 0 ? *std::max_element(rows.begin(), rows.end()) * placement.world() / all : 1;
   }
   return sum / static_cast<double>(batches.tokens.size());
+}
+
+std::vector<int> busiest_ranks(const ColdBatches& batches, int64_t top_k, const Placement& placement,
+                               CombineBy combine) {
+  // Where tensor cores take as long for an expert's rows as memory for its weights, on an H100 and an H200 about.
+  constexpr int64_t kRowsOfARead = 48;
+  std::vector<int> ranks;
+  for (const RandomTokens& batch : batches.tokens) {
+    std::vector<int64_t> rows(static_cast<size_t>(placement.slots()));
+    for (const int32_t slot : slots_of(batch, top_k, placement, combine)) ++rows[static_cast<size_t>(slot)];
+    std::vector<int64_t> work(static_cast<size_t>(placement.world()));
+    for (size_t slot = 0; slot < rows.size(); ++slot)
+      if (rows[slot] > 0)
+        work[static_cast<size_t>(placement.rank_of(static_cast<int64_t>(slot)))] += std::max(rows[slot], kRowsOfARead);
+    ranks.push_back(static_cast<int>(std::max_element(work.begin(), work.end()) - work.begin()));
+  }
+  return ranks;
+}
+
+std::vector<uint64_t> load_of(const ColdBatches& batches, int64_t num_experts) {
+  std::vector<uint64_t> load(static_cast<size_t>(num_experts));
+  for (const RandomTokens& batch : batches.tokens)
+    for (const int32_t id : batch.ids) ++load[static_cast<size_t>(id)];
+  return load;
 }
 
 }  // namespace nvfp4_moe::cli

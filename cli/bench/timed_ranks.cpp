@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <numeric>
 #include <utility>
 
+#include "cli/bench/peer_bytes.h"
 #include "exchange/ranks_progress.h"
 
 namespace nvfp4_moe::cli {
@@ -17,40 +19,6 @@ constexpr Timeout kSlowest{30 * 60 * 1000};  // for a rank to have packed its la
 double microseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
-
-// Counts what goes through another transport.
-class CountedTransport : public DeviceTransport {
- public:
-  CountedTransport(std::unique_ptr<DeviceTransport> inner, int rank, int world, WireRecorder& recorder)
-      : inner_(std::move(inner)), rank_(rank), world_(world), recorder_(recorder) {}
-
-  Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
-    int64_t sent = 0;
-    for (int r = 0; r < world_; ++r)
-      if (r != rank_) sent += call.send_bytes[r];
-    recorder_.add("all_to_all_v", sent, 0);  // whichever way it is
-    return inner_->all_to_all_v(call, stream, captured);
-  }
-  Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured) override {
-    recorder_.add("all_reduce", bytes[rank_] * (world_ - 1), 0);
-    return inner_->all_gather(mine, bytes, all, stream, captured);
-  }
-  Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured) override {
-    // In its own way: by a ring each rank sends so much.
-    recorder_.add("all_reduce", 2 * (world_ - 1) * count / world_ * bits(dtype) / 8, 0);
-    return inner_->all_reduce(data, count, dtype, stream, captured);
-  }
-  Status state() override { return inner_->state(); }
-  void abort(const Status& why) override { inner_->abort(why); }
-  std::string describe() const override { return inner_->describe(); }
-
- private:
-  const std::unique_ptr<DeviceTransport> inner_;
-  const int rank_, world_;
-  WireRecorder& recorder_;
-};
-
-int64_t first_token(int64_t tokens, int rank, int world) { return rank * tokens / world; }
 
 }  // namespace
 
@@ -82,70 +50,23 @@ double RanksRound::share(WirePart part) const {
   return of_part / all;
 }
 
-void WireRecorder::add(std::string_view what, int64_t sent_bytes, double us) {
-  WirePart part = WirePart::kAgree;
-  if (what == "all_reduce") part = WirePart::kCombine;
-  if (what == "all_to_all_v") {
-    part = dispatched_ ? WirePart::kCombine : WirePart::kDispatch;
-    dispatched_ = true;
-  }
-  run_.part_us[static_cast<size_t>(part)] += us;
-  run_.sent_bytes[static_cast<size_t>(part)] += static_cast<double>(sent_bytes);
-}
-
-Result<RankHosts> RankHosts::make(const LocalRanks& ranks, const std::function<std::string(int index)>& device,
-                                  int threads) {
-  RankHosts hosts;
-  hosts.ranks_ = &ranks;
-  hosts.threads_ = threads;
-  for (int index = 0; index < ranks.here(); ++index) {
-    auto host = std::make_unique<Host>();
-    host->device = device(index);
-    host->executor = make_thread_pool(threads);
-    ranks.exchange(index)->set_observer([recorder = &host->recorder](const Transfer& transfer) {
-      recorder->add(transfer.what, transfer.sent_bytes, transfer.us);
-    });
-    hosts.hosts_.push_back(std::move(host));
-  }
-  return hosts;
-}
-
-RankHosts::~RankHosts() {
-  for (size_t index = 0; index < hosts_.size(); ++index) ranks_->exchange(static_cast<int>(index))->set_observer({});
-}
-
-Status RankHosts::connect_devices() {
-  if (device(0) == "cpu") return {};
-  std::vector<Status> connected(hosts_.size());
-  NVFP4_MOE_TRY(ranks_->each([&](int index) -> Status {
-    Exchange& exchange = *ranks_->exchange(index);
-    Status& mine = connected[static_cast<size_t>(index)] = use_nccl(exchange, device(index));
-    if (mine.ok())
-      exchange.set_device(std::make_unique<CountedTransport>(exchange.take_device(), exchange.rank(), exchange.world(),
-                                                             hosts_[static_cast<size_t>(index)]->recorder));
-    return {};  // collective: all ranks have heard of it
-  }));
-  return connected.front();
-}
-
 Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject, const std::string& backend,
-                                    CombineBy combine, int64_t max_tokens, int64_t copies, const ProgressFn& progress) {
-  TimedRanks timed(hosts, subject, combine, max_tokens);
+                                    const RanksLayer& divided, const ProgressFn& progress) {
+  TimedRanks timed(hosts, subject, divided);
   const LocalRanks& ranks = hosts.ranks();
   for (int index = 0; index < ranks.here(); ++index) timed.ranks_.push_back(std::make_unique<Rank>());
   NVFP4_MOE_ASSIGN(const auto combined, RanksProgress::connect(ranks, progress));
   std::vector<Status> opened(timed.ranks_.size());
   NVFP4_MOE_TRY(ranks.each([&](int index) -> Status {
-    opened[static_cast<size_t>(index)] =
-        timed.open_rank(index, subject, backend, max_tokens, copies, combined->of_rank(index));
+    opened[static_cast<size_t>(index)] = timed.open_rank(index, subject, backend, combined->of_rank(index));
     return {};  // collective as well
   }));
   NVFP4_MOE_TRY(opened.front());
   return timed;
 }
 
-Status TimedRanks::open_rank(int index, const Subject& subject, const std::string& backend, int64_t max_tokens,
-                             int64_t copies, const ProgressFn& progress) {
+Status TimedRanks::open_rank(int index, const Subject& subject, const std::string& backend,
+                             const ProgressFn& progress) {
   Rank& rank = *ranks_[static_cast<size_t>(index)];
   const RankHosts::Host& host = *hosts_->hosts_[static_cast<size_t>(index)];
   const std::shared_ptr<Exchange>& exchange = hosts_->ranks().exchange(index);
@@ -157,21 +78,23 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   options.device = host.device;
   options.executor = host.executor.get();
   // all_to_all: the most that a rank has of so many tokens.
-  options.limits.max_tokens = combine_ == CombineBy::kAllReduce ? max_tokens : (max_tokens + world - 1) / world;
+  options.limits.max_tokens = combine() == CombineBy::kAllReduce ? max_tokens() : (max_tokens() + world - 1) / world;
   ExpertParallelOptions parallel;
-  parallel.combine = combine_;
+  parallel.combine = combine();
+  parallel.placement = divided_.placement;
   // A graph has messages of fixed sizes: all tokens of a rank fit into one.
-  if (combine_ == CombineBy::kAllToAll && host.device != "cpu") parallel.capacity = options.limits.max_tokens;
-  for (int64_t copy = 0; copy < copies; ++copy) {
+  if (combine() == CombineBy::kAllToAll && host.device != "cpu") parallel.capacity = options.limits.max_tokens;
+  for (int64_t copy = 0; copy < divided_.copies; ++copy) {
     NVFP4_MOE_ASSIGN(auto layer,
                      ExpertParallelLayer::open(*config, subject.source, options, parallel, exchange, progress));
     rank.copies.push_back(std::move(layer));
   }
   const auto allocate = [&]() -> Status {
     const ExpertParallelLayer& first = *rank.copies.front();
-    NVFP4_MOE_ASSIGN(rank.workspace, first.layer().backend().allocate(first.workspace_bytes(),
-                                                                      first.layer().weights().device, "workspace"));
-    rank.out.resize(static_cast<size_t>(options.limits.max_tokens * subject.options.hidden_size));
+    const size_t bytes = std::max(first.workspace_bytes(), first.layer().workspace_bytes(max_tokens()));
+    NVFP4_MOE_ASSIGN(rank.workspace,
+                     first.layer().backend().allocate(bytes, first.layer().weights().device, "workspace"));
+    rank.out.resize(static_cast<size_t>(max_tokens() * subject.options.hidden_size));
     return {};
   };
   return exchange->agree(allocate(), kSlowest);
@@ -180,7 +103,7 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
 Batch TimedRanks::part_of(RandomTokens& tokens, int index) const {
   Batch batch = tokens.batch();
   batch.out = ranks_[static_cast<size_t>(index)]->out.data();
-  if (combine_ == CombineBy::kAllReduce) return batch;
+  if (combine() == CombineBy::kAllReduce) return batch;
   const Exchange& exchange = this->exchange(index);
   const int64_t first = first_token(tokens.tokens, exchange.rank(), exchange.world());
   batch.tokens = first_token(tokens.tokens, exchange.rank() + 1, exchange.world()) - first;
@@ -190,28 +113,70 @@ Batch TimedRanks::part_of(RandomTokens& tokens, int index) const {
   return batch;
 }
 
-Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches) {
-  batches_ = batches;
-  const bool on_device = layer().layer().backend().memory != nullptr;
+Status TimedRanks::Prepared::add(const MoeLayer& layer, const Batch& batch) {
+  if (layer.backend().memory == nullptr) {
+    batches.push_back(batch);
+    return {};
+  }
+  NVFP4_MOE_ASSIGN(PlacedBatch in_memory, PlacedBatch::place(layer, batch));
+  batches.push_back(in_memory.batch());
+  placed.push_back(std::move(in_memory));
+  return {};
+}
+
+Status TimedRanks::rearrange(const Placement& placement, const LayerSource& source) {
   return hosts_->ranks().each([&](int index) -> Status {
-    Rank& rank = *ranks_[static_cast<size_t>(index)];
-    rank.placed.clear();
-    rank.batches.clear();
-    for (RandomTokens& tokens : batches_->tokens) {
-      const Batch mine = part_of(tokens, index);
-      if (on_device) {
-        NVFP4_MOE_ASSIGN(PlacedBatch placed, PlacedBatch::place(rank.copies.front()->layer(), mine));
-        rank.batches.push_back(placed.batch());
-        rank.placed.push_back(std::move(placed));
-      } else {
-        rank.batches.push_back(mine);
-      }
-    }
-    return exchange(index).agree({}, kSlowest);
+    for (const auto& copy : ranks_[static_cast<size_t>(index)]->copies)
+      NVFP4_MOE_TRY(copy->rearrange(placement, source));
+    return {};
   });
 }
 
-Status TimedRanks::time_runs(int index, const Repeat& repeat, std::vector<RankRun>& runs) const {
+Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches, bool own_experts) {
+  batches_ = batches;
+  return hosts_->ranks().each([&](int index) -> Status {
+    Rank& rank = *ranks_[static_cast<size_t>(index)];
+    rank.parts = {};
+    rank.own = {};
+    rank.own_slots.clear();
+    rank.busiest.clear();
+    const auto place = [&]() -> Status {
+      for (RandomTokens& tokens : batches_->tokens)
+        NVFP4_MOE_TRY(rank.parts.add(rank.copies.front()->layer(), part_of(tokens, index)));
+      return own_experts ? prepare_own(index) : Status();
+    };
+    return exchange(index).agree(place(), kSlowest);
+  });
+}
+
+Status TimedRanks::prepare_own(int index) {
+  Rank& rank = *ranks_[static_cast<size_t>(index)];
+  const ExpertParallelLayer& layer = *rank.copies.front();
+  const Placement& placement = layer.placement();
+  for (RandomTokens& tokens : batches_->tokens) {
+    std::vector<int32_t>& slots = rank.own_slots.emplace_back(slots_of(tokens, options_.top_k, placement, combine()));
+    for (int32_t& slot : slots)
+      if (placement.rank_of(slot) != exchange(index).rank()) slot = -1;
+    Batch batch = tokens.batch();
+    batch.topk_ids = slots.data();
+    batch.out = rank.out.data();
+    NVFP4_MOE_TRY(rank.own.add(layer.layer(), batch));
+  }
+  const std::vector<int> busiest = busiest_ranks(*batches_, options_.top_k, placement, combine());
+  for (size_t batch = 0; batch < busiest.size(); ++batch)
+    if (busiest[batch] == exchange(index).rank()) rank.busiest.push_back(batch);
+  return {};
+}
+
+Status TimedRanks::run(const Rank& rank, RanksWork work, size_t batch, void* stream) const {
+  const ExpertParallelLayer& layer = *rank.copies[batch % rank.copies.size()];
+  void* const workspace = rank.workspace.data();
+  const size_t bytes = rank.workspace.size_bytes();
+  return work == RanksWork::kLayer ? layer.run(rank.parts.batches[batch], workspace, bytes, stream)
+                                   : layer.layer().run(rank.own.batches[batch], workspace, bytes, stream);
+}
+
+Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const {
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
   WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
   Exchange& exchange = this->exchange(index);
@@ -223,12 +188,11 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, std::vector<RankRu
                                            (run < kLeastRuns || microseconds_since(begin) <= repeat.seconds * 1e6));
     NVFP4_MOE_TRY(exchange.all_gather(&mine, 1, goes_on.data()));
     if (goes_on[0] == 0) return {};
-    const size_t batch = static_cast<size_t>(run + kUntimedRuns) % rank.batches.size();
-    const ExpertParallelLayer& layer = *rank.copies[batch % rank.copies.size()];
+    const size_t batch = static_cast<size_t>(run + kUntimedRuns) % batches_->tokens.size();
     recorder.clear();
     recorder.begin_run();
     const auto start = Clock::now();
-    NVFP4_MOE_TRY(layer.run(rank.batches[batch], rank.workspace.data(), rank.workspace.size_bytes()));
+    NVFP4_MOE_TRY(this->run(rank, work, batch, nullptr));
     const double us = microseconds_since(start);
     if (run < 0) continue;
     runs.push_back(recorder.run());
@@ -236,7 +200,7 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, std::vector<RankRu
   }
 }
 
-Status TimedRanks::time_replays(int index, const Repeat& repeat, std::vector<RankRun>& runs) const {
+Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const {
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
   WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
   Exchange& exchange = this->exchange(index);
@@ -247,21 +211,23 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, std::vector<Ran
           ? Status()
           : unsupported(std::string("bench: backend ") + layer.backend().name + " has no clock for its device");
   NVFP4_MOE_TRY(exchange.agree(measured));
-  const auto count = static_cast<double>(rank.batches.size());
-  const auto replay = [&](int64_t times) -> Result<std::vector<double>> {
+  const auto count = static_cast<double>(batches_->tokens.size());
+  const auto replay = [&](const std::vector<size_t>& batches, int64_t times) -> Result<std::vector<double>> {
     const auto all = [&](void* stream) -> Status {
       recorder.clear();
-      for (size_t batch = 0; batch < rank.batches.size(); ++batch) {
+      for (const size_t batch : batches) {
         recorder.begin_run();
-        NVFP4_MOE_TRY(rank.copies[batch % rank.copies.size()]->run(rank.batches[batch], rank.workspace.data(),
-                                                                   rank.workspace.size_bytes(), stream));
+        NVFP4_MOE_TRY(run(rank, work, batch, stream));
       }
       return {};
     };
     // As many on all ranks: never the clock's decision.
     return measures->time_graph(layer.weights().device, all, std::numeric_limits<double>::max(), times);
   };
-  NVFP4_MOE_ASSIGN(std::vector<double> us, replay(kLeastRuns));
+  std::vector<size_t> all(batches_->tokens.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  NVFP4_MOE_TRY(exchange.barrier());  // own experts have nothing else to begin together by
+  NVFP4_MOE_ASSIGN(std::vector<double> us, replay(all, kLeastRuns));
   // Rank 0's times say how many replays fill the time.
   const double wanted = repeat.seconds * 1e6 / std::max(median(us), 1.0);
   const auto most = static_cast<double>(repeat.most_runs) / count;
@@ -270,24 +236,40 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, std::vector<Ran
   NVFP4_MOE_TRY(exchange.all_gather(&times, sizeof(times), of_ranks.data()));
   times = of_ranks[0];
   if (times > kLeastRuns) {
-    NVFP4_MOE_ASSIGN(us, replay(times));
+    NVFP4_MOE_ASSIGN(us, replay(all, times));
   }
-  RankRun run = recorder.run();
-  for (double& sent : run.sent_bytes) sent /= count;
-  run.part_us = {};
-  for (const double replay_us : us) {
-    run.us = replay_us / count;
-    runs.push_back(run);
+  if (work == RanksWork::kLayer && exchange.peers() != nullptr)
+    for (const RandomTokens& batch : batches_->tokens) {
+      const PeerBytes bytes = peer_bytes(*rank.copies.front(), batch);
+      recorder.add(WirePart::kDispatch, bytes.dispatch);
+      recorder.add(WirePart::kCombine, bytes.combine);
+    }
+  RankRun recorded = recorder.run();
+  for (double& sent : recorded.sent_bytes) sent /= count;
+  recorded.part_us = {};
+  std::vector<double> busiest_us(us.size());
+  if (work == RanksWork::kOwnExperts && !rank.busiest.empty()) {
+    // About as many as in the graph of all, so that what a replay takes to begin is divided among as many.
+    std::vector<size_t> again;
+    const size_t repeats = all.size() / rank.busiest.size();
+    for (size_t i = 0; i < repeats; ++i) again.insert(again.end(), rank.busiest.begin(), rank.busiest.end());
+    NVFP4_MOE_ASSIGN(busiest_us, replay(again, times));
+    for (double& replay_us : busiest_us) replay_us /= static_cast<double>(repeats);
+  }
+  for (size_t at = 0; at < us.size(); ++at) {
+    recorded.us = us[at] / count;
+    recorded.as_busiest_us = busiest_us[at] / count;
+    runs.push_back(recorded);
   }
   return {};
 }
 
-Result<RanksRound> TimedRanks::time(const Repeat& repeat) {
+Result<RanksRound> TimedRanks::time(const Repeat& repeat, RanksWork work) {
   const bool on_device = layer().layer().backend().memory != nullptr;
   RanksRound round;
   NVFP4_MOE_TRY(hosts_->ranks().each([&](int index) -> Status {
     std::vector<RankRun> runs;
-    NVFP4_MOE_TRY(on_device ? time_replays(index, repeat, runs) : time_runs(index, repeat, runs));
+    NVFP4_MOE_TRY(on_device ? time_replays(index, repeat, work, runs) : time_runs(index, repeat, work, runs));
     Exchange& exchange = this->exchange(index);
     const auto world = static_cast<size_t>(exchange.world());
     std::vector<RankRun> all(world * runs.size());
@@ -299,9 +281,12 @@ Result<RanksRound> TimedRanks::time(const Repeat& repeat) {
     return {};
   }));
   for (size_t run = 0; run < round.ranks.front().size(); ++run) {
-    double slowest = 0;
-    for (const std::vector<RankRun>& runs : round.ranks) slowest = std::max(slowest, runs[run].us);
-    round.slowest_us.push_back(slowest);
+    double slowest = 0, busiest = 0;
+    for (const std::vector<RankRun>& runs : round.ranks) {
+      slowest = std::max(slowest, runs[run].us);
+      busiest += runs[run].as_busiest_us;
+    }
+    round.slowest_us.push_back(busiest > 0 ? busiest : slowest);
   }
   std::sort(round.slowest_us.begin(), round.slowest_us.end());
   return round;
@@ -322,7 +307,7 @@ Result<std::vector<uint16_t>> TimedRanks::outputs(RandomTokens& batch) {
     // To rank 0, behind each other in the order of the ranks; under all_reduce it has them already.
     const int world = exchange.world();
     const auto sends = [&](int r) {
-      if (combine_ == CombineBy::kAllReduce) return r == 0 ? batch.tokens : int64_t{0};
+      if (combine() == CombineBy::kAllReduce) return r == 0 ? batch.tokens : int64_t{0};
       return first_token(batch.tokens, r + 1, world) - first_token(batch.tokens, r, world);
     };
     const int64_t token_bytes = options_.hidden_size * 2;

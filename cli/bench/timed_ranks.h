@@ -1,42 +1,37 @@
 // TimedRanks: a layer over ranks as `bench --ep` times it: all ranks begin a run together, and it takes as long as its
 // slowest rank.
 //
-// What goes between ranks is counted where it goes: host memory by the exchange's observer, device memory by a transport
-// around NCCL's. On a host each run is timed by itself, with the parts of it that a rank spends in the exchange, waiting
+// On a host each run is timed by itself, with the parts of it that a rank spends in the exchange, waiting
 // for others included. On GPUs a graph of all batches is replayed, which has no such parts.
+// What the exchange adds is over the ranks' own experts: all tokens of a batch, the same packed weights, no other rank.
+// Ranks that exchange wait in each batch for the slowest of it. Own experts do not wait, and so a graph for each rank of
+// the batches that it has most to do in says what the slowest take; the rank's own time is that of a graph of all.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/bench/rank_batches.h"
+#include "cli/bench/rank_hosts.h"
 #include "cli/bench/subject.h"
 #include "cli/bench/timed_layer.h"
-#include "exchange/local_ranks.h"
+#include "exchange/placement.h"
 #include "moe/expert_parallel.h"
 
 namespace nvfp4_moe::cli {
 
-// What a rank exchanges in a run. all_reduce has a combine alone.
-enum class WirePart : uint8_t { kAgree, kDispatch, kCombine };
-inline constexpr size_t kWireParts = 3;
-inline constexpr const char* kWirePartNames[kWireParts] = {"agree", "dispatch", "combine"};
-
-// One rank's run. Goes between ranks as it lies in memory.
-struct RankRun {
-  double us = 0;
-  std::array<double, kWireParts> part_us{};     // zeros on devices
-  std::array<double, kWireParts> sent_bytes{};  // to other ranks
-  double all_sent_bytes() const { return sent_bytes[0] + sent_bytes[1] + sent_bytes[2]; }
+// What ranks do in a run that is timed.
+enum class RanksWork : uint8_t {
+  kLayer,       // the layer over all of them
+  kOwnExperts,  // each its own experts on all tokens, as a layer by itself: ids of others' slots are -1, out is bf16
 };
 
 struct RanksRound {
   std::vector<std::vector<RankRun>> ranks;  // (world, runs)
-  std::vector<double> slowest_us;           // (runs) of the slowest rank, ascending
+  std::vector<double> slowest_us;           // (runs) of the slowest rank of each batch, ascending
   double rank_median_us(size_t rank) const;
   // Mean over a rank's runs.
   double sent_bytes(size_t rank) const;
@@ -45,84 +40,63 @@ struct RanksRound {
   double share(WirePart part) const;
 };
 
-// Turns transfers of one run into RankRun's parts, by their operation.
-class WireRecorder {
- public:
-  void begin_run() { dispatched_ = false; }
-  void clear() { run_ = RankRun(); }
-  void add(std::string_view what, int64_t sent_bytes, double us);
-  const RankRun& run() const { return run_; }
-
- private:
-  RankRun run_;
-  bool dispatched_ = false;  // the run has had an all_to_all_v: what follows goes back
-};
-
-// The ranks of this process with what each has of its own for all layers that are timed over them.
-class RankHosts {
- public:
-  // device: of rank first + index, by index. threads: of each.
-  static Result<RankHosts> make(const LocalRanks& ranks, const std::function<std::string(int index)>& device,
-                                int threads);
-  const LocalRanks& ranks() const { return *ranks_; }
-  int threads() const { return threads_; }
-  const std::string& device(int index) const { return hosts_[static_cast<size_t>(index)]->device; }
-  // Gives every rank's exchange NCCL, what goes over it counted, where the hosts are on devices. Collective.
-  Status connect_devices();
-  ~RankHosts();
-  RankHosts(RankHosts&&) = default;
-
- private:
-  RankHosts() = default;
-  friend class TimedRanks;
-  struct Host {
-    std::string device;
-    std::unique_ptr<Executor> executor;
-    WireRecorder recorder;
-  };
-  const LocalRanks* ranks_ = nullptr;
-  int threads_ = 1;
-  std::vector<std::unique_ptr<Host>> hosts_;  // by index; the exchanges hold pointers to them
+// How a layer is divided over ranks.
+struct RanksLayer {
+  CombineBy combine = CombineBy::kAllToAll;
+  int64_t max_tokens = 0;              // of all ranks together
+  int64_t copies = 1;                  // of it on every rank
+  std::optional<Placement> placement;  // none: contiguous
 };
 
 class TimedRanks {
  public:
-  // Packs `copies` copies on every rank. max_tokens: of all ranks together. kUnsupported, on all ranks alike and with the
-  // exchange as good as before, where the ranks cannot run such a layer.
+  // Packs the copies on every rank. kUnsupported, on all ranks alike and with the exchange as good as before, where the
+  // ranks cannot run such a layer.
   static Result<TimedRanks> open(RankHosts& hosts, const Subject& subject, const std::string& backend,
-                                 CombineBy combine, int64_t max_tokens, int64_t copies, const ProgressFn& progress);
-  CombineBy combine() const { return combine_; }
-  int64_t max_tokens() const { return max_tokens_; }
+                                 const RanksLayer& divided, const ProgressFn& progress);
+  CombineBy combine() const { return divided_.combine; }
+  int64_t max_tokens() const { return divided_.max_tokens; }
   const ExpertParallelLayer& layer() const { return *ranks_.front()->copies.front(); }
+  // Gives all copies another placement with as many slots, in place.
+  Status rearrange(const Placement& placement, const LayerSource& source);
 
-  // The batches of what is timed next, of all ranks together, the same in every process.
-  Status prepare(const std::shared_ptr<ColdBatches>& batches);
-  Result<RanksRound> time(const Repeat& repeat);
+  // The batches of what is timed next, of all ranks together, the same in every process. own_experts: for time() of them
+  // as well.
+  Status prepare(const std::shared_ptr<ColdBatches>& batches, bool own_experts);
+  Result<RanksRound> time(const Repeat& repeat, RanksWork work);
   // What the ranks give for a batch, (tokens, hidden_size) bf16, on rank 0; empty elsewhere.
   Result<std::vector<uint16_t>> outputs(RandomTokens& batch);
 
  private:
+  // A rank's batches where its layer lies.
+  struct Prepared {
+    std::vector<PlacedBatch> placed;  // on a device
+    std::vector<Batch> batches;
+    Status add(const MoeLayer& layer, const Batch& batch);
+  };
   struct Rank {
     std::vector<std::unique_ptr<ExpertParallelLayer>> copies;
     Buffer workspace;
-    std::vector<uint16_t> out;        // (tokens, hidden_size) of a run
-    std::vector<PlacedBatch> placed;  // on a device
-    std::vector<Batch> batches;       // this rank's tokens of each
+    std::vector<uint16_t> out;                    // (max_tokens, hidden_size) of a run
+    Prepared parts;                               // this rank's tokens of each batch
+    std::vector<std::vector<int32_t>> own_slots;  // (batches)(tokens, top_k) -1 where the slot is another rank's
+    Prepared own;                                 // all tokens of each batch, with own_slots
+    std::vector<size_t> busiest;                  // the batches that this rank has most to do in
   };
-  TimedRanks(RankHosts& hosts, const Subject& subject, CombineBy combine, int64_t max_tokens)
-      : hosts_(&hosts), options_(subject.options), combine_(combine), max_tokens_(max_tokens) {}
+  TimedRanks(RankHosts& hosts, const Subject& subject, const RanksLayer& divided)
+      : hosts_(&hosts), options_(subject.options), divided_(divided) {}
   Exchange& exchange(int index) const { return *hosts_->ranks().exchange(index); }
-  Status open_rank(int index, const Subject& subject, const std::string& backend, int64_t max_tokens, int64_t copies,
-                   const ProgressFn& progress);
+  Status open_rank(int index, const Subject& subject, const std::string& backend, const ProgressFn& progress);
   // This rank's tokens of a batch; its out is rank.out.
   Batch part_of(RandomTokens& tokens, int index) const;
-  Status time_runs(int index, const Repeat& repeat, std::vector<RankRun>& runs) const;
-  Status time_replays(int index, const Repeat& repeat, std::vector<RankRun>& runs) const;
+  Status prepare_own(int index);
+  Status run(const Rank& rank, RanksWork work, size_t batch, void* stream) const;
+  Status time_runs(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const;
+  Status time_replays(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const;
 
   RankHosts* hosts_;
   MoeOptions options_;
-  CombineBy combine_;
-  int64_t max_tokens_;
+  RanksLayer divided_;
   std::shared_ptr<ColdBatches> batches_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // by index
 };

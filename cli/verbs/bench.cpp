@@ -128,8 +128,9 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
 
 Status bench(const BenchVerb& verb, Report& report) {
   if (verb.ranks > 0) return bench_ranks(verb, report);
-  if (!verb.combine.empty() || !verb.routing.empty())
-    return invalid_argument("--combine, --routing: expected --ep beside them, got none");
+  if (!verb.combine.empty() || !verb.routing.empty() || !verb.over.empty() || verb.balance || verb.slots_per_rank)
+    return invalid_argument(
+        "--combine, --routing, --over, --balance, --slots-per-rank: expected --ep beside them, got none");
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, token_sweep(verb));
   const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
@@ -213,6 +214,12 @@ void add_bench(CLI::App& app, Invocation& invocation) {
         verb.add_option(
             "--routing", options.routing,
             "With --ep, a list: uniform, zipf (some experts crowded), hot (all of it rank 0's); default all");
+        add_over(verb, options.over, true);
+        verb.add_flag("--balance", options.balance,
+                      "With --ep, zipf and hot again, over the placement that is proposed of their load");
+        verb.add_option("--slots-per-rank", options.slots_per_rank,
+                        "With --balance: experts that a rank holds; default an even division and an eighth of it more")
+            ->check(CLI::Range(int64_t{1}, int64_t{65536}));
       });
 }
 

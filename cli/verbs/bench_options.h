@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct BenchVerb {
   bool steps = false;
   int ranks = 0;                 // --ep; 0: one, as without it
   std::string combine, routing;  // lists; empty: all
+  std::string over;              // a list; empty: nccl on GPUs
+  bool balance = false;
+  std::optional<int64_t> slots_per_rank;  // with balance
 };
 
 // --tokens.

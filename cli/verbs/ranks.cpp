@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "cli/console/lists.h"
 #include "exchange/launcher.h"
 #include "exchange/tcp.h"
 
@@ -26,6 +29,31 @@ Result<VerbRanks> connect_ranks(int ranks) {
   }
   NVFP4_MOE_ASSIGN(LocalRanks threads, LocalRanks::threads(ranks));
   return VerbRanks{std::move(threads), false, 0};
+}
+
+void add_over(CLI::App& verb, std::string& over, bool several) {
+  verb.add_option("--over", over,
+                  std::string("With --ep on GPUs, ") + (several ? "a list: " : "") + "nccl or peers; default nccl");
+}
+
+Result<std::vector<RanksOver>> parse_over(const std::string& over, const std::string& device) {
+  std::vector<RanksOver> ways;
+  if (device == "cpu" && over.empty()) return ways;
+  if (device == "cpu") return invalid_argument("--over: expected --device cuda beside it, got cpu");
+  const Result<std::vector<std::string>> names = parse_names(over.empty() ? name_of(RanksOver::kNccl) : over);
+  if (!names.ok()) return names.status().in("--over");
+  for (const std::string& name : *names) {
+    NVFP4_MOE_ASSIGN(const RanksOver way, parse<RanksOver>(name, "--over"));
+    if (std::find(ways.begin(), ways.end(), way) == ways.end()) ways.push_back(way);
+  }
+  return ways;
+}
+
+Result<std::string> device_of_rank(const std::string& device, const VerbRanks& ranks, int index) {
+  if (device == "cuda") return fmt::format("cuda:{}", ranks.launched ? ranks.local_rank : index);
+  if (device != "cpu" && !ranks.launched && ranks.ranks.world() > 1)
+    return invalid_argument("--device: expected cpu, or cuda where each rank has the GPU of its number, got " + device);
+  return device;
 }
 
 }  // namespace nvfp4_moe::cli

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
 
+#include "cli/bench/ranks_over.h"
 #include "exchange/local_ranks.h"
 
 namespace nvfp4_moe::cli {
@@ -19,5 +22,12 @@ struct VerbRanks {
 // The ranks of torchrun, mpirun or srun where one of them has started this process as one of several; else threads.
 // kInvalidArgument where a launcher has started another number than `ranks`.
 Result<VerbRanks> connect_ranks(int ranks);
+
+// --over. several: a list, all of which take turns.
+void add_over(CLI::App& verb, std::string& over, bool several);
+// What it names, without repetitions; none on a host, where it is refused.
+Result<std::vector<RanksOver>> parse_over(const std::string& over, const std::string& device);
+// What rank `index` of this process runs on. --device cuda: the GPU of a rank's number on its host.
+Result<std::string> device_of_rank(const std::string& device, const VerbRanks& ranks, int index);
 
 }  // namespace nvfp4_moe::cli

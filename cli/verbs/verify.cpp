@@ -27,6 +27,7 @@ struct VerifyVerb {
   LocalPart part;
   int ranks = 0;  // 0: one, as without --ep
   std::string combine = "all_to_all";
+  std::string over;  // empty: nccl on GPUs
 };
 
 Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& model) {
@@ -146,7 +147,9 @@ void report_fp8(const VerifyReport& verified, Report& report) {
 Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   if (!verb.against.empty() || !verb.input.empty() || !verb.part.expert_range.empty() || verb.limit_sqnr_db)
     return invalid_argument("--ep: expected neither --against, --input, --limit nor --expert-range beside it");
-  if (report.common().device != "cpu") return unsupported("--ep: expected --device cpu, got " + report.common().device);
+  const std::string& device = report.common().device;
+  NVFP4_MOE_ASSIGN(const std::vector<RanksOver> overs, parse_over(verb.over, device));
+  if (overs.size() > 1) return invalid_argument("--over: expected one way between devices, got " + verb.over);
   RanksOptions options;
   NVFP4_MOE_ASSIGN(options.combine, parse<CombineBy>(verb.combine, "--combine"));
   {
@@ -162,6 +165,11 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
   NVFP4_MOE_ASSIGN(const VerbRanks ranks, connect_ranks(verb.ranks));
   const bool first = ranks.ranks.has_first();
+  NVFP4_MOE_TRY(device_of_rank(device, ranks, 0).status());
+  options.device = [&](int index) { return device_of_rank(device, ranks, index).value(); };
+  if (!overs.empty())
+    NVFP4_MOE_TRY(ranks.ranks.each(
+        [&](int index) { return connect_device(*ranks.ranks.exchange(index), options.device(index), overs.front()); }));
   Result<std::vector<RanksCheck>> checks = std::vector<RanksCheck>();
   {
     ProgressStyle style = report.progress();
@@ -173,19 +181,29 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   NVFP4_MOE_TRY(checks.status());
   report.json()["ranks"] = verb.ranks;
   report.json()["combine"] = verb.combine;
+  report.json()["device"] = device;
+  report.json()["over"] = overs.empty() ? Json() : Json(name_of(overs.front()));
   if (!first) return {};  // rank 0 says it for all
-  report.fact("checked", fmt::format("{}: {} ranks ({}), {}", verb.path, verb.ranks,
-                                     ranks.launched ? "processes" : "threads of this process", verb.combine));
+  report.fact("checked",
+              fmt::format("{}: {} ranks ({}), {}{}", verb.path, verb.ranks,
+                          ranks.launched ? "processes" : "threads of this process", verb.combine,
+                          overs.empty() ? "" : fmt::format(" on {} over {}", device, name_of(overs.front()))));
   Table table({{"layer", "layer"},
                {"backend", "backend", false},
                {"tokens", "tokens"},
+               {"batch_invariant", overs.empty() ? "" : "batch-invariant", false},
                {"same_bits", "bits of one rank", false},
                {"relative_l2", "rel. L2"},
                {"max_abs", "max abs"},
                {"passed", "result", false}});
   for (const RanksCheck& check : *checks) {
-    table.add({cell(check.layer), cell(check.backend), cell(check.tokens), cell(check.same_bits ? "equal" : "others"),
-               cell(check.comparison.relative_l2, "{:.1e}"), cell(check.comparison.max_abs, "{:.2e}"),
+    table.add({cell(check.layer),
+               cell(check.backend),
+               cell(check.tokens),
+               {check.batch_invariant ? "yes" : "no", check.batch_invariant},
+               cell(check.same_bits ? "equal" : "others"),
+               cell(check.comparison.relative_l2, "{:.1e}"),
+               cell(check.comparison.max_abs, "{:.2e}"),
                verdict(check.broken.empty())});
     if (!check.broken.empty()) report.fail(fmt::format("layer {}: {}", check.layer, check.broken));
   }
@@ -195,6 +213,7 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
 
 Status verify_verb(const VerifyVerb& verb, Report& report) {
   if (verb.ranks > 0) return verify_ranks_verb(verb, report);
+  if (!verb.over.empty()) return invalid_argument("--over: expected --ep beside it, got none");
   VerifyOptions options;
   {
     NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
@@ -279,6 +298,7 @@ void add_verify(CLI::App& app, Invocation& invocation) {
         add_expert_range(verb, options.part);
         add_ranks(verb, options.ranks, "Over so many ranks against one");
         verb.add_option("--combine", options.combine, "With --ep: all_to_all or all_reduce")->capture_default_str();
+        add_over(verb, options.over, false);
       });
 }
 

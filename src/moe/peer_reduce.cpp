@@ -12,6 +12,11 @@ namespace {
 // What a rank sends of a small sum to all others, marks not counted: beyond it the bytes take longer than two meetings.
 constexpr int64_t kSmallBytes = int64_t{1} << 20;
 
+int64_t most_small_of(int64_t max_values, int64_t world) {
+  const int64_t others = std::max<int64_t>(world - 1, 1);
+  return std::min(max_values, kSmallBytes / 4 / others / Shard::kUnit * Shard::kUnit);
+}
+
 }  // namespace
 
 PeerReduce::PeerReduce(const MoeLayer& layer)
@@ -19,8 +24,8 @@ PeerReduce::PeerReduce(const MoeLayer& layer)
 
 Status PeerReduce::connect(PeerMemory& peers, int64_t max_values) {
   sum_.link = peers.link();
-  const int64_t world = sum_.link.world, to = std::max<int64_t>(world - 1, 1);
-  most_small_ = std::min(max_values, kSmallBytes / 4 / to / Shard::kUnit * Shard::kUnit);
+  const int64_t world = sum_.link.world;
+  most_small_ = most_small_of(max_values, world);
   const auto lines_bytes = [&](int64_t values) { return 2 * world * (values / 2) * int64_t{sizeof(PeerLine)}; };
   NVFP4_MOE_ASSIGN(const PeerMemory::Region lines, peers.reserve(PeerRegion::kLines, lines_bytes(most_small_)));
   sum_.lines = lines.addresses;
@@ -32,6 +37,12 @@ Status PeerReduce::connect(PeerMemory& peers, int64_t max_values) {
   sum_.parts = parts.addresses;
   sum_.sums = sums.addresses;
   return {};
+}
+
+int64_t PeerReduce::sent_bytes(int64_t count, int64_t max_values, int64_t world, DType out_dtype) {
+  if (count <= most_small_of(max_values, world)) return (world - 1) * count / 2 * int64_t{sizeof(PeerLine)};
+  // The parts that others add, and this rank's shard of the sums to each of them.
+  return (world - 1) * count / world * (4 + bits(out_dtype) / 8);
 }
 
 Result<bool> PeerReduce::enqueue(const float* partial, int64_t count, void* out, DType out_dtype, uint64_t* nonfinite,

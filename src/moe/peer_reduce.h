@@ -16,6 +16,9 @@ class PeerReduce {
   // Collective: the memory that the ranks write to. max_values: of a run.
   Status connect(PeerMemory& peers, int64_t max_values);
 
+  // What a rank sends to all others for a sum of so many values, of runs of at most max_values: marks are counted.
+  static int64_t sent_bytes(int64_t count, int64_t max_values, int64_t world, DType out_dtype);
+
   // partial (count) fp32 of each rank -> out (count). nonfinite (1): of out, where true comes back; else nobody has counted.
   // failed (1): scratch.
   Result<bool> enqueue(const float* partial, int64_t count, void* out, DType out_dtype, uint64_t* nonfinite,

@@ -28,10 +28,11 @@ struct Tokens {
 class RankVerifier {
  public:
   RankVerifier(const Checkpoint& checkpoint, const RanksOptions& options, std::shared_ptr<Exchange> exchange,
-               Executor& executor, ProgressFn progress)
+               std::string device, Executor& executor, ProgressFn progress)
       : checkpoint_(checkpoint),
         options_(options),
         exchange_(std::move(exchange)),
+        device_(std::move(device)),
         executor_(executor),
         progress_(std::move(progress)) {}
 
@@ -50,9 +51,11 @@ class RankVerifier {
     const int rank = exchange_->rank(), world = exchange_->world();
     NVFP4_MOE_ASSIGN(MoeOptions sizes, checkpoint_.layer_options(number));
     if (options_.adjust) options_.adjust(sizes);
+    if (device_ != "cpu" && options_.combine == CombineBy::kAllToAll) sizes.batch_invariant = true;
     const LayerStates states = seeded_states(sizes, number, options_.states);
     LayerOptions layer_options;
     layer_options.backend = options_.backend;
+    layer_options.device = device_;
     layer_options.limits.max_tokens = std::max<int64_t>(states.tokens, 1);
     layer_options.executor = &executor_;
     ExpertParallelOptions parallel;
@@ -69,8 +72,7 @@ class RankVerifier {
     batch.topk_weights = states.topk_weights.data() + mine.first * sizes.top_k;
     batch.out = out.data();
     batch.out_dtype = DType::kBf16;
-    NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(opened->workspace_bytes(batch.tokens), "workspace"));
-    NVFP4_MOE_TRY(opened->run(batch, workspace.data(), workspace.size_bytes()));
+    NVFP4_MOE_TRY(run_from_host(*opened, batch));
 
     // To rank 0: what each rank has.
     std::vector<int64_t> send(static_cast<size_t>(world)), recv(static_cast<size_t>(world));
@@ -84,6 +86,19 @@ class RankVerifier {
     return {};
   }
 
+  // A run of arrays in host memory.
+  static Status run_from_host(const ExpertParallelLayer& opened, const Batch& batch) {
+    const MoeLayer& layer = opened.layer();
+    const int device = layer.weights().device;
+    NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer, batch));
+    const size_t bytes = std::max<size_t>(opened.workspace_bytes(batch.tokens), 1);
+    NVFP4_MOE_ASSIGN(const Buffer workspace, layer.backend().allocate(bytes, device, "workspace"));
+    NVFP4_MOE_TRY(opened.run(placed.batch(), workspace.data(), workspace.size_bytes()));
+    if (const DeviceMemory* const memory = layer.backend().memory; memory != nullptr)
+      NVFP4_MOE_TRY(memory->synchronize(device));
+    return placed.fetch();
+  }
+
   // all: the outputs of the ranks, behind each other.
   Status judge(int64_t number, const MoeOptions& sizes, const LayerStates& states, const LayerOptions& options,
                const ExpertParallelLayer& opened, const std::vector<uint16_t>& all, RanksCheck& check) const {
@@ -95,10 +110,11 @@ class RankVerifier {
     Batch batch = states.batch();
     batch.out = expected.data();
     batch.out_dtype = DType::kBf16;
-    NVFP4_MOE_TRY(run_from_host(*whole, batch).status());
+    NVFP4_MOE_TRY(nvfp4_moe::run_from_host(*whole, batch).status());
     check.layer = number;
     check.backend = opened.layer().backend().name;
     check.tokens = states.tokens;
+    check.batch_invariant = sizes.batch_invariant;
     check.wants_same_bits = options_.combine == CombineBy::kAllToAll &&
                             (sizes.activation_format != ActivationFormat::kBf16 || sizes.batch_invariant);
     check.same_bits = true;
@@ -122,17 +138,19 @@ class RankVerifier {
   const Checkpoint& checkpoint_;
   const RanksOptions& options_;
   const std::shared_ptr<Exchange> exchange_;
+  const std::string device_;
   Executor& executor_;
   const ProgressFn progress_;
 };
 
 // One rank, from a checkpoint of its own: ranks share nothing but the exchange.
 Status verify_rank(const std::string& path, const RanksOptions& options, std::shared_ptr<Exchange> exchange,
-                   int threads, const ProgressFn& progress, std::vector<RanksCheck>& checks) {
+                   const std::string& device, int threads, const ProgressFn& progress,
+                   std::vector<RanksCheck>& checks) {
   const Result<Checkpoint> checkpoint = Checkpoint::open(path);
   NVFP4_MOE_TRY(exchange->agree(checkpoint.status()));
   const std::unique_ptr<Executor> executor = make_thread_pool(threads);
-  return RankVerifier(*checkpoint, options, std::move(exchange), *executor, progress).run(checks);
+  return RankVerifier(*checkpoint, options, std::move(exchange), device, *executor, progress).run(checks);
 }
 
 }  // namespace
@@ -144,7 +162,8 @@ Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const Loca
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int threads = std::max(1, (options.threads > 0 ? options.threads : cores) / ranks.here());
   NVFP4_MOE_TRY(ranks.each([&](int index) {
-    return verify_rank(path, options, ranks.exchange(index), threads, progress->of_rank(index), checks);
+    const std::string device = options.device ? options.device(index) : "cpu";
+    return verify_rank(path, options, ranks.exchange(index), device, threads, progress->of_rank(index), checks);
   }));
   return checks;
 }

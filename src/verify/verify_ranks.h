@@ -3,7 +3,8 @@
 // Layer by layer, every rank opens its experts of the checkpoint and runs its tokens (all_to_all) or all of them
 // (all_reduce); rank 0 collects what they give, runs the whole layer by itself on the same backend, and compares:
 // all_to_all has to give the same bits, but for bf16 activations, whose sums may be in another order (docs/numerics.md);
-// there, and under all_reduce, judge/judge.h's limits hold.
+// there, and under all_reduce, judge/judge.h's limits hold. On devices, whose sums may be cut by how many rows there are,
+// all_to_all is run as batch_invariant in every format, and has to give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,8 @@ struct RanksOptions {
   std::vector<int64_t> layers;
   StatesOptions states;
   std::string backend = "auto";
+  std::function<std::string(int index)>
+      device;                               // of each rank of this process; empty: cpu. Its exchange has a way there.
   int threads = 0;                          // of each rank; 0: one per core, divided among the ranks of this process
   std::function<void(MoeOptions&)> adjust;  // as VerifyOptions has it
   ProgressFn progress;                      // what = "load"; counts the experts of all ranks of this process
@@ -32,6 +35,7 @@ struct RanksCheck {
   int64_t layer = 0;
   std::string backend;
   int64_t tokens = 0;
+  bool batch_invariant = false;  // as it was run
   bool same_bits = false;
   bool wants_same_bits = false;
   Comparison comparison;

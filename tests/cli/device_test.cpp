@@ -143,6 +143,59 @@ TEST_F(OnGpu, BenchTimesSteps) {
   }
 }
 
+// As many ranks as there are GPUs, at most two, on each the GPU of its number.
+class RanksOnGpus : public OnGpu {
+ protected:
+  static std::string world() { return device_facts("cuda:1").ok() ? "2" : "1"; }
+  static ToolRun run(std::vector<std::string> words) {
+    words.insert(words.end(), {"--ep", world(), "--device", "cuda", "--json", "--quiet"});
+    return run_tool(words);
+  }
+  static bool has_no_nccl(const std::string& text) { return text.find("nccl: expected") != std::string::npos; }
+};
+
+TEST_F(RanksOnGpus, VerifyGivesTheBitsOfOneRank) {
+  for (const std::string combine : {"all_to_all", "all_reduce"})
+    for (const char* format : {"nvfp4", "bf16"}) {
+      const ToolRun ran = run({"verify", tiny().path, "--combine", combine, "--activation-format", format});
+      if (has_no_nccl(ran.err)) GTEST_SKIP() << ran.err;
+      ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
+      const nlohmann::json json = ran.json();
+      EXPECT_EQ(json["device"], "cuda");
+      EXPECT_EQ(json["over"], "nccl");
+      for (const auto& check : json["checks"]) {
+        EXPECT_EQ(check["passed"], true) << check.dump();
+        EXPECT_EQ(check["batch_invariant"], combine == "all_to_all") << check.dump();
+        if (combine == "all_to_all") {
+          EXPECT_EQ(check["same_bits"], "equal") << check.dump();
+        }
+      }
+    }
+}
+
+TEST_F(RanksOnGpus, BenchTellsWhatTheExchangeAdds) {
+  const ToolRun ran = run({"bench", "--shape", "A", "--experts", "8", "--tokens", "4,16", "--routing", "uniform,hot",
+                           "--balance", "--seconds", "0.01", "--activation-format", "nvfp4"});
+  ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
+  int exchanges = 0, balanced = 0;
+  for (const auto& row : ran.json()["timings"]) {
+    if (!row["refused"].is_null() && has_no_nccl(row["refused"].get<std::string>())) GTEST_SKIP() << row["refused"];
+    ASSERT_TRUE(row["refused"].is_null()) << row.dump();
+    EXPECT_GT(row["median_us"], 1.0) << row.dump();
+    EXPECT_EQ(row["agree_share"], nullptr) << "a graph has no such parts";
+    if (row["sent_bytes"].is_null()) continue;
+    ++exchanges;
+    balanced += row["placement"] == "balanced";
+    EXPECT_EQ(row["over"], "nccl");
+    EXPECT_GT(row["exchange_us"], 0.0) << row.dump();
+    if (world() == "2") {
+      EXPECT_GT(row["sent_bytes"], 0.0) << row.dump();
+    }
+  }
+  EXPECT_EQ(exchanges, 2 * (2 + 4));
+  EXPECT_EQ(balanced, 2 * 2);
+}
+
 TEST_F(OnGpu, DoctorTestsIt) {
   const nlohmann::json json = run({"doctor"}).json();
   ASSERT_FALSE(json["gpus"].empty());

@@ -47,12 +47,15 @@ TEST(RankBatches, AreLegalAndAsManyForEachCopy) {
 
 TEST(RankBatches, LoadTheRanksAsTheirRoutingSays) {
   const Placement placement = *Placement::contiguous(32, kWorld);
-  const double uniform = busiest_over_even(draw(RankRouting::kUniform), placement);
-  const double zipf = busiest_over_even(draw(RankRouting::kZipf), placement);
+  const auto busiest = [&](const ColdBatches& batches) {
+    return busiest_over_even(batches, 4, placement, CombineBy::kAllToAll);
+  };
+  const double uniform = busiest(draw(RankRouting::kUniform));
+  const double zipf = busiest(draw(RankRouting::kZipf));
   EXPECT_LT(uniform, 1.15);
   EXPECT_GT(zipf, uniform);
-  EXPECT_EQ(busiest_over_even(draw(RankRouting::kHot), placement), kWorld);
-  EXPECT_EQ(busiest_over_even(draw(RankRouting::kHot, 1, 0), placement), 1) << "no token";
+  EXPECT_EQ(busiest(draw(RankRouting::kHot)), kWorld);
+  EXPECT_EQ(busiest(draw(RankRouting::kHot, 1, 0)), 1) << "no token";
 }
 
 // The most popular expert of weights 1 / r has about twice the second's assignments; of distinct draws a little less.
@@ -76,6 +79,41 @@ TEST(RankBatches, MoreChoicesThanExpertsRepeat) {
   const ColdBatches zipf = rank_batches(options, *Placement::contiguous(3, 3), RankRouting::kZipf, 5, 1, 1);
   for (const RandomTokens& batch : zipf.tokens)
     for (const int32_t id : batch.ids) EXPECT_TRUE(id >= 0 && id < 3) << id;
+}
+
+// Expert 0 has slots 0, 2 and 4 on ranks 0, 1 and 2; three ranks have two tokens each, all of expert 0 and one other.
+TEST(RankBatches, SlotsOfAnExpertTakeTurns) {
+  const Placement placement = *Placement::of_map(4, 3, {0, 1, 0, 2, 0, 3});
+  ColdBatches cold;
+  RandomTokens& batch = cold.tokens.emplace_back();
+  batch.tokens = 6;
+  batch.ids = {0, 1, 0, 1, 0, 2, 0, 2, 0, 3, 0, 3};
+  // Under all_to_all each home begins at its own number.
+  EXPECT_EQ(slots_of(batch, 2, placement, CombineBy::kAllToAll),
+            (std::vector<int32_t>{0, 1, 2, 1, 2, 3, 4, 3, 4, 5, 0, 5}));
+  EXPECT_EQ(slots_of(batch, 2, placement, CombineBy::kAllReduce),
+            (std::vector<int32_t>{0, 1, 2, 1, 4, 3, 0, 3, 2, 5, 4, 5}));
+  EXPECT_EQ(load_of(cold, 4), (std::vector<uint64_t>{6, 2, 2, 2}));
+  EXPECT_EQ(busiest_over_even(cold, 2, placement, CombineBy::kAllReduce), 1);
+  batch.ids = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  EXPECT_EQ(busiest_over_even(cold, 2, placement, CombineBy::kAllReduce), 3);
+}
+
+// Many rows of one expert, or the weights of many experts with few rows: whichever is more.
+TEST(RankBatches, TheBusiestRankIsTheOneWithMostToDo) {
+  const Placement placement = *Placement::contiguous(8, 2);
+  const auto busiest = [&](int64_t rows_of_expert_0, int32_t experts_of_rank_1) {
+    ColdBatches cold;
+    RandomTokens& batch = cold.tokens.emplace_back();
+    batch.ids.assign(static_cast<size_t>(rows_of_expert_0), 0);
+    for (int32_t expert = 0; expert < experts_of_rank_1; ++expert) batch.ids.push_back(4 + expert);
+    batch.tokens = static_cast<int64_t>(batch.ids.size());
+    return busiest_ranks(cold, 1, placement, CombineBy::kAllReduce).front();
+  };
+  EXPECT_EQ(busiest(1, 2), 1);
+  EXPECT_EQ(busiest(20, 2), 1) << "two experts' weights are read for two rows";
+  EXPECT_EQ(busiest(500, 4), 0);
+  EXPECT_EQ(busiest(3, 1), 0) << "alike: the lowest";
 }
 
 TEST(WireRecorder, TellsTheWayThereFromTheWayBack) {

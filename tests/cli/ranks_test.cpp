@@ -5,7 +5,9 @@
 #include <thread>
 #include <vector>
 
+#include "cli/bench/rank_batches.h"
 #include "cli/run_tool.h"
+#include "exchange/balance.h"
 #include "exchange/socket.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
@@ -60,6 +62,10 @@ TEST(Ranks, VerifyOverRanksSaysOnceWhatOneOfThemCannot) {
   EXPECT_THAT(refused({"--backend", "nonesuch"}), HasSubstr("nonesuch"));
   EXPECT_THAT(refused({"--combine", "sum"}), HasSubstr("--combine"));
   EXPECT_THAT(refused({"--against", "x"}), HasSubstr("--ep: expected neither"));
+  EXPECT_THAT(refused({"--over", "nccl"}), HasSubstr("--over: expected --device cuda beside it, got cpu"));
+  EXPECT_THAT(refused({"--device", "cuda", "--over", "wires"}), HasSubstr("--over"));
+  EXPECT_THAT(refused({"--device", "cuda", "--over", "nccl,peers"}), HasSubstr("--over: expected one way"));
+  EXPECT_THAT(refused({"--device", "cuda:0"}), HasSubstr("each rank has the GPU of its number"));
   EXPECT_THAT(refused({"--ep", "99"}), HasSubstr("--ep"));
   EXPECT_THAT(refused({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "9"}}),
               HasSubstr("--ep: expected 2, the ranks that torchrun started, got 3"));
@@ -129,14 +135,25 @@ TEST(Ranks, BenchTimesBothWaysBesideOneRank) {
   EXPECT_EQ(report["over"], "threads");
   EXPECT_EQ(report["checked"], true);
   std::vector<std::string> order;
+  double own_us = 0;
   for (const auto& row : report["timings"]) {
     order.push_back(row["tokens"].dump() + " " + row["routing"].get<std::string>() + " " +
                     row["combine"].get<std::string>());
-    const bool one = row["combine"] == "one_rank";
+    const bool one = row["combine"] == "one_rank", own = row["combine"] == "own_experts";
     expect_times(row, one ? 1 : 3);
     EXPECT_EQ(row["times_one_rank"].is_null(), one);
-    EXPECT_EQ(row["sent_bytes"].is_null(), one);
-    if (one) continue;
+    EXPECT_EQ(row["over"], nullptr);
+    EXPECT_EQ(row["placement"], one ? nlohmann::json() : nlohmann::json("contiguous"));
+    for (const char* of_exchange : {"sent_bytes", "exchange_us", "rank_sent_bytes", "agree_share"})
+      EXPECT_EQ(row[of_exchange].is_null(), one || own) << of_exchange;
+    if (own) own_us = row["median_us"].get<double>();
+    if (one || own) continue;
+    const double added_us = row["exchange_us"].get<double>();
+    EXPECT_NEAR(added_us, row["median_us"].get<double>() - own_us, 1e-6);
+    if (added_us > 0)
+      EXPECT_NEAR(row["wire_gb_per_s"].get<double>(), row["sent_bytes"].get<double>() * 1e-3 / added_us, 1e-9);
+    else
+      EXPECT_EQ(row["wire_gb_per_s"], nullptr);
     const double shares =
         row["agree_share"].get<double>() + row["dispatch_share"].get<double>() + row["combine_share"].get<double>();
     EXPECT_GT(shares, 0);
@@ -148,7 +165,7 @@ TEST(Ranks, BenchTimesBothWaysBesideOneRank) {
   std::vector<std::string> expected;
   for (const char* tokens : {"1", "6"})
     for (const char* routing : {"uniform", "zipf", "hot"})
-      for (const char* way : {"one_rank", "all_to_all", "all_reduce"})
+      for (const char* way : {"one_rank", "own_experts", "all_to_all", "all_reduce"})
         expected.push_back(std::string(tokens) + " " + routing + " " + way);
   EXPECT_EQ(order, expected);
   EXPECT_EQ(report["rounds"].size(), expected.size());
@@ -160,10 +177,10 @@ TEST(Ranks, BenchCountsTheBytesOfEachRank) {
       run_tool(bench_words({"--ep", "3", "--tokens", "6", "--routing", "hot", "--activation-format", "nvfp4"}));
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const nlohmann::json report = run.json();
-  const nlohmann::json& to_all = report["timings"][1]["rank_sent_bytes"];
+  const nlohmann::json& to_all = report["timings"][2]["rank_sent_bytes"];
   EXPECT_EQ(to_all["dispatch"], nlohmann::json({0.0, 2.0 * kRecordBytes, 2.0 * kRecordBytes})) << to_all;
   EXPECT_EQ(to_all["combine"], nlohmann::json({4.0 * kTopK * kRowBytes, 0.0, 0.0})) << to_all;
-  const nlohmann::json& reduce = report["timings"][2]["rank_sent_bytes"];
+  const nlohmann::json& reduce = report["timings"][3]["rank_sent_bytes"];
   // Two shards of a third to the others, then its own sum to both.
   const double shards = 4.0 * 6 * kHidden / 3 * 4;
   EXPECT_EQ(reduce["combine"], nlohmann::json({shards, shards, shards})) << reduce;
@@ -192,15 +209,65 @@ TEST(Ranks, BenchTakesListsAndShowsWhatIsRefused) {
     EXPECT_THAT(row["refused"].get<std::string>(), HasSubstr("NVFP4_MOE_CHECK"));
   }
   EXPECT_EQ(refused, 2);
-  EXPECT_EQ(timed, 4);
+  EXPECT_EQ(timed, 6);
+}
+
+// What rows go back between ranks says which slots the layer has taken, and so that the rank that is said to be busiest is.
+TEST(Ranks, BenchBalancesTheLoadOfACell) {
+  constexpr int kWorld = 3;
+  constexpr int64_t kTokens = 6, kExperts = 9;
+  const ToolRun run = run_tool(bench_words(
+      {"--ep", "3", "--tokens", "6", "--routing", "uniform,hot", "--balance", "--activation-format", "nvfp4"}));
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const nlohmann::json report = run.json();
+  EXPECT_EQ(report["slots_per_rank"], 4);
+  std::vector<std::string> order;
+  for (const auto& row : report["timings"])
+    order.push_back(row["routing"].get<std::string>() + " " + row["combine"].get<std::string>() +
+                    (row["placement"] == "balanced" ? " balanced" : ""));
+  const std::vector<std::string> expected = {
+      "uniform one_rank",        "uniform own_experts",    "uniform all_to_all",
+      "uniform all_reduce",      "hot one_rank",           "hot own_experts",
+      "hot all_to_all",          "hot all_reduce",         "hot own_experts balanced",
+      "hot all_to_all balanced", "hot all_reduce balanced"};
+  ASSERT_EQ(order, expected);
+
+  MoeOptions sizes;
+  sizes.num_experts = kExperts;
+  sizes.top_k = kTopK;
+  sizes.hidden_size = kHidden;
+  const Placement contiguous = *Placement::contiguous(kExperts, kWorld);
+  const auto batches =
+      cli::rank_batches(sizes, contiguous, cli::RankRouting::kHot, kTokens, 42, report["copies"].get<size_t>());
+  const Placement balanced = *propose_placement(cli::load_of(batches, kExperts), kWorld, 4);
+  for (const size_t at : {size_t{6}, size_t{9}}) {
+    const nlohmann::json& row = report["timings"][at];
+    const Placement& placement = at == 9 ? balanced : contiguous;
+    double rows_back = 0;
+    for (size_t batch = 2; batch < 5; ++batch) {  // the three that are timed, behind two that are not
+      const auto slots = cli::slots_of(batches.tokens[batch], kTopK, placement, CombineBy::kAllToAll);
+      for (size_t assignment = 0; assignment < slots.size(); ++assignment) {
+        const auto home = static_cast<int>(assignment / kTopK) * kWorld / static_cast<int>(kTokens);
+        rows_back += placement.rank_of(slots[assignment]) != home;
+      }
+    }
+    double sent = 0;
+    for (const auto& bytes : row["rank_sent_bytes"]["combine"]) sent += bytes.get<double>();
+    EXPECT_NEAR(sent, rows_back / 3 * kRowBytes, 1e-6) << row.dump();
+    EXPECT_NEAR(row["busiest_over_even"].get<double>(),
+                cli::busiest_over_even(batches, kTopK, placement, CombineBy::kAllToAll), 1e-9);
+  }
+  EXPECT_EQ(report["timings"][6]["busiest_over_even"], kWorld);
+  EXPECT_LE(report["timings"][9]["busiest_over_even"].get<double>(), 1.5) << "of 12 assignments, 4 each at best";
 }
 
 TEST(Ranks, BenchOverProcessesThatALauncherStarted) {
-  const std::vector<ToolRun> runs = run_launched(
-      {"bench", narrow(), "--ep", "2", "--tokens", "4", "--seconds", "0", "--threads", "1", "--routing", "zipf"}, 2);
+  const std::vector<ToolRun> runs = run_launched({"bench", narrow(), "--ep", "2", "--tokens", "4", "--seconds", "0",
+                                                  "--threads", "1", "--routing", "zipf", "--balance"},
+                                                 2);
   for (const ToolRun& run : runs) EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(runs[0].out, HasSubstr("2 processes of 1 thread each"));
-  for (const char* way : {"one_rank", "all_to_all", "all_reduce"}) {
+  for (const char* way : {"one_rank", "own_experts", "all_to_all", "all_reduce", "balanced"}) {
     EXPECT_THAT(runs[0].out, HasSubstr(way));
     EXPECT_THAT(runs[1].out, Not(HasSubstr(way)));
   }
@@ -215,10 +282,35 @@ TEST(Ranks, BenchSaysWhatItCannot) {
   EXPECT_THAT(refused({"--ep", "2", "--combine", "sum"}), HasSubstr("--combine"));
   EXPECT_THAT(refused({"--ep", "2", "--routing", "hot,cold"}), HasSubstr("--routing"));
   EXPECT_THAT(refused({"--routing", "hot"}), HasSubstr("expected --ep"));
+  EXPECT_THAT(refused({"--balance"}), HasSubstr("expected --ep"));
+  EXPECT_THAT(refused({"--ep", "2", "--slots-per-rank", "5"}), HasSubstr("--slots-per-rank: expected --balance"));
+  EXPECT_THAT(refused({"--ep", "2", "--balance", "--slots-per-rank", "4"}), HasSubstr("--slots-per-rank: "));  // of 9
+  EXPECT_THAT(refused({"--ep", "2", "--over", "nccl"}), HasSubstr("--over: expected --device cuda"));
+  EXPECT_THAT(refused({"--ep", "2", "--device", "cuda", "--over", "nccl,wires"}), HasSubstr("--over"));
   EXPECT_THAT(refused({"--ep", "2", "--steps"}), HasSubstr("--steps"));
   EXPECT_THAT(refused({"--ep", "2", "--expert-range", "0:4"}), HasSubstr("--expert-range"));
   EXPECT_THAT(refused({"--ep", "10"}), HasSubstr("expected an expert for each of 10 ranks"));
   EXPECT_THAT(refused({"--ep", "2", "--device", "cuda:0"}), HasSubstr("each rank has the GPU of its number"));
+}
+
+// Own experts have the shared expert where all_reduce has it, and not where all_to_all does.
+TEST(Ranks, BenchTellsTheExchangeOfASharedExpertsLayerWhereItCan) {
+  const TempDir dir;
+  BuilderOptions options;
+  options.model_type = "deepseek_v3";
+  options.layers = 1;
+  CheckpointBuilder builder(options);
+  ASSERT_TRUE(builder.has_shared());
+  ASSERT_OK(builder.write(dir.file("model")));
+  const ToolRun run = run_tool({"bench", dir.file("model"), "--ep", "2", "--tokens", "2", "--seconds", "0", "--runs",
+                                "3", "--routing", "uniform", "--json", "--quiet"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const nlohmann::json rows = run.json()["timings"];
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[1]["combine"], "own_experts");
+  EXPECT_EQ(rows[2]["combine"], "all_to_all");
+  EXPECT_EQ(rows[2]["exchange_us"], nullptr);
+  EXPECT_NE(rows[3]["exchange_us"], nullptr);
 }
 
 }  // namespace

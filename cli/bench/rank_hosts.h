@@ -1,0 +1,80 @@
+// RankHosts: the ranks of this process with what each has for all layers that are timed over them: its device, its threads
+// and a recorder of what it sends.
+//
+// What goes between ranks is counted where it goes: host memory by the exchange's observer, device memory by a transport
+// around NCCL's.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/bench/ranks_over.h"
+#include "core/executor.h"
+#include "exchange/local_ranks.h"
+
+namespace nvfp4_moe::cli {
+
+// What a rank exchanges in a run. all_reduce has a combine alone.
+enum class WirePart : uint8_t { kAgree, kDispatch, kCombine };
+inline constexpr size_t kWireParts = 3;
+inline constexpr const char* kWirePartNames[kWireParts] = {"agree", "dispatch", "combine"};
+
+// One rank's run. Goes between ranks as it lies in memory.
+struct RankRun {
+  double us = 0;
+  double as_busiest_us = 0;                     // own experts on devices: of the batches that it has most of, per batch
+  std::array<double, kWireParts> part_us{};     // zeros on devices
+  std::array<double, kWireParts> sent_bytes{};  // to other ranks
+  double all_sent_bytes() const { return sent_bytes[0] + sent_bytes[1] + sent_bytes[2]; }
+};
+
+// Turns transfers of one run into RankRun's parts, by their operation.
+class WireRecorder {
+ public:
+  void begin_run() { dispatched_ = false; }
+  void clear() { run_ = RankRun(); }
+  void add(std::string_view what, int64_t sent_bytes, double us);
+  // Of a part that is known beforehand.
+  void add(WirePart part, int64_t sent_bytes) {
+    run_.sent_bytes[static_cast<size_t>(part)] += static_cast<double>(sent_bytes);
+  }
+  const RankRun& run() const { return run_; }
+
+ private:
+  RankRun run_;
+  bool dispatched_ = false;  // the run has had an all_to_all_v: what follows goes back
+};
+
+// The ranks of this process with what each has of its own for all layers that are timed over them.
+class RankHosts {
+ public:
+  // device: of rank first + index, by index. threads: of each.
+  static Result<RankHosts> make(const LocalRanks& ranks, const std::function<std::string(int index)>& device,
+                                int threads);
+  const LocalRanks& ranks() const { return *ranks_; }
+  int threads() const { return threads_; }
+  const std::string& device(int index) const { return hosts_[static_cast<size_t>(index)]->device; }
+  // Gives every rank's exchange a way between the devices, what goes over it counted. Collective.
+  Status connect_devices(RanksOver over);
+  ~RankHosts();
+  RankHosts(RankHosts&&) = default;
+
+ private:
+  RankHosts() = default;
+  friend class TimedRanks;
+  struct Host {
+    std::string device;
+    std::unique_ptr<Executor> executor;
+    WireRecorder recorder;
+  };
+  const LocalRanks* ranks_ = nullptr;
+  int threads_ = 1;
+  std::vector<std::unique_ptr<Host>> hosts_;  // by index; the exchanges hold pointers to them
+};
+
+}  // namespace nvfp4_moe::cli

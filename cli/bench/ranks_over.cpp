@@ -1,0 +1,15 @@
+#include "cli/bench/ranks_over.h"
+
+#include "moe/expert_parallel.h"
+
+namespace nvfp4_moe::cli {
+
+Status connect_device(Exchange& exchange, const std::string& device, RanksOver over) {
+  switch (over) {
+    case RanksOver::kNccl: return use_nccl(exchange, device);
+    case RanksOver::kPeers: return use_peers(exchange, device);
+  }
+  return invalid_argument("over: expected a way between devices");
+}
+
+}  // namespace nvfp4_moe::cli

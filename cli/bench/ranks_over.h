@@ -1,0 +1,31 @@
+// RanksOver: what connects the devices of ranks, for verbs that take --over.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "core/enum_names.h"
+#include "core/status.h"
+#include "exchange/exchange.h"
+
+namespace nvfp4_moe::cli {
+
+enum class RanksOver : uint8_t {
+  kNccl,   // moe/expert_parallel.h: use_nccl
+  kPeers,  // use_peers: each GPU writes into the others' memory itself
+};
+
+// Gives the exchange that way between devices, this rank's being `device` ("cuda:1"). Collective. kUnsupported, by name
+// and on all ranks alike, where this build or machine does not have it.
+Status connect_device(Exchange& exchange, const std::string& device, RanksOver over);
+
+}  // namespace nvfp4_moe::cli
+
+namespace nvfp4_moe {
+template <>
+struct EnumNames<cli::RanksOver> {
+  static constexpr const char* kWhat = "over";
+  static constexpr std::array kAll = {"nccl", "peers"};
+};
+}  // namespace nvfp4_moe

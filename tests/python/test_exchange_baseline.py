@@ -1,0 +1,100 @@
+"""bench/exchange_baseline.py on trial: two processes over gloo, whose sums it checks itself, and bytes that are counted by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "bench/exchange_baseline.py"
+HIDDEN, TOP_K, TOKENS = 64, 2, 8
+
+
+def module():
+    spec = importlib.util.spec_from_file_location("exchange_baseline", SCRIPT)
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules["exchange_baseline"] = loaded  # annotations of its classes are looked up there
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def launch(*words: str) -> list[subprocess.CompletedProcess]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "WORLD_SIZE": "2", **where}
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--runs", "2", *words]
+    ranks = [
+        subprocess.Popen(
+            command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    return [
+        subprocess.CompletedProcess(command, rank.wait(), *outs)
+        for rank in ranks
+        for outs in [rank.communicate(timeout=120)]
+    ]
+
+
+def test_ranks_over_gloo(tmp_path):
+    out = tmp_path / "baseline.json"
+    words = ["--hidden", str(HIDDEN), "--experts", "8", "--top-k", str(TOP_K), "--tokens", f"1,{TOKENS}"]
+    ranks = launch(*words, "--routing", "uniform,zipf,hot", "--out", str(out))
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    bench = json.loads(out.read_text())
+    assert (bench["world"], bench["hidden"], bench["top_k"], bench["experts"]) == (2, HIDDEN, TOP_K, 8)
+    assert [(row["tokens"], row["routing"]) for row in bench["results"]] == [
+        (tokens, routing) for tokens in (1, TOKENS) for routing in ("uniform", "zipf", "hot")
+    ]
+    for row in bench["results"]:
+        assert row["by_assignment_us"] > 0 and row["by_token_us"] > 0
+        assert row["by_token_sent_bytes"] <= row["by_assignment_sent_bytes"]
+        assert row["wire_by_token_us"] is None, "a host has no graph"
+    # Half of the tokens are rank 1's and all go to rank 0, whose rows go back.
+    hot = bench["results"][-1]
+    assert hot["by_assignment_sent_bytes"] == TOKENS // 2 * TOP_K * HIDDEN * 2
+    assert hot["by_token_sent_bytes"] == TOKENS // 2 * TOP_K * HIDDEN * 2
+    assert ranks[0].stdout.strip() == module().table(bench)
+    assert ranks[1].stdout.strip() == ""
+
+
+def test_a_wrong_sum_ends_it():
+    bench = module()
+    exchange = bench.Exchange.__new__(bench.Exchange)
+    exchange.torch, exchange.sizes = torch, bench.Sizes(4, 2, 1)
+    exchange.x, exchange.weights = torch.ones(1, 4, dtype=torch.bfloat16), torch.ones(1, 1)
+    exchange.by_assignment = lambda: torch.ones(1, 4)
+    exchange.by_token = lambda make_rows: torch.tensor([[1.0, 1.0, 1.0, 1.0 + 2.0**-7]])
+    with pytest.raises(AssertionError, match="by_token: "):
+        exchange.check()
+
+
+def test_routings_draw_distinct_experts():
+    bench = module()
+    sizes = bench.Sizes(HIDDEN, 16, 4)
+    for routing in bench.ROUTINGS:
+        ids = bench.draw_ids(sizes, 500, routing, 4, 7)
+        assert all(len(set(row)) == 4 for row in ids.tolist())
+        counts = torch.bincount(ids.flatten(), minlength=16)
+        if routing == "hot":
+            assert counts[4:].sum() == 0
+        else:
+            assert counts.min() > 0
+            assert (counts.max() > 3 * counts.min()) == (routing == "zipf")
+    with pytest.raises(SystemExit, match="--top-k"):
+        bench.draw_ids(bench.Sizes(HIDDEN, 8, 4), 1, "hot", 4, 7)
+
+
+def test_it_says_what_it_needs():
+    ranks = launch("--experts", "7")
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert "--experts: expected a multiple of 2 ranks" in ranks[0].stderr

@@ -4,6 +4,7 @@
 // without waiting for graphs is in nccl_end.h.
 #include "exchange/nccl.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -21,6 +22,7 @@ constexpr std::chrono::microseconds kSettle{20};  // between questions whether a
 // For a communicator that graphs have captured to end, where they are gone already; it ends by itself behind those that
 // are not.
 constexpr Timeout kGraphs{500};
+constexpr Timeout kAborted{5000};  // for one to end that has been aborted: who has heard of a failure wants to go
 constexpr auto kInternal = static_cast<NcclResult>(3);
 
 // Until NCCL has gone through with what it was asked, or the deadline passes; kInProgress then.
@@ -57,7 +59,7 @@ class NcclTransport : public DeviceTransport {
     for (void* mark : free_marks_) options_.marks.drop(mark);
     // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
     end(pending_.empty() ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
-    end_.wait(captured_ ? kGraphs : exchange_.timeout());
+    end_.wait(captured_ ? kGraphs : failure_.ok() ? exchange_.timeout() : std::min(kAborted, exchange_.timeout()));
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {

@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/cp_async.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
-#include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/named_barrier.cuh"
 #include "backend/cuda/steps/quantize.cuh"
 #include "backend/sm90/producer.cuh"
@@ -148,10 +148,10 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
         const uint16_t* const from = valid ? x + pass * Share::kGroups * source.k + k_block * cuda::kTileK : source.x;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          cuda::copy_async(ptx::shared_address(&buffers.elements[step % Buffers::kSlots][pass][half][thread]),
-                           from + half * 8, valid);
+          ptx::cp_async_16_or_zeros(ptx::shared_address(&buffers.elements[step % Buffers::kSlots][pass][half][thread]),
+                                    from + half * 8, valid);
       }
-      cuda::commit_copies();
+      ptx::cp_async_commit_group();
     };
 #pragma unroll 1
     for (int32_t step = 0; step < Buffers::kSlots; ++step) request(step);
@@ -181,7 +181,7 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
       const int32_t k_block = share.k_block(step);
       const uint32_t number = k_blocks_before + static_cast<uint32_t>(k_block);
       const auto stage = static_cast<int>(number % kStages);
-      cuda::wait_copies<Buffers::kSlots - 1>();
+      ptx::cp_async_wait_group<Buffers::kSlots - 1>();
       if (k_block < work.k_blocks) {
         ptx::mbarrier_wait(empty_barrier<Traits>(stage), (number / kStages & 1) ^ 1);
         uint8_t* const to = stage_bytes<Traits>(stage);

@@ -16,6 +16,7 @@
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/plain/config.h"
+#include "backend/cuda/ptx/cp_async.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/steps.h"
@@ -124,10 +125,10 @@ __device__ void copy_rows(const GemmArgs& args, int count, const int64_t* source
     const int row = i / kVectors, vector = i % kVectors;
     const int64_t k = stage * kStageK + vector * 8;
     const bool valid = row < count && k < args.k;
-    copy_async(to + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16),
-               args.x + sources[row] * args.k + (valid ? k : 0), valid);
+    ptx::cp_async_16_or_zeros(to + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16),
+                              args.x + sources[row] * args.k + (valid ? k : 0), valid);
   }
-  commit_copies();
+  ptx::cp_async_commit_group();
 }
 
 template <int kTileN>
@@ -173,7 +174,7 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
     for (int buffer = 0; buffer < kStages; ++buffer) {
       const int64_t stage = first + buffer;
       if (stage >= stages) break;
-      wait_copies<kStages - 2>();
+      ptx::cp_async_wait_group<kStages - 2>();
       __syncthreads();  // the stage is there for all, and all are done with the buffer that is filled next
       copy_rows<kTileN>(args, rows.count, sources, stage + kStages - 1, address((buffer + kStages - 1) % kStages));
       const StageWeights now = weights[buffer];
@@ -196,7 +197,7 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
       }
     }
   }
-  wait_copies<0>();
+  ptx::cp_async_wait_group<0>();
 }
 
 // What both GEMMs of a part take alike: the part's tiles of rows, and the grid: tiles of weight rows along y, tiles of

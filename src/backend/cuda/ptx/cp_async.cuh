@@ -19,6 +19,11 @@ __device__ inline void cp_async_16_if(uint32_t to, const void* from, bool valid,
       : "memory");
 }
 
+// cp.async.cg of 16 bytes. Where !valid it writes zeros and reads nothing. Both addresses are multiples of 16.
+__device__ inline void cp_async_16_or_zeros(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+
 // cp.async.cg of 16 bytes, past L1. Both addresses are multiples of 16.
 __device__ inline void cp_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
@@ -26,6 +31,14 @@ __device__ inline void cp_async_16(uint32_t to, const void* from) {
 // cp.async.ca of 4 bytes, through L1, the one way for so few. Both addresses are multiples of 4.
 __device__ inline void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
+}
+
+// cp.async.commit_group: this thread's copies since the last one are a group.
+__device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// cp.async.wait_group: until at most kPending of this thread's latest groups are not there yet.
+template <int kPending>
+__device__ inline void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // cp.async.mbarrier.arrive.noinc: one of the arrivals that mbarrier.init counted, made once all cp.async of this thread

@@ -1,4 +1,4 @@
-// The instructions of the plain GEMM: sm_80's tensor core product, its fragment load, and asynchronous copies.
+// sm_80's tensor core product of bf16, its fragment load, and arithmetic on pairs of bf16.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,18 +22,6 @@ __device__ inline void load_matrices(uint32_t (&out)[4], uint32_t shared_address
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(shared_address)
                : "memory");
-}
-
-// 16 bytes, or zeros without reading where !valid.
-__device__ inline void copy_async(uint32_t shared_address, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(from), "r"(valid ? 16 : 0)
-               : "memory");
-}
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most kPending of the latest groups are not there yet.
-template <int kPending>
-__device__ inline void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 __device__ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {

@@ -1,5 +1,6 @@
 // verify --ep and bench --ep: over threads of the tool, over processes that a launcher's variables connect, and what they
 // refuse.
+#include <filesystem>
 #include <map>
 #include <string>
 #include <thread>
@@ -74,8 +75,9 @@ TEST(Ranks, VerifyOverRanksSaysOnceWhatOneOfThemCannot) {
   EXPECT_EQ(few.find("rank 0: "), few.rfind("rank 0: ")) << few;
 }
 
-// As under torchrun: a process a rank.
-std::vector<ToolRun> run_launched(const std::vector<std::string>& arguments, int world) {
+// As under torchrun: a process a rank. env and tool: as run_tool has them.
+std::vector<ToolRun> run_launched(const std::vector<std::string>& arguments, int world,
+                                  const std::map<std::string, std::string>& env = {}, const std::string& tool = "") {
   const auto taken = listen_on("127.0.0.1", 0);
   EXPECT_OK(taken);
   const int port = *local_port(*taken) - 1;
@@ -84,10 +86,12 @@ std::vector<ToolRun> run_launched(const std::vector<std::string>& arguments, int
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank)
     ranks.emplace_back([&, rank] {
-      runs[static_cast<size_t>(rank)] = run_tool(arguments, {{"RANK", std::to_string(rank)},
-                                                             {"WORLD_SIZE", std::to_string(world)},
-                                                             {"MASTER_ADDR", "127.0.0.1"},
-                                                             {"MASTER_PORT", std::to_string(port)}});
+      std::map<std::string, std::string> of_rank = env;
+      of_rank.insert({{"RANK", std::to_string(rank)},
+                      {"WORLD_SIZE", std::to_string(world)},
+                      {"MASTER_ADDR", "127.0.0.1"},
+                      {"MASTER_PORT", std::to_string(port)}});
+      runs[static_cast<size_t>(rank)] = run_tool(arguments, of_rank, Stdout::kFile, tool);
     });
   for (std::thread& rank : ranks) rank.join();
   return runs;
@@ -311,6 +315,76 @@ TEST(Ranks, BenchTellsTheExchangeOfASharedExpertsLayerWhereItCan) {
   EXPECT_EQ(rows[2]["combine"], "all_to_all");
   EXPECT_EQ(rows[2]["exchange_us"], nullptr);
   EXPECT_NE(rows[3]["exchange_us"], nullptr);
+}
+
+// On the emulator of CUDA, over NCCL's double: two processes, each with a GPU of its own.
+class RanksOnEmulatedGpus : public ::testing::Test {
+ protected:
+#ifdef NVFP4_MOE_EMULATED_TOOL
+  std::vector<ToolRun> run(std::vector<std::string> words) {
+    const std::string nccl = dir_.file("libnccl.so.2");
+    std::error_code there;
+    std::filesystem::create_symlink(NVFP4_MOE_FAKE_NCCL, nccl, there);
+    words.insert(words.begin() + 1, {narrow(), "--ep", "2", "--device", "cuda:0", "--quiet", "--json"});
+    const std::string folder = std::filesystem::path(nccl).parent_path().string();
+    std::vector<ToolRun> runs = run_launched(words, 2,
+                                             {{"LD_LIBRARY_PATH", folder},
+                                              { "PTXEMU_CC",
+                                                "8.0" }},
+                                             NVFP4_MOE_EMULATED_TOOL);
+    for (const ToolRun& run : runs) EXPECT_EQ(run.exit_code, 0) << run.err << run.out;
+    return runs;
+  }
+#else
+  void SetUp() override { GTEST_SKIP() << "built without the emulator of CUDA (NVFP4_MOE_EMULATE)"; }
+  std::vector<ToolRun> run(const std::vector<std::string>&) { return {}; }
+#endif
+
+ private:
+  const TempDir dir_;
+};
+
+TEST_F(RanksOnEmulatedGpus, VerifyGivesTheBitsOfOneRank) {
+  for (const std::string combine : {"all_to_all", "all_reduce"}) {
+    const nlohmann::json report = run({"verify", "--tokens", "6", "--combine", combine})[0].json();
+    EXPECT_EQ(report["device"], "cuda:0");
+    EXPECT_EQ(report["over"], "nccl");
+    ASSERT_TRUE(report.contains("checks")) << report.dump();
+    ASSERT_EQ(report["checks"].size(), 1u) << report.dump();
+    const nlohmann::json& check = report["checks"][0];
+    EXPECT_EQ(check["passed"], true) << check.dump();
+    EXPECT_EQ(check["backend"], "cuda");
+    EXPECT_EQ(check["batch_invariant"], combine == "all_to_all");
+    if (combine == "all_to_all") {
+      EXPECT_EQ(check["same_bits"], "equal");
+    }
+  }
+}
+
+TEST_F(RanksOnEmulatedGpus, BenchTellsWhatTheExchangeAdds) {
+  const nlohmann::json report = run({"bench", "--tokens", "2", "--routing", "hot", "--combine", "all_to_all",
+                                     "--balance", "--activation-format", "nvfp4", "--seconds", "0", "--runs", "1"})[0]
+                                    .json();
+  ASSERT_TRUE(report.contains("timings")) << report.dump();
+  std::vector<std::string> order;
+  for (const auto& row : report["timings"]) {
+    order.push_back(row["combine"].get<std::string>() + (row["placement"] == "balanced" ? " balanced" : ""));
+    EXPECT_GT(row["median_us"], 0.0);
+    EXPECT_EQ(row["agree_share"], nullptr) << "a graph has no such parts";
+    const bool exchanges = row["combine"] == "all_to_all";
+    EXPECT_EQ(row["over"], exchanges ? nlohmann::json("nccl") : nlohmann::json());
+    EXPECT_EQ(row["exchange_us"].is_null(), !exchanges);
+    if (exchanges) {
+      EXPECT_GT(row["sent_bytes"], 0.0) << row.dump();
+    }
+    if (row["combine"] == "own_experts") {
+      EXPECT_EQ(row["rank_median_us"].size(), 2u);
+    }
+  }
+  ASSERT_EQ(order, (std::vector<std::string>{"one_rank", "own_experts", "all_to_all", "own_experts balanced",
+                                             "all_to_all balanced"}));
+  EXPECT_EQ(report["timings"][2]["busiest_over_even"], 2);
+  EXPECT_LT(report["timings"][4]["busiest_over_even"], 1.5);
 }
 
 }  // namespace

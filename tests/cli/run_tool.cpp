@@ -33,8 +33,8 @@ std::string drain(int descriptor) {
 
 }  // namespace
 
-ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env,
-                 Stdout where) {
+ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env, Stdout where,
+                 const std::string& tool) {
   const TempDir dir;
   const std::string out_path = dir.file("out"), err_path = dir.file("err");
   int master = -1, out = -1;
@@ -49,7 +49,7 @@ ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::
     out = open(where == Stdout::kFull ? "/dev/full" : out_path.c_str(), O_WRONLY | O_CREAT, 0600);
   }
   const int err = open(err_path.c_str(), O_WRONLY | O_CREAT, 0600);
-  std::vector<std::string> words = {NVFP4_MOE_TOOL};
+  std::vector<std::string> words = {tool.empty() ? NVFP4_MOE_TOOL : tool};
   words.insert(words.end(), arguments.begin(), arguments.end());
 
   const pid_t child = fork();

@@ -19,9 +19,9 @@ struct ToolRun {
 enum class Stdout { kFile, kClosedPipe, kFull, kTerminal };
 
 // Arguments without the program's name. `env` is set beside this process's environment, without NO_COLOR and the
-// library's own variables.
+// library's own variables. tool: another program than nvfp4-moe; empty: that one.
 ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env = {},
-                 Stdout where = Stdout::kFile);
+                 Stdout where = Stdout::kFile, const std::string& tool = "");
 
 int count_lines(const std::string& text);
 

@@ -54,8 +54,9 @@ struct PeerControl {
 // Between the device and the thread that watches it.
 struct PeerHostWords {
   uint32_t stop;  // 1: by the host, waits end
-  uint32_t late;  // by the device: 1 + the rank that did not come in time; 0: none
+  uint32_t late;  // by the device: 1 + the rank that did not come in time; kPeerWasStopped; 0: every wait has ended well
 };
+inline constexpr uint32_t kPeerWasStopped = 0xFFFFFFFF;
 
 // What every kernel that waits for others takes.
 struct PeerLink {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "core/float_formats.h"
 
@@ -78,12 +79,21 @@ Status check_blocks(const char* name, std::span<const int64_t> blocks, int world
 
 }  // namespace
 
-// Takes the exchange for one call. Two at once on one rank would meet other ranks' calls in no order.
+// Takes the exchange for one call. Two at once on one rank would meet other ranks' calls in no order. A look is none of
+// them: it lasts for a moment, for which a call waits.
 class Exchange::Call {
  public:
-  explicit Call(Exchange& exchange) : exchange_(exchange), granted_(!exchange.in_use_.exchange(true)) {}
+  explicit Call(Exchange& exchange, Use use = Use::kCall) : exchange_(exchange) {
+    Use found = Use::kNone;
+    while (!exchange_.in_use_.compare_exchange_weak(found, use)) {
+      if (found == Use::kCall) return;
+      found = Use::kNone;
+      std::this_thread::yield();
+    }
+    granted_ = true;
+  }
   ~Call() {
-    if (granted_) exchange_.in_use_.store(false);
+    if (granted_) exchange_.in_use_.store(Use::kNone);
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -94,7 +104,7 @@ class Exchange::Call {
 
  private:
   Exchange& exchange_;
-  const bool granted_;
+  bool granted_ = false;
 };
 
 std::string name_ranks(const std::vector<int>& ranks) {
@@ -321,7 +331,7 @@ Status Exchange::check_same(std::string_view what, const Facts& mine) {
 }
 
 Status Exchange::look() {
-  const Call call(*this);
+  const Call call(*this, Use::kLook);
   if (!call.status().ok()) return {};
   if (broken_.ok()) broken_ = transport_->look();
   return broken_;

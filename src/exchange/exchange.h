@@ -170,7 +170,8 @@ class Exchange {
   std::unique_ptr<Transport> transport_;
   const int rank_, world_;
   const Timeout timeout_;
-  std::atomic<bool> in_use_{false};
+  enum class Use : uint8_t { kNone, kCall, kLook };
+  std::atomic<Use> in_use_{Use::kNone};
   Status broken_;                    // guarded by in_use_
   std::vector<std::byte> scratch_;   // grows with the largest call, guarded by in_use_
   std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_

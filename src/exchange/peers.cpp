@@ -118,6 +118,12 @@ class Peers : public PeerMemory {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
+  Status state_of_work() override {
+    if (std::atomic_ref<uint32_t>(host_.words->late).load() == 0) return {};
+    const std::lock_guard lock(mutex_);
+    if (failure_.ok()) fail(late());  // the watch has not looked yet
+    return failure_;
+  }
   void abort(const Status& why) override {
     const std::lock_guard lock(mutex_);
     fail(why);
@@ -147,7 +153,7 @@ class Peers : public PeerMemory {
 
   Status late() const {
     const uint32_t late = std::atomic_ref<uint32_t>(host_.words->late).load();
-    if (late == 0) return {};
+    if (late == 0 || late == kPeerWasStopped) return {};
     return io_error("peers: expected rank " + std::to_string(late - 1) + " on the device within " +
                     std::to_string(exchange_.timeout().count()) +
                     " ms, got none: it has stopped, or has come with another call");

@@ -2,6 +2,7 @@
 #include "moe/expert_parallel.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <string>
 
@@ -216,7 +217,14 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
     NVFP4_MOE_TRY(device_dispatch_->begin(*exchange_, batch, bytes, stream, mine));
   } else {
     Announcement& announcement = *announcement_;
-    NVFP4_MOE_TRY(announcement.gather(*exchange_, batch.tokens, mine, {}));
+    std::array<int64_t, 1> captured{};
+    if (on_device && mine.ok()) {
+      const Result<uint64_t> capture = layer_->backend().memory->capture_id(stream);
+      mine = capture.status();
+      captured[0] = capture.ok() && *capture != 0 ? 1 : 0;
+    }
+    NVFP4_MOE_TRY(announcement.gather(*exchange_, batch.tokens, mine, captured));
+    NVFP4_MOE_TRY(all_capture_or_none(announcement, exchange_->world(), 0));
     for (int rank = 1; rank < exchange_->world(); ++rank)
       if (announcement.tokens(rank) != announcement.tokens(0))
         return invalid_argument("tokens of rank " + std::to_string(rank) + ": expected " +
@@ -239,12 +247,14 @@ Status ExpertParallelLayer::decline(const Status& why) const {
   NVFP4_MOE_TRY(call.status());
   if (dispatch_) return dispatch_->announce(*exchange_, placement_, 0, nullptr, why);
   if (device_dispatch_) return device_dispatch_->begin(*exchange_, {}, nullptr, nullptr, why);
-  return announcement_->gather(*exchange_, 0, why, {});
+  return announcement_->gather(*exchange_, 0, why, std::array<int64_t, 1>{});
 }
 
 Result<RunStatus> ExpertParallelLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
   NVFP4_MOE_TRY(failure(stream));
-  return layer_->status(workspace, workspace_bytes, stream);  // all layouts begin with it
+  const Result<RunStatus> status = layer_->status(workspace, workspace_bytes, stream);  // all layouts begin with it
+  if (device_slots_) NVFP4_MOE_TRY(exchange_->device_link()->state_of_work());          // what this has waited for
+  return status;
 }
 
 Status ExpertParallelLayer::failure(void* stream) const {

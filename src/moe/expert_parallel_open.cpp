@@ -185,7 +185,7 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
     if (!layer->device_dispatch_)
       layer->dispatch_ = std::make_unique<Dispatch>(*layer->layer_, world, capacity, parallel.capacity > 0);
   } else {
-    layer->announcement_ = std::make_unique<Announcement>(world, 0);
+    layer->announcement_ = std::make_unique<Announcement>(world, 1);
   }
   return layer;
 }

@@ -120,6 +120,23 @@ TEST_P(Exchanges, AllGatherAndBarrier) {
   });
 }
 
+// As a thread does that watches a device for the exchange.
+TEST_P(Exchanges, ALookIsNoSecondCall) {
+  on_all([](Exchange& exchange) {
+    std::atomic<bool> ends{false};
+    Status seen;
+    std::thread watch([&] {
+      while (!ends.load() && seen.ok()) seen = exchange.look();
+    });
+    Status called;
+    for (int i = 0; i < 50 && called.ok(); ++i) called = exchange.barrier();
+    ends.store(true);
+    watch.join();
+    EXPECT_OK(called);
+    EXPECT_OK(seen);
+  });
+}
+
 TEST_P(Exchanges, AgreeGivesTheLowestFailureToAllAndGoesOn) {
   on_all([](Exchange& exchange) {
     EXPECT_OK(exchange.agree({}));

@@ -27,8 +27,8 @@ __device__ bool wait_for_rank(const PeerLink& link, int rank, const There& there
   while (!there()) {
     if (ptx::load_volatile(&own->lost) != 0) return false;
     const bool late = ptx::global_timer() - begin > link.timeout_ns;
-    if (late) ptx::store_volatile(&link.host->late, static_cast<uint32_t>(rank) + 1);
     if (late || ptx::load_volatile(&link.host->stop) != 0) {
+      ptx::store_volatile(&link.host->late, late ? static_cast<uint32_t>(rank) + 1 : kPeerWasStopped);
       ptx::store_volatile(&own->lost, 1);
       return false;
     }

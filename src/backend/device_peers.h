@@ -72,6 +72,8 @@ enum class PeerMeeting : uint8_t { kArrive = 1, kWait = 2, kBoth = 3 };
 struct DevicePeers {
   // Zeros, once it returns.
   Status (*clear)(int device, void* memory, int64_t size_bytes);
+  // PeerControl::stop, beside whatever the device does.
+  Status (*stop)(int device, PeerControl* control);
   // For other processes; memory is what an allocation returned.
   Status (*share)(int device, void* memory, PeerHandle* handle);
   Result<void*> (*open)(int device, const PeerHandle& handle);

@@ -48,15 +48,15 @@ struct PeerControl {
   uint64_t round;                // the last meeting that this rank has been through
   uint64_t nonfinite;            // of a sum that is being made
   uint32_t ctas;                 // of that sum that have ended
-  uint32_t lost;                 // 1: a rank did not come, or the host said stop: nothing is waited for any more
+  uint32_t stop;  // 1: a rank did not come, or the host says so by a copy: nothing is waited for any more
 };
 
-// Between the device and the thread that watches it.
+// What the device tells the thread that watches it, and never reads: it is far from there. The host's word that waits are to
+// end is PeerControl::stop.
 struct PeerHostWords {
-  uint32_t stop;  // 1: by the host, waits end
-  uint32_t late;  // by the device: 1 + the rank that did not come in time; kPeerWasStopped; 0: every wait has ended well
+  uint32_t late;     // 1 + a rank that did not come in time; 0: none
+  uint32_t stopped;  // 1: a wait has ended by PeerControl::stop
 };
-inline constexpr uint32_t kPeerWasStopped = 0xFFFFFFFF;
 
 // What every kernel that waits for others takes.
 struct PeerLink {

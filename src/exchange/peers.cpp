@@ -75,6 +75,7 @@ class Peers : public PeerMemory {
   Status begin() {
     NVFP4_MOE_ASSIGN(const Region control, reserve(PeerRegion::kControl, sizeof(PeerControl)));
     link_.control = control.addresses;
+    control_ = reinterpret_cast<PeerControl*>(control.addresses.of_rank[link_.rank]);
     watch_ = std::thread([this] { watch(); });
     return {};
   }
@@ -119,7 +120,9 @@ class Peers : public PeerMemory {
     return failure_;
   }
   Status state_of_work() override {
-    if (std::atomic_ref<uint32_t>(host_.words->late).load() == 0) return {};
+    const bool lost = std::atomic_ref<uint32_t>(host_.words->late).load() != 0 ||
+                      std::atomic_ref<uint32_t>(host_.words->stopped).load() != 0;
+    if (!lost) return {};
     const std::lock_guard lock(mutex_);
     if (failure_.ok()) fail(late());  // the watch has not looked yet
     return failure_;
@@ -143,7 +146,12 @@ class Peers : public PeerMemory {
     return static_cast<std::byte*>(*opened);
   }
 
-  void stop() { std::atomic_ref<uint32_t>(host_.words->stop).store(1); }
+  // Waits of this rank's kernels end. Where not even that reaches the device, they end by their time.
+  void stop() {
+    if (control_ == nullptr) return;
+    const Status asked = device_->stop(control_);
+    static_cast<void>(asked);
+  }
 
   // Under mutex_. The first failure stays.
   void fail(const Status& why) {
@@ -153,7 +161,7 @@ class Peers : public PeerMemory {
 
   Status late() const {
     const uint32_t late = std::atomic_ref<uint32_t>(host_.words->late).load();
-    if (late == 0 || late == kPeerWasStopped) return {};
+    if (late == 0) return {};
     return io_error("peers: expected rank " + std::to_string(late - 1) + " on the device within " +
                     std::to_string(exchange_.timeout().count()) +
                     " ms, got none: it has stopped, or has come with another call");
@@ -181,6 +189,7 @@ class Peers : public PeerMemory {
   const std::vector<Identity> ranks_;
   const PeerDevice::HostWords host_;
   PeerLink link_;
+  PeerControl* control_ = nullptr;  // this rank's
   std::array<Region, kPeerRegions> regions_;
   std::vector<Buffer> memory_;  // this rank's, of all regions that there have been
   std::vector<void*> opened_;   // the others', of other processes

@@ -27,7 +27,8 @@ class PeerDevice {
   virtual Result<void*> open(const PeerHandle& handle) = 0;  // of another process
   virtual void close(void* memory) = 0;
   virtual Status synchronize() = 0;
-  virtual Status reach(int other) = 0;  // memory of another device of this process
+  virtual Status stop(PeerControl* control) = 0;  // sets PeerControl::stop, while kernels run
+  virtual Status reach(int other) = 0;            // memory of another device of this process
   virtual Result<HostWords> make_host_words() = 0;
   virtual void drop_host_words(const HostWords& words) = 0;
 };

@@ -22,6 +22,7 @@ class BackendPeerDevice : public PeerDevice {
   }
   Result<void*> open(const PeerHandle& handle) override { return peers_.open(index_, handle); }
   void close(void* memory) override { peers_.close(index_, memory); }
+  Status stop(PeerControl* control) override { return peers_.stop(index_, control); }
   Status synchronize() override { return memory_.synchronize(index_); }
   Status reach(int other) override { return peers_.reach(index_, other); }
   Result<HostWords> make_host_words() override {

@@ -178,7 +178,8 @@ TEST_F(RanksOnGpus, BenchTellsWhatTheExchangeAdds) {
                            "--balance", "--seconds", "0.01", "--activation-format", "nvfp4"});
   ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
   int exchanges = 0, balanced = 0;
-  for (const auto& row : ran.json()["timings"]) {
+  const nlohmann::json json = ran.json();
+  for (const auto& row : json["timings"]) {
     if (!row["refused"].is_null() && has_no_nccl(row["refused"].get<std::string>())) GTEST_SKIP() << row["refused"];
     ASSERT_TRUE(row["refused"].is_null()) << row.dump();
     EXPECT_GT(row["median_us"], 1.0) << row.dump();

@@ -150,69 +150,78 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
       Between::kPeers);
 }
 
-// A rank that replays what the others do not: they end by the device's own clock, out is NaN, and every later run says
-// who did not come.
-TEST_P(CudaPeers, ARankThatDoesNotComeIsNamed) {
-  const int world = GetParam();
-  if (world == 1) GTEST_SKIP() << "one rank waits for nobody";
+// The last rank does not replay what the others do: they end by the device's own clock, or where it aborts at once; out is
+// NaN, and every later run says why.
+void replay_without_the_last(int world, CombineBy combine, bool aborts) {
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
-  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
-    SCOPED_TRACE(to_string(combine));
-    ExpertParallelOptions options;
-    options.combine = combine;
-    // On the emulator kernels are translated first, while ranks wait in real time.
-    check_bits(data, world, {}, Tokens::kEven, Between::kPeers);
-    on_ranks(Over::kThreads, world, Timeout{4000}, [&](Exchange& exchange) {
-      const int device = device_of(exchange.rank());
-      ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
-      ASSERT_OK(connect_devices(exchange, Between::kPeers));
-      const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-      LayerOptions on_device = device_options(data);
-      on_device.device = "cuda:" + std::to_string(device);
-      const auto layer = ExpertParallelLayer::open(data.config, source_of(data), on_device, options, borrowed);
-      ASSERT_OK(layer);
-      const DeviceBatch batch(data);
-      const size_t bytes = (*layer)->workspace_bytes();
-      const OnDevice<uint8_t> workspace(bytes);
-      cudaStream_t stream = nullptr;
-      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-      ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
+  ExpertParallelOptions options;
+  options.combine = combine;
+  // On the emulator kernels are translated first, while ranks wait in real time.
+  check_bits(data, world, {}, Tokens::kEven, Between::kPeers);
+  on_ranks(Over::kThreads, world, aborts ? kCaseTimeout : Timeout{4000}, [&](Exchange& exchange) {
+    const int device = device_of(exchange.rank());
+    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    ASSERT_OK(connect_devices(exchange, Between::kPeers));
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    LayerOptions on_device = device_options(data);
+    on_device.device = "cuda:" + std::to_string(device);
+    const auto layer = ExpertParallelLayer::open(data.config, source_of(data), on_device, options, borrowed);
+    ASSERT_OK(layer);
+    const DeviceBatch batch(data);
+    const size_t bytes = (*layer)->workspace_bytes();
+    const OnDevice<uint8_t> workspace(bytes);
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    const Status captured = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_OK(captured);
+    ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+    ASSERT_OK(exchange.barrier());
+    const std::string why = aborts ? "killed" : "rank " + std::to_string(world - 1);
+    if (exchange.rank() != world - 1) {
+      ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t replay = nullptr;
-      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-      const Status captured = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
-      ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-      ASSERT_OK(captured);
-      ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
-      ASSERT_OK(exchange.barrier());
-      const std::string last = "rank " + std::to_string(world - 1);
-      if (exchange.rank() != world - 1) {
-        ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
-        ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-        const std::vector<float> out = to_floats(batch.out.back(), data.spec.out_dtype);
-        EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float value) { return std::isnan(value); }));
-        Status said;
-        for (int look = 0; look < 100 && said.ok(); ++look) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          said = exchange.peers()->state();
-        }
-        EXPECT_THAT(said.message(), HasSubstr(last));
-        EXPECT_EQ((*layer)->run(batch.spec, workspace.data(), bytes, stream).message(), said.message());
-      } else {
-        // It hears of it too: at its next call, by the others.
-        Status said;
-        for (int look = 0; look < 300 && said.ok(); ++look) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          said = exchange.peers()->state();
-        }
-        EXPECT_THAT(said.message(), HasSubstr(last));
+      const std::vector<float> out = to_floats(batch.out.back(), data.spec.out_dtype);
+      EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float value) { return std::isnan(value); }));
+      Status said;
+      for (int look = 0; look < 100 && said.ok(); ++look) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        said = exchange.peers()->state();
       }
-      cudaGraphExecDestroy(replay);
-      cudaGraphDestroy(graph);
-      cudaStreamDestroy(stream);
-    });
-  }
+      EXPECT_THAT(said.message(), HasSubstr(why));
+      EXPECT_EQ((*layer)->run(batch.spec, workspace.data(), bytes, stream).message(), said.message());
+    } else if (aborts) {
+      exchange.abort(Status(Code::kIo, "killed"));
+    } else {
+      // It hears of it too: at its next call, by the others.
+      Status said;
+      for (int look = 0; look < 300 && said.ok(); ++look) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        said = exchange.peers()->state();
+      }
+      EXPECT_THAT(said.message(), HasSubstr(why));
+    }
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  });
+}
+
+TEST_P(CudaPeers, ARankThatDoesNotComeIsNamed) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  replay_without_the_last(GetParam(), CombineBy::kAllToAll, false);
+  replay_without_the_last(GetParam(), CombineBy::kAllReduce, false);
+}
+
+TEST_P(CudaPeers, ARankThatAbortsEndsAllWaits) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  replay_without_the_last(GetParam(), CombineBy::kAllToAll, true);
+  replay_without_the_last(GetParam(), CombineBy::kAllReduce, true);
 }
 
 // Who has done its runs may go: what they gave stays good on the others, and only a later one fails.

@@ -11,17 +11,31 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-Status clear(int device, void* memory, int64_t size_bytes) {
+// In a stream of its own: the default one waits for others, and they for nobody.
+template <class Enqueue>
+Status beside(int device, const char* name, const Enqueue& enqueue) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
-  // In a stream of its own: the default one waits for others, and they for nobody.
   cudaStream_t stream = nullptr;
-  NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
-  cudaError_t error = cudaMemsetAsync(memory, 0, static_cast<size_t>(size_bytes), stream);
+  NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+  cudaError_t error = enqueue(stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   cudaStreamDestroy(stream);
-  return check(error, "cudaMemsetAsync");
+  return check(error, name);
+}
+
+Status clear(int device, void* memory, int64_t size_bytes) {
+  return beside(device, "cudaMemsetAsync", [&](cudaStream_t stream) {
+    return cudaMemsetAsync(memory, 0, static_cast<size_t>(size_bytes), stream);
+  });
+}
+
+Status stop(int device, PeerControl* control) {
+  static const uint32_t yes = 1;
+  return beside(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
+    return cudaMemcpyAsync(&control->stop, &yes, sizeof(yes), cudaMemcpyHostToDevice, stream);
+  });
 }
 
 Status share(int device, void* memory, PeerHandle* handle) {
@@ -82,9 +96,9 @@ void drop_host_words(int device, PeerHostWords* words) {
   cudaFreeHost(words);
 }
 
-constexpr DevicePeers kPeers = {clear,           share,           open,       close,      reach,
-                                make_host_words, drop_host_words, meet,       place_rows, push_records,
-                                push_rows,       sum_small,       push_parts, sum_shard,  take_sums};
+constexpr DevicePeers kPeers = {
+    clear, stop,       share,        open,      close,     reach,      make_host_words, drop_host_words,
+    meet,  place_rows, push_records, push_rows, sum_small, push_parts, sum_shard,       take_sums};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -18,18 +18,20 @@ __device__ inline PeerControl* control_of(const PeerLink& link, int rank) {
 // whatever comes later, nothing is waited for.
 template <class There>
 __device__ bool wait_for_rank(const PeerLink& link, int rank, const There& there) {
-  constexpr int kQuickLooks = 64;  // before it asks the host and the clock, which take longer than a look
+  constexpr int kQuickLooks = 64;  // before it looks at anything else
   constexpr unsigned kPauseNs = 100;
   for (int look = 0; look < kQuickLooks; ++look)
     if (there()) return true;
   PeerControl* const own = control_of(link, link.rank);
   const uint64_t begin = ptx::global_timer();
   while (!there()) {
-    if (ptx::load_volatile(&own->lost) != 0) return false;
-    const bool late = ptx::global_timer() - begin > link.timeout_ns;
-    if (late || ptx::load_volatile(&link.host->stop) != 0) {
-      ptx::store_volatile(&link.host->late, late ? static_cast<uint32_t>(rank) + 1 : kPeerWasStopped);
-      ptx::store_volatile(&own->lost, 1);
+    if (ptx::load_volatile(&own->stop) != 0) {
+      ptx::store_volatile(&link.host->stopped, 1);
+      return false;
+    }
+    if (ptx::global_timer() - begin > link.timeout_ns) {
+      ptx::store_volatile(&link.host->late, static_cast<uint32_t>(rank) + 1);
+      ptx::store_volatile(&own->stop, 1);
       return false;
     }
     __nanosleep(kPauseNs);

@@ -10,7 +10,7 @@ CONTRACT = [
     "backend/backend.h",
     "backend/device_formats.h",
     "backend/device_ranks.h",
-    "backend/device_records.h",
+    "backend/device_records.h", "backend/device_peers.h",
     "backend/device_router.h",
     "backend/packed_biases.h",
     "backend/layer_steps.h",

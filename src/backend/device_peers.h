@@ -5,12 +5,12 @@
 // function enqueues in a stream and returns; it allocates nothing and can be captured. The runs of one rank's link follow each
 // other on its device, in the same order on all ranks.
 //
-//   all_to_all         place_rows, push_records, meet, the owner's steps, push_rows, meet, combine
+//   all_to_all         assign_rows, push_records, meet, the owner's steps, push_rows, meet, combine
 //   small all_reduce   sum_small: one kernel, whose values have marks instead of a meeting
-//   large all_reduce   push_parts, meet, sum_shard, meet, take_sums
+//   large all_reduce   push_parts, meet, sum_shard, meet, take_totals
 //
 // When a region may be written again: records once their owner has come to the meeting behind its own steps; rows once
-// their home has come to the next run's first meeting, behind its combine; parts and sums likewise. Lines are of two runs
+// their home has come to the next run's first meeting, behind its combine; parts and totals likewise. Pairs are of two runs
 // by turns: whoever is through a run has seen all others begin it, and so end the one before.
 #pragma once
 
@@ -53,17 +53,17 @@ struct PeerSum {
   PeerLink link;
   // Of sum_small, as many in each rank's part as the whole region has room for, whatever the count: two runs by turns
   // share nothing.
-  PeerAddresses lines;
-  int64_t line_stride = 0;  // lines from one rank's first to the next one's
+  PeerAddresses pairs;
+  int64_t pair_stride = 0;  // pairs from one rank's first to the next one's
   PeerAddresses parts;      // of the others
   int64_t part_stride = 0;  // values from one rank's first to the next one's
-  PeerAddresses sums;
+  PeerAddresses totals;
   const float* partial = nullptr;
   int64_t count = 0;  // a multiple of 8
   void* out = nullptr;
   DType out_dtype = DType::kBf16;
   uint64_t* nonfinite = nullptr;  // (1) = how many of out are NaN or Inf
-  uint32_t* failed = nullptr;     // (1) of large sums: set by a meeting that failed; out is NaN then
+  uint32_t* failed = nullptr;     // (1) of many values: set by a meeting that failed; out is NaN then
 };
 
 // A meeting, or a half of it: between the two a rank may do what needs nothing of the others.
@@ -87,13 +87,14 @@ struct DevicePeers {
   // failed (1): not 0 once a rank did not come; the first meeting of a run clears it.
   Status (*meet)(int device, const PeerLink& link, PeerMeeting part, bool first, uint32_t* failed, void* stream);
   // row_of_assignment (assignments): where combine finds the rows that come back; -1 for those without a slot.
-  Status (*place_rows)(int device, const int32_t* slots, int64_t assignments, int32_t* row_of_assignment, void* stream);
+  Status (*assign_rows)(int device, const int32_t* slots, int64_t assignments, int32_t* row_of_assignment,
+                        void* stream);
   Status (*push_records)(int device, const PushRecords& call, void* stream);
   Status (*push_rows)(int device, const PushRows& call, void* stream);
   Status (*sum_small)(int device, const PeerSum& call, void* stream);
   Status (*push_parts)(int device, const PeerSum& call, void* stream);
   Status (*sum_shard)(int device, const PeerSum& call, void* stream);
-  Status (*take_sums)(int device, const PeerSum& call, void* stream);
+  Status (*take_totals)(int device, const PeerSum& call, void* stream);
 };
 
 extern const DevicePeers kCudaPeers;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends

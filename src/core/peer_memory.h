@@ -18,9 +18,9 @@ enum class PeerRegion : uint8_t {
   kControl,  // PeerControl
   kRecords,  // (world, a rank's tokens) records of all_to_all, from each home
   kRows,     // (a rank's tokens, top_k) rows of all_to_all that come back
-  kLines,  // (2, world, values / 2) PeerLine: partial sums of a small all_reduce, from each rank, of two runs by turns
-  kParts,  // (world, a shard) fp32: partial sums of a large all_reduce, from each rank
-  kSums,   // (T, H) of out's dtype: the sums of a large all_reduce
+  kPairs,  // (2, world, values / 2) MarkedPair: partial sums of a small all_reduce, from each rank, of two runs by turns
+  kParts,   // (world, a shard) fp32: partial sums of a large all_reduce, from each rank
+  kTotals,  // (T, H) of out's dtype: the sums of a large all_reduce
 };
 inline constexpr int kPeerRegions = 6;
 
@@ -36,7 +36,7 @@ struct PeerAddresses {
 
 // Two values with a mark behind each. What is written together is seen together in 8 bytes, so that a value whose mark is
 // the run's has arrived, without any other word of its coming.
-struct PeerLine {
+struct MarkedPair {
   float first;
   uint32_t first_mark;
   float second;

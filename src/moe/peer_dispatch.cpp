@@ -99,8 +99,8 @@ Status PeerDispatch::prepare(const Batch& batch, const Spans& s, void* stream) {
   const StepContext step = side.step(layer_.weights(), stream);
   NVFP4_MOE_TRY(steps.route(step));  // of this rank's slots, which nobody asks for: it clears and counts
   // Before quantize, which leaves out tokens that have no row.
-  NVFP4_MOE_TRY(peers_.place_rows(layer_.weights().device, s.slots, batch.tokens * record_.top_k,
-                                  side.buffers.row_of_assignment, stream));
+  NVFP4_MOE_TRY(peers_.assign_rows(layer_.weights().device, s.slots, batch.tokens * record_.top_k,
+                                   side.buffers.row_of_assignment, stream));
   return steps.quantize(step);
 }
 

@@ -26,21 +26,21 @@ Status PeerReduce::connect(PeerMemory& peers, int64_t max_values) {
   sum_.link = peers.link();
   const int64_t world = sum_.link.world;
   most_small_ = most_small_of(max_values, world);
-  const auto lines_bytes = [&](int64_t values) { return 2 * world * (values / 2) * int64_t{sizeof(PeerLine)}; };
-  NVFP4_MOE_ASSIGN(const PeerMemory::Region lines, peers.reserve(PeerRegion::kLines, lines_bytes(most_small_)));
-  sum_.lines = lines.addresses;
-  sum_.line_stride = lines.size_bytes / lines_bytes(2);
+  const auto pairs_bytes = [&](int64_t values) { return 2 * world * (values / 2) * int64_t{sizeof(MarkedPair)}; };
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region pairs, peers.reserve(PeerRegion::kPairs, pairs_bytes(most_small_)));
+  sum_.pairs = pairs.addresses;
+  sum_.pair_stride = pairs.size_bytes / pairs_bytes(2);
   if (max_values <= most_small_) return {};
   sum_.part_stride = round_up((max_values + world - 1) / world, Shard::kUnit);
   NVFP4_MOE_ASSIGN(const PeerMemory::Region parts, peers.reserve(PeerRegion::kParts, world * sum_.part_stride * 4));
-  NVFP4_MOE_ASSIGN(const PeerMemory::Region sums, peers.reserve(PeerRegion::kSums, max_values * 4));
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region totals, peers.reserve(PeerRegion::kTotals, max_values * 4));
   sum_.parts = parts.addresses;
-  sum_.sums = sums.addresses;
+  sum_.totals = totals.addresses;
   return {};
 }
 
 int64_t PeerReduce::sent_bytes(int64_t count, int64_t max_values, int64_t world, DType out_dtype) {
-  if (count <= most_small_of(max_values, world)) return (world - 1) * count / 2 * int64_t{sizeof(PeerLine)};
+  if (count <= most_small_of(max_values, world)) return (world - 1) * count / 2 * int64_t{sizeof(MarkedPair)};
   // The parts that others add, and this rank's shard of the sums to each of them.
   return (world - 1) * count / world * (4 + bits(out_dtype) / 8);
 }
@@ -62,7 +62,7 @@ Result<bool> PeerReduce::enqueue(const float* partial, int64_t count, void* out,
   NVFP4_MOE_TRY(peers_.meet(device_, sum.link, PeerMeeting::kBoth, true, failed, stream));
   NVFP4_MOE_TRY(peers_.sum_shard(device_, sum, stream));
   NVFP4_MOE_TRY(peers_.meet(device_, sum.link, PeerMeeting::kBoth, false, failed, stream));
-  NVFP4_MOE_TRY(peers_.take_sums(device_, sum, stream));
+  NVFP4_MOE_TRY(peers_.take_totals(device_, sum, stream));
   return false;
 }
 

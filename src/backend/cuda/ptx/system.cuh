@@ -34,13 +34,13 @@ __device__ inline void store_volatile(uint32_t* to, uint32_t value) {
   asm volatile("st.volatile.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// A line is written and read as one vector, of which each 8 bytes are seen together.
-__device__ inline void store_line(PeerLine* to, float first, float second, uint32_t mark) {
+// A pair is written and read as one vector, of which each 8 bytes are seen together.
+__device__ inline void store_pair(MarkedPair* to, float first, float second, uint32_t mark) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(__float_as_uint(first)), "r"(mark),
                "r"(__float_as_uint(second)), "r"(mark)
                : "memory");
 }
-__device__ inline PeerLine load_line(const PeerLine* from) {
+__device__ inline MarkedPair load_pair(const MarkedPair* from) {
   uint32_t first, first_mark, second, second_mark;
   asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(first), "=r"(first_mark), "=r"(second), "=r"(second_mark)

@@ -1,6 +1,6 @@
 // Records of all_to_all to their owners' memory, and rows to their homes' (backend/device_peers.h).
 //
-//   place_rows     where each assignment's row will come to lie
+//   assign_rows     where each assignment's row will come to lie
 //   push_records   a CTA a token and rank: what the rank's gemm1 needs of it, or that it needs nothing
 //   push_rows      a CTA a record: the rows of its slots
 // Where something comes to lie is known beforehand, by token and k, so that nothing is counted. The link is the limit: 128
@@ -11,17 +11,19 @@
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/steps/peers.cuh"
 #include "backend/cuda/steps/peers.h"
 #include "backend/cuda/steps/records.cuh"
 
 namespace nvfp4_moe::cuda {
 namespace {
 
-constexpr int kPlaceThreads = 256;
+constexpr int kAssignThreads = 256;
 
 __global__ void __launch_bounds__(kRecordThreads, 8) push_records_kernel(PushRecords call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
+  if (is_stopped(call.link)) return;
   const WireRecord& record = call.record;
   const int64_t token = blockIdx.x, top_k = record.top_k;
   // Homes begin with different owners, so that not all write to the same one.
@@ -40,11 +42,11 @@ __global__ void __launch_bounds__(kRecordThreads, 8) push_records_kernel(PushRec
     of_token.put_none(to);
 }
 
-__global__ void __launch_bounds__(kPlaceThreads)
-    place_rows_kernel(const int32_t* slots, int64_t assignments, int32_t* row_of_assignment) {
+__global__ void __launch_bounds__(kAssignThreads)
+    assign_rows_kernel(const int32_t* slots, int64_t assignments, int32_t* row_of_assignment) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const int64_t assignment = int64_t{blockIdx.x} * kPlaceThreads + threadIdx.x;
+  const int64_t assignment = int64_t{blockIdx.x} * kAssignThreads + threadIdx.x;
   if (assignment < assignments)
     row_of_assignment[assignment] = slots[assignment] < 0 ? -1 : static_cast<int32_t>(assignment);
 }
@@ -52,6 +54,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
 __global__ void __launch_bounds__(kRecordThreads, 8) push_rows_kernel(PushRows call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
+  if (is_stopped(call.link)) return;
   const int64_t top_k = call.record.top_k, row_bytes = call.record.row_bytes, record = blockIdx.x;
   int home = 0;
   while (call.messages.first_of_home[home + 1] <= record) ++home;
@@ -66,12 +69,13 @@ __global__ void __launch_bounds__(kRecordThreads, 8) push_rows_kernel(PushRows c
 
 }  // namespace
 
-Status place_rows(int device, const int32_t* slots, int64_t assignments, int32_t* row_of_assignment, void* stream) {
+Status assign_rows(int device, const int32_t* slots, int64_t assignments, int32_t* row_of_assignment, void* stream) {
   if (assignments == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const auto ctas = static_cast<unsigned>(ceil_div(assignments, kPlaceThreads));
-  return launch<place_rows_kernel>("place_rows", ctas, kPlaceThreads, 0, stream, slots, assignments, row_of_assignment);
+  const auto ctas = static_cast<unsigned>(ceil_div(assignments, kAssignThreads));
+  return launch<assign_rows_kernel>("assign_rows", ctas, kAssignThreads, 0, stream, slots, assignments,
+                                    row_of_assignment);
 }
 
 Status push_records(int device, const PushRecords& call, void* stream) {

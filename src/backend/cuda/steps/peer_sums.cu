@@ -1,8 +1,8 @@
-// Meetings of ranks, and sums of all_reduce over their memories (backend/device_peers.h).
+// Meetings of ranks, and all_reduce over their memories (backend/device_peers.h).
 //
 //   meet        a warp: says to each rank that this one has come, and waits until all have
-//   sum_small   partial (count) -> out (count): lines to every rank, then their lines from here, in one kernel
-//   push_parts, sum_shard, take_sums   the same of more values: each rank adds a shard and sends it to all
+//   sum_small   partial (count) -> out (count): pairs to every rank, then their pairs from here, in one kernel
+//   push_parts, sum_shard, take_totals   the same of more values: each rank adds a shard and sends it to all
 // An element is added by one thread in the order of the ranks, as the host adds it. A small sum is latency; of a large one the
 // link is the limit: 4 bytes a value to whoever adds it, and out's bytes back.
 #include <cuda_runtime.h>
@@ -24,7 +24,7 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;         // of a thread of large sums
+constexpr int kElements = 8;         // of a thread, where there are many
 constexpr int64_t kSmallCtas = 128;  // no more than run at once
 constexpr int64_t kLargeCtas = 264;
 constexpr float kNan = __builtin_nanf("");
@@ -56,11 +56,11 @@ __global__ void __launch_bounds__(32)
   own->round = round;
 }
 
-// ---- small sums
+// ---- few values
 
-__device__ PeerLine* lines_of(const PeerSum& call, int at, int from, uint64_t round) {
-  return reinterpret_cast<PeerLine*>(call.lines.of_rank[at]) +
-         (static_cast<int64_t>(round & 1) * call.link.world + from) * call.line_stride;
+__device__ MarkedPair* pairs_of(const PeerSum& call, int at, int from, uint64_t round) {
+  return reinterpret_cast<MarkedPair*>(call.pairs.of_rank[at]) +
+         (static_cast<int64_t>(round & 1) * call.link.world + from) * call.pair_stride;
 }
 
 template <DType kOut>
@@ -70,13 +70,14 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
   const PeerLink& link = call.link;
   PeerControl* const own = control_of(link, link.rank);
   const uint64_t round = own->round + 1;
-  const uint32_t mark = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh line's
+  const uint32_t mark = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
-  for (int64_t i = first; i < call.count / 2; i += step) {
+  const bool stopped = is_stopped(link);
+  for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
     const float2 mine = partial[i];
     for (int rank = 0; rank < link.world; ++rank)
-      if (rank != link.rank) ptx::store_line(lines_of(call, rank, link.rank, round) + i, mine.x, mine.y, mark);
+      if (rank != link.rank) ptx::store_pair(pairs_of(call, rank, link.rank, round) + i, mine.x, mine.y, mark);
   }
   unsigned nonfinite = 0;
   for (int64_t i = first; i < call.count / 2; i += step) {
@@ -86,12 +87,12 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
       if (rank == link.rank) {
         part = partial[i];
       } else {
-        PeerLine line{};
+        MarkedPair pair{};
         const auto there = [&] {
-          line = ptx::load_line(lines_of(call, link.rank, rank, round) + i);
-          return line.first_mark == mark && line.second_mark == mark;
+          pair = ptx::load_pair(pairs_of(call, link.rank, rank, round) + i);
+          return pair.first_mark == mark && pair.second_mark == mark;
         };
-        part = wait_for_rank(link, rank, there) ? make_float2(line.first, line.second) : make_float2(kNan, kNan);
+        part = wait_for_rank(link, rank, there) ? make_float2(pair.first, pair.second) : make_float2(kNan, kNan);
       }
       sum = rank == 0 ? part : make_float2(sum.x + part.x, sum.y + part.y);
     }
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
   own->round = round;
 }
 
-// ---- large sums
+// ---- many values
 
 // Eight values of out, as they are stored.
 template <DType kOut>
@@ -145,6 +146,7 @@ struct Stored {
 __global__ void __launch_bounds__(kThreads) push_parts_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
+  if (is_stopped(call.link)) return;
   const int world = call.link.world, self = call.link.rank;
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
   // Ranks begin with the one behind them, so that not all write to the same one.
@@ -162,6 +164,7 @@ template <DType kOut>
 __global__ void __launch_bounds__(kThreads) sum_shard_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
+  if (is_stopped(call.link)) return;
   const int world = call.link.world, self = call.link.rank;
   const Shard shard = Shard::of(call.count, self, world);
   const int64_t step = int64_t{gridDim.x} * kThreads * kElements;
@@ -179,25 +182,26 @@ __global__ void __launch_bounds__(kThreads) sum_shard_kernel(PeerSum call) {
     }
     const Stored<kOut> stored(sum);
     stored.put(call.out, shard.first + i);
-    for (int ahead = 1; ahead < world; ++ahead) stored.put(call.sums.of_rank[(self + ahead) % world], shard.first + i);
+    for (int ahead = 1; ahead < world; ++ahead)
+      stored.put(call.totals.of_rank[(self + ahead) % world], shard.first + i);
   }
 }
 
 // The others' shards to out.
 template <DType kOut>
-__global__ void __launch_bounds__(kThreads) take_sums_kernel(PeerSum call) {
+__global__ void __launch_bounds__(kThreads) take_totals_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const Shard shard = Shard::of(call.count, call.link.rank, call.link.world);
   const bool failed = *call.failed != 0;
-  const std::byte* const sums = call.sums.of_rank[call.link.rank];
+  const std::byte* const totals = call.totals.of_rank[call.link.rank];
   const int64_t step = int64_t{gridDim.x} * kThreads * kElements;
   for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements; i < call.count; i += step) {
     if (!failed && i >= shard.first && i < shard.end) continue;
     if (failed)
       Stored<kOut>({kNan, kNan, kNan, kNan, kNan, kNan, kNan, kNan}).put(call.out, i);
     else
-      Stored<kOut>(sums, i).put(call.out, i);
+      Stored<kOut>(totals, i).put(call.out, i);
   }
 }
 
@@ -249,12 +253,12 @@ Status sum_shard(int device, const PeerSum& call, void* stream) {
   });
 }
 
-Status take_sums(int device, const PeerSum& call, void* stream) {
+Status take_totals(int device, const PeerSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const unsigned ctas = ctas_of(call.count, kElements, kLargeCtas);
   return of_out(call.out_dtype, [&](auto out) {
-    return launch<take_sums_kernel<out.value>>("take_sums", ctas, kThreads, 0, stream, call);
+    return launch<take_totals_kernel<out.value>>("take_totals", ctas, kThreads, 0, stream, call);
   });
 }
 

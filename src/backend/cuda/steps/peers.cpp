@@ -97,8 +97,8 @@ void drop_host_words(int device, PeerHostWords* words) {
 }
 
 constexpr DevicePeers kPeers = {
-    clear, stop,       share,        open,      close,     reach,      make_host_words, drop_host_words,
-    meet,  place_rows, push_records, push_rows, sum_small, push_parts, sum_shard,       take_sums};
+    clear, stop,        share,        open,      close,     reach,      make_host_words, drop_host_words,
+    meet,  assign_rows, push_records, push_rows, sum_small, push_parts, sum_shard,       take_totals};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

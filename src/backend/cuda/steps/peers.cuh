@@ -14,6 +14,11 @@ __device__ inline PeerControl* control_of(const PeerLink& link, int rank) {
   return reinterpret_cast<PeerControl*>(link.control.of_rank[rank]);
 }
 
+// Nothing is waited for any more, nor written to the others, who may be gone.
+__device__ inline bool is_stopped(const PeerLink& link) {
+  return ptx::load_volatile(&control_of(link, link.rank)->stop) != 0;
+}
+
 // Looks until there() holds. By one thread. False: the rank did not come in time, or the host said stop; then, and in
 // whatever comes later, nothing is waited for.
 template <class There>
@@ -25,7 +30,7 @@ __device__ bool wait_for_rank(const PeerLink& link, int rank, const There& there
   PeerControl* const own = control_of(link, link.rank);
   const uint64_t begin = ptx::global_timer();
   while (!there()) {
-    if (ptx::load_volatile(&own->stop) != 0) {
+    if (is_stopped(link)) {
       ptx::store_volatile(&link.host->stopped, 1);
       return false;
     }

@@ -101,7 +101,9 @@ def test_what_nccl_cannot_is_said_by_name() -> None:
     exchange = nv.ThreadGroup(1).join(0)
     with pytest.raises(nv.Unsupported, match="nccl: expected nonesuch.so as the caller names it, got none"):
         exchange.use_nccl("cuda:0", library="nonesuch.so")
-    with pytest.raises(nv.Unsupported, match="expected cpu for a layer over an exchange without NCCL or peers, got cuda:0"):
+    with pytest.raises(
+        nv.Unsupported, match="expected cpu for a layer over an exchange without NCCL or peers, got cuda:0"
+    ):
         over(exchange, combine="all_reduce")
     exchange.use_nccl("cuda:0")
     with pytest.raises(ValueError, match="expected an exchange without it, got one with it"):

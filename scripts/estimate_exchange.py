@@ -7,7 +7,9 @@ Collectives of 4 H200s of one host were measured; a line through them (a latency
 estimated by. Everything between hosts is assumed: NETWORK says what. docs/expert-parallel.md has the model in words.
 """
 
+import json
 import math
+import pathlib
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -19,6 +21,9 @@ MEASURED = {
     "all_to_all": [(14 * KIB, 12.5), (56 * KIB, 10.2), (224 * KIB, 11.2), (896 * KIB, 15.3), (3.5 * MIB, 22.5), (14 * MIB, 58),
                    (56 * MIB, 167), (224 * MIB, 571)],
 }  # fmt: skip
+
+# What two GPUs of one host took for it later, to hold the model against: H100s, by torch.distributed in a CUDA graph.
+TWO_GPUS = pathlib.Path(__file__).resolve().parent.parent / "bench/results/exchange-nccl-2h100-016ca99.json"
 
 # Assumed, none of it measured: a NIC of 400 Gbit/s for each GPU at nine tenths of its rate, and what a message costs.
 NETWORK = {
@@ -120,6 +125,18 @@ def cells(model=MODEL):
     return [cell(model, ranks, tokens) for ranks in RANKS for tokens in TOKENS]
 
 
+def two_gpus():
+    """(collective, tokens a rank, estimated us, measured us): fp32 sums of all tokens; a copy an assignment there and back."""
+    measured = json.loads(TWO_GPUS.read_text())["torch_distributed"][0]
+    hidden, top_k = measured["hidden"], measured["top_k"]
+    for row in measured["rows"]:
+        tokens = row["tokens_a_rank"]
+        sums = all_reduce_us(2 * tokens * hidden * 4, 2)
+        yield "all_reduce", tokens, sums, row["graph_all_reduce_f32_us"]
+        copies = wire_bytes("all_to_all", tokens * top_k * hidden * 2, 2)
+        yield "all_to_all", tokens, 2 * all_to_all_us(copies, 2), row["graph_wire_assignment_us"]
+
+
 def us_text(us):
     return f"{us:.0f}" if us < 10_000 else f"{us / 1000:.1f} ms"
 
@@ -133,6 +150,10 @@ def tables(model=MODEL):
         latency, rate = line(kind)
         off = [(latency + wire_bytes(kind, size, MEASURED_RANKS) / rate) / us - 1 for size, us in MEASURED[kind]]
         lines.append(f"| {kind} | {latency:.1f} | {rate / 1000:.0f} | {100 * max(off, key=abs):+.0f} % |")
+    lines += ["", "| two GPUs: | tokens a rank | estimated, us | measured, us | off by |", "|---|---:|---:|---:|---:|"]
+    for kind, tokens, estimated, us in sorted(two_gpus()):
+        off = 100 * (estimated / us - 1)
+        lines.append(f"| {kind} | {tokens} | {us_text(estimated)} | {us_text(us)} | {off:+.0f} % |")
     lines += ["", "| ranks | tokens a rank | all_reduce, us | dispatch | rows back | all_to_all, us | faster | buffers, GiB |",
               "|---:|---:|---:|---:|---:|---:|---|---:|"]  # fmt: skip
     for one in cells(model):

@@ -172,8 +172,8 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
       ASSERT_OK(rank.exchange.barrier());
       // A rank that leaves ends the run on the others; what NCCL says ends all later ones.
       if (mine) {
-        rank.exchange.abort(Status(Code::kIo, "killed"));
         rank.exchange.device()->abort(Status(Code::kIo, "nccl: a cable was pulled"));
+        rank.exchange.abort(Status(Code::kIo, "killed"));
         EXPECT_EQ(rank.run(0, 4).message(), "nccl: a cable was pulled");
       } else {
         EXPECT_THAT(rank.run(0, 4).message(), HasSubstr(named + "killed"));

@@ -284,8 +284,8 @@ TEST_P(CudaPeers, WhatDoesNotGoIsNamedOnEveryRank) {
         ASSERT_OK(rank.exchange.barrier());
         // A rank that leaves ends the run on the others.
         if (mine) {
-          rank.exchange.abort(Status(Code::kIo, "killed"));
           rank.exchange.peers()->abort(Status(Code::kIo, "a cable was pulled"));
+          rank.exchange.abort(Status(Code::kIo, "killed"));
           EXPECT_EQ(rank.run(0, 4).message(), "a cable was pulled");
         } else {
           EXPECT_THAT(rank.run(0, 4).message(), HasSubstr(named + "killed"));

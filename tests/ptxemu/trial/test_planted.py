@@ -16,7 +16,10 @@ def seen_by(names):
     """The first test that fails, by fault; "" for none."""
     here = ROOT / "tests/ptxemu"
     command = [sys.executable, "-m", "trial.planted"]
-    done = subprocess.run(command, cwd=here, input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True)
+    environment = os.environ | {"PTXEMU_PATIENCE": "15"}  # faults of waits make others wait in vain
+    done = subprocess.run(
+        command, cwd=here, env=environment, input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True
+    )
     return dict(line.split("\t") for line in done.stdout.splitlines())
 
 

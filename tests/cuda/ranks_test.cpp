@@ -90,6 +90,20 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
     EXPECT_EQ((*layer)->run(wrong, workspace.data(), bytes).message(), "rank 1: hidden: expected a pointer, got null");
     EXPECT_OK((*layer)->run(batch.spec, workspace.data(), bytes));
     ASSERT_OK(exchange.barrier());  // the other rank's sum is done
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    const bool captures = exchange.rank() == 0;
+    if (captures) ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    const Status mixed = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
+    cudaGraph_t graph = nullptr;
+    if (captures) EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    EXPECT_EQ(mixed.message(), "stream of rank 1: expected one that is captured, as on rank 0, got one that is not");
+    ASSERT_OK(exchange.barrier());
+    EXPECT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    cudaStreamDestroy(stream);
+    ASSERT_OK(exchange.barrier());
     // Once NCCL has failed, every later run says why.
     exchange.device()->abort(Status(Code::kIo, "nccl: a cable was pulled"));
     EXPECT_EQ((*layer)->run(batch.spec, workspace.data(), bytes).message(), "nccl: a cable was pulled");

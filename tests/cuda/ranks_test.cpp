@@ -93,10 +93,14 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     const bool captures = exchange.rank() == 0;
-    if (captures) ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    if (captures) {
+      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    }
     const Status mixed = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
     cudaGraph_t graph = nullptr;
-    if (captures) EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    if (captures) {
+      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    }
     if (graph != nullptr) cudaGraphDestroy(graph);
     EXPECT_EQ(mixed.message(), "stream of rank 1: expected one that is captured, as on rank 0, got one that is not");
     ASSERT_OK(exchange.barrier());

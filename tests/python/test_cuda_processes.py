@@ -28,6 +28,8 @@ GPU_WAYS = ("nccl", "peers")
 
 def there(way: str) -> str:
     """The way, where this machine and this version have it."""
+    if way == "host" and not why_not():
+        pytest.skip("the host's ranks run where there is no GPU, whose time is dear")
     if way != "host" and NO_GPUS:
         pytest.skip(NO_GPUS)
     if way != "host" and not hasattr(nv.Exchange, f"use_{way}"):

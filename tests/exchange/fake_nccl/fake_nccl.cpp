@@ -41,9 +41,10 @@ namespace fs = std::filesystem;
 constexpr auto kInternalError = static_cast<NcclResult>(3);
 constexpr auto kPoll = std::chrono::microseconds(200);
 
-std::mutex g_mutex;
-std::string g_log;                    // guarded by g_mutex
-std::map<std::string, long> g_set;    // likewise
+// Never destroyed: a thread that ends a communicator may outlive the process's exit.
+std::mutex& g_mutex = *new std::mutex;
+std::string& g_log = *new std::string;                                  // guarded by g_mutex
+std::map<std::string, long>& g_set = *new std::map<std::string, long>;  // likewise
 std::atomic<int> g_communicators{0};  // that have been made and neither destroyed nor aborted
 
 long setting(const char* name) {

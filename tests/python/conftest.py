@@ -39,7 +39,9 @@ def one_thread():
 
 
 def pytest_collection_modifyitems(items):
-    """Each test of the marker says its kind in the JUnit file, also where it is skipped."""
+    """The file that takes longest begins, since one process runs it (--dist loadfile) and the others would wait at the end.
+    Each test of the marker says its kind in the JUnit file, also where it is skipped."""
+    items.sort(key=lambda item: item.path.name != "test_wheel.py")
     known = attack_summary.kinds()
     for item in items:
         if marker := item.get_closest_marker("attack"):

@@ -4,8 +4,13 @@ if(NOT (NVFP4_MOE_EMULATE AND NVFP4_MOE_WITH_CUDA))
 endif()
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/runtime/*.cpp ${CMAKE_CURRENT_LIST_DIR}/cudart/*.cpp
      ${CMAKE_CURRENT_LIST_DIR}/order/*.cpp)
+# These have names of their own that others have too.
+set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/runtime/formats.cpp ${CMAKE_CURRENT_LIST_DIR}/runtime/wgmma.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/order/barriers.cpp ${CMAKE_CURRENT_LIST_DIR}/order/findings.cpp
+  PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 foreach(name ptxemu ptxemu_planted)
   add_library(${name} SHARED ${sources})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 9)
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_LIST_DIR} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_compile_definitions(${name} PRIVATE PTXEMU_SOURCE_DIR="${CMAKE_CURRENT_LIST_DIR}"
                                              PTXEMU_CACHE_DIR="${PROJECT_SOURCE_DIR}/build/ptxemu-cache")

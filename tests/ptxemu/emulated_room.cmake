@@ -1,7 +1,7 @@
 # The project's CUDA programs without a GPU: a program's objects linked a second time, with the emulator in place of CUDA's
 # run time. Tests run as those of the devices that tiers.txt names; a test has the label "emulated" where it is of the quick
 # tier, which ./dev test runs, and "emulated_long" otherwise (./dev emulate). emulated/CAPABILITY/checked are those that run
-# under the checker of order besides, in one process.
+# under the checker of order besides, in one process. COST: the longest tests begin, so that no core waits for one at the end.
 
 # emulated_program(TARGET library...): emulated_TARGET. The libraries are static ones of this project that it needs besides.
 function(emulated_program target)
@@ -45,7 +45,7 @@ function(add_emulated_room room)
     emulated_tests(never ${capability} never)
     if(quick)
       gtest_discover_tests(${name} TEST_PREFIX "emulated/${capability}/${room}/" DISCOVERY_MODE PRE_TEST TEST_FILTER "${quick}"
-                           PROPERTIES LABELS emulated ENVIRONMENT PTXEMU_CC=${capability} TIMEOUT 900)
+                           PROPERTIES LABELS emulated COST 60 ENVIRONMENT PTXEMU_CC=${capability} TIMEOUT 900)
     endif()
     gtest_discover_tests(${name} TEST_PREFIX "emulated/${capability}/${room}/" DISCOVERY_MODE PRE_TEST TEST_FILTER "${long}-${quick}:${never}"
                          PROPERTIES LABELS emulated_long ENVIRONMENT PTXEMU_CC=${capability} TIMEOUT 3600)
@@ -55,7 +55,7 @@ function(add_emulated_room room)
                COMMAND ${CMAKE_COMMAND} -E env PTXEMU_CC=${capability} PTXEMU_CHECK=order
                        PTXEMU_CHECK_KNOWN=${PROJECT_SOURCE_DIR}/tests/ptxemu/known_orders.txt
                        $<TARGET_FILE:${name}> --gtest_filter=${checked})
-      set_tests_properties(emulated/${capability}/checked PROPERTIES LABELS emulated TIMEOUT 900)
+      set_tests_properties(emulated/${capability}/checked PROPERTIES LABELS emulated COST 60 TIMEOUT 900)
     endif()
   endforeach()
 endfunction()

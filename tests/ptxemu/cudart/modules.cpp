@@ -130,15 +130,23 @@ const std::string* newest_text(const Module& module) {
   return newest;
 }
 
+// By what a translation is kept: all of a PTX text but the .target, which the translator does not look at. nvcc gives 10.0 and
+// 12.0 the same text of most kernels that are not for one of them alone, and so one translation serves both.
+std::string hash_of(const std::string& text) {
+  const size_t begin = std::min(text.find("\n.target"), text.size()),
+               end = std::min(text.find('\n', begin + 1), text.size());
+  Hash hash;
+  hash.add(text.substr(0, begin));
+  hash.add(text.substr(end));
+  hash.add(version_hash());
+  return hash.hex();
+}
+
 void choose(Module* module) {
   if (module->chosen) return;
   module->chosen = true;
   if (!module->text) module->text = newest_text(*module);
-  if (!module->text) return;
-  Hash hash;
-  hash.add(*module->text);
-  hash.add(version_hash());
-  module->hash = hash.hex();
+  if (module->text) module->hash = hash_of(*module->text);
 }
 
 void write_once(const std::filesystem::path& path, const std::string& text) {
@@ -195,13 +203,7 @@ cudaError_t load(Kernel* kernel, bool checked) {
   Hash name;
   name.add(kernel->name);
   const std::string* text = edited(module->text, kernel->name, folder);
-  std::string hash = module->hash;
-  if (*text != *module->text) {
-    Hash other;
-    other.add(*text);
-    other.add(version_hash());
-    hash = other.hex();
-  }
+  const std::string hash = text == module->text ? module->hash : hash_of(*text);
   const std::filesystem::path base = folder / (hash + "-" + name.hex() + (checked ? "-order" : "")),
                               library = base.string() + ".so";
   if (!std::filesystem::exists(library)) {

@@ -12,4 +12,4 @@ add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scr
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm100_objects.dir
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm120_objects.dir)
 set_tests_properties(cuda/ptxas PROPERTIES LABELS cuda)
-set_target_properties(test_cuda PROPERTIES UNITY_BUILD OFF)
+set_target_properties(test_cuda PROPERTIES UNITY_BUILD_BATCH_SIZE 6)

@@ -17,7 +17,7 @@ using test::read_file;
 using test::TempDir;
 using testing::HasSubstr;
 
-SynthesizeOptions tiny() {
+SynthesizeOptions one_layer() {
   SynthesizeOptions o;
   o.layers = 1;
   o.num_experts = 2;
@@ -31,7 +31,7 @@ SynthesizeOptions tiny() {
 class Copy : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_OK(synthesize_checkpoint(in_, tiny()));
+    ASSERT_OK(synthesize_checkpoint(in_, one_layer()));
     std::ofstream(dir_.file("secret")) << "root:x:0";
     fs::create_directory(dir_.file("secrets"));
     std::ofstream(dir_.file("secrets/key")) << "key";

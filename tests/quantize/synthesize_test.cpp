@@ -16,7 +16,7 @@ using test::TempDir;
 
 constexpr uint64_t kGoldenHash = 13186244624814334209ull;
 
-SynthesizeOptions tiny() {
+SynthesizeOptions two_layers() {
   SynthesizeOptions o;
   o.layers = 2;
   o.num_experts = 4;
@@ -39,7 +39,7 @@ uint64_t hash_of(const TensorIndex& index) {
 
 TEST(Synthesize, HasTheOfficialNamesShapesAndConfig) {
   TempDir dir;
-  const auto made = synthesize_checkpoint(dir.file("m"), tiny());
+  const auto made = synthesize_checkpoint(dir.file("m"), two_layers());
   ASSERT_OK(made);
   EXPECT_GT(made->shards, 1);
   EXPECT_EQ(made->expert_bytes, 2ull * 4 * 3 * 128 * 64 * 2);
@@ -67,7 +67,7 @@ TEST(Synthesize, HasTheOfficialNamesShapesAndConfig) {
 // The bytes are part of the interface: recorded results name them by seed. A change here is a change of the data.
 TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
   TempDir dir;
-  SynthesizeOptions o = tiny();
+  SynthesizeOptions o = two_layers();
   ASSERT_OK(synthesize_checkpoint(dir.file("a"), o));
   const auto pool = make_thread_pool(3);
   o.executor = pool.get();
@@ -87,7 +87,7 @@ TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
 
 TEST(Synthesize, WeightsHaveHeavyTailsAndUnevenRows) {
   TempDir dir;
-  ASSERT_OK(synthesize_checkpoint(dir.file("m"), tiny()));
+  ASSERT_OK(synthesize_checkpoint(dir.file("m"), two_layers()));
   const auto index = TensorIndex::open(dir.file("m"));
   ASSERT_OK(index);
   const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
@@ -116,7 +116,7 @@ TEST(Synthesize, WeightsHaveHeavyTailsAndUnevenRows) {
 TEST(Synthesize, RefusesBadOptionsAndUsedDirectories) {
   TempDir dir;
   const auto code = [&](auto change) {
-    SynthesizeOptions o = tiny();
+    SynthesizeOptions o = two_layers();
     change(o);
     return synthesize_checkpoint(dir.file("x"), o).status().code();
   };
@@ -132,7 +132,7 @@ TEST(Synthesize, RefusesBadOptionsAndUsedDirectories) {
 
 TEST(Synthesize, QwenShapeLoadsToo) {
   TempDir dir;
-  SynthesizeOptions o = tiny();
+  SynthesizeOptions o = two_layers();
   o.family = "qwen3_moe";
   o.dtype = DType::kF16;
   ASSERT_OK(synthesize_checkpoint(dir.file("m"), o));
@@ -146,7 +146,7 @@ TEST(Synthesize, QwenShapeLoadsToo) {
 // Experts without a gate, of the model's width and behind a latent projection.
 TEST(Synthesize, NemotronShapeLoadsToo) {
   TempDir dir;
-  SynthesizeOptions o = tiny();
+  SynthesizeOptions o = two_layers();
   o.family = "nemotron_h";
   for (const int64_t latent : {int64_t{0}, int64_t{48}}) {
     o.latent_size = latent;

@@ -5,19 +5,18 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <fstream>
-#include <mutex>
+#include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "exchange/watch.h"
 
 namespace nvfp4_moe {
 namespace {
 
-constexpr Timeout kWatch{50};                       // between looks of the watch
 constexpr int64_t kGranularity = int64_t{2} << 20;  // an allocation of its own, which can be shared whole
 
 // Who a rank is, as far as that says how others reach its memory.
@@ -60,12 +59,7 @@ class Peers : public PeerMemory {
   ~Peers() override {
     // What is enqueued ends first, by itself or by its time, while all memory is there.
     static_cast<void>(device_->synchronize());
-    {
-      const std::lock_guard lock(mutex_);
-      ends_ = true;
-    }
-    changed_.notify_all();
-    if (watch_.joinable()) watch_.join();
+    watch_.reset();
     for (void* memory : opened_) device_->close(memory);
     memory_.clear();
     device_->drop_host_words(host_);
@@ -76,7 +70,7 @@ class Peers : public PeerMemory {
     NVFP4_MOE_ASSIGN(const Region control, reserve(PeerRegion::kControl, sizeof(PeerControl)));
     link_.control = control.addresses;
     control_ = reinterpret_cast<PeerControl*>(control.addresses.of_rank[link_.rank]);
-    watch_ = std::thread([this] { watch(); });
+    watch_.emplace(exchange_, Watch::Watched{[this] { return late(); }, [this](const Status&) { stop(); }});
     return {};
   }
 
@@ -116,20 +110,19 @@ class Peers : public PeerMemory {
   const std::vector<Identity>& ranks() const { return ranks_; }
 
   Status state() override {
-    const std::lock_guard lock(mutex_);
-    return failure_;
+    const Watch::Lock lock = watch_->lock();
+    return watch_->failure();
   }
   Status state_of_work() override {
     const bool lost = std::atomic_ref<uint32_t>(host_.words->late).load() != 0 ||
                       std::atomic_ref<uint32_t>(host_.words->stopped).load() != 0;
     if (!lost) return {};
-    const std::lock_guard lock(mutex_);
-    if (failure_.ok()) fail(late());  // the watch has not looked yet
-    return failure_;
+    const Watch::Lock lock = watch_->lock();
+    return watch_->fail(late());  // the watch may not have looked yet
   }
   void abort(const Status& why) override {
-    const std::lock_guard lock(mutex_);
-    fail(why);
+    const Watch::Lock lock = watch_->lock();
+    watch_->fail(why);
   }
   std::string describe() const override { return "peers"; }
 
@@ -148,15 +141,8 @@ class Peers : public PeerMemory {
 
   // Waits of this rank's kernels end. Where not even that reaches the device, they end by their time.
   void stop() {
-    if (control_ == nullptr) return;
     const Status asked = device_->stop(control_);
     static_cast<void>(asked);
-  }
-
-  // Under mutex_. The first failure stays.
-  void fail(const Status& why) {
-    if (failure_.ok()) failure_ = why;
-    stop();
   }
 
   Status late() const {
@@ -165,23 +151,6 @@ class Peers : public PeerMemory {
     return io_error("peers: expected rank " + std::to_string(late - 1) + " on the device within " +
                     std::to_string(exchange_.timeout().count()) +
                     " ms, got none: it has stopped, or has come with another call");
-  }
-
-  void watch() {
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kWatch, [this] { return ends_; })) {
-      if (!failure_.ok()) return;
-      if (const Status status = late(); !status.ok()) {
-        fail(status);
-        lock.unlock();
-        exchange_.abort(status);
-        return;
-      }
-      lock.unlock();
-      const Status others = exchange_.look();
-      lock.lock();
-      if (!others.ok() && !ends_) fail(others);
-    }
   }
 
   Exchange& exchange_;
@@ -193,11 +162,7 @@ class Peers : public PeerMemory {
   std::array<Region, kPeerRegions> regions_;
   std::vector<Buffer> memory_;  // this rank's, of all regions that there have been
   std::vector<void*> opened_;   // the others', of other processes
-  std::mutex mutex_;            // guards what is below
-  std::condition_variable changed_;
-  Status failure_;
-  bool ends_ = false;
-  std::thread watch_;  // last: it reads the others
+  std::optional<Watch> watch_;  // once there is memory to meet in
 };
 
 Status check_ranks(const std::vector<Identity>& ranks) {

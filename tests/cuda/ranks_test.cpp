@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/graph.h"
 #include "cuda/reduce_case.h"
 
 namespace nvfp4_moe {
@@ -20,6 +21,7 @@ using test::check_reduce;
 using test::device_options;
 using test::DeviceBatch;
 using test::expected_sum;
+using test::Graph;
 using test::kFakeNccl;
 using test::made;
 using test::on_ranks;
@@ -92,19 +94,11 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
     ASSERT_OK(exchange.barrier());  // the other rank's sum is done
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    const bool captures = exchange.rank() == 0;
-    if (captures) {
-      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    }
-    const Status mixed = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
-    cudaGraph_t graph = nullptr;
-    if (captures) {
-      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    }
-    if (graph != nullptr) cudaGraphDestroy(graph);
+    const auto run = [&] { return (*layer)->run(batch.spec, workspace.data(), bytes, stream); };
+    const Status mixed = exchange.rank() == 0 ? Graph(stream, run).status() : run();
     EXPECT_EQ(mixed.message(), "stream of rank 1: expected one that is captured, as on rank 0, got one that is not");
     ASSERT_OK(exchange.barrier());
-    EXPECT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
+    EXPECT_OK(run());
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     cudaStreamDestroy(stream);
     ASSERT_OK(exchange.barrier());
@@ -155,24 +149,18 @@ TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {
     const OnDevice<uint8_t> workspace(bytes);
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));  // what a first call loads, no graph can
+    const auto run = [&] { return (*layer)->run(batch.spec, workspace.data(), bytes, stream); };
+    ASSERT_OK(run());  // what a first call loads, no graph can
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    const Status captured = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    ASSERT_OK(captured);
-    ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+    const Graph graph(stream, run);
+    ASSERT_OK(graph.status());
     for (int i = 0; i < 3; ++i) {
       ASSERT_EQ(cudaMemsetAsync(batch.out.data(), 0xFF, expected.size() * 2, stream), cudaSuccess);
-      ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+      graph.launch();
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
       const std::vector<uint8_t> out = batch.out.back();
       EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size()), 0) << "replay " << i;
     }
-    cudaGraphExecDestroy(replay);
-    cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
   });
 }

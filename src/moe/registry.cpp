@@ -155,6 +155,14 @@ const DevicePeers* device_peers(DeviceKind kind) {
   return nullptr;
 }
 
+const DeviceTopology* device_topology(DeviceKind kind) {
+#ifdef NVFP4_MOE_WITH_CUDA
+  if (kind == DeviceKind::kCuda) return &kCudaTopology;
+#endif
+  (void)kind;
+  return nullptr;
+}
+
 const DeviceRecords* device_records(DeviceKind kind) {
 #ifdef NVFP4_MOE_WITH_CUDA
   if (kind == DeviceKind::kCuda) return &kCudaRecords;

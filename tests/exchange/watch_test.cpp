@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -74,12 +75,14 @@ TEST(Watch, LooksUntilItsEndAndNoLonger) {
 
 // Whoever drops a rank's link does not wait for the next look.
 TEST(Watch, EndsBetweenLooks) {
-  constexpr int kWatches = 100;
   on_ranks(Over::kThreads, 1, kLong, [](Exchange& exchange) {
-    const double took = test::seconds_of([&] {
-      for (int i = 0; i < kWatches; ++i) const Watching device(exchange);
-    });
-    EXPECT_LT(took, kWatches * std::chrono::duration<double>(Watch::kInterval).count() / 2);
+    double shortest = 1;  // of several: a busy machine is slow to wake a thread
+    for (int i = 0; i < 10; ++i) {
+      Watching device(exchange);
+      device.wait_for_looks(1);
+      shortest = std::min(shortest, test::seconds_of([&] { device.watch.end(); }));
+    }
+    EXPECT_LT(shortest, std::chrono::duration<double>(Watch::kInterval).count() / 2);
   });
 }
 

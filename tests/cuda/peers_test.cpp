@@ -9,7 +9,6 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -96,13 +95,10 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
   on_devices(
       small, world, {},
       [&](Rank& rank) {
-        const std::shared_ptr<Exchange> borrowed(&rank.exchange, [](Exchange*) {});
         const auto open = [&](const CaseData& data, CombineBy combine) {
-          LayerOptions options = device_options(data);
-          options.device = "cuda:" + std::to_string(device_of(rank.exchange.rank()));
           ExpertParallelOptions parallel;
           parallel.combine = combine;
-          return ExpertParallelLayer::open(data.config, source_of(data), options, parallel, borrowed);
+          return open_on_device(rank.exchange, data, parallel);
         };
         const auto capture = [&](const ExpertParallelLayer& layer, const Batch& batch,
                                  const OnDevice<uint8_t>& workspace) {
@@ -151,13 +147,9 @@ void replay_without_the_last(int world, CombineBy combine, bool aborts) {
   check_bits(data, world, {}, Tokens::kEven, Between::kPeers);
   std::atomic<int> ended{0};  // ranks that write no more to the last one's memory, which goes when it leaves
   on_ranks(Over::kThreads, world, aborts ? kCaseTimeout : Timeout{4000}, [&](Exchange& exchange) {
-    const int device = device_of(exchange.rank());
-    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
     ASSERT_OK(connect_devices(exchange, Between::kPeers));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    LayerOptions on_device = device_options(data);
-    on_device.device = "cuda:" + std::to_string(device);
-    const auto layer = ExpertParallelLayer::open(data.config, source_of(data), on_device, options, borrowed);
+    const auto layer = open_on_device(exchange, data, options);
     ASSERT_OK(layer);
     const DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes();
@@ -219,13 +211,9 @@ TEST_P(CudaPeers, ARankThatLeavesSpoilsNothing) {
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
   const OneRank one(data);
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
-    const int device = device_of(exchange.rank());
-    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
     ASSERT_OK(connect_devices(exchange, Between::kPeers));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    LayerOptions on_device = device_options(data);
-    on_device.device = "cuda:" + std::to_string(device);
-    const auto layer = ExpertParallelLayer::open(data.config, source_of(data), on_device, {}, borrowed);
+    const auto layer = open_on_device(exchange, data, {});
     ASSERT_OK(layer);
     const DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes();

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,7 +17,6 @@ namespace nvfp4_moe {
 namespace {
 
 using test::check_reduce;
-using test::device_options;
 using test::DeviceBatch;
 using test::expected_sum;
 using test::Graph;
@@ -26,6 +24,7 @@ using test::kFakeNccl;
 using test::made;
 using test::on_ranks;
 using test::OnDevice;
+using test::open_on_device;
 using test::Over;
 using test::spec_of;
 using ::testing::Each;
@@ -57,12 +56,8 @@ TEST_F(CudaRanks, LargeSumsAreAddedInShards) {
 TEST_F(CudaRanks, WhatADeviceDoesNotRunIsRefusedByNameOnEveryRank) {
   const CaseData data = made(spec_of(4, 64, 32));
   on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(data);
     ExpertParallelOptions options;
-    const auto open = [&] {
-      return ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed).status().message();
-    };
+    const auto open = [&] { return open_on_device(exchange, data, options).status().message(); };
     for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
       options.combine = combine;
       EXPECT_THAT(open(), HasSubstr("rank 0: device: expected cpu for a layer over an exchange without NCCL"));
@@ -78,11 +73,9 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
   const CaseData data = made(spec_of(4, 64, 32));
   on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
     ASSERT_OK(use_nccl(exchange, "cuda:0", kFakeNccl));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(data);
     ExpertParallelOptions options;
     options.combine = CombineBy::kAllReduce;
-    const auto layer = ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed);
+    const auto layer = open_on_device(exchange, data, options);
     ASSERT_OK(layer);
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes();
@@ -138,11 +131,9 @@ TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {
   const std::vector<uint16_t> expected = expected_sum(data, *Placement::contiguous(6, 1));
   on_ranks(Over::kThreads, 1, test::kCaseTimeout, [&](Exchange& exchange) {
     ASSERT_OK(use_nccl(exchange, "cuda:0"));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(data);
     ExpertParallelOptions options;
     options.combine = CombineBy::kAllReduce;
-    const auto layer = ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed);
+    const auto layer = open_on_device(exchange, data, options);
     ASSERT_OK(layer);
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes(data.spec.tokens);

@@ -147,10 +147,11 @@ TEST(Peers, DevicesWithoutPeerAccessAreBothNamed) {
   apart.reach = [](int index, const std::string& address) -> Result<PeerReach> {
     return index == 1 && address == DeviceDouble::address_of(2) ? PeerReach::kNoAccess : PeerReach::kYes;
   };
-  EXPECT_THAT(refused(3, [&](int) { return apart; }),
-              Each("unsupported rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach the memory of cuda:2 "
-                   "(0000:02:00.0) of rank 2, got no peer access: the kind of the GPUs, PCIe's topology, ACS or a virtual "
-                   "machine forbids it (nvidia-smi topo -p2p r)"));
+  EXPECT_THAT(
+      refused(3, [&](int) { return apart; }),
+      Each("unsupported rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach the memory of cuda:2 "
+           "(0000:02:00.0) of rank 2, got no peer access: the kind of the GPUs, PCIe's topology, ACS or a virtual "
+           "machine forbids it (nvidia-smi topo -p2p r)"));
 }
 
 // By what CUDA says where it has no other words, on whichever rank it says so.
@@ -226,8 +227,9 @@ TEST(Peers, MemoryOfAnotherProcessThatDoesNotOpenNamesBothDevices) {
   EXPECT_EQ(visible.message(), message);
   EXPECT_EQ(visible.code(), Code::kUnsupported);
   fails.reach = [](int, const std::string&) -> Result<PeerReach> { return PeerReach::kNotVisible; };
-  EXPECT_EQ(between_processes(fails).message(),
-            message + ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)");
+  EXPECT_EQ(
+      between_processes(fails).message(),
+      message + ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)");
 }
 
 TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {

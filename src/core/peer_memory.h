@@ -29,6 +29,13 @@ struct PeerHandle {
   std::byte bytes[64] = {};
 };
 
+// Whether a device's kernels reach another one's memory.
+enum class PeerReach : uint8_t {
+  kYes,
+  kNoAccess,    // what connects the two does not let them
+  kNotVisible,  // the other is none of this process's devices, so that nobody can say
+};
+
 // A region of each rank, as this rank's device reaches it.
 struct PeerAddresses {
   std::byte* of_rank[kMostPeers] = {};

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -54,14 +53,9 @@ struct Rank {
 inline void on_devices(const CaseData& data, int world, const ExpertParallelOptions& parallel,
                        const std::function<void(Rank&)>& body, Between between = Between::kNccl) {
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
-    const int device = device_of(exchange.rank());
-    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
-    LayerOptions options = device_options(data);
-    options.device = "cuda:" + std::to_string(device);
+    ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
     ASSERT_OK(connect_devices(exchange, between));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = source_of(data);
-    const auto layer = ExpertParallelLayer::open(data.config, source, options, parallel, borrowed);
+    const auto layer = open_on_device(exchange, data, parallel);
     ASSERT_OK(layer);
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes();

@@ -88,8 +88,8 @@ class Peers : public PeerMemory {
       : exchange_(exchange), device_(std::move(device)), ranks_(std::move(ranks)), host_(host) {
     link_.rank = exchange.rank();
     link_.world = exchange.world();
-    link_.host = host.on_device;
-    link_.timeout_ns =
+    link_.wait.host = host.on_device;
+    link_.wait.timeout_ns =
         static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(exchange.timeout()).count());
   }
 
@@ -107,6 +107,7 @@ class Peers : public PeerMemory {
     NVFP4_MOE_ASSIGN(const Region control, reserve(PeerRegion::kControl, sizeof(PeerControl)));
     link_.control = control.addresses;
     control_ = reinterpret_cast<PeerControl*>(control.addresses.of_rank[link_.rank]);
+    link_.wait.control = control_;
     watch_.emplace(exchange_, Watch::Watched{[this] { return late(); }, [this](const Status&) { stop(); }});
     return {};
   }

@@ -54,18 +54,28 @@ TEST_P(CudaPeers, AllToAllGivesTheBitsAndCountsOfOneRank) {
 
 TEST_P(CudaPeers, OneToManyTokensOfEveryRouting) {
   size_t turn = 0;
-  for (const int64_t tokens : {1, 2, 33, 1100, 8192}) {
+  // On either side of 64: of a rank's own tokens, and of those of all.
+  for (const int64_t tokens : {1, 2, 33, 64, 130, 1100, 8192}) {
     for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
                                   Routing::kPartlyNone, Routing::kBadIds}) {
       constexpr std::array kFormats = {kNvfp4, kBf16, kFp8};
       const ActivationFormat format = kFormats[turn++ % kFormats.size()];
-      if (!runs_here(format) || (emulated() && (tokens == 2 || tokens > (routing == Routing::kZipf ? 33 : 1))))
-        continue;
+      const int64_t most_emulated = routing != Routing::kZipf ? 1 : GetParam() == 2 ? 130 : 33;
+      if (!runs_here(format) || (emulated() && (tokens == 2 || tokens == 64 || tokens > most_emulated))) continue;
       SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
       check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(), {}, Tokens::kEven,
                  Between::kPeers);
       if (HasFailure()) return;
     }
+  }
+}
+
+TEST_P(CudaPeers, ChoicesOfALayer) {
+  if (emulated() && GetParam() != 2) GTEST_SKIP() << "an emulator runs two ranks of it";
+  for (const auto& [name, spec] : choices_of_a_layer()) {
+    SCOPED_TRACE(name);
+    check_bits(made(spec), GetParam(), {}, Tokens::kEven, Between::kPeers);
+    if (HasFailure()) return;
   }
 }
 

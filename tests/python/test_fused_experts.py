@@ -300,7 +300,7 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
 
 
 def test_settings_come_from_the_engine_s_configuration_then_the_environment():
-    assert fused.read_settings({}, {}) == fused.Settings("auto", "bf16", "auto")
+    assert fused.read_settings({}, {}) == fused.Settings("auto", "bf16", "auto", "auto")
     environ = {"NVFP4_MOE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4"}
     assert fused.read_settings(None, environ) == fused.Settings("1", "nvfp4")
     assert fused.read_settings({}, environ).insists
@@ -315,7 +315,7 @@ def test_settings_come_from_the_engine_s_configuration_then_the_environment():
         ({"router": "vllm"}, {}, "router: expected one of auto, own, engine, got 'vllm'"),
         ({"mode": True}, {}, "mode: expected one of 0, auto, 1, got True"),
         ({"activations": "w4a4"}, {}, "activations: expected one of bf16, nvfp4, fp8, int8_block, got 'w4a4'"),
-        ({"activation": "bf16"}, {}, "expected the keys mode, activations and router, got activation"),
+        ({"activation": "bf16"}, {}, "expected the keys mode, activations, router and exchange, got activation"),
     ],
 )
 def test_settings_that_mean_nothing_are_named(given, environ, message):

@@ -32,7 +32,7 @@ from .._fused_parameters import FusedParameters
 from . import internals
 from .experts import NvFp4MoeExperts
 from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, keeps_reductions, padded_to_blocks, pattern
-from .ranks import NoExchange, PrepareAndFinalizeOverRanks, over_ranks
+from .ranks import NoExchange, PrepareAndFinalizeOverRanks, mark_config, over_ranks
 from .router import OwnRouter, own_router
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -197,6 +197,8 @@ class Method:
         """vLLM's part of the kernel: what it exchanges before and after the experts."""
         assert self.fused is not None
         if self.fused.over_ranks:
+            assert self.plan.ranks is not None
+            mark_config(self.plan.ranks, self.plan.name)
             return PrepareAndFinalizeOverRanks()
         return _prepare_finalize(
             moe=self.moe,  # type: ignore[attr-defined]

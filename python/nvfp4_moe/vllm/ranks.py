@@ -36,7 +36,8 @@ class NoExchange(Exception):
 @dataclasses.dataclass(frozen=True)
 class RanksPlan:
     """How a layer is to use the exchange. combine: as MoeLayer.from_tensors has it. link: host, nccl or peers. max_tokens:
-    of one rank. timeout: seconds. insists: vLLM's way instead is an error. runners: vLLM's layers by name."""
+    of one rank. timeout: seconds. insists: vLLM's way instead is an error. runners: vLLM's layers by name. additional: the
+    engine's additional_config."""
 
     combine: str
     link: str
@@ -44,6 +45,7 @@ class RanksPlan:
     timeout: float
     insists: bool
     runners: Mapping[str, Any]
+    additional: dict[str, Any]
 
 
 # ---- what vLLM's config says
@@ -63,8 +65,12 @@ def plan_ranks(moe: Any, config: Any, asked: str, insists: bool, max_tokens: int
     _check_deployment(moe, getattr(config, "parallel_config", None))
     if parallel.sp_size > 1:
         max_tokens = -(-max_tokens // int(parallel.sp_size))
+    additional = getattr(config, "additional_config", None)
+    if not isinstance(additional, dict):
+        raise NoExchange("an additional_config that is no dict")
     runners = getattr(getattr(config, "compilation_config", None), "static_forward_context", {})
-    return RanksPlan(combine, link, max_tokens, _timeout(config, link), insists and asked != "auto", runners)
+    insists = insists and asked != "auto"
+    return RanksPlan(combine, link, max_tokens, _timeout(config, link), insists, runners, additional)
 
 
 def _combine(parallel: Any) -> str:
@@ -176,6 +182,13 @@ def _slots(expert_map: Any, group: Any) -> tuple[int, ...]:
     of_ranks: list[Any] = [None] * group.world_size
     torch.distributed.all_gather_object(of_ranks, mine, group=group.cpu_group)
     return tuple(expert for experts in of_ranks for expert in experts)
+
+
+def mark_config(plan: RanksPlan, name: str) -> None:
+    """Writes into the engine's config that this layer's rows need no sum. vLLM keeps compiled graphs on disk by a hash of
+    the config, and a graph that adds up the rows is wrong over a layer that has done so, and the other way round."""
+    layers = plan.additional.setdefault("nvfp4_moe_over_ranks", {})
+    layers[name] = plan.combine
 
 
 class PrepareAndFinalizeOverRanks(_no_exchange):  # type: ignore[misc]

@@ -133,8 +133,9 @@ def fitting(monkeypatch):
 def planned(moe, asked: str = "auto", insists: bool = False, **config):
     from nvfp4_moe.vllm.ranks import plan_ranks
 
-    parallel = types.SimpleNamespace(**config)
-    return plan_ranks(moe, types.SimpleNamespace(parallel_config=parallel), asked, insists, 100)
+    additional = config.pop("additional_config", {})
+    current = types.SimpleNamespace(parallel_config=types.SimpleNamespace(**config), additional_config=additional)
+    return plan_ranks(moe, current, asked, insists, 100)
 
 
 def test_how_ranks_exchange_follows_from_who_has_which_tokens(fitting):
@@ -160,6 +161,7 @@ KEPT = [
     (moe(experts=7), "host", {}, "7 experts on 2 ranks: expected as many on each"),
     (moe(), "host", {"use_ubatching": True}, "microbatches"),
     (moe(), "host", {"enable_elastic_ep": True}, "elastic expert parallel"),
+    (moe(), "host", {"additional_config": types.SimpleNamespace()}, "an additional_config that is no dict"),
 ]
 
 
@@ -211,13 +213,24 @@ def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an
 
 # ---- the engine
 
+# Rows that do not depend on how many others an expert has: of bf16 that takes VLLM_BATCH_INVARIANT, for which vLLM's engine
+# needs Triton on a CPU.
+EXACT = {"nvfp4_moe": {"activations": "nvfp4"}}
+
 
 @pytest.fixture(scope="session")
 def one_rank(made, serve):
     model = str(made[0]["modelopt"])
     jobs = [
-        {"name": "eager", "model": model, "tokens": TOKENS},
-        {"name": "compiled", "model": model, "tokens": TOKENS, "options": {"enforce_eager": False}},
+        {
+            "name": how,
+            "model": model,
+            "tokens": TOKENS,
+            "options": {"enforce_eager": how == "eager", "additional_config": EXACT},
+        }
+        for how in ("eager", "compiled")
+    ]
+    jobs += [
         {"name": "twin", "model": str(made[0]["twin"]), "tokens": TOKENS, "routers": True},
     ]
     return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0"})
@@ -228,12 +241,15 @@ def one_rank(made, serve):
 def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_parallel, how):
     """Rank 1 asks for fewer tokens, and takes part with dummy ones while rank 0 goes on. vLLM itself has no data parallel
     MoE on CPUs: without the exchange its gather raises NotImplementedError."""
-    job = {"name": how, "model": str(made[0]["modelopt"]), "options": {"enforce_eager": how == "eager"}}
+    options = {"enforce_eager": how == "eager", "additional_config": EXACT}
+    job = {"name": how, "model": str(made[0]["modelopt"]), "options": options}
     ranks = serve_data_parallel([job | {"tokens": TOKENS}, job | {"tokens": 3}])
     (expected,) = ok(one_rank[how])["runs"]
     for rank, result in enumerate(ranks):
         (run,) = ok(result)["runs"]
-        assert all(f"experts {4 * rank}..{4 * rank + 3} of 8" in layer for layer in result["layers"])
+        assert all(
+            f"experts {4 * rank}..{4 * rank + 3} of 8" in layer and "nvfp4" in layer for layer in result["layers"]
+        )
         assert [len(said["tokens"]) for said in run] == [TOKENS if rank == 0 else 3] * 3
         for said, whole in zip(run, expected, strict=True):
             assert said["tokens"] == whole["tokens"][: len(said["tokens"])]
@@ -241,14 +257,54 @@ def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_p
 
 
 @pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
-def test_tensor_parallel_ranks_add_up_as_near_to_the_truth(made, one_rank, serve):
+def test_sequence_parallel_ranks_are_as_near_to_the_truth(made, one_rank, serve_data_parallel):
+    """Two data parallel ranks, each of two tensor parallel ones, which have parts of its tokens in a MoE layer."""
     import truth
 
-    options = {
-        "tensor_parallel_size": 2,
-        "enable_expert_parallel": True,
-        "additional_config": {"nvfp4_moe": {"mode": "1", "exchange": "host"}},
-    }
-    job = {"name": "summed", "model": str(made[0]["modelopt"]), "options": options, "tokens": TOKENS}
-    result = ok(serve([job], {"VLLM_CPU_OMP_THREADS_BIND": "0|1"})["summed"])
-    judge_without_routers(truth.Truth(made[0]["twin"]), ok(one_rank["twin"])["runs"][0], result["runs"][0], "summed")
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    job = {"name": "split", "model": str(made[0]["modelopt"]), "options": options}
+    jobs = [job | {"tokens": TOKENS}, job | {"tokens": 3}]
+    result = ok(serve_data_parallel(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"})[0])
+    judge_without_routers(truth.Truth(made[0]["twin"]), ok(one_rank["twin"])["runs"][0], result["runs"][0], "split")
+
+
+@pytest.fixture(scope="session")
+def summed(made, serve):
+    """Two tensor parallel ranks in compiled engines that share a cache of graphs: rows that vLLM adds up, and that it has
+    not to."""
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": False}
+    jobs = [
+        {
+            "name": exchange,
+            "model": str(made[0]["modelopt"]),
+            "options": options,
+            "tokens": TOKENS,
+            "environment": {"NVFP4_MOE_EXCHANGE": exchange, "NVFP4_MOE": "1"},
+        }
+        for exchange in ("engine", "host")
+    ]
+    return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+
+@pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
+@pytest.mark.parametrize("exchange", ["engine", "host"])
+def test_tensor_parallel_ranks_add_up_as_near_to_the_truth(made, one_rank, summed, exchange):
+    import truth
+
+    (run,) = ok(summed[exchange])["runs"]
+    judge_without_routers(truth.Truth(made[0]["twin"]), ok(one_rank["twin"])["runs"][0], run, exchange)
+
+
+def test_compiled_graphs_are_told_apart(fitting):
+    """vLLM keeps them by a hash of its config, of which environment variables of others are no part."""
+    from nvfp4_moe.vllm.ranks import mark_config
+    from vllm.config import VllmConfig
+
+    config = VllmConfig()
+    before = config.compute_hash()
+    plan = planned(moe(), "host", additional_config=config.additional_config)
+    assert config.compute_hash() == before
+    mark_config(plan, "model.layers.0.mlp.experts")
+    first = config.compute_hash()
+    mark_config(plan, "model.layers.1.mlp.experts")
+    assert len({before, first, config.compute_hash()}) == 3

@@ -292,6 +292,8 @@ def tensor_ranks(config, rank: int, results: dict) -> None:
     results["shared"] = with_shared.facts() | {"off": float((out - expected).float().norm() / expected.float().norm())}
     kept_by_model = Ranked(config, "50", reduce_results=False)
     results["reduced by the model"] = kept_by_model.facts()
+    own_runner = Ranked(config, "55", runner_cls=type("OwnRunner", (type(ranked.runner),), {}))
+    results["runner of the model"] = own_runner.facts()
     auto = Ranked(config, "60", settings={"exchange": "auto"})
     results["auto"] = auto.facts()
     engine = Ranked(config, "70", settings={"exchange": "engine"})

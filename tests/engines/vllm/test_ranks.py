@@ -107,11 +107,11 @@ def test_ranks_with_the_same_tokens_are_within_the_bound_of_one_more_sum(tensor_
 def test_what_vllm_has_to_add_up_stays_its_own_with_the_reason(tensor_ranks):
     for result in tensor_ranks:
         layers, log = result["layers"], result["log"]
-        for name in ("shared", "reduced by the model", "auto", "engine"):
+        for name in ("shared", "reduced by the model", "runner of the model", "auto", "engine"):
             assert not layers[name]["over_ranks"] and not layers[name]["reduced"], name
         assert layers["shared"]["off"] < 2.0**-7, "bf16 rows of two ranks, and their sum"
         reasons = [line.removeprefix(SENTENCE) for line in log if line.startswith(SENTENCE)]
-        assert [reason.split()[0] for reason in reasons] == ["shared", "the", "NVFP4_MOE_EXCHANGE=auto"]
+        assert [reason.split()[0] for reason in reasons] == ["shared", "the", "a", "NVFP4_MOE_EXCHANGE=auto"]
         assert "cannot exchange the rows of model.layers.80.mlp.experts: shared experts" in layers["insisted"]["error"]
 
 

@@ -1,9 +1,9 @@
 """Expert parallel by the library's exchange (docs/expert-parallel.md), where vLLM's own gathers and sums are not needed.
 
 Where ranks have tokens of their own (data parallel attention, sequence parallel MoE) vLLM would gather the rows of all ranks
-and scatter bf16 sums back; a layer over an exchange sends a token's activations to the ranks of its experts, and its out has
-the bits of one rank. Where all ranks have the same tokens (tensor parallel attention) vLLM would add bf16 rows; the exchange
-adds fp32 ones in the order of the ranks.
+and scatter bf16 sums back; a layer over an exchange sends a token's activations in its format to the ranks of its experts,
+and its out has the bits of one rank. Where all ranks have the same tokens (tensor parallel attention) vLLM would add bf16
+rows; the exchange adds fp32 ones in the order of the ranks.
 
 Both need every rank of vLLM's expert parallel group in each run, in the same order. vLLM's own way needs that too, so ranks
 without requests take part with dummy tokens, and ranks that replay CUDA graphs replay graphs of as many tokens each.

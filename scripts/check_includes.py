@@ -13,6 +13,7 @@ CONTRACT = [
     "backend/device_records.h",
     "backend/device_peers.h",
     "backend/device_router.h",
+    "backend/device_topology.h",
     "backend/packed_biases.h",
     "backend/layer_steps.h",
     "backend/wire_record.h",

@@ -27,6 +27,9 @@ LISTED += [
     "pack_records",
     "take_records_kernel",
     "pack_rows_kernel",
+    "push_tokens_kernel",
+    "push_records_kernel",
+    "push_rows_kernel",
 ]
 LISTED += ["sm100_gemm1_kernel", "sm100_gemm2_kernel", "sm100_bf16_gemm1_kernel", "sm100_bf16_gemm2_kernel"]
 LISTED += ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]

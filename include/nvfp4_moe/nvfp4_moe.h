@@ -210,8 +210,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_join_launched(int64_t timeout_ms
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device,
                                                          const char* library, void* communicator);
 /* Collective, instead of NCCL: the ranks' kernels write into each other's device memory. For at most 16 GPUs of one host that
- * reach each other; NVFP4_MOE_UNSUPPORTED on every rank where one does not. Runs of layers over it follow each other on each
- * rank's device, in one stream or by events. Before the first layer over it. */
+ * reach each other; NVFP4_MOE_UNSUPPORTED on every rank where one does not, with both devices named and why. Runs of layers
+ * over it follow each other on each rank's device, in one stream or by events. Before the first layer over it. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device);
 /* Exclusive. Layers over it keep what they need; when the last of them is closed too, this rank has left. */
 NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import Error, InvalidArgument, explain
+from . import Error, Exchange, InvalidArgument, explain
 from ._fused_parameters import FusedParameters
 from .config import MoeConfig
 from .layer import MoeLayer
@@ -29,6 +29,7 @@ LEFT_TO_ENGINES = {
 }
 ACTIVATION_FORMATS = ("bf16", "nvfp4", "fp8", "int8_block")
 ROUTERS = ("auto", "own", "engine")
+EXCHANGES = ("auto", "engine", "host", "nccl", "peers")
 
 
 # ---- what the user asked for
@@ -38,11 +39,13 @@ ROUTERS = ("auto", "own", "engine")
 class Settings:
     """mode: "0" off; "auto" a layer that cannot be taken is the engine's; "1" such a layer is an error.
     activation_format: of every layer, whatever its checkpoint declares. router: "own" selects experts by this library
-    where it knows the router; "engine" never; "auto" on GPUs. SGLang's adapter does not read it."""
+    where it knows the router; "engine" never; "auto" on GPUs. exchange: who adds up what expert parallel ranks compute.
+    SGLang's adapter does not read the last two."""
 
     mode: str = "auto"
     activation_format: str = "bf16"
     router: str = "auto"
+    exchange: str = "auto"
 
     @property
     def insists(self) -> bool:
@@ -50,8 +53,8 @@ class Settings:
 
 
 def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """What `given` (an engine's own configuration: mode, activations, router) says, else NVFP4_MOE, NVFP4_MOE_ACTIVATIONS and
-    NVFP4_MOE_ROUTER.
+    """What `given` (an engine's own configuration: mode, activations, router, exchange) says, else NVFP4_MOE,
+    NVFP4_MOE_ACTIVATIONS, NVFP4_MOE_ROUTER and NVFP4_MOE_EXCHANGE.
 
     ValueError names the key or variable, what is legal and what came; also for a key that is none.
     """
@@ -67,10 +70,11 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
         one_of("mode", "NVFP4_MOE", MODES, "auto"),
         one_of("activations", "NVFP4_MOE_ACTIVATIONS", ACTIVATION_FORMATS, "bf16"),
         one_of("router", "NVFP4_MOE_ROUTER", ROUTERS, "auto"),
+        one_of("exchange", "NVFP4_MOE_EXCHANGE", EXCHANGES, "auto"),
     )
     if given:
         raise InvalidArgument(
-            f"nvfp4_moe: expected the keys mode, activations and router, got {', '.join(map(str, given))}"
+            f"nvfp4_moe: expected the keys mode, activations, router and exchange, got {', '.join(map(str, given))}"
         )
     return settings
 
@@ -173,17 +177,32 @@ def make_legal(scale: Tensor) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+class OverRanks:
+    """An exchange, and how a layer uses it: combine, capacity and max_tokens as MoeLayer.from_tensors has them. experts:
+    the global id of each slot, rank by rank, of which the parameters have this rank's in their order."""
+
+    exchange: Exchange
+    combine: str
+    capacity: int
+    max_tokens: int
+    experts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class FusedExperts:
-    """A rank's experts, ready to run. mxfp4_rounded: 16-blocks that the cast from MXFP4 changed."""
+    """A rank's experts, ready to run. mxfp4_rounded: 16-blocks that the cast from MXFP4 changed. over_ranks: whether a run is
+    collective, and its out that of all ranks' experts."""
 
     layer: MoeLayer
     placement: Placement
     mxfp4_rounded: int = 0
+    over_ranks: bool = False
 
     def run(
         self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor, workspace: Tensor | None = None
     ) -> None:
-        """out (T, H) = the weighted sum of each token's local experts; ids are global, -1 adds nothing.
+        """out (T, H) = the weighted sum of each token's experts, over_ranks of all, else of the local ones; ids are global,
+        -1 adds nothing.
 
         Only enqueues, on a GPU in torch's current stream, and may be captured. workspace and ValueError as MoeLayer.run
         has them.
@@ -225,10 +244,12 @@ def open_fused(
     activation: str = "swiglu",
     swiglu_limit: float | None = None,
     input_scale: Any = None,
+    over_ranks: OverRanks | None = None,
     **options: Any,
 ) -> FusedExperts:
     """A MoeLayer from fused parameters, which may be freed on return; it is not warmed up yet.
 
+    over_ranks: opening is collective; its max_tokens and experts then count, and placement's and max_tokens do not.
     activation, swiglu_limit and options: fields of MoeConfig, of which expert_biases goes with the parameters' biases; a
     limit turns "swiglu" into "swiglu_clamped".
     Raises what MoeLayer.from_tensors raises.
@@ -243,6 +264,16 @@ def open_fused(
         swiglu_limit=swiglu_limit,
         **options,
     )
+    where: dict[str, Any] = {"first_expert": placement.first_expert, "max_tokens": max_tokens}
+    if over_ranks is not None:
+        placement = Placement(placement.num_experts)
+        where = {
+            "exchange": over_ranks.exchange,
+            "combine": over_ranks.combine,
+            "capacity": over_ranks.capacity,
+            "max_tokens": over_ranks.max_tokens,
+            "placement": over_ranks.experts,
+        }
     layer = MoeLayer.from_tensors(
         config,
         gate=stacks.get("gate"),
@@ -250,11 +281,10 @@ def open_fused(
         down=stacks["down"],
         biases=parameters.biases(),
         input_scale=input_scale,
-        first_expert=placement.first_expert,
-        max_tokens=max_tokens,
         device=layer_device(parameters.w13),
+        **where,
     )
-    return FusedExperts(layer, placement, rounded)
+    return FusedExperts(layer, placement, rounded, over_ranks is not None)
 
 
 def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedExperts:

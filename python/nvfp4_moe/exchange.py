@@ -32,14 +32,16 @@ def callback_exchange(all_to_all_v: AllToAll, rank: int, world: int, *, timeout:
 def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
     """This process's rank of a torch.distributed group (None: all ranks), over a gloo group of its own.
 
-    Collective: every rank of the default group calls it, as for torch.distributed.new_group. A transfer that fails or
+    Collective: every rank of the group calls it; others need not. A transfer that fails or
     takes longer than timeout seconds ends all ranks, and names the ranks that gave no word in the seconds after.
     """
     import torch
     from torch import distributed
 
     ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
-    own = distributed.new_group(ranks, backend="gloo", timeout=datetime.timedelta(seconds=timeout))
+    own = distributed.new_group(
+        ranks, backend="gloo", timeout=datetime.timedelta(seconds=timeout), use_local_synchronization=True
+    )
     rank, world = distributed.get_rank(own), len(ranks)
     store = distributed.PrefixStore(
         f"nvfp4_moe_exchange/{'-'.join(map(str, ranks))}", distributed.distributed_c10d._get_default_store()

@@ -93,8 +93,8 @@ class MoeLayer(_core.Layer):
         first_expert: global id of the first local expert. max_tokens: the most that run will get.
         device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
         exchange: this rank's end of several (docs/expert-parallel.md), on the CPU, or on GPUs behind
-          exchange.use_nccl or exchange.use_peers; the arrays then hold all experts, of which a rank reads its own, first_expert is 0, and
-          opening and run are collective. combine: "all_to_all" (each rank has tokens of its own; the bits of one rank) or
+          exchange.use_nccl or exchange.use_peers; the arrays then hold all experts, of which a rank reads its own, or
+          those of this rank's slots in their order, first_expert is 0, and opening and run are collective. combine: "all_to_all" (each rank has tokens of its own; the bits of one rank) or
           "all_reduce" (all have the same tokens). capacity: under all_to_all the most tokens from one rank to another, 0
           for as many as come. placement: the expert of each slot, rank by rank, redundant ones too; None is contiguous
           ranges.

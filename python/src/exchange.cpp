@@ -201,7 +201,8 @@ void bind_exchange(nb::module_& m) {
           "call raises IoError. Raises on every rank, naming the one that cannot: ValueError for a device that is none "
           "or an\n"
           "exchange that has NCCL or peers already, Unsupported where ranks are on several hosts or do not reach each "
-          "other.")
+          "other,\n"
+          "with both devices named and why.")
       .def(
           "abort",
           [](const PyExchange& self, const std::string& message) {

@@ -68,8 +68,8 @@ Result<Nvfp4View> quantize_into(LoadedExpert& loaded, const FloatMatrix& matrix,
 // asks for the next, and all work is in one stream.
 class GpuQuantizer {
  public:
-  GpuQuantizer(const Stacks& stacks, int64_t first_expert)
-      : stacks_(stacks), first_expert_(first_expert), values_(stacks[1]->rows() * stacks[1]->cols()) {
+  GpuQuantizer(const Stacks& stacks, ArrayOrder order)
+      : stacks_(stacks), order_(std::move(order)), values_(stacks[1]->rows() * stacks[1]->cols()) {
     const Device device = stacks[1]->array().device();
     device_ = device.index;
     stream_ = stacks[1]->stream();
@@ -79,7 +79,7 @@ class GpuQuantizer {
 
   Result<LoadedExpert> load(int64_t global_expert) {
     NVFP4_MOE_TRY(reserve());
-    const int64_t e = global_expert - first_expert_;
+    const int64_t e = order_(global_expert);
     for (size_t p = 0; p < stacks_.size(); ++p)
       if (stacks_[p] != nullptr) NVFP4_MOE_TRY(quantize(p, first_of(*stacks_[p], e)));
     float tensor_scales[3];
@@ -153,7 +153,7 @@ class GpuQuantizer {
 
   static constexpr int64_t kFloatsAlignment = 256;
   const Stacks stacks_;
-  const int64_t first_expert_;
+  const ArrayOrder order_;
   const int64_t values_;  // of each matrix
   int device_;
   void* stream_;
@@ -177,8 +177,8 @@ FloatStack::FloatStack(nb::handle array, const char* name, int64_t rows, int64_t
   stream_ = array_.ready_stream();
 }
 
-ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const FloatStack& down, int64_t first_expert,
-                           const Device& layer_device, Executor& executor) {
+ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const FloatStack& down,
+                           const ArrayOrder& order, const Device& layer_device, Executor& executor) {
   const floats::Stacks stacks = {gate, &up, &down};
   const FloatStack& first = gate != nullptr ? *gate : up;
   const Device device =
@@ -191,15 +191,15 @@ ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const F
     // Arrays of several frameworks may be in several streams, of which one does the work.
     if (first.stream() != up.stream() || down.stream() != up.stream())
       check(memory_of(device)->synchronize(device.index));
-    const auto quantizer = std::make_shared<floats::GpuQuantizer>(stacks, first_expert);
+    const auto quantizer = std::make_shared<floats::GpuQuantizer>(stacks, order);
     return [quantizer](int64_t global_expert) { return quantizer->load(global_expert); };
   }
-  return [stacks, &executor, first_expert](int64_t global_expert) -> Result<LoadedExpert> {
+  return [stacks, &executor, order](int64_t global_expert) -> Result<LoadedExpert> {
     LoadedExpert loaded;
     for (size_t p = 0; p < stacks.size(); ++p) {
       if (stacks[p] == nullptr) continue;
       const FloatStack& stack = *stacks[p];
-      const FloatMatrix matrix = floats::matrix_of(stack, floats::first_of(stack, global_expert - first_expert));
+      const FloatMatrix matrix = floats::matrix_of(stack, floats::first_of(stack, order(global_expert)));
       auto view = floats::quantize_into(loaded, matrix, executor);
       if (!view.ok()) return view.status().in(floats::name_of(global_expert, p));
       floats::view_of(loaded.source, p) = *view;

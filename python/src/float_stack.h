@@ -28,7 +28,7 @@ class FloatStack {
 // Quantizes each expert when it is asked for, each matrix under a tensor scale of its own: on the host with the executor,
 // on the layer's device with its kernels, into memory there that the next expert takes over. gate: null without one.
 // ValueError unless all lie in one of these places. The stacks and the executor must outlive it.
-ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const FloatStack& down, int64_t first_expert,
-                           const Device& layer_device, Executor& executor);
+ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const FloatStack& down,
+                           const ArrayOrder& order, const Device& layer_device, Executor& executor);
 
 }  // namespace nvfp4_moe::python

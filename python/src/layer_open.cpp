@@ -41,6 +41,23 @@ struct OpenOptions {
     layer.executor = &host->executor();
   }
 
+  // Of arrays of so many experts: beside an exchange all, or those of this rank's slots.
+  ArrayOrder order_of(int64_t experts, int64_t num_experts) const {
+    if (!parallel) return ArrayOrder(layer.range.first);
+    if (experts == num_experts) return ArrayOrder();
+    const Exchange& exchange = *parallel->exchange;
+    const Placement placement = parallel->options.placement
+                                    ? *parallel->options.placement
+                                    : take(Placement::contiguous(num_experts, exchange.world()));
+    const int64_t first = placement.first_slot(exchange.rank()), slots = placement.slots_of_rank(exchange.rank());
+    if (experts != slots)
+      fail("up, down: expected all " + std::to_string(num_experts) +
+           " experts beside an exchange, of which each rank reads its own, or the " + std::to_string(slots) +
+           " of this rank, got " + std::to_string(experts));
+    const auto begin = placement.expert_of_slot().begin() + first;
+    return ArrayOrder(num_experts, {begin, begin + slots});
+  }
+
   // MoeLayer::open, or its like over an exchange.
   Status open(OpenLayer& state, const MoeConfig& config, const LayerSource& source, const ProgressFn& report) const {
     fields.reported = true;
@@ -93,7 +110,8 @@ struct ExpertArrays {
   }
 };
 
-// gate (null without one), up and down as Stacks of the config's shapes; expert_of(gate, up, down, options) gives LayerSource::expert.
+// gate (null without one), up and down as Stacks of the config's shapes; expert_of(gate, up, down, order, options) gives
+// LayerSource::expert.
 template <class Stack, class ExpertOf>
 PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                     const std::optional<ScalePair>& input_scale, int64_t first_expert, int64_t max_tokens,
@@ -104,14 +122,14 @@ PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle 
   const int64_t experts = arrays.experts();
   const OpenOptions options(device, backend, first_expert, parallel.exchange.is_none() ? experts : 0, max_tokens,
                             parallel, config->num_experts);
-  if (options.parallel) arrays.expect_all_of(config);
+  const ArrayOrder order = options.order_of(experts, config->num_experts);
   LayerSource source;
   source.scales = scales_of(input_scale);
   const BiasStack bias_stack(biases, experts, config, config->intermediate_size);
-  source.expert = [&, expert = expert_of(arrays.gate_or_null(), *arrays.up, *arrays.down, options)](
+  source.expert = [&, expert = expert_of(arrays.gate_or_null(), *arrays.up, *arrays.down, order, options)](
                       int64_t global_expert) -> Result<LoadedExpert> {
     NVFP4_MOE_ASSIGN(LoadedExpert loaded, expert(global_expert));
-    loaded.source.biases = bias_stack.of(global_expert - first_expert);
+    loaded.source.biases = bias_stack.of(order(global_expert));
     return loaded;
   };
   return PyLayer::make(
@@ -124,9 +142,9 @@ PyLayer open_tensors(const std::string& config, nb::handle gate, nb::handle up, 
                      const std::string& device, const std::string& backend, nb::handle parallel,
                      std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
-  const auto expert_of = [first_expert](const MatrixStack* gates, const MatrixStack& ups, const MatrixStack& downs,
-                                        const OpenOptions& options) {
-    return nvfp4_source(gates, ups, downs, first_expert, options.device);
+  const auto expert_of = [](const MatrixStack* gates, const MatrixStack& ups, const MatrixStack& downs,
+                            const ArrayOrder& order, const OpenOptions& options) {
+    return nvfp4_source(gates, ups, downs, order, options.device);
   };
   return or_report(fields, [&] {
     return open_arrays<MatrixStack>(config, gate, up, down, biases, input_scale, first_expert, max_tokens, device,
@@ -139,9 +157,9 @@ PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, n
                     const std::string& device, const std::string& backend, nb::handle parallel,
                     std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
-  const auto expert_of = [first_expert](const FloatStack* gates, const FloatStack& ups, const FloatStack& downs,
-                                        const OpenOptions& options) {
-    return quantizing_source(gates, ups, downs, first_expert, options.device, options.host->executor());
+  const auto expert_of = [](const FloatStack* gates, const FloatStack& ups, const FloatStack& downs,
+                            const ArrayOrder& order, const OpenOptions& options) {
+    return quantizing_source(gates, ups, downs, order, options.device, options.host->executor());
   };
   return or_report(fields, [&] {
     return open_arrays<FloatStack>(config, gate, up, down, biases, input_scale, first_expert, max_tokens, device,
@@ -189,9 +207,11 @@ void rearrange_arrays(const PyLayer& self, std::vector<int64_t> placement, nb::h
 
 void rearrange_tensors(const PyLayer& self, std::vector<int64_t> placement, nb::handle gate, nb::handle up,
                        nb::handle down, nb::handle biases) {
-  rearrange_arrays<MatrixStack>(self, std::move(placement), gate, up, down, biases,
-                                [](const MatrixStack* gates, const MatrixStack& ups, const MatrixStack& downs,
-                                   const OpenLayer& open) { return nvfp4_source(gates, ups, downs, 0, open.device); });
+  rearrange_arrays<MatrixStack>(
+      self, std::move(placement), gate, up, down, biases,
+      [](const MatrixStack* gates, const MatrixStack& ups, const MatrixStack& downs, const OpenLayer& open) {
+        return nvfp4_source(gates, ups, downs, ArrayOrder(), open.device);
+      });
 }
 
 void rearrange_floats(const PyLayer& self, std::vector<int64_t> placement, nb::handle gate, nb::handle up,
@@ -199,7 +219,7 @@ void rearrange_floats(const PyLayer& self, std::vector<int64_t> placement, nb::h
   rearrange_arrays<FloatStack>(
       self, std::move(placement), gate, up, down, biases,
       [](const FloatStack* gates, const FloatStack& ups, const FloatStack& downs, const OpenLayer& open) {
-        return quantizing_source(gates, ups, downs, 0, open.device, open.host->executor());
+        return quantizing_source(gates, ups, downs, ArrayOrder(), open.device, open.host->executor());
       });
 }
 

@@ -139,13 +139,13 @@ bool wants_gate(const MoeConfig& config, nb::handle gate) {
   return false;
 }
 
-ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down, int64_t first_expert,
+ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down, const ArrayOrder& order,
                       const Device& layer_device) {
   const bool on_device = !layer_device.is_host() && (gate == nullptr || gate->lies_on(layer_device)) &&
                          up.lies_on(layer_device) && down.lies_on(layer_device);
   if (!on_device)
-    return [gate, &up, &down, first_expert](int64_t global_expert) -> Result<LoadedExpert> {
-      const int64_t e = global_expert - first_expert;
+    return [gate, &up, &down, order](int64_t global_expert) -> Result<LoadedExpert> {
+      const int64_t e = order(global_expert);
       LoadedExpert loaded;
       if (gate != nullptr) {
         NVFP4_MOE_ASSIGN(loaded.source.gate, gate->host_view(e, loaded));
@@ -158,8 +158,8 @@ ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const Matr
   // Arrays of several frameworks may be in several streams, of which the packer gets one.
   if ((gate != nullptr && !gate->is_in(stream)) || !up.is_in(stream) || !down.is_in(stream))
     check(memory_of(layer_device)->synchronize(layer_device.index));
-  return [gate, &up, &down, first_expert, stream](int64_t global_expert) -> Result<LoadedExpert> {
-    const int64_t e = global_expert - first_expert;
+  return [gate, &up, &down, order, stream](int64_t global_expert) -> Result<LoadedExpert> {
+    const int64_t e = order(global_expert);
     LoadedExpert loaded;
     loaded.source = {gate == nullptr ? Nvfp4View() : gate->view(e), up.view(e), down.view(e), true, stream};
     return loaded;

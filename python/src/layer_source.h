@@ -16,6 +16,24 @@ namespace nvfp4_moe::python {
 
 using ExpertFn = std::function<Result<LoadedExpert>(int64_t global_expert)>;  // LayerSource::expert
 
+// Where a caller's arrays have an expert, by its global id.
+class ArrayOrder {
+ public:
+  explicit ArrayOrder(int64_t first_expert = 0) : first_expert_(first_expert) {}  // in the order of the ids
+  // experts: the global id of each element, none twice.
+  ArrayOrder(int64_t num_experts, const std::vector<int64_t>& experts)
+      : of_expert_(static_cast<size_t>(num_experts), -1) {
+    for (size_t i = 0; i < experts.size(); ++i) of_expert_[static_cast<size_t>(experts[i])] = static_cast<int64_t>(i);
+  }
+  int64_t operator()(int64_t global_expert) const {
+    return of_expert_.empty() ? global_expert - first_expert_ : of_expert_[static_cast<size_t>(global_expert)];
+  }
+
+ private:
+  int64_t first_expert_ = 0;
+  std::vector<int64_t> of_expert_;  // (num_experts), -1 where the arrays have none of it
+};
+
 // A stack of NVFP4 matrices: (codes (E, rows, cols/2), scales (E, rows, cols/16), tensor_scale (E) or one number).
 // Experts and rows may lie apart (a slice of a larger tensor); the last dimension may not. On the host or on a GPU;
 // tensor scales on a GPU are read once, here.
@@ -47,7 +65,7 @@ bool wants_gate(const MoeConfig& config, nb::handle gate);
 
 // The experts of three stacks, two without a gate: where they lie if that is the layer's device for all arrays, else in
 // host memory. The stacks must outlive it.
-ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down, int64_t first_expert,
+ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down, const ArrayOrder& order,
                       const Device& layer_device);
 
 // One expert's (codes (rows, cols/2), scales (rows, cols/16), tensor_scale), contiguous, all on `device`.

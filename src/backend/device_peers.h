@@ -1,29 +1,33 @@
 // What ranks do on devices that write into each other's memory: the steps of all_reduce and all_to_all that a library's
 // calls would do else (device_ranks.h, device_records.h).
 //
-// A rank writes into the others' regions, then all meet: what was written before a meeting is seen behind it. Each
-// function enqueues in a stream and returns; it allocates nothing and can be captured. The runs of one rank's link follow each
-// other on its device, in the same order on all ranks.
+// Each function enqueues in a stream and returns; it allocates nothing and can be captured. The runs of one rank's link follow
+// each other on its device, in the same order on all ranks.
 //
-//   all_to_all         assign_rows, push_records, meet, the owner's steps, push_rows, meet, combine
-//   small all_reduce   sum_small: one kernel, whose values have marks instead of a meeting
+//   all_to_all         push_tokens, or assign_rows and push_records; the owner's steps; push_rows; combine
+//   small all_reduce   sum_small: one kernel, whose values have marks
 //   large all_reduce   push_parts, meet, sum_shard, meet, take_totals
 //
-// When a region may be written again: records once their owner has come to the meeting behind its own steps; rows once
-// their home has come to the next run's first meeting, behind its combine; parts and totals likewise. Pairs are of two runs
-// by turns: whoever is through a run has seen all others begin it, and so end the one before.
+// Of a small sum, a record and a row each has a mark that says of which run it is, behind its bytes; whoever reads them waits for that,
+// and for no other one. In a large sum all ranks meet: what was written before a meeting is seen behind it.
+//
+// When a region may be written again: records once their owner has said that it has taken the last run's (PeerControl::taken);
+// rows once their home sends its next records, behind its combine; parts and totals once their reader has come to the next
+// run's first meeting. Pairs are of two runs by turns: whoever is through a run has seen all others begin it, and so end the one
+// before.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/device_ranks.h"
 #include "backend/device_records.h"
 #include "core/peer_memory.h"
 
 namespace nvfp4_moe {
 
-// Tokens at home -> a record in the region of each rank that has experts of them, at [home][token]. A rank without any gets
-// slots of -1 alone.
+// Tokens at home -> a record in the region of each rank, at [home][token]. A rank without any of the token's experts gets slots of
+// -1 alone.
 struct PushRecords {
   PeerLink link;
   PeerAddresses records;
@@ -34,18 +38,36 @@ struct PushRecords {
   const float* weights = nullptr;          // (T, k)
   const int32_t* first_of_rank = nullptr;  // (world + 1)
   int64_t tokens = 0;
+  uint32_t* failed = nullptr;  // (1)
 };
 
-// rows_out of the owner -> the rows region of their homes, at [token][k].
+// Begins a run: *failed is 0, or says that an owner has not taken the last run's records in time, so that none can be written.
+struct AssignRows {
+  PeerLink link;
+  const int32_t* slots = nullptr;        // (assignments)
+  int32_t* row_of_assignment = nullptr;  // (assignments) where combine finds the rows that come back; -1: no slot
+  int64_t assignments = 0;
+  uint32_t* failed = nullptr;  // (1)
+};
+
+// Few tokens from ids to the records of all owners, in one kernel: the steps slots, route, assign_rows, quantize, push_records.
+struct PushTokens {
+  SlotsOfIds slots;
+  PushRecords push;
+};
+
+// rows_out of the owner -> the rows region of their homes, at [token][k], and marks at [token][k] behind them.
 struct PushRows {
   PeerLink link;
-  PeerAddresses rows;
+  PeerAddresses rows, marks;
   WireRecord record;
   const void* rows_out = nullptr;              // (R)
   const int32_t* row_of_assignment = nullptr;  // (records, k)
   const int32_t* ids = nullptr;                // (records, k)
   int64_t records = 0;
   PeerMessages messages;
+  const RunStatus* owner = nullptr;  // whose counts are added to the home's; null: no records came
+  bool counts_tokens = false;        // push_tokens has left what it has counted beside the home's status
 };
 
 // partial (count) fp32 of each rank -> out (count): added in the order of the ranks, rounded once to out's dtype.
@@ -66,9 +88,6 @@ struct PeerSum {
   uint32_t* failed = nullptr;     // (1) of many values: set by a meeting that failed; out is NaN then
 };
 
-// A meeting, or a half of it: between the two a rank may do what needs nothing of the others.
-enum class PeerMeeting : uint8_t { kArrive = 1, kWait = 2, kBoth = 3 };
-
 struct DevicePeers {
   // Zeros, once it returns.
   Status (*clear)(int device, void* memory, int64_t size_bytes);
@@ -85,12 +104,16 @@ struct DevicePeers {
   void (*drop_host_words)(int device, PeerHostWords* words);
 
   // failed (1): not 0 once a rank did not come; the first meeting of a run clears it.
-  Status (*meet)(int device, const PeerLink& link, PeerMeeting part, bool first, uint32_t* failed, void* stream);
-  // row_of_assignment (assignments): where combine finds the rows that come back; -1 for those without a slot.
-  Status (*assign_rows)(int device, const int32_t* slots, int64_t assignments, int32_t* row_of_assignment,
-                        void* stream);
+  Status (*meet)(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream);
+
+  // Whether push_tokens takes a batch; for any other one these steps are called one by one.
+  bool (*pushes_tokens)(const StepContext& home, const LayerSteps& steps);
+  // What quantize counts is left to push_rows.
+  Status (*push_tokens)(const StepContext& home, const LayerSteps& steps, const PushTokens& call);
+  Status (*assign_rows)(int device, const AssignRows& call, void* stream);
   Status (*push_records)(int device, const PushRecords& call, void* stream);
-  Status (*push_rows)(int device, const PushRows& call, void* stream);
+  // With no records too: tells all homes that their records are taken, and adds to this home's status what is not there yet.
+  Status (*push_rows)(const StepContext& home, const PushRows& call);
   Status (*sum_small)(int device, const PeerSum& call, void* stream);
   Status (*push_parts)(int device, const PeerSum& call, void* stream);
   Status (*sum_shard)(int device, const PeerSum& call, void* stream);

@@ -94,11 +94,12 @@ struct TakeRecords {
   int32_t* ids = nullptr;    // (records, k) the step's batch
   float* weights = nullptr;  // (records, k)
   PeerMessages peers;
+  PeerWait wait;  // for the records of peers
   // Without peers:
   int32_t* first_rows = nullptr;    // (records) where a record's rows begin among all that go back
   const int32_t* bounds = nullptr;  // (2, world + 1) first record and first row of each home
   int64_t capacity = 0;             // of tokens from one rank to another, where they are in headers
-  uint32_t* failed = nullptr;       // (1) set where a home had too many tokens, or a record is wrong
+  uint32_t* failed = nullptr;       // (1) set where a home had too many tokens, did not come, or a record is wrong
   WireReport* report = nullptr;
 };
 
@@ -111,27 +112,29 @@ struct PackRows {
   const int32_t* first_rows = nullptr;         // (records)
   int64_t records = 0;
   std::byte* messages = nullptr;
+  // The owner's counts are added to the home's.
+  RunStatus* home_status = nullptr;
+  const RunStatus* owner_status = nullptr;
 };
 
-// *status = home's counts and owner's. Where the run failed, out (count) is NaN and counted so.
-struct ConcludeRun {
-  RunStatus* status = nullptr;
-  const RunStatus* home = nullptr;
-  const RunStatus* owner = nullptr;  // null: no records came
-  const uint32_t* failed = nullptr;  // (1)
-  void* out = nullptr;
-  DType out_dtype = DType::kBf16;
-  int64_t count = 0;
+// What combine asks for besides, where rows come from other ranks: whether the run has failed, so that out is NaN and counted so.
+struct AwaitedRows {
+  uint32_t* failed = nullptr;  // (1) why out is NaN; 0: it is not
+  // Over peers, whose rows combine waits for:
+  PeerWait wait;
+  int32_t world = 1;
+  const uint32_t* marks = nullptr;         // (T, k) of the rows; null: they are there
+  const int32_t* slots = nullptr;          // (T, k)
+  const int32_t* first_of_rank = nullptr;  // (world + 1)
 };
 
 struct DeviceRecords {
   Status (*count)(int device, const CountRecords& call, void* stream);
   Status (*scan)(int device, const ScanRecords& call, void* stream);
   Status (*pack)(int device, const PackRecords& call, void* stream);
-  // The owner's step: batch, buffers and scratch are those of the records that came.
-  Status (*take)(const StepContext& owner, const TakeRecords& call);
+  // take and route. The owner's step: batch, buffers and scratch are those of the records that came.
+  Status (*take)(const StepContext& owner, const LayerSteps& steps, const TakeRecords& call);
   Status (*pack_rows)(int device, const PackRows& call, void* stream);
-  Status (*conclude)(int device, const ConcludeRun& call, void* stream);
   // values (count) -> to, by value: they may change when this returns.
   Status (*put)(int device, const int32_t* values, int64_t count, int32_t* to, void* stream);
 };

@@ -50,16 +50,18 @@ LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, in
 // kInvalidArgument where the walk would overflow, or rows would not fit into int32; plan calls it first.
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
-struct RunPlan;  // of device backends (backend/cuda/run_plan.h): what one run does
+struct RunPlan;      // of device backends (backend/cuda/run_plan.h): what one run does
+struct AwaitedRows;  // of all_to_all on devices (backend/device_records.h)
 
 struct StepContext {
   const PackedWeights& weights;
   const Batch& batch;
   const LayerBuffers& buffers;
   Executor& executor;
-  Arena scratch = {};             // behind the layer's arrays: where the backend's own begin
-  void* stream = nullptr;         // device backends
-  const RunPlan* plan = nullptr;  // device backends
+  Arena scratch = {};                    // behind the layer's arrays: where the backend's own begin
+  void* stream = nullptr;                // device backends
+  const RunPlan* plan = nullptr;         // device backends
+  const AwaitedRows* awaited = nullptr;  // device backends: where combine's rows come from other ranks
 };
 
 // on_input: the routed experts' hidden is multiplied by the router weight, and is not the shared expert's.
@@ -80,6 +82,8 @@ struct LayerSteps {
   Status (*combine)(const StepContext&);                           // rows_out, weights -> out
   // What the steps above find in StepContext::plan when they are called one by one; null: they need none.
   std::shared_ptr<const RunPlan> (*plan)(const PackedWeights&, const Plan&, const Batch&) = nullptr;
+  // Device backends: the GEMMs' counters, which are 0 after route; null where there are none. As many as the plan says.
+  int32_t* (*counters)(const StepContext&) = nullptr;
 };
 
 // A step that cannot fail as an entry of LayerSteps.

@@ -5,19 +5,17 @@
 #include "exchange/nccl.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "exchange/nccl_library.h"
 #include "exchange/socket.h"
+#include "exchange/watch.h"
 
 namespace nvfp4_moe {
 namespace {
 
-constexpr Timeout kWatch{50};                     // between looks of the watch
 constexpr std::chrono::microseconds kSettle{20};  // between questions whether a call has gone through
 // For a communicator that graphs have captured to end, where they are gone already; it ends by itself behind those that
 // are not.
@@ -44,22 +42,19 @@ class NcclTransport : public DeviceTransport {
         options_(options),
         owned_(options.communicator == nullptr),
         comm_(comm),
-        watch_([this] { watch(); }) {}
+        watch_(exchange, {[this] { return seen(); }, [this](const Status&) { fails(); }}) {}
 
   ~NcclTransport() override {
-    {
-      const std::lock_guard lock(mutex_);
-      ends_ = true;
-    }
-    changed_.notify_all();
-    watch_.join();
+    watch_.end();
     const Status asked = drop_done();
     static_cast<void>(asked);  // what is left may be under way
     for (const Pending& call : pending_) options_.marks.drop(call.mark);
     for (void* mark : free_marks_) options_.marks.drop(mark);
     // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
     end(pending_.empty() ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
-    end_.wait(captured_ ? kGraphs : failure_.ok() ? exchange_.timeout() : std::min(kAborted, exchange_.timeout()));
+    end_.wait(captured_               ? kGraphs
+              : watch_.failure().ok() ? exchange_.timeout()
+                                      : std::min(kAborted, exchange_.timeout()));
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
@@ -112,16 +107,16 @@ class NcclTransport : public DeviceTransport {
   }
 
   Status state() override {
-    const std::lock_guard lock(mutex_);
-    return failure_;
+    const Watch::Lock lock = watch_.lock();
+    return watch_.failure();
   }
   Status state_of_work() override {
-    const std::lock_guard lock(mutex_);
-    return unfinished_ ? failure_ : Status();
+    const Watch::Lock lock = watch_.lock();
+    return unfinished_ ? watch_.failure() : Status();
   }
   void abort(const Status& why) override {
-    const std::lock_guard lock(mutex_);
-    fail(why);
+    const Watch::Lock lock = watch_.lock();
+    watch_.fail(why);
   }
   std::string describe() const override { return "nccl " + nccl_.version_text(); }
 
@@ -140,25 +135,22 @@ class NcclTransport : public DeviceTransport {
   };
   static bool failed(NcclResult result) { return result != NcclResult::kSuccess && result != NcclResult::kInProgress; }
 
-  // Under mutex_, or where no thread is left that takes it.
+  // Under the watch's mutex, or where no thread is left that takes it.
   void end(CommunicatorEnd::How how) {
     if (!owned_ || comm_ == nullptr) return;
     end_ = CommunicatorEnd(nccl_, comm_, how, options_.on_device);
     comm_ = nullptr;
   }
 
-  // Under mutex_. The first failure stays.
-  const Status& fail(const Status& why) {
-    if (!failure_.ok()) return failure_;
-    failure_ = why;
+  // Under the watch's mutex.
+  void fails() {
     unfinished_ = captured_ || !drop_done().ok() || !pending_.empty();
     end(CommunicatorEnd::How::kAbort);
     for (const Pending& call : pending_) free_marks_.push_back(call.mark);
     pending_.clear();
-    return failure_;
   }
 
-  // Under mutex_, or where no thread is left that takes it: what the device has done is watched no longer.
+  // Under the watch's mutex, or where no thread is left that takes it: what the device has done is watched no longer.
   Status drop_done() {
     while (!pending_.empty()) {
       NVFP4_MOE_ASSIGN(const bool done, options_.marks.reached(pending_.front().mark));
@@ -169,7 +161,7 @@ class NcclTransport : public DeviceTransport {
     return {};
   }
 
-  // Under mutex_: the call is watched until the stream has come this far.
+  // Under the watch's mutex: the call is watched until the stream has come this far.
   Status watch_for(Pending call, void* stream) {
     if (!free_marks_.empty()) {
       call.mark = free_marks_.back();
@@ -185,8 +177,8 @@ class NcclTransport : public DeviceTransport {
 
   template <class Body>
   Status enqueue(const Pending& call, void* stream, bool captured, const Body& body) {
-    std::unique_lock lock(mutex_);
-    NVFP4_MOE_TRY(failure_);
+    Watch::Lock lock = watch_.lock();
+    NVFP4_MOE_TRY(watch_.failure());
     captured_ = captured_ || captured;
     Step step{"ncclGroupStart", nccl_.group_start()};
     if (!failed(step.result)) {
@@ -198,24 +190,17 @@ class NcclTransport : public DeviceTransport {
       // The watch takes its turn between the questions: it may be the one that ends the wait.
       step.result = settle(nccl_, comm_, Deadline(Timeout{1}));
       if (step.result != NcclResult::kInProgress) break;
-      if (call.deadline.passed()) return end_all(lock, late(call));
+      if (call.deadline.passed()) return watch_.fail_all(lock, late(call));
       lock.unlock();
       std::this_thread::yield();
       lock.lock();
-      NVFP4_MOE_TRY(failure_);
+      NVFP4_MOE_TRY(watch_.failure());
     }
-    if (failed(step.result)) return end_all(lock, nccl_.failure(step.function, step.result, comm_).in(call.what));
+    if (failed(step.result))
+      return watch_.fail_all(lock, nccl_.failure(step.function, step.result, comm_).in(call.what));
     if (captured || !options_.marks.set) return {};
-    if (const Status set = watch_for(call, stream); !set.ok()) return end_all(lock, set);
+    if (const Status set = watch_for(call, stream); !set.ok()) return watch_.fail_all(lock, set);
     return {};
-  }
-
-  // The failure on this rank, and on the others as far as they can hear of it.
-  Status end_all(std::unique_lock<std::mutex>& lock, const Status& why) {
-    const Status failure = fail(why);
-    lock.unlock();
-    exchange_.abort(failure);
-    return failure;
   }
 
   static Status late(const Pending& call) {
@@ -224,7 +209,7 @@ class NcclTransport : public DeviceTransport {
                     " ms, got no end: a rank has stopped, or has come with another call");
   }
 
-  // Under mutex_: what NCCL and the streams say.
+  // Under the watch's mutex: what NCCL and the streams say.
   Status seen() {
     NcclResult state = NcclResult::kSuccess;
     const NcclResult asked = nccl_.get_async_error(comm_, &state);
@@ -234,40 +219,18 @@ class NcclTransport : public DeviceTransport {
     return !pending_.empty() && pending_.front().deadline.passed() ? late(pending_.front()) : Status();
   }
 
-  void watch() {
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kWatch, [this] { return ends_; })) {
-      if (!failure_.ok()) return;
-      if (const Status status = seen(); !status.ok()) {
-        const Status ended = end_all(lock, status);
-        static_cast<void>(ended);  // what the next call returns
-        return;
-      }
-      lock.unlock();
-      const Status others = exchange_.look();
-      lock.lock();
-      if (!others.ok() && !ends_) {
-        fail(others);
-        return;
-      }
-    }
-  }
-
   Exchange& exchange_;
   const NcclLibrary& nccl_;
   const NcclOptions options_;
   const bool owned_;
-  std::mutex mutex_;  // guards all below, and is held in calls of comm_
-  std::condition_variable changed_;
+  // Guarded by the watch's mutex, which is held in calls of comm_, until its end:
   NcclCommunicator comm_;  // null once it ends, if it is this one's to end
   CommunicatorEnd end_;
-  bool captured_ = false;  // graphs may hold comm_
-  Status failure_;
+  bool captured_ = false;          // graphs may hold comm_
   bool unfinished_ = false;        // of the failure: it met work that may not have been done
   std::deque<Pending> pending_;    // in the order of their calls
   std::vector<void*> free_marks_;  // as many as calls were ever pending at once
-  bool ends_ = false;
-  std::thread watch_;  // last: it reads the others
+  Watch watch_;                    // last: it reads the others
 };
 
 // The caller's communicator has this exchange's ranks.

@@ -2,41 +2,77 @@
 // a handle. What a larger one replaces stays, since captured graphs hold its addresses.
 #include "exchange/peers.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <fstream>
-#include <mutex>
+#include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "exchange/watch.h"
 
 namespace nvfp4_moe {
 namespace {
 
-constexpr Timeout kWatch{50};                       // between looks of the watch
+constexpr const char* kHidden =
+    ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)";
 constexpr int64_t kGranularity = int64_t{2} << 20;  // an allocation of its own, which can be shared whole
 
 // Who a rank is, as far as that says how others reach its memory.
 struct Identity {
   uint64_t process = 0;
+  int64_t pid = 0;     // a child of a fork has its parent's number of the process
   char host[40] = {};  // the kernel's number of its start
+  char pci_address[32] = {};
   int32_t device = 0;
+  bool shares_process(const Identity& other) const { return process == other.process && pid == other.pid; }
 };
 
-Identity identity_of(const PeerDevice& device) {
+Result<Identity> identity_of(PeerDevice& device) {
   static const uint64_t process = [] {
     std::random_device random;
     return static_cast<uint64_t>(random()) << 32 | random();
   }();
   Identity mine;
   mine.process = process;
+  mine.pid = getpid();
   std::ifstream("/proc/sys/kernel/random/boot_id").read(mine.host, sizeof(mine.host) - 1);
+  NVFP4_MOE_ASSIGN(const std::string address, device.pci_address());
+  address.copy(mine.pci_address, sizeof(mine.pci_address) - 1);
   mine.device = device.index();
   return mine;
+}
+
+// "cuda:1 (0000:3B:00.0) of rank 1".
+std::string name_of(const std::vector<Identity>& ranks, size_t rank) {
+  const Identity& one = ranks[rank];
+  return "cuda:" + std::to_string(one.device) + " (" + one.pci_address + ") of rank " + std::to_string(rank);
+}
+
+Status refusal(const std::vector<Identity>& ranks, size_t mine, size_t other, const Status& why) {
+  // CUDA's own words have no code that says more.
+  const Code code = why.code() == Code::kInternal ? Code::kUnsupported : why.code();
+  return {code, "peers: expected " + name_of(ranks, mine) + " to reach the memory of " + name_of(ranks, other) +
+                    ", got " + why.message()};
+}
+
+// What is known before any memory is there. A device that this process does not see may be reached all the same.
+Status check_reach(PeerDevice& device, const std::vector<Identity>& ranks, size_t mine) {
+  for (size_t other = 0; other < ranks.size(); ++other) {
+    if (other == mine) continue;
+    NVFP4_MOE_ASSIGN(const PeerReach reach, device.reach(ranks[other].pci_address));
+    if (reach == PeerReach::kNoAccess)
+      return refusal(
+          ranks, mine, other,
+          unsupported("no peer access: the kind of the GPUs, PCIe's topology, ACS or a virtual machine forbids "
+                      "it (nvidia-smi topo -p2p r)"));
+  }
+  return {};
 }
 
 // A rank's memory, as it tells the others.
@@ -52,20 +88,15 @@ class Peers : public PeerMemory {
       : exchange_(exchange), device_(std::move(device)), ranks_(std::move(ranks)), host_(host) {
     link_.rank = exchange.rank();
     link_.world = exchange.world();
-    link_.host = host.on_device;
-    link_.timeout_ns =
+    link_.wait.host = host.on_device;
+    link_.wait.timeout_ns =
         static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(exchange.timeout()).count());
   }
 
   ~Peers() override {
     // What is enqueued ends first, by itself or by its time, while all memory is there.
     static_cast<void>(device_->synchronize());
-    {
-      const std::lock_guard lock(mutex_);
-      ends_ = true;
-    }
-    changed_.notify_all();
-    if (watch_.joinable()) watch_.join();
+    watch_.reset();
     for (void* memory : opened_) device_->close(memory);
     memory_.clear();
     device_->drop_host_words(host_);
@@ -76,7 +107,8 @@ class Peers : public PeerMemory {
     NVFP4_MOE_ASSIGN(const Region control, reserve(PeerRegion::kControl, sizeof(PeerControl)));
     link_.control = control.addresses;
     control_ = reinterpret_cast<PeerControl*>(control.addresses.of_rank[link_.rank]);
-    watch_ = std::thread([this] { watch(); });
+    link_.wait.control = control_;
+    watch_.emplace(exchange_, Watch::Watched{[this] { return late(); }, [this](const Status&) { stop(); }});
     return {};
   }
 
@@ -90,7 +122,7 @@ class Peers : public PeerMemory {
       NVFP4_MOE_ASSIGN(Buffer memory, device_->allocate_zeros(larger.size_bytes));
       mine.address = reinterpret_cast<uint64_t>(memory.data());
       const bool alone = std::all_of(ranks_.begin(), ranks_.end(), [&](const Identity& other) {
-        return other.process == ranks_[static_cast<size_t>(link_.rank)].process;
+        return other.shares_process(ranks_[static_cast<size_t>(link_.rank)]);
       });
       if (!alone) {
         NVFP4_MOE_ASSIGN(mine.handle, device_->share(memory.data()));
@@ -113,50 +145,47 @@ class Peers : public PeerMemory {
   }
 
   const PeerLink& link() const override { return link_; }
-  const std::vector<Identity>& ranks() const { return ranks_; }
 
   Status state() override {
-    const std::lock_guard lock(mutex_);
-    return failure_;
+    const Watch::Lock lock = watch_->lock();
+    return watch_->failure();
   }
   Status state_of_work() override {
     const bool lost = std::atomic_ref<uint32_t>(host_.words->late).load() != 0 ||
                       std::atomic_ref<uint32_t>(host_.words->stopped).load() != 0;
     if (!lost) return {};
-    const std::lock_guard lock(mutex_);
-    if (failure_.ok()) fail(late());  // the watch has not looked yet
-    return failure_;
+    const Watch::Lock lock = watch_->lock();
+    return watch_->fail(late());  // the watch may not have looked yet
   }
   void abort(const Status& why) override {
-    const std::lock_guard lock(mutex_);
-    fail(why);
+    const Watch::Lock lock = watch_->lock();
+    watch_->fail(why);
   }
   std::string describe() const override { return "peers"; }
 
  private:
   Result<std::byte*> open_of(size_t rank, const Offer& offer) {
-    const Identity &mine = ranks_[static_cast<size_t>(link_.rank)], &other = ranks_[rank];
-    if (other.process == mine.process) {
-      NVFP4_MOE_TRY(device_->reach(other.device).in("peers: memory of rank " + std::to_string(rank)));
+    const auto me = static_cast<size_t>(link_.rank);
+    const Identity& other = ranks_[rank];
+    if (other.shares_process(ranks_[me])) {
+      if (const Status enabled = device_->enable(other.device); !enabled.ok())
+        return refusal(ranks_, me, rank, enabled);
       return reinterpret_cast<std::byte*>(offer.address);
     }
-    auto opened = device_->open(offer.handle);
-    if (!opened.ok()) return opened.status().in("peers: memory of rank " + std::to_string(rank));
+    const auto opened = device_->open(offer.handle);
+    if (!opened.ok()) {
+      const auto reach = device_->reach(other.pci_address);
+      const bool hidden = reach.ok() && *reach == PeerReach::kNotVisible;
+      return refusal(ranks_, me, rank, {opened.status().code(), opened.status().message() + (hidden ? kHidden : "")});
+    }
     opened_.push_back(*opened);
     return static_cast<std::byte*>(*opened);
   }
 
   // Waits of this rank's kernels end. Where not even that reaches the device, they end by their time.
   void stop() {
-    if (control_ == nullptr) return;
     const Status asked = device_->stop(control_);
     static_cast<void>(asked);
-  }
-
-  // Under mutex_. The first failure stays.
-  void fail(const Status& why) {
-    if (failure_.ok()) failure_ = why;
-    stop();
   }
 
   Status late() const {
@@ -165,23 +194,6 @@ class Peers : public PeerMemory {
     return io_error("peers: expected rank " + std::to_string(late - 1) + " on the device within " +
                     std::to_string(exchange_.timeout().count()) +
                     " ms, got none: it has stopped, or has come with another call");
-  }
-
-  void watch() {
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kWatch, [this] { return ends_; })) {
-      if (!failure_.ok()) return;
-      if (const Status status = late(); !status.ok()) {
-        fail(status);
-        lock.unlock();
-        exchange_.abort(status);
-        return;
-      }
-      lock.unlock();
-      const Status others = exchange_.look();
-      lock.lock();
-      if (!others.ok() && !ends_) fail(others);
-    }
   }
 
   Exchange& exchange_;
@@ -193,14 +205,10 @@ class Peers : public PeerMemory {
   std::array<Region, kPeerRegions> regions_;
   std::vector<Buffer> memory_;  // this rank's, of all regions that there have been
   std::vector<void*> opened_;   // the others', of other processes
-  std::mutex mutex_;            // guards what is below
-  std::condition_variable changed_;
-  Status failure_;
-  bool ends_ = false;
-  std::thread watch_;  // last: it reads the others
+  std::optional<Watch> watch_;  // once there is memory to meet in
 };
 
-Status check_ranks(const std::vector<Identity>& ranks) {
+Status check_hosts(const std::vector<Identity>& ranks) {
   for (size_t rank = 1; rank < ranks.size(); ++rank)
     if (std::memcmp(ranks[rank].host, ranks[0].host, sizeof(ranks[0].host)) != 0)
       return unsupported("peers: expected all ranks on one host, got rank " + std::to_string(rank) +
@@ -214,17 +222,19 @@ Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange, std::uniqu
   if (exchange.world() > kMostPeers)
     return unsupported("peers: expected at most " + std::to_string(kMostPeers) + " ranks, got " +
                        std::to_string(exchange.world()));
+  const Result<Identity> mine = identity_of(*device);
+  NVFP4_MOE_TRY(exchange.agree(mine.status()));
+  std::vector<Identity> ranks(static_cast<size_t>(exchange.world()));
+  NVFP4_MOE_TRY(exchange.all_gather(&*mine, sizeof(*mine), ranks.data()));
+  for (Identity& rank : ranks) rank.pci_address[sizeof(rank.pci_address) - 1] = 0;
+  NVFP4_MOE_TRY(check_hosts(ranks));
+  NVFP4_MOE_TRY(exchange.agree(check_reach(*device, ranks, static_cast<size_t>(exchange.rank()))));
   const Result<PeerDevice::HostWords> host = device->make_host_words();
   if (const Status all = exchange.agree(host.status()); !all.ok()) {
     if (host.ok()) device->drop_host_words(*host);
     return all;
   }
-  const Identity mine = identity_of(*device);
-  std::vector<Identity> ranks(static_cast<size_t>(exchange.world()));
-  const Status gathered = exchange.all_gather(&mine, sizeof(mine), ranks.data());
   auto peers = std::make_unique<Peers>(exchange, std::move(device), std::move(ranks), *host);
-  NVFP4_MOE_TRY(gathered);
-  NVFP4_MOE_TRY(check_ranks(peers->ranks()));
   NVFP4_MOE_TRY(peers->begin());
   return std::unique_ptr<PeerMemory>(std::move(peers));
 }

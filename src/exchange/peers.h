@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "core/buffer.h"
 #include "exchange/exchange.h"
@@ -22,19 +23,23 @@ class PeerDevice {
   };
   virtual ~PeerDevice() = default;
   virtual int index() const = 0;
+  // Alike in all processes of the host: "0000:3B:00.0".
+  virtual Result<std::string> pci_address() = 0;
+  virtual Result<PeerReach> reach(
+      const std::string& pci_address) = 0;  // whether it reaches the memory of the device there
   virtual Result<Buffer> allocate_zeros(int64_t size_bytes) = 0;
   virtual Result<PeerHandle> share(void* memory) = 0;
   virtual Result<void*> open(const PeerHandle& handle) = 0;  // of another process
   virtual void close(void* memory) = 0;
   virtual Status synchronize() = 0;
   virtual Status stop(PeerControl* control) = 0;  // sets PeerControl::stop, while kernels run
-  virtual Status reach(int other) = 0;            // memory of another device of this process
+  virtual Status enable(int other) = 0;           // lets it reach memory of another device of this process
   virtual Result<HostWords> make_host_words() = 0;
   virtual void drop_host_words(const HostWords& words) = 0;
 };
 
 // Collective, as connect is. kUnsupported on all ranks, by name, where they are more than kMostPeers, of several hosts, or
-// one's device does not reach another's. The exchange lives longer than what comes back.
+// one's device does not reach another's: then both are named, and why. The exchange lives longer than what comes back.
 Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange, std::unique_ptr<PeerDevice> device);
 
 }  // namespace nvfp4_moe

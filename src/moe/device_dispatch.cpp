@@ -10,22 +10,15 @@
 namespace nvfp4_moe {
 
 // T tokens of this rank, U of all ranks for this one at most.
-struct DeviceDispatch::Spans {
-  RunStatus* status = nullptr;
-  uint32_t* failed = nullptr;       // (1) why out is NaN; 0: it is not
-  int32_t* slots = nullptr;         // (T, k)
+struct DeviceDispatch::Spans : DispatchSpans {
   int64_t* counts = nullptr;        // (world, 2)
   int32_t* bounds = nullptr;        // (2, world + 1)
   RecordSource* sources = nullptr;  // of the records that are sent
   std::byte* send = nullptr;        // records for all ranks
   std::byte* recv = nullptr;        // (U) records
-  int32_t* ids = nullptr;           // (U, k) slots of this rank
-  float* weights = nullptr;         // (U, k)
   int32_t* first_rows = nullptr;    // (U)
   std::byte* send_rows = nullptr;   // (U k) rows, for the ranks that asked
   std::byte* recv_rows = nullptr;   // under a capacity; else they come to rows_out at home
-  std::byte* home = nullptr;        // a workspace of T tokens
-  std::byte* owner = nullptr;       // a workspace of U tokens
   size_t size_bytes = 0;
 };
 
@@ -42,7 +35,8 @@ DeviceDispatch::DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, 
       counts_(2 * static_cast<size_t>(world) + 1),
       send_bytes_(static_cast<size_t>(world)),
       recv_bytes_(static_cast<size_t>(world)),
-      bounds_(2 * (static_cast<size_t>(world) + 1)) {}
+      bounds_(2 * (static_cast<size_t>(world) + 1)),
+      sides_(layer) {}
 
 Result<std::unique_ptr<DeviceDispatch>> DeviceDispatch::make(const MoeLayer& layer, const DeviceSlots& slots, int rank,
                                                              int world, int64_t capacity, bool fixed) {
@@ -52,30 +46,19 @@ Result<std::unique_ptr<DeviceDispatch>> DeviceDispatch::make(const MoeLayer& lay
 }
 
 DeviceDispatch::Spans DeviceDispatch::spans(std::byte* workspace, int64_t tokens) const {
-  const Plan& plan = layer_.plan();
-  const PackedWeights& weights = layer_.weights();
   const int64_t received = sizes_.received(), sent = sizes_.sent(tokens), k = record_.top_k;
   const int64_t row_bytes = record_.row_bytes, headers = world_ * layout_of(tokens).header_bytes;
-  const auto bytes_of = [&](int64_t most) {
-    return static_cast<int64_t>(layer_.backend().workspace_bytes(weights.config, weights.range, plan, most));
-  };
-  Arena arena(workspace, plan.limits.guard_bytes);
+  Arena arena(workspace, layer_.plan().limits.guard_bytes);
   Spans spans;
-  spans.status = arena.take<RunStatus>("", "status", 1);
-  spans.failed = arena.take<uint32_t>("", "failed", 1);
-  spans.slots = arena.take<int32_t>("", "slots", tokens * k);
+  spans.take(layer_, tokens, received, arena);
   spans.counts = arena.take<int64_t>("", "counts", 2 * world_);
   spans.bounds = arena.take<int32_t>("", "bounds", 2 * (world_ + 1));
   spans.sources = arena.take<RecordSource>("", "sources", sent);
   spans.send = arena.take<std::byte>("", "send", sent * record_.bytes + headers);
   spans.recv = arena.take<std::byte>("", "recv", received * record_.bytes + headers);
-  spans.ids = arena.take<int32_t>("", "ids", received * k);
-  spans.weights = arena.take<float>("", "weights", received * k);
   spans.first_rows = arena.take<int32_t>("", "first_rows", received);
   spans.send_rows = arena.take<std::byte>("", "send_rows", received * k * row_bytes);
   spans.recv_rows = arena.take<std::byte>("", "recv_rows", sizes_.fixed() ? sizes_.rows_back(tokens) * row_bytes : 0);
-  spans.home = arena.take<std::byte>("", "home", bytes_of(tokens));
-  spans.owner = arena.take<std::byte>("", "owner", bytes_of(received));
   spans.size_bytes = arena.size_bytes();
   return spans;
 }
@@ -83,23 +66,13 @@ DeviceDispatch::Spans DeviceDispatch::spans(std::byte* workspace, int64_t tokens
 size_t DeviceDispatch::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
 
 DispatchSide DeviceDispatch::home(const Spans& spans, const Batch& batch) {
-  Batch mine = batch;
-  mine.topk_ids = spans.slots;
-  mine.ids_dtype = DType::kI32;
-  DispatchSide side(layer_, mine, spans.home);
-  if (sizes_.fixed()) side.buffers.routed.rows_out = spans.recv_rows;
-  side.plan = home_plan_.of(layer_, side.batch);
-  return side;
+  return sides_.home(spans, batch, sizes_.fixed() ? spans.recv_rows : nullptr);
 }
 
 DispatchSide DeviceDispatch::owner(const Spans& spans) {
-  Batch mine;
-  for (int from = 0; from < world_; ++from) mine.tokens += sizes_.records_between(from, rank_);
-  mine.topk_ids = spans.ids;
-  mine.topk_weights = spans.weights;
-  DispatchSide side(layer_, mine, spans.owner);
-  side.plan = owner_plan_.of(layer_, side.batch);
-  return side;
+  int64_t records = 0;
+  for (int from = 0; from < world_; ++from) records += sizes_.records_between(from, rank_);
+  return sides_.owner(spans, records);
 }
 
 // All that needs nothing of other ranks. The host waits for the counts alone, and so the device works on while the ranks
@@ -187,12 +160,11 @@ Status DeviceDispatch::work(const Spans& s, const DispatchSide& owner, void* str
   take.capacity = sizes_.capacity();
   NVFP4_MOE_TRY(records_.put(device, bounds_.data(), static_cast<int64_t>(bounds_.size()), s.bounds, stream));
   const StepContext step = owner.step(layer_.weights(), stream);
-  NVFP4_MOE_TRY(records_.take(step, take));
-  NVFP4_MOE_TRY(steps.route(step));
+  NVFP4_MOE_TRY(records_.take(step, steps, take));
   NVFP4_MOE_TRY(multiply(steps, step, owner.buffers.routed));
   return records_.pack_rows(device,
                             {record_, owner.buffers.routed.rows_out, owner.buffers.row_of_assignment, s.ids,
-                             s.first_rows, owner.batch.tokens, s.send_rows},
+                             s.first_rows, owner.batch.tokens, s.send_rows, s.status, owner.buffers.status},
                             stream);
 }
 
@@ -211,25 +183,16 @@ Status DeviceDispatch::run(Exchange& exchange, const Batch& batch, std::byte* wo
   const LayerSteps& steps = *layer_.backend().steps;
   const Spans s = spans(workspace, batch.tokens);
   const DispatchSide at_home = home(s, batch), at_owner = owner(s);
-  const bool works = at_owner.batch.tokens > 0;
+  AwaitedRows awaited;
+  awaited.failed = s.failed;
   const auto enqueue = [&]() -> Status {
     NVFP4_MOE_TRY(send_records(exchange, s, stream));
-    if (works) NVFP4_MOE_TRY(work(s, at_owner, stream));
+    if (at_owner.batch.tokens > 0) NVFP4_MOE_TRY(work(s, at_owner, stream));
     NVFP4_MOE_TRY(send_rows(exchange, s, at_home.buffers.routed.rows_out, stream));
-    const StepContext step = at_home.step(layer_.weights(), stream);
-    if (batch.tokens > 0) {
-      if (at_home.buffers.shared.experts > 0) NVFP4_MOE_TRY(multiply(steps, step, at_home.buffers.shared));
-      NVFP4_MOE_TRY(steps.combine(step));
-    }
-    ConcludeRun conclude;
-    conclude.status = s.status;
-    conclude.home = at_home.buffers.status;
-    conclude.owner = works ? at_owner.buffers.status : nullptr;
-    conclude.failed = s.failed;
-    conclude.out = batch.out;
-    conclude.out_dtype = batch.out_dtype;
-    conclude.count = batch.tokens * layer_.config()->hidden_size;
-    return records_.conclude(layer_.weights().device, conclude, stream);
+    const StepContext step = at_home.step(layer_.weights(), stream, &awaited);
+    if (batch.tokens > 0 && at_home.buffers.shared.experts > 0)
+      NVFP4_MOE_TRY(multiply(steps, step, at_home.buffers.shared));
+    return steps.combine(step);
   };
   return on_device_of(layer_, enqueue);
 }

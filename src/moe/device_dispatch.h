@@ -63,11 +63,11 @@ class DeviceDispatch : public DeviceAllToAll {
   MessageSizes sizes_;
   const WireRecord record_;
   DeviceReport report_;
-  LastPlan home_plan_, owner_plan_;
   std::vector<int64_t> counts_;                   // (world) pairs of tokens and rows for each rank, and captured
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
   std::vector<int32_t> bounds_;                   // (2, world + 1) TakeRecords::bounds
-  bool captured_ = false;                         // between begin and run
+  DispatchSides sides_;
+  bool captured_ = false;  // between begin and run
 };
 
 }  // namespace nvfp4_moe

@@ -37,7 +37,7 @@ Status DeviceSlots::set_placement(const Placement& placement) {
   return memory_.to_device(device, tables_.data(), tables.data(), bytes, nullptr);
 }
 
-Status DeviceSlots::enqueue(const Batch& batch, int64_t first_turn, int32_t* slots, void* stream) const {
+SlotsOfIds DeviceSlots::call(const Batch& batch, int64_t first_turn, int32_t* slots) const {
   SlotsOfIds call;
   call.ids = batch.topk_ids;
   call.ids_dtype = batch.ids_dtype;
@@ -48,7 +48,11 @@ Status DeviceSlots::enqueue(const Batch& batch, int64_t first_turn, int32_t* slo
   call.slots_of_expert = tables() + num_experts_ + 1;
   call.slots = slots;
   call.load = reinterpret_cast<uint64_t*>(load_.data());
-  return ranks_.slots_of_ids(layer_.weights().device, call, stream);
+  return call;
+}
+
+Status DeviceSlots::enqueue(const Batch& batch, int64_t first_turn, int32_t* slots, void* stream) const {
+  return ranks_.slots_of_ids(layer_.weights().device, call(batch, first_turn, slots), stream);
 }
 
 Result<std::vector<uint64_t>> DeviceSlots::load() const {

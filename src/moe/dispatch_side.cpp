@@ -4,6 +4,42 @@
 
 namespace nvfp4_moe {
 
+void DispatchSpans::take(const MoeLayer& layer, int64_t tokens, int64_t received, Arena& arena) {
+  const PackedWeights& packed = layer.weights();
+  const int64_t k = layer.config()->top_k;
+  const auto bytes_of = [&](int64_t most) {
+    return static_cast<int64_t>(layer.backend().workspace_bytes(packed.config, packed.range, layer.plan(), most));
+  };
+  status = arena.take<RunStatus>("", "status", 1);
+  failed = arena.take<uint32_t>("", "failed", 1);
+  slots = arena.take<int32_t>("", "slots", tokens * k);
+  ids = arena.take<int32_t>("", "ids", received * k);
+  weights = arena.take<float>("", "weights", received * k);
+  home = arena.take<std::byte>("", "home", bytes_of(tokens));
+  owner = arena.take<std::byte>("", "owner", bytes_of(received));
+}
+
+DispatchSide DispatchSides::home(const DispatchSpans& spans, const Batch& batch, void* rows_out) {
+  Batch mine = batch;
+  mine.topk_ids = spans.slots;
+  mine.ids_dtype = DType::kI32;
+  DispatchSide side(layer_, mine, spans.home);
+  side.buffers.status = spans.status;
+  if (rows_out != nullptr) side.buffers.routed.rows_out = rows_out;
+  side.plan = home_plan_.of(layer_, side.batch);
+  return side;
+}
+
+DispatchSide DispatchSides::owner(const DispatchSpans& spans, int64_t records) {
+  Batch mine;
+  mine.tokens = records;
+  mine.topk_ids = spans.ids;
+  mine.topk_weights = spans.weights;
+  DispatchSide side(layer_, mine, spans.owner);
+  side.plan = owner_plan_.of(layer_, side.batch);
+  return side;
+}
+
 Result<DeviceReport> DeviceReport::make(const MoeLayer& layer) {
   const DeviceMemory& memory = *layer.backend().memory;
   const int device = layer.weights().device;

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "backend/device_records.h"
 #include "backend/layer_steps.h"
 #include "core/arena.h"
 #include "moe/layer.h"
@@ -22,9 +23,22 @@ struct DispatchSide {
       : batch(of), arena(workspace, layer.plan().limits.guard_bytes), plan(nullptr) {
     buffers = layer_buffers(layer.config(), layer.weights().range, batch.tokens, arena);
   }
-  StepContext step(const PackedWeights& weights, void* stream) const {
-    return {weights, batch, buffers, serial_executor(), arena, stream, plan};
+  StepContext step(const PackedWeights& weights, void* stream, const AwaitedRows* awaited = nullptr) const {
+    return {weights, batch, buffers, serial_executor(), arena, stream, plan, awaited};
   }
+};
+
+// What both ways keep in a run's workspace. T tokens of this rank, U of all ranks for this one at most.
+struct DispatchSpans {
+  RunStatus* status = nullptr;  // the home's
+  uint32_t* failed = nullptr;   // (1) why out is NaN; 0: it is not
+  int32_t* slots = nullptr;     // (T, k)
+  int32_t* ids = nullptr;       // (U, k) slots of this rank
+  float* weights = nullptr;     // (U, k)
+  std::byte* home = nullptr;    // a workspace of T tokens
+  std::byte* owner = nullptr;   // a workspace of U tokens
+
+  void take(const MoeLayer& layer, int64_t tokens, int64_t received, Arena& arena);
 };
 
 // The plan of single steps for a batch like the last one is the last one.
@@ -44,6 +58,19 @@ class LastPlan {
   DType hidden_dtype_{};
   bool hidden_aligned_ = false;
   std::shared_ptr<const RunPlan> plan_;
+};
+
+// Both sides of a layer's runs.
+class DispatchSides {
+ public:
+  explicit DispatchSides(const MoeLayer& layer) : layer_(layer) {}
+  // rows_out: where the rows that come back lie; null: where home's own would.
+  DispatchSide home(const DispatchSpans& spans, const Batch& batch, void* rows_out);
+  DispatchSide owner(const DispatchSpans& spans, int64_t records);
+
+ private:
+  const MoeLayer& layer_;
+  LastPlan home_plan_, owner_plan_;
 };
 
 // Calls body() with the layer's device as the thread's current one, which steps launch on.

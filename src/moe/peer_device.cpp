@@ -6,9 +6,14 @@ namespace {
 class BackendPeerDevice : public PeerDevice {
  public:
   explicit BackendPeerDevice(const DeviceFacts& facts)
-      : index_(facts.index), peers_(*device_peers(facts.kind)), memory_(*device_memory(facts.kind)) {}
+      : index_(facts.index),
+        peers_(*device_peers(facts.kind)),
+        memory_(*device_memory(facts.kind)),
+        topology_(*device_topology(facts.kind)) {}
 
   int index() const override { return index_; }
+  Result<std::string> pci_address() override { return topology_.pci_address(index_); }
+  Result<PeerReach> reach(const std::string& pci_address) override { return topology_.reach(index_, pci_address); }
   Result<Buffer> allocate_zeros(int64_t size_bytes) override {
     NVFP4_MOE_ASSIGN(Buffer memory,
                      memory_.allocate(static_cast<size_t>(size_bytes), index_, "memory for other ranks"));
@@ -24,7 +29,7 @@ class BackendPeerDevice : public PeerDevice {
   void close(void* memory) override { peers_.close(index_, memory); }
   Status stop(PeerControl* control) override { return peers_.stop(index_, control); }
   Status synchronize() override { return memory_.synchronize(index_); }
-  Status reach(int other) override { return peers_.reach(index_, other); }
+  Status enable(int other) override { return peers_.reach(index_, other); }
   Result<HostWords> make_host_words() override {
     HostWords made;
     NVFP4_MOE_TRY(peers_.make_host_words(index_, &made.words, &made.on_device));
@@ -36,6 +41,7 @@ class BackendPeerDevice : public PeerDevice {
   const int index_;
   const DevicePeers& peers_;
   const DeviceMemory& memory_;
+  const DeviceTopology& topology_;
 };
 
 }  // namespace

@@ -8,15 +8,7 @@
 
 namespace nvfp4_moe {
 
-// T tokens of this rank, U of all ranks.
-struct PeerDispatch::Spans {
-  RunStatus* status = nullptr;
-  uint32_t* failed = nullptr;  // (1) why out is NaN; 0: it is not
-  int32_t* slots = nullptr;    // (T, k)
-  int32_t* ids = nullptr;      // (U, k) slots of this rank
-  float* weights = nullptr;    // (U, k)
-  std::byte* home = nullptr;   // a workspace of T tokens
-  std::byte* owner = nullptr;  // a workspace of U tokens
+struct PeerDispatch::Spans : DispatchSpans {
   size_t size_bytes = 0;
 };
 
@@ -30,7 +22,8 @@ PeerDispatch::PeerDispatch(const MoeLayer& layer, const DeviceSlots& slots, int 
       world_(world),
       max_tokens_(max_tokens),
       record_(layer.config()),
-      announcement_(world, 1) {}
+      announcement_(world, 1),
+      sides_(layer) {}
 
 Result<std::unique_ptr<PeerDispatch>> PeerDispatch::make(const MoeLayer& layer, const DeviceSlots& slots, int rank,
                                                          int world, int64_t max_tokens) {
@@ -45,27 +38,18 @@ Status PeerDispatch::connect(PeerMemory& peers) {
                    peers.reserve(PeerRegion::kRecords, world_ * max_tokens_ * record_.bytes));
   NVFP4_MOE_ASSIGN(const PeerMemory::Region rows,
                    peers.reserve(PeerRegion::kRows, max_tokens_ * record_.top_k * record_.row_bytes));
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region marks,
+                   peers.reserve(PeerRegion::kRowMarks, max_tokens_ * record_.top_k * int64_t{sizeof(uint32_t)}));
   record_region_ = records.addresses;
   row_region_ = rows.addresses;
+  mark_region_ = marks.addresses;
   return {};
 }
 
 PeerDispatch::Spans PeerDispatch::spans(std::byte* workspace, int64_t tokens) const {
-  const Plan& plan = layer_.plan();
-  const PackedWeights& weights = layer_.weights();
-  const int64_t received = world_ * max_tokens_, k = record_.top_k;
-  const auto bytes_of = [&](int64_t most) {
-    return static_cast<int64_t>(layer_.backend().workspace_bytes(weights.config, weights.range, plan, most));
-  };
-  Arena arena(workspace, plan.limits.guard_bytes);
+  Arena arena(workspace, layer_.plan().limits.guard_bytes);
   Spans spans;
-  spans.status = arena.take<RunStatus>("", "status", 1);
-  spans.failed = arena.take<uint32_t>("", "failed", 1);
-  spans.slots = arena.take<int32_t>("", "slots", tokens * k);
-  spans.ids = arena.take<int32_t>("", "ids", received * k);
-  spans.weights = arena.take<float>("", "weights", received * k);
-  spans.home = arena.take<std::byte>("", "home", bytes_of(tokens));
-  spans.owner = arena.take<std::byte>("", "owner", bytes_of(received));
+  spans.take(layer_, tokens, world_ * max_tokens_, arena);
   spans.size_bytes = arena.size_bytes();
   return spans;
 }
@@ -73,39 +57,30 @@ PeerDispatch::Spans PeerDispatch::spans(std::byte* workspace, int64_t tokens) co
 size_t PeerDispatch::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
 
 DispatchSide PeerDispatch::home(const Spans& spans, const Batch& batch) {
-  Batch mine = batch;
-  mine.topk_ids = spans.slots;
-  mine.ids_dtype = DType::kI32;
-  DispatchSide side(layer_, mine, spans.home);
-  side.buffers.routed.rows_out = row_region_.of_rank[rank_];
-  side.plan = home_plan_.of(layer_, side.batch);
-  return side;
+  return sides_.home(spans, batch, row_region_.of_rank[rank_]);
 }
 
 DispatchSide PeerDispatch::owner(const Spans& spans) {
-  Batch mine;
-  for (int home = 0; home < world_; ++home) mine.tokens += announcement_.tokens(home);
-  mine.topk_ids = spans.ids;
-  mine.topk_weights = spans.weights;
-  DispatchSide side(layer_, mine, spans.owner);
-  side.plan = owner_plan_.of(layer_, side.batch);
-  return side;
+  int64_t records = 0;
+  for (int home = 0; home < world_; ++home) records += announcement_.tokens(home);
+  return sides_.owner(spans, records);
 }
 
+// What needs no memory of others, of a batch that no single kernel takes.
 Status PeerDispatch::prepare(const Batch& batch, const Spans& s, void* stream) {
   const LayerSteps& steps = *layer_.backend().steps;
-  NVFP4_MOE_TRY(slots_.enqueue(batch, rank_, s.slots, stream));
   const DispatchSide side = home(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
+  if (peers_.pushes_tokens(step, steps)) return {};
+  NVFP4_MOE_TRY(slots_.enqueue(batch, rank_, s.slots, stream));
   NVFP4_MOE_TRY(steps.route(step));  // of this rank's slots, which nobody asks for: it clears and counts
   // Before quantize, which leaves out tokens that have no row.
-  NVFP4_MOE_TRY(peers_.assign_rows(layer_.weights().device, s.slots, batch.tokens * record_.top_k,
-                                   side.buffers.row_of_assignment, stream));
+  const AssignRows assign{link_, s.slots, side.buffers.row_of_assignment, batch.tokens * record_.top_k, s.failed};
+  NVFP4_MOE_TRY(peers_.assign_rows(layer_.weights().device, assign, stream));
   return steps.quantize(step);
 }
 
-// Once all ranks have said that they run: whoever says no may be gone, and its memory with it.
-Status PeerDispatch::push_records(const Batch& batch, const Spans& s, const DispatchSide& side, void* stream) {
+PushRecords PeerDispatch::records_of(const Spans& s, const DispatchSide& side) const {
   PushRecords push;
   push.link = link_;
   push.records = record_region_;
@@ -115,10 +90,20 @@ Status PeerDispatch::push_records(const Batch& batch, const Spans& s, const Disp
       wire_arrays(side.buffers.routed.hidden, layer_.config()->activation_format, layer_.config()->hidden_size);
   std::copy(arrays.begin(), arrays.end(), push.arrays);
   push.slots = s.slots;
-  push.weights = batch.topk_weights;
+  push.weights = side.batch.topk_weights;
   push.first_of_rank = slots_.first_of_rank();
-  push.tokens = batch.tokens;
-  return peers_.push_records(layer_.weights().device, push, stream);
+  push.tokens = side.batch.tokens;
+  push.failed = s.failed;
+  return push;
+}
+
+// Once all ranks have said that they run: whoever says no may be gone, and its memory with it.
+Status PeerDispatch::push_records(const Batch& batch, const Spans& s, const DispatchSide& side, void* stream) {
+  const LayerSteps& steps = *layer_.backend().steps;
+  const StepContext step = side.step(layer_.weights(), stream);
+  const PushRecords push = records_of(s, side);
+  if (!peers_.pushes_tokens(step, steps)) return peers_.push_records(layer_.weights().device, push, stream);
+  return peers_.push_tokens(step, steps, {slots_.call(batch, rank_, s.slots), push});
 }
 
 Status PeerDispatch::begin(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream, Status mine) {
@@ -133,8 +118,7 @@ Status PeerDispatch::begin(Exchange& exchange, const Batch& batch, std::byte* wo
   return all_capture_or_none(announcement_, world_, 0);
 }
 
-Status PeerDispatch::work(const Spans& s, const DispatchSide& owner, void* stream) {
-  const int device = layer_.weights().device;
+Status PeerDispatch::work(const Spans& s, const StepContext& home, const DispatchSide& owner, void* stream) {
   const LayerSteps& steps = *layer_.backend().steps;
   TakeRecords take;
   take.layout = RecordLayout(record_, world_, max_tokens_, false);
@@ -146,51 +130,47 @@ Status PeerDispatch::work(const Spans& s, const DispatchSide& owner, void* strea
   for (int home = 0; home < world_; ++home)
     take.peers.first_of_home[home + 1] =
         take.peers.first_of_home[home] + static_cast<int32_t>(announcement_.tokens(home));
+  take.wait = link_.wait;
   take.failed = s.failed;
   take.report = report_.on_device();
   const StepContext step = owner.step(layer_.weights(), stream);
-  NVFP4_MOE_TRY(records_.take(step, take));
-  NVFP4_MOE_TRY(steps.route(step));
-  NVFP4_MOE_TRY(multiply(steps, step, owner.buffers.routed));
+  if (owner.batch.tokens > 0) {
+    NVFP4_MOE_TRY(records_.take(step, steps, take));
+    NVFP4_MOE_TRY(multiply(steps, step, owner.buffers.routed));
+  }
   PushRows push;
   push.link = link_;
   push.rows = row_region_;
+  push.marks = mark_region_;
   push.record = record_;
   push.rows_out = owner.buffers.routed.rows_out;
   push.row_of_assignment = owner.buffers.row_of_assignment;
   push.ids = s.ids;
   push.records = owner.batch.tokens;
   push.messages = take.peers;
-  return peers_.push_rows(device, push, stream);
+  push.owner = owner.batch.tokens > 0 ? owner.buffers.status : nullptr;
+  push.counts_tokens = peers_.pushes_tokens(home, steps);
+  return peers_.push_rows(home, push);
 }
 
 Status PeerDispatch::run(Exchange&, const Batch& batch, std::byte* workspace, void* stream) {
-  const int device = layer_.weights().device;
   const LayerSteps& steps = *layer_.backend().steps;
   const Spans s = spans(workspace, batch.tokens);
   const DispatchSide at_home = home(s, batch), at_owner = owner(s);
-  const bool works = at_owner.batch.tokens > 0, shares = batch.tokens > 0 && at_home.buffers.shared.experts > 0;
+  AwaitedRows awaited;
+  awaited.failed = s.failed;
+  awaited.wait = link_.wait;
+  awaited.world = world_;
+  awaited.marks = reinterpret_cast<const uint32_t*>(mark_region_.of_rank[rank_]);
+  awaited.slots = s.slots;
+  awaited.first_of_rank = slots_.first_of_rank();
   const auto enqueue = [&]() -> Status {
+    const StepContext step = at_home.step(layer_.weights(), stream, &awaited);
     NVFP4_MOE_TRY(push_records(batch, s, at_home, stream));
-    NVFP4_MOE_TRY(peers_.meet(device, link_, PeerMeeting::kBoth, true, s.failed, stream));
-    if (works) NVFP4_MOE_TRY(work(s, at_owner, stream));
-    const StepContext step = at_home.step(layer_.weights(), stream);
-    if (shares) {
-      NVFP4_MOE_TRY(peers_.meet(device, link_, PeerMeeting::kArrive, false, s.failed, stream));
+    NVFP4_MOE_TRY(work(s, step, at_owner, stream));
+    if (batch.tokens > 0 && at_home.buffers.shared.experts > 0)
       NVFP4_MOE_TRY(multiply(steps, step, at_home.buffers.shared));
-    }
-    NVFP4_MOE_TRY(
-        peers_.meet(device, link_, shares ? PeerMeeting::kWait : PeerMeeting::kBoth, false, s.failed, stream));
-    if (batch.tokens > 0) NVFP4_MOE_TRY(steps.combine(step));
-    ConcludeRun conclude;
-    conclude.status = s.status;
-    conclude.home = at_home.buffers.status;
-    conclude.owner = works ? at_owner.buffers.status : nullptr;
-    conclude.failed = s.failed;
-    conclude.out = batch.out;
-    conclude.out_dtype = batch.out_dtype;
-    conclude.count = batch.tokens * layer_.config()->hidden_size;
-    return records_.conclude(device, conclude, stream);
+    return steps.combine(step);
   };
   return on_device_of(layer_, enqueue);
 }

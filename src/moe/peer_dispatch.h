@@ -1,13 +1,11 @@
 // PeerDispatch: a run of kAllToAll on devices that reach each other's memory.
 //
-//   home:  ids to slots; route; quantize; each token to the memory of its owners          tokens (T) -> records
-//   meet
-//   owner: take, route, gemm1_swiglu, requantize, gemm2; rows to the memory of their homes    records (U) -> rows
-//   meet, and between coming there and waiting the shared expert
-//   home:  combine, in the order of k
+//   home:  ids to slots; quantize; each token to the memory of its owners          tokens (T) -> records
+//   owner: take and route, gemm1_swiglu, requantize, gemm2; rows to the memory of their homes    records (U) -> rows
+//   home:  the shared expert; combine, in the order of k
 // A record lies where its home and token say, and a row where its token and k say, so that nothing is counted, everything
 // always fits, what goes over the link is what there is, and nobody waits on a host: a run can be captured. For the same
-// reason a capacity changes nothing.
+// reason a capacity changes nothing. A record and a row each says by a mark that it has come, and nothing else is waited for.
 #pragma once
 
 #include <memory>
@@ -39,9 +37,10 @@ class PeerDispatch : public DeviceAllToAll {
   Spans spans(std::byte* workspace, int64_t tokens) const;
   DispatchSide home(const Spans& spans, const Batch& batch);
   DispatchSide owner(const Spans& spans);
+  PushRecords records_of(const Spans& spans, const DispatchSide& home) const;
   Status prepare(const Batch& batch, const Spans& spans, void* stream);
   Status push_records(const Batch& batch, const Spans& spans, const DispatchSide& home, void* stream);
-  Status work(const Spans& spans, const DispatchSide& owner, void* stream);
+  Status work(const Spans& spans, const StepContext& home, const DispatchSide& owner, void* stream);
 
   const MoeLayer& layer_;
   const DeviceSlots& slots_;
@@ -53,9 +52,9 @@ class PeerDispatch : public DeviceAllToAll {
   const WireRecord record_;
   DeviceReport report_;
   PeerLink link_;
-  PeerAddresses record_region_, row_region_;
+  PeerAddresses record_region_, row_region_, mark_region_;
   Announcement announcement_;  // and whether a rank captures
-  LastPlan home_plan_, owner_plan_;
+  DispatchSides sides_;
 };
 
 }  // namespace nvfp4_moe

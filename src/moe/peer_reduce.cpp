@@ -59,9 +59,9 @@ Result<bool> PeerReduce::enqueue(const float* partial, int64_t count, void* out,
     return true;
   }
   NVFP4_MOE_TRY(peers_.push_parts(device_, sum, stream));
-  NVFP4_MOE_TRY(peers_.meet(device_, sum.link, PeerMeeting::kBoth, true, failed, stream));
+  NVFP4_MOE_TRY(peers_.meet(device_, sum.link, true, failed, stream));
   NVFP4_MOE_TRY(peers_.sum_shard(device_, sum, stream));
-  NVFP4_MOE_TRY(peers_.meet(device_, sum.link, PeerMeeting::kBoth, false, failed, stream));
+  NVFP4_MOE_TRY(peers_.meet(device_, sum.link, false, failed, stream));
   NVFP4_MOE_TRY(peers_.take_totals(device_, sum, stream));
   return false;
 }

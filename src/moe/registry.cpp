@@ -28,6 +28,26 @@ std::vector<const Backend*> list_backends() {
   return list;
 }
 
+// What this build has for a kind of device. Null for hosts, and where it has nothing.
+struct DeviceTables {
+  const DeviceMemory* memory = nullptr;
+  const DeviceFormats* formats = nullptr;
+  const DeviceRouter* router = nullptr;
+  const DeviceRanks* ranks = nullptr;
+  const DevicePeers* peers = nullptr;
+  const DeviceRecords* records = nullptr;
+  const DeviceTopology* topology = nullptr;
+};
+
+DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
+#ifdef NVFP4_MOE_WITH_CUDA
+  if (kind == DeviceKind::kCuda)
+    return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router, &kCudaRanks,
+            &kCudaPeers,         &kCudaRecords,        &kCudaTopology};
+#endif
+  return {};
+}
+
 // "model name" of /proc/cpuinfo; aarch64 kernels do not tell one.
 std::string cpu_name() {
   std::ifstream cpuinfo("/proc/cpuinfo");
@@ -115,53 +135,13 @@ DeviceFacts host_facts() {
   return facts;
 }
 
-const DeviceMemory* device_memory(DeviceKind kind) {
-#ifdef NVFP4_MOE_WITH_CUDA
-  if (kind == DeviceKind::kCuda) return kCudaBackend.memory;
-#endif
-  (void)kind;
-  return nullptr;
-}
-
-const DeviceFormats* device_formats(DeviceKind kind) {
-#ifdef NVFP4_MOE_WITH_CUDA
-  if (kind == DeviceKind::kCuda) return kCudaBackend.formats;
-#endif
-  (void)kind;
-  return nullptr;
-}
-
-const DeviceRouter* device_router(DeviceKind kind) {
-#ifdef NVFP4_MOE_WITH_CUDA
-  if (kind == DeviceKind::kCuda) return kCudaBackend.router;
-#endif
-  (void)kind;
-  return nullptr;
-}
-
-const DeviceRanks* device_ranks(DeviceKind kind) {
-#ifdef NVFP4_MOE_WITH_CUDA
-  if (kind == DeviceKind::kCuda) return &kCudaRanks;
-#endif
-  (void)kind;
-  return nullptr;
-}
-
-const DevicePeers* device_peers(DeviceKind kind) {
-#ifdef NVFP4_MOE_WITH_CUDA
-  if (kind == DeviceKind::kCuda) return &kCudaPeers;
-#endif
-  (void)kind;
-  return nullptr;
-}
-
-const DeviceRecords* device_records(DeviceKind kind) {
-#ifdef NVFP4_MOE_WITH_CUDA
-  if (kind == DeviceKind::kCuda) return &kCudaRecords;
-#endif
-  (void)kind;
-  return nullptr;
-}
+const DeviceMemory* device_memory(DeviceKind kind) { return tables_of(kind).memory; }
+const DeviceFormats* device_formats(DeviceKind kind) { return tables_of(kind).formats; }
+const DeviceRouter* device_router(DeviceKind kind) { return tables_of(kind).router; }
+const DeviceRanks* device_ranks(DeviceKind kind) { return tables_of(kind).ranks; }
+const DevicePeers* device_peers(DeviceKind kind) { return tables_of(kind).peers; }
+const DeviceRecords* device_records(DeviceKind kind) { return tables_of(kind).records; }
+const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).topology; }
 
 Result<DeviceFacts> device_facts(const std::string& device) {
   if (device == "cpu") return host_facts();

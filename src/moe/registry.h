@@ -11,6 +11,7 @@
 #include "backend/device_ranks.h"
 #include "backend/device_records.h"
 #include "backend/device_router.h"
+#include "backend/device_topology.h"
 
 namespace nvfp4_moe {
 
@@ -32,6 +33,8 @@ const DeviceRouter* device_router(DeviceKind kind);
 const DeviceRanks* device_ranks(DeviceKind kind);
 // What ranks do there over each other's memory, alike.
 const DevicePeers* device_peers(DeviceKind kind);
+// Where such devices are, alike.
+const DeviceTopology* device_topology(DeviceKind kind);
 // What all_to_all does there between the steps, alike.
 const DeviceRecords* device_records(DeviceKind kind);
 

@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/wire_record.h"
@@ -54,14 +54,9 @@ struct Rank {
 inline void on_devices(const CaseData& data, int world, const ExpertParallelOptions& parallel,
                        const std::function<void(Rank&)>& body, Between between = Between::kNccl) {
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
-    const int device = device_of(exchange.rank());
-    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
-    LayerOptions options = device_options(data);
-    options.device = "cuda:" + std::to_string(device);
+    ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
     ASSERT_OK(connect_devices(exchange, between));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = source_of(data);
-    const auto layer = ExpertParallelLayer::open(data.config, source, options, parallel, borrowed);
+    const auto layer = open_on_device(exchange, data, parallel);
     ASSERT_OK(layer);
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes();
@@ -215,6 +210,45 @@ inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat form
 
 inline constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4, kBf16 = ActivationFormat::kBf16,
                                   kFp8 = ActivationFormat::kFp8;
+
+// What else a layer may be: each of them changes what is on the wire, or what is done at home.
+inline std::vector<std::pair<const char*, Case>> choices_of_a_layer() {
+  const auto with = [](ActivationFormat format, const std::function<void(Case&)>& change) {
+    Case spec = dispatch_spec(6, Routing::kUniform, format, 16);
+    change(spec);
+    return spec;
+  };
+  return {
+      {"weights before down", with(kNvfp4,
+                                   [](Case& c) {
+                                     c.options.router_weight = RouterWeight::kBeforeDown;
+                                     c.options.max_router_weight = 2.5f;
+                                   })},
+      {"weights on input", with(kNvfp4,
+                                [](Case& c) {
+                                  c.options.router_weight = RouterWeight::kOnInput;
+                                  c.options.top_k = 1;
+                                })},
+      {"rows in fp32, 48 channels", with(kNvfp4,
+                                         [](Case& c) {
+                                           c.options.row_format = RowFormat::kFp32;
+                                           c.options.hidden_size = 48;
+                                         })},
+      {"compat scales", with(kNvfp4, [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; })},
+      {"NaN in hidden", with(kNvfp4, [](Case& c) { c.data = DataKind::kNan; })},
+      {"Inf in hidden that the activation clamps", with(kBf16,
+                                                        [](Case& c) {
+                                                          c.data = DataKind::kNan;
+                                                          c.options.activation = Activation::kSwigluClamped;
+                                                          c.options.swiglu_limit = 0.5f;
+                                                        })},
+      {"fp32 in and out, ids of 64 bits", with(kNvfp4,
+                                               [](Case& c) {
+                                                 c.hidden_dtype = c.out_dtype = DType::kF32;
+                                                 c.ids_dtype = DType::kI64;
+                                               })},
+  };
+}
 
 // sm100 and sm120 have no GEMMs for fp8.
 inline bool runs_here(ActivationFormat format) {

@@ -13,6 +13,7 @@
 
 #include "c_api/layer.h"
 #include "cuda/dispatch_case.h"
+#include "cuda/graph.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -22,23 +23,12 @@ using ::testing::HasSubstr;
 
 using CudaDispatchRuns = DispatchTest;
 
-// A graph of a run.
+// A graph of a rank's run.
 class Replay {
  public:
-  Replay(const Rank& rank, int64_t first, int64_t count) : rank_(rank) {
-    EXPECT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    status_ = rank.run(first, count);
-    EXPECT_EQ(cudaStreamEndCapture(rank.stream, &graph_), cudaSuccess);
-    if (graph_ == nullptr) return;
-    EXPECT_EQ(cudaGraphInstantiate(&replay_, graph_, 0), cudaSuccess);
-  }
-  ~Replay() {
-    if (replay_ != nullptr) cudaGraphExecDestroy(replay_);
-    if (graph_ != nullptr) cudaGraphDestroy(graph_);
-  }
-  Replay(const Replay&) = delete;
-  Replay& operator=(const Replay&) = delete;
-  const Status& status() const { return status_; }
+  Replay(const Rank& rank, int64_t first, int64_t count)
+      : rank_(rank), graph_(rank.stream, [&] { return rank.run(first, count); }) {}
+  const Status& status() const { return graph_.status(); }
   // With the contents of another case of the same sizes.
   std::vector<uint8_t> run(const CaseData& data) const {
     const auto copy = [](void* to, const auto& from) {
@@ -49,15 +39,13 @@ class Replay {
     copy(rank_.batch.weights.data(), data.topk_weights);
     EXPECT_EQ(cudaMemset(rank_.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    EXPECT_EQ(cudaGraphLaunch(replay_, rank_.stream), cudaSuccess);
+    graph_.launch();
     return rank_.out();
   }
 
  private:
   const Rank& rank_;
-  Status status_;
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t replay_ = nullptr;
+  Graph graph_;
 };
 
 bool all_nan(const CaseData& data, const std::vector<uint8_t>& out) {
@@ -217,11 +205,11 @@ TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
     for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
       if (mode == cudaStreamCaptureModeGlobal && GetParam() > 1) continue;  // it forbids other ranks' threads too much
       ASSERT_OK(rank.run(0, 2));
-      cudaGraph_t graph = nullptr;
-      ASSERT_EQ(cudaStreamBeginCapture(rank.stream, mode), cudaSuccess);
-      std::this_thread::sleep_for(std::chrono::milliseconds(120));  // more than two looks of the watch
-      EXPECT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
-      if (graph != nullptr) cudaGraphDestroy(graph);
+      const auto wait = [] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(120));  // more than two looks of the watch
+        return Status();
+      };
+      const Graph of_nothing(rank.stream, wait, mode);
       EXPECT_OK(rank.exchange.device()->state());
     }
     Rank on_another = rank;

@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cuda/dispatch_case.h"
@@ -59,44 +57,8 @@ TEST_P(CudaDispatch, OneToManyTokensOfEveryRouting) {
   }
 }
 
-// What else a layer may be: each of them changes what is on the wire, or what is done at home.
 TEST_P(CudaDispatch, ChoicesOfALayer) {
-  const auto with = [](ActivationFormat format, const std::function<void(Case&)>& change) {
-    Case spec = dispatch_spec(6, Routing::kUniform, format, 16);
-    change(spec);
-    return spec;
-  };
-  const std::pair<const char*, Case> cases[] = {
-      {"weights before down", with(kNvfp4,
-                                   [](Case& c) {
-                                     c.options.router_weight = RouterWeight::kBeforeDown;
-                                     c.options.max_router_weight = 2.5f;
-                                   })},
-      {"weights on input", with(kNvfp4,
-                                [](Case& c) {
-                                  c.options.router_weight = RouterWeight::kOnInput;
-                                  c.options.top_k = 1;
-                                })},
-      {"rows in fp32, 48 channels", with(kNvfp4,
-                                         [](Case& c) {
-                                           c.options.row_format = RowFormat::kFp32;
-                                           c.options.hidden_size = 48;
-                                         })},
-      {"compat scales", with(kNvfp4, [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; })},
-      {"NaN in hidden", with(kNvfp4, [](Case& c) { c.data = DataKind::kNan; })},
-      {"Inf in hidden that the activation clamps", with(kBf16,
-                                                        [](Case& c) {
-                                                          c.data = DataKind::kNan;
-                                                          c.options.activation = Activation::kSwigluClamped;
-                                                          c.options.swiglu_limit = 0.5f;
-                                                        })},
-      {"fp32 in and out, ids of 64 bits", with(kNvfp4,
-                                               [](Case& c) {
-                                                 c.hidden_dtype = c.out_dtype = DType::kF32;
-                                                 c.ids_dtype = DType::kI64;
-                                               })},
-  };
-  for (const auto& [name, spec] : cases) {
+  for (const auto& [name, spec] : choices_of_a_layer()) {
     SCOPED_TRACE(name);
     for (const int64_t capacity : {0, 6}) {
       ExpertParallelOptions options;

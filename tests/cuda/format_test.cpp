@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/random.h"
+#include "cuda/graph.h"
 #include "nvfp4_moe/nvfp4_moe.h"
 
 namespace nvfp4_moe {
@@ -150,22 +151,19 @@ TEST_F(CApiOnGpu, SwigluQuantizesTheHostsBitsInAGraph) {
   const OnGpu<uint8_t> device_codes(kCodes), device_scales(kScales);
   cudaStream_t stream;
   ASSERT_CUDA(cudaStreamCreate(&stream));
-  cudaGraph_t graph;
-  cudaGraphExec_t replay;
-  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  EXPECT_EQ(NVFP4_MOE_OK,
-            nvfp4_moe_device_swiglu_quantize(0, &options, device_gate_up.get(), kRows, kCols, device_weights.get(),
-                                             device_codes.get(), device_scales.get(), device_row_scales.get(), stream))
-      << nvfp4_moe_last_error();
-  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
-  ASSERT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
-  ASSERT_CUDA(cudaGraphLaunch(replay, stream));
+  const auto enqueue = [&]() -> Status {
+    EXPECT_EQ(NVFP4_MOE_OK, nvfp4_moe_device_swiglu_quantize(0, &options, device_gate_up.get(), kRows, kCols,
+                                                             device_weights.get(), device_codes.get(),
+                                                             device_scales.get(), device_row_scales.get(), stream))
+        << nvfp4_moe_last_error();
+    return {};
+  };
+  const test::Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
+  graph.launch();
   ASSERT_CUDA(cudaStreamSynchronize(stream));
   EXPECT_EQ(device_codes.host(), codes);
   EXPECT_EQ(device_scales.host(), scales);
   EXPECT_EQ(bits(device_row_scales.host()), bits(row_scales));
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
 }
 
@@ -196,15 +194,14 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
   const OnGpu<uint8_t> linear(kMatrices * kRows * kScaleCols), swizzled(kMatrices * bytes), back(linear.host().size());
   cudaStream_t stream;
   ASSERT_CUDA(cudaStreamCreate(&stream));
-  cudaGraph_t graph;
-  cudaGraphExec_t replay;
-  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  EXPECT_EQ(NVFP4_MOE_OK,
-            nvfp4_moe_device_swizzle_scales(0, linear.get(), kMatrices, kRows, kScaleCols, swizzled.get(), stream));
-  EXPECT_EQ(NVFP4_MOE_OK,
-            nvfp4_moe_device_unswizzle_scales(0, swizzled.get(), kMatrices, kRows, kScaleCols, back.get(), stream));
-  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
-  ASSERT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+  const auto enqueue = [&]() -> Status {
+    EXPECT_EQ(NVFP4_MOE_OK,
+              nvfp4_moe_device_swizzle_scales(0, linear.get(), kMatrices, kRows, kScaleCols, swizzled.get(), stream));
+    EXPECT_EQ(NVFP4_MOE_OK,
+              nvfp4_moe_device_unswizzle_scales(0, swizzled.get(), kMatrices, kRows, kScaleCols, back.get(), stream));
+    return {};
+  };
+  const test::Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
   for (uint64_t seed : {11, 12, 13}) {
     Random random(seed);
     std::vector<uint8_t> contents, expected(kMatrices * bytes);
@@ -217,13 +214,11 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
     ASSERT_CUDA(cudaMemset(swizzled.get(), 0xA5, expected.size()));
     ASSERT_CUDA(cudaMemset(back.get(), 0xA5, contents.size()));
     ASSERT_CUDA(cudaDeviceSynchronize());
-    ASSERT_CUDA(cudaGraphLaunch(replay, stream));
+    graph.launch();
     ASSERT_CUDA(cudaStreamSynchronize(stream));
     EXPECT_EQ(swizzled.host(), expected) << seed;
     EXPECT_EQ(back.host(), contents) << seed;
   }
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
 }
 

@@ -15,26 +15,13 @@
 #include "moe/c_layer.h"
 #include "support/backends.h"
 #include "support/case_run.h"
+#include "support/case_source.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
 namespace {
 
-LayerSource source_of(const CaseData& data) {
-  LayerSource source;
-  source.scales = data.scales;
-  source.expert = [&data](int64_t global) -> Result<LoadedExpert> {
-    LoadedExpert loaded;
-    loaded.source = data.expert(global - data.spec.range.first);
-    return loaded;
-  };
-  source.shared_expert = [&data]() -> Result<LoadedExpert> {
-    LoadedExpert loaded;
-    loaded.source = data.expert(kSharedExpert);
-    return loaded;
-  };
-  return source;
-}
+using test::source_of;
 
 // Bytes on the device.
 class DeviceBytes {

@@ -11,6 +11,7 @@
 #include "core/float_formats.h"
 #include "core/quantize.h"
 #include "core/random.h"
+#include "cuda/graph.h"
 #include "judge/judge.h"
 #include "support/backends.h"
 #include "support/case_run.h"
@@ -85,16 +86,12 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       ASSERT_CUDA(cudaStreamSynchronize(stream));
       ASSERT_CUDA(cudaMemcpy(actual.data(), device_out, out_bytes, cudaMemcpyDeviceToHost));
 
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t replay = nullptr;
-      ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-      const Status captured = (*gpu)->run(batch, workspace, (*gpu)->workspace_bytes(), stream);
-      ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
-      ASSERT_OK(captured);
-      ASSERT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+      const auto run = [&] { return (*gpu)->run(batch, workspace, (*gpu)->workspace_bytes(), stream); };
+      const test::Graph graph(stream, run, cudaStreamCaptureModeGlobal);
+      ASSERT_OK(graph.status());
       for (int i = 0; i < 3; ++i) {
         ASSERT_CUDA(cudaMemsetAsync(device_out, 0xFF, out_bytes, stream));
-        ASSERT_CUDA(cudaGraphLaunch(replay, stream));
+        graph.launch();
       }
       ASSERT_CUDA(cudaStreamSynchronize(stream));
       ASSERT_CUDA(cudaMemcpy(replayed.data(), device_out, out_bytes, cudaMemcpyDeviceToHost));
@@ -105,8 +102,6 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       // The same products, sums of fp32 in another order, then one rounding: not an ulp of the output's type apart, and
       // in fp32 not K 2^-24, of which signs that alternate leave the root.
       EXPECT_LT(comparison.relative_l2, shape.out == DType::kF32 ? 1e-5 : shape.out == DType::kF16 ? 0x1p-10 : 0x1p-8);
-      ASSERT_CUDA(cudaGraphExecDestroy(replay));
-      ASSERT_CUDA(cudaGraphDestroy(graph));
       ASSERT_CUDA(cudaStreamDestroy(stream));
       for (void* memory : {device_x, device_out, workspace}) ASSERT_CUDA(cudaFree(memory));
     }

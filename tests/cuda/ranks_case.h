@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -105,6 +106,15 @@ inline LayerOptions device_options(const CaseData& data) {
   LayerOptions options = options_of(data);
   options.device = "cuda:0";
   return options;
+}
+
+// A rank's layer on its device. The exchange lives longer.
+inline Result<std::unique_ptr<ExpertParallelLayer>> open_on_device(Exchange& exchange, const CaseData& data,
+                                                                   const ExpertParallelOptions& parallel) {
+  LayerOptions options = device_options(data);
+  options.device = "cuda:" + std::to_string(device_of(exchange.rank()));
+  const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+  return ExpertParallelLayer::open(data.config, source_of(data), options, parallel, borrowed);
 }
 
 inline CaseData made(const Case& spec) {

@@ -7,23 +7,24 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "cuda/graph.h"
 #include "cuda/reduce_case.h"
 
 namespace nvfp4_moe {
 namespace {
 
 using test::check_reduce;
-using test::device_options;
 using test::DeviceBatch;
 using test::expected_sum;
+using test::Graph;
 using test::kFakeNccl;
 using test::made;
 using test::on_ranks;
 using test::OnDevice;
+using test::open_on_device;
 using test::Over;
 using test::spec_of;
 using ::testing::Each;
@@ -55,12 +56,8 @@ TEST_F(CudaRanks, LargeSumsAreAddedInShards) {
 TEST_F(CudaRanks, WhatADeviceDoesNotRunIsRefusedByNameOnEveryRank) {
   const CaseData data = made(spec_of(4, 64, 32));
   on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(data);
     ExpertParallelOptions options;
-    const auto open = [&] {
-      return ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed).status().message();
-    };
+    const auto open = [&] { return open_on_device(exchange, data, options).status().message(); };
     for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
       options.combine = combine;
       EXPECT_THAT(open(), HasSubstr("rank 0: device: expected cpu for a layer over an exchange without NCCL"));
@@ -76,11 +73,9 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
   const CaseData data = made(spec_of(4, 64, 32));
   on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
     ASSERT_OK(use_nccl(exchange, "cuda:0", kFakeNccl));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(data);
     ExpertParallelOptions options;
     options.combine = CombineBy::kAllReduce;
-    const auto layer = ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed);
+    const auto layer = open_on_device(exchange, data, options);
     ASSERT_OK(layer);
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes();
@@ -92,19 +87,11 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
     ASSERT_OK(exchange.barrier());  // the other rank's sum is done
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    const bool captures = exchange.rank() == 0;
-    if (captures) {
-      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    }
-    const Status mixed = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
-    cudaGraph_t graph = nullptr;
-    if (captures) {
-      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    }
-    if (graph != nullptr) cudaGraphDestroy(graph);
+    const auto run = [&] { return (*layer)->run(batch.spec, workspace.data(), bytes, stream); };
+    const Status mixed = exchange.rank() == 0 ? Graph(stream, run).status() : run();
     EXPECT_EQ(mixed.message(), "stream of rank 1: expected one that is captured, as on rank 0, got one that is not");
     ASSERT_OK(exchange.barrier());
-    EXPECT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
+    EXPECT_OK(run());
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     cudaStreamDestroy(stream);
     ASSERT_OK(exchange.barrier());
@@ -144,35 +131,27 @@ TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {
   const std::vector<uint16_t> expected = expected_sum(data, *Placement::contiguous(6, 1));
   on_ranks(Over::kThreads, 1, test::kCaseTimeout, [&](Exchange& exchange) {
     ASSERT_OK(use_nccl(exchange, "cuda:0"));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(data);
     ExpertParallelOptions options;
     options.combine = CombineBy::kAllReduce;
-    const auto layer = ExpertParallelLayer::open(data.config, source, device_options(data), options, borrowed);
+    const auto layer = open_on_device(exchange, data, options);
     ASSERT_OK(layer);
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes(data.spec.tokens);
     const OnDevice<uint8_t> workspace(bytes);
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));  // what a first call loads, no graph can
+    const auto run = [&] { return (*layer)->run(batch.spec, workspace.data(), bytes, stream); };
+    ASSERT_OK(run());  // what a first call loads, no graph can
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    const Status captured = (*layer)->run(batch.spec, workspace.data(), bytes, stream);
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    ASSERT_OK(captured);
-    ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+    const Graph graph(stream, run);
+    ASSERT_OK(graph.status());
     for (int i = 0; i < 3; ++i) {
       ASSERT_EQ(cudaMemsetAsync(batch.out.data(), 0xFF, expected.size() * 2, stream), cudaSuccess);
-      ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+      graph.launch();
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
       const std::vector<uint8_t> out = batch.out.back();
       EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size()), 0) << "replay " << i;
     }
-    cudaGraphExecDestroy(replay);
-    cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
   });
 }

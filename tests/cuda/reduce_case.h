@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -57,14 +56,10 @@ inline void check_reduce(const CaseData& data, const Placement& placement, int c
   on_ranks(Over::kThreads, placement.world(), kCaseTimeout, [&](Exchange& exchange) {
     ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
     ASSERT_OK(connect_devices(exchange, between));
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = source_of(data);
     ExpertParallelOptions options;
     options.combine = CombineBy::kAllReduce;
     options.placement = placement;
-    LayerOptions on_device = device_options(data);
-    on_device.device = "cuda:" + std::to_string(device_of(exchange.rank()));
-    const auto layer = ExpertParallelLayer::open(data.config, source, on_device, options, borrowed);
+    const auto layer = open_on_device(exchange, data, options);
     ASSERT_OK(layer);
     EXPECT_THAT((*layer)->describe_json(),
                 ::testing::HasSubstr(between == Between::kPeers ? "\"over\":\"peers\"" : "\"over\":\"nccl 2."));

@@ -9,6 +9,7 @@
 
 #include "core/float_formats.h"
 #include "core/random.h"
+#include "cuda/graph.h"
 #include "moe/router.h"
 #include "support/backends.h"
 #include "support/support.h"
@@ -116,14 +117,13 @@ TEST_P(RouterGemmOnADevice, InAGraphBehindWhatMakesHidden) {
   ASSERT_OK(memory.to_device(0, device_weight->data(), weight.data(), weight.size() * 2, nullptr));
   RouterGemm call{1, kExperts, kSize, hidden->data(), kSize, device_weight->data(), logits->data(), DType::kF32};
   cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  EXPECT_EQ(cudaMemcpyAsync(hidden->data(), source->data(), kSize * 2, cudaMemcpyDeviceToDevice, stream), cudaSuccess);
-  EXPECT_OK(router::device_router_gemm(0, call, stream));
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  const test::Graph graph(stream, [&] {
+    EXPECT_EQ(cudaMemcpyAsync(hidden->data(), source->data(), kSize * 2, cudaMemcpyDeviceToDevice, stream),
+              cudaSuccess);
+    return router::device_router_gemm(0, call, stream);
+  });
+  ASSERT_OK(graph.status());
   alignas(16) uint16_t own[kSize];
   std::vector<uint16_t> aligned(weight.size() + 8);
   auto* const host_weight = reinterpret_cast<uint16_t*>((reinterpret_cast<uintptr_t>(aligned.data()) + 15) / 16 * 16);
@@ -134,13 +134,11 @@ TEST_P(RouterGemmOnADevice, InAGraphBehindWhatMakesHidden) {
     std::vector<float> expected(kExperts), actual(kExperts);
     router_gemm({1, kExperts, kSize, own, kSize, host_weight, expected.data(), DType::kF32});
     ASSERT_OK(memory.to_device(0, source->data(), own, sizeof own, nullptr));
-    ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+    graph.launch();
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     ASSERT_OK(memory.to_host(0, actual.data(), logits->data(), kExperts * 4, nullptr));
     EXPECT_EQ(actual, expected);
   }
-  EXPECT_EQ(cudaGraphExecDestroy(replay), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 

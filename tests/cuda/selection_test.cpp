@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "core/float_formats.h"
 #include "core/random.h"
 #include "core/router.h"
+#include "cuda/graph.h"
 #include "support/backends.h"
 #include "support/case_run.h"
 #include "support/support.h"
@@ -95,14 +97,11 @@ class SelectionOnADevice : public test::BackendTest {
     placed.selection = &on_device;
 
     cudaStream_t stream = nullptr;
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
+    std::optional<test::Graph> graph;
     if (captured) {
       EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-      EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-      EXPECT_OK(selects.run_into(placed, serial_executor(), stream));
-      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-      EXPECT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+      graph.emplace(stream, [&] { return selects.run_into(placed, serial_executor(), stream); });
+      EXPECT_OK(graph->status());
     }
     for (uint64_t seed = 1; seed <= (captured ? 4u : 3u); ++seed) {
       const std::vector<uint8_t> logits = logits_of(router, spec.tokens, seed);
@@ -116,7 +115,7 @@ class SelectionOnADevice : public test::BackendTest {
       selects.poison();
       EXPECT_OK(memory.to_device(0, device_logits->data(), logits.data(), logits.size(), nullptr));
       if (captured) {
-        EXPECT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+        graph->launch();
         EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
       } else {
         EXPECT_OK(selects.run_into(placed, serial_executor()));
@@ -133,8 +132,7 @@ class SelectionOnADevice : public test::BackendTest {
       EXPECT_EQ(std::memcmp(weights.data(), data->topk_weights.data(), weights.size() * sizeof(float)), 0);
     }
     if (captured) {
-      EXPECT_EQ(cudaGraphExecDestroy(replay), cudaSuccess);
-      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      graph.reset();
       EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
     }
   }

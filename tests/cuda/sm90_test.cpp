@@ -193,12 +193,7 @@ TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
       ASSERT_GE(k_blocks - cuda::ceil_div(k_blocks, sm90::max_splits(gemm)), sm90::min_saved_k_blocks(gemm));
       test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
-      const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
-      const auto actual = test::to_floats(own.run(*data), spec.out_dtype);
-      EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
-                             layer_limits(data->config, spec.tokens)),
-                "")
-          << tokens << " " << to_string(format);
+      EXPECT_EQ(test::beyond_limits(*data, plain.run(*data), own.run(*data)), "") << tokens << " " << to_string(format);
       EXPECT_EQ(own.broken_guard(), -1);
     }
 }
@@ -229,10 +224,7 @@ TEST_F(Sm90SmallLayer, ManyAssignmentsOfOneCta) {
     ASSERT_OK(data);
     test::CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data);
     ASSERT_TRUE(own.ok() && parts.ok());
-    const std::vector<uint8_t> bytes = own.run(*data);
-    EXPECT_EQ(test::difference(parts.run_steps(*data), bytes, spec.out_dtype, spec.options.hidden_size), "");
-    EXPECT_EQ(std::memcmp(own.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
-    EXPECT_EQ(own.broken_guard(), -1);
+    test::run_against_steps(own, parts, *data);
   }
 }
 
@@ -248,15 +240,8 @@ TEST_F(Sm90SmallLayer, ManyTokensAreQuantizedByWarps) {
     ASSERT_TRUE(sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)].tma_rows);
     test::CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
     ASSERT_TRUE(own.ok() && parts.ok() && host.ok());
-    const std::vector<uint8_t> bytes = own.run(*data);
-    EXPECT_EQ(test::difference(parts.run_steps(*data), bytes, spec.out_dtype, spec.options.hidden_size), "");
-    EXPECT_EQ(std::memcmp(own.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
-    EXPECT_EQ(own.broken_guard(), -1);
-    const auto expected = test::to_floats(host.run(*data), spec.out_dtype),
-               actual = test::to_floats(bytes, spec.out_dtype);
-    EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
-                           layer_limits(data->config, spec.tokens)),
-              "");
+    const std::vector<uint8_t> bytes = test::run_against_steps(own, parts, *data);
+    EXPECT_EQ(test::beyond_limits(*data, host.run(*data), bytes), "");
     const RunStatus &counts = *own.buffers().status, &host_counts = *host.buffers().status;
     EXPECT_EQ(counts.nonfinite_tokens, host_counts.nonfinite_tokens);
     EXPECT_EQ(counts.nonfinite_rows, host_counts.nonfinite_rows);

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -198,9 +199,10 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
 
 TEST(Nccl, ACallThatFailsEndsAllRanks) {
   std::atomic<bool> failed{false};
+  std::optional<Blocks> of_rank[2];  // until the communicators have ended, whose threads write to them
   on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
     ASSERT_OK(exchange.barrier());
-    Blocks blocks(exchange);
+    Blocks& blocks = of_rank[exchange.rank()].emplace(exchange);
     if (exchange.rank() == 1) {
       {
         const Setting fails("fail send");  // of the process, and so of both ranks
@@ -221,15 +223,16 @@ TEST(Nccl, ACallThatFailsEndsAllRanks) {
 
 TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   std::atomic<bool> over{false};
+  std::optional<Blocks> blocks;  // until the communicators have ended, whose threads write to them
   const double took = test::seconds_of([&] {
     on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
       if (exchange.rank() == 1) {
         while (!over) std::this_thread::sleep_for(Timeout{5});
         return;
       }
-      Blocks blocks(exchange);
+      blocks.emplace(exchange);
       EXPECT_EQ(
-          device.all_to_all_v(blocks.call(kNcclShort), nullptr).message(),
+          device.all_to_all_v(blocks->call(kNcclShort), nullptr).message(),
           "nccl: expected all_to_all_v to be done within 1200 ms, got no end: a rank has stopped, or has come with "
           "another call");
       over = true;
@@ -293,6 +296,7 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
 
 // A rank of three, in a process of its own: one call after the other until one fails.
 Status run_until_it_fails(int port, int rank, const std::function<void(int call)>& each) {
+  std::optional<Blocks> blocks;  // until the communicator has ended, whose threads write to them
   auto exchange = connect_tcp("127.0.0.1", port, rank, 3, kLong);
   NVFP4_MOE_TRY(exchange.status());
   auto device = connect_nccl(**exchange, fake());
@@ -300,8 +304,8 @@ Status run_until_it_fails(int port, int rank, const std::function<void(int call)
   (*exchange)->set_device(std::move(*device));
   for (int call = 0;; ++call) {
     each(call);
-    Blocks blocks(**exchange);
-    NVFP4_MOE_TRY((*exchange)->device()->all_to_all_v(blocks.call(kLong), nullptr));
+    blocks.emplace(**exchange);
+    NVFP4_MOE_TRY((*exchange)->device()->all_to_all_v(blocks->call(kLong), nullptr));
   }
 }
 

@@ -16,25 +16,13 @@
 #include "core/executor.h"
 #include "exchange/ranks.h"
 #include "moe/expert_parallel.h"
+#include "support/case_source.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::test {
 
 inline constexpr Timeout kCaseTimeout{60000};
 inline constexpr std::byte kPoisonByte{0xFF};  // NaN in every float format
-
-inline LayerSource source_of(const CaseData& data) {
-  LayerSource source;
-  source.scales = data.scales;
-  const auto give = [&data](int64_t expert) -> Result<LoadedExpert> {
-    LoadedExpert loaded;
-    loaded.source = data.expert(expert);
-    return loaded;
-  };
-  source.expert = give;
-  if (data.spec.options.shared_intermediate_size > 0) source.shared_expert = [give] { return give(kSharedExpert); };
-  return source;
-}
 
 // Tokens [first, first + count) of the case's batch.
 inline Batch slice_of(const CaseData& data, int64_t first, int64_t count, uint8_t* out) {

@@ -5,9 +5,8 @@
 
 #include "cases/cases.h"
 #include "moe/cache_key.h"
+#include "moe/case_layer.h"
 #include "moe/config_json.h"
-#include "moe/repro.h"
-#include "moe/tiny.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
 
 namespace nvfp4_moe {
@@ -22,32 +21,6 @@ CaseData case_data() {
   return *std::move(data);
 }
 
-LayerSource source_of(const CaseData& data) {
-  LayerSource source;
-  source.scales = data.scales;
-  source.expert = [&data](int64_t e) -> Result<LoadedExpert> {
-    LoadedExpert loaded;
-    loaded.source = data.expert(e);
-    return loaded;
-  };
-  return source;
-}
-
-std::vector<uint8_t> run(const MoeLayer& layer, const CaseData& data) {
-  std::vector<uint8_t> out(data.out_bytes());
-  const Buffer workspace = workspace_of(layer);
-  EXPECT_OK(layer.run(data.batch(out.data()), workspace.data(), workspace.size_bytes()));
-  return out;
-}
-
-std::unique_ptr<MoeLayer> open(const CaseData& data, const char* backend = "cpu") {
-  LayerOptions options = tiny_layer_options(data.spec.tokens);
-  options.backend = backend;
-  auto layer = MoeLayer::open(data.config, source_of(data), options);
-  EXPECT_OK(layer);
-  return layer.ok() ? std::move(*layer) : nullptr;
-}
-
 TEST(Biases, ChangeTheOutputAndComeBack) {
   const CaseData data = case_data();
   CaseData without = data;
@@ -59,9 +32,9 @@ TEST(Biases, ChangeTheOutputAndComeBack) {
   for (ExpertBuffers& expert : without.experts)
     for (std::vector<float>* bias : {&expert.gate_bias, &expert.up_bias, &expert.down_bias}) bias->clear();
   for (const char* backend : {"reference", "cpu"}) {
-    const auto layer = open(data, backend);
+    const auto layer = open_case(data, backend);
     ASSERT_NE(layer, nullptr);
-    EXPECT_NE(run(*layer, data), run(*open(without, backend), without));
+    EXPECT_NE(run_case(*layer, data), run_case(*open_case(without, backend), without));
     EXPECT_THAT(layer->describe_json(), HasSubstr("\"expert_biases\":true"));
     const auto again = MoeLayer::open(data.config, unpacked_source(*layer), tiny_layer_options(data.spec.tokens));
     ASSERT_OK(again);
@@ -80,17 +53,17 @@ TEST(Biases, AreReplacedWithTheirExpert) {
   CaseData other = data;
   for (ExpertBuffers& expert : other.experts)
     for (float& bias : expert.down_bias) bias += 1.0f;
-  const auto layer = open(data);
+  const auto layer = open_case(data);
   ASSERT_NE(layer, nullptr);
   for (int64_t e = 0; e < data.spec.range.count; ++e) ASSERT_OK(layer->replace_expert(e, other.expert(e)));
-  EXPECT_EQ(run(*layer, data), run(*open(other), data));
+  EXPECT_EQ(run_case(*layer, data), run_case(*open_case(other), data));
 }
 
 TEST(Biases, WhatIsWrongWithThemIsTold) {
   const CaseData data = case_data();
-  const auto layer = open(data);
+  const auto layer = open_case(data);
   ASSERT_NE(layer, nullptr);
-  const std::vector<uint8_t> before = run(*layer, data);
+  const std::vector<uint8_t> before = run_case(*layer, data);
   ExpertSource source = data.expert(0);
   source.biases.up = nullptr;
   EXPECT_EQ(layer->replace_expert(0, source).message(), "up bias: expected one (expert_biases), got none");
@@ -104,7 +77,7 @@ TEST(Biases, WhatIsWrongWithThemIsTold) {
     EXPECT_THAT(status.message(), HasSubstr("down bias: expected finite numbers"));
     EXPECT_THAT(status.message(), HasSubstr("at row 3"));
   }
-  EXPECT_EQ(run(*layer, data), before);
+  EXPECT_EQ(run_case(*layer, data), before);
   TinyLayer tiny;
   auto plain = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
   ASSERT_OK(plain);
@@ -123,23 +96,7 @@ TEST(Biases, AreInTheConfigsJsonWhereTheyAreSet) {
   EXPECT_EQ(*back, options);
 }
 
-TEST(Biases, TravelInAReproFile) {
-  const CaseData data = case_data();
-  const auto layer = open(data, "reference");
-  ASSERT_NE(layer, nullptr);
-  std::vector<uint8_t> out = run(*layer, data);
-  TempDir directory;
-  const std::string path = directory.file("repro.safetensors");
-  ASSERT_OK(write_repro(path, *layer, data.batch(out.data()), true));
-  const auto report = replay(path, "reference");
-  ASSERT_OK(report);
-  EXPECT_TRUE(report->passed());
-  ASSERT_TRUE(report->same_bits.has_value());
-  EXPECT_TRUE(*report->same_bits);
-  const auto on_cpu = replay(path, "cpu");
-  ASSERT_OK(on_cpu);
-  EXPECT_TRUE(on_cpu->passed());
-}
+TEST(Biases, TravelInAReproFile) { expect_to_travel_in_a_repro_file(case_data()); }
 
 // gate and up as halves of one (E, 2I) array, as models store them.
 TEST(Biases, ThroughTheCInterface) {

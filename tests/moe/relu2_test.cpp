@@ -5,10 +5,9 @@
 #include "backend/layer_steps.h"
 #include "cases/cases.h"
 #include "core/activation.h"
+#include "moe/case_layer.h"
 #include "moe/config_json.h"
 #include "moe/formats.h"
-#include "moe/repro.h"
-#include "moe/tiny.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
 #include "support/backends.h"
 
@@ -23,38 +22,6 @@ CaseData case_data(const std::string& name = "w4a4_relu2_shared_ep_i64/e8") {
   auto data = make_case(cases_named(name).front());
   EXPECT_OK(data);
   return *std::move(data);
-}
-
-LayerSource source_of(const CaseData& data) {
-  LayerSource source;
-  source.scales = data.scales;
-  source.expert = [&data](int64_t e) -> Result<LoadedExpert> {
-    LoadedExpert loaded;
-    loaded.source = data.expert(e - data.spec.range.first);
-    return loaded;
-  };
-  source.shared_expert = [&data]() -> Result<LoadedExpert> {
-    LoadedExpert loaded;
-    loaded.source = data.expert(kSharedExpert);
-    return loaded;
-  };
-  return source;
-}
-
-std::unique_ptr<MoeLayer> open(const CaseData& data, const char* backend = "cpu") {
-  LayerOptions options = tiny_layer_options(data.spec.tokens);
-  options.backend = backend;
-  options.range = data.spec.range;
-  auto layer = MoeLayer::open(data.config, source_of(data), options);
-  EXPECT_OK(layer);
-  return layer.ok() ? std::move(*layer) : nullptr;
-}
-
-std::vector<uint8_t> run(const MoeLayer& layer, const CaseData& data) {
-  std::vector<uint8_t> out(data.out_bytes());
-  const Buffer workspace = workspace_of(layer);
-  EXPECT_OK(layer.run(data.batch(out.data()), workspace.data(), workspace.size_bytes()));
-  return out;
 }
 
 void expect_experts(const MoeLayer& layer, const CaseData& data) {
@@ -72,7 +39,7 @@ void expect_experts(const MoeLayer& layer, const CaseData& data) {
 TEST(Relu2, ComesBackAndTakesTwoThirds) {
   const CaseData data = case_data();
   for (const char* backend : {"reference", "cpu"}) {
-    const auto layer = open(data, backend);
+    const auto layer = open_case(data, backend);
     ASSERT_NE(layer, nullptr);
     expect_experts(*layer, data);
     EXPECT_THAT(layer->describe_json(), HasSubstr("\"activation\":\"relu2\""));
@@ -97,16 +64,16 @@ TEST(Relu2, IsReplacedInPlace) {
   CaseData other = data;
   std::swap(other.experts[0], other.experts[1]);
   std::swap(other.tensor_scales[0], other.tensor_scales[1]);
-  const auto layer = open(data);
+  const auto layer = open_case(data);
   ASSERT_NE(layer, nullptr);
-  EXPECT_NE(run(*layer, data), run(*open(other), data));
+  EXPECT_NE(run_case(*layer, data), run_case(*open_case(other), data));
   for (int64_t e = kSharedExpert; e < data.spec.range.count; ++e) ASSERT_OK(layer->replace_expert(e, other.expert(e)));
-  EXPECT_EQ(run(*layer, data), run(*open(other), data));
+  EXPECT_EQ(run_case(*layer, data), run_case(*open_case(other), data));
 }
 
 TEST(Relu2, AGateIsRefused) {
   const CaseData data = case_data();
-  const auto layer = open(data);
+  const auto layer = open_case(data);
   ASSERT_NE(layer, nullptr);
   ExpertSource source = data.expert(0);
   source.gate = source.up;
@@ -114,7 +81,7 @@ TEST(Relu2, AGateIsRefused) {
               HasSubstr("gate: expected none with activation relu2, got (48, 64)"));
   // A bias for it too, and a source without a gate where one belongs.
   const CaseData biased = case_data("w4a4_relu2_biases_shared/e8");
-  const auto with_biases = open(biased);
+  const auto with_biases = open_case(biased);
   ASSERT_NE(with_biases, nullptr);
   source = biased.expert(0);
   source.biases.gate = source.biases.up;
@@ -130,7 +97,7 @@ TEST(Relu2, AGateIsRefused) {
 TEST(Relu2, AnExpertsBiasesComeBackWithoutTheGates) {
   const CaseData data = case_data("w4a4_relu2_biases_shared/e8");
   for (const char* backend : {"reference", "cpu"}) {
-    const auto layer = open(data, backend);
+    const auto layer = open_case(data, backend);
     ASSERT_NE(layer, nullptr);
     for (int64_t e = 0; e < data.spec.range.count; ++e) {
       ExpertBuffers out;
@@ -160,23 +127,7 @@ TEST(Relu2, IsNoGatedActivation) {
               HasSubstr("activation: expected one of gate and up, got relu2"));
 }
 
-TEST(Relu2, TravelsInAReproFile) {
-  const CaseData data = case_data();
-  const auto layer = open(data, "reference");
-  ASSERT_NE(layer, nullptr);
-  std::vector<uint8_t> out = run(*layer, data);
-  TempDir directory;
-  const std::string path = directory.file("repro.safetensors");
-  ASSERT_OK(write_repro(path, *layer, data.batch(out.data()), true));
-  const auto report = replay(path, "reference");
-  ASSERT_OK(report);
-  EXPECT_TRUE(report->passed());
-  ASSERT_TRUE(report->same_bits.has_value());
-  EXPECT_TRUE(*report->same_bits);
-  const auto on_cpu = replay(path, "cpu");
-  ASSERT_OK(on_cpu);
-  EXPECT_TRUE(on_cpu->passed());
-}
+TEST(Relu2, TravelsInAReproFile) { expect_to_travel_in_a_repro_file(case_data()); }
 
 // fixed: there is no limit to bound relu(u)^2, so that the checkpoint's scale, or a given one, is needed.
 TEST(Relu2, HasNoBoundForAFixedScale) {
@@ -238,7 +189,7 @@ TEST(Relu2, ThroughTheCInterface) {
   batch.out = out.data();
   ASSERT_EQ(nvfp4_moe_layer_run(layer, &batch, workspace->data(), workspace_bytes, nullptr), NVFP4_MOE_OK)
       << nvfp4_moe_last_error();
-  EXPECT_EQ(out, run(*open(data), data));
+  EXPECT_EQ(out, run_case(*open_case(data), data));
 
   auto expert = api::make<nvfp4_moe_expert>();
   expert.up_codes = codes[0].data();

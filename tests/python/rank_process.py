@@ -230,14 +230,8 @@ def whole(rank: Rank) -> None:
     rank.exchange.barrier()
 
 
-def overflow(rank: Rank, name: str) -> None:
-    layer = rank.layer(name, capacity=SMALL_CAPACITY)
-    arrays = on(rank.device, batch(TOO_MANY if rank.rank == 0 else 1, 0, "rank 1"))
+def does_not_fit(rank: Rank, layer: nv.MoeLayer, arrays: Arrays) -> None:
     too_many = f"capacity: expected at least {TOO_MANY} tokens, which rank 0 has for rank 1, got {SMALL_CAPACITY}"
-    if rank.way == "peers":  # whatever comes fits there
-        assert not torch.isnan(layer.run(*arrays)).any(), "out is NaN where everything fits"
-        layer.status()
-        return
     try:
         out = layer.run(*arrays)
         assert rank.way != "host", "ran on a host with more tokens than the capacity"
@@ -247,6 +241,16 @@ def overflow(rank: Rank, name: str) -> None:
         assert too_many in str(error), error
     else:
         raise AssertionError("nobody said that there were more tokens than the capacity")
+
+
+def overflow(rank: Rank, name: str) -> None:
+    layer = rank.layer(name, capacity=SMALL_CAPACITY)
+    arrays = on(rank.device, batch(TOO_MANY if rank.rank == 0 else 1, 0, "rank 1"))
+    if rank.way == "peers":  # whatever comes fits there
+        assert not torch.isnan(layer.run(*arrays)).any(), "out is NaN where everything fits"
+        layer.status()
+    else:
+        does_not_fit(rank, layer, arrays)
     arrays = on(rank.device, batch(SMALL_CAPACITY, rank.rank, "spread"))
     rank.outputs[f"{name}, behind one that did not fit"] = layer.run(*arrays).cpu()
     layer.status()

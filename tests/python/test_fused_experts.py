@@ -300,11 +300,14 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
 
 
 def test_settings_come_from_the_engine_s_configuration_then_the_environment():
-    assert fused.read_settings({}, {}) == fused.Settings("auto", "bf16", "auto")
+    assert fused.read_settings({}, {}) == fused.Settings("auto", "bf16", "auto", "auto")
     environ = {"NVFP4_MOE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4"}
     assert fused.read_settings(None, environ) == fused.Settings("1", "nvfp4")
     assert fused.read_settings({}, environ).insists
     assert fused.read_settings({"mode": 0, "activations": "bf16"}, environ) == fused.Settings("0", "bf16")
+    environ = {"NVFP4_MOE_EXCHANGE": "peers"}
+    assert fused.read_settings({}, environ).exchange == "peers"
+    assert fused.read_settings({"exchange": "engine"}, environ).exchange == "engine"
 
 
 @pytest.mark.parametrize(
@@ -313,9 +316,10 @@ def test_settings_come_from_the_engine_s_configuration_then_the_environment():
         ({}, {"NVFP4_MOE": "yes"}, "NVFP4_MOE: expected one of 0, auto, 1, got 'yes'"),
         ({}, {"NVFP4_MOE_ACTIVATIONS": ""}, "ACTIVATIONS: expected one of bf16, nvfp4, fp8, int8_block, got ''"),
         ({"router": "vllm"}, {}, "router: expected one of auto, own, engine, got 'vllm'"),
+        ({}, {"NVFP4_MOE_EXCHANGE": "gloo"}, "EXCHANGE: expected one of auto, engine, host, nccl, peers, got 'gloo'"),
         ({"mode": True}, {}, "mode: expected one of 0, auto, 1, got True"),
         ({"activations": "w4a4"}, {}, "activations: expected one of bf16, nvfp4, fp8, int8_block, got 'w4a4'"),
-        ({"activation": "bf16"}, {}, "expected the keys mode, activations and router, got activation"),
+        ({"activation": "bf16"}, {}, "expected the keys mode, activations, router and exchange, got activation"),
     ],
 )
 def test_settings_that_mean_nothing_are_named(given, environ, message):

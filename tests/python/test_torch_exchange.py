@@ -24,6 +24,16 @@ what, out = sys.argv[1:]
 torch.set_num_threads(1)
 distributed.init_process_group("gloo")
 rank, world = distributed.get_rank(), distributed.get_world_size()
+if what == "part":
+    group = distributed.new_group([0, 2])
+    if rank != 1:
+        exchange = nv.torch_exchange(group, timeout=float(os.environ["EXCHANGE_TIMEOUT"]))
+        assert (exchange.rank, exchange.world) == (rank // 2, 2)
+        exchange.barrier()
+    with open(f"{out}/{rank}", "w") as file:
+        file.write("fine")
+    distributed.barrier()
+    sys.exit()
 exchange = nv.torch_exchange(timeout=float(os.environ["EXCHANGE_TIMEOUT"]))
 assert (exchange.rank, exchange.world) == (rank, world)
 random = np.random.default_rng(0)
@@ -101,6 +111,10 @@ def launch(tmp_path, what, world, timeout):
 @pytest.mark.parametrize("world", [1, 3])
 def test_processes_give_the_bits_of_one(tmp_path, world):
     assert launch(tmp_path, "whole", world, 60)[0] == ["fine"] * world
+
+
+def test_a_group_s_ranks_connect_without_the_others(tmp_path):
+    assert launch(tmp_path, "part", 3, 20)[0] == ["fine"] * 3
 
 
 def test_configs_that_differ_are_named_in_every_process(tmp_path):

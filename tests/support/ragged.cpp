@@ -42,24 +42,32 @@ void expect_run_is_its_steps(const Backend& backend, int64_t tokens, Intermediat
   ASSERT_OK(data);
   CaseRun whole(backend, *data), parts(backend, *data);
   ASSERT_TRUE(whole.ok() && parts.ok());
-  const std::vector<uint8_t> out = parts.run_steps(*data);
-  EXPECT_EQ(difference(out, whole.run(*data), small.out_dtype, small.options.hidden_size), "");
+  run_against_steps(whole, parts, *data);
+}
+
+std::vector<uint8_t> run_against_steps(CaseRun& whole, CaseRun& parts, const CaseData& data) {
+  const std::vector<uint8_t> out = whole.run(data);
+  EXPECT_EQ(difference(parts.run_steps(data), out, data.spec.out_dtype, data.spec.options.hidden_size), "");
   EXPECT_EQ(std::memcmp(whole.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
   EXPECT_EQ(whole.broken_guard(), -1);
+  return out;
+}
+
+std::string beyond_limits(const CaseData& data, const std::vector<uint8_t>& expected,
+                          const std::vector<uint8_t>& actual) {
+  const Case& spec = data.spec;
+  const std::vector<float> e = to_floats(expected, spec.out_dtype), a = to_floats(actual, spec.out_dtype);
+  return broken_limit(compare(e.data(), a.data(), spec.tokens, spec.options.hidden_size),
+                      layer_limits(data.config, spec.tokens));
 }
 
 void expect_agrees_with_plain(const Backend& backend, const CaseData& data, int repeats) {
   const Backend* const plain_backend = find_backend("cuda");
   ASSERT_NE(plain_backend, nullptr);
-  const Case& spec = data.spec;
   CaseRun plain(*plain_backend, data), own(backend, data);
   ASSERT_TRUE(plain.ok() && own.ok());
-  const auto expected = to_floats(plain.run(data), spec.out_dtype);
   const std::vector<uint8_t> bytes = own.run(data);
-  const auto actual = to_floats(bytes, spec.out_dtype);
-  EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), spec.tokens, spec.options.hidden_size),
-                         layer_limits(data.config, spec.tokens)),
-            "");
+  EXPECT_EQ(beyond_limits(data, plain.run(data), bytes), "");
   EXPECT_EQ(own.broken_guard(), -1);
   for (int again = 0; again < repeats; ++again) ASSERT_EQ(own.run(data), bytes) << "a repeat differs";
 }

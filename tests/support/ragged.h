@@ -1,8 +1,13 @@
-// Layers of ragged shapes for tests of an architecture's own kernels, and what is expected of any of them.
+// Layers of ragged shapes for tests of an architecture's own kernels, and what is expected of any layer.
 #pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "cases/cases.h"
+#include "support/case_run.h"
 
 namespace nvfp4_moe::test {
 
@@ -17,6 +22,13 @@ Case ragged_case(const Ragged& ragged, ActivationFormat format);
 // shared expert.
 void expect_run_is_its_steps(const Backend& backend, int64_t tokens, IntermediateScale scale, DataKind values,
                              ActivationFormat format = ActivationFormat::kNvfp4);
+
+// The same of any case, which both hold: what `whole` gave.
+std::vector<uint8_t> run_against_steps(CaseRun& whole, CaseRun& parts, const CaseData& data);
+
+// By which limit two outputs of a case's layer are too far apart; "" where they are not.
+std::string beyond_limits(const CaseData& data, const std::vector<uint8_t>& expected,
+                          const std::vector<uint8_t>& actual);
 
 // The backend's output is within the contract of the plain kernels', it writes nothing outside its arrays, and a repeat
 // gives the same bits.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Releases whose members were compared with the table; newer ones are judged by the same table when they are loaded.
+# Releases whose members were compared with the table, but for those of "exchange", which were with 0.32 alone; each release is
+# judged by the whole table when it is loaded.
 RELEASES = ("0.24", "0.25", "0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 
 _FUSED = "vllm.model_executor.layers.fused_moe"
@@ -19,7 +20,7 @@ _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _COMPRESSED = f"{_QUANTIZATION}.compressed_tensors"
 
 # A group that does not fit leaves its checkpoints to vLLM, "core" all of them; without "router" vLLM selects the experts,
-# without "gate" it computes the logits.
+# without "gate" it computes the logits, without "exchange" it exchanges between ranks.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", f"{_QUANTIZATION}:register_quantization_config", ("quantization",)),
@@ -158,6 +159,19 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("has", "vllm.model_executor.layers.linear:UnquantizedLinearMethod", ()),
         ("has", "vllm.model_executor.layers.linear:ReplicatedLinear", ()),
     ),
+    "exchange": (
+        (
+            "overrides",
+            f"{_FUSED}.prepare_finalize.no_dp_ep:MoEPrepareAndFinalizeNoDPEPModular.output_is_reduced",
+            (),
+        ),
+        ("calls", f"{_FUSED}.modular_kernel:FusedMoEKernel.output_is_reduced", ()),
+        ("has", f"{_FUSED}.config:FusedMoEParallelConfig", ("use_ep", "ep_size", "ep_rank")),
+        ("has", f"{_FUSED}.runner.moe_runner:MoERunner", ("routed_experts", "shared_experts")),
+        ("calls", "vllm.distributed.parallel_state:get_ep_group", ()),
+        ("has", "vllm.distributed.parallel_state:GroupCoordinator", ("cpu_group", "world_size")),
+        ("has", "vllm.config:VllmConfig", ("compilation_config", "parallel_config")),
+    ),
     "modelopt_fp4": (
         ("overrides", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.get_quant_method", ("layer", "prefix")),
         ("calls", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.is_layer_excluded", ("prefix",)),
@@ -225,7 +239,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
 }
 
 # Without which everything is served all the same.
-OPTIONAL = ("router", "gate")
+OPTIONAL = ("router", "gate", "exchange")
 FORMATS = tuple(group for group in REQUIRED if group not in ("core", *OPTIONAL))
 
 

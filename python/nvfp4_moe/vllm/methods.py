@@ -20,7 +20,9 @@ from .. import Error
 from .._fused_experts import (
     FusedExperts,
     LoadLog,
+    OverRanks,
     Placement,
+    layer_device,
     make_legal,
     open_fused,
     reciprocal,
@@ -29,7 +31,8 @@ from .._fused_experts import (
 from .._fused_parameters import FusedParameters
 from . import internals
 from .experts import NvFp4MoeExperts
-from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, padded_to_blocks, pattern
+from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, keeps_reductions, padded_to_blocks, pattern
+from .ranks import NoExchange, PrepareAndFinalizeOverRanks, mark_config, over_ranks
 from .router import OwnRouter, own_router
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -170,6 +173,7 @@ class Method:
             placement=placement,
             top_k=self.plan.options["top_k"],
             max_tokens=self.plan.max_tokens,
+            over_ranks=self._over_ranks(layer, layer_device(w13)),
             **options,
         )
         experts.layer.warmup()
@@ -179,24 +183,44 @@ class Method:
             )
         return experts
 
-    def _build(self, layer: Any) -> None:
+    def _over_ranks(self, layer: Any, device: str) -> OverRanks | None:
+        """The exchange that the layer is to run over; collective. None where vLLM adds up the rows."""
+        if self.plan.ranks is None:
+            return None
+        try:
+            return over_ranks(layer, self.plan.ranks, device)
+        except NoExchange as why:
+            keeps_reductions(self.plan.name, why, self.plan.ranks.insists)
+            return None
+
+    def _prepare_finalize(self, layer: Any) -> Any:
+        """vLLM's part of the kernel: what it exchanges before and after the experts."""
         assert self.fused is not None
-        if self.fused.placement.lookup is not None:
-            # A buffer: level 2 of sleep mode discards every other tensor that was made while the model was loaded.
-            layer.register_buffer("nvfp4_moe_lookup", self.fused.placement.lookup, persistent=False)
-        self.moe_quant_config = self.get_fused_moe_quant_config(layer)
-        prepare_finalize = _prepare_finalize(
+        if self.fused.over_ranks:
+            assert self.plan.ranks is not None
+            mark_config(self.plan.ranks, self.plan.name)
+            return PrepareAndFinalizeOverRanks()
+        return _prepare_finalize(
             moe=self.moe,  # type: ignore[attr-defined]
             quant_config=self.moe_quant_config,
             routing_tables=layer._expert_routing_tables(),
             allow_new_interface=True,
             use_monolithic=False,
         )
+
+    def _build(self, layer: Any) -> None:
+        assert self.fused is not None
+        if self.fused.placement.lookup is not None:
+            # A buffer: level 2 of sleep mode discards every other tensor that was made while the model was loaded.
+            layer.register_buffer("nvfp4_moe_lookup", self.fused.placement.lookup, persistent=False)
+        self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+        prepare_finalize = self._prepare_finalize(layer)
         experts = NvFp4MoeExperts.over(self.fused, self.moe, self.moe_quant_config)  # type: ignore[attr-defined]
         self.moe_kernel = _kernel(prepare_finalize=prepare_finalize, fused_experts=experts)
-        # Where no ranks exchange rows, the kernel would add nothing but a copy.
+        # Where vLLM exchanges no rows, the kernel would add nothing but a copy; and it leaves out a run of no tokens, in
+        # which a rank of the library's exchange has to take part.
         self.alone = experts if _no_exchange is not None and isinstance(prepare_finalize, _no_exchange) else None
-        self.router = own_router(layer, self.plan) if self.alone is not None else None
+        self.router = own_router(layer, self.plan) if self.alone is not None and not self.fused.over_ranks else None
         if self.router is not None:
             internals.logger().info_once("nvfp4-moe selects the experts of layers such as %s", pattern(self.plan.name))
         # What the kernel reads of the weights is how many experts there are.
@@ -212,7 +236,9 @@ class Method:
         shared_experts: Any,
         shared_experts_input: Tensor | None,
     ) -> Any:
-        if self.alone is not None and shared_experts is None:
+        assert self.fused is not None
+        # vLLM runs shared experts by itself, before or beside these.
+        if self.alone is not None and (shared_experts is None or self.fused.over_ranks):
             return self.alone.reduced(x, topk_ids, topk_weights, layer.apply_router_weight_on_input)
         return self.moe_kernel.apply(
             hidden_states=x,

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._fused_experts import Settings, clamped, read_settings, why_refused
 from . import internals
+from .ranks import NoExchange, RanksPlan, plan_ranks
 
 _activations = internals.find("vllm.model_executor.layers.fused_moe.activation:MoEActivation")
 _current_config = internals.find("vllm.config:get_current_vllm_config")
@@ -41,13 +42,15 @@ class Refused(Exception):
 @dataclasses.dataclass(frozen=True)
 class LayerPlan:
     """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes.
-    own_router: the library is to select the experts, where it knows the router (router.py)."""
+    own_router: the library is to select the experts, where it knows the router (router.py). max_tokens: of all ranks whose
+    rows vLLM gathers. ranks: how the library exchanges in place of vLLM, None where vLLM does (ranks.py)."""
 
     name: str
     options: dict[str, Any]
     max_tokens: int
     dummy: bool
     own_router: bool
+    ranks: RanksPlan | None = None
 
 
 def settings() -> Settings:
@@ -124,13 +127,18 @@ def _device(moe: Any) -> str:
     return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
 
 
-def _max_tokens(moe: Any) -> int:
-    """What a run may get: the scheduler's most, gathered over data parallel ranks, each padded for sequence parallel."""
-    parallel = moe.moe_parallel_config
+def _rank_tokens(moe: Any) -> int:
+    """What a data parallel rank may have: the scheduler's most, padded for sequence parallel."""
+    sp_size = int(moe.moe_parallel_config.sp_size)
     scheduler = getattr(_current_config(), "scheduler_config", None)
     most = max(int(moe.max_num_tokens), int(getattr(scheduler, "max_num_batched_tokens", 0) or 0))
-    padding = int(parallel.sp_size) if int(parallel.sp_size) > 1 else 0
-    return (most + padding) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
+    return most + (sp_size if sp_size > 1 else 0)
+
+
+def _max_tokens(moe: Any) -> int:
+    """What a run may get where vLLM gathers the tokens of data parallel ranks."""
+    parallel = moe.moe_parallel_config
+    return _rank_tokens(moe) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
 
 
 def _routers_are_watched() -> bool:
@@ -139,6 +147,25 @@ def _routers_are_watched() -> bool:
     holders = (getattr(config, "model_config", None), getattr(config, "aux_output_config", None))
     reported = any(getattr(holder, "enable_return_routed_experts", False) is True for holder in holders)
     return reported or os.environ.get("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "") != ""
+
+
+def keeps_reductions(name: str, why: NoExchange, insists: bool) -> None:
+    """Says once why vLLM adds up the rows of expert parallel ranks. Raises NotImplementedError where the user insists."""
+    if insists:
+        raise NotImplementedError(
+            f"nvfp4-moe cannot exchange the rows of {name}: {why}; NVFP4_MOE=auto leaves that to vLLM"
+        )
+    internals.logger().info_once(
+        "nvfp4-moe leaves the sums over ranks of layers such as %s to vLLM: %s", pattern(name), str(why)
+    )
+
+
+def _ranks(moe: Any, name: str, chosen: Settings) -> RanksPlan | None:
+    try:
+        return plan_ranks(moe, _current_config(), chosen.exchange, chosen.insists, _rank_tokens(moe))
+    except NoExchange as why:
+        keeps_reductions(name, why, chosen.insists and chosen.exchange != "auto")
+        return None
 
 
 def _plan(layer: Any, name: str, chosen: Settings, form: Form) -> LayerPlan:
@@ -158,7 +185,8 @@ def _plan(layer: Any, name: str, chosen: Settings, form: Form) -> LayerPlan:
     load_format = getattr(_current_config().load_config, "load_format", None)
     own_router = chosen.router == "own" or (chosen.router == "auto" and device != "cpu")
     own_router = own_router and not _routers_are_watched()
-    return LayerPlan(name, options, _max_tokens(moe), str(load_format) == "dummy", own_router)
+    dummy = str(load_format) == "dummy"
+    return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, _ranks(moe, name, chosen))
 
 
 def plan_of(layer: Any, prefix: str, form: Form = NVFP4) -> LayerPlan | None:

@@ -58,7 +58,8 @@ class BackendByFormat {
                                         cuda::requantize,
                                         kByFormat<kOwn.gemm2, kOther.gemm2>,
                                         cuda::combine,
-                                        kByFormat<Own::plan_steps, Other::plan_steps>};
+                                        kByFormat<Own::plan_steps, Other::plan_steps>,
+                                        kByFormat<kOwn.counters, kOther.counters>};
 };
 
 }  // namespace nvfp4_moe::cuda

@@ -19,8 +19,9 @@ constexpr cuda::Architecture kArchitecture = cuda::plain::architecture("cuda");
 using Functions = cuda::BackendFunctions<kArchitecture>;
 
 constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
-constexpr LayerSteps kSteps = {Functions::route,   Functions::quantize, cuda::plain::gemm1_swiglu, cuda::requantize,
-                               cuda::plain::gemm2, cuda::combine,       Functions::plan_steps};
+constexpr LayerSteps kSteps = {Functions::route,      Functions::quantize,   cuda::plain::gemm1_swiglu,
+                               cuda::requantize,      cuda::plain::gemm2,    cuda::combine,
+                               Functions::plan_steps, kArchitecture.counters};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));

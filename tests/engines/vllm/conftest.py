@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,12 +37,11 @@ def made(tmp_path_factory):
     return {seed: models.write_all(root / str(seed), models.make(seed)) for seed in (0, 1)}
 
 
-@pytest.fixture(scope="session")
-def serve(tmp_path_factory):
-    """serve(jobs, environment) -> {name: result}: one process that runs the jobs one after the other."""
+class Served:
+    """A process that runs jobs one after the other (serve.py)."""
 
-    def run(jobs: list[dict], environment: dict[str, str] | None = None, timeout: float = 600) -> dict[str, dict]:
-        root = tmp_path_factory.mktemp("served")
+    def __init__(self, root: Path, jobs: list[dict], environment: dict[str, str] | None) -> None:
+        self.root, self.jobs = root, jobs
         for number, job in enumerate(jobs):
             job["out"] = str(root / f"{number}.json")
         (root / "jobs.json").write_text(json.dumps(jobs))
@@ -48,14 +49,70 @@ def serve(tmp_path_factory):
         clean |= {"VLLM_CACHE_ROOT": str(root / "cache"), "VLLM_PLUGINS": "nvfp4_moe"} | (environment or {})
         command = [sys.executable, str(HERE / "serve.py"), str(root / "jobs.json")]
         with open(root / "log", "w") as log:
-            code = subprocess.run(command, env=clean, stdout=log, stderr=subprocess.STDOUT, timeout=timeout).returncode
+            self.process = subprocess.Popen(command, env=clean, stdout=log, stderr=subprocess.STDOUT)
+
+    def results(self, timeout: float) -> dict[str, dict]:
+        """Of its jobs by name, once it has ended."""
+        try:
+            code = self.process.wait(timeout)
+        finally:
+            self.stop()
         results = {}
-        for job in jobs:
+        for job in self.jobs:
             if not Path(job["out"]).exists():
-                tail = "\n".join((root / "log").read_text(errors="replace").splitlines()[-40:])
+                tail = "\n".join((self.root / "log").read_text(errors="replace").splitlines()[-40:])
                 pytest.fail(f"{job['name']}: the process ended with {code} and no result:\n{tail}")
             results[job["name"]] = json.loads(Path(job["out"]).read_text())
         return results
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory):
+    """serve(jobs, environment) -> {name: result}: one process that runs the jobs one after the other."""
+
+    def run(jobs: list[dict], environment: dict[str, str] | None = None, timeout: float = 600) -> dict[str, dict]:
+        return Served(tmp_path_factory.mktemp("served"), jobs, environment).results(timeout)
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def serve_data_parallel(tmp_path_factory):
+    """serve_data_parallel([job of rank 0, job of rank 1]) -> [result of rank 0, result of rank 1]: an engine of two data
+    parallel ranks, a process each, with expert parallel."""
+
+    def run(jobs: list[dict], environment: dict[str, str] | None = None, timeout: float = 400) -> list[dict]:
+        of_all = {
+            "VLLM_DP_SIZE": str(len(jobs)),
+            "VLLM_DP_MASTER_IP": "127.0.0.1",
+            "VLLM_DP_MASTER_PORT": str(free_port()),
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(len(jobs)))),
+        } | (environment or {})
+        ranks = []
+        try:
+            for rank, job in enumerate(jobs):
+                options = {"distributed_executor_backend": "uni", "enable_expert_parallel": True}
+                job["options"] = options | job.get("options", {})
+                of_rank = {"VLLM_DP_RANK": str(rank), "VLLM_DP_RANK_LOCAL": str(rank)}
+                ranks.append(Served(tmp_path_factory.mktemp(f"rank{rank}"), [job], of_all | of_rank))
+            return [served.results(timeout)[job["name"]] for served, job in zip(ranks, jobs, strict=True)]
+        finally:
+            for served in ranks:
+                served.stop()
 
     return run
 

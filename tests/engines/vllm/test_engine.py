@@ -147,7 +147,7 @@ def test_a_layer_that_is_not_taken_is_an_error_where_the_user_insists(served):
 
 
 def test_a_key_of_the_configuration_that_means_nothing_is_an_error(served):
-    assert "expected the keys mode, activations and router, got activation" in served["misspelt"]["error"]
+    assert "expected the keys mode, activations, router and exchange, got activation" in served["misspelt"]["error"]
 
 
 # ---- several ranks, and a compiler

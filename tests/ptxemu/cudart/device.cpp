@@ -207,6 +207,20 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
 cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp* properties, int index) {
   return cudaGetDeviceProperties(properties, index);
 }
+// Its place in a host is made up.
+constexpr char kPciAddress[] = "0000:01:00.0";
+cudaError_t cudaDeviceGetPCIBusId(char* address, int length, int index) {
+  if (address == nullptr || length < static_cast<int>(sizeof kPciAddress)) return noted(cudaErrorInvalidValue);
+  if (index != 0) return noted(cudaErrorInvalidDevice);
+  std::snprintf(address, static_cast<size_t>(length), "%s", kPciAddress);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetByPCIBusId(int* index, const char* address) {
+  if (index == nullptr || address == nullptr) return noted(cudaErrorInvalidValue);
+  if (std::strcmp(address, kPciAddress) != 0) return noted(cudaErrorInvalidDevice);
+  *index = 0;
+  return cudaSuccess;
+}
 // The one device is nobody's peer, and its memory is everybody's.
 cudaError_t cudaDeviceCanAccessPeer(int* can, int index, int peer) {
   *can = 0;

@@ -135,6 +135,38 @@ def test_from_checkpoint_and_from_floats(tmp_path):
     np.testing.assert_array_equal(np.concatenate(whole(on_ranks(2, run_floats))), expected)
 
 
+@pytest.mark.parametrize("placement", [None, [5, 0, 2, 3, 4, 1], [0, 5, 2, 3, 4, 1, 0, 2]])
+def test_arrays_of_a_rank_s_own_experts_are_enough(placement):
+    random = np.random.default_rng(3)
+    biases = tuple(random.standard_normal((EXPERTS, n), dtype=np.float32) for n in (INTERMEDIATE, INTERMEDIATE, HIDDEN))
+    floats = {
+        name: random.standard_normal((EXPERTS, *size), dtype=np.float32) / 8
+        for name, size in (("gate", (48, 64)), ("up", (48, 64)), ("down", (64, 48)))
+    }
+    tokens = batch(7)
+    biased = config(expert_biases=True)
+    expected = nv.MoeLayer.from_tensors(biased, **weights(), biases=biases, max_tokens=8).run(*tokens)
+    expected_floats = nv.MoeLayer.from_bf16(config(), **floats, max_tokens=8).run(*tokens)
+
+    def run(exchange):
+        slots = list(range(EXPERTS)) if placement is None else placement
+        here = slots[exchange.rank * len(slots) // 2 : (exchange.rank + 1) * len(slots) // 2]
+        own = {name: tuple(part[here] for part in stack) for name, stack in weights().items()}
+        options = {"max_tokens": 8, "exchange": exchange, "placement": placement}
+        mine = nv.MoeLayer.from_tensors(biased, **own, biases=tuple(bias[here] for bias in biases), **options)
+        made = nv.MoeLayer.from_bf16(config(), **{name: array[here] for name, array in floats.items()}, **options)
+        short = {name: tuple(part[1:] for part in stack) for name, stack in own.items()}
+        text = rf"rank 1: up, down: expected all {EXPERTS} experts .*, or the {len(here)} of this rank, got {len(here) - 1}"
+        with pytest.raises(ValueError, match=text):
+            nv.MoeLayer.from_tensors(config(), **(short if exchange.rank == 1 else own), **options)
+        part = split(tokens, exchange.rank, 2)
+        return mine.run(*part), made.run(*part)
+
+    outs = whole(on_ranks(2, run))
+    np.testing.assert_array_equal(np.concatenate([out for out, _ in outs]), expected)
+    np.testing.assert_array_equal(np.concatenate([out for _, out in outs]), expected_floats)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

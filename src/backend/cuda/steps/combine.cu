@@ -5,7 +5,8 @@
 // order is fixed, so the bits are those of every other backend.
 //
 // Counted on the way: router weights of rows that are not finite, and elements of out. Where the plan says so, additional
-// CTAs of the same kernel count what no step before has counted.
+// CTAs of the same kernel count what no step before has counted. Where rows come from other ranks, a token's CTAs wait for
+// those of its own, and write NaN where the run has failed.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/scratch.h"
+#include "backend/cuda/steps/awaited_rows.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/steps.h"
 
@@ -181,9 +183,11 @@ struct Assignments {
   }
 };
 
-// A CTA takes a token and kThreads * kChannels channels at a time, of which it does every gridDim.y-th.
-template <DType kRow, DType kOut, int kChannels>
-__global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts) {
+// A CTA takes a token and kThreads * kChannels channels at a time, of which it does every gridDim.y-th. kAwaited: rows come from
+// other ranks.
+template <DType kRow, DType kOut, int kChannels, bool kAwaited>
+__global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts,
+                                                           const __grid_constant__ AwaitedRows awaited) {
   ptx::launch_dependents();
   if (blockIdx.x >= args.tokens) {
     const int64_t cta = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
@@ -193,7 +197,9 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
   const int64_t token = blockIdx.x;
   // Route has ended before gemm1 lets any kernel start.
   Assignments assignments(args, token, 0);
-  ptx::grid_dependency_wait();
+  if (!kAwaited || awaited.marks == nullptr || args.shared_rows != nullptr) ptx::grid_dependency_wait();
+  bool failed = false;
+  if constexpr (kAwaited) failed = rows_failed(awaited, args.row_of_assignment, token, args.top_k);
   const auto count_weights = [&](uint32_t nonfinite) { add(counts.status->nonfinite_weights, nonfinite); };
   const auto combine_channels = [&](int32_t channel) {
     float acc[kChannels] = {};
@@ -221,6 +227,10 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
       for (int c = 0; c < kChannels; ++c)
         acc[c] = args.shared_weights != nullptr ? fmaf(weight, read.value(c), acc[c]) : acc[c] + read.value(c);
     }
+    if (kAwaited && failed) {
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) acc[c] = __uint_as_float(0x7FC00000u);
+    }
     uint32_t largest = 0;
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) largest = max(largest, magnitude_bits(acc[c]));
@@ -236,17 +246,30 @@ __global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, con
     for (; channel < hidden; channel += static_cast<int32_t>(gridDim.y) * kThreads * kChannels)
       combine_channels(channel);
   }
+  if (kAwaited) ptx::grid_dependency_wait();
 }
 
-template <DType kRow, int kChannels>
-Status launch_rows(const CombineArgs& args, const CountArgs& counts, DType out, dim3 grid, void* stream) {
+// Until each rank's last CTA has said that it takes part, behind all of those that send rows. What is late is found again, at once, by the
+// token's CTA.
+__global__ void __launch_bounds__(32) await_rows_kernel(const __grid_constant__ AwaitedRows awaited) {
+  const auto rank = static_cast<int>(threadIdx.x);
+  const PeerControl* const own = awaited.wait.control;
+  if (rank < awaited.world) {
+    const uint64_t dispatch = word_from_l2(own->dispatch);
+    wait_for_rank(
+        awaited.wait, [&] { return rank; }, [&] { return ptx::load_acquire_system(&own->taken[rank]) >= dispatch; });
+  }
+  __syncwarp();
+  ptx::launch_dependents();  // whose CTAs are not to wait in its place
+  ptx::grid_dependency_wait();
+}
+
+template <class Launch>
+Status of_out(DType out, const Launch& go) {
   switch (out) {
-    case DType::kF32:
-      return launch<combine_tokens<kRow, DType::kF32, kChannels>>("combine", grid, kThreads, 0, stream, args, counts);
-    case DType::kF16:
-      return launch<combine_tokens<kRow, DType::kF16, kChannels>>("combine", grid, kThreads, 0, stream, args, counts);
-    default:
-      return launch<combine_tokens<kRow, DType::kBf16, kChannels>>("combine", grid, kThreads, 0, stream, args, counts);
+    case DType::kF32: return go(std::integral_constant<DType, DType::kF32>());
+    case DType::kF16: return go(std::integral_constant<DType, DType::kF16>());
+    default: return go(std::integral_constant<DType, DType::kBf16>());
   }
 }
 
@@ -285,14 +308,25 @@ Status combine(const StepContext& step) {
   args.top_k = config->top_k;
   args.hidden = config->hidden_size;
   const CountArgs counts = count_args(step);
-  const dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
-  const auto launch = [&](auto row) {
-    if (plan.channels == kSmallCombineChannels)
-      return launch_rows<row.value, kSmallCombineChannels>(args, counts, batch.out_dtype, grid, step.stream);
-    return launch_rows<row.value, kLargeCombineChannels>(args, counts, batch.out_dtype, grid, step.stream);
-  };
-  if (config->row_format == RowFormat::kBf16) return launch(std::integral_constant<DType, DType::kBf16>{});
-  return launch(std::integral_constant<DType, DType::kF32>{});
+  const bool awaits = step.awaited != nullptr, small = plan.channels == kSmallCombineChannels;
+  const AwaitedRows awaited = awaits ? *step.awaited : AwaitedRows{};
+  dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
+  if (awaits && small) grid.y = static_cast<unsigned>(ceil_div(args.hidden, int64_t{kThreads} * kLargeCombineChannels));
+  if (awaited.marks != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
+    NVFP4_MOE_TRY(launch<await_rows_kernel>("await_rows", 1u, 32, 0, step.stream, awaited));
+  return of_out(batch.out_dtype, [&](auto out) {
+    const auto launch_as = [&]<DType kRow, int kChannels, bool kAwaited>() {
+      return launch<combine_tokens<kRow, out.value, kChannels, kAwaited>>("combine", grid, kThreads, 0, step.stream,
+                                                                          args, counts, awaited);
+    };
+    const auto of_rows = [&]<DType kRow>() {
+      if (awaits) return launch_as.template operator()<kRow, kLargeCombineChannels, true>();
+      return small ? launch_as.template operator()<kRow, kSmallCombineChannels, false>()
+                   : launch_as.template operator()<kRow, kLargeCombineChannels, false>();
+    };
+    return config->row_format == RowFormat::kBf16 ? of_rows.template operator()<DType::kBf16>()
+                                                  : of_rows.template operator()<DType::kF32>();
+  });
 }
 
 }  // namespace nvfp4_moe::cuda

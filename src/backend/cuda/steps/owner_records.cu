@@ -1,17 +1,20 @@
 // Records to what the owner's gemm1 reads, and its rows to where the records ask for them (backend/device_records.h).
 //
 // A CTA has a record. Codes and block scales become the operand that quantize would have made of the token; slots of other
-// ranks and rows beyond their message are found here. Memory is the limit.
+// ranks and rows beyond their message are found here. Of few records one more CTA reads all slots, and routes them meanwhile.
+// Memory is the limit.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/steps/awaited_rows.cuh"
+#include "backend/cuda/steps/peers.cuh"
 #include "backend/cuda/steps/quantize.cuh"
 #include "backend/cuda/steps/records.cuh"
 #include "backend/cuda/steps/records.h"
-#include "backend/cuda/steps/small_batch.cuh"
+#include "backend/cuda/steps/route.cuh"
 
 namespace nvfp4_moe::cuda {
 namespace {
@@ -21,6 +24,7 @@ namespace {
 struct TakeArgs {
   TakeRecords call;
   RowArgs rows;  // of the owner's hidden
+  int64_t records;
 };
 
 __device__ Vec8 vec8_of(uint32_t codes, uint32_t scale) {
@@ -40,17 +44,17 @@ __device__ void take_activations(const RowArgs& rows, const std::byte* record, i
   int64_t behind = k;  // where the values end
   if constexpr (kFormat == ActivationFormat::kNvfp4) {
     const OperandRow<Vec8> to(rows, row);
-    for (int64_t i = threadIdx.x; i < k / 8; i += kRecordThreads)
+    for (int64_t i = threadIdx.x; i < k / 8; i += blockDim.x)
       to.put(i, vec8_of(reinterpret_cast<const uint32_t*>(record)[i], static_cast<uint32_t>(record[k / 2 + i / 2])));
-    for (int64_t i = k / 8 + threadIdx.x; to.pads(i); i += kRecordThreads) to.put(i, Vec8{});
+    for (int64_t i = k / 8 + threadIdx.x; to.pads(i); i += blockDim.x) to.put(i, Vec8{});
     behind = k / 2 + k / 16;
   } else if constexpr (kFormat == ActivationFormat::kFp8) {
     const OperandRow<E4m3Vec8> to(rows, row);
-    for (int64_t i = threadIdx.x; i < k / 8; i += kRecordThreads) {
+    for (int64_t i = threadIdx.x; i < k / 8; i += blockDim.x) {
       const uint2 codes = reinterpret_cast<const uint2*>(record)[i];
       to.put(i, E4m3Vec8{{codes.x, codes.y}, false, false});
     }
-    for (int64_t i = k / 8 + threadIdx.x; to.pads(i); i += kRecordThreads) to.put(i, E4m3Vec8{});
+    for (int64_t i = k / 8 + threadIdx.x; to.pads(i); i += blockDim.x) to.put(i, E4m3Vec8{});
   } else {
     copy_bytes(reinterpret_cast<std::byte*>(rows.out.bf16 + row * k), record, 2 * k);
     behind = 2 * k;
@@ -70,7 +74,7 @@ __device__ void take_activations(const RowArgs& rows, const std::byte* record, i
 __device__ void look_at_headers(const TakeRecords& call) {
   int32_t most = -1;
   uint32_t pair = 0;  // home << 16 | owner
-  for (auto home = static_cast<int64_t>(threadIdx.x); home < call.layout.world; home += 32) {
+  for (int64_t home = thread_of_cta(); home < call.layout.world; home += 32) {
     const MessageHeader* const header =
         header_at(call.layout, const_cast<std::byte*>(call.messages), home, call.bounds[home]);
     if (header->most_tokens <= most) continue;
@@ -79,7 +83,7 @@ __device__ void look_at_headers(const TakeRecords& call) {
   }
   const int32_t most_of_all = __reduce_max_sync(kAllLanes, most);
   pair = __reduce_min_sync(kAllLanes, most == most_of_all ? pair : 0xFFFFFFFFu);
-  if (threadIdx.x != 0 || most_of_all <= call.capacity) return;
+  if (thread_of_cta() != 0 || most_of_all <= call.capacity) return;
   atomicOr(call.failed, kOverflowed);
   atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->runs), 1ull);
   atomicMax(reinterpret_cast<unsigned long long*>(&call.report->most),
@@ -105,44 +109,134 @@ struct Home {
   }
 };
 
-template <ActivationFormat kFormat>
-__global__ void __launch_bounds__(kRecordThreads, 8) take_records_kernel(TakeArgs args) {
-  ptx::grid_dependency_wait();
-  ptx::launch_dependents();
-  const TakeRecords& call = args.call;
-  const WireRecord& record = call.layout.record;
-  if (blockIdx.x == 0 && threadIdx.x < 32 && call.layout.fixed) look_at_headers(call);
-  const int64_t index = blockIdx.x, top_k = record.top_k;
-  const bool peers = call.peers.record_stride > 0;
-  const std::byte* from;
-  int64_t first_row = 0, end_row = 0;
-  if (peers) {
+// A record as its home has sent it.
+struct Received {
+  const std::byte* at = nullptr;
+  int64_t first_row = 0, end_row = 0;  // of its rows among all, without peers; end_row: of its message's
+
+  // By any thread; over peers the record is there only once came_over_peers says so.
+  __device__ Received(const TakeRecords& call, int64_t index) {
+    const WireRecord& record = call.layout.record;
+    if (call.peers.record_stride > 0) {
+      const int home = home_of(call, index);
+      at = call.messages + (home * call.peers.record_stride + index - call.peers.first_of_home[home]) * record.bytes;
+      return;
+    }
+    const Home home(call, index);
+    at = record_at(call.layout, const_cast<std::byte*>(call.messages), home.rank, index);
+    first_row = home.first_row + *reinterpret_cast<const int32_t*>(at + record.first_row_at);
+    end_row = first_row < home.first_row ? first_row : home.end_row;
+  }
+  __device__ static int home_of(const TakeRecords& call, int64_t index) {
     int home = 0;
     while (call.peers.first_of_home[home + 1] <= index) ++home;
-    from = call.messages + (home * call.peers.record_stride + index - call.peers.first_of_home[home]) * record.bytes;
-  } else {
-    const Home home(call, index);
-    from = record_at(call.layout, const_cast<std::byte*>(call.messages), home.rank, index);
-    first_row = home.first_row + *reinterpret_cast<const int32_t*>(from + record.first_row_at);
-    end_row = first_row < home.first_row ? first_row : home.end_row;
-    if (threadIdx.x == 0) call.first_rows[index] = static_cast<int32_t>(first_row);
+    return home;
   }
-  const auto* const slots = reinterpret_cast<const int32_t*>(from + record.slots_at);
-  int32_t own = 0, strangers = 0;
-  for (int64_t k = 0; k < top_k; ++k) {
-    own += slots[k] != -1;
-    strangers += slots[k] != -1 && (slots[k] < call.range.first || slots[k] >= call.range.first + call.range.count);
+  // Waits for the record's mark. By one thread.
+  __device__ bool came_over_peers(const TakeRecords& call, int64_t index) const {
+    if (call.peers.record_stride == 0) return true;
+    const auto* const mark = reinterpret_cast<const uint32_t*>(at + call.layout.record.first_row_at);
+    const uint32_t awaited = mark_of_records(call.wait.control);
+    return wait_for_rank(
+        call.wait, [&] { return home_of(call, index); }, [&] { return ptx::load_acquire_system(mark) == awaited; });
   }
-  const bool wrong = own > 0 && (strangers > 0 || (!peers && first_row + own > end_row));
-  for (int64_t k = threadIdx.x; k < top_k; k += kRecordThreads) {
-    call.ids[index * top_k + k] = wrong ? -1 : slots[k];
-    call.weights[index * top_k + k] = reinterpret_cast<const float*>(from + record.weights_at)[k];
+};
+
+// How many slots a record has, and whether they are all the rank's, with rows in their message.
+struct OwnSlots {
+  const int32_t* slots;
+  int32_t own = 0;
+  bool wrong;
+  __device__ OwnSlots(const TakeRecords& call, const Received& record)
+      : slots(reinterpret_cast<const int32_t*>(record.at + call.layout.record.slots_at)) {
+    int32_t strangers = 0;
+    const int32_t first = static_cast<int32_t>(call.range.first), end = first + static_cast<int32_t>(call.range.count);
+    for (int64_t k = 0; k < call.layout.record.top_k; ++k) {
+      own += slots[k] != -1;
+      strangers += slots[k] != -1 && (slots[k] < first || slots[k] >= end);
+    }
+    const bool peers = call.peers.record_stride > 0;
+    wrong = own > 0 && (strangers > 0 || (!peers && record.first_row + own > record.end_row));
   }
-  if (threadIdx.x == 0 && wrong) {
-    atomicOr(call.failed, kWrong);
-    atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->wrong), 1ull);
+};
+
+// The record's slots to the owner's batch, by every step-th thread from `lane` on; none of a record that is wrong or has not come.
+__device__ void take_slots(const TakeRecords& call, const Received& record, const OwnSlots& slots, bool came,
+                           int64_t index, int64_t lane, int64_t step) {
+  const WireRecord& layout = call.layout.record;
+  for (int64_t k = lane; k < layout.top_k; k += step) {
+    call.ids[index * layout.top_k + k] = slots.wrong || !came ? -1 : slots.slots[k];
+    call.weights[index * layout.top_k + k] = reinterpret_cast<const float*>(record.at + layout.weights_at)[k];
   }
-  if (own > 0 && !wrong) take_activations<kFormat>(args.rows, from, index);
+  if (lane != 0) return;
+  if (call.peers.record_stride == 0) call.first_rows[index] = static_cast<int32_t>(record.first_row);
+  if (came && !slots.wrong) return;
+  ptx::grid_dependency_wait();  // what begins the run has ended
+  atomicOr(call.failed, came ? kWrong : kPeerIsLate);
+  if (came) atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->wrong), 1ull);
+}
+
+// All slots of few records to the owner's batch, a thread for each, whose reads do not wait for each other. Returns whether any record is
+// wrong or has not come: then take_slots has to do it. By a CTA, over peers.
+__device__ bool take_all_slots(const TakeRecords& call, int64_t records) {
+  const WireRecord& layout = call.layout.record;
+  const auto top_k = static_cast<int32_t>(layout.top_k), count = static_cast<int32_t>(records) * top_k;
+  const auto first = static_cast<int32_t>(call.range.first), end = first + static_cast<int32_t>(call.range.count);
+  bool slow = false;
+  for (int32_t assignment = thread_of_cta(); assignment < count; assignment += threads_of_cta()) {
+    const int32_t index = assignment / top_k, k = assignment % top_k;
+    const Received record(call, index);
+    const bool came = record.came_over_peers(call, index);
+    const int32_t slot = reinterpret_cast<const int32_t*>(record.at + layout.slots_at)[k];
+    const float weight = reinterpret_cast<const float*>(record.at + layout.weights_at)[k];
+    slow |= !came || (slot != -1 && (slot < first || slot >= end));
+    call.ids[assignment] = slot;
+    call.weights[assignment] = weight;
+  }
+  return __syncthreads_or(slow) != 0;
+}
+
+// kRoutes: CTA 0 reads all slots and routes; its threads are as many as route wants, in two dimensions, of which the others use the
+// first. Over peers a record's mark is all that is waited for: where homes are quicker than this rank, the kernel before need not
+// have ended.
+template <ActivationFormat kFormat, bool kRoutes>
+__global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kRecordThreads, kRoutes ? 1 : 8)
+    take_records_kernel(TakeArgs args, const __grid_constant__ RouteArgs route) {
+  extern __shared__ uint4 route_shared[];
+  const TakeRecords& call = args.call;
+  const bool peers = call.peers.record_stride > 0;
+  if (!peers) ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  if (blockIdx.x == 0 && thread_of_cta() < 32 && call.layout.fixed) look_at_headers(call);
+  if (kRoutes && blockIdx.x == 0) {
+    if (!peers || take_all_slots(call, args.records)) {
+      for (int64_t index = thread_of_cta(); index < args.records; index += threads_of_cta()) {
+        const Received record(call, index);
+        const bool came = record.came_over_peers(call, index);
+        take_slots(call, record, OwnSlots(call, record), came, index, 0, 1);
+      }
+      __syncthreads();
+    }
+    route_by_one_cta(route, route_shared);
+  } else if (threadIdx.y == 0) {
+    const int64_t index = static_cast<int64_t>(blockIdx.x) - (kRoutes ? 1 : 0);
+    const Received record(call, index);
+    const bool came = !__syncthreads_or(threadIdx.x == 0 && !record.came_over_peers(call, index));
+    const OwnSlots slots(call, record);
+    if (!kRoutes) take_slots(call, record, slots, came, index, threadIdx.x, blockDim.x);
+    if (came && slots.own > 0 && !slots.wrong) take_activations<kFormat>(args.rows, record.at, index);
+  }
+  if (peers) ptx::grid_dependency_wait();
+}
+
+// Until the first record of each home is there. What is late is found again, at once, by the CTA that takes it.
+__global__ void __launch_bounds__(32) await_records_kernel(const __grid_constant__ TakeRecords call) {
+  const auto home = static_cast<int>(threadIdx.x);
+  if (home < call.layout.world && call.peers.first_of_home[home] < call.peers.first_of_home[home + 1])
+    Received(call, call.peers.first_of_home[home]).came_over_peers(call, call.peers.first_of_home[home]);
+  __syncwarp();
+  ptx::launch_dependents();  // whose CTAs are not to wait in its place
+  ptx::grid_dependency_wait();
 }
 
 // ---- rows back
@@ -150,6 +244,7 @@ __global__ void __launch_bounds__(kRecordThreads, 8) take_records_kernel(TakeArg
 __global__ void __launch_bounds__(kRecordThreads, 8) pack_rows_kernel(PackRows call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
+  if (blockIdx.x == 0 && threadIdx.x == 0) add_counts(*call.home_status, *call.owner_status);
   const int64_t top_k = call.record.top_k, row_bytes = call.record.row_bytes, assignment = blockIdx.x * top_k;
   int64_t to = call.first_rows[blockIdx.x];
   for (int64_t k = 0; k < top_k; ++k) {
@@ -164,28 +259,38 @@ __global__ void __launch_bounds__(kRecordThreads, 8) pack_rows_kernel(PackRows c
 
 }  // namespace
 
-Status take_records(const StepContext& owner, const TakeRecords& call) {
+Status take_records(const StepContext& owner, const LayerSteps& steps, const TakeRecords& call) {
   if (owner.batch.tokens == 0) return {};
   const DeviceGuard guard(owner.weights.device);
   NVFP4_MOE_TRY(guard.status());
   const MoeConfig& config = owner.weights.config;
-  TakeArgs args{call, {}};
+  TakeArgs args{call, {}, owner.batch.tokens};
   args.rows.k = config->hidden_size;
   args.rows.out = owner.buffers.routed.hidden;
   args.rows.operand = Scratch(owner).hidden_operand;
   args.rows.operand_kind = owner.plan->operand;
+  const RoutePlan& plan = owner.plan->route;
+  const bool routes = plan.kernel == RouteKernel::kOneCta && plan.threads % kRecordThreads == 0;
   const auto records = static_cast<unsigned>(owner.batch.tokens);
-  switch (config->activation_format) {
-    case ActivationFormat::kNvfp4:
-      return launch<take_records_kernel<ActivationFormat::kNvfp4>>("take_records", records, kRecordThreads, 0,
-                                                                   owner.stream, args);
-    case ActivationFormat::kFp8:
-      return launch<take_records_kernel<ActivationFormat::kFp8>>("take_records", records, kRecordThreads, 0,
-                                                                 owner.stream, args);
-    default:
-      return launch<take_records_kernel<ActivationFormat::kBf16>>("take_records", records, kRecordThreads, 0,
-                                                                  owner.stream, args);
-  }
+  if (call.peers.record_stride > 0 && owner.batch.tokens > kWaitingCtas)
+    NVFP4_MOE_TRY(launch<await_records_kernel>("await_records", 1u, 32, 0, owner.stream, call));
+  const auto launch_as = [&]<ActivationFormat kFormat>() {
+    if (!routes)
+      return launch<take_records_kernel<kFormat, false>>("take_records", records, kRecordThreads, 0, owner.stream, args,
+                                                         RouteArgs{});
+    const dim3 threads(kRecordThreads, static_cast<unsigned>(plan.threads / kRecordThreads));
+    return launch<take_records_kernel<kFormat, true>>("take_records", 1 + records, threads, plan.shared_bytes,
+                                                      owner.stream, args, route_args(owner, steps.counters(owner)));
+  };
+  const auto take = [&] {
+    switch (config->activation_format) {
+      case ActivationFormat::kNvfp4: return launch_as.template operator()<ActivationFormat::kNvfp4>();
+      case ActivationFormat::kFp8: return launch_as.template operator()<ActivationFormat::kFp8>();
+      default: return launch_as.template operator()<ActivationFormat::kBf16>();
+    }
+  };
+  NVFP4_MOE_TRY(take());
+  return routes ? Status() : steps.route(owner);
 }
 
 Status pack_rows(int device, const PackRows& call, void* stream) {

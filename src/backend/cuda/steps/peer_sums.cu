@@ -31,24 +31,20 @@ constexpr float kNan = __builtin_nanf("");
 
 // ---- meet
 
-__global__ void __launch_bounds__(32)
-    meet_kernel(PeerLink link, bool arrives, bool waits, bool first, uint32_t* failed) {
+__global__ void __launch_bounds__(32) meet_kernel(PeerLink link, bool first, uint32_t* failed) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  PeerControl* const own = control_of(link, link.rank);
+  PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
   const auto other = static_cast<int>(threadIdx.x);
   bool came = true;
   if (other < link.world && other != link.rank) {
     // The kernels before this one have ended: their writes come before this.
-    if (arrives) {
-      ptx::fence_system();
-      ptx::store_release_system(&control_of(link, other)->arrived[link.rank], round);
-    }
-    if (waits)
-      came = wait_for_rank(link, other, [&] { return ptx::load_acquire_system(&own->arrived[other]) >= round; });
+    ptx::fence_system();
+    ptx::store_release_system(&control_of(link, other)->arrived[link.rank], round);
+    came = wait_for_rank(
+        link.wait, [&] { return other; }, [&] { return ptx::load_acquire_system(&own->arrived[other]) >= round; });
   }
-  if (!waits) return;
   came = __all_sync(0xFFFFFFFFu, came);
   __syncwarp();  // all have read the round
   if (threadIdx.x != 0) return;
@@ -68,12 +64,12 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const PeerLink& link = call.link;
-  PeerControl* const own = control_of(link, link.rank);
+  PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
   const uint32_t mark = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
-  const bool stopped = is_stopped(link);
+  const bool stopped = is_stopped(link.wait);
   for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
     const float2 mine = partial[i];
     for (int rank = 0; rank < link.world; ++rank)
@@ -92,7 +88,9 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
           pair = ptx::load_pair(pairs_of(call, link.rank, rank, round) + i);
           return pair.first_mark == mark && pair.second_mark == mark;
         };
-        part = wait_for_rank(link, rank, there) ? make_float2(pair.first, pair.second) : make_float2(kNan, kNan);
+        const bool came = wait_for_rank(
+            link.wait, [&] { return rank; }, there);
+        part = came ? make_float2(pair.first, pair.second) : make_float2(kNan, kNan);
       }
       sum = rank == 0 ? part : make_float2(sum.x + part.x, sum.y + part.y);
     }
@@ -146,7 +144,7 @@ struct Stored {
 __global__ void __launch_bounds__(kThreads) push_parts_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (is_stopped(call.link)) return;
+  if (is_stopped(call.link.wait)) return;
   const int world = call.link.world, self = call.link.rank;
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
   // Ranks begin with the one behind them, so that not all write to the same one.
@@ -164,7 +162,7 @@ template <DType kOut>
 __global__ void __launch_bounds__(kThreads) sum_shard_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (is_stopped(call.link)) return;
+  if (is_stopped(call.link.wait)) return;
   const int world = call.link.world, self = call.link.rank;
   const Shard shard = Shard::of(call.count, self, world);
   const int64_t step = int64_t{gridDim.x} * kThreads * kElements;
@@ -222,11 +220,10 @@ unsigned ctas_of(int64_t values, int64_t of_thread, int64_t most) {
 
 }  // namespace
 
-Status meet(int device, const PeerLink& link, PeerMeeting part, bool first, uint32_t* failed, void* stream) {
+Status meet(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<meet_kernel>("meet", 1u, 32, 0, stream, link, part != PeerMeeting::kWait, part != PeerMeeting::kArrive,
-                             first, failed);
+  return launch<meet_kernel>("meet", 1u, 32, 0, stream, link, first, failed);
 }
 
 Status sum_small(int device, const PeerSum& call, void* stream) {

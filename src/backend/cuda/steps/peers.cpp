@@ -4,6 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/outside_captures.h"
@@ -65,14 +68,20 @@ void close(int device, void* memory) {
 
 Status reach(int device, int other) {
   if (device == other) return {};
+  // Asked for again it is an error of CUDA's, which tools report though it harms nothing.
+  static std::mutex mutex;
+  static std::set<std::pair<int, int>> reached;
+  const std::lock_guard lock(mutex);
+  if (reached.count({device, other}) != 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
-  if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    cudaGetLastError();
-    return {};
-  }
-  return check(error, ("cudaDeviceEnablePeerAccess to cuda:" + std::to_string(other)).c_str());
+  if (error == cudaErrorPeerAccessAlreadyEnabled)
+    cudaGetLastError();  // by somebody else in this process
+  else
+    NVFP4_MOE_TRY(check(error, ("cudaDeviceEnablePeerAccess to cuda:" + std::to_string(other)).c_str()));
+  reached.insert({device, other});
+  return {};
 }
 
 Status make_host_words(int device, PeerHostWords** words, PeerHostWords** on_device) {
@@ -97,8 +106,9 @@ void drop_host_words(int device, PeerHostWords* words) {
 }
 
 constexpr DevicePeers kPeers = {
-    clear, stop,        share,        open,      close,     reach,      make_host_words, drop_host_words,
-    meet,  assign_rows, push_records, push_rows, sum_small, push_parts, sum_shard,       take_totals};
+    clear,           stop,       share,         open,        close,       reach,        make_host_words,
+    drop_host_words, meet,       pushes_tokens, push_tokens, assign_rows, push_records, push_rows,
+    sum_small,       push_parts, sum_shard,     take_totals};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -13,6 +13,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/quantize_e4m3.cuh"
 #include "backend/cuda/steps/quantize_vec8.cuh"
+#include "backend/cuda/steps/thread_group.cuh"
 
 namespace nvfp4_moe::cuda {
 
@@ -88,13 +89,6 @@ __device__ inline bool wanted(const RowArgs& args, int64_t row) {
     if (args.row_of_assignment[row * args.top_k + k] >= 0) return true;
   return false;
 }
-
-// Who works on a row together: a CTA, or, where there are many rows, a warp, which waits for no other one.
-struct ThreadGroup {
-  int rank, size;
-  __device__ static ThreadGroup cta() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
-  __device__ static ThreadGroup warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
-};
 
 // The largest of all threads' magnitudes.
 __device__ inline uint32_t cta_magnitude(uint32_t magnitude) {

@@ -10,6 +10,7 @@
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
+#include "backend/cuda/steps/slots.cuh"
 #include "backend/device_ranks.h"
 
 namespace nvfp4_moe::cuda {
@@ -20,21 +21,11 @@ constexpr int kElements = 8;  // of a thread
 
 unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
 
-template <class Id>
 __global__ void __launch_bounds__(kThreads) slots_kernel(SlotsOfIds call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const int64_t assignment = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (assignment >= call.assignments) return;
-  const auto id = static_cast<int64_t>(static_cast<const Id*>(call.ids)[assignment]);
-  if (id < 0 || id >= call.num_experts) {
-    call.slots[assignment] = id == -1 ? -1 : -2;
-    return;
-  }
-  const int32_t first = call.first_of_expert[id], count = call.first_of_expert[id + 1] - first;
-  const auto turn = static_cast<int32_t>(count == 1 ? 0 : (call.first_turn + assignment) % count);
-  call.slots[assignment] = call.slots_of_expert[first + turn];
-  atomicAdd(reinterpret_cast<unsigned long long*>(call.load + id), 1ull);
+  if (assignment < call.assignments) put_slot(call, assignment);
 }
 
 template <DType kOut>
@@ -74,10 +65,7 @@ Status slots_of_ids(int device, const SlotsOfIds& call, void* stream) {
   if (call.assignments == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const unsigned ctas = ctas_of(call.assignments);
-  if (call.ids_dtype == DType::kI64)
-    return launch<slots_kernel<int64_t>>("slots_of_ids", ctas, kThreads, 0, stream, call);
-  return launch<slots_kernel<int32_t>>("slots_of_ids", ctas, kThreads, 0, stream, call);
+  return launch<slots_kernel>("slots_of_ids", ctas_of(call.assignments), kThreads, 0, stream, call);
 }
 
 Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {

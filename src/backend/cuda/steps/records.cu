@@ -1,8 +1,7 @@
-// Tokens to records at their home, and what is left to do there behind combine (backend/device_records.h).
+// Tokens to records at their home (backend/device_records.h).
 //
 //   count, scan   a CTA a rank counts its tokens and slots, then scans them: which record, which rows
 //   pack          a CTA a record: activations, slots and weights as they go over the wire
-//   conclude      counts of home and owner; NaN to out where a rank had more tokens for another than fit
 // count and scan read all slots once for each rank; memory is the limit of pack.
 #include <cuda_runtime.h>
 
@@ -12,7 +11,6 @@
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
-#include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/records.cuh"
 #include "backend/cuda/steps/records.h"
 #include "backend/cuda/steps/route.cuh"
@@ -21,8 +19,6 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kScanThreads = 1024;  // of a rank's tokens, at most
-constexpr int kConcludeThreads = 256, kConcludeElements = 8;
-constexpr int64_t kConcludeCtas = 1024;
 constexpr int kPutWords = 256;
 
 // ---- count and scan
@@ -133,33 +129,11 @@ __global__ void __launch_bounds__(kRecordThreads, 8) pack_records(PackRecords ca
   std::byte* const to = record_at(call.layout, call.messages, source.rank, blockIdx.x);
   const RecordOfToken token{record, call.arrays, call.slots, call.weights};
   if (source.token < 0)
-    token.put_none(to);
+    token.put_none(to, ThreadGroup::cta());
   else
-    token.put(to, source.token, call.first_of_rank[source.rank], call.first_of_rank[source.rank + 1], source.first_row);
-}
-
-// ---- conclude
-
-template <DType kOut>
-__global__ void __launch_bounds__(kConcludeThreads) conclude_run(ConcludeRun call) {
-  ptx::grid_dependency_wait();
-  ptx::launch_dependents();
-  const bool failed = *call.failed != 0;
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    RunStatus status = *call.home;
-    if (call.owner != nullptr) {
-      status.nonfinite_rows += call.owner->nonfinite_rows;
-      status.intermediate_blocks += call.owner->intermediate_blocks;
-      status.intermediate_saturated += call.owner->intermediate_saturated;
-      status.intermediate_zeroed += call.owner->intermediate_zeroed;
-    }
-    if (failed) status.nonfinite_outputs = static_cast<uint64_t>(call.count);
-    *call.status = status;
-  }
-  if (!failed) return;
-  const int64_t step = int64_t{gridDim.x} * kConcludeThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kConcludeThreads + threadIdx.x; i < call.count; i += step)
-    store_element<kOut>(call.out, i, __uint_as_float(0x7FC00000u));
+    token.put(to, source.token, call.first_of_rank[source.rank], call.first_of_rank[source.rank + 1],
+              ThreadGroup::cta());
+  if (threadIdx.x == 0) *reinterpret_cast<int32_t*>(to + record.first_row_at) = source.first_row;
 }
 
 struct Words {
@@ -198,18 +172,6 @@ Status pack(int device, const PackRecords& call, void* stream) {
   return launch<pack_records>("pack_records", static_cast<unsigned>(call.records), kRecordThreads, 0, stream, call);
 }
 
-Status conclude(int device, const ConcludeRun& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const int64_t threads = ceil_div(call.count, kConcludeElements);
-  const auto ctas = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kConcludeThreads), 1, kConcludeCtas));
-  switch (call.out_dtype) {
-    case DType::kF32: return launch<conclude_run<DType::kF32>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
-    case DType::kF16: return launch<conclude_run<DType::kF16>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
-    default: return launch<conclude_run<DType::kBf16>>("conclude_run", ctas, kConcludeThreads, 0, stream, call);
-  }
-}
-
 Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
@@ -222,7 +184,7 @@ Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* 
   return {};
 }
 
-constexpr DeviceRecords kRecords = {count, scan_tokens, pack, take_records, pack_rows, conclude, put};
+constexpr DeviceRecords kRecords = {count, scan_tokens, pack, take_records, pack_rows, put};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/steps/thread_group.cuh"
 #include "backend/device_records.h"
 
 namespace nvfp4_moe::cuda {
@@ -22,22 +23,32 @@ __device__ inline MessageHeader* header_at(const RecordLayout& layout, std::byte
   return reinterpret_cast<MessageHeader*>(record_at(layout, messages, rank - 1, first_record));
 }
 
-// By a CTA of kRecordThreads.
-__device__ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  const auto misaligned = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes;
-  if (misaligned % 16 == 0) {
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < bytes / 16; i += kRecordThreads)
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-  } else if (misaligned % 8 == 0) {
-    for (int64_t i = threadIdx.x; i < bytes / 8; i += kRecordThreads)
-      reinterpret_cast<uint2*>(to)[i] = reinterpret_cast<const uint2*>(from)[i];
-  } else {
-    for (int64_t i = threadIdx.x; i < bytes; i += kRecordThreads) to[i] = from[i];
+// Vectors first, first + step, ... of from to `to`; all that a thread copies at once is read before any of it is written.
+template <class Vector>
+__device__ void copy_vectors(Vector* to, const Vector* from, int64_t count, ThreadGroup group) {
+  constexpr int kAtOnce = 4;
+  for (int64_t first = group.rank; first < count; first += kAtOnce * group.size) {
+    Vector read[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i * group.size < count) read[i] = from[first + i * group.size];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i * group.size < count) to[first + i * group.size] = read[i];
   }
 }
+__device__ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes,
+                                  ThreadGroup group = ThreadGroup::cta()) {
+  const auto misaligned = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes;
+  if (misaligned % 16 == 0)
+    copy_vectors(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4*>(from), bytes / 16, group);
+  else if (misaligned % 8 == 0)
+    copy_vectors(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2*>(from), bytes / 8, group);
+  else
+    copy_vectors(to, from, bytes, group);
+}
 
-// A token of the home as a record for the rank that has slots [first, end). By a CTA of kRecordThreads.
+// A token of the home as a record for the rank that has slots [first, end), but for first_row, which is the caller's.
 struct RecordOfToken {
   const WireRecord& record;
   const WireArray (&arrays)[kWireArrays];
@@ -45,29 +56,67 @@ struct RecordOfToken {
   const float* weights;  // (T, k)
 
   // None of the token's slots is the rank's.
-  __device__ void put_none(std::byte* to) const {
-    for (int64_t k = threadIdx.x; k < record.top_k; k += kRecordThreads) put_slot(to, k, -1, 0);
+  __device__ void put_none(std::byte* to, ThreadGroup group) const {
+    for (int64_t k = group.rank; k < record.top_k; k += group.size) put_slot(to, k, -1, 0);
   }
-  __device__ void put(std::byte* to, int64_t token, int32_t first, int32_t end, int32_t first_row) const {
+  __device__ void put(std::byte* to, int64_t token, int32_t first, int32_t end, ThreadGroup group) const {
+    // What is small is read before what is large is written, since each read takes as long as a large one.
+    const SmallBytes small(*this, token, group);
     const int64_t assignment = token * record.top_k;
-    for (int64_t k = threadIdx.x; k < record.top_k; k += kRecordThreads) {
-      const int32_t slot = slots[assignment + k];
-      const bool own = slot >= first && slot < end;
-      put_slot(to, k, own ? slot : -1, own ? weights[assignment + k] : 0);
-    }
-    if (threadIdx.x == 0) *reinterpret_cast<int32_t*>(to + record.first_row_at) = first_row;
+    const bool has_slot = group.rank < record.top_k;
+    const int32_t slot = has_slot ? slots[assignment + group.rank] : -1;
+    const float weight = has_slot ? weights[assignment + group.rank] : 0;
     int64_t offset = 0;
 #pragma unroll
     for (const WireArray& array : arrays) {
-      const auto* const row = static_cast<const std::byte*>(array.rows) + token * array.row_bytes;
-      if (array.row_bytes > 0) copy_bytes(to + offset, row, array.row_bytes);
+      if (array.row_bytes >= kSmallBytes)
+        copy_bytes(to + offset, static_cast<const std::byte*>(array.rows) + token * array.row_bytes, array.row_bytes,
+                   group);
       offset += array.row_bytes;
     }
-    for (int64_t i = offset + threadIdx.x; i < record.slots_at; i += kRecordThreads) to[i] = std::byte{0};
-    for (int64_t i = record.first_row_at + 4 + threadIdx.x; i < record.bytes; i += kRecordThreads) to[i] = std::byte{0};
+    small.put(to);
+    if (has_slot) put_slot_of(to, group.rank, slot, weight, first, end);
+    for (int64_t k = group.rank + group.size; k < record.top_k; k += group.size)
+      put_slot_of(to, k, slots[assignment + k], weights[assignment + k], first, end);
+    for (int64_t i = offset + group.rank; i < record.slots_at; i += group.size) to[i] = std::byte{0};
+    for (int64_t i = record.first_row_at + 4 + group.rank; i < record.bytes; i += group.size) to[i] = std::byte{0};
   }
 
  private:
+  static constexpr int64_t kSmallBytes = 8;  // arrays below are of a scale or a flag
+
+  // A byte of the small arrays for each of the group's first threads.
+  struct SmallBytes {
+    int64_t at = -1;
+    std::byte value{};
+    __device__ SmallBytes(const RecordOfToken& of, int64_t token, ThreadGroup group) {
+      int64_t offset = 0;
+      const std::byte* from = nullptr;
+      int next = 0;  // of the thread that has the array's first byte
+#pragma unroll
+      for (const WireArray& array : of.arrays) {
+        const auto bytes = static_cast<int>(array.row_bytes);
+        if (bytes < kSmallBytes) {
+          const int own = group.rank - next;
+          if (own >= 0 && own < bytes) {
+            at = offset + own;
+            from = static_cast<const std::byte*>(array.rows) + token * bytes + own;
+          }
+          next += bytes;
+        }
+        offset += array.row_bytes;
+      }
+      if (at >= 0) value = *from;
+    }
+    __device__ void put(std::byte* to) const {
+      if (at >= 0) to[at] = value;
+    }
+  };
+
+  __device__ void put_slot_of(std::byte* to, int64_t k, int32_t slot, float weight, int32_t first, int32_t end) const {
+    const bool own = slot >= first && slot < end;
+    put_slot(to, k, own ? slot : -1, own ? weight : 0);
+  }
   __device__ void put_slot(std::byte* to, int64_t k, int32_t slot, float weight) const {
     reinterpret_cast<int32_t*>(to + record.slots_at)[k] = slot;
     reinterpret_cast<float*>(to + record.weights_at)[k] = weight;

@@ -1,0 +1,203 @@
+"""Expert parallel by the library's exchange (docs/expert-parallel.md), where vLLM's own gathers and sums are not needed.
+
+Where ranks have tokens of their own (data parallel attention, sequence parallel MoE) vLLM would gather the rows of all ranks
+and scatter bf16 sums back; a layer over an exchange sends a token's activations in its format to the ranks of its experts,
+and its out has the bits of one rank. Where all ranks have the same tokens (tensor parallel attention) vLLM would add bf16
+rows; the exchange adds fp32 ones in the order of the ranks.
+
+Both need every rank of vLLM's expert parallel group in each run, in the same order. vLLM's own way needs that too, so ranks
+without requests take part with dummy tokens, and ranks that replay CUDA graphs replay graphs of as many tokens each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .. import Cancelled, Error, Exchange, IoError, torch_exchange
+from .._fused_experts import OverRanks
+from . import internals
+
+_FUSED = "vllm.model_executor.layers.fused_moe"
+_no_exchange: Any = internals.find_or_none(f"{_FUSED}.prepare_finalize:MoEPrepareAndFinalizeNoDPEPModular") or object
+
+# How long ranks wait for the slowest in a run unless vLLM has a limit of its own; torch's for NCCL.
+_TIMEOUT_SECONDS = 600.0
+
+
+class NoExchange(Exception):
+    """Why vLLM adds up a layer's rows, in one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RanksPlan:
+    """How a layer is to use the exchange. combine: as MoeLayer.from_tensors has it. link: host, nccl or peers. max_tokens:
+    of one rank. timeout: seconds. insists: vLLM's way instead is an error. runners: vLLM's layers by name. additional: the
+    engine's additional_config."""
+
+    combine: str
+    link: str
+    max_tokens: int
+    timeout: float
+    insists: bool
+    runners: Mapping[str, Any]
+    additional: dict[str, Any]
+
+
+# ---- what vLLM's config says
+
+
+def plan_ranks(moe: Any, config: Any, asked: str, insists: bool, max_tokens: int) -> RanksPlan | None:
+    """asked: NVFP4_MOE_EXCHANGE. max_tokens: of one rank, without sequence parallel. None where there is nothing to exchange
+    or vLLM is asked to; raises NoExchange where the exchange is asked for, or "auto", and vLLM has to.
+    """
+    parallel = moe.moe_parallel_config
+    if asked == "engine" or not getattr(parallel, "use_ep", False) or parallel.ep_size == 1:
+        return None
+    if "exchange" not in internals.fitting:
+        raise NoExchange("this release's members for it are not those that are known")
+    combine = _combine(parallel)
+    link = _link(asked, torch.device(moe.device).type, combine)
+    _check_deployment(moe, getattr(config, "parallel_config", None))
+    if parallel.sp_size > 1:
+        max_tokens = -(-max_tokens // int(parallel.sp_size))
+    additional = getattr(config, "additional_config", None)
+    if not isinstance(additional, dict):
+        raise NoExchange("an additional_config that is no dict")
+    runners = getattr(getattr(config, "compilation_config", None), "static_forward_context", {})
+    insists = insists and asked != "auto"
+    return RanksPlan(combine, link, max_tokens, _timeout(config, link), insists, runners, additional)
+
+
+def _combine(parallel: Any) -> str:
+    if parallel.pcp_size > 1:
+        raise NoExchange("prefill context parallel")
+    if parallel.sp_size > 1 or parallel.dp_size == parallel.ep_size:
+        return "all_to_all"
+    if parallel.dp_size == 1:
+        return "all_reduce"
+    raise NoExchange("some of the ranks have the same tokens, without sequence parallel MoE")
+
+
+def _link(asked: str, device: str, combine: str) -> str:
+    if asked == "auto":
+        if device != "cpu":
+            raise NoExchange("NVFP4_MOE_EXCHANGE=auto leaves GPUs to it")
+        if combine == "all_reduce":
+            raise NoExchange("NVFP4_MOE_EXCHANGE=auto leaves ranks with the same tokens to it")
+        return "host"
+    if (asked == "host") != (device == "cpu"):
+        raise NoExchange(
+            f"NVFP4_MOE_EXCHANGE={asked} on {device}: expected {'host' if device == 'cpu' else 'peers or nccl'}"
+        )
+    return asked
+
+
+def _check_deployment(moe: Any, parallel_config: Any) -> None:
+    parallel = moe.moe_parallel_config
+    if moe.num_experts % parallel.ep_size != 0:
+        raise NoExchange(f"{moe.num_experts} experts on {parallel.ep_size} ranks: expected as many on each")
+    if getattr(parallel_config, "use_ubatching", False):
+        raise NoExchange("microbatches, whose layers run side by side")
+    if getattr(parallel_config, "enable_elastic_ep", False):
+        raise NoExchange("elastic expert parallel")
+
+
+def _timeout(config: Any, link: str) -> float:
+    name = "cpu_distributed_timeout_seconds" if link == "host" else "distributed_timeout_seconds"
+    return float(getattr(getattr(config, "parallel_config", None), name, None) or _TIMEOUT_SECONDS)
+
+
+# ---- once the model is there
+
+
+def over_ranks(layer: Any, plan: RanksPlan, device: str) -> OverRanks:
+    """The exchange of vLLM's expert parallel group, and which experts its ranks hold. Collective.
+
+    Raises NoExchange, on all ranks alike, and IoError where a rank does not come.
+    """
+    _check_model(layer, plan)
+    group = internals.find("vllm.distributed.parallel_state:get_ep_group")()
+    exchange = _connected(group, plan, device)
+    moe = layer.moe_config
+    expected = moe.moe_parallel_config.ep_rank, moe.moe_parallel_config.ep_size
+    if (exchange.rank, exchange.world) != expected:
+        raise RuntimeError(
+            f"nvfp4-moe: expected rank {expected[0]} of {expected[1]} in vLLM's group of expert parallel ranks, got "
+            f"{exchange.rank} of {exchange.world}"
+        )
+    # Over NCCL a capacity is what a graph needs; that of all tokens drops none, and messages are as long as a run is.
+    capacity = plan.max_tokens if plan.link == "nccl" and plan.combine == "all_to_all" else 0
+    return OverRanks(exchange, plan.combine, capacity, plan.max_tokens, _slots(layer.expert_map, group))
+
+
+def _check_model(layer: Any, plan: RanksPlan) -> None:
+    if getattr(layer.moe_config, "skip_final_all_reduce", False):
+        raise NoExchange("the model adds up the ranks' rows itself")
+    if plan.combine == "all_reduce":
+        runner = next((r for r in plan.runners.values() if getattr(r, "routed_experts", None) is layer), None)
+        if type(runner) is not internals.find(f"{_FUSED}.runner.moe_runner:MoERunner"):
+            raise NoExchange("a runner of the model's own, which may add up the rows itself")
+        # vLLM adds their rows to the routed ones, and sums both over the ranks at once.
+        if runner.shared_experts is not None:
+            raise NoExchange("shared experts, whose rows it sums over the ranks together with these")
+
+
+# By vLLM's group, which ends with its engine: the exchange, or why there is none.
+_exchanges: weakref.WeakKeyDictionary[Any, Exchange | str] = weakref.WeakKeyDictionary()
+
+
+def _connected(group: Any, plan: RanksPlan, device: str) -> Exchange:
+    found = _exchanges.get(group)
+    if found is None:
+        found = _exchanges[group] = _connect(group, plan, device)
+        if isinstance(found, Exchange):
+            internals.logger().info("nvfp4-moe: rank %d of %d exchanges over %s", found.rank, found.world, plan.link)
+    if isinstance(found, str):
+        raise NoExchange(found)
+    return found
+
+
+def _connect(group: Any, plan: RanksPlan, device: str) -> Exchange | str:
+    exchange = torch_exchange(group.cpu_group, timeout=plan.timeout)
+    try:
+        if plan.link == "peers":
+            exchange.use_peers(device)
+        elif plan.link == "nccl":
+            exchange.use_nccl(device)
+    except (IoError, Cancelled):
+        raise  # a rank is gone
+    except Error as refused:  # on all ranks, naming the one that cannot
+        return str(refused)
+    return exchange
+
+
+def _slots(expert_map: Any, group: Any) -> tuple[int, ...]:
+    """The global id of each rank's experts in the order of its parameters, rank by rank."""
+    places = expert_map.detach().to("cpu", torch.int64).flatten()
+    here = (places >= 0).nonzero().flatten()
+    mine = here[places[here].argsort()].tolist()
+    of_ranks: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(of_ranks, mine, group=group.cpu_group)
+    return tuple(expert for experts in of_ranks for expert in experts)
+
+
+def mark_config(plan: RanksPlan, name: str) -> None:
+    """Writes into the engine's config that this layer's rows need no sum. vLLM keeps compiled graphs on disk by a hash of
+    the config, and a graph that adds up the rows is wrong over a layer that has done so, and the other way round."""
+    layers = plan.additional.setdefault("nvfp4_moe_over_ranks", {})
+    layers[name] = plan.combine
+
+
+class PrepareAndFinalizeOverRanks(_no_exchange):  # type: ignore[misc]
+    """What vLLM asks where the layer's own run exchanges: that its rows are those of all ranks already."""
+
+    def output_is_reduced(self) -> bool:
+        return True
+
+    def supports_deferred_moe_finalize(self) -> bool:
+        return False

@@ -1,0 +1,139 @@
+// push_tokens (backend/device_peers.h): few tokens from their ids to the records of all owners, in one kernel, since that many launches
+// would take longer than what they do.
+//
+// A CTA has a token: it finds the slots, quantizes hidden as quantize does, and writes the records. CTA 0 besides begins the run as
+// route does. What a token's CTA counts is left beside the status, which CTA 0 clears meanwhile, for push_rows. Latency is the limit: of hidden, of
+// the link, and of the fence between a record and its mark.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/steps/peer_records.cuh"
+#include "backend/cuda/steps/peers.h"
+#include "backend/cuda/steps/quantize.cuh"
+#include "backend/cuda/steps/slots.cuh"
+
+namespace nvfp4_moe::cuda {
+namespace {
+
+constexpr int kTokenThreads = 512;  // of a token, at most
+
+// What route leaves at home, where no rows are routed.
+struct HomeStart {
+  RunStatus* status;
+  int32_t* row_of_assignment;   // (T, k)
+  int64_t* shared_row_offsets;  // (2), or null
+  int32_t* cleared;             // (cleared_count), or null
+  int32_t cleared_count;
+};
+
+struct TokenArgs {
+  PushTokens call;
+  HomeStart start;
+  RowArgs rows;
+  RowCounts* token_counts;  // (T)
+};
+
+// By CTA 0.
+__device__ void begin_run(const TokenArgs& args) {
+  const SlotsOfIds& slots = args.call.slots;
+  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  for (int i = thread; i < args.start.cleared_count; i += threads) args.start.cleared[i] = 0;
+  int bad_ids = 0;
+  for (int64_t first = 0; first < slots.assignments; first += threads) {
+    const int64_t assignment = first + thread;
+    bad_ids += __syncthreads_count(assignment < slots.assignments && is_no_expert(slots, id_of(slots, assignment)));
+  }
+  if (thread != 0) return;
+  RunStatus status;
+  status.bad_expert_ids = static_cast<uint64_t>(bad_ids);
+  *args.start.status = status;
+  if (args.start.shared_row_offsets == nullptr) return;
+  args.start.shared_row_offsets[0] = 0;
+  args.start.shared_row_offsets[1] = args.call.push.tokens;
+}
+
+// Whether the token has a slot.
+__device__ bool put_slots(const TokenArgs& args, int64_t token) {
+  bool any = false;
+  const int64_t top_k = args.call.push.record.top_k;
+  for (int64_t k = threadIdx.x; k < top_k; k += blockDim.x) {
+    const int64_t assignment = token * top_k + k;
+    const int32_t slot = put_slot(args.call.slots, assignment);
+    args.start.row_of_assignment[assignment] = slot < 0 ? -1 : static_cast<int32_t>(assignment);
+    any |= slot >= 0;
+  }
+  return __syncthreads_or(any) != 0;
+}
+
+// Vec: the format, Vec8 of NVFP4 or E4m3Vec8; void: hidden is rounded to bf16.
+template <class Vec>
+__global__ void __launch_bounds__(kTokenThreads) push_tokens_kernel(const __grid_constant__ TokenArgs args) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  const PushRecords& push = args.call.push;
+  const int world = push.link.world;
+  const int64_t token = blockIdx.x;
+  const auto thread = static_cast<int>(threadIdx.x);
+  RowCounts& counts = args.token_counts[token];
+  RowArgs rows = args.rows;
+  rows.counters = {&counts.nonfinite, &counts.blocks, &counts.saturated, &counts.zeroed};
+  uint4 first{};  // of hidden, on its way while slots are found
+  if constexpr (!std::is_void_v<Vec>) first = load_vec8(rows, token, thread);
+  if (thread == 0) counts = RowCounts{};
+  const bool has_row = put_slots(args, token) || args.start.shared_row_offsets != nullptr;
+  if constexpr (std::is_void_v<Vec>)
+    round_row<DType::kBf16>(rows, token, has_row);
+  else if (has_row)
+    quantize_vec8_row<Vec>(rows, token, first);
+  else
+    expect_row(rows, token, false, ThreadGroup::cta());
+  // Behind this barrier the row is whole for all threads.
+  const bool late = __syncthreads_or(thread < world && !records_are_taken(push.link, thread)) != 0;
+  if (token == 0 && thread == 0) {
+    *push.failed = late ? kPeerIsLate : 0;
+    begin_dispatch(push.link);
+  }
+  if (!late && !is_stopped(push.link.wait)) {
+    // Each group of warps has a rank, or some.
+    const int groups = max(1, min(world, static_cast<int>(blockDim.x) / kRecordThreads));
+    const int threads = groups == 1 ? static_cast<int>(blockDim.x) : kRecordThreads;
+    for (int ahead = thread / threads; ahead < world && thread < groups * threads; ahead += groups)
+      push_record(push, token, (push.link.rank + ahead) % world, {thread % threads, threads});
+    __syncthreads();
+    if (thread < world) mark_record(push, token, thread);
+  }
+  if (token == 0) begin_run(args);
+}
+
+}  // namespace
+
+bool pushes_tokens(const StepContext& home, const LayerSteps& steps) {
+  const QuantizeKernel kernel = home.plan->hidden.kernel;
+  return steps.counters != nullptr && home.batch.tokens > 0 && home.batch.hidden_dtype == DType::kBf16 &&
+         !home.plan->weighs_hidden && home.batch.tokens <= kWaitingCtas &&
+         (kernel == QuantizeKernel::kVec8Cta || kernel == QuantizeKernel::kRound);
+}
+
+Status push_tokens(const StepContext& home, const LayerSteps& steps, const PushTokens& call) {
+  const DeviceGuard guard(home.weights.device);
+  NVFP4_MOE_TRY(guard.status());
+  const bool shared = home.buffers.shared.experts > 0;
+  TokenArgs args{call, {}, hidden_args(home, home.buffers.routed), Scratch(home).token_counts};
+  args.start = {home.buffers.status, home.buffers.row_of_assignment, shared ? home.buffers.shared.row_offsets : nullptr,
+                steps.counters(home), home.plan->route.cleared_counters};
+  if (args.start.cleared == nullptr) args.start.cleared_count = 0;
+  const auto ctas = static_cast<unsigned>(home.batch.tokens);
+  const int threads = std::min(home.plan->hidden.threads, kTokenThreads);
+  const auto launch_as = [&]<class Vec>() {
+    return launch<push_tokens_kernel<Vec>>("push_tokens", ctas, threads, 0, home.stream, args);
+  };
+  if (home.plan->hidden.kernel == QuantizeKernel::kRound) return launch_as.template operator()<void>();
+  return is_fp8(home) ? launch_as.template operator()<E4m3Vec8>() : launch_as.template operator()<Vec8>();
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,34 @@
+// An id to one of its expert's slots (backend/device_ranks.h).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/device_ranks.h"
+
+namespace nvfp4_moe::cuda {
+
+inline constexpr int32_t kNoSlot = -1, kNoExpert = -2;  // of ids that name nothing, and of those that are no expert's
+
+__device__ inline int64_t id_of(const SlotsOfIds& call, int64_t assignment) {
+  return call.ids_dtype == DType::kI64 ? static_cast<int64_t>(static_cast<const long long*>(call.ids)[assignment])
+                                       : static_cast<int64_t>(static_cast<const int32_t*>(call.ids)[assignment]);
+}
+__device__ inline bool is_no_expert(const SlotsOfIds& call, int64_t id) { return id < -1 || id >= call.num_experts; }
+
+// The assignment's slot, written and counted.
+__device__ inline int32_t put_slot(const SlotsOfIds& call, int64_t assignment) {
+  const int64_t id = id_of(call, assignment);
+  int32_t slot = is_no_expert(call, id) ? kNoExpert : kNoSlot;
+  if (id >= 0 && id < call.num_experts) {
+    const int32_t first = call.first_of_expert[id], count = call.first_of_expert[id + 1] - first;
+    const auto turn = static_cast<int32_t>(count == 1 ? 0 : (call.first_turn + assignment) % count);
+    slot = call.slots_of_expert[first + turn];
+    atomicAdd(reinterpret_cast<unsigned long long*>(call.load + id), 1ull);
+  }
+  call.slots[assignment] = slot;
+  return slot;
+}
+
+}  // namespace nvfp4_moe::cuda

@@ -1,0 +1,15 @@
+// Threads of a CTA that work on a row or a record together.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace nvfp4_moe::cuda {
+
+// A CTA, or, where there are many rows, a warp, which waits for no other one; of a CTA of two dimensions the first one.
+struct ThreadGroup {
+  int rank, size;
+  __device__ static ThreadGroup cta() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
+  __device__ static ThreadGroup warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
+};
+
+}  // namespace nvfp4_moe::cuda

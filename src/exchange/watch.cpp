@@ -1,0 +1,50 @@
+#include "exchange/watch.h"
+
+#include <utility>
+
+namespace nvfp4_moe {
+
+Watch::Watch(Exchange& exchange, Watched watched)
+    : exchange_(exchange), watched_(std::move(watched)), thread_([this] { run(); }) {}
+
+void Watch::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+const Status& Watch::fail(const Status& why) {
+  if (why.ok() || !failure_.ok()) return failure_;
+  failure_ = why;
+  watched_.fails(why);
+  return failure_;
+}
+
+Status Watch::fail_all(Lock& lock, const Status& why) {
+  const Status failure = fail(why);
+  lock.unlock();
+  exchange_.abort(failure);
+  return failure;
+}
+
+void Watch::run() {
+  Lock lock(mutex_);
+  while (!changed_.wait_for(lock, kInterval, [this] { return ends_; })) {
+    if (!failure_.ok()) return;
+    if (const Status seen = watched_.look(); !seen.ok()) {
+      const Status failure = fail_all(lock, seen);
+      static_cast<void>(failure);  // what the next call returns
+      return;
+    }
+    // Not under the mutex: a run that enqueues does not wait for what the transport has to say.
+    lock.unlock();
+    const Status others = exchange_.look();
+    lock.lock();
+    if (!others.ok() && !ends_) fail(others);
+  }
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,43 @@
+// A CUDA graph as tests have it: captured once, replayed as often as they like.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include "core/status.h"
+
+namespace nvfp4_moe::test {
+
+class Graph {
+ public:
+  // Of what `enqueue` puts into the stream: a callable that gives a Status. What a first call loads, no graph can; it has run
+  // before.
+  template <class Enqueue>
+  Graph(cudaStream_t stream, const Enqueue& enqueue, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
+      : stream_(stream) {
+    EXPECT_EQ(cudaStreamBeginCapture(stream, mode), cudaSuccess);
+    status_ = enqueue();
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph_), cudaSuccess);
+    if (graph_ == nullptr) return;
+    EXPECT_EQ(cudaGraphInstantiate(&executable_, graph_, 0), cudaSuccess);
+  }
+  ~Graph() {
+    EXPECT_TRUE(executable_ == nullptr || cudaGraphExecDestroy(executable_) == cudaSuccess);
+    EXPECT_TRUE(graph_ == nullptr || cudaGraphDestroy(graph_) == cudaSuccess);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  // Of what was captured.
+  const Status& status() const { return status_; }
+  // In the stream that it was captured from; waits for nothing.
+  void launch() const { EXPECT_EQ(cudaGraphLaunch(executable_, stream_), cudaSuccess); }
+
+ private:
+  const cudaStream_t stream_;
+  Status status_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace nvfp4_moe::test

@@ -1,0 +1,310 @@
+"""Expert parallel ranks over the library's exchange: vLLM's own groups and MoE layers in two processes, and its engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import nvfp4_moe  # noqa: E402
+from conftest import free_port  # noqa: E402
+from judges import judge_without_routers, ok, on_gpu  # noqa: E402
+
+HERE = Path(__file__).parent
+TOKENS = 12
+SENTENCE = "nvfp4-moe leaves the sums over ranks of layers such as model.layers.*.mlp.experts to vLLM: "
+
+
+# ---- vLLM's layers, two processes
+
+
+def two_processes(kind: str, root: Path) -> list[dict]:
+    """What ranks.py wrote on each rank."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("NVFP4_MOE")},
+        "VLLM_BATCH_INVARIANT": "1",  # without which bf16 rows on CPUs depend on how many an expert has
+        "VLLM_PLUGINS": "nvfp4_moe",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NVFP4_MOE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    port, ranks = str(free_port()), []
+    try:
+        for rank in range(2):
+            command = [sys.executable, str(HERE / "ranks.py"), kind, str(rank), port, str(root / f"{rank}.json")]
+            log = open(root / f"{rank}.log", "w")
+            ranks.append((subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT), log))
+        for process, _ in ranks:
+            process.wait(300)
+    finally:
+        for process, log in ranks:
+            process.kill()
+            process.wait()
+            log.close()
+    results = []
+    for rank in range(2):
+        if not (root / f"{rank}.json").exists():
+            pytest.fail(f"rank {rank} left nothing:\n{(root / f'{rank}.log').read_text(errors='replace')[-4000:]}")
+        results.append(json.loads((root / f"{rank}.json").read_text()))
+    return results
+
+
+@pytest.fixture(scope="module")
+def data_ranks(tmp_path_factory):
+    return two_processes("data", tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def tensor_ranks(tmp_path_factory):
+    return two_processes("tensor", tmp_path_factory.mktemp("tensor"))
+
+
+@pytest.mark.parametrize("activations", ["bf16", "nvfp4", "fp8", "int8_block"])
+def test_ranks_with_tokens_of_their_own_have_the_bits_of_one(data_ranks, activations):
+    """As many tokens on each rank, more on one, none on one; by the method and by vLLM's runner."""
+    for rank, result in enumerate(data_ranks):
+        facts = result["layers"][activations]
+        assert facts["over_ranks"] and facts["reduced"], "vLLM adds nothing up"
+        assert facts["parallel"]["combine"] == "all_to_all" and facts["parallel"]["rank"] == rank
+        assert facts["here"] == list(range(4 * rank, 4 * rank + 4)), "half of the experts"
+        assert facts["equal"] == [True] * 5 and facts["runner"] == [True] * 3
+        assert facts["planted"] is False, "without the other rank's experts out is another"
+        assert facts["reloaded"], "new weights on both ranks, in the layers that are there"
+
+
+def test_shared_experts_are_added_by_vllm(data_ranks):
+    for result in data_ranks:
+        assert result["layers"]["shared"]["over_ranks"] and result["layers"]["shared"]["equal"]
+
+
+def test_a_rank_that_is_killed_ends_the_others_run_by_name(data_ranks):
+    left, gone = (result["layers"].get("killed") for result in data_ranks)
+    assert gone is None
+    assert left["error"].startswith("IoError: exchange: ") and "no word from rank 1" in left["error"]
+    assert left["seconds"] < 60
+
+
+@pytest.mark.parametrize("placement", ["linear", "round_robin"])
+def test_ranks_with_the_same_tokens_are_within_the_bound_of_one_more_sum(tensor_ranks, placement):
+    """docs/expert-parallel.md, section 2: at most (2 n + world - 1) 2^-24 of the products' magnitudes."""
+    for rank, result in enumerate(tensor_ranks):
+        facts = result["layers"][placement]
+        here = list(range(4 * rank, 4 * rank + 4)) if placement == "linear" else list(range(rank, 8, 2))
+        assert facts["here"] == here and facts["parallel"]["combine"] == "all_reduce"
+        assert facts["over_ranks"] and facts["reduced"], "vLLM adds nothing up"
+        assert facts["over"] == [0, 0, 0] and facts["same"] == [True] * 3
+        assert min(facts["planted"][1:]) > 0, "without some experts out is beyond the bound"
+
+
+def test_what_vllm_has_to_add_up_stays_its_own_with_the_reason(tensor_ranks):
+    for result in tensor_ranks:
+        layers, log = result["layers"], result["log"]
+        for name in ("shared", "reduced by the model", "runner of the model", "auto", "engine"):
+            assert not layers[name]["over_ranks"] and not layers[name]["reduced"], name
+        assert layers["shared"]["off"] < 2.0**-7, "bf16 rows of two ranks, and their sum"
+        reasons = [line.removeprefix(SENTENCE) for line in log if line.startswith(SENTENCE)]
+        assert [reason.split()[0] for reason in reasons] == ["shared", "the", "a", "NVFP4_MOE_EXCHANGE=auto"]
+        assert "cannot exchange the rows of model.layers.80.mlp.experts: shared experts" in layers["insisted"]["error"]
+
+
+# ---- which layers
+
+
+def moe(device: str = "cpu", experts: int = 8, **parallel):
+    sizes = {"ep_size": 2, "dp_size": 2, "sp_size": 1, "pcp_size": 1, "use_ep": True} | parallel
+    return types.SimpleNamespace(num_experts=experts, device=device, moe_parallel_config=types.SimpleNamespace(**sizes))
+
+
+@pytest.fixture
+def fitting(monkeypatch):
+    from nvfp4_moe.vllm import internals
+
+    monkeypatch.setattr(internals, "fitting", frozenset(internals.OPTIONAL))
+
+
+def planned(moe, asked: str = "auto", insists: bool = False, **config):
+    from nvfp4_moe.vllm.ranks import plan_ranks
+
+    additional = config.pop("additional_config", {})
+    current = types.SimpleNamespace(parallel_config=types.SimpleNamespace(**config), additional_config=additional)
+    return plan_ranks(moe, current, asked, insists, 100)
+
+
+def test_how_ranks_exchange_follows_from_who_has_which_tokens(fitting):
+    assert planned(moe(use_ep=False)) is None and planned(moe(ep_size=1)) is None
+    assert planned(moe(), "engine") is None
+    own = planned(moe())
+    assert (own.combine, own.link, own.max_tokens, own.timeout) == ("all_to_all", "host", 100, 600.0)
+    split = planned(moe(ep_size=4, sp_size=2), cpu_distributed_timeout_seconds=7)
+    assert (split.combine, split.max_tokens, split.timeout) == ("all_to_all", 50, 7.0)
+    same = planned(moe(dp_size=1), "host", insists=True)
+    assert (same.combine, same.link, same.insists) == ("all_reduce", "host", True)
+    for link in ("peers", "nccl"):
+        assert planned(moe("cuda:0"), link, distributed_timeout_seconds=9).timeout == 9.0
+
+
+KEPT = [
+    (moe("cuda:0"), "auto", {}, "NVFP4_MOE_EXCHANGE=auto leaves GPUs to it"),
+    (moe(dp_size=1), "auto", {}, "NVFP4_MOE_EXCHANGE=auto leaves ranks with the same tokens to it"),
+    (moe(), "peers", {}, "NVFP4_MOE_EXCHANGE=peers on cpu: expected host"),
+    (moe("cuda:0"), "host", {}, "NVFP4_MOE_EXCHANGE=host on cuda: expected peers or nccl"),
+    (moe(ep_size=4), "host", {}, "some of the ranks have the same tokens"),
+    (moe(pcp_size=2), "host", {}, "prefill context parallel"),
+    (moe(experts=7), "host", {}, "7 experts on 2 ranks: expected as many on each"),
+    (moe(), "host", {"use_ubatching": True}, "microbatches"),
+    (moe(), "host", {"enable_elastic_ep": True}, "elastic expert parallel"),
+    (moe(), "host", {"additional_config": types.SimpleNamespace()}, "an additional_config that is no dict"),
+]
+
+
+@pytest.mark.parametrize(("moe", "asked", "config", "why"), KEPT, ids=[why.split(":")[0] for *_, why in KEPT])
+def test_what_stays_vllm_s_says_why(fitting, moe, asked, config, why):
+    from nvfp4_moe.vllm.ranks import NoExchange
+
+    with pytest.raises(NoExchange) as kept:
+        planned(moe, asked, **config)
+    assert why in str(kept.value)
+
+
+def test_a_release_whose_members_differ_exchanges_by_itself(monkeypatch):
+    from nvfp4_moe.vllm import internals
+    from nvfp4_moe.vllm.ranks import NoExchange
+
+    monkeypatch.setattr(internals, "fitting", frozenset())
+    with pytest.raises(NoExchange, match="this release's members"):
+        planned(moe())
+
+
+class Linked:
+    """An exchange whose GPUs cannot be connected, and how often that was tried."""
+
+    rank, world, tried = 0, 2, 0
+
+    def use_peers(self, device: str) -> None:
+        Linked.tried += 1
+        raise nvfp4_moe.Unsupported("peers: expected all ranks on one host, got rank 1 on another than rank 0's")
+
+    def use_nccl(self, device: str) -> None:
+        raise nvfp4_moe.IoError("exchange: expected rank 1, got none: it has left")
+
+
+def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an_error(fitting, monkeypatch):
+    from nvfp4_moe.vllm import ranks
+
+    monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: Linked())
+    group = types.SimpleNamespace(cpu_group=None, world_size=2, rank_in_group=0)
+    group_type = type("Group", (), vars(group))  # which may be referred to weakly
+    made = group_type()
+    for _ in range(2):
+        with pytest.raises(ranks.NoExchange, match="expected all ranks on one host"):
+            ranks._connected(made, planned(moe("cuda:0"), "peers"), "cuda:0")
+    assert Linked.tried == 1, "asked once, not by every layer"
+    with pytest.raises(nvfp4_moe.IoError, match="it has left"):
+        ranks._connected(group_type(), planned(moe("cuda:0"), "nccl"), "cuda:0")
+
+
+# ---- the engine
+
+# Rows that do not depend on how many others an expert has: of bf16 that takes VLLM_BATCH_INVARIANT, for which vLLM's engine
+# needs Triton on a CPU.
+EXACT = {"nvfp4_moe": {"activations": "nvfp4"}}
+
+
+@pytest.fixture(scope="session")
+def one_rank(made, serve):
+    model = str(made[0]["modelopt"])
+    jobs = [
+        {
+            "name": how,
+            "model": model,
+            "tokens": TOKENS,
+            "options": {"enforce_eager": how == "eager", "additional_config": EXACT},
+        }
+        for how in ("eager", "compiled")
+    ]
+    jobs += [
+        {"name": "twin", "model": str(made[0]["twin"]), "tokens": TOKENS, "routers": True},
+    ]
+    return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0"})
+
+
+@pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_parallel, how):
+    """Rank 1 asks for fewer tokens, and takes part with dummy ones while rank 0 goes on. vLLM itself has no data parallel
+    MoE on CPUs: without the exchange its gather raises NotImplementedError."""
+    options = {"enforce_eager": how == "eager", "additional_config": EXACT}
+    job = {"name": how, "model": str(made[0]["modelopt"]), "options": options}
+    ranks = serve_data_parallel([job | {"tokens": TOKENS}, job | {"tokens": 3}])
+    (expected,) = ok(one_rank[how])["runs"]
+    for rank, result in enumerate(ranks):
+        (run,) = ok(result)["runs"]
+        assert all(
+            f"experts {4 * rank}..{4 * rank + 3} of 8" in layer and "nvfp4" in layer for layer in result["layers"]
+        )
+        assert [len(said["tokens"]) for said in run] == [TOKENS if rank == 0 else 3] * 3
+        for said, whole in zip(run, expected, strict=True):
+            assert said["tokens"] == whole["tokens"][: len(said["tokens"])]
+            assert said["logprobs"] == whole["logprobs"][: len(said["logprobs"])], "bit for bit"
+
+
+@pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
+def test_sequence_parallel_ranks_are_as_near_to_the_truth(made, one_rank, serve_data_parallel):
+    """Two data parallel ranks, each of two tensor parallel ones, which have parts of its tokens in a MoE layer."""
+    import truth
+
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    job = {"name": "split", "model": str(made[0]["modelopt"]), "options": options}
+    jobs = [job | {"tokens": TOKENS}, job | {"tokens": 3}]
+    result = ok(serve_data_parallel(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"})[0])
+    judge_without_routers(truth.Truth(made[0]["twin"]), ok(one_rank["twin"])["runs"][0], result["runs"][0], "split")
+
+
+@pytest.fixture(scope="session")
+def summed(made, serve):
+    """Two tensor parallel ranks in compiled engines that share a cache of graphs: rows that vLLM adds up, and that it has
+    not to."""
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": False}
+    jobs = [
+        {
+            "name": exchange,
+            "model": str(made[0]["modelopt"]),
+            "options": options,
+            "tokens": TOKENS,
+            "environment": {"NVFP4_MOE_EXCHANGE": exchange, "NVFP4_MOE": "1"},
+        }
+        for exchange in ("engine", "host")
+    ]
+    return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+
+@pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
+@pytest.mark.parametrize("exchange", ["engine", "host"])
+def test_tensor_parallel_ranks_add_up_as_near_to_the_truth(made, one_rank, summed, exchange):
+    import truth
+
+    (run,) = ok(summed[exchange])["runs"]
+    judge_without_routers(truth.Truth(made[0]["twin"]), ok(one_rank["twin"])["runs"][0], run, exchange)
+
+
+def test_compiled_graphs_are_told_apart(fitting):
+    """vLLM keeps them by a hash of its config, of which environment variables of others are no part."""
+    from nvfp4_moe.vllm.ranks import mark_config
+    from vllm.config import VllmConfig
+
+    config = VllmConfig()
+    before = config.compute_hash()
+    plan = planned(moe(), "host", additional_config=config.additional_config)
+    assert config.compute_hash() == before
+    mark_config(plan, "model.layers.0.mlp.experts")
+    first = config.compute_hash()
+    mark_config(plan, "model.layers.1.mlp.experts")
+    assert len({before, first, config.compute_hash()}) == 3

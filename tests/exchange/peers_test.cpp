@@ -1,0 +1,261 @@
+// Ranks that share their devices' memory, over a double of the device: which memory each reaches, what is refused by name,
+// and how waits end.
+#include "exchange/peers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "exchange/ranks.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::kLong;
+using test::on_ranks;
+using test::Over;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+// What all doubles of a test have at the moment, and what they were asked for.
+struct Counts {
+  std::atomic<int> allocations{0}, host_words{0}, opened{0}, stops{0};
+};
+
+// A device in host memory. Its reach is what a test says.
+class DeviceDouble : public PeerDevice {
+ public:
+  struct Answers {
+    std::function<Result<std::string>(int index)> pci_address = [](int index) -> Result<std::string> {
+      return address_of(index);
+    };
+    std::function<Result<PeerReach>(int index, const std::string& address)> reach = [](int, const std::string&) {
+      return Result<PeerReach>(PeerReach::kYes);
+    };
+    Status enable, open;
+  };
+  static std::string address_of(int index) { return "0000:0" + std::to_string(index) + ":00.0"; }
+
+  DeviceDouble(int index, Counts& counts, Answers answers)
+      : index_(index), counts_(counts), answers_(std::move(answers)) {}
+
+  int index() const override { return index_; }
+  Result<std::string> pci_address() override { return answers_.pci_address(index_); }
+  Result<PeerReach> reach(const std::string& address) override { return answers_.reach(index_, address); }
+  Result<Buffer> allocate_zeros(int64_t size_bytes) override {
+    ++counts_.allocations;
+    auto* const bytes = new std::byte[static_cast<size_t>(size_bytes)]();
+    return Buffer(bytes, static_cast<size_t>(size_bytes), [this](std::byte* data, size_t) {
+      --counts_.allocations;
+      delete[] data;
+    });
+  }
+  Result<PeerHandle> share(void*) override { return PeerHandle(); }
+  Result<void*> open(const PeerHandle&) override {
+    NVFP4_MOE_TRY(answers_.open);
+    ++counts_.opened;
+    return static_cast<void*>(&counts_);
+  }
+  void close(void*) override { --counts_.opened; }
+  Status synchronize() override { return {}; }
+  Status stop(PeerControl* control) override {
+    ++counts_.stops;
+    control->stop = 1;
+    return {};
+  }
+  Status enable(int) override { return answers_.enable; }
+  Result<HostWords> make_host_words() override {
+    ++counts_.host_words;
+    words = new PeerHostWords{};
+    return HostWords{words, words};
+  }
+  void drop_host_words(const HostWords& made) override {
+    --counts_.host_words;
+    delete made.words;
+  }
+
+  PeerHostWords* words = nullptr;  // as a kernel writes them
+
+ private:
+  const int index_;
+  Counts& counts_;
+  const Answers answers_;
+};
+
+// What connect_peers says on each rank, as "CODE message"; the exchange has to go on behind it.
+std::vector<std::string> refused(int world, const std::function<DeviceDouble::Answers(int rank)>& answers) {
+  Counts counts;
+  std::vector<std::string> messages(static_cast<size_t>(world));
+  on_ranks(Over::kThreads, world, kLong, [&](Exchange& exchange) {
+    const int rank = exchange.rank();
+    const auto peers = connect_peers(exchange, std::make_unique<DeviceDouble>(rank, counts, answers(rank)));
+    messages[static_cast<size_t>(rank)] =
+        std::string(to_string(peers.status().code())) + " " + peers.status().message();
+    EXPECT_OK(exchange.barrier());
+  });
+  EXPECT_EQ(counts.allocations, 0);
+  EXPECT_EQ(counts.host_words, 0);
+  return messages;
+}
+
+TEST(Peers, EachReachesTheMemoryOfAll) {
+  constexpr int kWorld = 3;
+  Counts counts;
+  std::vector<PeerMemory::Region> regions(kWorld);
+  on_ranks(Over::kThreads, kWorld, kLong, [&](Exchange& exchange) {
+    const int rank = exchange.rank();
+    auto connected = connect_peers(exchange, std::make_unique<DeviceDouble>(rank, counts, DeviceDouble::Answers()));
+    ASSERT_OK(connected);
+    PeerMemory& peers = **connected;
+    EXPECT_EQ(peers.describe(), "peers");
+    EXPECT_EQ(peers.link().rank, rank);
+    EXPECT_EQ(peers.link().world, kWorld);
+    EXPECT_EQ(peers.link().timeout_ns, 20000000000u);
+    for (const int64_t size_bytes : {100, 5000000, 100}) {
+      const auto region = peers.reserve(PeerRegion::kRows, size_bytes);
+      ASSERT_OK(region);
+      EXPECT_GE(region->size_bytes, size_bytes);
+      for (int64_t i = 0; i < size_bytes; i += 99999) EXPECT_EQ(region->addresses.of_rank[rank][i], std::byte{0});
+      regions[static_cast<size_t>(rank)] = *region;
+      ASSERT_OK(exchange.barrier());
+      for (int other = 0; other < kWorld; ++other) {
+        EXPECT_EQ(region->addresses.of_rank[other], regions[0].addresses.of_rank[other]);
+        EXPECT_NE(region->addresses.of_rank[other], peers.link().control.of_rank[other]);
+      }
+      ASSERT_OK(exchange.barrier());
+    }
+    EXPECT_EQ(counts.allocations, kWorld * 3) << "control, and both sizes of rows: graphs hold the smaller one";
+    EXPECT_OK(peers.state());
+    ASSERT_OK(exchange.barrier());
+  });
+  EXPECT_EQ(counts.allocations, 0);
+  EXPECT_EQ(counts.host_words, 0);
+}
+
+TEST(Peers, DevicesWithoutPeerAccessAreBothNamed) {
+  DeviceDouble::Answers apart;
+  apart.reach = [](int index, const std::string& address) -> Result<PeerReach> {
+    return index == 1 && address == DeviceDouble::address_of(2) ? PeerReach::kNoAccess : PeerReach::kYes;
+  };
+  EXPECT_THAT(
+      refused(3, [&](int) { return apart; }),
+      Each("unsupported rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach the memory of cuda:2 "
+           "(0000:02:00.0) of rank 2, got no peer access: the kind of the GPUs, PCIe's topology, ACS or a virtual "
+           "machine forbids it (nvidia-smi topo -p2p r)"));
+}
+
+// By what CUDA says where it has no other words, on whichever rank it says so.
+TEST(Peers, ADeviceThatFailsIsNamedOnEveryRank) {
+  const auto on_rank_1 = [](const std::function<void(DeviceDouble::Answers&)>& fails) {
+    return refused(2, [&](int rank) {
+      DeviceDouble::Answers answers;
+      if (rank == 1) fails(answers);
+      return answers;
+    });
+  };
+  const std::string both =
+      "rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach the memory of cuda:0 (0000:00:00.0) of rank 0, "
+      "got ";
+  EXPECT_THAT(on_rank_1([](auto& answers) { answers.enable = Status(Code::kInternal, "enable: too many peers"); }),
+              Each("unsupported " + both + "enable: too many peers"));
+  EXPECT_THAT(on_rank_1([](auto& answers) { answers.enable = Status(Code::kOutOfMemory, "enable: no memory"); }),
+              Each("out of memory " + both + "enable: no memory"));
+  EXPECT_THAT(on_rank_1([](auto& answers) {
+                answers.reach = [](int, const std::string&) -> Result<PeerReach> {
+                  return Status(Code::kInternal, "cudaDeviceCanAccessPeer: driver shutting down");
+                };
+              }),
+              Each("internal error rank 1: cudaDeviceCanAccessPeer: driver shutting down"));
+  EXPECT_THAT(on_rank_1([](auto& answers) {
+                answers.pci_address = [](int) -> Result<std::string> { return unsupported("no address"); };
+              }),
+              Each("unsupported rank 1: no address"));
+}
+
+// Another process's device may be reached by its handle without being seen: it is tried.
+TEST(Peers, ADeviceThatIsNotVisibleIsNoRefusal) {
+  Counts counts;
+  DeviceDouble::Answers hidden;
+  hidden.reach = [](int, const std::string&) -> Result<PeerReach> { return PeerReach::kNotVisible; };
+  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+    EXPECT_OK(connect_peers(exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, hidden)));
+    EXPECT_OK(exchange.barrier());
+  });
+}
+
+// Two processes with a device each, both their cuda:0. What this one's connect_peers says.
+Status between_processes(const DeviceDouble::Answers& answers) {
+  const int port = test::free_port();
+  const auto connect = [&](int rank) -> Status {
+    Counts counts;
+    NVFP4_MOE_ASSIGN(const auto exchange, connect_tcp("127.0.0.1", port, rank, 2, kLong));
+    const Status status = connect_peers(*exchange, std::make_unique<DeviceDouble>(0, counts, answers)).status();
+    NVFP4_MOE_TRY(exchange->barrier());
+    if (counts.opened != 0 || counts.allocations != 0) return check_failed("memory is left");
+    return status;
+  };
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(30);
+    ::_exit(connect(1).ok() ? 0 : 1);
+  }
+  Status status = connect(0);
+  int exit = 0;
+  EXPECT_EQ(::waitpid(child, &exit, 0), child);
+  EXPECT_EQ(exit == 0, status.ok());
+  return status;
+}
+
+TEST(Peers, MemoryOfAnotherProcessThatDoesNotOpenNamesBothDevices) {
+  EXPECT_OK(between_processes({}));
+  DeviceDouble::Answers fails;
+  fails.open = Status(Code::kInternal, "cudaIpcOpenMemHandle: mapping of buffer object failed");
+  const std::string message =
+      "rank 0: peers: expected cuda:0 (0000:00:00.0) of rank 0 to reach the memory of cuda:0 (0000:00:00.0) of rank 1, "
+      "got cudaIpcOpenMemHandle: mapping of buffer object failed";
+  const Status visible = between_processes(fails);
+  EXPECT_EQ(visible.message(), message);
+  EXPECT_EQ(visible.code(), Code::kUnsupported);
+  fails.reach = [](int, const std::string&) -> Result<PeerReach> { return PeerReach::kNotVisible; };
+  EXPECT_EQ(
+      between_processes(fails).message(),
+      message + ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)");
+}
+
+TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
+  Counts counts;
+  std::atomic<int> heard{0};
+  on_ranks(Over::kThreads, 3, kLong, [&](Exchange& exchange) {
+    auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
+    const DeviceDouble& kernels = *device;
+    auto peers = connect_peers(exchange, std::move(device));
+    ASSERT_OK(peers);
+    EXPECT_OK((*peers)->state_of_work());
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() == 0) std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 2);
+    const auto failed = [&] { return !(*peers)->state().ok(); };
+    for (const Deadline deadline(kLong); !failed() && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
+    const std::string late =
+        "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has come with another call";
+    EXPECT_EQ((*peers)->state().message(), exchange.rank() == 0 ? late : "rank 0: " + late);
+    // What a rank's device has done is worth nothing where it has waited in vain, there alone.
+    EXPECT_EQ((*peers)->state_of_work().message(), exchange.rank() == 0 ? late : "");
+    (*peers)->abort(Status(Code::kIo, "later"));
+    EXPECT_THAT((*peers)->state().message(), HasSubstr(late)) << "the first failure stays";
+    for (++heard; heard < 3;) std::this_thread::sleep_for(Timeout{5});
+  });
+  EXPECT_EQ(counts.stops, 3);
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

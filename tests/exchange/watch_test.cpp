@@ -1,0 +1,151 @@
+// The thread that watches what a device does: when it looks, what ends by a failure, and who hears of it.
+#include "exchange/watch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exchange/ranks.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::kLong;
+using test::on_ranks;
+using test::Over;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// A watch over a device that says what a test sets, and what it was asked.
+struct Watching {
+  explicit Watching(Exchange& exchange)
+      : watch(exchange, {[this] {
+                           ++looks;
+                           return seen;
+                         },
+                         [this](const Status& why) { ended.push_back(why.message()); }}) {}
+
+  void sees(const Status& status) {
+    const Watch::Lock lock = watch.lock();
+    seen = status;
+  }
+  Status state() {
+    const Watch::Lock lock = watch.lock();
+    return watch.failure();
+  }
+  Status state_once_failed() {
+    for (const Deadline deadline(kLong); state().ok() && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
+    return state();
+  }
+  void wait_for_looks(int more) {
+    const int until = looks + more;
+    for (const Deadline deadline(kLong); looks < until && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
+    EXPECT_GE(looks, until);
+  }
+
+  std::atomic<int> looks{0};
+  Status seen;                     // guarded by the watch
+  std::vector<std::string> ended;  // guarded by the watch
+  Watch watch;                     // last: it reads the others
+};
+
+TEST(Watch, LooksUntilItsEndAndNoLonger) {
+  on_ranks(Over::kTcp, 2, kLong, [](Exchange& exchange) {
+    Watching device(exchange);
+    device.wait_for_looks(3);
+    EXPECT_OK(device.state());
+    device.watch.end();
+    const int looks = device.looks;
+    device.sees(Status(Code::kIo, "too late"));
+    std::this_thread::sleep_for(3 * Watch::kInterval);
+    EXPECT_EQ(device.looks, looks);
+    EXPECT_OK(device.state());
+    device.watch.end();  // again, as its destructor does
+    ASSERT_OK(exchange.barrier());
+    EXPECT_THAT(device.ended, IsEmpty());
+  });
+}
+
+// Whoever drops a rank's link does not wait for the next look.
+TEST(Watch, EndsBetweenLooks) {
+  on_ranks(Over::kThreads, 1, kLong, [](Exchange& exchange) {
+    double shortest = 1;  // of several: a busy machine is slow to wake a thread
+    for (int i = 0; i < 10; ++i) {
+      Watching device(exchange);
+      device.wait_for_looks(1);
+      shortest = std::min(shortest, test::seconds_of([&] { device.watch.end(); }));
+    }
+    EXPECT_LT(shortest, std::chrono::duration<double>(Watch::kInterval).count() / 2);
+  });
+}
+
+TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
+  for (const Over over : {Over::kThreads, Over::kTcp}) {
+    SCOPED_TRACE(name_of(over));
+    std::atomic<int> heard{0};
+    on_ranks(over, 3, kLong, [&](Exchange& exchange) {
+      Watching device(exchange);
+      ASSERT_OK(exchange.barrier());
+      if (exchange.rank() == 1) device.sees(Status(Code::kIo, "late"));
+      const Status state = device.state_once_failed();
+      EXPECT_THAT(state.message(), exchange.rank() == 1 ? "late" : "rank 1: late");
+      EXPECT_EQ(state.code(), Code::kIo);
+      for (++heard; heard < 3;) std::this_thread::sleep_for(Timeout{5});  // before any of them leaves
+      EXPECT_EQ(exchange.barrier().message(), "rank 1: late");
+      const Watch::Lock lock = device.watch.lock();
+      EXPECT_THAT(device.ended, ElementsAre(state.message()));
+    });
+  }
+}
+
+TEST(Watch, ARankThatLeavesEndsTheOthers) {
+  for (const Over over : {Over::kThreads, Over::kTcp}) {
+    SCOPED_TRACE(name_of(over));
+    on_ranks(over, 2, kLong, [](Exchange& exchange) {
+      ASSERT_OK(exchange.barrier());
+      if (exchange.rank() == 1) return;
+      Watching device(exchange);
+      EXPECT_THAT(device.state_once_failed().message(), HasSubstr("expected rank 1, got none: it has left"));
+      const Watch::Lock lock = device.watch.lock();
+      EXPECT_EQ(device.ended.size(), 1u);
+    });
+  }
+}
+
+// No failure takes the place of another, and nobody asks a device that has failed.
+TEST(Watch, TheFirstFailureStays) {
+  on_ranks(Over::kThreads, 2, kLong, [](Exchange& exchange) {
+    Watching device(exchange);
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() == 0) {
+      {
+        const Watch::Lock lock = device.watch.lock();
+        EXPECT_OK(device.watch.fail({}));
+        EXPECT_THAT(device.ended, IsEmpty());
+        device.seen = Status(Code::kIo, "third");
+        EXPECT_EQ(device.watch.fail(Status(Code::kUnsupported, "first")).message(), "first");
+        EXPECT_EQ(device.watch.fail(Status(Code::kIo, "second")).message(), "first");
+      }
+      const int looks = device.looks;
+      std::this_thread::sleep_for(3 * Watch::kInterval);
+      EXPECT_EQ(device.looks, looks);
+      EXPECT_OK(exchange.look());  // fail is of this rank alone
+      Watch::Lock lock = device.watch.lock();
+      EXPECT_EQ(device.watch.fail_all(lock, Status(Code::kIo, "fourth")).message(), "first");
+      EXPECT_FALSE(lock.owns_lock());
+      EXPECT_EQ(device.state().code(), Code::kUnsupported);
+      EXPECT_THAT(device.ended, ElementsAre("first"));
+    }
+    EXPECT_EQ(exchange.rank() == 0 ? "rank 0: first" : device.state_once_failed().message(), "rank 0: first");
+  });
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -120,7 +120,7 @@ TEST(Peers, EachReachesTheMemoryOfAll) {
     EXPECT_EQ(peers.describe(), "peers");
     EXPECT_EQ(peers.link().rank, rank);
     EXPECT_EQ(peers.link().world, kWorld);
-    EXPECT_EQ(peers.link().timeout_ns, 20000000000u);
+    EXPECT_EQ(peers.link().wait.timeout_ns, 20000000000u);
     for (const int64_t size_bytes : {100, 5000000, 100}) {
       const auto region = peers.reserve(PeerRegion::kRows, size_bytes);
       ASSERT_OK(region);

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_records(ScanRecords call) {
 
 // ---- pack
 
-__global__ void __launch_bounds__(kRecordThreads, 8) pack_records(PackRecords call) {
+__global__ void __launch_bounds__(kRecordThreads, 6) pack_records(PackRecords call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const WireRecord& record = call.layout.record;

@@ -14,7 +14,7 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr Timeout kAtExit{3000};  // on a machine with other work one was seen to take longer than a second
+constexpr Timeout kAtExit{3000};  // on a busy machine a second may be too short
 
 // How many communicators are ending. Lives as long as the process, whose exit asks it.
 struct Ending {

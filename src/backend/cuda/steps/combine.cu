@@ -186,8 +186,9 @@ struct Assignments {
 // A CTA takes a token and kThreads * kChannels channels at a time, of which it does every gridDim.y-th. kAwaited: rows come from
 // other ranks.
 template <DType kRow, DType kOut, int kChannels, bool kAwaited>
-__global__ void __launch_bounds__(kThreads) combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts,
-                                                           const __grid_constant__ AwaitedRows awaited) {
+__global__ void __launch_bounds__(kThreads, kAwaited ? 3 : 0)
+    combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts,
+                   const __grid_constant__ AwaitedRows awaited) {
   ptx::launch_dependents();
   if (blockIdx.x >= args.tokens) {
     const int64_t cta = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;

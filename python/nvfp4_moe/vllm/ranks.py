@@ -140,7 +140,7 @@ def _check_model(layer: Any, plan: RanksPlan) -> None:
         raise NoExchange("the model adds up the ranks' rows itself")
     if plan.combine == "all_reduce":
         runner = next((r for r in plan.runners.values() if getattr(r, "routed_experts", None) is layer), None)
-        if type(runner) is not internals.find(f"{_FUSED}.runner.moe_runner:MoERunner"):
+        if runner is None or type(runner) is not internals.find(f"{_FUSED}.runner.moe_runner:MoERunner"):
             raise NoExchange("a runner of the model's own, which may add up the rows itself")
         # vLLM adds their rows to the routed ones, and sums both over the ranks at once.
         if runner.shared_experts is not None:

@@ -37,7 +37,7 @@ __device__ inline bool rows_failed(const AwaitedRows& awaited, const int32_t* ro
     if (late) atomicOr(awaited.failed, kPeerIsLate);
   }
   // What a kernel of this rank has found wrong, or another token's CTA.
-  const bool failed = threadIdx.x == 0 && __ldcg(awaited.failed) != 0;
+  const bool failed = threadIdx.x == 0 && ptx::load_volatile(awaited.failed) != 0;
   return __syncthreads_or(late || failed) != 0;
 }
 

@@ -42,8 +42,9 @@ void lent_parallel_for(int64_t count, int64_t grain, nvfp4_moe_parallel_body bod
     body(context, begin, std::min(begin + grain, count));
 }
 
+// Options of an older header may end between `progress` and `progress_user`: then there is no number to stop at.
 int32_t cancel_at(const nvfp4_moe_progress* progress, void* user) {
-  return progress->done < *static_cast<const int64_t*>(user) ? 1 : 0;
+  return user != nullptr && progress->done < *static_cast<const int64_t*>(user) ? 1 : 0;
 }
 
 class Session {

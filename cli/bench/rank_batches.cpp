@@ -76,12 +76,12 @@ std::vector<int32_t> slots_of(const RandomTokens& batch, int64_t top_k, const Pl
   slots.reserve(batch.ids.size());
   const int homes = combine == CombineBy::kAllReduce ? 1 : placement.world();
   for (int home = 0; home < homes; ++home) {
-    std::vector<int64_t> turns(static_cast<size_t>(placement.num_experts()), home);
-    for (int64_t at = first_token(batch.tokens, home, homes) * top_k;
-         at < first_token(batch.tokens, home + 1, homes) * top_k; ++at) {
-      const int32_t id = batch.ids[static_cast<size_t>(at)];
-      slots.push_back(static_cast<int32_t>(placement.slot_of(id, turns[static_cast<size_t>(id)]++)));
-    }
+    const int64_t first = first_token(batch.tokens, home, homes), end = first_token(batch.tokens, home + 1, homes);
+    for (int64_t token = first; token < end; ++token)
+      for (int64_t k = 0; k < top_k; ++k) {
+        const int32_t id = batch.ids[static_cast<size_t>(token * top_k + k)];
+        slots.push_back(static_cast<int32_t>(placement.slot_of(id, turn_of(home, token - first, k))));
+      }
   }
   return slots;
 }

@@ -10,15 +10,15 @@
 
 namespace nvfp4_moe {
 
-// ids (assignments) -> slots, and load (num_experts) += how often each expert was chosen. An expert's slots take turns
-// by the assignment's number, beginning at first_turn. -1 stays -1; another id that is no expert's is -2.
+// ids (tokens, top_k) -> slots, and load (num_experts) += how often each expert was chosen. An expert's slots take turns:
+// assignment k of token t has turn home + t + k (exchange/placement.h). -1 stays -1; another id that is no expert's is -2.
 struct SlotsOfIds {
-  const void* ids = nullptr;  // (assignments)
+  const void* ids = nullptr;  // (tokens, top_k)
   DType ids_dtype = DType::kI64;
-  int64_t assignments = 0, num_experts = 0, first_turn = 0;
+  int64_t tokens = 0, top_k = 0, num_experts = 0, home = 0;
   const int32_t* first_of_expert = nullptr;  // (num_experts + 1) where an expert's slots begin below
   const int32_t* slots_of_expert = nullptr;  // (slots)
-  int32_t* slots = nullptr;                  // (assignments)
+  int32_t* slots = nullptr;                  // (tokens, top_k)
   uint64_t* load = nullptr;                  // (num_experts)
 };
 

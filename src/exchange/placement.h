@@ -32,7 +32,7 @@ class Placement {
   int64_t replicas(int64_t expert) const {
     return first_of_expert_[static_cast<size_t>(expert) + 1] - first_of_expert_[static_cast<size_t>(expert)];
   }
-  // One of the expert's slots; turn (>= 0) goes around them.
+  // One of the expert's slots; turn (>= 0, of turn_of) goes around them.
   int64_t slot_of(int64_t expert, int64_t turn) const {
     const int64_t first = first_of_expert_[static_cast<size_t>(expert)], count = replicas(expert);
     return slots_of_expert_[static_cast<size_t>(count == 1 ? first : first + turn % count)];
@@ -51,5 +51,10 @@ class Placement {
   std::vector<int64_t> first_of_expert_;  // (experts + 1) where an expert's slots begin in slots_of_expert_
   std::vector<int64_t> slots_of_expert_;  // (slots) increasing for each expert
 };
+
+// Which of an expert's slots assignment k of a token takes: the next one for the next token, since a popular expert tends
+// to be at the same k of each, and for the next k, so that one token's redundant experts are not all on one rank.
+// home: the rank whose tokens they are, 0 where all ranks have the same ones. Devices do the same (SlotsOfIds).
+constexpr int64_t turn_of(int64_t home, int64_t token, int64_t k) { return home + token + k; }
 
 }  // namespace nvfp4_moe

@@ -37,13 +37,14 @@ Status DeviceSlots::set_placement(const Placement& placement) {
   return memory_.to_device(device, tables_.data(), tables.data(), bytes, nullptr);
 }
 
-SlotsOfIds DeviceSlots::call(const Batch& batch, int64_t first_turn, int32_t* slots) const {
+SlotsOfIds DeviceSlots::call(const Batch& batch, int64_t home, int32_t* slots) const {
   SlotsOfIds call;
   call.ids = batch.topk_ids;
   call.ids_dtype = batch.ids_dtype;
-  call.assignments = batch.tokens * layer_.config()->top_k;
+  call.tokens = batch.tokens;
+  call.top_k = layer_.config()->top_k;
   call.num_experts = num_experts_;
-  call.first_turn = first_turn;
+  call.home = home;
   call.first_of_expert = tables();
   call.slots_of_expert = tables() + num_experts_ + 1;
   call.slots = slots;
@@ -51,8 +52,8 @@ SlotsOfIds DeviceSlots::call(const Batch& batch, int64_t first_turn, int32_t* sl
   return call;
 }
 
-Status DeviceSlots::enqueue(const Batch& batch, int64_t first_turn, int32_t* slots, void* stream) const {
-  return ranks_.slots_of_ids(layer_.weights().device, call(batch, first_turn, slots), stream);
+Status DeviceSlots::enqueue(const Batch& batch, int64_t home, int32_t* slots, void* stream) const {
+  return ranks_.slots_of_ids(layer_.weights().device, call(batch, home, slots), stream);
 }
 
 Result<std::vector<uint64_t>> DeviceSlots::load() const {

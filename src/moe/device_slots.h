@@ -17,11 +17,10 @@ class DeviceSlots {
 
   // What slots come from, now and once another placement has been taken. Waits for the device.
   Status set_placement(const Placement& placement);
-  // Enqueues: slots (T, k) of the batch's ids, and counts them. first_turn: which of its slots an expert's first
-  // assignment takes.
-  Status enqueue(const Batch& batch, int64_t first_turn, int32_t* slots, void* stream) const;
+  // Enqueues: slots (T, k) of the batch's ids, and counts them. home: of turn_of.
+  Status enqueue(const Batch& batch, int64_t home, int32_t* slots, void* stream) const;
   // What enqueue calls, for a kernel that does more than that.
-  SlotsOfIds call(const Batch& batch, int64_t first_turn, int32_t* slots) const;
+  SlotsOfIds call(const Batch& batch, int64_t home, int32_t* slots) const;
   // (world + 1) on the device: the first slot of each rank.
   const int32_t* first_of_rank() const { return tables() + first_of_rank_; }
 

@@ -140,8 +140,7 @@ ExpertParallelLayer::ExpertParallelLayer(const MoeConfig& config, Placement plac
       options_(options),
       exchange_(std::move(exchange)),
       max_tokens_(max_tokens),
-      load_(new std::atomic<uint64_t>[static_cast<size_t>(config->num_experts)]()),
-      turns_(static_cast<size_t>(config->num_experts)) {}
+      load_(new std::atomic<uint64_t>[static_cast<size_t>(config->num_experts)]()) {}
 
 ExpertParallelLayer::~ExpertParallelLayer() = default;
 
@@ -166,16 +165,15 @@ Status ExpertParallelLayer::check_batch(const Batch& batch, const void* workspac
 }
 
 void ExpertParallelLayer::translate(const Batch& batch, int32_t* slots) const {
-  // An expert's slots take turns, assignment by assignment. All ranks of kAllReduce see the same tokens and so choose
-  // alike; those of kAllToAll begin at different slots.
-  std::fill(turns_.begin(), turns_.end(), dispatch_ ? exchange_->rank() : 0);
-  for (int64_t at = 0; at < batch.tokens * config_->top_k; ++at) {
+  // All ranks of kAllReduce see the same tokens and so choose alike; those of kAllToAll begin at different slots.
+  const int64_t home = dispatch_ ? exchange_->rank() : 0, top_k = config_->top_k;
+  for (int64_t at = 0; at < batch.tokens * top_k; ++at) {
     const int64_t id = id_at(batch, at);
     if (id < 0 || id >= config_->num_experts) {
       slots[at] = id == -1 ? -1 : -2;
       continue;
     }
-    slots[at] = static_cast<int32_t>(placement_.slot_of(id, turns_[static_cast<size_t>(id)]++));
+    slots[at] = static_cast<int32_t>(placement_.slot_of(id, turn_of(home, at / top_k, at % top_k)));
     load_[static_cast<size_t>(id)].fetch_add(1, std::memory_order_relaxed);
   }
 }

@@ -149,7 +149,6 @@ class ExpertParallelLayer {
   std::unique_ptr<DeviceReduce> device_reduce_;
   std::unique_ptr<Announcement> announcement_;     // kAllReduce
   std::unique_ptr<std::atomic<uint64_t>[]> load_;  // (num_experts)
-  mutable std::vector<int64_t> turns_;             // (num_experts) of a run: which slot of an expert comes next
   mutable std::atomic<bool> in_use_{false};
 };
 

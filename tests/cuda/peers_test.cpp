@@ -86,6 +86,34 @@ TEST_P(CudaPeers, AllReduceIsTheSumInTheOrderOfTheRanks) {
   check_reduce(data, redundant(6, std::min(world, 3)), 2, Between::kPeers);
 }
 
+// Every expert stands on two ranks. What a rank counts of the intermediate are its rows.
+TEST_P(CudaPeers, RowsOfARedundantExpertAreDividedAmongItsRanks) {
+  const int world = GetParam();
+  if (world < 2) GTEST_SKIP() << "expected two ranks";
+  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
+    CaseData data = made(dispatch_spec(8, Routing::kUniform, kNvfp4));
+    choose_expert_0(data, -1);
+    ExpertParallelOptions options;
+    options.combine = combine;
+    options.placement = redundant(8, world);
+    std::vector<uint64_t> blocks(static_cast<size_t>(world));
+    on_devices(
+        data, world, options,
+        [&](Rank& rank) {
+          const int me = rank.exchange.rank();
+          const auto [first, count] = combine == CombineBy::kAllReduce
+                                          ? std::pair(int64_t{0}, data.spec.tokens)
+                                          : tokens_of(Tokens::kEven, data.spec.tokens, me, world);
+          ASSERT_OK(rank.run(first, count));
+          ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+          blocks[static_cast<size_t>(me)] = rank.status()->intermediate_blocks;
+        },
+        Between::kPeers);
+    std::sort(blocks.rbegin(), blocks.rend());
+    for (const size_t busy : {0, 1}) EXPECT_EQ(blocks[busy], uint64_t{8 / 2 * 32 / 16}) << to_string(combine);
+  }
+}
+
 // More than a MiB of sums: shard by shard, of which three ranks have no equal number.
 TEST_P(CudaPeers, LargeSumsAreAddedInShards) {
   Case spec = spec_of(130, 2048, 16);

@@ -19,12 +19,11 @@ inline std::vector<uint16_t> expected_sum(const CaseData& data, const Placement&
   std::vector<float> sums;
   for (int rank = 0; rank < placement.world(); ++rank) {
     CaseData mine = data;
-    // Slots take turns by the assignment's number.
     for (int64_t token = 0; token < data.spec.tokens; ++token)
       for (int64_t k = 0; k < data.spec.options.top_k; ++k) {
-        const int64_t id = data.id(token, k), turn = token * data.spec.options.top_k + k;
+        const int64_t id = data.id(token, k);
         if (id < 0 || id >= placement.num_experts()) continue;
-        const int64_t slot = placement.slot_of(id, turn);
+        const int64_t slot = placement.slot_of(id, turn_of(0, token, k));
         mine.set_id(token, k, placement.rank_of(slot) == rank ? id : -1);
       }
     const LayerSource source = source_of(data);

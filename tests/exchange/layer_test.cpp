@@ -118,6 +118,26 @@ Case sized(int64_t tokens, Routing routing, ActivationFormat format) {
   return spec;
 }
 
+// Each of two ranks has every expert.
+TEST_P(Parallel, RowsOfARedundantExpertAreDividedAmongItsRanks) {
+  constexpr int64_t kTokens = 8;
+  const auto blocks = [&](int64_t tokens, int64_t second, CombineBy combine) {
+    CaseData data = *make_case(sized(tokens, Routing::kUniform, ActivationFormat::kNvfp4));
+    test::choose_expert_0(data, second);
+    ExpertParallelOptions options;
+    options.combine = combine;
+    options.placement = test::redundant(8, 2);
+    const ParallelRun run = run_parallel(backend(), data, 2, options);
+    EXPECT_THAT(run.messages, Each(""));
+    return std::array{run.statuses[0].intermediate_blocks, run.statuses[1].intermediate_blocks};
+  };
+  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
+    const uint64_t of_row = 48 / 16;
+    EXPECT_THAT(blocks(kTokens, -1, combine), Each(kTokens / 2 * of_row)) << to_string(combine) << ", always first";
+    EXPECT_THAT(blocks(1, 1, combine), Each(of_row)) << to_string(combine) << ", one token's two experts";
+  }
+}
+
 TEST_P(Parallel, AllToAllOfOneToManyTokensOfEveryRouting) {
   constexpr std::array kFormats = {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block,
                                    ActivationFormat::kFp8};

@@ -125,4 +125,12 @@ inline Placement redundant(int64_t experts, int world) {
   return *Placement::of_map(experts, world, map);
 }
 
+// All tokens choose expert 0 at k = 0, and `second` at k = 1, which may be -1.
+inline void choose_expert_0(CaseData& data, int64_t second) {
+  for (int64_t token = 0; token < data.spec.tokens; ++token) {
+    data.set_id(token, 0, 0);
+    data.set_id(token, 1, second);
+  }
+}
+
 }  // namespace nvfp4_moe::test

@@ -44,9 +44,10 @@ __device__ void begin_run(const TokenArgs& args) {
   const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   for (int i = thread; i < args.start.cleared_count; i += threads) args.start.cleared[i] = 0;
   int bad_ids = 0;
-  for (int64_t first = 0; first < slots.assignments; first += threads) {
+  const int64_t assignments = slots.tokens * slots.top_k;
+  for (int64_t first = 0; first < assignments; first += threads) {
     const int64_t assignment = first + thread;
-    bad_ids += __syncthreads_count(assignment < slots.assignments && is_no_expert(slots, id_of(slots, assignment)));
+    bad_ids += __syncthreads_count(assignment < assignments && is_no_expert(slots, id_of(slots, assignment)));
   }
   if (thread != 0) return;
   RunStatus status;
@@ -62,8 +63,8 @@ __device__ bool put_slots(const TokenArgs& args, int64_t token) {
   bool any = false;
   const int64_t top_k = args.call.push.record.top_k;
   for (int64_t k = threadIdx.x; k < top_k; k += blockDim.x) {
+    const int32_t slot = put_slot(args.call.slots, token, k);
     const int64_t assignment = token * top_k + k;
-    const int32_t slot = put_slot(args.call.slots, assignment);
     args.start.row_of_assignment[assignment] = slot < 0 ? -1 : static_cast<int32_t>(assignment);
     any |= slot >= 0;
   }

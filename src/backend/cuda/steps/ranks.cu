@@ -24,8 +24,8 @@ unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(thread
 __global__ void __launch_bounds__(kThreads) slots_kernel(SlotsOfIds call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const int64_t assignment = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (assignment < call.assignments) put_slot(call, assignment);
+  const int64_t assignment = int64_t{blockIdx.x} * kThreads + threadIdx.x, token = assignment / call.top_k;
+  if (token < call.tokens) put_slot(call, token, assignment % call.top_k);
 }
 
 template <DType kOut>
@@ -62,10 +62,10 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const void* values, int
 }
 
 Status slots_of_ids(int device, const SlotsOfIds& call, void* stream) {
-  if (call.assignments == 0) return {};
+  if (call.tokens == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<slots_kernel>("slots_of_ids", ctas_of(call.assignments), kThreads, 0, stream, call);
+  return launch<slots_kernel>("slots_of_ids", ctas_of(call.tokens * call.top_k), kThreads, 0, stream, call);
 }
 
 Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {

@@ -17,13 +17,13 @@ __device__ inline int64_t id_of(const SlotsOfIds& call, int64_t assignment) {
 }
 __device__ inline bool is_no_expert(const SlotsOfIds& call, int64_t id) { return id < -1 || id >= call.num_experts; }
 
-// The assignment's slot, written and counted.
-__device__ inline int32_t put_slot(const SlotsOfIds& call, int64_t assignment) {
-  const int64_t id = id_of(call, assignment);
+// The slot of a token's assignment k, written and counted.
+__device__ inline int32_t put_slot(const SlotsOfIds& call, int64_t token, int64_t k) {
+  const int64_t assignment = token * call.top_k + k, id = id_of(call, assignment);
   int32_t slot = is_no_expert(call, id) ? kNoExpert : kNoSlot;
   if (id >= 0 && id < call.num_experts) {
     const int32_t first = call.first_of_expert[id], count = call.first_of_expert[id + 1] - first;
-    const auto turn = static_cast<int32_t>(count == 1 ? 0 : (call.first_turn + assignment) % count);
+    const auto turn = static_cast<int32_t>(count == 1 ? 0 : (call.home + token + k) % count);
     slot = call.slots_of_expert[first + turn];
     atomicAdd(reinterpret_cast<unsigned long long*>(call.load + id), 1ull);
   }

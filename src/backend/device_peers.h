@@ -8,8 +8,8 @@
 //   small all_reduce   sum_small: one kernel, whose values have marks
 //   large all_reduce   push_parts, meet, sum_shard, meet, take_totals
 //
-// Of a small sum, a record and a row each has a mark that says of which run it is, behind its bytes; whoever reads them waits for that,
-// and for no other one. In a large sum all ranks meet: what was written before a meeting is seen behind it.
+// Of a small sum, a record and a row each has a mark that says of which run it is, written behind its bytes; whoever reads them waits
+// for that, and for no other one. In a large sum all ranks meet: what was written before a meeting is seen behind it.
 //
 // When a region may be written again: records once their owner has said that it has taken the last run's (PeerControl::taken);
 // rows once their home sends its next records, behind its combine; parts and totals once their reader has come to the next
@@ -30,8 +30,8 @@ namespace nvfp4_moe {
 // -1 alone.
 struct PushRecords {
   PeerLink link;
-  PeerAddresses records;
-  int64_t record_stride = 0;  // records from one home's first to the next one's
+  PeerAddresses records, marks;
+  int64_t record_stride = 0;  // records, and marks, from one home's first to the next one's
   WireRecord record;
   WireArray arrays[kWireArrays];           // of the tokens at home
   const int32_t* slots = nullptr;          // (T, k)
@@ -93,6 +93,8 @@ struct DevicePeers {
   Status (*clear)(int device, void* memory, int64_t size_bytes);
   // PeerControl::stop, beside whatever the device does.
   Status (*stop)(int device, PeerControl* control);
+  // As it is, beside whatever devices do.
+  Status (*read)(int device, const PeerControl* control, PeerControl* to);
   // For other processes; memory is what an allocation returned.
   Status (*share)(int device, void* memory, PeerHandle* handle);
   Result<void*> (*open)(int device, const PeerHandle& handle);

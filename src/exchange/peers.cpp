@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "exchange/watch.h"
@@ -21,6 +23,7 @@ namespace {
 
 constexpr const char* kHidden =
     ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)";
+constexpr Timeout kLastWords{10 * 1000};            // that a rank may be behind one which ends
 constexpr int64_t kGranularity = int64_t{2} << 20;  // an allocation of its own, which can be shared whole
 
 // Who a rank is, as far as that says how others reach its memory.
@@ -95,7 +98,7 @@ class Peers : public PeerMemory {
 
   ~Peers() override {
     // What is enqueued ends first, by itself or by its time, while all memory is there.
-    static_cast<void>(device_->synchronize());
+    if (device_->synchronize().ok()) await_last_words();
     watch_.reset();
     for (void* memory : opened_) device_->close(memory);
     memory_.clear();
@@ -154,8 +157,10 @@ class Peers : public PeerMemory {
     const bool lost = std::atomic_ref<uint32_t>(host_.words->late).load() != 0 ||
                       std::atomic_ref<uint32_t>(host_.words->stopped).load() != 0;
     if (!lost) return {};
-    const Watch::Lock lock = watch_->lock();
-    return watch_->fail(late());  // the watch may not have looked yet
+    Watch::Lock lock = watch_->lock();
+    if (!watch_->failure().ok()) return watch_->failure();
+    if (const Status why = late(); !why.ok()) return watch_->fail_all(lock, why);  // the watch has not looked yet
+    return {};
   }
   void abort(const Status& why) override {
     const Watch::Lock lock = watch_->lock();
@@ -164,6 +169,20 @@ class Peers : public PeerMemory {
   std::string describe() const override { return "peers"; }
 
  private:
+  // Until all ranks have said that they have taken this one's last records, which none of its kernels waits for: they write
+  // that into its memory.
+  void await_last_words() {
+    const auto begin = std::chrono::steady_clock::now();
+    const Timeout most = std::min(exchange_.timeout(), kLastWords);
+    while (control_ != nullptr && state().ok() && std::chrono::steady_clock::now() - begin < most) {
+      const Result<PeerControl> seen = device_->control(control_);
+      if (!seen.ok() || seen->stop != 0) return;
+      const auto* const end = seen->taken + link_.world;
+      if (std::all_of(seen->taken, end, [&](uint64_t taken) { return taken >= seen->dispatch_of_rows; })) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+
   Result<std::byte*> open_of(size_t rank, const Offer& offer) {
     const auto me = static_cast<size_t>(link_.rank);
     const Identity& other = ranks_[rank];

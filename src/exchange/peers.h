@@ -32,8 +32,9 @@ class PeerDevice {
   virtual Result<void*> open(const PeerHandle& handle) = 0;  // of another process
   virtual void close(void* memory) = 0;
   virtual Status synchronize() = 0;
-  virtual Status stop(PeerControl* control) = 0;  // sets PeerControl::stop, while kernels run
-  virtual Status enable(int other) = 0;           // lets it reach memory of another device of this process
+  virtual Status stop(PeerControl* control) = 0;                        // sets PeerControl::stop, while kernels run
+  virtual Result<PeerControl> control(const PeerControl* control) = 0;  // as it is, while other ranks' kernels run
+  virtual Status enable(int other) = 0;  // lets it reach memory of another device of this process
   virtual Result<HostWords> make_host_words() = 0;
   virtual void drop_host_words(const HostWords& words) = 0;
 };

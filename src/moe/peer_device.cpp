@@ -28,6 +28,11 @@ class BackendPeerDevice : public PeerDevice {
   Result<void*> open(const PeerHandle& handle) override { return peers_.open(index_, handle); }
   void close(void* memory) override { peers_.close(index_, memory); }
   Status stop(PeerControl* control) override { return peers_.stop(index_, control); }
+  Result<PeerControl> control(const PeerControl* control) override {
+    PeerControl seen;
+    NVFP4_MOE_TRY(peers_.read(index_, control, &seen));
+    return seen;
+  }
   Status synchronize() override { return memory_.synchronize(index_); }
   Status enable(int other) override { return peers_.reach(index_, other); }
   Result<HostWords> make_host_words() override {

@@ -70,8 +70,16 @@ class DeviceDouble : public PeerDevice {
   Status synchronize() override { return {}; }
   Status stop(PeerControl* control) override {
     ++counts_.stops;
-    control->stop = 1;
+    std::atomic_ref<uint32_t>(control->stop).store(1);
     return {};
+  }
+  Result<PeerControl> control(const PeerControl* control) override {
+    auto& seen = const_cast<PeerControl&>(*control);
+    PeerControl copy{};
+    for (int rank = 0; rank < kMostPeers; ++rank) copy.taken[rank] = std::atomic_ref<uint64_t>(seen.taken[rank]).load();
+    copy.dispatch_of_rows = std::atomic_ref<uint64_t>(seen.dispatch_of_rows).load();
+    copy.stop = std::atomic_ref<uint32_t>(seen.stop).load();
+    return copy;
   }
   Status enable(int) override { return answers_.enable; }
   Result<HostWords> make_host_words() override {
@@ -230,6 +238,50 @@ TEST(Peers, MemoryOfAnotherProcessThatDoesNotOpenNamesBothDevices) {
   EXPECT_EQ(
       between_processes(fails).message(),
       message + ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)");
+}
+
+// That rank 1 has taken its last records, which nothing on its device waits for.
+TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
+  Counts counts;
+  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+    auto peers =
+        connect_peers(exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers()));
+    ASSERT_OK(peers);
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() == 0) {
+      auto& own = *reinterpret_cast<PeerControl*>((*peers)->link().control.of_rank[0]);
+      std::atomic_ref<uint64_t>(own.dispatch_of_rows).store(1);
+      std::atomic_ref<uint64_t>(own.taken[0]).store(1);
+      std::atomic<bool> written{false};
+      std::thread kernel([&] {
+        std::this_thread::sleep_for(Timeout{100});
+        std::atomic_ref<uint64_t>(own.taken[1]).store(1);
+        written = true;
+      });
+      peers->reset();
+      EXPECT_TRUE(written);
+      kernel.join();
+    }
+    EXPECT_OK(exchange.barrier());
+  });
+}
+
+// Who asks before the watch has looked tells the others too.
+TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
+  Counts counts;
+  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+    auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
+    const DeviceDouble& kernels = *device;
+    auto peers = connect_peers(exchange, std::move(device));
+    ASSERT_OK(peers);
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() == 0) {
+      std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 1);
+      EXPECT_THAT((*peers)->state_of_work().message(), HasSubstr("expected rank 1 on the device"));
+    } else {
+      EXPECT_THAT(exchange.barrier().message(), HasSubstr("rank 0: peers: expected rank 1 on the device"));
+    }
+  });
 }
 
 TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {

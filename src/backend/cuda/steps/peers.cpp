@@ -41,6 +41,12 @@ Status stop(int device, PeerControl* control) {
   });
 }
 
+Status read(int device, const PeerControl* control, PeerControl* to) {
+  return beside(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
+    return cudaMemcpyAsync(to, control, sizeof(*to), cudaMemcpyDeviceToHost, stream);
+  });
+}
+
 Status share(int device, void* memory, PeerHandle* handle) {
   static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(PeerHandle));
   const DeviceGuard guard(device);
@@ -106,9 +112,9 @@ void drop_host_words(int device, PeerHostWords* words) {
 }
 
 constexpr DevicePeers kPeers = {
-    clear,           stop,       share,         open,        close,       reach,        make_host_words,
-    drop_host_words, meet,       pushes_tokens, push_tokens, assign_rows, push_records, push_rows,
-    sum_small,       push_parts, sum_shard,     take_totals};
+    clear,           stop,      read,          share,       open,        close,        reach,     make_host_words,
+    drop_host_words, meet,      pushes_tokens, push_tokens, assign_rows, push_records, push_rows, sum_small,
+    push_parts,      sum_shard, take_totals};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

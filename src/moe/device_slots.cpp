@@ -33,7 +33,10 @@ Status DeviceSlots::set_placement(const Placement& placement) {
   const size_t bytes = tables.size() * sizeof(int32_t);
   const int device = layer_.weights().device;
   NVFP4_MOE_TRY(memory_.synchronize(device));  // a run may still read the old ones
-  NVFP4_MOE_ASSIGN(tables_, memory_.allocate(bytes, device, "slots of the experts"));
+  // Graphs hold their address, and ranks keep as many slots.
+  if (tables_.size_bytes() != bytes) {
+    NVFP4_MOE_ASSIGN(tables_, memory_.allocate(bytes, device, "slots of the experts"));
+  }
   return memory_.to_device(device, tables_.data(), tables.data(), bytes, nullptr);
 }
 

@@ -15,7 +15,8 @@ class DeviceSlots {
  public:
   static Result<std::unique_ptr<DeviceSlots>> make(const MoeLayer& layer, int64_t num_experts);
 
-  // What slots come from, now and once another placement has been taken. Waits for the device.
+  // What slots come from, now and once another placement has been taken: of as many slots in the same memory, so that
+  // captured runs go by it too. Waits for the device.
   Status set_placement(const Placement& placement);
   // Enqueues: slots (T, k) of the batch's ids, and counts them. home: of turn_of.
   Status enqueue(const Batch& batch, int64_t home, int32_t* slots, void* stream) const;

@@ -79,10 +79,11 @@ struct PackRecords {
   std::byte* messages = nullptr;
 };
 
-// Records that their homes have written into this rank's memory: [home][token], record_stride from one home's first to the
-// next one's. Of the owner's batch, a home's tokens begin at first_of_home.
+// Records that their homes have written into this rank's memory, and their marks: [home][token], record_stride from one
+// home's first to the next one's. Of the owner's batch, a home's tokens begin at first_of_home.
 struct PeerMessages {
   int64_t record_stride = 0;                   // 0: messages lie behind each other, as a RecordLayout says
+  const uint32_t* marks = nullptr;             // (world, record_stride)
   int32_t first_of_home[kMostPeers + 1] = {};  // (world + 1)
 };
 

@@ -5,7 +5,7 @@
 // activations: the arrays of their format one behind the other, all that gemm1 reads. slots: -1 where the assignment is
 // none of that rank's. The rows come back record by record, k by k: first_row is how many the message's earlier records
 // ask for, so that a rank may work on any record without those before it. Between devices that write into each other's memory rows
-// have places of their own, and the mark of the run stands there instead.
+// have places of their own, and nobody writes or reads first_row.
 #pragma once
 
 #include <array>

@@ -13,17 +13,19 @@ namespace nvfp4_moe {
 inline constexpr int kMostPeers = 16;
 
 // A region by what it is for. Each has its own memory: what protects one from being written too early is said where it is
-// used (backend/device_peers.h), and holds only while nothing else lies there.
+// used (backend/device_peers.h), and holds only while nothing else lies there. Layers share it, of whatever sizes: so marks
+// lie where nothing but marks does, and no layer's data is taken for one.
 enum class PeerRegion : uint8_t {
-  kControl,   // PeerControl
-  kRecords,   // (world, a rank's tokens) records of all_to_all, from each home
-  kRows,      // (a rank's tokens, top_k) rows of all_to_all that come back
-  kRowMarks,  // (a rank's tokens, top_k) uint32: the dispatch whose row has come
+  kControl,      // PeerControl
+  kRecords,      // (world, a rank's tokens) records of all_to_all, from each home
+  kRecordMarks,  // (world, a rank's tokens) uint32: the dispatch whose record has come
+  kRows,         // (a rank's tokens, top_k) rows of all_to_all that come back
+  kRowMarks,     // (a rank's tokens, top_k) uint32: the dispatch whose row has come
   kPairs,  // (2, world, values / 2) MarkedPair: partial sums of a small all_reduce, from each rank, of two runs by turns
   kParts,   // (world, a shard) fp32: partial sums of a large all_reduce, from each rank
   kTotals,  // (T, H) of out's dtype: the sums of a large all_reduce
 };
-inline constexpr int kPeerRegions = 7;
+inline constexpr int kPeerRegions = 8;
 
 // Memory of one process as another one of the same host may open it.
 struct PeerHandle {

@@ -36,13 +36,16 @@ Status PeerDispatch::connect(PeerMemory& peers) {
   link_ = peers.link();
   NVFP4_MOE_ASSIGN(const PeerMemory::Region records,
                    peers.reserve(PeerRegion::kRecords, world_ * max_tokens_ * record_.bytes));
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region record_marks,
+                   peers.reserve(PeerRegion::kRecordMarks, world_ * max_tokens_ * int64_t{sizeof(uint32_t)}));
   NVFP4_MOE_ASSIGN(const PeerMemory::Region rows,
                    peers.reserve(PeerRegion::kRows, max_tokens_ * record_.top_k * record_.row_bytes));
-  NVFP4_MOE_ASSIGN(const PeerMemory::Region marks,
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region row_marks,
                    peers.reserve(PeerRegion::kRowMarks, max_tokens_ * record_.top_k * int64_t{sizeof(uint32_t)}));
   record_region_ = records.addresses;
+  record_mark_region_ = record_marks.addresses;
   row_region_ = rows.addresses;
-  mark_region_ = marks.addresses;
+  row_mark_region_ = row_marks.addresses;
   return {};
 }
 
@@ -84,6 +87,7 @@ PushRecords PeerDispatch::records_of(const Spans& s, const DispatchSide& side) c
   PushRecords push;
   push.link = link_;
   push.records = record_region_;
+  push.marks = record_mark_region_;
   push.record_stride = max_tokens_;
   push.record = record_;
   const auto arrays =
@@ -115,6 +119,10 @@ Status PeerDispatch::begin(Exchange& exchange, const Batch& batch, std::byte* wo
   };
   if (mine.ok()) mine = enqueue();
   NVFP4_MOE_TRY(announcement_.gather(exchange, batch.tokens, mine, captured));
+  for (int home = 0; home < world_; ++home)
+    if (const int64_t tokens = announcement_.tokens(home); tokens > max_tokens_)  // its records would have no room
+      return io_error("announcement of rank " + std::to_string(home) + ": expected at most " +
+                      std::to_string(max_tokens_) + " tokens, got " + std::to_string(tokens));
   return all_capture_or_none(announcement_, world_, 0);
 }
 
@@ -127,6 +135,7 @@ Status PeerDispatch::work(const Spans& s, const StepContext& home, const Dispatc
   take.ids = s.ids;
   take.weights = s.weights;
   take.peers.record_stride = max_tokens_;
+  take.peers.marks = reinterpret_cast<const uint32_t*>(record_mark_region_.of_rank[rank_]);
   for (int home = 0; home < world_; ++home)
     take.peers.first_of_home[home + 1] =
         take.peers.first_of_home[home] + static_cast<int32_t>(announcement_.tokens(home));
@@ -141,7 +150,7 @@ Status PeerDispatch::work(const Spans& s, const StepContext& home, const Dispatc
   PushRows push;
   push.link = link_;
   push.rows = row_region_;
-  push.marks = mark_region_;
+  push.marks = row_mark_region_;
   push.record = record_;
   push.rows_out = owner.buffers.routed.rows_out;
   push.row_of_assignment = owner.buffers.row_of_assignment;
@@ -161,7 +170,7 @@ Status PeerDispatch::run(Exchange&, const Batch& batch, std::byte* workspace, vo
   awaited.failed = s.failed;
   awaited.wait = link_.wait;
   awaited.world = world_;
-  awaited.marks = reinterpret_cast<const uint32_t*>(mark_region_.of_rank[rank_]);
+  awaited.marks = reinterpret_cast<const uint32_t*>(row_mark_region_.of_rank[rank_]);
   awaited.slots = s.slots;
   awaited.first_of_rank = slots_.first_of_rank();
   const auto enqueue = [&]() -> Status {

@@ -52,7 +52,7 @@ class PeerDispatch : public DeviceAllToAll {
   const WireRecord record_;
   DeviceReport report_;
   PeerLink link_;
-  PeerAddresses record_region_, row_region_, mark_region_;
+  PeerAddresses record_region_, record_mark_region_, row_region_, row_mark_region_;
   Announcement announcement_;  // and whether a rank captures
   DispatchSides sides_;
 };

@@ -263,4 +263,12 @@ class DispatchTest : public ::testing::TestWithParam<int> {
   }
 };
 
+// The same, of ranks whose devices reach each other's memory.
+class PeersTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_world(GetParam(), Between::kPeers); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
 }  // namespace nvfp4_moe::test

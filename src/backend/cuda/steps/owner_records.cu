@@ -112,6 +112,7 @@ struct Home {
 // A record as its home has sent it.
 struct Received {
   const std::byte* at = nullptr;
+  const uint32_t* mark = nullptr;      // over peers
   int64_t first_row = 0, end_row = 0;  // of its rows among all, without peers; end_row: of its message's
 
   // By any thread; over peers the record is there only once came_over_peers says so.
@@ -119,7 +120,9 @@ struct Received {
     const WireRecord& record = call.layout.record;
     if (call.peers.record_stride > 0) {
       const int home = home_of(call, index);
-      at = call.messages + (home * call.peers.record_stride + index - call.peers.first_of_home[home]) * record.bytes;
+      const int64_t in_region = home * call.peers.record_stride + index - call.peers.first_of_home[home];
+      at = call.messages + in_region * record.bytes;
+      mark = call.peers.marks + in_region;
       return;
     }
     const Home home(call, index);
@@ -134,8 +137,7 @@ struct Received {
   }
   // Waits for the record's mark. By one thread.
   __device__ bool came_over_peers(const TakeRecords& call, int64_t index) const {
-    if (call.peers.record_stride == 0) return true;
-    const auto* const mark = reinterpret_cast<const uint32_t*>(at + call.layout.record.first_row_at);
+    if (mark == nullptr) return true;
     const uint32_t awaited = mark_of_records(call.wait.control);
     return wait_for_rank(
         call.wait, [&] { return home_of(call, index); }, [&] { return ptx::load_acquire_system(mark) == awaited; });
@@ -198,15 +200,17 @@ __device__ bool take_all_slots(const TakeRecords& call, int64_t records) {
 
 // kRoutes: CTA 0 reads all slots and routes; its threads are as many as route wants, in two dimensions, of which the others use the
 // first. Over peers a record's mark is all that is waited for: where homes are quicker than this rank, the kernel before need not
-// have ended.
+// have ended. What comes behind, gemm1's CTAs on every multiprocessor, begins only once all records are there.
 template <ActivationFormat kFormat, bool kRoutes>
 __global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kRecordThreads, kRoutes ? 1 : 8)
     take_records_kernel(TakeArgs args, const __grid_constant__ RouteArgs route) {
   extern __shared__ uint4 route_shared[];
   const TakeRecords& call = args.call;
   const bool peers = call.peers.record_stride > 0;
-  if (!peers) ptx::grid_dependency_wait();
-  ptx::launch_dependents();
+  if (!peers) {
+    ptx::grid_dependency_wait();
+    ptx::launch_dependents();
+  }
   if (blockIdx.x == 0 && thread_of_cta() < 32 && call.layout.fixed) look_at_headers(call);
   if (kRoutes && blockIdx.x == 0) {
     if (!peers || take_all_slots(call, args.records)) {
@@ -217,11 +221,14 @@ __global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kRecordThreads,
       }
       __syncthreads();
     }
+    if (peers) ptx::launch_dependents();
     route_by_one_cta(route, route_shared);
-  } else if (threadIdx.y == 0) {
+  } else {
+    if (threadIdx.y != 0) return;
     const int64_t index = static_cast<int64_t>(blockIdx.x) - (kRoutes ? 1 : 0);
     const Received record(call, index);
     const bool came = !__syncthreads_or(threadIdx.x == 0 && !record.came_over_peers(call, index));
+    if (peers) ptx::launch_dependents();
     const OwnSlots slots(call, record);
     if (!kRoutes) take_slots(call, record, slots, came, index, threadIdx.x, blockDim.x);
     if (came && slots.own > 0 && !slots.wrong) take_activations<kFormat>(args.rows, record.at, index);

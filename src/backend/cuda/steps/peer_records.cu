@@ -30,17 +30,17 @@ struct HomeCounts {
   int64_t token_count;
 };
 
-constexpr int64_t kRowsAtOnce = 2048;  // up to here each has a CTA: they are on the device at once
+constexpr int64_t kRowsAtOnce = 2048;  // up to here each has a CTA
 
 __global__ void __launch_bounds__(kRecordThreads, 8) push_records_kernel(PushRecords call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   // Homes begin with different owners, so that not all write to the same one.
   const int rank = (call.link.rank + static_cast<int>(blockIdx.y)) % call.link.world;
-  if (is_stopped(call.link.wait)) return;
-  push_record(call, blockIdx.x, rank, ThreadGroup::cta());
-  __syncthreads();
-  if (threadIdx.x == 0) mark_record(call, blockIdx.x, rank);
+  const bool left_out = leaves_out(call.link.wait);
+  if (!left_out) push_record(call, blockIdx.x, rank, ThreadGroup::cta());
+  // A record of which any thread has left out its part has no mark.
+  if (__syncthreads_or(left_out) == 0 && threadIdx.x == 0) mark_record(call, blockIdx.x, rank);
 }
 
 __global__ void __launch_bounds__(kAssignThreads) assign_rows_kernel(AssignRows call) {
@@ -89,13 +89,13 @@ __global__ void __launch_bounds__(kRecordThreads, 8) push_rows_kernel(PushRows c
     if (blockIdx.y == 0) end_of_taking(call, counts);
     return;
   }
-  if (is_stopped(call.link.wait)) return;
+  const bool left_out = leaves_out(call.link.wait);
   const uint32_t mark = mark_of_rows(call.link.wait.control);
   int home = 0;
   while (call.messages.first_of_home[home + 1] <= record) ++home;
   const int64_t first = (record - call.messages.first_of_home[home]) * top_k;  // assignment of the home
   std::byte* const rows = call.rows.of_rank[home] + first * row_bytes;
-  for (int64_t k = blockIdx.y; k < top_k; k += gridDim.y) {
+  for (int64_t k = blockIdx.y; k < top_k && !left_out; k += gridDim.y) {
     if (call.ids[record * top_k + k] < 0) continue;
     const int64_t row = call.row_of_assignment[record * top_k + k];
     copy_bytes(rows + k * row_bytes, static_cast<const std::byte*>(call.rows_out) + row * row_bytes, row_bytes);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kRecordThreads, 8) push_rows_kernel(PushRows c
   // Which of them the thread marks is known before the rows are through.
   const int64_t own = blockIdx.y + int64_t{threadIdx.x} * gridDim.y, step = int64_t{blockDim.x} * gridDim.y;
   const bool marks_own = own < top_k && call.ids[record * top_k + own] >= 0;
-  __syncthreads();
+  if (__syncthreads_or(left_out) != 0) return;  // rows of which any thread has left out its part have no mark
   auto* const marks = reinterpret_cast<uint32_t*>(call.marks.of_rank[home]) + first;
   if (marks_own) ptx::store_release_system(marks + own, mark);
   for (int64_t k = own + step; k < top_k; k += step)

@@ -10,10 +10,6 @@
 
 namespace nvfp4_moe::cuda {
 
-__device__ inline std::byte* record_of_token(const PushRecords& call, int64_t token, int rank) {
-  return call.records.of_rank[rank] + (call.link.rank * call.record_stride + token) * call.record.bytes;
-}
-
 // Waits until the rank has taken the records of the run before. By one thread.
 __device__ inline bool records_are_taken(const PeerLink& link, int rank) {
   const PeerControl* const own = link.wait.control;
@@ -27,7 +23,6 @@ __device__ inline void begin_dispatch(const PeerLink& link) {
   link.wait.control->dispatch = link.wait.control->dispatch_of_rows + 1;
 }
 
-// All but the mark.
 __device__ inline void push_record(const PushRecords& call, int64_t token, int rank, ThreadGroup group) {
   const int64_t top_k = call.record.top_k;
   const int32_t first = call.first_of_rank[rank], end = call.first_of_rank[rank + 1];
@@ -36,7 +31,7 @@ __device__ inline void push_record(const PushRecords& call, int64_t token, int r
     const int32_t slot = call.slots[token * top_k + k];
     any |= slot >= first && slot < end;
   }
-  std::byte* const to = record_of_token(call, token, rank);
+  std::byte* const to = call.records.of_rank[rank] + (call.link.rank * call.record_stride + token) * call.record.bytes;
   const RecordOfToken of_token{call.record, call.arrays, call.slots, call.weights};
   if (any)
     of_token.put(to, token, first, end, group);
@@ -46,7 +41,8 @@ __device__ inline void push_record(const PushRecords& call, int64_t token, int r
 
 // Behind a barrier of the threads that have written the record. By one thread.
 __device__ inline void mark_record(const PushRecords& call, int64_t token, int rank) {
-  ptx::store_release_system(reinterpret_cast<uint32_t*>(record_of_token(call, token, rank) + call.record.first_row_at),
+  auto* const marks = reinterpret_cast<uint32_t*>(call.marks.of_rank[rank]);
+  ptx::store_release_system(marks + call.link.rank * call.record_stride + token,
                             mark_of_records(call.link.wait.control));
 }
 

@@ -37,8 +37,9 @@ __global__ void __launch_bounds__(32) meet_kernel(PeerLink link, bool first, uin
   PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
   const auto other = static_cast<int>(threadIdx.x);
-  bool came = true;
-  if (other < link.world && other != link.rank) {
+  // Kernels before this one may have left out what it would say is there.
+  bool came = !__any_sync(0xFFFFFFFFu, leaves_out(link.wait));
+  if (came && other < link.world && other != link.rank) {
     // The kernels before this one have ended: their writes come before this.
     ptx::fence_system();
     ptx::store_release_system(&control_of(link, other)->arrived[link.rank], round);
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
   const uint32_t mark = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
-  const bool stopped = is_stopped(link.wait);
+  const bool stopped = leaves_out(link.wait);  // what the others then wait for in vain, pair by pair
   for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
     const float2 mine = partial[i];
     for (int rank = 0; rank < link.world; ++rank)
@@ -109,7 +110,8 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
   __threadfence();
   *call.nonfinite = atomicExch(reinterpret_cast<unsigned long long*>(&own->nonfinite), 0ull);
   own->ctas = 0;
-  own->round = round;
+  if (call.count > 0)
+    own->round = round;  // else no rank has waited for another, and pairs of two rounds ago may be unread
 }
 
 // ---- many values
@@ -144,7 +146,7 @@ struct Stored {
 __global__ void __launch_bounds__(kThreads) push_parts_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (is_stopped(call.link.wait)) return;
+  if (is_stopped(call.link.wait)) return;  // the meeting behind it says so
   const int world = call.link.world, self = call.link.rank;
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
   // Ranks begin with the one behind them, so that not all write to the same one.
@@ -162,7 +164,7 @@ template <DType kOut>
 __global__ void __launch_bounds__(kThreads) sum_shard_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (is_stopped(call.link.wait)) return;
+  if (is_stopped(call.link.wait)) return;  // as above
   const int world = call.link.world, self = call.link.rank;
   const Shard shard = Shard::of(call.count, self, world);
   const int64_t step = int64_t{gridDim.x} * kThreads * kElements;

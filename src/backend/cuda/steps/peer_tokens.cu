@@ -94,12 +94,13 @@ __global__ void __launch_bounds__(kTokenThreads) push_tokens_kernel(const __grid
   else
     expect_row(rows, token, false, ThreadGroup::cta());
   // Behind this barrier the row is whole for all threads.
-  const bool late = __syncthreads_or(thread < world && !records_are_taken(push.link, thread)) != 0;
+  const bool late =
+      __syncthreads_or(leaves_out(push.link.wait) || (thread < world && !records_are_taken(push.link, thread))) != 0;
   if (token == 0 && thread == 0) {
     *push.failed = late ? kPeerIsLate : 0;
     begin_dispatch(push.link);
   }
-  if (!late && !is_stopped(push.link.wait)) {
+  if (!late) {
     // Each group of warps has a rank, or some.
     const int groups = max(1, min(world, static_cast<int>(blockDim.x) / kRecordThreads));
     const int threads = groups == 1 ? static_cast<int>(blockDim.x) : kRecordThreads;

@@ -19,8 +19,15 @@ __device__ inline PeerControl* control_of(const PeerLink& link, int rank) {
 // this device.
 inline constexpr int64_t kWaitingCtas = 64;
 
-// Nothing is waited for any more, nor written to the others, who may be gone.
+// Nothing is waited for any more, nor written to the others, who may be gone. It never ends, but threads of one CTA may see it
+// begin at different times.
 __device__ inline bool is_stopped(const PeerWait& wait) { return ptx::load_volatile(&wait.control->stop) != 0; }
+// The same for who would write or say that something has come: where it does not, the host hears that a run is without it.
+__device__ inline bool leaves_out(const PeerWait& wait) {
+  if (!is_stopped(wait)) return false;
+  ptx::store_volatile(&wait.host->stopped, 1);
+  return true;
+}
 
 // Looks until there() holds. By one thread. rank(): who is waited for, asked for where it does not come. False: it did not
 // come in time, or the host said stop; then, and in whatever comes later, nothing is waited for.

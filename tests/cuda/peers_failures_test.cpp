@@ -1,0 +1,190 @@
+// Ranks whose devices write into each other's memory, where one does not come, aborts, is stopped, leaves, or cannot: how the
+// others' waits end, and what they say.
+#include <cuda_runtime.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/dispatch_case.h"
+#include "cuda/graph.h"
+#include "cuda/reduce_case.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+using ::testing::HasSubstr;
+
+class CudaPeersFailures : public PeersTest {};
+
+// What the last rank does while the others replay a graph.
+enum class LastRank { kDoesNotCome, kAborts, kIsStopped };
+
+// The others end by the device's own clock, or where it aborts at once; out is NaN, and every later run says why. Where its own
+// waits have been ended, it writes nothing to the others, and does not say that it has.
+void replay_without_the_last(const CaseData& data, int world, CombineBy combine, LastRank last) {
+  const bool aborts = last == LastRank::kAborts;
+  ExpertParallelOptions options;
+  options.combine = combine;
+  // On the emulator kernels are translated first, while ranks wait in real time.
+  if (combine == CombineBy::kAllToAll)
+    check_bits(data, world, {}, Tokens::kEven, Between::kPeers);
+  else
+    check_reduce(data, *Placement::contiguous(data.spec.options.num_experts, world), 1, Between::kPeers);
+  std::atomic<int> ended{0};  // ranks that write no more to the last one's memory, which goes when it leaves
+  on_ranks(Over::kThreads, world, aborts ? kCaseTimeout : Timeout{4000}, [&](Exchange& exchange) {
+    ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
+    ASSERT_OK(connect_devices(exchange, Between::kPeers));
+    const auto layer = open_on_device(exchange, data, options);
+    ASSERT_OK(layer);
+    const DeviceBatch batch(data);
+    const size_t bytes = (*layer)->workspace_bytes();
+    const OnDevice<uint8_t> workspace(bytes);
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    const auto run = [&] { return (*layer)->run(batch.spec, workspace.data(), bytes, stream); };
+    ASSERT_OK(run());
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    const Graph graph(stream, run);
+    ASSERT_OK(graph.status());
+    ASSERT_OK(exchange.barrier());
+    const std::string why = aborts ? "killed" : "rank " + std::to_string(world - 1);
+    if (exchange.rank() != world - 1) {
+      graph.launch();
+      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      ++ended;
+      const std::vector<float> out = to_floats(batch.out.back(), data.spec.out_dtype);
+      EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float value) { return std::isnan(value); }));
+      Status said;
+      for (int look = 0; look < 100 && said.ok(); ++look) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        said = exchange.peers()->state();
+      }
+      EXPECT_THAT(said.message(), HasSubstr(why));
+      EXPECT_EQ(run().message(), said.message());
+    } else if (aborts) {
+      exchange.abort(Status(Code::kIo, "killed"));
+    } else if (last == LastRank::kIsStopped) {
+      exchange.peers()->abort(Status(Code::kIo, "stopped"));
+      graph.launch();
+      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      EXPECT_THAT((*layer)->status(workspace.data(), bytes, stream).status().message(), HasSubstr("stopped"));
+    } else {
+      // It hears of it too: at its next call, by the others.
+      Status said;
+      for (int look = 0; look < 300 && said.ok(); ++look) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        said = exchange.peers()->state();
+      }
+      EXPECT_THAT(said.message(), HasSubstr(why));
+    }
+    while (ended < world - 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    cudaStreamDestroy(stream);
+  });
+}
+
+TEST_P(CudaPeersFailures, ARankThatDoesNotComeIsNamed) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
+  replay_without_the_last(data, GetParam(), CombineBy::kAllToAll, LastRank::kDoesNotCome);
+  replay_without_the_last(data, GetParam(), CombineBy::kAllReduce, LastRank::kDoesNotCome);
+}
+
+TEST_P(CudaPeersFailures, ARankThatAbortsEndsAllWaits) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
+  replay_without_the_last(data, GetParam(), CombineBy::kAllToAll, LastRank::kAborts);
+  replay_without_the_last(data, GetParam(), CombineBy::kAllReduce, LastRank::kAborts);
+}
+
+TEST_P(CudaPeersFailures, WhatAStoppedRankHasLeftOutIsNotThere) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  if (emulated() && GetParam() != 2) GTEST_SKIP() << "an emulator runs two ranks of it";
+  replay_without_the_last(made(dispatch_spec(2, Routing::kUniform, kBf16)), GetParam(), CombineBy::kAllToAll,
+                          LastRank::kIsStopped);
+  replay_without_the_last(made(dispatch_spec(GetParam() * 65, Routing::kUniform, kBf16)), GetParam(),
+                          CombineBy::kAllToAll, LastRank::kIsStopped);
+  Case large = dispatch_spec(130, Routing::kUniform, kBf16);
+  large.options.hidden_size = 2048;
+  large.options.intermediate_size = 16;
+  large.options.top_k = 1;
+  replay_without_the_last(made(large), GetParam(), CombineBy::kAllReduce, LastRank::kIsStopped);
+}
+
+// Who has done its runs may go: what they gave stays good on the others, and only a later one fails.
+TEST_P(CudaPeersFailures, ARankThatLeavesSpoilsNothing) {
+  const int world = GetParam();
+  if (world == 1) GTEST_SKIP() << "one rank has nobody who leaves";
+  const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
+  const OneRank one(data);
+  on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
+    ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
+    ASSERT_OK(connect_devices(exchange, Between::kPeers));
+    const auto layer = open_on_device(exchange, data, {});
+    ASSERT_OK(layer);
+    const DeviceBatch batch(data);
+    const size_t bytes = (*layer)->workspace_bytes();
+    const OnDevice<uint8_t> workspace(bytes);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes));
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    if (exchange.rank() != 0) return;
+    Status seen;
+    for (int look = 0; look < 500 && seen.ok(); ++look) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      seen = exchange.peers()->state();
+    }
+    EXPECT_THAT(seen.message(), HasSubstr("left"));
+    EXPECT_OK((*layer)->status(workspace.data(), bytes));
+    EXPECT_EQ(difference_of(data, one.out, batch.out.back()), "");
+    EXPECT_EQ((*layer)->run(batch.spec, workspace.data(), bytes).message(), seen.message());
+  });
+}
+
+TEST_P(CudaPeersFailures, WhatDoesNotGoIsNamedOnEveryRank) {
+  const int world = GetParam(), last = world - 1;
+  const CaseData data = made(dispatch_spec(4, Routing::kUniform, kBf16));
+  const OneRank one(data);
+  on_devices(
+      data, world, {},
+      [&](Rank& rank) {
+        const bool mine = rank.exchange.rank() == last;
+        const std::string named = "rank " + std::to_string(last) + ": ";
+        EXPECT_THAT(use_peers(rank.exchange, "cuda:0").message(),
+                    HasSubstr("rank 0: peers: expected an exchange without devices, got one with peers"));
+        EXPECT_THAT(use_nccl(rank.exchange, "cuda:0").message(),
+                    HasSubstr("rank 0: nccl: expected an exchange without peers, got one with them"));
+        Batch wrong = rank.batch.spec;
+        if (mine) wrong.hidden = nullptr;
+        EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream).message(),
+                  named + "hidden: expected a pointer, got null");
+        ASSERT_OK(rank.run(0, 4));
+        EXPECT_EQ(difference_of(data, one.out, rank.out()), "") << "after what did not go";
+        ASSERT_OK(rank.exchange.barrier());
+        // A rank that leaves ends the run on the others.
+        if (mine) {
+          rank.exchange.peers()->abort(Status(Code::kIo, "a cable was pulled"));
+          rank.exchange.abort(Status(Code::kIo, "killed"));
+          EXPECT_EQ(rank.run(0, 4).message(), "a cable was pulled");
+        } else {
+          EXPECT_THAT(rank.run(0, 4).message(), HasSubstr(named + "killed"));
+        }
+      },
+      Between::kPeers);
+  on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
+    EXPECT_THAT(use_peers(exchange, "cpu").message(), HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
+    EXPECT_OK(exchange.barrier());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersFailures, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace nvfp4_moe

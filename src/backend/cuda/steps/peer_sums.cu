@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kElements = 8;         // of a thread, where there are many
-constexpr int64_t kSmallCtas = 128;  // no more than run at once
+constexpr int64_t kSmallCtas = 128;  // no more than run at once, with room for others beside: they wait for other ranks
 constexpr int64_t kLargeCtas = 264;
 constexpr float kNan = __builtin_nanf("");
 

@@ -32,7 +32,7 @@ from .._fused_parameters import FusedParameters
 from . import internals
 from .experts import NvFp4MoeExperts
 from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, keeps_reductions, padded_to_blocks, pattern
-from .ranks import NoExchange, PrepareAndFinalizeOverRanks, mark_config, over_ranks
+from .ranks import NoExchange, PrepareAndFinalizeOverRanks, mark, over_ranks
 from .router import OwnRouter, own_router
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -196,9 +196,9 @@ class Method:
     def _prepare_finalize(self, layer: Any) -> Any:
         """vLLM's part of the kernel: what it exchanges before and after the experts."""
         assert self.fused is not None
+        combine = self.plan.ranks.combine if self.fused.over_ranks and self.plan.ranks is not None else None
+        mark(self.plan.name, combine)
         if self.fused.over_ranks:
-            assert self.plan.ranks is not None
-            mark_config(self.plan.ranks, self.plan.name)
             return PrepareAndFinalizeOverRanks()
         return _prepare_finalize(
             moe=self.moe,  # type: ignore[attr-defined]

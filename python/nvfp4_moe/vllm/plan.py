@@ -9,7 +9,7 @@ from typing import Any
 
 from .._fused_experts import Settings, clamped, read_settings, why_refused
 from . import internals
-from .ranks import NoExchange, RanksPlan, plan_ranks
+from .ranks import NoExchange, RanksPlan, mark, plan_ranks
 
 _activations = internals.find("vllm.model_executor.layers.fused_moe.activation:MoEActivation")
 _current_config = internals.find("vllm.config:get_current_vllm_config")
@@ -194,6 +194,7 @@ def plan_of(layer: Any, prefix: str, form: Form = NVFP4) -> LayerPlan | None:
 
     Raises NotImplementedError where it is not taken and the user insists.
     """
+    mark(prefix, None)  # of an earlier engine in this process
     chosen = settings()
     if chosen.mode == "0":
         return None

@@ -112,7 +112,9 @@ def _check_deployment(moe: Any, form: Form) -> None:
         raise Refused("LoRA")
     if parallel.enable_eplb:
         raise Refused("EPLB, which moves rows of parameters where the weights are packed")
-    if parallel.use_all2all_kernels and parallel.all2all_backend not in ("allgather_reducescatter", "naive"):
+    # passthrough stands in for vLLM's sums where tokens are not exchanged too.
+    used = parallel.use_all2all_kernels or parallel.all2all_backend == "passthrough"
+    if used and parallel.all2all_backend not in ("allgather_reducescatter", "naive"):
         raise Refused(f"--all2all-backend {parallel.all2all_backend}: expected allgather_reducescatter")
 
 

@@ -144,19 +144,37 @@ def _check_model(layer: Any, plan: RanksPlan) -> None:
             raise NoExchange("shared experts, whose rows it sums over the ranks together with these")
 
 
-# By vLLM's group, which ends with its engine: the exchange, or why there is none.
-_exchanges: weakref.WeakKeyDictionary[Any, Exchange | str] = weakref.WeakKeyDictionary()
+@dataclasses.dataclass(frozen=True)
+class _Connected:
+    """What came of a plan's link and timeout. found: the exchange, or why there is none."""
+
+    link: str
+    timeout: float
+    found: Exchange | str
+
+    def __str__(self) -> str:
+        return f"{self.link} with a timeout of {self.timeout:g} s"
+
+
+# By vLLM's group, which ends with its engine.
+_exchanges: weakref.WeakKeyDictionary[Any, _Connected] = weakref.WeakKeyDictionary()
 
 
 def _connected(group: Any, plan: RanksPlan, device: str) -> Exchange:
-    found = _exchanges.get(group)
-    if found is None:
-        found = _exchanges[group] = _connect(group, plan, device)
-        if isinstance(found, Exchange):
-            internals.logger().info("nvfp4-moe: rank %d of %d exchanges over %s", found.rank, found.world, plan.link)
-    if isinstance(found, str):
-        raise NoExchange(found)
-    return found
+    kept = _exchanges.get(group)
+    same = kept is not None and (kept.link, kept.timeout) == (plan.link, plan.timeout)
+    if kept is None or (isinstance(kept.found, str) and not same):
+        kept = _exchanges[group] = _Connected(plan.link, plan.timeout, _connect(group, plan, device))
+        if isinstance(kept.found, Exchange):
+            internals.logger().info(
+                "nvfp4-moe: rank %d of %d exchanges over %s", kept.found.rank, kept.found.world, plan.link
+            )
+    elif not same:
+        asked = _Connected(plan.link, plan.timeout, "")
+        raise NoExchange(f"the exchange of these ranks goes over {kept}, and this layer asks for {asked}")
+    if isinstance(kept.found, str):
+        raise NoExchange(kept.found)
+    return kept.found
 
 
 def _connect(group: Any, plan: RanksPlan, device: str) -> Exchange | str:

@@ -211,6 +211,30 @@ def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an
         ranks._connected(group_type(), planned(moe("cuda:0"), "nccl"), "cuda:0")
 
 
+def test_an_exchange_is_kept_for_its_link_and_timeout_alone(fitting, monkeypatch):
+    """Of two engines in a process, or of layers that are asked for something else than those before them."""
+    from nvfp4_moe.vllm import ranks
+
+    group = type("Group", (), {"cpu_group": None})()
+    one = nvfp4_moe.ThreadGroup(1)
+    monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: one.join(0))
+    first = ranks._connected(group, planned(moe(), "host"), "cpu")
+    assert ranks._connected(group, planned(moe(), "host"), "cpu") is first
+    words = "goes over host with a timeout of 600 s, and this layer asks for host with a timeout of 7 s"
+    with pytest.raises(ranks.NoExchange, match=words):
+        ranks._connected(group, planned(moe(), "host", cpu_distributed_timeout_seconds=7), "cpu")
+    with pytest.raises(ranks.NoExchange, match="asks for peers with a timeout of 600 s"):
+        ranks._connected(group, planned(moe("cuda:0"), "peers"), "cuda:0")
+    assert ranks._connected(group, planned(moe(), "host"), "cpu") is first
+
+    refused = type("Group", (), {"cpu_group": None})()
+    monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: Linked())
+    with pytest.raises(ranks.NoExchange, match="expected all ranks on one host"):
+        ranks._connected(refused, planned(moe("cuda:0"), "peers"), "cuda:0")
+    with pytest.raises(nvfp4_moe.IoError, match="it has left"):  # what another link says is its own
+        ranks._connected(refused, planned(moe("cuda:0"), "nccl"), "cuda:0")
+
+
 # ---- the engine
 
 # Rows that do not depend on how many others an expert has: of bf16 that takes VLLM_BATCH_INVARIANT, for which vLLM's engine

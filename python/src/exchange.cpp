@@ -56,9 +56,8 @@ struct PyTransport {
         self.all_to_all_v(view(send, send_total), sent, view(recv, recv_total), received,
                           static_cast<double>(timeout_ms) / 1000);
         return 0;
-      } catch (nb::python_error& raised) {  // "ConnectionError: no answer", without its traceback
-        const std::string type = nb::cast<std::string>(raised.type().attr("__name__"));
-        const std::string text = type + ": " + nb::cast<std::string>(nb::str(raised.value()));
+      } catch (const std::exception& raised) {  // "ConnectionError: no answer", without its traceback
+        const std::string text = status_of(raised).message();
         error[text.copy(error, error_bytes - 1)] = 0;
         return 1;
       }
@@ -153,11 +152,9 @@ std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_ex
   return parallel;
 }
 
-void report_to_ranks(const ParallelFields& fields, const Status& failure) {
-  if (fields.reported || !nb::isinstance<PyExchange>(fields.exchange)) return;
-  const std::shared_ptr<Exchange> exchange = nb::cast<PyExchange&>(fields.exchange).exchange;
-  const WithoutLock unlocked;
-  check(exchange->agree(failure));
+std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields) {
+  if (fields.reported || !nb::isinstance<PyExchange>(fields.exchange)) return nullptr;
+  return nb::cast<PyExchange&>(fields.exchange).exchange;
 }
 
 void bind_exchange(nb::module_& m) {

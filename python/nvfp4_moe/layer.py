@@ -94,8 +94,9 @@ class MoeLayer(_core.Layer):
         device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
         exchange: this rank's end of several (docs/expert-parallel.md), on the CPU, or on GPUs behind
           exchange.use_nccl or exchange.use_peers; the arrays then hold all experts, of which a rank reads its own, or
-          those of this rank's slots in their order, first_expert is 0, and opening and run are collective. combine: "all_to_all" (each rank has tokens of its own; the bits of one rank) or
-          "all_reduce" (all have the same tokens). capacity: under all_to_all the most tokens from one rank to another, 0
+          those of this rank's slots in their order (arrays of num_experts experts are always read by global id, also where
+          a rank has as many slots in another order), first_expert is 0, and opening and run are collective. combine:
+          "all_to_all" (each rank has tokens of its own; the bits of one rank) or "all_reduce" (all have the same tokens). capacity: under all_to_all the most tokens from one rank to another, 0
           for as many as come. placement: the expert of each slot, rank by rank, redundant ones too; None is contiguous
           ranges.
         progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
@@ -236,11 +237,13 @@ class MoeLayer(_core.Layer):
         _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases))
 
     def rearrange_tensors(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
-        """rearrange(), of arrays of all experts as from_tensors had them, of which a rank reads what is new to its slots."""
+        """rearrange(), of arrays of all experts by global id, with from_tensors' shapes and dtypes, of which a rank reads what
+        is new to its slots."""
         _core.rearrange_tensors(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
 
     def rearrange_bf16(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
-        """rearrange(), of arrays of all experts as from_bf16 had them: what is new to this rank's slots is quantized."""
+        """rearrange(), of arrays of all experts by global id, with from_bf16's shapes and dtypes: what is new to this rank's
+        slots is quantized."""
         _core.rearrange_floats(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
 
     def run_logits(

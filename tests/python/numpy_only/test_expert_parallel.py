@@ -135,6 +135,22 @@ def test_arrays_of_a_rank_s_own_experts_are_enough(placement):
     np.testing.assert_array_equal(np.concatenate([out for _, out in outs]), expected_floats)
 
 
+def test_arrays_of_all_experts_are_read_by_global_id_where_a_rank_has_as_many_slots():
+    tokens = batch(7)
+    expected = nv.MoeLayer.from_tensors(config(), **weights(), max_tokens=8).run(*tokens)
+    backwards = list(reversed(range(EXPERTS)))
+
+    def run(exchange):
+        mine = open_over(exchange, placement=[*range(EXPERTS), *backwards])
+        part = split(tokens, exchange.rank, 2)
+        before = mine.run(*part)
+        mine.rearrange_tensors([*backwards, *range(EXPERTS)], **weights())
+        np.testing.assert_array_equal(mine.run(*part), before)
+        return before
+
+    np.testing.assert_array_equal(np.concatenate(whole(on_ranks(2, run))), expected)
+
+
 def test_too_small_a_capacity_names_the_one_that_is_needed():
     hidden, ids, router_weights = batch(9)
 

@@ -88,6 +88,8 @@ std::string text_of(const nb::python_error& raised) {
 }
 
 Code code_of(const nb::python_error& raised) {
+  for (const ErrorClass& entry : kClasses)
+    if (raised.matches(classes[static_cast<size_t>(entry.code)])) return entry.code;
   if (raised.matches(PyExc_TypeError) || raised.matches(PyExc_ValueError)) return Code::kInvalidArgument;
   if (raised.matches(PyExc_MemoryError)) return Code::kOutOfMemory;
   return raised.matches(PyExc_Exception) ? Code::kInternal : Code::kCancelled;  // Ctrl-C

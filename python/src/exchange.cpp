@@ -106,6 +106,15 @@ PyExchange join(const PyThreadGroup& self, int rank, double timeout) {
   return held(take(group->join(rank, self.world, wait)));
 }
 
+// Python's part of a collective call, which has failed before any of it came here.
+void report(const PyExchange& self, nb::handle raised) {
+  const std::shared_ptr<Exchange> exchange = self.exchange;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
+  const Status failure = status_of(nb::python_error());
+  const WithoutLock unlocked;
+  check(exchange->agree(failure));
+}
+
 std::vector<int64_t> propose(const std::vector<uint64_t>& load, int world, int64_t slots_per_rank) {
   return take(propose_placement(load, world, slots_per_rank)).expert_of_slot();
 }
@@ -210,6 +219,7 @@ void bind_exchange(nb::module_& m) {
           nb::arg("message"),
           "Ends the exchange: what waits for this rank, or calls it later, raises Cancelled with the message. Over a\n"
           "caller's function other ranks end by their timeout.");
+  m.def("report_to_ranks", &report, nb::arg("exchange"), nb::arg("raised"));
   nb::class_<PyThreadGroup>(m, "ThreadGroup", "Where ranks that are threads of this process meet.")
       .def(
           "__init__",

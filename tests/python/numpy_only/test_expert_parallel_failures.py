@@ -7,6 +7,7 @@ import time
 import numpy as np
 import nvfp4_moe as nv
 import pytest
+import qwen3_moe
 from layers import EXPERTS, batch, config, weights
 from rank_threads import on_ranks, open_over, whole
 
@@ -119,6 +120,30 @@ def test_weights_that_are_no_arrays_end_the_opening_on_all():
                 raised
             )
         np.testing.assert_array_equal(mine.run(*batch(4)), before)
+
+    whole(on_ranks(2, run))
+
+
+def test_what_python_refuses_before_an_opening_all_ranks_hear(tmp_path):
+    qwen3_moe.write_model(tmp_path)
+
+    def run(exchange):
+        def opened(arguments, **named):
+            return nv.MoeLayer.from_tensors(config(), **weights(), **arguments, exchange=exchange, **named)
+
+        for wrong, kind, text in (
+            ({"biases": 3}, nv.InvalidArgument, "biases: expected None or"),
+            ({"placement": ["first"] * EXPERTS}, ValueError, "invalid literal for int"),
+            ({"input_scale": (object(), None)}, TypeError, "TypeError|argument must be"),
+        ):
+            mine = exchange.rank == 1
+            own = isinstance(kind, type) and not issubclass(kind, nv.Error)
+            with pytest.raises(kind if mine else ValueError, match=text) as error:
+                opened(wrong if mine else {}, max_tokens=8)
+            assert (mine and own) or str(error.value).startswith("rank 1: "), error.value
+        with pytest.raises(nv.IoError, match="rank 1: IoError: .*nonesuch"):
+            nv.MoeLayer.from_checkpoint(tmp_path / ("nonesuch" if exchange.rank == 1 else ""), 0, exchange=exchange)
+        return opened({}, max_tokens=8)
 
     whole(on_ranks(2, run))
 

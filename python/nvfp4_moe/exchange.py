@@ -43,8 +43,9 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
         ranks, backend="gloo", timeout=datetime.timedelta(seconds=timeout), use_local_synchronization=True
     )
     rank, world = distributed.get_rank(own), len(ranks)
+    # By the group's name, which its ranks have alike and no other group has: the words of an exchange that failed stay there.
     store = distributed.PrefixStore(
-        f"nvfp4_moe_exchange/{'-'.join(map(str, ranks))}", distributed.distributed_c10d._get_default_store()
+        f"nvfp4_moe_exchange/{own.group_name}", distributed.distributed_c10d._get_default_store()
     )
 
     def missing() -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _core
@@ -32,6 +33,23 @@ def _scale_pair(input_scale: Any) -> tuple[float | None, float | None] | None:
             f"input_scale: expected None or (hidden, intermediate), got {type(input_scale).__name__}"
         )
     return _largest(input_scale[0]), _largest(input_scale[1])
+
+
+@contextlib.contextmanager
+def _heard_by_ranks(exchange: _core.Exchange | None) -> Iterator[None]:
+    """What fails within, before a collective opening, is said to the other ranks, who wait; the library's own failures are
+    raised as all ranks raise them."""
+    try:
+        yield
+    except BaseException as raised:
+        if not isinstance(exchange, _core.Exchange):
+            raise
+        try:
+            _core.report_to_ranks(exchange, raised)
+        except _core.Error as of_all:
+            if isinstance(raised, _core.Error):
+                raise of_all from None
+        raise
 
 
 def _parallel(
@@ -94,8 +112,9 @@ class MoeLayer(_core.Layer):
         device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
         exchange: this rank's end of several (docs/expert-parallel.md), on the CPU, or on GPUs behind
           exchange.use_nccl or exchange.use_peers; the arrays then hold all experts, of which a rank reads its own, or
-          those of this rank's slots in their order, first_expert is 0, and opening and run are collective. combine: "all_to_all" (each rank has tokens of its own; the bits of one rank) or
-          "all_reduce" (all have the same tokens). capacity: under all_to_all the most tokens from one rank to another, 0
+          those of this rank's slots in their order (arrays of num_experts experts are always read by global id, also where
+          a rank has as many slots in another order), first_expert is 0, and opening and run are collective. combine:
+          "all_to_all" (each rank has tokens of its own; the bits of one rank) or "all_reduce" (all have the same tokens). capacity: under all_to_all the most tokens from one rank to another, 0
           for as many as come. placement: the expert of each slot, rank by rank, redundant ones too; None is contiguous
           ranges.
         progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
@@ -103,19 +122,22 @@ class MoeLayer(_core.Layer):
         Raises ValueError (shapes, dtypes, options), BadInput (scales that are NaN or negative), Unsupported (no backend
         takes it), OutOfMemory, Cancelled.
         """
+        with _heard_by_ranks(exchange):
+            json_text, bias_arrays, scales = config.to_json(), _bias_arrays(biases), _scale_pair(input_scale)
+            parallel = _parallel(exchange, combine, capacity, placement)
         return cls(
             _core.open_tensors(
-                config.to_json(),
+                json_text,
                 gate,
                 up,
                 down,
-                _bias_arrays(biases),
-                _scale_pair(input_scale),
+                bias_arrays,
+                scales,
                 first_expert,
                 max_tokens,
                 device,
                 backend,
-                _parallel(exchange, combine, capacity, placement),
+                parallel,
                 progress,
             )
         )
@@ -147,19 +169,22 @@ class MoeLayer(_core.Layer):
         Each matrix gets a tensor scale of its own, amax/2688. Everything else as in from_tensors; BadInput also where a
         weight is NaN or Inf.
         """
+        with _heard_by_ranks(exchange):
+            json_text, bias_arrays, scales = config.to_json(), _bias_arrays(biases), _scale_pair(input_scale)
+            parallel = _parallel(exchange, combine, capacity, placement)
         return cls(
             _core.open_floats(
-                config.to_json(),
+                json_text,
                 gate,
                 up,
                 down,
-                _bias_arrays(biases),
-                _scale_pair(input_scale),
+                bias_arrays,
+                scales,
                 first_expert,
                 max_tokens,
                 device,
                 backend,
-                _parallel(exchange, combine, capacity, placement),
+                parallel,
                 progress,
             )
         )
@@ -199,29 +224,34 @@ class MoeLayer(_core.Layer):
 
         Raises what from_tensors raises, BadInput where the files are broken, IoError.
         """
-        if not isinstance(checkpoint, _core.Checkpoint):
-            checkpoint = _core.Checkpoint(os.fspath(checkpoint))
-        config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, intermediate_slice))
-        known = [field.name for field in dataclasses.fields(MoeConfig)]
-        for name in options:
-            if name not in known:
-                raise _core.InvalidArgument(f"options: expected fields of MoeConfig ({', '.join(known)}), got {name}")
-        config = dataclasses.replace(config, **options)
+        with _heard_by_ranks(exchange):
+            if not isinstance(checkpoint, _core.Checkpoint):
+                checkpoint = _core.Checkpoint(os.fspath(checkpoint))
+            config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, intermediate_slice))
+            known = [field.name for field in dataclasses.fields(MoeConfig)]
+            for name in options:
+                if name not in known:
+                    raise _core.InvalidArgument(
+                        f"options: expected fields of MoeConfig ({', '.join(known)}), got {name}"
+                    )
+            json_text = dataclasses.replace(config, **options).to_json()
+            folder = os.fspath(cache_directory) if cache_directory is not None else ""
+            parallel = _parallel(exchange, combine, capacity, placement)
         return cls(
             _core.open_checkpoint(
                 checkpoint,
                 layer,
-                config.to_json(),
+                json_text,
                 first_expert,
                 num_local_experts,
                 intermediate_slice,
                 max_tokens,
                 device,
                 backend,
-                os.fspath(cache_directory) if cache_directory is not None else "",
+                folder,
                 cache_checksum,
                 cache_unchecked,
-                _parallel(exchange, combine, capacity, placement),
+                parallel,
                 progress,
             )
         )
@@ -236,11 +266,13 @@ class MoeLayer(_core.Layer):
         _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases))
 
     def rearrange_tensors(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
-        """rearrange(), of arrays of all experts as from_tensors had them, of which a rank reads what is new to its slots."""
+        """rearrange(), of arrays of all experts by global id, with from_tensors' shapes and dtypes, of which a rank reads what
+        is new to its slots."""
         _core.rearrange_tensors(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
 
     def rearrange_bf16(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
-        """rearrange(), of arrays of all experts as from_bf16 had them: what is new to this rank's slots is quantized."""
+        """rearrange(), of arrays of all experts by global id, with from_bf16's shapes and dtypes: what is new to this rank's
+        slots is quantized."""
         _core.rearrange_floats(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
 
     def run_logits(

@@ -74,7 +74,38 @@ PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb
   return type;
 }
 
+// "TypeError: its text", as a traceback ends; the class alone where the object has no text.
+std::string text_of(const nb::python_error& raised) {
+  std::string text = Py_TYPE(raised.value().ptr())->tp_name;
+  const nb::object said = nb::steal(in_python([&] { return PyObject_Str(raised.value().ptr()); }));
+  const char* const utf8 = said.is_valid() ? PyUnicode_AsUTF8(said.ptr()) : nullptr;
+  if (utf8 == nullptr) {
+    PyErr_Clear();
+  } else if (*utf8 != 0) {
+    text.append(": ").append(utf8);
+  }
+  return text;
+}
+
+Code code_of(const nb::python_error& raised) {
+  for (const ErrorClass& entry : kClasses)
+    if (raised.matches(classes[static_cast<size_t>(entry.code)])) return entry.code;
+  if (raised.matches(PyExc_TypeError) || raised.matches(PyExc_ValueError)) return Code::kInvalidArgument;
+  if (raised.matches(PyExc_MemoryError)) return Code::kOutOfMemory;
+  return raised.matches(PyExc_Exception) ? Code::kInternal : Code::kCancelled;  // Ctrl-C
+}
+
 }  // namespace
+
+Status status_of(const std::exception& raised) {
+  if (const auto* failure = dynamic_cast<const Failure*>(&raised)) return failure->status();
+  if (const auto* error = dynamic_cast<const nb::python_error*>(&raised)) return {code_of(*error), text_of(*error)};
+  if (dynamic_cast<const std::bad_alloc*>(&raised) != nullptr) return {Code::kOutOfMemory, "out of memory"};
+  // What becomes a TypeError or its like.
+  const bool argument = dynamic_cast<const nb::builtin_exception*>(&raised) != nullptr ||
+                        dynamic_cast<const nb::cast_error*>(&raised) != nullptr;
+  return {argument ? Code::kInvalidArgument : Code::kInternal, raised.what()};
+}
 
 void bind_errors(nb::module_& m) {
   PyObject* const base =

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/status.h"
+#include "interpreter.h"
 
 namespace nvfp4_moe::python {
 
@@ -28,6 +29,9 @@ class Failure : public std::exception {
 
 [[noreturn]] inline void fail(std::string message) { throw Failure(invalid_argument(std::move(message))); }
 
+// Any exception as a Status whose text is that of Python's: "TypeError: ...". With the interpreter lock.
+Status status_of(const std::exception& raised);
+
 inline void check(const Status& status) {
   if (!status.ok()) throw Failure(status);
 }
@@ -35,6 +39,20 @@ template <class T>
 T take(Result<T> result) {
   if (!result.ok()) throw Failure(result.status());
   return std::move(*result);
+}
+
+// In a handler of what ends a collective call on this rank: says it to the other ranks, who wait, by report(status), called
+// without the interpreter lock; then raises, of the library's failures what report has of all ranks, else what came.
+template <class Report>
+[[noreturn]] void raise_on_all_ranks(const std::exception& raised, const Report& report) {
+  const Status failure = status_of(raised);
+  Status of_all;
+  {
+    const WithoutLock unlocked;
+    of_all = report(failure);
+  }
+  if (dynamic_cast<const Failure*>(&raised) != nullptr) check(of_all);
+  throw;
 }
 
 void bind_errors(nanobind::module_& m);

@@ -56,9 +56,8 @@ struct PyTransport {
         self.all_to_all_v(view(send, send_total), sent, view(recv, recv_total), received,
                           static_cast<double>(timeout_ms) / 1000);
         return 0;
-      } catch (nb::python_error& raised) {  // "ConnectionError: no answer", without its traceback
-        const std::string type = nb::cast<std::string>(raised.type().attr("__name__"));
-        const std::string text = type + ": " + nb::cast<std::string>(nb::str(raised.value()));
+      } catch (const std::exception& raised) {  // "ConnectionError: no answer", without its traceback
+        const std::string text = status_of(raised).message();
         error[text.copy(error, error_bytes - 1)] = 0;
         return 1;
       }
@@ -107,6 +106,15 @@ PyExchange join(const PyThreadGroup& self, int rank, double timeout) {
   return held(take(group->join(rank, self.world, wait)));
 }
 
+// Python's part of a collective call, which has failed before any of it came here.
+void report(const PyExchange& self, nb::handle raised) {
+  const std::shared_ptr<Exchange> exchange = self.exchange;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
+  const Status failure = status_of(nb::python_error());
+  const WithoutLock unlocked;
+  check(exchange->agree(failure));
+}
+
 std::vector<int64_t> propose(const std::vector<uint64_t>& load, int world, int64_t slots_per_rank) {
   return take(propose_placement(load, world, slots_per_rank)).expert_of_slot();
 }
@@ -153,11 +161,9 @@ std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_ex
   return parallel;
 }
 
-void report_to_ranks(const ParallelFields& fields, const Status& failure) {
-  if (fields.reported || !nb::isinstance<PyExchange>(fields.exchange)) return;
-  const std::shared_ptr<Exchange> exchange = nb::cast<PyExchange&>(fields.exchange).exchange;
-  const WithoutLock unlocked;
-  check(exchange->agree(failure));
+std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields) {
+  if (fields.reported || !nb::isinstance<PyExchange>(fields.exchange)) return nullptr;
+  return nb::cast<PyExchange&>(fields.exchange).exchange;
 }
 
 void bind_exchange(nb::module_& m) {
@@ -213,6 +219,7 @@ void bind_exchange(nb::module_& m) {
           nb::arg("message"),
           "Ends the exchange: what waits for this rank, or calls it later, raises Cancelled with the message. Over a\n"
           "caller's function other ranks end by their timeout.");
+  m.def("report_to_ranks", &report, nb::arg("exchange"), nb::arg("raised"));
   nb::class_<PyThreadGroup>(m, "ThreadGroup", "Where ranks that are threads of this process meet.")
       .def(
           "__init__",

@@ -23,15 +23,17 @@ struct ParallelFields {
   mutable bool reported = false;                  // set once the other ranks hear of a failure by themselves
   explicit ParallelFields(nanobind::handle fields);
 };
+// Null where there is none, or its ranks have heard of a failure.
+std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields);
 // Runs open() and, where it fails before the ranks have spoken, says so to all of them, who wait.
-void report_to_ranks(const ParallelFields& fields, const Status& failure);
 template <class Open>
 auto or_report(const ParallelFields& fields, const Open& open) {
   try {
     return open();
-  } catch (const Failure& failure) {
-    report_to_ranks(fields, failure.status());
-    throw;
+  } catch (const std::exception& raised) {
+    const std::shared_ptr<Exchange> exchange = unreported_exchange(fields);
+    if (exchange == nullptr) throw;
+    raise_on_all_ranks(raised, [&](const Status& failure) { return exchange->agree(failure); });
   }
 }
 

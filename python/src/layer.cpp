@@ -52,10 +52,15 @@ nb::object run_logits(const PyLayer& self, nb::handle hidden, nb::handle logits,
                       nb::handle token_ids, nb::handle hash_table, nb::handle topk, nb::handle out, nb::handle stream,
                       nb::handle shared_weights, nb::handle workspace, const RouterFields& router) {
   const nb::object none = nb::none();
-  const Selection selection(router_config(router), {logits, correction_bias, token_ids, hash_table, topk, none},
-                            DType::kI32);
-  return run_layer(self.open(), {hidden, selection.ids().object(), selection.weights().object(), shared_weights, out,
-                                 stream, workspace, &selection.call()});
+  std::optional<Selection> selection;
+  try {
+    selection.emplace(router_config(router),
+                      SelectionArrays{logits, correction_bias, token_ids, hash_table, topk, none}, DType::kI32);
+  } catch (const std::exception& raised) {
+    decline_run(self.open(), raised);
+  }
+  return run_layer(self.open(), {hidden, selection->ids().object(), selection->weights().object(), shared_weights, out,
+                                 stream, workspace, &selection->call()});
 }
 
 Dict status(const PyLayer& self) {

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 
 #include "core/batch.h"
@@ -57,6 +58,8 @@ struct LayerArrays {
   const SelectExperts* selection = nullptr;  // writes topk_ids and topk_weights first; null: they are given
 };
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
+// In a handler of what keeps a run from its beginning: raises it, over an exchange on all ranks, who wait for this one.
+[[noreturn]] void decline_run(const OpenLayer& open, const std::exception& raised);
 // The checkpoint behind an nvfp4_moe.Checkpoint.
 const Checkpoint& checkpoint_of(nb::handle object);
 // Checked batch of the inputs alone, for calls without an output.

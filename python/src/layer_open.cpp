@@ -41,7 +41,8 @@ struct OpenOptions {
     layer.executor = &host->executor();
   }
 
-  // Of arrays of so many experts: beside an exchange all, or those of this rank's slots.
+  // Of arrays of so many experts: beside an exchange all, by global id, or those of this rank's slots in their order. Their
+  // number alone says which: num_experts of them are all, also where a rank has as many slots.
   ArrayOrder order_of(int64_t experts, int64_t num_experts) const {
     if (!parallel) return ArrayOrder(layer.range.first);
     if (experts == num_experts) return ArrayOrder();
@@ -197,11 +198,9 @@ void rearrange_arrays(const PyLayer& self, std::vector<int64_t> placement, nb::h
     reported = true;
     check(exchange.agree({}));
     check(layer.rearrange(wanted, source));
-  } catch (const Failure& failure) {
+  } catch (const std::exception& raised) {
     if (reported) throw;
-    const WithoutLock unlocked;
-    check(exchange.agree(failure.status()));
-    throw;
+    raise_on_all_ranks(raised, [&](const Status& failure) { return exchange.agree(failure); });
   }
 }
 
@@ -266,20 +265,20 @@ std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
 }  // namespace
 
 void bind_layer_open(nb::module_& m) {
-  m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate").none(), nb::arg("up"), nb::arg("down"),
-        nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"),
-        nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
-  m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate").none(), nb::arg("up"), nb::arg("down"),
-        nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"), nb::arg("max_tokens"),
-        nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
+  m.def("open_tensors", &open_tensors, nb::arg("config"), nb::arg("gate").none(), nb::arg("up").none(),
+        nb::arg("down").none(), nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"),
+        nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
+  m.def("open_floats", &open_floats, nb::arg("config"), nb::arg("gate").none(), nb::arg("up").none(),
+        nb::arg("down").none(), nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"),
+        nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
   m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
         nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
         nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),
         nb::arg("cache_checksum"), nb::arg("cache_unchecked"), nb::arg("parallel"), nb::arg("progress").none());
   for (const auto& [name, function] :
        {std::pair("rearrange_tensors", &rearrange_tensors), std::pair("rearrange_floats", &rearrange_floats)})
-    m.def(name, function, nb::arg("layer"), nb::arg("placement"), nb::arg("gate").none(), nb::arg("up"),
-          nb::arg("down"), nb::arg("biases").none());
+    m.def(name, function, nb::arg("layer"), nb::arg("placement"), nb::arg("gate").none(), nb::arg("up").none(),
+          nb::arg("down").none(), nb::arg("biases").none());
   m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"),
         nb::arg("intermediate_slice").none());
 }

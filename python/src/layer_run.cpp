@@ -132,16 +132,19 @@ nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
 
 }  // namespace
 
+void decline_run(const OpenLayer& open, const std::exception& raised) {
+  if (!open.parallel) throw;
+  raise_on_all_ranks(raised, [&](const Status& failure) { return open.parallel->decline(failure); });
+}
+
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   bool begun = false;
   if (!open.parallel) return run_arrays(open, arrays, begun);
   try {
     return run_arrays(open, arrays, begun);
-  } catch (const Failure& failure) {  // the other ranks wait for this one
+  } catch (const std::exception& raised) {
     if (begun) throw;
-    const WithoutLock unlocked;
-    check(open.parallel->decline(failure.status()));
-    throw;
+    decline_run(open, raised);
   }
 }
 

@@ -34,6 +34,15 @@ if what == "part":
         file.write("fine")
     distributed.barrier()
     sys.exit()
+if what == "again":  # all ranks have failed once, by a rank that came too late, and meet anew
+    first = nv.torch_exchange(timeout=2)
+    if rank == 1:
+        time.sleep(4)
+    try:
+        first.barrier()
+        sys.exit("expected a barrier that fails")
+    except nv.IoError:
+        pass
 exchange = nv.torch_exchange(timeout=float(os.environ["EXCHANGE_TIMEOUT"]))
 assert (exchange.rank, exchange.world) == (rank, world)
 random = np.random.default_rng(0)
@@ -65,7 +74,7 @@ try:
         except nv.Unsupported as refused:
             assert "rank 0: nccl: expected a device cuda:N, got cpu" in str(refused), refused
         assert torch.equal(layer.run(*batch), result)
-    if what == "killed" and rank == 1:
+    if what in ("killed", "again") and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "stopped" and rank == 1:
         time.sleep(120)
@@ -123,7 +132,7 @@ def test_configs_that_differ_are_named_in_every_process(tmp_path):
     assert messages == [expected] * 3
 
 
-@pytest.mark.parametrize(("what", "timeout"), [("killed", 20), ("stopped", 4)])
+@pytest.mark.parametrize(("what", "timeout"), [("killed", 20), ("stopped", 4), ("again", 20)])
 def test_a_process_that_is_gone_is_named_by_all_others(tmp_path, what, timeout):
     messages, took = launch(tmp_path, what, 3, timeout)
     assert messages[1] is None

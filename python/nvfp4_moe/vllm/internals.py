@@ -71,6 +71,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ),
         ("overrides", f"{_FUSED}.fused_moe_method_base:FusedMoEMethodBase.get_fused_moe_quant_config", ("layer",)),
         ("calls", f"{_FUSED}.modular_kernel:FusedMoEKernel.__init__", ("prepare_finalize", "fused_experts")),
+        ("calls", f"{_FUSED}.modular_kernel:FusedMoEKernel.output_is_reduced", ()),
         (
             "calls",
             f"{_FUSED}.modular_kernel:FusedMoEKernel.apply",
@@ -164,12 +165,13 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
             f"{_FUSED}.prepare_finalize.no_dp_ep:MoEPrepareAndFinalizeNoDPEPModular.output_is_reduced",
             (),
         ),
-        ("calls", f"{_FUSED}.modular_kernel:FusedMoEKernel.output_is_reduced", ()),
         ("has", f"{_FUSED}.config:FusedMoEParallelConfig", ("use_ep", "ep_size", "ep_rank")),
         ("has", f"{_FUSED}.runner.moe_runner:MoERunner", ("routed_experts", "shared_experts")),
         ("calls", "vllm.distributed.parallel_state:get_ep_group", ()),
         ("has", "vllm.distributed.parallel_state:GroupCoordinator", ("cpu_group", "world_size")),
         ("has", "vllm.config:VllmConfig", ("compilation_config", "parallel_config")),
+        ("has", "vllm.envs:environment_variables", ()),
+        ("calls", "vllm.envs:compile_factors", ()),
     ),
     "modelopt_fp4": (
         ("overrides", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config.get_quant_method", ("layer", "prefix")),

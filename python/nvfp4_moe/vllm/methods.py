@@ -32,7 +32,7 @@ from .._fused_parameters import FusedParameters
 from . import internals
 from .experts import NvFp4MoeExperts
 from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, keeps_reductions, padded_to_blocks, pattern
-from .ranks import NoExchange, PrepareAndFinalizeOverRanks, mark_config, over_ranks
+from .ranks import NoExchange, PrepareAndFinalizeOverRanks, mark, over_ranks
 from .router import OwnRouter, own_router
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -196,9 +196,9 @@ class Method:
     def _prepare_finalize(self, layer: Any) -> Any:
         """vLLM's part of the kernel: what it exchanges before and after the experts."""
         assert self.fused is not None
+        combine = self.plan.ranks.combine if self.fused.over_ranks and self.plan.ranks is not None else None
+        mark(self.plan.name, combine)
         if self.fused.over_ranks:
-            assert self.plan.ranks is not None
-            mark_config(self.plan.ranks, self.plan.name)
             return PrepareAndFinalizeOverRanks()
         return _prepare_finalize(
             moe=self.moe,  # type: ignore[attr-defined]
@@ -208,6 +208,18 @@ class Method:
             use_monolithic=False,
         )
 
+    def _check_sums(self, kernel: Any, exchange: str) -> None:
+        """That somebody adds up the ranks' rows: a run has its own alone, and vLLM adds none where they are summed."""
+        assert self.fused is not None
+        parallel = self.moe.moe_parallel_config  # type: ignore[attr-defined]
+        ranks = max(getattr(parallel, size, 1) for size in ("tp_size", "dp_size", "pcp_size", "ep_size"))
+        if ranks > 1 and not self.fused.over_ranks and kernel.output_is_reduced():
+            raise RuntimeError(
+                f"nvfp4-moe: {self.plan.name}: {exchange} of --all2all-backend "
+                f"{parallel.all2all_backend} takes rows for summed that are one rank's of {ranks}; "
+                "expected allgather_reducescatter"
+            )
+
     def _build(self, layer: Any) -> None:
         assert self.fused is not None
         if self.fused.placement.lookup is not None:
@@ -216,7 +228,9 @@ class Method:
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
         prepare_finalize = self._prepare_finalize(layer)
         experts = NvFp4MoeExperts.over(self.fused, self.moe, self.moe_quant_config)  # type: ignore[attr-defined]
-        self.moe_kernel = _kernel(prepare_finalize=prepare_finalize, fused_experts=experts)
+        kernel = _kernel(prepare_finalize=prepare_finalize, fused_experts=experts)
+        self._check_sums(kernel, type(prepare_finalize).__name__)
+        self.moe_kernel = kernel
         # Where vLLM exchanges no rows, the kernel would add nothing but a copy; and it leaves out a run of no tokens, in
         # which a rank of the library's exchange has to take part.
         self.alone = experts if _no_exchange is not None and isinstance(prepare_finalize, _no_exchange) else None

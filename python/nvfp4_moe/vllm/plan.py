@@ -9,7 +9,7 @@ from typing import Any
 
 from .._fused_experts import Settings, clamped, read_settings, why_refused
 from . import internals
-from .ranks import NoExchange, RanksPlan, plan_ranks
+from .ranks import NoExchange, RanksPlan, mark, plan_ranks
 
 _activations = internals.find("vllm.model_executor.layers.fused_moe.activation:MoEActivation")
 _current_config = internals.find("vllm.config:get_current_vllm_config")
@@ -112,7 +112,9 @@ def _check_deployment(moe: Any, form: Form) -> None:
         raise Refused("LoRA")
     if parallel.enable_eplb:
         raise Refused("EPLB, which moves rows of parameters where the weights are packed")
-    if parallel.use_all2all_kernels and parallel.all2all_backend not in ("allgather_reducescatter", "naive"):
+    # passthrough stands in for vLLM's sums where tokens are not exchanged too.
+    used = parallel.use_all2all_kernels or parallel.all2all_backend == "passthrough"
+    if used and parallel.all2all_backend not in ("allgather_reducescatter", "naive"):
         raise Refused(f"--all2all-backend {parallel.all2all_backend}: expected allgather_reducescatter")
 
 
@@ -194,6 +196,7 @@ def plan_of(layer: Any, prefix: str, form: Form = NVFP4) -> LayerPlan | None:
 
     Raises NotImplementedError where it is not taken and the user insists.
     """
+    mark(prefix, None)  # of an earlier engine in this process
     chosen = settings()
     if chosen.mode == "0":
         return None

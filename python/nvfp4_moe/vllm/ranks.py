@@ -12,8 +12,9 @@ without requests take part with dummy tokens, and ranks that replay CUDA graphs 
 from __future__ import annotations
 
 import dataclasses
+import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -36,8 +37,7 @@ class NoExchange(Exception):
 @dataclasses.dataclass(frozen=True)
 class RanksPlan:
     """How a layer is to use the exchange. combine: as MoeLayer.from_tensors has it. link: host, nccl or peers. max_tokens:
-    of one rank. timeout: seconds. insists: vLLM's way instead is an error. runners: vLLM's layers by name. additional: the
-    engine's additional_config."""
+    of one rank. timeout: seconds. insists: vLLM's way instead is an error. runners: vLLM's layers by name."""
 
     combine: str
     link: str
@@ -45,7 +45,6 @@ class RanksPlan:
     timeout: float
     insists: bool
     runners: Mapping[str, Any]
-    additional: dict[str, Any]
 
 
 # ---- what vLLM's config says
@@ -65,12 +64,10 @@ def plan_ranks(moe: Any, config: Any, asked: str, insists: bool, max_tokens: int
     _check_deployment(moe, getattr(config, "parallel_config", None))
     if parallel.sp_size > 1:
         max_tokens = -(-max_tokens // int(parallel.sp_size))
-    additional = getattr(config, "additional_config", None)
-    if not isinstance(additional, dict):
-        raise NoExchange("an additional_config that is no dict")
+    _register_mark()
     runners = getattr(getattr(config, "compilation_config", None), "static_forward_context", {})
     insists = insists and asked != "auto"
-    return RanksPlan(combine, link, max_tokens, _timeout(config, link), insists, runners, additional)
+    return RanksPlan(combine, link, max_tokens, _timeout(config, link), insists, runners)
 
 
 def _combine(parallel: Any) -> str:
@@ -147,19 +144,37 @@ def _check_model(layer: Any, plan: RanksPlan) -> None:
             raise NoExchange("shared experts, whose rows it sums over the ranks together with these")
 
 
-# By vLLM's group, which ends with its engine: the exchange, or why there is none.
-_exchanges: weakref.WeakKeyDictionary[Any, Exchange | str] = weakref.WeakKeyDictionary()
+@dataclasses.dataclass(frozen=True)
+class _Connected:
+    """What came of a plan's link and timeout. found: the exchange, or why there is none."""
+
+    link: str
+    timeout: float
+    found: Exchange | str
+
+    def __str__(self) -> str:
+        return f"{self.link} with a timeout of {self.timeout:g} s"
+
+
+# By vLLM's group, which ends with its engine.
+_exchanges: weakref.WeakKeyDictionary[Any, _Connected] = weakref.WeakKeyDictionary()
 
 
 def _connected(group: Any, plan: RanksPlan, device: str) -> Exchange:
-    found = _exchanges.get(group)
-    if found is None:
-        found = _exchanges[group] = _connect(group, plan, device)
-        if isinstance(found, Exchange):
-            internals.logger().info("nvfp4-moe: rank %d of %d exchanges over %s", found.rank, found.world, plan.link)
-    if isinstance(found, str):
-        raise NoExchange(found)
-    return found
+    kept = _exchanges.get(group)
+    same = kept is not None and (kept.link, kept.timeout) == (plan.link, plan.timeout)
+    if kept is None or (isinstance(kept.found, str) and not same):
+        kept = _exchanges[group] = _Connected(plan.link, plan.timeout, _connect(group, plan, device))
+        if isinstance(kept.found, Exchange):
+            internals.logger().info(
+                "nvfp4-moe: rank %d of %d exchanges over %s", kept.found.rank, kept.found.world, plan.link
+            )
+    elif not same:
+        asked = _Connected(plan.link, plan.timeout, "")
+        raise NoExchange(f"the exchange of these ranks goes over {kept}, and this layer asks for {asked}")
+    if isinstance(kept.found, str):
+        raise NoExchange(kept.found)
+    return kept.found
 
 
 def _connect(group: Any, plan: RanksPlan, device: str) -> Exchange | str:
@@ -186,11 +201,35 @@ def _slots(expert_map: Any, group: Any) -> tuple[int, ...]:
     return tuple(expert for experts in of_ranks for expert in experts)
 
 
-def mark_config(plan: RanksPlan, name: str) -> None:
-    """Writes into the engine's config that this layer's rows need no sum. vLLM keeps compiled graphs on disk by a hash of
-    the config, and a graph that adds up the rows is wrong over a layer that has done so, and the other way round."""
-    layers = plan.additional.setdefault("nvfp4_moe_over_ranks", {})
-    layers[name] = plan.combine
+# ---- which compiled graphs fit
+
+# vLLM keeps compiled graphs on disk by hashes, and a graph that adds up the rows is wrong over a layer that has done so, and
+# the other way round. Models compile parts of theirs under copies of the engine's config that are made while the layers are,
+# so that what is written into a config reaches some of the hashes only; what vLLM.envs knows reaches all of them.
+_MARK = "NVFP4_MOE_LAYERS_OVER_RANKS"
+_combine_of: dict[str, str] = {}  # this process's layers whose rows need no sum, by name
+
+
+def _marked() -> str:
+    return json.dumps(_combine_of, sort_keys=True)
+
+
+def _register_mark() -> None:
+    """Has vLLM hash _marked(). Raises NoExchange where it does not."""
+    getters = internals.find("vllm.envs:environment_variables")
+    if isinstance(getters, MutableMapping):
+        getters[_MARK] = _marked
+    if internals.find("vllm.envs:compile_factors")().get(_MARK) != _marked():
+        raise NoExchange("this release keeps compiled graphs by other names than those that are known")
+
+
+def mark(name: str, combine: str | None) -> None:
+    """Says of a layer how its run exchanges, and with None that vLLM adds up its rows: what is compiled from now on is kept
+    apart from graphs over layers of which something else was said."""
+    if combine is None:
+        _combine_of.pop(name, None)
+    else:
+        _combine_of[name] = combine
 
 
 class PrepareAndFinalizeOverRanks(_no_exchange):  # type: ignore[misc]

@@ -199,7 +199,11 @@ class Ranked:
         return self.method.apply(self.routed, hidden, router_weights, ids, None, None)
 
     def facts(self) -> dict:
+        from vllm import envs
+
+        marked = json.loads(envs.compile_factors().get("NVFP4_MOE_LAYERS_OVER_RANKS", "{}"))
         return {
+            "marked": marked.get(self.method.plan.name),
             "over_ranks": self.method.fused.over_ranks,
             "reduced": self.method.moe_kernel.output_is_reduced(),
             "layer": repr(self.method.fused.layer),

@@ -207,6 +207,23 @@ def test_ranks_of_vllm_s_placements_add_up(methods, placement):
     assert torch.equal(total, reference(top_k=1).run(hidden, ids, router_weights))
 
 
+def test_rows_that_nobody_would_add_up_are_an_error(methods):
+    """Behind the refusal of --all2all-backend passthrough: whatever vLLM makes that takes a rank's rows for the sum."""
+    expert_map = torch.full((EXPERTS,), -1, dtype=torch.int32)
+    expert_map[: EXPERTS // 2] = torch.arange(EXPERTS // 2)
+    method, layer = made(methods, local=list(range(EXPERTS // 2)), expert_map=expert_map)
+    method.moe.moe_parallel_config.all2all_backend = "passthrough"
+    words = (
+        "PassThroughPrepareAndFinalize of --all2all-backend passthrough takes rows for summed that are one rank's of 2"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        method.process_weights_after_loading(layer)
+    assert method.moe_kernel is None
+    method, layer = made(methods)
+    method.moe.moe_parallel_config.all2all_backend = "passthrough"
+    method.process_weights_after_loading(layer)  # one rank has all rows
+
+
 def test_router_weights_on_the_input_are_applied_once(methods):
     method, layer = made(methods, on_input=True, top_k=1)
     method.process_weights_after_loading(layer)

@@ -268,6 +268,10 @@ REFUSED = [
         {"moe_parallel_config": Parallel(dp_size=2, use_all2all_kernels=True, all2all_backend="deepep_low_latency")},
         "--all2all-backend deepep_low_latency: expected allgather_reducescatter",
     ),
+    (
+        {"moe_parallel_config": Parallel(tp_size=2, all2all_backend="passthrough")},
+        "--all2all-backend passthrough: expected allgather_reducescatter",
+    ),
     ({"intermediate_size_per_partition": 40}, "intermediate_size"),
     ({"experts_per_token": 9}, "top_k"),
     ({"device": torch.device("xpu:0")}, "the device xpu"),

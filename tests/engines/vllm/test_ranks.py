@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -73,7 +74,7 @@ def test_ranks_with_tokens_of_their_own_have_the_bits_of_one(data_ranks, activat
     for rank, result in enumerate(data_ranks):
         facts = result["layers"][activations]
         assert facts["over_ranks"] and facts["reduced"], "vLLM adds nothing up"
-        assert facts["parallel"]["combine"] == "all_to_all" and facts["parallel"]["rank"] == rank
+        assert facts["parallel"]["combine"] == facts["marked"] == "all_to_all" and facts["parallel"]["rank"] == rank
         assert facts["here"] == list(range(4 * rank, 4 * rank + 4)), "half of the experts"
         assert facts["equal"] == [True] * 5 and facts["runner"] == [True] * 3
         assert facts["planted"] is False, "without the other rank's experts out is another"
@@ -98,7 +99,7 @@ def test_ranks_with_the_same_tokens_are_within_the_bound_of_one_more_sum(tensor_
     for rank, result in enumerate(tensor_ranks):
         facts = result["layers"][placement]
         here = list(range(4 * rank, 4 * rank + 4)) if placement == "linear" else list(range(rank, 8, 2))
-        assert facts["here"] == here and facts["parallel"]["combine"] == "all_reduce"
+        assert facts["here"] == here and facts["parallel"]["combine"] == facts["marked"] == "all_reduce"
         assert facts["over_ranks"] and facts["reduced"], "vLLM adds nothing up"
         assert facts["over"] == [0, 0, 0] and facts["same"] == [True] * 3
         assert min(facts["planted"][1:]) > 0, "without some experts out is beyond the bound"
@@ -109,6 +110,7 @@ def test_what_vllm_has_to_add_up_stays_its_own_with_the_reason(tensor_ranks):
         layers, log = result["layers"], result["log"]
         for name in ("shared", "reduced by the model", "runner of the model", "auto", "engine"):
             assert not layers[name]["over_ranks"] and not layers[name]["reduced"], name
+            assert layers[name]["marked"] is None, name
         assert layers["shared"]["off"] < 2.0**-7, "bf16 rows of two ranks, and their sum"
         reasons = [line.removeprefix(SENTENCE) for line in log if line.startswith(SENTENCE)]
         assert [reason.split()[0] for reason in reasons] == ["shared", "the", "a", "NVFP4_MOE_EXCHANGE=auto"]
@@ -133,8 +135,7 @@ def fitting(monkeypatch):
 def planned(moe, asked: str = "auto", insists: bool = False, **config):
     from nvfp4_moe.vllm.ranks import plan_ranks
 
-    additional = config.pop("additional_config", {})
-    current = types.SimpleNamespace(parallel_config=types.SimpleNamespace(**config), additional_config=additional)
+    current = types.SimpleNamespace(parallel_config=types.SimpleNamespace(**config))
     return plan_ranks(moe, current, asked, insists, 100)
 
 
@@ -161,7 +162,6 @@ KEPT = [
     (moe(experts=7), "host", {}, "7 experts on 2 ranks: expected as many on each"),
     (moe(), "host", {"use_ubatching": True}, "microbatches"),
     (moe(), "host", {"enable_elastic_ep": True}, "elastic expert parallel"),
-    (moe(), "host", {"additional_config": types.SimpleNamespace()}, "an additional_config that is no dict"),
 ]
 
 
@@ -209,6 +209,30 @@ def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an
     assert Linked.tried == 1, "asked once, not by every layer"
     with pytest.raises(nvfp4_moe.IoError, match="it has left"):
         ranks._connected(group_type(), planned(moe("cuda:0"), "nccl"), "cuda:0")
+
+
+def test_an_exchange_is_kept_for_its_link_and_timeout_alone(fitting, monkeypatch):
+    """Of two engines in a process, or of layers that are asked for something else than those before them."""
+    from nvfp4_moe.vllm import ranks
+
+    group = type("Group", (), {"cpu_group": None})()
+    one = nvfp4_moe.ThreadGroup(1)
+    monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: one.join(0))
+    first = ranks._connected(group, planned(moe(), "host"), "cpu")
+    assert ranks._connected(group, planned(moe(), "host"), "cpu") is first
+    words = "goes over host with a timeout of 600 s, and this layer asks for host with a timeout of 7 s"
+    with pytest.raises(ranks.NoExchange, match=words):
+        ranks._connected(group, planned(moe(), "host", cpu_distributed_timeout_seconds=7), "cpu")
+    with pytest.raises(ranks.NoExchange, match="asks for peers with a timeout of 600 s"):
+        ranks._connected(group, planned(moe("cuda:0"), "peers"), "cuda:0")
+    assert ranks._connected(group, planned(moe(), "host"), "cpu") is first
+
+    refused = type("Group", (), {"cpu_group": None})()
+    monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: Linked())
+    with pytest.raises(ranks.NoExchange, match="expected all ranks on one host"):
+        ranks._connected(refused, planned(moe("cuda:0"), "peers"), "cuda:0")
+    with pytest.raises(nvfp4_moe.IoError, match="it has left"):  # what another link says is its own
+        ranks._connected(refused, planned(moe("cuda:0"), "nccl"), "cuda:0")
 
 
 # ---- the engine
@@ -295,16 +319,49 @@ def test_tensor_parallel_ranks_add_up_as_near_to_the_truth(made, one_rank, summe
     judge_without_routers(truth.Truth(made[0]["twin"]), ok(one_rank["twin"])["runs"][0], run, exchange)
 
 
-def test_compiled_graphs_are_told_apart(fitting):
-    """vLLM keeps them by a hash of its config, of which environment variables of others are no part."""
-    from nvfp4_moe.vllm.ranks import mark_config
+def test_compiled_graphs_are_told_apart(fitting, monkeypatch):
+    """vLLM keeps them by hashes of its environment and of a config, which is a copy of the engine's where a model compiles
+    an inner one (with_hf_config): made before the layers are, and of a dict of its own."""
+    from nvfp4_moe.vllm import ranks
+    from vllm.compilation.caching import aot_compile_hash_factors
     from vllm.config import VllmConfig
 
-    config = VllmConfig()
-    before = config.compute_hash()
-    plan = planned(moe(), "host", additional_config=config.additional_config)
-    assert config.compute_hash() == before
-    mark_config(plan, "model.layers.0.mlp.experts")
-    first = config.compute_hash()
-    mark_config(plan, "model.layers.1.mlp.experts")
-    assert len({before, first, config.compute_hash()}) == 3
+    monkeypatch.setattr(ranks, "_combine_of", {})
+    config = VllmConfig(additional_config={"nvfp4_moe": {"exchange": "host"}})
+    copied = copy.copy(config)
+    copied.additional_config = dict(config.additional_config)
+
+    def keys():
+        return tuple(str(aot_compile_hash_factors(of)) for of in (config, copied))
+
+    planned(moe(), "host")
+    seen = [keys()]
+    for name, combine in (("0", "all_to_all"), ("1", "all_to_all"), ("1", "all_reduce")):
+        ranks.mark(f"model.layers.{name}.mlp.experts", combine)
+        seen.append(keys())
+    assert all(len(set(of_config)) == 4 for of_config in zip(*seen, strict=True)), "by each config alone"
+    ranks.mark("model.layers.1.mlp.experts", "all_to_all")
+    assert keys() == seen[2], "the same layers, whatever was said before"
+    for name in "01":
+        ranks.mark(f"model.layers.{name}.mlp.experts", None)
+    assert keys() == seen[0]
+
+
+def test_a_layer_that_is_planned_anew_is_none_over_ranks(fitting, monkeypatch):
+    """Of a second engine in one process, whose layers have the names of the first's."""
+    from nvfp4_moe.vllm import plan, ranks
+
+    monkeypatch.setattr(ranks, "_combine_of", {})
+    monkeypatch.setattr(plan, "settings", lambda: types.SimpleNamespace(mode="0"))
+    ranks.mark("model.layers.0.mlp.experts", "all_reduce")
+    assert plan.plan_of(None, "model.layers.0.mlp.experts") is None
+    assert ranks._combine_of == {}
+
+
+def test_a_release_that_hashes_otherwise_exchanges_by_itself(fitting, monkeypatch):
+    import vllm.envs
+    from nvfp4_moe.vllm.ranks import NoExchange
+
+    monkeypatch.setattr(vllm.envs, "compile_factors", lambda: {"VLLM_PP_LAYER_PARTITION": None})
+    with pytest.raises(NoExchange, match="keeps compiled graphs by other names"):
+        planned(moe(), "host")

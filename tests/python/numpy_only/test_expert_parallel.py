@@ -9,43 +9,11 @@ import nvfp4_moe as nv
 import pytest
 import qwen3_moe
 from layers import EXPERTS, HIDDEN, INTERMEDIATE, batch, config, layer, weights
-
-
-def on_ranks(world, body, connect=None):
-    """body(exchange) on a thread for each rank; what each returned or raised, by rank."""
-    group = nv.ThreadGroup(world)
-    results = [None] * world
-
-    def rank(index):
-        try:
-            exchange = group.join(index, timeout=60) if connect is None else connect(index)
-            results[index] = body(exchange)
-            exchange.barrier()  # a rank that is dropped here would end the others
-        except Exception as error:
-            results[index] = error.with_traceback(None)  # whose frames would keep the exchange
-
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def whole(results):
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
+from rank_threads import on_ranks, open_over, whole
 
 
 def split(arrays, rank, world):
     return [np.array_split(array, world)[rank] for array in arrays]
-
-
-def open_over(exchange, **choices):
-    options = {name: choices.pop(name) for name in ("combine", "capacity", "placement") if name in choices}
-    return nv.MoeLayer.from_tensors(config(**choices), **weights(), max_tokens=32, exchange=exchange, **options)
 
 
 class Mailboxes:
@@ -167,37 +135,20 @@ def test_arrays_of_a_rank_s_own_experts_are_enough(placement):
     np.testing.assert_array_equal(np.concatenate([out for _, out in outs]), expected_floats)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"combine": "sum"}, "rank 1: combine: expected one of all_to_all, all_reduce"),
-        ({"placement": [0, 1, 2, 3, 4, 9]}, "rank 1: placement: slot 5"),
-        ({"capacity": 33}, "rank 1: capacity: expected at most max_tokens"),
-        ({"activation_format": "bf16"}, 'config of rank 1: expected activation_format "nvfp4" as on rank 0'),
-    ],
-)
-def test_what_one_rank_gets_wrong_all_raise(change, text):
-    def run(exchange):
-        with pytest.raises(ValueError, match=text.replace("[", r"\[")):
-            open_over(exchange, **(change if exchange.rank == 1 else {}))
-        return open_over(exchange)  # and nothing is broken by it
-
-    whole(on_ranks(2, run))
-
-
-def test_a_run_that_one_rank_cannot_begin_ends_on_all_and_the_next_one_runs():
-    hidden, ids, router_weights = batch(4)
+def test_arrays_of_all_experts_are_read_by_global_id_where_a_rank_has_as_many_slots():
+    tokens = batch(7)
+    expected = nv.MoeLayer.from_tensors(config(), **weights(), max_tokens=8).run(*tokens)
+    backwards = list(reversed(range(EXPERTS)))
 
     def run(exchange):
-        mine = open_over(exchange)
-        wrong = exchange.rank == 1
-        with pytest.raises(ValueError, match=r"rank 1: topk_weights: expected \(4, 2\) float32"):
-            mine.run(hidden, ids, router_weights.astype(np.float64) if wrong else router_weights)
-        with pytest.raises(nv.Unsupported, match="calibrate"):
-            mine.calibrate(hidden, ids, router_weights)
-        return mine.run(hidden, ids, router_weights)
+        mine = open_over(exchange, placement=[*range(EXPERTS), *backwards])
+        part = split(tokens, exchange.rank, 2)
+        before = mine.run(*part)
+        mine.rearrange_tensors([*backwards, *range(EXPERTS)], **weights())
+        np.testing.assert_array_equal(mine.run(*part), before)
+        return before
 
-    whole(on_ranks(2, run))
+    np.testing.assert_array_equal(np.concatenate(whole(on_ranks(2, run))), expected)
 
 
 def test_too_small_a_capacity_names_the_one_that_is_needed():
@@ -212,40 +163,6 @@ def test_too_small_a_capacity_names_the_one_that_is_needed():
         return mine.run(hidden[:8], ids[:8], router_weights[:8])
 
     whole(on_ranks(2, run))
-
-
-def test_a_rank_that_leaves_is_named():
-    def run(exchange):
-        if exchange.rank == 1:
-            raise RuntimeError("gone")
-        exchange.barrier()
-
-    stays, goes = on_ranks(2, run)
-    assert str(goes) == "gone"
-    assert isinstance(stays, nv.IoError) and "expected rank 1, got none: it has left" in str(stays)
-
-
-def test_a_rank_that_aborts_ends_all_with_its_message():
-    def run(exchange):
-        if exchange.rank == 2:
-            return exchange.abort("no disk left")
-        with pytest.raises(nv.Cancelled, match="rank 2: no disk left"):
-            open_over(exchange)
-
-    for result in on_ranks(3, run):
-        assert isinstance(result, nv.Cancelled), result  # of the barrier behind it
-
-
-def test_what_a_callers_function_raises_ends_the_exchange_with_its_text():
-    def all_to_all_v(send, send_bytes, recv, recv_bytes, timeout):
-        raise ConnectionError(f"rank 3 did not answer within {timeout} s")
-
-    with pytest.raises(nv.IoError, match="hello: ConnectionError: rank 3 did not answer within 2.5 s"):
-        nv.callback_exchange(all_to_all_v, 0, 4, timeout=2.5)
-    with pytest.raises(ValueError, match="timeout"):
-        nv.callback_exchange(all_to_all_v, 0, 4, timeout=0)
-    with pytest.raises(ValueError, match="rank: expected 0 to 3"):
-        nv.callback_exchange(all_to_all_v, 4, 4)
 
 
 @pytest.mark.parametrize("over", ["threads", "callbacks"])

@@ -1,0 +1,41 @@
+"""Ranks of an exchange that are threads of a test."""
+
+from __future__ import annotations
+
+import threading
+
+import nvfp4_moe as nv
+from layers import config, weights
+
+
+def on_ranks(world, body, connect=None):
+    """body(exchange) on a thread for each rank; what each returned or raised, by rank."""
+    group = nv.ThreadGroup(world)
+    results = [None] * world
+
+    def rank(index):
+        try:
+            exchange = group.join(index, timeout=60) if connect is None else connect(index)
+            results[index] = body(exchange)
+            exchange.barrier()  # a rank that is dropped here would end the others
+        except Exception as error:
+            results[index] = error.with_traceback(None)  # whose frames would keep the exchange
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def whole(results):
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def open_over(exchange, **choices):
+    options = {name: choices.pop(name) for name in ("combine", "capacity", "placement") if name in choices}
+    return nv.MoeLayer.from_tensors(config(**choices), **weights(), max_tokens=32, exchange=exchange, **options)

@@ -51,6 +51,9 @@ class MessageSizes {
   static Status too_many(int64_t tokens, int64_t home, int64_t owner, int64_t capacity);
 
  private:
+  // That what a rank says of another fits its tokens: arrays are placed by these.
+  Status check_possible(int home, int owner) const;
+
   const int world_;
   const int64_t capacity_;
   const bool fixed_;

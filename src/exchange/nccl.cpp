@@ -211,6 +211,8 @@ class NcclTransport : public DeviceTransport {
 
   // Under the watch's mutex: what NCCL and the streams say.
   Status seen() {
+    // A caller's own one may be gone once nothing of this is on its way.
+    if (!owned_ && pending_.empty() && !captured_) return {};
     NcclResult state = NcclResult::kSuccess;
     const NcclResult asked = nccl_.get_async_error(comm_, &state);
     if (failed(asked) || failed(state))

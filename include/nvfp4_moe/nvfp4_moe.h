@@ -206,7 +206,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_join_launched(int64_t timeout_ms
                                                               nvfp4_moe_exchange** exchange);
 /* Collective: gives the exchange NCCL between devices, this rank's being `device` ("cuda:1"): what layers over it on GPUs
  * need. library: a path or name; NULL: the process's own copy, else libnccl.so.2. communicator: an ncclComm_t of the
- * exchange's ranks, which stays the caller's; NULL: one is made. Before the first layer over it. */
+ * exchange's ranks, best one that does not block (ncclConfig_t::blocking 0), which stays the caller's and lives until the
+ * exchange and all layers over it are closed; NULL: one is made. Before the first layer over it. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device,
                                                          const char* library, void* communicator);
 /* Collective, instead of NCCL: the ranks' kernels write into each other's device memory. For at most 16 GPUs of one host that
@@ -221,8 +222,8 @@ enum {
   NVFP4_MOE_COMBINE_ALL_REDUCE = 1  /* all ranks have the same tokens; one fp32 sum more */
 };
 /* How a layer is divided over an exchange. All ranks open with the same config, and with the same values here; on the CPU,
- * and on GPUs over NCCL or peers (docs/expert-parallel.md). Opening, runs and nothing else are collective: a rank that cannot go on
- * ends all with its message. */
+ * and on GPUs over NCCL or peers (docs/expert-parallel.md). Opening, runs, nvfp4_moe_layer_rearrange and, by all_to_all, nvfp4_moe_layer_load are
+ * collective, and nothing else: a rank that cannot go on ends the call on all with its message. */
 typedef struct nvfp4_moe_expert_parallel {
   size_t struct_size;
   nvfp4_moe_exchange* exchange;

@@ -152,12 +152,12 @@ nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const 
 nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
-    NVFP4_MOE_TRY(api::check_pointer("load", load));
+    nvfp4_moe::Status mine = api::check_pointer("load", load);
     const int64_t expected = parallel->config()->num_experts;
-    if (num_experts != expected)
-      return nvfp4_moe::invalid_argument("num_experts: expected " + std::to_string(expected) + ", got " +
+    if (mine.ok() && num_experts != expected)
+      mine = nvfp4_moe::invalid_argument("num_experts: expected " + std::to_string(expected) + ", got " +
                                          std::to_string(num_experts));
-    NVFP4_MOE_ASSIGN(const std::vector<uint64_t> counts, parallel->gather_load());
+    NVFP4_MOE_ASSIGN(const std::vector<uint64_t> counts, parallel->gather_load(mine));
     std::copy(counts.begin(), counts.end(), load);
     return {};
   });

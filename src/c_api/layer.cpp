@@ -86,8 +86,9 @@ nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe
                                    size_t workspace_bytes, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::Batch checked, api::read_batch(batch));
-    return layer->run(checked, workspace, workspace_bytes, stream);
+    const nvfp4_moe::Result<nvfp4_moe::Batch> checked = api::read_batch(batch);
+    if (!checked.ok()) return layer->parallel ? layer->parallel->decline(checked.status()) : checked.status();
+    return layer->run(*checked, workspace, workspace_bytes, stream);
   });
 }
 

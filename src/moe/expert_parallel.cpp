@@ -276,16 +276,18 @@ Status ExpertParallelLayer::reset_load() const {
   return {};
 }
 
-Result<std::vector<uint64_t>> ExpertParallelLayer::gather_load() const {
-  if (options_.combine == CombineBy::kAllReduce) return load();
-  NVFP4_MOE_ASSIGN(std::vector<uint64_t> mine, load());
-  std::vector<uint64_t> all(mine.size() * static_cast<size_t>(exchange_->world()));
-  NVFP4_MOE_TRY(exchange_->all_gather(mine.data(), static_cast<int64_t>(mine.size() * sizeof(uint64_t)), all.data()));
-  for (size_t expert = 0; expert < mine.size(); ++expert) {
-    mine[expert] = 0;
-    for (size_t at = expert; at < all.size(); at += mine.size()) mine[expert] += all[at];
+Result<std::vector<uint64_t>> ExpertParallelLayer::gather_load(const Status& mine) const {
+  Result<std::vector<uint64_t>> counts = mine.ok() ? load() : mine;
+  if (options_.combine == CombineBy::kAllReduce) return counts;
+  NVFP4_MOE_TRY(exchange_->agree(counts.status()));
+  std::vector<uint64_t> all(counts->size() * static_cast<size_t>(exchange_->world()));
+  NVFP4_MOE_TRY(
+      exchange_->all_gather(counts->data(), static_cast<int64_t>(counts->size() * sizeof(uint64_t)), all.data()));
+  for (size_t expert = 0; expert < counts->size(); ++expert) {
+    (*counts)[expert] = 0;
+    for (size_t at = expert; at < all.size(); at += counts->size()) (*counts)[expert] += all[at];
   }
-  return mine;
+  return counts;
 }
 
 Status ExpertParallelLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
@@ -308,16 +310,23 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
   };
   NVFP4_MOE_TRY(exchange_->agree(check()));
   NVFP4_MOE_TRY(exchange_->check_same("rearrange", {{"placement", placement.to_string()}}));
-  const ExpertRange& range = layer_->weights().range;
+  const auto replace = [&]() -> Status {
+    const ExpertRange& range = layer_->weights().range;
+    for (int64_t local = 0; local < range.count; ++local) {
+      const int64_t slot = range.global(local), expert = placement.expert_of(slot);
+      if (expert == placement_.expert_of(slot)) continue;
+      const auto loaded = source.expert(expert);
+      const Status replaced = loaded.ok() ? layer_->replace_expert(local, loaded->source) : loaded.status();
+      if (!replaced.ok()) return replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
+    }
+    return device_slots_ ? device_slots_->set_placement(placement) : Status();
+  };
   Status replaced;
-  for (int64_t local = 0; local < range.count && replaced.ok(); ++local) {
-    const int64_t slot = range.global(local), expert = placement.expert_of(slot);
-    if (expert == placement_.expert_of(slot)) continue;
-    const auto loaded = source.expert(expert);
-    replaced = loaded.ok() ? layer_->replace_expert(local, loaded->source) : loaded.status();
-    if (!replaced.ok()) replaced = replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
+  try {
+    replaced = replace();
+  } catch (...) {  // a rank that is out of memory tells them too
+    replaced = caught_exception();
   }
-  if (device_slots_ && replaced.ok()) replaced = device_slots_->set_placement(placement);
   const Status all = exchange_->agree(replaced, std::max(options_.load_timeout, exchange_->timeout()));
   if (!all.ok()) {
     exchange_->abort_agreed(all);

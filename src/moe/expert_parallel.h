@@ -118,8 +118,8 @@ class ExpertParallelLayer {
   Result<std::vector<uint64_t>> load() const;
   Status reset_load() const;
   // The sum of all ranks' load: what a placement is proposed from (exchange/balance.h). kAllReduce: one rank's, since
-  // all count the same tokens.
-  Result<std::vector<uint64_t>> gather_load() const;
+  // all count the same tokens; kAllToAll: collective. mine: why this rank cannot take part.
+  Result<std::vector<uint64_t>> gather_load(const Status& mine = {}) const;
   // Gives this rank's slots other experts, in place, so that all ranks have the placement; it has as many slots on each
   // rank as there are. The weights are what a fresh open with that placement packs. A rank that fails ends the exchange,
   // since ranks would no longer agree who has what.

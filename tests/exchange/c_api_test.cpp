@@ -152,6 +152,32 @@ TEST(CExpertParallel, WhatOneRankGetsWrongAllHearOf) {
   }
 }
 
+TEST(CExpertParallel, WhatOneRankGetsWrongInACallAllHearOf) {
+  on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
+    CRank mine(*exchange);
+    const api::Layer layer = mine.c.open();
+    TinyBatch batch(test::tiny_options(), 3);
+    const api::Workspace workspace(layer.workspace_bytes(3));
+    nvfp4_moe_batch wrong = test::c_batch(batch);
+    wrong.reserved = 1;
+    const nvfp4_moe_batch right = test::c_batch(batch);
+    const nvfp4_moe_batch* const wrongs[] = {nullptr, &wrong};
+    for (const nvfp4_moe_batch* const of_rank_1 : wrongs) {
+      EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), rank == 1 ? of_rank_1 : &right, workspace.data(),
+                                    workspace.size_bytes(), nullptr),
+                NVFP4_MOE_INVALID_ARGUMENT);
+      EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: batch"));
+    }
+    uint64_t load[4];
+    EXPECT_EQ(nvfp4_moe_layer_load(layer.get(), load, rank == 1 ? 5 : 4), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: num_experts: expected 4, got 5"));
+    EXPECT_EQ(nvfp4_moe_layer_load(layer.get(), rank == 1 ? nullptr : load, 4), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: load: expected a pointer"));
+    layer.run(right, workspace);  // and the exchange goes on
+    EXPECT_EQ(nvfp4_moe_layer_load(layer.get(), load, 4), NVFP4_MOE_OK);
+  });
+}
+
 int32_t unreachable(void* user, const void*, const int64_t*, void*, const int64_t*, int64_t timeout_ms, char* error,
                     size_t error_bytes) {
   *static_cast<int64_t*>(user) = timeout_ms;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -293,6 +294,17 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
     const Status status = rank.layer.rearrange(*Placement::round_robin(8, 2), source);
     EXPECT_THAT(status.message(), HasSubstr("rank 1: slot 4, expert 1: gone"));
     EXPECT_EQ(rank.run().message(), status.message());  // nobody knows any more who has what
+  });
+}
+
+TEST(ParallelRearrange, ARankWithoutMemoryEndsAll) {
+  const CaseData data = made(small());
+  on_layers(2, data, {}, [&](OpenRank& rank) {
+    LayerSource source = test::source_of(data);
+    if (rank.exchange.rank() == 1) source.expert = [](int64_t) -> Result<LoadedExpert> { throw std::bad_alloc(); };
+    const Status status = rank.layer.rearrange(*Placement::round_robin(8, 2), source);
+    EXPECT_EQ(status.code(), Code::kOutOfMemory);
+    EXPECT_THAT(status.message(), HasSubstr("rank 1: "));
   });
 }
 

@@ -32,8 +32,9 @@ def callback_exchange(all_to_all_v: AllToAll, rank: int, world: int, *, timeout:
 def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
     """This process's rank of a torch.distributed group (None: all ranks), over a gloo group of its own.
 
-    Collective: every rank of the group calls it; others need not. A transfer that fails or
-    takes longer than timeout seconds ends all ranks, and names the ranks that gave no word in the seconds after.
+    Collective: every rank of the group calls it; others need not. A transfer that fails or takes longer than timeout
+    seconds (half an hour where ranks that open or rearrange a layer wait for the slowest to load) ends all ranks, and
+    names the ranks that gave no word in the seconds after.
     """
     import torch
     from torch import distributed
@@ -61,12 +62,16 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
         return f"; no word from rank {', '.join(map(str, silent))}" if silent else ""
 
     def all_to_all_v(
-        send: memoryview, send_bytes: list[int], recv: memoryview, recv_bytes: list[int], _timeout: float
+        send: memoryview, send_bytes: list[int], recv: memoryview, recv_bytes: list[int], limit: float
     ) -> None:
         source = torch.frombuffer(send, dtype=torch.uint8)[: sum(send_bytes)]
         target = torch.frombuffer(recv, dtype=torch.uint8)[: sum(recv_bytes)]
+        # The limit goes into the operation, which all_to_all_single has no argument for. Work.wait(limit) would not do: it
+        # gives up while gloo may still write to recv, and does not lift the group's own timeout.
+        options = distributed.AllToAllOptions()
+        options.timeout = datetime.timedelta(seconds=limit)
         try:
-            distributed.all_to_all_single(target, source, recv_bytes, send_bytes, group=own)
+            own.alltoall_base(target, source, recv_bytes, send_bytes, options).wait()
         except Exception as error:
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RuntimeError(text + missing()) from error

@@ -168,6 +168,10 @@ bool write_all(const Socket& socket, std::span<const std::byte> from, const Dead
   while (!from.empty()) {
     const Movement written = write_some(socket, from);
     if (written.moved == Moved::kEnded) return false;
+bool has_ended(const Socket& socket) {
+  pollfd asked{socket.fd(), POLLRDHUP, 0};
+  return ::poll(&asked, 1, 0) > 0;  // an error of the connection, or its end both ways, comes unasked
+}
     from = from.subspan(written.bytes);
     if (written.moved == Moved::kNothingYet && !wait_for(socket.fd(), POLLOUT, deadline)) return false;
   }

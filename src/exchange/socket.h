@@ -68,6 +68,8 @@ Movement peek(const Socket& socket, std::span<std::byte> into);
 
 // All of it until the deadline, for the few bytes of a greeting. False where the other end has gone or the time is over.
 bool read_all(const Socket& socket, std::span<std::byte> into, const Deadline& deadline);
+// Whether the other end has closed or is gone, whatever has come from it and not been read yet. Does not wait.
+bool has_ended(const Socket& socket);
 bool write_all(const Socket& socket, std::span<const std::byte> from, const Deadline& deadline);
 
 template <class Struct>

@@ -19,6 +19,7 @@
 #include "exchange/socket.h"
 #include "support/support.h"
 
+#include <utility>
 namespace nvfp4_moe {
 namespace {
 
@@ -116,6 +117,17 @@ std::vector<std::string> meet(int threads,
   std::vector<std::string> messages(static_cast<size_t>(threads));
   on_threads(threads, [&](int thread) { messages[static_cast<size_t>(thread)] = connect(thread).status().message(); });
   return messages;
+}
+
+// A connection of this host between two ranks: the ends of ranks 0 and 1.
+std::pair<Socket, Socket> connection() {
+  const auto listener = listen_on(kHere, 0);
+  EXPECT_OK(listener);
+  auto end = connect_to(kHere, *local_port(*listener), Deadline(kLong));
+  EXPECT_OK(end);
+  auto other = accept_from(*listener);
+  EXPECT_OK(other);
+  return {std::move(*end), std::move(*other)};
 }
 
 TEST(Tcp, AnotherWorldOrATakenRankIsRefusedByNameOnEveryRank) {
@@ -249,3 +261,51 @@ TEST(Tcp, AKilledProcessEndsTheOthersAtOnceWithItsName) {
 
 }  // namespace
 }  // namespace nvfp4_moe
+// Of a world of two.
+Result<std::unique_ptr<Exchange>> over(Socket socket, int rank) {
+  std::vector<Socket> peers(2);
+  peers[static_cast<size_t>(1 - rank)] = std::move(socket);
+  return connect_peers(std::move(peers), rank, kLong);
+}
+
+// A rank waits for its stream while the other one is in its next call: its header lies there, and hides the end.
+TEST(Tcp, ARankThatIsKilledInItsNextCallIsSeenWithoutACall) {
+  auto [mine, its] = connection();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    mine.close();
+    ::alarm(30);
+    auto exchange = over(std::move(its), 1);
+    if (exchange.ok()) static_cast<void>((*exchange)->barrier());
+    ::_exit(1);
+  }
+  its.close();
+  const Socket there(::dup(mine.fd()));
+  auto exchange = over(std::move(mine), 0);
+  ASSERT_OK(exchange);
+  const Deadline deadline(kLong);
+  std::byte first{};
+  while (peek(there, {&first, 1}).moved == Moved::kNothingYet && !deadline.passed())
+    std::this_thread::sleep_for(Timeout{5});
+  EXPECT_OK((*exchange)->look());
+  ::kill(child, SIGKILL);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  const Deadline soon(kTcpShort);
+  while ((*exchange)->look().ok() && !soon.passed()) std::this_thread::sleep_for(Timeout{5});
+  EXPECT_EQ((*exchange)->look().message(), "exchange: expected rank 1, got none: it has left");
+}
+
+TEST(Tcp, ARankThatGivesUpItsNextCallSaysWhyWithoutACall) {
+  test::on_ranks(test::Over::kTcp, 2, kLong, [](Exchange& exchange) {
+    constexpr const char* kWhy = "exchange: expected all 2 ranks in agree within 50 ms, got none of rank 0";
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() == 1) {
+      EXPECT_EQ(exchange.agree({}, Timeout{50}).message(), kWhy);
+      return;
+    }
+    const Deadline deadline(kLong);
+    while (exchange.look().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+    EXPECT_EQ(exchange.look().message(), kWhy);
+  });
+}
+

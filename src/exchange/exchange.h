@@ -5,6 +5,7 @@
 // (all_to_all_v); sums, agreement and barriers are made of it here, so that their bits and their messages are the same
 // over every transport.
 // Once a transport has failed, the exchange is broken: its first failure is what every later call returns, at once.
+// A process that is forked from a rank's is no rank: there every call is refused, and nothing that is the rank's is touched.
 #pragma once
 
 #include <atomic>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/fork.h"
 #include "core/peer_memory.h"
 #include "core/status.h"
 
@@ -52,6 +54,9 @@ class Transport {
   virtual void abort(const Status& why) = 0;
   // Whether another rank is known to have left or failed, without waiting. Ok where the transport cannot tell.
   virtual Status look() { return {}; }
+  // In a child that was forked from the rank's process, instead of its end: takes no lock, says nothing to anybody, and
+  // gives back what the child has as copies of its own.
+  virtual void drop_in_child() {}
 };
 
 // What connects the ranks' devices: a library that moves bytes between them, or memory that they all reach.
@@ -105,6 +110,9 @@ using TransferObserver = std::function<void(const Transfer&)>;
 
 class Exchange {
  public:
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
   // Says hello to all ranks, and so refuses a world whose ranks do not agree who they are. kInvalidArgument for a rank
   // outside [0, world); what the transport says where a rank is missing.
   static Result<std::unique_ptr<Exchange>> connect(std::unique_ptr<Transport> transport, int rank, int world,
@@ -137,6 +145,7 @@ class Exchange {
   Status check_same(std::string_view what, const Facts& mine);
 
   // Not collective: the failure that ended the exchange, or that the transport sees now. Ok while a call is in flight.
+  // kUnsupported in a forked child, as every call there.
   Status look();
   // For layers on devices, either of the two; null: none. Set once, before such a layer opens; it goes before the exchange
   // does.
@@ -160,6 +169,7 @@ class Exchange {
 
  private:
   Exchange(std::unique_ptr<Transport> transport, int rank, int world, Timeout timeout);
+  bool forked() const { return process_ != fork_count(); }
   class Call;  // the one call in flight
   Status move(const char* what, const void* send, std::span<const int64_t> send_bytes, void* recv,
               std::span<const int64_t> recv_bytes, Timeout timeout);
@@ -170,6 +180,7 @@ class Exchange {
   std::unique_ptr<Transport> transport_;
   const int rank_, world_;
   const Timeout timeout_;
+  const uint32_t process_ = fork_count();
   enum class Use : uint8_t { kNone, kCall, kLook };
   std::atomic<Use> in_use_{Use::kNone};
   Status broken_;                    // guarded by in_use_

@@ -101,6 +101,12 @@ class TcpTransport : public Transport {
     return seen;
   }
 
+  // A connection that the child still held would hide the parent's end from the other ranks.
+  void drop_in_child() override {
+    for (Socket& peer : peers_) peer.close();
+    wake_.close();
+  }
+
  private:
   const Socket& socket(int peer) const { return peers_[static_cast<size_t>(peer)]; }
   Flow& flow(int peer) { return flows_[static_cast<size_t>(peer)]; }
@@ -274,7 +280,7 @@ class TcpTransport : public Transport {
 
   std::vector<Socket> peers_;  // (world), this rank's not open
   const int rank_, world_;
-  const Socket wake_;  // an eventfd: readable once this rank is to end
+  Socket wake_;  // an eventfd: readable once this rank is to end
   std::mutex in_call_;
   std::vector<Flow> flows_;     // (world) of the call in flight, guarded by in_call_
   std::vector<pollfd> polled_;  // likewise

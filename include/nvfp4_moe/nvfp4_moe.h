@@ -189,7 +189,7 @@ typedef struct nvfp4_moe_exchange_callbacks {
   void (*abort)(void* user, const char* message);
 } nvfp4_moe_exchange_callbacks;
 
-/* timeout_ms 0: 30000. Waits for all ranks, and refuses a world whose ranks do not agree who they are. Any thread. */
+/* timeout_ms 0: 30000; at most 1000000000. Waits for all ranks, and refuses a world whose ranks do not agree who they are. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank,
                                                         int32_t world, int64_t timeout_ms,
                                                         nvfp4_moe_exchange** exchange);

@@ -169,6 +169,9 @@ Status Exchange::check_rank(int rank, int world, Timeout timeout) {
                             std::to_string(world) + ", got " + std::to_string(rank));
   if (timeout <= Timeout{0})
     return invalid_argument("timeout: expected more than 0 ms, got " + std::to_string(timeout.count()));
+  if (timeout > kLongestExchangeTimeout)
+    return invalid_argument("timeout: expected at most " + std::to_string(kLongestExchangeTimeout.count()) +
+                            " ms, got " + std::to_string(timeout.count()));
   return {};
 }
 

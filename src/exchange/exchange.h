@@ -33,6 +33,9 @@ using Timeout = std::chrono::milliseconds;
 inline constexpr Timeout kExchangeTimeout{30000};
 
 // The most ranks of one exchange: what a message of a failure lists by number, and what counts of pairs stay small for.
+// Longer than any job waits, and far from what an addition to a clock's time overflows by.
+inline constexpr Timeout kLongestExchangeTimeout{1'000'000'000};
+
 inline constexpr int kMostRanks = 1024;
 
 // One rank's part of an all_to_all_v. Blocks lie behind each other in the order of the ranks.
@@ -118,7 +121,7 @@ class Exchange {
   static Result<std::unique_ptr<Exchange>> connect(std::unique_ptr<Transport> transport, int rank, int world,
                                                    Timeout timeout = kExchangeTimeout);
 
-  // kInvalidArgument for a rank that is none of a world's, or no time to wait for the others.
+  // kInvalidArgument for a rank that is none of a world's, or a timeout outside (0, kLongestExchangeTimeout].
   static Status check_rank(int rank, int world, Timeout timeout);
 
   int rank() const { return rank_; }

@@ -197,6 +197,7 @@ Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> t
 
 Status Exchange::move(const char* what, const void* send, std::span<const int64_t> send_bytes, void* recv,
                       std::span<const int64_t> recv_bytes, Timeout timeout) {
+  if (broken_.ok()) broken_ = aborted();
   NVFP4_MOE_TRY(broken_);
   const AllToAll call{
       what,   static_cast<const std::byte*>(send), send_bytes.data(), static_cast<std::byte*>(recv), recv_bytes.data(),
@@ -347,9 +348,15 @@ Status Exchange::check_same(std::string_view what, const Facts& mine) {
   return {};
 }
 
+Status Exchange::aborted() {
+  const std::lock_guard lock(abort_mutex_);
+  return aborted_;
+}
+
 Status Exchange::look() {
   const Call call(*this, Use::kLook);
   if (const Status status = call.status(); !status.ok()) return forked() ? status : Status();
+  if (broken_.ok()) broken_ = aborted();
   if (broken_.ok()) broken_ = transport_->look();
   return broken_;
 }
@@ -358,6 +365,11 @@ void Exchange::abort(const Status& why) { abort_agreed(why.in("rank " + std::to_
 
 void Exchange::abort_agreed(const Status& why) {
   if (forked()) return;
+  {
+    const std::lock_guard lock(abort_mutex_);
+    if (!aborted_.ok()) return;
+    aborted_ = why;
+  }
   const Call call(*this);
   if (call.status().ok()) {
     if (!broken_.ok()) return;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,10 +33,10 @@ using Timeout = std::chrono::milliseconds;
 // waits before killing a job.
 inline constexpr Timeout kExchangeTimeout{30000};
 
-// The most ranks of one exchange: what a message of a failure lists by number, and what counts of pairs stay small for.
 // Longer than any job waits, and far from what an addition to a clock's time overflows by.
 inline constexpr Timeout kLongestExchangeTimeout{1'000'000'000};
 
+// The most ranks of one exchange: what a message of a failure lists by number, and what counts of pairs stay small for.
 inline constexpr int kMostRanks = 1024;
 
 // One rank's part of an all_to_all_v. Blocks lie behind each other in the order of the ranks.
@@ -54,6 +55,7 @@ class Transport {
   virtual ~Transport() = default;
   virtual Status all_to_all_v(const AllToAll& call) = 0;
   // Ends the calls of the other ranks with this failure, as soon as it can; where it cannot, they end by their timeout.
+  // From any thread, also while a call is in flight.
   virtual void abort(const Status& why) = 0;
   // Whether another rank is known to have left or failed, without waiting. Ok where the transport cannot tell.
   virtual Status look() { return {}; }
@@ -165,13 +167,15 @@ class Exchange {
   // Not while a call is in flight.
   void set_observer(TransferObserver observer) { observer_ = std::move(observer); }
 
-  // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
+  // Breaks the exchange for this rank, and for the others as far as the transport can tell them; the first abort is the one
+  // that does. From any thread; a call in flight ends as the transport ends it, and what follows returns `why`.
   void abort(const Status& why);
   // The same with what agree has just said on all ranks, which names a rank already.
   void abort_agreed(const Status& why);
 
  private:
   Exchange(std::unique_ptr<Transport> transport, int rank, int world, Timeout timeout);
+  Status aborted();
   bool forked() const { return process_ != fork_count(); }
   class Call;  // the one call in flight
   Status move(const char* what, const void* send, std::span<const int64_t> send_bytes, void* recv,
@@ -186,7 +190,9 @@ class Exchange {
   const uint32_t process_ = fork_count();
   enum class Use : uint8_t { kNone, kCall, kLook };
   std::atomic<Use> in_use_{Use::kNone};
-  Status broken_;                    // guarded by in_use_
+  Status broken_;  // guarded by in_use_
+  std::mutex abort_mutex_;
+  Status aborted_;                   // by the first abort, which may meet a call in flight; guarded by abort_mutex_
   std::vector<std::byte> scratch_;   // grows with the largest call, guarded by in_use_
   std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_
   std::vector<int64_t> recv_bytes_;

@@ -4,13 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <mutex>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/float_formats.h"
@@ -374,33 +372,6 @@ TEST(Names, OfRanks) {
   EXPECT_EQ(name_ranks({3}), "rank 3");
   EXPECT_EQ(name_ranks({1, 3}), "ranks 1 and 3");
   EXPECT_EQ(name_ranks({0, 2, 3}), "ranks 0, 2 and 3");
-}
-
-// A host's all_to_all_v that is held in a call until it is let go, and has no way to tell anybody anything.
-struct HeldHost {
-  std::atomic<bool> holds{false}, is_in{false};
-  static int all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t*, int64_t,
-                          char*, size_t) {
-    auto& self = *static_cast<HeldHost*>(user);
-    std::memcpy(recv, send, static_cast<size_t>(send_bytes[0]));
-    self.is_in = true;
-    while (self.holds) std::this_thread::yield();
-    return 0;
-  }
-};
-
-TEST(Exchange, ATimeoutThatNoClockHoldsIsRefused) {
-  const std::string expected = "timeout: expected at most 1000000000 ms, got 9223372036854775807";
-  HeldHost host;
-  const auto connect = [&](Timeout timeout) {
-    return connect_callbacks({&host, HeldHost::all_to_all_v, nullptr}, 0, 1, timeout).status();
-  };
-  EXPECT_EQ(connect(Timeout{INT64_MAX}).message(), expected);
-  EXPECT_OK(connect(kLongestExchangeTimeout));
-  EXPECT_EQ(connect_tcp("127.0.0.1", 1, 0, 1, Timeout{INT64_MAX}).status().message(), expected);
-  const auto group = ThreadGroup::make(2);
-  ASSERT_OK(group);
-  EXPECT_EQ((*group)->join(0, 2, Timeout{INT64_MAX}).status().message(), expected);
 }
 
 }  // namespace
